@@ -1,0 +1,208 @@
+//! What the compiler made of it: how long the hot functions are, what they call, what
+//! the restartable sequences' descriptors say, and that core needs nothing below it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolKind};
+
+use crate::shell::Shell;
+use crate::tally::Tally;
+
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Parts of a mangled name that a hot function must not call by itself: warnings,
+/// panics and formatting are out of line (C3.15).
+const COLD: &[&str] = &["4core9panicking", "4core3fmt", "5alloc3fmt", "3std2io", "4core6option13unwrap"];
+
+/// The file with the bytes that each hot function may have.
+const LIMITS: &str = "tests/checks/limits.txt";
+
+/// Compiles the wrappers of `pagemill-checks` into one object file.
+fn checks_object(shell: &Shell, target: &str) -> Result<PathBuf> {
+    let object = shell.own_target("objects").join(format!("checks-{target}.o"));
+    fs::create_dir_all(object.parent().expect("a file in a directory"))?;
+    // Cargo would not run rustc again only because the object is gone.
+    let build = shell.cargo(&format!("rustc --locked --release -p pagemill-checks --lib --target {target} --"));
+    let build = build.env("CARGO_TARGET_DIR", shell.own_target("objects-build"));
+    let build = build.arg("-Ccodegen-units=1").arg(format!("--emit=obj={}", object.display()));
+    build.limit(LIMIT).run(&format!("object-{target}"))?.expect_ok()?;
+    Ok(object)
+}
+
+/// Sizes and callees of the functions `hot_*`, against their limits.
+pub(crate) fn sizes(shell: &Shell) -> Result<Tally> {
+    let path = checks_object(shell, "x86_64-unknown-linux-gnu")?;
+    let data = fs::read(&path)?;
+    let hot = hot_functions(&object::File::parse(&*data)?)?;
+    let limits = limits(&fs::read_to_string(shell.root.join(LIMITS)).context(LIMITS)?)?;
+    let mut problems = Vec::new();
+    let mut table = format!("{:<26} {:>6} {:>6}  calls\n", "hot function", "bytes", "limit");
+    for (name, limit) in &limits {
+        let Some(function) = hot.get(name) else {
+            problems.push(format!("{LIMITS} names {name}, which is not there"));
+            continue;
+        };
+        table.push_str(&format!("{name:<26} {:>6} {limit:>6}  {}\n", function.bytes, function.calls.len()));
+        if function.bytes > *limit {
+            problems.push(format!("{name} has {} bytes, {limit} are allowed ({LIMITS})", function.bytes));
+        }
+        for call in function.calls.iter().filter(|call| COLD.iter().any(|cold| call.contains(cold))) {
+            problems.push(format!("{name} calls {call}, which belongs out of line"));
+        }
+    }
+    for name in hot.keys().filter(|name| !limits.contains_key(*name)) {
+        problems.push(format!("{name} has no limit in {LIMITS}"));
+    }
+    ensure!(!hot.is_empty(), "{}: no function hot_*", path.display());
+    Ok(Tally::from_problems(problems, table))
+}
+
+struct Hot {
+    bytes: u64,
+    calls: Vec<String>,
+}
+
+/// The functions `hot_*` of an object file in which each function has its section.
+fn hot_functions(file: &object::File<'_>) -> Result<BTreeMap<String, Hot>> {
+    let mut hot = BTreeMap::new();
+    for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text) {
+        let name = symbol.name()?;
+        if !name.starts_with("hot_") {
+            continue;
+        }
+        let section = file.section_by_index(symbol.section_index().context("a function without a section")?)?;
+        let mut calls = Vec::new();
+        for (_, relocation) in section.relocations() {
+            let RelocationTarget::Symbol(index) = relocation.target() else { continue };
+            let callee = file.symbol_by_index(index)?;
+            // Undefined in this file, or a function of it: a call. The rest is data.
+            if callee.is_undefined() || callee.kind() == SymbolKind::Text {
+                calls.push(callee.name()?.to_owned());
+            }
+        }
+        calls.sort();
+        calls.dedup();
+        hot.insert(name.to_owned(), Hot { bytes: symbol.size(), calls });
+    }
+    Ok(hot)
+}
+
+/// Reads `name bytes` lines; `#` opens a comment.
+fn limits(text: &str) -> Result<BTreeMap<String, u64>> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    lines
+        .filter(|line| !line.is_empty())
+        .map(|line| {
+            let (name, bytes) = line.split_once(' ').with_context(|| format!("{LIMITS}: {line:?}"))?;
+            Ok((name.to_owned(), bytes.trim().parse()?))
+        })
+        .collect()
+}
+
+/// Links core into a static program with no library below it, and runs that.
+pub(crate) fn no_os(shell: &Shell) -> Result<Tally> {
+    const TARGET: &str = "x86_64-unknown-none";
+    let target = shell.own_target("no-os");
+    let build = shell.cargo(&format!("build --release --target {TARGET}"));
+    // Its flags are in its own .cargo/config.toml, which cargo finds from its folder.
+    let build = build.current_dir(shell.root.join("tests/no-os")).env("CARGO_TARGET_DIR", &target);
+    build.limit(LIMIT).run("no-os-build")?.expect_ok()?;
+    let program = target.join(TARGET).join("release").join("no-os");
+    let data = fs::read(&program).with_context(|| program.display().to_string())?;
+    let file = object::File::parse(&*data)?;
+    ensure!(file.section_by_name(".interp").is_none(), "{}: asks for a dynamic loader", program.display());
+    let missing: Vec<_> = file.symbols().filter(|symbol| symbol.is_undefined()).filter_map(|s| s.name().ok()).collect();
+    let missing: Vec<_> = missing.into_iter().filter(|name| !name.is_empty()).collect();
+    ensure!(missing.is_empty(), "{}: left open by the linker: {missing:?}", program.display());
+    let ran = shell.command(&program).limit(Duration::from_secs(20)).run("no-os")?.expect_ok()?;
+    ensure!(ran.text.contains("frames out and in"), "{}: said {:?}", program.display(), ran.text);
+    Ok(Tally::pass(format!("linked for {TARGET}, then run: {}", ran.text.trim())))
+}
+
+/// Compiles the library for aarch64 and looks at each restartable sequence's descriptor.
+pub(crate) fn aarch64(shell: &Shell) -> Result<Tally> {
+    let path = checks_object(shell, "aarch64-unknown-linux-gnu")?;
+    let data = fs::read(&path)?;
+    let found = descriptors(&object::File::parse(&*data)?, 0xd428_bc00)?;
+    ensure!(found > 0, "{}: no restartable sequence in it", path.display());
+    // The same reading of x86-64's objects, whose sequences run: it keeps the reader honest.
+    let path = checks_object(shell, "x86_64-unknown-linux-gnu")?;
+    let data = fs::read(&path)?;
+    let on_x86 = descriptors(&object::File::parse(&*data)?, 0x5305_3053)?;
+    ensure!(on_x86 > 0, "{}: no restartable sequence in it", path.display());
+    Ok(Tally::pass(format!("{found} descriptors on aarch64, {on_x86} on x86-64: version, range and signature hold")))
+}
+
+/// Checks every `struct rseq_cs` in the object and returns their number. A descriptor
+/// is 32 bytes: version and flags (both 0), start, length, abort handler; start and
+/// abort handler are filled in by relocations, and the four bytes in front of the
+/// abort handler hold the signature, or the kernel kills the process.
+fn descriptors(file: &object::File<'_>, signature: u32) -> Result<usize> {
+    const SIZE: u64 = 32;
+    const START: u64 = 8;
+    const LENGTH: u64 = 16;
+    const ABORT: u64 = 24;
+    let mut found = 0;
+    for section in file.sections().filter(|section| section.name().is_ok_and(is_descriptor_section)) {
+        let data = section.data()?;
+        ensure!((data.len() as u64).is_multiple_of(SIZE), "{}: {} bytes", section.name()?, data.len());
+        ensure!(section.align() >= SIZE, "{}: aligned to {}", section.name()?, section.align());
+        let pointers: BTreeMap<u64, object::Relocation> = section.relocations().collect();
+        for at in (0..data.len() as u64).step_by(SIZE as usize) {
+            let word = |offset: u64| -> Result<u64> {
+                let from = (at + offset) as usize;
+                Ok(u64::from_le_bytes(data[from..from + 8].try_into()?))
+            };
+            ensure!(word(0)? == 0, "a descriptor's version or flags are not 0");
+            let start = pointers.get(&(at + START)).context("a descriptor without a start")?;
+            let abort = pointers.get(&(at + ABORT)).context("a descriptor without an abort handler")?;
+            let (start_section, start) = place(file, start)?;
+            let (abort_section, abort) = place(file, abort)?;
+            // The assembler may leave the length as a number or as a difference to link.
+            let length = word(LENGTH)?;
+            let is_outside = abort_section != start_section || abort < start || abort >= start + length;
+            ensure!(length > 0 || pointers.contains_key(&(at + LENGTH)), "a descriptor of an empty range");
+            ensure!(is_outside, "an abort handler inside its own sequence");
+            let code = file.section_by_index(abort_section)?;
+            let code = code.data()?;
+            let from = usize::try_from(abort)?.checked_sub(4).context("an abort handler with nothing in front")?;
+            let before = u32::from_le_bytes(code.get(from..from + 4).context("no code")?.try_into()?);
+            ensure!(before == signature, "in front of an abort handler: {before:#x}, not {signature:#x}");
+            found += 1;
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a section holds descriptors; `__rseq_cs_ptr_array` holds pointers to them.
+fn is_descriptor_section(name: &str) -> bool {
+    name.starts_with("__rseq_cs") && !name.contains("ptr")
+}
+
+/// Where a relocation points: a section, and an offset in it.
+fn place(file: &object::File<'_>, relocation: &object::Relocation) -> Result<(object::SectionIndex, u64)> {
+    let RelocationTarget::Symbol(index) = relocation.target() else {
+        anyhow::bail!("a descriptor's pointer that leads to no symbol");
+    };
+    let symbol = file.symbol_by_index(index)?;
+    let section = symbol.section_index().context("a descriptor's pointer that leads out of the object")?;
+    Ok((section, symbol.address().wrapping_add_signed(relocation.addend())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_names_and_bytes() {
+        let limits = limits("# why\nhot_alloc_page 128 # a list hit\n\nhot_free 64\n").unwrap();
+        assert_eq!(limits.len(), 2);
+        assert_eq!(limits["hot_alloc_page"], 128);
+        assert!(super::limits("hot_alloc_page").is_err());
+        assert!(super::limits("hot_alloc_page many").is_err());
+    }
+}

@@ -1,0 +1,92 @@
+//! Formatting, lints, builds and the ordinary tests.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::shell::Shell;
+use crate::tally::{self, Tally};
+
+/// The crates that a user links.
+pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-sys -p pagemill";
+
+/// A build from nothing, with the C of the peers, on two processors.
+const BUILD_LIMIT: Duration = Duration::from_secs(900);
+
+pub(crate) fn fmt(shell: &Shell) -> Result<Tally> {
+    shell.cargo("fmt --all --check").run("fmt")?.expect_ok()?;
+    Ok(Tally::pass("every file of the workspace"))
+}
+
+pub(crate) fn clippy(shell: &Shell) -> Result<Tally> {
+    let everything = "clippy --locked --workspace --all-targets -- -D warnings";
+    shell.cargo(everything).limit(BUILD_LIMIT).run("clippy")?.expect_ok()?;
+    // The one feature that changes what the library does.
+    let bare = "clippy --locked -p pagemill --all-targets --features detection-off -- -D warnings";
+    shell.cargo(bare).limit(BUILD_LIMIT).run("clippy-detection-off")?.expect_ok()?;
+    Ok(Tally::pass("all targets, and pagemill with detection-off"))
+}
+
+/// `pagemill` must build for a user who has no C compiler but the linker's driver: a
+/// build script that asks for one gets a program that fails.
+pub(crate) fn library(shell: &Shell) -> Result<Tally> {
+    let build = shell.cargo("build --locked -p pagemill").env("CC", "false").env("CXX", "false");
+    build.limit(BUILD_LIMIT).run("build")?.expect_ok()?;
+    Ok(Tally::pass("cargo build -p pagemill, with CC and CXX set to a program that fails"))
+}
+
+pub(crate) fn test_rseq(shell: &Shell) -> Result<Tally> {
+    tests(shell, "test-rseq", "--workspace --lib --bins --tests --examples", Some("rseq"))
+}
+
+pub(crate) fn test_portable(shell: &Shell) -> Result<Tally> {
+    tests(shell, "test-portable", "--workspace --lib --bins --tests --examples", Some("portable"))
+}
+
+pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
+    tests(shell, "test-release", &format!("--release {LIBRARY} --lib --tests"), None)
+}
+
+/// Runs the tests that `which` selects and counts them; with a backend, forced.
+fn tests(shell: &Shell, step: &str, which: &str, backend: Option<&str>) -> Result<Tally> {
+    let mut cargo = shell.cargo(&format!("test --locked --no-fail-fast {which} -- --show-output"));
+    if let Some(backend) = backend {
+        cargo = cargo.env("PAGEMILL_BACKEND", backend);
+    }
+    let ran = cargo.limit(BUILD_LIMIT).run(step)?;
+    count(step, ran)
+}
+
+/// Counts the tests of a run that was to end well and to run at least one.
+pub(crate) fn count(step: &str, ran: crate::shell::Ran) -> Result<Tally> {
+    let tally = tally::of_tests(step, &ran.text);
+    if !ran.is_ok() && tally.failures.is_empty() {
+        ran.expect_ok()?;
+        return Ok(tally);
+    }
+    let mut tally = tally;
+    if !ran.is_ok() {
+        let first = tally.failures.remove(0);
+        tally.failures.insert(0, format!("{first}\n{}\n{}", ran.how_it_ended(), ran.last_lines(40)));
+    } else if tally.passed == 0 && tally.skips.is_empty() {
+        tally.failures.push(format!("{step}: ran no test at all"));
+    }
+    Ok(tally)
+}
+
+pub(crate) fn doctest(shell: &Shell) -> Result<Tally> {
+    let ran = shell.cargo("test --locked --no-fail-fast --workspace --doc").limit(BUILD_LIMIT).run("doctest")?;
+    count("doctest", ran)
+}
+
+pub(crate) fn rustdoc(shell: &Shell) -> Result<Tally> {
+    // The program shares its name with the library, and so its page.
+    let doc = shell.cargo("doc --locked --workspace --exclude pagemill-cli --no-deps");
+    doc.env("RUSTDOCFLAGS", "-D warnings").limit(BUILD_LIMIT).run("rustdoc")?.expect_ok()?;
+    Ok(Tally::pass("every crate, with -D warnings"))
+}
+
+pub(crate) fn release(shell: &Shell) -> Result<Tally> {
+    shell.cargo("build --locked --release").limit(BUILD_LIMIT).run("release")?.expect_ok()?;
+    Ok(Tally::pass("cargo build --release"))
+}

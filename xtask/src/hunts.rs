@@ -1,0 +1,142 @@
+//! Looking for what ordinary tests miss: model checkers, sanitizers, fuzzing, stress;
+//! and the canary, which shows that the looking would find something.
+//!
+//! None of the first four sees into the restartable sequences' assembly. The evidence
+//! for that is stress (with signals inside sections), not loom, miri or a sanitizer.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::builds::{self, LIBRARY};
+use crate::shell::{Ran, Shell};
+use crate::tally::Tally;
+
+/// Any of these steps may build from nothing.
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// The seed of every run that does not look for a new one.
+const SEED: u64 = 1;
+
+/// What stress and the models say when a frame has two owners.
+const OWNED_TWICE: &str = "owned twice";
+
+/// Seconds that each fuzz target gets.
+const FUZZ_S: u32 = 20;
+
+pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
+    let ran = loom_tests(shell, "--cfg loom", "loom")?;
+    builds::count("loom", ran)
+}
+
+fn loom_tests(shell: &Shell, flags: &str, name: &str) -> Result<Ran> {
+    let cargo = shell.cargo("test --locked --release --no-fail-fast -p pagemill-core -p pagemill-sys --test loom*");
+    cargo.rustflags(flags, name).limit(LIMIT).run(name)
+}
+
+pub(crate) fn stress(shell: &Shell) -> Result<Tally> {
+    let mut tally = Tally::default();
+    for backend in ["rseq", "portable"] {
+        let run = shell.cargo(&format!("run --locked --release -- stress --seconds 5 --seed {SEED} --threads 4"));
+        let run = run.env("PAGEMILL_BACKEND", backend).limit(LIMIT);
+        let ran = run.run(&format!("stress-{backend}"))?.expect_ok()?;
+        tally.add(Tally::pass(format!("{backend}: {}", last_line(&ran.text))));
+    }
+    Ok(tally)
+}
+
+/// Compiles the canary in and demands that each hunter fails, and for that reason.
+pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let run = shell.cargo(&format!("run --locked --release -- stress --seconds 30 --seed {SEED} --threads 4"));
+    let ran = run.rustflags("--cfg pagemill_canary", "canary").limit(LIMIT).run("canary-stress")?;
+    tally.add(caught("stress", &ran, &[OWNED_TWICE, &format!("seed {SEED}")]));
+
+    let model = shell.cargo("test --locked --release -p pagemill --test model*");
+    let ran = model.rustflags("--cfg pagemill_canary", "canary").limit(LIMIT).run("canary-model")?;
+    tally.add(caught("the model test", &ran, &[OWNED_TWICE, "panicked at"]));
+
+    let ran = loom_tests(shell, "--cfg loom --cfg pagemill_canary", "canary-loom")?;
+    tally.add(caught("loom", &ran, &[OWNED_TWICE, "panicked at"]));
+    Ok(tally)
+}
+
+/// A hunter caught the canary when it failed and said each of `words`.
+fn caught(hunter: &str, ran: &Ran, words: &[&str]) -> Tally {
+    let mut problems = Vec::new();
+    if ran.is_ok() {
+        problems.push(format!("canary: {hunter} did not notice it; everything it printed: {}", ran.log.display()));
+    }
+    for word in words.iter().filter(|word| !ran.text.contains(*word)) {
+        let how = ran.how_it_ended();
+        problems.push(format!("canary: {hunter} did not say {word:?}; {how}\n{}", ran.last_lines(20)));
+    }
+    let line = ran.text.lines().find(|line| line.contains(words[0])).unwrap_or_default();
+    Tally::from_problems(problems, format!("{hunter} caught it: {}", line.trim()))
+}
+
+pub(crate) fn miri(shell: &Shell) -> Result<Tally> {
+    let mut tally = Tally::default();
+    for (name, which) in [
+        ("miri-core", "-p pagemill-core --lib"),
+        ("miri-sys", "-p pagemill-sys --lib"),
+        ("miri-pagemill", "-p pagemill --test miri_*"),
+    ] {
+        let mut cargo = shell.nightly(&format!("miri test --locked --no-fail-fast {which} -- --show-output"));
+        cargo = cargo.env("PAGEMILL_BACKEND", "portable").env("CARGO_TARGET_DIR", shell.own_target("miri"));
+        tally.add(builds::count(name, cargo.limit(LIMIT).run(name)?)?);
+    }
+    Ok(tally)
+}
+
+pub(crate) fn asan(shell: &Shell) -> Result<Tally> {
+    let test = format!(
+        "test --locked --no-fail-fast --target x86_64-unknown-linux-gnu {LIBRARY} --lib --tests -- --show-output"
+    );
+    let cargo = shell.nightly(&test).rustflags("-Zsanitizer=address", "asan");
+    builds::count("asan", cargo.limit(LIMIT).run("asan")?)
+}
+
+/// Builds the fuzz targets with the flags that `cargo fuzz` uses, without needing it.
+pub(crate) fn fuzz(shell: &Shell) -> Result<Tally> {
+    const FLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module \
+        -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+        -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
+        -Ccodegen-units=1 -Cdebug-assertions";
+    const TARGET: &str = "x86_64-unknown-linux-gnu";
+    let folder = shell.root.join("fuzz/fuzz_targets");
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("{}: no fuzz targets", folder.display()))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|end| end == "rs") {
+            names.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+        }
+    }
+    names.sort();
+    ensure!(!names.is_empty(), "{}: no fuzz targets", folder.display());
+
+    let build = format!("build --release --target {TARGET} --manifest-path fuzz/Cargo.toml");
+    shell.nightly(&build).rustflags(FLAGS, "fuzz").limit(LIMIT).run("fuzz-build")?.expect_ok()?;
+    let mut tally = Tally::default();
+    for name in names {
+        let program = shell.own_target("fuzz").join(TARGET).join("release").join(&name);
+        let artifacts = shell.own_target("fuzz").join(format!("found-{name}-"));
+        let run = shell
+            .command(program)
+            .arg(format!("-max_total_time={FUZZ_S}"))
+            .arg(format!("-seed={SEED}"))
+            .arg(format!("-artifact_prefix={}", artifacts.display()));
+        let ran = run.limit(LIMIT).run(&format!("fuzz-{name}"))?.expect_ok()?;
+        // libFuzzer's own last word: `Done 12345 runs in 21 second(s)`.
+        let done = ran.text.lines().rev().find(|line| line.starts_with("Done ")).unwrap_or_default();
+        let runs: u64 = done.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
+        ensure!(runs > 100, "{name}: only {runs} inputs in {FUZZ_S} s; {}", ran.how_it_ended());
+        tally.add(Tally::pass(format!("{name}: {done}")));
+    }
+    Ok(tally)
+}
+
+fn last_line(text: &str) -> &str {
+    text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim()
+}

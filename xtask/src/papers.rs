@@ -1,0 +1,290 @@
+//! What the documents and manifests claim, held against the tree.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::shell::Shell;
+use crate::tally::Tally;
+
+/// Who may know whom, each crate of the workspace by name. A crate that is missing
+/// here fails the check, so a new one is placed on purpose.
+const MAY_KNOW: &[(&str, &[&str])] = &[
+    ("pagemill-core", &[]),
+    ("pagemill-sys", &["pagemill-core"]),
+    ("pagemill", &["pagemill-core", "pagemill-sys"]),
+    ("pagemill-bench", &["pagemill"]),
+    ("pagemill-cli", &["pagemill", "pagemill-bench"]),
+    ("pagemill-checks", &["pagemill"]),
+    ("xtask", &[]),
+];
+
+/// Lines that a source file may have, tests in it not counted.
+const MAX_LINES: usize = 600;
+
+pub(crate) fn layers(shell: &Shell) -> Result<Tally> {
+    let packages = workspace(shell)?;
+    let members: BTreeSet<_> = packages.iter().map(|package| name_of(package).to_owned()).collect();
+    let mut problems = Vec::new();
+    let mut edges = 0;
+    for package in &packages {
+        let name = name_of(package);
+        let Some((_, allowed)) = MAY_KNOW.iter().find(|(known, _)| *known == name) else {
+            problems.push(format!("{name}: its place is not known; add it to MAY_KNOW in xtask/src/papers.rs"));
+            continue;
+        };
+        for other in dependencies_of(package).filter(|other| members.contains(*other)) {
+            edges += 1;
+            if !allowed.contains(&other) && other != name {
+                problems.push(format!("{name} may not know {other}"));
+            }
+        }
+    }
+    Ok(Tally::from_problems(problems, format!("{} crates, {edges} edges", members.len())))
+}
+
+pub(crate) fn lengths(shell: &Shell) -> Result<Tally> {
+    let mut problems = Vec::new();
+    let mut longest = (0, PathBuf::new());
+    for path in project_files(shell)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs")) {
+        if path.components().any(|part| part.as_os_str() == "tests") {
+            continue;
+        }
+        let text = fs::read_to_string(shell.root.join(&path))?;
+        let lines = text.lines().take_while(|line| !line.starts_with("#[cfg(test)]")).count();
+        if lines > MAX_LINES {
+            problems.push(format!("{}: {lines} lines, {MAX_LINES} are allowed", path.display()));
+        }
+        longest = longest.max((lines, path));
+    }
+    let (lines, path) = longest;
+    Ok(Tally::from_problems(problems, format!("the longest, {}, has {lines} lines", path.display())))
+}
+
+/// A file of the project must not name the checkout, its neighbours or the home
+/// directory of the machine that it was written on, nor anybody's home.
+pub(crate) fn machine_paths(shell: &Shell) -> Result<Tally> {
+    let mut places: Vec<String> = ["/home", "/Users"].map(|place| format!("{place}/")).into();
+    let temporary = std::env::temp_dir();
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let parent = shell.root.parent().map(Path::to_owned);
+    for place in [Some(shell.root.clone()), parent, home].into_iter().flatten() {
+        if place != Path::new("/") && place != temporary {
+            places.push(place.to_string_lossy().into_owned());
+        }
+    }
+    let mut problems = Vec::new();
+    let files = project_files(shell)?;
+    for path in &files {
+        // What is not text names no path.
+        let Ok(text) = fs::read_to_string(shell.root.join(path)) else { continue };
+        for (number, line) in text.lines().enumerate() {
+            // This list and the licence texts hold no path of a machine.
+            let own = path == Path::new("xtask/src/papers.rs") && line.contains("\"/home\"");
+            if let Some(place) = places.iter().find(|place| !own && names_path(line, place)) {
+                problems.push(format!("{}:{}: names {place}", path.display(), number + 1));
+            }
+        }
+    }
+    Ok(Tally::from_problems(problems, format!("{} files", files.len())))
+}
+
+/// Whether `line` holds `path` as a whole path or the beginning of one.
+fn names_path(line: &str, path: &str) -> bool {
+    line.match_indices(path).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + path.len()..].chars().next();
+        let is_inside = before.is_some_and(|c| c.is_alphanumeric() || matches!(c, '.' | '/' | '_' | '-' | '$' | '}'));
+        let goes_on = after.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '-') && !path.ends_with('/');
+        !is_inside && !goes_on
+    })
+}
+
+/// Relative links in the documents must lead to something.
+pub(crate) fn links(shell: &Shell) -> Result<Tally> {
+    let mut problems = Vec::new();
+    let mut followed = 0;
+    for path in project_files(shell)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "md")) {
+        let text = fs::read_to_string(shell.root.join(&path))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap_or_default();
+            if file.is_empty() || file.contains("://") || file.contains(char::is_whitespace) {
+                continue;
+            }
+            followed += 1;
+            if !shell.root.join(folder).join(file).exists() {
+                problems.push(format!("{}: {target} leads nowhere", path.display()));
+            }
+        }
+    }
+    Ok(Tally::from_problems(problems, format!("{followed} links")))
+}
+
+pub(crate) fn licences(shell: &Shell) -> Result<Tally> {
+    let deny = fs::read_to_string(shell.root.join("deny.toml"))?;
+    let deny: toml::Table = deny.parse().context("deny.toml")?;
+    let allowed_licences = strings(&deny, "licenses", "allow")?;
+    let allowed_sources = strings(&deny, "sources", "allow-registry")?;
+    let all = shell.cargo("metadata --format-version 1 --locked --all-features");
+    let all: Value = parse_metadata(&all.run("metadata-all")?.expect_ok()?.text)?;
+    let packages = all["packages"].as_array().context("cargo metadata: no packages")?;
+    let mut problems = Vec::new();
+    for package in packages {
+        let name = format!("{} {}", name_of(package), package["version"].as_str().unwrap_or_default());
+        let licence = package["license"].as_str().unwrap_or("none named");
+        if !is_allowed(licence, &allowed_licences) {
+            problems.push(format!("{name}: licence {licence:?} is not one that deny.toml allows"));
+        }
+        // A crate of this workspace has no source.
+        if let Some(source) = package["source"].as_str() {
+            let url = source.trim_start_matches("registry+");
+            if !allowed_sources.iter().any(|allowed| allowed == url) {
+                problems.push(format!("{name}: comes from {source}"));
+            }
+        }
+    }
+    let mut note = format!("{} packages", packages.len());
+    let deny = shell.cargo("deny check advisories bans").run("cargo-deny")?;
+    if deny.is_ok() {
+        note.push_str(", advisories too (cargo deny)");
+    } else if deny.text.contains("no such command") {
+        note.push_str("; advisories are checked where cargo-deny is installed, which it is not here");
+    } else {
+        problems.push(format!("cargo deny check: {}\n{}", deny.how_it_ended(), deny.last_lines(20)));
+    }
+    Ok(Tally::from_problems(problems, note))
+}
+
+/// Whether a licence expression can be satisfied: one side of each OR, both of each AND.
+fn is_allowed(expression: &str, allowed: &[String]) -> bool {
+    let expression = expression.trim();
+    // The old way to write OR.
+    let expression = expression.replace('/', " OR ");
+    if let Some((left, right)) = split_outside(&expression, " AND ") {
+        return is_allowed(left, allowed) && is_allowed(right, allowed);
+    }
+    if let Some((left, right)) = split_outside(&expression, " OR ") {
+        return is_allowed(left, allowed) || is_allowed(right, allowed);
+    }
+    let bare = expression.trim();
+    if let Some(inside) = bare.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')) {
+        return is_allowed(inside, allowed);
+    }
+    allowed.iter().any(|licence| licence == bare)
+}
+
+/// Splits at the first `word` that stands outside of all brackets. Splitting at AND
+/// before OR reads `A OR B AND C` more strictly than SPDX does, never less.
+fn split_outside<'a>(text: &'a str, word: &str) -> Option<(&'a str, &'a str)> {
+    let outside = |at: usize| text[..at].matches('(').count() == text[..at].matches(')').count();
+    let at = text.match_indices(word).map(|(at, _)| at).find(|at| outside(*at))?;
+    Some((&text[..at], &text[at + word.len()..]))
+}
+
+fn strings(table: &toml::Table, section: &str, key: &str) -> Result<Vec<String>> {
+    let array = table.get(section).and_then(|s| s.get(key)).and_then(toml::Value::as_array);
+    let array = array.with_context(|| format!("deny.toml: no {section}.{key}"))?;
+    Ok(array.iter().filter_map(toml::Value::as_str).map(str::to_owned).collect())
+}
+
+/// Each direct dependency stands in a row of docs/dependencies.md, and each row is one.
+pub(crate) fn dependencies(shell: &Shell) -> Result<Tally> {
+    let path = "docs/dependencies.md";
+    let text = fs::read_to_string(shell.root.join(path)).context(path)?;
+    let mut users: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let packages = workspace(shell)?;
+    let members: BTreeSet<_> = packages.iter().map(name_of).collect();
+    for package in &packages {
+        for dependency in dependencies_of(package).filter(|name| !members.contains(name)) {
+            users.entry(dependency.to_owned()).or_default().push(name_of(package).to_owned());
+        }
+    }
+    let rows: BTreeSet<&str> = text.lines().filter_map(first_cell).flat_map(names_in_cell).collect();
+    let mut problems = Vec::new();
+    for (dependency, users) in users.iter().filter(|(name, _)| !rows.contains(name.as_str())) {
+        problems.push(format!("{path} has no row for {dependency}, which {} uses", users.join(", ")));
+    }
+    let fuzz = fs::read_to_string(shell.root.join("fuzz/Cargo.toml")).unwrap_or_default();
+    for row in rows.iter().filter(|row| !users.contains_key(**row) && !fuzz.contains(**row)) {
+        problems.push(format!("{path} has a row for {row}, which nothing uses"));
+    }
+    Ok(Tally::from_problems(problems, format!("{} direct dependencies", users.len())))
+}
+
+/// The first cell of a table's row.
+fn first_cell(line: &str) -> Option<&str> {
+    line.trim().strip_prefix('|')?.split('|').next().map(str::trim)
+}
+
+/// The names that a cell holds in backquotes.
+fn names_in_cell(cell: &str) -> impl Iterator<Item = &str> {
+    cell.split('`').skip(1).step_by(2)
+}
+
+/// The packages of the workspace, as `cargo metadata` has them.
+fn workspace(shell: &Shell) -> Result<Vec<Value>> {
+    let ran = shell.cargo("metadata --format-version 1 --no-deps --locked").run("metadata")?.expect_ok()?;
+    let all = parse_metadata(&ran.text)?;
+    Ok(all["packages"].as_array().context("cargo metadata: no packages")?.clone())
+}
+
+/// The object that `cargo metadata` prints, whatever warning stands before it.
+fn parse_metadata(text: &str) -> Result<Value> {
+    let line = text.lines().find(|line| line.starts_with('{')).context("cargo metadata printed no object")?;
+    Ok(serde_json::from_str(line)?)
+}
+
+fn name_of(package: &Value) -> &str {
+    package["name"].as_str().unwrap_or_default()
+}
+
+/// Every dependency of a package, of each kind, for each target.
+fn dependencies_of(package: &Value) -> impl Iterator<Item = &str> {
+    package["dependencies"].as_array().into_iter().flatten().filter_map(|dependency| dependency["name"].as_str())
+}
+
+/// The files that git knows, and new ones that it does not ignore.
+pub(crate) fn project_files(shell: &Shell) -> Result<Vec<PathBuf>> {
+    let mut git = shell.command("git");
+    git.args(["ls-files", "--cached", "--others", "--exclude-standard"]);
+    let ran = git.run("git-ls-files")?.expect_ok()?;
+    Ok(ran.text.lines().map(PathBuf::from).filter(|path| shell.root.join(path).is_file()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_licence_needs_one_side_of_or_and_both_of_and() {
+        let allowed = ["MIT".to_owned(), "Zlib".to_owned()];
+        let is_allowed = |expression| is_allowed(expression, &allowed);
+        assert!(is_allowed("MIT"));
+        assert!(is_allowed("GPL-3.0 OR MIT"));
+        assert!(is_allowed("MIT/Apache-2.0"));
+        assert!(is_allowed("(GPL-3.0 OR MIT) AND Zlib"));
+        assert!(!is_allowed("MIT AND GPL-3.0"));
+        assert!(!is_allowed("(MIT OR Zlib) AND GPL-3.0"));
+        assert!(!is_allowed("none named"));
+    }
+
+    #[test]
+    fn a_path_is_found_whole_and_not_inside_another() {
+        assert!(names_path("see /srv/build/x.md", "/srv/build"));
+        assert!(names_path("`/srv/build`", "/srv/build"));
+        assert!(!names_path("see /srv/builder", "/srv/build"));
+        assert!(!names_path("see a/srv/build", "/srv/build"));
+        assert!(!names_path("$HOME/srv/build", "/srv/build"));
+    }
+
+    #[test]
+    fn a_row_names_its_crates_in_backquotes() {
+        let names: Vec<_> = names_in_cell(first_cell("| `clap`, `serde` | need |").unwrap()).collect();
+        assert_eq!(names, ["clap", "serde"]);
+        assert_eq!(first_cell("no row"), None);
+    }
+}

@@ -1,0 +1,121 @@
+//! The steps of `cargo xtask test`, in their order: what is quick and often broken
+//! comes first.
+
+use anyhow::{Result, bail};
+
+use crate::shell::Shell;
+use crate::tally::Tally;
+use crate::tools::{GCC, GIT, GXX, MAKE, Need};
+use crate::{binaries, builds, clauses, hunts, papers, readme};
+
+/// One step.
+pub(crate) struct Step {
+    /// How `--only` calls it.
+    pub(crate) name: &'static str,
+    /// What it shows, in a line.
+    pub(crate) shows: &'static str,
+    /// What it cannot do without.
+    pub(crate) needs: &'static [Need],
+    /// Does it. An error is one failed check.
+    pub(crate) run: fn(&Shell) -> Result<Tally>,
+}
+
+const NIGHTLY: Need = Need::Nightly("");
+const MIRI: &[Need] = &[GCC, NIGHTLY, Need::Nightly("miri"), Need::Nightly("rust-src")];
+const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
+
+/// Every step there is.
+pub(crate) const STEPS: &[Step] = &[
+    step("fmt", "the code is formatted", &[Need::Component("rustfmt")], builds::fmt),
+    step("layers", "no crate knows one that stands above it", &[], papers::layers),
+    step("lengths", "no source file has grown out of hand", &[GIT], papers::lengths),
+    step("paths", "no file names a place on the machine it was written on", &[GIT], papers::machine_paths),
+    step("links", "the documents' links lead somewhere", &[GIT], papers::links),
+    step("licences", "each dependency's licence and source is one that deny.toml allows", &[], papers::licences),
+    step("dependencies", "docs/dependencies.md says why each direct dependency is there", &[], papers::dependencies),
+    step("clauses", "docs/clauses.md names tests that exist for each clause", &[GIT], clauses::check),
+    step("build", "the library builds with no C compiler in reach", &[GCC], builds::library),
+    step("clippy", "no lint has anything to say", &[Need::Component("clippy"), GCC, GXX, MAKE], builds::clippy),
+    step("test-rseq", "the tests, on restartable sequences", C_AND_CXX, builds::test_rseq),
+    step("test-portable", "the tests, on the portable lists", C_AND_CXX, builds::test_portable),
+    step(
+        "test-release",
+        "the library's tests, optimised, on the backend that start-up chooses",
+        &[GCC],
+        builds::test_release,
+    ),
+    step("doctest", "the examples in the documentation and in the README run", C_AND_CXX, builds::doctest),
+    step("rustdoc", "the documentation builds without a warning", C_AND_CXX, builds::rustdoc),
+    step("release", "the program builds as a user builds it", C_AND_CXX, builds::release),
+    step("readme", "the README's commands run as they stand", C_AND_CXX, readme::commands),
+    step("stress", "five seconds of stress on each backend", C_AND_CXX, hunts::stress),
+    step("sizes", "the hot functions are no longer than they may be", &[GCC], binaries::sizes),
+    step(
+        "no-os",
+        "core links and works with no operating system's library",
+        &[GCC, Need::Target("x86_64-unknown-none")],
+        binaries::no_os,
+    ),
+    step(
+        "aarch64",
+        "the restartable sequences' descriptors and signatures on aarch64",
+        &[Need::Target("aarch64-unknown-linux-gnu")],
+        binaries::aarch64,
+    ),
+    step("loom", "the models of the portable lists and the bit areas", &[GCC], hunts::loom),
+    step("canary", "stress and the models catch a bug that was put in for them", C_AND_CXX, hunts::canary),
+    step("miri", "core and the portable backend have no undefined behaviour that miri sees", MIRI, hunts::miri),
+    step("asan", "the library's tests under AddressSanitizer", &[GCC, NIGHTLY], hunts::asan),
+    step("fuzz", "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),
+];
+
+const fn step(
+    name: &'static str,
+    shows: &'static str,
+    needs: &'static [Need],
+    run: fn(&Shell) -> Result<Tally>,
+) -> Step {
+    Step { name, shows, needs, run }
+}
+
+/// The steps that `--only` names, in the plan's order; all of them when it names none.
+pub(crate) fn chosen(only: &[String]) -> Result<Vec<&'static Step>> {
+    if let Some(unknown) = only.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
+        bail!("there is no step {unknown:?}; `cargo xtask list` prints them");
+    }
+    Ok(STEPS.iter().filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)).collect())
+}
+
+/// Prints the plan.
+pub(crate) fn print() -> Result<()> {
+    for step in STEPS {
+        println!("{:<15} {}", step.name, step.shows);
+        for need in step.needs {
+            println!("{:<15}     needs {}", "", need.name());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_keeps_the_plans_order_and_refuses_what_it_does_not_know() {
+        let names = |only: &[&str]| {
+            let only: Vec<_> = only.iter().map(|name| (*name).to_owned()).collect();
+            chosen(&only).map(|steps| steps.iter().map(|step| step.name).collect::<Vec<_>>())
+        };
+        assert_eq!(names(&["clippy", "fmt"]).unwrap(), ["fmt", "clippy"]);
+        assert_eq!(names(&[]).unwrap().len(), STEPS.len());
+        assert!(names(&["clipy"]).is_err());
+    }
+
+    #[test]
+    fn no_two_steps_share_a_name() {
+        for (i, step) in STEPS.iter().enumerate() {
+            assert!(STEPS[..i].iter().all(|other| other.name != step.name), "{}", step.name);
+        }
+    }
+}

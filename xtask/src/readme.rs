@@ -1,0 +1,70 @@
+//! Runs the README's commands as they stand. Its Rust example is a doc test of
+//! `pagemill-checks`.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::shell::Shell;
+use crate::tally::Tally;
+
+/// What opens a block of commands.
+const FENCE: &str = "```sh";
+
+/// The one command that cannot be run from here: it is what is running.
+const THIS: &str = "cargo xtask test";
+
+pub(crate) fn commands(shell: &Shell) -> Result<Tally> {
+    let text = fs::read_to_string(shell.root.join("README.md")).context("README.md")?;
+    let blocks = blocks(&text);
+    ensure!(!blocks.is_empty(), "README.md has no {FENCE} block");
+    let mut tally = Tally::default();
+    for (number, block) in blocks.iter().enumerate() {
+        let script: String = block.lines().filter(|line| line.trim() != THIS).map(|line| format!("{line}\n")).collect();
+        if script.trim().is_empty() {
+            continue;
+        }
+        let mut sh = shell.command("sh").env("CARGO_TARGET_DIR", &shell.target);
+        if shell.is_offline {
+            sh = sh.env("CARGO_NET_OFFLINE", "true");
+        }
+        let ran = sh.arg("-eu").arg("-c").arg(&script).limit(Duration::from_secs(600));
+        let ran = ran.run(&format!("readme-{}", number + 1))?;
+        let first = script.lines().next().unwrap_or_default().to_owned();
+        match ran.expect_ok() {
+            Ok(_) => tally.add(Tally::pass(first)),
+            Err(error) => tally.failures.push(format!("README.md: {first}: {error:#}")),
+        }
+    }
+    Ok(tally)
+}
+
+/// The blocks of commands, in order.
+fn blocks(text: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut open: Option<String> = None;
+    for line in text.lines() {
+        match &mut open {
+            None if line.trim() == FENCE => open = Some(String::new()),
+            None => {}
+            Some(_) if line.trim() == "```" => blocks.extend(open.take()),
+            Some(block) => {
+                block.push_str(line);
+                block.push('\n');
+            }
+        }
+    }
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_blocks_of_commands_and_no_other() {
+        let text = "a\n```sh\none\ntwo\n```\n```rust\nlet x;\n```\n```sh\nthree\n```\n";
+        assert_eq!(blocks(text), ["one\ntwo\n", "three\n"]);
+    }
+}

@@ -1,0 +1,131 @@
+//! What a step found: how much passed, how much failed, what was skipped and why.
+
+/// Something that did not run here, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Skip {
+    /// The step, or `step/test` for one test of it.
+    pub(crate) name: String,
+    /// What is missing.
+    pub(crate) reason: String,
+}
+
+/// The outcome of one step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    /// Checks and tests that passed.
+    pub(crate) passed: usize,
+    /// Checks and tests that failed, one line each.
+    pub(crate) failures: Vec<String>,
+    /// Checks and tests that did not run.
+    pub(crate) skips: Vec<Skip>,
+    /// What the step wants to be seen even when it passes.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Tally {
+    /// One check that passed, with something worth printing about it.
+    pub(crate) fn pass(note: impl Into<String>) -> Self {
+        Self { passed: 1, notes: vec![note.into()], ..Self::default() }
+    }
+
+    /// One check that did not run.
+    pub(crate) fn skip(name: impl Into<String>, reason: impl Into<String>) -> Self {
+        let skip = Skip { name: name.into(), reason: reason.into() };
+        Self { skips: vec![skip], ..Self::default() }
+    }
+
+    /// One check: passed when `problems` is empty, else one failure for each.
+    pub(crate) fn from_problems(problems: Vec<String>, note: impl Into<String>) -> Self {
+        if problems.is_empty() { Self::pass(note) } else { Self { failures: problems, ..Self::default() } }
+    }
+
+    /// Adds what another part of the same step found.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failures.extend(other.failures);
+        self.skips.extend(other.skips);
+        self.notes.extend(other.notes);
+    }
+}
+
+/// Reads the counts out of what `cargo test -- --show-output` printed.
+///
+/// A test that the harness ignores is a skip with the attribute's reason. So is one
+/// that printed a line `skipped: reason` and returned: the harness calls that a
+/// pass, the project does not.
+pub(crate) fn of_tests(step: &str, output: &str) -> Tally {
+    let mut tally = Tally::default();
+    let mut shown_test = "";
+    let mut said_skipped = 0;
+    for line in output.lines() {
+        if let Some(counts) = line.strip_prefix("test result: ") {
+            tally.passed += count_before(counts, " passed");
+        } else if let Some(name) = shown_name(line) {
+            shown_test = name;
+        } else if let Some(reason) = line.strip_prefix("skipped: ") {
+            said_skipped += 1;
+            tally.skips.push(Skip { name: format!("{step}/{shown_test}"), reason: reason.trim().to_owned() });
+        } else if let Some((name, rest)) = line.strip_prefix("test ").and_then(|l| l.split_once(" ... ")) {
+            if rest.starts_with("FAILED") {
+                tally.failures.push(format!("{step}/{name}"));
+            } else if let Some(reason) = rest.strip_prefix("ignored") {
+                let reason = reason.trim_start_matches([',', ' ']);
+                let reason = if reason.is_empty() { "ignored without a reason" } else { reason };
+                tally.skips.push(Skip { name: format!("{step}/{name}"), reason: reason.to_owned() });
+            }
+        }
+    }
+    tally.passed = tally.passed.saturating_sub(said_skipped);
+    tally
+}
+
+/// The test whose output follows: `---- name stdout ----`.
+fn shown_name(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
+}
+
+/// The number in front of `word`: `3 passed` in `ok. 3 passed; 0 failed`.
+fn count_before(text: &str, word: &str) -> usize {
+    let Some(end) = text.find(word) else { return 0 };
+    let digits = text[..end].rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or("");
+    digits.parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "\
+running 4 tests
+test a::splits ... ok
+test a::merges ... FAILED
+test b::on_eight_nodes ... ignored, needs two NUMA nodes
+test b::hugetlb ... ok
+
+successes:
+
+---- b::hugetlb stdout ----
+skipped: no huge pages reserved
+
+test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+";
+
+    #[test]
+    fn counts_tests_and_takes_their_own_word_for_a_skip() {
+        let tally = of_tests("tests", OUTPUT);
+        assert_eq!(tally.passed, 1);
+        assert_eq!(tally.failures, ["tests/a::merges"]);
+        let skips: Vec<_> = tally.skips.iter().map(|s| (s.name.as_str(), s.reason.as_str())).collect();
+        assert_eq!(
+            skips,
+            [("tests/b::on_eight_nodes", "needs two NUMA nodes"), ("tests/b::hugetlb", "no huge pages reserved"),]
+        );
+    }
+
+    #[test]
+    fn adds_up_several_binaries() {
+        let twice = format!("{OUTPUT}{OUTPUT}");
+        assert_eq!(of_tests("tests", &twice).passed, 2);
+        assert_eq!(of_tests("tests", "error: could not compile").passed, 0);
+    }
+}
