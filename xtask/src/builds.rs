@@ -14,7 +14,7 @@ pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-sys -p pagemill";
 const BUILD_LIMIT: Duration = Duration::from_secs(900);
 
 pub(crate) fn fmt(shell: &Shell) -> Result<Tally> {
-    shell.cargo("fmt --all --check").run("fmt")?.expect_ok()?;
+    shell.cargo("fmt --all --check -- --color never").run("fmt")?.expect_ok()?;
     Ok(Tally::pass("every file of the workspace"))
 }
 

@@ -90,8 +90,9 @@ pub(crate) fn chosen(only: &[String]) -> Result<Vec<&'static Step>> {
 pub(crate) fn print() -> Result<()> {
     for step in STEPS {
         println!("{:<15} {}", step.name, step.shows);
-        for need in step.needs {
-            println!("{:<15}     needs {}", "", need.name());
+        if !step.needs.is_empty() {
+            let needs: Vec<_> = step.needs.iter().map(|need| need.name()).collect();
+            println!("{:<15}     needs {}", "", needs.join(", "));
         }
     }
     Ok(())

@@ -89,7 +89,8 @@ impl Shell {
         if self.is_offline {
             cmd = cmd.env("CARGO_NET_OFFLINE", "true");
         }
-        cmd.env("CARGO_TARGET_DIR", &self.target)
+        // Logs are read by this program and shown by others: no colours.
+        cmd.env("CARGO_TARGET_DIR", &self.target).env("CARGO_TERM_COLOR", "never")
     }
 
     /// A cargo command on the nightly toolchain.

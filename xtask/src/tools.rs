@@ -34,11 +34,11 @@ impl Need {
     /// How it is called when something is said about it.
     pub(crate) fn name(self) -> String {
         match self {
-            Self::Deb(package, _) => format!("Debian package {package}"),
-            Self::Component(name) => format!("Rust component {name}"),
+            Self::Deb(package, _) => format!("the Debian package {package}"),
+            Self::Component(name) => format!("the Rust component {name}"),
             Self::Nightly("") => "the nightly toolchain".to_owned(),
             Self::Nightly(name) => format!("nightly's Rust component {name}"),
-            Self::Target(name) => format!("Rust target {name}"),
+            Self::Target(name) => format!("the Rust target {name}"),
         }
     }
 
