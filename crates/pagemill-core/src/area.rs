@@ -1,0 +1,147 @@
+//! The words that a pageblock's metadata is made of: 8 words of 64 bits, a set bit a free frame, and one entry of
+//! 32 bits that counts them. Arithmetic on single words only; who may change them when is told in [`crate::zone`].
+use crate::{Mobility, PAGEBLOCK_FRAMES};
+
+/// 64-bit words a pageblock.
+pub(crate) const BLOCK_WORDS: usize = PAGEBLOCK_FRAMES as usize / 64;
+
+/// A pageblock's entry.
+///
+/// | bits | |
+/// |---|---|
+/// | 0-9 | free frames that nobody has reserved |
+/// | 10-11 | mobility, meaningful while the block is in use |
+/// | 12 | bound: a CPU draws from it |
+/// | 13 | handed out whole, as an order-9 block or part of a larger one |
+/// | 14 | whole, and not the first pageblock of its block |
+/// | 16-20 | whole and first: the order |
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Entry(pub(crate) u32);
+
+impl Entry {
+    const FREE: u32 = (1 << 10) - 1;
+    const MOBILITY_SHIFT: u32 = 10;
+    const BOUND: u32 = 1 << 12;
+    const WHOLE: u32 = 1 << 13;
+    const TAIL: u32 = 1 << 14;
+    const ORDER_SHIFT: u32 = 16;
+
+    pub(crate) const fn unused(free: u32) -> Self {
+        Self(free)
+    }
+    pub(crate) const fn whole(order: u8, is_head: bool) -> Self {
+        Self(Self::WHOLE | if is_head { (order as u32) << Self::ORDER_SHIFT } else { Self::TAIL })
+    }
+    pub(crate) const fn in_use(free: u32, mobility: Mobility) -> Self {
+        Self(free | (mobility as u32) << Self::MOBILITY_SHIFT)
+    }
+    pub(crate) const fn free(self) -> u32 {
+        self.0 & Self::FREE
+    }
+    pub(crate) const fn mobility(self) -> Mobility {
+        Mobility::from_index(self.0 >> Self::MOBILITY_SHIFT)
+    }
+    pub(crate) const fn is_bound(self) -> bool {
+        self.0 & Self::BOUND != 0
+    }
+    pub(crate) const fn is_whole(self) -> bool {
+        self.0 & Self::WHOLE != 0
+    }
+    /// The order, if this is the first pageblock of a block that is handed out whole.
+    pub(crate) const fn whole_order(self) -> Option<u8> {
+        if self.0 & (Self::WHOLE | Self::TAIL) == Self::WHOLE {
+            Some((self.0 >> Self::ORDER_SHIFT) as u8)
+        } else {
+            None
+        }
+    }
+    pub(crate) const fn with_free(self, free: u32) -> Self {
+        Self(self.0 & !Self::FREE | free)
+    }
+    pub(crate) const fn with_mobility(self, mobility: Mobility) -> Self {
+        Self(self.0 & !(3 << Self::MOBILITY_SHIFT) | (mobility as u32) << Self::MOBILITY_SHIFT)
+    }
+    pub(crate) const fn with_bound(self, is_bound: bool) -> Self {
+        Self(if is_bound { self.0 | Self::BOUND } else { self.0 & !Self::BOUND })
+    }
+}
+
+/// The `n` lowest set bits of `word`, or all of them if it has fewer.
+pub(crate) fn lowest(word: u64, n: u32) -> u64 {
+    if word.count_ones() <= n {
+        return word;
+    }
+    let mut rest = word;
+    for _ in 0..n {
+        rest &= rest - 1;
+    }
+    word ^ rest
+}
+
+/// The positions in `word` where 2^order set bits begin, aligned to their number; order 0 to 6.
+pub(crate) fn aligned_runs(word: u64, order: u8) -> u64 {
+    /// Bit i of entry k: position i is a multiple of 2^k.
+    const STARTS: [u64; 7] = [
+        !0,
+        0x5555_5555_5555_5555,
+        0x1111_1111_1111_1111,
+        0x0101_0101_0101_0101,
+        0x0001_0001_0001_0001,
+        0x0000_0001_0000_0001,
+        1,
+    ];
+    let mut runs = word;
+    for half in 0..order {
+        runs &= runs >> (1 << half);
+    }
+    runs & STARTS[usize::from(order)]
+}
+
+/// 2^order set bits, order 0 to 6.
+pub(crate) const fn run_mask(order: u8) -> u64 {
+    if order >= 6 { !0 } else { (1 << (1 << order)) - 1 }
+}
+
+/// Where in `word` a block of this order is best taken: where it breaks no larger one, else the lowest.
+pub(crate) fn best_run(word: u64, order: u8) -> Option<u32> {
+    let runs = aligned_runs(word, order);
+    if runs == 0 {
+        return None;
+    }
+    let unbroken = if order < 6 {
+        let larger = aligned_runs(word, order + 1);
+        larger | larger << (1 << order)
+    } else {
+        0
+    };
+    let cheap = runs & !unbroken;
+    Some(if cheap != 0 { cheap.trailing_zeros() } else { runs.trailing_zeros() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lowest_takes_from_the_bottom() {
+        assert_eq!(lowest(0b1011_0100, 2), 0b0001_0100);
+        assert_eq!(lowest(0b101, 64), 0b101);
+        assert_eq!(lowest(!0, 64), !0);
+    }
+
+    #[test]
+    fn runs_are_aligned_and_whole() {
+        assert_eq!(aligned_runs(0b0110_1111, 1), 0b0000_0101);
+        assert_eq!(aligned_runs(0xff, 3), 1);
+        assert_eq!(aligned_runs(!0, 6), 1);
+        assert_eq!(aligned_runs(!1, 6), 0);
+    }
+
+    #[test]
+    fn the_best_run_breaks_no_larger_one() {
+        // Bits 0-3 are a free order 2; bit 6 alone is a free order 0.
+        assert_eq!(best_run(0b0100_1111, 0), Some(6));
+        assert_eq!(best_run(0b0000_1111, 0), Some(0));
+        assert_eq!(best_run(0, 0), None);
+    }
+}

@@ -1,0 +1,177 @@
+//! The three kinds of error, told apart by type (C10.1).
+use core::fmt;
+
+/// Why a request brought nothing, or not what it must.
+///
+/// ```
+/// use pagemill_core::{Error, Order};
+/// let error = Error::from(Order::new(31).unwrap_err());
+/// assert_eq!(error.to_string(), "invalid request: order 31 is above the largest, 18 (1 GiB)");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Error {
+    /// No memory now; try later, ask for less, or free some.
+    #[error("exhausted: {0}")]
+    Exhausted(#[from] Exhausted),
+    /// The caller's arguments; trying again with the same ones fails again.
+    #[error("invalid request: {0}")]
+    Invalid(#[from] Invalid),
+    /// A double free, a foreign page or a wrong order. Nothing was changed.
+    #[error("misuse: {0}")]
+    Misuse(#[from] Misuse),
+}
+
+/// The zone has not enough free frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("wanted {wanted} blocks of order {order}, got {got}; free some, ask for fewer, or make the arena larger")]
+pub struct Exhausted {
+    /// How many blocks the request must have.
+    pub wanted: usize,
+    /// How many there were. They have been given back.
+    pub got: usize,
+    /// The order that was asked for.
+    pub order: u8,
+}
+
+/// What is wrong with a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Invalid {
+    /// Orders go from 0 to 18.
+    #[error("order {order} is above the largest, 18 (1 GiB)")]
+    OrderTooLarge {
+        /// The order asked for.
+        order: u8,
+    },
+    /// A request counts at most `i32::MAX` blocks, as the kernel's interface does.
+    #[error("a count of {count} is above the largest, {max}")]
+    CountTooLarge {
+        /// The count asked for.
+        count: usize,
+        /// The largest that is taken.
+        max: usize,
+    },
+    /// `AtLeast(k, n)` with k above n.
+    #[error("at least {at_least} of at most {up_to} cannot be reached")]
+    AtLeastAboveUpTo {
+        /// The k of the request.
+        at_least: usize,
+        /// The n of the request.
+        up_to: usize,
+    },
+    /// The array has fewer slots than the request names.
+    #[error("the array has {slots} slots, the request names {count}")]
+    ArrayTooShort {
+        /// The array's length.
+        slots: usize,
+        /// The request's n.
+        count: usize,
+    },
+    /// The callback form can only be `UpTo`: what was handed over cannot be taken back.
+    #[error("the callback form takes `up_to` alone: pages that it handed over cannot be taken back")]
+    CallbackWants,
+    /// The request's order does not fit the handle: `Page` is order 0.
+    #[error("a request of order {order} cannot be served as single pages; ask for `Block`s")]
+    OrderOfPages {
+        /// The order asked for.
+        order: u8,
+    },
+    /// Two flags that exclude each other.
+    #[error("the gfp flags {0} and {1} exclude each other")]
+    GfpConflict(&'static str, &'static str),
+    /// A flag that this allocator cannot honour.
+    #[error("the gfp flag {0} is not served by this allocator")]
+    GfpUnsupported(&'static str),
+    /// An arena's size.
+    #[error("an arena of {pages} pages: it takes 1 to {max}")]
+    ArenaSize {
+        /// The size asked for, in pages.
+        pages: usize,
+        /// The largest that is taken, in pages.
+        max: usize,
+    },
+    /// The operating system refused memory for an arena.
+    #[error(
+        "the system refuses {bytes} bytes of address space for {what} (errno {errno}); lower the size or raise the limit"
+    )]
+    System {
+        /// What it was for.
+        what: &'static str,
+        /// How much was asked for.
+        bytes: usize,
+        /// The error number.
+        errno: i32,
+    },
+    /// All frame numbers of the process are in use.
+    #[error("all {max} frame numbers of this process are in use; close an allocator first")]
+    FrameNumbers {
+        /// How many there are.
+        max: usize,
+    },
+    /// The per-CPU list backend that was asked for does not work here.
+    #[error("the restartable-sequence backend does not work here ({why}); use the portable one")]
+    Backend {
+        /// What the self-test found.
+        why: &'static str,
+    },
+    /// A number of CPUs that the lists cannot have.
+    #[error("{cpus} CPUs: the lists take 1 to {max}")]
+    Cpus {
+        /// The number asked for.
+        cpus: usize,
+        /// The largest that is taken.
+        max: usize,
+    },
+    /// The process forked and this allocator cannot go on in the child.
+    #[error("this allocator belongs to the parent process and cannot go on after fork")]
+    Forked,
+}
+
+/// A block came back that cannot be taken: nothing was changed (C2.4).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Misuse {
+    /// What is wrong with it.
+    pub kind: MisuseKind,
+    /// Its address, or its frame number times the page size where there are no addresses.
+    pub addr: usize,
+}
+
+/// What is wrong with a block that came back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum MisuseKind {
+    /// It is free, or inside a block that was handed out whole.
+    DoubleFree,
+    /// Pagemill never handed it out.
+    Foreign,
+    /// It was handed out with another order.
+    WrongOrder {
+        /// The order it was handed out with.
+        handed_out: u8,
+        /// The order it came back with.
+        freed: u8,
+    },
+    /// The address is not that of a page.
+    Unaligned,
+    /// It is inside a larger block, not its start.
+    Inside,
+    /// It was found on two ways at once and put aside; somebody freed it twice.
+    Quarantined,
+}
+
+impl fmt::Display for Misuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addr = self.addr;
+        match self.kind {
+            MisuseKind::DoubleFree => write!(f, "the block at {addr:#x} is free already"),
+            MisuseKind::Foreign => write!(f, "no allocator handed out the block at {addr:#x}"),
+            MisuseKind::WrongOrder { handed_out, freed } => {
+                write!(f, "the block at {addr:#x} was handed out with order {handed_out} and freed with {freed}")
+            }
+            MisuseKind::Unaligned => write!(f, "{addr:#x} is not the address of a page"),
+            MisuseKind::Inside => write!(f, "{addr:#x} is inside a block, not its start"),
+            MisuseKind::Quarantined => write!(f, "the frame at {addr:#x} is in quarantine: it was freed twice"),
+        }
+    }
+}
+
+impl core::error::Error for Misuse {}

@@ -1,0 +1,163 @@
+//! What a request may do: the kernel's `gfp` flags by their names.
+use crate::error::Invalid;
+use core::ops::BitOr;
+
+/// The flags of a request. One of [`KERNEL`](Gfp::KERNEL), [`NOIO`](Gfp::NOIO), [`NOFS`](Gfp::NOFS),
+/// [`NOWAIT`](Gfp::NOWAIT) and [`ATOMIC`](Gfp::ATOMIC), with modifiers or-ed to it.
+///
+/// ```
+/// use pagemill_core::Gfp;
+/// let gfp = Gfp::KERNEL | Gfp::ZERO;
+/// assert!(gfp.contains(Gfp::ZERO) && gfp.check().is_ok());
+/// assert!((Gfp::NOWAIT | Gfp::NOFAIL).check().is_err());
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub struct Gfp(u32);
+
+impl Gfp {
+    // Mobility stands in the lowest two bits, so that it is the list's index as it is.
+    /// Place among pages that can be moved; keeps them away from those that cannot.
+    pub const MOVABLE: Self = Self(1);
+    /// Place among pages that reclaim can give back.
+    pub const RECLAIMABLE: Self = Self(2);
+    /// The page comes zeroed (C2.1, C2.2).
+    pub const ZERO: Self = Self(1 << 2);
+
+    /// May reclaim, may wait.
+    pub const KERNEL: Self = Self(Self::RECLAIM | Self::IO | Self::FS);
+    /// May wait; its reclaim calls no shrinker that does I/O.
+    pub const NOIO: Self = Self(Self::RECLAIM);
+    /// May wait; its reclaim calls no shrinker that enters a file system.
+    pub const NOFS: Self = Self(Self::RECLAIM | Self::IO);
+    /// Neither waits nor reclaims.
+    pub const NOWAIT: Self = Self(0);
+    /// `NOWAIT` with access to part of the reserve.
+    pub const ATOMIC: Self = Self(Self::RESERVE);
+
+    /// From memory with device addresses below 4 GiB.
+    pub const DMA32: Self = Self(1 << 8);
+    /// From this node or not at all.
+    pub const THISNODE: Self = Self(1 << 9);
+    /// One round of reclaim, then give up.
+    pub const NORETRY: Self = Self(1 << 10);
+    /// Try hard, but give up.
+    pub const RETRY_MAYFAIL: Self = Self(1 << 11);
+    /// Never give up.
+    pub const NOFAIL: Self = Self(1 << 12);
+    /// Do not warn about a shortfall.
+    pub const NOWARN: Self = Self(1 << 13);
+    /// Charge the request to an account.
+    pub const ACCOUNT: Self = Self(1 << 14);
+
+    const RECLAIM: u32 = 1 << 4;
+    const IO: u32 = 1 << 5;
+    const FS: u32 = 1 << 6;
+    const RESERVE: u32 = 1 << 7;
+    /// Without any of these, and with a mobility that exists, a request needs no further look.
+    const LOOK: u32 = Self::ZERO.0 | Self::DMA32.0 | Self::NOFAIL.0 | Self::ACCOUNT.0;
+
+    /// Are all flags of `other` set here?
+    #[inline]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// May the request wait?
+    #[inline]
+    pub const fn may_wait(self) -> bool {
+        self.0 & Self::RECLAIM != 0
+    }
+
+    /// Nothing to check, nothing to clear: the request of the fast path.
+    #[inline]
+    pub const fn is_plain(self) -> bool {
+        self.0 & Self::LOOK == 0 && self.0 & 3 != 3
+    }
+
+    /// The kind of pageblock that serves the request.
+    #[inline]
+    pub const fn mobility(self) -> Mobility {
+        match self.0 & 3 {
+            1 => Mobility::Movable,
+            2 => Mobility::Reclaimable,
+            _ => Mobility::Unmovable,
+        }
+    }
+
+    /// Refuses combinations that contradict themselves, and what an allocator of one zone cannot honour.
+    ///
+    /// # Errors
+    /// [`Invalid::GfpConflict`], [`Invalid::GfpUnsupported`].
+    #[inline]
+    pub const fn check(self) -> Result<(), Invalid> {
+        if self.is_plain() { Ok(()) } else { self.check_slow() }
+    }
+
+    const fn check_slow(self) -> Result<(), Invalid> {
+        if self.0 & 3 == 3 {
+            return Err(Invalid::GfpConflict("MOVABLE", "RECLAIMABLE"));
+        }
+        if self.contains(Self::NOFAIL) && !self.may_wait() {
+            return Err(Invalid::GfpConflict("NOFAIL", "NOWAIT"));
+        }
+        if self.contains(Self::DMA32) {
+            return Err(Invalid::GfpUnsupported("DMA32"));
+        }
+        if self.contains(Self::ACCOUNT) {
+            return Err(Invalid::GfpUnsupported("ACCOUNT"));
+        }
+        if self.contains(Self::NOFAIL) {
+            return Err(Invalid::GfpUnsupported("NOFAIL"));
+        }
+        Ok(())
+    }
+}
+
+impl BitOr for Gfp {
+    type Output = Self;
+    #[inline]
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// What a pageblock's pages have in common: whether they can be moved, given back, or neither. Pages of one kind
+/// share pageblocks, so that those of the others stay whole.
+///
+/// ```
+/// use pagemill_core::{Gfp, Mobility};
+/// assert_eq!((Gfp::KERNEL | Gfp::MOVABLE).mobility(), Mobility::Movable);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Mobility {
+    /// Stays where it is.
+    Unmovable = 0,
+    /// Can be moved.
+    Movable = 1,
+    /// Can be given back.
+    Reclaimable = 2,
+}
+
+impl Mobility {
+    /// How many kinds there are.
+    pub const COUNT: usize = 3;
+    /// All kinds.
+    pub const ALL: [Self; Self::COUNT] = [Self::Unmovable, Self::Movable, Self::Reclaimable];
+
+    /// The kind numbered `index & 3`; 3 reads as unmovable.
+    #[inline]
+    pub const fn from_index(index: u32) -> Self {
+        match index & 3 {
+            1 => Self::Movable,
+            2 => Self::Reclaimable,
+            _ => Self::Unmovable,
+        }
+    }
+    /// Its number, 0 to 2.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}

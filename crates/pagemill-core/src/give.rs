@@ -1,0 +1,106 @@
+//! Giving frames back to the zone, many at a time and in any order.
+//!
+//! A frame costs two atomic operations when it goes back alone: its bit, its block's count. Frames that share a word
+//! or a block share them here: a small direct-mapped table collects masks by word, a second one counts by block, and
+//! an entry is written when another word wants its place, or at the end. Counts go last, after all bits (I1).
+use crate::area::BLOCK_WORDS;
+use crate::{Pfn, Zone};
+
+/// What was given.
+///
+/// ```
+/// let given = pagemill_core::Given::default();
+/// assert_eq!((given.frames, given.doubles), (0, 0));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Given {
+    /// Frames that are free now.
+    pub frames: usize,
+    /// Frames that were free already: somebody freed them twice, and two CPUs raced through it.
+    pub doubles: usize,
+}
+
+/// Frames on their way back to a zone; [`finish`](Self::finish) completes it. See [`Zone::giving`].
+#[derive(Debug)]
+#[must_use = "frames are lost unless it is finished"]
+pub struct Giving<'z, 'm, const SLOTS: usize> {
+    zone: &'z Zone<'m>,
+    /// Word numbers plus one, 0 where there is none.
+    words: [u32; SLOTS],
+    masks: [u64; SLOTS],
+    /// (block plus one, frames).
+    counts: [(u32, u32); 32],
+    given: Given,
+}
+
+impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
+    pub(crate) fn new(zone: &'z Zone<'m>) -> Self {
+        Self { zone, words: [0; SLOTS], masks: [0; SLOTS], counts: [(0, 0); 32], given: Given::default() }
+    }
+
+    /// Gives one frame.
+    #[inline]
+    pub fn give(&mut self, pfn: Pfn) {
+        self.give_bits(self.zone.word_of(pfn), 1 << (pfn.as_u32() % 64));
+    }
+
+    /// Gives frames by their numbers; contiguous ones cost less.
+    #[inline]
+    pub fn give_slice(&mut self, pfns: &[u32]) {
+        let mut groups = pfns.chunks_exact(8);
+        for group in &mut groups {
+            let first = group[0];
+            let is_run = group.iter().zip(0..).fold(0, |diff, (&pfn, i)| diff | (pfn ^ (first + i))) == 0;
+            if is_run && first % 64 <= 56 {
+                self.give_bits(self.zone.word_of(Pfn::new(first)), 0xff << (first % 64));
+            } else {
+                group.iter().for_each(|&pfn| self.give(Pfn::new(pfn)));
+            }
+        }
+        groups.remainder().iter().for_each(|&pfn| self.give(Pfn::new(pfn)));
+    }
+
+    #[inline]
+    fn give_bits(&mut self, word: usize, mask: u64) {
+        let slot = word % SLOTS;
+        if self.words[slot] != word as u32 + 1 {
+            self.write(slot);
+            self.words[slot] = word as u32 + 1;
+        }
+        // A bit that is collected twice is a double free too; counting bits would lose it.
+        self.given.doubles += (self.masks[slot] & mask).count_ones() as usize;
+        self.masks[slot] |= mask;
+    }
+
+    /// Sets the bits that `slot` collected.
+    fn write(&mut self, slot: usize) {
+        let Some(word) = (self.words[slot] as usize).checked_sub(1) else { return };
+        let mask = core::mem::take(&mut self.masks[slot]);
+        let doubles = self.zone.set_bits(word, mask).count_ones();
+        let frames = mask.count_ones() - doubles;
+        self.given.doubles += doubles as usize;
+        self.given.frames += frames as usize;
+        let block = word / BLOCK_WORDS;
+        let place = block % self.counts.len();
+        if self.counts[place].0 != block as u32 + 1 {
+            self.write_count(place);
+            self.counts[place].0 = block as u32 + 1;
+        }
+        self.counts[place].1 += frames;
+    }
+
+    fn write_count(&mut self, place: usize) {
+        let (block, frames) = core::mem::take(&mut self.counts[place]);
+        if frames > 0 {
+            self.zone.raise(block as usize - 1, frames);
+        }
+    }
+
+    /// Writes what is still collected.
+    pub fn finish(mut self) -> Given {
+        (0..SLOTS).for_each(|slot| self.write(slot));
+        (0..self.counts.len()).for_each(|place| self.write_count(place));
+        self.zone.add_free(self.given.frames);
+        self.given
+    }
+}

@@ -1,0 +1,129 @@
+//! Which pageblocks to look at first: a bitmap of pageblocks for each mobility and class of fullness.
+//!
+//! The index is a hint. A bit may be stale when two threads change one block's count at the same time: whoever
+//! follows it looks at the block's entry, and files the block where it belongs. Whoever finds nothing by the index
+//! scans the entries before giving up. What holds at rest (I5) is that each block stands under its own class.
+//!
+//! Two levels keep the search short on large arenas: a summary bit for every 64 blocks.
+use crate::area::Entry;
+use crate::sync::{AtomicU64, Ordering::SeqCst};
+use crate::{Mobility, PAGEBLOCK_FRAMES};
+
+/// Classes of fullness a mobility has. Fuller blocks stand in lower classes and are drawn from first (best fit), so
+/// that the emptier ones can become whole.
+const LEVELS: usize = 8;
+/// All classes: those of each mobility, and the blocks that are entirely free.
+const CLASSES: usize = Mobility::COUNT * LEVELS + 1;
+/// Entirely free: any mobility may have it.
+pub(crate) const UNUSED: Class = Class((CLASSES - 1) as u8);
+
+/// A class, by its place in the index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Class(u8);
+
+impl Class {
+    /// The class of a block in use by its free frames: below 16, 32, 64, 128, 192, 256, 384, 512.
+    fn level(free: u32) -> usize {
+        const BELOW: [u32; LEVELS - 1] = [16, 32, 64, 128, 192, 256, 384];
+        BELOW.iter().filter(|&&below| free >= below).count()
+    }
+
+    /// Where a block with this entry belongs; nowhere if it has no free frame. `frames` is how many it has in all.
+    pub(crate) fn of(entry: Entry, frames: u32) -> Option<Self> {
+        match entry.free() {
+            0 => None,
+            free if free == frames && frames == PAGEBLOCK_FRAMES => Some(UNUSED),
+            // A last pageblock that is cut short serves small orders of any mobility, but never stands for 2 MiB.
+            free if free == frames => Some(Self((LEVELS - 1) as u8)),
+            free => Some(Self((entry.mobility().index() * LEVELS + Self::level(free)) as u8)),
+        }
+    }
+
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        (0..CLASSES as u8).map(Self)
+    }
+
+    /// The classes of a mobility that can hold a block with `free` free frames, the fullest first.
+    pub(crate) fn best_fit(mobility: Mobility, free: u32) -> impl Iterator<Item = Self> {
+        (Self::level(free)..LEVELS).map(move |level| Self((mobility.index() * LEVELS + level) as u8))
+    }
+}
+
+/// The index over the words that the zone lends it.
+#[derive(Debug)]
+pub(crate) struct BlockIndex<'m> {
+    words: &'m [AtomicU64],
+    leaves: usize,
+    summaries: usize,
+}
+
+impl<'m> BlockIndex<'m> {
+    /// Words for this many blocks.
+    pub(crate) const fn words_for(blocks: usize) -> usize {
+        let leaves = blocks.div_ceil(64);
+        CLASSES * (leaves + leaves.div_ceil(64))
+    }
+
+    pub(crate) fn new(words: &'m [AtomicU64], blocks: usize) -> Self {
+        let leaves = blocks.div_ceil(64);
+        Self { words, leaves, summaries: leaves.div_ceil(64) }
+    }
+
+    fn leaf(&self, class: Class, word: usize) -> &AtomicU64 {
+        &self.words[usize::from(class.0) * (self.leaves + self.summaries) + word]
+    }
+    fn summary(&self, class: Class, word: usize) -> &AtomicU64 {
+        &self.words[usize::from(class.0) * (self.leaves + self.summaries) + self.leaves + word]
+    }
+
+    pub(crate) fn contains(&self, class: Class, block: usize) -> bool {
+        self.leaf(class, block / 64).load(SeqCst) >> (block % 64) & 1 == 1
+    }
+
+    pub(crate) fn insert(&self, class: Class, block: usize) {
+        let word = block / 64;
+        self.leaf(class, word).fetch_or(1 << (block % 64), SeqCst);
+        // SeqCst pairs with `remove`, which clears the summary bit and then looks at the leaf again: one of the two
+        // sees the other.
+        self.summary(class, word / 64).fetch_or(1 << (word % 64), SeqCst);
+    }
+
+    pub(crate) fn remove(&self, class: Class, block: usize) {
+        let (word, bit) = (block / 64, 1u64 << (block % 64));
+        if self.leaf(class, word).fetch_and(!bit, SeqCst) & !bit != 0 {
+            return;
+        }
+        let summary = self.summary(class, word / 64);
+        summary.fetch_and(!(1 << (word % 64)), SeqCst);
+        if self.leaf(class, word).load(SeqCst) != 0 {
+            summary.fetch_or(1 << (word % 64), SeqCst);
+        }
+    }
+
+    /// The first block at or after `from` that stands under `class`.
+    pub(crate) fn next(&self, class: Class, from: usize) -> Option<usize> {
+        let mut word = from / 64;
+        if word >= self.leaves {
+            return None;
+        }
+        let here = self.leaf(class, word).load(SeqCst) & (!0 << (from % 64));
+        if here != 0 {
+            return Some(word * 64 + here.trailing_zeros() as usize);
+        }
+        word += 1;
+        while word < self.leaves {
+            let marked = self.summary(class, word / 64).load(SeqCst) & (!0 << (word % 64));
+            if marked == 0 {
+                word = (word / 64 + 1) * 64;
+                continue;
+            }
+            word = word / 64 * 64 + marked.trailing_zeros() as usize;
+            let leaf = self.leaf(class, word).load(SeqCst);
+            if leaf != 0 {
+                return Some(word * 64 + leaf.trailing_zeros() as usize);
+            }
+            word += 1;
+        }
+        None
+    }
+}

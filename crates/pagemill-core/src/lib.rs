@@ -1,0 +1,61 @@
+//! The allocation policy of Pagemill, on frame numbers alone.
+//!
+//! This crate decides *which* frame: it never touches a page, asks no operating system, allocates nothing and holds
+//! no `unsafe`. Whoever uses it (the crate `pagemill` in a process, a kernel below one) lends it the metadata and
+//! turns its numbers into memory.
+//!
+//! Read in the order of a request going down: [`Gfp`] and the units say what is asked, [`ListPolicy`] how much moves
+//! between a per-CPU list and the zone, [`Zone`] which pageblock serves, and the free areas which bits of it.
+//!
+//! ```
+//! use pagemill_core::{Mobility, Order, Pfn, Zone, ZoneMetadata, BoundBlock, atomic::{AtomicU32, AtomicU64}};
+//!
+//! // A kernel would lend memory of its own; here it is two vectors, for 1024 frames from frame 0.
+//! let need = ZoneMetadata::for_frames(1024);
+//! let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
+//! let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
+//! let zone = Zone::new(Pfn::new(0), 1024, &bits, &areas).unwrap();
+//!
+//! let bound = BoundBlock::new();
+//! let mut frames = Vec::new();
+//! let got = zone.take(&bound, 100, Mobility::Unmovable, &mut |first, mask| {
+//!     frames.extend((0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit| first.offset(bit)));
+//! });
+//! assert_eq!((got, frames.len(), zone.free_frames()), (100, 100, 924));
+//!
+//! let mut giving = zone.giving();
+//! frames.iter().for_each(|&pfn| giving.give(pfn));
+//! assert_eq!(giving.finish().doubles, 0);
+//! assert_eq!(zone.alloc_block(Order::PAGEBLOCK, Mobility::Unmovable), Some(Pfn::new(0)));
+//! ```
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(any(test, loom))]
+extern crate std;
+
+mod area;
+mod error;
+mod gfp;
+mod give;
+mod index;
+mod policy;
+mod state;
+mod sync;
+mod units;
+mod validate;
+mod zone;
+
+pub use error::{Error, Exhausted, Invalid, Misuse, MisuseKind};
+pub use gfp::{Gfp, Mobility};
+pub use give::{Given, Giving};
+pub use policy::{ListPolicy, SlowEvent};
+pub use state::FrameState;
+pub use units::{CpuId, Order, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn};
+pub use validate::{BuddyInfo, ZoneCensus};
+pub use zone::{BoundBlock, Zone, ZoneMetadata};
+
+/// The atomics that the zone's metadata is made of: the core ones, or loom's when the models run.
+pub mod atomic {
+    pub use crate::sync::{AtomicU32, AtomicU64};
+}

@@ -1,0 +1,582 @@
+//! The zone: free frames in pageblocks, taken and given without a lock.
+//!
+//! It stands below the per-CPU lists and above nothing: what it hands out are frame numbers. A pageblock has 512 bits
+//! and an entry; the entry's count is a semaphore in front of the bits.
+//!
+//! # Invariants
+//! - I1 Whoever takes n frames of a block first lowers its count by n, then clears n bits. Whoever gives n frames
+//!   first sets n bits, then raises the count by n. So a block has at least as many set bits as its count plus all
+//!   reservations under way, and a reservation always finds its bits.
+//! - I2 A bit is cleared by one compare-and-swap that saw it set: no frame is taken twice.
+//! - I3 A block that is handed out whole has count 0 and all its bits set: nobody can reserve from it, and a page of
+//!   it that is given singly is seen as a double free.
+//! - I4 At rest the count is the number of set bits, and the zone's counter is the sum of the counts.
+//! - I5 At rest a block with free frames stands in the index under its class.
+//!
+//! # Progress
+//! Order 0 uses compare-and-swap alone, with bounded retries in every loop that waits for somebody else's bits, so
+//! that a signal handler can come in anywhere (C2.5). Orders 1 to 8 do the same over more words, and undo. Orders
+//! above 9 take the one lock, so that two of them do not undo each other for ever; nobody else takes it.
+//!
+//! # Placement
+//! A CPU draws from the pageblock that is bound to it until that is empty, then binds the fullest one of the same
+//! mobility that nobody else is bound to (best fit), and breaks an unused one only when there is none.
+use crate::area::{BLOCK_WORDS, Entry, aligned_runs, best_run, lowest, run_mask};
+use crate::error::{Invalid, MisuseKind};
+use crate::give::Giving;
+use crate::index::{BlockIndex, Class, UNUSED};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, spin_wait};
+use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
+use Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// How many words of metadata a zone needs.
+///
+/// ```
+/// use pagemill_core::ZoneMetadata;
+/// let need = ZoneMetadata::for_frames(1 << 18);
+/// // One bit a frame, an entry a pageblock, the index: 1.11 bits a frame at 1 GiB.
+/// assert!(need.bits_per_frame(1 << 18) < 1.3);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ZoneMetadata {
+    /// 64-bit words.
+    pub words: usize,
+    /// 32-bit entries.
+    pub areas: usize,
+}
+
+impl ZoneMetadata {
+    /// The need of a zone of this many frames.
+    pub const fn for_frames(frames: u32) -> Self {
+        let blocks = frames.div_ceil(PAGEBLOCK_FRAMES) as usize;
+        Self { words: blocks * BLOCK_WORDS + BlockIndex::words_for(blocks), areas: blocks }
+    }
+    /// What that is a frame (C10.3: at most 2).
+    pub fn bits_per_frame(self, frames: u32) -> f64 {
+        (self.words * 64 + self.areas * 32) as f64 / f64::from(frames)
+    }
+}
+
+/// The pageblock that a CPU draws from, for one mobility. A hint that belongs to one CPU's list; racing on it costs
+/// placement, never a frame.
+///
+/// ```
+/// let bound = pagemill_core::BoundBlock::new(); // nothing bound yet
+/// # let _ = bound;
+/// ```
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct BoundBlock(AtomicU32);
+
+impl BoundBlock {
+    /// Bound to nothing; also what zeroed memory means.
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+    /// Bound to nothing.
+    #[cfg(loom)]
+    pub fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+    fn get(&self) -> Option<usize> {
+        (self.0.load(Relaxed) as usize).checked_sub(1)
+    }
+    /// Binds `block`; what was bound comes back, to be released once.
+    fn replace(&self, block: Option<usize>) -> Option<usize> {
+        (self.0.swap(block.map_or(0, |block| block as u32 + 1), Relaxed) as usize).checked_sub(1)
+    }
+}
+
+impl Default for BoundBlock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A zone over metadata that somebody lends. See the [module's theory](self) and the example at the
+/// [crate's root](crate).
+#[derive(Debug)]
+pub struct Zone<'m> {
+    start: Pfn,
+    frames: u32,
+    pub(crate) bits: &'m [AtomicU64],
+    pub(crate) areas: &'m [AtomicU32],
+    pub(crate) index: BlockIndex<'m>,
+    /// Free frames, changed once a section.
+    free: AtomicUsize,
+    /// Held while a block above order 9 is put together.
+    large: AtomicU32,
+}
+
+/// Sweeps over a block's words for bits that a reservation is sure of but that move while it looks. Each sweep that
+/// misses met somebody who made progress; after so many the reservation is given back instead.
+const SWEEPS: u32 = 4;
+
+impl<'m> Zone<'m> {
+    /// A zone of `frames` frames from `start`, all free. The metadata must be zero and is written here for the first
+    /// time: pageblocks cost nothing until then.
+    ///
+    /// # Errors
+    /// [`Invalid::ArenaSize`] for no frames, or where `words` or `areas` are fewer than
+    /// [`ZoneMetadata::for_frames`] says.
+    ///
+    /// # Panics
+    /// If `start` is not aligned to the largest order: blocks would not be aligned to their size.
+    pub fn new(start: Pfn, frames: u32, words: &'m [AtomicU64], areas: &'m [AtomicU32]) -> Result<Self, Invalid> {
+        let need = ZoneMetadata::for_frames(frames);
+        if frames == 0 || words.len() < need.words || areas.len() < need.areas {
+            return Err(Invalid::ArenaSize { pages: frames as usize, max: words.len() / BLOCK_WORDS * 512 });
+        }
+        assert!(start.is_aligned_to(Order::MAX), "a zone starts at {start}, which is not a multiple of 2^18");
+        let blocks = need.areas;
+        let (bits, index) = words.split_at(blocks * BLOCK_WORDS);
+        let index = BlockIndex::new(index, blocks);
+        let zone = Self {
+            start,
+            frames,
+            bits,
+            areas,
+            index,
+            free: AtomicUsize::new(frames as usize),
+            large: AtomicU32::new(0),
+        };
+        for block in 0..blocks {
+            let free = zone.frames_of(block);
+            for (i, word) in zone.words_of(block).iter().enumerate() {
+                word.store(low_bits(free.saturating_sub(i as u32 * 64)), Relaxed);
+            }
+            let entry = Entry::unused(free);
+            zone.areas[block].store(entry.0, Release);
+            zone.file(block, None, Class::of(entry, free));
+        }
+        Ok(zone)
+    }
+
+    /// Its first frame.
+    pub fn start(&self) -> Pfn {
+        self.start
+    }
+    /// How many frames it has.
+    pub fn managed_frames(&self) -> u32 {
+        self.frames
+    }
+    /// How many are free, not counting what lists hold. Exact at rest.
+    pub fn free_frames(&self) -> usize {
+        self.free.load(Relaxed)
+    }
+    /// The mobility of the pageblock that holds `pfn`.
+    pub fn mobility_of(&self, pfn: Pfn) -> Mobility {
+        Entry(self.areas[self.block_of(pfn)].load(Relaxed)).mobility()
+    }
+
+    // ── order 0 ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Takes up to `want` frames from pageblocks of `mobility`, from the bound one first. Each word that gives some is
+    /// handed to `emit` as (frame of its bit 0, the bits taken). Returns how many frames that were.
+    pub fn take(&self, bound: &BoundBlock, want: usize, mobility: Mobility, emit: &mut impl FnMut(Pfn, u64)) -> usize {
+        let want = want.min(self.frames as usize) as u32;
+        let mut left = want;
+        // Each turn drains a block or finds none; somebody who frees into them all the time cannot hold us here.
+        for _ in 0..=self.areas.len() {
+            if let Some(block) = bound.get() {
+                left -= self.take_from(block, left, Some(mobility), emit);
+                if left == 0 {
+                    break;
+                }
+            }
+            let next = self.bind(mobility);
+            if let Some(done) = bound.replace(next) {
+                self.areas[done].fetch_and(Entry(!0).with_bound(false).0, Relaxed);
+            }
+            if next.is_none() {
+                break;
+            }
+        }
+        if left > 0 {
+            // What other CPUs are bound to, and what the index may have lost: everything, before "exhausted".
+            for block in 0..self.areas.len() {
+                left -= self.take_from(block, left, Some(mobility), emit);
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        self.free.fetch_sub((want - left) as usize, Relaxed);
+        (want - left) as usize
+    }
+
+    /// Takes one frame from a pageblock of whatever mobility: the single attempt of C3.6 when those of the request's
+    /// own are exhausted. It draws from the emptiest block of another kind, which it will mix least.
+    pub fn steal(&self) -> Option<Pfn> {
+        let free_of = |block: &usize| Entry(self.areas[*block].load(Relaxed)).free();
+        let mut taken = None;
+        for _ in 0..SWEEPS {
+            let block = (0..self.areas.len()).filter(|block| free_of(block) > 0).max_by_key(free_of)?;
+            let mut emit = |first: Pfn, mask: u64| taken = Some(first.offset(mask.trailing_zeros()));
+            if self.take_from(block, 1, None, &mut emit) == 1 {
+                self.free.fetch_sub(1, Relaxed);
+                return taken;
+            }
+        }
+        None
+    }
+
+    /// Releases a bound block, when its CPU's list is drained.
+    pub fn unbind(&self, bound: &BoundBlock) {
+        if let Some(block) = bound.replace(None) {
+            self.areas[block].fetch_and(Entry(!0).with_bound(false).0, Relaxed);
+        }
+    }
+
+    /// Begins to give frames back; see [`Giving`].
+    pub fn giving(&self) -> Giving<'_, 'm, 32> {
+        Giving::new(self)
+    }
+
+    /// [`giving`](Self::giving) for thousands of frames in any order: more words are collected before they are written.
+    pub fn giving_many(&self) -> Giving<'_, 'm, 256> {
+        Giving::new(self)
+    }
+
+    /// Binds the fullest block of `mobility` that nobody is bound to.
+    fn bind(&self, mobility: Mobility) -> Option<usize> {
+        for class in Class::best_fit(mobility, 1).chain([UNUSED]) {
+            let mut from = 0;
+            while let Some(block) = self.index.next(class, from) {
+                from = block + 1;
+                let entry = Entry(self.areas[block].load(Relaxed));
+                let actual = Class::of(entry, self.frames_of(block));
+                if actual != Some(class) {
+                    self.file(block, Some(class), actual);
+                } else if !entry.is_bound()
+                    && self.areas[block].compare_exchange(entry.0, entry.with_bound(true).0, Relaxed, Relaxed).is_ok()
+                {
+                    return Some(block);
+                }
+            }
+        }
+        None
+    }
+
+    /// Up to `want` frames of one block, or none if it is of another mobility than the one that is asked for.
+    fn take_from(&self, block: usize, want: u32, mobility: Option<Mobility>, emit: &mut impl FnMut(Pfn, u64)) -> u32 {
+        let reserved = self.reserve(block, 1, want, mobility);
+        if reserved == 0 {
+            return 0;
+        }
+        let mut left = reserved;
+        for _ in 0..SWEEPS {
+            for (i, word) in self.words_of(block).iter().enumerate() {
+                let mut bits = word.load(Relaxed);
+                while bits != 0 {
+                    let mask = lowest(bits, left);
+                    if cfg!(pagemill_canary) {
+                        // The canary: a bug that stress and the model must find. It writes what it saw a while ago.
+                        word.store(bits & !mask, Release);
+                    } else if let Err(now) = word.compare_exchange_weak(bits, bits & !mask, AcqRel, Relaxed) {
+                        // Acquire pairs with the Release in `set_bits`: what the last owner wrote to the page, or
+                        // its state, comes before what the next one does. Release keeps the chain for the word's
+                        // other bits.
+                        bits = now;
+                        continue;
+                    }
+                    emit(self.first_of_word(block * BLOCK_WORDS + i), mask);
+                    left -= mask.count_ones();
+                    break;
+                }
+                if left == 0 {
+                    return reserved;
+                }
+            }
+        }
+        self.raise(block, left);
+        reserved - left
+    }
+
+    /// Lowers a block's count by `least` to `most`: I1's first half. Returns by how many, 0 if it cannot.
+    fn reserve(&self, block: usize, least: u32, most: u32, mobility: Option<Mobility>) -> u32 {
+        let frames = self.frames_of(block);
+        let mut entry = Entry(self.areas[block].load(Relaxed));
+        loop {
+            let is_unused = entry.free() == frames;
+            let fits = is_unused || mobility.is_none_or(|mobility| mobility == entry.mobility());
+            if entry.free() < least || !fits {
+                return 0;
+            }
+            let n = entry.free().min(most);
+            let mut next = entry.with_free(entry.free() - n);
+            if is_unused {
+                next = next.with_mobility(mobility.unwrap_or(Mobility::Unmovable));
+            }
+            // Acquire pairs with the Release in `raise`: the bits that the count speaks of are visible.
+            match self.areas[block].compare_exchange_weak(entry.0, next.0, Acquire, Relaxed) {
+                Ok(_) => {
+                    self.file(block, Class::of(entry, frames), Class::of(next, frames));
+                    return n;
+                }
+                Err(now) => entry = Entry(now),
+            }
+        }
+    }
+
+    /// Raises a block's count: I1's second half, once the bits are set.
+    pub(crate) fn raise(&self, block: usize, by: u32) {
+        let frames = self.frames_of(block);
+        let before = Entry(self.areas[block].fetch_add(by, Release));
+        let after = Entry(before.0 + by);
+        self.file(block, Class::of(before, frames), Class::of(after, frames));
+    }
+
+    /// Sets bits of one word; returns those that were set already, which are somebody's double free.
+    pub(crate) fn set_bits(&self, word: usize, mask: u64) -> u64 {
+        self.bits[word].fetch_or(mask, Release) & mask
+    }
+
+    /// Moves a block in the index after its entry changed.
+    fn file(&self, block: usize, before: Option<Class>, after: Option<Class>) {
+        if before == after {
+            return;
+        }
+        if let Some(class) = before {
+            self.index.remove(class, block);
+        }
+        if let Some(class) = after {
+            self.index.insert(class, block);
+        }
+    }
+
+    pub(crate) fn add_free(&self, n: usize) {
+        self.free.fetch_add(n, Relaxed);
+    }
+
+    /// In the child after a fork: the counter is what was counted, and whoever held the lock is gone.
+    pub(crate) fn reset_after_fork(&self, free: usize) {
+        self.free.store(free, Relaxed);
+        self.large.store(0, Relaxed);
+    }
+
+    // ── blocks ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Takes one block of `order`, from a pageblock of `mobility`, or of any if there is none (C3.6: blocks are
+    /// asked for singly).
+    pub fn alloc_block(&self, order: Order, mobility: Mobility) -> Option<Pfn> {
+        let pfn = if order >= Order::PAGEBLOCK {
+            self.alloc_large(order)
+        } else {
+            self.alloc_small(order, Some(mobility)).or_else(|| self.alloc_small(order, None))
+        };
+        if pfn.is_some() {
+            self.free.fetch_sub(order.frames() as usize, Relaxed);
+        }
+        pfn
+    }
+
+    /// Orders 0 to 8: within one pageblock.
+    fn alloc_small(&self, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
+        let Some(wanted) = mobility else {
+            return (0..self.areas.len()).find_map(|block| self.alloc_in(block, order, None));
+        };
+        for class in Class::best_fit(wanted, order.frames()).chain([UNUSED]) {
+            let mut from = 0;
+            while let Some(block) = self.index.next(class, from) {
+                from = block + 1;
+                if let Some(pfn) = self.alloc_in(block, order, mobility) {
+                    return Some(pfn);
+                }
+            }
+        }
+        None
+    }
+
+    fn alloc_in(&self, block: usize, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
+        let words = self.words_of(block);
+        let span = (order.frames() as usize).div_ceil(64);
+        let in_word = order.get().min(6);
+        // Look before reserving: most blocks of a fragmented zone have no run of this order.
+        let has_run = |group: &[AtomicU64]| group.iter().all(|word| aligned_runs(word.load(Relaxed), in_word) != 0);
+        if !words.chunks(span).any(has_run) || self.reserve(block, order.frames(), order.frames(), mobility) == 0 {
+            return None;
+        }
+        let found = words.chunks(span).enumerate().find_map(|(i, group)| {
+            let bit = claim_run(group, in_word)?;
+            Some(self.first_of_word(block * BLOCK_WORDS + i * span).offset(bit))
+        });
+        if found.is_none() {
+            self.raise(block, order.frames());
+        }
+        found
+    }
+
+    /// Orders 9 and up: whole pageblocks.
+    fn alloc_large(&self, order: Order) -> Option<Pfn> {
+        let span = (order.frames() / PAGEBLOCK_FRAMES) as usize;
+        if span > 1 {
+            self.lock_large();
+        }
+        let mut from = 0;
+        let found = loop {
+            let Some(block) = self.index.next(UNUSED, from) else { break None };
+            let first = block.next_multiple_of(span);
+            if first + span > self.areas.len() {
+                break None;
+            }
+            match (first..first + span).find(|&block| !self.claim_whole(block, order, block == first)) {
+                None => break Some(first),
+                Some(taken) => {
+                    (first..taken).for_each(|block| self.release_whole(block));
+                    from = taken + 1;
+                }
+            }
+        };
+        if span > 1 {
+            // Release pairs with the Acquire in `lock_large`.
+            self.large.store(0, Release);
+        }
+        found.map(|block| self.first_of_word(block * BLOCK_WORDS))
+    }
+
+    fn lock_large(&self) {
+        while self.large.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
+            spin_wait();
+        }
+    }
+
+    fn claim_whole(&self, block: usize, order: Order, is_head: bool) -> bool {
+        let area = &self.areas[block];
+        let mut entry = Entry(area.load(Relaxed));
+        while entry.free() == PAGEBLOCK_FRAMES {
+            // Acquire as in `reserve`. A bound block is taken too: its CPU finds it empty and binds another.
+            match area.compare_exchange_weak(entry.0, Entry::whole(order.get(), is_head).0, Acquire, Relaxed) {
+                Ok(_) => {
+                    self.file(block, Some(UNUSED), None);
+                    return true;
+                }
+                Err(now) => entry = Entry(now),
+            }
+        }
+        false
+    }
+
+    fn release_whole(&self, block: usize) {
+        // Release: the next owner's Acquire in `claim_whole` or `reserve` sees what this one wrote.
+        self.areas[block].store(Entry::unused(PAGEBLOCK_FRAMES).0, Release);
+        self.file(block, None, Some(UNUSED));
+    }
+
+    /// Gives one block of `order` back.
+    ///
+    /// # Errors
+    /// The misuse that its bits or entry show; nothing is changed then.
+    pub fn free_block(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
+        self.check_in_zone(pfn, order)?;
+        let block = self.block_of(pfn);
+        if order >= Order::PAGEBLOCK {
+            self.check_whole(block, order)?;
+            let span = (order.frames() / PAGEBLOCK_FRAMES) as usize;
+            (block..block + span).for_each(|block| self.release_whole(block));
+        } else {
+            let first = self.word_of(pfn);
+            let span = (order.frames() as usize).div_ceil(64);
+            let mask = run_mask(order.get().min(6)) << (pfn.as_u32() % 64);
+            if self.bits[first..first + span].iter().any(|word| word.load(Relaxed) & mask != 0) {
+                return Err(MisuseKind::DoubleFree);
+            }
+            (first..first + span).for_each(|word| {
+                self.set_bits(word, mask);
+            });
+            self.raise(block, order.frames());
+        }
+        self.add_free(order.frames() as usize);
+        Ok(())
+    }
+
+    /// Turns a block that is handed out into its pages, each of which is given back on its own from then on (C2.1).
+    /// Their pageblocks become `mobility`'s.
+    ///
+    /// # Errors
+    /// As [`free_block`](Self::free_block).
+    pub fn split_block(&self, pfn: Pfn, order: Order, mobility: Mobility) -> Result<(), MisuseKind> {
+        self.check_in_zone(pfn, order)?;
+        if order < Order::PAGEBLOCK {
+            return Ok(());
+        }
+        let first = self.block_of(pfn);
+        self.check_whole(first, order)?;
+        for block in first..first + (order.frames() / PAGEBLOCK_FRAMES) as usize {
+            self.words_of(block).iter().for_each(|word| word.store(0, Relaxed));
+            // Release pairs with `reserve`'s Acquire: nobody sees a count before the cleared words.
+            self.areas[block].store(Entry::in_use(0, mobility).0, Release);
+        }
+        Ok(())
+    }
+
+    fn check_whole(&self, block: usize, order: Order) -> Result<(), MisuseKind> {
+        let entry = Entry(self.areas[block].load(Acquire));
+        match entry.whole_order() {
+            Some(handed_out) if handed_out == order.get() => Ok(()),
+            Some(handed_out) => Err(MisuseKind::WrongOrder { handed_out, freed: order.get() }),
+            None if entry.is_whole() => Err(MisuseKind::Inside),
+            None => Err(MisuseKind::DoubleFree),
+        }
+    }
+
+    fn check_in_zone(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
+        let start = self.start.as_u32();
+        let is_inside =
+            pfn >= self.start && u64::from(pfn.as_u32() - start) + u64::from(order.frames()) <= u64::from(self.frames);
+        match (is_inside, pfn.is_aligned_to(order)) {
+            (false, _) => Err(MisuseKind::Foreign),
+            (true, false) => Err(MisuseKind::Inside),
+            (true, true) => Ok(()),
+        }
+    }
+
+    // ── numbers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn block_of(&self, pfn: Pfn) -> usize {
+        ((pfn.as_u32() - self.start.as_u32()) / PAGEBLOCK_FRAMES) as usize
+    }
+    #[inline]
+    pub(crate) fn word_of(&self, pfn: Pfn) -> usize {
+        ((pfn.as_u32() - self.start.as_u32()) / 64) as usize
+    }
+    pub(crate) fn first_of_word(&self, word: usize) -> Pfn {
+        self.start.offset(word as u32 * 64)
+    }
+    pub(crate) fn words_of(&self, block: usize) -> &[AtomicU64] {
+        &self.bits[block * BLOCK_WORDS..(block + 1) * BLOCK_WORDS]
+    }
+    /// How many frames a block has: 512, but for a last one that is cut short.
+    pub(crate) fn frames_of(&self, block: usize) -> u32 {
+        (self.frames - block as u32 * PAGEBLOCK_FRAMES).min(PAGEBLOCK_FRAMES)
+    }
+}
+
+/// The `n` lowest bits, all 64 above that.
+fn low_bits(n: u32) -> u64 {
+    if n >= 64 { !0 } else { (1 << n) - 1 }
+}
+
+/// Clears one run of 2^in_word bits in `group`'s only word, or all words of a larger group. Returns the first bit.
+fn claim_run(group: &[AtomicU64], in_word: u8) -> Option<u32> {
+    if let [word] = group {
+        let mut bits = word.load(Relaxed);
+        loop {
+            let bit = best_run(bits, in_word)?;
+            // AcqRel as in `take_from`.
+            match word.compare_exchange_weak(bits, bits & !(run_mask(in_word) << bit), AcqRel, Relaxed) {
+                Ok(_) => return Some(bit),
+                Err(now) => bits = now,
+            }
+        }
+    }
+    for (i, word) in group.iter().enumerate() {
+        if word.compare_exchange(!0, 0, AcqRel, Relaxed).is_err() {
+            // Release as in `set_bits`: whoever takes these again sees what was written before.
+            group[..i].iter().for_each(|word| word.store(!0, Release));
+            return None;
+        }
+    }
+    Some(0)
+}

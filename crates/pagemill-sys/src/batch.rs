@@ -1,0 +1,140 @@
+//! Up to 64 frame numbers on their way between a per-CPU list, the zone and a caller.
+use core::mem::MaybeUninit;
+
+/// At most [`Batch::CAPACITY`] frame numbers, in order. Not initialised before it is filled: that would cost as much
+/// as filling it.
+///
+/// ```
+/// let mut batch = pagemill_sys::Batch::new();
+/// batch.push_bits(64, 0b1010);
+/// assert_eq!(batch.as_slice(), [65, 67]);
+/// ```
+#[derive(Debug)]
+pub struct Batch {
+    // Invariant: pfns[..len] is initialised.
+    len: usize,
+    pfns: [MaybeUninit<u32>; Self::CAPACITY + Self::PAD],
+}
+
+impl Batch {
+    /// One exclusive section's worth.
+    pub const CAPACITY: usize = pagemill_core::ListPolicy::SECTION;
+    /// Sections copy 16 numbers at a time and may run over by 15.
+    pub(crate) const PAD: usize = 16;
+
+    /// An empty batch.
+    #[inline]
+    #[expect(clippy::new_without_default, reason = "an empty batch is a thing to fill, not a value")]
+    pub fn new() -> Self {
+        Self { len: 0, pfns: [MaybeUninit::uninit(); Self::CAPACITY + Self::PAD] }
+    }
+    /// How many numbers it holds.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Holds it none?
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    /// How many more it takes.
+    #[inline]
+    pub fn room(&self) -> usize {
+        Self::CAPACITY - self.len
+    }
+    /// Forgets the numbers.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+    /// Keeps the first `len` numbers.
+    #[inline]
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+    /// The numbers.
+    #[inline]
+    pub fn as_slice(&self) -> &[u32] {
+        // SAFETY: the first `len` elements are initialised (the type's invariant), and MaybeUninit<u32> has the
+        // layout of u32.
+        unsafe { core::slice::from_raw_parts(self.pfns.as_ptr().cast(), self.len) }
+    }
+    /// The numbers, to be changed.
+    #[inline]
+    pub fn as_mut_slice(&mut self) -> &mut [u32] {
+        // SAFETY: as in `as_slice`; the borrow is exclusive.
+        unsafe { core::slice::from_raw_parts_mut(self.pfns.as_mut_ptr().cast(), self.len) }
+    }
+    /// Appends one number.
+    ///
+    /// # Panics
+    /// If it is full.
+    #[inline]
+    pub fn push(&mut self, pfn: u32) {
+        assert!(self.len < Self::CAPACITY, "a batch of {} takes no more", Self::CAPACITY);
+        self.pfns[self.len].write(pfn);
+        self.len += 1;
+    }
+    /// Appends `n` numbers from `first` up.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    #[inline]
+    pub fn push_run(&mut self, first: u32, n: usize) {
+        let places = &mut self.pfns[self.len..Self::CAPACITY][..n];
+        places.iter_mut().zip(first..).for_each(|(place, pfn)| {
+            place.write(pfn);
+        });
+        self.len += n;
+    }
+    /// Appends `first` + i for each set bit i of `mask`.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    #[inline]
+    pub fn push_bits(&mut self, first: u32, mut mask: u64) {
+        while mask != 0 {
+            let skip = mask.trailing_zeros();
+            let run = (mask >> skip).trailing_ones();
+            self.push_run(first + skip, run as usize);
+            mask = if skip + run == 64 { 0 } else { mask & (!0 << (skip + run)) };
+        }
+    }
+
+    /// Where a section writes numbers to.
+    #[inline]
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u32 {
+        self.pfns.as_mut_ptr().cast()
+    }
+    /// Where a section reads numbers from: the one at `from`, with the padding behind the last readable.
+    #[inline]
+    pub(crate) fn as_ptr_at(&self, from: usize) -> *const u32 {
+        debug_assert!(from <= self.len);
+        self.pfns[from..].as_ptr().cast()
+    }
+    /// Says that a section wrote the first `len` numbers.
+    ///
+    /// # Safety
+    /// It must have, and `len` be at most the capacity.
+    #[inline]
+    pub(crate) unsafe fn set_len(&mut self, len: usize) {
+        debug_assert!(len <= Self::CAPACITY);
+        self.len = len;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Batch;
+
+    #[test]
+    fn bits_become_numbers_in_order() {
+        let mut batch = Batch::new();
+        batch.push_bits(128, 1 << 63 | 0b111);
+        assert_eq!(batch.as_slice(), [128, 129, 130, 191]);
+        batch.clear();
+        batch.push_bits(0, !0);
+        assert_eq!((batch.len(), batch.room(), batch.as_slice()[63]), (64, 0, 63));
+    }
+}

@@ -1,0 +1,38 @@
+//! What Pagemill asks of the operating system: address space, CPU numbers, restartable sequences.
+//!
+//! It stands between `pagemill-core`, which decides on numbers, and `pagemill`, which hands out memory. The one part
+//! with a theory of its own is the per-CPU lists: see [`lists`].
+//!
+//! ```
+//! let map = pagemill_sys::Mapping::reserve(1 << 21, 1 << 21).unwrap();
+//! assert_eq!(map.addr() % (1 << 21), 0);
+//! ```
+
+mod batch;
+mod cpu;
+mod fork;
+pub mod lists;
+mod map;
+mod membarrier;
+mod rseq;
+
+pub use batch::Batch;
+pub use cpu::{current_cpu, possible_cpus};
+pub use fork::on_fork_in_child;
+pub use lists::{Backend, CpuStats, List, PerCpu};
+pub use map::Mapping;
+pub use rseq::{restarts, self_test};
+
+/// An error number of the operating system.
+///
+/// ```
+/// assert_eq!(pagemill_sys::Errno(12).0, 12);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    pub(crate) fn last() -> Self {
+        Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+}

@@ -1,0 +1,517 @@
+//! Per-CPU lists: stacks of frame numbers that a CPU takes from and returns to without a lock.
+//!
+//! They stand between the caller and the zone. A CPU has one list for each mobility. What is in a list is one 64-bit
+//! word and an array: the word counts the frames on the stack (16 bits) and all pages ever popped (48 bits), so that
+//! one store commits both and a restarted section counts nothing twice. Pages pushed follow from top + popped +
+//! drained - refilled.
+//!
+//! Two backends work on the same memory:
+//! - **rseq**: restartable sequences. A section reads the CPU's number, copies frame numbers and commits with one
+//!   plain store; if it is preempted, migrated or interrupted by a signal before that store, the kernel sends it
+//!   back to its start. See [`crate::rseq`].
+//! - **portable**: the list's `held` word as a try-lock. Readable, complete, and what the models check.
+//!
+//! # Invariants
+//! - L1 `items[..top]` are frames that nobody else has. Above `top` is garbage.
+//! - L2 Under rseq, only sections on the list's own CPU touch a list whose `held` is 0. Whoever set `held` and then
+//!   restarted that CPU's sections is alone with it.
+//! - L3 Portable: whoever set `held` is alone with the list.
+//!
+//! A list that is held, full or empty sends its caller to the zone; nobody waits for a list but whoever drains it.
+use crate::{Batch, Mapping, membarrier, rseq};
+use core::fmt;
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use pagemill_core::atomic::{AtomicU32, AtomicU64};
+use pagemill_core::{BoundBlock, CpuId, Error, Invalid, ListPolicy, Mobility};
+
+/// Slots of a list: what is left of 8 KiB after the header, so that one frame of metadata serves two lists.
+#[cfg(not(loom))]
+const SLOTS: usize = (LIST_BYTES - HEADER_BYTES) / 4;
+#[cfg(loom)]
+const SLOTS: usize = 24;
+const LIST_BYTES: usize = 8192;
+const HEADER_BYTES: usize = 64;
+
+/// What the top of the word means.
+const TOP: u64 = 0xffff;
+const POPPED_SHIFT: u32 = 16;
+
+/// Which mechanism moves frames on and off the lists.
+///
+/// ```
+/// use pagemill_sys::Backend;
+/// assert_eq!("portable".parse(), Ok(Backend::Portable));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backend {
+    /// Restartable sequences.
+    Rseq,
+    /// A try-lock per list.
+    Portable,
+}
+
+impl Backend {
+    /// Its name, as `PAGEMILL_BACKEND` takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rseq => "rseq",
+            Self::Portable => "portable",
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl core::str::FromStr for Backend {
+    type Err = Invalid;
+    fn from_str(name: &str) -> Result<Self, Invalid> {
+        [Self::Rseq, Self::Portable]
+            .into_iter()
+            .find(|backend| backend.name() == name)
+            .ok_or(Invalid::Backend { why: "its name is neither rseq nor portable" })
+    }
+}
+
+/// One list. Zeroed memory is an empty list that takes nothing: `set_policy` opens it.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct List {
+    /// top | popped << 16.
+    word: AtomicU64,
+    /// Frames that the list may hold; a copy of the policy's for the sections.
+    limit: AtomicU32,
+    /// Not 0: somebody else is at it.
+    held: AtomicU32,
+    policy: AtomicU64,
+    /// Frames that came from the zone, and that went there.
+    refilled: AtomicU64,
+    drained: AtomicU64,
+    /// The pageblock that refills draw from.
+    pub bound: BoundBlock,
+    items: [AtomicU32; SLOTS],
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<List>() == LIST_BYTES && offset_of!(List, word) == 0);
+    assert!(offset_of!(List, limit) == rseq::LIMIT && offset_of!(List, held) == rseq::HELD);
+    assert!(size_of::<List>() == 1 << rseq::LIST_SHIFT && size_of::<CpuLists>() == 1 << rseq::CPU_SHIFT);
+    assert!(offset_of!(CpuLists, stats) == Mobility::COUNT << rseq::LIST_SHIFT);
+};
+/// Where the items begin, for the sections.
+pub(crate) const ITEMS: usize = offset_of!(List, items);
+
+impl List {
+    /// The longest list: sections copy in steps of 16 numbers and may write garbage that far above the top.
+    pub const LIMIT_MAX: u32 = (SLOTS - Batch::PAD) as u32;
+
+    /// An empty, open list, for models.
+    #[cfg(loom)]
+    pub fn for_model(limit: u32) -> Self {
+        let list = Self {
+            word: AtomicU64::new(0),
+            limit: AtomicU32::new(0),
+            held: AtomicU32::new(0),
+            policy: AtomicU64::new(0),
+            refilled: AtomicU64::new(0),
+            drained: AtomicU64::new(0),
+            bound: BoundBlock::new(),
+            items: core::array::from_fn(|_| AtomicU32::new(0)),
+        };
+        list.set_policy(ListPolicy { limit, ..ListPolicy::START });
+        list
+    }
+
+    /// Frames on the list just now.
+    pub fn len(&self) -> usize {
+        (self.word.load(Relaxed) & TOP) as usize
+    }
+    /// Is it empty just now?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Pages that callers took from it so far, modulo 2^48.
+    pub fn popped(&self) -> u64 {
+        self.word.load(Relaxed) >> POPPED_SHIFT
+    }
+    /// Pages that callers returned to it so far, modulo 2^48.
+    pub fn pushed(&self) -> u64 {
+        let word = self.word.load(Relaxed);
+        let pushed = (word & TOP)
+            .wrapping_add(word >> POPPED_SHIFT)
+            .wrapping_add(self.drained.load(Relaxed))
+            .wrapping_sub(self.refilled.load(Relaxed));
+        pushed & (u64::MAX >> POPPED_SHIFT)
+    }
+    /// How much it moves and may hold.
+    pub fn policy(&self) -> ListPolicy {
+        ListPolicy::from_word(self.policy.load(Relaxed))
+    }
+    /// Sets how much it moves and may hold, the limit up to [`LIMIT_MAX`](Self::LIMIT_MAX).
+    pub fn set_policy(&self, policy: ListPolicy) {
+        let policy = ListPolicy { limit: policy.limit.min(Self::LIMIT_MAX), ..policy };
+        self.policy.store(policy.as_word(), Relaxed);
+        self.limit.store(policy.limit, Relaxed);
+    }
+    /// Notes that of the frames on the list `n` came from the zone.
+    pub fn note_refilled(&self, n: usize) {
+        self.refilled.fetch_add(n as u64, Relaxed);
+    }
+    /// Notes that `n` of the pages that callers took went to the zone, or were put aside.
+    pub fn note_drained(&self, n: usize) {
+        self.drained.fetch_add(n as u64, Relaxed);
+    }
+
+    /// Tries to be alone with the list: the portable backend's section, and the first half of a drain.
+    #[inline]
+    fn try_hold(&self) -> Option<Held<'_>> {
+        // Acquire pairs with the Release in `Held::drop`: the stack as the last holder left it. A release that pairs
+        // with the sections' read of `held` is not needed here: under rseq the caller restarts them first.
+        let is_mine = self.held.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
+        if cfg!(pagemill_canary) {
+            // The canary: a bug that stress and the model must find. It goes on although somebody is at it.
+            return Some(Held { list: self });
+        }
+        is_mine.then_some(Held { list: self })
+    }
+
+    /// Portable: pops up to `want` into `batch`, which is empty. `None`: somebody is at the list.
+    #[inline]
+    pub fn try_pop_n(&self, want: usize, batch: &mut Batch) -> Option<()> {
+        self.try_hold()?.pop_n(want, batch, 1);
+        Some(())
+    }
+
+    /// Portable: pushes all of `pfns`, or none if they do not fit or somebody is at the list.
+    #[inline]
+    pub fn try_push_n(&self, pfns: &[u32]) -> bool {
+        self.try_hold().is_some_and(|held| held.push_n(pfns))
+    }
+}
+
+/// Alone with a list.
+struct Held<'l> {
+    list: &'l List,
+}
+
+impl Held<'_> {
+    /// Pops up to `want`; `counted` is 1 if a caller takes them, 0 if they go to the zone.
+    #[inline]
+    fn pop_n(&self, want: usize, batch: &mut Batch, counted: u64) {
+        let word = self.list.word.load(Relaxed);
+        let top = (word & TOP) as usize;
+        let n = want.min(top).min(Batch::CAPACITY);
+        self.list.items[top - n..top].iter().for_each(|item| batch.push(item.load(Relaxed)));
+        self.list.word.store(word - n as u64 + (counted * n as u64) << POPPED_SHIFT, Relaxed);
+    }
+
+    #[inline]
+    fn push_n(&self, pfns: &[u32]) -> bool {
+        let word = self.list.word.load(Relaxed);
+        let top = (word & TOP) as usize;
+        if top + pfns.len() > self.list.limit.load(Relaxed) as usize {
+            return false;
+        }
+        self.list.items[top..].iter().zip(pfns).for_each(|(item, &pfn)| item.store(pfn, Relaxed));
+        self.list.word.store(word + pfns.len() as u64, Relaxed);
+        true
+    }
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release pairs with the Acquire in `try_hold`, and with the acquiring read of `held` in a section.
+        self.list.held.store(0, Release);
+    }
+}
+
+/// What a CPU counts once a call or once a trip to the zone, never per page (C3.13). By power of two: entry i counts
+/// calls of 2^i to 2^(i+1) - 1 pages.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CpuStats {
+    /// Bulk allocations by the pages they delivered.
+    pub bulk_alloc: [AtomicU64; 32],
+    /// Bulk frees by the pages they returned.
+    pub bulk_free: [AtomicU64; 32],
+    /// Trips to the zone for a batch, and back.
+    pub refills: AtomicU64,
+    /// Batches that went back because a list was full.
+    pub drains: AtomicU64,
+    /// Frames that passed the lists by, out and in.
+    pub direct_out: AtomicU64,
+    /// Frames that went to the zone without having been on a list.
+    pub direct_in: AtomicU64,
+    /// Bulk requests that ended with the single path.
+    pub fallbacks: AtomicU64,
+    /// Frames taken from a pageblock of another mobility.
+    pub steals: AtomicU64,
+    /// Requests that came back short.
+    pub shortfalls: AtomicU64,
+    /// Calls that found their list held by somebody else.
+    pub busy: AtomicU64,
+    /// Blocks above order 0 handed out, and returned.
+    pub blocks_out: AtomicU64,
+    /// Blocks above order 0 that came back.
+    pub blocks_in: AtomicU64,
+    /// Pages in them, out.
+    pub block_pages_out: AtomicU64,
+    /// Pages in them, in.
+    pub block_pages_in: AtomicU64,
+    _pad: [u64; 948],
+}
+
+/// Which of a CPU's histograms a bulk call counts in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BulkCall {
+    /// [`CpuStats::bulk_alloc`].
+    Alloc,
+    /// [`CpuStats::bulk_free`].
+    Free,
+}
+
+/// One CPU's lists.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CpuLists {
+    /// One for each mobility.
+    pub lists: [List; Mobility::COUNT],
+    /// What it counts.
+    pub stats: CpuStats,
+}
+
+/// The lists of all CPUs.
+///
+/// ```
+/// use pagemill_core::Mobility;
+/// use pagemill_sys::{Backend, Batch, PerCpu};
+/// let lists = PerCpu::new(Backend::Portable, 1, || 0).unwrap();
+/// let list = Mobility::Unmovable;
+/// assert!(lists.push(list, 7) && lists.push(list, 8));
+/// let mut batch = Batch::new();
+/// lists.pop_n(list, 64, &mut batch);
+/// assert_eq!(batch.as_slice(), [7, 8]);
+/// ```
+#[derive(Debug)]
+pub struct PerCpu {
+    base: *const CpuLists,
+    cpus: u32,
+    backend: Backend,
+    /// From the thread pointer to the thread's rseq area.
+    rseq_offset: isize,
+    /// The portable backend's CPU number.
+    cpu_of: fn() -> usize,
+    _map: Mapping,
+}
+
+// SAFETY: `base` points into `_map`, which lives as long as this does; everything there is atomic, or touched by the
+// sections as L2 says.
+unsafe impl Send for PerCpu {}
+// SAFETY: as for Send.
+unsafe impl Sync for PerCpu {}
+
+/// No frame.
+const NONE: u32 = u32::MAX;
+
+impl PerCpu {
+    /// The most CPUs that lists are made for: what Linux can be built for.
+    pub const CPUS_MAX: usize = 8192;
+
+    /// Empty lists for CPUs 0 to `cpus` - 1. `cpu_of` tells the portable backend where it runs; what it says modulo
+    /// `cpus` is taken.
+    ///
+    /// # Errors
+    /// No CPU or too many; rseq where the self-test fails; no memory.
+    pub fn new(backend: Backend, cpus: usize, cpu_of: fn() -> usize) -> Result<Self, Error> {
+        if !(1..=Self::CPUS_MAX).contains(&cpus) {
+            return Err(Invalid::Cpus { cpus, max: Self::CPUS_MAX }.into());
+        }
+        if backend == Backend::Rseq {
+            rseq::self_test().map_err(|why| Invalid::Backend { why })?;
+        }
+        let bytes = cpus * size_of::<CpuLists>();
+        let map = Mapping::reserve(bytes, LIST_BYTES).map_err(|errno| Invalid::System {
+            what: "the per-CPU lists",
+            bytes,
+            errno: errno.0,
+        })?;
+        Ok(Self { base: map.as_ptr(), cpus: cpus as u32, backend, rseq_offset: rseq::area_offset(), cpu_of, _map: map })
+            .inspect(Self::open)
+    }
+
+    /// Sets every list to its first policy.
+    fn open(&self) {
+        self.lists().for_each(|list| list.set_policy(ListPolicy::START));
+    }
+
+    /// The backend in force.
+    pub fn backend(&self) -> Backend {
+        self.backend
+    }
+    /// How many CPUs have lists.
+    pub fn cpus(&self) -> usize {
+        self.cpus as usize
+    }
+    /// One CPU's lists and counters.
+    ///
+    /// # Panics
+    /// If there is no such CPU.
+    #[inline]
+    pub fn cpu(&self, cpu: CpuId) -> &CpuLists {
+        assert!(cpu.get() < self.cpus(), "CPU {} has no lists: there are {}", cpu.get(), self.cpus);
+        // SAFETY: in bounds of the mapping, aligned by its layout, and zeroed memory is a valid CpuLists.
+        unsafe { &*self.base.add(cpu.get()) }
+    }
+    /// Every list.
+    pub fn lists(&self) -> impl Iterator<Item = &List> {
+        (0..self.cpus).flat_map(|cpu| &self.cpu(CpuId::new(cpu)).lists)
+    }
+    /// Where this thread runs, or ran a moment ago.
+    #[inline]
+    pub fn here(&self) -> CpuId {
+        let cpu = match self.backend {
+            Backend::Rseq => rseq::cpu(self.rseq_offset),
+            Backend::Portable => (self.cpu_of)() as u32,
+        };
+        CpuId::new(if cpu < self.cpus { cpu } else { cpu % self.cpus })
+    }
+    /// This CPU's list of that mobility.
+    pub fn list_here(&self, mobility: Mobility) -> &List {
+        &self.cpu(self.here()).lists[mobility.index()]
+    }
+
+    /// Where a section finds CPU 0's list of that mobility.
+    #[inline]
+    fn sections(&self, mobility: Mobility) -> rseq::Lists {
+        rseq::Lists {
+            // SAFETY: stays inside the first CPU's lists.
+            base: unsafe { self.base.cast::<List>().add(mobility.index()) }.cast_mut().cast(),
+            cpus: self.cpus,
+            offset: self.rseq_offset,
+        }
+    }
+
+    /// Takes one frame. `None`: the list is empty or held.
+    #[inline]
+    pub fn pop(&self, mobility: Mobility) -> Option<u32> {
+        let pfn = match self.backend {
+            // SAFETY: the self-test passed, and `sections` names lists of as many CPUs as it says.
+            Backend::Rseq => unsafe { rseq::pop(self.sections(mobility)) },
+            Backend::Portable => self.pop_portable(mobility),
+        };
+        if pfn == NONE { None } else { Some(pfn) }
+    }
+
+    fn pop_portable(&self, mobility: Mobility) -> u32 {
+        let mut one = Batch::new();
+        self.list_here(mobility).try_pop_n(1, &mut one);
+        one.as_slice().first().copied().unwrap_or(NONE)
+    }
+
+    /// Takes up to `want` frames, at most a batch's worth, into `batch`, which must be empty. They come in the order
+    /// in which they were pushed.
+    #[inline]
+    pub fn pop_n(&self, mobility: Mobility, want: usize, batch: &mut Batch) {
+        debug_assert!(batch.is_empty());
+        let want = want.min(Batch::CAPACITY);
+        match self.backend {
+            // SAFETY: as in `pop`; the batch has room for `want` numbers and the padding, and the section wrote as
+            // many as it says.
+            Backend::Rseq => unsafe {
+                let n = rseq::pop_n(self.sections(mobility), batch.as_mut_ptr(), want);
+                batch.set_len(n);
+            },
+            Backend::Portable => {
+                self.list_here(mobility).try_pop_n(want, batch);
+            }
+        }
+    }
+
+    /// Returns one frame. False: the list is full or held, and the caller still has it.
+    #[inline]
+    pub fn push(&self, mobility: Mobility, pfn: u32) -> bool {
+        match self.backend {
+            // SAFETY: as in `pop`.
+            Backend::Rseq => unsafe { rseq::push(self.sections(mobility), pfn) },
+            Backend::Portable => self.list_here(mobility).try_push_n(&[pfn]),
+        }
+    }
+
+    /// Returns the frames of `batch` from the one at `from` on: all, or none if they do not fit or the list is held.
+    #[inline]
+    pub fn push_n(&self, mobility: Mobility, batch: &Batch, from: usize) -> bool {
+        match self.backend {
+            // SAFETY: as in `pop`; the numbers are initialised, with readable padding behind them.
+            Backend::Rseq => unsafe {
+                rseq::push_n(self.sections(mobility), batch.as_ptr_at(from), batch.len() - from)
+            },
+            Backend::Portable => self.list_here(mobility).try_push_n(&batch.as_slice()[from..]),
+        }
+    }
+
+    /// Counts a bulk call of `pages` pages on this CPU.
+    #[inline]
+    pub fn count_bulk(&self, call: BulkCall, pages: usize) {
+        let Some(log2) = pages.checked_ilog2() else { return };
+        let log2 = (log2 as usize).min(31);
+        match self.backend {
+            // SAFETY: as in `pop`; the offset is that of a counter in CpuStats.
+            Backend::Rseq => unsafe {
+                let histogram = match call {
+                    BulkCall::Alloc => offset_of!(CpuStats, bulk_alloc),
+                    BulkCall::Free => offset_of!(CpuStats, bulk_free),
+                };
+                let lists = self.sections(Mobility::Unmovable);
+                rseq::count(lists, offset_of!(CpuLists, stats) + histogram + log2 * 8);
+            },
+            Backend::Portable => {
+                let stats = &self.cpu(self.here()).stats;
+                let histogram = if call == BulkCall::Alloc { &stats.bulk_alloc } else { &stats.bulk_free };
+                histogram[log2].fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// Takes everything off one CPU's list of that mobility, a batch at a time, as whatever thread on whatever CPU
+    /// (C4.3). The owner goes to the zone meanwhile. Returns how many frames went through `give`.
+    pub fn drain(&self, cpu: CpuId, mobility: Mobility, mut give: impl FnMut(&[u32])) -> usize {
+        let list = &self.cpu(cpu).lists[mobility.index()];
+        let held = loop {
+            match list.try_hold() {
+                Some(held) => break held,
+                None => std::thread::yield_now(),
+            }
+        };
+        if self.backend == Backend::Rseq {
+            // SeqCst: `held` is written before the barrier restarts the sections that have not seen it.
+            core::sync::atomic::fence(SeqCst);
+            if let Err(errno) = membarrier::restart_sections(cpu.get()) {
+                panic!("membarrier worked in the self-test and fails now: {errno:?}");
+            }
+        }
+        let mut drained = 0;
+        loop {
+            let mut batch = Batch::new();
+            held.pop_n(Batch::CAPACITY, &mut batch, 0);
+            if batch.is_empty() {
+                break;
+            }
+            list.note_drained(batch.len());
+            drained += batch.len();
+            give(batch.as_slice());
+        }
+        list.set_policy(ListPolicy::START);
+        drained
+    }
+
+    /// In the child after a fork: whoever held a list is gone.
+    pub fn reset_after_fork(&self) {
+        self.lists().for_each(|list| list.held.store(0, Relaxed));
+    }
+}

@@ -1,0 +1,27 @@
+//! No restartable sequences here: the self-test says so, and nothing below is ever called.
+use super::Lists;
+use core::sync::atomic::AtomicU32;
+
+const WHY: &str = "restartable sequences were chosen on a platform that has none";
+
+pub(crate) fn cpu(_offset: isize) -> u32 {
+    u32::MAX
+}
+pub(crate) unsafe fn pop(_lists: Lists) -> u32 {
+    unreachable!("{WHY}")
+}
+pub(crate) unsafe fn pop_n(_lists: Lists, _to: *mut u32, _want: usize) -> usize {
+    unreachable!("{WHY}")
+}
+pub(crate) unsafe fn push(_lists: Lists, _pfn: u32) -> bool {
+    unreachable!("{WHY}")
+}
+pub(crate) unsafe fn push_n(_lists: Lists, _from: *const u32, _n: usize) -> bool {
+    unreachable!("{WHY}")
+}
+pub(crate) unsafe fn count(_lists: Lists, _counter: usize) {
+    unreachable!("{WHY}")
+}
+pub(super) unsafe fn spin(_offset: isize, _inside: &AtomicU32, _leave: &AtomicU32, _turns: u64) -> bool {
+    unreachable!("{WHY}")
+}

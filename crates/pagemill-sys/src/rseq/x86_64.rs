@@ -1,0 +1,305 @@
+//! The sections for x86-64. The scheme is in [`super`]; `fs:0` is the thread pointer.
+//!
+//! Labels: 3 the descriptor, 4 start, 5 behind the commit, 6 abort, 7 the way out without a commit. Vector copies use
+//! SSE encodings, which leave the upper halves of the registers alone. x86-64's loads are ordered, so that reading
+//! `held` before the word needs no fence.
+use super::{CPU_SHIFT, HELD, LIMIT, Lists, RESTARTS};
+use crate::lists::ITEMS;
+use core::arch::asm;
+use core::sync::atomic::AtomicU32;
+
+/// Enters a section, finds the list of the CPU in `{l}` and leaves by 7 if it is held or the thread has no CPU.
+macro_rules! enter {
+    () => {
+        concat!(
+            "2:\n",
+            "lea {l}, [rip + 3f]\n",
+            "mov qword ptr fs:[{off} + 8], {l}\n",
+            "4:\n",
+            "mov {l:e}, dword ptr fs:[{off} + 4]\n",
+            "cmp {l:e}, {cpus:e}\n",
+            "jae 7f\n",
+            "shl {l}, {cpu_shift}\n",
+            "add {l}, {base}\n",
+            "cmp dword ptr [{l} + {held}], 0\n",
+            "jne 7f\n",
+        )
+    };
+}
+
+/// The descriptor of the section that began at the last 4 and committed before the last 5, and its abort handler
+/// behind the signature that glibc registered (0x53053053, the operand of an undefined instruction).
+macro_rules! leave {
+    () => {
+        concat!(
+            ".pushsection __rseq_cs, \"aw\"\n",
+            ".balign 32\n",
+            "3:\n",
+            ".long 0, 0\n",
+            ".quad 4b, 5b - 4b, 6f\n",
+            ".popsection\n",
+            ".pushsection __rseq_abort, \"ax\"\n",
+            ".byte 0x0f, 0xb9, 0x3d\n",
+            ".long 0x53053053\n",
+            "6:\n",
+            "lock inc qword ptr [rip + {restarts}]\n",
+            "jmp 2b\n",
+            ".popsection\n",
+        )
+    };
+}
+
+/// The CPU's number as the kernel last wrote it; above all possible ones if the thread is not registered.
+#[inline]
+pub(crate) fn cpu(offset: isize) -> u32 {
+    let cpu: u32;
+    // SAFETY: glibc put the thread's area there; reading a field changes nothing.
+    unsafe {
+        asm!("mov {cpu:e}, dword ptr fs:[{off} + 4]", cpu = out(reg) cpu, off = in(reg) offset,
+            options(nostack, readonly, preserves_flags));
+    }
+    cpu
+}
+
+/// Pops one frame number; `u32::MAX` if there is none or the list is held.
+///
+/// # Safety
+/// The self-test passed, and `lists` names lists for `lists.cpus` CPUs.
+#[inline]
+pub(crate) unsafe fn pop(lists: Lists) -> u32 {
+    let pfn: u32;
+    // SAFETY: the section touches the list of the CPU it runs on, in bounds (top <= limit), and commits with one
+    // store.
+    unsafe {
+        asm!(
+            "mov {pfn:e}, -1",
+            enter!(),
+            "mov {w}, qword ptr [{l}]",
+            "movzx {top:e}, {w:x}",
+            "sub {top:e}, 1",
+            "jb 7f",
+            "mov {top:e}, dword ptr [{l} + {top}*4 + {items}]",
+            "add {w}, 0xffff", // top - 1, popped + 1
+            "mov qword ptr [{l}], {w}",
+            "5:",
+            "mov {pfn:e}, {top:e}",
+            leave!(),
+            "7:",
+            l = out(reg) _, w = out(reg) _, top = out(reg) _, pfn = out(reg) pfn,
+            off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
+            cpu_shift = const CPU_SHIFT, held = const HELD, items = const ITEMS, restarts = sym RESTARTS,
+            options(nostack),
+        );
+    }
+    pfn
+}
+
+/// Pops up to `want` (1 to 64) frame numbers to `to`, which has room for as many and 15 more. Returns how many.
+///
+/// # Safety
+/// As [`pop`].
+#[inline]
+pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
+    let n: usize;
+    // SAFETY: as in `pop`; reads run at most 15 numbers over the top, inside the list's padding, writes as far over
+    // `to`, as the caller allows.
+    unsafe {
+        asm!(
+            enter!(),
+            "mov {w}, qword ptr [{l}]",
+            "movzx {n:e}, {w:x}",
+            "mov {i:e}, {n:e}",
+            "cmp {n:e}, {want:e}",
+            "cmova {n:e}, {want:e}",
+            "sub {i:e}, {n:e}",
+            "lea {from}, [{l} + {i}*4 + {items}]",
+            "xor {i:e}, {i:e}",
+            "8:",
+            "movups xmm0, [{from} + {i}*4]",
+            "movups xmm1, [{from} + {i}*4 + 16]",
+            "movups xmm2, [{from} + {i}*4 + 32]",
+            "movups xmm3, [{from} + {i}*4 + 48]",
+            "movups [{to} + {i}*4], xmm0",
+            "movups [{to} + {i}*4 + 16], xmm1",
+            "movups [{to} + {i}*4 + 32], xmm2",
+            "movups [{to} + {i}*4 + 48], xmm3",
+            "add {i:e}, 16",
+            "cmp {i:e}, {n:e}",
+            "jb 8b",
+            "imul {i}, {n}, 0xffff", // top - n, popped + n
+            "add {w}, {i}",
+            "mov qword ptr [{l}], {w}",
+            "5:",
+            leave!(),
+            "jmp 8f",
+            "7:",
+            "xor {n:e}, {n:e}",
+            "8:",
+            l = out(reg) _, w = out(reg) _, n = out(reg) n, i = out(reg) _, from = out(reg) _,
+            to = in(reg) to, want = in(reg) want,
+            off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            cpu_shift = const CPU_SHIFT, held = const HELD, items = const ITEMS, restarts = sym RESTARTS,
+            options(nostack),
+        );
+    }
+    n
+}
+
+/// Pushes one frame number. False: the list is full or held.
+///
+/// # Safety
+/// As [`pop`].
+#[inline]
+pub(crate) unsafe fn push(lists: Lists, pfn: u32) -> bool {
+    let is_pushed: u32;
+    // SAFETY: as in `pop`; below the limit there is a slot.
+    unsafe {
+        asm!(
+            "xor {done:e}, {done:e}",
+            enter!(),
+            "mov {w}, qword ptr [{l}]",
+            "movzx {top:e}, {w:x}",
+            "cmp {top:e}, dword ptr [{l} + {limit}]",
+            "jae 7f",
+            "mov dword ptr [{l} + {top}*4 + {items}], {pfn:e}",
+            "add {w}, 1",
+            "mov qword ptr [{l}], {w}",
+            "5:",
+            "mov {done:e}, 1",
+            leave!(),
+            "7:",
+            l = out(reg) _, w = out(reg) _, top = out(reg) _, done = out(reg) is_pushed, pfn = in(reg) pfn,
+            off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
+            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, items = const ITEMS,
+            restarts = sym RESTARTS,
+            options(nostack),
+        );
+    }
+    is_pushed != 0
+}
+
+/// Pushes the `n` (1 to 64) frame numbers at `from`, behind which 15 more can be read. False: they do not fit, or
+/// the list is held.
+///
+/// # Safety
+/// As [`pop`].
+#[inline]
+pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
+    let is_pushed: u32;
+    // SAFETY: as in `pop`; writes run at most 15 numbers over the new top, inside the list's padding.
+    unsafe {
+        asm!(
+            "xor {done:e}, {done:e}",
+            enter!(),
+            "mov {w}, qword ptr [{l}]",
+            "movzx {i:e}, {w:x}",
+            "lea {to}, [{l} + {i}*4 + {items}]",
+            "add {i:e}, {n:e}",
+            "cmp {i:e}, dword ptr [{l} + {limit}]",
+            "ja 7f",
+            "xor {i:e}, {i:e}",
+            "8:",
+            "movups xmm0, [{from} + {i}*4]",
+            "movups xmm1, [{from} + {i}*4 + 16]",
+            "movups xmm2, [{from} + {i}*4 + 32]",
+            "movups xmm3, [{from} + {i}*4 + 48]",
+            "movups [{to} + {i}*4], xmm0",
+            "movups [{to} + {i}*4 + 16], xmm1",
+            "movups [{to} + {i}*4 + 32], xmm2",
+            "movups [{to} + {i}*4 + 48], xmm3",
+            "add {i:e}, 16",
+            "cmp {i:e}, {n:e}",
+            "jb 8b",
+            "add {w}, {n}",
+            "mov qword ptr [{l}], {w}",
+            "5:",
+            "mov {done:e}, 1",
+            leave!(),
+            "7:",
+            l = out(reg) _, w = out(reg) _, i = out(reg) _, to = out(reg) _, done = out(reg) is_pushed,
+            from = in(reg) from, n = in(reg) n,
+            off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, items = const ITEMS,
+            restarts = sym RESTARTS,
+            options(nostack),
+        );
+    }
+    is_pushed != 0
+}
+
+/// Adds one to this CPU's 64-bit counter at `counter` bytes into its lists; not while they are held.
+///
+/// # Safety
+/// As [`pop`], with `lists` naming the CPU's first list; the counter must be inside one CPU's lists.
+#[inline]
+pub(crate) unsafe fn count(lists: Lists, counter: usize) {
+    // SAFETY: as in `pop`. One instruction reads and writes the counter: it is the commit.
+    unsafe {
+        asm!(
+            "2:",
+            "lea {l}, [rip + 3f]",
+            "mov qword ptr fs:[{off} + 8], {l}",
+            "4:",
+            "mov {l:e}, dword ptr fs:[{off} + 4]",
+            "cmp {l:e}, {cpus:e}",
+            "jae 7f",
+            "shl {l}, {cpu_shift}",
+            "add {l}, {base}",
+            "inc qword ptr [{l}]",
+            "5:",
+            leave!(),
+            "7:",
+            l = out(reg) _,
+            off = in(reg) lists.offset, base = in(reg) lists.base.wrapping_add(counter), cpus = in(reg) lists.cpus,
+            cpu_shift = const CPU_SHIFT, restarts = sym RESTARTS,
+            options(nostack),
+        );
+    }
+}
+
+/// The self-test's section: says in `inside` which CPU it is on, plus one, and spins until `leave` is not 0, `turns`
+/// times at most. Returns whether it was sent back.
+///
+/// # Safety
+/// glibc registered this thread at `offset`.
+pub(super) unsafe fn spin(offset: isize, inside: &AtomicU32, leave: &AtomicU32, turns: u64) -> bool {
+    let was_restarted: u32;
+    // SAFETY: touches the two flags and registers alone. The abort goes to the end.
+    unsafe {
+        asm!(
+            "xor {sent:e}, {sent:e}",
+            "lea {l}, [rip + 3f]",
+            "mov qword ptr fs:[{off} + 8], {l}",
+            "4:",
+            "mov {l:e}, dword ptr fs:[{off} + 4]",
+            "inc {l:e}",
+            "mov dword ptr [{inside}], {l:e}",
+            "8:",
+            "cmp dword ptr [{leave}], 0",
+            "jne 7f",
+            "dec {turns}",
+            "jnz 8b",
+            "5:",
+            ".pushsection __rseq_cs, \"aw\"",
+            ".balign 32",
+            "3:",
+            ".long 0, 0",
+            ".quad 4b, 5b - 4b, 6f",
+            ".popsection",
+            ".pushsection __rseq_abort, \"ax\"",
+            ".byte 0x0f, 0xb9, 0x3d",
+            ".long 0x53053053",
+            "6:",
+            "mov {sent:e}, 1",
+            "jmp 7f",
+            ".popsection",
+            "7:",
+            l = out(reg) _, sent = out(reg) was_restarted, turns = inout(reg) turns => _,
+            off = in(reg) offset, inside = in(reg) inside.as_ptr(), leave = in(reg) leave.as_ptr(),
+            options(nostack),
+        );
+    }
+    was_restarted != 0
+}
