@@ -108,9 +108,12 @@ pub(crate) fn no_os(shell: &Shell) -> Result<Tally> {
     const TARGET: &str = "x86_64-unknown-none";
     let target = shell.own_target("no-os");
     let build = shell.cargo(&format!("build --locked --release --target {TARGET}"));
-    // Its flags are in its own .cargo/config.toml, which cargo finds from its folder.
-    let build = build.current_dir(shell.root.join("tests/no-os")).env("CARGO_TARGET_DIR", &target);
-    build.limit(LIMIT).run("no-os-build")?.expect_ok()?;
+    let lint = shell.cargo(&format!("clippy --locked --release --target {TARGET} -- -D warnings"));
+    for (cargo, log) in [(lint, "no-os-clippy"), (build, "no-os-build")] {
+        // Its flags are in its own .cargo/config.toml, which cargo finds from its folder.
+        let cargo = cargo.current_dir(shell.root.join("tests/no-os")).env("CARGO_TARGET_DIR", &target);
+        cargo.limit(LIMIT).run(log)?.expect_ok()?;
+    }
     let program = target.join(TARGET).join("release").join("no-os");
     let data = fs::read(&program).with_context(|| program.display().to_string())?;
     let file = object::File::parse(&*data)?;
