@@ -1,9 +1,12 @@
 //! Formatting, lints, builds and the ordinary tests.
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 
+use crate::plan::OLDEST;
 use crate::shell::Shell;
 use crate::tally::{self, Tally};
 
@@ -55,6 +58,17 @@ pub(crate) fn library(shell: &Shell) -> Result<Tally> {
     Ok(Tally::pass("cargo build -p pagemill, with CC and CXX set to a program that fails"))
 }
 
+/// `rust-version` is a promise: that toolchain builds the library.
+pub(crate) fn oldest(shell: &Shell) -> Result<Tally> {
+    let manifest = fs::read_to_string(shell.root.join("Cargo.toml"))?;
+    let promise = format!("rust-version = \"{OLDEST}\"");
+    ensure!(manifest.contains(&promise), "Cargo.toml does not say {promise}, as xtask/src/plan.rs does");
+    let check = shell.cargo(&format!("+{OLDEST} check --locked {LIBRARY}"));
+    let check = check.env("CARGO_TARGET_DIR", shell.own_target("oldest"));
+    check.limit(BUILD_LIMIT).run("oldest")?.expect_ok()?;
+    Ok(Tally::pass(format!("Rust {OLDEST}")))
+}
+
 pub(crate) fn test_rseq(shell: &Shell) -> Result<Tally> {
     tests(shell, "test-rseq", "--workspace --lib --bins --tests --examples", Some("rseq"))
 }
@@ -97,6 +111,35 @@ pub(crate) fn count(step: &str, ran: crate::shell::Ran) -> Result<Tally> {
 pub(crate) fn doctest(shell: &Shell) -> Result<Tally> {
     let ran = shell.cargo("test --locked --no-fail-fast --workspace --doc").limit(BUILD_LIMIT).run("doctest")?;
     count("doctest", ran)
+}
+
+/// The names of the Rust programs in a folder, sorted; at least one.
+pub(crate) fn programs_in(folder: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|end| end == "rs") {
+            names.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+        }
+    }
+    names.sort();
+    ensure!(!names.is_empty(), "{}: no program in it", folder.display());
+    Ok(names)
+}
+
+/// Runs each program in crates/pagemill/examples.
+pub(crate) fn examples(shell: &Shell) -> Result<Tally> {
+    let folder = shell.root.join("crates/pagemill/examples");
+    let names = programs_in(&folder)?;
+    let mut tally = Tally::default();
+    for name in names {
+        let ran = shell.cargo(&format!("run --locked --quiet -p pagemill --example {name}")).limit(BUILD_LIMIT);
+        match ran.run(&format!("example-{name}"))?.expect_ok() {
+            Ok(_) => tally.add(Tally::pass(name)),
+            Err(error) => tally.failures.push(format!("example {name}: {error:#}")),
+        }
+    }
+    Ok(tally)
 }
 
 pub(crate) fn rustdoc(shell: &Shell) -> Result<Tally> {

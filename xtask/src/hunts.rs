@@ -4,10 +4,9 @@
 //! None of the first four sees into the restartable sequences' assembly. The evidence
 //! for that is stress (with signals inside sections), not loom, miri or a sanitizer.
 
-use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::builds::{self, LIBRARY};
 use crate::shell::{Ran, Shell};
@@ -105,17 +104,7 @@ pub(crate) fn fuzz(shell: &Shell) -> Result<Tally> {
         -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
         -Ccodegen-units=1 -Cdebug-assertions";
     const TARGET: &str = "x86_64-unknown-linux-gnu";
-    let folder = shell.root.join("fuzz/fuzz_targets");
-    let mut names = Vec::new();
-    for entry in fs::read_dir(&folder).with_context(|| format!("{}: no fuzz targets", folder.display()))? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|end| end == "rs") {
-            names.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
-        }
-    }
-    names.sort();
-    ensure!(!names.is_empty(), "{}: no fuzz targets", folder.display());
-
+    let names = builds::programs_in(&shell.root.join("fuzz/fuzz_targets"))?;
     let build = format!("build --release --target {TARGET} --manifest-path fuzz/Cargo.toml");
     shell.nightly(&build).rustflags(FLAGS, "fuzz").limit(LIMIT).run("fuzz-build")?.expect_ok()?;
     let mut tally = Tally::default();

@@ -22,6 +22,8 @@ pub(crate) struct Step {
 
 const NIGHTLY: Need = Need::Nightly("");
 const MIRI: &[Need] = &[GCC, NIGHTLY, Need::Nightly("miri"), Need::Nightly("rust-src")];
+/// `rust-version` in Cargo.toml; the step `oldest` holds the two together.
+pub(crate) const OLDEST: &str = "1.88";
 const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
 
 /// Every step there is.
@@ -36,6 +38,12 @@ pub(crate) const STEPS: &[Step] = &[
     step("clauses", "docs/clauses.md names tests that exist for each clause", &[GIT], clauses::check),
     step("build", "the library builds with no C compiler in reach", &[GCC], builds::library),
     step("clippy", "no lint has anything to say", &[Need::Component("clippy"), GCC, GXX, MAKE], builds::clippy),
+    step(
+        "oldest",
+        "the library builds with the oldest Rust that it promises",
+        &[GCC, Need::Toolchain(OLDEST)],
+        builds::oldest,
+    ),
     step("test-rseq", "the tests, on restartable sequences", C_AND_CXX, builds::test_rseq),
     step("test-portable", "the tests, on the portable lists", C_AND_CXX, builds::test_portable),
     step(
@@ -45,6 +53,7 @@ pub(crate) const STEPS: &[Step] = &[
         builds::test_release,
     ),
     step("doctest", "the examples in the documentation and in the README run", C_AND_CXX, builds::doctest),
+    step("examples", "the example programs run", &[GCC], builds::examples),
     step("rustdoc", "the documentation builds without a warning", C_AND_CXX, builds::rustdoc),
     step("release", "the program builds as a user builds it", C_AND_CXX, builds::release),
     step("readme", "the README's commands run as they stand", C_AND_CXX, readme::commands),

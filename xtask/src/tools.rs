@@ -19,6 +19,8 @@ pub(crate) enum Need {
     Nightly(&'static str),
     /// The standard library for a target.
     Target(&'static str),
+    /// A toolchain by its version.
+    Toolchain(&'static str),
 }
 
 /// A C compiler: the linker's driver, and the peers of `pagemill bench`.
@@ -39,6 +41,7 @@ impl Need {
             Self::Nightly("") => "the nightly toolchain".to_owned(),
             Self::Nightly(name) => format!("nightly's Rust component {name}"),
             Self::Target(name) => format!("the Rust target {name}"),
+            Self::Toolchain(version) => format!("the Rust toolchain {version}"),
         }
     }
 
@@ -50,6 +53,7 @@ impl Need {
             Self::Nightly("") => succeeds(&["cargo", "+nightly", "--version"]),
             Self::Nightly(name) => has_component("+nightly", name),
             Self::Target(name) => has_target(name),
+            Self::Toolchain(version) => succeeds(&["cargo", &format!("+{version}"), "--version"]),
         }
     }
 
@@ -61,6 +65,7 @@ impl Need {
             Self::Nightly("") => vec!["toolchain", "install", "nightly", "--profile", "minimal"],
             Self::Nightly(name) => vec!["component", "add", "--toolchain", "nightly", name],
             Self::Target(name) => vec!["target", "add", name],
+            Self::Toolchain(version) => vec!["toolchain", "install", version, "--profile", "minimal"],
         })
     }
 }
