@@ -75,6 +75,14 @@ pub enum Invalid {
         /// The order asked for.
         order: u8,
     },
+    /// Blocks of two orders on one list.
+    #[error("a list of blocks of order {list} cannot take blocks of order {other}")]
+    ListOrder {
+        /// The list's.
+        list: u8,
+        /// The other's.
+        other: u8,
+    },
     /// Two flags that exclude each other.
     #[error("the gfp flags {0} and {1} exclude each other")]
     GfpConflict(&'static str, &'static str),

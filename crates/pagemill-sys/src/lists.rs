@@ -91,6 +91,8 @@ pub struct List {
     /// Frames that came from the zone, and that went there.
     refilled: AtomicU64,
     drained: AtomicU64,
+    /// Frames that its own CPU popped for the zone, not for a caller.
+    overflowed: AtomicU64,
     /// The pageblock that refills draw from.
     pub bound: BoundBlock,
     items: [AtomicU32; SLOTS],
@@ -120,6 +122,7 @@ impl List {
             policy: AtomicU64::new(0),
             refilled: AtomicU64::new(0),
             drained: AtomicU64::new(0),
+            overflowed: AtomicU64::new(0),
             bound: BoundBlock::new(),
             items: core::array::from_fn(|_| AtomicU32::new(0)),
         };
@@ -137,7 +140,16 @@ impl List {
     }
     /// Pages that callers took from it so far, modulo 2^48.
     pub fn popped(&self) -> u64 {
-        self.word.load(Relaxed) >> POPPED_SHIFT
+        let popped = self.word.load(Relaxed) >> POPPED_SHIFT;
+        popped.wrapping_sub(self.overflowed.load(Relaxed)) & (u64::MAX >> POPPED_SHIFT)
+    }
+    /// Frames that came to it from the zone so far.
+    pub fn refilled(&self) -> u64 {
+        self.refilled.load(Relaxed)
+    }
+    /// Frames that went from it to the zone so far.
+    pub fn drained(&self) -> u64 {
+        self.drained.load(Relaxed) + self.overflowed.load(Relaxed)
     }
     /// Pages that callers returned to it so far, modulo 2^48.
     pub fn pushed(&self) -> u64 {
@@ -158,13 +170,21 @@ impl List {
         self.policy.store(policy.as_word(), Relaxed);
         self.limit.store(policy.limit, Relaxed);
     }
-    /// Notes that of the frames on the list `n` came from the zone.
+    /// Notes that `n` frames come from the zone; before they are pushed.
     pub fn note_refilled(&self, n: usize) {
         self.refilled.fetch_add(n as u64, Relaxed);
     }
-    /// Notes that `n` of the pages that callers took went to the zone, or were put aside.
-    pub fn note_drained(&self, n: usize) {
-        self.drained.fetch_add(n as u64, Relaxed);
+    /// They did not come after all.
+    pub fn unnote_refilled(&self, n: usize) {
+        self.refilled.fetch_sub(n as u64, Relaxed);
+    }
+    /// Notes that `n` frames that were popped go to the zone.
+    pub fn note_overflowed(&self, n: usize) {
+        self.overflowed.fetch_add(n as u64, Relaxed);
+    }
+    /// The frames on it, at rest.
+    pub fn frames(&self) -> impl Iterator<Item = u32> {
+        self.items[..self.len()].iter().map(|item| item.load(Relaxed))
     }
 
     /// Tries to be alone with the list: the portable backend's section, and the first half of a drain.
@@ -207,7 +227,7 @@ impl Held<'_> {
         let top = (word & TOP) as usize;
         let n = want.min(top).min(Batch::CAPACITY);
         self.list.items[top - n..top].iter().for_each(|item| batch.push(item.load(Relaxed)));
-        self.list.word.store(word - n as u64 + (counted * n as u64) << POPPED_SHIFT, Relaxed);
+        self.list.word.store(word - n as u64 + ((counted * n as u64) << POPPED_SHIFT), Relaxed);
     }
 
     #[inline]
@@ -502,16 +522,27 @@ impl PerCpu {
             if batch.is_empty() {
                 break;
             }
-            list.note_drained(batch.len());
+            list.drained.fetch_add(batch.len() as u64, Relaxed);
             drained += batch.len();
             give(batch.as_slice());
         }
-        list.set_policy(ListPolicy::START);
         drained
     }
 
-    /// In the child after a fork: whoever held a list is gone.
-    pub fn reset_after_fork(&self) {
-        self.lists().for_each(|list| list.held.store(0, Relaxed));
+    /// In the child of a fork, where a signal could be: holds all lists, whoever did before, so that every caller
+    /// goes to the zone.
+    pub fn hold_after_fork(&self) {
+        self.lists().for_each(|list| list.held.store(1, Relaxed));
+    }
+    /// Forgets what is on the lists, which are held; the zone takes it up.
+    pub fn empty_after_fork(&self) {
+        for list in self.lists() {
+            let top = list.word.fetch_and(!TOP, Relaxed) & TOP;
+            list.drained.fetch_add(top, Relaxed);
+        }
+    }
+    /// Opens them again.
+    pub fn release_after_fork(&self) {
+        self.lists().for_each(|list| list.held.store(0, Release));
     }
 }

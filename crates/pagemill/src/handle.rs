@@ -1,0 +1,312 @@
+//! Owned handles: whoever has one has the memory, and nobody else does. One word each, with no null value, so that
+//! `Option` of one is a word with null empty, as the array form wants it.
+use crate::free::{free_word, free_words};
+use crate::registry;
+use core::fmt;
+use core::mem::ManuallyDrop;
+use core::num::NonZeroUsize;
+use core::ops::{Deref, DerefMut};
+use core::ptr::NonNull;
+use pagemill_core::{Misuse, Order, PAGE_SIZE, Pfn};
+
+/// A handle's word: the address, with the order in its low bits.
+const ORDER: usize = 0x1f;
+/// Set in a slot that an all-or-nothing array request has filled and may have to empty again.
+pub(crate) const TENTATIVE: usize = 1 << 11;
+
+#[inline]
+pub(crate) fn addr_of_word(word: usize) -> usize {
+    word & !ORDER
+}
+/// The order in a handle's word. Words are made by this crate, with an order that exists.
+#[inline]
+pub(crate) fn order_of_word(word: usize) -> Order {
+    Order::new((word & ORDER) as u8).unwrap_or(Order::MAX)
+}
+
+pub(crate) mod sealed {
+    /// The word behind a handle.
+    pub trait Word: Sized {
+        /// Can it be of any order, or 0 alone?
+        const ANY_ORDER: bool;
+        /// A handle of its word.
+        ///
+        /// # Safety
+        /// The word is that of a block that is handed out and that nobody else has.
+        unsafe fn from_word(word: usize) -> Self;
+        /// The word of a handle, which is given up.
+        fn into_word(self) -> usize;
+    }
+}
+
+/// What a request can be served with: [`Page`]s, or [`Block`]s of an order.
+///
+/// ```
+/// fn takes<T: pagemill::Owned>() {}
+/// takes::<pagemill::Page>();
+/// takes::<pagemill::Block>();
+/// ```
+pub trait Owned: sealed::Word + Send + 'static {}
+impl Owned for Page {}
+impl Owned for Block {}
+
+/// The words behind an array's slots: 0 is empty.
+pub(crate) fn slots_as_words<T: Owned>(slots: &mut [Option<T>]) -> &mut [usize] {
+    const { assert!(size_of::<Option<T>>() == size_of::<usize>() && align_of::<Option<T>>() == align_of::<usize>()) };
+    // SAFETY: Page and Block, the only types that are Owned, are transparent over NonZeroUsize, whose Option is a
+    // usize with 0 for None. Callers write 0 or words of blocks that nobody else has.
+    unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast(), slots.len()) }
+}
+
+/// One page of 4096 bytes. Freed when dropped.
+///
+/// Its contents are unspecified unless it was asked for with `ZERO`; they are whatever its last owner left, so hand a
+/// page to somebody who must not see that only after writing it.
+///
+/// ```
+/// use pagemill::{Allocator, Gfp};
+/// let mut page = Allocator::global().alloc_page(Gfp::KERNEL | Gfp::ZERO)?;
+/// page[0] = 1;
+/// assert_eq!((page.len(), page[4095], page.addr() % 4096), (4096, 0, 0));
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[repr(transparent)]
+pub struct Page(NonZeroUsize);
+
+/// 2^order contiguous pages, aligned to their size. Freed when dropped.
+///
+/// ```
+/// use pagemill::{Allocator, Gfp, Order};
+/// let block = Allocator::global().alloc_pages(Gfp::KERNEL, Order::new(3)?)?;
+/// assert_eq!((block.len(), block.addr() % (8 * 4096)), (8 * 4096, 0));
+/// let pages: Vec<_> = block.split().collect();
+/// assert_eq!(pages.len(), 8); // each freed on its own
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[repr(transparent)]
+pub struct Block(NonZeroUsize);
+
+impl sealed::Word for Page {
+    const ANY_ORDER: bool = false;
+    #[inline]
+    unsafe fn from_word(word: usize) -> Self {
+        debug_assert!(word != 0 && word.is_multiple_of(PAGE_SIZE));
+        // SAFETY: an address of an arena, which is not null.
+        Self(unsafe { NonZeroUsize::new_unchecked(word) })
+    }
+    #[inline]
+    fn into_word(self) -> usize {
+        ManuallyDrop::new(self).0.get()
+    }
+}
+impl sealed::Word for Block {
+    const ANY_ORDER: bool = true;
+    #[inline]
+    unsafe fn from_word(word: usize) -> Self {
+        debug_assert!(addr_of_word(word) != 0);
+        // SAFETY: an address of an arena with an order; not null.
+        Self(unsafe { NonZeroUsize::new_unchecked(word) })
+    }
+    #[inline]
+    fn into_word(self) -> usize {
+        ManuallyDrop::new(self).0.get()
+    }
+}
+
+macro_rules! handle {
+    ($name:ident, $what:literal) => {
+        impl $name {
+            /// Its address.
+            #[inline]
+            pub fn addr(&self) -> usize {
+                addr_of_word(self.0.get())
+            }
+            /// Its first byte.
+            #[inline]
+            pub fn as_ptr(&self) -> *const u8 {
+                core::ptr::with_exposed_provenance(self.addr())
+            }
+            /// Its first byte, to be written.
+            #[inline]
+            pub fn as_mut_ptr(&mut self) -> *mut u8 {
+                core::ptr::with_exposed_provenance_mut(self.addr())
+            }
+            /// The number of its first frame.
+            pub fn pfn(&self) -> Pfn {
+                let addr = self.addr();
+                match registry::by_address(addr) {
+                    Some(arena) => Pfn::new(arena.pfn_of(addr)),
+                    None => panic!(concat!("a ", $what, " at {:#x} outside of every arena"), addr),
+                }
+            }
+            /// Frees it and says if that was misuse, which only unsafe code can bring about. Dropping does the same,
+            /// and reports misuse to [`on_misuse`](crate::on_misuse) alone.
+            ///
+            /// # Errors
+            /// [`Misuse`]; nothing was changed.
+            #[inline]
+            pub fn free(self) -> Result<(), Misuse> {
+                free_word(ManuallyDrop::new(self).0.get())
+            }
+        }
+
+        impl Drop for $name {
+            #[inline]
+            fn drop(&mut self) {
+                // Misuse is reported on its way; there is nobody here to tell.
+                let _ = free_word(self.0.get());
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($what, " of order {} at {:#x}"), order_of_word(self.0.get()).get(), self.addr())
+            }
+        }
+    };
+}
+handle!(Page, "page");
+handle!(Block, "block");
+
+impl Page {
+    /// Gives up ownership; [`from_raw`](Self::from_raw) or [`free_raw`](crate::free_raw) takes it up again.
+    #[inline]
+    pub fn into_raw(self) -> NonNull<u8> {
+        let addr = ManuallyDrop::new(self).0;
+        NonNull::with_exposed_provenance(addr)
+    }
+    /// Takes up ownership again.
+    ///
+    /// # Safety
+    /// `ptr` came from [`into_raw`](Self::into_raw) (or is a page that Pagemill handed out in C), once.
+    #[inline]
+    pub unsafe fn from_raw(ptr: NonNull<u8>) -> Self {
+        Self(ptr.expose_provenance())
+    }
+}
+
+impl Deref for Page {
+    type Target = [u8; PAGE_SIZE];
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        // SAFETY: the handle owns the page; mapped memory is initialised.
+        unsafe { &*self.as_ptr().cast() }
+    }
+}
+impl DerefMut for Page {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        // SAFETY: as in `deref`, and the handle is borrowed exclusively.
+        unsafe { &mut *self.as_mut_ptr().cast() }
+    }
+}
+
+impl Block {
+    /// Its order.
+    #[inline]
+    pub fn order(&self) -> Order {
+        order_of_word(self.0.get())
+    }
+    /// Turns it into its pages, each of which is freed on its own from then on. Those that the iterator still has
+    /// when it is dropped are freed in bulk.
+    pub fn split(self) -> Pages {
+        let (addr, order) = (self.addr(), self.order());
+        core::mem::forget(self);
+        crate::free::split(addr, order);
+        Pages { next: addr, end: addr + order.bytes() }
+    }
+    /// Gives up ownership; [`from_raw`](Self::from_raw) or [`free_raw`](crate::free_raw) takes it up again.
+    pub fn into_raw(self) -> (NonNull<u8>, Order) {
+        let order = self.order();
+        let word = ManuallyDrop::new(self).0.get();
+        let addr = NonZeroUsize::new(addr_of_word(word)).unwrap_or(NonZeroUsize::MIN);
+        (NonNull::with_exposed_provenance(addr), order)
+    }
+    /// Takes up ownership again.
+    ///
+    /// # Safety
+    /// Both came from [`into_raw`](Self::into_raw), once.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, order: Order) -> Self {
+        Self(ptr.expose_provenance() | usize::from(order.get()))
+    }
+}
+
+impl From<Page> for Block {
+    /// A page is a block of order 0.
+    fn from(page: Page) -> Self {
+        Self(ManuallyDrop::new(page).0)
+    }
+}
+
+impl Deref for Block {
+    type Target = [u8];
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the handle owns the block, which has that size; mapped memory is initialised.
+        unsafe { core::slice::from_raw_parts(self.as_ptr(), self.order().bytes()) }
+    }
+}
+impl DerefMut for Block {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and the handle is borrowed exclusively.
+        unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.order().bytes()) }
+    }
+}
+
+/// The pages of a block that was [split](Block::split), or of a [run](crate::Run).
+///
+/// ```
+/// use pagemill::{Allocator, Gfp, Order};
+/// let block = Allocator::global().alloc_pages(Gfp::KERNEL, Order::new(1)?)?;
+/// let mut pages = block.split();
+/// let first = pages.next().unwrap();
+/// drop(pages); // frees the other one
+/// assert_eq!(first.len(), 4096);
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Pages {
+    pub(crate) next: usize,
+    pub(crate) end: usize,
+}
+
+impl Iterator for Pages {
+    type Item = Page;
+    #[inline]
+    fn next(&mut self) -> Option<Page> {
+        if self.next == self.end {
+            return None;
+        }
+        let addr = self.next;
+        self.next += PAGE_SIZE;
+        // SAFETY: the iterator owns the pages from `next` to `end`, and gives this one away.
+        Some(unsafe { sealed::Word::from_word(addr) })
+    }
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = (self.end - self.next) / PAGE_SIZE;
+        (left, Some(left))
+    }
+}
+impl ExactSizeIterator for Pages {}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        crate::free::free_run(self.next, (self.end - self.next) / PAGE_SIZE, Order::ZERO);
+    }
+}
+
+/// Frees what an array holds, whoever handed it out, and empties its slots (C3.10). Returns how many blocks that
+/// were; empty slots cost little.
+///
+/// ```
+/// use pagemill::{Allocator, Bulk, free_pages_bulk, Page};
+/// let mut slots: [Option<Page>; 8] = [const { None }; 8];
+/// Allocator::global().alloc_pages_bulk_array(Bulk::up_to(8), &mut slots)?;
+/// assert_eq!(free_pages_bulk(&mut slots), 8);
+/// assert!(slots.iter().all(Option::is_none));
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+pub fn free_pages_bulk<T: Owned>(slots: &mut [Option<T>]) -> usize {
+    free_words(slots_as_words(slots)).freed
+}

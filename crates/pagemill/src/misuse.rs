@@ -1,0 +1,58 @@
+//! Misuse that nobody can be told: what a drop, or a hand-out, finds.
+use crate::allocator::Inner;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use pagemill_core::{Misuse, MisuseKind};
+
+/// Blocks that were refused and belong to no allocator.
+static FOREIGN: AtomicU64 = AtomicU64::new(0);
+static HOOK: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Has `hook` called at each misuse that is found (C2.4), wherever: it must do only what a signal handler may. Each
+/// is counted in [`Stats`](crate::Stats) besides, and returned where there is somebody to return it to.
+///
+/// ```
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+/// static SEEN: AtomicUsize = AtomicUsize::new(0);
+/// pagemill::on_misuse(|_| { SEEN.fetch_add(1, Ordering::Relaxed); });
+/// // SAFETY: null is nobody's page, which is what is shown here.
+/// let refused = unsafe { pagemill::free_raw(std::ptr::null_mut(), pagemill::Order::ZERO) };
+/// assert!(refused.is_err() && SEEN.load(Ordering::Relaxed) == 1);
+/// ```
+pub fn on_misuse(hook: fn(Misuse)) {
+    HOOK.store(hook as *mut (), Release);
+}
+
+pub(crate) fn foreign_count() -> u64 {
+    FOREIGN.load(Relaxed)
+}
+
+pub(crate) const fn misuse(kind: MisuseKind, addr: usize) -> Misuse {
+    Misuse { kind, addr }
+}
+
+impl Inner {
+    /// Counts and reports misuse of this allocator's memory.
+    #[cold]
+    pub(crate) fn refuse(&self, misuse: Misuse) -> Misuse {
+        self.misused.fetch_add(1, Relaxed);
+        report(misuse)
+    }
+}
+
+/// Counts and reports misuse of memory that belongs to no allocator.
+#[cold]
+pub(crate) fn refuse_foreign(misuse: Misuse) -> Misuse {
+    FOREIGN.fetch_add(1, Relaxed);
+    report(misuse)
+}
+
+fn report(misuse: Misuse) -> Misuse {
+    // Acquire pairs with the Release in `on_misuse`.
+    let hook = HOOK.load(Acquire);
+    if !hook.is_null() {
+        // SAFETY: only `on_misuse` stores here, and it stores functions of this type.
+        let hook = unsafe { core::mem::transmute::<*mut (), fn(Misuse)>(hook) };
+        hook(misuse);
+    }
+    misuse
+}

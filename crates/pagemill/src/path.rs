@@ -1,0 +1,258 @@
+//! The way of one page: from the CPU's list, or from the zone with a batch for the list.
+//!
+//! The fast path is inlined into the caller: one section, one state, one address. Everything else is cold and out of
+//! line (C3.15).
+use crate::allocator::{Allocator, Inner};
+use crate::handle::{Block, Page, sealed::Word};
+use crate::misuse::misuse;
+use core::sync::atomic::Ordering::Relaxed;
+use pagemill_core::{Error, Exhausted, Gfp, ListPolicy, MisuseKind, Mobility, Order, Pfn, SlowEvent};
+use pagemill_sys::{Batch, CpuStats};
+
+impl Allocator {
+    /// One page.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`], or [`Error::Invalid`] for flags that contradict each other or cannot be served.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Error, Gfp};
+    /// let allocator = Allocator::builder().pages(1).build()?;
+    /// let page = allocator.alloc_page(Gfp::KERNEL)?;
+    /// assert!(matches!(allocator.alloc_page(Gfp::KERNEL), Err(Error::Exhausted(_))));
+    /// # drop(page);
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[inline]
+    pub fn alloc_page(&self, gfp: Gfp) -> Result<Page, Error> {
+        let inner = self.inner();
+        if gfp.is_plain() {
+            let mobility = gfp.mobility();
+            if let Some(pfn) = inner.lists.pop(mobility)
+                && inner.arena.hand_out(pfn, mobility)
+            {
+                // SAFETY: the frame came off the list and is marked as handed out: nobody else has it.
+                return Ok(unsafe { Page::from_word(inner.arena.addr_of(pfn)) });
+            } // A frame that is refused here is on two ways at once; the slow path meets it no more.
+        }
+        inner.alloc_page_slow(gfp)
+    }
+
+    /// One block of 2^order pages, aligned to its size.
+    ///
+    /// # Errors
+    /// As [`alloc_page`](Self::alloc_page).
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Order};
+    /// let huge = Allocator::global().alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK)?;
+    /// assert_eq!(huge.len(), 2 << 20);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline]
+    pub fn alloc_pages(&self, gfp: Gfp, order: Order) -> Result<Block, Error> {
+        if order == Order::ZERO {
+            return self.alloc_page(gfp).map(Block::from);
+        }
+        gfp.check()?;
+        let inner = self.inner();
+        let exhausted = Exhausted { wanted: 1, got: 0, order: order.get() };
+        let pfn = inner.take_block(gfp, order).ok_or(exhausted)?;
+        // SAFETY: the block came out of the zone and is marked as handed out: nobody else has it.
+        Ok(unsafe { Block::from_word(inner.arena.addr_of(pfn) | usize::from(order.get())) })
+    }
+}
+
+impl Inner {
+    /// This CPU's counters.
+    pub(crate) fn stats_here(&self) -> &CpuStats {
+        &self.lists.cpu(self.lists.here()).stats
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_page_slow(&self, gfp: Gfp) -> Result<Page, Error> {
+        gfp.check()?;
+        match self.take_one(gfp) {
+            // SAFETY: the frame is marked as handed out by `take_one`: nobody else has it.
+            Some(pfn) => Ok(unsafe { Page::from_word(self.arena.addr_of(pfn)) }),
+            None => Err(Exhausted { wanted: 1, got: 0, order: 0 }.into()),
+        }
+    }
+
+    /// One frame by every means that `gfp` allows: the list, the zone, all lists drained, a pageblock of another
+    /// mobility. Marked as handed out, zeroed if asked for.
+    pub(crate) fn take_one(&self, gfp: Gfp) -> Option<u32> {
+        let mobility = gfp.mobility();
+        let mut one = Batch::new();
+        self.lists.pop_n(mobility, 1, &mut one);
+        self.prepare(&mut one, gfp, mobility);
+        while one.is_empty() && self.refill(mobility, 1, &mut one) > 0 {
+            self.prepare(&mut one, gfp, mobility);
+        }
+        if one.is_empty() && gfp.may_wait() && self.drain_all() > 0 {
+            while one.is_empty() && self.refill(mobility, 1, &mut one) > 0 {
+                self.prepare(&mut one, gfp, mobility);
+            }
+        }
+        if one.is_empty()
+            && let Some(pfn) = self.zone.steal()
+        {
+            let stats = self.stats_here();
+            stats.steals.fetch_add(1, Relaxed);
+            stats.direct_out.fetch_add(1, Relaxed);
+            one.push(pfn.as_u32());
+            self.prepare(&mut one, gfp, self.zone.mobility_of(pfn));
+        }
+        if one.is_empty() {
+            self.stats_here().shortfalls.fetch_add(1, Relaxed);
+        }
+        one.as_slice().first().copied()
+    }
+
+    /// Gets the frames of a batch ready for their new owner, each once (C3.9): zeroed if asked for, marked as handed
+    /// out. A frame that is not free is on two ways at once: it is put aside and reported.
+    #[inline]
+    pub(crate) fn prepare(&self, batch: &mut Batch, gfp: Gfp, mobility: Mobility) {
+        if gfp.contains(Gfp::ZERO) {
+            batch.as_slice().iter().for_each(|&pfn| self.arena.zero(pfn, Order::ZERO));
+        }
+        self.arena.hand_out_batch(batch, mobility, |pfn| self.quarantine(pfn));
+    }
+
+    /// Puts a frame aside that came off a list or out of the zone while somebody has it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn quarantine(&self, pfn: u32) {
+        self.arena.set_state(pfn, pagemill_core::FrameState::QUARANTINED);
+        self.quarantined.fetch_add(1, Relaxed);
+        let _ = self.refuse(misuse(MisuseKind::Quarantined, self.arena.addr_of(pfn)));
+    }
+
+    /// Takes `want` frames (at most a batch's room) from the zone into `batch`, and as many more for the list as its
+    /// policy says. Returns how many are in the batch. Not prepared.
+    pub(crate) fn refill(&self, mobility: Mobility, want: usize, batch: &mut Batch) -> usize {
+        self.check_generation();
+        let cpu = self.lists.cpu(self.lists.here());
+        let list = &cpu.lists[mobility.index()];
+        let policy = list.policy();
+        list.set_policy(policy.after(SlowEvent::Refill, self.limit_max));
+        cpu.stats.refills.fetch_add(1, Relaxed);
+
+        // The first part is the caller's; what it leaves of one section's worth goes on the list.
+        let mut frames = Batch::new();
+        self.take_from_zone(&list.bound, Batch::CAPACITY.min(want + policy.batch as usize), mobility, &mut frames);
+        let direct = frames.len().min(want);
+        frames.as_slice()[..direct].iter().for_each(|&pfn| batch.push(pfn));
+        cpu.stats.direct_out.fetch_add(direct as u64, Relaxed);
+        self.put_on_list(mobility, &frames, direct);
+
+        let mut more = (policy.batch as usize).saturating_sub(Batch::CAPACITY);
+        while more > 0 && frames.len() == Batch::CAPACITY {
+            frames.clear();
+            self.take_from_zone(&list.bound, more.min(Batch::CAPACITY), mobility, &mut frames);
+            more = more.saturating_sub(Batch::CAPACITY);
+            self.put_on_list(mobility, &frames, 0);
+        }
+        direct
+    }
+
+    /// Puts frames from the zone on this CPU's list, or back where it takes no more.
+    fn put_on_list(&self, mobility: Mobility, frames: &Batch, from: usize) {
+        let n = frames.len() - from;
+        if n == 0 {
+            return;
+        }
+        let list = self.lists.list_here(mobility);
+        list.note_refilled(n);
+        if !self.lists.push_n(mobility, frames, from) {
+            list.unnote_refilled(n);
+            self.give_to_zone(&frames.as_slice()[from..]);
+        }
+    }
+
+    pub(crate) fn take_from_zone(
+        &self,
+        bound: &pagemill_core::BoundBlock,
+        want: usize,
+        mobility: Mobility,
+        batch: &mut Batch,
+    ) -> usize {
+        self.zone.take(bound, want, mobility, &mut |first: Pfn, mask| batch.push_bits(first.as_u32(), mask))
+    }
+
+    /// Returns frames whose states say free to the zone.
+    pub(crate) fn give_to_zone(&self, pfns: &[u32]) {
+        let mut giving = self.zone.giving();
+        giving.give_slice(pfns);
+        self.note_doubles(giving.finish().doubles);
+    }
+
+    /// A block above order 0, marked as handed out, zeroed if asked for. Also drains the lists if that may help.
+    pub(crate) fn take_block(&self, gfp: Gfp, order: Order) -> Option<u32> {
+        self.check_generation();
+        let take = || self.zone.alloc_block(order, gfp.mobility()).map(Pfn::as_u32);
+        let stats = self.stats_here();
+        let Some(pfn) = take().or_else(|| if gfp.may_wait() && self.drain_all() > 0 { take() } else { None }) else {
+            stats.shortfalls.fetch_add(1, Relaxed);
+            return None;
+        };
+        if gfp.contains(Gfp::ZERO) {
+            self.arena.zero(pfn, order);
+        }
+        if let Err(double) = self.arena.hand_out_block(pfn, order, self.zone.mobility_of(Pfn::new(pfn))) {
+            return self.quarantine_block(pfn, order, double);
+        }
+        stats.blocks_out.fetch_add(1, Relaxed);
+        stats.block_pages_out.fetch_add(u64::from(order.frames()), Relaxed);
+        Some(pfn)
+    }
+
+    /// A block with a frame in it that somebody has: all of it is put aside, and there is none to hand out.
+    #[cold]
+    fn quarantine_block(&self, pfn: u32, order: Order, double: u32) -> Option<u32> {
+        self.quarantine(double);
+        self.quarantined.fetch_add(u64::from(order.frames()) - 1, Relaxed);
+        (pfn..pfn + order.frames()).filter(|&pfn| self.arena.state(pfn).is_free()).for_each(|pfn| {
+            self.arena.set_state(pfn, pagemill_core::FrameState::QUARANTINED);
+        });
+        None
+    }
+
+    /// What a list moves when it is full: half of it at most, more while drains follow drains.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn overflow(&self, mobility: Mobility, batch: &Batch) {
+        self.check_generation();
+        let cpu = self.lists.cpu(self.lists.here());
+        let list = &cpu.lists[mobility.index()];
+        let policy = list.policy().after(SlowEvent::Drain, self.limit_max);
+        list.set_policy(policy);
+        if self.lists.push_n(mobility, batch, 0) {
+            return; // The list has grown.
+        }
+        cpu.stats.drains.fetch_add(1, Relaxed);
+        if batch.len() >= ListPolicy::SECTION / 2 {
+            // As large as what would be moved: it goes past the list.
+            cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
+            return self.give_to_zone(batch.as_slice());
+        }
+        let mut giving = self.zone.giving();
+        let mut left = policy.batch as usize;
+        while left > 0 {
+            let mut out = Batch::new();
+            self.lists.pop_n(mobility, left, &mut out);
+            if out.is_empty() {
+                break;
+            }
+            self.lists.list_here(mobility).note_overflowed(out.len());
+            left -= out.len();
+            giving.give_slice(out.as_slice());
+        }
+        self.note_doubles(giving.finish().doubles);
+        if !self.lists.push_n(mobility, batch, 0) {
+            self.stats_here().direct_in.fetch_add(batch.len() as u64, Relaxed);
+            self.give_to_zone(batch.as_slice());
+        }
+    }
+}

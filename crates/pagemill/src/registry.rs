@@ -1,0 +1,135 @@
+//! Which arena an address or a frame number belongs to; how freeing needs no allocator argument.
+//!
+//! Frame numbers are process-wide: an arena gets a range of them, from a multiple of 2^18 (1 GiB), so that a list may
+//! span arenas and one table of 16384 entries leads back. Addresses go through two levels: 16384 entries of 16 GiB,
+//! each a leaf of 8192 entries of 2 MiB, made when an arena first comes to lie there and kept for ever.
+//!
+//! Reads take no lock: a pointer found here is that of an arena whose allocator lives, or lived until all its pages
+//! had come back. Writers hold the one lock; it is never taken by a page's path.
+use crate::arena::Arena;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use pagemill_core::{Invalid, Order, Pfn};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// log2 of the bytes an entry of a leaf stands for: a pageblock.
+const GRANULE_SHIFT: u32 = 21;
+const LEAF_BITS: u32 = 13;
+const LEAF_SHIFT: u32 = GRANULE_SHIFT + LEAF_BITS;
+/// Addresses have 48 bits at most, without the system's five-level page tables, which nobody gets without asking.
+const ADDRESS_BITS: u32 = 48;
+/// Frame numbers are given out in pieces of the largest block, so that no block's number is misaligned.
+const PIECE_SHIFT: u32 = Order::MAX.get() as u32;
+/// The last piece stays unused: its last number means "no frame".
+const PIECES: usize = (1 << (32 - PIECE_SHIFT)) - 1;
+/// The largest arena, in frames.
+pub(crate) const FRAMES_MAX: usize = PIECES << PIECE_SHIFT;
+
+type Slot = AtomicPtr<Arena>;
+type Leaf = [Slot; 1 << LEAF_BITS];
+
+static LEAVES: [AtomicPtr<Leaf>; 1 << (ADDRESS_BITS - LEAF_SHIFT)] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; 1 << (ADDRESS_BITS - LEAF_SHIFT)];
+static BY_NUMBER: [Slot; PIECES] = [const { AtomicPtr::new(ptr::null_mut()) }; PIECES];
+static WRITING: Mutex<()> = Mutex::new(());
+
+/// The arena that has this address, if one does.
+#[inline]
+pub(crate) fn by_address(addr: usize) -> Option<&'static Arena> {
+    // Acquire pairs with the Release in `leaf_for`: the leaf's entries are initialised.
+    let leaf = LEAVES.get(addr >> LEAF_SHIFT)?.load(Acquire);
+    // SAFETY: a leaf is leaked, so it lives for ever.
+    let leaf = unsafe { leaf.as_ref() }?;
+    // Acquire pairs with the Release in `enter`: the arena's fields.
+    let arena = leaf[(addr >> GRANULE_SHIFT) & ((1 << LEAF_BITS) - 1)].load(Acquire);
+    // SAFETY: an arena that is entered lives until `remove`, which its allocator calls when no page of it is out.
+    let arena = unsafe { arena.as_ref() }?;
+    arena.contains(addr).then_some(arena)
+}
+
+/// The arena that has this frame number.
+///
+/// # Panics
+/// If none does: numbers come from Pagemill alone.
+#[inline]
+pub(crate) fn by_pfn(pfn: Pfn) -> &'static Arena {
+    // Acquire pairs with the Release in `enter`.
+    let arena = BY_NUMBER[(pfn.as_u32() >> PIECE_SHIFT) as usize].load(Acquire);
+    // SAFETY: as in `by_address`.
+    match unsafe { arena.as_ref() } {
+        Some(arena) => arena,
+        None => panic!("{pfn} belongs to no arena"),
+    }
+}
+
+/// Finds frame numbers for an arena of `frames` frames, calls `make` with the first, and enters what it made.
+pub(crate) fn enter(
+    frames: usize,
+    make: impl FnOnce(Pfn) -> Result<&'static Arena, Invalid>,
+) -> Result<&'static Arena, Invalid> {
+    let _writing = lock();
+    let pieces = frames.div_ceil(1 << PIECE_SHIFT);
+    let mut first = 0;
+    while let Some(taken) = (first..first + pieces).find(|&i| i < PIECES && !BY_NUMBER[i].load(Relaxed).is_null()) {
+        first = taken + 1;
+    }
+    if first + pieces > PIECES {
+        return Err(Invalid::FrameNumbers { max: FRAMES_MAX });
+    }
+    let arena = make(Pfn::new((first << PIECE_SHIFT) as u32))?;
+    let entry = ptr::from_ref(arena).cast_mut();
+    // Release pairs with the Acquire of both readers.
+    BY_NUMBER[first..first + pieces].iter().for_each(|slot| slot.store(entry, Release));
+    slots_of(arena).for_each(|slot| slot.store(entry, Release));
+    Ok(arena)
+}
+
+/// Takes an arena out.
+pub(crate) fn remove(arena: &'static Arena) {
+    let _writing = lock();
+    slots_of(arena).for_each(|slot| slot.store(ptr::null_mut(), Release));
+    let entry = ptr::from_ref(arena).cast_mut();
+    for slot in &BY_NUMBER {
+        if slot.load(Relaxed) == entry {
+            slot.store(ptr::null_mut(), Release);
+        }
+    }
+}
+
+/// Every arena, each once.
+pub(crate) fn for_each(mut visit: impl FnMut(&'static Arena)) {
+    let mut last = ptr::null_mut();
+    for slot in &BY_NUMBER {
+        let arena = slot.load(Acquire);
+        if arena != last {
+            last = arena;
+            // SAFETY: as in `by_address`.
+            if let Some(arena) = unsafe { arena.as_ref() } {
+                visit(arena);
+            }
+        }
+    }
+}
+
+fn lock() -> MutexGuard<'static, ()> {
+    WRITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn slots_of(arena: &Arena) -> impl Iterator<Item = &'static Slot> {
+    let granules = arena.base() >> GRANULE_SHIFT..(arena.base() + arena.bytes()).div_ceil(1 << GRANULE_SHIFT);
+    granules.map(|granule| &leaf_for(granule)[granule & ((1 << LEAF_BITS) - 1)])
+}
+
+/// The leaf that has this granule, made if there is none. Only under the lock.
+fn leaf_for(granule: usize) -> &'static Leaf {
+    let slot = &LEAVES[granule >> LEAF_BITS];
+    // SAFETY: a leaf is leaked, so it lives for ever.
+    if let Some(leaf) = unsafe { slot.load(Acquire).as_ref() } {
+        return leaf;
+    }
+    let leaf: Box<Leaf> = Box::new([const { AtomicPtr::new(ptr::null_mut()) }; 1 << LEAF_BITS]);
+    let leaf = Box::leak(leaf);
+    // Release pairs with the Acquire in `by_address`.
+    slot.store(leaf, Release);
+    leaf
+}

@@ -1,0 +1,130 @@
+//! Contiguous runs of blocks: what an I/O vector wants, with as few entries as can be.
+use crate::bulk::word_of;
+use crate::free::free_run;
+use crate::handle::{Owned, Page, Pages};
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use pagemill_core::{Order, PAGE_SIZE};
+use pagemill_sys::Batch;
+
+/// Neighbouring blocks of one order, owned together. Freed in bulk when dropped.
+///
+/// ```
+/// use pagemill::{Allocator, Bulk, Page, Run};
+/// let mut runs: Vec<Run<Page>> = Vec::new();
+/// Allocator::global().alloc_pages_bulk_runs(Bulk::up_to(4), &mut runs)?;
+/// for run in &mut runs {
+///     run.as_mut_bytes().fill(7);
+///     assert_eq!(run.as_bytes().len(), run.len() * 4096);
+/// }
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Run<T: Owned> {
+    addr: usize,
+    blocks: usize,
+    order: Order,
+    _owns: PhantomData<T>,
+}
+
+impl<T: Owned> Run<T> {
+    /// How many blocks it has.
+    #[expect(clippy::len_without_is_empty, reason = "a run has at least one block")]
+    pub fn len(&self) -> usize {
+        self.blocks
+    }
+    /// Its size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.blocks * self.order.bytes()
+    }
+    /// Its first address.
+    pub fn addr(&self) -> usize {
+        self.addr
+    }
+    /// Its first byte, to be written.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        core::ptr::with_exposed_provenance_mut(self.addr)
+    }
+    /// Its memory.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the run owns its blocks, which are neighbours; mapped memory is initialised.
+        unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(self.addr), self.bytes()) }
+    }
+    /// Its memory, to be written.
+    pub fn as_mut_bytes(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_bytes`, and the run is borrowed exclusively.
+        unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.bytes()) }
+    }
+}
+
+impl Run<Page> {
+    /// Its pages, each to be freed on its own.
+    pub fn into_pages(self) -> Pages {
+        let run = ManuallyDrop::new(self);
+        Pages { next: run.addr, end: run.addr + run.blocks * PAGE_SIZE }
+    }
+}
+
+impl<T: Owned> Drop for Run<T> {
+    #[inline]
+    fn drop(&mut self) {
+        free_run(self.addr, self.blocks, self.order);
+    }
+}
+
+/// The runs that one request adds to a vector.
+pub(crate) struct Runs<'v, T: Owned> {
+    runs: &'v mut Vec<Run<T>>,
+    before: usize,
+    order: Order,
+}
+
+impl<'v, T: Owned> Runs<'v, T> {
+    #[inline]
+    pub(crate) fn new(runs: &'v mut Vec<Run<T>>, order: Order) -> Self {
+        Self { before: runs.len(), runs, order }
+    }
+
+    /// Adds the blocks of a batch, merging neighbours.
+    #[inline]
+    pub(crate) fn push_batch(&mut self, zero: usize, batch: &Batch) {
+        let mut pfns = batch.as_slice();
+        while let Some(&first) = pfns.first() {
+            let step = self.order.frames();
+            let n = run_length(pfns, step);
+            self.push(word_of(zero, first), n);
+            pfns = &pfns[n..];
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, addr: usize, blocks: usize) {
+        if self.runs.len() > self.before
+            && let Some(last) = self.runs.last_mut()
+            && last.addr + last.bytes() == addr
+        {
+            last.blocks += blocks;
+            return;
+        }
+        self.runs.push(Run { addr, blocks, order: self.order, _owns: PhantomData });
+    }
+
+    /// Frees what was added.
+    pub(crate) fn undo(self) {
+        self.runs.truncate(self.before);
+    }
+}
+
+/// How many of these numbers follow each other by `step`, from the first on.
+#[inline]
+fn run_length(pfns: &[u32], step: u32) -> usize {
+    let first = pfns[0];
+    if pfns[pfns.len() - 1] == first.wrapping_add((pfns.len() as u32 - 1) * step) {
+        // Most often all of them; looked at without a branch for each.
+        let differs = pfns.iter().zip(0u32..).fold(0, |d, (&pfn, i)| d | (pfn ^ first.wrapping_add(i * step)));
+        if differs == 0 {
+            return pfns.len();
+        }
+    }
+    1 + pfns.windows(2).take_while(|pair| pair[1] == pair[0].wrapping_add(step)).count()
+}

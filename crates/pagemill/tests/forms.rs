@@ -1,0 +1,328 @@
+//! The four bulk forms, on both backends: counts, holes, limits, nothing leaked.
+use pagemill::{
+    Allocator, Backend, Block, BlockList, Bulk, Error, Exhausted, Filled, Gfp, Invalid, Order, Page, PageList, Run,
+    Shortfall, free_pages_bulk,
+};
+use std::collections::HashSet;
+
+/// Both backends, where the system has both; the portable one always.
+fn allocators(pages: usize) -> Vec<Allocator> {
+    let portable = Allocator::builder().pages(pages).backend(Backend::Portable).build().unwrap();
+    let mut all = vec![portable];
+    match pagemill::self_test() {
+        Ok(()) => all.push(Allocator::builder().pages(pages).backend(Backend::Rseq).build().unwrap()),
+        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    }
+    all
+}
+
+fn empty(n: usize) -> Vec<Option<Page>> {
+    (0..n).map(|_| None).collect()
+}
+
+/// At the end of a test: nothing is out, and everything that was handed out came back.
+fn assert_all_back(allocator: Allocator) {
+    let (census, stats) = (allocator.validate(), allocator.stats());
+    assert_eq!(census.handed_out, 0);
+    assert_eq!(stats.allocated, stats.freed);
+    assert_eq!(stats.misused, 0);
+    allocator.close().unwrap();
+}
+
+fn assert_distinct(pages: &[&Page]) {
+    let addrs: HashSet<usize> = pages.iter().map(|page| page.addr()).collect();
+    assert_eq!(addrs.len(), pages.len());
+    assert!(addrs.iter().all(|addr| addr % 4096 == 0));
+}
+
+#[test]
+fn patterns_of_holes_are_filled_in_one_call() {
+    for pattern in ["PPP....PPP", "....PPPP", "P.P.P.P.", "PPPP", "........", ".", "P", "PPPPPPPPP.", ".PPPPPPPPP"] {
+        for allocator in allocators(64) {
+            let mut slots = empty(pattern.len());
+            let occupied = pattern.bytes().filter(|&byte| byte == b'P').count();
+            for (slot, _) in slots.iter_mut().zip(pattern.bytes()).filter(|(_, byte)| *byte == b'P') {
+                *slot = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
+            }
+            let before: Vec<_> = slots.iter().map(|slot| slot.as_ref().map(Page::addr)).collect();
+            let n = pattern.len();
+            let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(n), &mut slots).unwrap();
+            assert_eq!(filled, Filled { added: n - occupied, occupied: n, first_hole: n, shortfall: None }, "{pattern}");
+            for (slot, before) in slots.iter().zip(before).filter(|(_, before)| before.is_some()) {
+                assert_eq!(slot.as_ref().map(Page::addr), before, "{pattern}: an occupied slot was changed");
+            }
+            assert_distinct(&slots.iter().flatten().collect::<Vec<_>>());
+            assert_eq!(free_pages_bulk(&mut slots), n);
+            assert_all_back(allocator);
+        }
+    }
+}
+
+#[test]
+fn short_by_one_at_each_place() {
+    // Ten slots, three of them occupied, in an arena that is one page short of filling the rest.
+    for hole in 0..10 {
+        for allocator in allocators(9) {
+            let mut slots = empty(10);
+            for i in (1..4).map(|i| (hole + i) % 10) {
+                slots[i] = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
+            }
+            let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(10), &mut slots).unwrap();
+            // Holes are filled in ascending order, so the last one stays.
+            let last_hole = (0..10).rev().find(|i| !(1..4).any(|step| (hole + step) % 10 == *i)).unwrap();
+            let shortfall = Some(Shortfall::Exhausted { missing: 1 });
+            assert_eq!(filled, Filled { added: 6, occupied: 9, first_hole: last_hole, shortfall });
+            assert!(slots[last_hole].is_none());
+            free_pages_bulk(&mut slots);
+            assert_all_back(allocator);
+        }
+    }
+}
+
+#[test]
+fn more_than_the_arena_has() {
+    for allocator in allocators(100) {
+        let mut slots = empty(300);
+        let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(300), &mut slots).unwrap();
+        assert_eq!((filled.added, filled.occupied, filled.first_hole), (100, 100, 100));
+        assert_eq!(filled.shortfall, Some(Shortfall::Exhausted { missing: 200 }));
+        assert_distinct(&slots.iter().flatten().collect::<Vec<_>>());
+        assert_eq!(free_pages_bulk(&mut slots), 100);
+
+        let mut list = PageList::new();
+        let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(5000), &mut list).unwrap();
+        assert_eq!((delivered.blocks, list.len()), (100, 100));
+        drop(list);
+        let mut kept = Vec::<Page>::new();
+        let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(101), |page| kept.push(page)).unwrap();
+        assert_eq!((delivered.blocks, delivered.shortfall), (100, Some(Shortfall::Exhausted { missing: 1 })));
+        drop(kept);
+        let mut runs = Vec::<Run<Page>>::new();
+        assert_eq!(allocator.alloc_pages_bulk_runs(Bulk::up_to(101), &mut runs).unwrap().blocks, 100);
+        assert_eq!(runs.iter().map(Run::len).sum::<usize>(), 100);
+        drop(runs);
+        assert_all_back(allocator);
+    }
+}
+
+#[test]
+fn zero_and_full_touch_nothing() {
+    for allocator in allocators(16) {
+        let mut slots = empty(4);
+        let nothing = Filled { added: 0, occupied: 0, first_hole: 0, shortfall: None };
+        assert_eq!(allocator.alloc_pages_bulk_array(Bulk::up_to(0), &mut slots).unwrap(), nothing);
+        assert_eq!(allocator.alloc_pages_bulk_list(Bulk::up_to(0), &mut PageList::new()).unwrap().blocks, 0);
+        allocator.alloc_pages_bulk_array(Bulk::up_to(4), &mut slots).unwrap();
+        let before = allocator.stats();
+        let full = allocator.alloc_pages_bulk_array(Bulk::exact(4), &mut slots).unwrap();
+        assert_eq!((full.added, full.occupied, full.first_hole), (0, 4, 4));
+        assert_eq!(allocator.stats(), before);
+        free_pages_bulk(&mut slots);
+        assert_all_back(allocator);
+    }
+}
+
+#[test]
+fn slots_behind_n_are_not_touched() {
+    /// An array whose n slots end at the end of a page that is followed by one that cannot be read.
+    struct Guarded(*mut u8);
+    impl Guarded {
+        fn new() -> Self {
+            // SAFETY: a fresh mapping of two pages, the second of which is made unreadable.
+            unsafe {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                let base = libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+                assert_ne!(base, libc::MAP_FAILED);
+                assert_eq!(libc::mprotect(base.cast::<u8>().add(4096).cast(), 4096, libc::PROT_NONE), 0);
+                Self(base.cast())
+            }
+        }
+        fn slots(&mut self, n: usize) -> &mut [Option<Page>] {
+            // SAFETY: the last n words of the readable page; zero is an empty slot.
+            unsafe { std::slice::from_raw_parts_mut(self.0.add(4096 - 8 * n).cast(), n) }
+        }
+    }
+    impl Drop for Guarded {
+        fn drop(&mut self) {
+            // SAFETY: our mapping.
+            unsafe { libc::munmap(self.0.cast(), 8192) };
+        }
+    }
+    for allocator in allocators(1024) {
+        let mut guarded = Guarded::new();
+        for n in [1, 2, 7, 8, 9, 63, 64, 65, 300] {
+            let slots = guarded.slots(n);
+            assert_eq!(allocator.alloc_pages_bulk_array(Bulk::up_to(n), slots).unwrap().occupied, n);
+            // All full, with the unreadable page right behind.
+            assert_eq!(allocator.alloc_pages_bulk_array(Bulk::up_to(n), slots).unwrap().added, 0);
+            assert_eq!(free_pages_bulk(slots), n);
+        }
+        let mut slots = empty(8);
+        allocator.alloc_pages_bulk_array(Bulk::up_to(5), &mut slots).unwrap();
+        assert!(slots[..5].iter().all(Option::is_some) && slots[5..].iter().all(Option::is_none));
+        drop(slots);
+        assert_all_back(allocator);
+    }
+}
+
+#[test]
+fn all_or_nothing_leaves_everything_as_it_was() {
+    for allocator in allocators(20) {
+        let mut slots = empty(30);
+        slots[3] = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
+        let kept = slots[3].as_ref().unwrap().addr();
+        let error = allocator.alloc_pages_bulk_array(Bulk::exact(30), &mut slots).unwrap_err();
+        assert_eq!(error, Error::Exhausted(Exhausted { wanted: 30, got: 20, order: 0 }));
+        assert_eq!(slots.iter().flatten().map(Page::addr).collect::<Vec<_>>(), [kept]);
+        assert_eq!(allocator.validate().handed_out, 1);
+
+        let mut list = PageList::new();
+        list.push(slots[3].take().unwrap());
+        assert!(allocator.alloc_pages_bulk_list(Bulk::exact(20), &mut list).is_err());
+        assert_eq!(list.len(), 1);
+        assert_eq!(allocator.alloc_pages_bulk_list(Bulk::at_least(19, 100), &mut list).unwrap().blocks, 19);
+        let mut runs = Vec::<Run<Page>>::new();
+        assert!(allocator.alloc_pages_bulk_runs(Bulk::at_least(1, 2), &mut runs).is_err());
+        assert!(runs.is_empty());
+        drop(list);
+        assert_eq!(allocator.alloc_pages_bulk_array(Bulk::at_least(20, 30), &mut slots).unwrap().occupied, 20);
+        drop(slots);
+        assert_all_back(allocator);
+    }
+}
+
+#[test]
+fn lists_keep_order_and_join() {
+    for allocator in allocators(4096) {
+        for n in [1, 2, 8, 9, 64, 65, 200, 1000] {
+            let mut list = PageList::new();
+            list.push(allocator.alloc_page(Gfp::KERNEL).unwrap());
+            let first = allocator.alloc_pages_bulk_list(Bulk::up_to(n), &mut list).unwrap().blocks;
+            let mut other = PageList::new();
+            let second = allocator.alloc_pages_bulk_list(Bulk::up_to(n), &mut other).unwrap().blocks;
+            list.append(&mut other).unwrap();
+            assert_eq!((first, second, list.len(), other.len()), (n, n, 2 * n + 1, 0));
+            let pages: Vec<Page> = list.by_ref().take(n).collect();
+            assert_distinct(&pages.iter().collect::<Vec<_>>());
+            assert_eq!(list.len(), n + 1);
+            assert_eq!(list.clear(), n + 1);
+        }
+        assert_all_back(allocator);
+    }
+}
+
+#[test]
+fn runs_are_merged_and_cover_the_pages() {
+    for allocator in allocators(4096) {
+        let mut runs = Vec::<Run<Page>>::new();
+        assert_eq!(allocator.alloc_pages_bulk_runs(Bulk::up_to(2048), &mut runs).unwrap().blocks, 2048);
+        // A fresh arena is contiguous: four pageblocks.
+        assert!(runs.len() <= 4, "{} runs of a fresh arena", runs.len());
+        for run in &mut runs {
+            run.as_mut_bytes().fill(1);
+        }
+        let run = runs.pop().unwrap();
+        let n = run.len();
+        assert_eq!(run.into_pages().inspect(|page| assert_eq!(page[0], 1)).count(), n);
+        drop(runs);
+        assert_all_back(allocator);
+    }
+}
+
+#[test]
+fn a_callback_may_allocate_and_unwind() {
+    for allocator in allocators(512) {
+        let mut extra = Vec::new();
+        let delivered = allocator
+            .alloc_pages_bulk_callback(Bulk::up_to(100), |page: Page| {
+                extra.push((page, allocator.alloc_page(Gfp::KERNEL).unwrap()));
+            })
+            .unwrap();
+        assert_eq!((delivered.blocks, extra.len()), (100, 100));
+        drop(extra);
+        let mut given = 0;
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            allocator.alloc_pages_bulk_callback(Bulk::up_to(100), |page: Page| {
+                given += 1;
+                assert!(given < 37, "enough");
+                drop(page);
+            })
+        }));
+        assert!(unwound.is_err());
+        assert_eq!(allocator.validate().handed_out, 0);
+        assert_all_back(allocator);
+    }
+}
+
+#[test]
+fn blocks_of_every_order_in_every_form() {
+    for allocator in allocators(4 << 18) {
+        for order in (0..=18).map(|order| Order::new(order).unwrap()) {
+            let n = if order.get() > 12 { 2 } else { 5 };
+            let request = Bulk::up_to(n).order(order);
+            let mut slots: Vec<Option<Block>> = (0..n).map(|_| None).collect();
+            assert_eq!(allocator.alloc_pages_bulk_array(request, &mut slots).unwrap().occupied, n, "order {order:?}");
+            assert!(slots.iter().flatten().all(|block| block.order() == order && block.addr() % order.bytes() == 0));
+            assert_eq!(free_pages_bulk(&mut slots), n);
+            let mut list = BlockList::new();
+            assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list).unwrap().blocks, n);
+            assert!(list.pop().is_some_and(|block| block.order() == order));
+            drop(list);
+            let mut runs = Vec::<Run<Block>>::new();
+            assert_eq!(allocator.alloc_pages_bulk_runs(request, &mut runs).unwrap().blocks, n);
+            assert_eq!(runs.iter().map(Run::bytes).sum::<usize>(), n * order.bytes());
+            drop(runs);
+            let mut blocks = Vec::<Block>::new();
+            assert_eq!(allocator.alloc_pages_bulk_callback(request, |block| blocks.push(block)).unwrap().blocks, n);
+            // Split, every page is freed on its own, in any order.
+            let mut pages: Vec<Page> = blocks.pop().unwrap().split().collect();
+            assert_eq!(pages.len(), order.pages().get());
+            while let Some(page) = (!pages.is_empty()).then(|| pages.swap_remove(pages.len() / 2)) {
+                drop(page);
+            }
+            drop(blocks);
+            allocator.drain();
+            assert_eq!(allocator.validate().free, 4 << 18, "order {order:?}");
+        }
+        assert_eq!(allocator.buddyinfo().free_blocks(Order::MAX), 4);
+        assert_all_back(allocator);
+    }
+}
+
+#[test]
+fn requests_that_cannot_be() {
+    for allocator in allocators(16) {
+        let mut slots = empty(4);
+        let mut list = PageList::new();
+        let too_many = Bulk::up_to(usize::MAX);
+        let refused = Error::Invalid(Invalid::CountTooLarge { count: usize::MAX, max: i32::MAX as usize });
+        assert_eq!(allocator.alloc_pages_bulk_array(too_many, &mut slots).unwrap_err(), refused);
+        assert_eq!(allocator.alloc_pages_bulk_list(too_many, &mut list).unwrap_err(), refused);
+        assert_eq!(allocator.alloc_pages_bulk_callback(too_many, drop::<Page>).unwrap_err(), refused);
+        assert!(matches!(
+            allocator.alloc_pages_bulk_array(Bulk::up_to(5), &mut slots),
+            Err(Error::Invalid(Invalid::ArrayTooShort { slots: 4, count: 5 }))
+        ));
+        assert!(matches!(
+            allocator.alloc_pages_bulk_list(Bulk::at_least(5, 4), &mut list),
+            Err(Error::Invalid(Invalid::AtLeastAboveUpTo { at_least: 5, up_to: 4 }))
+        ));
+        assert!(matches!(
+            allocator.alloc_pages_bulk_callback(Bulk::exact(1), drop::<Page>),
+            Err(Error::Invalid(Invalid::CallbackWants))
+        ));
+        assert!(matches!(
+            allocator.alloc_pages_bulk_list(Bulk::up_to(1).order(Order::PAGEBLOCK), &mut list),
+            Err(Error::Invalid(Invalid::OrderOfPages { order: 9 }))
+        ));
+        assert!(matches!(allocator.alloc_page(Gfp::NOWAIT | Gfp::NOFAIL), Err(Error::Invalid(Invalid::GfpConflict(..)))));
+        assert!(matches!(allocator.alloc_page(Gfp::KERNEL | Gfp::DMA32), Err(Error::Invalid(Invalid::GfpUnsupported(_)))));
+        assert!(slots.iter().all(Option::is_none) && list.is_empty());
+        assert_eq!(allocator.stats().allocated, 0);
+        assert_all_back(allocator);
+    }
+    assert!(matches!(Allocator::builder().pages(0).build(), Err(Error::Invalid(Invalid::ArenaSize { pages: 0, .. }))));
+    assert!(Allocator::builder().pages(usize::MAX).build().is_err());
+    assert!(Allocator::builder().cpus(0, || 0).pages(4).build().is_err());
+    assert_eq!(Order::new(31).unwrap_err(), Invalid::OrderTooLarge { order: 31 });
+}
