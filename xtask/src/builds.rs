@@ -70,6 +70,9 @@ pub(crate) fn oldest(shell: &Shell) -> Result<Tally> {
 }
 
 pub(crate) fn test_rseq(shell: &Shell) -> Result<Tally> {
+    if let Some(why) = no_rseq(shell)? {
+        return Ok(Tally::skip("test-rseq", why));
+    }
     tests(shell, "test-rseq", "--workspace --lib --bins --tests --examples", Some("rseq"))
 }
 
@@ -79,6 +82,18 @@ pub(crate) fn test_portable(shell: &Shell) -> Result<Tally> {
 
 pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
     tests(shell, "test-release", &format!("--release {LIBRARY} --lib --tests"), None)
+}
+
+/// Why restartable sequences cannot be had here, if they cannot; asked of the library.
+pub(crate) fn no_rseq(shell: &Shell) -> Result<Option<String>> {
+    let ask = shell.cargo("run --locked --quiet -p pagemill-checks --bin backend").env("PAGEMILL_BACKEND", "rseq");
+    let ran = ask.limit(BUILD_LIMIT).run("backend")?;
+    if let Some(why) = ran.text.lines().find_map(|line| line.strip_prefix("unavailable: ")) {
+        return Ok(Some(why.to_owned()));
+    }
+    let ran = ran.expect_ok()?;
+    ensure!(ran.text.contains("backend: rseq"), "rseq was forced, and this came: {}", ran.text);
+    Ok(None)
 }
 
 /// Runs the tests that `which` selects and counts them; with a backend, forced.

@@ -37,6 +37,12 @@ fn loom_tests(shell: &Shell, flags: &str, name: &str) -> Result<Ran> {
 pub(crate) fn stress(shell: &Shell) -> Result<Tally> {
     let mut tally = Tally::default();
     for backend in ["rseq", "portable"] {
+        if backend == "rseq"
+            && let Some(why) = builds::no_rseq(shell)?
+        {
+            tally.add(Tally::skip("stress/rseq", why));
+            continue;
+        }
         let run = shell.cargo(&format!("run --locked --release -- stress --seconds 5 --seed {SEED} --threads 4"));
         let run = run.env("PAGEMILL_BACKEND", backend).limit(LIMIT);
         let ran = run.run(&format!("stress-{backend}"))?.expect_ok()?;

@@ -34,9 +34,11 @@ impl Tally {
         Self { skips: vec![skip], ..Self::default() }
     }
 
-    /// One check: passed when `problems` is empty, else one failure for each.
+    /// One check: passed when `problems` is empty, else one failure for each. The note
+    /// is printed either way.
     pub(crate) fn from_problems(problems: Vec<String>, note: impl Into<String>) -> Self {
-        if problems.is_empty() { Self::pass(note) } else { Self { failures: problems, ..Self::default() } }
+        let passed = usize::from(problems.is_empty());
+        Self { passed, failures: problems, notes: vec![note.into()], skips: Vec::new() }
     }
 
     /// Adds what another part of the same step found.
