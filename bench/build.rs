@@ -1,0 +1,38 @@
+//! Records what the bench was built with, and compiles the shim over DPDK's inline functions when the feature `dpdk`
+//! asks for it.
+
+use std::env;
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let version = Command::new(rustc).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
+    let version = String::from_utf8_lossy(&version);
+    let version = version.split(" (").next().unwrap_or_default().trim();
+    println!("cargo::rustc-env=BENCH_RUSTC={version}");
+    println!("cargo::rustc-env=BENCH_OPT_LEVEL={}", env::var("OPT_LEVEL").unwrap_or_default());
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default().replace('\x1f', " ");
+    println!("cargo::rustc-env=BENCH_RUSTFLAGS={flags}");
+    #[cfg(feature = "dpdk")]
+    build_dpdk_shim();
+}
+
+#[cfg(feature = "dpdk")]
+fn build_dpdk_shim() {
+    println!("cargo::rerun-if-changed=src/rows/dpdk_shim.c");
+    let dpdk = match pkg_config::Config::new().atleast_version("21.11").probe("libdpdk") {
+        Ok(library) => library,
+        Err(error) => panic!(
+            "the feature `dpdk` needs DPDK 21.11 or later (Debian: apt-get install libdpdk-dev pkg-config): {error}"
+        ),
+    };
+    let mut shim = cc::Build::new();
+    shim.file("src/rows/dpdk_shim.c").includes(&dpdk.include_paths).opt_level(3);
+    // What `pkg-config --cflags libdpdk` says beside the paths; the inline functions need the vector headers.
+    shim.flag("-include").flag("rte_config.h");
+    if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
+        shim.flag("-march=corei7");
+    }
+    shim.compile("pagemill_dpdk_shim");
+}

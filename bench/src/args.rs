@@ -1,0 +1,185 @@
+//! What can be asked for on the command line, and which tables and rows that makes.
+
+use std::path::PathBuf;
+
+use crate::Error;
+use crate::rows::{Kind, OPTIONAL, Row};
+
+/// The tables, in the order in which they run.
+pub(crate) const TABLES: [&str; 6] = ["batch", "burst", "scatter", "scatter-4g", "churn", "threads"];
+
+const DEFAULT_TABLES: [&str; 3] = ["batch", "burst", "scatter"];
+
+/// Measures Pagemill beside what a program would use today, on this machine, in one run.
+///
+/// Needs no root. Without options it runs the tables `batch`, `burst` and `scatter`, for at most 90 seconds. Keep the
+/// machine otherwise idle; figures that disagree with themselves show as a wide min and max.
+///
+/// Tables:
+///   batch       N pages out and back, N = 1 to 128
+///   burst       N pages out, then N back, N = 1 to 16384; the halves apart
+///   scatter     16384 pages out, then back in random order
+///   scatter-4g  the same over 4 GiB (1048576 pages)
+///   churn       2 MiB frames that survive 100 rounds of 10 % churn at half full
+///   threads     two processors: own pages; one takes and the other puts back
+///
+/// Rows:
+///   pagemill-single, -list, -array, -callback, -runs, -split, on each backend (rseq, portable);
+///   floors memcpy and tls-vec; peers mutex-vec, array-queue, buddy-system, glibc, mimalloc, jemalloc, snmalloc,
+///   and rte-mempool where built with the feature dpdk.
+///
+/// Every row is first made to prove that it hands out distinct, aligned pages. Published figures stand beside a table,
+/// marked, and enter no ratio.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(verbatim_doc_comment, after_help = EXAMPLES)]
+pub struct BenchArgs {
+    /// Run only these tables, or show only these rows: names from the lists above, or a backend (rseq, portable).
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub only: Vec<String>,
+
+    /// Compare with these floors and peers alone; `none` for Pagemill's rows by themselves.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub vs: Vec<String>,
+
+    /// Fewer and shorter rounds and fewer sizes of `burst`: under 10 seconds, for a first look.
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Every table. Takes minutes, and up to 8 GiB of memory for some peers over 4 GiB.
+    #[arg(long, conflicts_with = "quick")]
+    pub all: bool,
+
+    /// Show alloc, free, spread and ratio for every N, not only the usual ones.
+    #[arg(long)]
+    pub details: bool,
+
+    /// Write one JSON object a line to FILE; `-` is standard output, and the tables go to standard error.
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+
+    /// Draw the curves into FILE, an HTML page that needs nothing else.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+
+    /// Seed of the random orders.
+    #[arg(long, value_name = "NUMBER", default_value_t = 20_260_704)]
+    pub seed: u64,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  pagemill bench                                  the usual tables
+  pagemill bench --quick --vs tls-vec,glibc       a first look
+  pagemill bench --only batch,pagemill-array      one form, one table
+  pagemill bench --all --json out.json --html out.html
+  pagemill bench --only burst --json - | jq 'select(.n == 16384)'";
+
+/// What a run is to do.
+pub(crate) struct Plan {
+    pub(crate) tables: Vec<&'static str>,
+    pub(crate) rows: Vec<Row>,
+}
+
+impl BenchArgs {
+    /// Chooses tables and rows; every name must mean something.
+    pub(crate) fn plan(&self, catalogue: Vec<Row>) -> Result<Plan, Error> {
+        let is_table = |name: &str| TABLES.contains(&name);
+        let is_backend = |name: &str| ["rseq", "portable"].contains(&name);
+        for name in &self.only {
+            if !is_table(name) && !is_backend(name) && !catalogue.iter().any(|row| row.name == name) {
+                return Err(unknown(name, "--only", &catalogue, |_| true));
+            }
+        }
+        for name in self.vs.iter().filter(|name| *name != "none") {
+            if !catalogue.iter().any(|row| row.kind != Kind::Ours && row.name == name) {
+                return Err(unknown(name, "--vs", &catalogue, |row| row.kind != Kind::Ours));
+            }
+        }
+        let names = |wanted: fn(&str) -> bool| self.only.iter().filter(move |name| wanted(name)).collect::<Vec<_>>();
+        let asked = names(|name| TABLES.contains(&name));
+        let backends = names(|name| ["rseq", "portable"].contains(&name));
+        let shown = names(|name| !TABLES.contains(&name) && !["rseq", "portable"].contains(&name));
+        let usual: &[&str] = if self.all { &TABLES } else { &DEFAULT_TABLES };
+        let is_wanted = |table: &&str| match asked.is_empty() {
+            true => usual.contains(table),
+            // What `--all` adds to a table that was asked for by name.
+            false => asked.iter().any(|name| name == table || (self.all && table.strip_suffix("-4g") == Some(name))),
+        };
+        let tables = TABLES.into_iter().filter(is_wanted).collect();
+        let is_shown = |row: &Row| {
+            let is_backend_wanted =
+                row.kind != Kind::Ours || backends.is_empty() || backends.iter().any(|b| *b == row.backend);
+            let is_versus = row.kind == Kind::Ours || self.vs.is_empty() || self.vs.iter().any(|name| name == row.name);
+            // Naming rows of Pagemill keeps those to compare with, unless some of these are named too.
+            let is_named = shown.is_empty() || shown.iter().any(|name| *name == row.name);
+            let names_of_kind = |ours: bool| shown.iter().any(|name| name.starts_with("pagemill-") == ours);
+            let is_kept = is_named || (row.kind != Kind::Ours && !names_of_kind(false) && !self.vs.is_empty());
+            is_backend_wanted && is_versus && is_kept
+        };
+        let rows: Vec<Row> = catalogue.into_iter().filter(is_shown).collect();
+        if rows.is_empty() {
+            return Err(Error::NoRows);
+        }
+        Ok(Plan { tables, rows })
+    }
+}
+
+fn unknown(name: &str, option: &'static str, catalogue: &[Row], is_known: impl Fn(&Row) -> bool) -> Error {
+    if let Some((_, feature)) = OPTIONAL.iter().find(|(optional, _)| *optional == name) {
+        return Error::NotBuilt { name: name.to_owned(), feature };
+    }
+    let mut known: Vec<&str> = if option == "--only" { TABLES.to_vec() } else { vec!["none"] };
+    known.extend(catalogue.iter().filter(|row| is_known(row)).map(|row| row.name));
+    known.sort_unstable();
+    known.dedup();
+    Error::UnknownName { name: name.to_owned(), option, known: known.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rows::catalogue;
+
+    fn plan(only: &[&str], vs: &[&str], all: bool) -> Result<Plan, Error> {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        BenchArgs { only: owned(only), vs: owned(vs), all, ..BenchArgs::default() }.plan(catalogue())
+    }
+
+    fn names(plan: &Plan) -> Vec<&'static str> {
+        let mut names: Vec<&str> = plan.rows.iter().map(|row| row.name).collect();
+        names.dedup();
+        names
+    }
+
+    #[test]
+    fn tables_are_the_usual_ones_all_or_those_named() {
+        assert_eq!(plan(&[], &[], false).unwrap().tables, DEFAULT_TABLES);
+        assert_eq!(plan(&[], &[], true).unwrap().tables, TABLES);
+        assert_eq!(plan(&["churn", "batch"], &[], false).unwrap().tables, ["batch", "churn"]);
+        assert_eq!(plan(&["scatter"], &[], true).unwrap().tables, ["scatter", "scatter-4g"]);
+        assert_eq!(plan(&["glibc"], &[], false).unwrap().tables, DEFAULT_TABLES);
+    }
+
+    #[test]
+    fn rows_are_all_those_named_or_those_to_compare_with() {
+        assert_eq!(plan(&[], &[], false).unwrap().rows.len(), catalogue().len());
+        assert_eq!(names(&plan(&["batch", "tls-vec"], &[], false).unwrap()), ["tls-vec"]);
+        let versus = plan(&["pagemill-array", "rseq"], &["glibc", "memcpy"], false).unwrap();
+        assert_eq!(names(&versus), ["pagemill-array", "memcpy", "glibc"]);
+        assert!(versus.rows.iter().all(|row| row.backend != "portable"));
+        let alone = plan(&[], &["none"], false).unwrap();
+        assert!(alone.rows.iter().all(|row| row.kind == Kind::Ours) && !alone.rows.is_empty());
+    }
+
+    #[test]
+    fn a_name_that_means_nothing_is_refused_with_those_that_do() {
+        let refused = plan(&["batches"], &[], false).err().unwrap().to_string();
+        assert!(refused.contains("batches") && refused.contains("batch, ") && refused.contains("glibc"), "{refused}");
+        let refused = plan(&[], &["pagemill-list"], false).err().unwrap().to_string();
+        assert!(refused.contains("--vs") && refused.contains("tls-vec") && !refused.contains("burst"), "{refused}");
+        if !cfg!(feature = "dpdk") {
+            let refused = plan(&[], &["rte-mempool"], false).err().unwrap().to_string();
+            assert!(refused.contains("feature") && refused.contains("dpdk"), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The bars: what Pagemill holds itself to, judged from the figures of this run alone.
+//!
+//! They are for the restartable backend; the portable one has its figures in the tables. A bar is absent when the
+//! tables or rows that it needs were not run.
+
+use std::io::{self, Write};
+
+use crate::record::Record;
+use crate::report::{align, plain};
+use crate::stats::short;
+
+/// Where a figure must lie.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Limit {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Limit {
+    fn holds(self, figure: f64) -> bool {
+        match self {
+            Limit::AtMost(limit) => figure <= limit,
+            Limit::AtLeast(limit) => figure >= limit,
+        }
+    }
+
+    fn shown(self) -> String {
+        match self {
+            Limit::AtMost(limit) => format!("<= {}", short(limit)),
+            Limit::AtLeast(limit) => format!(">= {}", short(limit)),
+        }
+    }
+}
+
+/// One bar, and how this run did.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Bar {
+    pub(crate) what: &'static str,
+    pub(crate) figure: f64,
+    /// `None` where only the end is set.
+    pub(crate) bar: Option<Limit>,
+    /// Where Pagemill wants to end; `None` where the bar is all there is.
+    pub(crate) goal: Option<Limit>,
+}
+
+/// The records of this run, looked up by what a bar needs.
+struct Figures<'a>(&'a [Record]);
+
+impl Figures<'_> {
+    /// A row of Pagemill's on the restartable backend.
+    fn ours(&self, bench: &str, name: &str, n: usize) -> Option<f64> {
+        self.find(bench, name, "rseq", n)
+    }
+
+    fn other(&self, bench: &str, name: &str, n: usize) -> Option<f64> {
+        self.find(bench, name, "-", n)
+    }
+
+    fn find(&self, bench: &str, name: &str, backend: &str, n: usize) -> Option<f64> {
+        let at = |record: &&Record| (record.bench, record.name, record.backend, record.n) == (bench, name, backend, n);
+        self.0.iter().find(at).map(|record| record.total.median)
+    }
+
+    /// How much slower the slowest of the four bulk forms is than the fastest.
+    fn widest(&self, n: usize) -> Option<f64> {
+        let forms = ["pagemill-list", "pagemill-array", "pagemill-callback", "pagemill-runs"];
+        let figures: Option<Vec<f64>> = forms.iter().map(|form| self.ours("batch", form, n)).collect();
+        let figures = figures?;
+        let largest = figures.iter().copied().max_by(f64::total_cmp)?;
+        Some(largest / figures.iter().copied().min_by(f64::total_cmp)?)
+    }
+
+    /// The part of its speed that a row keeps when both processors work.
+    fn scaling(&self, name: &str, backend: &str, n: usize) -> Option<f64> {
+        Some(self.find("threads-own-1", name, backend, n)? / self.find("threads-own-2", name, backend, n)?)
+    }
+
+    fn least_ideal(&self) -> Option<f64> {
+        let ours = self.0.iter().filter(|record| record.name == "pagemill-array" && record.backend == "rseq");
+        ours.filter_map(|record| record.ideal_percent).min_by(f64::total_cmp)
+    }
+}
+
+/// All bars that these records allow to be judged.
+pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar> {
+    use Limit::{AtLeast, AtMost};
+    let figures = Figures(records);
+    let ratio = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a / b);
+    let single = |n| figures.ours("batch", "pagemill-single", n);
+    let array = |n| figures.ours("batch", "pagemill-array", n);
+    let scaling = ratio(figures.scaling("pagemill-array", "rseq", 64), figures.scaling("tls-vec", "-", 64));
+    let scaling_one = ratio(figures.scaling("pagemill-single", "rseq", 1), figures.scaling("tls-vec", "-", 1));
+    let pool = |n| figures.other("batch", "rte-mempool", n);
+    // Without detection, which only measuring switches off, more is asked.
+    let array_bar = if cfg!(feature = "detection-off") { 0.5 } else { 1.0 };
+    let bar = |what, figure: Option<f64>, bar, goal| Some(Bar { what, figure: figure?, bar, goal });
+    let burst = figures.ours("burst", "pagemill-array", 16384);
+    let scatter = |n| figures.ours("scatter", "pagemill-array", n);
+    let hand_over = figures.ours("threads-hand-over", "pagemill-array", 64);
+    let split = figures.ours("batch", "pagemill-split", 64);
+    let runs = figures.ours("batch", "pagemill-runs", 64);
+    let tls_one = figures.other("batch", "tls-vec", 1);
+    let more = array(1).zip(single(1)).map(|(array, single)| array - single);
+    let bars = [
+        bar("1 page, single: ns", single(1), Some(AtMost(6.0)), None),
+        bar("1 page, single / tls-vec", ratio(single(1), tls_one), Some(AtMost(1.5)), None),
+        bar("1 page, single / rte-mempool", ratio(single(1), pool(1)), None, Some(AtMost(1.0))),
+        bar("64 pages, array: ns a page", array(64), Some(AtMost(array_bar)), Some(AtMost(0.4))),
+        bar("64 pages, array / rte-mempool", ratio(array(64), pool(64)), None, Some(AtMost(1.0))),
+        bar("burst of 16384, array: ns a page", burst, Some(AtMost(2.5)), Some(AtMost(0.9))),
+        bar("64 pages, slowest form / fastest", figures.widest(64), Some(AtMost(1.5)), Some(AtMost(1.1))),
+        bar("scatter 16384, array: ns a page", scatter(16384), Some(AtMost(10.0)), Some(AtMost(5.0))),
+        bar("scatter 4 GiB, array: ns (LLFree, quoted: 31)", scatter(1 << 20), Some(AtMost(31.0)), Some(AtMost(15.5))),
+        bar(
+            "churn, worse start, array: % of the ideal",
+            figures.least_ideal(),
+            Some(AtLeast(94.0)),
+            Some(AtLeast(97.0)),
+        ),
+        bar("own pages, 1: scaling / tls-vec's", scaling_one, Some(AtLeast(0.95)), Some(AtLeast(0.99))),
+        bar("own pages, 64: scaling / tls-vec's", scaling, Some(AtLeast(0.95)), Some(AtLeast(0.99))),
+        bar("hand-over, array: ns a page", hand_over, Some(AtMost(5.0)), Some(AtMost(3.0))),
+        bar("1 page: array less single, ns", more, Some(AtMost(0.5)), None),
+        bar("64 pages: single / array", ratio(single(64), array(64)), Some(AtLeast(5.0)), Some(AtLeast(10.0))),
+        bar("64 pages: array / order-6 block split", ratio(array(64), split), Some(AtMost(2.0)), Some(AtMost(1.2))),
+        bar("64 pages: runs / order-6 block split", ratio(runs, split), Some(AtMost(2.0)), Some(AtMost(1.2))),
+        bar("free/used state: bits a frame", bits_per_frame, Some(AtMost(2.0)), Some(AtMost(1.3))),
+    ];
+    bars.into_iter().flatten().collect()
+}
+
+/// Writes the bars as a table.
+pub(crate) fn write(out: &mut dyn Write, bars: &[Bar]) -> io::Result<()> {
+    if bars.is_empty() {
+        return Ok(());
+    }
+    let verdict = |limit: Option<Limit>, figure: f64, yes: &str, no: &str| match limit {
+        Some(limit) if limit.holds(figure) => yes.to_owned(),
+        Some(_) => no.to_owned(),
+        None => String::new(),
+    };
+    let mut table = plain(&["bars (rseq, this run alone)", "figure", "bar", "", "goal", ""]);
+    for bar in bars {
+        table.add_row([
+            bar.what.to_owned(),
+            short(bar.figure),
+            bar.bar.map_or(String::new(), Limit::shown),
+            verdict(bar.bar, bar.figure, "met", "MISSED"),
+            bar.goal.map_or(String::new(), Limit::shown),
+            verdict(bar.goal, bar.figure, "met", "not yet"),
+        ]);
+    }
+    align(&mut table, 1);
+    writeln!(out, "\n{}", table.trim_fmt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::record;
+    use crate::rows::Kind;
+
+    fn find<'a>(bars: &'a [Bar], what: &str) -> Option<&'a Bar> {
+        bars.iter().find(|bar| bar.what.starts_with(what))
+    }
+
+    #[test]
+    fn a_bar_is_judged_from_the_run_and_absent_without_its_figures() {
+        let mut records = vec![
+            record("batch", "pagemill-single", Kind::Ours, 1, 6.0),
+            record("batch", "pagemill-single", Kind::Ours, 64, 4.0),
+            record("batch", "pagemill-array", Kind::Ours, 64, 1.0),
+            record("batch", "tls-vec", Kind::Floor, 1, 3.0),
+        ];
+        let mut slow = record("batch", "pagemill-array", Kind::Ours, 64, 100.0);
+        slow.backend = "portable";
+        records.insert(0, slow);
+
+        let bars = judge(&records, Some(1.27));
+        let ratio = find(&bars, "1 page, single / tls-vec").unwrap();
+        assert_eq!((ratio.figure, ratio.bar.unwrap().holds(ratio.figure)), (2.0, false));
+        assert_eq!(find(&bars, "64 pages, array: ns").unwrap().figure, 1.0, "the portable row is not judged");
+        let gain = find(&bars, "64 pages: single / array").unwrap();
+        assert_eq!((gain.figure, gain.bar.unwrap().holds(gain.figure)), (4.0, false));
+        assert!(find(&bars, "1 page, single / rte-mempool").is_none());
+        assert!(find(&bars, "churn").is_none());
+
+        let mut out = Vec::new();
+        write(&mut out, &bars).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("MISSED") && text.contains("met"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
+    fn scaling_is_a_ratio_of_ratios() {
+        let mut records = Vec::new();
+        for (bench, ours, floor) in [("threads-own-1", 1.0, 0.5), ("threads-own-2", 1.25, 0.5)] {
+            records.push(record(bench, "pagemill-array", Kind::Ours, 64, ours));
+            records.push(record(bench, "tls-vec", Kind::Floor, 64, floor));
+        }
+        let bars = judge(&records, None);
+        assert_eq!(find(&bars, "own pages, 64").unwrap().figure, 0.8);
+    }
+}

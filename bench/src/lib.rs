@@ -1,0 +1,238 @@
+//! Measures Pagemill beside what a program would use today: `pagemill bench`.
+//!
+//! Where to read: [`BenchArgs`] says what can be asked for; `rows` is the catalogue of what is measured, `subject`
+//! what a row must do and the timed loops over it; `tables` runs those loops, every row taking turns in one run;
+//! `report`, `html` and `record` show the figures, `bars` judges them; `published` holds what others measured, which
+//! is shown and never mixed in. `bench/README.md` says what each table times and how each peer is set up.
+//!
+//! Nothing depends on this crate but the program.
+
+mod args;
+mod bars;
+mod html;
+mod machine;
+mod published;
+mod record;
+mod report;
+mod rows;
+mod stats;
+mod subject;
+mod tables;
+
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+pub use args::BenchArgs;
+
+use machine::Machine;
+use published::Published;
+use record::Record;
+use tables::{Effort, Run, churn, one_thread, threads};
+
+/// Why there are no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A name on the command line is neither a table nor a row.
+    #[error("{option}: nothing is called `{name}`; there are: {known}")]
+    UnknownName {
+        /// What was given.
+        name: String,
+        /// The option it was given to.
+        option: &'static str,
+        /// What would have meant something.
+        known: String,
+    },
+    /// A row that this build leaves out.
+    #[error("`{name}` is not in this build: build with `--features {feature}` (bench/README.md says what it needs)")]
+    NotBuilt {
+        /// The row.
+        name: String,
+        /// The Cargo feature that brings it.
+        feature: &'static str,
+    },
+    /// `--only` and `--vs` together leave no row.
+    #[error("--only and --vs together leave no row to measure")]
+    NoRows,
+    /// A row did not hand out what it must: its figures would mean nothing.
+    #[error("{bench}, N = {n}: {name} ({backend}) {flaw}")]
+    Row {
+        /// The table.
+        bench: &'static str,
+        /// The row.
+        name: &'static str,
+        /// Its backend.
+        backend: &'static str,
+        /// The number of pages.
+        n: usize,
+        /// What was wrong.
+        flaw: String,
+    },
+    /// The thread could not be bound to a processor.
+    #[error("can't bind a thread to processor {cpu}: {error}")]
+    Pin {
+        /// The processor.
+        cpu: usize,
+        /// What the system said.
+        error: rustix::io::Errno,
+    },
+    /// A measuring thread ended early.
+    #[error("a measuring thread ended before its table did")]
+    WorkerDied,
+    /// A report could not be written.
+    #[error("can't write {}: {error}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A chart could not be drawn.
+    #[error("can't draw a chart: {0}")]
+    Drawing(String),
+    /// The published figures in this build can't be read.
+    #[error("the published figures are damaged: {0}")]
+    Published(serde_json::Error),
+}
+
+/// Runs what `args` ask for, and reports it.
+///
+/// # Errors
+/// An unknown name, a row that hands out wrong pages, a file that can't be written. A reader that closes standard
+/// output early is no error.
+pub fn run(args: &BenchArgs) -> Result<(), Error> {
+    let plan = args.plan(rows::catalogue())?;
+    let published = Published::load()?;
+    let is_json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
+    let mut text = Text::new(is_json_on_stdout);
+    // Opened before measuring: minutes should not end at a path that can't be written.
+    let html_file = args.html.as_deref().map(create).transpose()?;
+    let json_file = args.json.as_deref().filter(|_| !is_json_on_stdout).map(create).transpose()?;
+
+    let machine = Machine::here();
+    let cpu = machine.main_cpu();
+    machine::pin_to(cpu).map_err(|error| Error::Pin { cpu, error })?;
+    let effort = if args.quick { Effort::QUICK } else { Effort::FULL };
+    let clock_ns = machine::clock_overhead_ns();
+    let backend = if rows::is_restartable() { "rseq" } else { "portable" };
+    let header = report::header(&machine, backend, clock_ns, effort.rounds, args.seed);
+    text.write(|out| writeln!(out, "{header}"))?;
+
+    let mut run = Run {
+        machine: &machine,
+        effort,
+        rows: &plan.rows,
+        clock_ns,
+        seed: args.seed,
+        progress: progress(&plan, effort),
+        absent: Vec::new(),
+    };
+    let mut records: Vec<Record> = Vec::new();
+    let measured = plan.tables.iter().try_for_each(|&table| {
+        let new = measure(&mut run, table)?;
+        // What `scatter` shows of both sizes is one table.
+        let name = table.trim_end_matches("-4g");
+        let absent = std::mem::take(&mut run.absent);
+        run.progress.suspend(|| {
+            text.write(|out| {
+                report::table(out, name, &new, &published, args.details)?;
+                absent.iter().try_for_each(|note| writeln!(out, "{}", report::wrap(&format!("absent: {note}"))))
+            })
+        })?;
+        records.extend(new);
+        Ok(())
+    });
+    run.progress.finish_and_clear();
+    // Whoever called goes on wherever it ran before.
+    let _ = machine::pin_to_all(&machine.allowed);
+    measured?;
+
+    let bars = bars::judge(&records, rows::bits_per_frame());
+    text.write(|out| {
+        bars::write(out, &bars)?;
+        writeln!(out, "\n{}", report::footer(&published))
+    })?;
+    if let Some((path, mut file)) = json_file {
+        written(&path, record::write_json(&mut file, &records, &machine))?;
+    }
+    if is_json_on_stdout {
+        quiet_pipe(Path::new("-"), record::write_json(&mut io::stdout().lock(), &records, &machine))?;
+    }
+    if let Some((path, mut file)) = html_file {
+        let page = html::page(&header, &records, &bars, &published)?;
+        written(&path, file.write_all(page.as_bytes()).and_then(|()| file.flush()))?;
+    }
+    Ok(())
+}
+
+fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
+    match table {
+        "batch" => one_thread::batch(run),
+        "burst" => one_thread::burst(run),
+        "scatter" => one_thread::scatter(run),
+        "scatter-4g" => one_thread::scatter_wide(run),
+        "churn" => churn::churn(run),
+        _ => threads::threads(run),
+    }
+}
+
+/// A bar on standard error, when that is a terminal.
+fn progress(plan: &args::Plan, effort: Effort) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let steps = |table: &&str| match *table {
+        "batch" => one_thread::BATCH_SIZES.len(),
+        "burst" => one_thread::burst_sizes(effort.is_quick).len(),
+        "scatter" => 1,
+        "scatter-4g" => plan.rows.len(),
+        "churn" => churn::steps(&plan.rows),
+        _ => threads::OWN_SIZES.len() + 1,
+    };
+    let bar = ProgressBar::new(plan.tables.iter().map(steps).sum::<usize>() as u64);
+    if let Ok(style) = ProgressStyle::with_template("[{elapsed}] {wide_bar} {pos}/{len} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Where the tables go. Once the reader has closed the pipe, nothing more is written, and the run goes on for the
+/// files that were asked for.
+struct Text {
+    is_stderr: bool,
+    is_closed: bool,
+}
+
+impl Text {
+    fn new(is_stderr: bool) -> Text {
+        Text { is_stderr, is_closed: false }
+    }
+
+    fn write(&mut self, body: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Error> {
+        if self.is_closed {
+            return Ok(());
+        }
+        let mut out: Box<dyn Write> = if self.is_stderr { Box::new(io::stderr()) } else { Box::new(io::stdout()) };
+        let result = body(&mut out).and_then(|()| out.flush());
+        self.is_closed = result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe);
+        quiet_pipe(Path::new("-"), result)
+    }
+}
+
+fn quiet_pipe(path: &Path, result: io::Result<()>) -> Result<(), Error> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => written(path, other),
+    }
+}
+
+fn written(path: &Path, result: io::Result<()>) -> Result<(), Error> {
+    result.map_err(|error| Error::Write { path: path.to_owned(), error })
+}
+
+fn create(path: &Path) -> Result<(PathBuf, BufWriter<File>), Error> {
+    let file = File::create(path).map_err(|error| Error::Write { path: path.to_owned(), error })?;
+    Ok((path.to_owned(), BufWriter::new(file)))
+}

@@ -1,0 +1,166 @@
+//! What the figures were taken on: processor, kernel, build; and where the measuring threads run.
+
+use std::fs;
+use std::time::Instant;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The machine and the build, as the header of every report names them.
+#[derive(Debug, Clone)]
+pub(crate) struct Machine {
+    pub(crate) cpu: String,
+    pub(crate) kernel: String,
+    /// Compiler, optimisation level and what else the build was asked for.
+    pub(crate) build: String,
+    /// Processors that this process may use, in ascending order.
+    pub(crate) allowed: Vec<usize>,
+    /// Whether Pagemill's misuse detection is compiled in.
+    pub(crate) is_detecting: bool,
+}
+
+impl Machine {
+    pub(crate) fn here() -> Machine {
+        let uname = rustix::system::uname();
+        Machine {
+            cpu: cpu_model().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
+            build: format!("{}, opt-level {}{}", env!("BENCH_RUSTC"), env!("BENCH_OPT_LEVEL"), build_flags()),
+            allowed: allowed_cpus(),
+            is_detecting: !cfg!(feature = "detection-off"),
+        }
+    }
+
+    /// Stands in where a test has no use for a real machine.
+    #[cfg(test)]
+    pub(crate) fn unknown() -> Machine {
+        Machine {
+            cpu: "unknown".to_owned(),
+            kernel: "unknown".to_owned(),
+            build: "unknown".to_owned(),
+            allowed: vec![0],
+            is_detecting: true,
+        }
+    }
+
+    /// Where the tables with one thread run: the last processor, since the first takes most interrupts.
+    pub(crate) fn main_cpu(&self) -> usize {
+        self.allowed.last().copied().unwrap_or(0)
+    }
+
+    /// A second processor that does not share its core with [`Machine::main_cpu`], if there is one.
+    pub(crate) fn second_cpu(&self) -> Option<usize> {
+        let main = self.main_cpu();
+        let siblings = core_siblings(main);
+        let others = || self.allowed.iter().rev().copied().filter(|&cpu| cpu != main);
+        others().find(|cpu| !siblings.contains(cpu)).or_else(|| others().next())
+    }
+}
+
+fn build_flags() -> String {
+    let mut flags = match env!("BENCH_RUSTFLAGS") {
+        "" => String::new(),
+        flags => format!(", RUSTFLAGS {flags}"),
+    };
+    if cfg!(debug_assertions) {
+        flags.push_str(", DEBUG ASSERTIONS ON: these figures mean nothing");
+    }
+    flags
+}
+
+fn cpu_model() -> Option<String> {
+    let info = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn allowed_cpus() -> Vec<usize> {
+    match sched_getaffinity(None) {
+        Ok(set) => (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
+        Err(_) => vec![0],
+    }
+}
+
+/// The processors of `cpu`'s core, itself included; empty where the system does not tell.
+fn core_siblings(cpu: usize) -> Vec<usize> {
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    fs::read_to_string(path).map(|list| parse_cpu_list(&list)).unwrap_or_default()
+}
+
+/// Reads the kernel's `0-2,5` notation; what can't be read is passed over.
+fn parse_cpu_list(list: &str) -> Vec<usize> {
+    let mut cpus = Vec::new();
+    for part in list.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        if let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) {
+            cpus.extend(first..=last);
+        }
+    }
+    cpus
+}
+
+/// Binds the calling thread to one processor.
+pub(crate) fn pin_to(cpu: usize) -> rustix::io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)
+}
+
+/// Lets the calling thread run on all of `cpus` again.
+pub(crate) fn pin_to_all(cpus: &[usize]) -> rustix::io::Result<()> {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|&cpu| set.set(cpu));
+    sched_setaffinity(None, &set)
+}
+
+/// Memory that could be had without swapping, in bytes, as the kernel estimates it.
+pub(crate) fn available_bytes() -> Option<u64> {
+    let info = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// What two clock readings with nothing between them are apart, in nanoseconds: the part of a stamped interval that
+/// is the clock's own. A mean over many, since one reading has a coarser grain than what is subtracted.
+pub(crate) fn clock_overhead_ns() -> f64 {
+    const READINGS: u32 = 100_000;
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        let mut sum = std::time::Duration::ZERO;
+        for _ in 0..READINGS {
+            let start = Instant::now();
+            sum += Instant::now() - start;
+        }
+        best = best.min(sum.as_nanos() as f64 / f64::from(READINGS));
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_are_read_in_the_kernels_notation() {
+        assert_eq!(parse_cpu_list("0-2,5\n"), [0, 1, 2, 5]);
+        assert_eq!(parse_cpu_list("7"), [7]);
+        assert_eq!(parse_cpu_list(""), [0; 0]);
+    }
+
+    #[test]
+    fn the_second_cpu_differs_from_the_first() {
+        let mut machine = Machine::unknown();
+        assert_eq!((machine.main_cpu(), machine.second_cpu()), (0, None));
+        machine.allowed = vec![0, 1];
+        assert_eq!((machine.main_cpu(), machine.second_cpu()), (1, Some(0)));
+    }
+
+    #[test]
+    fn this_machine_has_a_name_and_a_clock() {
+        let here = Machine::here();
+        assert!(!here.cpu.is_empty() && here.kernel.starts_with("Linux"), "{here:?}");
+        assert!(!here.allowed.is_empty());
+        let overhead = clock_overhead_ns();
+        assert!(overhead > 0.0 && overhead < 100_000.0, "{overhead}");
+    }
+}

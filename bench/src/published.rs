@@ -1,0 +1,133 @@
+//! Figures that others published, and those that were measured for Pagemill before it existed: data, in
+//! `published.json`. They stand beside a table, each with its source, and enter no ratio: another machine's
+//! nanoseconds are context.
+
+use serde::Deserialize;
+
+use crate::Error;
+
+/// All tables of `published.json`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Published {
+    tables: Vec<Table>,
+}
+
+/// One table, as its source has it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Table {
+    pub(crate) id: String,
+    /// `published` by others, or `quoted` from a measurement made elsewhere.
+    pub(crate) origin: String,
+    pub(crate) title: String,
+    pub(crate) source: String,
+    pub(crate) unit: String,
+    pub(crate) columns: Vec<String>,
+    pub(crate) rows: Vec<Vec<Cell>>,
+}
+
+/// A figure, a range or a name; empty where the source has nothing.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Cell {
+    Number(f64),
+    Text(String),
+    Empty(()),
+}
+
+impl Cell {
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Cell::Number(figure) => crate::stats::short(*figure),
+            Cell::Text(text) => text.clone(),
+            Cell::Empty(()) => String::new(),
+        }
+    }
+}
+
+impl Published {
+    pub(crate) fn load() -> Result<Published, Error> {
+        serde_json::from_str(include_str!("../published.json")).map_err(Error::Published)
+    }
+
+    pub(crate) fn table(&self, id: &str) -> Option<&Table> {
+        self.tables.iter().find(|table| table.id == id)
+    }
+
+    /// What was measured elsewhere for `name` in a cell such as `batch 64`.
+    pub(crate) fn quoted(&self, name: &str, cell: &str) -> Option<String> {
+        let tables = self.tables.iter().filter(|table| table.origin == "quoted");
+        tables.filter_map(|table| table.find(name, cell)).next()
+    }
+
+    /// Names and figures in that cell of whatever is no row here.
+    pub(crate) fn quoted_others(&self, cell: &str, is_row: impl Fn(&str) -> bool) -> Vec<(String, String)> {
+        let mut others = Vec::new();
+        for table in self.tables.iter().filter(|table| table.origin == "quoted") {
+            for row in &table.rows {
+                if let [Cell::Text(name), ..] = row.as_slice()
+                    && !is_row(name)
+                    && let Some(figure) = table.find(name, cell)
+                {
+                    others.push((name.clone(), figure));
+                }
+            }
+        }
+        others
+    }
+}
+
+impl Table {
+    /// The figure in the row that begins with `name` under the column `column`, if there is one.
+    fn find(&self, name: &str, column: &str) -> Option<String> {
+        let at = self.columns.iter().position(|title| title == column)?;
+        let row = self.rows.iter().find(|row| row.first() == Some(&Cell::Text(name.to_owned())))?;
+        row.get(at).map(Cell::shown).filter(|shown| !shown.is_empty())
+    }
+
+    /// The figure in the row that begins with the number `n` under the column `column`.
+    pub(crate) fn at(&self, n: usize, column: &str) -> Option<String> {
+        let at = self.columns.iter().position(|title| title == column)?;
+        let row = self.rows.iter().find(|row| row.first() == Some(&Cell::Number(n as f64)))?;
+        row.get(at).map(Cell::shown).filter(|shown| !shown.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tables::one_thread::{BATCH_SIZES, burst_sizes};
+
+    #[test]
+    fn every_table_is_rectangular_and_names_its_source() {
+        let published = Published::load().unwrap();
+        assert!(published.tables.len() >= 9);
+        for table in &published.tables {
+            assert!(!table.source.is_empty() && !table.unit.is_empty() && !table.title.is_empty(), "{}", table.id);
+            assert!(["published", "quoted"].contains(&table.origin.as_str()), "{}", table.id);
+            assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{}", table.id);
+        }
+    }
+
+    #[test]
+    fn the_published_tables_cover_the_sizes_that_are_measured() {
+        let published = Published::load().unwrap();
+        let array = published.table("linux-array-2021").unwrap();
+        assert!(BATCH_SIZES.iter().all(|&n| array.at(n, "list").is_some() && array.at(n, "array").is_some()));
+        let bulk = published.table("linux-bulk-2017").unwrap();
+        assert!(burst_sizes(false).iter().all(|&n| bulk.at(n, "total bulk").is_some()));
+        assert_eq!(bulk.at(16384, "alloc bulk").as_deref(), Some("89.0"));
+    }
+
+    #[test]
+    fn a_quoted_figure_is_found_by_row_and_cell() {
+        let published = Published::load().unwrap();
+        assert_eq!(published.quoted("rte-mempool", "batch 64").as_deref(), Some("0.37"));
+        assert_eq!(published.quoted("rte-mempool", "hand-over 64").as_deref(), Some("3.3-4.4"));
+        assert_eq!(published.quoted("memcpy", "batch 1"), None);
+        let others = published.quoted_others("scatter 16384", |name| name == "glibc");
+        assert!(
+            others.iter().any(|(name, figure)| name == "LLFree (one at a time; it has no bulk)" && figure == "66.0")
+        );
+        assert!(others.iter().all(|(name, _)| name != "glibc"));
+    }
+}

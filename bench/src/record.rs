@@ -1,0 +1,127 @@
+//! One result, and how it is written as a line of JSON.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::machine::Machine;
+use crate::rows::Kind;
+use crate::stats::Spread;
+
+/// What one row did in one cell of a table. Times are nanoseconds a page.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Record {
+    /// The table, or the part of it: `threads` has several.
+    pub(crate) bench: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) backend: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) n: usize,
+    /// `None` where the halves are not timed apart.
+    pub(crate) alloc: Option<Spread>,
+    pub(crate) free: Option<Spread>,
+    pub(crate) total: Spread,
+    pub(crate) runs: usize,
+    /// 2 MiB frames free, in percent of the ideal; `churn` alone.
+    pub(crate) ideal_percent: Option<f64>,
+    /// Random seed, where the order is random.
+    pub(crate) seed: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    bench: &'a str,
+    r#impl: &'a str,
+    backend: &'a str,
+    kind: &'a str,
+    n: usize,
+    alloc_ns: Option<f64>,
+    free_ns: Option<f64>,
+    total_ns: f64,
+    runs: usize,
+    min_ns: f64,
+    max_ns: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ideal_percent: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+    detection: bool,
+    cpu: &'a str,
+    kernel: &'a str,
+}
+
+/// Writes each record as one object on a line of its own. `min_ns` and `max_ns` are those of `total_ns`.
+pub(crate) fn write_json(out: &mut dyn Write, records: &[Record], machine: &Machine) -> io::Result<()> {
+    for record in records {
+        let line = Line {
+            bench: record.bench,
+            r#impl: record.name,
+            backend: record.backend,
+            kind: record.kind.label(),
+            n: record.n,
+            alloc_ns: record.alloc.map(|spread| spread.median),
+            free_ns: record.free.map(|spread| spread.median),
+            total_ns: record.total.median,
+            runs: record.runs,
+            min_ns: record.total.min,
+            max_ns: record.total.max,
+            ideal_percent: record.ideal_percent,
+            seed: record.seed,
+            detection: machine.is_detecting,
+            cpu: &machine.cpu,
+            kernel: &machine.kernel,
+        };
+        serde_json::to_writer(&mut *out, &line)?;
+        out.write_all(b"\n")?;
+    }
+    out.flush()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn record(bench: &'static str, name: &'static str, kind: Kind, n: usize, total: f64) -> Record {
+        Record {
+            bench,
+            name,
+            backend: if kind == Kind::Ours { "rseq" } else { "-" },
+            kind,
+            n,
+            alloc: None,
+            free: None,
+            total: Spread { median: total, min: total / 2.0, max: total * 2.0 },
+            runs: 11,
+            ideal_percent: None,
+            seed: None,
+        }
+    }
+
+    #[test]
+    fn a_line_has_every_promised_field_and_halves_that_were_not_timed_are_null() {
+        let mut burst = record("burst", "pagemill-array", Kind::Ours, 64, 2.0);
+        burst.alloc = Spread::of(&[1.5]);
+        burst.free = Spread::of(&[0.5]);
+        let batch = record("batch", "glibc", Kind::Peer, 1, 44.0);
+        let mut out = Vec::new();
+        write_json(&mut out, &[burst, batch], &Machine::unknown()).unwrap();
+
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 2);
+        for line in &lines {
+            for field in
+                ["bench", "impl", "backend", "n", "alloc_ns", "free_ns", "total_ns", "runs", "min_ns", "max_ns"]
+            {
+                assert!(line.get(field).is_some(), "{field} is missing in {line}");
+            }
+        }
+        assert_eq!((&lines[0]["alloc_ns"], &lines[0]["free_ns"]), (&1.5.into(), &0.5.into()));
+        assert_eq!(
+            (&lines[0]["min_ns"], &lines[0]["total_ns"], &lines[0]["max_ns"]),
+            (&1.0.into(), &2.0.into(), &4.0.into())
+        );
+        assert!(lines[1]["alloc_ns"].is_null() && lines[1]["free_ns"].is_null());
+        assert_eq!(lines[1]["impl"], "glibc");
+    }
+}

@@ -1,0 +1,339 @@
+//! The tables as text, aligned, within 80 columns where their contents allow.
+
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+
+use crate::machine::Machine;
+use crate::published::Published;
+use crate::record::Record;
+use crate::rows::Kind;
+use crate::stats::short;
+use crate::tables::one_thread::{BATCH_SIZES, SCATTER_PAGES, SCATTER_WIDE_PAGES};
+
+/// One line above everything: what the figures were taken on.
+pub(crate) fn header(machine: &Machine, backend: &str, clock_ns: f64, rounds: usize, seed: u64) -> String {
+    let detection = if machine.is_detecting { "misuse detection on" } else { "MISUSE DETECTION OFF" };
+    format!(
+        "{}; {}; processor {} of {}\n{}; {detection}; default backend {backend}\n{rounds} rounds, rows taking turns; \
+         a clock reading costs {clock_ns:.0} ns and is subtracted where one is inside; seed {seed}",
+        machine.cpu,
+        machine.kernel,
+        machine.main_cpu(),
+        machine.allowed.len(),
+        machine.build,
+    )
+}
+
+/// Writes the report of one table: its figures, what was published beside it, who was absent.
+pub(crate) fn table(
+    out: &mut dyn Write,
+    name: &str,
+    records: &[Record],
+    published: &Published,
+    has_details: bool,
+) -> io::Result<()> {
+    match name {
+        "batch" => batch(out, records, published, has_details),
+        "burst" => burst(out, records, published, has_details),
+        "scatter" => scatter(out, records, published),
+        "churn" => churn(out, records, published),
+        _ => threads(out, records, published),
+    }
+}
+
+fn batch(out: &mut dyn Write, records: &[Record], published: &Published, has_details: bool) -> io::Result<()> {
+    writeln!(out, "\nbatch: N pages out, then back; ns a page, both together, medians")?;
+    let extra = linux_lines(published, "linux-array-2021", &BATCH_SIZES, &["list", "array"]);
+    writeln!(out, "{}", matrix(records, &BATCH_SIZES, extra).trim_fmt())?;
+    credit(out, published, "linux-array-2021")?;
+    let sizes = if has_details { &BATCH_SIZES[..] } else { &[1, 64] };
+    sizes.iter().try_for_each(|&n| detail(out, "batch", n, records, published))
+}
+
+fn burst(out: &mut dyn Write, records: &[Record], published: &Published, has_details: bool) -> io::Result<()> {
+    let mut sizes: Vec<usize> = records.iter().map(|record| record.n).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    writeln!(out, "\nburst: N pages out, then N back; ns a page, both together, medians")?;
+    for part in sizes.chunks(sizes.len().div_ceil(2).max(4)) {
+        let extra = linux_lines(published, "linux-bulk-2017", part, &["total single", "total bulk"]);
+        writeln!(out, "{}", matrix(records, part, extra).trim_fmt())?;
+    }
+    credit(out, published, "linux-bulk-2017")?;
+    let detailed: Vec<usize> = sizes.into_iter().filter(|n| has_details || [64, 1024, 16384].contains(n)).collect();
+    detailed.iter().try_for_each(|&n| detail(out, "burst", n, records, published))
+}
+
+fn scatter(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
+    writeln!(out, "\nscatter: N pages out, then back in random order (shuffled untimed)")?;
+    for n in [SCATTER_PAGES, SCATTER_WIDE_PAGES] {
+        if records.iter().any(|record| record.n == n) {
+            detail(out, "scatter", n, records, published)?;
+        }
+    }
+    Ok(())
+}
+
+fn churn(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
+    writeln!(out, "\nchurn: 2 MiB frames free after 100 rounds of 10 % churn, 4 GiB, half full, lists drained")?;
+    writeln!(out, "in order: filled to half in order; random half: filled, then a random half put back")?;
+    let mut table = plain(&["impl", "backend", "start", "% of ideal", "alloc", "free", "min", "max", "seed"]);
+    for record in records {
+        let half = |spread: Option<crate::stats::Spread>| spread.map_or("-".to_owned(), |s| short(s.median));
+        table.add_row([
+            record.name.to_owned(),
+            record.backend.to_owned(),
+            record.bench.trim_start_matches("churn-").replace('-', " "),
+            record.ideal_percent.map_or("-".to_owned(), |percent| format!("{percent:.1}")),
+            half(record.alloc),
+            half(record.free),
+            short(record.total.min),
+            short(record.total.max),
+            record.seed.map_or("-".to_owned(), |seed| seed.to_string()),
+        ]);
+    }
+    align(&mut table, 3);
+    writeln!(out, "{}", table.trim_fmt())?;
+    if let Some(llfree) = published.table("llfree-2023") {
+        for row in llfree.rows.iter().filter(|row| row[0].shown().starts_with("2 MiB frames")) {
+            writeln!(out, "published: LLFree {}, Linux {}: {}", row[1].shown(), row[2].shown(), row[0].shown())?;
+        }
+        credit(out, published, "llfree-2023")?;
+    }
+    Ok(())
+}
+
+fn threads(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
+    let own = |bench: &str| records.iter().filter(|record| record.bench == bench).collect::<Vec<_>>();
+    if records.is_empty() {
+        return writeln!(out, "\nthreads: skipped");
+    }
+    writeln!(out, "\nthreads, own pages: ns a page and thread, one processor at work or both")?;
+    let mut table = plain(&["impl", "backend", "N", "one", "both", "min", "max", "scales"]);
+    for (one, both) in own("threads-own-1").into_iter().zip(own("threads-own-2")) {
+        table.add_row([
+            one.name.to_owned(),
+            one.backend.to_owned(),
+            one.n.to_string(),
+            short(one.total.median),
+            short(both.total.median),
+            short(both.total.min),
+            short(both.total.max),
+            format!("{:.2}", one.total.median / both.total.median),
+        ]);
+    }
+    align(&mut table, 2);
+    writeln!(out, "{}", table.trim_fmt())?;
+    writeln!(out, "\nthreads, hand-over: one takes 64 at a time, the other puts them back; ns a page")?;
+    detail(
+        out,
+        "hand-over",
+        64,
+        &records.iter().filter(|r| r.bench == "threads-hand-over").cloned().collect::<Vec<_>>(),
+        published,
+    )
+}
+
+/// The records of one size, with halves, spread, the ratio to the best peer and what was quoted.
+fn detail(out: &mut dyn Write, bench: &str, n: usize, records: &[Record], published: &Published) -> io::Result<()> {
+    let records: Vec<&Record> = records.iter().filter(|record| record.n == n).collect();
+    let best = best_peer(records.iter().copied());
+    let cell = format!("{bench} {n}");
+    let mut table = plain(&["impl", "backend", "alloc", "free", "total", "min", "max", "/ best peer", "quoted"]);
+    for record in &records {
+        let half = |spread: Option<crate::stats::Spread>| spread.map_or("-".to_owned(), |s| short(s.median));
+        table.add_row([
+            record.name.to_owned(),
+            record.backend.to_owned(),
+            half(record.alloc),
+            half(record.free),
+            short(record.total.median),
+            short(record.total.min),
+            short(record.total.max),
+            best.map_or("-".to_owned(), |best| format!("{:.2}", record.total.median / best.total.median)),
+            published.quoted(record.name, &cell).unwrap_or_default(),
+        ]);
+    }
+    align(&mut table, 2);
+    let runs = records.first().map_or(0, |record| record.runs);
+    let named = best.map_or("no peer was run".to_owned(), |best| format!("best peer: {}", best.name));
+    writeln!(out, "\n{bench}, N = {n}; ns a page, medians of {runs} rounds; {named}\n{}", table.trim_fmt())?;
+    let others = published.quoted_others(&cell, |name| records.iter().any(|record| record.name == name));
+    if !others.is_empty() || records.iter().any(|record| published.quoted(record.name, &cell).is_some()) {
+        let others: Vec<String> = others.into_iter().map(|(name, figure)| format!("{name} {figure}")).collect();
+        if !others.is_empty() {
+            writeln!(out, "{}", wrap(&format!("quoted, not of this run: also {}", others.join("; "))))?;
+        }
+    }
+    Ok(())
+}
+
+/// The fastest peer, floors left out.
+pub(crate) fn best_peer<'a>(records: impl Iterator<Item = &'a Record>) -> Option<&'a Record> {
+    records.filter(|record| record.kind == Kind::Peer).min_by(|a, b| a.total.median.total_cmp(&b.total.median))
+}
+
+/// Medians of all rows against sizes; then the best peer, and Pagemill's best against it; then `extra` lines.
+fn matrix(records: &[Record], sizes: &[usize], extra: Vec<Vec<String>>) -> Table {
+    let mut titles = vec!["ns a page".to_owned(), "backend".to_owned()];
+    titles.extend(sizes.iter().map(usize::to_string));
+    let mut table = plain(&titles);
+    let mut names: Vec<(&str, &str)> = Vec::new();
+    for record in records {
+        if !names.contains(&(record.name, record.backend)) {
+            names.push((record.name, record.backend));
+        }
+    }
+    for (name, backend) in names {
+        let mut line = vec![name.to_owned(), backend.to_owned()];
+        line.extend(sizes.iter().map(|&n| {
+            let found = records.iter().find(|r| (r.name, r.backend, r.n) == (name, backend, n));
+            found.map_or("n/a".to_owned(), |record| short(record.total.median))
+        }));
+        table.add_row(line);
+    }
+    let at = |n: usize| records.iter().filter(move |record| record.n == n);
+    let best_ours = |n: usize| {
+        let ours = at(n).filter(|record| record.kind == Kind::Ours);
+        ours.map(|record| record.total.median).min_by(f64::total_cmp)
+    };
+    let peers: Vec<Option<f64>> = sizes.iter().map(|&n| best_peer(at(n)).map(|peer| peer.total.median)).collect();
+    if peers.iter().any(Option::is_some) {
+        let shown = |figure: Option<f64>| figure.map_or("n/a".to_owned(), short);
+        let mut best = vec!["= best peer".to_owned(), String::new()];
+        best.extend(peers.iter().map(|&peer| shown(peer)));
+        table.add_row(best);
+        let mut ratio = vec!["= pagemill / it".to_owned(), String::new()];
+        ratio.extend(sizes.iter().zip(&peers).map(|(&n, peer)| shown(best_ours(n).zip(*peer).map(|(a, b)| a / b))));
+        table.add_row(ratio);
+    }
+    for line in extra {
+        table.add_row(line);
+    }
+    align(&mut table, 2);
+    table
+}
+
+/// Lines of a published table, marked as such, for the sizes shown.
+fn linux_lines(published: &Published, id: &str, sizes: &[usize], columns: &[&str]) -> Vec<Vec<String>> {
+    let Some(table) = published.table(id) else { return Vec::new() };
+    let line = |column: &&str| {
+        let mut line = vec![format!("* {}", column), "Linux*".to_owned()];
+        line.extend(sizes.iter().map(|&n| table.at(n, column).unwrap_or_default()));
+        line
+    };
+    columns.iter().map(line).collect()
+}
+
+fn credit(out: &mut dyn Write, published: &Published, id: &str) -> io::Result<()> {
+    match published.table(id) {
+        Some(table) => writeln!(
+            out,
+            "{}",
+            wrap(&format!("* {}, not of this run ({}): {}; {}", table.origin, table.unit, table.title, table.source))
+        ),
+        None => Ok(()),
+    }
+}
+
+/// A table without lines, two spaces between its columns.
+pub(crate) fn plain<S: AsRef<str>>(titles: &[S]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(titles.iter().map(|title| title.as_ref().to_owned()));
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 1));
+    });
+    table
+}
+
+/// Figures to the right from column `first` on.
+pub(crate) fn align(table: &mut Table, first: usize) {
+    table.column_iter_mut().skip(first).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+}
+
+/// Says once where the column `quoted` comes from.
+pub(crate) fn footer(published: &Published) -> String {
+    let source = published.table("measured-2026").map_or("", |table| table.source.as_str());
+    wrap(&format!("quoted: not of this run; {source}; where one is shown, its machine is not yours"))
+}
+
+/// Breaks a line of words at 80 columns, continued lines indented.
+pub(crate) fn wrap(text: &str) -> String {
+    let mut lines = String::new();
+    let mut width = 0;
+    for word in text.split_whitespace() {
+        let len = word.chars().count();
+        if width > 0 && width + 1 + len > 80 {
+            lines.push_str("\n  ");
+            width = 2;
+        } else if width > 0 {
+            lines.push(' ');
+            width += 1;
+        }
+        lines.push_str(word);
+        width += len;
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::record;
+
+    fn sample() -> Vec<Record> {
+        vec![
+            record("batch", "pagemill-callback", Kind::Ours, 1, 5.0),
+            record("batch", "pagemill-callback", Kind::Ours, 64, 0.5),
+            record("batch", "tls-vec", Kind::Floor, 64, 0.2),
+            record("batch", "glibc", Kind::Peer, 64, 825.0),
+            record("batch", "mutex-vec", Kind::Peer, 64, 1.0),
+        ]
+    }
+
+    fn lines_of(name: &str, records: &[Record]) -> Vec<String> {
+        let mut out = Vec::new();
+        table(&mut out, name, records, &Published::load().unwrap(), false).unwrap();
+        String::from_utf8(out).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_best_peer_is_the_fastest_and_never_a_floor() {
+        assert_eq!(best_peer(sample().iter()).unwrap().name, "mutex-vec");
+        assert!(best_peer(sample()[..3].iter()).is_none());
+    }
+
+    #[test]
+    fn a_batch_table_shows_medians_ratio_and_marked_published_figures_in_80_columns() {
+        let lines = lines_of("batch", &sample());
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+        let row = |start: &str| {
+            let line =
+                lines.iter().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start}: {lines:#?}"));
+            line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            row("pagemill-callback"),
+            "pagemill-callback rseq 5.00 n/a n/a n/a n/a n/a n/a 0.50 n/a".split(' ').collect::<Vec<_>>()
+        );
+        assert_eq!(row("= best peer")[10], "1.00");
+        assert_eq!(row("= pagemill / it")[11], "0.50");
+        assert_eq!(row("* array")[10], "30.6");
+        assert!(lines.iter().any(|line| line.starts_with("* published, not of this run")));
+        let detail = lines.iter().rev().find(|line| line.starts_with("glibc")).unwrap();
+        assert_eq!(
+            detail.split_whitespace().collect::<Vec<_>>(),
+            ["glibc", "-", "-", "-", "825", "412", "1650", "825.00"]
+        );
+    }
+
+    #[test]
+    fn wrapping_keeps_every_word() {
+        let text = "word ".repeat(60);
+        let wrapped = wrap(&text);
+        assert!(wrapped.lines().all(|line| line.len() <= 80));
+        assert_eq!(wrapped.split_whitespace().count(), 60);
+    }
+}

@@ -1,0 +1,215 @@
+//! Peers in C and C++: the general allocators, each asked for 4096 bytes aligned to 4096, as a program that needs
+//! pages asks them today. None has a bulk interface for aligned objects.
+//!
+//! Each with the settings that suit this work best: nothing is given back to the system while it is measured.
+
+use std::sync::Once;
+
+use crate::rows::one_by_one::{OneByOne, OnePage};
+use crate::rows::{Kind, Need, Row, Site, Unavailable};
+use crate::subject::PAGE_BYTES;
+
+pub(crate) fn rows() -> Vec<Row> {
+    vec![
+        Row::plain("glibc", Kind::Peer, |need| {
+            check_memory(need)?;
+            Ok(site(|| {
+                keep_glibc_memory();
+                Glibc
+            }))
+        }),
+        #[cfg(feature = "mimalloc")]
+        Row::plain("mimalloc", Kind::Peer, |need| {
+            check_memory(need)?;
+            Ok(site(|| {
+                mimalloc::keep_memory();
+                mimalloc::Mimalloc
+            }))
+        }),
+        #[cfg(feature = "jemalloc")]
+        Row::plain("jemalloc", Kind::Peer, |need| {
+            check_memory(need)?;
+            Ok(site(|| {
+                jemalloc::keep_memory();
+                jemalloc::Jemalloc
+            }))
+        }),
+        #[cfg(feature = "snmalloc")]
+        Row::plain("snmalloc", Kind::Peer, |need| {
+            check_memory(need)?;
+            Ok(site(|| snmalloc::Snmalloc))
+        }),
+    ]
+}
+
+fn site<A: OnePage + 'static>(make: impl Fn() -> A + Send + Sync + 'static) -> Site {
+    Box::new(move |most_held| Box::new(OneByOne::new(make(), most_held)))
+}
+
+/// These keep headers in or between the pages, so that each page costs real memory although no user touches it:
+/// two pages each, as glibc's aligned objects take.
+fn check_memory(need: Need) -> Result<(), Unavailable> {
+    let wanted = 2 * (need.pages * PAGE_BYTES) as u64;
+    match crate::machine::available_bytes() {
+        Some(available) if available < wanted => {
+            Err(Unavailable(format!("would touch up to {wanted} bytes of memory, {available} are available")))
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Glibc;
+
+impl OnePage for Glibc {
+    #[inline]
+    fn get(&mut self) -> usize {
+        // SAFETY: the alignment is a power of two, and the size a multiple of it.
+        unsafe { libc::aligned_alloc(PAGE_BYTES, PAGE_BYTES) as usize }
+    }
+
+    #[inline]
+    fn put_back(&mut self, addr: usize) {
+        // SAFETY: `addr` came from `aligned_alloc` above and is put back once.
+        unsafe { libc::free(addr as *mut libc::c_void) }
+    }
+}
+
+/// Tells glibc to keep its heap: neither trimmed nor mapped piece by piece.
+fn keep_glibc_memory() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: `mallopt` may be called at any time; it changes parameters of glibc's own.
+        let is_set = unsafe {
+            libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX) == 1
+                && libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 25) == 1
+                && libc::mallopt(libc::M_TOP_PAD, 1 << 26) == 1
+        };
+        assert!(is_set, "glibc refused the settings that the table names");
+    });
+}
+
+#[cfg(feature = "mimalloc")]
+mod mimalloc {
+    use std::sync::Once;
+
+    use crate::rows::one_by_one::OnePage;
+    use crate::subject::PAGE_BYTES;
+
+    /// `mi_option_purge_delay` of mimalloc 2, which stands between the two options that the bindings do name.
+    const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+    const _: () = assert!(
+        libmimalloc_sys::mi_option_eager_commit_delay == PURGE_DELAY - 1
+            && libmimalloc_sys::mi_option_use_numa_nodes == PURGE_DELAY + 1
+    );
+
+    pub(super) struct Mimalloc;
+
+    impl OnePage for Mimalloc {
+        #[inline]
+        fn get(&mut self) -> usize {
+            // SAFETY: the alignment is a power of two.
+            unsafe { libmimalloc_sys::mi_malloc_aligned(PAGE_BYTES, PAGE_BYTES) as usize }
+        }
+
+        #[inline]
+        fn put_back(&mut self, addr: usize) {
+            // SAFETY: `addr` came from `mi_malloc_aligned` above and is put back once.
+            unsafe { libmimalloc_sys::mi_free(addr as *mut _) }
+        }
+    }
+
+    /// Never gives memory back: a negative purge delay, in mimalloc's words.
+    pub(super) fn keep_memory() {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            // SAFETY: sets an option of mimalloc's own, which it reads at its next purge.
+            unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, -1) };
+        });
+    }
+}
+
+#[cfg(feature = "jemalloc")]
+mod jemalloc {
+    use std::ffi::{c_char, c_void};
+    use std::sync::Once;
+
+    use tikv_jemalloc_sys as je;
+
+    use crate::rows::one_by_one::OnePage;
+    use crate::subject::PAGE_BYTES;
+
+    const FLAGS: i32 = je::MALLOCX_ALIGN(PAGE_BYTES);
+
+    pub(super) struct Jemalloc;
+
+    impl OnePage for Jemalloc {
+        #[inline]
+        fn get(&mut self) -> usize {
+            // SAFETY: the size is not zero, and the flags hold a power of two.
+            unsafe { je::mallocx(PAGE_BYTES, FLAGS) as usize }
+        }
+
+        #[inline]
+        fn put_back(&mut self, addr: usize) {
+            // SAFETY: `addr` came from `mallocx` with this size and these flags, and is put back once.
+            unsafe { je::sdallocx(addr as *mut _, PAGE_BYTES, FLAGS) }
+        }
+    }
+
+    /// Jemalloc's start-up options, which it reads through this symbol: free memory never decays, and a thread's
+    /// cache holds as many pages as it may.
+    // SAFETY: jemalloc declares this very symbol, a pointer to a string that ends in zero, for programs to define.
+    #[unsafe(export_name = "_rjem_malloc_conf")]
+    #[used]
+    static CONF: Conf = Conf(
+        c"dirty_decay_ms:-1,muzzy_decay_ms:-1,tcache_max:32768,tcache_nslots_small_max:2048,lg_tcache_nslots_mul:4"
+            .as_ptr(),
+    );
+
+    #[repr(transparent)]
+    struct Conf(*const c_char);
+    // SAFETY: points at a constant.
+    unsafe impl Sync for Conf {}
+
+    /// Checks that the options above are in force.
+    pub(super) fn keep_memory() {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            let mut decay_ms: isize = 0;
+            let mut len = size_of::<isize>();
+            // SAFETY: the name ends in zero; the old value has the type (ssize_t) and size that jemalloc documents for it.
+            let rc = unsafe {
+                je::mallctl(
+                    c"opt.dirty_decay_ms".as_ptr(),
+                    (&raw mut decay_ms).cast::<c_void>(),
+                    &raw mut len,
+                    std::ptr::null_mut(),
+                    0,
+                )
+            };
+            assert_eq!((rc, decay_ms), (0, -1), "jemalloc did not take the settings that the table names");
+        });
+    }
+}
+
+#[cfg(feature = "snmalloc")]
+mod snmalloc {
+    use crate::rows::one_by_one::OnePage;
+    use crate::subject::PAGE_BYTES;
+
+    pub(super) struct Snmalloc;
+
+    impl OnePage for Snmalloc {
+        #[inline]
+        fn get(&mut self) -> usize {
+            // SAFETY: the alignment is a power of two, the size not zero.
+            unsafe { snmalloc_sys::sn_rust_alloc(PAGE_BYTES, PAGE_BYTES) as usize }
+        }
+
+        #[inline]
+        fn put_back(&mut self, addr: usize) {
+            // SAFETY: `addr` came from `sn_rust_alloc` with this alignment and size, and is put back once.
+            unsafe { snmalloc_sys::sn_rust_dealloc(addr as *mut _, PAGE_BYTES, PAGE_BYTES) };
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! `rte-mempool`: DPDK's fixed-size object pool with its per-thread cache at the largest size (512), 64 objects a
+//! call, over ordinary memory and without root. The timed loop is C (`dpdk_shim.c`), as its users write it.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::{Arc, OnceLock};
+
+use crate::rows::{Kind, Row, Site, Unavailable};
+use crate::subject::{PAGE_BYTES, Subject};
+
+/// Pages beyond those needed: what the caches of a few threads may hold, 768 each.
+const SLACK_PAGES: usize = 4096;
+
+#[repr(C)]
+struct RawPool {
+    pool: *mut c_void,
+    memory: *mut c_void,
+    bytes: usize,
+}
+
+unsafe extern "C" {
+    fn pmb_dpdk_init(cpu: c_uint) -> c_int;
+    fn pmb_dpdk_thread_enter() -> c_int;
+    fn pmb_dpdk_thread_leave();
+    fn pmb_dpdk_pool_new(pool: *mut RawPool, n: c_uint) -> c_int;
+    fn pmb_dpdk_pool_free(pool: *mut RawPool);
+    fn pmb_dpdk_take(pool: *const RawPool, pages: *mut *mut c_void, n: c_uint) -> c_int;
+    fn pmb_dpdk_put(pool: *const RawPool, pages: *const *mut c_void, n: c_uint);
+    fn pmb_dpdk_batch(pool: *const RawPool, pages: *mut *mut c_void, n: c_uint, reps: usize) -> c_int;
+}
+
+pub(crate) fn row() -> Row {
+    Row::plain("rte-mempool", Kind::Peer, |need| {
+        start()?;
+        let pages = need.pages + SLACK_PAGES;
+        check_memory(pages)?;
+        let pool = Arc::new(Pool::new(pages)?);
+        let site: Site = Box::new(move |most_held| {
+            let held = vec![ptr::null_mut(); most_held];
+            Box::new(Mempool { held, len: 0, pool: Arc::clone(&pool), _seat: Seat::take() })
+        });
+        Ok(site)
+    })
+}
+
+/// Starts DPDK's environment once in a process, which is as often as it allows.
+fn start() -> Result<(), Unavailable> {
+    static STARTED: OnceLock<c_int> = OnceLock::new();
+    let rc = *STARTED.get_or_init(|| {
+        let cpus = crate::machine::Machine::here();
+        // SAFETY: called once; DPDK copies what it keeps of its arguments.
+        let rc = unsafe { pmb_dpdk_init(cpus.main_cpu() as c_uint) };
+        // DPDK binds its first thread; the bench decides where that runs.
+        let _ = crate::machine::pin_to_all(&cpus.allowed);
+        rc
+    });
+    if rc == 0 { Ok(()) } else { Err(Unavailable(format!("DPDK does not start: {}", os_error(rc)))) }
+}
+
+fn os_error(negative_errno: c_int) -> std::io::Error {
+    std::io::Error::from_raw_os_error(-negative_errno)
+}
+
+/// Each object's header touches one page of its slot.
+fn check_memory(pages: usize) -> Result<(), Unavailable> {
+    let wanted = (pages * PAGE_BYTES) as u64;
+    match crate::machine::available_bytes() {
+        Some(available) if available < wanted => {
+            Err(Unavailable(format!("would touch {wanted} bytes of memory, {available} are available")))
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Pool(RawPool);
+
+// SAFETY: a mempool made without the single-producer and single-consumer flags is used by any thread of DPDK's;
+// `RawPool` itself is not changed between creation and drop.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    fn new(pages: usize) -> Result<Pool, Unavailable> {
+        let mut raw = RawPool { pool: ptr::null_mut(), memory: ptr::null_mut(), bytes: 0 };
+        let count = c_uint::try_from(pages).map_err(|_| Unavailable(format!("{pages} pages are too many")))?;
+        // SAFETY: `raw` is a pool's three words, to be written; the environment has been started.
+        match unsafe { pmb_dpdk_pool_new(&raw mut raw, count) } {
+            0 => Ok(Pool(raw)),
+            rc => Err(Unavailable(format!("no mempool of {pages} pages: {}", os_error(rc)))),
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: made by `pmb_dpdk_pool_new`, and every runner, which held it by `Arc`, is gone.
+        unsafe { pmb_dpdk_pool_free(&raw mut self.0) }
+    }
+}
+
+/// The calling thread's number in DPDK, given back when dropped if it was taken here.
+struct Seat {
+    is_ours: bool,
+}
+
+impl Seat {
+    fn take() -> Seat {
+        // SAFETY: the environment has been started.
+        let rc = unsafe { pmb_dpdk_thread_enter() };
+        assert!(rc >= 0, "DPDK has no number for this thread: {}", os_error(rc));
+        Seat { is_ours: rc == 1 }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if self.is_ours {
+            // SAFETY: this thread was registered in `take`, and a runner does not leave its thread.
+            unsafe { pmb_dpdk_thread_leave() }
+        }
+    }
+}
+
+struct Mempool {
+    held: Vec<*mut c_void>,
+    len: usize,
+    pool: Arc<Pool>,
+    _seat: Seat,
+}
+
+impl Mempool {
+    fn take_held(&mut self, n: usize) -> bool {
+        assert!(n <= self.held.len(), "a runner holds at most what it was made for");
+        // SAFETY: `held` has room for `n` pointers.
+        unsafe { pmb_dpdk_take(&raw const self.pool.0, self.held.as_mut_ptr(), n as c_uint) == 0 }
+    }
+
+    fn put_held(&mut self, n: usize) {
+        // SAFETY: the first `n` pointers are objects of this pool, each put back once.
+        unsafe { pmb_dpdk_put(&raw const self.pool.0, self.held.as_ptr(), n as c_uint) }
+    }
+}
+
+impl Subject for Mempool {
+    fn take(&mut self, n: usize) -> bool {
+        self.len = n;
+        self.take_held(n)
+    }
+
+    fn put(&mut self) {
+        self.put_held(self.len);
+        self.len = 0;
+    }
+
+    fn shuffle(&mut self, rng: &mut fastrand::Rng) {
+        rng.shuffle(&mut self.held[..self.len]);
+    }
+
+    fn addresses(&mut self) -> Vec<usize> {
+        self.held[..self.len].iter().map(|&page| page as usize).collect()
+    }
+
+    fn give(&mut self, out: &mut [usize]) -> bool {
+        // SAFETY: an address and a pointer have one layout, and `out` has room for its length.
+        unsafe { pmb_dpdk_take(&raw const self.pool.0, out.as_mut_ptr().cast(), out.len() as c_uint) == 0 }
+    }
+
+    fn accept(&mut self, words: &[usize]) {
+        // SAFETY: these are objects of this pool, let go of by `give`, each put back once. DPDK only reads `words`.
+        unsafe { pmb_dpdk_put(&raw const self.pool.0, words.as_ptr().cast(), words.len() as c_uint) }
+    }
+
+    fn batch_loop(&mut self, n: usize, reps: usize) -> bool {
+        assert!(n <= self.held.len(), "a runner holds at most what it was made for");
+        // SAFETY: `held` has room for `n` pointers; the loop puts back what it takes.
+        unsafe { pmb_dpdk_batch(&raw const self.pool.0, self.held.as_mut_ptr(), n as c_uint, reps) == 0 }
+    }
+}

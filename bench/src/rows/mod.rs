@@ -1,0 +1,154 @@
+//! The catalogue: every row that a table can have, in the order in which tables show them.
+//!
+//! A row is opened once a table, for as many pages as the table needs. What comes out is the part that threads share
+//! (an allocator, a pool); each measuring thread then makes its own [`Runner`] from it.
+
+mod c_peers;
+#[cfg(feature = "dpdk")]
+mod dpdk;
+mod floors;
+mod one_by_one;
+mod pagemill;
+mod region;
+mod rust_peers;
+
+use crate::subject::Runner;
+
+pub(crate) use floors::Baton;
+pub(crate) use pagemill::{bits_per_frame, churn_rows as pagemill_churn_rows, is_restartable};
+pub(crate) use rust_peers::churn_row as buddy_churn_row;
+
+/// What a row is to the reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Pagemill itself.
+    Ours,
+    /// What no list of pages can undercut.
+    Floor,
+    /// What a user would pick today.
+    Peer,
+}
+
+impl Kind {
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Kind::Ours => "pagemill",
+            Kind::Floor => "floor",
+            Kind::Peer => "peer",
+        }
+    }
+}
+
+/// How much a table asks of a row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Need {
+    /// Most pages out at once, all threads together.
+    pub(crate) pages: usize,
+}
+
+/// Why a row is absent from a table: shown, never silent.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unavailable(pub(crate) String);
+
+/// The part of a row that threads share. Makes a runner that holds at most the given number of pages.
+pub(crate) type Site = Box<dyn Fn(usize) -> Box<dyn Runner> + Send + Sync>;
+
+/// One row of the tables.
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    /// Pagemill's per-CPU backend, or `-`.
+    pub(crate) backend: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) open: Box<dyn Fn(Need) -> Result<Site, Unavailable>>,
+}
+
+impl Row {
+    /// A row outside Pagemill, whose site is made by `open`.
+    fn plain<F>(name: &'static str, kind: Kind, open: F) -> Row
+    where
+        F: Fn(Need) -> Result<Site, Unavailable> + 'static,
+    {
+        Row { name, backend: "-", kind, open: Box::new(open) }
+    }
+}
+
+/// All rows of this build.
+pub(crate) fn catalogue() -> Vec<Row> {
+    let mut rows = pagemill::rows();
+    rows.extend(floors::rows());
+    rows.extend(rust_peers::rows());
+    rows.extend(c_peers::rows());
+    #[cfg(feature = "dpdk")]
+    rows.push(dpdk::row());
+    rows
+}
+
+/// Names that `--only` and `--vs` accept although this build lacks them: the message then says how to get them.
+pub(crate) const OPTIONAL: [(&str, &str); 4] =
+    [("mimalloc", "mimalloc"), ("jemalloc", "jemalloc"), ("snmalloc", "snmalloc"), ("rte-mempool", "dpdk")];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every row of this build, checked as every cell of a table is before it is timed.
+    #[test]
+    fn every_row_hands_out_distinct_pages() {
+        for row in catalogue() {
+            let site = match (row.open)(Need { pages: 2048 }) {
+                Ok(site) => site,
+                Err(reason) => {
+                    assert!(row.kind != Kind::Floor, "{} is missing: {reason}", row.name);
+                    println!("skipped {} {}: {reason}", row.name, row.backend);
+                    continue;
+                }
+            };
+            let mut runner = site(2048);
+            for n in [1, 2, 3, 64, 1000, 2048].into_iter().filter(|&n| runner.supports(n)).collect::<Vec<_>>() {
+                for _ in 0..2 {
+                    runner.verify(n).unwrap_or_else(|flaw| panic!("{} {} at {n}: {flaw}", row.name, row.backend));
+                }
+            }
+        }
+    }
+
+    /// The loops leave nothing out: the pages come back, shuffled or not, and can be taken again.
+    #[test]
+    fn every_loop_puts_back_what_it_took() {
+        for row in catalogue() {
+            let Ok(site) = (row.open)(Need { pages: 512 }) else { continue };
+            let mut runner = site(512);
+            let mut rng = fastrand::Rng::with_seed(7);
+            for _ in 0..3 {
+                runner.batch(64, 2).unwrap();
+                runner.parts(512, 1).unwrap();
+                runner.scattered(512, 2, &mut rng).unwrap();
+            }
+            runner.verify(512).unwrap_or_else(|flaw| panic!("{} {}: {flaw}", row.name, row.backend));
+        }
+    }
+
+    #[test]
+    fn the_rows_that_are_promised_exist() {
+        let rows = catalogue();
+        for name in ["single", "list", "array", "callback", "runs", "split"] {
+            for backend in ["rseq", "portable"] {
+                let full = format!("pagemill-{name}");
+                assert!(rows.iter().any(|row| row.name == full && row.backend == backend), "{full} {backend}");
+            }
+        }
+        for name in ["memcpy", "tls-vec", "mutex-vec", "array-queue", "glibc", "buddy-system"] {
+            assert!(rows.iter().any(|row| row.name == name), "{name}");
+        }
+        let is_built = [
+            cfg!(feature = "mimalloc"),
+            cfg!(feature = "jemalloc"),
+            cfg!(feature = "snmalloc"),
+            cfg!(feature = "dpdk"),
+        ];
+        for ((name, _), is_built) in OPTIONAL.into_iter().zip(is_built) {
+            assert_eq!(rows.iter().any(|row| row.name == name), is_built, "{name}");
+        }
+    }
+}

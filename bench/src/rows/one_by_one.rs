@@ -1,0 +1,80 @@
+//! The subject for everything that hands out one page a call: it holds addresses in a vector, as a C program would
+//! hold pointers in an array.
+
+use crate::subject::Subject;
+
+/// An allocator of single pages.
+pub(crate) trait OnePage {
+    /// The address of a page, 0 if there is none.
+    fn get(&mut self) -> usize;
+
+    /// Takes back a page that [`OnePage::get`] of this, or of another thread's instance, handed out.
+    fn put_back(&mut self, addr: usize);
+
+    /// Whether another thread's instance may take a page back.
+    const HANDS_OVER: bool = true;
+}
+
+/// Takes and puts back one page at a time.
+pub(crate) struct OneByOne<A> {
+    source: A,
+    held: Vec<usize>,
+}
+
+impl<A: OnePage> OneByOne<A> {
+    pub(crate) fn new(source: A, most_held: usize) -> Self {
+        OneByOne { source, held: Vec::with_capacity(most_held) }
+    }
+}
+
+impl<A: OnePage> Subject for OneByOne<A> {
+    #[inline]
+    fn take(&mut self, n: usize) -> bool {
+        for _ in 0..n {
+            let addr = self.source.get();
+            if addr == 0 {
+                return false;
+            }
+            self.held.push(addr);
+        }
+        true
+    }
+
+    #[inline]
+    fn put(&mut self) {
+        for &addr in &self.held {
+            self.source.put_back(addr);
+        }
+        self.held.clear();
+    }
+
+    fn shuffle(&mut self, rng: &mut fastrand::Rng) {
+        rng.shuffle(&mut self.held);
+    }
+
+    fn addresses(&mut self) -> Vec<usize> {
+        self.held.clone()
+    }
+
+    fn hands_over(&self) -> bool {
+        A::HANDS_OVER
+    }
+
+    #[inline]
+    fn give(&mut self, out: &mut [usize]) -> bool {
+        for slot in out {
+            *slot = self.source.get();
+            if *slot == 0 {
+                return false;
+            }
+        }
+        true
+    }
+
+    #[inline]
+    fn accept(&mut self, words: &[usize]) {
+        for &addr in words {
+            self.source.put_back(addr);
+        }
+    }
+}

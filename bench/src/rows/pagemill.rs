@@ -1,0 +1,399 @@
+//! Pagemill's own rows: each form on each per-CPU backend, through the public interface alone.
+//!
+//! One allocator a row and table, so that no row works on lists that another has left behind. The bulk forms are
+//! asked for all N pages in one call and put them back in one; `single` makes N calls each way; `split` takes one
+//! block of N pages, splits it and puts the pages back in bulk, and so is defined for powers of two alone.
+
+use std::ptr::NonNull;
+
+use pagemill::{Allocator, Backend, Bulk, Gfp, Order, Page, PageList, Run, free_pages_bulk};
+
+use crate::rows::{Kind, Row, Site, Unavailable};
+use crate::subject::{Runner, Subject};
+use crate::tables::churn::{CHURN_PAGES, ChurnRow, Frames, HUGE_PAGES, pick_to_the_end};
+
+/// Pages of an arena beyond those that a table takes: 1 GiB, so that the per-CPU lists have the size that they have
+/// in a program, and not the one of a tiny arena.
+const SPARE_PAGES: usize = 1 << 18;
+
+const BACKENDS: [(&str, Backend); 2] = [("rseq", Backend::Rseq), ("portable", Backend::Portable)];
+
+type MakeRunner = fn(Allocator, usize) -> Box<dyn Runner>;
+
+const FORMS: [(&str, MakeRunner); 6] = [
+    ("pagemill-single", |allocator, most| Box::new(Single { allocator, held: Vec::with_capacity(most) })),
+    ("pagemill-list", |allocator, _| Box::new(Listed { allocator, list: PageList::new() })),
+    ("pagemill-array", |allocator, most| Box::new(Slots::<Array>::new(allocator, most))),
+    ("pagemill-callback", |allocator, most| Box::new(Slots::<Callback>::new(allocator, most))),
+    ("pagemill-runs", |allocator, most| Box::new(InRuns::new(allocator, most))),
+    ("pagemill-split", |allocator, most| Box::new(Slots::<Split>::new(allocator, most))),
+];
+
+pub(crate) fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (name, make) in FORMS {
+        for (label, backend) in BACKENDS {
+            let open = move |need: crate::rows::Need| {
+                let allocator = open(backend, need.pages + SPARE_PAGES)?;
+                let site: Site = Box::new(move |most_held| make(allocator.clone(), most_held));
+                Ok(site)
+            };
+            rows.push(Row { name, backend: label, kind: Kind::Ours, open: Box::new(open) });
+        }
+    }
+    rows
+}
+
+fn open(backend: Backend, pages: usize) -> Result<Allocator, Unavailable> {
+    let allocator = Allocator::builder().pages(pages).backend(backend).build();
+    allocator.map_err(|error| Unavailable(error.to_string()))
+}
+
+/// Whether an allocator made without saying anything gets the restartable backend here.
+pub(crate) fn is_restartable() -> bool {
+    Allocator::builder().pages(HUGE_PAGES).build().is_ok_and(|allocator| allocator.backend() == Backend::Rseq)
+}
+
+/// What the free/used state costs, as the allocator of `churn` says of itself.
+pub(crate) fn bits_per_frame() -> Option<f64> {
+    let allocator = Allocator::builder().pages(CHURN_PAGES).build().ok()?;
+    Some(allocator.metadata_bits_per_frame())
+}
+
+/// Lets go of pages as addresses.
+fn to_words(out: &mut [usize], pages: impl Iterator<Item = Page>) {
+    out.iter_mut().zip(pages).for_each(|(word, page)| *word = page.into_raw().as_ptr() as usize);
+}
+
+/// The page that [`to_words`] let go of.
+fn to_page(word: usize) -> Option<Page> {
+    let ptr = NonNull::new(word as *mut u8)?;
+    // SAFETY: every word that crosses a ring came from `into_raw` of a page, crosses once, and is taken up once.
+    Some(unsafe { Page::from_raw(ptr) })
+}
+
+struct Single {
+    allocator: Allocator,
+    held: Vec<Page>,
+}
+
+impl Subject for Single {
+    #[inline]
+    fn take(&mut self, n: usize) -> bool {
+        for _ in 0..n {
+            match self.allocator.alloc_page(Gfp::KERNEL) {
+                Ok(page) => self.held.push(page),
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    #[inline]
+    fn put(&mut self) {
+        self.held.clear();
+    }
+
+    fn shuffle(&mut self, rng: &mut fastrand::Rng) {
+        rng.shuffle(&mut self.held);
+    }
+
+    fn addresses(&mut self) -> Vec<usize> {
+        self.held.iter().map(Page::addr).collect()
+    }
+
+    #[inline]
+    fn give(&mut self, out: &mut [usize]) -> bool {
+        for word in out {
+            match self.allocator.alloc_page(Gfp::KERNEL) {
+                Ok(page) => *word = page.into_raw().as_ptr() as usize,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    #[inline]
+    fn accept(&mut self, words: &[usize]) {
+        for &word in words {
+            drop(to_page(word));
+        }
+    }
+}
+
+struct Listed {
+    allocator: Allocator,
+    list: PageList,
+}
+
+impl Subject for Listed {
+    #[inline]
+    fn take(&mut self, n: usize) -> bool {
+        let delivered = self.allocator.alloc_pages_bulk_list(Bulk::up_to(n), &mut self.list);
+        delivered.is_ok_and(|delivered| delivered.blocks == n)
+    }
+
+    #[inline]
+    fn put(&mut self) {
+        self.list.clear();
+    }
+
+    fn shuffle(&mut self, rng: &mut fastrand::Rng) {
+        let mut pages: Vec<Page> = self.list.by_ref().collect();
+        rng.shuffle(&mut pages);
+        self.list.extend(pages);
+    }
+
+    fn addresses(&mut self) -> Vec<usize> {
+        let pages: Vec<Page> = self.list.by_ref().collect();
+        let addresses = pages.iter().map(Page::addr).collect();
+        self.list.extend(pages);
+        addresses
+    }
+
+    #[inline]
+    fn give(&mut self, out: &mut [usize]) -> bool {
+        let complete = self.take(out.len());
+        to_words(out, self.list.by_ref());
+        complete
+    }
+
+    #[inline]
+    fn accept(&mut self, words: &[usize]) {
+        self.list.extend(words.iter().filter_map(|&word| to_page(word)));
+        self.list.clear();
+    }
+}
+
+/// How a row fills an array that is empty.
+trait Fill {
+    /// Fills all of `slots`. False if pages are missing.
+    fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool;
+
+    fn supports(_n: usize) -> bool {
+        true
+    }
+}
+
+struct Array;
+
+impl Fill for Array {
+    #[inline]
+    fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool {
+        let n = slots.len();
+        allocator.alloc_pages_bulk_array(Bulk::up_to(n), slots).is_ok_and(|filled| filled.added == n)
+    }
+}
+
+struct Callback;
+
+impl Fill for Callback {
+    #[inline]
+    fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool {
+        let n = slots.len();
+        let mut next = slots.iter_mut();
+        let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(n), |page: Page| {
+            if let Some(slot) = next.next() {
+                *slot = Some(page);
+            }
+        });
+        delivered.is_ok_and(|delivered| delivered.blocks == n)
+    }
+}
+
+struct Split;
+
+impl Fill for Split {
+    #[inline]
+    fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool {
+        let Ok(order) = Order::new(slots.len().trailing_zeros() as u8) else { return false };
+        let Ok(block) = allocator.alloc_pages(Gfp::KERNEL, order) else { return false };
+        slots.iter_mut().zip(block.split()).for_each(|(slot, page)| *slot = Some(page));
+        true
+    }
+
+    fn supports(n: usize) -> bool {
+        n.is_power_of_two() && Order::new(n.trailing_zeros() as u8).is_ok()
+    }
+}
+
+/// The forms that leave their pages in an array and put them back in bulk.
+struct Slots<F> {
+    allocator: Allocator,
+    slots: Vec<Option<Page>>,
+    len: usize,
+    _form: std::marker::PhantomData<F>,
+}
+
+impl<F: Fill> Slots<F> {
+    fn new(allocator: Allocator, most_held: usize) -> Self {
+        let slots = std::iter::repeat_with(|| None).take(most_held).collect();
+        Slots { allocator, slots, len: 0, _form: std::marker::PhantomData }
+    }
+}
+
+impl<F: Fill> Subject for Slots<F> {
+    #[inline]
+    fn take(&mut self, n: usize) -> bool {
+        self.len = n;
+        F::fill(&self.allocator, &mut self.slots[..n])
+    }
+
+    #[inline]
+    fn put(&mut self) {
+        free_pages_bulk(&mut self.slots[..self.len]);
+        self.len = 0;
+    }
+
+    fn shuffle(&mut self, rng: &mut fastrand::Rng) {
+        rng.shuffle(&mut self.slots[..self.len]);
+    }
+
+    fn addresses(&mut self) -> Vec<usize> {
+        self.slots.iter().flatten().map(Page::addr).collect()
+    }
+
+    fn supports(&self, n: usize) -> bool {
+        F::supports(n)
+    }
+
+    #[inline]
+    fn give(&mut self, out: &mut [usize]) -> bool {
+        let slots = &mut self.slots[..out.len()];
+        let complete = F::fill(&self.allocator, slots);
+        to_words(out, slots.iter_mut().filter_map(Option::take));
+        complete
+    }
+
+    #[inline]
+    fn accept(&mut self, words: &[usize]) {
+        let slots = &mut self.slots[..words.len()];
+        slots.iter_mut().zip(words).for_each(|(slot, &word)| *slot = to_page(word));
+        free_pages_bulk(slots);
+    }
+}
+
+struct InRuns {
+    allocator: Allocator,
+    runs: Vec<Run<Page>>,
+    /// Where pages lie that were shuffled, or came from another thread: runs no more.
+    slots: Vec<Option<Page>>,
+}
+
+impl InRuns {
+    fn new(allocator: Allocator, most_held: usize) -> Self {
+        InRuns { allocator, runs: Vec::with_capacity(most_held), slots: Vec::with_capacity(most_held) }
+    }
+
+    fn leave_runs(&mut self) {
+        self.slots.extend(self.runs.drain(..).flat_map(|run| run.into_pages().map(Some)));
+    }
+}
+
+impl Subject for InRuns {
+    #[inline]
+    fn take(&mut self, n: usize) -> bool {
+        let delivered = self.allocator.alloc_pages_bulk_runs(Bulk::up_to(n), &mut self.runs);
+        delivered.is_ok_and(|delivered| delivered.blocks == n)
+    }
+
+    #[inline]
+    fn put(&mut self) {
+        self.runs.clear();
+    }
+
+    fn shuffle(&mut self, rng: &mut fastrand::Rng) {
+        self.leave_runs();
+        rng.shuffle(&mut self.slots);
+    }
+
+    #[inline]
+    fn put_scattered(&mut self) {
+        free_pages_bulk(&mut self.slots);
+        self.slots.clear();
+    }
+
+    fn addresses(&mut self) -> Vec<usize> {
+        let pages = |run: &Run<Page>| (0..run.len()).map(move |page| page * pagemill::PAGE_SIZE);
+        self.runs.iter().flat_map(|run| pages(run).map(move |offset| run.addr() + offset)).collect()
+    }
+
+    #[inline]
+    fn give(&mut self, out: &mut [usize]) -> bool {
+        let complete = self.take(out.len());
+        to_words(out, self.runs.drain(..).flat_map(Run::into_pages));
+        complete
+    }
+
+    #[inline]
+    fn accept(&mut self, words: &[usize]) {
+        self.slots.extend(words.iter().map(|&word| to_page(word)));
+        self.put_scattered();
+    }
+}
+
+/// Pagemill in the table `churn`: one call a page, and the array form.
+pub(crate) fn churn_rows() -> Vec<ChurnRow> {
+    let mut rows = Vec::new();
+    for (name, is_bulk) in [("pagemill-single", false), ("pagemill-array", true)] {
+        for (label, backend) in BACKENDS {
+            let open = move |pages| {
+                let allocator = open(backend, pages)?;
+                let frames: Box<dyn Frames> = Box::new(Churned { allocator, held: Vec::with_capacity(pages), is_bulk });
+                Ok(frames)
+            };
+            rows.push(ChurnRow { name, backend: label, kind: Kind::Ours, open: Box::new(open) });
+        }
+    }
+    rows
+}
+
+struct Churned {
+    allocator: Allocator,
+    held: Vec<Option<Page>>,
+    is_bulk: bool,
+}
+
+impl Frames for Churned {
+    fn managed(&self) -> usize {
+        self.allocator.managed_pages().get()
+    }
+
+    fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    fn take(&mut self, n: usize) -> bool {
+        let before = self.held.len();
+        if self.is_bulk {
+            self.held.resize_with(before + n, || None);
+            let filled = self.allocator.alloc_pages_bulk_array(Bulk::up_to(n), &mut self.held[before..]);
+            self.held.truncate(before + filled.map_or(0, |filled| filled.first_hole));
+        } else {
+            let one = || self.allocator.alloc_page(Gfp::KERNEL).ok().map(Some);
+            self.held.extend(std::iter::from_fn(one).take(n));
+        }
+        self.held.len() == before + n
+    }
+
+    fn pick(&mut self, n: usize, rng: &mut fastrand::Rng) {
+        pick_to_the_end(&mut self.held, n, rng);
+    }
+
+    fn put_last(&mut self, n: usize) {
+        let rest = self.held.len() - n;
+        if self.is_bulk {
+            free_pages_bulk(&mut self.held[rest..]);
+        }
+        self.held.truncate(rest);
+    }
+
+    fn drain(&mut self) {
+        self.allocator.drain();
+    }
+
+    fn free_huge(&mut self) -> usize {
+        let block = || self.allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).ok();
+        std::iter::from_fn(block).collect::<Vec<_>>().len()
+    }
+}

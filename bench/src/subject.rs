@@ -1,0 +1,286 @@
+//! What a row of a table does ([`Subject`]), and the loops that time it ([`Runner`]).
+//!
+//! A subject takes pages and puts them back in the form its own users would hold them in. The loops are written once
+//! here and compiled for every subject, so that no row pays for a dynamic call per operation: [`Runner`] is the
+//! object-safe face of a whole loop, called once a round.
+//!
+//! - I1: between two calls of a loop a subject holds nothing.
+//! - I2: every loop ends with an error, not with a figure, once a subject got fewer pages than it was asked for.
+//! - I3: no loop reads a clock inside what it times, except [`Runner::parts`] and [`Runner::scattered`], whose
+//!   reader subtracts what the clock costs.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Bytes of a page, and what each row's addresses are aligned to.
+pub(crate) const PAGE_BYTES: usize = 4096;
+
+/// Pages that cross from one thread to the other at once in the table `threads`.
+pub(crate) const HAND_OVER_PAGES: usize = 64;
+
+/// What was wrong with the pages of a row: its figures would mean nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Flaw {
+    #[error("got fewer than the {wanted} pages it was asked for")]
+    Short { wanted: usize },
+    #[error("holds {held} pages after taking {wanted}")]
+    Count { wanted: usize, held: usize },
+    #[error("handed out {addr:#x}, which is not aligned to {PAGE_BYTES} bytes")]
+    Unaligned { addr: usize },
+    #[error("handed out pages that overlap at {addr:#x}")]
+    Overlap { addr: usize },
+}
+
+/// One way of getting pages, as its own users would use it.
+pub(crate) trait Subject {
+    /// Takes `n` pages, while holding none. False if there were fewer.
+    fn take(&mut self, n: usize) -> bool;
+
+    /// Puts back all that is held, in the order in which it was taken.
+    fn put(&mut self);
+
+    /// Brings what is held into a random order. Untimed.
+    fn shuffle(&mut self, rng: &mut fastrand::Rng);
+
+    /// Puts back all that is held after [`Subject::shuffle`].
+    fn put_scattered(&mut self) {
+        self.put();
+    }
+
+    /// The addresses of what is held. Untimed.
+    fn addresses(&mut self) -> Vec<usize>;
+
+    /// Whether the row is defined for `n` pages.
+    fn supports(&self, _n: usize) -> bool {
+        true
+    }
+
+    /// Whether pages that one thread took can be put back by another.
+    fn hands_over(&self) -> bool {
+        true
+    }
+
+    /// Takes `out.len()` pages and lets go of them as addresses. False if there were fewer.
+    fn give(&mut self, out: &mut [usize]) -> bool;
+
+    /// Puts back pages that another thread's [`Subject::give`] let go of.
+    fn accept(&mut self, words: &[usize]);
+
+    /// `reps` times `n` pages out and back. For rows whose own users write this loop in C.
+    fn batch_loop(&mut self, n: usize, reps: usize) -> bool {
+        let mut complete = true;
+        for _ in 0..reps {
+            complete &= self.take(n);
+            black_box(&mut *self);
+            self.put();
+        }
+        complete
+    }
+}
+
+/// Time in the two halves of a loop, clock included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Parts {
+    pub(crate) alloc: Duration,
+    pub(crate) free: Duration,
+}
+
+/// The timed loops over one subject.
+pub(crate) trait Runner {
+    /// Takes `n` pages and proves that they are `n` distinct, aligned pages.
+    fn verify(&mut self, n: usize) -> Result<(), Flaw>;
+
+    /// `reps` times `n` pages out and back, timed as a whole.
+    fn batch(&mut self, n: usize, reps: usize) -> Result<Duration, Flaw>;
+
+    /// The same with a clock reading before, between and after the halves.
+    fn parts(&mut self, n: usize, reps: usize) -> Result<Parts, Flaw>;
+
+    /// The same with the order shuffled, untimed, between the halves.
+    fn scattered(&mut self, n: usize, reps: usize, rng: &mut fastrand::Rng) -> Result<Parts, Flaw>;
+
+    /// Takes `batches` times [`HAND_OVER_PAGES`] pages and sends them into `ring`; gives up when there are fewer.
+    fn produce(&mut self, ring: &mut rtrb::Producer<usize>, batches: usize) -> Result<(), Flaw>;
+
+    /// Puts back what [`Runner::produce`] sends, until `batches` have come or the producer gave up.
+    fn consume(&mut self, ring: &mut rtrb::Consumer<usize>, batches: usize);
+
+    fn supports(&self, n: usize) -> bool;
+
+    fn hands_over(&self) -> bool;
+}
+
+impl<S: Subject> Runner for S {
+    fn verify(&mut self, n: usize) -> Result<(), Flaw> {
+        let complete = self.take(n);
+        let addresses = self.addresses();
+        self.put();
+        complete.then_some(()).ok_or(Flaw::Short { wanted: n })?;
+        check_pages(addresses, n)
+    }
+
+    #[inline(never)]
+    fn batch(&mut self, n: usize, reps: usize) -> Result<Duration, Flaw> {
+        let start = Instant::now();
+        let complete = self.batch_loop(n, reps);
+        let elapsed = start.elapsed();
+        complete.then_some(elapsed).ok_or(Flaw::Short { wanted: n })
+    }
+
+    #[inline(never)]
+    fn parts(&mut self, n: usize, reps: usize) -> Result<Parts, Flaw> {
+        let mut parts = Parts::default();
+        let mut complete = true;
+        for _ in 0..reps {
+            let start = Instant::now();
+            complete &= self.take(n);
+            black_box(&mut *self);
+            let middle = Instant::now();
+            self.put();
+            black_box(&mut *self);
+            let end = Instant::now();
+            parts.alloc += middle - start;
+            parts.free += end - middle;
+        }
+        complete.then_some(parts).ok_or(Flaw::Short { wanted: n })
+    }
+
+    #[inline(never)]
+    fn scattered(&mut self, n: usize, reps: usize, rng: &mut fastrand::Rng) -> Result<Parts, Flaw> {
+        let mut parts = Parts::default();
+        let mut complete = true;
+        for _ in 0..reps {
+            let start = Instant::now();
+            complete &= self.take(n);
+            black_box(&mut *self);
+            parts.alloc += start.elapsed();
+            self.shuffle(rng);
+            let start = Instant::now();
+            self.put_scattered();
+            black_box(&mut *self);
+            parts.free += start.elapsed();
+        }
+        complete.then_some(parts).ok_or(Flaw::Short { wanted: n })
+    }
+
+    #[inline(never)]
+    fn produce(&mut self, ring: &mut rtrb::Producer<usize>, batches: usize) -> Result<(), Flaw> {
+        let mut words = [0; HAND_OVER_PAGES];
+        for _ in 0..batches {
+            if !self.give(&mut words) {
+                return Err(Flaw::Short { wanted: HAND_OVER_PAGES });
+            }
+            let chunk = loop {
+                if let Ok(chunk) = ring.write_chunk_uninit(HAND_OVER_PAGES) {
+                    break chunk;
+                }
+                std::hint::spin_loop();
+            };
+            chunk.fill_from_iter(words);
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn consume(&mut self, ring: &mut rtrb::Consumer<usize>, batches: usize) {
+        for _ in 0..batches {
+            let chunk = loop {
+                // Asked before looking, so that nothing sent before the producer gave up is missed.
+                let is_abandoned = ring.is_abandoned();
+                if let Ok(chunk) = ring.read_chunk(HAND_OVER_PAGES) {
+                    break chunk;
+                }
+                if is_abandoned {
+                    return;
+                }
+                std::hint::spin_loop();
+            };
+            // A ring of a multiple of the batch never wraps inside one: the second slice is empty then.
+            let (first, second) = chunk.as_slices();
+            self.accept(first);
+            if !second.is_empty() {
+                self.accept(second);
+            }
+            chunk.commit_all();
+        }
+    }
+
+    fn supports(&self, n: usize) -> bool {
+        Subject::supports(self, n)
+    }
+
+    fn hands_over(&self) -> bool {
+        Subject::hands_over(self)
+    }
+}
+
+/// Proves that `addresses` are `n` aligned pages of which no two share a byte.
+pub(crate) fn check_pages(mut addresses: Vec<usize>, n: usize) -> Result<(), Flaw> {
+    if addresses.len() != n {
+        return Err(Flaw::Count { wanted: n, held: addresses.len() });
+    }
+    if let Some(&addr) = addresses.iter().find(|&&addr| addr == 0 || addr % PAGE_BYTES != 0) {
+        return Err(Flaw::Unaligned { addr });
+    }
+    addresses.sort_unstable();
+    match addresses.windows(2).find(|pair| pair[1] - pair[0] < PAGE_BYTES) {
+        Some(pair) => Err(Flaw::Overlap { addr: pair[1] }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_check_of_pages_fails_on_each_flaw() {
+        let page = PAGE_BYTES;
+        assert_eq!(check_pages(vec![3 * page, page, 2 * page], 3), Ok(()));
+        assert_eq!(check_pages(vec![page], 2), Err(Flaw::Count { wanted: 2, held: 1 }));
+        assert_eq!(check_pages(vec![page, 2 * page + 8], 2), Err(Flaw::Unaligned { addr: 2 * page + 8 }));
+        assert_eq!(check_pages(vec![0], 1), Err(Flaw::Unaligned { addr: 0 }));
+        assert_eq!(check_pages(vec![2 * page, page, 2 * page], 3), Err(Flaw::Overlap { addr: 2 * page }));
+    }
+
+    /// Hands out the same page again and again, or one page too few.
+    struct Broken {
+        held: Vec<usize>,
+        is_short: bool,
+    }
+
+    impl Subject for Broken {
+        fn take(&mut self, n: usize) -> bool {
+            self.held.extend(std::iter::repeat_n(PAGE_BYTES, n - usize::from(self.is_short)));
+            !self.is_short
+        }
+        fn put(&mut self) {
+            self.held.clear();
+        }
+        fn shuffle(&mut self, _rng: &mut fastrand::Rng) {}
+        fn addresses(&mut self) -> Vec<usize> {
+            self.held.clone()
+        }
+        fn give(&mut self, _out: &mut [usize]) -> bool {
+            !self.is_short
+        }
+        fn accept(&mut self, _words: &[usize]) {}
+    }
+
+    #[test]
+    fn a_row_that_hands_a_page_out_twice_is_caught() {
+        let mut broken = Broken { held: Vec::new(), is_short: false };
+        assert_eq!(broken.verify(2), Err(Flaw::Overlap { addr: PAGE_BYTES }));
+        assert!(broken.held.is_empty(), "the check puts back what it took");
+    }
+
+    #[test]
+    fn no_loop_reports_a_time_for_a_row_that_came_up_short() {
+        let mut broken = Broken { held: Vec::new(), is_short: true };
+        let short = Flaw::Short { wanted: 4 };
+        assert_eq!(broken.verify(4), Err(short.clone()));
+        assert_eq!(broken.batch(4, 3), Err(short.clone()));
+        assert_eq!(broken.parts(4, 3), Err(short.clone()));
+        assert_eq!(broken.scattered(4, 3, &mut fastrand::Rng::with_seed(1)), Err(short));
+    }
+}

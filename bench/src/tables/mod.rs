@@ -1,0 +1,152 @@
+//! The tables, and what they share: which rows take part, how long a round is, and the interleaving of rounds.
+//!
+//! Every cell goes the same way: each row is verified; its repetitions are doubled until a round is long enough,
+//! which warms it; then the rows take turns, one round each, beginning with another row every time, so that a
+//! disturbance hits neighbours rather than one row; then each row is verified again.
+
+pub(crate) mod churn;
+pub(crate) mod one_thread;
+pub(crate) mod threads;
+
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+
+use crate::Error;
+use crate::machine::Machine;
+use crate::record::Record;
+use crate::rows::{Kind, Need, Row, Unavailable};
+use crate::stats::Spread;
+use crate::subject::{Flaw, Parts};
+
+/// How much measuring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Effort {
+    pub(crate) rounds: usize,
+    /// The least that a round of one row lasts.
+    pub(crate) round: Duration,
+    pub(crate) is_quick: bool,
+}
+
+impl Effort {
+    pub(crate) const FULL: Effort = Effort { rounds: 11, round: Duration::from_millis(1), is_quick: false };
+    pub(crate) const QUICK: Effort = Effort { rounds: 5, round: Duration::from_micros(200), is_quick: true };
+}
+
+/// What every table needs to know of this run.
+pub(crate) struct Run<'a> {
+    pub(crate) machine: &'a Machine,
+    pub(crate) effort: Effort,
+    pub(crate) rows: &'a [Row],
+    /// What a pair of clock readings costs, in nanoseconds.
+    pub(crate) clock_ns: f64,
+    pub(crate) seed: u64,
+    pub(crate) progress: ProgressBar,
+    /// Rows that could not take part, with the reason; printed below the table.
+    pub(crate) absent: Vec<String>,
+}
+
+impl Run<'_> {
+    /// Notes that a row is missing from a table, and why.
+    pub(crate) fn note_absent(&mut self, name: &str, backend: &str, reason: &Unavailable) {
+        let note = if backend == "-" { format!("{name}: {reason}") } else { format!("{name} {backend}: {reason}") };
+        if !self.absent.contains(&note) {
+            self.absent.push(note);
+        }
+    }
+
+    /// Opens a row, or notes why it is absent.
+    pub(crate) fn open(&mut self, row: &Row, need: Need) -> Option<crate::rows::Site> {
+        match (row.open)(need) {
+            Ok(site) => Some(site),
+            Err(reason) => {
+                self.note_absent(row.name, row.backend, &reason);
+                None
+            }
+        }
+    }
+}
+
+/// One round of one row, in nanoseconds a page.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Sample {
+    pub(crate) alloc: Option<f64>,
+    pub(crate) free: Option<f64>,
+    pub(crate) total: f64,
+}
+
+impl Sample {
+    /// From the halves of a stamped loop, less what the clock cost in each.
+    pub(crate) fn from_parts(parts: Parts, n: usize, reps: usize, clock_ns: f64) -> Sample {
+        let half = |time: Duration| ((time.as_nanos() as f64 - clock_ns * reps as f64) / (n * reps) as f64).max(0.0);
+        let (alloc, free) = (half(parts.alloc), half(parts.free));
+        Sample { alloc: Some(alloc), free: Some(free), total: alloc + free }
+    }
+}
+
+/// The figures of one cell, as its rounds came in.
+#[derive(Debug, Clone)]
+pub(crate) struct Cell {
+    pub(crate) bench: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) backend: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) n: usize,
+    pub(crate) samples: Vec<Sample>,
+    pub(crate) seed: Option<u64>,
+}
+
+impl Cell {
+    pub(crate) fn new(bench: &'static str, row: &Row, n: usize) -> Cell {
+        Cell { bench, name: row.name, backend: row.backend, kind: row.kind, n, samples: Vec::new(), seed: None }
+    }
+
+    /// `None` without a sample.
+    pub(crate) fn record(self) -> Option<Record> {
+        let column =
+            |pick: fn(&Sample) -> Option<f64>| Spread::of(&self.samples.iter().filter_map(pick).collect::<Vec<f64>>());
+        Some(Record {
+            bench: self.bench,
+            name: self.name,
+            backend: self.backend,
+            kind: self.kind,
+            n: self.n,
+            alloc: column(|sample| sample.alloc),
+            free: column(|sample| sample.free),
+            total: column(|sample| Some(sample.total))?,
+            runs: self.samples.len(),
+            ideal_percent: None,
+            seed: self.seed,
+        })
+    }
+
+    pub(crate) fn flawed(&self, flaw: Flaw) -> Error {
+        Error::Row { bench: self.bench, name: self.name, backend: self.backend, n: self.n, flaw: flaw.to_string() }
+    }
+}
+
+/// Repetitions after `reps` took `elapsed`: enough for a round, at most sixteen times as many.
+pub(crate) fn scale(reps: usize, elapsed: Duration, round: Duration) -> usize {
+    let factor = round.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
+    ((reps as f64 * factor.clamp(1.0, 16.0) * 1.05).ceil() as usize).max(reps + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_subtracted_from_each_half_and_never_below_nothing() {
+        let parts = Parts { alloc: Duration::from_nanos(1000), free: Duration::from_nanos(150) };
+        let sample = Sample::from_parts(parts, 4, 10, 20.0);
+        assert_eq!(sample, Sample { alloc: Some(20.0), free: Some(0.0), total: 20.0 });
+    }
+
+    #[test]
+    fn repetitions_grow_until_a_round_is_long_enough() {
+        let round = Duration::from_micros(200);
+        assert_eq!(scale(1, Duration::from_nanos(50), round), 17);
+        assert_eq!(scale(100, Duration::from_micros(100), round), 210);
+        assert_eq!(scale(100, Duration::from_micros(199), round), 106);
+    }
+}

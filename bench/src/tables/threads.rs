@@ -1,0 +1,300 @@
+//! `threads`: two processors.
+//!
+//! - *own pages*: each thread takes and puts back its own, first alone on each processor, then both at once. What
+//!   counts is how much slower a page becomes when the other thread works too, beside what a thread-local `Vec`
+//!   loses in the same run.
+//! - *hand-over*: one thread takes 64 pages at a time and sends their addresses through a single-producer ring, the
+//!   other puts them back. The floor sends the same words without taking anything.
+//!
+//! Each worker is bound to its processor and keeps its runners for the whole table. Both wait for each other by
+//! spinning before a round: waking up would take longer than what is measured.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::machine::pin_to;
+use crate::record::Record;
+use crate::rows::{Baton, Kind, Need, Row, Site, Unavailable};
+use crate::subject::{Flaw, HAND_OVER_PAGES, Runner};
+use crate::tables::{Cell, Run, Sample, scale};
+
+/// Batch sizes of *own pages*.
+pub(crate) const OWN_SIZES: [usize; 2] = [1, 64];
+
+/// Words of the ring between the threads: 64 batches, so that neither waits for the other at every batch.
+const RING_WORDS: usize = 64 * HAND_OVER_PAGES;
+
+/// Pages that a site must have: what two threads, the ring and their caches can hold.
+const SITE_PAGES: usize = 32768;
+
+/// Rounds last this much longer than those of one thread, so that the start does not show.
+const ROUND_FACTOR: u32 = 5;
+
+/// Lets two threads start together.
+#[derive(Default)]
+struct Gate {
+    arrived: AtomicUsize,
+}
+
+impl Gate {
+    fn pass(&self) {
+        // AcqRel and Acquire pair with each other: whoever sees the second arrival sees what came before it.
+        self.arrived.fetch_add(1, Ordering::AcqRel);
+        while self.arrived.load(Ordering::Acquire) < 2 {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+enum Work {
+    Verify,
+    Batch { n: usize, reps: usize },
+    Produce { ring: rtrb::Producer<usize>, batches: usize },
+    Consume { ring: rtrb::Consumer<usize>, batches: usize },
+}
+
+struct Job {
+    entrant: usize,
+    work: Work,
+    gate: Option<Arc<Gate>>,
+}
+
+/// When a job's loop began and ended.
+type Span = (Instant, Instant);
+
+struct Worker {
+    jobs: Sender<Job>,
+    spans: Receiver<Result<Span, Flaw>>,
+    /// Which rows can hand over, as the worker's runners say.
+    hands_over: Vec<bool>,
+}
+
+impl Worker {
+    fn start<'scope>(
+        scope: &'scope std::thread::Scope<'scope, '_>,
+        sites: &'scope [Site],
+        cpu: usize,
+    ) -> Result<Worker, Error> {
+        let (jobs, jobs_here) = channel::<Job>();
+        let (spans_here, spans) = channel();
+        let (ready_here, ready) = channel();
+        scope.spawn(move || {
+            let pinned = pin_to(cpu);
+            let mut runners: Vec<Box<dyn Runner>> = sites.iter().map(|site| site(RING_WORDS)).collect();
+            let abilities = runners.iter().map(|runner| runner.hands_over()).collect();
+            if ready_here.send(pinned.map(|()| abilities)).is_err() {
+                return;
+            }
+            // Ends when the table drops its end of the channel.
+            for job in jobs_here {
+                let span = perform(runners[job.entrant].as_mut(), job.work, job.gate.as_deref());
+                if spans_here.send(span).is_err() {
+                    return;
+                }
+            }
+        });
+        let hands_over = ready.recv().map_err(|_| Error::WorkerDied)?.map_err(|error| Error::Pin { cpu, error })?;
+        Ok(Worker { jobs, spans, hands_over })
+    }
+
+    fn send(&self, job: Job) -> Result<(), Error> {
+        self.jobs.send(job).map_err(|_| Error::WorkerDied)
+    }
+
+    fn wait(&self, cell: &Cell) -> Result<Span, Error> {
+        self.spans.recv().map_err(|_| Error::WorkerDied)?.map_err(|flaw| cell.flawed(flaw))
+    }
+
+    fn run(&self, entrant: usize, work: Work, cell: &Cell) -> Result<Duration, Error> {
+        self.send(Job { entrant, work, gate: None })?;
+        self.wait(cell).map(|(start, end)| end - start)
+    }
+}
+
+fn perform(runner: &mut dyn Runner, work: Work, gate: Option<&Gate>) -> Result<Span, Flaw> {
+    if let Some(gate) = gate {
+        gate.pass();
+    }
+    let start = Instant::now();
+    match work {
+        Work::Verify => runner.verify(HAND_OVER_PAGES)?,
+        Work::Batch { n, reps } => {
+            let elapsed = runner.batch(n, reps)?;
+            return Ok((start, start + elapsed));
+        }
+        Work::Produce { mut ring, batches } => runner.produce(&mut ring, batches)?,
+        Work::Consume { mut ring, batches } => runner.consume(&mut ring, batches),
+    }
+    Ok((start, Instant::now()))
+}
+
+/// What the workers can reach, and what is known of each row.
+struct Table<'a> {
+    workers: [Worker; 2],
+    entrants: Vec<(&'a Row, usize)>,
+}
+
+pub(crate) fn threads(run: &mut Run) -> Result<Vec<Record>, Error> {
+    let main = run.machine.main_cpu();
+    let Some(second) = run.machine.second_cpu() else {
+        run.note_absent("threads", "-", &Unavailable("needs two processors, this process may use one".to_owned()));
+        return Ok(Vec::new());
+    };
+    let baton = Row {
+        name: "hand-over",
+        backend: "-",
+        kind: Kind::Floor,
+        open: Box::new(|_| Ok(Box::new(|_| Box::new(Baton)))),
+    };
+    let rows = run.rows;
+    let mut sites = Vec::new();
+    let mut entrants = Vec::new();
+    for row in rows.iter().chain([&baton]) {
+        if let Some(site) = run.open(row, Need { pages: SITE_PAGES }) {
+            entrants.push((row, sites.len()));
+            sites.push(site);
+        }
+    }
+    std::thread::scope(|scope| {
+        let workers = [Worker::start(scope, &sites, main)?, Worker::start(scope, &sites, second)?];
+        let table = Table { workers, entrants };
+        table.verify()?;
+        let mut records = Vec::new();
+        for n in OWN_SIZES {
+            run.progress.set_message(format!("threads: own pages, {n}"));
+            records.extend(table.own_pages(run, n)?);
+            run.progress.inc(1);
+        }
+        run.progress.set_message("threads: hand-over");
+        records.extend(table.hand_over(run)?);
+        run.progress.inc(1);
+        Ok(records)
+    })
+}
+
+impl Table<'_> {
+    fn verify(&self) -> Result<(), Error> {
+        for &(row, at) in self.entrants.iter().filter(|(row, _)| row.name != "hand-over") {
+            for worker in &self.workers {
+                worker.run(at, Work::Verify, &Cell::new("threads", row, HAND_OVER_PAGES))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn own_pages(&self, run: &Run, n: usize) -> Result<Vec<Record>, Error> {
+        let round = run.effort.round * ROUND_FACTOR;
+        let entrants: Vec<_> = self.entrants.iter().filter(|(row, _)| row.name != "hand-over").collect();
+        let cell = |bench, row| Cell::new(bench, row, n);
+        let mut cells: Vec<[Cell; 2]> =
+            entrants.iter().map(|(row, _)| [cell("threads-own-1", row), cell("threads-own-2", row)]).collect();
+        let mut reps = Vec::new();
+        for (&&(_, at), cells) in entrants.iter().zip(&cells) {
+            let mut tried = 1;
+            let mut elapsed = self.workers[0].run(at, Work::Batch { n, reps: tried }, &cells[0])?;
+            while elapsed < round {
+                tried = scale(tried, elapsed, round);
+                elapsed = self.workers[0].run(at, Work::Batch { n, reps: tried }, &cells[0])?;
+            }
+            self.workers[1].run(at, Work::Batch { n, reps: tried }, &cells[0])?;
+            reps.push(tried);
+        }
+        for turn in 0..run.effort.rounds {
+            for place in 0..entrants.len() {
+                let which = (place + turn) % entrants.len();
+                let [alone, both] = &mut cells[which];
+                let (&(_, at), reps) = (entrants[which], reps[which]);
+                let per_page = |times: [Duration; 2]| (times[0] + times[1]).as_nanos() as f64 / (2 * n * reps) as f64;
+                let first = self.workers[0].run(at, Work::Batch { n, reps }, alone)?;
+                let second = self.workers[1].run(at, Work::Batch { n, reps }, alone)?;
+                alone.samples.push(Sample { alloc: None, free: None, total: per_page([first, second]) });
+                let gate = Arc::new(Gate::default());
+                for worker in &self.workers {
+                    worker.send(Job { entrant: at, work: Work::Batch { n, reps }, gate: Some(Arc::clone(&gate)) })?;
+                }
+                let spans = [self.workers[0].wait(both)?, self.workers[1].wait(both)?];
+                let total = per_page(spans.map(|(start, end)| end - start));
+                both.samples.push(Sample { alloc: None, free: None, total });
+            }
+        }
+        Ok(cells.into_iter().flatten().filter_map(Cell::record).collect())
+    }
+
+    fn hand_over(&self, run: &Run) -> Result<Vec<Record>, Error> {
+        let round = run.effort.round * ROUND_FACTOR;
+        let entrants: Vec<_> = self.entrants.iter().filter(|&&(_, at)| self.workers[0].hands_over[at]).collect();
+        let mut cells: Vec<Cell> =
+            entrants.iter().map(|(row, _)| Cell::new("threads-hand-over", row, HAND_OVER_PAGES)).collect();
+        let mut batches = Vec::new();
+        for (&&(_, at), cell) in entrants.iter().zip(&cells) {
+            let mut tried = 64;
+            let mut elapsed = self.cross(at, tried, cell)?;
+            while elapsed < round {
+                tried = scale(tried, elapsed, round);
+                elapsed = self.cross(at, tried, cell)?;
+            }
+            batches.push(tried);
+        }
+        for turn in 0..run.effort.rounds {
+            for place in 0..entrants.len() {
+                let which = (place + turn) % entrants.len();
+                let elapsed = self.cross(entrants[which].1, batches[which], &cells[which])?;
+                let total = elapsed.as_nanos() as f64 / (batches[which] * HAND_OVER_PAGES) as f64;
+                cells[which].samples.push(Sample { alloc: None, free: None, total });
+            }
+        }
+        Ok(cells.into_iter().filter_map(Cell::record).collect())
+    }
+
+    /// Sends `batches` from the first worker to the second; from the first page taken to the last put back.
+    fn cross(&self, entrant: usize, batches: usize, cell: &Cell) -> Result<Duration, Error> {
+        let (producer, consumer) = rtrb::RingBuffer::new(RING_WORDS);
+        let gate = Arc::new(Gate::default());
+        let jobs = [Work::Produce { ring: producer, batches }, Work::Consume { ring: consumer, batches }];
+        for (worker, work) in self.workers.iter().zip(jobs) {
+            worker.send(Job { entrant, work, gate: Some(Arc::clone(&gate)) })?;
+        }
+        let spans = [self.workers[0].wait(cell), self.workers[1].wait(cell)];
+        let [produced, consumed] = spans;
+        Ok(consumed?.1 - produced?.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use indicatif::ProgressBar;
+
+    use super::*;
+    use crate::machine::Machine;
+    use crate::rows::catalogue;
+    use crate::tables::Effort;
+
+    #[test]
+    fn two_threads_give_a_record_for_each_row_or_say_why_not() {
+        let machine = Machine::here();
+        let rows: Vec<Row> =
+            catalogue().into_iter().filter(|row| ["tls-vec", "mutex-vec", "glibc"].contains(&row.name)).collect();
+        let mut run = Run {
+            machine: &machine,
+            effort: Effort { rounds: 2, round: Duration::from_micros(10), is_quick: true },
+            rows: &rows,
+            clock_ns: 0.0,
+            seed: 1,
+            progress: ProgressBar::hidden(),
+            absent: Vec::new(),
+        };
+        let records = threads(&mut run).unwrap();
+        if machine.second_cpu().is_none() {
+            assert!(records.is_empty() && run.absent.len() == 1, "{:?}", run.absent);
+            return;
+        }
+        let count = |bench| records.iter().filter(|record| record.bench == bench).count();
+        assert_eq!(count("threads-own-1"), 3 * OWN_SIZES.len());
+        assert_eq!(count("threads-own-2"), 3 * OWN_SIZES.len());
+        // The floor, mutex-vec and glibc; a thread-local list can't hand over.
+        assert_eq!(count("threads-hand-over"), 3);
+    }
+}
