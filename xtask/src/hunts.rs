@@ -55,7 +55,8 @@ pub(crate) fn stress(shell: &Shell) -> Result<Tally> {
 pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
     let mut tally = Tally::default();
     let run = shell.cargo(&format!("run --locked --release -- stress --seconds 30 --seed {SEED} --threads 4"));
-    let ran = run.rustflags("--cfg pagemill_canary", "canary").limit(LIMIT).run("canary-stress")?;
+    let run = run.env("PAGEMILL_BACKEND", "portable").rustflags("--cfg pagemill_canary", "canary");
+    let ran = run.limit(LIMIT).run("canary-stress")?;
     tally.add(caught("stress", &ran, &[OWNED_TWICE, &format!("seed {SEED}")]));
 
     let model = shell.cargo("test --locked --release -p pagemill --test model*");
