@@ -73,7 +73,7 @@ fn fetch(shell: &mut Shell) -> Result<()> {
         println!("network: none; every dependency is on this machine already, going on without it");
         return Ok(());
     }
-    bail!("cargo cannot fetch the dependencies, and they are not all on this machine:\n{online}")
+    bail!("cargo fetch --locked fails, and so does doing without a network:\n{online}")
 }
 
 fn print_start(name: &str) {
