@@ -138,11 +138,9 @@ pub(crate) fn licences(shell: &Shell) -> Result<Tally> {
     let deny: toml::Table = deny.parse().context("deny.toml")?;
     let allowed_licences = strings(&deny, "licenses", "allow")?;
     let allowed_sources = strings(&deny, "sources", "allow-registry")?;
-    let all = shell.cargo("metadata --format-version 1 --locked --all-features");
-    let all: Value = parse_metadata(&all.run("metadata-all")?.expect_ok()?.text)?;
-    let packages = all["packages"].as_array().context("cargo metadata: no packages")?;
+    let packages = all_packages(shell)?;
     let mut problems = Vec::new();
-    for package in packages {
+    for package in &packages {
         let name = format!("{} {}", name_of(package), package["version"].as_str().unwrap_or_default());
         let licence = package["license"].as_str().unwrap_or("none named");
         if !is_allowed(licence, &allowed_licences) {
@@ -212,26 +210,45 @@ pub(crate) fn dependencies(shell: &Shell) -> Result<Tally> {
             users.entry(dependency.to_owned()).or_default().push(name_of(package).to_owned());
         }
     }
-    let rows: BTreeSet<&str> = text.lines().filter_map(first_cell).flat_map(names_in_cell).collect();
+    let all = all_packages(shell)?;
+    let rows: BTreeMap<&str, &str> = text
+        .lines()
+        .filter_map(row)
+        .flat_map(|(names, licence)| names_in_cell(names).map(move |name| (name, licence)))
+        .collect();
     let mut problems = Vec::new();
-    for (dependency, users) in users.iter().filter(|(name, _)| !rows.contains(name.as_str())) {
+    for (dependency, users) in users.iter().filter(|(name, _)| !rows.contains_key(name.as_str())) {
         problems.push(format!("{path} has no row for {dependency}, which {} uses", users.join(", ")));
     }
     let fuzz = fs::read_to_string(shell.root.join("fuzz/Cargo.toml")).unwrap_or_default();
-    for row in rows.iter().filter(|row| !users.contains_key(**row) && !fuzz.contains(**row)) {
-        problems.push(format!("{path} has a row for {row}, which nothing uses"));
+    for (row, licence) in rows {
+        let mut licences = all.iter().filter(|package| name_of(package) == row).filter_map(|p| p["license"].as_str());
+        if !users.contains_key(row) {
+            if !fuzz.contains(row) {
+                problems.push(format!("{path} has a row for {row}, which nothing uses"));
+            }
+        } else if licences.all(|real| real != licence) {
+            problems.push(format!("{path} says that the licence of {row} is {licence:?}, which its manifest does not"));
+        }
     }
     Ok(Tally::from_problems(problems, format!("{} direct dependencies", users.len())))
 }
 
-/// The first cell of a table's row.
-fn first_cell(line: &str) -> Option<&str> {
-    line.trim().strip_prefix('|')?.split('|').next().map(str::trim)
+/// The first and the last cell of a table's row.
+fn row(line: &str) -> Option<(&str, &str)> {
+    let (first, rest) = line.trim().strip_prefix('|')?.strip_suffix('|')?.split_once('|')?;
+    Some((first.trim(), rest.rsplit('|').next()?.trim()))
 }
 
 /// The names that a cell holds in backquotes.
 fn names_in_cell(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
+}
+
+/// Every package that anything here is built from.
+fn all_packages(shell: &Shell) -> Result<Vec<Value>> {
+    let all = shell.cargo("metadata --format-version 1 --locked --all-features").run("metadata-all")?.expect_ok()?;
+    Ok(parse_metadata(&all.text)?["packages"].as_array().context("cargo metadata: no packages")?.clone())
 }
 
 /// The packages of the workspace, as `cargo metadata` has them.
@@ -292,8 +309,9 @@ mod tests {
 
     #[test]
     fn a_row_names_its_crates_in_backquotes() {
-        let names: Vec<_> = names_in_cell(first_cell("| `clap`, `serde` | need |").unwrap()).collect();
-        assert_eq!(names, ["clap", "serde"]);
-        assert_eq!(first_cell("no row"), None);
+        let (first, last) = row("| `clap`, `serde` | need | MIT |").unwrap();
+        assert_eq!(names_in_cell(first).collect::<Vec<_>>(), ["clap", "serde"]);
+        assert_eq!(last, "MIT");
+        assert_eq!(row("no row"), None);
     }
 }
