@@ -14,8 +14,20 @@ fn main() {
     println!("cargo::rustc-env=BENCH_OPT_LEVEL={}", env::var("OPT_LEVEL").unwrap_or_default());
     let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default().replace('\x1f', " ");
     println!("cargo::rustc-env=BENCH_RUSTFLAGS={flags}");
+    println!("cargo::rustc-env=BENCH_CXXFLAGS={}", cxxflags());
     #[cfg(feature = "dpdk")]
     build_dpdk_shim();
+}
+
+/// The flags that C++ was compiled with, found where the crate `cc` finds them. The row `snmalloc` wants to know
+/// whether its assertions are compiled in.
+fn cxxflags() -> String {
+    let target = env::var("TARGET").unwrap_or_default();
+    let names = [format!("CXXFLAGS_{target}"), format!("CXXFLAGS_{}", target.replace('-', "_")), "CXXFLAGS".to_owned()];
+    for name in &names {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    names.iter().find_map(|name| env::var(name).ok()).unwrap_or_default()
 }
 
 #[cfg(feature = "dpdk")]

@@ -37,6 +37,7 @@ pub(crate) fn rows() -> Vec<Row> {
         #[cfg(feature = "snmalloc")]
         Row::plain("snmalloc", Kind::Peer, |need| {
             check_memory(need)?;
+            snmalloc::check_build()?;
             Ok(site(|| snmalloc::Snmalloc))
         }),
     ]
@@ -194,8 +195,18 @@ mod jemalloc {
 
 #[cfg(feature = "snmalloc")]
 mod snmalloc {
+    use crate::rows::Unavailable;
     use crate::rows::one_by_one::OnePage;
     use crate::subject::PAGE_BYTES;
+
+    /// Its build script leaves the assertions in unless `NDEBUG` comes from outside, as `.cargo/config.toml` gives it.
+    /// A figure with them would be slower than what users get.
+    pub(super) fn check_build() -> Result<(), Unavailable> {
+        if env!("BENCH_CXXFLAGS").contains("-DNDEBUG") {
+            return Ok(());
+        }
+        Err(Unavailable("built with its assertions on; build with CXXFLAGS=-DNDEBUG".to_owned()))
+    }
 
     pub(super) struct Snmalloc;
 

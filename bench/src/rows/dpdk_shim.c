@@ -32,7 +32,7 @@ int pmb_dpdk_init(unsigned int cpu)
 {
 	char lcores[32];
 	snprintf(lcores, sizeof(lcores), "0@%u", cpu);
-	char *args[] = { "pagemill-bench", "--no-huge", "--in-memory", "--no-pci", "--no-telemetry", "--iova-mode=va",
+	char *args[] = { "pagemill-bench", "--no-huge", "--no-shconf", "--no-pci", "--no-telemetry", "--iova-mode=va",
 			 "-m", "128", "--lcores", lcores, "--log-level=*:error", NULL };
 	int n = (int)(sizeof(args) / sizeof(args[0])) - 1;
 	return rte_eal_init(n, args) < 0 ? -rte_errno : 0;
