@@ -76,6 +76,17 @@ impl Batch {
         self.pfns[self.len].write(pfn);
         self.len += 1;
     }
+    /// The first number, if all follow each other by one.
+    #[inline]
+    pub fn as_run(&self) -> Option<u32> {
+        let pfns = self.as_slice();
+        let (&first, &last) = (pfns.first()?, pfns.last()?);
+        if last.wrapping_sub(first) as usize + 1 != pfns.len() {
+            return None;
+        }
+        let differs = pfns.iter().zip(0u32..).fold(0, |differs, (&pfn, i)| differs | (pfn ^ first.wrapping_add(i)));
+        (differs == 0).then_some(first)
+    }
     /// Appends `n` numbers from `first` up.
     ///
     /// # Panics

@@ -475,6 +475,22 @@ impl PerCpu {
         }
     }
 
+    /// Returns the `n` frames from `first` on, at most a batch's worth: all, or none if they do not fit or the list is
+    /// held.
+    #[inline]
+    pub fn push_run(&self, mobility: Mobility, first: u32, n: usize) -> bool {
+        debug_assert!((1..=Batch::CAPACITY).contains(&n));
+        match self.backend {
+            // SAFETY: as in `pop`.
+            Backend::Rseq => unsafe { rseq::push_run(self.sections(mobility), first, n) },
+            Backend::Portable => {
+                let mut run = Batch::new();
+                run.push_run(first, n);
+                self.list_here(mobility).try_push_n(run.as_slice())
+            }
+        }
+    }
+
     /// Counts a bulk call of `pages` pages on this CPU.
     #[inline]
     pub fn count_bulk(&self, call: BulkCall, pages: usize) {

@@ -2,7 +2,7 @@
 //!
 //! It stands below the path: `path` decides which frame, the arena knows where that is and in what state. The state
 //! table (a byte a frame) is written by a frame's owner alone: whoever frees it, then whoever hands it out. Both
-//! happen at 8 frames at once where they are contiguous, which is the rule in bulk.
+//! happen to many frames at once where they are contiguous, which is the rule in bulk.
 //!
 //! # Memory
 //! Reserved at once, committed by the system on first touch: the pages themselves; the free areas (1.1 bits a frame);
@@ -14,13 +14,7 @@ use pagemill_core::atomic::AtomicU64;
 use pagemill_core::{FrameState, Invalid, Mobility, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata};
 use pagemill_sys::{Batch, Mapping};
 
-/// Each byte of a word.
-const fn splat(byte: u8) -> u64 {
-    byte as u64 * 0x0101_0101_0101_0101
-}
-/// In each byte, the bits that are not set in a free frame's state (0 or 1).
-const NOT_FREE: u64 = splat(!FrameState::FREE.as_byte());
-/// Frames whose states are checked at once.
+/// Links and addresses are compared this many at a time.
 pub(crate) const GROUP: usize = 8;
 
 /// See the [module](self).
@@ -185,76 +179,92 @@ impl Arena {
     }
 
     /// Marks the frames of `batch` as handed out and takes those out of it that are not free, which `refused` gets.
+    /// Returns the first frame, if all that are left follow each other.
     #[inline]
-    pub(crate) fn hand_out_batch(&self, batch: &mut Batch, mobility: Mobility, mut refused: impl FnMut(u32)) {
+    pub(crate) fn hand_out_batch(
+        &self,
+        batch: &mut Batch,
+        mobility: Mobility,
+        refused: impl FnMut(u32),
+    ) -> Option<u32> {
+        let run = batch.as_run();
         if cfg!(feature = "detection-off") {
-            return;
+            return run;
         }
         let out = FrameState::handed_out(Order::ZERO, mobility);
+        if let Some(first) = run {
+            // SAFETY: the frames came off a list or out of the free areas, so they are ours alone; nobody else
+            // writes their bytes unless one was freed twice, which is what is looked for.
+            let states = unsafe { self.states_of(first, batch.len()) };
+            if all_free(states) {
+                set_all(states, out.as_byte());
+                return run;
+            }
+        }
+        self.hand_out_each(batch, mobility, refused);
+        None
+    }
+
+    fn hand_out_each(&self, batch: &mut Batch, mobility: Mobility, mut refused: impl FnMut(u32)) {
         let mut kept = 0;
         let pfns = batch.as_mut_slice();
-        let mut at = 0;
-        while at < pfns.len() {
-            if at + GROUP <= pfns.len() && is_run(&pfns[at..at + GROUP]) {
-                let states = self.group_at(pfns[at]);
-                // SAFETY: the group's frames are this arena's and ours alone: they came off a list or out of the
-                // free areas. Nobody else writes their bytes unless one was freed twice, which is what is looked
-                // for; byte stores of eight neighbours at once are what the processor does anyway.
-                unsafe {
-                    if states.read_unaligned() & NOT_FREE == 0 {
-                        states.write_unaligned(splat(out.as_byte()));
-                        if kept != at {
-                            pfns.copy_within(at..at + GROUP, kept);
-                        }
-                        kept += GROUP;
-                        at += GROUP;
-                        continue;
-                    }
-                }
-            }
+        for at in 0..pfns.len() {
             if self.hand_out(pfns[at], mobility) {
                 pfns[kept] = pfns[at];
                 kept += 1;
             } else {
                 refused(pfns[at]);
             }
-            at += 1;
         }
         batch.truncate(kept);
     }
 
-    /// Marks eight neighbours from `first` on as free, if all are pages handed out with this mobility.
+    /// Marks a page that is handed out as free. Its mobility, which says the list; none if it is no such page.
     #[inline]
-    pub(crate) fn take_back_group(&self, first: u32, mobility: Mobility) -> bool {
+    pub(crate) fn take_back_any(&self, pfn: u32) -> Option<Mobility> {
+        if cfg!(feature = "detection-off") {
+            return Some(Mobility::Unmovable);
+        }
+        let mobility = self.state(pfn).page_mobility()?;
+        self.set_state(pfn, FrameState::FREE);
+        Some(mobility)
+    }
+
+    /// Marks a page as free, if it is handed out with this mobility.
+    #[inline]
+    pub(crate) fn take_back(&self, pfn: u32, mobility: Mobility) -> bool {
         if cfg!(feature = "detection-off") {
             return true;
         }
-        let states = self.group_at(first);
-        // SAFETY: eight frames of this arena that the caller owns, or claims to; see `hand_out_batch`.
-        unsafe {
-            let is_out = states.read_unaligned() == splat(FrameState::handed_out(Order::ZERO, mobility).as_byte());
-            if is_out {
-                states.write_unaligned(splat(FrameState::FREE.as_byte()));
-            }
-            is_out
+        let is_out = self.state(pfn) == FrameState::handed_out(Order::ZERO, mobility);
+        if is_out {
+            self.set_state(pfn, FrameState::FREE);
         }
+        is_out
     }
 
+    /// Marks `n` neighbours from `first` on as free, if all are pages handed out with this mobility.
     #[inline]
-    fn group_at(&self, pfn: u32) -> *mut u64 {
-        debug_assert!(self.has_pfn(pfn) && self.has_pfn(pfn + GROUP as u32 - 1));
-        // SAFETY: a frame of this arena has a byte in the table.
-        unsafe { self.states.add((pfn - self.first) as usize).cast() }
+    pub(crate) fn take_back_run(&self, first: u32, n: usize, mobility: Mobility) -> bool {
+        if cfg!(feature = "detection-off") {
+            return true;
+        }
+        // SAFETY: frames of this arena that the caller owns, or claims to; see `hand_out_batch`.
+        let states = unsafe { self.states_of(first, n) };
+        let are_out = all_are(states, FrameState::handed_out(Order::ZERO, mobility).as_byte());
+        if are_out {
+            set_all(states, FrameState::FREE.as_byte());
+        }
+        are_out
     }
 
-    /// The states of a block's frames, of which the caller is the owner.
-    #[expect(clippy::mut_from_ref, reason = "the bytes of a block belong to its owner, who calls this once")]
-    unsafe fn states_of(&self, pfn: u32, order: Order) -> &mut [u8] {
-        debug_assert!(self.has_pfn(pfn) && self.has_pfn(pfn + order.frames() - 1));
+    /// The states of neighbouring frames, of which the caller is the owner.
+    #[expect(clippy::mut_from_ref, reason = "the bytes of a frame belong to its owner, who holds one such slice")]
+    #[inline]
+    unsafe fn states_of(&self, first: u32, n: usize) -> &mut [u8] {
+        debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
         // SAFETY: inside the table; the caller owns the frames.
-        unsafe {
-            core::slice::from_raw_parts_mut(self.states.add((pfn - self.first) as usize), order.frames() as usize)
-        }
+        unsafe { core::slice::from_raw_parts_mut(self.states.add((first - self.first) as usize), n) }
     }
 
     /// Marks a block as handed out. The first frame of it that is not free, if one is not; then nothing is changed.
@@ -263,7 +273,7 @@ impl Arena {
             return Ok(());
         }
         // SAFETY: the block came out of the free areas, so it is the caller's.
-        let states = unsafe { self.states_of(pfn, order) };
+        let states = unsafe { self.states_of(pfn, order.frames() as usize) };
         if let Some(at) = states.iter().position(|&byte| !FrameState::from_byte(byte).is_free()) {
             return Err(pfn + at as u32);
         }
@@ -276,7 +286,7 @@ impl Arena {
     pub(crate) fn mark_block(&self, pfn: u32, order: Order, state: FrameState) {
         if !cfg!(feature = "detection-off") {
             // SAFETY: the caller checked that the block is handed out, and it is the one who has it.
-            unsafe { self.states_of(pfn, order) }.fill(state.as_byte());
+            unsafe { self.states_of(pfn, order.frames() as usize) }.fill(state.as_byte());
         }
     }
 
@@ -302,13 +312,13 @@ impl Arena {
         unsafe { AtomicU32::from_ptr(self.links.add((pfn - self.first) as usize)) }
     }
 
-    /// Links the frames of a run, each to the next, the last to the one after the run.
+    /// Links neighbouring frames, each to the next, the last to whatever comes after it.
     #[inline]
-    pub(crate) fn link_group(&self, first: u32) {
-        debug_assert!(self.has_pfn(first) && self.has_pfn(first + GROUP as u32 - 1));
-        let next: [u32; GROUP] = core::array::from_fn(|i| first + 1 + i as u32);
-        // SAFETY: the links of eight frames that belong to the caller's list.
-        unsafe { self.links.add((first - self.first) as usize).cast::<[u32; GROUP]>().write(next) };
+    pub(crate) fn link_run(&self, first: u32, n: usize) {
+        debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
+        // SAFETY: the links of frames that belong to the caller's list.
+        let links = unsafe { core::slice::from_raw_parts_mut(self.links.add((first - self.first) as usize), n) };
+        links.iter_mut().zip(first + 1..).for_each(|(link, next)| *link = next);
     }
 
     /// Is each of the eight frames from `first` linked to its neighbour, the last to whatever comes next?
@@ -320,8 +330,7 @@ impl Arena {
         // SAFETY: in the table; those that are not this list's are read and not believed. Eight plain reads: a link
         // that another list's owner changes at the same time is one of those.
         let links = unsafe { self.links.add((first - self.first) as usize).cast::<[u32; GROUP]>().read_volatile() };
-        let differs =
-            links[..GROUP - 1].iter().zip(first + 1..).fold(0, |differs, (&link, next)| differs | (link ^ next));
+        let differs = (0..GROUP - 1).fold(0, |differs, i| differs | (links[i] ^ (first + 1 + i as u32)));
         (differs == 0).then_some(links[GROUP - 1])
     }
 
@@ -337,9 +346,32 @@ impl Arena {
     }
 }
 
-/// Are these eight consecutive frame numbers?
+// States are looked at eight at a time, as words; a tail of fewer one by one.
+
+/// Are these all states of free frames?
 #[inline]
-pub(crate) fn is_run(pfns: &[u32]) -> bool {
-    let first = pfns[0];
-    pfns.iter().zip(0u32..).fold(0, |differs, (&pfn, i)| differs | (pfn ^ first.wrapping_add(i))) == 0
+fn all_free(states: &[u8]) -> bool {
+    const NOT_FREE: u8 = !FrameState::FREE.as_byte();
+    let (words, tail) = states.as_chunks::<8>();
+    let in_words = words.iter().fold(0, |any, word| any | u64::from_ne_bytes(*word));
+    let in_tail = tail.iter().fold(0, |any, byte| any | byte);
+    in_words & u64::from_ne_bytes([NOT_FREE; 8]) == 0 && in_tail & NOT_FREE == 0
+}
+
+/// Are these all `state`?
+#[inline]
+fn all_are(states: &[u8], state: u8) -> bool {
+    let (words, tail) = states.as_chunks::<8>();
+    let expected = u64::from_ne_bytes([state; 8]);
+    let in_words = words.iter().fold(0, |differs, word| differs | (u64::from_ne_bytes(*word) ^ expected));
+    let in_tail = tail.iter().fold(0, |differs, byte| differs | (byte ^ state));
+    in_words == 0 && in_tail == 0
+}
+
+/// Sets all to `state`. A loop, since a call for a few words costs more than they do.
+#[inline]
+fn set_all(states: &mut [u8], state: u8) {
+    let (words, tail) = states.as_chunks_mut::<8>();
+    words.iter_mut().for_each(|word| *word = [state; 8]);
+    tail.iter_mut().for_each(|byte| *byte = state);
 }

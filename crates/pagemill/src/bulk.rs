@@ -5,8 +5,7 @@
 //! Requests of at most [`ListPolicy::LARGE`] pages are served from the CPU's list and refill it; larger ones pass it
 //! by, since they would only empty it.
 use crate::allocator::{Allocator, Inner};
-use crate::arena::{GROUP, is_run};
-use crate::free::Returning;
+use crate::free::free_word;
 use crate::handle::{Owned, TENTATIVE, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
@@ -163,7 +162,16 @@ impl Allocator {
         if n > slots.len() {
             return Err(Invalid::ArrayTooShort { slots: slots.len(), count: n }.into());
         }
-        self.inner().fill(request, slots_as_words(&mut slots[..n]))
+        let words = slots_as_words(&mut slots[..n]);
+        if let [word @ 0] = words
+            && request.order == Order::ZERO
+            && let Some(pfn) = self.inner().pop_one(request.gfp)
+        {
+            // One page goes the single path, without the engine's table of a batch.
+            *word = self.inner().arena.addr_of(pfn);
+            return Ok(Filled { added: 1, occupied: 1, first_hole: 1, shortfall: None });
+        }
+        self.inner().fill(request, words)
     }
 
     /// Adds blocks to the tail of a list, which need not be empty (the list form).
@@ -184,7 +192,7 @@ impl Allocator {
         request.check::<T>()?;
         let inner = self.inner();
         let mut fresh = list.empty_like(request.order)?;
-        let blocks = inner.bulk(request, request.most, |batch| fresh.push_batch(inner.arena, batch));
+        let blocks = inner.bulk(request, request.most, |batch, run| fresh.push_batch(inner.arena, batch, run));
         if blocks < request.least {
             return Err(request.missed(blocks)); // What there is goes back with `fresh`.
         }
@@ -217,7 +225,7 @@ impl Allocator {
         }
         let inner = self.inner();
         let (zero, order) = (inner.arena.addr_of_zero(), usize::from(request.order.get()));
-        let blocks = inner.bulk(request, request.most, |batch| {
+        let blocks = inner.bulk(request, request.most, |batch, _| {
             let mut undelivered = Undelivered { zero, order, pfns: batch.as_slice() };
             while let Some((&pfn, rest)) = undelivered.pfns.split_first() {
                 undelivered.pfns = rest;
@@ -246,7 +254,7 @@ impl Allocator {
         let inner = self.inner();
         let zero = inner.arena.addr_of_zero();
         let mut fresh = Runs::new(runs, request.order);
-        let blocks = inner.bulk(request, request.most, |batch| fresh.push_batch(zero, batch));
+        let blocks = inner.bulk(request, request.most, |batch, run| fresh.push_batch(zero, batch, run));
         if blocks < request.least {
             fresh.undo();
             return Err(request.missed(blocks));
@@ -273,11 +281,10 @@ impl Drop for Undelivered<'_> {
     #[inline]
     fn drop(&mut self) {
         if !self.pfns.is_empty() {
-            let mut returning = Returning::new(self.pfns.len());
-            self.pfns.iter().for_each(|&pfn| {
-                returning.give(self.word(pfn));
-            });
-            returning.finish();
+            for &pfn in self.pfns {
+                // It was prepared a moment ago: nothing to refuse.
+                let _ = free_word(self.word(pfn));
+            }
         }
     }
 }
@@ -302,9 +309,9 @@ impl Inner {
         let mark = if request.least > 0 { TENTATIVE } else { 0 };
         let (zero, low) = (self.arena.addr_of_zero(), usize::from(request.order.get()) | mark);
         let mut at = 0;
-        let added = self.bulk(request, missing, |batch| {
+        let added = self.bulk(request, missing, |batch, run| {
             at = if is_empty {
-                fill_empty(words, at, batch, zero, low)
+                fill_empty(words, at, batch, run, zero, low)
             } else {
                 fill_holes(words, at, batch, zero, low)
             };
@@ -327,19 +334,27 @@ impl Inner {
             words.iter_mut().for_each(|word| *word &= !TENTATIVE);
             return;
         }
-        let mut returning = Returning::new(words.len());
         for word in words.iter_mut().filter(|word| **word & TENTATIVE != 0) {
-            returning.give(*word & !TENTATIVE);
-            *word = 0;
+            // It was prepared a moment ago: nothing to refuse.
+            let _ = free_word(core::mem::take(word) & !TENTATIVE);
         }
-        returning.finish();
     }
 
     /// The engine: takes up to `missing` blocks and hands them to `sink` in prepared batches. Returns how many.
     #[inline]
-    fn bulk(&self, request: Bulk, missing: usize, mut sink: impl FnMut(&Batch)) -> usize {
+    fn bulk(&self, request: Bulk, missing: usize, mut sink: impl FnMut(&Batch, Option<u32>)) -> usize {
         if missing == 0 {
             return 0;
+        }
+        if missing == 1
+            && request.order == Order::ZERO
+            && let Some(pfn) = self.pop_one(request.gfp)
+        {
+            // One page goes the single path.
+            let mut one = Batch::new();
+            one.push(pfn);
+            sink(&one, Some(pfn));
+            return 1;
         }
         let (gfp, mobility) = (request.gfp, request.gfp.mobility());
         let mut got = 0;
@@ -351,9 +366,9 @@ impl Inner {
                 if batch.is_empty() {
                     break;
                 }
-                self.prepare(&mut batch, gfp, mobility);
+                let run = self.prepare(&mut batch, gfp, mobility);
                 got += batch.len();
-                sink(&batch);
+                sink(&batch, run);
             }
         }
         if got < missing {
@@ -368,7 +383,7 @@ impl Inner {
     /// What the list does not have.
     #[cold]
     #[inline(never)]
-    fn bulk_slow(&self, request: Bulk, missing: usize, sink: &mut dyn FnMut(&Batch)) -> usize {
+    fn bulk_slow(&self, request: Bulk, missing: usize, sink: &mut dyn FnMut(&Batch, Option<u32>)) -> usize {
         if request.order != Order::ZERO {
             return self.bulk_blocks(request, missing, sink);
         }
@@ -387,7 +402,7 @@ impl Inner {
             }
             let mut one = Batch::new();
             one.push(pfn);
-            sink(&one);
+            sink(&one, None);
             got += 1;
         }
         if got < missing {
@@ -397,7 +412,7 @@ impl Inner {
     }
 
     /// Order 0 from pageblocks of the request's mobility.
-    fn bulk_zone(&self, gfp: Gfp, missing: usize, sink: &mut dyn FnMut(&Batch)) -> usize {
+    fn bulk_zone(&self, gfp: Gfp, missing: usize, sink: &mut dyn FnMut(&Batch, Option<u32>)) -> usize {
         self.check_generation();
         let mobility = gfp.mobility();
         let mut got = 0;
@@ -417,15 +432,15 @@ impl Inner {
             if taken == 0 {
                 break;
             }
-            self.prepare(&mut batch, gfp, mobility);
+            let run = self.prepare(&mut batch, gfp, mobility);
             got += batch.len();
-            sink(&batch);
+            sink(&batch, run);
         }
         got
     }
 
     /// Blocks above order 0, one by one (C3.11).
-    fn bulk_blocks(&self, request: Bulk, missing: usize, sink: &mut dyn FnMut(&Batch)) -> usize {
+    fn bulk_blocks(&self, request: Bulk, missing: usize, sink: &mut dyn FnMut(&Batch, Option<u32>)) -> usize {
         let mut got = 0;
         while got < missing {
             let mut batch = Batch::new();
@@ -437,7 +452,7 @@ impl Inner {
                 break;
             }
             got += batch.len();
-            sink(&batch);
+            sink(&batch, None);
         }
         got
     }
@@ -445,18 +460,15 @@ impl Inner {
 
 /// Fills the slots from `at` on, all of which are empty. Returns the next slot.
 #[inline]
-fn fill_empty(words: &mut [usize], at: usize, batch: &Batch, zero: usize, low: usize) -> usize {
+fn fill_empty(words: &mut [usize], at: usize, batch: &Batch, run: Option<u32>, zero: usize, low: usize) -> usize {
     let pfns = batch.as_slice();
     let slots = &mut words[at..at + pfns.len()];
-    let mut i = 0;
-    while i + GROUP <= pfns.len() && is_run(&pfns[i..i + GROUP]) {
-        let first = word_of(zero, pfns[i]) | low;
-        for (slot, word) in slots[i..i + GROUP].iter_mut().zip((first..).step_by(1 << PAGE_SHIFT)) {
-            *slot = word;
-        }
-        i += GROUP;
+    if let Some(first) = run {
+        let first = word_of(zero, first) | low;
+        slots.iter_mut().zip(0..).for_each(|(slot, i)| *slot = first + (i << PAGE_SHIFT));
+    } else {
+        slots.iter_mut().zip(pfns).for_each(|(slot, &pfn)| *slot = word_of(zero, pfn) | low);
     }
-    slots[i..].iter_mut().zip(&pfns[i..]).for_each(|(slot, &pfn)| *slot = word_of(zero, pfn) | low);
     at + pfns.len()
 }
 

@@ -19,8 +19,7 @@ pub(crate) fn free_word(word: usize) -> Result<(), Misuse> {
         && addr.is_multiple_of(PAGE_SIZE)
     {
         let pfn = arena.pfn_of(addr);
-        let mobility = take_back(arena, pfn);
-        if let Some(mobility) = mobility {
+        if let Some(mobility) = arena.take_back_any(pfn) {
             let inner = arena.inner();
             if !inner.lists.push(mobility, pfn) {
                 inner.overflow_one(mobility, pfn);
@@ -29,17 +28,6 @@ pub(crate) fn free_word(word: usize) -> Result<(), Misuse> {
         }
     }
     free_slow(addr, order)
-}
-
-/// Marks a page that is handed out as free. Its mobility, which says the list; none if it is no such page.
-#[inline]
-fn take_back(arena: &Arena, pfn: u32) -> Option<Mobility> {
-    if cfg!(feature = "detection-off") {
-        return Some(Mobility::Unmovable);
-    }
-    let mobility = arena.state(pfn).page_mobility()?;
-    arena.set_state(pfn, FrameState::FREE);
-    Some(mobility)
 }
 
 /// Frees by address and order, wherever the block came from; the way for C, and for misuse.
@@ -132,41 +120,113 @@ pub(crate) struct Freed {
     pub(crate) misused: Option<Misuse>,
 }
 
-/// Frees the blocks behind `words` and empties their slots; those that are refused stay.
-pub(crate) fn free_words(words: &mut [usize]) -> Freed {
-    let mut returning = Returning::new(words.len());
-    let mut at = 0;
-    while at < words.len() {
-        if at + GROUP <= words.len() {
-            let group = &mut words[at..at + GROUP];
-            if is_address_run(group) && returning.give_group(group[0]) {
-                group.fill(0);
-                at += GROUP;
-                continue;
-            }
+impl Freed {
+    #[inline]
+    fn note(&mut self, result: Result<(), Misuse>) -> bool {
+        match result {
+            Ok(()) => self.freed += 1,
+            Err(misuse) => self.misused = self.misused.or(Some(misuse)),
         }
-        if words[at] != 0 && returning.give(words[at]) {
-            words[at] = 0;
-        }
-        at += 1;
+        result.is_ok()
     }
-    returning.finish()
 }
 
-/// Frees `n` neighbouring blocks of `order` from `addr` on.
-pub(crate) fn free_run(addr: usize, n: usize, order: Order) -> Freed {
-    let mut returning = Returning::new(n);
-    let word = |i: usize| (addr + i * order.bytes()) | usize::from(order.get());
+/// Frees the blocks behind `words` and empties their slots; those that are refused stay.
+#[inline]
+pub(crate) fn free_words(words: &mut [usize]) -> Freed {
+    let mut done = Freed::default();
+    if let [word] = words {
+        if *word != 0 && done.note(free_word(*word)) {
+            *word = 0;
+        }
+        return done;
+    }
+    free_many(words, done)
+}
+
+fn free_many(words: &mut [usize], mut done: Freed) -> Freed {
     let mut at = 0;
-    while at < n {
-        if order == Order::ZERO && at + GROUP <= n && returning.give_group(word(at)) {
-            at += GROUP;
+    while at < words.len() {
+        if words[at] == 0 {
+            at += 1;
+        } else if words.len() - at > 1
+            && let Some((arena, mobility)) = page_of(words[at])
+        {
+            let before = at;
+            if words.len() - at > ListPolicy::LARGE {
+                at = return_words_large(arena, mobility, words, at, &mut done);
+            } else {
+                let mut segment = Segment::new(arena, mobility, None);
+                at = segment.return_words(words, at);
+                done.freed += segment.end();
+            }
+            debug_assert!(at > before);
         } else {
-            returning.give(word(at));
+            if done.note(free_word(words[at])) {
+                words[at] = 0;
+            }
             at += 1;
         }
     }
-    returning.finish()
+    done
+}
+
+/// More than the lists are for goes past them, sorted by word: a table of some KiB on the stack.
+#[inline(never)]
+fn return_words_large(
+    arena: &'static Arena,
+    mobility: Mobility,
+    words: &mut [usize],
+    at: usize,
+    done: &mut Freed,
+) -> usize {
+    let mut giving = arena.inner().zone.giving_many();
+    let mut segment = Segment::new(arena, mobility, Some(&mut giving));
+    let end = segment.return_words(words, at);
+    done.freed += segment.end();
+    let doubles = giving.finish().doubles;
+    if doubles > 0 {
+        arena.inner().note_doubles(doubles);
+    }
+    end
+}
+
+/// Frees `n` neighbouring blocks of `order` from `addr` on.
+pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
+    let mut at = addr;
+    let end = addr + n * order.bytes();
+    while at < end {
+        let page = if order == Order::ZERO { page_of(at) } else { None };
+        at = match page {
+            Some((arena, mobility)) if end - at > ListPolicy::LARGE * PAGE_SIZE => {
+                return_run_large(arena, mobility, at, end)
+            }
+            Some((arena, mobility)) => {
+                let mut segment = Segment::new(arena, mobility, None);
+                let next = segment.return_run(at, end);
+                segment.end();
+                next
+            }
+            None => {
+                // What is refused is reported on its way; a run has nobody to tell.
+                let _ = free_word(at | usize::from(order.get()));
+                at + order.bytes()
+            }
+        };
+    }
+}
+
+#[inline(never)]
+fn return_run_large(arena: &'static Arena, mobility: Mobility, addr: usize, end: usize) -> usize {
+    let mut giving = arena.inner().zone.giving_many();
+    let mut segment = Segment::new(arena, mobility, Some(&mut giving));
+    let next = segment.return_run(addr, end);
+    segment.end();
+    let doubles = giving.finish().doubles;
+    if doubles > 0 {
+        arena.inner().note_doubles(doubles);
+    }
+    next
 }
 
 /// Frees blocks by address, all of one order, as [`free_raw`] does one; empties the slots of those that it takes.
@@ -211,165 +271,179 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
     }
 }
 
-/// Are these eight words those of eight neighbouring pages?
+/// How many of these words, at most `most`, are those of neighbouring pages, from the first on.
 #[inline]
-fn is_address_run(words: &[usize]) -> bool {
-    let first = words[0];
-    let differs =
-        words.iter().zip(0usize..).fold(0, |differs, (&word, i)| differs | (word ^ first.wrapping_add(i * PAGE_SIZE)));
-    differs == 0
+fn address_run(words: &[usize], most: usize) -> usize {
+    let words = &words[..words.len().min(most)];
+    if let Ok(all) = <&[usize; Batch::CAPACITY]>::try_from(words) {
+        // The usual case, without a branch for each.
+        let differs = (0..all.len()).fold(0, |differs, i| differs | (all[i] ^ all[0].wrapping_add(i * PAGE_SIZE)));
+        if differs == 0 {
+            return all.len();
+        }
+    }
+    let mut n = 0;
+    while let Some(group) = words[n..].first_chunk::<GROUP>() {
+        let expected = words[0].wrapping_add(n * PAGE_SIZE);
+        let differs = (0..GROUP).fold(0, |differs, i| differs | (group[i] ^ expected.wrapping_add(i * PAGE_SIZE)));
+        if differs != 0 {
+            break;
+        }
+        n += GROUP;
+    }
+    while n < words.len() && words[n] == words[0].wrapping_add(n * PAGE_SIZE) {
+        n += 1;
+    }
+    n
 }
 
-/// Blocks on their way back, collected to batches of one allocator and mobility.
-pub(crate) struct Returning {
-    arena: Option<&'static Arena>,
+/// The arena and mobility of a page that is handed out, by its word; none for anything else.
+#[inline]
+pub(crate) fn page_of(word: usize) -> Option<(&'static Arena, Mobility)> {
+    if !word.is_multiple_of(PAGE_SIZE) {
+        return None;
+    }
+    let arena = registry::by_address(word)?;
+    if cfg!(feature = "detection-off") {
+        return Some((arena, Mobility::Unmovable));
+    }
+    Some((arena, arena.state(arena.pfn_of(word)).page_mobility()?))
+}
+
+/// Pages of one arena and mobility on their way back, collected to batches for the list, or past it to the zone.
+pub(crate) struct Segment<'g> {
+    arena: &'static Arena,
     mobility: Mobility,
-    batch: Batch,
-    /// Past the lists: more comes than they are for.
-    large: Option<Giving<'static, 'static, 256>>,
-    is_large: bool,
-    done: Freed,
-    /// Pages of this arena so far, for its statistics.
     pages: usize,
+    /// Past the lists, if more comes than they are for.
+    large: Option<&'g mut Giving<'static, 'static, 256>>,
+    batch: Batch,
 }
 
-impl Returning {
-    #[inline]
-    pub(crate) fn new(expected: usize) -> Self {
-        Self {
-            arena: None,
-            mobility: Mobility::Unmovable,
-            batch: Batch::new(),
-            large: None,
-            is_large: expected > ListPolicy::LARGE,
-            done: Freed::default(),
-            pages: 0,
-        }
+impl<'g> Segment<'g> {
+    /// Of pages like the one that [`page_of`] found.
+    #[inline(always)]
+    pub(crate) fn new(
+        arena: &'static Arena,
+        mobility: Mobility,
+        large: Option<&'g mut Giving<'static, 'static, 256>>,
+    ) -> Self {
+        Self { arena, mobility, pages: 0, large, batch: Batch::new() }
     }
 
-    /// Takes the eight neighbouring pages from the one at `addr` on, if they are what the last one was like.
+    /// Takes pages from `words[at..]` and empties their slots, up to the first that is not of this kind. Returns
+    /// where that is.
     #[inline]
-    pub(crate) fn give_group(&mut self, addr: usize) -> bool {
-        let Some(arena) = self.arena else { return false };
-        if !arena.contains(addr) || !arena.contains(addr + (GROUP - 1) * PAGE_SIZE) || !addr.is_multiple_of(PAGE_SIZE) {
-            return false;
+    fn return_words(&mut self, words: &mut [usize], mut at: usize) -> usize {
+        while at < words.len() {
+            let n = address_run(&words[at..], Batch::CAPACITY);
+            if n > 1 && self.give_run_at(words[at], n) {
+                words[at..at + n].iter_mut().for_each(|word| *word = 0);
+                at += n;
+                continue;
+            }
+            // Pages that are not neighbours, or not all of this kind.
+            for word in &mut words[at..at + n.max(1)] {
+                if *word != 0 {
+                    if !self.give_at(*word) {
+                        return at;
+                    }
+                    *word = 0;
+                }
+                at += 1;
+            }
         }
-        self.give_group_of(arena, arena.pfn_of(addr))
+        at
     }
 
-    /// The same, by frame number.
+    /// Takes pages from `addr` up to `end`, up to the first that is not of this kind. Returns where that is.
     #[inline]
-    pub(crate) fn give_group_of(&mut self, arena: &'static Arena, first: u32) -> bool {
-        if !self.arena.is_some_and(|last| core::ptr::eq(last, arena)) || !arena.take_back_group(first, self.mobility) {
+    fn return_run(&mut self, mut addr: usize, end: usize) -> usize {
+        while addr < end {
+            let n = ((end - addr) / PAGE_SIZE).min(Batch::CAPACITY);
+            if self.give_run_at(addr, n) {
+                addr += n * PAGE_SIZE;
+                continue;
+            }
+            for _ in 0..n {
+                if !self.give_at(addr) {
+                    return addr;
+                }
+                addr += PAGE_SIZE;
+            }
+        }
+        addr
+    }
+
+    #[inline]
+    fn give_run_at(&mut self, addr: usize, n: usize) -> bool {
+        addr.is_multiple_of(PAGE_SIZE)
+            && self.arena.contains(addr)
+            && self.arena.contains(addr + (n - 1) * PAGE_SIZE)
+            && self.give_run(self.arena.pfn_of(addr), n)
+    }
+
+    #[inline]
+    fn give_at(&mut self, word: usize) -> bool {
+        word.is_multiple_of(PAGE_SIZE) && self.arena.contains(word) && self.give(self.arena.pfn_of(word))
+    }
+
+    /// Takes neighbouring frames of the arena, at most a batch's worth, if all are pages of this kind.
+    #[inline]
+    pub(crate) fn give_run(&mut self, first: u32, n: usize) -> bool {
+        if !self.arena.take_back_run(first, n, self.mobility) {
             return false;
         }
-        if self.batch.room() < GROUP {
+        if n == Batch::CAPACITY && self.large.is_none() && self.arena.inner().lists.push_run(self.mobility, first, n) {
+            self.pages += n;
+            return true;
+        }
+        if self.batch.room() < n {
             self.flush();
         }
-        self.batch.push_run(first, GROUP);
+        self.batch.push_run(first, n);
         true
     }
 
-    /// Takes one block. False: it is misuse.
+    /// Takes one frame of the arena, if it is a page of this kind.
     #[inline]
-    pub(crate) fn give(&mut self, word: usize) -> bool {
-        let addr = addr_of_word(word);
-        let arena = match self.arena {
-            Some(arena) if arena.contains(addr) => arena,
-            _ => match registry::by_address(addr) {
-                Some(arena) => arena,
-                None => return self.give_slow(word),
-            },
-        };
-        if !word.is_multiple_of(PAGE_SIZE) {
-            return self.give_slow(word);
+    pub(crate) fn give(&mut self, pfn: u32) -> bool {
+        if !self.arena.take_back(pfn, self.mobility) {
+            return false;
         }
-        let pfn = arena.pfn_of(addr);
-        let Some(mobility) = take_back(arena, pfn) else { return self.give_slow(word) };
-        let is_like_last = self.arena.is_some_and(|last| core::ptr::eq(last, arena)) && mobility == self.mobility;
-        if !is_like_last {
-            self.change(arena, mobility);
-        } else if self.batch.room() == 0 {
+        if self.batch.room() == 0 {
             self.flush();
         }
         self.batch.push(pfn);
         true
     }
 
-    /// Blocks above order 0, and misuse.
-    #[cold]
-    fn give_slow(&mut self, word: usize) -> bool {
-        match free_slow(addr_of_word(word), order_of_word(word)) {
-            Ok(()) => {
-                self.done.freed += 1;
-                true
-            }
-            Err(misuse) => {
-                self.done.misused = self.done.misused.or(Some(misuse));
-                false
-            }
-        }
-    }
-
-    #[cold]
-    fn change(&mut self, arena: &'static Arena, mobility: Mobility) {
-        if self.arena.is_some_and(|last| core::ptr::eq(last, arena)) {
-            self.flush();
-        } else {
-            self.leave_arena();
-            arena.inner().check_generation();
-            self.arena = Some(arena);
-        }
-        self.mobility = mobility;
-    }
-
     /// Passes the batch on to the list, or to the zone.
     #[inline]
     fn flush(&mut self) {
-        let Some(arena) = self.arena else { return };
-        if self.batch.is_empty() {
-            return;
-        }
-        let inner = arena.inner();
+        let inner = self.arena.inner();
         self.pages += self.batch.len();
-        if self.is_large {
-            self.large.get_or_insert_with(|| inner.zone.giving_many()).give_slice(self.batch.as_slice());
+        if let Some(large) = &mut self.large {
+            inner.stats_here().direct_in.fetch_add(self.batch.len() as u64, Relaxed);
+            large.give_slice(self.batch.as_slice());
         } else if !inner.lists.push_n(self.mobility, &self.batch, 0) {
             inner.overflow(self.mobility, &self.batch);
         }
         self.batch.clear();
     }
 
-    /// Counts the call; before its last pages go back: they may be the allocator's last, and nothing of it is touched
-    /// after that.
-    fn count(&mut self) {
-        let Some(arena) = self.arena else { return };
-        let pages = core::mem::take(&mut self.pages) + self.batch.len();
-        self.done.freed += pages;
-        if pages > 1 {
-            arena.inner().lists.count_bulk(BulkCall::Free, pages);
-        }
-        if self.is_large {
-            arena.inner().stats_here().direct_in.fetch_add(pages as u64, Relaxed);
-        }
-    }
-
-    fn leave_arena(&mut self) {
-        self.count();
-        self.flush();
-        self.pages = 0;
-        if let (Some(large), Some(arena)) = (self.large.take(), self.arena) {
-            let given = large.finish();
-            if given.doubles > 0 {
-                arena.inner().note_doubles(given.doubles);
-            }
-        }
-    }
-
+    /// Counts the call and passes on what is left. Those may be the allocator's last pages: nothing of it is touched
+    /// after that. Returns how many pages there were.
     #[inline]
-    pub(crate) fn finish(mut self) -> Freed {
-        self.leave_arena();
-        self.done
+    pub(crate) fn end(&mut self) -> usize {
+        let pages = self.pages + self.batch.len();
+        if pages > 1 {
+            self.arena.inner().lists.count_bulk(BulkCall::Free, pages);
+        }
+        if !self.batch.is_empty() {
+            self.flush();
+        }
+        pages
     }
 }
 

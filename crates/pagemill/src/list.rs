@@ -1,12 +1,12 @@
 //! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
 //! are not touched, and joining two lists costs nothing.
-use crate::arena::{Arena, GROUP, is_run};
-use crate::free::Returning;
+use crate::arena::{Arena, GROUP};
+use crate::free::{Segment, free_word, page_of};
 use crate::handle::{Block, Owned, Page, addr_of_word, order_of_word};
 use crate::registry;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Invalid, Order, Pfn};
+use pagemill_core::{Error, Invalid, ListPolicy, Mobility, Order, Pfn};
 use pagemill_sys::Batch;
 
 /// A list of pages, or of blocks of one order. It owns what is on it: dropping frees it in bulk.
@@ -68,18 +68,14 @@ impl<T: Owned> List<T> {
 
     /// Adds the blocks of a batch, which belong to nobody, at the tail.
     #[inline]
-    pub(crate) fn push_batch(&mut self, arena: &Arena, batch: &Batch) {
+    pub(crate) fn push_batch(&mut self, arena: &Arena, batch: &Batch, run: Option<u32>) {
         let pfns = batch.as_slice();
         let (Some(&first), Some(&last)) = (pfns.first(), pfns.last()) else { return };
         self.link_behind_tail(first);
-        let mut i = 0;
-        while i < pfns.len() - 1 {
-            if i + GROUP < pfns.len() && is_run(&pfns[i..i + GROUP]) {
-                arena.link_group(pfns[i]);
-                i += GROUP - 1; // The last of the group is linked with its successor, whoever that is.
-            }
-            arena.link(pfns[i]).store(pfns[i + 1], Relaxed);
-            i += 1;
+        if run.is_some() {
+            arena.link_run(first, pfns.len());
+        } else {
+            pfns.windows(2).for_each(|pair| arena.link(pair[0]).store(pair[1], Relaxed));
         }
         self.tail = last;
         self.len += pfns.len();
@@ -117,14 +113,8 @@ impl<T: Owned> List<T> {
         if self.len == 0 {
             return None;
         }
-        let arena = registry::by_pfn(Pfn::new(self.head));
-        let word = arena.addr_of(self.head) | usize::from(self.order.get());
-        self.len -= 1;
-        if self.len > 0 {
-            self.head = arena.link(self.head).load(Relaxed);
-        }
         // SAFETY: the list owned the block, and gives it away.
-        Some(unsafe { T::from_word(word) })
+        Some(unsafe { T::from_word(self.pop_word()) })
     }
 
     /// Moves all blocks of `other` to the tail of this list, at a cost that does not depend on their number.
@@ -150,32 +140,71 @@ impl<T: Owned> List<T> {
     /// Frees all of its blocks in bulk. Returns how many that were.
     #[inline]
     pub fn clear(&mut self) -> usize {
-        let n = core::mem::take(&mut self.len);
-        if n == 0 {
-            return 0;
-        }
-        let mut returning = Returning::new(n);
-        let mut arena = registry::by_pfn(Pfn::new(self.head));
-        let (mut pfn, mut left) = (self.head, n);
-        while left > 0 {
-            if !arena.has_pfn(pfn) {
-                arena = registry::by_pfn(Pfn::new(pfn));
+        let n = self.len;
+        while self.len > 0 {
+            let arena = registry::by_pfn(Pfn::new(self.head));
+            let word = arena.addr_of(self.head) | usize::from(self.order.get());
+            match page_of(word) {
+                Some((arena, mobility)) if self.len > ListPolicy::LARGE => self.clear_large(arena, mobility),
+                Some((arena, mobility)) => {
+                    let mut segment = Segment::new(arena, mobility, None);
+                    self.return_segment(arena, &mut segment);
+                    segment.end();
+                }
+                None => {
+                    self.pop_word();
+                    // What is refused is reported on its way; a list has nobody to tell.
+                    let _ = free_word(word);
+                }
             }
+        }
+        n
+    }
+
+    #[inline(never)]
+    fn clear_large(&mut self, arena: &'static Arena, mobility: Mobility) {
+        let mut giving = arena.inner().zone.giving_many();
+        let mut segment = Segment::new(arena, mobility, Some(&mut giving));
+        self.return_segment(arena, &mut segment);
+        segment.end();
+        let doubles = giving.finish().doubles;
+        if doubles > 0 {
+            arena.inner().note_doubles(doubles);
+        }
+    }
+
+    /// Frees pages from the head on, up to the first that is not of the segment's kind.
+    #[inline]
+    fn return_segment(&mut self, arena: &'static Arena, segment: &mut Segment<'_>) {
+        while self.len > 0 && arena.has_pfn(self.head) {
             // Neighbours stand in order more often than not: eight links are compared at once, so that the
             // processor need not wait for each to know the next.
-            if left > GROUP
-                && self.order == Order::ZERO
-                && let Some(next) = arena.is_linked_group(pfn)
-                && returning.give_group_of(arena, pfn)
+            if self.len > GROUP
+                && let Some(next) = arena.is_linked_group(self.head)
+                && segment.give_run(self.head, GROUP)
             {
-                (pfn, left) = (next, left - GROUP);
+                (self.head, self.len) = (next, self.len - GROUP);
                 continue;
             }
-            let next = if left > 1 { arena.link(pfn).load(Relaxed) } else { pfn };
-            returning.give(arena.addr_of(pfn) | usize::from(self.order.get()));
-            (pfn, left) = (next, left - 1);
+            // Read before the page is given: then the link is somebody else's.
+            let next = arena.link(self.head).load(Relaxed);
+            if !segment.give(self.head) {
+                break;
+            }
+            (self.head, self.len) = (next, self.len - 1);
         }
-        returning.finish().freed
+    }
+
+    /// Takes the block at the head, of which there must be one, off the list.
+    #[inline]
+    fn pop_word(&mut self) -> usize {
+        let arena = registry::by_pfn(Pfn::new(self.head));
+        let word = arena.addr_of(self.head) | usize::from(self.order.get());
+        self.len -= 1;
+        if self.len > 0 {
+            self.head = arena.link(self.head).load(Relaxed);
+        }
+        word
     }
 }
 

@@ -26,14 +26,9 @@ impl Allocator {
     #[inline]
     pub fn alloc_page(&self, gfp: Gfp) -> Result<Page, Error> {
         let inner = self.inner();
-        if gfp.is_plain() {
-            let mobility = gfp.mobility();
-            if let Some(pfn) = inner.lists.pop(mobility)
-                && inner.arena.hand_out(pfn, mobility)
-            {
-                // SAFETY: the frame came off the list and is marked as handed out: nobody else has it.
-                return Ok(unsafe { Page::from_word(inner.arena.addr_of(pfn)) });
-            } // A frame that is refused here is on two ways at once; the slow path meets it no more.
+        if let Some(pfn) = inner.pop_one(gfp) {
+            // SAFETY: the frame came off the list and is marked as handed out: nobody else has it.
+            return Ok(unsafe { Page::from_word(inner.arena.addr_of(pfn)) });
         }
         inner.alloc_page_slow(gfp)
     }
@@ -67,6 +62,21 @@ impl Inner {
     /// This CPU's counters.
     pub(crate) fn stats_here(&self) -> &CpuStats {
         &self.lists.cpu(self.lists.here()).stats
+    }
+
+    /// The fast path: a frame of this CPU's list, marked as handed out; none where there is more to do.
+    #[inline]
+    pub(crate) fn pop_one(&self, gfp: Gfp) -> Option<u32> {
+        if !gfp.is_plain() {
+            return None;
+        }
+        let mobility = gfp.mobility();
+        let pfn = self.lists.pop(mobility)?;
+        if !self.arena.hand_out(pfn, mobility) {
+            self.quarantine(pfn);
+            return None;
+        }
+        Some(pfn)
     }
 
     #[cold]
@@ -111,13 +121,14 @@ impl Inner {
     }
 
     /// Gets the frames of a batch ready for their new owner, each once (C3.9): zeroed if asked for, marked as handed
-    /// out. A frame that is not free is on two ways at once: it is put aside and reported.
+    /// out. A frame that is not free is on two ways at once: it is put aside and reported. Returns the first frame, if
+    /// all follow each other.
     #[inline]
-    pub(crate) fn prepare(&self, batch: &mut Batch, gfp: Gfp, mobility: Mobility) {
+    pub(crate) fn prepare(&self, batch: &mut Batch, gfp: Gfp, mobility: Mobility) -> Option<u32> {
         if gfp.contains(Gfp::ZERO) {
             batch.as_slice().iter().for_each(|&pfn| self.arena.zero(pfn, Order::ZERO));
         }
-        self.arena.hand_out_batch(batch, mobility, |pfn| self.quarantine(pfn));
+        self.arena.hand_out_batch(batch, mobility, |pfn| self.quarantine(pfn))
     }
 
     /// Puts a frame aside that came off a list or out of the zone while somebody has it.

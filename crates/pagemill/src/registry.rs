@@ -32,17 +32,31 @@ static LEAVES: [AtomicPtr<Leaf>; 1 << (ADDRESS_BITS - LEAF_SHIFT)] =
     [const { AtomicPtr::new(ptr::null_mut()) }; 1 << (ADDRESS_BITS - LEAF_SHIFT)];
 static BY_NUMBER: [Slot; PIECES] = [const { AtomicPtr::new(ptr::null_mut()) }; PIECES];
 static WRITING: Mutex<()> = Mutex::new(());
+/// The arena that was entered last: most programs have one, and looking at it first leaves the two levels out of the
+/// way that a page's number takes from one free to the next allocation.
+static LAST: Slot = AtomicPtr::new(ptr::null_mut());
 
 /// The arena that has this address, if one does.
 #[inline]
 pub(crate) fn by_address(addr: usize) -> Option<&'static Arena> {
+    // Acquire pairs with the Release in `enter`.
+    // SAFETY: an arena that is entered lives until `remove`, which its allocator calls when no page of it is out.
+    if let Some(last) = unsafe { LAST.load(Acquire).as_ref() }
+        && last.contains(addr)
+    {
+        return Some(last);
+    }
+    by_levels(addr)
+}
+
+fn by_levels(addr: usize) -> Option<&'static Arena> {
     // Acquire pairs with the Release in `leaf_for`: the leaf's entries are initialised.
     let leaf = LEAVES.get(addr >> LEAF_SHIFT)?.load(Acquire);
     // SAFETY: a leaf is leaked, so it lives for ever.
     let leaf = unsafe { leaf.as_ref() }?;
     // Acquire pairs with the Release in `enter`: the arena's fields.
     let arena = leaf[(addr >> GRANULE_SHIFT) & ((1 << LEAF_BITS) - 1)].load(Acquire);
-    // SAFETY: an arena that is entered lives until `remove`, which its allocator calls when no page of it is out.
+    // SAFETY: as in `by_address`.
     let arena = unsafe { arena.as_ref() }?;
     arena.contains(addr).then_some(arena)
 }
@@ -81,6 +95,7 @@ pub(crate) fn enter(
     // Release pairs with the Acquire of both readers.
     BY_NUMBER[first..first + pieces].iter().for_each(|slot| slot.store(entry, Release));
     slots_of(arena).for_each(|slot| slot.store(entry, Release));
+    LAST.store(entry, Release);
     Ok(arena)
 }
 
@@ -89,6 +104,7 @@ pub(crate) fn remove(arena: &'static Arena) {
     let _writing = lock();
     slots_of(arena).for_each(|slot| slot.store(ptr::null_mut(), Release));
     let entry = ptr::from_ref(arena).cast_mut();
+    let _ = LAST.compare_exchange(entry, ptr::null_mut(), Release, Relaxed);
     for slot in &BY_NUMBER {
         if slot.load(Relaxed) == entry {
             slot.store(ptr::null_mut(), Release);

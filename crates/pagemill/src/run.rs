@@ -87,7 +87,10 @@ impl<'v, T: Owned> Runs<'v, T> {
 
     /// Adds the blocks of a batch, merging neighbours.
     #[inline]
-    pub(crate) fn push_batch(&mut self, zero: usize, batch: &Batch) {
+    pub(crate) fn push_batch(&mut self, zero: usize, batch: &Batch, run: Option<u32>) {
+        if let Some(first) = run {
+            return self.push(word_of(zero, first), batch.len());
+        }
         let mut pfns = batch.as_slice();
         while let Some(&first) = pfns.first() {
             let step = self.order.frames();
@@ -118,13 +121,5 @@ impl<'v, T: Owned> Runs<'v, T> {
 /// How many of these numbers follow each other by `step`, from the first on.
 #[inline]
 fn run_length(pfns: &[u32], step: u32) -> usize {
-    let first = pfns[0];
-    if pfns[pfns.len() - 1] == first.wrapping_add((pfns.len() as u32 - 1) * step) {
-        // Most often all of them; looked at without a branch for each.
-        let differs = pfns.iter().zip(0u32..).fold(0, |d, (&pfn, i)| d | (pfn ^ first.wrapping_add(i * step)));
-        if differs == 0 {
-            return pfns.len();
-        }
-    }
     1 + pfns.windows(2).take_while(|pair| pair[1] == pair[0].wrapping_add(step)).count()
 }

@@ -47,7 +47,11 @@ fn patterns_of_holes_are_filled_in_one_call() {
             let before: Vec<_> = slots.iter().map(|slot| slot.as_ref().map(Page::addr)).collect();
             let n = pattern.len();
             let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(n), &mut slots).unwrap();
-            assert_eq!(filled, Filled { added: n - occupied, occupied: n, first_hole: n, shortfall: None }, "{pattern}");
+            assert_eq!(
+                filled,
+                Filled { added: n - occupied, occupied: n, first_hole: n, shortfall: None },
+                "{pattern}"
+            );
             for (slot, before) in slots.iter().zip(before).filter(|(_, before)| before.is_some()) {
                 assert_eq!(slot.as_ref().map(Page::addr), before, "{pattern}: an occupied slot was changed");
             }
@@ -315,8 +319,14 @@ fn requests_that_cannot_be() {
             allocator.alloc_pages_bulk_list(Bulk::up_to(1).order(Order::PAGEBLOCK), &mut list),
             Err(Error::Invalid(Invalid::OrderOfPages { order: 9 }))
         ));
-        assert!(matches!(allocator.alloc_page(Gfp::NOWAIT | Gfp::NOFAIL), Err(Error::Invalid(Invalid::GfpConflict(..)))));
-        assert!(matches!(allocator.alloc_page(Gfp::KERNEL | Gfp::DMA32), Err(Error::Invalid(Invalid::GfpUnsupported(_)))));
+        assert!(matches!(
+            allocator.alloc_page(Gfp::NOWAIT | Gfp::NOFAIL),
+            Err(Error::Invalid(Invalid::GfpConflict(..)))
+        ));
+        assert!(matches!(
+            allocator.alloc_page(Gfp::KERNEL | Gfp::DMA32),
+            Err(Error::Invalid(Invalid::GfpUnsupported(_)))
+        ));
         assert!(slots.iter().all(Option::is_none) && list.is_empty());
         assert_eq!(allocator.stats().allocated, 0);
         assert_all_back(allocator);

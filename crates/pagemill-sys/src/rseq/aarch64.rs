@@ -250,6 +250,51 @@ pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
     is_pushed != 0
 }
 
+/// Pushes the `n` (1 to 64) frame numbers from `first` up. False: they do not fit, or the list is held.
+///
+/// # Safety
+/// As [`pop`].
+#[inline]
+pub(crate) unsafe fn push_run(lists: Lists, first: u32, n: usize) -> bool {
+    let is_pushed: u32;
+    // SAFETY: as in `push_n`.
+    unsafe {
+        asm!(
+            "mov {done:w}, wzr",
+            enter!(),
+            unless_held!(),
+            "ldr {w}, [{l}]",
+            "and {x}, {w}, #0xffff",
+            "add {to}, {l}, {x}, lsl #2",
+            "add {to}, {to}, {items}",
+            "ldr {y:w}, [{l}, {limit}]",
+            "add {x}, {x}, {n}",
+            "cmp {x:w}, {y:w}",
+            "b.hi 7f",
+            "mov {x}, {n}",
+            "mov {y:w}, {first:w}",
+            "8:",
+            "str {y:w}, [{to}], #4",
+            "add {y:w}, {y:w}, #1",
+            "subs {x}, {x}, #1",
+            "b.gt 8b",
+            "add {w}, {w}, {n}",
+            "str {w}, [{l}]",
+            "5:",
+            "mov {done:w}, #1",
+            leave!(),
+            "7:",
+            l = out(reg) _, w = out(reg) _, x = out(reg) _, y = out(reg) _, to = out(reg) _,
+            done = out(reg) is_pushed, first = in(reg) first, n = in(reg) n,
+            rs = in(reg) area(lists.offset), base = in(reg) lists.base, cpus = in(reg) lists.cpus,
+            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, items = const ITEMS,
+            restarts = sym RESTARTS,
+            options(nostack),
+        );
+    }
+    is_pushed != 0
+}
+
 /// Adds one to this CPU's 64-bit counter at `counter` bytes into its lists.
 ///
 /// # Safety

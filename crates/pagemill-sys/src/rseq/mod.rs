@@ -28,7 +28,7 @@ use std::sync::OnceLock;
 )]
 mod arch;
 
-pub(crate) use arch::{count, cpu, pop, pop_n, push, push_n};
+pub(crate) use arch::{count, cpu, pop, pop_n, push, push_n, push_run};
 
 /// Offsets in a list and strides between lists, held against the layout by assertions in [`crate::lists`].
 pub(crate) const LIMIT: usize = 8;

@@ -19,6 +19,9 @@ pub(crate) unsafe fn push(_lists: Lists, _pfn: u32) -> bool {
 pub(crate) unsafe fn push_n(_lists: Lists, _from: *const u32, _n: usize) -> bool {
     unreachable!("{WHY}")
 }
+pub(crate) unsafe fn push_run(_lists: Lists, _first: u32, _n: usize) -> bool {
+    unreachable!("{WHY}")
+}
 pub(crate) unsafe fn count(_lists: Lists, _counter: usize) {
     unreachable!("{WHY}")
 }

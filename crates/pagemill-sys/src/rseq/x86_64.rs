@@ -229,6 +229,67 @@ pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
     is_pushed != 0
 }
 
+/// Pushes the `n` (1 to 64) frame numbers from `first` up. False: they do not fit, or the list is held.
+///
+/// # Safety
+/// As [`pop`].
+#[inline]
+pub(crate) unsafe fn push_run(lists: Lists, first: u32, n: usize) -> bool {
+    /// Four neighbours, and the step to the next four; aligned as vector operands must be.
+    #[repr(align(16))]
+    struct Steps([[u32; 4]; 2]);
+    static STEPS: Steps = Steps([[0, 1, 2, 3], [4; 4]]);
+    let is_pushed: u32;
+    // SAFETY: as in `push_n`.
+    unsafe {
+        asm!(
+            "xor {done:e}, {done:e}",
+            enter!(),
+            "mov {w}, qword ptr [{l}]",
+            "movzx {i:e}, {w:x}",
+            "lea {to}, [{l} + {i}*4 + {items}]",
+            "add {i:e}, {n:e}",
+            "cmp {i:e}, dword ptr [{l} + {limit}]",
+            "ja 7f",
+            "movd xmm0, {first:e}",
+            "pshufd xmm0, xmm0, 0",
+            "paddd xmm0, xmmword ptr [{steps}]",
+            "movdqa xmm4, xmmword ptr [{steps} + 16]",
+            "xor {i:e}, {i:e}",
+            "8:",
+            "movdqa xmm1, xmm0",
+            "paddd xmm1, xmm4",
+            "movdqa xmm2, xmm1",
+            "paddd xmm2, xmm4",
+            "movdqa xmm3, xmm2",
+            "paddd xmm3, xmm4",
+            "movups [{to} + {i}*4], xmm0",
+            "movups [{to} + {i}*4 + 16], xmm1",
+            "movups [{to} + {i}*4 + 32], xmm2",
+            "movups [{to} + {i}*4 + 48], xmm3",
+            "movdqa xmm0, xmm3",
+            "paddd xmm0, xmm4",
+            "add {i:e}, 16",
+            "cmp {i:e}, {n:e}",
+            "jb 8b",
+            "add {w}, {n}",
+            "mov qword ptr [{l}], {w}",
+            "5:",
+            "mov {done:e}, 1",
+            leave!(),
+            "7:",
+            l = out(reg) _, w = out(reg) _, i = out(reg) _, to = out(reg) _, done = out(reg) is_pushed,
+            first = in(reg) first, n = in(reg) n, steps = in(reg) &raw const STEPS.0,
+            off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _,
+            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, items = const ITEMS,
+            restarts = sym RESTARTS,
+            options(nostack),
+        );
+    }
+    is_pushed != 0
+}
+
 /// Adds one to this CPU's 64-bit counter at `counter` bytes into its lists; not while they are held.
 ///
 /// # Safety
