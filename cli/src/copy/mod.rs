@@ -1,0 +1,282 @@
+//! `pagemill copy`: a file, through pages.
+//!
+//! A copy is a row of steps. Each takes the pages that it needs from the allocator ([`pages`]), in one call or one by
+//! one; reads the next part of the source into them and writes it out again ([`preadv`], or [`uring`], where several
+//! steps are on their way at once); and gives the pages back. [`extents`] says where the source has data: holes are
+//! passed, and stay holes. [`files`] decides which files are taken, and gives the copy its name when it is whole.
+//!
+//! Invariants: under the destination's name there is what was there before, or all of the copy (I1). Whatever ends
+//! the program, other than SIGKILL, removes the unfinished copy first and says so (I2).
+mod extents;
+mod files;
+mod pages;
+mod preadv;
+mod report;
+mod stop;
+mod uring;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use pagemill::{Allocator, PAGE_SIZE};
+
+use crate::failure::{Failure, print, said};
+use extents::{Extents, Part};
+use files::{Source, Target};
+use pages::{Buffer, Tally};
+use report::{Progress, Report};
+use stop::Stop;
+
+/// Copy a file through Pagemill's pages, as a storage program would
+///
+/// Pages are taken for each operation, read into and written out of as one I/O vector, and given back. Ends with one
+/// line: bytes, holes, time, what allocating cost. Holes stay holes; permissions are kept.
+///
+/// The copy is made under a temporary name (.pagemill-*.partial) beside DST and gets its own when it is whole. If
+/// anything fails or a signal ends it, DST is as it was, and the unfinished copy is removed. With --force, DST
+/// becomes a new file: other hard links to the old one keep the old contents.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment, after_help = AFTER_HELP)]
+pub(crate) struct CopyArgs {
+    /// The file to copy; not a directory, pipe or device
+    src: PathBuf,
+
+    /// The file to make
+    dst: PathBuf,
+
+    /// How pages are taken: one call for all that an operation needs, or one call a page
+    #[arg(long, value_enum, default_value_t = AllocForm::Bulk)]
+    alloc: AllocForm,
+
+    /// Pages an operation, 1 to 16384 (64 MiB)
+    #[arg(long, value_name = "N", default_value = "256", value_parser = batch)]
+    batch: usize,
+
+    /// How the file is read and written; auto: io_uring if the system has it, else preadv and pwritev
+    #[arg(long, value_enum, default_value_t = IoForm::Auto)]
+    io: IoForm,
+
+    /// Replace DST if it exists
+    #[arg(long)]
+    force: bool,
+
+    /// Wait until the copy is on the disk
+    #[arg(long)]
+    sync: bool,
+
+    /// Print the result as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  pagemill copy disk.img copy.img
+  pagemill copy --alloc single --io preadv disk.img copy.img    what the allocations cost one at a time
+  pagemill copy --json --force disk.img copy.img | jq .gib_per_s
+
+Exit codes:
+  0  copied
+  1  failed: nothing was made, and standard error says why
+  2  the command line makes no sense
+  ended by SIGINT, SIGTERM or SIGHUP: stopped, nothing was made";
+
+/// How pages are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum AllocForm {
+    /// One call whose callback gets each page
+    Bulk,
+    /// One call a page
+    Single,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum IoForm {
+    Auto,
+    Uring,
+    Preadv,
+}
+
+/// 64 MiB an operation: far beyond what makes a difference, and the operations in flight still fit the memory of a
+/// small machine.
+const BATCH_MAX: usize = 16384;
+
+fn batch(text: &str) -> Result<usize, String> {
+    let number: u128 = text.parse().map_err(|_| format!("{text:?} is no number of pages; give 1 to {BATCH_MAX}"))?;
+    match number {
+        0 => Err(format!("0 pages an operation copy nothing; give 1 to {BATCH_MAX}")),
+        1..=16384 => Ok(number as usize),
+        _ => Err(format!("more than {BATCH_MAX} pages (64 MiB) an operation gain nothing; give fewer")),
+    }
+}
+
+/// Calls that moved data.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct IoTally {
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+}
+
+/// A copy on its way.
+pub(crate) struct Job<'c> {
+    pub(crate) source: &'c Source,
+    pub(crate) target: &'c Target,
+    pub(crate) io: IoTally,
+    extents: Extents<'c>,
+    allocator: Allocator,
+    alloc: AllocForm,
+    batch: usize,
+    tally: Tally,
+    data_bytes: u64,
+    /// Where reading found the file's end, if that was before its size.
+    eof: Option<u64>,
+    stop: &'c Stop,
+    progress: Progress,
+}
+
+impl Job<'_> {
+    /// The next part, and pages for it in `buffer`. None: all parts were given out.
+    fn next_part(&mut self, buffer: &mut Buffer) -> Result<Option<Part>, Failure> {
+        self.stop.check()?;
+        let found = self.extents.peek(self.batch * PAGE_SIZE);
+        let Some(mut part) = found.map_err(|error| self.source.unreadable(&error.into()))? else { return Ok(None) };
+        let want = part.bytes.div_ceil(PAGE_SIZE);
+        let room = buffer.take(&self.allocator, self.alloc, want, &mut self.tally).map_err(|error| {
+            Failure::new("no page to copy through", error).next("give the program more memory, or a smaller --batch")
+        })?;
+        part.bytes = part.bytes.min(room);
+        self.extents.advance(part.bytes);
+        Ok(Some(part))
+    }
+
+    /// `bytes` of the part were read and written; fewer than it has where the file ended.
+    fn part_done(&mut self, part: Part, bytes: usize, buffer: &mut Buffer) {
+        buffer.give_back(self.alloc, &mut self.tally);
+        self.data_bytes += bytes as u64;
+        if bytes < part.bytes {
+            let end = part.offset + bytes as u64;
+            self.eof = Some(self.eof.map_or(end, |eof| eof.min(end)));
+            self.extents.stop();
+        }
+        self.progress.set(self.extents.position());
+    }
+}
+
+pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
+    let stop = Stop::watch().map_err(|error| Failure::new("can't watch for signals", said(&error)))?;
+    let source = Source::open(&args.src)?;
+    let target = Target::create(&args.dst, &source, args.force)?;
+    let result = copy(args, &source, &target, &stop)
+        .and_then(|report| target.finish(&source, report.bytes, args.sync).map(|()| report));
+    // A signal that comes from here on is too late: the copy is whole.
+    let report = match result.and_then(|report| stop.check().map(|()| report)) {
+        Ok(report) => report,
+        Err(failure) => return Err(failure.left(target.discard())),
+    };
+    target.name(args.sync)?;
+    report.warn(&args.src);
+    print(&if args.json { report.json() } else { report.line() })
+}
+
+/// Moves the data. The copy has neither its size nor its name yet.
+fn copy(args: &CopyArgs, source: &Source, target: &Target, stop: &Stop) -> Result<Report, Failure> {
+    // Made before the clock starts, as a program that copies more than one file would have done.
+    let allocator = allocator(args.batch)?;
+    let (ring, fallback) = choose_io(args.io, source)?;
+    let io = if ring.is_some() { "io_uring" } else { "preadv" };
+    let start = Instant::now();
+    let mut job = Job {
+        source,
+        target,
+        io: IoTally::default(),
+        extents: Extents::new(&source.file, source.size),
+        allocator,
+        alloc: args.alloc,
+        batch: args.batch,
+        tally: Tally::default(),
+        data_bytes: 0,
+        eof: None,
+        stop,
+        progress: Progress::new(source.size),
+    };
+    let moved = match ring {
+        Some(ring) => uring::copy(&mut job, ring),
+        None => preadv::copy(&mut job),
+    };
+    job.progress.clear();
+    moved?;
+    let bytes = job.eof.or(source.size).unwrap_or_else(|| job.extents.position());
+    let fate = source.fate(bytes)?;
+    Ok(Report {
+        bytes,
+        data_bytes: job.data_bytes,
+        hole_bytes: job.extents.hole_bytes,
+        holes: job.extents.holes,
+        time: start.elapsed(),
+        io,
+        fallback,
+        alloc: args.alloc,
+        batch: args.batch,
+        backend: job.allocator.backend(),
+        tally: job.tally,
+        calls: job.io,
+        fate,
+    })
+}
+
+/// The default arena; where the system refuses that much address space, one that is large enough.
+fn allocator(batch: usize) -> Result<Allocator, Failure> {
+    let enough = 2 * uring::LANES * batch;
+    let failed = |error| {
+        let next = "raise the limit on address space (`ulimit -v`), or give a smaller --batch";
+        Failure::new("can't make an allocator", error).next(next)
+    };
+    match Allocator::builder().build() {
+        Err(pagemill::Error::Invalid(pagemill::Invalid::System { .. })) => {
+            Allocator::builder().pages(enough).build().map_err(failed)
+        }
+        other => other.map_err(failed),
+    }
+}
+
+/// A ring, or why there is none where one would have been used.
+fn choose_io(io: IoForm, source: &Source) -> Result<(Option<io_uring::IoUring>, Option<String>), Failure> {
+    if io == IoForm::Preadv {
+        return Ok((None, None));
+    }
+    let ring = match source.size {
+        Some(_) => uring::ring().map_err(|error| said(&error)),
+        // Its parts are known only one after the other.
+        None => Err("the source doesn't say how long it is".to_owned()),
+    };
+    match ring {
+        Ok(ring) => Ok((Some(ring), None)),
+        Err(why) if io == IoForm::Auto => Ok((None, Some(why))),
+        Err(why) => Err(Failure::new("no io_uring", why).next("copy with --io preadv, or leave --io out")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::batch;
+
+    #[test]
+    fn a_batch_is_a_number_that_makes_sense() {
+        assert_eq!(batch("1"), Ok(1));
+        assert_eq!(batch("16384"), Ok(16384));
+        for (text, word) in [
+            ("0", "nothing"),
+            ("16385", "fewer"),
+            ("18446744073709551615", "fewer"),
+            ("999999999999999999999999", "fewer"),
+            ("-1", "no number"),
+            ("many", "no number"),
+            ("", "no number"),
+        ] {
+            let refused = batch(text).unwrap_err();
+            assert!(refused.contains(word), "{text}: {refused}");
+        }
+    }
+}

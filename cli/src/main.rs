@@ -1,0 +1,61 @@
+//! The program `pagemill`: shows the library at work.
+//!
+//! `bench` measures it (the crate `pagemill-bench`), `copy` moves a file through its pages, `stress` looks for a page
+//! with two owners, `info` says what it found on this machine. Each is a module with its arguments and a `run`.
+mod copy;
+mod failure;
+mod info;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use failure::Failure;
+
+/// Memory pages in bulk: the Linux kernel's bulk page allocators as a library, at work.
+#[derive(Parser)]
+#[command(name = "pagemill", version, after_help = AFTER_HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure Pagemill beside what a program would use today
+    Bench(pagemill_bench::BenchArgs),
+    Copy(copy::CopyArgs),
+    Info(info::InfoArgs),
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  pagemill bench --quick                   a first look at the figures, in seconds
+  pagemill bench                           pages one at a time and in bulk, beside what you use today
+  pagemill copy disk.img copy.img          copy a file, 256 pages an operation; holes stay holes
+  pagemill copy --alloc single a b         the same with one page an allocation
+  pagemill info                            backend, CPUs, arena, and a zone's state
+
+Exit codes:
+  0  done
+  1  failed; standard error says what, why and what to do next
+  2  the command line makes no sense
+  a program that SIGINT, SIGTERM or SIGHUP stopped ends by that signal (a shell shows 130 for Ctrl-C)
+
+Environment:
+  PAGEMILL_BACKEND=rseq|portable           force how the per-CPU lists work";
+
+fn main() -> ExitCode {
+    let (name, result) = match Cli::parse().command {
+        Command::Bench(args) => {
+            let again = "see `pagemill bench --help`";
+            ("bench", pagemill_bench::run(&args).map_err(|error| Failure::new("no figures", error).next(again)))
+        }
+        Command::Copy(args) => ("copy", copy::run(&args)),
+        Command::Info(args) => ("info", info::run(&args)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(name),
+    }
+}
