@@ -1,12 +1,12 @@
 //! Which pageblocks to look at first: a bitmap of pageblocks for each mobility and class of fullness.
 //!
-//! The index is a hint. A bit may be stale when two threads change one block's count at the same time: whoever
-//! follows it looks at the block's entry, and files the block where it belongs. Whoever finds nothing by the index
-//! scans the entries before giving up. What holds at rest (I5) is that each block stands under its own class.
+//! The index is a hint. A bit may be stale while two threads change one block's count: whoever follows it looks at
+//! the block's entry, and files the block where it belongs. Whoever finds nothing by the index scans the entries before
+//! giving up. What holds at rest (I5) is that each block stands under its own class; it may stand under others too.
 //!
 //! Two levels keep the search short on large arenas: a summary bit for every 64 blocks.
 use crate::area::Entry;
-use crate::sync::{AtomicU64, Ordering::SeqCst};
+use crate::sync::{AtomicU64, Ordering::SeqCst, latest_u64};
 use crate::{Mobility, PAGEBLOCK_FRAMES};
 
 /// Classes of fullness a mobility has. Fuller blocks stand in lower classes and are drawn from first (best fit), so
@@ -95,7 +95,7 @@ impl<'m> BlockIndex<'m> {
         }
         let summary = self.summary(class, word / 64);
         summary.fetch_and(!(1 << (word % 64)), SeqCst);
-        if self.leaf(class, word).load(SeqCst) != 0 {
+        if latest_u64(self.leaf(class, word)) != 0 {
             summary.fetch_or(1 << (word % 64), SeqCst);
         }
     }

@@ -16,3 +16,22 @@ pub(crate) fn spin_wait() {
     #[cfg(loom)]
     loom::thread::yield_now();
 }
+
+/// What `word` holds in the one order of all sequentially consistent operations. loom knows no such order for loads,
+/// so there a read-modify-write, which always sees the latest, stands in.
+#[inline]
+pub(crate) fn latest_u32(word: &AtomicU32) -> u32 {
+    #[cfg(not(loom))]
+    return word.load(Ordering::SeqCst);
+    #[cfg(loom)]
+    return word.fetch_or(0, Ordering::SeqCst);
+}
+
+/// As [`latest_u32`].
+#[inline]
+pub(crate) fn latest_u64(word: &AtomicU64) -> u64 {
+    #[cfg(not(loom))]
+    return word.load(Ordering::SeqCst);
+    #[cfg(loom)]
+    return word.fetch_or(0, Ordering::SeqCst);
+}

@@ -25,9 +25,9 @@ use crate::area::{BLOCK_WORDS, Entry, aligned_runs, best_run, lowest, run_mask};
 use crate::error::{Invalid, MisuseKind};
 use crate::give::Giving;
 use crate::index::{BlockIndex, Class, UNUSED};
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, spin_wait};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, latest_u32, spin_wait};
 use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
-use Ordering::{AcqRel, Acquire, Relaxed, Release};
+use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 /// How many words of metadata a zone needs.
 ///
@@ -161,9 +161,12 @@ impl<'m> Zone<'m> {
     pub fn managed_frames(&self) -> u32 {
         self.frames
     }
-    /// How many are free, not counting what lists hold. Exact at rest.
+    /// How many are free, not counting what lists hold. Exact at rest; whoever sees all of them free also sees
+    /// everything that was done to the zone before.
     pub fn free_frames(&self) -> usize {
-        self.free.load(Relaxed)
+        // Acquire pairs with the Release in `add_free`. Who takes frames may be counted before who gave them.
+        let free = self.free.load(Acquire);
+        if free > self.frames as usize { 0 } else { free }
     }
     /// The mobility of the pageblock that holds `pfn`.
     pub fn mobility_of(&self, pfn: Pfn) -> Mobility {
@@ -309,8 +312,8 @@ impl<'m> Zone<'m> {
             if is_unused {
                 next = next.with_mobility(mobility.unwrap_or(Mobility::Unmovable));
             }
-            // Acquire pairs with the Release in `raise`: the bits that the count speaks of are visible.
-            match self.areas[block].compare_exchange_weak(entry.0, next.0, Acquire, Relaxed) {
+            // Acquires what the Release half in `raise` published: the bits that the count speaks of. SeqCst: see `file`.
+            match self.areas[block].compare_exchange_weak(entry.0, next.0, SeqCst, Relaxed) {
                 Ok(_) => {
                     self.file(block, Class::of(entry, frames), Class::of(next, frames));
                     return n;
@@ -323,7 +326,8 @@ impl<'m> Zone<'m> {
     /// Raises a block's count: I1's second half, once the bits are set.
     pub(crate) fn raise(&self, block: usize, by: u32) {
         let frames = self.frames_of(block);
-        let before = Entry(self.areas[block].fetch_add(by, Release));
+        // SeqCst: Release for `reserve`, and see `file`.
+        let before = Entry(self.areas[block].fetch_add(by, SeqCst));
         let after = Entry(before.0 + by);
         self.file(block, Class::of(before, frames), Class::of(after, frames));
     }
@@ -334,20 +338,26 @@ impl<'m> Zone<'m> {
     }
 
     /// Moves a block in the index after its entry changed.
-    fn file(&self, block: usize, before: Option<Class>, after: Option<Class>) {
-        if before == after {
-            return;
-        }
-        if let Some(class) = before {
-            self.index.remove(class, block);
-        }
-        if let Some(class) = after {
-            self.index.insert(class, block);
+    ///
+    /// Two threads that change an entry one after the other may come here in the other order, and the first would
+    /// leave the block where it no longer belongs. So each looks at the entry again when it is done (I5). Entries change,
+    /// the index changes and this looks with SeqCst: whoever is last in the index sees the entry as all others left it.
+    fn file(&self, block: usize, mut before: Option<Class>, mut after: Option<Class>) {
+        while before != after {
+            if let Some(class) = before {
+                self.index.remove(class, block);
+            }
+            if let Some(class) = after {
+                self.index.insert(class, block);
+            }
+            before = after;
+            after = Class::of(Entry(latest_u32(&self.areas[block])), self.frames_of(block));
         }
     }
 
     pub(crate) fn add_free(&self, n: usize) {
-        self.free.fetch_add(n, Relaxed);
+        // Release pairs with the Acquire in `free_frames`.
+        self.free.fetch_add(n, Release);
     }
 
     /// In the child after a fork: the counter is what was counted, and whoever held the lock is gone.
@@ -424,7 +434,9 @@ impl<'m> Zone<'m> {
             match (first..first + span).find(|&block| !self.claim_whole(block, order, block == first)) {
                 None => break Some(first),
                 Some(taken) => {
-                    (first..taken).for_each(|block| self.release_whole(block));
+                    (first..taken).for_each(|block| {
+                        self.release_whole(block, Entry::whole(order.get(), block == first));
+                    });
                     from = taken + 1;
                 }
             }
@@ -446,8 +458,8 @@ impl<'m> Zone<'m> {
         let area = &self.areas[block];
         let mut entry = Entry(area.load(Relaxed));
         while entry.free() == PAGEBLOCK_FRAMES {
-            // Acquire as in `reserve`. A bound block is taken too: its CPU finds it empty and binds another.
-            match area.compare_exchange_weak(entry.0, Entry::whole(order.get(), is_head).0, Acquire, Relaxed) {
+            // SeqCst as in `reserve`. A bound block is taken too: its CPU finds it empty and binds another.
+            match area.compare_exchange_weak(entry.0, Entry::whole(order.get(), is_head).0, SeqCst, Relaxed) {
                 Ok(_) => {
                     self.file(block, Some(UNUSED), None);
                     return true;
@@ -458,37 +470,51 @@ impl<'m> Zone<'m> {
         false
     }
 
-    fn release_whole(&self, block: usize) {
-        // Release: the next owner's Acquire in `claim_whole` or `reserve` sees what this one wrote.
-        self.areas[block].store(Entry::unused(PAGEBLOCK_FRAMES).0, Release);
-        self.file(block, None, Some(UNUSED));
+    /// False: somebody released it before.
+    fn release_whole(&self, block: usize, whole: Entry) -> bool {
+        // SeqCst: the next owner, in `claim_whole` or `reserve`, sees what this one wrote; and see `file`.
+        let unused = Entry::unused(PAGEBLOCK_FRAMES);
+        let is_released = self.areas[block].compare_exchange(whole.0, unused.0, SeqCst, Relaxed).is_ok();
+        if is_released {
+            self.file(block, None, Some(UNUSED));
+        }
+        is_released
     }
 
     /// Gives one block of `order` back.
     ///
     /// # Errors
-    /// The misuse that its bits or entry show; nothing is changed then.
+    /// The misuse that its bits or entry show; nothing is changed then. Of two threads that free one block at once, at
+    /// least one is told, and the block is free once.
     pub fn free_block(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
         self.check_in_zone(pfn, order)?;
         let block = self.block_of(pfn);
         if order >= Order::PAGEBLOCK {
             self.check_whole(block, order)?;
-            let span = (order.frames() / PAGEBLOCK_FRAMES) as usize;
-            (block..block + span).for_each(|block| self.release_whole(block));
-        } else {
-            let first = self.word_of(pfn);
-            let span = (order.frames() as usize).div_ceil(64);
-            let mask = run_mask(order.get().min(6)) << (pfn.as_u32() % 64);
-            if self.bits[first..first + span].iter().any(|word| word.load(Relaxed) & mask != 0) {
+            // Whoever releases the first pageblock releases the others.
+            if !self.release_whole(block, Entry::whole(order.get(), true)) {
                 return Err(MisuseKind::DoubleFree);
             }
-            (first..first + span).for_each(|word| {
-                self.set_bits(word, mask);
+            let span = (order.frames() / PAGEBLOCK_FRAMES) as usize;
+            (block + 1..block + span).for_each(|block| {
+                self.release_whole(block, Entry::whole(order.get(), false));
             });
-            self.raise(block, order.frames());
+            self.add_free(order.frames() as usize);
+            return Ok(());
         }
-        self.add_free(order.frames() as usize);
-        Ok(())
+        let first = self.word_of(pfn);
+        let span = (order.frames() as usize).div_ceil(64);
+        let mask = run_mask(order.get().min(6)) << (pfn.as_u32() % 64);
+        if self.bits[first..first + span].iter().any(|word| word.load(Relaxed) & mask != 0) {
+            return Err(MisuseKind::DoubleFree);
+        }
+        // Only bits that were not set count: somebody may be freeing the same block just now.
+        let freed = (first..first + span).map(|word| (mask & !self.set_bits(word, mask)).count_ones()).sum();
+        if freed > 0 {
+            self.raise(block, freed);
+            self.add_free(freed as usize);
+        }
+        if freed == order.frames() { Ok(()) } else { Err(MisuseKind::DoubleFree) }
     }
 
     /// Turns a block that is handed out into its pages, each of which is given back on its own from then on (C2.1).

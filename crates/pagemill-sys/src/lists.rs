@@ -197,7 +197,8 @@ impl List {
             // The canary: a bug that stress and the model must find. It goes on although somebody is at it.
             return Some(Held { list: self });
         }
-        is_mine.then_some(Held { list: self })
+        // Not `then_some`: a `Held` that is made only to be dropped lets go of somebody else's list.
+        if is_mine { Some(Held { list: self }) } else { None }
     }
 
     /// Portable: pops up to `want` into `batch`, which is empty. `None`: somebody is at the list.
@@ -211,6 +212,14 @@ impl List {
     #[inline]
     pub fn try_push_n(&self, pfns: &[u32]) -> bool {
         self.try_hold().is_some_and(|held| held.push_n(pfns))
+    }
+}
+
+#[cfg(loom)]
+impl List {
+    /// What a drain does once it is alone with the list. `None`: somebody is at it.
+    pub fn drain_for_model(&self, mut give: impl FnMut(&[u32])) -> Option<usize> {
+        Some(self.try_hold()?.drain(&mut give))
     }
 }
 
@@ -240,6 +249,21 @@ impl Held<'_> {
         self.list.items[top..].iter().zip(pfns).for_each(|(item, &pfn)| item.store(pfn, Relaxed));
         self.list.word.store(word + pfns.len() as u64, Relaxed);
         true
+    }
+
+    /// Takes everything off, a batch at a time. Returns how many frames went through `give`.
+    fn drain(&self, give: &mut impl FnMut(&[u32])) -> usize {
+        let mut drained = 0;
+        loop {
+            let mut batch = Batch::new();
+            self.pop_n(Batch::CAPACITY, &mut batch, 0);
+            if batch.is_empty() {
+                return drained;
+            }
+            self.list.drained.fetch_add(batch.len() as u64, Relaxed);
+            drained += batch.len();
+            give(batch.as_slice());
+        }
     }
 }
 
@@ -531,18 +555,7 @@ impl PerCpu {
                 panic!("membarrier worked in the self-test and fails now: {errno:?}");
             }
         }
-        let mut drained = 0;
-        loop {
-            let mut batch = Batch::new();
-            held.pop_n(Batch::CAPACITY, &mut batch, 0);
-            if batch.is_empty() {
-                break;
-            }
-            list.drained.fetch_add(batch.len() as u64, Relaxed);
-            drained += batch.len();
-            give(batch.as_slice());
-        }
-        drained
+        held.drain(&mut give)
     }
 
     /// In the child of a fork, where a signal could be: holds all lists, whoever did before, so that every caller

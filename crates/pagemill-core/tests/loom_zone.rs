@@ -1,0 +1,376 @@
+//! Every interleaving of two or three threads on one small zone, by loom: no frame has two owners, none is lost, and
+//! what [`Zone::validate`] proves holds when all are done (I1 to I5).
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-core --test loom_zone
+//! ```
+//!
+//! With `--cfg pagemill_canary` besides, the zone has a bug and these must fail with "owned twice".
+#![cfg(loom)]
+
+use loom::thread;
+use pagemill_core::atomic::{AtomicU32, AtomicU64};
+use pagemill_core::{BoundBlock, Given, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone, ZoneMetadata};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+const KIND: Mobility = Mobility::Unmovable;
+
+/// A zone, and who has which of its frames. What checks is not part of what is checked: it uses std's types, which
+/// are no choice points for loom.
+struct Model {
+    zone: Option<Zone<'static>>,
+    words: *mut [AtomicU64],
+    areas: *mut [AtomicU32],
+    owned: Mutex<BTreeSet<u32>>,
+    /// What giving said that did not go well.
+    doubles: Mutex<usize>,
+    refused: Mutex<Vec<MisuseKind>>,
+}
+
+// SAFETY: the pointers are to atomics, and are used by `drop` alone besides the zone.
+unsafe impl Send for Model {}
+// SAFETY: as for Send.
+unsafe impl Sync for Model {}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        self.zone = None;
+        // SAFETY: both were leaked from boxes in `new`, and the zone that borrowed them is gone.
+        unsafe {
+            drop(Box::from_raw(self.words));
+            drop(Box::from_raw(self.areas));
+        }
+    }
+}
+
+impl Model {
+    fn new(frames: u32) -> Arc<Self> {
+        let need = ZoneMetadata::for_frames(frames);
+        let words: &'static mut [AtomicU64] = Box::leak((0..need.words).map(|_| AtomicU64::new(0)).collect());
+        let areas: &'static mut [AtomicU32] = Box::leak((0..need.areas).map(|_| AtomicU32::new(0)).collect());
+        let (words, areas): (*mut [_], *mut [_]) = (words, areas);
+        // SAFETY: leaked a line above; freed in `drop`, after the zone.
+        let zone = unsafe { Zone::new(Pfn::new(0), frames, &*words, &*areas) }.unwrap();
+        Arc::new(Self {
+            zone: Some(zone),
+            words,
+            areas,
+            owned: Mutex::default(),
+            doubles: Mutex::default(),
+            refused: Mutex::default(),
+        })
+    }
+
+    fn zone(&self) -> &Zone<'static> {
+        self.zone.as_ref().unwrap()
+    }
+
+    fn own(&self, frames: impl IntoIterator<Item = u32>) {
+        let mut owned = self.owned.lock().unwrap();
+        frames.into_iter().for_each(|frame| assert!(owned.insert(frame), "frame {frame} is owned twice"));
+    }
+
+    fn disown(&self, frames: impl IntoIterator<Item = u32>) {
+        let mut owned = self.owned.lock().unwrap();
+        frames.into_iter().for_each(|frame| assert!(owned.remove(&frame), "frame {frame} is given by nobody"));
+    }
+
+    fn take(&self, want: usize) -> Vec<u32> {
+        self.take_bound(&BoundBlock::new(), want)
+    }
+
+    fn take_bound(&self, bound: &BoundBlock, want: usize) -> Vec<u32> {
+        let mut frames = Vec::new();
+        let got = self.zone().take(bound, want, KIND, &mut |first, mask| {
+            frames.extend((0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit| first.as_u32() + bit));
+        });
+        assert_eq!(got, frames.len());
+        self.own(frames.iter().copied());
+        frames
+    }
+
+    fn give(&self, frames: &[u32]) {
+        self.disown(frames.iter().copied());
+        assert_eq!(self.give_unchecked(frames), Given { frames: frames.len(), doubles: 0 });
+    }
+
+    fn give_unchecked(&self, frames: &[u32]) -> Given {
+        let mut giving = self.zone().giving();
+        giving.give_slice(frames);
+        giving.finish()
+    }
+
+    fn alloc(&self, order: u8) -> Option<(Pfn, Order)> {
+        let order = Order::new(order).unwrap();
+        let block = self.zone().alloc_block(order, KIND)?;
+        assert!(block.is_aligned_to(order), "{block} is not aligned to order {order:?}");
+        self.own(block.as_u32()..block.as_u32() + order.frames());
+        Some((block, order))
+    }
+
+    fn free(&self, (block, order): (Pfn, Order)) {
+        self.disown(block.as_u32()..block.as_u32() + order.frames());
+        assert_eq!(self.zone().free_block(block, order), Ok(()));
+    }
+
+    /// At rest: what nobody owns is free, and all of it can be had.
+    fn settle(&self) {
+        let census = self.zone().validate();
+        let owned: Vec<u32> = self.owned.lock().unwrap().iter().copied().collect();
+        assert_eq!(census.free + owned.len(), self.zone().managed_frames() as usize, "a frame is lost");
+        self.take(census.free);
+        assert_eq!(self.owned.lock().unwrap().len(), self.zone().managed_frames() as usize);
+    }
+}
+
+/// Runs the threads in every order with up to `preemptions` unforced switches, and settles each.
+fn explore(preemptions: usize, start: impl Fn() -> (Arc<Model>, Vec<fn(&Model)>) + Send + Sync + 'static) {
+    explore_then(preemptions, start, |_| {});
+}
+
+fn explore_then(
+    preemptions: usize,
+    start: impl Fn() -> (Arc<Model>, Vec<fn(&Model)>) + Send + Sync + 'static,
+    after: fn(&Model),
+) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 20_000;
+    builder.check(move || {
+        let (model, mut threads) = start();
+        let here = threads.pop();
+        let others: Vec<_> = threads
+            .into_iter()
+            .map(|run| {
+                let model = Arc::clone(&model);
+                thread::spawn(move || run(&model))
+            })
+            .collect();
+        if let Some(run) = here {
+            run(&model);
+        }
+        others.into_iter().for_each(|thread| thread.join().unwrap());
+        model.settle();
+        after(&model);
+    });
+}
+
+/// A zone of `frames` frames of which the last `free` are free.
+fn nearly_empty(frames: u32, free: u32) -> Arc<Model> {
+    let model = Model::new(frames);
+    model.take((frames - free) as usize);
+    model
+}
+
+#[test]
+fn two_take_what_is_left() {
+    // Three are left, one of them in another word.
+    explore(3, || {
+        let take: fn(&Model) = |model| {
+            model.take(2);
+        };
+        (nearly_empty(129, 3), vec![take, take])
+    });
+}
+
+#[test]
+fn one_takes_while_another_gives() {
+    explore(2, || {
+        (
+            nearly_empty(130, 1),
+            vec![|model| model.give(&[3, 64]), |model| {
+                model.take(2);
+            }],
+        )
+    });
+}
+
+#[test]
+fn a_class_is_left_and_entered_at_once() {
+    // 15 frames are free, and 16 begin another class of the index: I5.
+    explore(3, || {
+        (
+            nearly_empty(130, 15),
+            vec![|model| model.give(&[3]), |model| {
+                model.take(1);
+            }],
+        )
+    });
+}
+
+#[test]
+fn two_give_and_one_takes() {
+    explore(2, || {
+        (
+            nearly_empty(70, 0),
+            vec![|model| model.give(&[0]), |model| model.give(&[65]), |model| {
+                model.take(1);
+            }],
+        )
+    });
+}
+
+#[test]
+fn a_frame_and_a_block_of_two_words() {
+    explore(2, || {
+        (
+            Model::new(130),
+            vec![
+                |model| {
+                    let frames = model.take(1);
+                    model.give(&frames);
+                },
+                |model| {
+                    if let Some(block) = model.alloc(7) {
+                        model.free(block);
+                    }
+                },
+            ],
+        )
+    });
+}
+
+#[test]
+fn two_blocks_and_a_frame_in_one_word() {
+    // Six free: an order 2 fits once beside an order 1, or two of order 1.
+    explore(2, || {
+        (
+            nearly_empty(70, 6),
+            vec![
+                |model| {
+                    model.alloc(2);
+                },
+                |model| {
+                    model.alloc(1);
+                },
+                |model| {
+                    model.take(1);
+                },
+            ],
+        )
+    });
+}
+
+#[test]
+fn a_pageblock_goes_whole_or_in_frames() {
+    explore(2, || {
+        (
+            Model::new(PAGEBLOCK_FRAMES),
+            vec![
+                |model| {
+                    if let Some(block) = model.alloc(9) {
+                        model.free(block);
+                    }
+                },
+                |model| {
+                    let frames = model.take(1);
+                    model.give(&frames);
+                },
+            ],
+        )
+    });
+}
+
+#[test]
+fn large_blocks_do_not_undo_each_other_for_ever() {
+    explore(2, || {
+        (
+            Model::new(2 * PAGEBLOCK_FRAMES),
+            vec![
+                |model| {
+                    model.alloc(10);
+                },
+                |model| {
+                    model.alloc(10);
+                },
+            ],
+        )
+    });
+}
+
+#[test]
+fn a_steal_and_a_take_of_the_last_frame() {
+    explore(3, || {
+        (
+            nearly_empty(70, 1),
+            vec![
+                |model| {
+                    if let Some(frame) = model.zone().steal() {
+                        model.own([frame.as_u32()]);
+                    }
+                },
+                |model| {
+                    model.take(1);
+                },
+            ],
+        )
+    });
+}
+
+#[test]
+fn two_share_what_they_draw_from() {
+    // One CPU's list, whose owner was moved to another CPU in the middle of a refill.
+    explore(2, || {
+        static BOUND: Mutex<Option<Arc<BoundBlock>>> = Mutex::new(None);
+        *BOUND.lock().unwrap() = Some(Arc::default());
+        let take: fn(&Model) = |model| {
+            let bound = BOUND.lock().unwrap().clone().unwrap();
+            model.take_bound(&bound, 2);
+        };
+        (nearly_empty(130, 3), vec![take, take])
+    });
+}
+
+#[test]
+fn a_frame_given_twice_is_free_once() {
+    explore_then(
+        3,
+        || {
+            let model = nearly_empty(70, 2);
+            model.disown([5]);
+            let give: fn(&Model) = |model| *model.doubles.lock().unwrap() += model.give_unchecked(&[5]).doubles;
+            (model, vec![give, give])
+        },
+        |model| assert_eq!(*model.doubles.lock().unwrap(), 1),
+    );
+}
+
+/// Two threads free the block that somebody had: one of them is refused at least, and the zone counts it once.
+fn block_freed_twice(frames: u32, order: u8) {
+    explore_then(
+        2,
+        move || {
+            let model = Model::new(frames);
+            let (block, order) = model.alloc(order).unwrap();
+            assert_eq!(block, Pfn::new(0), "a zone that is entirely free serves from its start");
+            model.disown(0..order.frames());
+            let free: fn(&Model) = match order.get() {
+                7 => |model| model.free_first(7),
+                9 => |model| model.free_first(9),
+                _ => |model| model.free_first(10),
+            };
+            (model, vec![free, free])
+        },
+        |model| {
+            let refused = model.refused.lock().unwrap();
+            assert!((1..=2).contains(&refused.len()), "{refused:?}");
+            assert!(refused.iter().all(|kind| *kind == MisuseKind::DoubleFree), "{refused:?}");
+        },
+    );
+}
+
+impl Model {
+    fn free_first(&self, order: u8) {
+        if let Err(kind) = self.zone().free_block(Pfn::new(0), Order::new(order).unwrap()) {
+            self.refused.lock().unwrap().push(kind);
+        }
+    }
+}
+
+#[test]
+fn a_block_freed_twice_is_free_once() {
+    block_freed_twice(130, 7);
+    block_freed_twice(PAGEBLOCK_FRAMES, 9);
+    block_freed_twice(2 * PAGEBLOCK_FRAMES, 10);
+}

@@ -1,0 +1,123 @@
+//! Every interleaving of the portable lists' callers, by loom: owners that pop and push, a thread that was moved to
+//! another CPU and still uses the list, and a drain. No frame has two owners, none is lost (L1, L3).
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-sys --test loom_lists
+//! ```
+//!
+//! With `--cfg pagemill_canary` besides, the lists have a bug and these must fail with "owned twice".
+#![cfg(loom)]
+
+use loom::thread;
+use pagemill_sys::{Batch, List};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+/// A list, and the frames that somebody has. The second is std's, which is no choice point for loom.
+struct Model {
+    list: List,
+    owned: Mutex<BTreeSet<u32>>,
+}
+
+impl Model {
+    /// `frames` on the list, which takes up to `limit`; nothing else is owned but frames from 100 up.
+    fn new(frames: &[u32], limit: u32) -> Arc<Self> {
+        let list = List::for_model(limit);
+        assert!(list.try_push_n(frames));
+        Arc::new(Self { list, owned: Mutex::new((100..104).collect()) })
+    }
+
+    fn own(&self, frames: &[u32]) {
+        let mut owned = self.owned.lock().unwrap();
+        frames.iter().for_each(|frame| assert!(owned.insert(*frame), "frame {frame} is owned twice"));
+    }
+
+    /// As a caller does: what it gets is its own.
+    fn pop(&self, want: usize) -> Vec<u32> {
+        let mut batch = Batch::new();
+        self.list.try_pop_n(want, &mut batch);
+        assert!(batch.len() <= want);
+        self.own(batch.as_slice());
+        batch.as_slice().to_vec()
+    }
+
+    /// As a caller does: what the list does not take stays its own.
+    fn push(&self, frames: &[u32]) {
+        frames.iter().for_each(|frame| assert!(self.owned.lock().unwrap().remove(frame), "{frame} was nobody's"));
+        if !self.list.try_push_n(frames) {
+            self.own(frames);
+        }
+    }
+
+    /// All frames, whoever has them.
+    fn settle(&self, all: usize) {
+        while !self.pop(64).is_empty() {}
+        assert!(self.list.is_empty());
+        assert_eq!(self.owned.lock().unwrap().len(), all, "a frame is lost");
+        assert_eq!(self.list.pushed() + self.list.refilled(), self.list.popped() + self.list.drained());
+    }
+}
+
+fn explore(preemptions: usize, frames: &'static [u32], limit: u32, threads: [fn(&Model); 3]) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(move || {
+        let model = Model::new(frames, limit);
+        let others = threads[1..].iter().map(|&run| {
+            let model = Arc::clone(&model);
+            thread::spawn(move || run(&model))
+        });
+        let others: Vec<_> = others.collect();
+        threads[0](&model);
+        others.into_iter().for_each(|thread| thread.join().unwrap());
+        model.settle(frames.len() + 4);
+    });
+}
+
+#[test]
+fn two_owners_pop() {
+    explore(3, &[1, 2, 3], 8, [|model| drop(model.pop(2)), |model| drop(model.pop(2)), |_| {}]);
+}
+
+#[test]
+fn one_pops_while_others_push() {
+    explore(2, &[1], 8, [|model| drop(model.pop(2)), |model| model.push(&[100, 101]), |model| model.push(&[102])]);
+}
+
+#[test]
+fn what_a_full_list_refuses_stays_with_its_owner() {
+    explore(2, &[1], 2, [|model| model.push(&[100, 101]), |model| model.push(&[102]), |model| drop(model.pop(1))]);
+}
+
+#[test]
+fn a_drain_takes_all_while_owners_go_on() {
+    explore(
+        2,
+        &[1, 2],
+        8,
+        [
+            |model| drop(model.drain()),
+            |model| {
+                let frames = model.pop(1);
+                model.push(&frames);
+            },
+            |model| model.push(&[100]),
+        ],
+    );
+}
+
+impl Model {
+    /// As a drain does: holds the list until it is empty.
+    fn drain(&self) -> Vec<u32> {
+        let mut drained = Vec::new();
+        // Whoever is at it leaves soon; loom would try for ever.
+        for _ in 0..3 {
+            if self.list.drain_for_model(|frames| drained.extend_from_slice(frames)).is_some() {
+                break;
+            }
+            thread::yield_now();
+        }
+        self.own(&drained);
+        drained
+    }
+}
