@@ -321,17 +321,16 @@ impl Arena {
         links.iter_mut().zip(first + 1..).for_each(|(link, next)| *link = next);
     }
 
-    /// Is each of the eight frames from `first` linked to its neighbour, the last to whatever comes next?
+    /// If each of the `N` frames from `first` is linked to its neighbour: what the last one is linked to.
     #[inline]
-    pub(crate) fn is_linked_group(&self, first: u32) -> Option<u32> {
-        if !self.has_pfn(first + GROUP as u32 - 1) {
+    pub(crate) fn linked_run<const N: usize>(&self, first: u32) -> Option<u32> {
+        if !self.has_pfn(first + N as u32 - 1) {
             return None;
         }
-        // SAFETY: in the table; those that are not this list's are read and not believed. Eight plain reads: a link
-        // that another list's owner changes at the same time is one of those.
-        let links = unsafe { self.links.add((first - self.first) as usize).cast::<[u32; GROUP]>().read_volatile() };
-        let differs = (0..GROUP - 1).fold(0, |differs, i| differs | (links[i] ^ (first + 1 + i as u32)));
-        (differs == 0).then_some(links[GROUP - 1])
+        // SAFETY: in the table. Links of frames that are not this list's are read and not believed.
+        let links = unsafe { self.links.add((first - self.first) as usize).cast::<[u32; N]>().read_volatile() };
+        let differs = (0..N - 1).fold(0, |differs, i| differs | (links[i] ^ (first + 1 + i as u32)));
+        (differs == 0).then_some(links[N - 1])
     }
 
     /// What a frame of metadata costs, in bits, for free and used (C10.3).

@@ -6,11 +6,11 @@
 //! by, since they would only empty it.
 use crate::allocator::{Allocator, Inner};
 use crate::free::free_word;
-use crate::handle::{Owned, TENTATIVE, slots_as_words};
+use crate::handle::{Owned, Pages, TENTATIVE, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, ListPolicy, Order, PAGE_SHIFT};
+use pagemill_core::{Error, Exhausted, Gfp, Invalid, ListPolicy, Order, PAGE_SHIFT, PAGE_SIZE};
 use pagemill_sys::Batch;
 use pagemill_sys::lists::BulkCall;
 
@@ -225,11 +225,22 @@ impl Allocator {
         }
         let inner = self.inner();
         let (zero, order) = (inner.arena.addr_of_zero(), usize::from(request.order.get()));
-        let blocks = inner.bulk(request, request.most, |batch, _| {
+        let blocks = inner.bulk(request, request.most, |batch, run| {
+            if let Some(first) = run {
+                let next = word_of(zero, first);
+                let mut undelivered = Pages { next, end: next + batch.len() * PAGE_SIZE };
+                while undelivered.next != undelivered.end {
+                    let word = undelivered.next;
+                    undelivered.next += PAGE_SIZE;
+                    // SAFETY: the engine prepared the page, and it goes to `each` alone.
+                    each(unsafe { T::from_word(word) });
+                }
+                return;
+            }
             let mut undelivered = Undelivered { zero, order, pfns: batch.as_slice() };
             while let Some((&pfn, rest)) = undelivered.pfns.split_first() {
                 undelivered.pfns = rest;
-                // SAFETY: the engine prepared the block, and it goes to `each` alone.
+                // SAFETY: as above.
                 each(unsafe { T::from_word(undelivered.word(pfn)) });
             }
         });
@@ -430,7 +441,11 @@ impl Inner {
                 self.refill(mobility, want, &mut batch)
             };
             if taken == 0 {
-                break;
+                // Refills put more on the list than they delivered: that comes before "exhausted".
+                self.lists.pop_n(mobility, want, &mut batch);
+                if batch.is_empty() {
+                    break;
+                }
             }
             let run = self.prepare(&mut batch, gfp, mobility);
             got += batch.len();

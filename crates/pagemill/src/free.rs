@@ -113,82 +113,68 @@ pub(crate) fn split(addr: usize, order: Order) {
     stats.direct_out.fetch_add(u64::from(order.frames()), Relaxed);
 }
 
-/// What a bulk free did.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Freed {
-    pub(crate) freed: usize,
-    pub(crate) misused: Option<Misuse>,
-}
-
-impl Freed {
-    #[inline]
-    fn note(&mut self, result: Result<(), Misuse>) -> bool {
-        match result {
-            Ok(()) => self.freed += 1,
-            Err(misuse) => self.misused = self.misused.or(Some(misuse)),
-        }
-        result.is_ok()
-    }
-}
-
-/// Frees the blocks behind `words` and empties their slots; those that are refused stay.
+/// Frees the blocks behind `words` and empties their slots; those that are refused stay, and the first refusal is left
+/// in `misused`. Returns how many were freed.
 #[inline]
-pub(crate) fn free_words(words: &mut [usize]) -> Freed {
-    let mut done = Freed::default();
-    if let [word] = words {
-        if *word != 0 && done.note(free_word(*word)) {
-            *word = 0;
-        }
-        return done;
+pub(crate) fn free_words(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
+    match words {
+        [word] => usize::from(free_slot(word, misused)),
+        _ => free_many(words, misused),
     }
-    free_many(words, done)
 }
 
-fn free_many(words: &mut [usize], mut done: Freed) -> Freed {
-    let mut at = 0;
+#[inline]
+fn free_slot(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
+    if *word == 0 {
+        return false;
+    }
+    match free_word(*word) {
+        Ok(()) => *word = 0,
+        Err(misuse) => *misused = misused.or(Some(misuse)),
+    }
+    *word == 0
+}
+
+fn free_many(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
+    let (mut at, mut freed) = (0, 0);
     while at < words.len() {
         if words[at] == 0 {
             at += 1;
         } else if words.len() - at > 1
             && let Some((arena, mobility)) = page_of(words[at])
         {
-            let before = at;
             if words.len() - at > ListPolicy::LARGE {
-                at = return_words_large(arena, mobility, words, at, &mut done);
+                freed += return_words_large(arena, mobility, words, &mut at);
             } else {
                 let mut segment = Segment::new(arena, mobility, None);
                 at = segment.return_words(words, at);
-                done.freed += segment.end();
+                freed += segment.end();
             }
-            debug_assert!(at > before);
         } else {
-            if done.note(free_word(words[at])) {
-                words[at] = 0;
-            }
+            freed += usize::from(free_slot(&mut words[at], misused));
             at += 1;
         }
     }
-    done
+    freed
 }
 
 /// More than the lists are for goes past them, sorted by word: a table of some KiB on the stack.
 #[inline(never)]
-fn return_words_large(
-    arena: &'static Arena,
-    mobility: Mobility,
-    words: &mut [usize],
-    at: usize,
-    done: &mut Freed,
-) -> usize {
+fn return_words_large(arena: &'static Arena, mobility: Mobility, words: &mut [usize], at: &mut usize) -> usize {
     let mut giving = arena.inner().zone.giving_many();
     let mut segment = Segment::new(arena, mobility, Some(&mut giving));
-    let end = segment.return_words(words, at);
-    done.freed += segment.end();
+    *at = segment.return_words(words, *at);
+    let freed = segment.end();
+    finish(arena, giving);
+    freed
+}
+
+/// Completes what went past the lists. Those may be the allocator's last pages.
+pub(crate) fn finish<const N: usize>(arena: &Arena, giving: Giving<'_, '_, N>) {
     let doubles = giving.finish().doubles;
     if doubles > 0 {
         arena.inner().note_doubles(doubles);
     }
-    end
 }
 
 /// Frees `n` neighbouring blocks of `order` from `addr` on.
@@ -222,10 +208,7 @@ fn return_run_large(arena: &'static Arena, mobility: Mobility, addr: usize, end:
     let mut segment = Segment::new(arena, mobility, Some(&mut giving));
     let next = segment.return_run(addr, end);
     segment.end();
-    let doubles = giving.finish().doubles;
-    if doubles > 0 {
-        arena.inner().note_doubles(doubles);
-    }
+    finish(arena, giving);
     next
 }
 
@@ -251,23 +234,24 @@ fn return_run_large(arena: &'static Arena, mobility: Mobility, addr: usize, end:
 pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result<usize, (usize, Misuse)> {
     // SAFETY: pointers and addresses have one layout; an address that is written back is one that was there, or 0.
     let words = unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast::<usize>(), slots.len()) };
+    let mut misused = None;
     let freed = if order == Order::ZERO && words.iter().all(|addr| addr.is_multiple_of(PAGE_SIZE)) {
-        free_words(words)
+        free_words(words, &mut misused)
     } else {
-        let mut done = Freed::default();
+        let mut freed = 0;
         for addr in words.iter_mut().filter(|addr| **addr != 0) {
             let ptr = core::ptr::with_exposed_provenance_mut(*addr);
             // SAFETY: the caller's promise.
             match unsafe { free_raw(ptr, order) } {
-                Ok(()) => (*addr, done.freed) = (0, done.freed + 1),
-                Err(misuse) => done.misused = done.misused.or(Some(misuse)),
+                Ok(()) => (*addr, freed) = (0, freed + 1),
+                Err(misuse) => misused = misused.or(Some(misuse)),
             }
         }
-        done
+        freed
     };
-    match freed.misused {
-        None => Ok(freed.freed),
-        Some(misuse) => Err((freed.freed, misuse)),
+    match misused {
+        None => Ok(freed),
+        Some(misuse) => Err((freed, misuse)),
     }
 }
 

@@ -291,7 +291,11 @@ impl Iterator for Pages {
 impl ExactSizeIterator for Pages {}
 
 impl Drop for Pages {
+    #[inline]
     fn drop(&mut self) {
+        if self.next == self.end {
+            return;
+        }
         crate::free::free_run(self.next, (self.end - self.next) / PAGE_SIZE, Order::ZERO);
     }
 }
@@ -307,6 +311,8 @@ impl Drop for Pages {
 /// assert!(slots.iter().all(Option::is_none));
 /// # Ok::<(), pagemill::Error>(())
 /// ```
+#[inline]
 pub fn free_pages_bulk<T: Owned>(slots: &mut [Option<T>]) -> usize {
-    free_words(slots_as_words(slots)).freed
+    // What is refused is reported on its way; owned handles cannot be.
+    free_words(slots_as_words(slots), &mut None)
 }

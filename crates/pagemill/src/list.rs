@@ -1,7 +1,7 @@
 //! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
 //! are not touched, and joining two lists costs nothing.
 use crate::arena::{Arena, GROUP};
-use crate::free::{Segment, free_word, page_of};
+use crate::free::{Segment, finish, free_word, page_of};
 use crate::handle::{Block, Owned, Page, addr_of_word, order_of_word};
 use crate::registry;
 use core::marker::PhantomData;
@@ -167,23 +167,18 @@ impl<T: Owned> List<T> {
         let mut segment = Segment::new(arena, mobility, Some(&mut giving));
         self.return_segment(arena, &mut segment);
         segment.end();
-        let doubles = giving.finish().doubles;
-        if doubles > 0 {
-            arena.inner().note_doubles(doubles);
-        }
+        finish(arena, giving);
     }
 
     /// Frees pages from the head on, up to the first that is not of the segment's kind.
     #[inline]
     fn return_segment(&mut self, arena: &'static Arena, segment: &mut Segment<'_>) {
         while self.len > 0 && arena.has_pfn(self.head) {
-            // Neighbours stand in order more often than not: eight links are compared at once, so that the
-            // processor need not wait for each to know the next.
-            if self.len > GROUP
-                && let Some(next) = arena.is_linked_group(self.head)
-                && segment.give_run(self.head, GROUP)
+            // Neighbours stand in order more often than not: many links are compared at once, so that the processor
+            // need not wait for each to know the next.
+            if self.return_linked_run::<{ Batch::CAPACITY }>(arena, segment)
+                || self.return_linked_run::<GROUP>(arena, segment)
             {
-                (self.head, self.len) = (next, self.len - GROUP);
                 continue;
             }
             // Read before the page is given: then the link is somebody else's.
@@ -193,6 +188,20 @@ impl<T: Owned> List<T> {
             }
             (self.head, self.len) = (next, self.len - 1);
         }
+    }
+
+    /// Frees `N` pages from the head on, if they are neighbours in order.
+    #[inline]
+    fn return_linked_run<const N: usize>(&mut self, arena: &Arena, segment: &mut Segment<'_>) -> bool {
+        if self.len >= N
+            && let Some(next) = arena.linked_run::<N>(self.head)
+            && segment.give_run(self.head, N)
+        {
+            // Behind the last one is nothing that could be believed; nor is it looked at.
+            (self.head, self.len) = (next, self.len - N);
+            return true;
+        }
+        false
     }
 
     /// Takes the block at the head, of which there must be one, off the list.

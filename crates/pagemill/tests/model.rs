@@ -1,0 +1,126 @@
+//! Random operations against the reference model: every form, every order, misuse, drains and CPUs, on both backends.
+//!
+//! A failing case is shrunk, printed, and its seed kept in `proptest-regressions/`. What several threads do at once
+//! cannot be shrunk: that test prints its seed.
+use pagemill::{Allocator, Backend};
+use pagemill_model::{Ledger, Op, Raw, Rng, World, fake_cpu, set_fake_cpu};
+use proptest::prelude::*;
+use proptest::test_runner::{FileFailurePersistence, TestCaseError, TestRunner};
+use std::sync::Arc;
+
+/// Sizes around those where paths part: one page, no pageblock, a last one that is cut short, many.
+const SMALL: [usize; 8] = [1, 2, 100, 512, 600, 1500, 4096, 20_001];
+/// Large enough for a block of 1 GiB, and a second one that does not fit. Address space, mostly.
+const LARGE: usize = (1 << 18) * 2 - 77;
+const CPUS: usize = 3;
+
+fn portable(pages: usize) -> Option<Allocator> {
+    let builder = Allocator::builder().pages(pages).huge_pages(false);
+    Some(builder.cpus(CPUS, fake_cpu).build().unwrap())
+}
+
+fn rseq(pages: usize) -> Option<Allocator> {
+    match pagemill::self_test() {
+        Ok(()) => Some(Allocator::builder().pages(pages).huge_pages(false).backend(Backend::Rseq).build().unwrap()),
+        Err(why) => {
+            eprintln!("skipped: the rseq backend ({why})");
+            None
+        }
+    }
+}
+
+fn raw() -> impl Strategy<Value = Raw> {
+    any::<(u8, u32, u32, u32)>().prop_map(|(kind, a, b, c)| Raw { kind, a, b, c })
+}
+
+/// The bits of [`Raw::a`] that say the mobility.
+const MOBILITY: u32 = 7 << 3;
+
+/// Does `ops` with an allocator of its own, and then gives everything back.
+fn live(allocator: Allocator, ops: &[Raw], mask: u32) -> Result<(), TestCaseError> {
+    set_fake_cpu(0);
+    let mut world = World::alone(allocator.clone(), set_fake_cpu);
+    for (i, &raw) in ops.iter().enumerate() {
+        let op = Op::decode(Raw { a: raw.a & mask, ..raw });
+        world.apply(op).map_err(|failure| TestCaseError::fail(format!("operation {i}, {op:?}: {failure}")))?;
+    }
+    world.finish().map_err(|failure| TestCaseError::fail(format!("at the end: {failure}")))?;
+    allocator.close().map_err(|still_out| TestCaseError::fail(still_out.to_string()))
+}
+
+fn check(cases: u32, sizes: &'static [usize], build: fn(usize) -> Option<Allocator>, mask: u32) {
+    let config = ProptestConfig {
+        cases,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("proptest-regressions/model.txt"))),
+        ..ProptestConfig::default()
+    };
+    let strategy = (proptest::sample::select(sizes), proptest::collection::vec(raw(), 1..120));
+    let outcome = TestRunner::new(config).run(&strategy, |(pages, ops)| match build(pages) {
+        Some(allocator) => live(allocator, &ops, mask),
+        None => Ok(()),
+    });
+    if let Err(failure) = outcome {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn portable_agrees_with_the_model() {
+    check(300, &SMALL, portable, !0);
+}
+
+#[test]
+fn portable_finds_every_page_of_one_mobility() {
+    check(200, &SMALL, portable, !MOBILITY);
+}
+
+#[test]
+fn rseq_agrees_with_the_model() {
+    check(200, &SMALL, rseq, !0);
+}
+
+#[test]
+fn large_arenas_agree_with_the_model() {
+    check(8, &[LARGE], portable, !0);
+    check(8, &[LARGE], rseq, !0);
+}
+
+/// Four worlds on one allocator: what each has, nobody else gets.
+fn share(allocator: Allocator, seed: u64, ops: usize) {
+    const THREADS: u32 = 4;
+    let ledger = Arc::new(Ledger::new(&allocator));
+    let most = ledger.frames() / 3;
+    std::thread::scope(|scope| {
+        for who in 1..=THREADS {
+            let (allocator, ledger) = (allocator.clone(), Arc::clone(&ledger));
+            scope.spawn(move || {
+                let mut rng = Rng::new(seed + u64::from(who));
+                let mut world = World::shared(allocator, ledger, who, most, set_fake_cpu);
+                for _ in 0..ops {
+                    let op = Op::decode(rng.raw());
+                    if !op.is_misuse() {
+                        world.apply(op).unwrap_or_else(|failure| panic!("seed {seed}, {op:?}: {failure}"));
+                    }
+                }
+                world.finish().unwrap_or_else(|failure| panic!("seed {seed}, at the end: {failure}"));
+            });
+        }
+    });
+    let stats = allocator.stats();
+    assert_eq!(stats.quarantined, 0, "seed {seed}: a frame owned twice was put in quarantine");
+    assert_eq!(stats.misused, 0, "seed {seed}: a free of what its owner had was refused, or a frame owned twice");
+    let census = allocator.validate();
+    assert_eq!(census.handed_out, 0, "seed {seed}: frames are lost");
+    assert_eq!(stats.allocated, stats.freed, "seed {seed}");
+    allocator.close().unwrap();
+}
+
+#[test]
+fn worlds_that_share_an_allocator_share_no_page() {
+    for (seed, pages) in [(1, 300), (2, 3000), (3, 20_000)] {
+        share(portable(pages).unwrap(), seed, 4000);
+        if let Some(allocator) = rseq(pages) {
+            share(allocator, seed, 4000);
+        }
+    }
+}
