@@ -25,7 +25,7 @@ const DEFAULT_TABLES: [&str; 3] = ["batch", "burst", "scatter"];
 ///
 /// Rows:
 ///   pagemill-single, -list, -array, -callback, -runs, -split, on each backend (rseq, portable);
-///   floors memcpy and tls-vec; peers mutex-vec, array-queue, buddy-system, glibc, mimalloc, jemalloc, snmalloc,
+///   floors memcpy, tls-vec and tls-refcell; peers mutex-vec, array-queue, buddy-system, glibc, mimalloc, jemalloc, snmalloc,
 ///   and rte-mempool where built with the feature dpdk.
 ///
 /// Every row is first made to prove that it hands out distinct, aligned pages. Published figures stand beside a table,
@@ -41,7 +41,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub vs: Vec<String>,
 
-    /// Fewer and shorter rounds and fewer sizes of `burst`: under 10 seconds, for a first look.
+    /// Fewer and shorter rounds: under 10 seconds, for a first look.
     #[arg(long)]
     pub quick: bool,
 

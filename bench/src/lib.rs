@@ -126,7 +126,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
         rows: &plan.rows,
         clock_ns,
         seed: args.seed,
-        progress: progress(&plan, effort),
+        progress: progress(&plan),
         absent: Vec::new(),
     };
     let mut records: Vec<Record> = Vec::new();
@@ -179,13 +179,13 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
 }
 
 /// A bar on standard error, when that is a terminal.
-fn progress(plan: &args::Plan, effort: Effort) -> ProgressBar {
+fn progress(plan: &args::Plan) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let steps = |table: &&str| match *table {
         "batch" => one_thread::BATCH_SIZES.len(),
-        "burst" => one_thread::burst_sizes(effort.is_quick).len(),
+        "burst" => one_thread::burst_sizes().len(),
         "scatter" => 1,
         "scatter-4g" => plan.rows.len(),
         "churn" => churn::steps(&plan.rows),

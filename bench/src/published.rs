@@ -114,7 +114,7 @@ mod tests {
         let array = published.table("linux-array-2021").unwrap();
         assert!(BATCH_SIZES.iter().all(|&n| array.at(n, "list").is_some() && array.at(n, "array").is_some()));
         let bulk = published.table("linux-bulk-2017").unwrap();
-        assert!(burst_sizes(false).iter().all(|&n| bulk.at(n, "total bulk").is_some()));
+        assert!(burst_sizes().iter().all(|&n| bulk.at(n, "total bulk").is_some()));
         assert_eq!(bulk.at(16384, "alloc bulk").as_deref(), Some("89.0"));
     }
 

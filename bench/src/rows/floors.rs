@@ -4,13 +4,15 @@
 //!   addresses can undercut it.
 //! - `tls-vec`: a thread-local `Vec` of addresses; push and pop for one page, `extend_from_slice` and
 //!   `truncate` for more.
+//! - `tls-refcell`: the same in a `RefCell`, as a program without `unsafe` writes it.
 //! - [`Baton`]: hands the same words to another thread without allocating; the floor of handing over.
 
-use std::cell::UnsafeCell;
+use std::cell::{RefCell, UnsafeCell};
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::rows::region::Region;
-use crate::rows::{Kind, Row, Site};
+use crate::rows::{Kind, Need, Row, Site, Unavailable};
 use crate::subject::Subject;
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -23,11 +25,8 @@ pub(crate) fn rows() -> Vec<Row> {
             });
             Ok(site)
         }),
-        Row::plain("tls-vec", Kind::Floor, |need| {
-            let region = Arc::new(Region::new(need.pages)?);
-            let site: Site = Box::new(move |most_held| Box::new(TlsVec::new(Arc::clone(&region), most_held)));
-            Ok(site)
-        }),
+        Row::plain("tls-vec", Kind::Floor, tls_site::<Raw>),
+        Row::plain("tls-refcell", Kind::Floor, tls_site::<Checked>),
     ]
 }
 
@@ -73,40 +72,65 @@ impl Subject for Memcpy {
     fn accept(&mut self, _words: &[usize]) {}
 }
 
+fn tls_site<L: Lend + 'static>(need: Need) -> Result<Site, Unavailable> {
+    let region = Arc::new(Region::new(need.pages)?);
+    Ok(Box::new(move |most_held| Box::new(TlsVec::<L>::new(Arc::clone(&region), most_held))))
+}
+
 thread_local! {
-    static STOCK: UnsafeCell<Vec<usize>> = const { UnsafeCell::new(Vec::new()) };
+    static RAW: UnsafeCell<Vec<usize>> = const { UnsafeCell::new(Vec::new()) };
+    static CHECKED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends the thread's stock. Without `RefCell`'s flag, which would be written four times a page: a floor has no more
-/// to do than it must.
-#[inline]
-fn with_stock<R>(body: impl FnOnce(&mut Vec<usize>) -> R) -> R {
-    // SAFETY: the stock is this thread's own, and no body in this file lends it again inside of itself.
-    STOCK.with(|stock| body(unsafe { &mut *stock.get() }))
+/// How a thread gets at its stock.
+trait Lend {
+    fn with<R>(body: impl FnOnce(&mut Vec<usize>) -> R) -> R;
 }
 
-struct TlsVec {
+/// Without `RefCell`'s flag, which is written four times a page: a floor has no more to do than it must.
+struct Raw;
+
+impl Lend for Raw {
+    #[inline]
+    fn with<R>(body: impl FnOnce(&mut Vec<usize>) -> R) -> R {
+        // SAFETY: the stock is this thread's own, and no body in this file lends it again inside of itself.
+        RAW.with(|stock| body(unsafe { &mut *stock.get() }))
+    }
+}
+
+/// As a program without `unsafe` writes it.
+struct Checked;
+
+impl Lend for Checked {
+    #[inline]
+    fn with<R>(body: impl FnOnce(&mut Vec<usize>) -> R) -> R {
+        CHECKED.with_borrow_mut(body)
+    }
+}
+
+struct TlsVec<L: Lend> {
     held: Vec<usize>,
     _region: Arc<Region>,
+    _lend: PhantomData<L>,
 }
 
-impl TlsVec {
-    fn new(region: Arc<Region>, most_held: usize) -> TlsVec {
-        with_stock(|stock| *stock = region.words().collect());
-        TlsVec { held: Vec::with_capacity(most_held), _region: region }
+impl<L: Lend> TlsVec<L> {
+    fn new(region: Arc<Region>, most_held: usize) -> Self {
+        L::with(|stock| *stock = region.words().collect());
+        TlsVec { held: Vec::with_capacity(most_held), _region: region, _lend: PhantomData }
     }
 }
 
-impl Drop for TlsVec {
+impl<L: Lend> Drop for TlsVec<L> {
     fn drop(&mut self) {
-        with_stock(|stock| *stock = Vec::new());
+        L::with(|stock| *stock = Vec::new());
     }
 }
 
-impl Subject for TlsVec {
+impl<L: Lend> Subject for TlsVec<L> {
     #[inline]
     fn take(&mut self, n: usize) -> bool {
-        with_stock(|stock| {
+        L::with(|stock| {
             if n == 1 {
                 let Some(addr) = stock.pop() else { return false };
                 self.held.push(addr);
@@ -121,7 +145,7 @@ impl Subject for TlsVec {
 
     #[inline]
     fn put(&mut self) {
-        with_stock(|stock| match self.held.as_slice() {
+        L::with(|stock| match self.held.as_slice() {
             &[addr] => stock.push(addr),
             held => stock.extend_from_slice(held),
         });

@@ -138,7 +138,7 @@ mod tests {
                 assert!(rows.iter().any(|row| row.name == full && row.backend == backend), "{full} {backend}");
             }
         }
-        for name in ["memcpy", "tls-vec", "mutex-vec", "array-queue", "glibc", "buddy-system"] {
+        for name in ["memcpy", "tls-vec", "tls-refcell", "mutex-vec", "array-queue", "glibc", "buddy-system"] {
             assert!(rows.iter().any(|row| row.name == name), "{name}");
         }
         let is_built = [

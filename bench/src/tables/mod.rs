@@ -25,12 +25,11 @@ pub(crate) struct Effort {
     pub(crate) rounds: usize,
     /// The least that a round of one row lasts.
     pub(crate) round: Duration,
-    pub(crate) is_quick: bool,
 }
 
 impl Effort {
-    pub(crate) const FULL: Effort = Effort { rounds: 11, round: Duration::from_millis(1), is_quick: false };
-    pub(crate) const QUICK: Effort = Effort { rounds: 5, round: Duration::from_micros(200), is_quick: true };
+    pub(crate) const FULL: Effort = Effort { rounds: 11, round: Duration::from_millis(1) };
+    pub(crate) const QUICK: Effort = Effort { rounds: 5, round: Duration::from_micros(200) };
 }
 
 /// What every table needs to know of this run.

@@ -30,10 +30,8 @@ pub(crate) const SCATTER_WIDE_PAGES: usize = 1 << 20;
 /// Rounds over 4 GiB, where one takes seconds for the slowest peers.
 const WIDE_ROUNDS: usize = 3;
 
-pub(crate) fn burst_sizes(is_quick: bool) -> Vec<usize> {
-    let all = (0..).map(|k| 1 << k).take_while(|&n| n <= BURST_MOST);
-    // Quick: one, the batch that the bars name, a list's fill, and the most.
-    all.filter(|n| !is_quick || [1, 64, 1024, BURST_MOST].contains(n)).collect()
+pub(crate) fn burst_sizes() -> Vec<usize> {
+    (0..).map(|k| 1 << k).take_while(|&n| n <= BURST_MOST).collect()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +73,7 @@ pub(crate) fn batch(run: &mut Run) -> Result<Vec<Record>, Error> {
 }
 
 pub(crate) fn burst(run: &mut Run) -> Result<Vec<Record>, Error> {
-    let sizes = burst_sizes(run.effort.is_quick);
+    let sizes = burst_sizes();
     interleaved(run, Loop::Burst, &sizes)
 }
 
@@ -135,7 +133,9 @@ fn cells(run: &Run, kind: Loop, n: usize, entrants: &mut [&mut Entrant], rounds:
     for (entrant, cell) in entrants.iter_mut().zip(&mut cells) {
         cell.seed = (kind == Loop::Scatter).then_some(run.seed);
         entrant.runner.verify(n).map_err(|flaw| cell.flawed(flaw))?;
-        reps.push(warm(entrant.runner.as_mut(), n, run.effort.round).map_err(|flaw| cell.flawed(flaw))?);
+        let runner = entrant.runner.as_mut();
+        reps.push(warm(runner, n, run.effort.round).map_err(|flaw| cell.flawed(flaw))?);
+        kind.round(runner, n, 1, &mut ctx).map_err(|flaw| cell.flawed(flaw))?;
     }
     for turn in 0..rounds {
         for place in 0..entrants.len() {
@@ -144,7 +144,7 @@ fn cells(run: &Run, kind: Loop, n: usize, entrants: &mut [&mut Entrant], rounds:
             let cell = &mut cells[at];
             // The neighbour's round left the caches cold; a sixteenth of a round warms them again.
             if reps[at] > 1 {
-                runner.batch(n, reps[at] / 16 + 1).map_err(|flaw| cell.flawed(flaw))?;
+                kind.round(runner, n, reps[at] / 16 + 1, &mut ctx).map_err(|flaw| cell.flawed(flaw))?;
             }
             let sample = kind.round(runner, n, reps[at], &mut ctx).map_err(|flaw| cell.flawed(flaw))?;
             cell.samples.push(sample);
@@ -179,10 +179,9 @@ mod tests {
 
     #[test]
     fn sizes_are_those_that_are_promised() {
-        let all = burst_sizes(false);
+        let all = burst_sizes();
         assert_eq!((all.len(), all[0], all[14]), (15, 1, 16384));
         assert!(all.windows(2).all(|pair| pair[1] == 2 * pair[0]));
-        assert!(burst_sizes(true).iter().all(|n| all.contains(n)));
     }
 
     #[test]
@@ -191,7 +190,7 @@ mod tests {
         let rows: Vec<Row> = catalogue().into_iter().filter(|row| row.kind == Kind::Floor).collect();
         let mut run = Run {
             machine: &machine,
-            effort: Effort { rounds: 3, round: Duration::from_micros(1), is_quick: true },
+            effort: Effort { rounds: 3, round: Duration::from_micros(1) },
             rows: &rows,
             clock_ns: 0.0,
             seed: 3,

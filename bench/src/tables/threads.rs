@@ -279,7 +279,7 @@ mod tests {
             catalogue().into_iter().filter(|row| ["tls-vec", "mutex-vec", "glibc"].contains(&row.name)).collect();
         let mut run = Run {
             machine: &machine,
-            effort: Effort { rounds: 2, round: Duration::from_micros(10), is_quick: true },
+            effort: Effort { rounds: 2, round: Duration::from_micros(10) },
             rows: &rows,
             clock_ns: 0.0,
             seed: 1,
