@@ -158,9 +158,13 @@ pub(crate) fn examples(shell: &Shell) -> Result<Tally> {
 }
 
 pub(crate) fn rustdoc(shell: &Shell) -> Result<Tally> {
-    // The program shares its name with the library, and so its page.
-    let doc = shell.cargo("doc --locked --workspace --exclude pagemill-cli --no-deps");
-    doc.env("RUSTDOCFLAGS", "-D warnings").limit(BUILD_LIMIT).run("rustdoc")?.expect_ok()?;
+    // Private items too: the modules' theories are written on them, and public items lead
+    // there. The program shares its name with the library, and so its page.
+    let doc = shell.cargo("doc --locked --workspace --exclude pagemill-cli --no-deps --document-private-items");
+    doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links")
+        .limit(BUILD_LIMIT)
+        .run("rustdoc")?
+        .expect_ok()?;
     Ok(Tally::pass("every crate, with -D warnings"))
 }
 

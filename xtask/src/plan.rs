@@ -23,7 +23,7 @@ pub(crate) struct Step {
 const NIGHTLY: Need = Need::Nightly("");
 const MIRI: &[Need] = &[GCC, NIGHTLY, Need::Nightly("miri"), Need::Nightly("rust-src")];
 /// `rust-version` in Cargo.toml; the step `oldest` holds the two together.
-pub(crate) const OLDEST: &str = "1.88";
+pub(crate) const OLDEST: &str = "1.89";
 const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
 
 /// Every step there is.
