@@ -1,0 +1,69 @@
+//! The array form, with holes.
+use crate::op::{Ask, Holes};
+use crate::unit::Unit;
+use crate::world::{Failure, World, demand};
+use pagemill::{Gfp, Order};
+
+/// Slots behind the request's n, which it must leave alone.
+const BEHIND: usize = 3;
+
+impl World {
+    pub(crate) fn array<T: Unit>(&mut self, gfp: Gfp, order: Order, ask: Ask, holes: Holes) -> Result<(), Failure> {
+        let n = ask.most();
+        let (mut slots, tags) =
+            self.slots::<T>(order, n + BEHIND, |i| if i < n { holes.is_hole(i, n) } else { i & 1 == 0 });
+        let before: Vec<usize> = slots.iter().map(addr_in).collect();
+        let had = before[..n].iter().filter(|&&addr| addr != 0).count();
+        let bounds = self.bounds(gfp, order, n - had, ask);
+
+        let result = self.allocator.alloc_pages_bulk_array(ask.bulk(gfp, order), &mut slots);
+        let is_filled = result.is_ok();
+        let (holes_left, first) =
+            (slots[..n].iter().filter(|slot| slot.is_none()).count(), slots[..n].iter().position(Option::is_none));
+        if let Ok(filled) = result {
+            demand!(filled.occupied == n - holes_left, "{filled:?}, and {holes_left} of {n} slots are empty");
+            demand!(filled.first_hole == first.unwrap_or(n), "{filled:?}, and the first hole is {first:?} of {n}");
+            demand!(filled.added == filled.occupied - had, "{filled:?}, and {had} were occupied before");
+        }
+        let added = Self::settle(ask, had, bounds, result.map(|filled| (filled.added, filled.shortfall)))?;
+        demand!(n - holes_left == had + added, "an array has {} of {n} slots, not {had} + {added}", n - holes_left);
+
+        // New blocks fill the first holes; everything else is as it was.
+        let told = self.told(gfp, order);
+        let mut new = 0;
+        for (i, (slot, &addr)) in slots.into_iter().zip(&before).enumerate() {
+            match (slot, addr) {
+                (Some(unit), 0) => {
+                    demand!(is_filled && i < n, "slot {i} of {n} was filled");
+                    new += 1;
+                    self.hold_new(unit.into_block(), gfp, told)?;
+                }
+                (Some(unit), addr) => {
+                    demand!(unit.addr() == addr, "slot {i} held {addr:#x} and holds {:#x}", unit.addr());
+                    self.hold(unit.into_block(), tags[i]);
+                }
+                (None, addr) => {
+                    demand!(addr == 0, "slot {i} lost {addr:#x}");
+                    demand!(i >= n || new == added, "slot {i} is empty, and {} blocks stand behind it", added - new);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An array of `n` slots, empty where `is_hole` says so or nothing of that order is held; and its blocks' tags.
+    pub(crate) fn slots<T: Unit>(
+        &mut self,
+        order: Order,
+        n: usize,
+        is_hole: impl Fn(usize) -> bool,
+    ) -> (Vec<Option<T>>, Vec<u32>) {
+        let held = (0..n).map(|i| if is_hole(i) { None } else { self.pick::<T>(order) });
+        held.map(|held| held.map_or((None, 0), |(unit, tag)| (Some(unit), tag))).unzip()
+    }
+}
+
+/// The address in a slot, 0 if it is empty.
+pub(crate) fn addr_in<T: Unit>(slot: &Option<T>) -> usize {
+    slot.as_ref().map_or(0, Unit::addr)
+}

@@ -1,0 +1,247 @@
+//! Single pages and blocks; the list, callback and runs forms.
+use crate::op::Ask;
+use crate::unit::{Holding, Unit};
+use crate::world::{Failure, World, demand};
+use pagemill::{Bulk, Error, Gfp, Invalid, List, Order, Page};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// What a callback unwinds with.
+struct Stop;
+
+impl World {
+    pub(crate) fn page(&mut self, gfp: Gfp) -> Result<(), Failure> {
+        let bounds = self.bounds(gfp, Order::ZERO, 1, Ask::Exact(1));
+        let result = self.allocator.alloc_page(gfp);
+        let told = self.told(gfp, Order::ZERO);
+        match result {
+            Ok(page) => {
+                demand!(bounds.high == 1, "a page came from an allocator that has none");
+                self.hold_new(page.into(), gfp, told)
+            }
+            Err(error) => self.exhausted(error, bounds.low),
+        }
+    }
+
+    pub(crate) fn block(&mut self, gfp: Gfp, order: Order) -> Result<(), Failure> {
+        let bounds = self.bounds(gfp, order, 1, Ask::Exact(1));
+        match self.allocator.alloc_pages(gfp, order) {
+            Ok(block) => {
+                demand!(bounds.high == 1, "a block of order {} came, and there is none", order.get());
+                demand!(block.order() == order, "a block of order {} came, not {}", block.order().get(), order.get());
+                let told = self.told(gfp, order);
+                self.hold_new(block, gfp, told)
+            }
+            Err(error) => self.exhausted(error, bounds.low),
+        }
+    }
+
+    /// A single request failed: it must be for want of memory.
+    fn exhausted(&self, error: Error, low: usize) -> Result<(), Failure> {
+        demand!(
+            low == 0 && matches!(error, Error::Exhausted(_)),
+            "a request failed that {low} block waits for: {error}"
+        );
+        Ok(())
+    }
+
+    pub(crate) fn split(&mut self, which: usize, keep: usize) -> Result<(), Failure> {
+        let Some(Holding { block, tag }) = self.pick_any(which) else { return Ok(()) };
+        let (addr, order) = (block.addr(), block.order());
+        self.give(addr, order, tag)?;
+        let mut pages = block.split();
+        demand!(pages.len() == order.pages().get(), "order {} split into {} pages", order.get(), pages.len());
+        for (i, page) in pages.by_ref().take(keep).enumerate() {
+            demand!(page.addr() == addr + i * page.len(), "page {i} of a split block is at {:#x}", page.addr());
+            // Whole pageblocks become unmovable; of others it cannot be told.
+            let told = (order >= Order::PAGEBLOCK && self.expect.is_some()).then_some(Gfp::KERNEL.mobility());
+            self.hold_new(page.into(), Gfp::KERNEL, told)?;
+        }
+        drop(pages);
+        Ok(())
+    }
+
+    // ── lists ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn list<T: Unit>(&mut self, gfp: Gfp, order: Order, ask: Ask) -> Result<(), Failure> {
+        let mut hand = core::mem::take(T::hand(self));
+        let (had, of) = (hand.list.len(), hand.list.order());
+        demand!(had == hand.items.len(), "a list of {} has {had} blocks", hand.items.len());
+        let bounds = self.bounds(gfp, order, ask.most(), ask);
+        let result = self.allocator.alloc_pages_bulk_list(ask.bulk(gfp, order), &mut hand.list);
+        if had > 0 && of != order {
+            let is_refused = matches!(result, Err(Error::Invalid(Invalid::ListOrder { .. })));
+            demand!(is_refused, "a list of order {} took order {}: {result:?}", of.get(), order.get());
+        } else {
+            let added = Self::settle(ask, 0, bounds, result.map(|done| (done.blocks, done.shortfall)))?;
+            demand!(hand.list.len() == had + added, "a list of {had} and {added} has {}", hand.list.len());
+        }
+        // All of it is taken off and looked at: what was there comes first, then what is new.
+        let told = self.told(gfp, order);
+        let units: Vec<T> = hand.list.by_ref().collect();
+        for (i, unit) in units.iter().enumerate() {
+            match hand.items.get(i) {
+                Some(&(addr, _)) => {
+                    demand!(unit.addr() == addr, "{:#x} is {i}th on a list, not {addr:#x}", unit.addr())
+                }
+                None => {
+                    let tag = self.next_tag();
+                    self.take(unit.addr(), order, gfp, tag, told)?;
+                    hand.items.push_back((unit.addr(), tag));
+                }
+            }
+        }
+        hand.list.extend(units);
+        *T::hand(self) = hand;
+        Ok(())
+    }
+
+    pub(crate) fn list_pop<T: Unit>(&mut self, n: usize) -> Result<(), Failure> {
+        for _ in 0..n {
+            let hand = T::hand(self);
+            match (hand.list.pop(), hand.items.pop_front()) {
+                (Some(unit), Some((addr, tag))) => {
+                    demand!(unit.addr() == addr, "{:#x} is at the head of a list, not {addr:#x}", unit.addr());
+                    self.hold(unit.into_block(), tag);
+                }
+                (None, None) => break,
+                (unit, item) => {
+                    return Err(Failure::new(format!("a list has {:?}, not {item:?}", unit.map(|unit| unit.addr()))));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts held blocks on the list: each on its own, or all of them on another list that is joined to it.
+    pub(crate) fn list_push<T: Unit>(&mut self, order: Order, n: usize, is_join: bool) -> Result<(), Failure> {
+        let mut hand = core::mem::take(T::hand(self));
+        let mut other = List::new();
+        let fits = hand.list.is_empty() || hand.list.order() == order;
+        let mut pushed = Vec::new();
+        while pushed.len() < n && (fits || is_join) {
+            let Some((unit, tag)) = self.pick::<T>(order) else { break };
+            pushed.push((unit.addr(), tag));
+            if is_join { other.push(unit) } else { hand.list.push(unit) }
+        }
+        let joined = hand.list.append(&mut other);
+        if joined.is_ok() {
+            demand!(other.is_empty(), "{} blocks stayed on a list that was joined to another", other.len());
+            hand.items.extend(pushed);
+        } else {
+            demand!(!fits && other.len() == pushed.len(), "two lists were not joined: {joined:?}");
+            for (unit, (_, tag)) in other.by_ref().zip(pushed) {
+                self.hold(unit.into_block(), tag);
+            }
+        }
+        demand!(hand.list.len() == hand.items.len(), "a list of {} has {}", hand.items.len(), hand.list.len());
+        *T::hand(self) = hand;
+        Ok(())
+    }
+
+    // ── callback ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn callback<T: Unit>(
+        &mut self,
+        gfp: Gfp,
+        order: Order,
+        n: usize,
+        unwind: Option<usize>,
+        nested: Option<usize>,
+    ) -> Result<(), Failure> {
+        let bounds = self.bounds(gfp, order, n, Ask::UpTo(n));
+        let (mut got, mut own) = (Vec::<T>::new(), Vec::<Page>::new());
+        let allocator = &self.allocator;
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            allocator.alloc_pages_bulk_callback(Bulk::up_to(n).gfp(gfp).order(order), |unit| {
+                got.push(unit);
+                if nested.is_some_and(|every| got.len().is_multiple_of(every)) {
+                    own.extend(allocator.alloc_page(gfp));
+                }
+                if unwind == Some(got.len() - 1) {
+                    resume_unwind(Box::new(Stop));
+                }
+            })
+        }));
+        match result {
+            Ok(result) if own.is_empty() => {
+                let added = Self::settle(Ask::UpTo(n), 0, bounds, result.map(|done| (done.blocks, done.shortfall)))?;
+                demand!(added == got.len(), "{} blocks were handed over, {added} are said to", got.len());
+            }
+            // The function took some itself: fewer may have been left.
+            Ok(result) => demand!(
+                result.as_ref().is_ok_and(|done| done.blocks == got.len()) && got.len() <= bounds.high,
+                "{} blocks were handed over, and {result:?}",
+                got.len()
+            ),
+            Err(payload) if payload.is::<Stop>() => demand!(got.len() <= bounds.high, "too many: {bounds:?}"),
+            Err(payload) => resume_unwind(payload),
+        }
+        let told = self.told(gfp, order);
+        for unit in got {
+            self.hold_new(unit.into_block(), gfp, told)?;
+        }
+        for page in own {
+            self.hold_new(page.into(), gfp, None)?;
+        }
+        Ok(())
+    }
+
+    // ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn runs<T: Unit>(&mut self, gfp: Gfp, order: Order, ask: Ask) -> Result<(), Failure> {
+        let mut hand = core::mem::take(T::runs(self));
+        let before: Vec<_> = hand.runs.iter().map(|run| (run.addr(), run.len())).collect();
+        let bounds = self.bounds(gfp, order, ask.most(), ask);
+        let result = self.allocator.alloc_pages_bulk_runs(ask.bulk(gfp, order), &mut hand.runs);
+        let added = Self::settle(ask, 0, bounds, result.map(|done| (done.blocks, done.shortfall)))?;
+
+        let told = self.told(gfp, order);
+        let mut blocks = 0;
+        let mut end = 0;
+        for (i, run) in hand.runs.iter().enumerate() {
+            if let Some(&known) = before.get(i) {
+                demand!(
+                    (run.addr(), run.len()) == known,
+                    "run {i} was {known:?}, and is {:?}",
+                    (run.addr(), run.len())
+                );
+                continue;
+            }
+            demand!(run.addr() != end, "two runs meet at {end:#x}");
+            demand!(run.bytes() == run.len() * order.bytes(), "{} blocks have {} bytes", run.len(), run.bytes());
+            end = run.addr() + run.bytes();
+            let tag = self.next_tag();
+            for block in 0..run.len() {
+                self.take(run.addr() + block * order.bytes(), order, gfp, tag, told)?;
+            }
+            blocks += run.len();
+            hand.tags.push((tag, order));
+        }
+        demand!(blocks == added, "runs of {blocks} blocks came, {added} are said to");
+        *T::runs(self) = hand;
+        Ok(())
+    }
+
+    pub(crate) fn run_split(&mut self, which: usize, keep: usize) -> Result<(), Failure> {
+        let hand = &mut self.page_runs;
+        if hand.runs.is_empty() {
+            return Ok(());
+        }
+        let at = which % hand.runs.len();
+        let (run, (tag, _)) = (hand.runs.swap_remove(at), hand.tags.swap_remove(at));
+        let len = run.len();
+        let mut pages = run.into_pages();
+        demand!(pages.len() == len, "a run of {len} became {} pages", pages.len());
+        for page in pages.by_ref().take(keep) {
+            self.hold(page.into(), tag);
+        }
+        let left = pages.len();
+        let Some(first) = pages.next() else { return Ok(()) };
+        for i in 0..left {
+            self.give(first.addr() + i * first.len(), Order::ZERO, tag)?;
+        }
+        drop(first);
+        drop(pages);
+        Ok(())
+    }
+}

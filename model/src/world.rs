@@ -1,0 +1,362 @@
+//! A world: what one user of an allocator holds, and what it does next.
+use crate::expect::{Bounds, Expect};
+use crate::ledger::{Breach, Fault, Ledger, Tag};
+use crate::op::{Ask, Op};
+use crate::unit::{Hand, Holding, Runs, Unit};
+use core::cell::Cell;
+use core::fmt;
+use pagemill::{Allocator, Block, Error, Gfp, Mobility, Order, Page, Shortfall};
+use std::sync::Arc;
+
+/// How an operation goes to another CPU: a test sets a number, stress asks the system.
+pub type Cpus = fn(usize);
+
+thread_local! {
+    static FAKE_CPU: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The CPU that this thread pretends to be on; for [`pagemill::Builder::cpus`].
+pub fn fake_cpu() -> usize {
+    FAKE_CPU.get()
+}
+/// Pretends that this thread is on CPU `cpu` from now on.
+pub fn set_fake_cpu(cpu: usize) {
+    FAKE_CPU.set(cpu);
+}
+
+/// What came back is not what had to come back.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure(String);
+
+impl Failure {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+}
+impl From<Breach> for Failure {
+    fn from(breach: Breach) -> Self {
+        Self(breach.to_string())
+    }
+}
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+impl core::error::Error for Failure {}
+
+/// Fails unless a condition holds.
+macro_rules! demand {
+    ($holds:expr, $($what:tt)+) => {
+        if !$holds {
+            return Err($crate::world::Failure::new(format!($($what)+)));
+        }
+    };
+}
+pub(crate) use demand;
+
+/// Bits of a tag that count; those above say whose it is.
+const COUNT_BITS: u32 = 20;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct World {
+    pub(crate) allocator: Allocator,
+    pub(crate) ledger: Arc<Ledger>,
+    who: u32,
+    count: u32,
+    /// By order.
+    held: [Vec<Holding>; ORDERS],
+    pub(crate) pages: Hand<Page>,
+    pub(crate) blocks: Hand<Block>,
+    pub(crate) page_runs: Runs<Page>,
+    pub(crate) block_runs: Runs<Block>,
+    /// Frames that it has, and the most that it may have.
+    out: usize,
+    most: usize,
+    /// If nobody else works with the allocator: what has to come back.
+    pub(crate) expect: Option<Expect>,
+    move_to: Cpus,
+    /// Blocks that must have been refused so far.
+    pub(crate) misused: u64,
+    /// Pages that must have been handed out so far, those that went back at once included.
+    steals: u64,
+}
+
+const ORDERS: usize = Order::MAX.get() as usize + 1;
+
+impl World {
+    /// A world that has the allocator to itself: all that comes back is predicted.
+    pub fn alone(allocator: Allocator, move_to: Cpus) -> Self {
+        let ledger = Arc::new(Ledger::new(&allocator));
+        let expect = Expect::new(ledger.frames());
+        Self { expect: Some(expect), ..Self::shared(allocator, ledger, 1, usize::MAX, move_to) }
+    }
+
+    /// A world beside others on the same allocator and ledger. `who` is its own number, from 1 to 4095; it holds about
+    /// `most` frames at most.
+    pub fn shared(allocator: Allocator, ledger: Arc<Ledger>, who: u32, most: usize, move_to: Cpus) -> Self {
+        assert!((1..1 << (32 - COUNT_BITS)).contains(&who), "world {who} has no tags");
+        Self {
+            allocator,
+            ledger,
+            who,
+            count: 0,
+            held: [const { Vec::new() }; ORDERS],
+            pages: Hand::default(),
+            blocks: Hand::default(),
+            page_runs: Runs::default(),
+            block_runs: Runs::default(),
+            out: 0,
+            most,
+            expect: None,
+            move_to,
+            misused: 0,
+            steals: 0,
+        }
+    }
+
+    /// Frames that it holds.
+    pub fn out(&self) -> usize {
+        self.out
+    }
+    /// Its ledger.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// Does one operation and compares.
+    ///
+    /// # Errors
+    /// What came back that must not have, or did not.
+    pub fn apply(&mut self, op: Op) -> Result<(), Failure> {
+        if self.expect.is_some() {
+            self.steals = self.allocator.stats().steals;
+        } else if self.out > self.most {
+            self.free_most()?;
+        }
+        match op {
+            Op::Page { gfp } => self.page(gfp)?,
+            Op::Block { gfp, order } => self.block(gfp, order)?,
+            Op::Split { which, keep } => self.split(which, keep)?,
+            Op::Array { gfp, order: Order::ZERO, ask, holes } => self.array::<Page>(gfp, Order::ZERO, ask, holes)?,
+            Op::Array { gfp, order, ask, holes } => self.array::<Block>(gfp, order, ask, holes)?,
+            Op::List { gfp, order: Order::ZERO, ask } => self.list::<Page>(gfp, Order::ZERO, ask)?,
+            Op::List { gfp, order, ask } => self.list::<Block>(gfp, order, ask)?,
+            Op::ListPop { order: Order::ZERO, n } => self.list_pop::<Page>(n)?,
+            Op::ListPop { n, .. } => self.list_pop::<Block>(n)?,
+            Op::ListPush { order: Order::ZERO, n } => self.list_push::<Page>(Order::ZERO, n, false)?,
+            Op::ListPush { order, n } => self.list_push::<Block>(order, n, false)?,
+            Op::ListAppend { order: Order::ZERO, n } => self.list_push::<Page>(Order::ZERO, n, true)?,
+            Op::ListAppend { order, n } => self.list_push::<Block>(order, n, true)?,
+            Op::ListFree { order: Order::ZERO, is_drop } => self.list_free::<Page>(is_drop)?,
+            Op::ListFree { is_drop, .. } => self.list_free::<Block>(is_drop)?,
+            Op::Callback { gfp, order: Order::ZERO, n, unwind, nested } => {
+                self.callback::<Page>(gfp, Order::ZERO, n, unwind, nested)?
+            }
+            Op::Callback { gfp, order, n, unwind, nested } => self.callback::<Block>(gfp, order, n, unwind, nested)?,
+            Op::Runs { gfp, order: Order::ZERO, ask } => self.runs::<Page>(gfp, Order::ZERO, ask)?,
+            Op::Runs { gfp, order, ask } => self.runs::<Block>(gfp, order, ask)?,
+            Op::RunSplit { which, keep } => self.run_split(which, keep)?,
+            Op::RunFree { which } => self.run_free(which)?,
+            Op::Free { which, is_drop } => self.free_one(which, is_drop)?,
+            Op::FreeArray { order: Order::ZERO, n, holes } => self.free_array::<Page>(Order::ZERO, n, holes)?,
+            Op::FreeArray { order, n, holes } => self.free_array::<Block>(order, n, holes)?,
+            Op::FreeRaw { which } => self.free_raw(which)?,
+            Op::FreeArrayRaw { order, n, holes } => self.free_array_raw(order, n, holes)?,
+            Op::FreeOldest { n } => self.free_oldest(n)?,
+            Op::Misuse { wrong, which, order } => self.misuse(wrong, which, order)?,
+            Op::Invalid { which } => self.invalid(which)?,
+            Op::Drain => drop(self.allocator.drain()),
+            Op::DrainCpu { cpu } => self.drain_cpu(cpu)?,
+            Op::MoveTo { cpu } => (self.move_to)(cpu),
+            Op::Check => self.check()?,
+        }
+        self.check_sums()
+    }
+
+    fn drain_cpu(&mut self, cpu: usize) -> Result<(), Failure> {
+        let cpu = pagemill::CpuId::new((cpu % self.allocator.cpus()) as u32);
+        let drained = self.allocator.drain_cpu(cpu);
+        demand!(drained.is_ok(), "draining {cpu:?} fails: {drained:?}");
+        Ok(())
+    }
+
+    // ── what it has ────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn next_tag(&mut self) -> Tag {
+        self.count = (self.count + 1) % (1 << COUNT_BITS);
+        self.who << COUNT_BITS | self.count
+    }
+
+    /// The mobility of the pageblocks that order-0 pages of this operation come from, if that can be told.
+    pub(crate) fn told(&self, gfp: Gfp, order: Order) -> Option<Mobility> {
+        let is_own = order == Order::ZERO && self.expect.is_some() && self.allocator.stats().steals == self.steals;
+        is_own.then_some(gfp.mobility())
+    }
+
+    /// Notes a block that was handed out.
+    pub(crate) fn take(
+        &mut self,
+        addr: usize,
+        order: Order,
+        gfp: Gfp,
+        tag: Tag,
+        told: Option<Mobility>,
+    ) -> Result<(), Failure> {
+        if gfp.contains(Gfp::ZERO) {
+            self.ledger.look_zero(addr, order)?;
+        }
+        self.ledger.take(addr, order, tag)?;
+        self.out += order.pages().get();
+        if let Some(expect) = &mut self.expect
+            && let Err(known) = expect.take(self.ledger.frame_of(addr), order, told)
+        {
+            let frame = self.ledger.frame_of(addr);
+            return Err(Failure::new(format!("frame {frame} was taken for {told:?} from a pageblock of {known:?}")));
+        }
+        Ok(())
+    }
+
+    /// Notes that a block goes back; before it does.
+    pub(crate) fn give(&mut self, addr: usize, order: Order, tag: Tag) -> Result<(), Failure> {
+        self.ledger.give(addr, order, tag)?;
+        self.out -= order.pages().get();
+        if let Some(expect) = &mut self.expect {
+            expect.give(self.ledger.frame_of(addr), order);
+        }
+        Ok(())
+    }
+
+    /// Takes a new block and holds it.
+    pub(crate) fn hold_new(&mut self, block: Block, gfp: Gfp, told: Option<Mobility>) -> Result<(), Failure> {
+        let tag = self.next_tag();
+        self.take(block.addr(), block.order(), gfp, tag, told)?;
+        self.hold(block, tag);
+        Ok(())
+    }
+
+    pub(crate) fn hold(&mut self, block: Block, tag: Tag) {
+        self.held[usize::from(block.order().get())].push(Holding { block, tag });
+    }
+
+    /// The held block of this order that came last.
+    pub(crate) fn pick<T: Unit>(&mut self, order: Order) -> Option<(T, Tag)> {
+        let Holding { block, tag } = self.held[usize::from(order.get())].pop()?;
+        Some((T::from_block(block), tag))
+    }
+
+    /// Any held block.
+    pub(crate) fn pick_any(&mut self, which: usize) -> Option<Holding> {
+        let order = (0..ORDERS).map(|i| (which + i) % ORDERS).find(|&order| !self.held[order].is_empty())?;
+        let held = &mut self.held[order];
+        Some(held.swap_remove(which / ORDERS % held.len()))
+    }
+
+    /// The order of which it holds most, and how many.
+    pub(crate) fn held_most(&mut self) -> Option<&mut Vec<Holding>> {
+        self.held.iter_mut().max_by_key(|held| held.len()).filter(|held| !held.is_empty())
+    }
+
+    /// Gives what it holds singly to somebody else, noted as before.
+    pub fn hand_over(&mut self) -> Vec<Holding> {
+        let all: Vec<Holding> = self.held.iter_mut().flat_map(|held| held.drain(..)).collect();
+        self.out -= all.iter().map(|holding| holding.block.order().pages().get()).sum::<usize>();
+        all
+    }
+    /// Takes over what somebody else held.
+    pub fn take_over(&mut self, holdings: Vec<Holding>) {
+        for Holding { block, tag } in holdings {
+            self.out += block.order().pages().get();
+            self.hold(block, tag);
+        }
+    }
+
+    // ── what must come back ────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn bounds(&self, gfp: Gfp, order: Order, missing: usize, ask: Ask) -> Bounds {
+        match &self.expect {
+            Some(expect) => expect.bounds(&self.ledger, gfp, order, missing, ask.least() > 0),
+            None => Bounds::up_to(missing),
+        }
+    }
+
+    /// Compares what a bulk request brought. `had`: occupied slots before. Returns what was added, 0 on an error.
+    pub(crate) fn settle(
+        ask: Ask,
+        had: usize,
+        bounds: Bounds,
+        result: Result<(usize, Option<Shortfall>), Error>,
+    ) -> Result<usize, Failure> {
+        let (least, most) = (ask.least(), ask.most());
+        match result {
+            Ok((added, shortfall)) => {
+                demand!(bounds.admit(added), "{ask:?} with {had} occupied brought {added}, not {bounds:?}");
+                let now = had + added;
+                demand!(now >= least, "{ask:?} came back with {now} and no error");
+                let missing = Some(Shortfall::Exhausted { missing: most - now }).filter(|_| now < most);
+                demand!(shortfall == missing, "{ask:?} has {now} and says {shortfall:?}, not {missing:?}");
+                Ok(added)
+            }
+            Err(Error::Exhausted(exhausted)) => {
+                let got = exhausted.got;
+                demand!(least > 0 && got < least, "{ask:?} failed with {exhausted:?}");
+                demand!(exhausted.wanted == least, "{ask:?} wanted {}", exhausted.wanted);
+                let is_due = (had + bounds.low..=had + bounds.high).contains(&got);
+                demand!(is_due, "{ask:?} with {had} occupied failed with {got}, not {bounds:?} more");
+                Ok(0)
+            }
+            Err(error) => Err(Failure::new(format!("{ask:?} failed: {error}"))),
+        }
+    }
+
+    /// After each operation, alone: pages handed out less pages returned are the pages out, and what was refused is
+    /// what had to be.
+    fn check_sums(&self) -> Result<(), Failure> {
+        if self.expect.is_none() {
+            return Ok(());
+        }
+        let stats = self.allocator.stats();
+        let out = stats.allocated.wrapping_sub(stats.freed);
+        demand!(out == self.out as u64, "{out} pages are out by the statistics, {} by the model", self.out);
+        demand!(stats.quarantined == 0, "a frame owned twice: {} are in quarantine", stats.quarantined);
+        demand!(stats.misused == self.misused, "{} blocks were refused, not {}", stats.misused, self.misused);
+        let here = stats.free + stats.listed + self.out as u64;
+        demand!(here == self.ledger.frames() as u64, "{here} frames of {} are somewhere", self.ledger.frames());
+        Ok(())
+    }
+
+    /// Looks at everything that it holds; alone, also at the whole allocator.
+    fn check(&self) -> Result<(), Failure> {
+        for Holding { block, tag } in self.held.iter().flatten() {
+            self.ledger.look(block.addr(), block.order(), *tag)?;
+        }
+        if self.expect.is_some() {
+            let census = self.allocator.validate();
+            let out = self.ledger.owners().filter(|&owner| owner != 0).count();
+            demand!(
+                census.handed_out == self.out && out == self.out,
+                "the census has {} pages out, the ledger {out}, the model {}",
+                census.handed_out,
+                self.out
+            );
+        }
+        Ok(())
+    }
+
+    /// Frees everything and, alone, looks at the allocator a last time.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub fn finish(mut self) -> Result<(), Failure> {
+        self.free_all()?;
+        demand!(self.out == 0, "{} pages are lost by the model itself", self.out);
+        self.check()?;
+        self.check_sums()
+    }
+
+    /// A block that its owner freed was refused.
+    pub(crate) fn refused(&self, addr: usize) -> Failure {
+        Breach { frame: self.ledger.frame_of(addr), addr, fault: Fault::Refused }.into()
+    }
+}
