@@ -176,7 +176,8 @@ fn has_component(toolchain: &str, name: &str) -> bool {
     match name {
         "rustfmt" => tool("rustfmt"),
         "clippy" => tool("clippy-driver"),
-        "miri" => tool("miri"),
+        "miri" if toolchain.is_empty() => succeeds(&["cargo", "miri", "--version"]),
+        "miri" => succeeds(&["cargo", toolchain, "miri", "--version"]),
         "rust-src" => sysroot(toolchain).is_some_and(|root| root.join("lib/rustlib/src/rust/library").is_dir()),
         _ => false,
     }
