@@ -31,8 +31,18 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(any(test, loom))]
+#[cfg(any(test, loom, feature = "trace"))]
 extern crate std;
+
+/// Marks a step of `docs/one-page.md`. Nothing, but for the test that holds the document against the code.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! step {
+    ($name:literal) => {
+        #[cfg(feature = "trace")]
+        $crate::trace::step($name);
+    };
+}
 
 mod area;
 mod error;
@@ -42,6 +52,9 @@ mod index;
 mod policy;
 mod state;
 mod sync;
+#[cfg(feature = "trace")]
+#[doc(hidden)]
+pub mod trace;
 mod units;
 mod validate;
 mod zone;

@@ -26,7 +26,7 @@ use crate::error::{Invalid, MisuseKind};
 use crate::give::Giving;
 use crate::index::{BlockIndex, Class, UNUSED};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, latest_u32, spin_wait};
-use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
+use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn, step};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 /// How many words of metadata a zone needs.
@@ -178,6 +178,7 @@ impl<'m> Zone<'m> {
     /// Takes up to `want` frames from pageblocks of `mobility`, from the bound one first. Each word that gives some is
     /// handed to `emit` as (frame of its bit 0, the bits taken). Returns how many frames that were.
     pub fn take(&self, bound: &BoundBlock, want: usize, mobility: Mobility, emit: &mut impl FnMut(Pfn, u64)) -> usize {
+        step!("Zone::take");
         let want = want.min(self.frames as usize) as u32;
         let mut left = want;
         // Each turn drains a block or finds none; somebody who frees into them all the time cannot hold us here.
@@ -244,6 +245,7 @@ impl<'m> Zone<'m> {
 
     /// Binds the fullest block of `mobility` that nobody is bound to.
     fn bind(&self, mobility: Mobility) -> Option<usize> {
+        step!("Zone::bind");
         for class in Class::best_fit(mobility, 1).chain([UNUSED]) {
             let mut from = 0;
             while let Some(block) = self.index.next(class, from) {
@@ -264,6 +266,7 @@ impl<'m> Zone<'m> {
 
     /// Up to `want` frames of one block, or none if it is of another mobility than the one that is asked for.
     fn take_from(&self, block: usize, want: u32, mobility: Option<Mobility>, emit: &mut impl FnMut(Pfn, u64)) -> u32 {
+        step!("Zone::take_from");
         let reserved = self.reserve(block, 1, want, mobility);
         if reserved == 0 {
             return 0;
@@ -299,6 +302,7 @@ impl<'m> Zone<'m> {
 
     /// Lowers a block's count by `least` to `most`: I1's first half. Returns by how many, 0 if it cannot.
     fn reserve(&self, block: usize, least: u32, most: u32, mobility: Option<Mobility>) -> u32 {
+        step!("Zone::reserve");
         let frames = self.frames_of(block);
         let mut entry = Entry(self.areas[block].load(Relaxed));
         loop {
@@ -325,6 +329,7 @@ impl<'m> Zone<'m> {
 
     /// Raises a block's count: I1's second half, once the bits are set.
     pub(crate) fn raise(&self, block: usize, by: u32) {
+        step!("Zone::raise");
         let frames = self.frames_of(block);
         // SeqCst: Release for `reserve`, and see `file`.
         let before = Entry(self.areas[block].fetch_add(by, SeqCst));
@@ -334,6 +339,7 @@ impl<'m> Zone<'m> {
 
     /// Sets bits of one word; returns those that were set already, which are somebody's double free.
     pub(crate) fn set_bits(&self, word: usize, mask: u64) -> u64 {
+        step!("Zone::set_bits");
         self.bits[word].fetch_or(mask, Release) & mask
     }
 

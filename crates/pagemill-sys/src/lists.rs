@@ -23,7 +23,7 @@ use core::fmt;
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, CpuId, Error, Invalid, ListPolicy, Mobility};
+use pagemill_core::{BoundBlock, CpuId, Error, Invalid, ListPolicy, Mobility, step};
 
 /// Slots of a list: what is left of 8 KiB after the header, so that one frame of metadata serves two lists.
 #[cfg(not(loom))]
@@ -444,6 +444,7 @@ impl PerCpu {
     /// Takes one frame. `None`: the list is empty or held.
     #[inline]
     pub fn pop(&self, mobility: Mobility) -> Option<u32> {
+        step!("PerCpu::pop");
         let pfn = match self.backend {
             // SAFETY: the self-test passed, and `sections` names lists of as many CPUs as it says.
             Backend::Rseq => unsafe { rseq::pop(self.sections(mobility)) },
@@ -480,6 +481,7 @@ impl PerCpu {
     /// Returns one frame. False: the list is full or held, and the caller still has it.
     #[inline]
     pub fn push(&self, mobility: Mobility, pfn: u32) -> bool {
+        step!("PerCpu::push");
         match self.backend {
             // SAFETY: as in `pop`.
             Backend::Rseq => unsafe { rseq::push(self.sections(mobility), pfn) },
@@ -490,6 +492,7 @@ impl PerCpu {
     /// Returns the frames of `batch` from the one at `from` on: all, or none if they do not fit or the list is held.
     #[inline]
     pub fn push_n(&self, mobility: Mobility, batch: &Batch, from: usize) -> bool {
+        step!("PerCpu::push_n");
         match self.backend {
             // SAFETY: as in `pop`; the numbers are initialised, with readable padding behind them.
             Backend::Rseq => unsafe {
@@ -541,6 +544,7 @@ impl PerCpu {
     /// Takes everything off one CPU's list of that mobility, a batch at a time, as whatever thread on whatever CPU
     /// (C4.3). The owner goes to the zone meanwhile. Returns how many frames went through `give`.
     pub fn drain(&self, cpu: CpuId, mobility: Mobility, mut give: impl FnMut(&[u32])) -> usize {
+        step!("PerCpu::drain");
         let list = &self.cpu(cpu).lists[mobility.index()];
         let held = loop {
             match list.try_hold() {

@@ -4,7 +4,7 @@ use crate::{fork, registry};
 use core::mem::ManuallyDrop;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use pagemill_core::{Error, Invalid, ListPolicy, Mobility, PAGE_SIZE, PageCount, Zone};
+use pagemill_core::{Error, Invalid, ListPolicy, Mobility, PAGE_SIZE, PageCount, Zone, step};
 use pagemill_sys::{Backend, List, PerCpu, current_cpu, possible_cpus, self_test};
 use std::sync::{Arc, OnceLock};
 
@@ -303,6 +303,7 @@ impl Inner {
 
     /// Returns one CPU's lists' frames to the zone.
     pub(crate) fn drain_cpu(&self, cpu: pagemill_core::CpuId) -> usize {
+        step!("Inner::drain_cpu");
         self.check_generation();
         let mut drained = 0;
         for mobility in Mobility::ALL {

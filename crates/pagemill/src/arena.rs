@@ -11,7 +11,7 @@ use crate::allocator::Inner;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use pagemill_core::atomic::AtomicU64;
-use pagemill_core::{FrameState, Invalid, Mobility, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata};
+use pagemill_core::{FrameState, Invalid, Mobility, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata, step};
 use pagemill_sys::{Batch, Mapping};
 
 /// Links and addresses are compared this many at a time.
@@ -168,6 +168,7 @@ impl Arena {
     /// Marks one free frame as handed out. False: it is not free.
     #[inline]
     pub(crate) fn hand_out(&self, pfn: u32, mobility: Mobility) -> bool {
+        step!("Arena::hand_out");
         if cfg!(feature = "detection-off") {
             return true;
         }
@@ -222,6 +223,7 @@ impl Arena {
     /// Marks a page that is handed out as free. Its mobility, which says the list; none if it is no such page.
     #[inline]
     pub(crate) fn take_back_any(&self, pfn: u32) -> Option<Mobility> {
+        step!("Arena::take_back_any");
         if cfg!(feature = "detection-off") {
             return Some(Mobility::Unmovable);
         }

@@ -6,13 +6,14 @@ use crate::handle::{addr_of_word, order_of_word};
 use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{FrameState, Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn};
+use pagemill_core::{FrameState, Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
 use pagemill_sys::Batch;
 use pagemill_sys::lists::BulkCall;
 
 /// Frees one block by its handle's word.
 #[inline]
 pub(crate) fn free_word(word: usize) -> Result<(), Misuse> {
+    step!("free_word");
     let (addr, order) = (addr_of_word(word), order_of_word(word));
     if order == Order::ZERO
         && let Some(arena) = registry::by_address(addr)

@@ -6,7 +6,7 @@ use crate::allocator::{Allocator, Inner};
 use crate::handle::{Block, Page, sealed::Word};
 use crate::misuse::misuse;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Exhausted, Gfp, ListPolicy, MisuseKind, Mobility, Order, Pfn, SlowEvent};
+use pagemill_core::{Error, Exhausted, Gfp, ListPolicy, MisuseKind, Mobility, Order, Pfn, SlowEvent, step};
 use pagemill_sys::{Batch, CpuStats};
 
 impl Allocator {
@@ -25,6 +25,7 @@ impl Allocator {
     /// ```
     #[inline]
     pub fn alloc_page(&self, gfp: Gfp) -> Result<Page, Error> {
+        step!("Allocator::alloc_page");
         let inner = self.inner();
         if let Some(pfn) = inner.pop_one(gfp) {
             // SAFETY: the frame came off the list and is marked as handed out: nobody else has it.
@@ -82,6 +83,7 @@ impl Inner {
     #[cold]
     #[inline(never)]
     fn alloc_page_slow(&self, gfp: Gfp) -> Result<Page, Error> {
+        step!("Inner::alloc_page_slow");
         gfp.check()?;
         match self.take_one(gfp) {
             // SAFETY: the frame is marked as handed out by `take_one`: nobody else has it.
@@ -93,10 +95,13 @@ impl Inner {
     /// One frame by every means that `gfp` allows: the list, the zone, all lists drained, a pageblock of another
     /// mobility. Marked as handed out, zeroed if asked for.
     pub(crate) fn take_one(&self, gfp: Gfp) -> Option<u32> {
+        step!("Inner::take_one");
         let mobility = gfp.mobility();
         let mut one = Batch::new();
         self.lists.pop_n(mobility, 1, &mut one);
-        self.prepare(&mut one, gfp, mobility);
+        if !one.is_empty() {
+            self.prepare(&mut one, gfp, mobility);
+        }
         while one.is_empty() && self.refill(mobility, 1, &mut one) > 0 {
             self.prepare(&mut one, gfp, mobility);
         }
@@ -125,6 +130,7 @@ impl Inner {
     /// all follow each other.
     #[inline]
     pub(crate) fn prepare(&self, batch: &mut Batch, gfp: Gfp, mobility: Mobility) -> Option<u32> {
+        step!("Inner::prepare");
         if gfp.contains(Gfp::ZERO) {
             batch.as_slice().iter().for_each(|&pfn| self.arena.zero(pfn, Order::ZERO));
         }
@@ -143,6 +149,7 @@ impl Inner {
     /// Takes `want` frames (at most a batch's room) from the zone into `batch`, and as many more for the list as its
     /// policy says. Returns how many are in the batch. Not prepared.
     pub(crate) fn refill(&self, mobility: Mobility, want: usize, batch: &mut Batch) -> usize {
+        step!("Inner::refill");
         self.check_generation();
         let cpu = self.lists.cpu(self.lists.here());
         let list = &cpu.lists[mobility.index()];
@@ -170,6 +177,7 @@ impl Inner {
 
     /// Puts frames from the zone on this CPU's list, or back where it takes no more.
     fn put_on_list(&self, mobility: Mobility, frames: &Batch, from: usize) {
+        step!("Inner::put_on_list");
         let n = frames.len() - from;
         if n == 0 {
             return;

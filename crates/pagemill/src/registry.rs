@@ -9,7 +9,7 @@
 use crate::arena::Arena;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use pagemill_core::{Invalid, Order, Pfn};
+use pagemill_core::{Invalid, Order, Pfn, step};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// log2 of the bytes an entry of a leaf stands for: a pageblock.
@@ -39,6 +39,7 @@ static LAST: Slot = AtomicPtr::new(ptr::null_mut());
 /// The arena that has this address, if one does.
 #[inline]
 pub(crate) fn by_address(addr: usize) -> Option<&'static Arena> {
+    step!("registry::by_address");
     // Acquire pairs with the Release in `enter`.
     // SAFETY: an arena that is entered lives until `remove`, which its allocator calls when no page of it is out.
     if let Some(last) = unsafe { LAST.load(Acquire).as_ref() }
