@@ -6,6 +6,7 @@ use clap::Args;
 use pagemill::{Allocator, Block, Bulk, Error, Gfp, Order, PAGE_SIZE, Page, PageList, self_test};
 use serde::Serialize;
 
+use crate::allocator::default_allocator;
 use crate::failure::{Failure, print, said};
 
 /// Show what Pagemill found here: backend and why, CPUs, page sizes, the default arena
@@ -54,10 +55,7 @@ struct Info {
 }
 
 pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
-    let allocator = Allocator::builder().build().map_err(|error| {
-        let next = "check PAGEMILL_BACKEND and the limit on address space (`ulimit -v`)";
-        Failure::new("can't make the default allocator", error).next(next)
-    })?;
+    let allocator = default_allocator(None)?;
     let kept = warm_up(&allocator).map_err(|error| Failure::new("can't take a few pages", error))?;
     let info = Info::of(&allocator);
     drop(kept);

@@ -2,6 +2,7 @@
 //!
 //! `bench` measures it (the crate `pagemill-bench`), `copy` moves a file through its pages, `stress` looks for a page
 //! with two owners, `info` says what it found on this machine. Each is a module with its arguments and a `run`.
+mod allocator;
 mod copy;
 mod failure;
 mod info;

@@ -21,6 +21,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use pagemill::{Allocator, PAGE_SIZE};
 
+use crate::allocator::default_allocator;
 use crate::failure::{Failure, print, said};
 use extents::{Extents, Part};
 use files::{Source, Target};
@@ -183,7 +184,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
 /// Moves the data. The copy has neither its size nor its name yet.
 fn copy(args: &CopyArgs, source: &Source, target: &Target, stop: &Stop) -> Result<Report, Failure> {
     // Made before the clock starts, as a program that copies more than one file would have done.
-    let allocator = allocator(args.batch)?;
+    let allocator = default_allocator(Some(2 * uring::LANES * args.batch))?;
     let (ring, fallback) = choose_io(args.io, source)?;
     let io = if ring.is_some() { "io_uring" } else { "preadv" };
     let start = Instant::now();
@@ -224,21 +225,6 @@ fn copy(args: &CopyArgs, source: &Source, target: &Target, stop: &Stop) -> Resul
         calls: job.io,
         fate,
     })
-}
-
-/// The default arena; where the system refuses that much address space, one that is large enough.
-fn allocator(batch: usize) -> Result<Allocator, Failure> {
-    let enough = 2 * uring::LANES * batch;
-    let failed = |error| {
-        let next = "raise the limit on address space (`ulimit -v`), or give a smaller --batch";
-        Failure::new("can't make an allocator", error).next(next)
-    };
-    match Allocator::builder().build() {
-        Err(pagemill::Error::Invalid(pagemill::Invalid::System { .. })) => {
-            Allocator::builder().pages(enough).build().map_err(failed)
-        }
-        other => other.map_err(failed),
-    }
 }
 
 /// A ring, or why there is none where one would have been used.

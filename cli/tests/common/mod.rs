@@ -1,0 +1,153 @@
+//! A folder with files to copy, and the program at work on them.
+#![expect(dead_code, reason = "each test file uses a part of it")]
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_pagemill");
+
+/// Longer than any of these copies takes: what is not done by then hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An empty folder, removed at the end.
+pub(crate) struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn file(&self, name: &str, contents: &[u8]) -> PathBuf {
+        fs::write(self.path(name), contents).unwrap();
+        self.path(name)
+    }
+
+    /// What is in it, sorted.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.0.path()).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// `pagemill copy` in this folder.
+    pub(crate) fn copy(&self, args: &[&str]) -> Outcome {
+        self.run(Command::new(PROGRAM).arg("copy").args(args))
+    }
+
+    /// `pagemill copy` after `before` in a shell.
+    pub(crate) fn copy_after(&self, before: &str, args: &[&str]) -> Outcome {
+        let script = format!("{before}; exec \"$0\" copy \"$@\"");
+        self.run(Command::new("sh").args(["-c", &script, PROGRAM]).args(args))
+    }
+
+    pub(crate) fn run(&self, command: &mut Command) -> Outcome {
+        command.current_dir(self.0.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Outcome::of(command.spawn().unwrap())
+    }
+
+    /// Starts a copy of `src` to `dst` that takes a while, and stops it in the middle.
+    pub(crate) fn stopped_copy(&self, args: &[&str]) -> Child {
+        let mut command = Command::new(PROGRAM);
+        command.args(["copy", "--batch", "1", "--alloc", "single", "src", "dst"]).args(args);
+        command.current_dir(self.0.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        let start = Instant::now();
+        while !self.has_partial_with_data() {
+            assert!(start.elapsed() < PATIENCE, "the copy was never seen at work");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        signal(&child, rustix::process::Signal::STOP);
+        child
+    }
+
+    fn has_partial_with_data(&self) -> bool {
+        let partial = self.names().into_iter().find(|name| name.ends_with(".partial"));
+        partial.and_then(|name| fs::metadata(self.path(&name)).ok()).is_some_and(|meta| meta.len() > 0)
+    }
+}
+
+pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+/// Goes on with a stopped copy, to its end.
+pub(crate) fn go_on(child: Child) -> Outcome {
+    signal(&child, rustix::process::Signal::CONT);
+    Outcome::of(child)
+}
+
+/// How the program ended.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) code: Option<i32>,
+    pub(crate) signal: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Outcome {
+    pub(crate) fn of(mut child: Child) -> Self {
+        let start = Instant::now();
+        while child.try_wait().unwrap().is_none() {
+            if start.elapsed() > PATIENCE {
+                child.kill().unwrap();
+                panic!("the program hangs");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let output = child.wait_with_output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self {
+            code: output.status.code(),
+            signal: output.status.signal(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+
+    /// Done, with nothing on standard error.
+    #[track_caller]
+    pub(crate) fn done(&self) -> &Self {
+        assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{self:?}");
+        self
+    }
+
+    /// Refused: exit code 1, nothing on standard output, and one line that has all these words.
+    #[track_caller]
+    pub(crate) fn refused(&self, words: &[&str]) -> &Self {
+        assert_eq!((self.code, self.stdout.as_str()), (Some(1), ""), "{self:?}");
+        assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
+        assert!(self.stderr.starts_with("pagemill: copy: "), "{self:?}");
+        words.iter().for_each(|word| assert!(self.stderr.contains(word), "no {word:?} in {self:?}"));
+        self
+    }
+}
+
+/// Bytes that don't repeat.
+pub(crate) fn noise(bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64 ^ bytes as u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[0]
+    };
+    (0..bytes).map(|_| next()).collect()
+}
+
+/// A file with this much data, quickly made.
+pub(crate) fn large(path: &Path, mebibytes: usize) {
+    let mut file = File::create(path).unwrap();
+    let block = noise(1 << 20);
+    (0..mebibytes).for_each(|_| file.write_all(&block).unwrap());
+}

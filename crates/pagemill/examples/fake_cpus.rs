@@ -1,0 +1,39 @@
+//! An allocator whose CPUs are made up: how tests see what 64 of them do, on any machine.
+//!
+//! `cargo run -p pagemill --example fake_cpus`
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use pagemill::{Allocator, Bulk, CpuId, Error, PageList};
+
+/// The CPU that the program pretends to be on. Relaxed: only this thread uses it.
+static CPU: AtomicUsize = AtomicUsize::new(0);
+
+fn main() -> Result<(), Error> {
+    let memory = Allocator::builder().pages(64 << 10).cpus(64, || CPU.load(Relaxed)).build()?;
+    println!("{} CPUs, lists by {}", memory.cpus(), memory.backend());
+
+    // Each CPU takes 32 pages in its turn and gives them back: they stay on its list.
+    for cpu in 0..64 {
+        CPU.store(cpu, Relaxed);
+        let mut list = PageList::new();
+        memory.alloc_pages_bulk_list(Bulk::exact(32), &mut list)?;
+        let highest = list.into_iter().map(|page| page.pfn()).max();
+        if cpu % 16 == 0 {
+            println!("CPU {cpu} had frames up to {highest:?}");
+        }
+    }
+    let census = memory.validate();
+    println!("{} pages on lists, {} free in the zone", census.listed, census.free);
+    assert!(census.listed >= 64 * 32 && census.handed_out == 0);
+
+    // Another CPU's list can be drained, while its owner goes on.
+    let drained = memory.drain_cpu(CpuId::new(17))?;
+    println!("CPU 17 had {drained}");
+    assert_eq!(memory.validate().listed, census.listed - drained.get());
+    assert!(memory.drain_cpu(CpuId::new(64)).is_err(), "there are CPUs 0 to 63");
+
+    memory.drain();
+    assert_eq!(memory.validate().free, memory.managed_pages().get());
+    println!("\n{}", memory.buddyinfo());
+    Ok(())
+}
