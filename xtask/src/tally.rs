@@ -65,8 +65,12 @@ pub(crate) fn of_tests(step: &str, output: &str) -> Tally {
         } else if let Some(name) = shown_name(line) {
             shown_test = name;
         } else if let Some(reason) = line.strip_prefix("skipped: ") {
+            let name = format!("{step}/{shown_test}");
+            if tally.skips.last().is_some_and(|last| last.name == name) {
+                continue; // It said so more than once.
+            }
             said_skipped += 1;
-            tally.skips.push(Skip { name: format!("{step}/{shown_test}"), reason: reason.trim().to_owned() });
+            tally.skips.push(Skip { name, reason: reason.trim().to_owned() });
         } else if let Some((name, rest)) = line.strip_prefix("test ").and_then(|l| l.split_once(" ... ")) {
             if rest.starts_with("FAILED") {
                 tally.failures.push(format!("{step}/{name}"));
@@ -107,6 +111,7 @@ test b::hugetlb ... ok
 successes:
 
 ---- b::hugetlb stdout ----
+skipped: no huge pages reserved
 skipped: no huge pages reserved
 
 test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s

@@ -1,0 +1,106 @@
+//! Promises about how it is done, seen from outside: which backend is chosen, how many
+//! sections a request takes, what the metadata costs.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use pagemill::{Allocator, Backend, Bulk, Gfp, PageList};
+
+/// What the program `backend` says and how it ends, with these variables set.
+fn backend(variables: &[(&str, &str)]) -> (String, Option<i32>) {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_backend"));
+    program.env_remove("PAGEMILL_BACKEND").env_remove("GLIBC_TUNABLES").envs(variables.iter().copied());
+    let output = program.output().expect("the program can be started");
+    (String::from_utf8_lossy(&output.stdout).trim().to_owned(), output.status.code())
+}
+
+/// C4.2: chosen at start-up after a self-test, forced by name, and never by crashing.
+#[test]
+fn the_backend_is_chosen_by_the_self_test_or_by_name() {
+    assert_eq!(backend(&[("PAGEMILL_BACKEND", "portable")]), ("backend: portable".to_owned(), Some(0)));
+    let (words, status) = backend(&[("PAGEMILL_BACKEND", "fast")]);
+    assert!(words.starts_with("unavailable: ") && status == Some(3), "{words}");
+
+    // With glibc's registration turned off there are no restartable sequences to be had.
+    let off = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+    assert_eq!(backend(&[off]), ("backend: portable".to_owned(), Some(0)));
+    let (words, status) = backend(&[off, ("PAGEMILL_BACKEND", "rseq")]);
+    assert!(words.starts_with("unavailable: ") && status == Some(3), "{words}");
+
+    match pagemill::self_test() {
+        Ok(()) => assert_eq!(backend(&[]), ("backend: rseq".to_owned(), Some(0))),
+        Err(why) => println!("skipped: restartable sequences: {why}"),
+    }
+}
+
+/// C3.5: a batch is taken in one section per K pages, K a constant, and those of its refills. The
+/// portable backend asks where it is once a section, so a counting answer counts sections.
+#[test]
+fn a_batch_takes_one_section_for_many_pages() {
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    fn here() -> usize {
+        ASKED.fetch_add(1, Relaxed);
+        0
+    }
+    let memory = Allocator::builder().pages(1 << 16).cpus(1, here).build().expect("an arena");
+    // Warm: the list has pages.
+    let mut list = PageList::new();
+    memory.alloc_pages_bulk_list(Bulk::exact(64), &mut list).expect("64 pages");
+    list.clear();
+
+    for pages in [1, 16, 64] {
+        let before = ASKED.load(Relaxed);
+        memory.alloc_pages_bulk_list(Bulk::exact(pages), &mut list).expect("pages from the list");
+        let sections = ASKED.load(Relaxed) - before;
+        // One for the pages, one for counting the call.
+        assert!(sections <= 2, "{sections} sections for {pages} pages that were on the list");
+        list.clear();
+    }
+    let before = ASKED.load(Relaxed);
+    memory.alloc_pages_bulk_list(Bulk::exact(16_384), &mut list).expect("16384 pages");
+    let sections = ASKED.load(Relaxed) - before;
+    // At K = 64 and three sections for each batch: its pages, its refill, the refill's place.
+    assert!(sections <= 3 * 16_384 / 64, "{sections} sections for 16384 pages");
+}
+
+/// C10.3: at most two bits a frame. The index of pageblocks takes 400 bytes for up to 64 of them,
+/// so an arena of a few pays more for each frame; that is bounded in bytes.
+#[test]
+fn free_and_used_cost_at_most_two_bits_a_frame() {
+    for pages in [1 << 13, 1 << 14, 1 << 18, (1 << 20) + 1] {
+        let memory = Allocator::builder().pages(pages).build().expect("address space");
+        let bits = memory.metadata_bits_per_frame();
+        assert!((1.0..=2.0).contains(&bits), "{bits} bits a frame for {pages} pages");
+    }
+    for pages in [1, 512, 1000] {
+        let memory = Allocator::builder().pages(pages).build().expect("address space");
+        let bytes = memory.metadata_bits_per_frame() * pages as f64 / 8.0;
+        assert!(bytes <= 1024.0, "{bytes} bytes for {pages} pages");
+    }
+}
+
+/// C3.13: what is counted adds up, whatever went past the lists.
+#[test]
+fn pages_allocated_less_pages_freed_are_out() {
+    for backend in [Backend::Portable, Backend::Rseq] {
+        if backend == Backend::Rseq
+            && let Err(why) = pagemill::self_test()
+        {
+            println!("skipped: restartable sequences: {why}");
+            continue;
+        }
+        let memory = Allocator::builder().pages(1 << 15).backend(backend).build().expect("an arena");
+        let page = memory.alloc_page(Gfp::KERNEL).expect("a page");
+        let mut list = PageList::new();
+        for pages in [1, 64, 65, 5000] {
+            memory.alloc_pages_bulk_list(Bulk::exact(pages), &mut list).expect("pages");
+            let stats = memory.stats();
+            assert_eq!(stats.allocated - stats.freed, 1 + pages as u64, "{backend}");
+            assert_eq!(memory.validate().handed_out, 1 + pages, "{backend}");
+            list.clear();
+        }
+        drop(page);
+        let stats = memory.stats();
+        assert_eq!((stats.allocated, stats.freed), (1 + 5130, 1 + 5130), "{backend}");
+    }
+}
