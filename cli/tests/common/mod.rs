@@ -56,17 +56,28 @@ impl Folder {
 
     /// Starts a copy of `src` to `dst` that takes a while, and stops it in the middle.
     pub(crate) fn stopped_copy(&self, args: &[&str]) -> Child {
-        let mut command = Command::new(PROGRAM);
-        command.args(["copy", "--batch", "1", "--alloc", "single", "src", "dst"]).args(args);
-        command.current_dir(self.0.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().unwrap();
-        let start = Instant::now();
-        while !self.has_partial_with_data() {
-            assert!(start.elapsed() < PATIENCE, "the copy was never seen at work");
-            std::thread::sleep(Duration::from_micros(200));
+        // On a busy machine a copy can be done before it is seen at work: then another one.
+        for _ in 0..20 {
+            let mut command = Command::new(PROGRAM);
+            command.args(["copy", "--batch", "1", "--alloc", "single", "src", "dst"]).args(args);
+            command.current_dir(self.0.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            while child.try_wait().unwrap().is_none() {
+                if self.has_partial_with_data() {
+                    signal(&child, rustix::process::Signal::STOP);
+                    if is_stopped(&child) && self.has_partial_with_data() {
+                        return child;
+                    }
+                    let _ = child.kill();
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            self.names()
+                .iter()
+                .filter(|name| *name != "src")
+                .for_each(|name| fs::remove_file(self.path(name)).unwrap());
         }
-        signal(&child, rustix::process::Signal::STOP);
-        child
+        panic!("no copy was ever seen at work");
     }
 
     fn has_partial_with_data(&self) -> bool {
@@ -78,6 +89,19 @@ impl Folder {
 pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_child(child);
     rustix::process::kill_process(pid, signal).unwrap();
+}
+
+/// Waits until a process that was told to stop has done so. False: it ended first.
+fn is_stopped(child: &Child) -> bool {
+    loop {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        // The state follows the name, which is in brackets.
+        match stat.rsplit(") ").next().and_then(|rest| rest.chars().next()) {
+            Some('T') => return true,
+            Some('Z' | 'X') | None => return false,
+            Some(_) => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
 }
 
 /// Goes on with a stopped copy, to its end.

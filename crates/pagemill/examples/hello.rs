@@ -6,7 +6,7 @@ use pagemill::{Allocator, Bulk, Error, Gfp, Order, PageList};
 fn main() -> Result<(), Error> {
     // 64 MiB of address space of its own. `Allocator::global()` is there for whoever needs none of his own.
     let memory = Allocator::builder().bytes(64 << 20).build()?;
-    println!("{} pages, per-CPU lists by {}", memory.managed_pages(), memory.backend());
+    println!("{}, per-CPU lists by {}", memory.managed_pages(), memory.backend());
 
     // One page. Zeroed, because that was asked for; freed when it is dropped.
     let mut page = memory.alloc_page(Gfp::KERNEL | Gfp::ZERO)?;
