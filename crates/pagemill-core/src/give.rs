@@ -18,6 +18,8 @@ pub struct Given {
     pub frames: usize,
     /// Frames that were free already: somebody freed them twice, and two CPUs raced through it.
     pub doubles: usize,
+    /// The last of those.
+    pub last_double: Option<Pfn>,
 }
 
 /// Frames on their way back to a zone; [`finish`](Self::finish) completes it. See [`Zone::giving`].
@@ -68,17 +70,28 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
             self.words[slot] = word as u32 + 1;
         }
         // A bit that is collected twice is a double free too; counting bits would lose it.
-        self.given.doubles += (self.masks[slot] & mask).count_ones() as usize;
+        let doubles = self.masks[slot] & mask;
+        if doubles != 0 {
+            self.note_doubles(word, doubles);
+        }
         self.masks[slot] |= mask;
+    }
+
+    #[cold]
+    fn note_doubles(&mut self, word: usize, doubles: u64) {
+        self.given.doubles += doubles.count_ones() as usize;
+        self.given.last_double = Some(self.zone.first_of_word(word).offset(doubles.ilog2()));
     }
 
     /// Sets the bits that `slot` collected.
     fn write(&mut self, slot: usize) {
         let Some(word) = (self.words[slot] as usize).checked_sub(1) else { return };
         let mask = core::mem::take(&mut self.masks[slot]);
-        let doubles = self.zone.set_bits(word, mask).count_ones();
-        let frames = mask.count_ones() - doubles;
-        self.given.doubles += doubles as usize;
+        let doubles = self.zone.set_bits(word, mask);
+        if doubles != 0 {
+            self.note_doubles(word, doubles);
+        }
+        let frames = (mask & !doubles).count_ones();
         self.given.frames += frames as usize;
         let block = word / BLOCK_WORDS;
         let place = block % self.counts.len();

@@ -2,7 +2,7 @@
 use crate::area::{BLOCK_WORDS, Entry, aligned_runs, run_mask};
 use crate::index::Class;
 use crate::sync::Ordering::{Acquire, Relaxed};
-use crate::{Order, PAGEBLOCK_FRAMES, Pfn, Zone};
+use crate::{FrameState, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone};
 use core::fmt;
 
 /// The zone's side of C10.2.
@@ -87,35 +87,57 @@ impl Zone<'_> {
         census
     }
 
-    /// Puts the counts right where other threads stopped for ever in the middle of an operation: in the child after
-    /// a fork. `is_free` says of every frame whether nobody owns it. Nobody may use the zone meanwhile.
-    pub fn recover(&self, mut is_free: impl FnMut(Pfn) -> bool) {
-        let mut free = 0;
+    /// Counts everything again from the states of the frames: in the child after a fork, where other threads stopped
+    /// for ever in the middle of an operation, and where the parts of the metadata are copies of different moments, so
+    /// that nothing else here can be believed. `states_of` says the states of that many frames from one on; it is asked
+    /// once for each pageblock, in ascending order. Nobody may use the zone meanwhile.
+    pub fn recover<'s>(&self, mut states_of: impl FnMut(Pfn, usize) -> &'s [FrameState]) {
+        let (mut free, mut whole) = (0, None);
         for (block, area) in self.areas.iter().enumerate() {
-            let entry = Entry(area.load(Acquire));
-            if entry.is_whole() {
-                continue;
-            }
-            let mut count = 0;
+            let (entry, frames) = (Entry(area.load(Acquire)), self.frames_of(block));
+            let states = states_of(self.first_of_word(block * BLOCK_WORDS), frames as usize);
+            let next = match (whole.take(), states.first().and_then(|first| first.order())) {
+                (Some((order, more)), _) => {
+                    whole = (more > 1).then_some((order, more - 1));
+                    Entry::whole(order, false)
+                }
+                (None, Some(order)) if order >= Order::PAGEBLOCK => {
+                    let more = order.frames() / PAGEBLOCK_FRAMES - 1;
+                    whole = (more > 0).then_some((order.get(), more));
+                    Entry::whole(order.get(), true)
+                }
+                (None, _) => {
+                    let count = states.iter().filter(|state| state.is_free()).count() as u32;
+                    let mobility = if entry.is_whole() { Mobility::Unmovable } else { entry.mobility() };
+                    if count == frames { Entry::unused(count) } else { Entry::in_use(count, mobility) }
+                }
+            };
             for (i, word) in self.words_of(block).iter().enumerate() {
-                let first = self.first_of_word(block * BLOCK_WORDS + i);
-                let in_word = self.frames_of(block).saturating_sub(i as u32 * 64).min(64);
-                let bits = (0..in_word).filter(|&bit| is_free(first.offset(bit))).fold(0, |bits, bit| bits | 1 << bit);
-                word.store(bits, Relaxed);
-                count += bits.count_ones();
-            }
-            let next = entry.with_free(count).with_bound(false);
-            area.store(next.0, Relaxed);
-            free += count as usize;
-            for class in Class::all() {
-                if Class::of(next, self.frames_of(block)) == Some(class) {
-                    self.index.insert(class, block);
-                } else {
-                    self.index.remove(class, block);
+                let states = states.iter().skip(i * 64).take(64);
+                // I3: a whole one has all bits set.
+                let is_set = |state: &FrameState| next.is_whole() || state.is_free();
+                let bits = states.zip(0..).fold(0, |bits, (state, bit)| bits | u64::from(is_set(state)) << bit);
+                if word.load(Relaxed) != bits {
+                    word.store(bits, Relaxed);
                 }
             }
+            if next != entry {
+                area.store(next.0, Relaxed);
+            }
+            free += next.free() as usize;
+            self.file_anew(block, Class::of(next, frames));
         }
         self.reset_after_fork(free);
+    }
+
+    /// Has a block stand under `class` alone.
+    fn file_anew(&self, block: usize, class: Option<Class>) {
+        for other in Class::all().filter(|&other| Some(other) != class && self.index.contains(other, block)) {
+            self.index.remove(other, block);
+        }
+        if let Some(class) = class {
+            self.index.insert(class, block);
+        }
     }
 
     /// Free blocks by order, merged as far as they go. A snapshot; exact at rest.

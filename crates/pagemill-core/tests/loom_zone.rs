@@ -92,7 +92,7 @@ impl Model {
 
     fn give(&self, frames: &[u32]) {
         self.disown(frames.iter().copied());
-        assert_eq!(self.give_unchecked(frames), Given { frames: frames.len(), doubles: 0 });
+        assert_eq!(self.give_unchecked(frames), Given { frames: frames.len(), ..Given::default() });
     }
 
     fn give_unchecked(&self, frames: &[u32]) -> Given {

@@ -18,7 +18,7 @@ mod rseq;
 
 pub use batch::Batch;
 pub use cpu::{current_cpu, possible_cpus};
-pub use fork::on_fork_in_child;
+pub use fork::{ForkHooks, on_fork};
 pub use lists::{Backend, CpuStats, List, PerCpu};
 pub use map::Mapping;
 pub use rseq::{restarts, self_test};

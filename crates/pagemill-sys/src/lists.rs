@@ -562,20 +562,16 @@ impl PerCpu {
         held.drain(&mut give)
     }
 
-    /// In the child of a fork, where a signal could be: holds all lists, whoever did before, so that every caller
-    /// goes to the zone.
+    /// In the child of a fork: holds all lists, whoever did before, so that every caller goes the slow way.
     pub fn hold_after_fork(&self) {
         self.lists().for_each(|list| list.held.store(1, Relaxed));
     }
-    /// Forgets what is on the lists, which are held; the zone takes it up.
+    /// In the child of a fork: forgets what is on the lists, which the zone takes up, and who held them.
     pub fn empty_after_fork(&self) {
         for list in self.lists() {
             let top = list.word.fetch_and(!TOP, Relaxed) & TOP;
             list.drained.fetch_add(top, Relaxed);
+            list.held.store(0, Release);
         }
-    }
-    /// Opens them again.
-    pub fn release_after_fork(&self) {
-        self.lists().for_each(|list| list.held.store(0, Release));
     }
 }

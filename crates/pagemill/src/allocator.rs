@@ -1,10 +1,11 @@
 //! The allocator: an arena, the zone over it and the per-CPU lists above that, made by a builder.
 use crate::arena::Arena;
+use crate::misuse::misuse;
 use crate::{fork, registry};
 use core::mem::ManuallyDrop;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use pagemill_core::{Error, Invalid, ListPolicy, Mobility, PAGE_SIZE, PageCount, Zone, step};
+use pagemill_core::{Error, Given, Invalid, ListPolicy, MisuseKind, Mobility, PAGE_SIZE, PageCount, Zone, step};
 use pagemill_sys::{Backend, List, PerCpu, current_cpu, possible_cpus, self_test};
 use std::sync::{Arc, OnceLock};
 
@@ -57,11 +58,11 @@ impl Drop for Owner {
         }
         let arena = self.0.arena;
         registry::remove(arena);
-        // SAFETY: both were leaked from boxes in `build`; no handle is left, no page is out, and the registry leads
-        // here no more. The zone borrows the arena's metadata, so it goes first.
+        // SAFETY: leaked from a box in `build`; no handle is left, no page is out, and the registry leads here no more.
+        // The zone borrows the arena's metadata, so it goes first.
         unsafe {
             drop(Box::from_raw(ptr::from_ref(self.0).cast_mut()));
-            drop(Box::from_raw(ptr::from_ref(arena).cast_mut()));
+            arena.unmap();
         }
     }
 }
@@ -313,7 +314,7 @@ impl Inner {
             }
             let mut giving = self.zone.giving();
             drained += self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
-            self.note_doubles(giving.finish().doubles);
+            self.note_doubles(giving.finish());
             self.zone.unbind(&list.bound);
             list.set_policy(ListPolicy { limit: ListPolicy::LIMIT_MIN.min(self.limit_max), ..ListPolicy::START });
         }
@@ -326,11 +327,13 @@ impl Inner {
         self.arena.frames().saturating_sub(here)
     }
 
-    /// Frames that were in the free areas already when they came back: each was on two ways at once.
+    /// Frames that were in the free areas already when they came back: each was on two ways at once, and is free once
+    /// from now on. All are counted, one is named.
     #[inline]
-    pub(crate) fn note_doubles(&self, doubles: usize) {
-        if doubles > 0 {
-            self.quarantined.fetch_add(doubles as u64, Relaxed);
+    pub(crate) fn note_doubles(&self, given: Given) {
+        if let Some(pfn) = given.last_double {
+            self.misused.fetch_add(given.doubles as u64 - 1, Relaxed);
+            let _ = self.refuse(misuse(MisuseKind::DoubleFree, self.arena.addr_of(pfn.as_u32())));
         }
     }
 }

@@ -8,6 +8,7 @@
 //! Reserved at once, committed by the system on first touch: the pages themselves; the free areas (1.1 bits a frame);
 //! the states (1 byte a frame); the links of lists (4 bytes a frame, touched by lists alone).
 use crate::allocator::Inner;
+use core::mem::ManuallyDrop;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use pagemill_core::atomic::AtomicU64;
@@ -28,8 +29,8 @@ pub(crate) struct Arena {
     /// One link a frame.
     links: *mut u32,
     pub(crate) inner: *const Inner,
-    memory: Mapping,
-    metadata: Mapping,
+    memory: ManuallyDrop<Mapping>,
+    metadata: ManuallyDrop<Mapping>,
 }
 
 // SAFETY: the pointers lead into the arena's own mappings; who may touch which byte is told at each access.
@@ -80,8 +81,8 @@ impl Arena {
             // SAFETY: as above; `links` is page-aligned.
             links: unsafe { start.add(layout.links).cast() },
             inner: ptr::null(),
-            memory,
-            metadata,
+            memory: ManuallyDrop::new(memory),
+            metadata: ManuallyDrop::new(metadata),
         })
     }
 
@@ -292,6 +293,34 @@ impl Arena {
         }
     }
 
+    /// After a fork: settles the states of `n` frames from `first` on where a thread stopped in the middle of writing
+    /// them, and returns them. `block_end` is where the block ends that was seen last, `quarantined` counts.
+    pub(crate) fn settle_states(
+        &self,
+        first: u32,
+        n: usize,
+        block_end: &mut u32,
+        quarantined: &mut u64,
+    ) -> &[FrameState] {
+        // SAFETY: frames of this arena, in a process that has one thread.
+        let states = unsafe { self.states_of(first, n) };
+        let is_settled = first >= *block_end && all_free(states);
+        for (pfn, byte) in (first..).zip(&mut *states).filter(|_| !is_settled) {
+            let state = FrameState::from_byte(*byte);
+            if pfn < *block_end {
+                *byte = FrameState::INSIDE.as_byte();
+            } else if let Some(order) = state.order() {
+                *block_end = pfn + order.frames();
+            } else if state == FrameState::INSIDE {
+                *byte = FrameState::FREE.as_byte();
+            } else if state == FrameState::QUARANTINED {
+                *quarantined += 1;
+            }
+        }
+        // SAFETY: a FrameState is transparent over its byte.
+        unsafe { core::slice::from_raw_parts(states.as_ptr().cast(), n) }
+    }
+
     /// Zeroes those of a block's frames that somebody may have written to (C2.2). Before it is marked handed out.
     pub(crate) fn zero(&self, pfn: u32, order: Order) {
         for pfn in pfn..pfn + order.frames() {
@@ -339,6 +368,19 @@ impl Arena {
     pub(crate) fn metadata_bits_per_frame(&self) -> f64 {
         let frames = self.frames() as u32;
         ZoneMetadata::for_frames(frames).bits_per_frame(frames)
+    }
+
+    /// Gives the memory back to the system. What is left, a hundred bytes or so, stays for ever: somebody may be looking
+    /// at it in the registry, to see that an address is another arena's.
+    ///
+    /// # Safety
+    /// Once, when nobody uses its pages and its metadata any more.
+    pub(crate) unsafe fn unmap(&self) {
+        // SAFETY: the copies are dropped here, once, as the caller promises; the originals never are.
+        unsafe {
+            drop(ptr::read(&*self.memory));
+            drop(ptr::read(&*self.metadata));
+        }
     }
 
     /// The mapping with the pages.

@@ -1,60 +1,61 @@
 //! After a fork (C4.4): the child has its own copy of the arena and goes on with it.
 //!
 //! The other threads of the parent are not in the child; they stopped wherever they were. What they own stays handed
-//! out. What was on its way between a list and the zone belongs to nobody, and is found by its state: a frame whose
-//! state says free is free. So the child forgets the lists and counts the free areas again from the states, once,
-//! when it first comes to a slow path; until then the lists are held, so that every path is slow.
+//! out. What was on its way between a list, the zone and a caller belongs to nobody, and is found by its state: a frame
+//! whose state says free is free, and one that is inside a block without a beginning was being handed out or given back.
+//!
+//! Threads go on while the system copies the process, so that two parts of the metadata are copies of two moments. That
+//! is why the child believes the states alone, forgets the lists and counts the free areas again. It does so before
+//! `fork` returns there: then it has one thread, with no frame in its hands that is marked as free and is on no list.
 use crate::allocator::Inner;
 use crate::registry;
-use core::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use pagemill_sys::ForkHooks;
 
 /// Forks between the first process and this one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// While one thread of the child recovers an allocator.
-const RECOVERING: u64 = u64::MAX;
 
 pub(crate) fn generation() -> u64 {
     GENERATION.load(Relaxed)
 }
 
-/// Has the child hold all lists.
+/// Has the child of every fork recover every allocator. No allocator is made or closed while the process forks.
 pub(crate) fn watch() {
     fn in_child() {
         GENERATION.fetch_add(1, Relaxed);
-        registry::for_each(|arena| arena.inner().lists.hold_after_fork());
+        registry::for_each(|arena| arena.inner().recover());
+        registry::unlock_after_fork();
     }
-    assert!(pagemill_sys::on_fork_in_child(in_child), "the system does not take a fork handler: no memory");
+    let hooks = ForkHooks { before: registry::lock_for_fork, in_parent: registry::unlock_after_fork, in_child };
+    assert!(pagemill_sys::on_fork(hooks), "the system does not take fork handlers: no memory");
 }
 
 impl Inner {
     /// Goes before everything that touches the zone.
     #[inline]
     pub(crate) fn check_generation(&self) {
-        if self.generation.load(Acquire) != generation() {
-            self.recover();
+        if self.generation.load(Relaxed) != generation() {
+            cannot_go_on();
         }
     }
 
-    #[cold]
     fn recover(&self) {
-        loop {
-            let seen = self.generation.load(Acquire);
-            if seen == generation() {
-                return;
-            }
-            // Acquire and Release: one thread recovers, and the others see all of it.
-            if seen != RECOVERING && self.generation.compare_exchange(seen, RECOVERING, AcqRel, Relaxed).is_ok() {
-                break;
-            }
-            core::hint::spin_loop();
+        if cfg!(feature = "detection-off") {
+            // No states: every path becomes a slow one, and is refused there.
+            return self.lists.hold_after_fork();
         }
-        assert!(
-            !cfg!(feature = "detection-off"),
-            "an allocator without frame states (detection-off) cannot go on after fork"
-        );
+        for list in self.lists.lists() {
+            self.zone.unbind(&list.bound);
+        }
         self.lists.empty_after_fork();
-        self.zone.recover(|pfn| self.arena.state(pfn.as_u32()).is_free());
-        self.lists.release_after_fork();
-        self.generation.store(generation(), Release);
+        let (mut block_end, mut quarantined) = (0, 0);
+        self.zone.recover(|first, n| self.arena.settle_states(first.as_u32(), n, &mut block_end, &mut quarantined));
+        self.quarantined.store(quarantined, Relaxed);
+        self.generation.store(generation(), Relaxed);
     }
+}
+
+#[cold]
+fn cannot_go_on() -> ! {
+    panic!("an allocator without frame states (detection-off) cannot go on after fork")
 }

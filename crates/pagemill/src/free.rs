@@ -75,7 +75,12 @@ fn free_slow(addr: usize, order: Order) -> Result<(), Misuse> {
     let stats = inner.stats_here();
     stats.blocks_in.fetch_add(1, Relaxed);
     stats.block_pages_in.fetch_add(u64::from(order.frames()), Relaxed);
-    inner.zone.free_block(Pfn::new(pfn), order).map_err(refused)
+    inner.zone.free_block(Pfn::new(pfn), order).map_err(|kind| {
+        // Somebody else freed it at the same moment, and has counted it.
+        stats.blocks_in.fetch_sub(1, Relaxed);
+        stats.block_pages_in.fetch_sub(u64::from(order.frames()), Relaxed);
+        refused(kind)
+    })
 }
 
 /// Is this a block of this order that is handed out?
@@ -172,9 +177,9 @@ fn return_words_large(arena: &'static Arena, mobility: Mobility, words: &mut [us
 
 /// Completes what went past the lists. Those may be the allocator's last pages.
 pub(crate) fn finish<const N: usize>(arena: &Arena, giving: Giving<'_, '_, N>) {
-    let doubles = giving.finish().doubles;
-    if doubles > 0 {
-        arena.inner().note_doubles(doubles);
+    let given = giving.finish();
+    if given.doubles > 0 {
+        arena.inner().note_doubles(given);
     }
 }
 

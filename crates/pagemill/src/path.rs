@@ -6,7 +6,7 @@ use crate::allocator::{Allocator, Inner};
 use crate::handle::{Block, Page, sealed::Word};
 use crate::misuse::misuse;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Exhausted, Gfp, ListPolicy, MisuseKind, Mobility, Order, Pfn, SlowEvent, step};
+use pagemill_core::{Error, Exhausted, FrameState, Gfp, ListPolicy, MisuseKind, Mobility, Order, Pfn, SlowEvent, step};
 use pagemill_sys::{Batch, CpuStats};
 
 impl Allocator {
@@ -137,12 +137,18 @@ impl Inner {
         self.arena.hand_out_batch(batch, mobility, |pfn| self.quarantine(pfn))
     }
 
+    fn put_aside(&self, pfn: u32) {
+        if self.arena.state(pfn) != FrameState::QUARANTINED {
+            self.arena.set_state(pfn, FrameState::QUARANTINED);
+            self.quarantined.fetch_add(1, Relaxed);
+        }
+    }
+
     /// Puts a frame aside that came off a list or out of the zone while somebody has it.
     #[cold]
     #[inline(never)]
     pub(crate) fn quarantine(&self, pfn: u32) {
-        self.arena.set_state(pfn, pagemill_core::FrameState::QUARANTINED);
-        self.quarantined.fetch_add(1, Relaxed);
+        self.put_aside(pfn);
         let _ = self.refuse(misuse(MisuseKind::Quarantined, self.arena.addr_of(pfn)));
     }
 
@@ -204,7 +210,7 @@ impl Inner {
     pub(crate) fn give_to_zone(&self, pfns: &[u32]) {
         let mut giving = self.zone.giving();
         giving.give_slice(pfns);
-        self.note_doubles(giving.finish().doubles);
+        self.note_doubles(giving.finish());
     }
 
     /// A block above order 0, marked as handed out, zeroed if asked for. Also drains the lists if that may help.
@@ -230,11 +236,12 @@ impl Inner {
     /// A block with a frame in it that somebody has: all of it is put aside, and there is none to hand out.
     #[cold]
     fn quarantine_block(&self, pfn: u32, order: Order, double: u32) -> Option<u32> {
+        if order >= Order::PAGEBLOCK {
+            // What somebody has of it can come back singly.
+            let _ = self.zone.split_block(Pfn::new(pfn), order, Mobility::Unmovable);
+        }
         self.quarantine(double);
-        self.quarantined.fetch_add(u64::from(order.frames()) - 1, Relaxed);
-        (pfn..pfn + order.frames()).filter(|&pfn| self.arena.state(pfn).is_free()).for_each(|pfn| {
-            self.arena.set_state(pfn, pagemill_core::FrameState::QUARANTINED);
-        });
+        (pfn..pfn + order.frames()).filter(|&pfn| self.arena.state(pfn).is_free()).for_each(|pfn| self.put_aside(pfn));
         None
     }
 
@@ -268,7 +275,7 @@ impl Inner {
             left -= out.len();
             giving.give_slice(out.as_slice());
         }
-        self.note_doubles(giving.finish().doubles);
+        self.note_doubles(giving.finish());
         if !self.lists.push_n(mobility, batch, 0) {
             self.stats_here().direct_in.fetch_add(batch.len() as u64, Relaxed);
             self.give_to_zone(batch.as_slice());

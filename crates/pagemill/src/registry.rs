@@ -8,9 +8,8 @@
 //! had come back. Writers hold the one lock; it is never taken by a page's path.
 use crate::arena::Arena;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use pagemill_core::{Invalid, Order, Pfn, step};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// log2 of the bytes an entry of a leaf stands for: a pageblock.
 const GRANULE_SHIFT: u32 = 21;
@@ -31,7 +30,8 @@ type Leaf = [Slot; 1 << LEAF_BITS];
 static LEAVES: [AtomicPtr<Leaf>; 1 << (ADDRESS_BITS - LEAF_SHIFT)] =
     [const { AtomicPtr::new(ptr::null_mut()) }; 1 << (ADDRESS_BITS - LEAF_SHIFT)];
 static BY_NUMBER: [Slot; PIECES] = [const { AtomicPtr::new(ptr::null_mut()) }; PIECES];
-static WRITING: Mutex<()> = Mutex::new(());
+/// Held by whoever makes or closes an allocator, or forks. Not a mutex: a fork lets go of it in two processes.
+static WRITING: AtomicBool = AtomicBool::new(false);
 /// The arena that was entered last: most programs have one, and looking at it first leaves the two levels out of the
 /// way that a page's number takes from one free to the next allocation.
 static LAST: Slot = AtomicPtr::new(ptr::null_mut());
@@ -41,7 +41,7 @@ static LAST: Slot = AtomicPtr::new(ptr::null_mut());
 pub(crate) fn by_address(addr: usize) -> Option<&'static Arena> {
     step!("registry::by_address");
     // Acquire pairs with the Release in `enter`.
-    // SAFETY: an arena that is entered lives until `remove`, which its allocator calls when no page of it is out.
+    // SAFETY: arenas are leaked; only their memory goes, when no page of it is out.
     if let Some(last) = unsafe { LAST.load(Acquire).as_ref() }
         && last.contains(addr)
     {
@@ -128,8 +128,29 @@ pub(crate) fn for_each(mut visit: impl FnMut(&'static Arena)) {
     }
 }
 
-fn lock() -> MutexGuard<'static, ()> {
-    WRITING.lock().unwrap_or_else(PoisonError::into_inner)
+struct Writing;
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        unlock_after_fork();
+    }
+}
+
+fn lock() -> Writing {
+    lock_for_fork();
+    Writing
+}
+
+/// Nobody changes the registry until [`unlock_after_fork`].
+pub(crate) fn lock_for_fork() {
+    // Acquire pairs with the Release in `unlock_after_fork`.
+    while WRITING.compare_exchange_weak(false, true, Acquire, Relaxed).is_err() {
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) fn unlock_after_fork() {
+    WRITING.store(false, Release);
 }
 
 fn slots_of(arena: &Arena) -> impl Iterator<Item = &'static Slot> {

@@ -1,0 +1,195 @@
+//! C4.4: after a fork the child goes on, while the parent's other threads stopped wherever they were.
+//!
+//! The children do what a program would: they use whatever form comes first, take everything that is free, prove the
+//! invariants, and end. They are made while three threads of the parent do everything at once.
+#![cfg(not(feature = "detection-off"))]
+
+use pagemill::{Allocator, Backend, Block, Bulk, Gfp, Order, Page, PageList, free_pages_bulk};
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+/// Forks that a test makes.
+const FORKS: usize = 100;
+/// 16 MiB: eight pageblocks.
+const PAGES: usize = 4096;
+/// One test forks at a time: the children of one have no threads of the other.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Runs `child` in a child process, and asserts that it ends well.
+fn in_child(what: &str, child: impl FnOnce()) {
+    // SAFETY: the child runs on a copy of this thread. It uses the allocator, malloc (which glibc makes usable after
+    // a fork) and raw writes, and leaves without running anything of the parent's.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+    if pid == 0 {
+        // SAFETY: a plain system call. It ends a child that hangs.
+        unsafe { libc::alarm(30) };
+        let ended = catch_unwind(AssertUnwindSafe(child));
+        if let Err(why) = &ended {
+            let text = why.downcast_ref::<String>().map(String::as_str).or(why.downcast_ref::<&str>().copied());
+            let text = format!("the child that {what}: {}\n", text.unwrap_or("panicked"));
+            // SAFETY: the buffer has that length.
+            unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+        }
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(ended.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: our child, and a place for its status.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child that {what} ended with {status:#x}");
+}
+
+/// What a thread of the parent does until it is told to stop.
+fn hammer(allocator: &Allocator, seed: u64, stop: &AtomicBool) {
+    let mut random = seed;
+    let mut kept: Vec<Page> = Vec::new();
+    let mut blocks: Vec<Block> = Vec::new();
+    while !stop.load(Relaxed) {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let choice = random >> 33;
+        let n = (choice >> 8) as usize % 90 + 1;
+        match choice % 8 {
+            0 => kept.extend(allocator.alloc_page(Gfp::NOWAIT)),
+            1 => drop(kept.pop()),
+            2 => {
+                let _ = allocator.alloc_pages_bulk_callback(Bulk::up_to(n), |page: Page| kept.push(page));
+            }
+            3 => drop(kept.split_off(kept.len().saturating_sub(n))),
+            4 => {
+                let mut list = PageList::new();
+                let _ = allocator.alloc_pages_bulk_list(Bulk::up_to(8 * n), &mut list);
+            }
+            5 => {
+                let order = Order::new((choice >> 16) as u8 % 11).unwrap();
+                blocks.extend(allocator.alloc_pages(Gfp::NOWAIT, order));
+            }
+            6 => blocks.truncate(3),
+            _ => kept.extend(blocks.pop().into_iter().flat_map(|block| block.split().skip(1))),
+        }
+        if kept.len() > 600 {
+            kept.truncate(100);
+        }
+    }
+}
+
+/// What the child has of the parent's: the forking thread's own pages, and what others keep all the time.
+struct Before {
+    page: Option<Page>,
+    slots: Vec<Option<Page>>,
+    block: Option<Block>,
+    others: HashSet<usize>,
+}
+
+impl Before {
+    /// Of the forking thread; none if there is no memory just now.
+    fn new(allocator: &Allocator, others: &[Page]) -> Option<Self> {
+        let mut page = allocator.alloc_page(Gfp::KERNEL).ok()?;
+        page.fill(0xaa);
+        let block = allocator.alloc_pages(Gfp::KERNEL, Order::new(2).unwrap()).ok()?;
+        let mut slots: Vec<Option<Page>> = (0..20).map(|_| None).collect();
+        allocator.alloc_pages_bulk_array(Bulk::exact(20), &mut slots).ok()?;
+        let others = others.iter().map(Page::addr).collect();
+        Some(Self { page: Some(page), slots, block: Some(block), others })
+    }
+
+    fn addrs(&self) -> HashSet<usize> {
+        let own = self.slots.iter().flatten().chain(&self.page).map(Page::addr);
+        let block = self.block.iter().flat_map(|block| (0..block.len()).step_by(4096).map(|at| block.addr() + at));
+        own.chain(block).chain(self.others.iter().copied()).collect()
+    }
+}
+
+/// The child's first step: each way in must find out that there was a fork.
+fn begin(allocator: &Allocator, before: &mut Before, first: usize) {
+    match first {
+        0 => drop(before.page.take()),
+        1 => assert_eq!(free_pages_bulk(&mut before.slots), 20),
+        2 => drop(allocator.alloc_page(Gfp::NOWAIT)),
+        3 => drop(allocator.alloc_pages(Gfp::KERNEL, Order::new(3).unwrap())),
+        4 => drop(before.block.take()),
+        5 => {
+            // A thread of the child's frees while this one allocates.
+            let slots = core::mem::take(&mut before.slots);
+            std::thread::scope(|scope| {
+                scope.spawn(move || drop(slots));
+                drop(allocator.alloc_page(Gfp::KERNEL));
+            });
+        }
+        6 => drop(before.block.take().map(|block| block.split().count())),
+        _ => {}
+    }
+}
+
+/// Goes on in the child.
+fn go_on(allocator: &Allocator, mut before: Before, first: usize) {
+    begin(allocator, &mut before, first);
+    allocator.drain();
+    let census = allocator.validate();
+    assert_eq!((census.quarantined, allocator.stats().quarantined), (0, 0), "a frame was on two ways");
+    // All that is free can be had, and nothing that is out.
+    let mut all = Vec::new();
+    allocator.alloc_pages_bulk_callback(Bulk::up_to(PAGES), |page: Page| all.push(page)).unwrap();
+    assert_eq!(all.len(), census.free);
+    let mut owned = before.addrs();
+    for page in &mut all {
+        assert!(owned.insert(page.addr()), "{page:?} is owned twice");
+        page.fill(0xcc);
+    }
+    assert!(before.page.iter().all(|page| page.iter().all(|&byte| byte == 0xaa)), "a page was overwritten");
+    drop(all);
+    assert_eq!(allocator.validate().handed_out, census.handed_out);
+    assert_eq!(allocator.stats().misused, 0);
+    if first == 7 {
+        in_child("is a grandchild", || {
+            drop(before);
+            allocator.drain();
+            assert_eq!(allocator.validate().handed_out, census.handed_out - 25);
+        });
+    }
+}
+
+fn forks(backend: Backend) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let allocator = Allocator::builder().pages(PAGES).backend(backend).build().unwrap();
+    let stop = AtomicBool::new(false);
+    // What another thread would keep.
+    let others: Vec<Page> = (0..50).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    let mut forked = 0;
+    std::thread::scope(|scope| {
+        for seed in 1..=3 {
+            let (allocator, stop) = (&allocator, &stop);
+            scope.spawn(move || hammer(allocator, seed, stop));
+        }
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            while forked < FORKS {
+                let Some(before) = Before::new(&allocator, &others) else { continue };
+                let (first, mut before) = (forked % 8, Some(before));
+                in_child(&format!("begins with {first}"), || go_on(&allocator, before.take().unwrap(), first));
+                forked += 1;
+            }
+        }));
+        stop.store(true, Relaxed);
+        ended.unwrap_or_else(|why| resume_unwind(why));
+    });
+    // Nothing of that was felt in the parent.
+    drop(others);
+    allocator.drain();
+    assert_eq!(allocator.validate().free, PAGES);
+    allocator.close().unwrap();
+}
+
+#[test]
+fn children_go_on_with_portable_lists() {
+    forks(Backend::Portable);
+}
+
+#[test]
+fn children_go_on_with_restartable_sequences() {
+    match pagemill::self_test() {
+        Ok(()) => forks(Backend::Rseq),
+        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    }
+}
