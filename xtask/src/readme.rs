@@ -19,6 +19,8 @@ pub(crate) fn commands(shell: &Shell) -> Result<Tally> {
     let text = fs::read_to_string(shell.root.join("README.md")).context("README.md")?;
     let blocks = blocks(&text);
     ensure!(!blocks.is_empty(), "README.md has no {FENCE} block");
+    // The commands leave their files in target/, which need not be where this builds.
+    fs::create_dir_all(shell.root.join("target"))?;
     let mut tally = Tally::default();
     for (number, block) in blocks.iter().enumerate() {
         let script: String = block.lines().filter(|line| line.trim() != THIS).map(|line| format!("{line}\n")).collect();
