@@ -26,7 +26,7 @@ use crate::error::{Invalid, MisuseKind};
 use crate::give::Giving;
 use crate::index::{BlockIndex, Class, UNUSED};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, latest_u32, spin_wait};
-use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn, step};
+use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 /// How many words of metadata a zone needs.

@@ -21,7 +21,7 @@ pub use cpu::{current_cpu, possible_cpus};
 pub use fork::{ForkHooks, on_fork};
 pub use lists::{Backend, CpuStats, List, PerCpu};
 pub use map::Mapping;
-pub use rseq::{restarts, self_test};
+pub use rseq::{cpu_hint, restarts, self_test};
 
 /// An error number of the operating system.
 ///

@@ -221,13 +221,22 @@ impl Arena {
         batch.truncate(kept);
     }
 
-    /// Marks a page that is handed out as free. Its mobility, which says the list; none if it is no such page.
+    /// The mobility of a page that is handed out, which says its list; none if it is no such page.
     #[inline]
-    pub(crate) fn take_back_any(&self, pfn: u32) -> Option<Mobility> {
-        step!("Arena::take_back_any");
-        if cfg!(feature = "detection-off") {
-            return Some(Mobility::Unmovable);
+    pub(crate) fn page_mobility(&self, pfn: u32) -> Option<Mobility> {
+        let state = self.state(pfn);
+        // A branch for the usual one: what follows need not wait for the state.
+        if state == FrameState::handed_out(Order::ZERO, Mobility::Unmovable) {
+            Some(Mobility::Unmovable)
+        } else {
+            other_page_mobility(state)
         }
+    }
+
+    /// Marks a page as free that is not unmovable. Its mobility; none if it is no such page.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn take_back_other(&self, pfn: u32) -> Option<Mobility> {
         let mobility = self.state(pfn).page_mobility()?;
         self.set_state(pfn, FrameState::FREE);
         Some(mobility)
@@ -236,6 +245,7 @@ impl Arena {
     /// Marks a page as free, if it is handed out with this mobility.
     #[inline]
     pub(crate) fn take_back(&self, pfn: u32, mobility: Mobility) -> bool {
+        step!("Arena::take_back");
         if cfg!(feature = "detection-off") {
             return true;
         }
@@ -387,6 +397,12 @@ impl Arena {
     pub(crate) fn memory(&self) -> &Mapping {
         &self.memory
     }
+}
+
+#[cold]
+#[inline(never)]
+fn other_page_mobility(state: FrameState) -> Option<Mobility> {
+    state.page_mobility()
 }
 
 // States are looked at eight at a time, as words; a tail of fewer one by one.

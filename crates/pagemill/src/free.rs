@@ -13,22 +13,33 @@ use pagemill_sys::lists::BulkCall;
 /// Frees one block by its handle's word.
 #[inline]
 pub(crate) fn free_word(word: usize) -> Result<(), Misuse> {
-    step!("free_word");
-    let (addr, order) = (addr_of_word(word), order_of_word(word));
-    if order == Order::ZERO
-        && let Some(arena) = registry::by_address(addr)
-        && addr.is_multiple_of(PAGE_SIZE)
-    {
-        let pfn = arena.pfn_of(addr);
-        if let Some(mobility) = arena.take_back_any(pfn) {
-            let inner = arena.inner();
-            if !inner.lists.push(mobility, pfn) {
-                inner.overflow_one(mobility, pfn);
-            }
+    if word.is_multiple_of(PAGE_SIZE) { free_page(word) } else { free_slow(addr_of_word(word), order_of_word(word)) }
+}
+
+/// Frees one page by its address.
+#[inline]
+pub(crate) fn free_page(addr: usize) -> Result<(), Misuse> {
+    step!("free_page");
+    if let Some((arena, pfn)) = registry::by_address(addr) {
+        // A branch for the usual mobility, so that the processor goes on with the list before it has the state.
+        if arena.take_back(pfn, Mobility::Unmovable) {
+            push_back(arena, pfn, Mobility::Unmovable);
+            return Ok(());
+        }
+        if let Some(mobility) = arena.take_back_other(pfn) {
+            push_back(arena, pfn, mobility);
             return Ok(());
         }
     }
-    free_slow(addr, order)
+    free_slow(addr, Order::ZERO)
+}
+
+#[inline]
+fn push_back(arena: &Arena, pfn: u32, mobility: Mobility) {
+    let inner = arena.inner();
+    if !inner.lists.push(mobility, pfn) {
+        inner.overflow_one(mobility, pfn);
+    }
 }
 
 /// Frees by address and order, wherever the block came from; the way for C, and for misuse.
@@ -60,7 +71,7 @@ pub unsafe fn free_raw(ptr: *mut u8, order: Order) -> Result<(), Misuse> {
 #[cold]
 #[inline(never)]
 fn free_slow(addr: usize, order: Order) -> Result<(), Misuse> {
-    let Some(arena) = registry::by_address(addr) else {
+    let Some((arena, pfn)) = registry::by_address(addr) else {
         return Err(refuse_foreign(misuse(MisuseKind::Foreign, addr)));
     };
     let inner = arena.inner();
@@ -69,7 +80,6 @@ fn free_slow(addr: usize, order: Order) -> Result<(), Misuse> {
     if !addr.is_multiple_of(PAGE_SIZE) {
         return Err(refused(MisuseKind::Unaligned));
     }
-    let pfn = arena.pfn_of(addr);
     check_block(arena, pfn, order).map_err(refused)?;
     arena.mark_block(pfn, order, FrameState::FREE);
     let stats = inner.stats_here();
@@ -101,11 +111,11 @@ fn check_block(arena: &Arena, pfn: u32, order: Order) -> Result<(), MisuseKind> 
 
 /// Turns a block that its caller owns into pages.
 pub(crate) fn split(addr: usize, order: Order) {
-    let Some(arena) = registry::by_address(addr) else { return };
+    let Some((arena, pfn)) = registry::by_address(addr) else { return };
     if order == Order::ZERO {
         return;
     }
-    let (inner, pfn) = (arena.inner(), arena.pfn_of(addr));
+    let inner = arena.inner();
     inner.check_generation();
     let mobility = inner.zone.mobility_of(Pfn::new(pfn));
     if let Err(kind) = inner.zone.split_block(Pfn::new(pfn), order, mobility) {
@@ -293,11 +303,11 @@ pub(crate) fn page_of(word: usize) -> Option<(&'static Arena, Mobility)> {
     if !word.is_multiple_of(PAGE_SIZE) {
         return None;
     }
-    let arena = registry::by_address(word)?;
+    let (arena, pfn) = registry::by_address(word)?;
     if cfg!(feature = "detection-off") {
         return Some((arena, Mobility::Unmovable));
     }
-    Some((arena, arena.state(arena.pfn_of(word)).page_mobility()?))
+    Some((arena, arena.page_mobility(pfn)?))
 }
 
 /// Pages of one arena and mobility on their way back, collected to batches for the list, or past it to the zone.

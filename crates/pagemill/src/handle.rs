@@ -1,6 +1,6 @@
 //! Owned handles: whoever has one has the memory, and nobody else does. One word each, with no null value, so that
 //! `Option` of one is a word with null empty, as the array form wants it.
-use crate::free::{free_word, free_words};
+use crate::free::{free_page, free_word, free_words};
 use crate::registry;
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -114,7 +114,7 @@ impl sealed::Word for Block {
 }
 
 macro_rules! handle {
-    ($name:ident, $what:literal) => {
+    ($name:ident, $what:literal, $free:path) => {
         impl $name {
             /// Its address.
             #[inline]
@@ -135,7 +135,7 @@ macro_rules! handle {
             pub fn pfn(&self) -> Pfn {
                 let addr = self.addr();
                 match registry::by_address(addr) {
-                    Some(arena) => Pfn::new(arena.pfn_of(addr)),
+                    Some((_, pfn)) => Pfn::new(pfn),
                     None => panic!(concat!("a ", $what, " at {:#x} outside of every arena"), addr),
                 }
             }
@@ -146,7 +146,7 @@ macro_rules! handle {
             /// [`Misuse`]; nothing was changed.
             #[inline]
             pub fn free(self) -> Result<(), Misuse> {
-                free_word(ManuallyDrop::new(self).0.get())
+                $free(ManuallyDrop::new(self).0.get())
             }
         }
 
@@ -154,7 +154,7 @@ macro_rules! handle {
             #[inline]
             fn drop(&mut self) {
                 // Misuse is reported on its way; there is nobody here to tell.
-                let _ = free_word(self.0.get());
+                let _ = $free(self.0.get());
             }
         }
 
@@ -165,8 +165,8 @@ macro_rules! handle {
         }
     };
 }
-handle!(Page, "page");
-handle!(Block, "block");
+handle!(Page, "page", free_page);
+handle!(Block, "block", free_word);
 
 impl Page {
     /// Gives up ownership; [`from_raw`](Self::from_raw) or [`free_raw`](crate::free_raw) takes it up again.

@@ -97,12 +97,11 @@ impl<T: Owned> List<T> {
     pub fn push(&mut self, block: T) {
         let word = block.into_word();
         let (addr, order) = (addr_of_word(word), order_of_word(word));
-        let Some(arena) = registry::by_address(addr) else { panic!("a block at {addr:#x} outside of every arena") };
+        let Some((_, pfn)) = registry::by_address(addr) else { panic!("a block at {addr:#x} outside of every arena") };
         if self.len > 0 && self.order != order {
             panic!("a block of order {} on a list of order {}", order.get(), self.order.get());
         }
         self.order = order;
-        let pfn = arena.pfn_of(addr);
         self.link_behind_tail(pfn);
         self.tail = pfn;
         self.len += 1;
