@@ -1,0 +1,327 @@
+//! C2.4 and C10.1: what comes back and should not is refused, singly and in bulk, with a typed error that says why,
+//! and nothing changes. In release builds as in others.
+#![cfg(not(feature = "detection-off"))]
+
+use pagemill::{
+    Allocator, Backend, Block, Bulk, Gfp, Misuse, MisuseKind, Order, Page, free_pages_bulk_raw, free_raw, on_misuse,
+};
+use std::collections::HashSet;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Mutex, PoisonError};
+
+/// One test at a time, and in it one allocator at a time: what lies beside its arena is nobody's page.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Runs `test` with an allocator of each backend; where the system has one only, of the portable one.
+fn with_each(pages: usize, test: impl Fn(Allocator)) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let build = |backend| Allocator::builder().pages(pages).backend(backend).build().unwrap();
+    test(build(Backend::Portable));
+    match pagemill::self_test() {
+        Ok(()) => test(build(Backend::Rseq)),
+        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    }
+}
+
+fn order(order: u8) -> Order {
+    Order::new(order).unwrap()
+}
+
+fn page(allocator: &Allocator) -> *mut u8 {
+    allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw().as_ptr()
+}
+
+fn block(allocator: &Allocator, of: u8) -> *mut u8 {
+    allocator.alloc_pages(Gfp::KERNEL, order(of)).unwrap().into_raw().0.as_ptr()
+}
+
+fn free(ptr: *mut u8, of: u8) -> Result<(), Misuse> {
+    // SAFETY: what is freed is a test's own or misused on purpose, and nobody uses it.
+    unsafe { free_raw(ptr, order(of)) }
+}
+
+fn free_bulk(slots: &mut [*mut u8], of: u8) -> Result<usize, (usize, Misuse)> {
+    // SAFETY: as in `free`.
+    unsafe { free_pages_bulk_raw(slots, order(of)) }
+}
+
+/// Two blocks that are handed out.
+fn good(allocator: &Allocator, of: u8) -> [*mut u8; 2] {
+    [(); 2].map(|()| if of == 0 { page(allocator) } else { block(allocator, of) })
+}
+
+/// Frees `ptr`, alone and in the middle of a bulk call: refused for that reason, and all else is as it was.
+fn refused(allocator: &Allocator, what: &str, ptr: *mut u8, of: u8, kind: MisuseKind, says: &str) {
+    refused_between(allocator, good(allocator, of), what, ptr, of, kind, says);
+}
+
+/// As [`refused`], with the blocks that are fine; taken before, if `ptr` is free and must not be handed out again.
+fn refused_between(
+    allocator: &Allocator,
+    [first, last]: [*mut u8; 2],
+    what: &str,
+    ptr: *mut u8,
+    of: u8,
+    kind: MisuseKind,
+    says: &str,
+) {
+    let (census, stats) = (allocator.validate(), allocator.stats());
+    let misuse = free(ptr, of).unwrap_err();
+    assert_eq!(misuse, Misuse { kind, addr: ptr.addr() }, "{what}");
+    let text = pagemill::Error::from(misuse).to_string();
+    assert!(text.starts_with("misuse: ") && text.contains(&format!("{:#x}", ptr.addr())), "{what}: {text}");
+    assert!(text.contains(says), "{what}: {text:?} does not say {says:?}");
+    assert_eq!(allocator.validate(), census, "{what}");
+    let now = allocator.stats();
+    let counted = if allocator.arena_range().contains(&ptr.addr()) {
+        now.misused - stats.misused
+    } else {
+        now.foreign - stats.foreign
+    };
+    assert_eq!(counted, 1, "{what} was not counted once");
+    assert_eq!((now.allocated, now.freed), (stats.allocated, stats.freed), "{what}");
+
+    let mut slots = [first, ptr, null_mut(), last];
+    let freed = free_bulk(&mut slots, of);
+    assert_eq!(slots, [null_mut(), ptr, null_mut(), null_mut()], "{what}, in bulk");
+    match freed {
+        Ok(freed) => assert!(freed == 2 && ptr.is_null(), "{what}, in bulk: an empty slot is no misuse"),
+        Err((freed, misuse)) => assert_eq!((freed, misuse.kind, misuse.addr), (2, kind, ptr.addr()), "{what}, in bulk"),
+    }
+    assert_eq!(allocator.validate().handed_out, census.handed_out - (2 << of), "{what}, in bulk");
+}
+
+#[test]
+fn what_is_free_already() {
+    with_each(8 * 1024, |allocator| {
+        let a = &allocator;
+        for of in [0, 1, 3, 6, 7, 8, 9, 10] {
+            // On the CPU's list, or in the zone; then all in the zone.
+            for is_drained in [false, true] {
+                let good = good(a, of);
+                let twice = if of == 0 { page(a) } else { block(a, of) };
+                assert_eq!(free(twice, of), Ok(()));
+                if is_drained {
+                    a.drain();
+                }
+                let what = format!("a block of order {of} that is free, drained: {is_drained}");
+                refused_between(a, good, &what, twice, of, MisuseKind::DoubleFree, "is free already");
+                // With whatever order.
+                for other in [0, 2, 9, 18] {
+                    assert_eq!(free(twice, other).unwrap_err().kind, MisuseKind::DoubleFree, "{what}");
+                }
+            }
+        }
+        a.drain();
+        assert_eq!(a.validate().free, 8 * 1024);
+    });
+}
+
+#[test]
+fn what_is_nobodys() {
+    with_each(4096, |allocator| {
+        let a = &allocator;
+        let kept = page(a);
+        let says = "no allocator handed out";
+        let range = a.arena_range();
+        let mut local = [0u64; 1024];
+        let mut heap = vec![0u8; 3 * 4096];
+        // SAFETY: a fresh mapping of the test's own.
+        let mapped = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(null_mut(), 8192, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        let at = std::ptr::without_provenance_mut::<u8>;
+        let aligned = |addr: usize| at(addr.next_multiple_of(4096));
+        for (what, ptr) in [
+            ("nothing", null_mut()),
+            ("the stack", local.as_mut_ptr().cast()),
+            ("a page of the stack", aligned(local.as_ptr().addr())),
+            ("the heap", heap.as_mut_ptr()),
+            ("a page of the heap", aligned(heap.as_ptr().addr())),
+            ("another mapping", mapped.cast()),
+            ("just before the arena", at(range.start - 4096)),
+            ("just behind the arena", at(range.end)),
+            ("far behind the arena", at(range.end + (1 << 30))),
+            ("code", at(what_is_nobodys as *const () as usize)),
+            ("page one", at(4096)),
+            ("the last byte", at(usize::MAX)),
+            ("the last page", at(usize::MAX & !4095)),
+            ("no canonical address", at(1 << 63)),
+            ("the first that a program cannot have", at(1 << 47)),
+            ("behind 48 bits", at(1 << 48)),
+            ("a page that was never handed out", at(range.end - 4096)),
+        ] {
+            refused(a, what, ptr, 0, MisuseKind::Foreign, says);
+        }
+        refused(a, "a block that was never handed out", at(range.end - (4 << 12)), 2, MisuseKind::Foreign, says);
+        refused(a, "behind the arena", at(range.end), 9, MisuseKind::Foreign, says);
+        assert_eq!(free(at(usize::MAX & !4095), 18).unwrap_err().kind, MisuseKind::Foreign);
+        for off in [1, 8, 31, 2048, 4095] {
+            let inside = kept.wrapping_add(off);
+            refused(a, "not a page", inside, 0, MisuseKind::Unaligned, "is not the address of a page");
+            assert_eq!(free(inside, 3).unwrap_err().kind, MisuseKind::Unaligned);
+        }
+        assert_eq!(free(kept, 0), Ok(()));
+        // SAFETY: mapped above.
+        unsafe { libc::munmap(mapped, 8192) };
+    });
+}
+
+#[test]
+fn wrong_orders_and_places_inside() {
+    with_each(32 * 1024, |allocator| {
+        let a = &allocator;
+        let wrong = |handed_out, freed| MisuseKind::WrongOrder { handed_out, freed };
+        let single = page(a);
+        for freed in [1, 2, 9, 18] {
+            let says = format!("was handed out with order 0 and freed with {freed}");
+            let census = a.validate();
+            let misuse = free(single, freed).unwrap_err();
+            assert_eq!(misuse.kind, wrong(0, freed));
+            assert!(misuse.to_string().ends_with(&says), "{misuse}");
+            assert_eq!(a.validate(), census);
+        }
+        for of in [1u8, 3, 6, 7, 8, 9, 10, 11] {
+            let whole = block(a, of);
+            for freed in [0, of - 1, of + 1].into_iter().filter(|&freed| freed != of) {
+                let says = format!("order {of} and freed with {freed}");
+                refused(a, "another order", whole, freed, wrong(of, freed), &says);
+            }
+            let pages = 1usize << of;
+            for at in [1, pages / 2, pages - 1] {
+                let inside = whole.wrapping_add(at * 4096);
+                refused(a, "a page inside", inside, 0, MisuseKind::Inside, "is inside a block");
+            }
+            refused(a, "the upper half", whole.wrapping_add(pages / 2 * 4096), of - 1, MisuseKind::Inside, "inside");
+            assert_eq!(free(whole, of), Ok(()));
+        }
+        assert_eq!(free(single, 0), Ok(()));
+    });
+}
+
+#[test]
+fn a_block_that_was_split_is_its_pages() {
+    with_each(4 * 1024, |allocator| {
+        let a = &allocator;
+        for of in [1u8, 4, 7, 9, 10] {
+            let mut pages: Vec<Page> = a.alloc_pages(Gfp::KERNEL, order(of)).unwrap().split().collect();
+            let first = pages[0].as_mut_ptr();
+            let kind = MisuseKind::WrongOrder { handed_out: 0, freed: of };
+            refused(a, "a split block", first, of, kind, "was handed out with order 0");
+            let second = pages.remove(1).into_raw().as_ptr();
+            assert_eq!(free(second, 0), Ok(()));
+            assert_eq!(free(first, of).unwrap_err().kind, kind);
+            drop(pages);
+            a.drain();
+            assert_eq!(free(first, of).unwrap_err().kind, MisuseKind::DoubleFree);
+            assert_eq!(a.validate().free, 4 * 1024);
+        }
+    });
+}
+
+#[test]
+fn twice_within_one_bulk_call() {
+    with_each(8 * 1024, |allocator| {
+        let a = &allocator;
+        for (n, of) in [(2, 0), (7, 0), (8, 0), (9, 0), (64, 0), (65, 0), (200, 0), (2000, 0), (9, 1), (70, 3), (3, 9)]
+        {
+            for (twice, at) in [(0, n / 2), (0, n), (n - 1, n), (n / 2, 0)] {
+                let mut slots: Vec<*mut u8> = (0..n).map(|_| if of == 0 { page(a) } else { block(a, of) }).collect();
+                let double = slots[twice];
+                slots.insert(at, double);
+                let (freed, misuse) = free_bulk(&mut slots, of).unwrap_err();
+                assert_eq!((freed, misuse.addr, misuse.kind), (n, double.addr(), MisuseKind::DoubleFree), "{n} {of}");
+                let left: Vec<*mut u8> = slots.iter().copied().filter(|ptr| !ptr.is_null()).collect();
+                assert_eq!(left, [double], "the second of the two stays");
+                assert_eq!(a.validate().handed_out, 0);
+            }
+        }
+        assert_eq!(a.stats().quarantined, 0);
+        a.drain();
+        assert_eq!(a.validate().free, 8 * 1024);
+    });
+}
+
+#[test]
+fn the_hook_is_told() {
+    static WANTED: AtomicUsize = AtomicUsize::new(0);
+    static SEEN: AtomicUsize = AtomicUsize::new(0);
+    on_misuse(|misuse| {
+        if misuse.addr == WANTED.load(SeqCst) && misuse.kind == MisuseKind::DoubleFree {
+            SEEN.fetch_add(1, SeqCst);
+        }
+    });
+    with_each(64, |allocator| {
+        let ptr = page(&allocator);
+        WANTED.store(ptr.addr(), SeqCst);
+        SEEN.store(0, SeqCst);
+        assert_eq!(free(ptr, 0), Ok(()));
+        // A handle that should not be: its drop has nobody to tell but the hook.
+        let nonnull = std::ptr::NonNull::new(ptr).unwrap();
+        // SAFETY: misuse on purpose; nobody has the page.
+        drop(unsafe { Page::from_raw(nonnull) });
+        // SAFETY: as above.
+        assert_eq!(unsafe { Block::from_raw(nonnull, order(0)) }.free().unwrap_err().kind, MisuseKind::DoubleFree);
+        assert_eq!((SEEN.load(SeqCst), allocator.stats().misused), (2, 2));
+    });
+}
+
+/// Two threads free one block at the same moment, over and over.
+///
+/// One of them may be refused at once. If neither is, the frame is on two ways, and that is seen when it is handed out,
+/// or when both come back to the zone: it never has two owners, and all frames are accounted for.
+#[test]
+fn two_threads_free_the_same_block_at_once() {
+    const PAGES: usize = 1024;
+    for (of, rounds) in [(0u8, 400), (2, 100), (9, 100)] {
+        with_each(PAGES, |mut allocator| {
+            let backend = allocator.backend();
+            let mut seen_later = 0;
+            for _ in 0..rounds {
+                if allocator.validate().quarantined > PAGES / 4 {
+                    allocator = Allocator::builder().pages(PAGES).backend(backend).build().unwrap();
+                }
+                let before = allocator.stats().misused;
+                let went_well = free_at_once(if of == 0 { page(&allocator) } else { block(&allocator, of) }, of);
+                assert_ne!(went_well, 0, "both were refused");
+                take_all(&allocator);
+                let found = allocator.stats().misused - before;
+                assert!(found > 0, "order {of} on {backend}: the second free was never seen");
+                seen_later += usize::from(went_well == 2);
+            }
+            println!("order {of} on {backend}: of {rounds} second frees, {seen_later} were seen later than at once");
+        });
+    }
+}
+
+/// How many of two threads that free `ptr` at the same moment are told that it went well.
+fn free_at_once(ptr: *mut u8, of: u8) -> usize {
+    let (addr, ready) = (ptr.expose_provenance(), AtomicUsize::new(0));
+    let run = || {
+        ready.fetch_add(1, SeqCst);
+        while ready.load(Relaxed) < 2 {
+            std::hint::spin_loop();
+        }
+        usize::from(free(std::ptr::with_exposed_provenance_mut(addr), of).is_ok())
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(run);
+        run() + other.join().unwrap()
+    })
+}
+
+/// Takes everything there is, each frame once, and gives it back; then what is proved at rest holds.
+fn take_all(allocator: &Allocator) {
+    let managed = allocator.managed_pages().get();
+    let mut all: Vec<Page> = Vec::with_capacity(managed);
+    allocator.alloc_pages_bulk_callback(Bulk::up_to(managed + 1), |page: Page| all.push(page)).unwrap();
+    let addrs: HashSet<usize> = all.iter().map(Page::addr).collect();
+    assert_eq!(addrs.len(), all.len(), "a page is owned twice");
+    drop(all);
+    allocator.drain();
+    let census = allocator.validate();
+    assert_eq!((census.handed_out, census.free + census.quarantined), (0, managed));
+    assert_eq!(census.quarantined as u64, allocator.stats().quarantined);
+}
