@@ -6,6 +6,7 @@ mod allocator;
 mod copy;
 mod failure;
 mod info;
+mod stress;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,7 @@ enum Command {
     Bench(pagemill_bench::BenchArgs),
     Copy(copy::CopyArgs),
     Info(info::InfoArgs),
+    Stress(stress::StressArgs),
 }
 
 const AFTER_HELP: &str = "\
@@ -35,6 +37,7 @@ Examples:
   pagemill bench                           pages one at a time and in bulk, beside what you use today
   pagemill copy disk.img copy.img          copy a file, 256 pages an operation; holes stay holes
   pagemill copy --alloc single a b         the same with one page an allocation
+  pagemill stress --seconds 60             look for a page with two owners
   pagemill info                            backend, CPUs, arena, and a zone's state
 
 Exit codes:
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         }
         Command::Copy(args) => ("copy", copy::run(&args)),
         Command::Info(args) => ("info", info::run(&args)),
+        Command::Stress(args) => ("stress", stress::run(&args)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

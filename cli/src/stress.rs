@@ -1,0 +1,176 @@
+//! `pagemill stress`: every order and form at once, from the model's alphabet, with everything in the way that a
+//! process has: signals inside sections, threads that migrate and exit, drains, forks.
+//!
+//! The run is a row of rounds, each with an allocator of its own: a small one, where everybody runs out of memory all
+//! the time, a large one with room for every order, and one between. In a round
+//! - workers apply random operations; who owns a frame is noted in one [`Ledger`] and stamped into the pages
+//!   ([`worker`]);
+//! - a thread sends them signals, whose handler allocates and frees with ownership of its own ([`signals`]);
+//! - a thread drains lists, and the main thread forks now and then ([`disturb`]);
+//! - at the end everything goes back, every frame is accounted for, and the allocator is closed.
+//!
+//! The first frame that is owned twice, lost or overwritten ends the run, with the seed. Threads make a run differ
+//! from the next; the seed fixes what each of them asks for.
+mod disturb;
+mod found;
+mod report;
+mod round;
+mod signals;
+mod worker;
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use pagemill::{Allocator, Backend};
+use pagemill_model::Rng;
+
+use crate::failure::{Failure, print};
+use report::Tally;
+use round::Round;
+
+/// Look for a page with two owners: every order and form at once, signals, migrations, drains, forks
+///
+/// Prints what was done. A frame that is owned twice, lost or overwritten ends the run with exit code 1 and the seed.
+#[derive(Args, Debug, Clone)]
+#[command(verbatim_doc_comment, after_help = AFTER_HELP)]
+pub(crate) struct StressArgs {
+    /// How long, in seconds
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// What determines each thread's operations; a new one if it is not given
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Worker threads; twice the CPUs if it is not given
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256))]
+    threads: Option<u32>,
+    /// How the per-CPU lists work: rseq or portable
+    #[arg(long)]
+    backend: Option<Backend>,
+    /// The arena's size in pages; three sizes in turn if it is not given
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pages: Option<u32>,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  pagemill stress --seconds 60 --threads 4
+  pagemill stress --seconds 60 --seed 7 --threads 4 --backend portable
+  pagemill stress --json | jq .restarts";
+
+/// Arenas, in pages: exhausted all the time; room for a block of 1 GiB and more; between. None ends with a pageblock.
+const SIZES: [usize; 3] = [3_001, 600_077, 20_011];
+/// How long a round lasts. Short ones look at every frame more often, long ones fragment more.
+const ROUND: Duration = Duration::from_millis(1500);
+/// A shorter run is too short to say that no section was ever restarted.
+const ENOUGH: Duration = Duration::from_secs(5);
+
+/// What fixes a run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    seed: u64,
+    threads: u32,
+    backend: Option<Backend>,
+    pages: Option<usize>,
+    seconds: u64,
+}
+
+impl Plan {
+    /// The command that does the same again.
+    fn again(&self) -> String {
+        let backend = self.backend.map_or(String::new(), |backend| format!(" --backend {backend}"));
+        let pages = self.pages.map_or(String::new(), |pages| format!(" --pages {pages}"));
+        let Self { seed, threads, seconds, .. } = self;
+        format!("pagemill stress --seconds {seconds} --seed {seed} --threads {threads}{backend}{pages}")
+    }
+
+    fn allocator(&self, round: usize) -> Result<Allocator, Failure> {
+        let pages = self.pages.unwrap_or(SIZES[round % SIZES.len()]);
+        // Small pages: with large ones, stamping the ends of a block would commit 2 MiB at each.
+        let builder = Allocator::builder().pages(pages).huge_pages(false);
+        let builder = self.backend.iter().fold(builder, |builder, &backend| builder.backend(backend));
+        let next = "choose another --backend or fewer --pages";
+        builder.build().map_err(|error| Failure::new("can't make an allocator", error).next(next))
+    }
+}
+
+pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
+    let cpus = std::thread::available_parallelism().map_or(2, |cpus| cpus.get() as u32);
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_micros() as u64);
+    let mut plan = Plan {
+        seed: args.seed.unwrap_or(clock),
+        threads: args.threads.unwrap_or(cpus * 2),
+        backend: args.backend,
+        pages: args.pages.map(|pages| pages as usize),
+        seconds: args.seconds,
+    };
+    let backend = plan.allocator(0)?.backend();
+    plan.backend = Some(backend);
+    if !args.json {
+        print(&format!("seed {}, {} threads, {backend} lists, {} s\n", plan.seed, plan.threads, plan.seconds))?;
+    }
+    signals::install().map_err(|error| Failure::new("can't handle signals", error))?;
+    say_seed_on_panic(plan);
+
+    let tally = run_rounds(&plan)?;
+    if backend == Backend::Rseq && tally.restarts == 0 && Duration::from_secs(plan.seconds) >= ENOUGH {
+        let next = format!("run it longer; repeat with: {}", plan.again());
+        return Err(Failure::new("too little is proved", "no section was restarted").next(next));
+    }
+    print(&if args.json { tally.json(&plan) } else { tally.table() })
+}
+
+fn run_rounds(plan: &Plan) -> Result<Tally, Failure> {
+    let (start, length) = (Instant::now(), Duration::from_secs(plan.seconds));
+    let mut rng = Rng::new(plan.seed);
+    let mut tally = Tally::default();
+    let restarts = pagemill::restarts();
+    let progress = Progress::new();
+    while start.elapsed() < length {
+        let round = Round::new(plan.allocator(tally.rounds)?, rng.next(), plan.threads);
+        let end = Instant::now() + ROUND.min(length - start.elapsed());
+        let done = round.run(end).map_err(|breach| {
+            progress.clear();
+            Failure::new(breach, format!("seed {}, {} lists", plan.seed, round.allocator.backend()))
+                .next(format!("repeat with: {}", plan.again()))
+        })?;
+        tally.add(&done);
+        progress.show(start.elapsed(), length, &tally);
+    }
+    progress.clear();
+    tally.restarts = pagemill::restarts() - restarts;
+    tally.seconds = start.elapsed().as_secs_f64();
+    Ok(tally)
+}
+
+/// A broken invariant panics in whatever thread found it: the seed belongs to it.
+fn say_seed_on_panic(plan: Plan) {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        before(info);
+        let _ = writeln!(io::stderr(), "pagemill: stress: seed {}; repeat with: {}", plan.seed, plan.again());
+    }));
+}
+
+/// One line on standard error, where that is a terminal.
+struct Progress(bool);
+
+impl Progress {
+    fn new() -> Self {
+        Self(io::stderr().is_terminal())
+    }
+    fn show(&self, elapsed: Duration, length: Duration, tally: &Tally) {
+        if self.0 {
+            let (now, of, all) = (elapsed.as_secs(), length.as_secs(), tally.all_ops());
+            let _ = write!(io::stderr(), "\r\x1b[K{now} of {of} s, {} rounds, {all} operations", tally.rounds);
+        }
+    }
+    fn clear(&self) {
+        if self.0 {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
