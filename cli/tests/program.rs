@@ -14,10 +14,10 @@ fn pagemill(args: &[&str]) -> Outcome {
 #[test]
 fn help_shows_every_command_and_what_exit_codes_mean() {
     let help = pagemill(&["--help"]);
-    for words in ["bench", "copy", "info", "Examples:", "Exit codes:", "PAGEMILL_BACKEND"] {
+    for words in ["bench", "copy", "stress", "info", "Examples:", "Exit codes:", "PAGEMILL_BACKEND"] {
         assert!(help.done().stdout.contains(words), "no {words:?} in {}", help.stdout);
     }
-    for command in ["bench", "copy", "info"] {
+    for command in ["bench", "copy", "stress", "info"] {
         let help = pagemill(&[command, "--help"]);
         assert!(help.done().stdout.contains(&format!("Usage: pagemill {command}")), "{}", help.stdout);
     }
