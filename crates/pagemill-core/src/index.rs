@@ -28,10 +28,12 @@ impl Class {
         BELOW.iter().filter(|&&below| free >= below).count()
     }
 
-    /// Where a block with this entry belongs; nowhere if it has no free frame. `frames` is how many it has in all.
+    /// Where a block with this entry belongs; nowhere if it has no free frame, or a CPU draws from it: then its count
+    /// changes often, and nobody else is to choose it. `frames` is how many it has in all.
     pub(crate) fn of(entry: Entry, frames: u32) -> Option<Self> {
         match entry.free() {
             0 => None,
+            _ if entry.is_bound() => None,
             free if free == frames && frames == PAGEBLOCK_FRAMES => Some(UNUSED),
             // A last pageblock that is cut short serves small orders of any mobility, but never stands for 2 MiB.
             free if free == frames => Some(Self((LEVELS - 1) as u8)),

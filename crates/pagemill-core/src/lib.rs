@@ -26,6 +26,7 @@
 //! let mut giving = zone.giving();
 //! frames.iter().for_each(|&pfn| giving.give(pfn));
 //! assert_eq!(giving.finish().doubles, 0);
+//! zone.unbind(&bound);
 //! assert_eq!(zone.alloc_block(Order::PAGEBLOCK, Mobility::Unmovable), Some(Pfn::new(0)));
 //! ```
 #![no_std]

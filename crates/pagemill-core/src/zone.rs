@@ -11,7 +11,7 @@
 //! - I3 A block that is handed out whole has count 0 and all its bits set: nobody can reserve from it, and a page of
 //!   it that is given singly is seen as a double free.
 //! - I4 At rest the count is the number of set bits, and the zone's counter is the sum of the counts.
-//! - I5 At rest a block with free frames stands in the index under its class.
+//! - I5 At rest a block with free frames stands in the index under its class, unless a CPU is bound to it.
 //!
 //! # Progress
 //! Order 0 uses compare-and-swap alone, with bounded retries in every loop that waits for somebody else's bits, so
@@ -191,7 +191,7 @@ impl<'m> Zone<'m> {
             }
             let next = self.bind(mobility);
             if let Some(done) = bound.replace(next) {
-                self.areas[done].fetch_and(Entry(!0).with_bound(false).0, Relaxed);
+                self.release(done);
             }
             if next.is_none() {
                 break;
@@ -229,7 +229,16 @@ impl<'m> Zone<'m> {
     /// Releases a bound block, when its CPU's list is drained.
     pub fn unbind(&self, bound: &BoundBlock) {
         if let Some(block) = bound.replace(None) {
-            self.areas[block].fetch_and(Entry(!0).with_bound(false).0, Relaxed);
+            self.release(block);
+        }
+    }
+
+    /// A block that a CPU no longer draws from stands in the index again.
+    fn release(&self, block: usize) {
+        // SeqCst: see `file`.
+        let before = Entry(self.areas[block].fetch_and(Entry(!0).with_bound(false).0, SeqCst));
+        if before.is_bound() {
+            self.file(block, None, Class::of(before.with_bound(false), self.frames_of(block)));
         }
     }
 
@@ -254,9 +263,9 @@ impl<'m> Zone<'m> {
                 let actual = Class::of(entry, self.frames_of(block));
                 if actual != Some(class) {
                     self.file(block, Some(class), actual);
-                } else if !entry.is_bound()
-                    && self.areas[block].compare_exchange(entry.0, entry.with_bound(true).0, Relaxed, Relaxed).is_ok()
+                } else if self.areas[block].compare_exchange(entry.0, entry.with_bound(true).0, SeqCst, Relaxed).is_ok()
                 {
+                    self.file(block, Some(class), None);
                     return Some(block);
                 }
             }
@@ -390,10 +399,7 @@ impl<'m> Zone<'m> {
 
     /// Orders 0 to 8: within one pageblock.
     fn alloc_small(&self, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
-        let Some(wanted) = mobility else {
-            return (0..self.areas.len()).find_map(|block| self.alloc_in(block, order, None));
-        };
-        for class in Class::best_fit(wanted, order.frames()).chain([UNUSED]) {
+        for class in mobility.into_iter().flat_map(|wanted| Class::best_fit(wanted, order.frames()).chain([UNUSED])) {
             let mut from = 0;
             while let Some(block) = self.index.next(class, from) {
                 from = block + 1;
@@ -402,7 +408,8 @@ impl<'m> Zone<'m> {
                 }
             }
         }
-        None
+        // What CPUs are bound to, and what the index may have lost: everything, before "exhausted".
+        (0..self.areas.len()).find_map(|block| self.alloc_in(block, order, mobility))
     }
 
     fn alloc_in(&self, block: usize, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
@@ -431,27 +438,40 @@ impl<'m> Zone<'m> {
             self.lock_large();
         }
         let mut from = 0;
-        let found = loop {
-            let Some(block) = self.index.next(UNUSED, from) else { break None };
-            let first = block.next_multiple_of(span);
-            if first + span > self.areas.len() {
-                break None;
+        let mut found = None;
+        while let Some(block) = self.index.next(UNUSED, from) {
+            from = block.next_multiple_of(span);
+            found = self.claim_span(from, span, order);
+            if found.is_some() || from >= self.areas.len() {
+                break;
             }
-            match (first..first + span).find(|&block| !self.claim_whole(block, order, block == first)) {
-                None => break Some(first),
-                Some(taken) => {
-                    (first..taken).for_each(|block| {
-                        self.release_whole(block, Entry::whole(order.get(), block == first));
-                    });
-                    from = taken + 1;
-                }
-            }
-        };
+            from = (block + 1).max(from);
+        }
+        // As in `alloc_small`.
+        let found =
+            found.or_else(|| (0..self.areas.len()).step_by(span).find_map(|first| self.claim_span(first, span, order)));
         if span > 1 {
             // Release pairs with the Acquire in `lock_large`.
             self.large.store(0, Release);
         }
         found.map(|block| self.first_of_word(block * BLOCK_WORDS))
+    }
+
+    /// Claims `span` whole pageblocks from `first` on, or none.
+    fn claim_span(&self, first: usize, span: usize, order: Order) -> Option<usize> {
+        if first + span > self.areas.len() {
+            return None;
+        }
+        let taken = (first..first + span).find(|&block| !self.claim_whole(block, order, block == first));
+        match taken {
+            None => Some(first),
+            Some(taken) => {
+                (first..taken).for_each(|block| {
+                    self.release_whole(block, Entry::whole(order.get(), block == first));
+                });
+                None
+            }
+        }
     }
 
     fn lock_large(&self) {
@@ -467,7 +487,7 @@ impl<'m> Zone<'m> {
             // SeqCst as in `reserve`. A bound block is taken too: its CPU finds it empty and binds another.
             match area.compare_exchange_weak(entry.0, Entry::whole(order.get(), is_head).0, SeqCst, Relaxed) {
                 Ok(_) => {
-                    self.file(block, Some(UNUSED), None);
+                    self.file(block, Class::of(entry, PAGEBLOCK_FRAMES), None);
                     return true;
                 }
                 Err(now) => entry = Entry(now),
