@@ -10,30 +10,11 @@ pub(crate) const TABLES: [&str; 6] = ["batch", "burst", "scatter", "scatter-4g",
 
 const DEFAULT_TABLES: [&str; 3] = ["batch", "burst", "scatter"];
 
-/// Measures Pagemill beside what a program would use today, on this machine, in one run.
-///
-/// Needs no root. Without options it runs the tables `batch`, `burst` and `scatter`, for at most 90 seconds. Keep the
-/// machine otherwise idle; figures that disagree with themselves show as a wide min and max.
-///
-/// Tables:
-///   batch       N pages out and back, N = 1 to 128
-///   burst       N pages out, then N back, N = 1 to 16384; the halves apart
-///   scatter     16384 pages out, then back in random order
-///   scatter-4g  the same over 4 GiB (1048576 pages)
-///   churn       2 MiB frames that survive 100 rounds of 10 % churn at half full
-///   threads     two processors: own pages; one takes and the other puts back
-///
-/// Rows:
-///   pagemill-single, -list, -array, -callback, -runs, -split, on each backend (rseq, portable);
-///   floors memcpy, tls-vec and tls-refcell; peers mutex-vec, array-queue, buddy-system, glibc, mimalloc, jemalloc, snmalloc,
-///   and rte-mempool where built with the feature dpdk.
-///
-/// Every row is first made to prove that it hands out distinct, aligned pages. Published figures stand beside a table,
-/// marked, and enter no ratio.
+/// Measure Pagemill beside what a program would use today, on this machine, in one run.
 #[derive(Debug, Clone, Default, clap::Args)]
-#[command(verbatim_doc_comment, after_help = EXAMPLES)]
+#[command(after_help = HELP)]
 pub struct BenchArgs {
-    /// Run only these tables, or show only these rows: names from the lists above, or a backend (rseq, portable).
+    /// Only these tables, only these rows: names from the lists below, or a backend (rseq, portable).
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub only: Vec<String>,
 
@@ -66,11 +47,31 @@ pub struct BenchArgs {
     pub seed: u64,
 }
 
-const EXAMPLES: &str = "\
+const HELP: &str = "\
+Needs no root. Without options it runs `batch`, `burst` and `scatter`, for at most 90 seconds.
+Keep the machine otherwise idle: a disturbance shows as a wide min and max.
+
+Tables:
+  batch       N pages out and back, N = 1 to 128
+  burst       N pages out, then N back, N = 1 to 16384; the halves apart
+  scatter     16384 pages out, then back in random order
+  scatter-4g  the same over 4 GiB (1048576 pages)
+  churn       2 MiB frames that survive 100 rounds of 10 % churn at half full
+  threads     two processors: own pages; one takes and the other puts back
+
+Rows:
+  pagemill-single, -list, -array, -callback, -runs, -split, on each backend (rseq, portable)
+  floors: memcpy, tls-vec, tls-refcell
+  peers:  mutex-vec, array-queue, buddy-system, glibc, mimalloc, jemalloc, snmalloc,
+          and rte-mempool where built with the feature dpdk
+
+Every row first proves that it hands out distinct, aligned pages. Published figures stand beside
+a table, marked, and enter no ratio. bench/README.md says how each row is set up.
+
 Examples:
   pagemill bench                                  the usual tables
   pagemill bench --quick --vs tls-vec,glibc       a first look
-  pagemill bench --only batch,pagemill-array      one form, one table
+  pagemill bench --only batch,pagemill-array --vs glibc
   pagemill bench --all --json out.json --html out.html
   pagemill bench --only burst --json - | jq 'select(.n == 16384)'";
 

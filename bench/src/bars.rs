@@ -110,7 +110,7 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
         bar("burst of 16384, array: ns a page", burst, Some(AtMost(2.5)), Some(AtMost(0.9))),
         bar("64 pages, slowest form / fastest", figures.widest(64), Some(AtMost(1.5)), Some(AtMost(1.1))),
         bar("scatter 16384, array: ns a page", scatter(16384), Some(AtMost(10.0)), Some(AtMost(5.0))),
-        bar("scatter 4 GiB, array: ns (LLFree, quoted: 31)", scatter(1 << 20), Some(AtMost(31.0)), Some(AtMost(15.5))),
+        bar("scatter 4 GiB, array: ns (LLFree*: 31)", scatter(1 << 20), Some(AtMost(31.0)), Some(AtMost(15.5))),
         bar(
             "churn, worse start, array: % of the ideal",
             figures.least_ideal(),

@@ -30,7 +30,7 @@ pub use args::BenchArgs;
 use machine::Machine;
 use published::Published;
 use record::Record;
-use tables::{Effort, Run, churn, one_thread, threads};
+use tables::{Effort, Rounds, Run, churn, one_thread, threads};
 
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
@@ -127,6 +127,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
         clock_ns,
         seed: args.seed,
         progress: progress(&plan),
+        rounds: Rounds::default(),
         absent: Vec::new(),
     };
     let mut records: Vec<Record> = Vec::new();
@@ -152,6 +153,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
     let bars = bars::judge(&records, rows::bits_per_frame());
     text.write(|out| {
         bars::write(out, &bars)?;
+        report::disturbance(out, &run.rounds)?;
         writeln!(out, "\n{}", report::footer(&published))
     })?;
     if let Some((path, mut file)) = json_file {

@@ -112,6 +112,16 @@ pub(crate) fn pin_to_all(cpus: &[usize]) -> rustix::io::Result<()> {
     sched_setaffinity(None, &set)
 }
 
+/// How often the calling thread has been stopped for another one so far.
+pub(crate) fn preemptions() -> i64 {
+    // SAFETY: all zeros is a valid value of this plain structure.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a structure of the kind that the kernel fills.
+    let rc = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    debug_assert_eq!(rc, 0, "the arguments are valid");
+    usage.ru_nivcsw
+}
+
 /// Memory that could be had without swapping, in bytes, as the kernel estimates it.
 pub(crate) fn available_bytes() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;

@@ -16,7 +16,7 @@ pub(crate) fn header(machine: &Machine, backend: &str, clock_ns: f64, rounds: us
     let detection = if machine.is_detecting { "misuse detection on" } else { "MISUSE DETECTION OFF" };
     format!(
         "{}; {}; processor {} of {}\n{}; {detection}; default backend {backend}\n{rounds} rounds, rows taking turns; \
-         a clock reading costs {clock_ns:.0} ns and is subtracted where one is inside; seed {seed}",
+         clock {clock_ns:.0} ns, subtracted where inside; seed {seed}",
         machine.cpu,
         machine.kernel,
         machine.main_cpu(),
@@ -76,8 +76,8 @@ fn scatter(out: &mut dyn Write, records: &[Record], published: &Published) -> io
 }
 
 fn churn(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
-    writeln!(out, "\nchurn: 2 MiB frames free after 100 rounds of 10 % churn, 4 GiB, half full, lists drained")?;
-    writeln!(out, "in order: filled to half in order; random half: filled, then a random half put back")?;
+    writeln!(out, "\nchurn: 2 MiB frames free after 100 rounds of 10 % churn; 4 GiB, lists drained")?;
+    writeln!(out, "half full either in order, or filled and then a random half put back")?;
     let mut table = plain(&["impl", "backend", "start", "% of ideal", "alloc", "free", "min", "max", "seed"]);
     for record in records {
         let half = |spread: Option<crate::stats::Spread>| spread.map_or("-".to_owned(), |s| short(s.median));
@@ -97,7 +97,8 @@ fn churn(out: &mut dyn Write, records: &[Record], published: &Published) -> io::
     writeln!(out, "{}", table.trim_fmt())?;
     if let Some(llfree) = published.table("llfree-2023") {
         for row in llfree.rows.iter().filter(|row| row[0].shown().starts_with("2 MiB frames")) {
-            writeln!(out, "published: LLFree {}, Linux {}: {}", row[1].shown(), row[2].shown(), row[0].shown())?;
+            let [what, llfree, linux] = [&row[0], &row[1], &row[2]].map(crate::published::Cell::shown);
+            writeln!(out, "{}", wrap(&format!("* LLFree {llfree}, Linux {linux}: {what}")))?;
         }
         credit(out, published, "llfree-2023")?;
     }
@@ -251,6 +252,19 @@ pub(crate) fn plain<S: AsRef<str>>(titles: &[S]) -> Table {
 /// Figures to the right from column `first` on.
 pub(crate) fn align(table: &mut Table, first: usize) {
     table.column_iter_mut().skip(first).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+}
+
+/// Says so when other work got into the rounds.
+pub(crate) fn disturbance(out: &mut dyn Write, rounds: &crate::tables::Rounds) -> io::Result<()> {
+    let (all, disturbed) = (rounds.all.get(), rounds.disturbed.get());
+    if disturbed == 0 {
+        return Ok(());
+    }
+    let warning = format!(
+        "disturbed: in {disturbed} of {all} rounds the system stopped the measuring thread for another one, however \
+         often they were repeated; run again on an idle machine if min and max lie far apart"
+    );
+    writeln!(out, "\n{}", wrap(&warning))
 }
 
 /// Says once where the column `quoted` comes from.

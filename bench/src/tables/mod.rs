@@ -2,12 +2,14 @@
 //!
 //! Every cell goes the same way: each row is verified; its repetitions are doubled until a round is long enough,
 //! which warms it; then the rows take turns, one round each, beginning with another row every time, so that a
-//! disturbance hits neighbours rather than one row; then each row is verified again.
+//! disturbance hits neighbours rather than one row; then each row is verified again. A round in which the system
+//! stopped the measuring thread for another one is repeated, a few times at most, and counted if it stayed so.
 
 pub(crate) mod churn;
 pub(crate) mod one_thread;
 pub(crate) mod threads;
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
@@ -32,6 +34,32 @@ impl Effort {
     pub(crate) const QUICK: Effort = Effort { rounds: 5, round: Duration::from_micros(200) };
 }
 
+/// How often a disturbed round is repeated.
+const RETRIES: usize = 4;
+
+/// The rounds of this run, and how many of them were disturbed to the last.
+#[derive(Debug, Default)]
+pub(crate) struct Rounds {
+    pub(crate) all: Cell<usize>,
+    pub(crate) disturbed: Cell<usize>,
+}
+
+impl Rounds {
+    /// One round: `attempt`, which says whether it was disturbed, until it was not or patience ends.
+    pub(crate) fn undisturbed<T, E>(&self, mut attempt: impl FnMut() -> Result<(T, bool), E>) -> Result<T, E> {
+        self.all.set(self.all.get() + 1);
+        for _ in 0..RETRIES {
+            let (outcome, is_disturbed) = attempt()?;
+            if !is_disturbed {
+                return Ok(outcome);
+            }
+        }
+        let (outcome, is_disturbed) = attempt()?;
+        self.disturbed.set(self.disturbed.get() + usize::from(is_disturbed));
+        Ok(outcome)
+    }
+}
+
 /// What every table needs to know of this run.
 pub(crate) struct Run<'a> {
     pub(crate) machine: &'a Machine,
@@ -41,6 +69,7 @@ pub(crate) struct Run<'a> {
     pub(crate) clock_ns: f64,
     pub(crate) seed: u64,
     pub(crate) progress: ProgressBar,
+    pub(crate) rounds: Rounds,
     /// Rows that could not take part, with the reason; printed below the table.
     pub(crate) absent: Vec<String>,
 }
@@ -85,7 +114,7 @@ impl Sample {
 
 /// The figures of one cell, as its rounds came in.
 #[derive(Debug, Clone)]
-pub(crate) struct Cell {
+pub(crate) struct CellSamples {
     pub(crate) bench: &'static str,
     pub(crate) name: &'static str,
     pub(crate) backend: &'static str,
@@ -95,9 +124,9 @@ pub(crate) struct Cell {
     pub(crate) seed: Option<u64>,
 }
 
-impl Cell {
-    pub(crate) fn new(bench: &'static str, row: &Row, n: usize) -> Cell {
-        Cell { bench, name: row.name, backend: row.backend, kind: row.kind, n, samples: Vec::new(), seed: None }
+impl CellSamples {
+    pub(crate) fn new(bench: &'static str, row: &Row, n: usize) -> CellSamples {
+        CellSamples { bench, name: row.name, backend: row.backend, kind: row.kind, n, samples: Vec::new(), seed: None }
     }
 
     /// `None` without a sample.
@@ -139,6 +168,23 @@ mod tests {
         let parts = Parts { alloc: Duration::from_nanos(1000), free: Duration::from_nanos(150) };
         let sample = Sample::from_parts(parts, 4, 10, 20.0);
         assert_eq!(sample, Sample { alloc: Some(20.0), free: Some(0.0), total: 20.0 });
+    }
+
+    #[test]
+    fn a_disturbed_round_is_repeated_and_counted_when_it_stays_so() {
+        let rounds = Rounds::default();
+        let mut attempts = 0;
+        let second: Result<i32, ()> = rounds.undisturbed(|| {
+            attempts += 1;
+            Ok((attempts, attempts < 2))
+        });
+        assert_eq!((second, rounds.all.get(), rounds.disturbed.get()), (Ok(2), 1, 0));
+        let last: Result<i32, ()> = rounds.undisturbed(|| {
+            attempts += 1;
+            Ok((attempts, true))
+        });
+        assert_eq!((last, rounds.all.get(), rounds.disturbed.get()), (Ok(2 + 1 + RETRIES as i32), 2, 1));
+        assert_eq!(rounds.undisturbed(|| Err::<((), bool), _>("short")), Err("short"));
     }
 
     #[test]

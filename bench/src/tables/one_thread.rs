@@ -10,10 +10,11 @@
 use std::time::Duration;
 
 use crate::Error;
+use crate::machine::preemptions;
 use crate::record::Record;
 use crate::rows::{Need, Row, Site};
 use crate::subject::{Flaw, Runner};
-use crate::tables::{Cell, Run, Sample, scale};
+use crate::tables::{CellSamples, Run, Sample, scale};
 
 /// Batch sizes of `batch`: those of the published table.
 pub(crate) const BATCH_SIZES: [usize; 9] = [1, 2, 3, 4, 8, 16, 32, 64, 128];
@@ -128,7 +129,8 @@ pub(crate) fn scatter_wide(run: &mut Run) -> Result<Vec<Record>, Error> {
 /// One size for all rows: verify, warm, take turns, verify.
 fn cells(run: &Run, kind: Loop, n: usize, entrants: &mut [&mut Entrant], rounds: usize) -> Result<Vec<Record>, Error> {
     let mut ctx = Ctx { clock_ns: run.clock_ns, rng: fastrand::Rng::with_seed(run.seed) };
-    let mut cells: Vec<Cell> = entrants.iter().map(|entrant| Cell::new(kind.label(), entrant.row, n)).collect();
+    let mut cells: Vec<CellSamples> =
+        entrants.iter().map(|entrant| CellSamples::new(kind.label(), entrant.row, n)).collect();
     let mut reps = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(&mut cells) {
         cell.seed = (kind == Loop::Scatter).then_some(run.seed);
@@ -146,14 +148,18 @@ fn cells(run: &Run, kind: Loop, n: usize, entrants: &mut [&mut Entrant], rounds:
             if reps[at] > 1 {
                 kind.round(runner, n, reps[at] / 16 + 1, &mut ctx).map_err(|flaw| cell.flawed(flaw))?;
             }
-            let sample = kind.round(runner, n, reps[at], &mut ctx).map_err(|flaw| cell.flawed(flaw))?;
-            cell.samples.push(sample);
+            let sample = run.rounds.undisturbed(|| {
+                let before = preemptions();
+                let sample = kind.round(runner, n, reps[at], &mut ctx)?;
+                Ok((sample, preemptions() != before))
+            });
+            cell.samples.push(sample.map_err(|flaw| cell.flawed(flaw))?);
         }
     }
     for (entrant, cell) in entrants.iter_mut().zip(&cells) {
         entrant.runner.verify(n).map_err(|flaw| cell.flawed(flaw))?;
     }
-    Ok(cells.into_iter().filter_map(Cell::record).collect())
+    Ok(cells.into_iter().filter_map(CellSamples::record).collect())
 }
 
 /// Repeats until a round is long enough; gives the repetitions of a round.
@@ -175,7 +181,7 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::rows::{Kind, catalogue};
-    use crate::tables::Effort;
+    use crate::tables::{Effort, Rounds};
 
     #[test]
     fn sizes_are_those_that_are_promised() {
@@ -195,6 +201,7 @@ mod tests {
             clock_ns: 0.0,
             seed: 3,
             progress: ProgressBar::hidden(),
+            rounds: Rounds::default(),
             absent: Vec::new(),
         };
         let batch = batch(&mut run).unwrap();

@@ -15,11 +15,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::machine::pin_to;
+use crate::machine::{pin_to, preemptions};
 use crate::record::Record;
 use crate::rows::{Baton, Kind, Need, Row, Site, Unavailable};
 use crate::subject::{Flaw, HAND_OVER_PAGES, Runner};
-use crate::tables::{Cell, Run, Sample, scale};
+use crate::tables::{CellSamples, Run, Sample, scale};
 
 /// Batch sizes of *own pages*.
 pub(crate) const OWN_SIZES: [usize; 2] = [1, 64];
@@ -62,8 +62,20 @@ struct Job {
     gate: Option<Arc<Gate>>,
 }
 
-/// When a job's loop began and ended.
-type Span = (Instant, Instant);
+/// A job's loop.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    start: Instant,
+    end: Instant,
+    /// Whether the system stopped the thread for another one meanwhile.
+    is_disturbed: bool,
+}
+
+impl Span {
+    fn time(self) -> Duration {
+        self.end - self.start
+    }
+}
 
 struct Worker {
     jobs: Sender<Job>,
@@ -104,13 +116,13 @@ impl Worker {
         self.jobs.send(job).map_err(|_| Error::WorkerDied)
     }
 
-    fn wait(&self, cell: &Cell) -> Result<Span, Error> {
+    fn wait(&self, cell: &CellSamples) -> Result<Span, Error> {
         self.spans.recv().map_err(|_| Error::WorkerDied)?.map_err(|flaw| cell.flawed(flaw))
     }
 
-    fn run(&self, entrant: usize, work: Work, cell: &Cell) -> Result<Duration, Error> {
+    fn run(&self, entrant: usize, work: Work, cell: &CellSamples) -> Result<Duration, Error> {
         self.send(Job { entrant, work, gate: None })?;
-        self.wait(cell).map(|(start, end)| end - start)
+        self.wait(cell).map(Span::time)
     }
 }
 
@@ -118,17 +130,17 @@ fn perform(runner: &mut dyn Runner, work: Work, gate: Option<&Gate>) -> Result<S
     if let Some(gate) = gate {
         gate.pass();
     }
+    let before = preemptions();
     let start = Instant::now();
+    let mut own_time = None;
     match work {
         Work::Verify => runner.verify(HAND_OVER_PAGES)?,
-        Work::Batch { n, reps } => {
-            let elapsed = runner.batch(n, reps)?;
-            return Ok((start, start + elapsed));
-        }
+        Work::Batch { n, reps } => own_time = Some(runner.batch(n, reps)?),
         Work::Produce { mut ring, batches } => runner.produce(&mut ring, batches)?,
         Work::Consume { mut ring, batches } => runner.consume(&mut ring, batches),
     }
-    Ok((start, Instant::now()))
+    let end = own_time.map_or_else(Instant::now, |time| start + time);
+    Ok(Span { start, end, is_disturbed: preemptions() != before })
 }
 
 /// What the workers can reach, and what is known of each row.
@@ -179,7 +191,7 @@ impl Table<'_> {
     fn verify(&self) -> Result<(), Error> {
         for &(row, at) in self.entrants.iter().filter(|(row, _)| row.name != "hand-over") {
             for worker in &self.workers {
-                worker.run(at, Work::Verify, &Cell::new("threads", row, HAND_OVER_PAGES))?;
+                worker.run(at, Work::Verify, &CellSamples::new("threads", row, HAND_OVER_PAGES))?;
             }
         }
         Ok(())
@@ -188,8 +200,8 @@ impl Table<'_> {
     fn own_pages(&self, run: &Run, n: usize) -> Result<Vec<Record>, Error> {
         let round = run.effort.round * ROUND_FACTOR;
         let entrants: Vec<_> = self.entrants.iter().filter(|(row, _)| row.name != "hand-over").collect();
-        let cell = |bench, row| Cell::new(bench, row, n);
-        let mut cells: Vec<[Cell; 2]> =
+        let cell = |bench, row| CellSamples::new(bench, row, n);
+        let mut cells: Vec<[CellSamples; 2]> =
             entrants.iter().map(|(row, _)| [cell("threads-own-1", row), cell("threads-own-2", row)]).collect();
         let mut reps = Vec::new();
         for (&&(_, at), cells) in entrants.iter().zip(&cells) {
@@ -208,58 +220,79 @@ impl Table<'_> {
                 let [alone, both] = &mut cells[which];
                 let (&(_, at), reps) = (entrants[which], reps[which]);
                 let per_page = |times: [Duration; 2]| (times[0] + times[1]).as_nanos() as f64 / (2 * n * reps) as f64;
-                let first = self.workers[0].run(at, Work::Batch { n, reps }, alone)?;
-                let second = self.workers[1].run(at, Work::Batch { n, reps }, alone)?;
-                alone.samples.push(Sample { alloc: None, free: None, total: per_page([first, second]) });
-                let gate = Arc::new(Gate::default());
-                for worker in &self.workers {
-                    worker.send(Job { entrant: at, work: Work::Batch { n, reps }, gate: Some(Arc::clone(&gate)) })?;
-                }
-                let spans = [self.workers[0].wait(both)?, self.workers[1].wait(both)?];
-                let total = per_page(spans.map(|(start, end)| end - start));
-                both.samples.push(Sample { alloc: None, free: None, total });
+                let spans = run.rounds.undisturbed(|| {
+                    let solo = |worker: &Worker| {
+                        worker.send(Job { entrant: at, work: Work::Batch { n, reps }, gate: None })?;
+                        worker.wait(alone)
+                    };
+                    let spans = [solo(&self.workers[0])?, solo(&self.workers[1])?];
+                    Ok::<_, Error>((spans, spans.iter().any(|span| span.is_disturbed)))
+                })?;
+                alone.samples.push(Sample { alloc: None, free: None, total: per_page(spans.map(Span::time)) });
+                let spans = run.rounds.undisturbed(|| {
+                    let spans = self.together(at, both, || [Work::Batch { n, reps }, Work::Batch { n, reps }])?;
+                    Ok::<_, Error>((spans, spans.iter().any(|span| span.is_disturbed)))
+                })?;
+                both.samples.push(Sample { alloc: None, free: None, total: per_page(spans.map(Span::time)) });
             }
         }
-        Ok(cells.into_iter().flatten().filter_map(Cell::record).collect())
+        Ok(cells.into_iter().flatten().filter_map(CellSamples::record).collect())
     }
 
     fn hand_over(&self, run: &Run) -> Result<Vec<Record>, Error> {
         let round = run.effort.round * ROUND_FACTOR;
         let entrants: Vec<_> = self.entrants.iter().filter(|&&(_, at)| self.workers[0].hands_over[at]).collect();
-        let mut cells: Vec<Cell> =
-            entrants.iter().map(|(row, _)| Cell::new("threads-hand-over", row, HAND_OVER_PAGES)).collect();
+        let mut cells: Vec<CellSamples> =
+            entrants.iter().map(|(row, _)| CellSamples::new("threads-hand-over", row, HAND_OVER_PAGES)).collect();
         let mut batches = Vec::new();
         for (&&(_, at), cell) in entrants.iter().zip(&cells) {
             let mut tried = 64;
-            let mut elapsed = self.cross(at, tried, cell)?;
+            let (mut elapsed, _) = self.cross(at, tried, cell)?;
             while elapsed < round {
                 tried = scale(tried, elapsed, round);
-                elapsed = self.cross(at, tried, cell)?;
+                (elapsed, _) = self.cross(at, tried, cell)?;
             }
             batches.push(tried);
         }
         for turn in 0..run.effort.rounds {
             for place in 0..entrants.len() {
                 let which = (place + turn) % entrants.len();
-                let elapsed = self.cross(entrants[which].1, batches[which], &cells[which])?;
+                let elapsed = run.rounds.undisturbed(|| {
+                    let (elapsed, is_disturbed) = self.cross(entrants[which].1, batches[which], &cells[which])?;
+                    Ok::<_, Error>((elapsed, is_disturbed))
+                })?;
                 let total = elapsed.as_nanos() as f64 / (batches[which] * HAND_OVER_PAGES) as f64;
                 cells[which].samples.push(Sample { alloc: None, free: None, total });
             }
         }
-        Ok(cells.into_iter().filter_map(Cell::record).collect())
+        Ok(cells.into_iter().filter_map(CellSamples::record).collect())
     }
 
-    /// Sends `batches` from the first worker to the second; from the first page taken to the last put back.
-    fn cross(&self, entrant: usize, batches: usize, cell: &Cell) -> Result<Duration, Error> {
-        let (producer, consumer) = rtrb::RingBuffer::new(RING_WORDS);
+    /// Sends `batches` from the first worker to the second: the time from the first page taken to the last put back,
+    /// and whether either thread was stopped meanwhile.
+    fn cross(&self, entrant: usize, batches: usize, cell: &CellSamples) -> Result<(Duration, bool), Error> {
+        let [produced, consumed] = self.together(entrant, cell, || {
+            let (producer, consumer) = rtrb::RingBuffer::new(RING_WORDS);
+            [Work::Produce { ring: producer, batches }, Work::Consume { ring: consumer, batches }]
+        })?;
+        Ok((consumed.end - produced.start, produced.is_disturbed || consumed.is_disturbed))
+    }
+
+    /// Lets both workers begin at once.
+    fn together(
+        &self,
+        entrant: usize,
+        cell: &CellSamples,
+        works: impl FnOnce() -> [Work; 2],
+    ) -> Result<[Span; 2], Error> {
         let gate = Arc::new(Gate::default());
-        let jobs = [Work::Produce { ring: producer, batches }, Work::Consume { ring: consumer, batches }];
-        for (worker, work) in self.workers.iter().zip(jobs) {
+        for (worker, work) in self.workers.iter().zip(works()) {
             worker.send(Job { entrant, work, gate: Some(Arc::clone(&gate)) })?;
         }
+        // Both are waited for before either's error is looked at, so that no answer stays behind.
         let spans = [self.workers[0].wait(cell), self.workers[1].wait(cell)];
-        let [produced, consumed] = spans;
-        Ok(consumed?.1 - produced?.0)
+        let [first, second] = spans;
+        Ok([first?, second?])
     }
 }
 
@@ -270,7 +303,7 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::rows::catalogue;
-    use crate::tables::Effort;
+    use crate::tables::{Effort, Rounds};
 
     #[test]
     fn two_threads_give_a_record_for_each_row_or_say_why_not() {
@@ -284,6 +317,7 @@ mod tests {
             clock_ns: 0.0,
             seed: 1,
             progress: ProgressBar::hidden(),
+            rounds: Rounds::default(),
             absent: Vec::new(),
         };
         let records = threads(&mut run).unwrap();
