@@ -121,6 +121,9 @@ pub enum Invalid {
         /// What the self-test found.
         why: &'static str,
     },
+    /// `PAGEMILL_BACKEND`, or whoever parsed a name.
+    #[error("a list backend is named rseq or portable; PAGEMILL_BACKEND says something else")]
+    BackendName,
     /// A number of CPUs that the lists cannot have.
     #[error("{cpus} CPUs: the lists take 1 to {max}")]
     Cpus {

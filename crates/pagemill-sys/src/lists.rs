@@ -70,10 +70,7 @@ impl fmt::Display for Backend {
 impl core::str::FromStr for Backend {
     type Err = Invalid;
     fn from_str(name: &str) -> Result<Self, Invalid> {
-        [Self::Rseq, Self::Portable]
-            .into_iter()
-            .find(|backend| backend.name() == name)
-            .ok_or(Invalid::Backend { why: "its name is neither rseq nor portable" })
+        [Self::Rseq, Self::Portable].into_iter().find(|backend| backend.name() == name).ok_or(Invalid::BackendName)
     }
 }
 

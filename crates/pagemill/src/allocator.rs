@@ -233,8 +233,8 @@ impl Builder {
         if !(1..=registry::FRAMES_MAX).contains(&pages) {
             return Err(Invalid::ArenaSize { pages, max: registry::FRAMES_MAX }.into());
         }
-        let (backend, cpus, cpu_of) = self.lists()?;
-        let lists = PerCpu::new(backend, cpus, cpu_of)?;
+        let lists = self.lists()?;
+        let cpus = lists.cpus();
         fork::watch();
         let arena = registry::enter(pages, |first| {
             let mut arena = Box::new(Arena::reserve(pages, first, self.huge_pages)?);
@@ -265,12 +265,12 @@ impl Builder {
         Ok(Allocator { inner, _owner: Arc::new(Owner(inner)) })
     }
 
-    fn lists(&self) -> Result<(Backend, usize, fn() -> usize), Error> {
+    fn lists(&self) -> Result<PerCpu, Error> {
         if let Some((cpus, cpu_of)) = self.cpus {
             if self.backend == Some(Backend::Rseq) {
                 return Err(Invalid::Backend { why: "CPUs are faked" }.into());
             }
-            return Ok((Backend::Portable, cpus, cpu_of));
+            return PerCpu::new(Backend::Portable, cpus, cpu_of);
         }
         let forced = match self.backend {
             Some(backend) => Some(backend),
@@ -281,7 +281,7 @@ impl Builder {
                 .transpose()?,
         };
         let backend = forced.unwrap_or_else(|| if self_test().is_ok() { Backend::Rseq } else { Backend::Portable });
-        Ok((backend, possible_cpus(), current_cpu))
+        PerCpu::new(backend, possible_cpus(), current_cpu)
     }
 }
 
