@@ -46,6 +46,7 @@ macro_rules! step {
 }
 
 mod area;
+mod blocks;
 mod error;
 mod gfp;
 mod give;

@@ -1,0 +1,236 @@
+//! Blocks of an order: taken whole, given back whole, or split into pages.
+//!
+//! Orders 0 to 8 lie within a pageblock: a run of bits, reserved by the count as single frames are (I1). Orders 9 and up
+//! are whole pageblocks, whose bits stay set and whose entry says so (I3). See [`crate::zone`] for the invariants.
+use crate::area::{BLOCK_WORDS, Entry, aligned_runs, best_run, run_mask};
+use crate::error::MisuseKind;
+use crate::index::{Class, UNUSED};
+use crate::sync::{AtomicU64, Ordering, spin_wait};
+use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone};
+use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+
+impl Zone<'_> {
+    /// Takes one block of `order`, from a pageblock of `mobility`, or of any if there is none (C3.6: blocks are
+    /// asked for singly).
+    pub fn alloc_block(&self, order: Order, mobility: Mobility) -> Option<Pfn> {
+        let pfn = if order >= Order::PAGEBLOCK {
+            self.alloc_large(order)
+        } else {
+            self.alloc_small(order, Some(mobility)).or_else(|| self.alloc_small(order, None))
+        };
+        if pfn.is_some() {
+            self.free.fetch_sub(order.frames() as usize, Relaxed);
+        }
+        pfn
+    }
+
+    /// Orders 0 to 8: within one pageblock.
+    fn alloc_small(&self, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
+        for class in mobility.into_iter().flat_map(|wanted| Class::best_fit(wanted, order.frames()).chain([UNUSED])) {
+            let mut from = 0;
+            while let Some(block) = self.index.next(class, from) {
+                from = block + 1;
+                if let Some(pfn) = self.alloc_in(block, order, mobility) {
+                    return Some(pfn);
+                }
+            }
+        }
+        // What CPUs are bound to, and what the index may have lost: everything, before "exhausted".
+        (0..self.areas.len()).find_map(|block| self.alloc_in(block, order, mobility))
+    }
+
+    fn alloc_in(&self, block: usize, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
+        let words = self.words_of(block);
+        let span = (order.frames() as usize).div_ceil(64);
+        let in_word = order.get().min(6);
+        // Look before reserving: most blocks of a fragmented zone have no run of this order.
+        let has_run = |group: &[AtomicU64]| group.iter().all(|word| aligned_runs(word.load(Relaxed), in_word) != 0);
+        if !words.chunks(span).any(has_run) || self.reserve(block, order.frames(), order.frames(), mobility) == 0 {
+            return None;
+        }
+        let found = words.chunks(span).enumerate().find_map(|(i, group)| {
+            let bit = claim_run(group, in_word)?;
+            Some(self.first_of_word(block * BLOCK_WORDS + i * span).offset(bit))
+        });
+        if found.is_none() {
+            self.raise(block, order.frames());
+        }
+        found
+    }
+
+    /// Orders 9 and up: whole pageblocks.
+    fn alloc_large(&self, order: Order) -> Option<Pfn> {
+        let span = (order.frames() / PAGEBLOCK_FRAMES) as usize;
+        if span > 1 {
+            self.lock_large();
+        }
+        let mut from = 0;
+        let mut found = None;
+        while let Some(block) = self.index.next(UNUSED, from) {
+            from = block.next_multiple_of(span);
+            found = self.claim_span(from, span, order);
+            if found.is_some() || from >= self.areas.len() {
+                break;
+            }
+            from = (block + 1).max(from);
+        }
+        // As in `alloc_small`.
+        let found =
+            found.or_else(|| (0..self.areas.len()).step_by(span).find_map(|first| self.claim_span(first, span, order)));
+        if span > 1 {
+            // Release pairs with the Acquire in `lock_large`.
+            self.large.store(0, Release);
+        }
+        found.map(|block| self.first_of_word(block * BLOCK_WORDS))
+    }
+
+    /// Claims `span` whole pageblocks from `first` on, or none.
+    fn claim_span(&self, first: usize, span: usize, order: Order) -> Option<usize> {
+        if first + span > self.areas.len() {
+            return None;
+        }
+        let taken = (first..first + span).find(|&block| !self.claim_whole(block, order, block == first));
+        match taken {
+            None => Some(first),
+            Some(taken) => {
+                (first..taken).for_each(|block| {
+                    self.release_whole(block, Entry::whole(order.get(), block == first));
+                });
+                None
+            }
+        }
+    }
+
+    fn lock_large(&self) {
+        while self.large.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
+            spin_wait();
+        }
+    }
+
+    fn claim_whole(&self, block: usize, order: Order, is_head: bool) -> bool {
+        let area = &self.areas[block];
+        let mut entry = Entry(area.load(Relaxed));
+        while entry.free() == PAGEBLOCK_FRAMES {
+            // SeqCst as in `reserve`. A bound block is taken too: its CPU finds it empty and binds another.
+            match area.compare_exchange_weak(entry.0, Entry::whole(order.get(), is_head).0, SeqCst, Relaxed) {
+                Ok(_) => {
+                    self.file(block, Class::of(entry, PAGEBLOCK_FRAMES), None);
+                    return true;
+                }
+                Err(now) => entry = Entry(now),
+            }
+        }
+        false
+    }
+
+    /// False: somebody released it before.
+    fn release_whole(&self, block: usize, whole: Entry) -> bool {
+        // SeqCst: the next owner, in `claim_whole` or `reserve`, sees what this one wrote; and see `file`.
+        let unused = Entry::unused(PAGEBLOCK_FRAMES);
+        let is_released = self.areas[block].compare_exchange(whole.0, unused.0, SeqCst, Relaxed).is_ok();
+        if is_released {
+            self.file(block, None, Some(UNUSED));
+        }
+        is_released
+    }
+
+    /// Gives one block of `order` back.
+    ///
+    /// # Errors
+    /// The misuse that its bits or entry show; nothing is changed then. Of two threads that free one block at once, at
+    /// least one is told, and the block is free once.
+    pub fn free_block(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
+        self.check_in_zone(pfn, order)?;
+        let block = self.block_of(pfn);
+        if order >= Order::PAGEBLOCK {
+            self.check_whole(block, order)?;
+            // Whoever releases the first pageblock releases the others.
+            if !self.release_whole(block, Entry::whole(order.get(), true)) {
+                return Err(MisuseKind::DoubleFree);
+            }
+            let span = (order.frames() / PAGEBLOCK_FRAMES) as usize;
+            (block + 1..block + span).for_each(|block| {
+                self.release_whole(block, Entry::whole(order.get(), false));
+            });
+            self.add_free(order.frames() as usize);
+            return Ok(());
+        }
+        let first = self.word_of(pfn);
+        let span = (order.frames() as usize).div_ceil(64);
+        let mask = run_mask(order.get().min(6)) << (pfn.as_u32() % 64);
+        if self.bits[first..first + span].iter().any(|word| word.load(Relaxed) & mask != 0) {
+            return Err(MisuseKind::DoubleFree);
+        }
+        // Only bits that were not set count: somebody may be freeing the same block just now.
+        let freed = (first..first + span).map(|word| (mask & !self.set_bits(word, mask)).count_ones()).sum();
+        if freed > 0 {
+            self.raise(block, freed);
+            self.add_free(freed as usize);
+        }
+        if freed == order.frames() { Ok(()) } else { Err(MisuseKind::DoubleFree) }
+    }
+
+    /// Turns a block that is handed out into its pages, each of which is given back on its own from then on (C2.1).
+    /// Their pageblocks become `mobility`'s.
+    ///
+    /// # Errors
+    /// As [`free_block`](Self::free_block).
+    pub fn split_block(&self, pfn: Pfn, order: Order, mobility: Mobility) -> Result<(), MisuseKind> {
+        self.check_in_zone(pfn, order)?;
+        if order < Order::PAGEBLOCK {
+            return Ok(());
+        }
+        let first = self.block_of(pfn);
+        self.check_whole(first, order)?;
+        for block in first..first + (order.frames() / PAGEBLOCK_FRAMES) as usize {
+            self.words_of(block).iter().for_each(|word| word.store(0, Relaxed));
+            // Release pairs with `reserve`'s Acquire: nobody sees a count before the cleared words.
+            self.areas[block].store(Entry::in_use(0, mobility).0, Release);
+        }
+        Ok(())
+    }
+
+    fn check_whole(&self, block: usize, order: Order) -> Result<(), MisuseKind> {
+        let entry = Entry(self.areas[block].load(Acquire));
+        match entry.whole_order() {
+            Some(handed_out) if handed_out == order.get() => Ok(()),
+            Some(handed_out) => Err(MisuseKind::WrongOrder { handed_out, freed: order.get() }),
+            None if entry.is_whole() => Err(MisuseKind::Inside),
+            None => Err(MisuseKind::DoubleFree),
+        }
+    }
+
+    fn check_in_zone(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
+        let start = self.start.as_u32();
+        let is_inside =
+            pfn >= self.start && u64::from(pfn.as_u32() - start) + u64::from(order.frames()) <= u64::from(self.frames);
+        match (is_inside, pfn.is_aligned_to(order)) {
+            (false, _) => Err(MisuseKind::Foreign),
+            (true, false) => Err(MisuseKind::Inside),
+            (true, true) => Ok(()),
+        }
+    }
+}
+
+/// Clears one run of 2^in_word bits in `group`'s only word, or all words of a larger group. Returns the first bit.
+fn claim_run(group: &[AtomicU64], in_word: u8) -> Option<u32> {
+    if let [word] = group {
+        let mut bits = word.load(Relaxed);
+        loop {
+            let bit = best_run(bits, in_word)?;
+            // AcqRel as in `take_from`.
+            match word.compare_exchange_weak(bits, bits & !(run_mask(in_word) << bit), AcqRel, Relaxed) {
+                Ok(_) => return Some(bit),
+                Err(now) => bits = now,
+            }
+        }
+    }
+    for (i, word) in group.iter().enumerate() {
+        if word.compare_exchange(!0, 0, AcqRel, Relaxed).is_err() {
+            // Release as in `set_bits`: whoever takes these again sees what was written before.
+            group[..i].iter().for_each(|word| word.store(!0, Release));
+            return None;
+        }
+    }
+    Some(0)
+}
