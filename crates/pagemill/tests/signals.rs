@@ -63,7 +63,7 @@ extern "C" fn handler(_signal: i32) {
     // SAFETY: see `Kept`; a signal is not delivered inside its own handler.
     let kept = unsafe { &mut *KEPT.0.get() };
     let turn = HANDLED.fetch_add(1, Relaxed);
-    let gfp = if turn % 2 == 0 { Gfp::NOWAIT } else { Gfp::ATOMIC };
+    let gfp = if turn.is_multiple_of(2) { Gfp::NOWAIT } else { Gfp::ATOMIC };
     expect(kept.iter().flatten().all(is_intact), line!());
     match turn % 4 {
         0 => {

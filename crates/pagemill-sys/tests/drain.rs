@@ -1,0 +1,113 @@
+//! C4.3 at its root: while a list is being drained its owner goes on elsewhere, and does not wait.
+#![cfg(not(loom))]
+
+use pagemill_core::{CpuId, Mobility};
+use pagemill_sys::{Backend, Batch, PerCpu};
+use std::sync::mpsc::channel;
+
+const KIND: Mobility = Mobility::Movable;
+
+/// Keeps this thread on CPU 0, where it can be.
+fn stay_on_cpu_0() {
+    #[cfg(not(miri))]
+    // SAFETY: zero is a valid, empty set; the call reads it.
+    unsafe {
+        let mut set: libc::cpu_set_t = core::mem::zeroed();
+        libc::CPU_SET(0, &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set), 0);
+    }
+}
+
+fn owner_goes_on(backend: Backend) {
+    let lists = PerCpu::new(backend, pagemill_sys::possible_cpus(), || 0).unwrap();
+    std::thread::scope(|scope| {
+        let (to_owner, orders) = channel::<()>();
+        let (to_drain, done) = channel::<usize>();
+        let lists = &lists;
+        scope.spawn(move || {
+            stay_on_cpu_0();
+            for pfn in 0..100 {
+                assert!(lists.push(KIND, pfn));
+            }
+            to_drain.send(0).unwrap();
+            orders.recv().unwrap();
+            // Somebody is in the middle of draining this CPU's list, and waits for this thread.
+            let mut batch = Batch::new();
+            lists.pop_n(KIND, 64, &mut batch);
+            assert!(batch.is_empty() && lists.pop(KIND).is_none(), "a list is being drained");
+            assert!(!lists.push(KIND, 1000), "a list is being drained");
+            // The CPU's other lists are not held.
+            assert!(lists.push(Mobility::Unmovable, 7));
+            assert_eq!(lists.pop(Mobility::Unmovable), Some(7));
+            to_drain.send(1).unwrap();
+            orders.recv().unwrap();
+            assert!(lists.push(KIND, 1000), "the list is open again");
+            assert_eq!(lists.pop(KIND), Some(1000));
+        });
+        assert_eq!(done.recv(), Ok(0));
+        let mut drained = Vec::new();
+        let n = lists.drain(CpuId::new(0), KIND, |pfns| {
+            if drained.is_empty() {
+                to_owner.send(()).unwrap();
+                assert_eq!(done.recv(), Ok(1));
+            }
+            drained.extend_from_slice(pfns);
+        });
+        drained.sort_unstable();
+        assert_eq!((n, drained), (100, (0..100).collect()));
+        to_owner.send(()).unwrap();
+    });
+    let list = &lists.cpu(CpuId::new(0)).lists[KIND.index()];
+    assert_eq!((list.pushed(), list.popped(), list.drained(), list.len()), (101, 1, 100, 0));
+}
+
+#[test]
+fn a_portable_lists_owner_goes_on() {
+    owner_goes_on(Backend::Portable);
+}
+
+#[test]
+fn a_restartable_sequences_owner_goes_on() {
+    match pagemill_sys::self_test() {
+        Ok(()) => owner_goes_on(Backend::Rseq),
+        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    }
+}
+
+/// Four threads push and pop one portable list's frames, and one drains it all the time.
+#[test]
+fn nothing_is_lost_or_doubled_by_drains() {
+    let turns = if cfg!(miri) { 60 } else { 20_000 };
+    let lists = PerCpu::new(Backend::Portable, 1, || 0).unwrap();
+    let frames = 40u32;
+    let mut owned: Vec<u32> = std::thread::scope(|scope| {
+        let (lists, threads) = (&lists, 4);
+        let owners: Vec<_> = (0..threads)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let mut mine: Vec<u32> = (thread * frames / threads..(thread + 1) * frames / threads).collect();
+                    for turn in 0..turns {
+                        if thread == 0 {
+                            lists.drain(CpuId::new(0), KIND, |pfns| mine.extend_from_slice(pfns));
+                        }
+                        if let Some(&pfn) = mine.last()
+                            && turn % 3 != 0
+                            && lists.push(KIND, pfn)
+                        {
+                            mine.pop();
+                        } else {
+                            let mut batch = Batch::new();
+                            lists.pop_n(KIND, turn % 5 + 1, &mut batch);
+                            mine.extend_from_slice(batch.as_slice());
+                        }
+                    }
+                    mine
+                })
+            })
+            .collect();
+        owners.into_iter().flat_map(|owner| owner.join().unwrap()).collect()
+    });
+    lists.drain(CpuId::new(0), KIND, |pfns| owned.extend_from_slice(pfns));
+    owned.sort_unstable();
+    assert_eq!(owned, (0..frames).collect::<Vec<_>>());
+}
