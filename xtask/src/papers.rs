@@ -203,7 +203,9 @@ pub(crate) fn dependencies(shell: &Shell) -> Result<Tally> {
     let path = "docs/dependencies.md";
     let text = fs::read_to_string(shell.root.join(path)).context(path)?;
     let mut users: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    let packages = workspace(shell)?;
+    let mut packages = workspace(shell)?;
+    packages.extend(manifests(shell, "--manifest-path fuzz/Cargo.toml")?);
+    packages.extend(manifests(shell, "--manifest-path tests/no-os/Cargo.toml")?);
     let members: BTreeSet<_> = packages.iter().map(name_of).collect();
     for package in &packages {
         for dependency in dependencies_of(package).filter(|name| !members.contains(name)) {
@@ -220,14 +222,12 @@ pub(crate) fn dependencies(shell: &Shell) -> Result<Tally> {
     for (dependency, users) in users.iter().filter(|(name, _)| !rows.contains_key(name.as_str())) {
         problems.push(format!("{path} has no row for {dependency}, which {} uses", users.join(", ")));
     }
-    let fuzz = fs::read_to_string(shell.root.join("fuzz/Cargo.toml")).unwrap_or_default();
     for (row, licence) in rows {
-        let mut licences = all.iter().filter(|package| name_of(package) == row).filter_map(|p| p["license"].as_str());
         if !users.contains_key(row) {
-            if !fuzz.contains(row) {
-                problems.push(format!("{path} has a row for {row}, which nothing uses"));
-            }
-        } else if licences.all(|real| real != licence) {
+            problems.push(format!("{path} has a row for {row}, which nothing uses"));
+        }
+        let mut licences = all.iter().filter(|package| name_of(package) == row).filter_map(|p| p["license"].as_str());
+        if licences.all(|real| real != licence) {
             problems.push(format!("{path} says that the licence of {row} is {licence:?}, which its manifest does not"));
         }
     }
@@ -247,15 +247,25 @@ fn names_in_cell(cell: &str) -> impl Iterator<Item = &str> {
 
 /// Every package that anything here is built from.
 fn all_packages(shell: &Shell) -> Result<Vec<Value>> {
-    let all = shell.cargo("metadata --format-version 1 --locked --all-features").run("metadata-all")?.expect_ok()?;
-    Ok(parse_metadata(&all.text)?["packages"].as_array().context("cargo metadata: no packages")?.clone())
+    let mut all = metadata(shell, "--locked --all-features")?;
+    all.extend(metadata(shell, "--locked --manifest-path fuzz/Cargo.toml")?);
+    Ok(all)
 }
 
-/// The packages of the workspace, as `cargo metadata` has them.
+/// The packages of the workspace.
 fn workspace(shell: &Shell) -> Result<Vec<Value>> {
-    let ran = shell.cargo("metadata --format-version 1 --no-deps --locked").run("metadata")?.expect_ok()?;
-    let all = parse_metadata(&ran.text)?;
-    Ok(all["packages"].as_array().context("cargo metadata: no packages")?.clone())
+    manifests(shell, "")
+}
+
+/// The packages of the workspace that a manifest belongs to.
+fn manifests(shell: &Shell, which: &str) -> Result<Vec<Value>> {
+    metadata(shell, &format!("--locked --no-deps {which}"))
+}
+
+/// The packages that `cargo metadata` lists.
+fn metadata(shell: &Shell, args: &str) -> Result<Vec<Value>> {
+    let ran = shell.cargo(&format!("metadata --format-version 1 {args}")).run("metadata")?.expect_ok()?;
+    Ok(parse_metadata(&ran.text)?["packages"].as_array().context("cargo metadata: no packages")?.clone())
 }
 
 /// The object that `cargo metadata` prints, whatever warning stands before it.
