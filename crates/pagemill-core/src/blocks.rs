@@ -201,9 +201,8 @@ impl Zone<'_> {
     }
 
     fn check_in_zone(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
-        let start = self.start.as_u32();
-        let is_inside =
-            pfn >= self.start && u64::from(pfn.as_u32() - start) + u64::from(order.frames()) <= u64::from(self.frames);
+        let (start, frames) = (self.start().as_u32(), u64::from(self.managed_frames()));
+        let is_inside = pfn.as_u32() >= start && u64::from(pfn.as_u32() - start) + u64::from(order.frames()) <= frames;
         match (is_inside, pfn.is_aligned_to(order)) {
             (false, _) => Err(MisuseKind::Foreign),
             (true, false) => Err(MisuseKind::Inside),
