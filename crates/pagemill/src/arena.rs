@@ -10,7 +10,7 @@
 use crate::allocator::Inner;
 use core::mem::ManuallyDrop;
 use core::ptr;
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering::Relaxed};
 use pagemill_core::atomic::AtomicU64;
 use pagemill_core::{FrameState, Invalid, Mobility, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata, step};
 use pagemill_sys::{Batch, Mapping};
@@ -29,6 +29,8 @@ pub(crate) struct Arena {
     /// One link a frame.
     links: *mut u32,
     pub(crate) inner: *const Inner,
+    /// Of the arenas that are unmapped: see [`registry::remove`](crate::registry::remove).
+    pub(crate) next_closed: AtomicPtr<Arena>,
     memory: ManuallyDrop<Mapping>,
     metadata: ManuallyDrop<Mapping>,
 }
@@ -81,6 +83,7 @@ impl Arena {
             // SAFETY: as above; `links` is page-aligned.
             links: unsafe { start.add(layout.links).cast() },
             inner: ptr::null(),
+            next_closed: AtomicPtr::new(ptr::null_mut()),
             memory: ManuallyDrop::new(memory),
             metadata: ManuallyDrop::new(metadata),
         })
