@@ -315,6 +315,7 @@ pub(crate) struct Segment<'g> {
     arena: &'static Arena,
     mobility: Mobility,
     pages: usize,
+    is_counted: bool,
     /// Past the lists, if more comes than they are for.
     large: Option<&'g mut Giving<'static, 'static, 256>>,
     batch: Batch,
@@ -328,7 +329,7 @@ impl<'g> Segment<'g> {
         mobility: Mobility,
         large: Option<&'g mut Giving<'static, 'static, 256>>,
     ) -> Self {
-        Self { arena, mobility, pages: 0, large, batch: Batch::new() }
+        Self { arena, mobility, pages: 0, is_counted: false, large, batch: Batch::new() }
     }
 
     /// Takes pages from `words[at..]` and empties their slots, up to the first that is not of this kind. Returns
@@ -337,7 +338,7 @@ impl<'g> Segment<'g> {
     fn return_words(&mut self, words: &mut [usize], mut at: usize) -> usize {
         while at < words.len() {
             let n = address_run(&words[at..], Batch::CAPACITY);
-            if n > 1 && self.give_run_at(words[at], n) {
+            if n > 1 && self.give_run_at(words[at], n, at + n == words.len()) {
                 words[at..at + n].iter_mut().for_each(|word| *word = 0);
                 at += n;
                 continue;
@@ -361,7 +362,7 @@ impl<'g> Segment<'g> {
     fn return_run(&mut self, mut addr: usize, end: usize) -> usize {
         while addr < end {
             let n = ((end - addr) / PAGE_SIZE).min(Batch::CAPACITY);
-            if self.give_run_at(addr, n) {
+            if self.give_run_at(addr, n, addr + n * PAGE_SIZE == end) {
                 addr += n * PAGE_SIZE;
                 continue;
             }
@@ -376,11 +377,11 @@ impl<'g> Segment<'g> {
     }
 
     #[inline]
-    fn give_run_at(&mut self, addr: usize, n: usize) -> bool {
+    fn give_run_at(&mut self, addr: usize, n: usize, is_last: bool) -> bool {
         addr.is_multiple_of(PAGE_SIZE)
             && self.arena.contains(addr)
             && self.arena.contains(addr + (n - 1) * PAGE_SIZE)
-            && self.give_run(self.arena.pfn_of(addr), n)
+            && self.give_run(self.arena.pfn_of(addr), n, is_last)
     }
 
     #[inline]
@@ -390,13 +391,21 @@ impl<'g> Segment<'g> {
 
     /// Takes neighbouring frames of the arena, at most a batch's worth, if all are pages of this kind.
     #[inline]
-    pub(crate) fn give_run(&mut self, first: u32, n: usize) -> bool {
+    pub(crate) fn give_run(&mut self, first: u32, n: usize, is_last: bool) -> bool {
         if !self.arena.take_back_run(first, n, self.mobility) {
             return false;
         }
-        if n == Batch::CAPACITY && self.large.is_none() && self.arena.inner().lists.push_run(self.mobility, first, n) {
+        // A section's worth, or all there is, needs no table.
+        let is_section = n == Batch::CAPACITY || (is_last && self.batch.is_empty());
+        if is_section && self.large.is_none() {
             self.pages += n;
-            return true;
+            if is_last {
+                self.count();
+            }
+            if self.arena.inner().lists.push_run(self.mobility, first, n) {
+                return true;
+            }
+            self.pages -= n;
         }
         if self.batch.room() < n {
             self.flush();
@@ -432,14 +441,21 @@ impl<'g> Segment<'g> {
         self.batch.clear();
     }
 
+    /// Counts the call.
+    #[inline]
+    fn count(&mut self) {
+        let pages = self.pages + self.batch.len();
+        if pages > 1 && !core::mem::replace(&mut self.is_counted, true) {
+            self.arena.inner().lists.count_bulk(BulkCall::Free, pages);
+        }
+    }
+
     /// Counts the call and passes on what is left. Those may be the allocator's last pages: nothing of it is touched
     /// after that. Returns how many pages there were.
     #[inline]
     pub(crate) fn end(&mut self) -> usize {
         let pages = self.pages + self.batch.len();
-        if pages > 1 {
-            self.arena.inner().lists.count_bulk(BulkCall::Free, pages);
-        }
+        self.count();
         if !self.batch.is_empty() {
             self.flush();
         }

@@ -194,7 +194,7 @@ impl<T: Owned> List<T> {
     fn return_linked_run<const N: usize>(&mut self, arena: &Arena, segment: &mut Segment<'_>) -> bool {
         if self.len >= N
             && let Some(next) = arena.linked_run::<N>(self.head)
-            && segment.give_run(self.head, N)
+            && segment.give_run(self.head, N, self.len == N)
         {
             // Behind the last one is nothing that could be believed; nor is it looked at.
             (self.head, self.len) = (next, self.len - N);

@@ -49,10 +49,12 @@ fn live(allocator: Allocator, ops: &[Raw], mask: u32) -> Result<(), TestCaseErro
 }
 
 fn check(cases: u32, sizes: &'static [usize], build: fn(usize) -> Option<Allocator>, mask: u32) {
+    let default = ProptestConfig::default();
     let config = ProptestConfig {
-        cases,
+        // PROPTEST_CASES has as many tried as one has time for.
+        cases: if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { cases },
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct("proptest-regressions/model.txt"))),
-        ..ProptestConfig::default()
+        ..default
     };
     let strategy = (proptest::sample::select(sizes), proptest::collection::vec(raw(), 1..120));
     let outcome = TestRunner::new(config).run(&strategy, |(pages, ops)| match build(pages) {

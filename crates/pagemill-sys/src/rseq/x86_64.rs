@@ -8,6 +8,10 @@ use crate::lists::ITEMS;
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 
+/// Fewer frame numbers than this are copied one by one: a vector read of what was just written singly, or the other
+/// way round, waits for the store to reach the cache (about 5 ns).
+const FEW: usize = 8;
+
 /// Enters a section, finds the list of the CPU in `{l}` and leaves by 7 if it is held or the thread has no CPU.
 macro_rules! enter {
     () => {
@@ -114,6 +118,8 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
             "sub {i:e}, {n:e}",
             "lea {from}, [{l} + {i}*4 + {items}]",
             "xor {i:e}, {i:e}",
+            "cmp {n:e}, {few}",
+            "jb 9f",
             "8:",
             "movups xmm0, [{from} + {i}*4]",
             "movups xmm1, [{from} + {i}*4 + 16]",
@@ -126,6 +132,17 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
             "add {i:e}, 16",
             "cmp {i:e}, {n:e}",
             "jb 8b",
+            "jmp 8f",
+            "9:", // One by one, the last first; none if there is none.
+            "mov {i:e}, {n:e}",
+            "sub {i}, 1",
+            "jb 8f",
+            "9:",
+            "mov {x:e}, dword ptr [{from} + {i}*4]",
+            "mov dword ptr [{to} + {i}*4], {x:e}",
+            "sub {i}, 1",
+            "jae 9b",
+            "8:",
             "imul {i}, {n}, 0xffff", // top - n, popped + n
             "add {w}, {i}",
             "mov qword ptr [{l}], {w}",
@@ -135,7 +152,8 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
             "7:",
             "xor {n:e}, {n:e}",
             "8:",
-            l = out(reg) _, w = out(reg) _, n = out(reg) n, i = out(reg) _, from = out(reg) _,
+            l = out(reg) _, w = out(reg) _, n = out(reg) n, i = out(reg) _, from = out(reg) _, x = out(reg) _,
+            few = const FEW,
             to = in(reg) to, want = in(reg) want,
             off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
             out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
@@ -199,6 +217,8 @@ pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
             "cmp {i:e}, dword ptr [{l} + {limit}]",
             "ja 7f",
             "xor {i:e}, {i:e}",
+            "cmp {n:e}, {few}",
+            "jb 9f",
             "8:",
             "movups xmm0, [{from} + {i}*4]",
             "movups xmm1, [{from} + {i}*4 + 16]",
@@ -211,13 +231,21 @@ pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
             "add {i:e}, 16",
             "cmp {i:e}, {n:e}",
             "jb 8b",
+            "jmp 8f",
+            "9:", // One by one.
+            "mov {x:e}, dword ptr [{from} + {i}*4]",
+            "mov dword ptr [{to} + {i}*4], {x:e}",
+            "add {i:e}, 1",
+            "cmp {i:e}, {n:e}",
+            "jb 9b",
+            "8:",
             "add {w}, {n}",
             "mov qword ptr [{l}], {w}",
             "5:",
             "mov {done:e}, 1",
             leave!(),
             "7:",
-            l = out(reg) _, w = out(reg) _, i = out(reg) _, to = out(reg) _, done = out(reg) is_pushed,
+            l = out(reg) _, w = out(reg) _, i = out(reg) _, to = out(reg) _, x = out(reg) _, few = const FEW, done = out(reg) is_pushed,
             from = in(reg) from, n = in(reg) n,
             off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
             out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
@@ -251,6 +279,8 @@ pub(crate) unsafe fn push_run(lists: Lists, first: u32, n: usize) -> bool {
             "add {i:e}, {n:e}",
             "cmp {i:e}, dword ptr [{l} + {limit}]",
             "ja 7f",
+            "cmp {n:e}, {few}",
+            "jb 9f",
             "movd xmm0, {first:e}",
             "pshufd xmm0, xmm0, 0",
             "paddd xmm0, xmmword ptr [{steps}]",
@@ -272,13 +302,22 @@ pub(crate) unsafe fn push_run(lists: Lists, first: u32, n: usize) -> bool {
             "add {i:e}, 16",
             "cmp {i:e}, {n:e}",
             "jb 8b",
+            "jmp 8f",
+            "9:", // One by one, the last first.
+            "lea {i}, [{n} - 1]",
+            "9:",
+            "lea {x:e}, [{first} + {i}]",
+            "mov dword ptr [{to} + {i}*4], {x:e}",
+            "sub {i}, 1",
+            "jae 9b",
+            "8:",
             "add {w}, {n}",
             "mov qword ptr [{l}], {w}",
             "5:",
             "mov {done:e}, 1",
             leave!(),
             "7:",
-            l = out(reg) _, w = out(reg) _, i = out(reg) _, to = out(reg) _, done = out(reg) is_pushed,
+            l = out(reg) _, w = out(reg) _, i = out(reg) _, to = out(reg) _, x = out(reg) _, few = const FEW, done = out(reg) is_pushed,
             first = in(reg) first, n = in(reg) n, steps = in(reg) &raw const STEPS.0,
             off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
             out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _,
