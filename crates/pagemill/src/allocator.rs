@@ -2,8 +2,7 @@
 use crate::arena::Arena;
 use crate::misuse::misuse;
 use crate::{fork, registry};
-use core::mem::ManuallyDrop;
-use core::ptr;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::{Error, Given, Invalid, ListPolicy, MisuseKind, Mobility, PAGE_SIZE, PageCount, Zone, step};
 use pagemill_sys::{Backend, List, PerCpu, current_cpu, possible_cpus, self_test};
@@ -42,26 +41,33 @@ pub(crate) struct Inner {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Allocator {
-    inner: &'static Inner,
+    /// Of `owner`'s arena. Not a reference: the last handle's may not outlive what it frees, as that of an argument
+    /// would.
+    inner: NonNull<Inner>,
     _owner: Arc<Owner>,
 }
 
+// SAFETY: `inner` is used as a shared reference, which may be sent.
+unsafe impl Send for Allocator where &'static Inner: Send {}
+// SAFETY: as for Send.
+unsafe impl Sync for Allocator where &'static Inner: Sync {}
+
 /// Frees the allocator when the last handle is gone.
 #[derive(Debug)]
-struct Owner(&'static Inner);
+struct Owner(&'static Arena);
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.0.drain_all();
-        if self.0.out_at_rest() != 0 {
+        let arena = self.0;
+        arena.inner().drain_all();
+        if arena.inner().out_at_rest() != 0 {
             return; // Pages are out: their memory must stay, and they come back to it.
         }
-        let arena = self.0.arena;
         registry::remove(arena);
-        // SAFETY: leaked from a box in `build`; no handle is left, no page is out, and the registry leads here no more.
-        // The zone borrows the arena's metadata, so it goes first.
+        // SAFETY: a box's in `build`; no handle is left, no page is out, and the registry leads here no more. The zone
+        // borrows the arena's metadata, so it goes first.
         unsafe {
-            drop(Box::from_raw(ptr::from_ref(self.0).cast_mut()));
+            drop(Box::from_raw(arena.inner.cast_mut()));
             arena.unmap();
         }
     }
@@ -113,35 +119,36 @@ impl Allocator {
 
     #[inline]
     pub(crate) fn inner(&self) -> &'static Inner {
-        self.inner
+        // SAFETY: the owner keeps it alive as long as there is a handle.
+        unsafe { &*self.inner.as_ptr() }
     }
 
     /// The list backend in force.
     pub fn backend(&self) -> Backend {
-        self.inner.lists.backend()
+        self.inner().lists.backend()
     }
     /// How many CPUs have lists.
     pub fn cpus(&self) -> usize {
-        self.inner.lists.cpus()
+        self.inner().lists.cpus()
     }
     /// How many pages it manages.
     pub fn managed_pages(&self) -> PageCount {
-        PageCount::new(self.inner.arena.frames())
+        PageCount::new(self.inner().arena.frames())
     }
     /// What the free/used state of a frame costs, in bits (C10.3: at most 2).
     pub fn metadata_bits_per_frame(&self) -> f64 {
-        self.inner.arena.metadata_bits_per_frame()
+        self.inner().arena.metadata_bits_per_frame()
     }
     /// The address range of its arena: for registering it with a device, or telling its pages from others.
     pub fn arena_range(&self) -> core::ops::Range<usize> {
-        let memory = self.inner.arena.memory();
+        let memory = self.inner().arena.memory();
         memory.addr()..memory.addr() + memory.bytes()
     }
 
     /// Takes what all CPUs' lists hold back to the zone. Their owners go on meanwhile (C4.3). Returns the pages that
     /// were moved.
     pub fn drain(&self) -> PageCount {
-        PageCount::new(self.inner.drain_all())
+        PageCount::new(self.inner().drain_all())
     }
     /// Takes what one CPU's lists hold back to the zone.
     ///
@@ -151,7 +158,7 @@ impl Allocator {
         if cpu.get() >= self.cpus() {
             return Err(Invalid::Cpus { cpus: cpu.get() + 1, max: self.cpus() }.into());
         }
-        Ok(PageCount::new(self.inner.drain_cpu(cpu)))
+        Ok(PageCount::new(self.inner().drain_cpu(cpu)))
     }
 
     /// Closes this handle, and with it the allocator if no other one is left.
@@ -159,8 +166,8 @@ impl Allocator {
     /// # Errors
     /// [`StillOut`] with the number of pages, while some are out; nothing has changed then.
     pub fn close(self) -> Result<(), StillOut> {
-        self.inner.drain_all();
-        match self.inner.out_at_rest() {
+        self.inner().drain_all();
+        match self.inner().out_at_rest() {
             0 => Ok(()),
             out => Err(StillOut { allocator: self, pages_out: PageCount::new(out) }),
         }
@@ -240,11 +247,11 @@ impl Builder {
             let mut arena = Box::new(Arena::reserve(pages, first, self.huge_pages)?);
             // SAFETY: the only zone over this arena; `Owner` drops it first.
             let zone = unsafe { arena.zone() }?;
-            let mut inner = Box::<Inner>::new_uninit();
-            arena.inner = inner.as_ptr();
+            let inner = Box::into_raw(Box::<Inner>::new_uninit()).cast::<Inner>();
+            arena.inner = inner;
             let arena: &'static Arena = Box::leak(arena);
             let share = pages / (8 * cpus);
-            inner.write(Inner {
+            let parts = Inner {
                 lists,
                 arena,
                 zone,
@@ -252,17 +259,16 @@ impl Builder {
                 quarantined: AtomicU64::new(0),
                 misused: AtomicU64::new(0),
                 generation: AtomicU64::new(fork::generation()),
-            });
-            // SAFETY: written just now. The box is leaked: `Owner` frees it by this reference's address.
-            let inner = unsafe { ManuallyDrop::new(inner).assume_init_ref() as *const Inner };
-            debug_assert_eq!(inner, arena.inner);
+            };
+            // SAFETY: room for it, which nobody else knows of yet. `Owner` makes a box of it again.
+            unsafe { inner.write(parts) };
             Ok(arena)
         })?;
         let inner = arena.inner();
         for list in inner.lists.lists() {
             list.set_policy(ListPolicy { limit: ListPolicy::LIMIT_MIN.min(inner.limit_max), ..ListPolicy::START });
         }
-        Ok(Allocator { inner, _owner: Arc::new(Owner(inner)) })
+        Ok(Allocator { inner: NonNull::from(inner), _owner: Arc::new(Owner(arena)) })
     }
 
     fn lists(&self) -> Result<PerCpu, Error> {

@@ -1,0 +1,188 @@
+//! The portable backend in small arenas, for miri: no undefined behaviour, no data race, no leak.
+//!
+//! ```text
+//! MIRIFLAGS="-Zmiri-permissive-provenance" cargo +nightly miri test -p pagemill --test miri_portable
+//! ```
+//!
+//! The flag only silences warnings: a page's handle is its address, so provenance is exposed, on purpose. The tests also
+//! run without miri.
+use pagemill::{
+    Allocator, Backend, Block, BlockList, Bulk, CpuId, Gfp, MisuseKind, Order, Page, PageList, Run, free_pages_bulk,
+    free_pages_bulk_raw, free_raw,
+};
+use std::cell::Cell;
+use std::sync::mpsc::channel;
+
+fn allocator(pages: usize) -> Allocator {
+    Allocator::builder().pages(pages).backend(Backend::Portable).huge_pages(false).build().unwrap()
+}
+
+fn close(allocator: Allocator) {
+    assert_eq!(allocator.validate().handed_out, 0);
+    let stats = allocator.stats();
+    assert_eq!((stats.allocated, stats.quarantined), (stats.freed, 0));
+    allocator.close().unwrap();
+}
+
+fn empty<T>(n: usize) -> Vec<Option<T>> {
+    (0..n).map(|_| None).collect()
+}
+
+#[test]
+fn pages_one_at_a_time() {
+    let allocator = allocator(70);
+    let mut zero = allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).unwrap();
+    assert!(zero.iter().all(|&byte| byte == 0));
+    zero.fill(7);
+    let addr = zero.addr();
+    zero.free().unwrap();
+    let mut again = allocator.alloc_page(Gfp::ATOMIC | Gfp::ZERO).unwrap();
+    assert_eq!((again.addr(), again[4095]), (addr, 0), "a page that was used is zeroed again");
+    again[0] = 1;
+    let raw = again.into_raw();
+    // SAFETY: the page is the test's own, and was given up a line above.
+    let back = unsafe { Page::from_raw(raw) };
+    assert_eq!(back[0], 1);
+    drop(back);
+    close(allocator);
+}
+
+#[test]
+fn all_forms_with_holes_and_shortfalls() {
+    let allocator = allocator(100);
+    let mut slots = empty::<Page>(40);
+    slots[3] = allocator.alloc_page(Gfp::KERNEL).ok();
+    slots[39] = allocator.alloc_page(Gfp::KERNEL | Gfp::MOVABLE).ok();
+    let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(40), &mut slots).unwrap();
+    assert_eq!((filled.added, filled.occupied, filled.first_hole), (38, 40, 40));
+    slots.iter_mut().flatten().for_each(|page| page[17] = 1);
+    slots[5] = None;
+    assert_eq!(free_pages_bulk(&mut slots), 39);
+
+    let mut list = PageList::new();
+    assert_eq!(allocator.alloc_pages_bulk_list(Bulk::up_to(33), &mut list).unwrap().blocks, 33);
+    let mut other = PageList::new();
+    allocator.alloc_pages_bulk_list(Bulk::exact(20), &mut other).unwrap();
+    list.append(&mut other).unwrap();
+    list.push(other.pop().or_else(|| allocator.alloc_page(Gfp::KERNEL).ok()).unwrap());
+    assert!(allocator.alloc_pages_bulk_list(Bulk::exact(60), &mut list).is_err());
+    assert_eq!(list.by_ref().take(10).inspect(|page| assert_eq!(page.len(), 4096)).count(), 10);
+    assert_eq!(list.clear(), 44);
+
+    let mut runs = Vec::<Run<Page>>::new();
+    assert_eq!(allocator.alloc_pages_bulk_runs(Bulk::up_to(300), &mut runs).unwrap().blocks, 100);
+    runs.iter_mut().for_each(|run| run.as_mut_bytes().fill(3));
+    let pages = runs.pop().unwrap().into_pages();
+    drop(pages.skip(1));
+    drop(runs);
+
+    let mut kept = Vec::new();
+    let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        allocator.alloc_pages_bulk_callback(Bulk::up_to(30), |page: Page| {
+            kept.push(page);
+            assert!(kept.len() < 12, "enough");
+        })
+    }));
+    assert!(unwound.is_err());
+    drop(kept);
+    close(allocator);
+}
+
+#[test]
+fn blocks_and_what_they_are_split_into() {
+    let allocator = allocator(1024);
+    for of in [1u8, 3, 6, 7, 9, 10] {
+        let order = Order::new(of).unwrap();
+        let mut block = allocator.alloc_pages(Gfp::KERNEL, order).unwrap();
+        let last = block.len() - 1;
+        (block[0], block[last]) = (1, 2);
+        let mut pages = block.split();
+        assert_eq!(pages.next().map(|page| page[0]), Some(1));
+        drop(pages);
+    }
+    let order = Order::new(2).unwrap();
+    let mut slots = empty::<Block>(6);
+    assert_eq!(allocator.alloc_pages_bulk_array(Bulk::exact(6).order(order), &mut slots).unwrap().added, 6);
+    assert_eq!(free_pages_bulk(&mut slots), 6);
+    let mut list = BlockList::new();
+    assert_eq!(allocator.alloc_pages_bulk_list(Bulk::up_to(5).order(order), &mut list).unwrap().blocks, 5);
+    let (raw, of) = list.pop().unwrap().into_raw();
+    // SAFETY: the block is the test's own.
+    assert_eq!(unsafe { free_raw(raw.as_ptr(), of) }, Ok(()));
+    drop(list);
+    close(allocator);
+}
+
+#[cfg(not(feature = "detection-off"))]
+#[test]
+fn misuse_changes_nothing() {
+    let allocator = allocator(64);
+    let mut slots = empty::<Page>(20);
+    allocator.alloc_pages_bulk_array(Bulk::exact(20), &mut slots).unwrap();
+    let mut raw: Vec<*mut u8> = slots.into_iter().flatten().map(|page| page.into_raw().as_ptr()).collect();
+    raw.push(raw[4]);
+    let mut local = [0u8; 16];
+    raw.push(local.as_mut_ptr());
+    // SAFETY: the pages are the test's own; the last two are misuse, on purpose.
+    let (freed, misuse) = unsafe { free_pages_bulk_raw(&mut raw, Order::ZERO) }.unwrap_err();
+    assert_eq!((freed, misuse.kind), (20, MisuseKind::DoubleFree));
+    let stats = allocator.stats();
+    assert_eq!((stats.misused, stats.freed), (1, 20));
+    close(allocator);
+}
+
+thread_local! {
+    static CPU: Cell<usize> = const { Cell::new(0) };
+}
+
+#[test]
+fn threads_on_three_cpus_pass_pages_on() {
+    let allocator = Allocator::builder().pages(200).cpus(3, || CPU.get()).build().unwrap();
+    let turns = if cfg!(miri) { 12 } else { 2000 };
+    std::thread::scope(|scope| {
+        let (send, receive) = channel::<PageList>();
+        for cpu in 0..2 {
+            let (allocator, send) = (&allocator, send.clone());
+            scope.spawn(move || {
+                for turn in 0..turns {
+                    CPU.set(cpu + turn % 2);
+                    let mut list = PageList::new();
+                    allocator.alloc_pages_bulk_list(Bulk::up_to(turn % 9 + 1), &mut list).unwrap();
+                    let mut page = allocator.alloc_page(Gfp::NOWAIT).ok();
+                    page.iter_mut().for_each(|page| page[0] = 1);
+                    send.send(list).unwrap();
+                }
+            });
+        }
+        drop(send);
+        CPU.set(2);
+        for (n, list) in receive.into_iter().enumerate() {
+            if n % 5 == 0 {
+                allocator.drain_cpu(CpuId::new(n as u32 % 3)).unwrap();
+            }
+            list.for_each(|mut page| page[4095] = 2);
+        }
+    });
+    close(allocator);
+}
+
+/// One thread frees an allocator's last pages while another closes it, and others come and go in the registry.
+#[test]
+fn allocators_close_while_others_work() {
+    let other = allocator(16);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..if cfg!(miri) { 4 } else { 300 } {
+                let short = allocator(8);
+                let page = short.alloc_page(Gfp::KERNEL).unwrap();
+                let refused = short.close().unwrap_err();
+                drop(page);
+                refused.allocator.close().unwrap();
+            }
+        });
+        for _ in 0..if cfg!(miri) { 30 } else { 3000 } {
+            drop(other.alloc_page(Gfp::KERNEL).unwrap());
+        }
+    });
+    close(other);
+}
