@@ -19,7 +19,7 @@ fn backend(variables: &[(&str, &str)]) -> (String, Option<i32>) {
 fn the_backend_is_chosen_by_the_self_test_or_by_name() {
     assert_eq!(backend(&[("PAGEMILL_BACKEND", "portable")]), ("backend: portable".to_owned(), Some(0)));
     let (words, status) = backend(&[("PAGEMILL_BACKEND", "fast")]);
-    assert!(words.starts_with("unavailable: ") && status == Some(3), "{words}");
+    assert!(words.contains("PAGEMILL_BACKEND") && status == Some(1), "{words}");
 
     // With glibc's registration turned off there are no restartable sequences to be had.
     let off = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
