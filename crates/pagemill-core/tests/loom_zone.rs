@@ -176,7 +176,7 @@ fn two_take_what_is_left() {
 
 #[test]
 fn one_takes_while_another_gives() {
-    explore(2, || {
+    explore(3, || {
         (
             nearly_empty(130, 1),
             vec![|model| model.give(&[3, 64]), |model| {
@@ -201,7 +201,7 @@ fn a_class_is_left_and_entered_at_once() {
 
 #[test]
 fn two_give_and_one_takes() {
-    explore(2, || {
+    explore(3, || {
         (
             nearly_empty(70, 0),
             vec![|model| model.give(&[0]), |model| model.give(&[65]), |model| {
@@ -213,7 +213,7 @@ fn two_give_and_one_takes() {
 
 #[test]
 fn a_frame_and_a_block_of_two_words() {
-    explore(2, || {
+    explore(3, || {
         (
             Model::new(130),
             vec![
@@ -234,7 +234,7 @@ fn a_frame_and_a_block_of_two_words() {
 #[test]
 fn two_blocks_and_a_frame_in_one_word() {
     // Six free: an order 2 fits once beside an order 1, or two of order 1.
-    explore(2, || {
+    explore(3, || {
         (
             nearly_empty(70, 6),
             vec![
@@ -254,7 +254,7 @@ fn two_blocks_and_a_frame_in_one_word() {
 
 #[test]
 fn a_pageblock_goes_whole_or_in_frames() {
-    explore(2, || {
+    explore(3, || {
         (
             Model::new(PAGEBLOCK_FRAMES),
             vec![
@@ -274,7 +274,7 @@ fn a_pageblock_goes_whole_or_in_frames() {
 
 #[test]
 fn large_blocks_do_not_undo_each_other_for_ever() {
-    explore(2, || {
+    explore(3, || {
         (
             Model::new(2 * PAGEBLOCK_FRAMES),
             vec![
@@ -311,7 +311,7 @@ fn a_steal_and_a_take_of_the_last_frame() {
 #[test]
 fn two_share_what_they_draw_from() {
     // One CPU's list, whose owner was moved to another CPU in the middle of a refill.
-    explore(2, || {
+    explore(3, || {
         static BOUND: Mutex<Option<Arc<BoundBlock>>> = Mutex::new(None);
         *BOUND.lock().unwrap() = Some(Arc::default());
         let take: fn(&Model) = |model| {

@@ -81,18 +81,18 @@ fn two_owners_pop() {
 
 #[test]
 fn one_pops_while_others_push() {
-    explore(2, &[1], 8, [|model| drop(model.pop(2)), |model| model.push(&[100, 101]), |model| model.push(&[102])]);
+    explore(3, &[1], 8, [|model| drop(model.pop(2)), |model| model.push(&[100, 101]), |model| model.push(&[102])]);
 }
 
 #[test]
 fn what_a_full_list_refuses_stays_with_its_owner() {
-    explore(2, &[1], 2, [|model| model.push(&[100, 101]), |model| model.push(&[102]), |model| drop(model.pop(1))]);
+    explore(3, &[1], 2, [|model| model.push(&[100, 101]), |model| model.push(&[102]), |model| drop(model.pop(1))]);
 }
 
 #[test]
 fn a_drain_takes_all_while_owners_go_on() {
     explore(
-        2,
+        3,
         &[1, 2],
         8,
         [

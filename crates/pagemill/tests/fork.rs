@@ -87,7 +87,7 @@ impl Before {
     /// Of the forking thread; none if there is no memory just now.
     fn new(allocator: &Allocator, others: &[Page]) -> Option<Self> {
         let mut page = allocator.alloc_page(Gfp::KERNEL).ok()?;
-        page.fill(0xaa);
+        page[..64].fill(0xaa);
         let block = allocator.alloc_pages(Gfp::KERNEL, Order::new(2).unwrap()).ok()?;
         let mut slots: Vec<Option<Page>> = (0..20).map(|_| None).collect();
         allocator.alloc_pages_bulk_array(Bulk::exact(20), &mut slots).ok()?;
@@ -136,9 +136,9 @@ fn go_on(allocator: &Allocator, mut before: Before, first: usize) {
     let mut owned = before.addrs();
     for page in &mut all {
         assert!(owned.insert(page.addr()), "{page:?} is owned twice");
-        page.fill(0xcc);
+        page[..64].fill(0xcc);
     }
-    assert!(before.page.iter().all(|page| page.iter().all(|&byte| byte == 0xaa)), "a page was overwritten");
+    assert!(before.page.iter().all(|page| page[..64].iter().all(|&byte| byte == 0xaa)), "a page was overwritten");
     drop(all);
     assert_eq!(allocator.validate().handed_out, census.handed_out);
     assert_eq!(allocator.stats().misused, 0);

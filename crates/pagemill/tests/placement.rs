@@ -1,5 +1,7 @@
 //! Where pages are put: kinds of mobility do not share pageblocks while there is room (C3.6), and huge frames survive
-//! churn.
+//! churn. Without detection a page's kind is not known when it comes back, so there is nothing to hold.
+#![cfg(not(feature = "detection-off"))]
+
 use pagemill::{Allocator, Backend, Bulk, Error, Gfp, Order, Page, PageList};
 use std::collections::HashMap;
 
