@@ -117,7 +117,7 @@ pub(crate) fn split(addr: usize, order: Order) {
     }
     let inner = arena.inner();
     inner.check_generation();
-    let mobility = inner.zone.mobility_of(Pfn::new(pfn));
+    let mobility = arena.state(pfn).mobility();
     if let Err(kind) = inner.zone.split_block(Pfn::new(pfn), order, mobility) {
         inner.refuse(misuse(kind, addr));
         return;

@@ -225,7 +225,9 @@ impl Inner {
         if gfp.contains(Gfp::ZERO) {
             self.arena.zero(pfn, order);
         }
-        if let Err(double) = self.arena.hand_out_block(pfn, order, self.zone.mobility_of(Pfn::new(pfn))) {
+        // A whole pageblock is of no mobility until it is split.
+        let mobility = if order >= Order::PAGEBLOCK { gfp.mobility() } else { self.zone.mobility_of(Pfn::new(pfn)) };
+        if let Err(double) = self.arena.hand_out_block(pfn, order, mobility) {
             return self.quarantine_block(pfn, order, double);
         }
         stats.blocks_out.fetch_add(1, Relaxed);

@@ -92,23 +92,29 @@ fn share(allocator: Allocator, seed: u64, ops: usize) {
     const THREADS: u32 = 4;
     let ledger = Arc::new(Ledger::new(&allocator));
     let most = ledger.frames() / 3;
-    std::thread::scope(|scope| {
-        for who in 1..=THREADS {
-            let (allocator, ledger) = (allocator.clone(), Arc::clone(&ledger));
-            scope.spawn(move || {
-                let mut rng = Rng::new(seed + u64::from(who));
-                let mut world = World::shared(allocator, ledger, who, most, set_fake_cpu);
-                for _ in 0..ops {
-                    let op = Op::decode(rng.raw());
-                    if !op.is_misuse() {
-                        world.apply(op).unwrap_or_else(|failure| panic!("seed {seed}, {op:?}: {failure}"));
-                    }
-                }
-                world.finish().unwrap_or_else(|failure| panic!("seed {seed}, at the end: {failure}"));
-            });
+    let live = &|who: u32| -> Result<(), String> {
+        let mut rng = Rng::new(seed + u64::from(who));
+        let mut world = World::shared(allocator.clone(), Arc::clone(&ledger), who, most, set_fake_cpu);
+        for _ in 0..ops {
+            let op = Op::decode(rng.raw());
+            if !op.is_misuse() {
+                world.apply(op).map_err(|failure| format!("{op:?}: {failure}"))?;
+            }
         }
+        world.finish().map_err(|failure| format!("at the end: {failure}"))
+    };
+    let failures: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..=THREADS).map(|who| scope.spawn(move || live(who))).collect();
+        let said = |what| format!("a thread panicked: {what:?}");
+        threads.into_iter().filter_map(|thread| thread.join().map_err(said).and_then(|done| done).err()).collect()
     });
+    // Where a frame has two owners, whatever they do with it comes out wrong: what the allocator found says why.
     let stats = allocator.stats();
+    let found = match stats.quarantined + stats.misused {
+        0 => String::new(),
+        found => format!("a frame owned twice, by what the allocator found {found} times; "),
+    };
+    assert!(failures.is_empty(), "seed {seed}: {found}{}", failures.join("; "));
     assert_eq!(stats.quarantined, 0, "seed {seed}: a frame owned twice was put in quarantine");
     assert_eq!(stats.misused, 0, "seed {seed}: a free of what its owner had was refused, or a frame owned twice");
     let census = allocator.validate();
