@@ -132,10 +132,10 @@ fn run_rounds(plan: &Plan) -> Result<Tally, Failure> {
     while start.elapsed() < length {
         let round = Round::new(plan.allocator(tally.rounds)?, rng.next(), plan.threads);
         let end = Instant::now() + ROUND.min(length - start.elapsed());
-        let done = round.run(end).map_err(|breach| {
+        let done = round.run(end).map_err(|what| {
             progress.clear();
-            Failure::new(breach, format!("seed {}, {} lists", plan.seed, round.allocator.backend()))
-                .next(format!("repeat with: {}", plan.again()))
+            let why = format!("seed {}, {} lists{}", plan.seed, round.allocator.backend(), round.beside(&what));
+            Failure::new(what, why).next(format!("repeat with: {}", plan.again()))
         })?;
         tally.add(&done);
         progress.show(start.elapsed(), length, &tally);

@@ -49,7 +49,7 @@ impl World {
             blocks += 1;
         }
         let freed = free_pages_bulk(&mut slots);
-        demand!(freed == blocks, "{freed} of {blocks} blocks in an array were freed");
+        demand!(freed == blocks, "{freed} of {blocks} blocks in an array were freed: one was owned twice");
         demand!(slots.iter().all(Option::is_none), "a freed array is not empty");
         Ok(())
     }
@@ -89,7 +89,11 @@ impl World {
         }
         if !is_drop {
             let freed = hand.list.clear();
-            demand!(freed == hand.items.len(), "{freed} blocks of a list of {} were freed", hand.items.len());
+            demand!(
+                freed == hand.items.len(),
+                "{freed} blocks of a list of {} were freed: one was owned twice",
+                hand.items.len()
+            );
             demand!(hand.list.is_empty(), "a cleared list has {}", hand.list.len());
         }
         drop(hand.list);

@@ -109,6 +109,16 @@ impl Round {
         Ok(tally)
     }
 
+    /// What the allocator itself found, if `what` does not say so: where a frame has two owners, whatever they do with
+    /// it comes out wrong, and that may be seen first.
+    pub(super) fn beside(&self, what: &str) -> String {
+        let stats = self.allocator.stats();
+        match stats.quarantined + stats.misused {
+            found if found > 0 && !what.contains("owned twice") => format!(", and {found} times a frame owned twice"),
+            _ => String::new(),
+        }
+    }
+
     fn work(self: &Arc<Self>, end: Instant) -> Result<(), String> {
         let mut rng = Rng::new(self.seed);
         let helpers = vec![self.spawn("signals", signals::send)?, self.spawn("drains", disturb::drain)?];
