@@ -70,6 +70,11 @@ impl Expect {
         self.free
     }
 
+    /// The mobility of the pageblock of a frame that is out, if it can be told.
+    pub fn mobility_of(&self, frame: usize) -> Option<Mobility> {
+        self.blocks[frame / PAGEBLOCK].mobility
+    }
+
     /// A block was handed out. `mobility` is that of its pageblock, if the request tells it.
     ///
     /// # Errors

@@ -1,4 +1,5 @@
 //! Single pages and blocks; the list, callback and runs forms.
+use crate::expect::Expect;
 use crate::op::Ask;
 use crate::unit::{Holding, Unit};
 use crate::world::{Failure, World, demand};
@@ -47,13 +48,14 @@ impl World {
     pub(crate) fn split(&mut self, which: usize, keep: usize) -> Result<(), Failure> {
         let Some(Holding { block, tag }) = self.pick_any(which) else { return Ok(()) };
         let (addr, order) = (block.addr(), block.order());
+        // Whole pageblocks keep the mobility that they were asked for; of others it cannot be told.
+        let of = |expect: &Expect| expect.mobility_of(self.ledger.frame_of(addr));
+        let told = self.expect.as_ref().filter(|_| order >= Order::PAGEBLOCK).and_then(of);
         self.give(addr, order, tag)?;
         let mut pages = block.split();
         demand!(pages.len() == order.pages().get(), "order {} split into {} pages", order.get(), pages.len());
         for (i, page) in pages.by_ref().take(keep).enumerate() {
             demand!(page.addr() == addr + i * page.len(), "page {i} of a split block is at {:#x}", page.addr());
-            // Whole pageblocks become unmovable; of others it cannot be told.
-            let told = (order >= Order::PAGEBLOCK && self.expect.is_some()).then_some(Gfp::KERNEL.mobility());
             self.hold_new(page.into(), Gfp::KERNEL, told)?;
         }
         drop(pages);

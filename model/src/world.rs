@@ -189,9 +189,13 @@ impl World {
         self.who << COUNT_BITS | self.count
     }
 
-    /// The mobility of the pageblocks that order-0 pages of this operation come from, if that can be told.
+    /// The mobility of the pageblocks that this operation's blocks come from, if that can be told: pages from their own
+    /// unless one was taken from another kind, whole pageblocks as they were asked for.
     pub(crate) fn told(&self, gfp: Gfp, order: Order) -> Option<Mobility> {
-        let is_own = order == Order::ZERO && self.expect.is_some() && self.allocator.stats().steals == self.steals;
+        let is_own = match order {
+            Order::ZERO => self.expect.is_some() && self.allocator.stats().steals == self.steals,
+            _ => order >= Order::PAGEBLOCK,
+        };
         is_own.then_some(gfp.mobility())
     }
 
