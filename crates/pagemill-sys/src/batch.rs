@@ -72,7 +72,9 @@ impl Batch {
     /// If it is full.
     #[inline]
     pub fn push(&mut self, pfn: u32) {
-        assert!(self.len < Self::CAPACITY, "a batch of {} takes no more", Self::CAPACITY);
+        if self.len >= Self::CAPACITY {
+            is_full();
+        }
         self.pfns[self.len].write(pfn);
         self.len += 1;
     }
@@ -133,6 +135,12 @@ impl Batch {
         debug_assert!(len <= Self::CAPACITY);
         self.len = len;
     }
+}
+
+#[cold]
+#[inline(never)]
+fn is_full() -> ! {
+    panic!("a batch of {} takes no more", Batch::CAPACITY)
 }
 
 #[cfg(test)]

@@ -357,6 +357,12 @@ unsafe impl Send for PerCpu {}
 // SAFETY: as for Send.
 unsafe impl Sync for PerCpu {}
 
+#[cold]
+#[inline(never)]
+fn no_such_cpu(cpu: CpuId, cpus: u32) -> ! {
+    panic!("CPU {} has no lists: there are {cpus}", cpu.get())
+}
+
 /// No frame.
 const NONE: u32 = u32::MAX;
 
@@ -405,7 +411,9 @@ impl PerCpu {
     /// If there is no such CPU.
     #[inline]
     pub fn cpu(&self, cpu: CpuId) -> &CpuLists {
-        assert!(cpu.get() < self.cpus(), "CPU {} has no lists: there are {}", cpu.get(), self.cpus);
+        if cpu.get() >= self.cpus() {
+            no_such_cpu(cpu, self.cpus);
+        }
         // SAFETY: in bounds of the mapping, aligned by its layout, and zeroed memory is a valid CpuLists.
         unsafe { &*self.base.add(cpu.get()) }
     }

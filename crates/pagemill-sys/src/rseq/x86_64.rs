@@ -306,7 +306,7 @@ pub(crate) unsafe fn push_run(lists: Lists, first: u32, n: usize) -> bool {
             "9:", // One by one, the last first.
             "lea {i}, [{n} - 1]",
             "9:",
-            "lea {x:e}, [{first} + {i}]",
+            "lea {x:e}, [{first:r} + {i}]",
             "mov dword ptr [{to} + {i}*4], {x:e}",
             "sub {i}, 1",
             "jae 9b",
