@@ -24,15 +24,13 @@ pub struct Bounds {
 }
 
 impl Bounds {
+    #[cfg(test)]
     fn exactly(n: usize) -> Self {
         Self { low: n, high: n }
     }
     /// Between nothing and `n`: where others work too, or the request may not drain the lists.
     pub fn up_to(n: usize) -> Self {
         Self { low: 0, high: n }
-    }
-    fn at_most(self, n: usize) -> Self {
-        Self { low: self.low.min(n), high: self.high.min(n) }
     }
     /// Is `n` within?
     pub fn admit(self, n: usize) -> bool {
@@ -113,39 +111,29 @@ impl Expect {
         }
     }
 
-    /// What a request for `missing` more blocks finds, if nobody else works with the allocator. `must_reach`: it names
-    /// a number that it has to reach.
-    pub fn bounds(&self, ledger: &Ledger, gfp: Gfp, order: Order, missing: usize, must_reach: bool) -> Bounds {
-        let all = if order != Order::ZERO {
-            Bounds::exactly(self.runs(ledger, order))
-        } else if must_reach || missing <= 1 {
-            Bounds::exactly(self.free)
-        } else {
-            self.pages(gfp.mobility())
+    /// What a request for `missing` more blocks, of which it must have `needed`, finds if nobody else works with the
+    /// allocator.
+    pub fn bounds(&self, ledger: &Ledger, gfp: Gfp, order: Order, missing: usize, needed: usize) -> Bounds {
+        let all = self.blocks_of(ledger, order, |_| true);
+        // What its own mobility has, and of others one, or as many as it must have (C3.6).
+        let found = |own: usize| all.min(needed.max(own + 1)).min(missing);
+        let of_mobility = |can_be: fn(Option<Mobility>, Mobility) -> bool| {
+            let is_own = |block: &Pageblock| block.free == block.frames || can_be(block.mobility, gfp.mobility());
+            found(self.blocks_of(ledger, order, is_own))
         };
-        let bounds = all.at_most(missing);
-        if gfp.may_wait() { bounds } else { Bounds::up_to(bounds.high) }
-    }
-
-    /// Pages that a bulk request of this mobility finds.
-    fn pages(&self, mobility: Mobility) -> Bounds {
-        let (mut own, mut unknown) = (0, 0);
-        for block in &self.blocks {
-            match block.mobility {
-                _ if block.free == block.frames => own += block.free,
-                Some(known) if known == mobility => own += block.free,
-                None => unknown += block.free,
-                Some(_) => {}
-            }
+        let high = of_mobility(|mobility, wanted| mobility.is_none_or(|known| known == wanted));
+        if !gfp.may_wait() {
+            return Bounds::up_to(high);
         }
-        // And one page of whatever kind.
-        let and_one = |n: usize| n + usize::from(n < self.free);
-        Bounds { low: and_one(own), high: and_one(own + unknown) }
+        Bounds { low: of_mobility(|mobility, wanted| mobility == Some(wanted)), high }
     }
 
-    /// Aligned runs of 2^order free frames.
-    fn runs(&self, ledger: &Ledger, order: Order) -> usize {
+    /// Aligned runs of 2^order free frames in the pageblocks that are asked for.
+    fn blocks_of(&self, ledger: &Ledger, order: Order, is_asked: impl Fn(&Pageblock) -> bool) -> usize {
         let frames = order.pages().get();
+        if order == Order::ZERO {
+            return self.blocks.iter().filter(|block| is_asked(block)).map(|block| block.free).sum();
+        }
         if order >= Order::PAGEBLOCK {
             let is_unused = |block: &Pageblock| block.free == PAGEBLOCK;
             return self.blocks.chunks_exact(frames / PAGEBLOCK).filter(|blocks| blocks.iter().all(is_unused)).count();
@@ -156,7 +144,7 @@ impl Expect {
                 free = 0;
             }
             free += usize::from(owner == 0);
-            runs += usize::from(free == frames);
+            runs += usize::from(free == frames && is_asked(&self.blocks[i / PAGEBLOCK]));
         }
         runs
     }
@@ -168,11 +156,17 @@ mod tests {
 
     #[test]
     fn a_bulk_request_leaves_other_mobilities_alone_but_for_one_page() {
-        let mut expect = Expect::new(600);
-        assert_eq!(expect.pages(Mobility::Movable), Bounds::exactly(600));
+        let allocator = pagemill::Allocator::builder().pages(600).build().unwrap();
+        let (ledger, mut expect) = (Ledger::new(&allocator), Expect::new(600));
+        let (unmovable, movable) = (Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE);
+        assert_eq!(expect.bounds(&ledger, movable, Order::ZERO, 999, 0), Bounds::exactly(600));
+        ledger.take(ledger.addr_of(512), Order::ZERO, 1).unwrap();
         assert_eq!(expect.take(512, Order::ZERO, Some(Mobility::Unmovable)), Ok(()));
-        assert_eq!(expect.pages(Mobility::Unmovable), Bounds::exactly(599));
-        assert_eq!(expect.pages(Mobility::Movable), Bounds::exactly(513));
+        assert_eq!(expect.bounds(&ledger, unmovable, Order::ZERO, 999, 0), Bounds::exactly(599));
+        assert_eq!(expect.bounds(&ledger, movable, Order::ZERO, 999, 0), Bounds::exactly(513));
+        assert_eq!(expect.bounds(&ledger, movable, Order::ZERO, 999, 520), Bounds::exactly(520));
+        let three = Order::new(3).unwrap();
+        assert_eq!(expect.bounds(&ledger, movable, three, 999, 0), Bounds::exactly(65));
         assert_eq!(expect.take(513, Order::ZERO, Some(Mobility::Movable)), Err(Mobility::Unmovable));
     }
 
@@ -180,11 +174,11 @@ mod tests {
     fn runs_are_counted_aligned() {
         let allocator = pagemill::Allocator::builder().pages(600).build().unwrap();
         let (ledger, mut expect) = (Ledger::new(&allocator), Expect::new(600));
-        assert_eq!(expect.runs(&ledger, Order::PAGEBLOCK), 1);
+        let runs = |expect: &Expect, order| expect.blocks_of(&ledger, order, |_| true);
         let three = Order::new(3).unwrap();
-        assert_eq!(expect.runs(&ledger, three), 75);
+        assert_eq!((runs(&expect, Order::PAGEBLOCK), runs(&expect, three)), (1, 75));
         ledger.take(ledger.addr_of(7), Order::ZERO, 1).unwrap();
         expect.take(7, Order::ZERO, None).unwrap();
-        assert_eq!((expect.runs(&ledger, three), expect.runs(&ledger, Order::PAGEBLOCK)), (74, 0));
+        assert_eq!((runs(&expect, three), runs(&expect, Order::PAGEBLOCK)), (74, 0));
     }
 }

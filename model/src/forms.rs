@@ -123,7 +123,8 @@ impl World {
         while pushed.len() < n && (fits || is_join) {
             let Some((unit, tag)) = self.pick::<T>(order) else { break };
             pushed.push((unit.addr(), tag));
-            if is_join { other.push(unit) } else { hand.list.push(unit) }
+            let on_list = if is_join { other.push(unit) } else { hand.list.push(unit) };
+            demand!(on_list.is_ok(), "a list of order {} refused a block of that order", order.get());
         }
         let joined = hand.list.append(&mut other);
         if joined.is_ok() {

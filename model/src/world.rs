@@ -280,7 +280,11 @@ impl World {
 
     pub(crate) fn bounds(&self, gfp: Gfp, order: Order, missing: usize, ask: Ask) -> Bounds {
         match &self.expect {
-            Some(expect) => expect.bounds(&self.ledger, gfp, order, missing, ask.least() > 0),
+            Some(expect) => {
+                // What an array holds already counts.
+                let needed = ask.least().saturating_sub(ask.most() - missing);
+                expect.bounds(&self.ledger, gfp, order, missing, needed)
+            }
             None => Bounds::up_to(missing),
         }
     }

@@ -84,6 +84,11 @@ pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
     tests(shell, "test-release", &format!("--release {LIBRARY} --lib --tests"), None)
 }
 
+/// docs/one-page.md against the steps that a page really goes through.
+pub(crate) fn one_page(shell: &Shell) -> Result<Tally> {
+    tests(shell, "one-page", "-p pagemill --features trace --test one_page", None)
+}
+
 /// Why restartable sequences cannot be had here, if they cannot; asked of the library.
 pub(crate) fn no_rseq(shell: &Shell) -> Result<Option<String>> {
     let ask = shell.cargo("run --locked --quiet -p pagemill-checks --bin backend").env("PAGEMILL_BACKEND", "rseq");

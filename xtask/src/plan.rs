@@ -52,6 +52,7 @@ pub(crate) const STEPS: &[Step] = &[
         &[GCC],
         builds::test_release,
     ),
+    step("one-page", "docs/one-page.md tells what a page goes through", &[GCC], builds::one_page),
     step("doctest", "the examples in the documentation and in the README run", C_AND_CXX, builds::doctest),
     step("examples", "the example programs run", &[GCC], builds::examples),
     step("rustdoc", "the documentation builds without a warning", C_AND_CXX, builds::rustdoc),

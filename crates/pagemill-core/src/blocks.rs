@@ -5,19 +5,23 @@
 use crate::area::{BLOCK_WORDS, Entry, aligned_runs, best_run, run_mask};
 use crate::error::MisuseKind;
 use crate::index::{Class, UNUSED};
-use crate::sync::{AtomicU64, Ordering, spin_wait};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, spin_wait};
 use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 impl Zone<'_> {
-    /// Takes one block of `order`, from a pageblock of `mobility`, or of any if there is none (C3.6: blocks are
-    /// asked for singly).
+    /// Takes one block of `order` from a pageblock of `mobility`, or an unused one.
     pub fn alloc_block(&self, order: Order, mobility: Mobility) -> Option<Pfn> {
-        let pfn = if order >= Order::PAGEBLOCK {
-            self.alloc_large(order)
-        } else {
-            self.alloc_small(order, Some(mobility)).or_else(|| self.alloc_small(order, None))
-        };
+        self.alloc_any(order, Some(mobility))
+    }
+
+    /// Takes one block of `order` from a pageblock of whatever mobility: the single attempt of C3.6.
+    pub fn steal_block(&self, order: Order) -> Option<Pfn> {
+        self.alloc_any(order, None)
+    }
+
+    fn alloc_any(&self, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
+        let pfn = if order >= Order::PAGEBLOCK { self.alloc_large(order) } else { self.alloc_small(order, mobility) };
         if pfn.is_some() {
             self.free.fetch_sub(order.frames() as usize, Relaxed);
         }
@@ -61,32 +65,35 @@ impl Zone<'_> {
     /// Orders 9 and up: whole pageblocks.
     fn alloc_large(&self, order: Order) -> Option<Pfn> {
         let span = (order.frames() / PAGEBLOCK_FRAMES) as usize;
-        if span > 1 {
+        let mut found = if span == 1 { self.find_span(1, order) } else { None };
+        if found.is_none() {
+            // A single pageblock too: somebody with the lock may be about to give back what he took in vain.
             self.lock_large();
-        }
-        let mut from = 0;
-        let mut found = None;
-        while let Some(block) = self.index.next(UNUSED, from) {
-            from = block.next_multiple_of(span);
-            found = self.claim_span(from, span, order);
-            if found.is_some() || from >= self.areas.len() {
-                break;
-            }
-            from = (block + 1).max(from);
-        }
-        // As in `alloc_small`.
-        let found =
-            found.or_else(|| (0..self.areas.len()).step_by(span).find_map(|first| self.claim_span(first, span, order)));
-        if span > 1 {
+            found = self.find_span(span, order);
             // Release pairs with the Acquire in `lock_large`.
             self.large.store(0, Release);
         }
         found.map(|block| self.first_of_word(block * BLOCK_WORDS))
     }
 
+    fn find_span(&self, span: usize, order: Order) -> Option<usize> {
+        let mut from = 0;
+        while let Some(block) = self.index.next(UNUSED, from) {
+            let first = block.next_multiple_of(span);
+            if let Some(found) = self.claim_span(first, span, order) {
+                return Some(found);
+            }
+            from = (block + 1).max(first);
+        }
+        // As in `alloc_small`.
+        (0..self.areas.len()).step_by(span).find_map(|first| self.claim_span(first, span, order))
+    }
+
     /// Claims `span` whole pageblocks from `first` on, or none.
     fn claim_span(&self, first: usize, span: usize, order: Order) -> Option<usize> {
-        if first + span > self.areas.len() {
+        // Look before claiming: what is claimed in vain is hidden from others meanwhile.
+        let is_unused = |area: &AtomicU32| Entry(area.load(Relaxed)).free() == PAGEBLOCK_FRAMES;
+        if !self.areas.get(first..first + span)?.iter().all(is_unused) {
             return None;
         }
         let taken = (first..first + span).find(|&block| !self.claim_whole(block, order, block == first));

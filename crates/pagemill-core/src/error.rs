@@ -132,9 +132,6 @@ pub enum Invalid {
         /// The largest that is taken.
         max: usize,
     },
-    /// The process forked and this allocator cannot go on in the child.
-    #[error("this allocator belongs to the parent process and cannot go on after fork")]
-    Forked,
 }
 
 /// A block came back that cannot be taken: nothing was changed (C2.4).

@@ -167,13 +167,9 @@ impl List {
         self.policy.store(policy.as_word(), Relaxed);
         self.limit.store(policy.limit, Relaxed);
     }
-    /// Notes that `n` frames come from the zone; before they are pushed.
+    /// Notes that `n` of the frames that were pushed came from the zone.
     pub fn note_refilled(&self, n: usize) {
         self.refilled.fetch_add(n as u64, Relaxed);
-    }
-    /// They did not come after all.
-    pub fn unnote_refilled(&self, n: usize) {
-        self.refilled.fetch_sub(n as u64, Relaxed);
     }
     /// Notes that `n` frames that were popped go to the zone.
     pub fn note_overflowed(&self, n: usize) {
@@ -252,13 +248,15 @@ impl Held<'_> {
     fn drain(&self, give: &mut impl FnMut(&[u32])) -> usize {
         let mut drained = 0;
         loop {
-            let mut batch = Batch::new();
-            self.pop_n(Batch::CAPACITY, &mut batch, 0);
-            if batch.is_empty() {
+            let n = self.list.len().min(Batch::CAPACITY);
+            if n == 0 {
                 return drained;
             }
-            self.list.drained.fetch_add(batch.len() as u64, Relaxed);
-            drained += batch.len();
+            // Noted first, so that frames under way never look as if they were out.
+            self.list.drained.fetch_add(n as u64, Relaxed);
+            let mut batch = Batch::new();
+            self.pop_n(n, &mut batch, 0);
+            drained += n;
             give(batch.as_slice());
         }
     }
@@ -281,13 +279,13 @@ pub struct CpuStats {
     pub bulk_alloc: [AtomicU64; 32],
     /// Bulk frees by the pages they returned.
     pub bulk_free: [AtomicU64; 32],
-    /// Trips to the zone for a batch, and back.
+    /// Trips to the zone for a batch.
     pub refills: AtomicU64,
     /// Batches that went back because a list was full.
     pub drains: AtomicU64,
-    /// Frames that passed the lists by, out and in.
+    /// Frames handed out past the lists.
     pub direct_out: AtomicU64,
-    /// Frames that went to the zone without having been on a list.
+    /// Frames taken back past the lists.
     pub direct_in: AtomicU64,
     /// Bulk requests that ended with the single path.
     pub fallbacks: AtomicU64,
@@ -295,9 +293,7 @@ pub struct CpuStats {
     pub steals: AtomicU64,
     /// Requests that came back short.
     pub shortfalls: AtomicU64,
-    /// Calls that found their list held by somebody else.
-    pub busy: AtomicU64,
-    /// Blocks above order 0 handed out, and returned.
+    /// Blocks above order 0 handed out.
     pub blocks_out: AtomicU64,
     /// Blocks above order 0 that came back.
     pub blocks_in: AtomicU64,
@@ -305,7 +301,7 @@ pub struct CpuStats {
     pub block_pages_out: AtomicU64,
     /// Pages in them, in.
     pub block_pages_in: AtomicU64,
-    _pad: [u64; 948],
+    _pad: [u64; 949],
 }
 
 /// Which of a CPU's histograms a bulk call counts in.

@@ -5,7 +5,7 @@ use crate::{fork, registry};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::{Error, Given, Invalid, ListPolicy, MisuseKind, Mobility, PAGE_SIZE, PageCount, Zone, step};
-use pagemill_sys::{Backend, List, PerCpu, current_cpu, possible_cpus, self_test};
+use pagemill_sys::{Backend, List, PerCpu, current_cpu, possible_cpus};
 use std::sync::{Arc, OnceLock};
 
 /// What an allocator is made of. It lives until it is closed; pages find it through their arena.
@@ -111,7 +111,12 @@ impl Allocator {
     /// ```
     pub fn global() -> &'static Self {
         static GLOBAL: OnceLock<Allocator> = OnceLock::new();
-        GLOBAL.get_or_init(|| match Self::builder().build() {
+        if let Some(allocator) = GLOBAL.get() {
+            return allocator;
+        }
+        // Held outside of the cell, so that no child of a fork finds it half made.
+        let held = registry::lock();
+        GLOBAL.get_or_init(|| match Self::builder().build_held(&held) {
             Ok(allocator) => allocator,
             Err(error) => panic!("the default allocator cannot be made: {error}"),
         })
@@ -236,14 +241,17 @@ impl Builder {
     /// # Errors
     /// [`Invalid`], saying what was asked for that cannot be had.
     pub fn build(&self) -> Result<Allocator, Error> {
+        self.build_held(&registry::lock())
+    }
+
+    fn build_held(&self, held: &registry::Writing) -> Result<Allocator, Error> {
         let pages = self.pages.unwrap_or_else(half_of_memory);
         if !(1..=registry::FRAMES_MAX).contains(&pages) {
             return Err(Invalid::ArenaSize { pages, max: registry::FRAMES_MAX }.into());
         }
         let lists = self.lists()?;
         let cpus = lists.cpus();
-        fork::watch();
-        let arena = registry::enter(pages, |first| {
+        let arena = registry::enter(held, pages, |first| {
             let mut arena = Box::new(Arena::reserve(pages, first, self.huge_pages)?);
             // SAFETY: the only zone over this arena; `Owner` drops it first.
             let zone = unsafe { arena.zone() }?;
@@ -286,9 +294,26 @@ impl Builder {
                 .map(|name| name.parse())
                 .transpose()?,
         };
-        let backend = forced.unwrap_or_else(|| if self_test().is_ok() { Backend::Rseq } else { Backend::Portable });
+        let backend =
+            forced.unwrap_or_else(|| if pagemill_sys::self_test().is_ok() { Backend::Rseq } else { Backend::Portable });
         PerCpu::new(backend, possible_cpus(), current_cpu)
     }
+}
+
+/// Do restartable sequences work here? Tried once, for real; [`Builder::build`] asks it too.
+///
+/// # Errors
+/// Why not.
+///
+/// ```
+/// match pagemill::self_test() {
+///     Ok(()) => println!("restartable sequences work"),
+///     Err(why) => println!("portable lists: {why}"),
+/// }
+/// ```
+pub fn self_test() -> Result<(), &'static str> {
+    let _held = registry::lock();
+    pagemill_sys::self_test()
 }
 
 /// Half of the system's memory, in pages.
@@ -315,12 +340,11 @@ impl Inner {
         let mut drained = 0;
         for mobility in Mobility::ALL {
             let list = &self.lists.cpu(cpu).lists[mobility.index()];
-            if list.is_empty() {
-                continue;
+            if !list.is_empty() {
+                let mut giving = self.zone.giving();
+                drained += self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
+                self.note_doubles(giving.finish());
             }
-            let mut giving = self.zone.giving();
-            drained += self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
-            self.note_doubles(giving.finish());
             self.zone.unbind(&list.bound);
             list.set_policy(ListPolicy { limit: ListPolicy::LIMIT_MIN.min(self.limit_max), ..ListPolicy::START });
         }

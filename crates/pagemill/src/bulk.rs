@@ -383,7 +383,9 @@ impl Inner {
             }
         }
         if got < missing {
-            got += self.bulk_slow(request, missing - got, &mut sink);
+            // What an array holds already counts.
+            let needed = request.least.saturating_sub(request.most - missing);
+            got += self.bulk_slow(request, missing - got, needed.saturating_sub(got), &mut sink);
         }
         if got > 1 {
             self.lists.count_bulk(BulkCall::Alloc, got);
@@ -391,23 +393,35 @@ impl Inner {
         got
     }
 
-    /// What the list does not have.
+    /// What the list does not have: up to `missing`, and at least `needed` if that is possible.
     #[cold]
     #[inline(never)]
-    fn bulk_slow(&self, request: Bulk, missing: usize, sink: &mut dyn FnMut(&Batch, Option<u32>)) -> usize {
-        if request.order != Order::ZERO {
-            return self.bulk_blocks(request, missing, sink);
-        }
+    fn bulk_slow(
+        &self,
+        request: Bulk,
+        missing: usize,
+        needed: usize,
+        sink: &mut dyn FnMut(&Batch, Option<u32>),
+    ) -> usize {
         let gfp = request.gfp;
-        let mut got = if missing > 1 { self.bulk_zone(gfp, missing, sink) } else { 0 };
-        if got < missing && missing > 1 && gfp.may_wait() && self.drain_all() > 0 {
+        let mut got = match request.order {
+            Order::ZERO if missing == 1 => 0,
+            Order::ZERO => self.bulk_zone(gfp, missing, sink),
+            order => self.bulk_blocks(gfp, order, missing, sink),
+        };
+        if got < missing && missing > 1 && request.order == Order::ZERO && gfp.may_wait() && self.drain_all() > 0 {
             got += self.bulk_zone(gfp, missing - got, sink);
         }
-        // The single path, for one page (C3.6, C3.8), or until a least number is reached. It alone may take from
+        // The single path, for one block (C3.6, C3.8), or until the least number is reached. It alone may take from
         // pageblocks of another mobility.
-        let enough = if request.least == 0 { got + 1 } else { missing };
-        while got < missing.min(enough) {
-            let Some(pfn) = self.take_one(gfp) else { break };
+        let mut is_tried = false;
+        while got < missing && (got < needed || !is_tried) {
+            is_tried = true;
+            let one = match request.order {
+                Order::ZERO => self.take_one(gfp),
+                order => self.steal_block(gfp, order),
+            };
+            let Some(pfn) = one else { break };
             if missing > 1 {
                 self.stats_here().fallbacks.fetch_add(1, Relaxed);
             }
@@ -417,7 +431,7 @@ impl Inner {
             got += 1;
         }
         if got < missing {
-            self.stats_here().shortfalls.fetch_add(1, Relaxed);
+            self.count_shortfall();
         }
         got
     }
@@ -455,18 +469,20 @@ impl Inner {
     }
 
     /// Blocks above order 0, one by one (C3.11).
-    fn bulk_blocks(&self, request: Bulk, missing: usize, sink: &mut dyn FnMut(&Batch, Option<u32>)) -> usize {
+    fn bulk_blocks(&self, gfp: Gfp, order: Order, missing: usize, sink: &mut dyn FnMut(&Batch, Option<u32>)) -> usize {
         let mut got = 0;
-        while got < missing {
-            let mut batch = Batch::new();
-            while batch.room() > 0 && got + batch.len() < missing {
-                let Some(pfn) = self.take_block(request.gfp, request.order) else { break };
-                batch.push(pfn);
+        let mut batch = Batch::new();
+        while got < missing
+            && let Some(pfn) = self.take_block(gfp, order)
+        {
+            batch.push(pfn);
+            got += 1;
+            if batch.room() == 0 {
+                sink(&batch, None);
+                batch.clear();
             }
-            if batch.is_empty() {
-                break;
-            }
-            got += batch.len();
+        }
+        if !batch.is_empty() {
             sink(&batch, None);
         }
         got

@@ -19,15 +19,17 @@ pub(crate) fn generation() -> u64 {
     GENERATION.load(Relaxed)
 }
 
-/// Has the child of every fork recover every allocator. No allocator is made or closed while the process forks.
+/// Has the child of every fork recover every allocator. No allocator is made or closed while the process forks, nor is
+/// the self-test run or the default allocator made: whoever does that holds the registry, having called this first.
 pub(crate) fn watch() {
     fn in_child() {
         GENERATION.fetch_add(1, Relaxed);
         registry::for_each(|arena| arena.inner().recover());
         registry::unlock_after_fork();
     }
-    let hooks = ForkHooks { before: registry::lock_for_fork, in_parent: registry::unlock_after_fork, in_child };
-    assert!(pagemill_sys::on_fork(hooks), "the system does not take fork handlers: no memory");
+    static HOOKS: ForkHooks =
+        ForkHooks { before: registry::lock_for_fork, in_parent: registry::unlock_after_fork, in_child };
+    assert!(pagemill_sys::on_fork(&HOOKS), "the system does not take fork handlers: no memory");
 }
 
 impl Inner {

@@ -389,25 +389,26 @@ impl<'g> Segment<'g> {
         word.is_multiple_of(PAGE_SIZE) && self.arena.contains(word) && self.give(self.arena.pfn_of(word))
     }
 
-    /// Takes neighbouring frames of the arena, at most a batch's worth, if all are pages of this kind.
+    /// Takes neighbouring frames of the arena, at most a batch's worth, if all are pages of this kind. `is_last`: no
+    /// others will be given.
     #[inline]
     pub(crate) fn give_run(&mut self, first: u32, n: usize, is_last: bool) -> bool {
         if !self.arena.take_back_run(first, n, self.mobility) {
             return false;
         }
-        // A section's worth, or all there is, needs no table.
-        let is_section = n == Batch::CAPACITY || (is_last && self.batch.is_empty());
-        if is_section && self.large.is_none() {
-            self.pages += n;
-            if is_last {
-                self.count();
+        if is_last && self.large.is_none() {
+            // All that is left needs no table. What came before goes first, and the call is counted while these are
+            // still in hand: see `end`.
+            if !self.batch.is_empty() {
+                self.flush();
             }
+            self.pages += n;
+            self.count();
             if self.arena.inner().lists.push_run(self.mobility, first, n) {
                 return true;
             }
             self.pages -= n;
-        }
-        if self.batch.room() < n {
+        } else if self.batch.room() < n {
             self.flush();
         }
         self.batch.push_run(first, n);
@@ -451,7 +452,7 @@ impl<'g> Segment<'g> {
     }
 
     /// Counts the call and passes on what is left. Those may be the allocator's last pages: nothing of it is touched
-    /// after that. Returns how many pages there were.
+    /// after that, and until then some are in hand. Returns how many pages there were.
     #[inline]
     pub(crate) fn end(&mut self) -> usize {
         let pages = self.pages + self.batch.len();

@@ -51,7 +51,7 @@ mod registry;
 mod run;
 mod stats;
 
-pub use allocator::{Allocator, Builder, StillOut};
+pub use allocator::{Allocator, Builder, StillOut, self_test};
 pub use bulk::{Bulk, Delivered, Filled, Shortfall};
 pub use free::{free_pages_bulk_raw, free_raw};
 pub use handle::{Block, Owned, Page, Pages, free_pages_bulk};
@@ -60,6 +60,6 @@ pub use misuse::on_misuse;
 pub use pagemill_core::{
     BuddyInfo, CpuId, Error, Exhausted, Gfp, Invalid, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, PageCount, Pfn,
 };
-pub use pagemill_sys::{Backend, restarts, self_test};
+pub use pagemill_sys::{Backend, restarts};
 pub use run::Run;
 pub use stats::{Census, Stats, VmStat};

@@ -16,7 +16,7 @@ use pagemill_sys::Batch;
 /// let mut list = PageList::new();
 /// Allocator::global().alloc_pages_bulk_list(Bulk::up_to(3), &mut list)?;
 /// let mut other = PageList::new();
-/// other.push(list.pop().unwrap());
+/// other.push(list.pop().unwrap()).unwrap();
 /// list.append(&mut other)?;
 /// assert_eq!((list.len(), other.len()), (3, 0));
 /// # Ok::<(), pagemill::Error>(())
@@ -92,19 +92,21 @@ impl<T: Owned> List<T> {
 
     /// Adds a block at the tail.
     ///
-    /// # Panics
-    /// If the list holds blocks of another order: they could not be told apart any more.
-    pub fn push(&mut self, block: T) {
+    /// # Errors
+    /// The block, if the list holds blocks of another order: they could not be told apart. Pages always fit.
+    pub fn push(&mut self, block: T) -> Result<(), T> {
         let word = block.into_word();
         let (addr, order) = (addr_of_word(word), order_of_word(word));
         let Some((_, pfn)) = registry::by_address(addr) else { panic!("a block at {addr:#x} outside of every arena") };
         if self.len > 0 && self.order != order {
-            panic!("a block of order {} on a list of order {}", order.get(), self.order.get());
+            // SAFETY: the word of the block that was given up just now.
+            return Err(unsafe { T::from_word(word) });
         }
         self.order = order;
         self.link_behind_tail(pfn);
         self.tail = pfn;
         self.len += 1;
+        Ok(())
     }
 
     /// Takes the block at the head.
@@ -242,6 +244,7 @@ impl<T: Owned> Iterator for List<T> {
 
 impl<T: Owned> Extend<T> for List<T> {
     fn extend<I: IntoIterator<Item = T>>(&mut self, blocks: I) {
-        blocks.into_iter().for_each(|block| self.push(block));
+        // What does not fit is freed.
+        blocks.into_iter().for_each(|block| drop(self.push(block)));
     }
 }

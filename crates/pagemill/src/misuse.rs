@@ -7,7 +7,8 @@ use pagemill_core::{Misuse, MisuseKind};
 static FOREIGN: AtomicU64 = AtomicU64::new(0);
 static HOOK: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Has `hook` called at each misuse that is found (C2.4), wherever: it must do only what a signal handler may. Each
+/// Has `hook` called at each misuse that is found (C2.4), wherever: it must do only what a signal handler may, and a
+/// panic in it aborts, since it may be called in the middle of a request. Each
 /// is counted in [`Stats`](crate::Stats) besides, and returned where there is somebody to return it to.
 ///
 /// ```
@@ -52,7 +53,16 @@ fn report(misuse: Misuse) -> Misuse {
     if !hook.is_null() {
         // SAFETY: only `on_misuse` stores here, and it stores functions of this type.
         let hook = unsafe { core::mem::transmute::<*mut (), fn(Misuse)>(hook) };
+        /// Aborts when it is dropped.
+        struct Unwound;
+        impl Drop for Unwound {
+            fn drop(&mut self) {
+                std::process::abort();
+            }
+        }
+        let unwound = Unwound;
         hook(misuse);
+        core::mem::forget(unwound);
     }
     misuse
 }

@@ -52,14 +52,22 @@ impl Allocator {
         }
         gfp.check()?;
         let inner = self.inner();
-        let exhausted = Exhausted { wanted: 1, got: 0, order: order.get() };
-        let pfn = inner.take_block(gfp, order).ok_or(exhausted)?;
+        let Some(pfn) = inner.take_block(gfp, order).or_else(|| inner.steal_block(gfp, order)) else {
+            inner.count_shortfall();
+            return Err(Exhausted { wanted: 1, got: 0, order: order.get() }.into());
+        };
         // SAFETY: the block came out of the zone and is marked as handed out: nobody else has it.
         Ok(unsafe { Block::from_word(inner.arena.addr_of(pfn) | usize::from(order.get())) })
     }
 }
 
 impl Inner {
+    /// A request came back short.
+    #[cold]
+    pub(crate) fn count_shortfall(&self) {
+        self.stats_here().shortfalls.fetch_add(1, Relaxed);
+    }
+
     /// This CPU's counters.
     pub(crate) fn stats_here(&self) -> &CpuStats {
         &self.lists.cpu(self.lists.here()).stats
@@ -88,7 +96,10 @@ impl Inner {
         match self.take_one(gfp) {
             // SAFETY: the frame is marked as handed out by `take_one`: nobody else has it.
             Some(pfn) => Ok(unsafe { Page::from_word(self.arena.addr_of(pfn)) }),
-            None => Err(Exhausted { wanted: 1, got: 0, order: 0 }.into()),
+            None => {
+                self.count_shortfall();
+                Err(Exhausted { wanted: 1, got: 0, order: 0 }.into())
+            }
         }
     }
 
@@ -96,6 +107,29 @@ impl Inner {
     /// mobility. Marked as handed out, zeroed if asked for.
     pub(crate) fn take_one(&self, gfp: Gfp) -> Option<u32> {
         step!("Inner::take_one");
+        /// How often a request that may wait looks again for frames that others have in their hands, on the way
+        /// between a list and the zone: at once at first, then every 50 us, 20 ms in all, in which even a thread
+        /// that was preempted with frames in its hands runs again.
+        const TURNS: u32 = 400;
+        const AT_ONCE: u32 = 32;
+        let mut turn = 0;
+        loop {
+            if let Some(pfn) = self.try_one(gfp) {
+                return Some(pfn);
+            }
+            if !gfp.may_wait() || turn == TURNS || !self.has_frames_under_way() {
+                return None;
+            }
+            if turn < AT_ONCE {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(core::time::Duration::from_micros(50));
+            }
+            turn += 1;
+        }
+    }
+
+    fn try_one(&self, gfp: Gfp) -> Option<u32> {
         let mobility = gfp.mobility();
         let mut one = Batch::new();
         self.lists.pop_n(mobility, 1, &mut one);
@@ -118,9 +152,6 @@ impl Inner {
             stats.direct_out.fetch_add(1, Relaxed);
             one.push(pfn.as_u32());
             self.prepare(&mut one, gfp, self.zone.mobility_of(pfn));
-        }
-        if one.is_empty() {
-            self.stats_here().shortfalls.fetch_add(1, Relaxed);
         }
         one.as_slice().first().copied()
     }
@@ -189,9 +220,10 @@ impl Inner {
             return;
         }
         let list = self.lists.list_here(mobility);
-        list.note_refilled(n);
-        if !self.lists.push_n(mobility, frames, from) {
-            list.unnote_refilled(n);
+        if self.lists.push_n(mobility, frames, from) {
+            // Afterwards, so that frames under way never look as if they were out.
+            list.note_refilled(n);
+        } else {
             self.give_to_zone(&frames.as_slice()[from..]);
         }
     }
@@ -213,15 +245,23 @@ impl Inner {
         self.note_doubles(giving.finish());
     }
 
-    /// A block above order 0, marked as handed out, zeroed if asked for. Also drains the lists if that may help.
+    /// A block above order 0 from a pageblock of the request's mobility, marked as handed out, zeroed if asked for. Also
+    /// drains the lists if that may help.
     pub(crate) fn take_block(&self, gfp: Gfp, order: Order) -> Option<u32> {
         self.check_generation();
-        let take = || self.zone.alloc_block(order, gfp.mobility()).map(Pfn::as_u32);
-        let stats = self.stats_here();
-        let Some(pfn) = take().or_else(|| if gfp.may_wait() && self.drain_all() > 0 { take() } else { None }) else {
-            stats.shortfalls.fetch_add(1, Relaxed);
-            return None;
-        };
+        let take = || self.zone.alloc_block(order, gfp.mobility());
+        let pfn = take().or_else(|| if gfp.may_wait() && self.drain_all() > 0 { take() } else { None })?;
+        self.prepare_block(pfn.as_u32(), gfp, order)
+    }
+
+    /// A block above order 0 from a pageblock of another mobility.
+    pub(crate) fn steal_block(&self, gfp: Gfp, order: Order) -> Option<u32> {
+        let pfn = self.zone.steal_block(order)?;
+        self.stats_here().steals.fetch_add(u64::from(order.frames()), Relaxed);
+        self.prepare_block(pfn.as_u32(), gfp, order)
+    }
+
+    fn prepare_block(&self, pfn: u32, gfp: Gfp, order: Order) -> Option<u32> {
         if gfp.contains(Gfp::ZERO) {
             self.arena.zero(pfn, order);
         }
@@ -230,6 +270,7 @@ impl Inner {
         if let Err(double) = self.arena.hand_out_block(pfn, order, mobility) {
             return self.quarantine_block(pfn, order, double);
         }
+        let stats = self.stats_here();
         stats.blocks_out.fetch_add(1, Relaxed);
         stats.block_pages_out.fetch_add(u64::from(order.frames()), Relaxed);
         Some(pfn)

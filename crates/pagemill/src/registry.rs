@@ -122,12 +122,12 @@ fn by_piece(pfn: Pfn) -> &'static Arena {
     }
 }
 
-/// Finds frame numbers for an arena of `frames` frames, calls `make` with the first, and enters what it made.
+/// With the registry held: finds frame numbers for an arena of `frames` frames, calls `make` with the first, and enters what it made.
 pub(crate) fn enter(
+    _held: &Writing,
     frames: usize,
     make: impl FnOnce(Pfn) -> Result<&'static Arena, Invalid>,
 ) -> Result<&'static Arena, Invalid> {
-    let _writing = lock();
     let pieces = frames.div_ceil(1 << PIECE_SHIFT);
     let mut first = 0;
     while let Some(taken) = (first..first + pieces).find(|&i| i < PIECES && !BY_NUMBER[i].load(Relaxed).is_null()) {
@@ -179,7 +179,8 @@ pub(crate) fn for_each(mut visit: impl FnMut(&'static Arena)) {
     }
 }
 
-struct Writing;
+/// Whoever has it holds the registry: nobody else changes it, and the process does not fork.
+pub(crate) struct Writing;
 
 impl Drop for Writing {
     fn drop(&mut self) {
@@ -187,7 +188,9 @@ impl Drop for Writing {
     }
 }
 
-fn lock() -> Writing {
+/// Holds the registry, as soon as nobody else does. Forks wait from the first call on.
+pub(crate) fn lock() -> Writing {
+    crate::fork::watch();
     lock_for_fork();
     Writing
 }
@@ -219,7 +222,7 @@ fn leaf_for(granule: usize) -> &'static Leaf {
     }
     let leaf: Box<Leaf> = Box::new([const { AtomicU32::new(0) }; 1 << LEAF_BITS]);
     let leaf = Box::leak(leaf);
-    // Release pairs with the Acquire in `by_address`.
+    // Release pairs with the Acquire in `by_levels`.
     slot.store(leaf, Release);
     leaf
 }

@@ -134,22 +134,39 @@ impl Inner {
         (0..self.lists.cpus()).map(|cpu| &self.lists.cpu(CpuId::new(cpu as u32)).stats)
     }
 
+    fn sum(&self, field: fn(&CpuStats) -> &AtomicU64) -> u64 {
+        self.cpu_stats().fold(0, |sum, cpu| sum.wrapping_add(field(cpu).load(Relaxed)))
+    }
+    fn sum_lists(&self, field: fn(&pagemill_sys::List) -> u64) -> u64 {
+        self.lists.lists().fold(0, |sum, list| sum.wrapping_add(field(list)))
+    }
+    fn allocated(&self) -> u64 {
+        let direct = self.sum(|cpu| &cpu.direct_out).wrapping_add(self.sum(|cpu| &cpu.block_pages_out));
+        self.sum_lists(|list| list.popped()).wrapping_add(direct)
+    }
+    fn freed(&self) -> u64 {
+        let direct = self.sum(|cpu| &cpu.direct_in).wrapping_add(self.sum(|cpu| &cpu.block_pages_in));
+        self.sum_lists(|list| list.pushed()).wrapping_add(direct)
+    }
+
+    /// Is there a frame that is neither out nor put aside? Then a request that found none came while it was on its way.
+    #[cold]
+    pub(crate) fn has_frames_under_way(&self) -> bool {
+        // Both wrap at 2^48. What comes back between the two sums makes the difference small, or negative.
+        let out = (self.allocated().wrapping_sub(self.freed()) << 16) as i64 >> 16;
+        out + (self.quarantined.load(Relaxed) as i64) < self.arena.frames() as i64
+    }
+
     fn stats(&self) -> Stats {
-        let sum = |field: fn(&CpuStats) -> &AtomicU64| {
-            self.cpu_stats().fold(0u64, |sum, cpu| sum.wrapping_add(field(cpu).load(Relaxed)))
-        };
+        let sum = |field| self.sum(field);
+        let lists = |field| self.sum_lists(field);
         let histogram = |field: fn(&CpuStats) -> &[AtomicU64; 32]| {
             core::array::from_fn(|i| self.cpu_stats().map(|cpu| field(cpu)[i].load(Relaxed)).sum())
         };
-        let lists = |field: fn(&pagemill_sys::List) -> u64| {
-            self.lists.lists().fold(0u64, |sum, list| sum.wrapping_add(field(list)))
-        };
         let (direct_out, direct_in) = (sum(|cpu| &cpu.direct_out), sum(|cpu| &cpu.direct_in));
         Stats {
-            allocated: lists(|list| list.popped())
-                .wrapping_add(direct_out)
-                .wrapping_add(sum(|cpu| &cpu.block_pages_out)),
-            freed: lists(|list| list.pushed()).wrapping_add(direct_in).wrapping_add(sum(|cpu| &cpu.block_pages_in)),
+            allocated: self.allocated(),
+            freed: self.freed(),
             free: self.zone.free_frames() as u64,
             listed: lists(|list| list.len() as u64),
             quarantined: self.quarantined.load(Relaxed),
@@ -231,7 +248,7 @@ pub struct VmStat(Stats);
 impl fmt::Display for VmStat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = &self.0;
-        let bulk_pages = |histogram: &[u64; 32]| histogram.iter().sum::<u64>();
+        let bulk_calls = |histogram: &[u64; 32]| histogram.iter().sum::<u64>();
         let lines = [
             ("nr_free_pages", stats.free),
             ("nr_pcp_pages", stats.listed),
@@ -252,8 +269,8 @@ impl fmt::Display for VmStat {
             ("direct_free_pages", stats.direct_in),
             ("block_alloc", stats.blocks_out),
             ("block_free", stats.blocks_in),
-            ("bulk_alloc", bulk_pages(&stats.bulk_alloc)),
-            ("bulk_free", bulk_pages(&stats.bulk_free)),
+            ("bulk_alloc", bulk_calls(&stats.bulk_alloc)),
+            ("bulk_free", bulk_calls(&stats.bulk_free)),
             ("bulk_fallback", stats.fallbacks),
             ("alloc_steal", stats.steals),
             ("alloc_shortfall", stats.shortfalls),

@@ -181,7 +181,7 @@ fn all_or_nothing_leaves_everything_as_it_was() {
         assert_eq!(allocator.validate().handed_out, 1);
 
         let mut list = PageList::new();
-        list.push(slots[3].take().unwrap());
+        list.push(slots[3].take().unwrap()).unwrap();
         assert!(allocator.alloc_pages_bulk_list(Bulk::exact(20), &mut list).is_err());
         assert_eq!(list.len(), 1);
         assert_eq!(allocator.alloc_pages_bulk_list(Bulk::at_least(19, 100), &mut list).unwrap().blocks, 19);
@@ -200,7 +200,7 @@ fn lists_keep_order_and_join() {
     for allocator in allocators(4096) {
         for n in [1, 2, 8, 9, 64, 65, 200, 1000] {
             let mut list = PageList::new();
-            list.push(allocator.alloc_page(Gfp::KERNEL).unwrap());
+            list.push(allocator.alloc_page(Gfp::KERNEL).unwrap()).unwrap();
             let first = allocator.alloc_pages_bulk_list(Bulk::up_to(n), &mut list).unwrap().blocks;
             let mut other = PageList::new();
             let second = allocator.alloc_pages_bulk_list(Bulk::up_to(n), &mut other).unwrap().blocks;

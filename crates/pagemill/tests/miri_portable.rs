@@ -7,9 +7,10 @@
 //! The flag only silences warnings: a page's handle is its address, so provenance is exposed, on purpose. The tests also
 //! run without miri.
 use pagemill::{
-    Allocator, Backend, Block, BlockList, Bulk, CpuId, Gfp, MisuseKind, Order, Page, PageList, Run, free_pages_bulk,
-    free_pages_bulk_raw, free_raw,
+    Allocator, Backend, Block, BlockList, Bulk, CpuId, Gfp, Order, Page, PageList, Run, free_pages_bulk, free_raw,
 };
+#[cfg(not(feature = "detection-off"))]
+use pagemill::{MisuseKind, free_pages_bulk_raw};
 use std::cell::Cell;
 use std::sync::mpsc::channel;
 
@@ -64,7 +65,7 @@ fn all_forms_with_holes_and_shortfalls() {
     let mut other = PageList::new();
     allocator.alloc_pages_bulk_list(Bulk::exact(20), &mut other).unwrap();
     list.append(&mut other).unwrap();
-    list.push(other.pop().or_else(|| allocator.alloc_page(Gfp::KERNEL).ok()).unwrap());
+    list.push(other.pop().or_else(|| allocator.alloc_page(Gfp::KERNEL).ok()).unwrap()).unwrap();
     assert!(allocator.alloc_pages_bulk_list(Bulk::exact(60), &mut list).is_err());
     assert_eq!(list.by_ref().take(10).inspect(|page| assert_eq!(page.len(), 4096)).count(), 10);
     assert_eq!(list.clear(), 44);

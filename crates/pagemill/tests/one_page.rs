@@ -38,6 +38,11 @@ fn the_document_tells_what_happens() {
     assert_eq!(names, went, "docs/one-page.md tells the left, a page went through the right");
     for (name, file) in &told {
         let source = std::fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
-        assert!(source.contains(&format!("step!(\"{name}\")")), "{name} does not stand in {file}");
+        let marked = source.split_once(&format!("step!(\"{name}\")"));
+        let (before, _) = marked.unwrap_or_else(|| panic!("{name} does not stand in {file}"));
+        let function = name.rsplit("::").next().unwrap();
+        let above = before.rsplit_once("fn ").map(|(_, rest)| rest).unwrap_or_default();
+        let is_it = above.starts_with(&format!("{function}(")) || above.starts_with(&format!("{function}<"));
+        assert!(is_it, "{name} is marked in another function of {file}: {}", above.lines().next().unwrap_or_default());
     }
 }

@@ -80,7 +80,7 @@ fn bulk_takes_nothing_of_another_kind_and_the_single_attempt_does() {
             let stats = allocator.stats();
             assert_eq!((stats.steals, stats.fallbacks), (1, 1));
             // One by one it may have more, and a least number is reached so.
-            list.push(allocator.alloc_page(gfp).unwrap());
+            list.push(allocator.alloc_page(gfp).unwrap()).unwrap();
             assert_eq!(allocator.stats().steals, 2);
             assert_eq!(allocator.alloc_pages_bulk_list(Bulk::exact(10).gfp(gfp), &mut list).unwrap().blocks, 10);
             assert_eq!((allocator.stats().steals, list.len()), (12, 12));

@@ -14,6 +14,10 @@
 //! 6:  count the restart; go to 2             (behind the signature that the kernel asks for)
 //! ```
 //!
+//! A thread's `rseq_cs` goes on pointing to its last section's descriptor until the kernel clears it, as the interface
+//! intends. So code with sections in it must not be unloaded: a shared object that holds Pagemill is linked with
+//! `-z nodelete`.
+//!
 //! loom, miri, valgrind and the sanitizers do not see into these sections. What speaks for them is the stress test
 //! with signals, migrations and drains (`pagemill stress`), and the self-test at start-up.
 use crate::membarrier;

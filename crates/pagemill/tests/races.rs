@@ -1,0 +1,173 @@
+//! Races that once were lost: between the last page that comes back and the allocator's end, between requests that take
+//! more than they keep, between a fork and the first use.
+use pagemill::{Allocator, Backend, Block, Bulk, Gfp, Order, Page, free_pages_bulk};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+fn backends() -> Vec<Backend> {
+    match pagemill::self_test() {
+        Ok(()) => vec![Backend::Portable, Backend::Rseq],
+        Err(why) => {
+            eprintln!("skipped: the rseq backend ({why})");
+            vec![Backend::Portable]
+        }
+    }
+}
+
+/// Closes as soon as no page is out.
+fn close_when_all_are_back(mut allocator: Allocator) {
+    while let Err(still_out) = allocator.close() {
+        allocator = still_out.allocator;
+    }
+}
+
+#[test]
+fn nothing_is_touched_after_the_last_page_is_back() {
+    // A CPU number that waits, the second time that a bulk free asks for it, until the allocator is closed or it is
+    // clear that it cannot be: then pages are still in hand, as they must be.
+    thread_local! {
+        static ASKED: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+    static GO: AtomicBool = AtomicBool::new(false);
+    static TRIED: AtomicBool = AtomicBool::new(false);
+    fn cpu() -> usize {
+        if let Some(asked) = ASKED.get() {
+            ASKED.set(Some(asked + 1));
+            if asked == 1 {
+                GO.store(true, SeqCst);
+                while !TRIED.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+            }
+        }
+        0
+    }
+    let allocator = Allocator::builder().pages(8192).cpus(1, cpu).build().unwrap();
+    let mut slots: Vec<Option<Page>> = (0..65).map(|_| None).collect();
+    allocator.alloc_pages_bulk_array(Bulk::exact(64), &mut slots[..64]).unwrap();
+    let closer = std::thread::spawn(move || {
+        while !GO.load(SeqCst) {
+            std::thread::yield_now();
+        }
+        let first_try = allocator.close();
+        TRIED.store(true, SeqCst);
+        if let Err(still_out) = first_try {
+            close_when_all_are_back(still_out.allocator);
+        }
+    });
+    ASKED.set(Some(0));
+    assert_eq!(free_pages_bulk(&mut slots), 64);
+    GO.store(true, SeqCst);
+    closer.join().unwrap();
+}
+
+#[test]
+fn holes_behind_the_last_page_are_walked_without_the_allocator() {
+    for backend in backends() {
+        for _ in 0..30 {
+            let allocator = Allocator::builder().pages(8192).backend(backend).build().unwrap();
+            let mut slots: Vec<Option<Page>> = (0..464).map(|_| None).collect();
+            allocator.alloc_pages_bulk_array(Bulk::exact(64), &mut slots[..64]).unwrap();
+            let go = Arc::new(AtomicBool::new(false));
+            let goes = go.clone();
+            let closer = std::thread::spawn(move || {
+                while !goes.load(SeqCst) {
+                    std::hint::spin_loop();
+                }
+                close_when_all_are_back(allocator);
+            });
+            go.store(true, SeqCst);
+            assert_eq!(free_pages_bulk(&mut slots), 64);
+            closer.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_large_request_in_vain_hides_nothing() {
+    let allocator = Allocator::builder().pages(2048).build().unwrap();
+    let (order9, order10) = (Order::PAGEBLOCK, Order::new(10).unwrap());
+    // Of four pageblocks every second one is free, so that no order 10 can be had.
+    let blocks = (0..4).map(|_| allocator.alloc_pages(Gfp::KERNEL, order9).unwrap());
+    let start = allocator.arena_range().start;
+    let (kept, free): (Vec<Block>, Vec<Block>) =
+        blocks.partition(|block| (block.addr() - start) / order9.bytes() % 2 == 1);
+    drop(free);
+    let (stop, rounds) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                assert!(allocator.alloc_pages(Gfp::KERNEL, order10).is_err());
+            }
+        });
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(500) {
+            rounds.fetch_add(1, SeqCst);
+            let both = (allocator.alloc_pages(Gfp::KERNEL, order9), allocator.alloc_pages(Gfp::KERNEL, order9));
+            let are_there = both.0.is_ok() && both.1.is_ok();
+            if !are_there {
+                stop.store(true, SeqCst);
+            }
+            assert!(are_there, "refused although two pageblocks are free");
+        }
+        stop.store(true, SeqCst);
+    });
+    assert!(rounds.into_inner() > 0);
+    drop(kept);
+    allocator.close().unwrap();
+}
+
+#[test]
+fn frames_under_way_are_waited_for() {
+    for backend in backends() {
+        // Three threads that each hold at most one page of 64: a request that may wait is never refused.
+        let allocator = Allocator::builder().pages(64).backend(backend).build().unwrap();
+        std::thread::scope(|scope| {
+            for mobility in [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE, Gfp::KERNEL | Gfp::RECLAIMABLE] {
+                let allocator = &allocator;
+                scope.spawn(move || {
+                    let begin = Instant::now();
+                    while begin.elapsed() < Duration::from_millis(700) {
+                        let page = allocator.alloc_page(mobility);
+                        assert!(page.is_ok(), "{backend}: refused with at least 61 pages free");
+                    }
+                });
+            }
+        });
+        allocator.close().unwrap();
+    }
+}
+
+#[test]
+fn a_fork_may_meet_the_first_use() {
+    const DELAY: &str = "PAGEMILL_TEST_DELAY_US";
+    let Ok(delay_us) = std::env::var(DELAY) else {
+        // Each try wants a process whose first use is still to come.
+        let me = std::env::current_exe().unwrap();
+        for delay_us in [0, 20, 50, 100, 150, 200, 300, 500, 1000] {
+            let test = std::process::Command::new(&me)
+                .args(["--exact", "a_fork_may_meet_the_first_use"])
+                .env(DELAY, delay_us.to_string())
+                .output()
+                .unwrap();
+            assert!(test.status.success(), "{delay_us} us: {}", String::from_utf8_lossy(&test.stdout));
+        }
+        return;
+    };
+    let first_use = std::thread::spawn(|| drop(Allocator::global().alloc_page(Gfp::KERNEL).unwrap()));
+    std::thread::sleep(Duration::from_micros(delay_us.parse().unwrap()));
+    // SAFETY: the child allocates and exits; it runs no destructor of the parent's.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(10); // A child that waits for ever is ended, and seen below.
+            libc::_exit(i32::from(Allocator::global().alloc_page(Gfp::KERNEL).is_err()));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        assert_eq!(status, 0, "the child of a fork during the first use ended with {status:#x}");
+    }
+    first_use.join().unwrap();
+}
