@@ -3,18 +3,27 @@
 
 use pagemill_core::{CpuId, Mobility};
 use pagemill_sys::{Backend, Batch, PerCpu};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 const KIND: Mobility = Mobility::Movable;
 
 /// Keeps this thread on CPU 0, where it can be.
 fn stay_on_cpu_0() {
-    #[cfg(not(miri))]
+    assert!(stay_on_cpu(0));
+}
+
+/// Keeps this thread on one CPU. False: there is no such CPU for it.
+fn stay_on_cpu(cpu: usize) -> bool {
+    if cfg!(miri) {
+        return true;
+    }
     // SAFETY: zero is a valid, empty set; the call reads it.
     unsafe {
         let mut set: libc::cpu_set_t = core::mem::zeroed();
-        libc::CPU_SET(0, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set), 0);
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) == 0
     }
 }
 
@@ -110,4 +119,91 @@ fn nothing_is_lost_or_doubled_by_drains() {
     lists.drain(CpuId::new(0), KIND, |pfns| owned.extend_from_slice(pfns));
     owned.sort_unstable();
     assert_eq!(owned, (0..frames).collect::<Vec<_>>());
+}
+
+/// On a list, or on its way between two owners.
+const NOBODY: u32 = 0;
+const OWNER: u32 = 1;
+const DRAINER: u32 = 2;
+
+/// Who owns which frame.
+struct Owners(Vec<AtomicU32>);
+
+impl Owners {
+    fn pass(&self, pfns: &[u32], from: u32, to: u32) {
+        for &pfn in pfns {
+            let was = self.0[pfn as usize].swap(to, Relaxed);
+            assert_eq!(was, from, "frame {pfn} passes from {from} to {to}, and {was} has it");
+        }
+    }
+}
+
+/// Restartable sections of CPU 1 pop and push at full rate, and CPU 0 drains that list all the time: a section that
+/// began before the list was held must not commit after it. Without the barrier in `drain` this fails.
+#[test]
+fn a_section_under_way_does_not_outlast_a_drain() {
+    if let Err(why) = pagemill_sys::self_test() {
+        eprintln!("skipped: the rseq backend ({why})");
+        return;
+    }
+    if !std::thread::scope(|scope| scope.spawn(|| stay_on_cpu(0) && stay_on_cpu(1)).join().unwrap()) {
+        eprintln!("skipped: no two CPUs to run on");
+        return;
+    }
+    const FRAMES: u32 = 32;
+    let owners = Owners((0..FRAMES).map(|_| AtomicU32::new(OWNER)).collect());
+    let lists = PerCpu::new(Backend::Rseq, pagemill_sys::possible_cpus(), || 0).unwrap();
+    let (drainer_to_owner, back) = channel::<Vec<u32>>();
+    let is_over = AtomicBool::new(false);
+    let (owner_has, drained) = std::thread::scope(|scope| {
+        let (lists, owners, is_over) = (&lists, &owners, &is_over);
+        let owner = scope.spawn(move || {
+            assert!(stay_on_cpu(1));
+            let mut mine: Vec<u32> = (0..FRAMES).collect();
+            while !is_over.load(Relaxed) {
+                for pfn in back.try_iter().flatten() {
+                    owners.pass(&[pfn], NOBODY, OWNER);
+                    mine.push(pfn);
+                }
+                while let Some(&pfn) = mine.last() {
+                    owners.pass(&[pfn], OWNER, NOBODY);
+                    if !lists.push(KIND, pfn) {
+                        owners.pass(&[pfn], NOBODY, OWNER);
+                        break;
+                    }
+                    mine.pop();
+                }
+                let mut batch = Batch::new();
+                lists.pop_n(KIND, FRAMES as usize, &mut batch);
+                owners.pass(batch.as_slice(), NOBODY, OWNER);
+                mine.extend_from_slice(batch.as_slice());
+            }
+            mine.extend(back.iter().flatten()); // To the end: what was sent last too.
+            mine
+        });
+        let drainer = scope.spawn(move || {
+            assert!(stay_on_cpu(0));
+            let (end, mut drained) = (Instant::now() + Duration::from_secs(1), 0);
+            while Instant::now() < end && !owner.is_finished() {
+                let mut taken = Vec::new();
+                drained += lists.drain(CpuId::new(1), KIND, |pfns| {
+                    owners.pass(pfns, NOBODY, DRAINER);
+                    taken.extend_from_slice(pfns);
+                });
+                owners.pass(&taken, DRAINER, NOBODY);
+                if !taken.is_empty() {
+                    let _ = drainer_to_owner.send(taken);
+                }
+            }
+            is_over.store(true, Relaxed);
+            drop(drainer_to_owner);
+            (owner.join().expect("the owner found a frame owned twice"), drained)
+        });
+        drainer.join().expect("a frame was owned twice")
+    });
+    let mut all = owner_has;
+    lists.drain(CpuId::new(1), KIND, |pfns| all.extend_from_slice(pfns));
+    all.sort_unstable();
+    assert_eq!(all, (0..FRAMES).collect::<Vec<_>>(), "a frame is lost or doubled");
+    assert!(drained > 0, "nothing was drained while the owner went on");
 }
