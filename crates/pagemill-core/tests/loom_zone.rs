@@ -351,6 +351,31 @@ fn large_blocks_do_not_undo_each_other_for_ever() {
 }
 
 #[test]
+fn a_pageblock_taken_in_vain_is_missed_by_nobody() {
+    // The large block fails if a pageblock goes meanwhile, and what it had taken by then is not exhausted for others.
+    explore_then(
+        3,
+        || {
+            let pageblocks: fn(&Model) = |model| {
+                model.alloc(9);
+                model.alloc(9);
+            };
+            let large: fn(&Model) = |model| {
+                model.alloc(10);
+            };
+            (Model::new(2 * PAGEBLOCK_FRAMES), vec![pageblocks, large])
+        },
+        |model| {
+            let served = model.served.lock().unwrap();
+            assert!(
+                [&[10][..], &[9, 9]].contains(&&served[..]),
+                "free pageblocks were refused: {served:?} were served"
+            );
+        },
+    );
+}
+
+#[test]
 fn a_steal_and_a_take_of_the_last_frame() {
     explore(3, || {
         (
