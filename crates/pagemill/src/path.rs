@@ -194,37 +194,43 @@ impl Inner {
         list.set_policy(policy.after(SlowEvent::Refill, self.limit_max));
         cpu.stats.refills.fetch_add(1, Relaxed);
 
-        // The first part is the caller's; what it leaves of one section's worth goes on the list.
+        // The last part is the caller's, the rest goes on the list: so when the caller's pages come back, on top of the
+        // others, the list is in order again, and whole runs are taken from it.
         let mut frames = Batch::new();
         self.take_from_zone(&list.bound, Batch::CAPACITY.min(want + policy.batch as usize), mobility, &mut frames);
-        let direct = frames.len().min(want);
-        frames.as_slice()[..direct].iter().for_each(|&pfn| batch.push(pfn));
+        let is_full = frames.len() == Batch::CAPACITY;
+        let kept = frames.len().saturating_sub(want);
+        frames.as_slice()[kept..].iter().for_each(|&pfn| batch.push(pfn));
+        let direct = frames.len() - kept;
         cpu.stats.direct_out.fetch_add(direct as u64, Relaxed);
-        self.put_on_list(mobility, &frames, direct);
+        frames.truncate(kept);
+        self.put_on_list(mobility, &frames);
 
         let mut more = (policy.batch as usize).saturating_sub(Batch::CAPACITY);
-        while more > 0 && frames.len() == Batch::CAPACITY {
+        while more > 0 && is_full {
             frames.clear();
             self.take_from_zone(&list.bound, more.min(Batch::CAPACITY), mobility, &mut frames);
             more = more.saturating_sub(Batch::CAPACITY);
-            self.put_on_list(mobility, &frames, 0);
+            self.put_on_list(mobility, &frames);
+            if frames.len() < Batch::CAPACITY {
+                break;
+            }
         }
         direct
     }
 
     /// Puts frames from the zone on this CPU's list, or back where it takes no more.
-    fn put_on_list(&self, mobility: Mobility, frames: &Batch, from: usize) {
+    fn put_on_list(&self, mobility: Mobility, frames: &Batch) {
         step!("Inner::put_on_list");
-        let n = frames.len() - from;
-        if n == 0 {
+        if frames.is_empty() {
             return;
         }
         let list = self.lists.list_here(mobility);
-        if self.lists.push_n(mobility, frames, from) {
+        if self.lists.push_n(mobility, frames, 0) {
             // Afterwards, so that frames under way never look as if they were out.
-            list.note_refilled(n);
+            list.note_refilled(frames.len());
         } else {
-            self.give_to_zone(&frames.as_slice()[from..]);
+            self.give_to_zone(frames.as_slice());
         }
     }
 
