@@ -142,10 +142,14 @@ fn churn(allocator: &Allocator, seed: u64, in_bulk: bool) -> f64 {
 fn huge_frames_survive_churn() {
     for seed in [1, 2, 3] {
         for in_bulk in [false, true] {
-            // 256 MiB: each CPU that the thread comes to costs a pageblock or two of 64.
+            // 256 MiB. On one CPU what is left is told by the seed; a thread that moves between CPUs costs a pageblock
+            // or two of 64 for each.
+            let one_cpu = Allocator::builder().pages(128 * BLOCK).cpus(1, || 0).build().unwrap();
+            let kept = churn(&one_cpu, seed, in_bulk);
+            assert!(kept >= 0.95, "seed {seed}: {kept:.2} of the ideal number of free pageblocks is left");
             with_each(128 * BLOCK, |allocator| {
                 let kept = churn(allocator, seed, in_bulk);
-                assert!(kept >= 0.9, "seed {seed}: {kept:.2} of the ideal number of free pageblocks is left");
+                assert!(kept >= 0.8, "seed {seed}: {kept:.2} of the ideal number of free pageblocks is left");
                 assert_eq!(allocator.validate().handed_out, 0);
             });
         }
