@@ -76,6 +76,7 @@ fn a_portable_lists_owner_goes_on() {
 }
 
 #[test]
+#[cfg(not(miri))] // It sees no assembly.
 fn a_restartable_sequences_owner_goes_on() {
     match pagemill_sys::self_test() {
         Ok(()) => owner_goes_on(Backend::Rseq),
@@ -141,6 +142,7 @@ impl Owners {
 /// Restartable sections of CPU 1 pop and push at full rate, and CPU 0 drains that list all the time: a section that
 /// began before the list was held must not commit after it. Without the barrier in `drain` this fails.
 #[test]
+#[cfg(not(miri))]
 fn a_section_under_way_does_not_outlast_a_drain() {
     if let Err(why) = pagemill_sys::self_test() {
         eprintln!("skipped: the rseq backend ({why})");
