@@ -19,16 +19,30 @@ pub(crate) fn generation() -> u64 {
     GENERATION.load(Relaxed)
 }
 
+static HOOKS: ForkHooks =
+    ForkHooks { before: registry::lock_for_fork, in_parent: registry::unlock_after_fork, in_child };
+
+fn in_child() {
+    GENERATION.fetch_add(1, Relaxed);
+    registry::for_each(|arena| arena.inner().recover());
+    registry::unlock_after_fork();
+}
+
+/// Runs as the library is loaded. The system reads its fork handlers as a fork begins: a fork that met the process's
+/// first use just then would not wait for it, were they first told of us there, and its child would wait for ever.
+// SAFETY: what stands in this section is called once, without anything that it needs but the C library.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn at_load() {
+        pagemill_sys::on_fork(&HOOKS); // If it fails, `watch` tries again and says so.
+    }
+    at_load
+};
+
 /// Has the child of every fork recover every allocator. No allocator is made or closed while the process forks, nor is
 /// the self-test run or the default allocator made: whoever does that holds the registry, having called this first.
 pub(crate) fn watch() {
-    fn in_child() {
-        GENERATION.fetch_add(1, Relaxed);
-        registry::for_each(|arena| arena.inner().recover());
-        registry::unlock_after_fork();
-    }
-    static HOOKS: ForkHooks =
-        ForkHooks { before: registry::lock_for_fork, in_parent: registry::unlock_after_fork, in_child };
     assert!(pagemill_sys::on_fork(&HOOKS), "the system does not take fork handlers: no memory");
 }
 
