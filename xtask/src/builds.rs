@@ -84,6 +84,11 @@ pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
     tests(shell, "test-release", &format!("--release {LIBRARY} --lib --tests"), None)
 }
 
+/// What is measured without misuse detection is an allocator too: the tests that hold nothing of detection.
+pub(crate) fn test_detection_off(shell: &Shell) -> Result<Tally> {
+    tests(shell, "test-detection-off", "-p pagemill --features detection-off --lib --tests", None)
+}
+
 /// docs/one-page.md against the steps that a page really goes through.
 pub(crate) fn one_page(shell: &Shell) -> Result<Tally> {
     tests(shell, "one-page", "-p pagemill --features trace --test one_page", None)

@@ -52,6 +52,12 @@ pub(crate) const STEPS: &[Step] = &[
         &[GCC],
         builds::test_release,
     ),
+    step(
+        "test-detection-off",
+        "the library's tests, without the detection of misuse that measuring may switch off",
+        &[GCC],
+        builds::test_detection_off,
+    ),
     step("one-page", "docs/one-page.md tells what a page goes through", &[GCC], builds::one_page),
     step("doctest", "the examples in the documentation and in the README run", C_AND_CXX, builds::doctest),
     step("examples", "the example programs run", &[GCC], builds::examples),

@@ -139,6 +139,15 @@ impl Owners {
     }
 }
 
+/// Ends what others do until a test is over, however it ends: a failed assertion is not to leave them at it for ever.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// Restartable sections of CPU 1 pop and push at full rate, and CPU 0 drains that list all the time: a section that
 /// began before the list was held must not commit after it. Without the barrier in `drain` this fails.
 #[test]
@@ -184,6 +193,7 @@ fn a_section_under_way_does_not_outlast_a_drain() {
             mine
         });
         let drainer = scope.spawn(move || {
+            let over = Over(is_over);
             assert!(stay_on_cpu(0));
             let (end, mut drained) = (Instant::now() + Duration::from_secs(1), 0);
             while Instant::now() < end && !owner.is_finished() {
@@ -197,8 +207,7 @@ fn a_section_under_way_does_not_outlast_a_drain() {
                     let _ = drainer_to_owner.send(taken);
                 }
             }
-            is_over.store(true, Relaxed);
-            drop(drainer_to_owner);
+            drop((over, drainer_to_owner));
             (owner.join().expect("the owner found a frame owned twice"), drained)
         });
         drainer.join().expect("a frame was owned twice")

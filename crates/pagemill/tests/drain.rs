@@ -62,13 +62,23 @@ fn own(allocator: &Allocator, seed: u64, turns: usize, mut before: impl FnMut(u6
     pages
 }
 
+/// Ends what others do until a test is over, however it ends: a failed assertion is not to leave them at it for ever.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 #[test]
 fn owners_go_on_while_all_is_drained() {
     with_each(4096, |allocator| {
-        let (stop, drains, moved) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        let (is_over, drains, moved) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
+            let _over = Over(&is_over);
             scope.spawn(|| {
-                while !stop.load(Relaxed) {
+                while !is_over.load(Relaxed) {
                     for cpu in 0..allocator.cpus() {
                         moved.fetch_add(allocator.drain_cpu(CpuId::new(cpu as u32)).unwrap().get() as u64, Relaxed);
                     }
@@ -83,7 +93,6 @@ fn owners_go_on_while_all_is_drained() {
                 let pages: u64 = owners.into_iter().map(|owner| owner.join().unwrap()).sum();
                 assert!(pages > 0);
             }
-            stop.store(true, Relaxed);
         });
         let (drains, moved) = (drains.into_inner(), moved.into_inner());
         println!("{}: {drains} drains of all CPUs moved {moved} pages", allocator.backend());

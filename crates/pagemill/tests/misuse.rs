@@ -169,6 +169,44 @@ fn what_is_nobodys() {
     });
 }
 
+/// Keeps this thread on the CPU that it is on: another may have met another arena last.
+fn stay_here() {
+    // SAFETY: zero is a valid, empty set; the call reads it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(libc::sched_getcpu() as usize, &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set), 0);
+    }
+}
+
+/// Also while the place where a CPU notes the arena that it met last led there: what is known of a closed arena's frames
+/// is mapped no more.
+#[test]
+fn what_a_closed_allocator_had() {
+    stay_here();
+    with_each(4096, |other| {
+        let kept = page(&other);
+        for met_last in [false, true] {
+            let closed = Allocator::builder().pages(4096).backend(other.backend()).build().unwrap();
+            let (single, large) = (page(&closed), block(&closed, 3));
+            assert_eq!((free(single, 0), free(large, 3)), (Ok(()), Ok(())));
+            if !met_last {
+                // This CPU meets the other one last.
+                assert_eq!(free(page(&other), 0), Ok(()));
+            }
+            closed.close().unwrap();
+            let what = format!("a closed allocator's, met last: {met_last}");
+            let says = "no allocator handed out";
+            for of in [0, 3, 10] {
+                refused(&other, &what, single, of, MisuseKind::Foreign, says);
+                refused(&other, &what, large, of, MisuseKind::Foreign, says);
+            }
+        }
+        assert_eq!(free(kept, 0), Ok(()));
+        assert_eq!(other.validate().handed_out, 0);
+    });
+}
+
 #[test]
 fn wrong_orders_and_places_inside() {
     with_each(32 * 1024, |allocator| {

@@ -1,9 +1,6 @@
 //! Where pages are put: kinds of mobility do not share pageblocks while there is room (C3.6), and huge frames survive
-//! churn. Without detection a page's kind is not known when it comes back, so there is nothing to hold.
-#![cfg(not(feature = "detection-off"))]
-
+//! churn.
 use pagemill::{Allocator, Backend, Bulk, Error, Gfp, Order, Page, PageList};
-use std::collections::HashMap;
 
 const BLOCK: usize = 512;
 
@@ -28,10 +25,6 @@ impl Random {
     }
 }
 
-fn pageblock(page: &Page) -> usize {
-    page.addr() >> 21
-}
-
 /// Pageblocks that are entirely free.
 fn free_pageblocks(allocator: &Allocator) -> usize {
     let info = allocator.buddyinfo();
@@ -39,6 +32,7 @@ fn free_pageblocks(allocator: &Allocator) -> usize {
 }
 
 #[test]
+#[cfg(not(feature = "detection-off"))] // Without a state a page's kind is not known when it comes back.
 fn kinds_do_not_share_pageblocks_while_there_is_room() {
     with_each(32 * BLOCK, |allocator| {
         let kinds = [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE, Gfp::NOWAIT | Gfp::RECLAIMABLE];
@@ -56,9 +50,9 @@ fn kinds_do_not_share_pageblocks_while_there_is_room() {
             }
         }
         assert!(held.len() > 8 * BLOCK);
-        let mut kind_of: HashMap<usize, usize> = HashMap::new();
+        let mut kind_of = std::collections::HashMap::new();
         for (kind, page) in &held {
-            let of_block = *kind_of.entry(pageblock(page)).or_insert(*kind);
+            let of_block = *kind_of.entry(page.addr() >> 21).or_insert(*kind);
             assert_eq!(of_block, *kind, "two kinds share the pageblock of {page:?}");
         }
         assert_eq!(kind_of.values().collect::<std::collections::HashSet<_>>().len(), 3);

@@ -1,0 +1,233 @@
+//! C4.4: what a child must find unlocked, whoever held it as the process forked; what it must still know; and that it
+//! is refused where it cannot know enough.
+mod in_child;
+
+use in_child::in_child;
+use pagemill::{Allocator, Backend, Gfp, Page};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Mutex, PoisonError};
+
+/// One test forks at a time: the children of one have no threads of the other.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Ends what others do until a test is over, however it ends: a failed assertion is not to leave them at it for ever.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+fn build(pages: usize, backend: Backend) -> Allocator {
+    Allocator::builder().pages(pages).backend(backend).build().unwrap()
+}
+
+/// Makes an allocator, uses it, and ends it.
+fn make_one(pages: usize) {
+    let allocator = build(pages, Backend::Portable);
+    let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+    assert!(allocator.arena_range().contains(&page.addr()));
+    drop(page);
+    allocator.close().unwrap();
+}
+
+/// The registry is held by whoever makes or ends an allocator, and by whoever forks. A child that meets it held waits for
+/// ever, and so does a parent that is not let go of it: all of this happens in a child, whose time is limited.
+#[test]
+fn allocators_are_made_on_both_sides_of_a_fork() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    in_child("makes allocators while it forks", || {
+        let kept = build(1024, Backend::Portable);
+        let mut page = kept.alloc_page(Gfp::KERNEL).unwrap();
+        page[0] = 7;
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _over = Over(&is_over);
+            for pages in [64, 3000] {
+                let is_over = &is_over;
+                scope.spawn(move || {
+                    while !is_over.load(SeqCst) {
+                        make_one(pages);
+                    }
+                });
+            }
+            for _ in 0..60 {
+                in_child("makes an allocator", || {
+                    make_one(600);
+                    assert_eq!(page[0], 7);
+                    if !cfg!(feature = "detection-off") {
+                        let other = kept.alloc_page(Gfp::KERNEL).unwrap();
+                        assert_ne!(other.addr(), page.addr(), "a page is owned twice");
+                        drop(other);
+                        kept.drain();
+                        assert_eq!(kept.validate().handed_out, 1);
+                    }
+                });
+                make_one(600);
+            }
+        });
+        drop(page);
+        kept.close().unwrap();
+    });
+}
+
+#[cfg(not(feature = "detection-off"))]
+mod detecting {
+    use super::*;
+    use pagemill::{Block, Bulk, Order, free_raw};
+    use std::collections::HashSet;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    /// Blocks above a pageblock are searched for with a lock held, most of the time here, and in vain.
+    #[test]
+    fn a_child_gets_large_blocks_while_others_search_for_some() {
+        const PAGEBLOCKS: usize = 512;
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let (order9, order10) = (Order::PAGEBLOCK, Order::new(10).unwrap());
+        let allocator = build(PAGEBLOCKS * order9.pages().get(), Backend::Portable);
+        let start = allocator.arena_range().start;
+        // Of the pageblocks every second one is free, so that there is no two of them together.
+        let blocks: Vec<Block> = (0..PAGEBLOCKS).map(|_| allocator.alloc_pages(Gfp::KERNEL, order9).unwrap()).collect();
+        let (mut kept, free): (Vec<Block>, Vec<Block>) =
+            blocks.into_iter().partition(|block| (block.addr() - start) / order9.bytes() % 2 == 1);
+        drop(free);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _over = Over(&is_over);
+            scope.spawn(|| {
+                while !is_over.load(SeqCst) {
+                    assert!(allocator.alloc_pages(Gfp::NOWAIT, order10).is_err());
+                }
+            });
+            for _ in 0..20 {
+                in_child("wants a large block", || {
+                    assert!(allocator.alloc_pages(Gfp::KERNEL, order10).is_err());
+                    let last = kept.pop().unwrap();
+                    let two = last.addr() - order9.bytes();
+                    drop(last);
+                    let large = allocator.alloc_pages(Gfp::KERNEL, order10).unwrap();
+                    assert_eq!(large.addr(), two, "the only two pageblocks together");
+                });
+            }
+        });
+        drop(kept);
+        allocator.close().unwrap();
+    }
+
+    /// Frees `page` on two threads at the same moment, which is misuse.
+    fn free_twice_at_once(page: Page) {
+        let (addr, ready) = (page.into_raw().expose_provenance(), AtomicUsize::new(0));
+        let free = || {
+            ready.fetch_add(1, SeqCst);
+            while ready.load(Relaxed) < 2 {
+                std::hint::spin_loop();
+            }
+            let ptr = std::ptr::with_exposed_provenance_mut(addr.get());
+            // SAFETY: misuse on purpose; nobody uses the page.
+            let _ = unsafe { free_raw(ptr, Order::ZERO) };
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(free);
+            free();
+        });
+    }
+
+    /// All pages that are to be had.
+    fn take_all(allocator: &Allocator) -> Vec<Page> {
+        let mut all = Vec::new();
+        let request = Bulk::up_to(allocator.managed_pages().get());
+        allocator.alloc_pages_bulk_callback(request, |page: Page| all.push(page)).unwrap();
+        all
+    }
+
+    /// Has frames put aside by `allocator`, as many as `wanted` at least. False: no two frees met.
+    fn put_aside(allocator: &Allocator, wanted: u64) -> bool {
+        for _ in 0..20_000 {
+            free_twice_at_once(allocator.alloc_page(Gfp::KERNEL).unwrap());
+            // Both copies are on a list now, or one; the second to be handed out is put aside.
+            drop(take_all(allocator));
+            if allocator.stats().quarantined >= wanted {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn put_aside_in_the_child_too(backend: Backend) {
+        const PAGES: usize = 256;
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let allocator = build(PAGES, backend);
+        if !put_aside(&allocator, 3) {
+            eprintln!("skipped: two threads never freed a page at the same moment");
+            return;
+        }
+        let own = allocator.alloc_page(Gfp::KERNEL).unwrap();
+        let aside = allocator.stats().quarantined as usize;
+        let had: HashSet<usize> = take_all(&allocator).iter().map(Page::addr).collect();
+        let look = || {
+            assert_eq!((allocator.stats().quarantined as usize, allocator.validate().quarantined), (aside, aside));
+            let all = take_all(&allocator);
+            assert_eq!(all.len(), PAGES - aside - 1, "with {aside} put aside and one out");
+            assert!(all.iter().all(|page| had.contains(&page.addr())), "a page that was put aside was handed out");
+            drop(all);
+            assert_eq!((allocator.stats().quarantined as usize, allocator.validate().handed_out), (aside, 1));
+        };
+        look();
+        in_child("counts what was put aside", || {
+            look();
+            in_child("counts it once more", look);
+        });
+        drop(own);
+    }
+
+    #[test]
+    fn what_was_put_aside_stays_so_in_a_child_with_portable_lists() {
+        put_aside_in_the_child_too(Backend::Portable);
+    }
+
+    #[test]
+    fn what_was_put_aside_stays_so_in_a_child_with_restartable_sequences() {
+        match pagemill::self_test() {
+            Ok(()) => put_aside_in_the_child_too(Backend::Rseq),
+            Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+        }
+    }
+}
+
+/// Without frame states nothing says what was on its way as the process forked: a child that goes on is refused.
+#[test]
+#[cfg(feature = "detection-off")]
+fn a_child_without_states_is_refused() {
+    use pagemill::{Bulk, PageList};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut backends = vec![Backend::Portable];
+    match pagemill::self_test() {
+        Ok(()) => backends.push(Backend::Rseq),
+        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    }
+    for backend in backends {
+        let allocator = build(4096, backend);
+        let pages: Vec<Page> = (0..40).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+        let mut page = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
+        let ways: [(&str, &mut dyn FnMut()); 4] = [
+            ("frees", &mut || drop(page.take())),
+            ("allocates", &mut || drop(allocator.alloc_page(Gfp::KERNEL))),
+            ("allocates in bulk", &mut || {
+                let _ = allocator.alloc_pages_bulk_list(Bulk::up_to(64), &mut PageList::new());
+            }),
+            ("drains", &mut || _ = allocator.drain()),
+        ];
+        for (what, way) in ways {
+            in_child(what, || {
+                let refused = catch_unwind(AssertUnwindSafe(way)).expect_err("it went on");
+                let text = refused.downcast_ref::<&str>().expect("a text");
+                assert!(text.contains("cannot go on after fork"), "{text}");
+                make_one(100); // One that was made after the fork can.
+            });
+        }
+        drop((pages, page));
+        allocator.close().unwrap();
+    }
+}

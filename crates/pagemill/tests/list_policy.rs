@@ -1,0 +1,162 @@
+//! C4.3 and C3.1: what a CPU's list moves and holds adapts, and begins anew when it is drained; what is as large as what
+//! would be moved goes past it, in both directions. One CPU that is not there, so that every page is accounted for.
+use pagemill::{Allocator, Bulk, CpuId, Gfp, Page, PageList, Run, Stats, free_pages_bulk};
+use pagemill_core::ListPolicy;
+
+const SECTION: usize = ListPolicy::SECTION;
+const LARGE: usize = ListPolicy::LARGE;
+
+fn allocator() -> Allocator {
+    Allocator::builder().pages(1 << 15).cpus(1, || 0).build().unwrap()
+}
+
+fn pages(allocator: &Allocator, n: usize) -> Vec<Page> {
+    (0..n).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect()
+}
+
+/// As [`pages`], past the list.
+fn pages_from_the_zone(allocator: &Allocator, n: usize) -> Vec<Page> {
+    let mut pages = Vec::new();
+    allocator.alloc_pages_bulk_callback(Bulk::up_to(n.max(LARGE + 1)), |page: Page| pages.push(page)).unwrap();
+    pages.truncate(n);
+    allocator.drain();
+    pages
+}
+
+/// What a trip to the zone brings a list that is empty, the page included that it was made for.
+fn batch(allocator: &Allocator) -> u64 {
+    assert_eq!(allocator.stats().listed, 0);
+    drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
+    allocator.stats().listed
+}
+
+/// How many pages a list that is empty takes before it gives some to the zone: the limit.
+fn limit(allocator: &Allocator) -> u64 {
+    let mut held = pages_from_the_zone(allocator, 4000);
+    let mut most = 0;
+    while let Some(page) = held.pop() {
+        drop(page);
+        let listed = allocator.stats().listed;
+        if listed <= most {
+            break;
+        }
+        most = listed;
+    }
+    assert!(!held.is_empty(), "a list took all that there was");
+    free_pages_bulk(&mut held.into_iter().map(Some).collect::<Vec<_>>());
+    most
+}
+
+#[test]
+fn a_drain_begins_anew_with_small_batches() {
+    let allocator = allocator();
+    assert_eq!(batch(&allocator), u64::from(ListPolicy::BATCH_MIN));
+    allocator.drain();
+    // While all goes one way, batches grow.
+    let held = pages(&allocator, 3000);
+    let taken = pages(&allocator, allocator.stats().listed as usize);
+    assert!(batch(&allocator) > u64::from(ListPolicy::BATCH_MIN), "a list that was always empty gets larger batches");
+    allocator.drain();
+    assert_eq!(batch(&allocator), u64::from(ListPolicy::BATCH_MIN), "after a drain of all CPUs");
+    allocator.drain();
+    // And by itself: one that is drained alone.
+    let more = pages(&allocator, 3000);
+    allocator.drain_cpu(CpuId::new(0)).unwrap();
+    assert_eq!(batch(&allocator), u64::from(ListPolicy::BATCH_MIN), "after a drain of its CPU");
+    drop((held, taken, more));
+    allocator.close().unwrap();
+}
+
+#[test]
+fn a_drain_begins_anew_with_a_short_list() {
+    let allocator = allocator();
+    assert_eq!(limit(&allocator), u64::from(ListPolicy::LIMIT_MIN));
+    allocator.drain();
+    // While callers swing further than the list is long, it grows.
+    let mut most = 0;
+    for _ in 0..10 {
+        let mut held = pages(&allocator, 1000);
+        while let Some(page) = held.pop() {
+            drop(page);
+            most = allocator.stats().listed.max(most);
+        }
+    }
+    assert!(most > u64::from(ListPolicy::LIMIT_MIN), "a list that callers swing past holds {most}");
+    allocator.drain();
+    assert_eq!(limit(&allocator), u64::from(ListPolicy::LIMIT_MIN), "after a drain");
+    allocator.drain();
+    allocator.close().unwrap();
+}
+
+/// What changed: (on the list, in the zone, given past the list, from the list to the zone).
+fn change(before: &Stats, after: &Stats) -> (i64, i64, u64, u64) {
+    (
+        after.listed as i64 - before.listed as i64,
+        after.free as i64 - before.free as i64,
+        after.direct_in - before.direct_in,
+        after.drained_pages - before.drained_pages,
+    )
+}
+
+#[test]
+fn what_a_full_list_would_have_to_move_goes_past_it() {
+    let allocator = allocator();
+    let mut held: Vec<Option<Page>> = pages_from_the_zone(&allocator, 1000).into_iter().map(Some).collect();
+    let limit = ListPolicy::LIMIT_MIN as usize;
+    held[..limit].iter_mut().for_each(|slot| *slot = None);
+    assert_eq!(allocator.stats().listed, limit as u64, "the list is full");
+    for n in [SECTION, SECTION / 2] {
+        let before = allocator.stats();
+        let from = held.len() - n;
+        assert_eq!(free_pages_bulk(&mut held[from..]), n);
+        held.truncate(from);
+        let n = n as i64;
+        assert_eq!(change(&before, &allocator.stats()), (0, n, n as u64, 0), "{n} pages to a full list");
+    }
+    // Fewer go on the list, which makes room for them.
+    let before = allocator.stats();
+    let from = held.len() - 8;
+    assert_eq!(free_pages_bulk(&mut held[from..]), 8);
+    let (listed, free, direct, drained) = change(&before, &allocator.stats());
+    assert_eq!((direct, drained as i64, listed), (0, free, 8 - free));
+    assert!(drained >= u64::from(ListPolicy::BATCH_MIN), "{drained} pages made room");
+    drop(held);
+    allocator.drain();
+    allocator.close().unwrap();
+}
+
+#[test]
+fn large_requests_pass_the_list_by() {
+    let allocator = allocator();
+    drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
+    let n = LARGE + 1;
+    let alone = allocator.stats();
+    assert!(alone.listed > 0);
+    let passes = |stats: &Stats, what: &str| {
+        assert_eq!((stats.listed, stats.refills, stats.drains), (alone.listed, alone.refills, alone.drains), "{what}");
+    };
+    let (mut slots, mut list, mut runs): (Vec<Option<Page>>, PageList, Vec<Run<Page>>) =
+        ((0..n).map(|_| None).collect(), PageList::new(), Vec::new());
+    allocator.alloc_pages_bulk_array(Bulk::exact(n), &mut slots).unwrap();
+    passes(&allocator.stats(), "an array");
+    allocator.alloc_pages_bulk_list(Bulk::exact(n), &mut list).unwrap();
+    passes(&allocator.stats(), "a list");
+    allocator.alloc_pages_bulk_runs(Bulk::exact(n), &mut runs).unwrap();
+    passes(&allocator.stats(), "runs");
+    let mut kept: Vec<Page> = Vec::new();
+    allocator.alloc_pages_bulk_callback(Bulk::up_to(n), |page: Page| kept.push(page)).unwrap();
+    passes(&allocator.stats(), "a callback");
+    assert_eq!(free_pages_bulk(&mut slots), n);
+    passes(&allocator.stats(), "an array, freed");
+    drop(list);
+    passes(&allocator.stats(), "a list, freed");
+    drop(runs);
+    passes(&allocator.stats(), "runs, freed");
+    assert_eq!(allocator.stats().direct_in, 3 * n as u64);
+    // The largest request that is not large goes by the list.
+    allocator.alloc_pages_bulk_list(Bulk::exact(LARGE), &mut PageList::new()).unwrap();
+    assert!(allocator.stats().refills > alone.refills);
+    drop(kept);
+    allocator.drain();
+    allocator.close().unwrap();
+}
