@@ -276,6 +276,26 @@ fn two_words_are_given_and_taken_as_a_block() {
 }
 
 #[test]
+fn a_word_that_a_block_took_in_vain_is_as_it_was() {
+    // Words 2 and 3 are free, and one frame of word 1. The block takes word 0, which is being given and not counted yet,
+    // and puts it back as word 1 has too little. Who takes of word 0 then is its giver's heir all the same.
+    explore(2, || {
+        (
+            nearly_empty(256, 129),
+            vec![
+                |model| model.give(&(0..64).collect::<Vec<_>>()),
+                |model| {
+                    model.alloc(7);
+                },
+                |model| {
+                    model.take(1);
+                },
+            ],
+        )
+    });
+}
+
+#[test]
 fn a_frame_and_a_block_of_two_words() {
     explore(3, || {
         (
