@@ -105,10 +105,10 @@ pub(crate) fn chosen(only: &[String]) -> Result<Vec<&'static Step>> {
 /// Prints the plan.
 pub(crate) fn print() -> Result<()> {
     for step in STEPS {
-        println!("{:<15} {}", step.name, step.shows);
+        println!("{:<19} {}", step.name, step.shows);
         if !step.needs.is_empty() {
             let needs: Vec<_> = step.needs.iter().map(|need| need.name()).collect();
-            println!("{:<15}     needs {}", "", needs.join(", "));
+            println!("{:<19}     needs {}", "", needs.join(", "));
         }
     }
     Ok(())

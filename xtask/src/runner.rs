@@ -78,7 +78,7 @@ fn fetch(shell: &mut Shell) -> Result<()> {
 
 fn print_start(name: &str) {
     use std::io::Write;
-    print!("{name:<18}");
+    print!("{name:<20}");
     // A terminal that cannot be written to shows in the next println.
     drop(std::io::stdout().flush());
 }

@@ -39,6 +39,11 @@ pub(crate) struct Inner {
 /// allocator.close().unwrap();
 /// # Ok::<(), pagemill::Error>(())
 /// ```
+///
+/// # Fork
+/// The child of a `fork` goes on with a copy of each allocator (C4.4): what anybody had stays handed out there, everything
+/// else is free. That is done by the C library's fork handlers. `_Fork`, a `fork` or `clone` system call made by hand, and
+/// whatever else runs no `pthread_atfork` handlers, recover nothing: a child made so must not use Pagemill, unless to exec.
 #[derive(Clone, Debug)]
 pub struct Allocator {
     /// Of `owner`'s arena. Not a reference: the last handle's may not outlive what it frees, as that of an argument
