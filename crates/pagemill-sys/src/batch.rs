@@ -1,7 +1,8 @@
-//! Up to 64 frame numbers on their way between a per-CPU list, the zone and a caller.
+//! Frame numbers on their way between a per-CPU list, the zone and a caller.
 use core::mem::MaybeUninit;
+use pagemill_core::ListPolicy;
 
-/// At most [`Batch::CAPACITY`] frame numbers, in order. Not initialised before it is filled: that would cost as much
+/// At most [`CAPACITY`](Self::CAPACITY) frame numbers, in order: a [`Batch`] or a [`Load`]. Not initialised before it is filled: that would cost as much
 /// as filling it.
 ///
 /// ```
@@ -10,23 +11,29 @@ use core::mem::MaybeUninit;
 /// assert_eq!(batch.as_slice(), [65, 67]);
 /// ```
 #[derive(Debug)]
-pub struct Batch {
+pub struct Frames<const ROOM: usize> {
     // Invariant: pfns[..len] is initialised.
     len: usize,
-    pfns: [MaybeUninit<u32>; Self::CAPACITY + Self::PAD],
+    pfns: [MaybeUninit<u32>; ROOM],
 }
 
-impl Batch {
-    /// One exclusive section's worth.
-    pub const CAPACITY: usize = pagemill_core::ListPolicy::SECTION;
-    /// Sections copy 16 numbers at a time and may run over by 15.
-    pub(crate) const PAD: usize = 16;
+/// Sections copy 16 numbers at a time and may run over by 15.
+pub(crate) const PAD: usize = 16;
+
+/// One exclusive section's worth.
+pub type Batch = Frames<{ ListPolicy::SECTION + PAD }>;
+/// The most that one trip to the zone brings.
+pub type Load = Frames<{ ListPolicy::BATCH_MAX as usize + PAD }>;
+
+impl<const ROOM: usize> Frames<ROOM> {
+    /// The most that it holds.
+    pub const CAPACITY: usize = ROOM - PAD;
 
     /// An empty batch.
     #[inline]
     #[expect(clippy::new_without_default, reason = "an empty batch is a thing to fill, not a value")]
     pub fn new() -> Self {
-        Self { len: 0, pfns: [MaybeUninit::uninit(); Self::CAPACITY + Self::PAD] }
+        Self { len: 0, pfns: [MaybeUninit::uninit(); ROOM] }
     }
     /// How many numbers it holds.
     #[inline]
@@ -73,7 +80,7 @@ impl Batch {
     #[inline]
     pub fn push(&mut self, pfn: u32) {
         if self.len >= Self::CAPACITY {
-            is_full();
+            is_full(Self::CAPACITY);
         }
         self.pfns[self.len].write(pfn);
         self.len += 1;
@@ -120,10 +127,14 @@ impl Batch {
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u32 {
         self.pfns.as_mut_ptr().cast()
     }
-    /// Where a section reads numbers from: the one at `from`, with the padding behind the last readable.
+    /// Where a section reads numbers from: those in `range`, with the padding behind the last readable.
+    ///
+    /// # Panics
+    /// If there are not so many.
     #[inline]
-    pub(crate) fn as_ptr_at(&self, from: usize) -> *const u32 {
-        debug_assert!(from <= self.len);
+    pub(crate) fn as_ptr_at(&self, range: &core::ops::Range<usize>) -> *const u32 {
+        let from = range.start;
+        assert!(from <= range.end && range.end <= self.len);
         self.pfns[from..].as_ptr().cast()
     }
     /// Says that a section wrote the first `len` numbers.
@@ -139,8 +150,8 @@ impl Batch {
 
 #[cold]
 #[inline(never)]
-fn is_full() -> ! {
-    panic!("a batch of {} takes no more", Batch::CAPACITY)
+fn is_full(capacity: usize) -> ! {
+    panic!("a batch of {capacity} takes no more")
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ mod map;
 mod membarrier;
 mod rseq;
 
-pub use batch::Batch;
+pub use batch::{Batch, Frames, Load};
 pub use cpu::{current_cpu, possible_cpus};
 pub use fork::{ForkHooks, on_fork};
 pub use lists::{Backend, CpuStats, List, PerCpu};

@@ -18,9 +18,11 @@
 //! - L3 Portable: whoever set `held` is alone with the list.
 //!
 //! A list that is held, full or empty sends its caller to the zone; nobody waits for a list but whoever drains it.
-use crate::{Batch, Mapping, membarrier, rseq};
+use crate::batch::PAD;
+use crate::{Batch, Frames, Mapping, membarrier, rseq};
 use core::fmt;
 use core::mem::{offset_of, size_of};
+use core::ops::Range;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
 use pagemill_core::{BoundBlock, CpuId, Error, Invalid, ListPolicy, Mobility, step};
@@ -92,7 +94,8 @@ pub struct List {
     overflowed: AtomicU64,
     /// The pageblock that refills draw from.
     pub bound: BoundBlock,
-    items: [AtomicU32; SLOTS],
+    /// In a cache line of its own, so that sections copy whole vectors inside of lines.
+    items: Items,
 }
 
 #[cfg(not(loom))]
@@ -102,12 +105,17 @@ const _: () = {
     assert!(size_of::<List>() == 1 << rseq::LIST_SHIFT && size_of::<CpuLists>() == 1 << rseq::CPU_SHIFT);
     assert!(offset_of!(CpuLists, stats) == Mobility::COUNT << rseq::LIST_SHIFT);
 };
+
+#[repr(align(64))]
+#[derive(Debug)]
+struct Items([AtomicU32; SLOTS]);
+
 /// Where the items begin, for the sections.
 pub(crate) const ITEMS: usize = offset_of!(List, items);
 
 impl List {
     /// The longest list: sections copy in steps of 16 numbers and may write garbage that far above the top.
-    pub const LIMIT_MAX: u32 = (SLOTS - Batch::PAD) as u32;
+    pub const LIMIT_MAX: u32 = (SLOTS - PAD) as u32;
 
     /// An empty, open list, for models.
     #[cfg(loom)]
@@ -121,7 +129,7 @@ impl List {
             drained: AtomicU64::new(0),
             overflowed: AtomicU64::new(0),
             bound: BoundBlock::new(),
-            items: core::array::from_fn(|_| AtomicU32::new(0)),
+            items: Items(core::array::from_fn(|_| AtomicU32::new(0))),
         };
         list.set_policy(ListPolicy { limit, ..ListPolicy::START });
         list
@@ -177,7 +185,7 @@ impl List {
     }
     /// The frames on it, at rest.
     pub fn frames(&self) -> impl Iterator<Item = u32> {
-        self.items[..self.len()].iter().map(|item| item.load(Relaxed))
+        self.items.0[..self.len()].iter().map(|item| item.load(Relaxed))
     }
 
     /// Tries to be alone with the list: the portable backend's section, and the first half of a drain.
@@ -228,7 +236,7 @@ impl Held<'_> {
         let word = self.list.word.load(Relaxed);
         let top = (word & TOP) as usize;
         let n = want.min(top).min(Batch::CAPACITY);
-        self.list.items[top - n..top].iter().for_each(|item| batch.push(item.load(Relaxed)));
+        self.list.items.0[top - n..top].iter().for_each(|item| batch.push(item.load(Relaxed)));
         self.list.word.store(word - n as u64 + ((counted * n as u64) << POPPED_SHIFT), Relaxed);
     }
 
@@ -239,7 +247,7 @@ impl Held<'_> {
         if top + pfns.len() > self.list.limit.load(Relaxed) as usize {
             return false;
         }
-        self.list.items[top..].iter().zip(pfns).for_each(|(item, &pfn)| item.store(pfn, Relaxed));
+        self.list.items.0[top..].iter().zip(pfns).for_each(|(item, &pfn)| item.store(pfn, Relaxed));
         self.list.word.store(word + pfns.len() as u64, Relaxed);
         true
     }
@@ -490,16 +498,18 @@ impl PerCpu {
         }
     }
 
-    /// Returns the frames of `batch` from the one at `from` on: all, or none if they do not fit or the list is held.
+    /// Returns the frames in `range`, at most a batch's worth: all, or none if they do not fit or the list is held.
+    ///
+    /// # Panics
+    /// If there are not so many.
     #[inline]
-    pub fn push_n(&self, mobility: Mobility, batch: &Batch, from: usize) -> bool {
+    pub fn push_n<const ROOM: usize>(&self, mobility: Mobility, frames: &Frames<ROOM>, range: Range<usize>) -> bool {
         step!("PerCpu::push_n");
+        debug_assert!((1..=Batch::CAPACITY).contains(&range.len()));
         match self.backend {
             // SAFETY: as in `pop`; the numbers are initialised, with readable padding behind them.
-            Backend::Rseq => unsafe {
-                rseq::push_n(self.sections(mobility), batch.as_ptr_at(from), batch.len() - from)
-            },
-            Backend::Portable => self.list_here(mobility).try_push_n(&batch.as_slice()[from..]),
+            Backend::Rseq => unsafe { rseq::push_n(self.sections(mobility), frames.as_ptr_at(&range), range.len()) },
+            Backend::Portable => self.list_here(mobility).try_push_n(&frames.as_slice()[range]),
         }
     }
 

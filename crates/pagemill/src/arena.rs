@@ -24,7 +24,10 @@ pub(crate) struct Arena {
     base: usize,
     bytes: usize,
     first: u32,
-    /// One byte a frame, and padding.
+    /// Where frame number 0 would be, if this arena's numbers went down that far. So would these begin: a frame's
+    /// number alone leads to its page, its state and its link, without subtracting `first` on the way of every page.
+    zero: usize,
+    /// One byte a frame.
     states: *mut u8,
     /// One link a frame.
     links: *mut u32,
@@ -78,10 +81,10 @@ impl Arena {
             base: memory.addr(),
             bytes,
             first: first.as_u32(),
-            // SAFETY: both offsets lie inside the metadata, by the layout that sized it.
-            states: unsafe { start.add(layout.states) },
-            // SAFETY: as above; `links` is page-aligned.
-            links: unsafe { start.add(layout.links).cast() },
+            zero: memory.addr().wrapping_sub(first.as_u32() as usize * PAGE_SIZE),
+            states: start.wrapping_add(layout.states).wrapping_sub(first.as_u32() as usize),
+            // `layout.links` is page-aligned.
+            links: start.wrapping_add(layout.links).cast::<u32>().wrapping_sub(first.as_u32() as usize),
             inner: ptr::null(),
             next_closed: AtomicPtr::new(ptr::null_mut()),
             memory: ManuallyDrop::new(memory),
@@ -138,18 +141,17 @@ impl Arena {
     /// A frame's address.
     #[inline]
     pub(crate) fn addr_of(&self, pfn: u32) -> usize {
-        self.base + ((pfn - self.first) as usize) * PAGE_SIZE
+        self.zero.wrapping_add((pfn as usize) << PAGE_SHIFT)
     }
-    /// The address of frame 0, if numbers went on below this arena's: adding a frame's number times the page size
-    /// gives its address.
+    /// What a frame's address is more than its number times the page size.
     #[inline]
     pub(crate) fn addr_of_zero(&self) -> usize {
-        self.base.wrapping_sub(self.first as usize * PAGE_SIZE)
+        self.zero
     }
     /// The number of the frame at an address of this arena.
     #[inline]
     pub(crate) fn pfn_of(&self, addr: usize) -> u32 {
-        self.first + ((addr - self.base) >> PAGE_SHIFT) as u32
+        (addr.wrapping_sub(self.zero) >> PAGE_SHIFT) as u32
     }
 
     // ── states ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,7 +160,7 @@ impl Arena {
     fn state_cell(&self, pfn: u32) -> &AtomicU8 {
         debug_assert!(self.has_pfn(pfn));
         // SAFETY: a frame of this arena has a byte in the table, for as long as the arena lives.
-        unsafe { AtomicU8::from_ptr(self.states.add((pfn - self.first) as usize)) }
+        unsafe { AtomicU8::from_ptr(self.states.wrapping_add(pfn as usize)) }
     }
     #[inline]
     pub(crate) fn state(&self, pfn: u32) -> FrameState {
@@ -280,7 +282,7 @@ impl Arena {
     unsafe fn states_of(&self, first: u32, n: usize) -> &mut [u8] {
         debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
         // SAFETY: inside the table; the caller owns the frames.
-        unsafe { core::slice::from_raw_parts_mut(self.states.add((first - self.first) as usize), n) }
+        unsafe { core::slice::from_raw_parts_mut(self.states.wrapping_add(first as usize), n) }
     }
 
     /// Marks a block as handed out. The first frame of it that is not free, if one is not; then nothing is changed.
@@ -353,7 +355,7 @@ impl Arena {
     pub(crate) fn link(&self, pfn: u32) -> &AtomicU32 {
         debug_assert!(self.has_pfn(pfn));
         // SAFETY: a frame of this arena has a link, for as long as the arena lives.
-        unsafe { AtomicU32::from_ptr(self.links.add((pfn - self.first) as usize)) }
+        unsafe { AtomicU32::from_ptr(self.links.wrapping_add(pfn as usize)) }
     }
 
     /// Links neighbouring frames, each to the next, the last to whatever comes after it.
@@ -361,7 +363,7 @@ impl Arena {
     pub(crate) fn link_run(&self, first: u32, n: usize) {
         debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
         // SAFETY: the links of frames that belong to the caller's list.
-        let links = unsafe { core::slice::from_raw_parts_mut(self.links.add((first - self.first) as usize), n) };
+        let links = unsafe { core::slice::from_raw_parts_mut(self.links.wrapping_add(first as usize), n) };
         links.iter_mut().zip(first + 1..).for_each(|(link, next)| *link = next);
     }
 
@@ -372,7 +374,7 @@ impl Arena {
             return None;
         }
         // SAFETY: in the table. Links of frames that are not this list's are read and not believed.
-        let links = unsafe { self.links.add((first - self.first) as usize).cast::<[u32; N]>().read_volatile() };
+        let links = unsafe { self.links.wrapping_add(first as usize).cast::<[u32; N]>().read_volatile() };
         let differs = (0..N - 1).fold(0, |differs, i| differs | (links[i] ^ (first + 1 + i as u32)));
         (differs == 0).then_some(links[N - 1])
     }

@@ -66,19 +66,37 @@ impl Bulk {
     }
 
     #[inline]
-    fn check<T: Owned>(self) -> Result<(), Invalid> {
+    fn check<T: Owned>(self) -> Result<(), Error> {
+        let is_usual =
+            self.least <= self.most && self.most <= Self::COUNT_MAX && self.order == Order::ZERO && self.gfp.is_plain();
+        if is_usual { Ok(()) } else { self.check_each(T::ANY_ORDER).map_err(Error::from) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_each(self, is_any_order: bool) -> Result<(), Invalid> {
         if self.most > Self::COUNT_MAX {
             return Err(Invalid::CountTooLarge { count: self.most, max: Self::COUNT_MAX });
         }
         if self.least > self.most {
             return Err(Invalid::AtLeastAboveUpTo { at_least: self.least, up_to: self.most });
         }
-        if !T::ANY_ORDER && self.order != Order::ZERO {
+        if !is_any_order && self.order != Order::ZERO {
             return Err(Invalid::OrderOfPages { order: self.order.get() });
         }
         self.gfp.check()
     }
 
+    /// How many slots are occupied after an array request that left holes and filled `added`; an error if it had to take
+    /// those back.
+    #[cold]
+    #[inline(never)]
+    fn fell_short(self, words: &[usize], added: usize) -> Result<usize, Error> {
+        let occupied = words.iter().filter(|&&word| word != 0).count();
+        if occupied < self.least { Err(self.missed(occupied + added)) } else { Ok(occupied) }
+    }
+
+    #[cold]
     fn missed(self, got: usize) -> Error {
         Exhausted { wanted: self.least, got, order: self.order.get() }.into()
     }
@@ -171,7 +189,14 @@ impl Allocator {
             *word = self.inner().arena.addr_of(pfn);
             return Ok(Filled { added: 1, occupied: 1, first_hole: 1, shortfall: None });
         }
-        self.inner().fill(request, words)
+        // Two words in registers come back from where the work is. What the caller sees is made of them here, where it
+        // need not be written to memory: copied from there, it would wait for those stores.
+        let (added, first_hole) = self.inner().fill(request, words);
+        if first_hole == n {
+            return Ok(Filled { added, occupied: n, first_hole, shortfall: None });
+        }
+        let occupied = request.fell_short(words, added)?;
+        Ok(Filled { added, occupied, first_hole, shortfall: shortfall(n, occupied) })
     }
 
     /// Adds blocks to the tail of a list, which need not be empty (the list form).
@@ -229,9 +254,8 @@ impl Allocator {
             if let Some(first) = run {
                 let next = word_of(zero, first);
                 let mut undelivered = Pages { next, end: next + batch.len() * PAGE_SIZE };
-                while undelivered.next != undelivered.end {
-                    let word = undelivered.next;
-                    undelivered.next += PAGE_SIZE;
+                for word in (next..undelivered.end).step_by(PAGE_SIZE) {
+                    undelivered.next = word + PAGE_SIZE;
                     // SAFETY: the engine prepared the page, and it goes to `each` alone.
                     each(unsafe { T::from_word(word) });
                 }
@@ -307,14 +331,15 @@ pub(crate) fn word_of(zero: usize, pfn: u32) -> usize {
 }
 
 impl Inner {
-    /// The array form, on the words behind the slots.
+    /// The array form, on the words behind the slots. Returns how many it filled, and the first hole that is left; if
+    /// those are fewer slots than the request must have, it has emptied them again.
     #[inline]
-    fn fill(&self, request: Bulk, words: &mut [usize]) -> Result<Filled, Error> {
+    fn fill(&self, request: Bulk, words: &mut [usize]) -> (usize, usize) {
         let n = words.len();
         let is_empty = words.iter().fold(0, |any, &word| any | word) == 0;
         let missing = if is_empty { n } else { words.iter().filter(|&&word| word == 0).count() };
         if missing == 0 {
-            return Ok(Filled { added: 0, occupied: n, first_hole: n, shortfall: None });
+            return (0, n);
         }
         // All or nothing marks what it fills, so that it can be told from what was there.
         let mark = if request.least > 0 { TENTATIVE } else { 0 };
@@ -327,15 +352,11 @@ impl Inner {
                 fill_holes(words, at, batch, zero, low)
             };
         });
-        let occupied = n - missing + added;
         if mark != 0 {
-            self.settle(words, occupied >= request.least);
-            if occupied < request.least {
-                return Err(request.missed(occupied));
-            }
+            self.settle(words, n - missing + added >= request.least);
         }
-        let first_hole = if occupied == n { n } else { words.iter().position(|&word| word == 0).unwrap_or(n) };
-        Ok(Filled { added, occupied, first_hole, shortfall: shortfall(n, occupied) })
+        let first_hole = if added == missing { n } else { words.iter().position(|&word| word == 0).unwrap_or(n) };
+        (added, first_hole)
     }
 
     /// Ends an all-or-nothing array request: keeps what it filled, or takes it back.
@@ -351,41 +372,32 @@ impl Inner {
         }
     }
 
-    /// The engine: takes up to `missing` blocks and hands them to `sink` in prepared batches. Returns how many.
+    /// The engine: takes up to `missing` blocks and hands them to `sink` in prepared batches. Returns how many. The sink
+    /// is called in one place and its address goes nowhere, so that what it keeps can stay in registers.
     #[inline]
     fn bulk(&self, request: Bulk, missing: usize, mut sink: impl FnMut(&Batch, Option<u32>)) -> usize {
-        if missing == 0 {
-            return 0;
-        }
-        if missing == 1
-            && request.order == Order::ZERO
-            && let Some(pfn) = self.pop_one(request.gfp)
-        {
-            // One page goes the single path.
-            let mut one = Batch::new();
-            one.push(pfn);
-            sink(&one, Some(pfn));
-            return 1;
-        }
         let (gfp, mobility) = (request.gfp, request.gfp.mobility());
+        let mut stage = Stage::first(request.order, missing);
         let mut got = 0;
         let mut batch = Batch::new();
-        if request.order == Order::ZERO && missing > 1 && missing <= ListPolicy::LARGE {
-            while got < missing {
-                batch.clear();
+        while got < missing {
+            batch.clear();
+            if matches!(stage, Stage::List { .. }) {
                 self.lists.pop_n(mobility, missing - got, &mut batch);
+            }
+            let run = if batch.is_empty() {
+                // What an array holds already counts.
+                let needed = request.least.saturating_sub(request.most - missing + got);
+                let run = self.bulk_slow(request, &mut stage, missing - got, needed, &mut batch);
                 if batch.is_empty() {
                     break;
                 }
-                let run = self.prepare(&mut batch, gfp, mobility);
-                got += batch.len();
-                sink(&batch, run);
-            }
-        }
-        if got < missing {
-            // What an array holds already counts.
-            let needed = request.least.saturating_sub(request.most - missing);
-            got += self.bulk_slow(request, missing - got, needed.saturating_sub(got), &mut sink);
+                run
+            } else {
+                self.prepare(&mut batch, gfp, mobility)
+            };
+            got += batch.len();
+            sink(&batch, run);
         }
         if got > 1 {
             self.lists.count_bulk(BulkCall::Alloc, got);
@@ -393,99 +405,121 @@ impl Inner {
         got
     }
 
-    /// What the list does not have: up to `missing`, and at least `needed` if that is possible.
+    /// The next batch from further down than the list, prepared; empty if that is all. `left` blocks are still wanted,
+    /// `needed` of them badly. Returns the first frame if all follow each other.
     #[cold]
     #[inline(never)]
     fn bulk_slow(
         &self,
         request: Bulk,
-        missing: usize,
+        stage: &mut Stage,
+        left: usize,
         needed: usize,
-        sink: &mut dyn FnMut(&Batch, Option<u32>),
-    ) -> usize {
-        let gfp = request.gfp;
-        let mut got = match request.order {
-            Order::ZERO if missing == 1 => 0,
-            Order::ZERO => self.bulk_zone(gfp, missing, sink),
-            order => self.bulk_blocks(gfp, order, missing, sink),
-        };
-        if got < missing && missing > 1 && request.order == Order::ZERO && gfp.may_wait() && self.drain_all() > 0 {
-            got += self.bulk_zone(gfp, missing - got, sink);
-        }
-        // The single path, for one block (C3.6, C3.8), or until the least number is reached. It alone may take from
-        // pageblocks of another mobility.
-        let mut is_tried = false;
-        while got < missing && (got < needed || !is_tried) {
-            is_tried = true;
-            let one = match request.order {
-                Order::ZERO => self.take_one(gfp),
-                order => self.steal_block(gfp, order),
-            };
-            let Some(pfn) = one else { break };
-            if missing > 1 {
-                self.stats_here().fallbacks.fetch_add(1, Relaxed);
-            }
-            let mut one = Batch::new();
-            one.push(pfn);
-            sink(&one, None);
-            got += 1;
-        }
-        if got < missing {
-            self.count_shortfall();
-        }
-        got
-    }
-
-    /// Order 0 from pageblocks of the request's mobility.
-    fn bulk_zone(&self, gfp: Gfp, missing: usize, sink: &mut dyn FnMut(&Batch, Option<u32>)) -> usize {
-        self.check_generation();
-        let mobility = gfp.mobility();
-        let mut got = 0;
-        let mut batch = Batch::new();
-        while got < missing {
-            batch.clear();
-            let want = (missing - got).min(Batch::CAPACITY);
-            let taken = if missing > ListPolicy::LARGE {
-                let cpu = self.lists.cpu(self.lists.here());
-                let bound = &cpu.lists[mobility.index()].bound;
-                let taken = self.take_from_zone(bound, want, mobility, &mut batch);
-                cpu.stats.direct_out.fetch_add(taken as u64, Relaxed);
-                taken
-            } else {
-                self.refill(mobility, want, &mut batch)
-            };
-            if taken == 0 {
-                // Refills put more on the list than they delivered: that comes before "exhausted".
-                self.lists.pop_n(mobility, want, &mut batch);
-                if batch.is_empty() {
-                    break;
+        batch: &mut Batch,
+    ) -> Option<u32> {
+        let (gfp, order) = (request.gfp, request.order);
+        loop {
+            match *stage {
+                Stage::List { is_single: true } => *stage = Stage::Single { is_fallback: false, is_tried: false },
+                Stage::List { .. } => *stage = Stage::Zone { is_large: false, is_drained: false },
+                Stage::Zone { is_large, is_drained } => {
+                    let (run, is_dry) = match order {
+                        Order::ZERO => self.batch_of_zone(gfp, left, is_large, batch),
+                        order => (None, self.batch_of_blocks(gfp, order, left, batch)),
+                    };
+                    if !batch.is_empty() {
+                        return run;
+                    }
+                    if is_dry {
+                        let may_drain = !is_drained && order == Order::ZERO && gfp.may_wait();
+                        *stage = if may_drain && self.drain_all() > 0 {
+                            Stage::Zone { is_large, is_drained: true }
+                        } else {
+                            Stage::Single { is_fallback: true, is_tried: false }
+                        };
+                    }
+                }
+                // The single path, for one block (C3.6, C3.8), or until the least number is reached. It alone may take
+                // from pageblocks of another mobility.
+                Stage::Single { is_tried: true, .. } if needed == 0 => *stage = Stage::Over,
+                Stage::Single { is_fallback, .. } => {
+                    let one = match order {
+                        Order::ZERO => self.take_one(gfp),
+                        order => self.steal_block(gfp, order),
+                    };
+                    let Some(pfn) = one else {
+                        *stage = Stage::Over;
+                        continue;
+                    };
+                    *stage = Stage::Single { is_fallback, is_tried: true };
+                    self.stats_here().fallbacks.fetch_add(u64::from(is_fallback), Relaxed);
+                    batch.push(pfn);
+                    return None;
+                }
+                Stage::Over => {
+                    self.count_shortfall();
+                    return None;
                 }
             }
-            let run = self.prepare(&mut batch, gfp, mobility);
-            got += batch.len();
-            sink(&batch, run);
         }
-        got
     }
 
-    /// Blocks above order 0, one by one (C3.11).
-    fn bulk_blocks(&self, gfp: Gfp, order: Order, missing: usize, sink: &mut dyn FnMut(&Batch, Option<u32>)) -> usize {
-        let mut got = 0;
-        let mut batch = Batch::new();
-        while got < missing
-            && let Some(pfn) = self.take_block(gfp, order)
-        {
-            batch.push(pfn);
-            got += 1;
-            if batch.room() == 0 {
-                sink(&batch, None);
-                batch.clear();
+    /// A batch of order 0 from pageblocks of the request's mobility; is there no more?
+    fn batch_of_zone(&self, gfp: Gfp, left: usize, is_large: bool, batch: &mut Batch) -> (Option<u32>, bool) {
+        self.check_generation();
+        let mobility = gfp.mobility();
+        let want = left.min(Batch::CAPACITY);
+        let taken = if is_large {
+            let cpu = self.lists.cpu(self.lists.here());
+            let bound = &cpu.lists[mobility.index()].bound;
+            let taken = self.take_from_zone(bound, want, mobility, batch);
+            cpu.stats.direct_out.fetch_add(taken as u64, Relaxed);
+            taken
+        } else {
+            self.refill(mobility, want, batch)
+        };
+        if taken == 0 {
+            // Refills put more on the list than they delivered: that comes before "exhausted".
+            self.lists.pop_n(mobility, want, batch);
+            if batch.is_empty() {
+                return (None, true);
             }
         }
-        if !batch.is_empty() {
-            sink(&batch, None);
+        (self.prepare(batch, gfp, mobility), false)
+    }
+
+    /// A batch of blocks above order 0, taken one by one (C3.11); are there no more?
+    fn batch_of_blocks(&self, gfp: Gfp, order: Order, left: usize, batch: &mut Batch) -> bool {
+        while batch.len() < left.min(Batch::CAPACITY) {
+            let Some(pfn) = self.take_block(gfp, order) else { return true };
+            batch.push(pfn);
         }
-        got
+        false
+    }
+}
+
+/// How far down a bulk request has gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// The CPU's list; what comes after it for a request of one page is the single path alone.
+    List { is_single: bool },
+    /// Pageblocks of the request's mobility: past the list if it is large, again if all lists were drained for it.
+    Zone { is_large: bool, is_drained: bool },
+    /// One by one, as a single request goes; a fallback unless it is one.
+    Single { is_fallback: bool, is_tried: bool },
+    /// There is no more.
+    Over,
+}
+
+impl Stage {
+    /// Where a request for so many blocks begins.
+    #[inline]
+    fn first(order: Order, missing: usize) -> Self {
+        if order == Order::ZERO && missing <= ListPolicy::LARGE {
+            Self::List { is_single: missing == 1 }
+        } else {
+            Self::Zone { is_large: order == Order::ZERO, is_drained: false }
+        }
     }
 }
 

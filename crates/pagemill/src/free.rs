@@ -19,19 +19,23 @@ pub(crate) fn free_word(word: usize) -> Result<(), Misuse> {
 /// Frees one page by its address.
 #[inline]
 pub(crate) fn free_page(addr: usize) -> Result<(), Misuse> {
-    step!("free_page");
-    if let Some((arena, pfn)) = registry::by_address(addr) {
-        // A branch for the usual mobility, so that the processor goes on with the list before it has the state.
-        if arena.take_back(pfn, Mobility::Unmovable) {
-            push_back(arena, pfn, Mobility::Unmovable);
-            return Ok(());
-        }
-        if let Some(mobility) = arena.take_back_other(pfn) {
-            push_back(arena, pfn, mobility);
-            return Ok(());
-        }
+    if free_fast(addr) { Ok(()) } else { free_slow(addr, Order::ZERO) }
+}
+
+/// Frees one page by its address; false if it is no page that is handed out.
+#[inline]
+fn free_fast(addr: usize) -> bool {
+    step!("free_fast");
+    let Some((arena, pfn)) = registry::by_address(addr) else { return false };
+    // A branch for the usual mobility, so that the processor goes on with the list before it has the state.
+    if arena.take_back(pfn, Mobility::Unmovable) {
+        push_back(arena, pfn, Mobility::Unmovable);
+    } else if let Some(mobility) = arena.take_back_other(pfn) {
+        push_back(arena, pfn, mobility);
+    } else {
+        return false;
     }
-    free_slow(addr, Order::ZERO)
+    true
 }
 
 #[inline]
@@ -118,7 +122,8 @@ pub(crate) fn split(addr: usize, order: Order) {
     let inner = arena.inner();
     inner.check_generation();
     let mobility = arena.state(pfn).mobility();
-    if let Err(kind) = inner.zone.split_block(Pfn::new(pfn), order, mobility) {
+    let is_split = check_block(arena, pfn, order).and_then(|()| inner.zone.split_block(Pfn::new(pfn), order, mobility));
+    if let Err(kind) = is_split {
         inner.refuse(misuse(kind, addr));
         return;
     }
@@ -143,6 +148,10 @@ pub(crate) fn free_words(words: &mut [usize], misused: &mut Option<Misuse>) -> u
 fn free_slot(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
     if *word == 0 {
         return false;
+    }
+    if word.is_multiple_of(PAGE_SIZE) && free_fast(*word) {
+        *word = 0;
+        return true;
     }
     match free_word(*word) {
         Ok(()) => *word = 0,
@@ -275,6 +284,9 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
 #[inline]
 fn address_run(words: &[usize], most: usize) -> usize {
     let words = &words[..words.len().min(most)];
+    if words.len() < 2 || words[1] != words[0].wrapping_add(PAGE_SIZE) {
+        return words.len().min(1); // In no order, as a rule: seen before 64 words are compared.
+    }
     if let Ok(all) = <&[usize; Batch::CAPACITY]>::try_from(words) {
         // The usual case, without a branch for each.
         let differs = (0..all.len()).fold(0, |differs, i| differs | (all[i] ^ all[0].wrapping_add(i * PAGE_SIZE)));
@@ -436,7 +448,7 @@ impl<'g> Segment<'g> {
         if let Some(large) = &mut self.large {
             inner.stats_here().direct_in.fetch_add(self.batch.len() as u64, Relaxed);
             large.give_slice(self.batch.as_slice());
-        } else if !inner.lists.push_n(self.mobility, &self.batch, 0) {
+        } else if !inner.lists.push_n(self.mobility, &self.batch, 0..self.batch.len()) {
             inner.overflow(self.mobility, &self.batch);
         }
         self.batch.clear();

@@ -175,15 +175,16 @@ impl<T: Owned> List<T> {
     #[inline]
     fn return_segment(&mut self, arena: &'static Arena, segment: &mut Segment<'_>) {
         while self.len > 0 && arena.has_pfn(self.head) {
+            // Read before the page is given: then the link is somebody else's.
+            let next = arena.link(self.head).load(Relaxed);
             // Neighbours stand in order more often than not: many links are compared at once, so that the processor
             // need not wait for each to know the next.
-            if self.return_linked_run::<{ Batch::CAPACITY }>(arena, segment)
-                || self.return_linked_run::<GROUP>(arena, segment)
+            if next == self.head.wrapping_add(1)
+                && (self.return_linked_run::<{ Batch::CAPACITY }>(arena, segment)
+                    || self.return_linked_run::<GROUP>(arena, segment))
             {
                 continue;
             }
-            // Read before the page is given: then the link is somebody else's.
-            let next = arena.link(self.head).load(Relaxed);
             if !segment.give(self.head) {
                 break;
             }

@@ -6,8 +6,8 @@ use crate::allocator::{Allocator, Inner};
 use crate::handle::{Block, Page, sealed::Word};
 use crate::misuse::misuse;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Exhausted, FrameState, Gfp, ListPolicy, MisuseKind, Mobility, Order, Pfn, SlowEvent, step};
-use pagemill_sys::{Batch, CpuStats};
+use pagemill_core::{Error, Exhausted, FrameState, Gfp, MisuseKind, Mobility, Order, Pfn, SlowEvent, step};
+use pagemill_sys::{Batch, CpuStats, Frames, Load};
 
 impl Allocator {
     /// One page.
@@ -27,11 +27,12 @@ impl Allocator {
     pub fn alloc_page(&self, gfp: Gfp) -> Result<Page, Error> {
         step!("Allocator::alloc_page");
         let inner = self.inner();
-        if let Some(pfn) = inner.pop_one(gfp) {
-            // SAFETY: the frame came off the list and is marked as handed out: nobody else has it.
-            return Ok(unsafe { Page::from_word(inner.arena.addr_of(pfn)) });
-        }
-        inner.alloc_page_slow(gfp)
+        let pfn = match inner.pop_one(gfp) {
+            Some(pfn) => pfn,
+            None => inner.alloc_page_slow(gfp)?,
+        };
+        // SAFETY: the frame is marked as handed out: nobody else has it.
+        Ok(unsafe { Page::from_word(inner.arena.addr_of(pfn)) })
     }
 
     /// One block of 2^order pages, aligned to its size.
@@ -90,17 +91,13 @@ impl Inner {
 
     #[cold]
     #[inline(never)]
-    fn alloc_page_slow(&self, gfp: Gfp) -> Result<Page, Error> {
+    fn alloc_page_slow(&self, gfp: Gfp) -> Result<u32, Error> {
         step!("Inner::alloc_page_slow");
         gfp.check()?;
-        match self.take_one(gfp) {
-            // SAFETY: the frame is marked as handed out by `take_one`: nobody else has it.
-            Some(pfn) => Ok(unsafe { Page::from_word(self.arena.addr_of(pfn)) }),
-            None => {
-                self.count_shortfall();
-                Err(Exhausted { wanted: 1, got: 0, order: 0 }.into())
-            }
-        }
+        self.take_one(gfp).ok_or_else(|| {
+            self.count_shortfall();
+            Exhausted { wanted: 1, got: 0, order: 0 }.into()
+        })
     }
 
     /// One frame by every means that `gfp` allows: the list, the zone, all lists drained, a pageblock of another
@@ -194,52 +191,39 @@ impl Inner {
         list.set_policy(policy.after(SlowEvent::Refill, self.limit_max));
         cpu.stats.refills.fetch_add(1, Relaxed);
 
-        // The last part is the caller's, the rest goes on the list: so when the caller's pages come back, on top of the
-        // others, the list is in order again, and whole runs are taken from it.
-        let mut frames = Batch::new();
-        self.take_from_zone(&list.bound, Batch::CAPACITY.min(want + policy.batch as usize), mobility, &mut frames);
-        let is_full = frames.len() == Batch::CAPACITY;
-        let kept = frames.len().saturating_sub(want);
-        frames.as_slice()[kept..].iter().for_each(|&pfn| batch.push(pfn));
-        let direct = frames.len() - kept;
+        // One trip for all. The last part is the caller's, the rest goes on the list: so when the caller's pages come
+        // back, on top of the others, the list is in order again, and whole runs are taken from it.
+        let mut load = Load::new();
+        self.take_from_zone(&list.bound, want.max(policy.batch as usize), mobility, &mut load);
+        let kept = load.len().saturating_sub(want);
+        load.as_slice()[kept..].iter().for_each(|&pfn| batch.push(pfn));
+        let direct = load.len() - kept;
         cpu.stats.direct_out.fetch_add(direct as u64, Relaxed);
-        frames.truncate(kept);
-        self.put_on_list(mobility, &frames);
-
-        let mut more = (policy.batch as usize).saturating_sub(Batch::CAPACITY);
-        while more > 0 && is_full {
-            frames.clear();
-            self.take_from_zone(&list.bound, more.min(Batch::CAPACITY), mobility, &mut frames);
-            more = more.saturating_sub(Batch::CAPACITY);
-            self.put_on_list(mobility, &frames);
-            if frames.len() < Batch::CAPACITY {
-                break;
-            }
-        }
+        load.truncate(kept);
+        self.put_on_list(mobility, &load);
         direct
     }
 
     /// Puts frames from the zone on this CPU's list, or back where it takes no more.
-    fn put_on_list(&self, mobility: Mobility, frames: &Batch) {
+    fn put_on_list(&self, mobility: Mobility, load: &Load) {
         step!("Inner::put_on_list");
-        if frames.is_empty() {
-            return;
-        }
-        let list = self.lists.list_here(mobility);
-        if self.lists.push_n(mobility, frames, 0) {
+        for start in (0..load.len()).step_by(Batch::CAPACITY) {
+            let end = load.len().min(start + Batch::CAPACITY);
+            let list = self.lists.list_here(mobility);
+            if !self.lists.push_n(mobility, load, start..end) {
+                return self.give_to_zone(&load.as_slice()[start..]);
+            }
             // Afterwards, so that frames under way never look as if they were out.
-            list.note_refilled(frames.len());
-        } else {
-            self.give_to_zone(frames.as_slice());
+            list.note_refilled(end - start);
         }
     }
 
-    pub(crate) fn take_from_zone(
+    pub(crate) fn take_from_zone<const ROOM: usize>(
         &self,
         bound: &pagemill_core::BoundBlock,
         want: usize,
         mobility: Mobility,
-        batch: &mut Batch,
+        batch: &mut Frames<ROOM>,
     ) -> usize {
         self.zone.take(bound, want, mobility, &mut |first: Pfn, mask| batch.push_bits(first.as_u32(), mask))
     }
@@ -303,11 +287,11 @@ impl Inner {
         let list = &cpu.lists[mobility.index()];
         let policy = list.policy().after(SlowEvent::Drain, self.limit_max);
         list.set_policy(policy);
-        if self.lists.push_n(mobility, batch, 0) {
+        if self.lists.push_n(mobility, batch, 0..batch.len()) {
             return; // The list has grown.
         }
         cpu.stats.drains.fetch_add(1, Relaxed);
-        if batch.len() >= ListPolicy::SECTION / 2 {
+        if batch.len() >= policy.batch as usize {
             // As large as what would be moved: it goes past the list.
             cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
             return self.give_to_zone(batch.as_slice());
@@ -325,7 +309,7 @@ impl Inner {
             giving.give_slice(out.as_slice());
         }
         self.note_doubles(giving.finish());
-        if !self.lists.push_n(mobility, batch, 0) {
+        if !self.lists.push_n(mobility, batch, 0..batch.len()) {
             self.stats_here().direct_in.fetch_add(batch.len() as u64, Relaxed);
             self.give_to_zone(batch.as_slice());
         }

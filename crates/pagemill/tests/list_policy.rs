@@ -105,21 +105,18 @@ fn what_a_full_list_would_have_to_move_goes_past_it() {
     let limit = ListPolicy::LIMIT_MIN as usize;
     held[..limit].iter_mut().for_each(|slot| *slot = None);
     assert_eq!(allocator.stats().listed, limit as u64, "the list is full");
-    for n in [SECTION, SECTION / 2] {
+    let mut free = |n: usize| {
         let before = allocator.stats();
         let from = held.len() - n;
         assert_eq!(free_pages_bulk(&mut held[from..]), n);
         held.truncate(from);
-        let n = n as i64;
-        assert_eq!(change(&before, &allocator.stats()), (0, n, n as u64, 0), "{n} pages to a full list");
-    }
-    // Fewer go on the list, which makes room for them.
-    let before = allocator.stats();
-    let from = held.len() - 8;
-    assert_eq!(free_pages_bulk(&mut held[from..]), 8);
-    let (listed, free, direct, drained) = change(&before, &allocator.stats());
-    assert_eq!((direct, drained as i64, listed), (0, free, 8 - free));
-    assert!(drained >= u64::from(ListPolicy::BATCH_MIN), "{drained} pages made room");
+        change(&before, &allocator.stats())
+    };
+    let section = SECTION as i64;
+    assert_eq!(free(SECTION), (0, section, SECTION as u64, 0), "as large as what would be moved: past the list");
+    // The second time in a row twice as much is moved, and so the list makes room.
+    assert_eq!(free(SECTION), (-section, 2 * section, 0, 2 * SECTION as u64), "smaller than what is moved");
+    assert_eq!(free(8), (8, 0, 0, 0), "there is room now");
     drop(held);
     allocator.drain();
     allocator.close().unwrap();

@@ -260,6 +260,22 @@ fn a_block_that_was_split_is_its_pages() {
 }
 
 #[test]
+fn a_block_that_is_free_is_not_split() {
+    with_each(4 * 1024, |allocator| {
+        let a = &allocator;
+        for of in [1u8, 4, 8, 9, 10] {
+            let (ptr, of) = a.alloc_pages(Gfp::KERNEL, order(of)).unwrap().into_raw();
+            assert_eq!(free(ptr.as_ptr(), of.get()), Ok(()));
+            // SAFETY: misuse on purpose: the block is free, and nobody allocates meanwhile.
+            let pages = unsafe { Block::from_raw(ptr, of) }.split();
+            std::mem::forget(pages);
+            assert_eq!(free(ptr.as_ptr(), of.get()).unwrap_err().kind, MisuseKind::DoubleFree);
+            assert_eq!(a.validate().free, 4 * 1024);
+        }
+    });
+}
+
+#[test]
 fn twice_within_one_bulk_call() {
     with_each(8 * 1024, |allocator| {
         let a = &allocator;
