@@ -20,7 +20,7 @@ pub use batch::{Batch, Frames, Load};
 pub use cpu::{current_cpu, possible_cpus};
 pub use fork::{ForkHooks, on_fork};
 pub use lists::{Backend, CpuStats, List, PerCpu};
-pub use map::Mapping;
+pub use map::{HUGE_PAGE_SIZE, MapError, Mapping};
 pub use rseq::{cpu_hint, restarts, self_test};
 
 /// An error number of the operating system.
