@@ -3,9 +3,8 @@ use pagemill::{Allocator, Backend, Error, Invalid};
 
 use crate::failure::Failure;
 
-/// An allocator as [`Allocator::global`] makes it. Where the system refuses that much address space, one of `enough`
-/// pages, if that is given.
-pub(crate) fn default_allocator(enough: Option<usize>) -> Result<Allocator, Failure> {
+/// Refuses a `PAGEMILL_BACKEND` that names none, before a command works with another than was meant.
+pub(crate) fn check_forced_backend() -> Result<(), Failure> {
     let forced = std::env::var_os("PAGEMILL_BACKEND").filter(|name| !name.is_empty());
     if let Some(name) = &forced
         && name.to_str().is_none_or(|name| name.parse::<Backend>().is_err())
@@ -13,6 +12,12 @@ pub(crate) fn default_allocator(enough: Option<usize>) -> Result<Allocator, Fail
         let what = format!("PAGEMILL_BACKEND={}", name.display());
         return Err(Failure::new(what, "is neither rseq nor portable").next("set it to one of them, or not at all"));
     }
+    Ok(())
+}
+
+/// An allocator as [`Allocator::global`] makes it. Where the system refuses that much address space, one of `enough`
+/// pages, if that is given.
+pub(crate) fn default_allocator(enough: Option<usize>) -> Result<Allocator, Failure> {
     let is_refused = |error: &Error| matches!(error, Error::Invalid(Invalid::System { .. }));
     let result = match (Allocator::builder().build(), enough) {
         (Err(error), Some(pages)) if is_refused(&error) => Allocator::builder().pages(pages).build(),

@@ -42,7 +42,7 @@ impl Failure {
     /// Says so on standard error and ends with code 1, or by the signal that asked for the end.
     pub(crate) fn report(&self, command: &str) -> ExitCode {
         // With standard error closed there is nobody to tell; the exit code still does.
-        let _ = writeln!(io::stderr(), "pagemill: {command}: {self}");
+        let _ = writeln!(io::stderr(), "pagemill: {command}: {}", printable(&self.to_string()));
         if let Some(signal) = self.signal {
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
@@ -72,6 +72,15 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
+}
+
+/// On one line, whatever the names in it hold: control characters are written as Rust escapes them.
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for char in text.chars() {
+        if char.is_control() { shown.extend(char.escape_default()) } else { shown.push(char) }
+    }
+    shown
 }
 
 /// What the system said, without the number that Rust adds.

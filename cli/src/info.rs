@@ -9,10 +9,11 @@ use serde::Serialize;
 use crate::allocator::default_allocator;
 use crate::failure::{Failure, print, said};
 
-/// Show what Pagemill found here: backend and why, CPUs, page sizes, the default arena
+/// Show what Pagemill found here: backend and why, CPUs, arena, a zone
 ///
-/// Then hands out a few pages, gives half of them back, and prints the zone in the shape of /proc/buddyinfo and the
-/// counters in that of /proc/vmstat.
+/// It hands out a few pages, gives half of them back, and prints the zone in the
+/// shape of /proc/buddyinfo, folded at 80 columns, and the counters in that of
+/// /proc/vmstat. With --json, both are as the library prints them.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]
 pub(crate) struct InfoArgs {
@@ -122,13 +123,8 @@ impl Info {
             ("machine", format!("{}, {}", self.kernel, self.processor)),
             ("backend", format!("{} ({})", self.backend, self.backend_why)),
             ("CPUs", format!("{} with lists, {} usable by this process", self.cpus_with_lists, self.cpus_usable)),
-            (
-                "page sizes",
-                format!(
-                    "{} bytes, the system's {}; 2 MiB pages: {}",
-                    self.page_size, self.system_page_size, self.huge_pages
-                ),
-            ),
+            ("page size", format!("{} bytes; the system's {}", self.page_size, self.system_page_size)),
+            ("2 MiB pages", self.huge_pages.clone()),
             (
                 "default arena",
                 format!("{} pages, {gib:.1} GiB of address space, committed when touched", self.arena_pages),
@@ -136,7 +132,7 @@ impl Info {
             (
                 "metadata",
                 format!(
-                    "a frame: {:.2} bits free or used, {} byte of state, {} bytes of list link, none in the page",
+                    "{:.2} bits free/used, {} byte of state, {} bytes of link a frame",
                     self.metadata_bits_per_frame, self.detection_bytes_per_frame, self.link_bytes_per_frame
                 ),
             ),
@@ -158,17 +154,20 @@ impl Info {
     }
 }
 
-/// The line of free blocks with the orders written above it, each over its column of seven characters.
+/// The line of free blocks with the orders written above it, each over its column; folded to 80 columns.
 fn with_orders(line: &str) -> String {
-    let line = line.trim_end();
+    let words: Vec<_> = line.split_whitespace().collect();
     // "Node", its number, "zone", its name; then a count for each order.
-    let orders = line.split_whitespace().count().saturating_sub(4);
-    let mut heads = format!("{:<width$}", "free blocks of order", width = line.len().saturating_sub(7 * orders));
-    for order in 0..orders {
+    let (zone, counts) = words.split_at(words.len().min(4));
+    let name = zone.join(" ");
+    let mut text = String::new();
+    for (first, counts) in (0..).step_by(8).zip(counts.chunks(8)) {
+        let heads: String = (first..).zip(counts).map(|(order, _)| format!("{order:>7}")).collect();
+        let counts: String = counts.iter().map(|count| format!("{count:>7}")).collect();
         // Writing to a string can't fail.
-        let _ = write!(heads, "{order:>7}");
+        let _ = writeln!(text, "{:<23}{heads}\n{name:<23}{counts}", "free blocks of order");
     }
-    format!("{heads}\n{line}\n")
+    text
 }
 
 fn processor() -> String {

@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 
 use failure::Failure;
 
-/// Memory pages in bulk: the Linux kernel's bulk page allocators as a library, at work.
+/// Memory pages in bulk: the Linux kernel's bulk page allocators as a library
 #[derive(Parser)]
 #[command(name = "pagemill", version, after_help = AFTER_HELP)]
 struct Cli {
@@ -33,34 +33,47 @@ enum Command {
 
 const AFTER_HELP: &str = "\
 Examples:
-  pagemill bench --quick                   a first look at the figures, in seconds
-  pagemill bench                           pages one at a time and in bulk, beside what you use today
-  pagemill copy disk.img copy.img          copy a file, 256 pages an operation; holes stay holes
-  pagemill copy --alloc single a b         the same with one page an allocation
-  pagemill stress --seconds 60             look for a page with two owners
-  pagemill info                            backend, CPUs, arena, and a zone's state
+  pagemill bench --quick             a first look at the figures, in seconds
+  pagemill bench                     pages one by one and in bulk, beside peers
+  pagemill copy disk.img copy.img    copy a file, 256 pages an operation
+  pagemill copy --alloc single a b   the same with one page an allocation
+  pagemill stress --seconds 60       look for a page with two owners
+  pagemill info                      backend, CPUs, arena, and a zone's state
 
 Exit codes:
   0  done
   1  failed; standard error says what, why and what to do next
   2  the command line makes no sense
-  a program that SIGINT, SIGTERM or SIGHUP stopped ends by that signal (a shell shows 130 for Ctrl-C)
+  stopped by a signal, it ends by that signal (for Ctrl-C a shell shows 130)
 
 Environment:
-  PAGEMILL_BACKEND=rseq|portable           force how the per-CPU lists work";
+  PAGEMILL_BACKEND=rseq|portable     force how the per-CPU lists work";
 
 fn main() -> ExitCode {
-    let (name, result) = match Cli::parse().command {
-        Command::Bench(args) => {
-            let again = "see `pagemill bench --help`";
-            ("bench", pagemill_bench::run(&args).map_err(|error| Failure::new("no figures", error).next(again)))
-        }
-        Command::Copy(args) => ("copy", copy::run(&args)),
-        Command::Info(args) => ("info", info::run(&args)),
-        Command::Stress(args) => ("stress", stress::run(&args)),
-    };
-    match result {
+    let command = Cli::parse().command;
+    match allocator::check_forced_backend().and_then(|()| command.run()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(name),
+        Err(failure) => failure.report(command.name()),
+    }
+}
+
+impl Command {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Bench(_) => "bench",
+            Self::Copy(_) => "copy",
+            Self::Info(_) => "info",
+            Self::Stress(_) => "stress",
+        }
+    }
+
+    fn run(&self) -> Result<(), Failure> {
+        match self {
+            Self::Bench(args) => pagemill_bench::run(args)
+                .map_err(|error| Failure::new("no figures", error).next("see `pagemill bench --help`")),
+            Self::Copy(args) => copy::run(args),
+            Self::Info(args) => info::run(args),
+            Self::Stress(args) => stress::run(args),
+        }
     }
 }

@@ -22,6 +22,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use pagemill::{Allocator, Backend};
 use pagemill_model::Rng;
 
@@ -29,26 +30,28 @@ use crate::failure::{Failure, print};
 use report::Tally;
 use round::Round;
 
-/// Look for a page with two owners: every order and form at once, signals, migrations, drains, forks
+/// Look for a page with two owners, while everything happens at once
 ///
-/// Prints what was done. A frame that is owned twice, lost or overwritten ends the run with exit code 1 and the seed.
+/// Every order and form, with signals, migrations, drains and forks in between.
+/// Prints what was done. A frame that is owned twice, lost or overwritten ends the
+/// run with exit code 1, and the seed that repeats it.
 #[derive(Args, Debug, Clone)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]
 pub(crate) struct StressArgs {
-    /// How long, in seconds
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    /// How long, in seconds: 1 to 86400
+    #[arg(long, allow_negative_numbers = true, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// What determines each thread's operations; a new one if it is not given
-    #[arg(long)]
+    /// What determines each thread's operations [default: a new one]
+    #[arg(long, allow_negative_numbers = true)]
     seed: Option<u64>,
-    /// Worker threads; twice the CPUs if it is not given
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256))]
+    /// Worker threads, 1 to 256 [default: twice the CPUs]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=256))]
     threads: Option<u32>,
-    /// How the per-CPU lists work: rseq or portable
-    #[arg(long)]
+    /// How the per-CPU lists work [default: as the self-test finds]
+    #[arg(long, value_parser = PossibleValuesParser::new(["rseq", "portable"]).try_map(|name| name.parse::<Backend>()))]
     backend: Option<Backend>,
-    /// The arena's size in pages; three sizes in turn if it is not given
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    /// Pages in the arena, 1 to 16777216 [default: three sizes in turn]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pages: Option<u32>,
     /// Print the result as a JSON object
     #[arg(long)]
@@ -59,7 +62,12 @@ const AFTER_HELP: &str = "\
 Examples:
   pagemill stress --seconds 60 --threads 4
   pagemill stress --seconds 60 --seed 7 --threads 4 --backend portable
-  pagemill stress --json | jq .restarts";
+  pagemill stress --json | jq .restarts
+
+Exit codes:
+  0  each frame had one owner
+  1  one had not, or too little was tried to say so: standard error says what
+  2  the command line makes no sense";
 
 /// Arenas, in pages: exhausted all the time; room for a block of 1 GiB and more; between. None ends with a pageblock.
 const SIZES: [usize; 3] = [3_001, 600_077, 20_011];

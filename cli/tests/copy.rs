@@ -140,17 +140,23 @@ fn force_replaces_what_a_name_or_a_link_leads_to() {
 }
 
 #[test]
-fn one_line_says_what_was_done() {
+fn a_few_lines_say_what_was_done() {
     let folder = Folder::new();
     folder.file("src", &noise(1 << 20));
     let outcome = folder.copy(&["--io", "preadv", "--batch", "64", "src", "dst"]);
-    let line = outcome.done().stdout.trim_end();
-    assert_eq!(line.lines().count(), 1);
-    for words in ["copied 1048576 bytes", "no holes", "GiB/s by preadv", "bulk: 64.0 pages an allocation call"] {
-        assert!(line.contains(words), "no {words:?} in {line:?}");
+    let text = outcome.done().stdout.trim_end();
+    assert_eq!(text.lines().count(), 4);
+    assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+    for words in
+        ["copied 1048576 bytes", "no holes", "GiB/s by preadv", "256 pages in", "bulk: 64.0 an allocation call"]
+    {
+        assert!(text.contains(words), "no {words:?} in {text:?}");
     }
     let single = folder.copy(&["--alloc", "single", "src", "single"]);
-    assert!(single.done().stdout.contains("single: 1.0 pages an allocation call"), "{single:?}");
+    assert!(single.done().stdout.contains("single: 1.0 an allocation call"), "{single:?}");
+    folder.file("empty", b"");
+    let empty = folder.copy(&["empty", "none"]);
+    assert!(empty.done().stdout.ends_with("no page was needed\n"), "{empty:?}");
 }
 
 #[test]
@@ -188,12 +194,13 @@ fn little_address_space_is_enough() {
 fn without_io_uring_it_says_so_and_copies_all_the_same() {
     let folder = Folder::new();
     folder.file("src", b"x");
-    // With both files open there is no descriptor left for the ring.
-    let report = json(&folder.copy_after("ulimit -n 5", &["--json", "src", "dst"]));
+    // With both files open there is no descriptor left for the ring; none that the tests were started with counts.
+    let few = "exec 3>&- 4>&-; ulimit -n 5";
+    let report = json(&folder.copy_after(few, &["--json", "src", "dst"]));
     assert_eq!((&report["io"], &report["io_fallback"]), (&"preadv".into(), &"Too many open files".into()));
-    let line = folder.copy_after("ulimit -n 5", &["--force", "src", "dst"]);
+    let line = folder.copy_after(few, &["--force", "src", "dst"]);
     assert!(line.done().stdout.contains("preadv (no io_uring: Too many open files)"), "{line:?}");
-    let refused = folder.copy_after("ulimit -n 5", &["--io", "uring", "src", "other"]);
+    let refused = folder.copy_after(few, &["--io", "uring", "src", "other"]);
     refused.refused(&["no io_uring", "Too many open files", "--io preadv"]);
 }
 

@@ -21,6 +21,10 @@ fn help_shows_every_command_and_what_exit_codes_mean() {
         let help = pagemill(&[command, "--help"]);
         assert!(help.done().stdout.contains(&format!("Usage: pagemill {command}")), "{}", help.stdout);
     }
+    for command in [&["--help"][..], &["copy", "--help"], &["info", "--help"], &["stress", "--help"]] {
+        let help = pagemill(command).stdout;
+        help.lines().for_each(|line| assert!(line.chars().count() <= 80, "{command:?}: {line}"));
+    }
     let nothing = pagemill(&[]);
     assert_eq!(nothing.code, Some(2));
     assert!(nothing.stderr.contains("Usage: pagemill"), "{nothing:?}");
@@ -54,15 +58,34 @@ fn info_says_what_is_here_and_shows_a_zone() {
     for words in ["backend", "default arena", "free blocks of order", "Node 0, zone", "nr_free_pages"] {
         assert!(text.done().stdout.contains(words), "no {words:?} in {}", text.stdout);
     }
+    // Folded, the zone's line has the same counts.
+    let folded = text.stdout.lines().filter_map(|line| line.strip_prefix("Node 0, zone Normal"));
+    let counts: Vec<u64> = folded.flat_map(str::split_whitespace).map(|count| count.parse().unwrap()).collect();
+    assert_eq!(counts.len(), buddyinfo.split_whitespace().count() - 4);
+    for line in text.stdout.lines().skip_while(|line| !line.is_empty()) {
+        assert!(line.len() <= 80, "{line}");
+    }
 }
 
 #[test]
-fn info_says_which_backend_was_forced_and_refuses_unknown_ones() {
+fn every_command_refuses_a_backend_that_there_is_not() {
+    for args in [&["bench", "--quick"][..], &["stress", "--seconds", "1"], &["copy", "a", "b"], &["info"]] {
+        let refused = Folder::new().run(Command::new(PROGRAM).args(args).env("PAGEMILL_BACKEND", "magic"));
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""), "{refused:?}");
+        let words = format!("pagemill: {}: PAGEMILL_BACKEND=magic: is neither rseq nor portable", args[0]);
+        assert!(refused.stderr.starts_with(&words), "{refused:?}");
+    }
+    let option = pagemill(&["stress", "--backend", "magic"]);
+    assert_eq!(option.code, Some(2));
+    assert!(option.stderr.contains("possible values: rseq, portable"), "{option:?}");
+    let negative = pagemill(&["stress", "--seconds", "-1"]);
+    assert!(negative.stderr.contains("invalid value '-1' for '--seconds"), "{negative:?}");
+}
+
+#[test]
+fn info_says_which_backend_was_forced() {
     let forced = Folder::new().run(Command::new(PROGRAM).arg("info").env("PAGEMILL_BACKEND", "portable"));
     assert!(forced.done().stdout.contains("portable (PAGEMILL_BACKEND says so)"), "{}", forced.stdout);
-    let unknown = Folder::new().run(Command::new(PROGRAM).arg("info").env("PAGEMILL_BACKEND", "magic"));
-    assert_eq!(unknown.code, Some(1));
-    assert!(unknown.stderr.starts_with("pagemill: info: ") && unknown.stderr.contains("magic"), "{unknown:?}");
 }
 
 #[test]

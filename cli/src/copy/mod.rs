@@ -31,12 +31,15 @@ use stop::Stop;
 
 /// Copy a file through Pagemill's pages, as a storage program would
 ///
-/// Pages are taken for each operation, read into and written out of as one I/O vector, and given back. Ends with one
-/// line: bytes, holes, time, what allocating cost. Holes stay holes; permissions are kept.
+/// Pages are taken for each operation, read into and written out of as one I/O
+/// vector, and given back. It ends by saying how many bytes and holes, in what
+/// time, and what allocating cost. Holes stay holes; permissions are kept.
 ///
-/// The copy is made under a temporary name (.pagemill-*.partial) beside DST and gets its own when it is whole. If
-/// anything fails or a signal ends it, DST is as it was, and the unfinished copy is removed. With --force, DST
-/// becomes a new file: other hard links to the old one keep the old contents.
+/// The copy is made under a temporary name (.pagemill-*.partial) beside DST and
+/// gets its own when it is whole. If anything fails or a signal ends it, DST is as
+/// it was, and the unfinished copy is removed; SIGKILL alone leaves it behind.
+/// With --force, DST becomes a new file: other hard links to the old one keep the
+/// old contents.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]
 pub(crate) struct CopyArgs {
@@ -46,15 +49,15 @@ pub(crate) struct CopyArgs {
     /// The file to make
     dst: PathBuf,
 
-    /// How pages are taken: one call for all that an operation needs, or one call a page
+    /// How pages are taken
     #[arg(long, value_enum, default_value_t = AllocForm::Bulk)]
     alloc: AllocForm,
 
     /// Pages an operation, 1 to 16384 (64 MiB)
-    #[arg(long, value_name = "N", default_value = "256", value_parser = batch)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value = "256", value_parser = batch)]
     batch: usize,
 
-    /// How the file is read and written; auto: io_uring if the system has it, else preadv and pwritev
+    /// How the file is read and written
     #[arg(long, value_enum, default_value_t = IoForm::Auto)]
     io: IoForm,
 
@@ -74,20 +77,20 @@ pub(crate) struct CopyArgs {
 const AFTER_HELP: &str = "\
 Examples:
   pagemill copy disk.img copy.img
-  pagemill copy --alloc single --io preadv disk.img copy.img    what the allocations cost one at a time
+  pagemill copy --alloc single --io preadv disk.img copy.img
   pagemill copy --json --force disk.img copy.img | jq .gib_per_s
 
 Exit codes:
   0  copied
   1  failed: nothing was made, and standard error says why
   2  the command line makes no sense
-  ended by SIGINT, SIGTERM or SIGHUP: stopped, nothing was made";
+  ended by SIGINT, SIGTERM, SIGHUP or SIGQUIT: stopped, nothing was made";
 
 /// How pages are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum AllocForm {
-    /// One call whose callback gets each page
+    /// One call an operation; its callback gets each page
     Bulk,
     /// One call a page
     Single,
@@ -95,8 +98,11 @@ pub(crate) enum AllocForm {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum IoForm {
+    /// By io_uring if the system has it, else by preadv and pwritev
     Auto,
+    /// By io_uring, four operations at once
     Uring,
+    /// By preadv and pwritev, one operation after the other
     Preadv,
 }
 
@@ -178,7 +184,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     };
     target.name(args.sync)?;
     report.warn(&args.src);
-    print(&if args.json { report.json() } else { report.line() })
+    print(&if args.json { report.json() } else { report.text() })
 }
 
 /// Moves the data. The copy has neither its size nor its name yet.

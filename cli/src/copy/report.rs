@@ -1,4 +1,4 @@
-//! What a copy says: progress while it runs, on a terminal, and one line when it is done.
+//! What a copy says: progress while it runs, on a terminal, and three lines when it is done.
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::files::Fate;
 use super::pages::Tally;
 use super::{AllocForm, IoTally};
+use crate::failure::printable;
 
 /// A bar on standard error, when that is a terminal.
 pub(crate) struct Progress(ProgressBar);
@@ -98,7 +99,8 @@ impl Report {
         ratio(self.tally.time.as_nanos() as f64, self.tally.pages as f64)
     }
 
-    pub(crate) fn line(&self) -> String {
+    /// What was copied, how fast, and what the pages cost.
+    pub(crate) fn text(&self) -> String {
         let holes = match self.holes {
             0 => "no holes".to_owned(),
             1 => format!("1 hole of {} bytes", self.hole_bytes),
@@ -112,18 +114,22 @@ impl Report {
             AllocForm::Bulk => "bulk",
             AllocForm::Single => "single",
         };
+        let pages = match self.tally.pages {
+            0 => "no page was needed".to_owned(),
+            pages => format!(
+                "{pages} pages in {} I/O vector entries; {form}: {:.1} an allocation call,\n{:.1} ns a page out and in",
+                self.tally.entries,
+                self.pages_per_call(),
+                self.alloc_ns_per_page(),
+            ),
+        };
         format!(
-            "copied {} bytes: {} of data, {holes}; {:.3} s, {:.2} GiB/s by {}{fallback}; {form}: {:.1} pages an \
-             allocation call, {:.1} ns a page out and in; {} pages in {} I/O vector entries\n",
+            "copied {} bytes: {} of data, {holes}\n{:.3} s, {:.2} GiB/s by {}{fallback}\n{pages}\n",
             self.bytes,
             self.data_bytes,
             self.time.as_secs_f64(),
             self.gib_per_s(),
             self.io,
-            self.pages_per_call(),
-            self.alloc_ns_per_page(),
-            self.tally.pages,
-            self.tally.entries,
         )
     }
 
@@ -159,7 +165,7 @@ impl Report {
 
     /// Says what the user should know about a copy that is whole.
     pub(crate) fn warn(&self, source: &Path) {
-        let source = source.display();
+        let source = printable(&source.display().to_string());
         let text = match self.fate {
             Fate::Unchanged => return,
             Fate::Grew { bytes } => {

@@ -3,7 +3,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ};
 
 use crate::failure::Failure;
 
@@ -14,7 +14,7 @@ impl Stop {
     /// Begins to watch. A signal that the program was started to ignore (`nohup`) stays ignored.
     pub(crate) fn watch() -> io::Result<Self> {
         let flag = Arc::new(AtomicUsize::new(0));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
             if !is_ignored(signal) {
                 signal_hook::flag::register_usize(signal, Arc::clone(&flag), signal as usize)?;
             }
@@ -31,6 +31,7 @@ impl Stop {
             0 => return Ok(()),
             SIGINT => "SIGINT",
             SIGTERM => "SIGTERM",
+            SIGQUIT => "SIGQUIT",
             _ => "SIGHUP",
         };
         let failure = Failure::new("interrupted", format!("{name} came")).next("start the copy again");
