@@ -24,7 +24,8 @@ pub(crate) struct Inner {
     pub(crate) generation: AtomicU64,
 }
 
-/// An allocator of pages: a handle that is cheap to clone. See the [crate's front page](crate) for a program.
+/// An allocator of pages: a handle that is cheap to clone, and that threads share or take with them. See the
+/// [crate's front page](crate) for a program.
 ///
 /// Pages keep their allocator alive: when the last handle is dropped while pages are out, its memory stays.
 ///
@@ -109,7 +110,8 @@ impl Allocator {
     /// touched.
     ///
     /// # Panics
-    /// If the system refuses even that address space.
+    /// If the system refuses even that address space, or `PAGEMILL_BACKEND` names a backend that there is not or that
+    /// does not work here. [`builder`](Self::builder) returns these as errors.
     ///
     /// ```
     /// assert!(pagemill::Allocator::global().managed_pages().get() > 0);

@@ -103,7 +103,7 @@ impl Allocator {
         self.inner().stats()
     }
 
-    /// Free blocks by order, as `/proc/buddyinfo` shows them, up to 1 GiB.
+    /// Free blocks by order, as `/proc/buddyinfo` shows them, up to 1 GiB: displayed as one line, without its newline.
     ///
     /// ```
     /// let allocator = pagemill::Allocator::builder().pages(1536).build()?;
@@ -114,7 +114,7 @@ impl Allocator {
         self.inner().zone.buddy_info()
     }
 
-    /// Its counters in the shape of `/proc/vmstat`.
+    /// Its counters in the shape of `/proc/vmstat`: displayed as lines, each with its newline.
     pub fn vmstat(&self) -> VmStat {
         VmStat(self.stats())
     }
