@@ -1,18 +1,21 @@
 //! The allocator that a command works with: the library's default one, with its refusals explained.
-use pagemill::{Allocator, Backend, Error, Invalid};
+use pagemill::{Allocator, Backend, Error, Invalid, self_test};
 
 use crate::failure::Failure;
 
-/// Refuses a `PAGEMILL_BACKEND` that names none, before a command works with another than was meant.
+/// Refuses a `PAGEMILL_BACKEND` that cannot be had, before a command works with another than was meant.
 pub(crate) fn check_forced_backend() -> Result<(), Failure> {
-    let forced = std::env::var_os("PAGEMILL_BACKEND").filter(|name| !name.is_empty());
-    if let Some(name) = &forced
-        && name.to_str().is_none_or(|name| name.parse::<Backend>().is_err())
-    {
-        let what = format!("PAGEMILL_BACKEND={}", name.display());
-        return Err(Failure::new(what, "is neither rseq nor portable").next("set it to one of them, or not at all"));
+    let Some(name) = std::env::var_os("PAGEMILL_BACKEND").filter(|name| !name.is_empty()) else { return Ok(()) };
+    let refused =
+        |why: String, next: &str| Err(Failure::new(format!("PAGEMILL_BACKEND={}", name.display()), why).next(next));
+    match name.to_str().and_then(|name| name.parse().ok()) {
+        None => refused("is neither rseq nor portable".to_owned(), "set it to one of them, or not at all"),
+        Some(Backend::Rseq) => match self_test() {
+            Ok(()) => Ok(()),
+            Err(why) => refused(format!("does not work here: {why}"), "set it to portable, or not at all"),
+        },
+        Some(Backend::Portable) => Ok(()),
     }
-    Ok(())
 }
 
 /// An allocator as [`Allocator::global`] makes it. Where the system refuses that much address space, one of `enough`
@@ -25,7 +28,6 @@ pub(crate) fn default_allocator(enough: Option<usize>) -> Result<Allocator, Fail
     };
     result.map_err(|error| {
         let next = match error {
-            Error::Invalid(Invalid::Backend { .. }) => "unset PAGEMILL_BACKEND",
             _ if enough.is_some() => "raise the limit on address space (`ulimit -v`), or give a smaller --batch",
             _ => "raise the limit on address space (`ulimit -v`)",
         };

@@ -75,6 +75,13 @@ fn every_command_refuses_a_backend_that_there_is_not() {
         let words = format!("pagemill: {}: PAGEMILL_BACKEND=magic: is neither rseq nor portable", args[0]);
         assert!(refused.stderr.starts_with(&words), "{refused:?}");
     }
+    for args in [&["bench", "--quick"][..], &["stress", "--seconds", "1"], &["copy", "a", "b"], &["info"]] {
+        let mut command = Command::new(PROGRAM);
+        command.args(args).env("PAGEMILL_BACKEND", "rseq").env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+        let refused = Folder::new().run(&mut command);
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""), "{refused:?}");
+        assert!(refused.stderr.contains("PAGEMILL_BACKEND=rseq: does not work here"), "{refused:?}");
+    }
     let option = pagemill(&["stress", "--backend", "magic"]);
     assert_eq!(option.code, Some(2));
     assert!(option.stderr.contains("possible values: rseq, portable"), "{option:?}");
