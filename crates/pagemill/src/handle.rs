@@ -170,6 +170,14 @@ handle!(Block, "block", free_word);
 
 impl Page {
     /// Gives up ownership; [`from_raw`](Self::from_raw) or [`free_raw`](crate::free_raw) takes it up again.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Order, free_raw};
+    /// let ptr = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw();
+    /// // SAFETY: the page is ours, and nothing looks at it from here on.
+    /// unsafe { free_raw(ptr.as_ptr(), Order::ZERO) }.unwrap();
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     #[inline]
     pub fn into_raw(self) -> NonNull<u8> {
         let addr = ManuallyDrop::new(self).0;
