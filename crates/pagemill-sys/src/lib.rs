@@ -11,17 +11,22 @@
 mod batch;
 mod cpu;
 mod fork;
+pub mod futex;
 pub mod lists;
 mod map;
 mod membarrier;
+mod numa;
 mod rseq;
+mod touch;
 
 pub use batch::{Batch, Frames, Load};
 pub use cpu::{current_cpu, possible_cpus};
 pub use fork::{ForkHooks, on_fork};
 pub use lists::{Backend, CpuStats, List, PerCpu};
 pub use map::{HUGE_PAGE_SIZE, MapError, Mapping};
+pub use numa::{Node, Topology, cpus_of};
 pub use rseq::{cpu_hint, restarts, self_test};
+pub use touch::touch_parallel;
 
 /// An error number of the operating system.
 ///
