@@ -17,6 +17,7 @@ mod map;
 mod membarrier;
 mod numa;
 mod rseq;
+mod socket;
 mod touch;
 
 pub use batch::{Batch, Frames, Load};
@@ -26,6 +27,7 @@ pub use lists::{Backend, CpuStats, List, PerCpu};
 pub use map::{HUGE_PAGE_SIZE, MapError, Mapping};
 pub use numa::{Node, Topology, cpus_of};
 pub use rseq::{cpu_hint, restarts, self_test};
+pub use socket::{Polled, poll, send};
 pub use touch::touch_parallel;
 
 /// An error number of the operating system.

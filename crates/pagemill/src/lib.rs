@@ -49,6 +49,7 @@ mod misuse;
 mod path;
 mod registry;
 mod run;
+mod seeing;
 mod stats;
 
 pub use allocator::{Allocator, Builder, StillOut, self_test};
@@ -62,4 +63,9 @@ pub use pagemill_core::{
 };
 pub use pagemill_sys::{Backend, restarts};
 pub use run::Run;
+pub use seeing::{FIGURES, Figure, FigureKind, Sample, Snapshot, prometheus};
+#[cfg(feature = "top")]
+pub use seeing::{StatsServer, serve_stats};
+#[cfg(feature = "metrics")]
+pub use seeing::{describe_metrics, record_metrics};
 pub use stats::{Census, Stats, VmStat};

@@ -1,0 +1,203 @@
+//! The socket and the one thread that answers on it.
+//!
+//! The thread sleeps in `poll` until a client comes, says something, can be sent more, or is due for its next line.
+//! Without clients it never wakes. Locks: `Shared::shown`, held while counters are read, under which nothing else is
+//! locked but what an allocator locks to close.
+use super::connection::{Connection, Form};
+use super::json;
+use super::socket_file::SocketFile;
+use super::{Snapshot, prometheus};
+use crate::allocator::Allocator;
+use pagemill_sys::{Polled, poll};
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Clients at a time. Those beyond wait in the system's queue until one of them is gone: silent ones soon are.
+const CLIENTS_MAX: usize = 64;
+/// How long nobody is let in after the system had no descriptor left for it.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A socket on which this process can be watched: by `pagemill top`, or by whatever scrapes. Made by [`serve_stats`]
+/// or [`StatsServer::bind`]; dropped, it ends its thread and removes the file.
+///
+/// A client sends one line. `json` and `prometheus` are answered once; `watch 1000` is answered with a JSON object a
+/// line each 1000 milliseconds, until the client goes away.
+///
+/// It holds a handle of each allocator that it shows, so that one is freed only after it was hidden or the server
+/// was dropped. The child of a fork is not shown: there, all of this does nothing.
+#[derive(Debug)]
+pub struct StatsServer {
+    file: SocketFile,
+    shared: Arc<Shared>,
+    /// Closed, it ends the thread.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Serves the figures of [`Allocator::global`], as `default`, on a socket at this path, which only this user may open.
+///
+/// ```
+/// use std::io::{Read, Write};
+/// let path = std::env::temp_dir().join(format!("pagemill-example-{}", std::process::id()));
+/// let server = pagemill::serve_stats(&path)?;
+/// let mut client = std::os::unix::net::UnixStream::connect(&path)?;
+/// client.write_all(b"prometheus\n")?;
+/// let mut text = String::new();
+/// client.read_to_string(&mut text)?;
+/// assert!(text.contains("pagemill_zone_free_pages{allocator=\"default\""));
+/// drop(server);
+/// assert!(!path.exists());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`StatsServer::bind`].
+pub fn serve_stats(path: impl AsRef<Path>) -> io::Result<StatsServer> {
+    let server = StatsServer::bind(path)?;
+    server.show("default", Allocator::global());
+    Ok(server)
+}
+
+impl StatsServer {
+    /// Serves on a socket at this path, which only this user may open (mode 0600). It shows no allocator yet.
+    ///
+    /// # Errors
+    /// `AddrInUse`: somebody serves there. `AlreadyExists`: a file that is no socket is there; a socket that its
+    /// process left behind is replaced. And what the system says to a new file, a socket or a thread.
+    pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
+        let (listener, file) = SocketFile::make(path.as_ref())?;
+        listener.set_nonblocking(true)?;
+        let (stop, stopped) = UnixStream::pair()?;
+        let shared = Arc::new(Shared::new());
+        let theirs = Arc::clone(&shared);
+        let thread = Builder::new().name("pagemill-stats".into());
+        let thread = thread.spawn(move || serve(&listener, &stopped, &theirs))?;
+        Ok(Self { file, shared, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Shows an allocator under this name, instead of the one that had it.
+    pub fn show(&self, name: impl Into<String>, allocator: &Allocator) {
+        if self.file.is_ours() {
+            let (name, mut shown) = (name.into(), self.shared.shown());
+            let before = shown.iter_mut().find(|(other, _)| *other == name);
+            let last = match before {
+                Some((_, before)) => Some(std::mem::replace(before, allocator.clone())),
+                None => {
+                    shown.push((name, allocator.clone()));
+                    None
+                }
+            };
+            drop(shown);
+            drop(last);
+        }
+    }
+    /// Shows it no more, and lets go of its handle.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, StatsServer};
+    /// # let path = std::env::temp_dir().join(format!("pagemill-hidden-{}", std::process::id()));
+    /// let server = StatsServer::bind(&path)?;
+    /// let allocator = Allocator::builder().pages(64).build().unwrap();
+    /// server.show("requests", &allocator);
+    /// server.hide("requests");
+    /// allocator.close().unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn hide(&self, name: &str) {
+        if self.file.is_ours() {
+            let mut shown = self.shared.shown();
+            let gone: Vec<_> = shown.extract_if(.., |(other, _)| *other == name).collect();
+            drop(shown);
+            drop(gone);
+        }
+    }
+    /// Where it serves.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+}
+
+impl Drop for StatsServer {
+    fn drop(&mut self) {
+        if self.file.is_ours() {
+            drop(self.stop.take());
+            if let Some(thread) = self.thread.take() {
+                // A panic in it has been told where panics are told.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// What the thread and the handle share.
+#[derive(Debug)]
+struct Shared {
+    shown: Mutex<Vec<(String, Allocator)>>,
+    program: String,
+    start: Instant,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let program = std::env::args_os().next().unwrap_or_default();
+        let program = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Self { shown: Mutex::new(Vec::new()), program, start: Instant::now() }
+    }
+
+    fn shown(&self) -> MutexGuard<'_, Vec<(String, Allocator)>> {
+        // Whoever panicked while it held the list left it whole.
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer(&self, form: Form) -> Vec<u8> {
+        // No handle leaves the lock, so that none is left once an allocator was hidden.
+        let seen: Vec<_> = self.shown().iter().map(|(name, allocator)| Snapshot::of(name, allocator)).collect();
+        match form {
+            Form::Json => json::line(&self.program, self.start.elapsed(), &seen),
+            Form::Prometheus => prometheus(&seen).into_bytes(),
+        }
+    }
+}
+
+/// The thread.
+fn serve(listener: &UnixListener, stopped: &UnixStream, shared: &Shared) {
+    let render = |form| shared.answer(form);
+    let mut clients: Vec<Connection> = Vec::new();
+    let mut closed_until = None;
+    loop {
+        let has_room = clients.len() < CLIENTS_MAX && closed_until.is_none();
+        let doors = [Polled::new(stopped, true, false), Polled::new(listener, has_room, false)];
+        let mut polled: Vec<_> = doors.into_iter().chain(clients.iter().map(Connection::polled)).collect();
+        let due = clients.iter().filter_map(Connection::due).chain(closed_until).min();
+        let time = due.map(|due| due.saturating_duration_since(Instant::now()));
+        if poll(&mut polled, time).is_err() {
+            // No memory for a moment: nothing was found, and it is tried again.
+            std::thread::sleep(PAUSE);
+        }
+        if polled[0].is_ready() || polled[0].has_ended() {
+            return;
+        }
+        let now = Instant::now();
+        let (is_knocked, ended) = (polled[1].is_ready(), polled[2..].iter().map(Polled::has_ended));
+        let mut ended = ended.collect::<Vec<_>>().into_iter();
+        drop(polled);
+        clients.retain_mut(|client| client.step(now, ended.next().unwrap_or(false), &render).is_some());
+        closed_until = closed_until.filter(|until| now < *until);
+        while is_knocked && clients.len() < CLIENTS_MAX {
+            match listener.accept() {
+                Ok((stream, _)) => clients.extend(Connection::new(stream, now)),
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    closed_until = Some(now + PAUSE);
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The socket on which a process is watched: what it answers, and what clients can do to it.
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use pagemill::{Allocator, FIGURES, Gfp, Snapshot, StatsServer, prometheus};
+use serde_json::Value;
+
+/// What has not come by then hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder of its own for each test, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("pagemill-seen-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+    fn socket(&self) -> PathBuf {
+        self.0.join("stats.sock")
+    }
+    fn names(&self) -> Vec<String> {
+        fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn client(path: &Path) -> UnixStream {
+    let client = UnixStream::connect(path).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client
+}
+
+fn ask(path: &Path, question: &[u8]) -> String {
+    let mut client = client(path);
+    client.write_all(question).unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn value(record: &Value, name: &str, allocator: &str) -> Option<u64> {
+    let figures = record["figures"].as_array().unwrap();
+    let is_it = |figure: &&Value| figure["name"] == name && figure["labels"]["allocator"] == allocator;
+    figures.iter().find(is_it).map(|figure| figure["value"].as_u64().unwrap())
+}
+
+#[test]
+fn json_and_prometheus_say_what_the_allocator_counts() {
+    let folder = Folder::new();
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    let allocator = Allocator::builder().pages(1000).build().unwrap();
+    let _page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+    server.show("mine", &allocator);
+    let seen = [Snapshot::of("mine", &allocator)];
+
+    let answer = ask(server.path(), b"json\n");
+    assert_eq!(answer.matches('\n').count(), 1, "one line, with its end");
+    let record: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(record["pid"], std::process::id());
+    assert!(record["program"].as_str().unwrap().starts_with("serve_stats"), "{record}");
+    let mut told = record["figures"].as_array().unwrap().iter();
+    for figure in FIGURES {
+        for sample in figure.samples(&seen) {
+            let told = told.next().unwrap();
+            assert_eq!((&told["name"], &told["kind"]), (&figure.name.into(), &figure.kind.name().into()));
+            let labels: serde_json::Map<_, _> =
+                sample.labels.iter().map(|(name, value)| ((*name).to_owned(), value.as_str().into())).collect();
+            assert_eq!(told["labels"], Value::Object(labels));
+            if !sample.labels.is_empty() {
+                assert_eq!(told["value"], sample.value);
+            }
+        }
+    }
+    assert_eq!(told.next(), None);
+
+    let ours = |text: &str| -> Vec<String> {
+        text.lines().filter(|line| line.contains("allocator=")).map(str::to_owned).collect()
+    };
+    assert_eq!(ours(&ask(server.path(), b"prometheus\n")), ours(&prometheus(&seen)));
+    assert!(ours(&prometheus(&seen)).len() > 30);
+}
+
+#[test]
+fn a_watcher_gets_a_line_each_time_and_sees_what_changes() {
+    let folder = Folder::new();
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    let allocator = Allocator::builder().pages(1000).build().unwrap();
+    let mut watcher = client(server.path());
+    watcher.write_all(b"watch 50\n").unwrap();
+    let mut lines = BufReader::new(watcher).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let first = lines.next().unwrap();
+    assert_eq!(value(&first, "pagemill_handed_out_pages", "late"), None, "nothing is shown yet");
+    server.show("late", &allocator);
+    let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+    let out = |record: Value| value(&record, "pagemill_handed_out_pages", "late");
+    assert!(lines.by_ref().take(1000).any(|record| out(record) == Some(1)));
+    drop(page);
+    assert!(lines.by_ref().take(1000).any(|record| out(record) == Some(0)));
+    let times: Vec<_> = lines.by_ref().take(3).map(|record| record["up_ms"].as_u64().unwrap()).collect();
+    assert!(times.is_sorted() && times[0] < times[2], "{times:?}");
+    server.hide("late");
+    assert!(lines.by_ref().take(1000).any(|record| out(record).is_none()));
+    allocator.close().unwrap();
+    drop(server);
+    assert_eq!(lines.count(), 0, "and then the connection ends");
+}
+
+#[test]
+fn wrong_questions_are_told_the_right_ones() {
+    let folder = Folder::new();
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    for (question, words) in [
+        (&b"\n"[..], "ask one line: json, prometheus, or watch"),
+        (b"GET /metrics HTTP/1.1\r\n", "ask one line"),
+        (b"watch 1\n", "watch every 50 to 3600000 milliseconds"),
+        (b"\xff\xff\n", "ask one line"),
+        (&[b'x'; 64], "a question has at most 64 bytes"),
+    ] {
+        let answer = ask(server.path(), question);
+        assert!(answer.starts_with("error: ") && answer.contains(words), "{question:?}: {answer}");
+    }
+}
+
+/// Whatever they do, the next one is answered.
+#[test]
+fn hostile_clients_cost_only_themselves() {
+    let folder = Folder::new();
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    let path = server.path();
+    let is_well = || ask(path, b"json\n").starts_with("{\"pid\":");
+
+    // Gone without a word, in the middle of one, and before the answer.
+    for word in [&b""[..], b"js", b"json\n", b"watch 50\n"] {
+        client(path).write_all(word).unwrap();
+    }
+    assert!(is_well());
+
+    // A line without an end: it is told so and cut off.
+    let mut endless = client(path);
+    let mut sent = 0usize;
+    let cut = loop {
+        match endless.write(&[b'x'; 4096]) {
+            Ok(n) => sent += n,
+            Err(error) => break error.kind(),
+        }
+        assert!(sent < 64 << 20, "it takes whatever it is sent");
+    };
+    assert!(matches!(cut, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{cut}");
+    assert!(is_well());
+
+    // A watcher that talks on and on: nobody reads it.
+    let mut talker = client(path);
+    talker.write_all(b"watch 50\n").unwrap();
+    talker.set_nonblocking(true).unwrap();
+    let blocked = loop {
+        if let Err(error) = talker.write(&[b'x'; 4096]) {
+            break error.kind();
+        }
+    };
+    assert_eq!(blocked, ErrorKind::WouldBlock);
+    assert!(is_well());
+
+    // More than are let in at a time, all of them silent: in their turn they are sent away, and the others come in.
+    let mut silent: Vec<_> = (0..100).map(|_| client(path)).collect();
+    assert!(is_well());
+    for client in &mut silent {
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).unwrap();
+        assert!(answer.is_empty(), "nothing was asked");
+    }
+    drop(talker);
+}
+
+/// It asks and asks, and reads nothing: it is cut off when the system's buffer is full and its time is over.
+#[test]
+fn a_watcher_that_does_not_read_is_cut_off() {
+    let folder = Folder::new();
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    let allocator = Allocator::builder().pages(1000).build().unwrap();
+    for number in 0..50 {
+        server.show(format!("one of many, number {number}"), &allocator);
+    }
+    let mut deaf = client(server.path());
+    deaf.write_all(b"watch 50\n").unwrap();
+    std::thread::sleep(Duration::from_secs(8));
+    assert!(ask(server.path(), b"json\n").starts_with('{'), "others are answered meanwhile");
+    let mut all = Vec::new();
+    deaf.read_to_end(&mut all).unwrap();
+    assert!(!all.ends_with(b"\n"), "it was cut off in the middle of a line");
+}
+
+#[test]
+fn the_socket_file_is_private_and_goes_with_the_server() {
+    let folder = Folder::new();
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    let mode = fs::symlink_metadata(server.path()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o600);
+    assert_eq!(folder.names(), ["stats.sock"], "nothing else stays");
+    let refused = StatsServer::bind(folder.socket()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::AddrInUse, "{refused}");
+    assert_eq!(folder.names(), ["stats.sock"]);
+    assert!(ask(server.path(), b"json\n").starts_with('{'), "the first one goes on");
+    drop(server);
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+#[test]
+fn what_a_dead_process_left_is_replaced_and_what_is_no_socket_is_not() {
+    let folder = Folder::new();
+    drop(UnixListener::bind(folder.socket()).unwrap());
+    assert_eq!(folder.names(), ["stats.sock"], "the standard library's listener leaves its file");
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    assert!(ask(server.path(), b"json\n").starts_with('{'));
+
+    // Somebody takes the name away: what is there then is not ours to remove.
+    fs::remove_file(folder.socket()).unwrap();
+    fs::write(folder.socket(), "precious").unwrap();
+    drop(server);
+    let refused = StatsServer::bind(folder.socket()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::AlreadyExists, "{refused}");
+    assert_eq!(fs::read_to_string(folder.socket()).unwrap(), "precious");
+
+    for (path, kind) in [
+        (PathBuf::new(), ErrorKind::InvalidInput),
+        (folder.0.join(".."), ErrorKind::InvalidInput),
+        (folder.0.join("no/such/folder"), ErrorKind::NotFound),
+        (folder.0.join("x".repeat(90)).join("y"), ErrorKind::NotFound),
+    ] {
+        assert_eq!(StatsServer::bind(&path).unwrap_err().kind(), kind, "{path:?}");
+    }
+}
+
+#[test]
+fn several_servers_at_once_agree_on_who_has_the_name() {
+    let folder = Folder::new();
+    drop(UnixListener::bind(folder.socket()).unwrap());
+    let path = folder.socket();
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let bind = || StatsServer::bind(&path);
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(bind)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for refused in results.iter().filter_map(|result| result.as_ref().err()) {
+        assert_eq!(refused.kind(), ErrorKind::AddrInUse, "{refused}");
+    }
+    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1);
+    assert!(ask(&path, b"json\n").starts_with('{'));
+}
+
+#[test]
+fn the_child_of_a_fork_leaves_it_alone() {
+    let folder = Folder::new();
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    let allocator = Allocator::builder().pages(64).build().unwrap();
+    server.show("before", &allocator);
+    // SAFETY: the child drops the server and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        server.show("in the child", &allocator);
+        server.hide("before");
+        drop(server);
+        // SAFETY: ends the child without the parent's exit handlers.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = -1;
+    // SAFETY: our child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    let record: Value = serde_json::from_str(&ask(server.path(), b"json\n")).unwrap();
+    assert_eq!(value(&record, "pagemill_cpus", "before"), Some(allocator.cpus() as u64));
+    assert_eq!(value(&record, "pagemill_cpus", "in the child"), None);
+}
