@@ -139,7 +139,7 @@ mod mimalloc {
 
 #[cfg(feature = "jemalloc")]
 mod jemalloc {
-    use std::ffi::{c_char, c_void};
+    use std::ffi::{CStr, c_char, c_void};
     use std::sync::Once;
 
     use tikv_jemalloc_sys as je;
@@ -165,13 +165,20 @@ mod jemalloc {
         }
     }
 
+    /// Slots of a thread's cache for each size, the most that jemalloc allows. The *least* number decides: a slab
+    /// holds one object of 4096 bytes, and a cache is a multiple of that, or the least (20 unless it is said).
+    const CACHED: u32 = 2048;
+    /// Bytes between two clearings of the cache, which by default come every 16 pages: practically never.
+    const CLEARED_AFTER: usize = 1 << 40;
+
     /// Jemalloc's start-up options, which it reads through this symbol: free memory never decays, and a thread's
-    /// cache holds as many pages as it may.
+    /// cache holds as many pages as it may and keeps them.
     // SAFETY: jemalloc declares this very symbol, a pointer to a string that ends in zero, for programs to define.
     #[unsafe(export_name = "_rjem_malloc_conf")]
     #[used]
     static CONF: Conf = Conf(
-        c"dirty_decay_ms:-1,muzzy_decay_ms:-1,tcache_max:32768,tcache_nslots_small_max:2048,lg_tcache_nslots_mul:4"
+        c"dirty_decay_ms:-1,muzzy_decay_ms:-1,tcache_max:32768,tcache_nslots_small_max:2048,\
+          tcache_nslots_small_min:2048,tcache_gc_incr_bytes:1099511627776"
             .as_ptr(),
     );
 
@@ -184,20 +191,25 @@ mod jemalloc {
     pub(super) fn keep_memory() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            let mut decay_ms: isize = 0;
-            let mut len = size_of::<isize>();
-            // SAFETY: the name ends in zero; the old value has the type (ssize_t) and size that jemalloc documents for it.
-            let rc = unsafe {
-                je::mallctl(
-                    c"opt.dirty_decay_ms".as_ptr(),
-                    (&raw mut decay_ms).cast::<c_void>(),
-                    &raw mut len,
-                    std::ptr::null_mut(),
-                    0,
-                )
-            };
-            assert_eq!((rc, decay_ms), (0, -1), "jemalloc did not take the settings that the table names");
+            let in_force = (option(c"opt.dirty_decay_ms"), option(c"opt.muzzy_decay_ms"));
+            assert_eq!(in_force, (-1isize, -1isize), "jemalloc did not take the settings that the table names");
+            let in_force = (option(c"opt.tcache_nslots_small_min"), option(c"opt.tcache_nslots_small_max"));
+            assert_eq!(in_force, (CACHED, CACHED), "jemalloc did not take the size of its caches");
+            let cleared_after: usize = option(c"opt.tcache_gc_incr_bytes");
+            assert_eq!(cleared_after, CLEARED_AFTER, "jemalloc clears its caches");
         });
+    }
+
+    /// The value of one of jemalloc's options, which must be of the type that jemalloc documents for it.
+    fn option<T: Copy + Default>(name: &CStr) -> T {
+        let mut value = T::default();
+        let mut len = size_of::<T>();
+        // SAFETY: the name ends in zero; jemalloc writes a value of `len` bytes, or refuses where its own is not so long.
+        let rc = unsafe {
+            je::mallctl(name.as_ptr(), (&raw mut value).cast::<c_void>(), &raw mut len, std::ptr::null_mut(), 0)
+        };
+        assert_eq!((rc, len), (0, size_of::<T>()), "jemalloc has no option {name:?} of that type");
+        value
     }
 }
 
