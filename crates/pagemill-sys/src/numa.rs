@@ -96,6 +96,15 @@ impl Topology {
     }
 
     /// The node that a CPU belongs to; none for a CPU that is not online.
+    ///
+    /// ```
+    /// use pagemill_sys::{Node, Topology};
+    /// let node = |id, cpus| Node { id, cpus, bytes: 1 << 30 };
+    /// let nodes = vec![node(0, vec![0, 1]), node(1, vec![2, 3])];
+    /// let machine = Topology { nodes, distances: vec![vec![10, 21], vec![21, 10]] };
+    /// assert_eq!(machine.node_of_cpu(2).map(|node| node.id), Some(1));
+    /// assert_eq!(machine.node_of_cpu(4), None);
+    /// ```
     pub fn node_of_cpu(&self, cpu: usize) -> Option<&Node> {
         self.nodes.iter().find(|node| node.cpus.binary_search(&cpu).is_ok())
     }

@@ -61,6 +61,13 @@ impl Mapping {
     ///
     /// # Errors
     /// The system's.
+    ///
+    /// ```
+    /// let map = pagemill_sys::Mapping::reserve(1 << 20, 4096).unwrap();
+    /// // SAFETY: ours.
+    /// unsafe { *map.as_ptr::<u8>().add(4096) = 1 };
+    /// assert_eq!(map.resident(4096, 4096), Ok(4096));
+    /// ```
     pub fn resident(&self, offset: usize, len: usize) -> Result<usize, Errno> {
         os::resident(self.part(offset, len)?, len)
     }
