@@ -2,8 +2,8 @@
 //!
 //! - `batch`: a batch of N pages out and back, as a whole; no clock inside.
 //! - `burst`: N out, then N in. The total comes from a loop without a clock inside; the halves from another with one,
-//!   less what the clock costs. A clock also stops the processor from overlapping the halves, so that below about
-//!   16 pages the halves may add up to more than the total.
+//!   less what the clock costs. A clock also stops the processor from overlapping the halves, and itself overlaps
+//!   with them, so that below about 16 pages the halves may add up to more than the total, or to less.
 //! - `scatter`: N out, then N in, in a random order that is made in between, untimed. Over 4 GiB the rows go one
 //!   after another instead of taking turns, so that not all of them hold 4 GiB at once.
 
