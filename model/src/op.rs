@@ -37,7 +37,7 @@ pub enum Ask {
 
 impl Ask {
     /// The request.
-    pub fn bulk(self, gfp: Gfp, order: Order) -> Bulk {
+    pub fn bulk(self, gfp: Gfp, order: Order) -> Bulk<'static> {
         let bulk = match self {
             Self::UpTo(n) => Bulk::up_to(n),
             Self::AtLeast(k, n) => Bulk::at_least(k, n),

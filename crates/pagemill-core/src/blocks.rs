@@ -10,21 +10,25 @@ use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 impl Zone<'_> {
-    /// Takes one block of `order` from a pageblock of `mobility`, or an unused one.
-    pub fn alloc_block(&self, order: Order, mobility: Mobility) -> Option<Pfn> {
-        self.alloc_any(order, Some(mobility))
+    /// Takes one block of `order` from a pageblock of `mobility`, or an unused one, if `floor` frames stay free.
+    pub fn alloc_block(&self, order: Order, mobility: Mobility, floor: u32) -> Option<Pfn> {
+        self.alloc_any(order, Some(mobility), floor)
     }
 
     /// Takes one block of `order` from a pageblock of whatever mobility: the single attempt of C3.6.
-    pub fn steal_block(&self, order: Order) -> Option<Pfn> {
-        self.alloc_any(order, None)
+    pub fn steal_block(&self, order: Order, floor: u32) -> Option<Pfn> {
+        self.alloc_any(order, None, floor)
     }
 
-    fn alloc_any(&self, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
-        let pfn = if order >= Order::PAGEBLOCK { self.alloc_large(order) } else { self.alloc_small(order, mobility) };
-        if pfn.is_some() {
-            self.free.fetch_sub(order.frames() as usize, Relaxed);
-        }
+    fn alloc_any(&self, order: Order, mobility: Option<Mobility>, floor: u32) -> Option<Pfn> {
+        let frames = order.frames() as usize;
+        let claim = self.claim(frames, floor)?;
+        let pfn = match order {
+            _ if claim.frames < frames => None,
+            _ if order >= Order::PAGEBLOCK => self.alloc_large(order),
+            _ => self.alloc_small(order, mobility),
+        };
+        self.settle(claim, if pfn.is_some() { frames } else { 0 });
         pfn
     }
 

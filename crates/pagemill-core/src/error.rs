@@ -89,6 +89,56 @@ pub enum Invalid {
     /// A flag that this allocator cannot honour.
     #[error("the gfp flag {0} is not served by this allocator")]
     GfpUnsupported(&'static str),
+    /// A request with `ACCOUNT`, and no account.
+    #[error("the gfp flag ACCOUNT says to charge an account, and the request names none")]
+    NoAccount,
+    /// No node of a set has memory.
+    #[error("no node of the set {nodes:#x} has memory here")]
+    NoSuchNode {
+        /// Bit n for node n.
+        nodes: u64,
+    },
+    /// A request that may reclaim, made while this thread reclaims.
+    #[error("a shrinker may not allocate with flags that reclaim: use NOWAIT or ATOMIC there")]
+    ReclaimInShrinker,
+    /// There is no such arena, or it is the last one.
+    #[error("there is no such arena, or no other one: an allocator keeps at least one")]
+    LastArena,
+    /// Too few pages of 2 MiB are set aside.
+    #[error(
+        "wanted {wanted} huge pages of 2 MiB, {free} of {reserved} set aside are free; set aside more, as root \
+         (`echo N > /proc/sys/vm/nr_hugepages`), or say that ordinary memory will do"
+    )]
+    HugePages {
+        /// Asked for.
+        wanted: usize,
+        /// Free ones.
+        free: usize,
+        /// All that were set aside.
+        reserved: usize,
+    },
+    /// The process may not lock so much memory.
+    #[error(
+        "wanted to lock {wanted} bytes, and RLIMIT_MEMLOCK is {limit}; raise it (`ulimit -l`, `LimitMEMLOCK=`), give the \
+         process CAP_IPC_LOCK, or say that memory that is not locked will do"
+    )]
+    LockLimit {
+        /// Asked for.
+        wanted: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// Memory that was brought is not aligned.
+    #[error("memory at {addr:#x} cannot be managed: it must be aligned to {align} bytes")]
+    Alignment {
+        /// Where it begins.
+        addr: usize,
+        /// What it must be a multiple of.
+        align: usize,
+    },
+    /// What is said of faults to inject cannot be read.
+    #[error("faults are described as `after=N,p=0.01,gfp=atomic,seed=N`, with at least one of after and p")]
+    FaultSyntax,
     /// An arena's size.
     #[error("an arena of {pages} pages: it takes 1 to {max}")]
     ArenaSize {

@@ -55,7 +55,9 @@ impl Gfp {
     const FS: u32 = 1 << 6;
     const RESERVE: u32 = 1 << 7;
     /// Without any of these, and with a mobility that exists, a request needs no further look.
-    const LOOK: u32 = Self::ZERO.0 | Self::DMA32.0 | Self::NOFAIL.0 | Self::ACCOUNT.0;
+    const LOOK: u32 = Self::ZERO.0 | Self::DMA32.0 | Self::NOFAIL.0 | Self::ACCOUNT.0 | Self::PATIENCE;
+    /// How hard to try: at most one of these.
+    const PATIENCE: u32 = Self::NORETRY.0 | Self::RETRY_MAYFAIL.0 | Self::NOFAIL.0;
 
     /// Are all flags of `other` set here?
     #[inline]
@@ -67,6 +69,17 @@ impl Gfp {
     #[inline]
     pub const fn may_wait(self) -> bool {
         self.0 & Self::RECLAIM != 0
+    }
+
+    /// May its reclaim call shrinkers that do I/O?
+    #[inline]
+    pub const fn may_io(self) -> bool {
+        self.0 & Self::IO != 0
+    }
+    /// May its reclaim call shrinkers that enter a file system?
+    #[inline]
+    pub const fn may_fs(self) -> bool {
+        self.0 & Self::FS != 0
     }
 
     /// Nothing to check, nothing to clear: the request of the fast path.
@@ -85,10 +98,10 @@ impl Gfp {
         }
     }
 
-    /// Refuses combinations that contradict themselves, and what an allocator of one zone cannot honour.
+    /// Refuses combinations that contradict themselves.
     ///
     /// # Errors
-    /// [`Invalid::GfpConflict`], [`Invalid::GfpUnsupported`].
+    /// [`Invalid::GfpConflict`].
     #[inline]
     pub const fn check(self) -> Result<(), Invalid> {
         if self.is_plain() { Ok(()) } else { self.check_slow() }
@@ -101,14 +114,8 @@ impl Gfp {
         if self.contains(Self::NOFAIL) && !self.may_wait() {
             return Err(Invalid::GfpConflict("NOFAIL", "NOWAIT"));
         }
-        if self.contains(Self::DMA32) {
-            return Err(Invalid::GfpUnsupported("DMA32"));
-        }
-        if self.contains(Self::ACCOUNT) {
-            return Err(Invalid::GfpUnsupported("ACCOUNT"));
-        }
-        if self.contains(Self::NOFAIL) {
-            return Err(Invalid::GfpUnsupported("NOFAIL"));
+        if (self.0 & Self::PATIENCE).count_ones() > 1 {
+            return Err(Invalid::GfpConflict("NOFAIL or RETRY_MAYFAIL", "NORETRY or RETRY_MAYFAIL"));
         }
         Ok(())
     }

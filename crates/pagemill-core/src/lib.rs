@@ -18,7 +18,7 @@
 //!
 //! let bound = BoundBlock::new();
 //! let mut frames = Vec::new();
-//! let got = zone.take(&bound, 100, Mobility::Unmovable, &mut |first, mask| {
+//! let got = zone.take(&bound, 100, Mobility::Unmovable, 0, &mut |first, mask| {
 //!     frames.extend((0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit| first.offset(bit)));
 //! });
 //! assert_eq!((got, frames.len(), zone.free_frames()), (100, 100, 924));
@@ -27,7 +27,7 @@
 //! frames.iter().for_each(|&pfn| giving.give(pfn));
 //! assert_eq!(giving.finish().doubles, 0);
 //! zone.unbind(&bound);
-//! assert_eq!(zone.alloc_block(Order::PAGEBLOCK, Mobility::Unmovable), Some(Pfn::new(0)));
+//! assert_eq!(zone.alloc_block(Order::PAGEBLOCK, Mobility::Unmovable, 0), Some(Pfn::new(0)));
 //! ```
 #![no_std]
 #![forbid(unsafe_code)]
@@ -51,6 +51,8 @@ mod error;
 mod gfp;
 mod give;
 mod index;
+mod marks;
+mod nodes;
 mod policy;
 mod state;
 mod sync;
@@ -64,6 +66,8 @@ mod zone;
 pub use error::{Error, Exhausted, Invalid, Misuse, MisuseKind};
 pub use gfp::{Gfp, Mobility};
 pub use give::{Given, Giving};
+pub use marks::{Level, Watermarks};
+pub use nodes::{NodeId, NodeMask, Policy, ZoneKind, interleave_share, zonelist_place};
 pub use policy::{ListPolicy, SlowEvent};
 pub use state::FrameState;
 pub use units::{CpuId, Order, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn};

@@ -39,9 +39,8 @@ impl BuddyInfo {
 }
 
 impl fmt::Display for BuddyInfo {
-    /// One line in the shape of `/proc/buddyinfo`, with the orders up to 1 GiB.
+    /// The numbers of a line of `/proc/buddyinfo`, with the orders up to 1 GiB.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Node 0, zone   Normal")?;
         self.blocks.iter().try_for_each(|blocks| write!(f, " {blocks:>6}"))
     }
 }

@@ -109,6 +109,12 @@ pub struct Zone<'m> {
     pub(crate) large: AtomicU32,
 }
 
+/// What a request may take; see [`Zone::claim`].
+pub(crate) struct Claim {
+    pub(crate) frames: usize,
+    is_counted: bool,
+}
+
 /// Sweeps over a block's words for bits that a reservation is sure of but that move while it looks. Each sweep that
 /// misses met somebody who made progress; after so many the reservation is given back instead.
 const SWEEPS: u32 = 4;
@@ -175,11 +181,20 @@ impl<'m> Zone<'m> {
 
     // ── order 0 ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Takes up to `want` frames from pageblocks of `mobility`, from the bound one first. Each word that gives some is
-    /// handed to `emit` as (frame of its bit 0, the bits taken). Returns how many frames that were.
-    pub fn take(&self, bound: &BoundBlock, want: usize, mobility: Mobility, emit: &mut impl FnMut(Pfn, u64)) -> usize {
+    /// Takes up to `want` frames from pageblocks of `mobility`, from the bound one first, as long as `floor` frames stay
+    /// free. Each word that gives some is handed to `emit` as (frame of its bit 0, the bits taken). Returns how many
+    /// frames that were.
+    pub fn take(
+        &self,
+        bound: &BoundBlock,
+        want: usize,
+        mobility: Mobility,
+        floor: u32,
+        emit: &mut impl FnMut(Pfn, u64),
+    ) -> usize {
         step!("Zone::take");
-        let want = want.min(self.frames as usize) as u32;
+        let Some(claim) = self.claim(want.min(self.frames as usize), floor) else { return 0 };
+        let want = claim.frames as u32;
         let mut left = want;
         // Each turn drains a block or finds none; somebody who frees into them all the time cannot hold us here.
         for _ in 0..=self.areas.len() {
@@ -206,20 +221,57 @@ impl<'m> Zone<'m> {
                 }
             }
         }
-        self.free.fetch_sub((want - left) as usize, Relaxed);
-        (want - left) as usize
+        self.settle(claim, (want - left) as usize)
+    }
+
+    /// What a request may take: all that it wants, or what lies above `floor`. Then the counter is lowered at once, so
+    /// that of several requests that come down to a mark none goes below it. Without a floor it is lowered afterwards:
+    /// nobody is to look as if there were none while another looks for his frames in vain.
+    pub(crate) fn claim(&self, want: usize, floor: u32) -> Option<Claim> {
+        if floor == 0 {
+            return Some(Claim { frames: want, is_counted: false });
+        }
+        let mut free = self.free_frames();
+        loop {
+            let frames = want.min(free.saturating_sub(floor as usize));
+            if frames == 0 {
+                return None;
+            }
+            match self.free.compare_exchange_weak(free, free - frames, Relaxed, Relaxed) {
+                Ok(_) => return Some(Claim { frames, is_counted: true }),
+                Err(now) if now <= self.frames as usize => free = now,
+                // More was taken than is counted yet: as if there were none.
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Counts what a claim took in the end, and returns it.
+    pub(crate) fn settle(&self, claim: Claim, taken: usize) -> usize {
+        if !claim.is_counted {
+            self.free.fetch_sub(taken, Relaxed);
+        } else if taken < claim.frames {
+            self.add_free(claim.frames - taken);
+        }
+        taken
     }
 
     /// Takes one frame from a pageblock of whatever mobility: the single attempt of C3.6 when those of the request's
-    /// own are exhausted. It draws from the emptiest block of another kind, which it will mix least.
-    pub fn steal(&self) -> Option<Pfn> {
+    /// own are exhausted, as long as `floor` frames stay free. It draws from the emptiest block of another kind, which it will mix least.
+    pub fn steal(&self, floor: u32) -> Option<Pfn> {
+        let claim = self.claim(1, floor)?;
+        let taken = self.steal_one();
+        self.settle(claim, usize::from(taken.is_some()));
+        taken
+    }
+
+    fn steal_one(&self) -> Option<Pfn> {
         let free_of = |block: &usize| Entry(self.areas[*block].load(Relaxed)).free();
         let mut taken = None;
         for _ in 0..SWEEPS {
             let block = (0..self.areas.len()).filter(|block| free_of(block) > 0).max_by_key(free_of)?;
             let mut emit = |first: Pfn, mask: u64| taken = Some(first.offset(mask.trailing_zeros()));
             if self.take_from(block, 1, None, &mut emit) == 1 {
-                self.free.fetch_sub(1, Relaxed);
                 return taken;
             }
         }

@@ -106,7 +106,7 @@ impl Model {
 
     fn take_bound(&self, bound: &BoundBlock, want: usize) -> Vec<u32> {
         let mut frames = Vec::new();
-        let got = self.zone().take(bound, want, KIND, &mut |first, mask| {
+        let got = self.zone().take(bound, want, KIND, 0, &mut |first, mask| {
             frames.extend((0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit| first.as_u32() + bit));
         });
         assert_eq!(got, frames.len());
@@ -127,7 +127,7 @@ impl Model {
 
     fn alloc(&self, order: u8) -> Option<(Pfn, Order)> {
         let order = Order::new(order).unwrap();
-        let block = self.zone().alloc_block(order, KIND)?;
+        let block = self.zone().alloc_block(order, KIND, 0)?;
         assert!(block.is_aligned_to(order), "{block} is not aligned to order {order:?}");
         self.own(block.as_u32()..block.as_u32() + order.frames());
         self.served.lock().unwrap().push(order.get());
@@ -402,7 +402,7 @@ fn a_steal_and_a_take_of_the_last_frame() {
             nearly_empty(70, 1),
             vec![
                 |model| {
-                    if let Some(frame) = model.zone().steal() {
+                    if let Some(frame) = model.zone().steal(0) {
                         model.own([frame.as_u32()]);
                     }
                 },

@@ -132,6 +132,7 @@ impl List {
             items: Items(core::array::from_fn(|_| AtomicU32::new(0))),
         };
         list.set_policy(ListPolicy { limit, ..ListPolicy::START });
+        list.open();
         list
     }
 
@@ -173,7 +174,17 @@ impl List {
     pub fn set_policy(&self, policy: ListPolicy) {
         let policy = ListPolicy { limit: policy.limit.min(Self::LIMIT_MAX), ..policy };
         self.policy.store(policy.as_word(), Relaxed);
-        self.limit.store(policy.limit, Relaxed);
+        if self.limit.load(Relaxed) != 0 {
+            self.limit.store(policy.limit, Relaxed);
+        }
+    }
+    /// It takes nothing from now on, until it is [opened](Self::open) again.
+    pub fn shut(&self) {
+        self.limit.store(0, Relaxed);
+    }
+    /// It takes as many as its policy says.
+    pub fn open(&self) {
+        self.limit.store(self.policy().limit, Relaxed);
     }
     /// Notes that `n` of the frames that were pushed came from the zone.
     pub fn note_refilled(&self, n: usize) {
@@ -309,7 +320,13 @@ pub struct CpuStats {
     pub block_pages_out: AtomicU64,
     /// Pages in them, in.
     pub block_pages_in: AtomicU64,
-    _pad: [u64; 949],
+    /// Pages of this zone that went to requests that wanted another node's.
+    pub numa_miss: AtomicU64,
+    /// Pages that requests wanted of this zone's node and got from another.
+    pub numa_foreign: AtomicU64,
+    /// Pages that interleaved requests wanted of this node and got.
+    pub numa_interleave: AtomicU64,
+    _pad: [u64; 946],
 }
 
 /// Which of a CPU's histograms a bulk call counts in.
@@ -398,7 +415,18 @@ impl PerCpu {
 
     /// Sets every list to its first policy.
     fn open(&self) {
-        self.lists().for_each(|list| list.set_policy(ListPolicy::START));
+        self.lists().for_each(|list| {
+            list.set_policy(ListPolicy::START);
+            list.open();
+        });
+    }
+
+    /// Lists for the same CPUs, empty.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn another(&self) -> Result<Self, Error> {
+        Self::new(self.backend, self.cpus(), self.cpu_of)
     }
 
     /// The backend in force.

@@ -31,6 +31,8 @@ pub(crate) struct Arena {
     states: *mut u8,
     /// One link a frame.
     links: *mut u32,
+    /// What nobody ever had of it is zero.
+    is_zeroed: bool,
     pub(crate) inner: *const Inner,
     /// Of the arenas that are unmapped: see [`registry::remove`](crate::registry::remove).
     pub(crate) next_closed: AtomicPtr<Arena>,
@@ -63,16 +65,10 @@ impl Layout {
 }
 
 impl Arena {
-    /// Reserves an arena of `frames` frames, the first numbered `first`.
-    pub(crate) fn reserve(frames: usize, first: Pfn, huge_pages: bool) -> Result<Self, Invalid> {
+    /// An arena of `frames` frames over `memory`, the first numbered `first`.
+    pub(crate) fn over(memory: Mapping, is_zeroed: bool, frames: usize, first: Pfn) -> Result<Self, Invalid> {
         let bytes = frames * PAGE_SIZE;
-        // Blocks are aligned to their size, so the arena is to the largest that it holds.
-        let align = bytes.next_power_of_two().clamp(1 << 21, Order::MAX.bytes());
         let system = |what, bytes| move |errno: pagemill_sys::Errno| Invalid::System { what, bytes, errno: errno.0 };
-        let memory = Mapping::reserve(bytes, align).map_err(system("an arena", bytes))?;
-        if huge_pages {
-            memory.advise_huge_pages();
-        }
         let layout = Layout::of(frames);
         let metadata =
             Mapping::reserve(layout.bytes, PAGE_SIZE).map_err(system("an arena's metadata", layout.bytes))?;
@@ -85,6 +81,7 @@ impl Arena {
             states: start.wrapping_add(layout.states).wrapping_sub(first.as_u32() as usize),
             // `layout.links` is page-aligned.
             links: start.wrapping_add(layout.links).cast::<u32>().wrapping_sub(first.as_u32() as usize),
+            is_zeroed,
             inner: ptr::null(),
             next_closed: AtomicPtr::new(ptr::null_mut()),
             memory: ManuallyDrop::new(memory),
@@ -340,7 +337,7 @@ impl Arena {
     pub(crate) fn zero(&self, pfn: u32, order: Order) {
         for pfn in pfn..pfn + order.frames() {
             let state = self.state(pfn);
-            if cfg!(feature = "detection-off") || (state.is_free() && state != FrameState::FRESH) {
+            if cfg!(feature = "detection-off") || !self.is_zeroed || (state.is_free() && state != FrameState::FRESH) {
                 let page = ptr::with_exposed_provenance_mut::<u8>(self.addr_of(pfn));
                 // SAFETY: a page of this arena, which the caller took and has not handed on.
                 unsafe { page.write_bytes(0, PAGE_SIZE) };
@@ -396,6 +393,19 @@ impl Arena {
             drop(ptr::read(&*self.memory));
             drop(ptr::read(&*self.metadata));
         }
+    }
+
+    /// Has the system take the memory of a block back that nobody has. Its frames are zero from then on, as if they had
+    /// never been handed out. Returns how many those are; 0 if the system refuses.
+    pub(crate) fn give_back(&self, pfn: u32, order: Order) -> usize {
+        let offset = self.addr_of(pfn) - self.base;
+        // SAFETY: the caller took the block out of the zone: nobody has a page of it.
+        if unsafe { self.memory.release(offset, order.bytes()) }.is_err() {
+            return 0;
+        }
+        let state = if self.is_zeroed { FrameState::FRESH } else { FrameState::FREE };
+        self.mark_block(pfn, order, state);
+        order.frames() as usize
     }
 
     /// The mapping with the pages.

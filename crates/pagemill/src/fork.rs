@@ -66,6 +66,8 @@ impl Inner {
         self.lists.empty_after_fork();
         let (mut block_end, mut quarantined) = (0, 0);
         self.zone.recover(|first, n| self.arena.settle_states(first.as_u32(), n, &mut block_end, &mut quarantined));
+        self.nodes.waits.forget_after_fork();
+        self.open_lists();
         self.quarantined.store(quarantined, Relaxed);
         self.generation.store(generation(), Relaxed);
     }

@@ -89,7 +89,12 @@ fn free_slow(addr: usize, order: Order) -> Result<(), Misuse> {
     let stats = inner.stats_here();
     stats.blocks_in.fetch_add(1, Relaxed);
     stats.block_pages_in.fetch_add(u64::from(order.frames()), Relaxed);
-    inner.zone.free_block(Pfn::new(pfn), order).map_err(|kind| {
+    let nodes = inner.nodes;
+    let freed = inner.zone.free_block(Pfn::new(pfn), order);
+    if nodes.waits.is_awaited() {
+        nodes.waits.note_free();
+    }
+    freed.map_err(|kind| {
         // Somebody else freed it at the same moment, and has counted it.
         stats.blocks_in.fetch_sub(1, Relaxed);
         stats.block_pages_in.fetch_sub(u64::from(order.frames()), Relaxed);
@@ -190,15 +195,20 @@ fn return_words_large(arena: &'static Arena, mobility: Mobility, words: &mut [us
     let mut segment = Segment::new(arena, mobility, Some(&mut giving));
     *at = segment.return_words(words, *at);
     let freed = segment.end();
-    finish(arena, giving);
+    finish(arena.inner(), giving);
     freed
 }
 
-/// Completes what went past the lists. Those may be the allocator's last pages.
-pub(crate) fn finish<const N: usize>(arena: &Arena, giving: Giving<'_, '_, N>) {
+/// Completes what goes to the zone, and tells who waits for it. Those may be the allocator's last pages: nothing of
+/// its arenas is touched afterwards but for misuse.
+pub(crate) fn finish<const N: usize>(inner: &Inner, giving: Giving<'_, '_, N>) {
+    let nodes = inner.nodes;
     let given = giving.finish();
     if given.doubles > 0 {
-        arena.inner().note_doubles(given);
+        inner.note_doubles(given);
+    }
+    if nodes.waits.is_awaited() {
+        nodes.waits.note_free();
     }
 }
 
@@ -233,7 +243,7 @@ fn return_run_large(arena: &'static Arena, mobility: Mobility, addr: usize, end:
     let mut segment = Segment::new(arena, mobility, Some(&mut giving));
     let next = segment.return_run(addr, end);
     segment.end();
-    finish(arena, giving);
+    finish(arena.inner(), giving);
     next
 }
 

@@ -38,34 +38,49 @@
 //! and free (C2.5).
 #![warn(missing_docs)]
 
+mod account;
 mod allocator;
 mod arena;
+mod builder;
 mod bulk;
+mod fault;
 mod fork;
 mod free;
 mod handle;
 mod list;
+mod memory;
 mod misuse;
+mod nodes;
 mod path;
+mod reclaim;
 mod registry;
 mod run;
 mod seeing;
+mod slow;
 mod stats;
+mod wait;
 
-pub use allocator::{Allocator, Builder, StillOut, self_test};
+pub use account::Account;
+pub use allocator::{Allocator, StillOut, self_test};
+pub use builder::Builder;
 pub use bulk::{Bulk, Delivered, Filled, Shortfall};
+pub use fault::Faults;
 pub use free::{free_pages_bulk_raw, free_raw};
 pub use handle::{Block, Owned, Page, Pages, free_pages_bulk};
 pub use list::{BlockList, List, PageList};
+pub use memory::{ArenaId, Memory};
 pub use misuse::on_misuse;
 pub use pagemill_core::{
-    BuddyInfo, CpuId, Error, Exhausted, Gfp, Invalid, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, PageCount, Pfn,
+    BuddyInfo, CpuId, Error, Exhausted, Gfp, Invalid, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order, PAGE_SIZE,
+    PageCount, Pfn, Policy, Watermarks, ZoneKind,
 };
 pub use pagemill_sys::{Backend, restarts};
+pub use reclaim::{Registered, Shrink, Shrinker, ShrinkerDoes};
 pub use run::Run;
 pub use seeing::{FIGURES, Figure, FigureKind, Sample, Snapshot, prometheus};
 #[cfg(feature = "top")]
 pub use seeing::{StatsServer, serve_stats};
 #[cfg(feature = "metrics")]
 pub use seeing::{describe_metrics, record_metrics};
-pub use stats::{Census, Stats, VmStat};
+pub use stats::{BuddyDump, Census, Stats, VmStat, ZoneInfo};
+pub use wait::Cancel;

@@ -168,7 +168,7 @@ impl<T: Owned> List<T> {
         let mut segment = Segment::new(arena, mobility, Some(&mut giving));
         self.return_segment(arena, &mut segment);
         segment.end();
-        finish(arena, giving);
+        finish(arena.inner(), giving);
     }
 
     /// Frees pages from the head on, up to the first that is not of the segment's kind.

@@ -3,10 +3,12 @@
 //! The fast path is inlined into the caller: one section, one state, one address. Everything else is cold and out of
 //! line (C3.15).
 use crate::allocator::{Allocator, Inner};
+use crate::free::finish;
 use crate::handle::{Block, Page, sealed::Word};
 use crate::misuse::misuse;
+use crate::slow::Ask;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Exhausted, FrameState, Gfp, MisuseKind, Mobility, Order, Pfn, SlowEvent, step};
+use pagemill_core::{Error, FrameState, Gfp, Level, MisuseKind, Mobility, Order, Pfn, SlowEvent, step};
 use pagemill_sys::{Batch, CpuStats, Frames, Load};
 
 impl Allocator {
@@ -26,13 +28,13 @@ impl Allocator {
     #[inline]
     pub fn alloc_page(&self, gfp: Gfp) -> Result<Page, Error> {
         step!("Allocator::alloc_page");
-        let inner = self.inner();
-        let pfn = match inner.pop_one(gfp) {
-            Some(pfn) => pfn,
-            None => inner.alloc_page_slow(gfp)?,
+        let nodes = self.nodes();
+        let addr = match nodes.here().and_then(|inner| inner.pop_one(gfp).map(|pfn| inner.arena.addr_of(pfn))) {
+            Some(addr) => addr,
+            None => nodes.alloc_page_slow(gfp, || self.weak())?,
         };
         // SAFETY: the frame is marked as handed out: nobody else has it.
-        Ok(unsafe { Page::from_word(inner.arena.addr_of(pfn)) })
+        Ok(unsafe { Page::from_word(addr) })
     }
 
     /// One block of 2^order pages, aligned to its size.
@@ -51,24 +53,14 @@ impl Allocator {
         if order == Order::ZERO {
             return self.alloc_page(gfp).map(Block::from);
         }
-        gfp.check()?;
-        let inner = self.inner();
-        let Some(pfn) = inner.take_block(gfp, order).or_else(|| inner.steal_block(gfp, order)) else {
-            inner.count_shortfall();
-            return Err(Exhausted { wanted: 1, got: 0, order: order.get() }.into());
-        };
-        // SAFETY: the block came out of the zone and is marked as handed out: nobody else has it.
-        Ok(unsafe { Block::from_word(inner.arena.addr_of(pfn) | usize::from(order.get())) })
+        let nodes = self.nodes();
+        let addr = nodes.alloc_block(&Ask::plain(nodes, gfp, order), || self.weak())?;
+        // SAFETY: the block is marked as handed out: nobody else has it.
+        Ok(unsafe { Block::from_word(addr | usize::from(order.get())) })
     }
 }
 
 impl Inner {
-    /// A request came back short.
-    #[cold]
-    pub(crate) fn count_shortfall(&self) {
-        self.stats_here().shortfalls.fetch_add(1, Relaxed);
-    }
-
     /// This CPU's counters.
     pub(crate) fn stats_here(&self) -> &CpuStats {
         &self.lists.cpu(self.lists.here()).stats
@@ -89,67 +81,32 @@ impl Inner {
         Some(pfn)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn alloc_page_slow(&self, gfp: Gfp) -> Result<u32, Error> {
-        step!("Inner::alloc_page_slow");
-        gfp.check()?;
-        self.take_one(gfp).ok_or_else(|| {
-            self.count_shortfall();
-            Exhausted { wanted: 1, got: 0, order: 0 }.into()
-        })
-    }
-
-    /// One frame by every means that `gfp` allows: the list, the zone, all lists drained, a pageblock of another
-    /// mobility. Marked as handed out, zeroed if asked for.
-    pub(crate) fn take_one(&self, gfp: Gfp) -> Option<u32> {
-        step!("Inner::take_one");
-        /// How often a request that may wait looks again for frames that others have in their hands, on the way
-        /// between a list and the zone: at once at first, then every 50 us, 20 ms in all, in which even a thread
-        /// that was preempted with frames in its hands runs again.
-        const TURNS: u32 = 400;
-        const AT_ONCE: u32 = 32;
-        let mut turn = 0;
-        loop {
-            if let Some(pfn) = self.try_one(gfp) {
-                return Some(pfn);
-            }
-            if !gfp.may_wait() || turn == TURNS || !self.has_frames_under_way() {
-                return None;
-            }
-            if turn < AT_ONCE {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(core::time::Duration::from_micros(50));
-            }
-            turn += 1;
-        }
-    }
-
-    fn try_one(&self, gfp: Gfp) -> Option<u32> {
+    /// One frame of the request's mobility: from the list, or with a batch for the list from the zone.
+    pub(crate) fn take_page(&self, gfp: Gfp, level: Level) -> Option<u32> {
         let mobility = gfp.mobility();
         let mut one = Batch::new();
         self.lists.pop_n(mobility, 1, &mut one);
         if !one.is_empty() {
             self.prepare(&mut one, gfp, mobility);
         }
-        while one.is_empty() && self.refill(mobility, 1, &mut one) > 0 {
+        while one.is_empty() && self.refill(gfp, level, 1, &mut one) > 0 {
             self.prepare(&mut one, gfp, mobility);
         }
-        if one.is_empty() && gfp.may_wait() && self.drain_all() > 0 {
-            while one.is_empty() && self.refill(mobility, 1, &mut one) > 0 {
-                self.prepare(&mut one, gfp, mobility);
-            }
+        one.as_slice().first().copied()
+    }
+
+    /// One frame from a pageblock of another mobility.
+    pub(crate) fn steal_page(&self, gfp: Gfp, level: Level) -> Option<u32> {
+        if self.is_refused_by_fault(gfp) {
+            return None;
         }
-        if one.is_empty()
-            && let Some(pfn) = self.zone.steal()
-        {
-            let stats = self.stats_here();
-            stats.steals.fetch_add(1, Relaxed);
-            stats.direct_out.fetch_add(1, Relaxed);
-            one.push(pfn.as_u32());
-            self.prepare(&mut one, gfp, self.zone.mobility_of(pfn));
-        }
+        let pfn = self.zone.steal(self.marks.floor(gfp, level))?;
+        let stats = self.stats_here();
+        stats.steals.fetch_add(1, Relaxed);
+        stats.direct_out.fetch_add(1, Relaxed);
+        let mut one = Batch::new();
+        one.push(pfn.as_u32());
+        self.prepare(&mut one, gfp, self.zone.mobility_of(pfn));
         one.as_slice().first().copied()
     }
 
@@ -181,10 +138,14 @@ impl Inner {
     }
 
     /// Takes `want` frames (at most a batch's room) from the zone into `batch`, and as many more for the list as its
-    /// policy says. Returns how many are in the batch. Not prepared.
-    pub(crate) fn refill(&self, mobility: Mobility, want: usize, batch: &mut Batch) -> usize {
+    /// policy says; all of them above the mark. Returns how many are in the batch. Not prepared.
+    pub(crate) fn refill(&self, gfp: Gfp, level: Level, want: usize, batch: &mut Batch) -> usize {
         step!("Inner::refill");
         self.check_generation();
+        if self.is_refused_by_fault(gfp) {
+            return 0;
+        }
+        let mobility = gfp.mobility();
         let cpu = self.lists.cpu(self.lists.here());
         let list = &cpu.lists[mobility.index()];
         let policy = list.policy();
@@ -194,7 +155,11 @@ impl Inner {
         // One trip for all. The last part is the caller's, the rest goes on the list: so when the caller's pages come
         // back, on top of the others, the list is in order again, and whole runs are taken from it.
         let mut load = Load::new();
-        self.take_from_zone(&list.bound, want.max(policy.batch as usize), mobility, &mut load);
+        // While free memory falls, so does what lists take of it: a quarter of what lies above the mark at most.
+        let floor = self.marks.floor(gfp, level);
+        let above = self.zone.free_frames().saturating_sub(floor as usize);
+        let share = if self.marks.low > 0 { (above / 4).min(policy.batch as usize) } else { policy.batch as usize };
+        self.take_from_zone(&list.bound, want.max(share), mobility, floor, &mut load);
         let kept = load.len().saturating_sub(want);
         load.as_slice()[kept..].iter().for_each(|&pfn| batch.push(pfn));
         let direct = load.len() - kept;
@@ -223,30 +188,35 @@ impl Inner {
         bound: &pagemill_core::BoundBlock,
         want: usize,
         mobility: Mobility,
+        floor: u32,
         batch: &mut Frames<ROOM>,
     ) -> usize {
-        self.zone.take(bound, want, mobility, &mut |first: Pfn, mask| batch.push_bits(first.as_u32(), mask))
+        self.zone.take(bound, want, mobility, floor, &mut |first: Pfn, mask| batch.push_bits(first.as_u32(), mask))
     }
 
     /// Returns frames whose states say free to the zone.
     pub(crate) fn give_to_zone(&self, pfns: &[u32]) {
         let mut giving = self.zone.giving();
         giving.give_slice(pfns);
-        self.note_doubles(giving.finish());
+        finish(self, giving);
     }
 
-    /// A block above order 0 from a pageblock of the request's mobility, marked as handed out, zeroed if asked for. Also
-    /// drains the lists if that may help.
-    pub(crate) fn take_block(&self, gfp: Gfp, order: Order) -> Option<u32> {
+    /// A block above order 0 from a pageblock of the request's mobility, marked as handed out, zeroed if asked for.
+    pub(crate) fn take_block(&self, gfp: Gfp, order: Order, level: Level) -> Option<u32> {
         self.check_generation();
-        let take = || self.zone.alloc_block(order, gfp.mobility());
-        let pfn = take().or_else(|| if gfp.may_wait() && self.drain_all() > 0 { take() } else { None })?;
+        if self.is_refused_by_fault(gfp) {
+            return None;
+        }
+        let pfn = self.zone.alloc_block(order, gfp.mobility(), self.marks.floor(gfp, level))?;
         self.prepare_block(pfn.as_u32(), gfp, order)
     }
 
     /// A block above order 0 from a pageblock of another mobility.
-    pub(crate) fn steal_block(&self, gfp: Gfp, order: Order) -> Option<u32> {
-        let pfn = self.zone.steal_block(order)?;
+    pub(crate) fn steal_block(&self, gfp: Gfp, order: Order, level: Level) -> Option<u32> {
+        if self.is_refused_by_fault(gfp) {
+            return None;
+        }
+        let pfn = self.zone.steal_block(order, self.marks.floor(gfp, level))?;
         self.stats_here().steals.fetch_add(u64::from(order.frames()), Relaxed);
         self.prepare_block(pfn.as_u32(), gfp, order)
     }
@@ -284,6 +254,11 @@ impl Inner {
     pub(crate) fn overflow(&self, mobility: Mobility, batch: &Batch) {
         self.check_generation();
         let cpu = self.lists.cpu(self.lists.here());
+        if self.nodes.waits.is_awaited() || self.is_retired() {
+            // Others wait for it, or the system does: past the list.
+            cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
+            return self.give_to_zone(batch.as_slice());
+        }
         let list = &cpu.lists[mobility.index()];
         let policy = list.policy().after(SlowEvent::Drain, self.limit_max);
         list.set_policy(policy);
@@ -308,7 +283,7 @@ impl Inner {
             left -= out.len();
             giving.give_slice(out.as_slice());
         }
-        self.note_doubles(giving.finish());
+        finish(self, giving);
         if !self.lists.push_n(mobility, batch, 0..batch.len()) {
             self.stats_here().direct_in.fetch_add(batch.len() as u64, Relaxed);
             self.give_to_zone(batch.as_slice());

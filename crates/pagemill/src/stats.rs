@@ -5,7 +5,7 @@ use crate::misuse::foreign_count;
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::atomic::AtomicU64;
-use pagemill_core::{BuddyInfo, CpuId, FrameState, Order};
+use pagemill_core::{BuddyInfo, CpuId, FrameState, NodeId, Order, Watermarks, ZoneKind};
 use pagemill_sys::CpuStats;
 
 /// Counters of an allocator, summed over its CPUs. Read without a lock: exact at rest, close while others work.
@@ -56,6 +56,32 @@ pub struct Stats {
     pub steals: u64,
     /// Requests that came back short.
     pub shortfalls: u64,
+    /// Pages that requests got of the node they wanted.
+    pub numa_hit: u64,
+    /// Pages of a node that went to requests that wanted another's.
+    pub numa_miss: u64,
+    /// Pages wanted of a node and got from another: summed over nodes, as many as `numa_miss`.
+    pub numa_foreign: u64,
+    /// Pages that interleaved requests got of the node whose turn it was.
+    pub numa_interleave: u64,
+    /// Pages handed out on CPUs of their own node.
+    pub numa_local: u64,
+    /// Pages handed out on CPUs of other nodes.
+    pub numa_other: u64,
+    /// Waits for memory that ended.
+    pub waits: u64,
+    /// How long they were in all, in microseconds.
+    pub waited_us: u64,
+    /// Requests that wait now.
+    pub waiting: u64,
+    /// Rounds of direct reclaim.
+    pub reclaim_direct: u64,
+    /// Rounds of background reclaim.
+    pub reclaim_background: u64,
+    /// Pages that shrinkers gave back.
+    pub reclaimed: u64,
+    /// Acquisitions that were made to fail.
+    pub faults: u64,
     /// Blocks that were refused, and frames found on two ways at once.
     pub misused: u64,
     /// Blocks refused in this process that belong to no allocator.
@@ -97,24 +123,157 @@ pub struct Census {
     pub quarantined: usize,
 }
 
+/// A zone: the frames of one node and kind, and its counters, in the words of `/proc/zoneinfo`.
+///
+/// ```
+/// let allocator = pagemill::Allocator::builder().pages(512).build()?;
+/// let zones = allocator.zoneinfo();
+/// assert_eq!((zones[0].kind.name(), zones[0].managed, zones[0].stats.free), ("Normal", 512, 512));
+/// println!("{}", zones[0]);
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ZoneInfo {
+    /// Its node.
+    pub node: NodeId,
+    /// Its kind.
+    pub kind: ZoneKind,
+    /// Its pages.
+    pub managed: u64,
+    /// Its watermarks, in pages.
+    pub marks: Watermarks,
+    /// What it counted. What is counted for the allocator as a whole (waits, reclaim, faults) is 0 here.
+    pub stats: Stats,
+    /// Pages on each CPU's lists.
+    pub listed_by_cpu: Vec<u64>,
+    /// Its free blocks by order.
+    pub buddy: Vec<BuddyInfo>,
+}
+
+impl fmt::Display for ZoneInfo {
+    /// In the shape of `/proc/zoneinfo`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (marks, stats) = (&self.marks, &self.stats);
+        writeln!(f, "Node {}, zone {:>8}", self.node.get(), self.kind.name())?;
+        writeln!(f, "  pages free     {}", stats.free)?;
+        let lines = [
+            ("min", u64::from(marks.min)),
+            ("low", u64::from(marks.low)),
+            ("high", u64::from(marks.high)),
+            ("managed", self.managed),
+            ("protection", u64::from(marks.lowmem_reserve)),
+            ("listed", stats.listed),
+            ("quarantined", stats.quarantined),
+        ];
+        lines.iter().try_for_each(|(name, value)| writeln!(f, "        {name:<12} {value}"))?;
+        let counted = [
+            ("numa_hit", stats.numa_hit),
+            ("numa_miss", stats.numa_miss),
+            ("numa_foreign", stats.numa_foreign),
+            ("numa_interleave", stats.numa_interleave),
+            ("numa_local", stats.numa_local),
+            ("numa_other", stats.numa_other),
+        ];
+        counted.iter().try_for_each(|(name, value)| writeln!(f, "      {name:<14} {value}"))?;
+        writeln!(f, "  pagesets")?;
+        self.listed_by_cpu
+            .iter()
+            .enumerate()
+            .try_for_each(|(cpu, listed)| writeln!(f, "    cpu: {cpu}\n              count: {listed}"))
+    }
+}
+
+/// See [`Allocator::buddyinfo`].
+///
+/// ```
+/// let info = pagemill::Allocator::global().buddyinfo();
+/// assert!(info.to_string().starts_with("Node 0, zone"));
+/// ```
+#[derive(Clone, Debug)]
+pub struct BuddyDump(Vec<(NodeId, ZoneKind, BuddyInfo)>);
+
+impl BuddyDump {
+    /// Free blocks of this order, in all zones.
+    pub fn free_blocks(&self, order: Order) -> usize {
+        self.0.iter().map(|(_, _, info)| info.free_blocks(order)).sum()
+    }
+}
+
+impl fmt::Display for BuddyDump {
+    /// A line a zone (more for one of several arenas), in the shape of `/proc/buddyinfo`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().enumerate().try_for_each(|(at, (node, kind, info))| {
+            let end = if at == 0 { "" } else { "\n" };
+            write!(f, "{end}Node {}, zone {:>8}{info}", node.get(), kind.name())
+        })
+    }
+}
+
 impl Allocator {
-    /// Its counters.
+    /// Its counters, summed over its zones.
     pub fn stats(&self) -> Stats {
-        self.inner().stats()
+        let nodes = self.nodes();
+        let mut sum = Stats::default();
+        nodes.ever().iter().for_each(|arena| sum.add(&arena.stats()));
+        Stats {
+            foreign: foreign_count(),
+            waits: nodes.waits.ended.load(Relaxed),
+            waited_us: nodes.waits.waited_us.load(Relaxed),
+            waiting: nodes.waits.len() as u64,
+            reclaim_direct: nodes.reclaim.direct_runs.load(Relaxed),
+            reclaim_background: nodes.reclaim.background_runs.load(Relaxed),
+            reclaimed: nodes.reclaim.pages.load(Relaxed),
+            faults: nodes.faults_injected(),
+            ..sum
+        }
     }
 
-    /// Free blocks by order, as `/proc/buddyinfo` shows them, up to 1 GiB: displayed as one line, without its newline.
+    /// Its zones, by node; arenas of one node and kind are one zone.
+    pub fn zoneinfo(&self) -> Vec<ZoneInfo> {
+        let mut zones: Vec<ZoneInfo> = Vec::new();
+        for arena in self.nodes().all() {
+            let (node, kind, marks) = (arena.node, arena.kind, arena.marks);
+            let at = zones.iter().position(|zone| (zone.node, zone.kind) == (node, kind)).unwrap_or_else(|| {
+                let (stats, cpus) = (Stats::default(), vec![0; arena.lists.cpus()]);
+                let marks = Watermarks::NONE;
+                zones.push(ZoneInfo { node, kind, managed: 0, marks, stats, listed_by_cpu: cpus, buddy: Vec::new() });
+                zones.len() - 1
+            });
+            let zone = &mut zones[at];
+            zone.managed += arena.arena.frames() as u64;
+            zone.marks = Watermarks {
+                min: zone.marks.min + marks.min,
+                low: zone.marks.low + marks.low,
+                high: zone.marks.high + marks.high,
+                lowmem_reserve: zone.marks.lowmem_reserve + marks.lowmem_reserve,
+            };
+            zone.stats.add(&arena.stats());
+            for (cpu, listed) in (0..).zip(&mut zone.listed_by_cpu) {
+                *listed += arena.lists.cpu(CpuId::new(cpu)).lists.iter().map(|list| list.len() as u64).sum::<u64>();
+            }
+            zone.buddy.push(arena.zone.buddy_info());
+        }
+        zones.sort_by_key(|zone| (zone.node, core::cmp::Reverse(zone.kind as u8)));
+        zones
+    }
+
+    /// Free blocks by order, as `/proc/buddyinfo` shows them, up to 1 GiB.
     ///
     /// ```
     /// let allocator = pagemill::Allocator::builder().pages(1536).build()?;
     /// assert_eq!(allocator.buddyinfo().to_string().split_whitespace().nth(13), Some("1"));
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    pub fn buddyinfo(&self) -> BuddyInfo {
-        self.inner().zone.buddy_info()
+    pub fn buddyinfo(&self) -> BuddyDump {
+        let line = |zone: &ZoneInfo| {
+            let key = (zone.node, zone.kind);
+            zone.buddy.iter().map(move |&info| (key.0, key.1, info)).collect::<Vec<_>>()
+        };
+        BuddyDump(self.zoneinfo().iter().flat_map(line).collect())
     }
 
-    /// Its counters in the shape of `/proc/vmstat`: displayed as lines, each with its newline.
+    /// Its counters in the shape of `/proc/vmstat`.
     pub fn vmstat(&self) -> VmStat {
         VmStat(self.stats())
     }
@@ -125,7 +284,47 @@ impl Allocator {
     /// # Panics
     /// If an invariant is broken, which is a fault of Pagemill's own (C10.1); with both values.
     pub fn validate(&self) -> Census {
-        self.inner().validate()
+        self.nodes().ever().iter().map(|arena| arena.validate()).fold(Census::default(), |sum, zone| Census {
+            managed: sum.managed + zone.managed,
+            free: sum.free + zone.free,
+            listed: sum.listed + zone.listed,
+            handed_out: sum.handed_out + zone.handed_out,
+            quarantined: sum.quarantined + zone.quarantined,
+        })
+    }
+}
+
+impl Stats {
+    /// Adds another zone's counters.
+    fn add(&mut self, other: &Self) {
+        let pairs = [
+            (&mut self.allocated, other.allocated),
+            (&mut self.freed, other.freed),
+            (&mut self.free, other.free),
+            (&mut self.listed, other.listed),
+            (&mut self.quarantined, other.quarantined),
+            (&mut self.refills, other.refills),
+            (&mut self.drains, other.drains),
+            (&mut self.refilled_pages, other.refilled_pages),
+            (&mut self.drained_pages, other.drained_pages),
+            (&mut self.direct_out, other.direct_out),
+            (&mut self.direct_in, other.direct_in),
+            (&mut self.blocks_out, other.blocks_out),
+            (&mut self.blocks_in, other.blocks_in),
+            (&mut self.fallbacks, other.fallbacks),
+            (&mut self.steals, other.steals),
+            (&mut self.shortfalls, other.shortfalls),
+            (&mut self.numa_hit, other.numa_hit),
+            (&mut self.numa_miss, other.numa_miss),
+            (&mut self.numa_foreign, other.numa_foreign),
+            (&mut self.numa_interleave, other.numa_interleave),
+            (&mut self.numa_local, other.numa_local),
+            (&mut self.numa_other, other.numa_other),
+            (&mut self.misused, other.misused),
+        ];
+        pairs.into_iter().for_each(|(sum, more)| *sum += more);
+        self.bulk_alloc.iter_mut().zip(other.bulk_alloc).for_each(|(sum, more)| *sum += more);
+        self.bulk_free.iter_mut().zip(other.bulk_free).for_each(|(sum, more)| *sum += more);
     }
 }
 
@@ -143,6 +342,14 @@ impl Inner {
     fn allocated(&self) -> u64 {
         let direct = self.sum(|cpu| &cpu.direct_out).wrapping_add(self.sum(|cpu| &cpu.block_pages_out));
         self.sum_lists(|list| list.popped()).wrapping_add(direct)
+    }
+    /// Pages handed out on CPUs that `which` names.
+    fn allocated_on(&self, which: impl Fn(CpuId) -> bool) -> u64 {
+        (0..self.lists.cpus() as u32).map(CpuId::new).filter(|&cpu| which(cpu)).fold(0u64, |sum, cpu| {
+            let cpu = self.lists.cpu(cpu);
+            let direct = cpu.stats.direct_out.load(Relaxed).wrapping_add(cpu.stats.block_pages_out.load(Relaxed));
+            cpu.lists.iter().fold(sum.wrapping_add(direct), |sum, list| sum.wrapping_add(list.popped()))
+        })
     }
     fn freed(&self) -> u64 {
         let direct = self.sum(|cpu| &cpu.direct_in).wrapping_add(self.sum(|cpu| &cpu.block_pages_in));
@@ -164,8 +371,16 @@ impl Inner {
             core::array::from_fn(|i| self.cpu_stats().map(|cpu| field(cpu)[i].load(Relaxed)).sum())
         };
         let (direct_out, direct_in) = (sum(|cpu| &cpu.direct_out), sum(|cpu| &cpu.direct_in));
+        let (allocated, numa_miss) = (self.allocated(), sum(|cpu| &cpu.numa_miss));
+        let numa_other = self.allocated_on(|cpu| self.nodes.layout().node_of(cpu) != self.node);
         Stats {
-            allocated: self.allocated(),
+            allocated,
+            numa_hit: allocated.saturating_sub(numa_miss),
+            numa_miss,
+            numa_foreign: sum(|cpu| &cpu.numa_foreign),
+            numa_interleave: sum(|cpu| &cpu.numa_interleave),
+            numa_local: allocated.saturating_sub(numa_other),
+            numa_other,
             freed: self.freed(),
             free: self.zone.free_frames() as u64,
             listed: lists(|list| list.len() as u64),
@@ -182,9 +397,9 @@ impl Inner {
             steals: sum(|cpu| &cpu.steals),
             shortfalls: sum(|cpu| &cpu.shortfalls),
             misused: self.misused.load(Relaxed),
-            foreign: foreign_count(),
             bulk_alloc: histogram(|cpu| &cpu.bulk_alloc),
             bulk_free: histogram(|cpu| &cpu.bulk_free),
+            ..Stats::default()
         }
     }
 
@@ -253,12 +468,12 @@ impl fmt::Display for VmStat {
             ("nr_free_pages", stats.free),
             ("nr_pcp_pages", stats.listed),
             ("nr_quarantined", stats.quarantined),
-            ("numa_hit", stats.allocated),
-            ("numa_miss", 0),
-            ("numa_foreign", 0),
-            ("numa_interleave", 0),
-            ("numa_local", stats.allocated),
-            ("numa_other", 0),
+            ("numa_hit", stats.numa_hit),
+            ("numa_miss", stats.numa_miss),
+            ("numa_foreign", stats.numa_foreign),
+            ("numa_interleave", stats.numa_interleave),
+            ("numa_local", stats.numa_local),
+            ("numa_other", stats.numa_other),
             ("pgalloc_normal", stats.allocated),
             ("pgfree", stats.freed),
             ("pcp_refill", stats.refills),
@@ -274,6 +489,12 @@ impl fmt::Display for VmStat {
             ("bulk_fallback", stats.fallbacks),
             ("alloc_steal", stats.steals),
             ("alloc_shortfall", stats.shortfalls),
+            ("alloc_wait", stats.waits),
+            ("alloc_wait_us", stats.waited_us),
+            ("reclaim_direct", stats.reclaim_direct),
+            ("reclaim_background", stats.reclaim_background),
+            ("reclaim_pages", stats.reclaimed),
+            ("fault_injected", stats.faults),
             ("misuse", stats.misused),
             ("misuse_foreign", stats.foreign),
         ];

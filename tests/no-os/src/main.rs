@@ -46,7 +46,7 @@ fn work() -> u32 {
     for _ in 0..3 {
         let mut seen = [0u64; FRAMES as usize / 64];
         while zone.free_frames() > 0 {
-            let got = zone.take(&bound, 100, Mobility::Unmovable, &mut |first, mask| {
+            let got = zone.take(&bound, 100, Mobility::Unmovable, 0, &mut |first, mask| {
                 let word = &mut seen[first.as_u32() as usize / 64];
                 assert!(*word & mask == 0, "a frame handed out twice");
                 *word |= mask;

@@ -1,10 +1,11 @@
 //! The list of figures, and the moment that they are read from.
 //!
 //! To add a figure: a line in [`FIGURES`], and what it reads in [`Snapshot`], or in one of its zones or lists.
+use crate::BuddyDump;
 use crate::allocator::Allocator;
 use crate::misuse::foreign_count;
 use crate::stats::Stats;
-use pagemill_core::{BuddyInfo, CpuId, Mobility, Order};
+use pagemill_core::{CpuId, Mobility, Order};
 use pagemill_sys::Backend;
 
 /// Whether a figure only grows.
@@ -74,7 +75,7 @@ struct Zone {
     managed: u64,
     free: u64,
     listed: u64,
-    buddy: BuddyInfo,
+    buddy: BuddyDump,
 }
 
 /// One per-CPU list at a snapshot's moment.
@@ -144,7 +145,7 @@ fn zones(allocator: &Allocator, stats: &Stats) -> Vec<Zone> {
 
 /// The per-CPU lists that were ever used: a large machine has many that were not.
 fn lists(allocator: &Allocator) -> Vec<List> {
-    let per_cpu = &allocator.inner().lists;
+    let per_cpu = &allocator.nodes().first().lists;
     let all = (0..per_cpu.cpus()).flat_map(|cpu| Mobility::ALL.map(|mobility| (cpu, mobility)));
     let all = all.map(|(cpu, mobility)| {
         let list = &per_cpu.cpu(CpuId::new(cpu as u32)).lists[mobility.index()];

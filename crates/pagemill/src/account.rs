@@ -1,0 +1,51 @@
+//! Accounts: who pays for memory.
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use pagemill_core::PageCount;
+
+/// Pages that somebody may have, and how many of them he has. A request with [`Gfp::ACCOUNT`](crate::Gfp::ACCOUNT) is
+/// charged once; what it does not deliver is not charged in the end. Freeing credits nobody, since any thread may free:
+/// the account's holder says when pages are given back.
+///
+/// ```
+/// use pagemill::{Account, Allocator, Bulk, Gfp, PageCount, PageList, Shortfall};
+/// let tenant = Account::new(PageCount::new(100));
+/// let request = Bulk::up_to(64).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&tenant);
+/// let mut list = PageList::new();
+/// Allocator::global().alloc_pages_bulk_list(request, &mut list)?;
+/// let second = Allocator::global().alloc_pages_bulk_list(request, &mut list)?;
+/// assert_eq!((second.blocks, second.shortfall), (36, Some(Shortfall::Account { missing: 28 })));
+/// tenant.uncharge(PageCount::new(list.clear()));
+/// assert_eq!(tenant.charged().get(), 0);
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Account {
+    limit: usize,
+    charged: AtomicUsize,
+}
+
+impl Account {
+    /// An account for at most `limit` pages.
+    pub const fn new(limit: PageCount) -> Self {
+        Self { limit: limit.get(), charged: AtomicUsize::new(0) }
+    }
+    /// Pages charged so far.
+    pub fn charged(&self) -> PageCount {
+        PageCount::new(self.charged.load(Relaxed))
+    }
+    /// Takes `pages` off, never below 0.
+    pub fn uncharge(&self, pages: PageCount) {
+        let lower = |charged: usize| Some(charged.saturating_sub(pages.get()));
+        let _ = self.charged.fetch_update(Relaxed, Relaxed, lower);
+    }
+    pub(crate) fn is_full(&self) -> bool {
+        self.charged.load(Relaxed) >= self.limit
+    }
+    /// Charges as many of `pages` as the limit allows, in multiples of `unit`. Returns how many.
+    pub(crate) fn charge_up_to(&self, pages: usize, unit: usize) -> usize {
+        let granted = |charged: usize| pages.min(self.limit.saturating_sub(charged)) / unit * unit;
+        match self.charged.fetch_update(Relaxed, Relaxed, |charged| Some(charged + granted(charged))) {
+            Ok(before) | Err(before) => granted(before),
+        }
+    }
+}

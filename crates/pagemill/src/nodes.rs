@@ -1,0 +1,234 @@
+//! All the memory of an allocator: its arenas by node and kind, and which of them a request is to try, in which order
+//! (C3.6, C3.7).
+//!
+//! Stands between a request and the arenas. A plain request takes from the lists of one arena, the nearest: [`here`]
+//! is one look at a word where all CPUs have the same. All others walk a zonelist. Each arena stands there as a zone of
+//! its own, with its own marks; in dumps, arenas of one node and kind are one zone.
+//!
+//! # Invariants
+//! - N1 An arena that was added stays until the allocator closes; one that was retired is passed over and gives its
+//!   memory back, and keeps its metadata. So whoever walks needs no lock.
+//! - N2 What is published (`only`, `by_cpu`, the zonelists) changes under the registry's lock alone, and is never freed;
+//!   nor is this itself, some hundred bytes: whoever freed an allocator's last page may still ask if somebody waits.
+//!
+//! [`here`]: Nodes::here
+use crate::allocator::Inner;
+use crate::reclaim::Reclaim;
+use crate::wait::Waits;
+use crate::{fault, registry};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use pagemill_core::{CpuId, Error, Gfp, Invalid, NodeId, NodeMask, Policy, zonelist_place};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Where nodes are, and CPUs on them: the system's, or what a test says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Each CPU's node.
+    pub(crate) node_of_cpu: Vec<NodeId>,
+    /// From each node to each, 10 to itself.
+    pub(crate) distances: Vec<Vec<u8>>,
+}
+
+impl Layout {
+    pub(crate) fn distance(&self, from: NodeId, to: NodeId) -> u8 {
+        let listed = self.distances.get(from.get()).and_then(|row| row.get(to.get()));
+        listed.copied().unwrap_or(if from == to { 10 } else { 20 })
+    }
+    pub(crate) fn node_of(&self, cpu: CpuId) -> NodeId {
+        self.node_of_cpu.get(cpu.get()).copied().unwrap_or(NodeId::ZERO)
+    }
+}
+
+/// The arenas in the order in which requests that prefer each node try them.
+type Zonelists = Vec<Vec<&'static Inner>>;
+
+#[derive(Debug)]
+pub(crate) struct Nodes {
+    /// The arena whose lists serve plain requests on every CPU; null where CPUs differ.
+    only: AtomicPtr<Inner>,
+    /// The same for each CPU; null where the slow path has to choose.
+    by_cpu: Vec<AtomicPtr<Inner>>,
+    /// The last one that was published; those before are kept for who still walks them.
+    zonelists: AtomicPtr<Zonelists>,
+    /// All arenas that were ever added.
+    arenas: Mutex<Vec<&'static Inner>>,
+    notes: Mutex<Vec<Invalid>>,
+    layout: Layout,
+    policy: Policy,
+    /// Nodes that requests may have memory of (C3.7): the kernel's cpuset.
+    allowed: AtomicU64,
+    /// Where the next interleaved page comes from.
+    turn: AtomicU32,
+    pub(crate) waits: Waits,
+    pub(crate) reclaim: Reclaim,
+    pub(crate) faults: OnceLock<fault::Faults>,
+}
+
+impl Nodes {
+    /// Of no arena yet.
+    pub(crate) fn new(layout: Layout, policy: Policy) -> Self {
+        Self {
+            only: AtomicPtr::default(),
+            by_cpu: layout.node_of_cpu.iter().map(|_| AtomicPtr::default()).collect(),
+            zonelists: AtomicPtr::new(Box::into_raw(Box::default())),
+            arenas: Mutex::default(),
+            notes: Mutex::default(),
+            layout,
+            policy,
+            allowed: AtomicU64::new(NodeMask::ALL.as_bits()),
+            turn: AtomicU32::new(0),
+            waits: Waits::default(),
+            reclaim: Reclaim::default(),
+            faults: OnceLock::new(),
+        }
+    }
+
+    /// The arena whose lists serve plain requests of this CPU.
+    #[inline]
+    pub(crate) fn here(&self) -> Option<&'static Inner> {
+        // Acquire pairs with the Release in `publish`: the arena is complete.
+        let only = self.only.load(Acquire);
+        // SAFETY: null, or an arena's, which lives as long as the allocator (N1).
+        unsafe { only.as_ref() }.or_else(|| self.here_by_cpu())
+    }
+
+    fn here_by_cpu(&self) -> Option<&'static Inner> {
+        // SAFETY: as in `here`.
+        unsafe { self.by_cpu[self.cpu().get()].load(Acquire).as_ref() }
+    }
+
+    /// The CPU that this runs on.
+    pub(crate) fn cpu(&self) -> CpuId {
+        self.all().first().map_or(CpuId::new(0), |first| first.lists.here())
+    }
+    /// The node of the CPU that this runs on.
+    pub(crate) fn node(&self) -> NodeId {
+        self.layout.node_of(self.cpu())
+    }
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+    pub(crate) fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    fn zonelists(&self) -> &Zonelists {
+        // Acquire as in `here`.
+        // SAFETY: set in `new`, and published ones are kept (N2).
+        unsafe { &*self.zonelists.load(Acquire) }
+    }
+    /// The arenas, the nearest to `from` first.
+    pub(crate) fn zonelist(&self, from: NodeId) -> &[&'static Inner] {
+        let lists = self.zonelists();
+        lists.get(from.get()).or(lists.first()).map_or(&[], Vec::as_slice)
+    }
+    /// All arenas in use.
+    pub(crate) fn all(&self) -> &[&'static Inner] {
+        self.zonelist(NodeId::ZERO)
+    }
+    /// The nodes that have memory.
+    pub(crate) fn populated(&self) -> NodeMask {
+        self.all().iter().map(|arena| arena.node).collect()
+    }
+    /// Returns all lists' frames to their zones.
+    pub(crate) fn drain_all(&self) -> usize {
+        self.all().iter().map(|arena| arena.drain_all()).sum()
+    }
+    /// The first arena: a process that declares nothing has one.
+    pub(crate) fn first(&self) -> &'static Inner {
+        match self.all() {
+            [first, ..] => first,
+            [] => panic!("an allocator without an arena"),
+        }
+    }
+
+    /// Nodes that requests may have memory of, now.
+    pub(crate) fn allowed(&self) -> NodeMask {
+        NodeMask::from_bits(self.allowed.load(Relaxed))
+    }
+    /// Changes them. Lists of nodes that are not allowed any more are passed over from now on.
+    pub(crate) fn set_allowed(&self, _held: &registry::Writing, nodes: NodeMask) -> Result<(), Invalid> {
+        if !self.all().iter().any(|arena| nodes.contains(arena.node)) {
+            return Err(Invalid::NoSuchNode { nodes: nodes.as_bits() });
+        }
+        self.allowed.store(nodes.as_bits(), Relaxed);
+        self.choose();
+        Ok(())
+    }
+
+    /// The next node of an interleaved request.
+    pub(crate) fn take_turn(&self, among: NodeMask) -> Option<NodeId> {
+        let last = NodeId::new(self.turn.load(Relaxed) as usize % NodeId::COUNT_MAX)?;
+        let next = among.and(self.populated()).next_after(last)?;
+        self.turn.store(next.get() as u32, Relaxed);
+        Some(next)
+    }
+
+    /// Adds an arena.
+    pub(crate) fn add(&self, held: &registry::Writing, arena: &'static Inner) {
+        self.arenas.lock().unwrap_or_else(PoisonError::into_inner).push(arena);
+        self.publish(held);
+    }
+    /// Every arena that was ever added, retired ones too.
+    pub(crate) fn ever(&self) -> Vec<&'static Inner> {
+        self.arenas.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Remembers what the system refused without that being an error.
+    pub(crate) fn note(&self, why: Invalid) {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(why);
+    }
+    pub(crate) fn notes(&self) -> Vec<Invalid> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes zonelists of the arenas that are in use.
+    pub(crate) fn publish(&self, _held: &registry::Writing) {
+        let mut arenas = self.ever();
+        arenas.retain(|arena| !arena.is_retired());
+        let nodes = arenas.iter().map(|arena| arena.node.get() + 1).max().unwrap_or(1).max(self.layout.distances.len());
+        let lists: Zonelists = (0..nodes.min(NodeId::COUNT_MAX))
+            .filter_map(NodeId::new)
+            .map(|from| {
+                let mut list = arenas.clone();
+                let distance = |arena: &Inner| self.layout.distance(from, arena.node);
+                list.sort_by_key(|arena| zonelist_place(from, arena.node, arena.kind, distance(arena)));
+                list
+            })
+            .collect();
+        // Release pairs with the Acquire in `zonelists`. What was there before is kept: somebody may be walking it.
+        self.zonelists.store(Box::into_raw(Box::new(lists)), Release);
+        self.choose();
+    }
+
+    /// Chooses whose lists serve the plain requests of each CPU: none where pages of several nodes come in turn.
+    fn choose(&self) {
+        let allowed = self.allowed().and(self.policy.nodes());
+        let chosen = |cpu| {
+            let from = self.policy.first(self.layout.node_of(CpuId::new(cpu)));
+            let first = self.zonelist(from).iter().find(|arena| allowed.contains(arena.node));
+            match (self.policy, first) {
+                (Policy::Interleave(_), _) | (_, None) => core::ptr::null_mut(),
+                (_, Some(&arena)) => core::ptr::from_ref::<Inner>(arena).cast_mut(),
+            }
+        };
+        let chosen: Vec<*mut Inner> = (0..self.by_cpu.len() as u32).map(chosen).collect();
+        let is_same = chosen.windows(2).all(|pair| pair[0] == pair[1]);
+        // Where CPUs differ, each looks at its own, which is set first. Release pairs with the Acquire in `here`.
+        self.by_cpu.iter().zip(&chosen).for_each(|(slot, &arena)| slot.store(arena, Release));
+        self.only.store(chosen.first().copied().filter(|_| is_same).unwrap_or_default(), Release);
+    }
+
+    /// Refuses flags that no arena here can honour.
+    ///
+    /// # Errors
+    /// [`Invalid::GfpConflict`], [`Invalid::GfpUnsupported`].
+    pub(crate) fn check(&self, gfp: Gfp) -> Result<(), Error> {
+        gfp.check()?;
+        if gfp.contains(Gfp::DMA32) && !self.all().iter().any(|arena| arena.kind.serves(gfp)) {
+            return Err(Invalid::GfpUnsupported("DMA32").into());
+        }
+        Ok(())
+    }
+}
