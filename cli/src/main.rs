@@ -1,12 +1,14 @@
 //! The program `pagemill`: shows the library at work.
 //!
 //! `bench` measures it (the crate `pagemill-bench`), `copy` moves a file through its pages, `stress` looks for a page
-//! with two owners, `info` says what it found on this machine. Each is a module with its arguments and a `run`.
+//! with two owners, `info` says what it found on this machine, `top` watches another process. Each is a module with its arguments and a `run`.
 mod allocator;
 mod copy;
 mod failure;
 mod info;
 mod stress;
+mod top;
+mod watched;
 
 use std::process::ExitCode;
 
@@ -29,6 +31,7 @@ enum Command {
     Copy(copy::CopyArgs),
     Info(info::InfoArgs),
     Stress(stress::StressArgs),
+    Top(top::TopArgs),
 }
 
 const AFTER_HELP: &str = "\
@@ -39,6 +42,7 @@ Examples:
   pagemill copy --alloc single a b   the same with one page an allocation
   pagemill stress --seconds 60       look for a page with two owners
   pagemill info                      backend, CPUs, arena, and a zone's state
+  pagemill top /tmp/stress.sock      watch a process that serves this socket
 
 Exit codes:
   0  done
@@ -47,7 +51,8 @@ Exit codes:
   stopped by a signal, it ends by that signal (for Ctrl-C a shell shows 130)
 
 Environment:
-  PAGEMILL_BACKEND=rseq|portable     force how the per-CPU lists work";
+  PAGEMILL_BACKEND=rseq|portable     force how the per-CPU lists work
+  PAGEMILL_STATS=PATH                copy and stress serve `pagemill top` there";
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
@@ -64,6 +69,7 @@ impl Command {
             Self::Copy(_) => "copy",
             Self::Info(_) => "info",
             Self::Stress(_) => "stress",
+            Self::Top(_) => "top",
         }
     }
 
@@ -74,6 +80,7 @@ impl Command {
             Self::Copy(args) => copy::run(args),
             Self::Info(args) => info::run(args),
             Self::Stress(args) => stress::run(args),
+            Self::Top(args) => top::run(args),
         }
     }
 }

@@ -19,14 +19,16 @@ mod signals;
 mod worker;
 
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use pagemill::{Allocator, Backend};
+use pagemill::{Allocator, Backend, StatsServer};
 use pagemill_model::Rng;
 
 use crate::failure::{Failure, print};
+use crate::watched;
 use report::Tally;
 use round::Round;
 
@@ -53,6 +55,9 @@ pub(crate) struct StressArgs {
     /// Pages in the arena, 1 to 16777216 [default: three sizes in turn]
     #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pages: Option<u32>,
+    /// Serve `pagemill top PATH`; what PAGEMILL_STATS says if it is not given
+    #[arg(long, value_name = "PATH")]
+    stats: Option<PathBuf>,
     /// Print the result as a JSON object
     #[arg(long)]
     json: bool,
@@ -63,6 +68,7 @@ Examples:
   pagemill stress --seconds 60 --threads 4
   pagemill stress --seconds 60 --seed 7 --threads 4 --backend portable
   pagemill stress --json | jq .restarts
+  pagemill stress --stats /tmp/s.sock    beside it: pagemill top /tmp/s.sock
 
 Exit codes:
   0  each frame had one owner
@@ -115,6 +121,7 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
         pages: args.pages.map(|pages| pages as usize),
         seconds: args.seconds,
     };
+    let server = watched::serve(args.stats.as_deref())?;
     let backend = plan.allocator(0)?.backend();
     plan.backend = Some(backend);
     if !args.json {
@@ -123,7 +130,7 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
     signals::install().map_err(|error| Failure::new("can't handle signals", error))?;
     say_seed_on_panic(plan);
 
-    let tally = run_rounds(&plan)?;
+    let tally = run_rounds(&plan, server.as_ref())?;
     if backend == Backend::Rseq && tally.restarts == 0 && Duration::from_secs(plan.seconds) >= ENOUGH {
         let next = format!("run it longer; repeat with: {}", plan.again());
         return Err(Failure::new("too little is proved", "no section was restarted").next(next));
@@ -131,7 +138,7 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
     print(&if args.json { tally.json(&plan) } else { tally.table() })
 }
 
-fn run_rounds(plan: &Plan) -> Result<Tally, Failure> {
+fn run_rounds(plan: &Plan, server: Option<&StatsServer>) -> Result<Tally, Failure> {
     let (start, length) = (Instant::now(), Duration::from_secs(plan.seconds));
     let mut rng = Rng::new(plan.seed);
     let mut tally = Tally::default();
@@ -139,6 +146,9 @@ fn run_rounds(plan: &Plan) -> Result<Tally, Failure> {
     let progress = Progress::new();
     while start.elapsed() < length {
         let round = Round::new(plan.allocator(tally.rounds)?, rng.next(), plan.threads);
+        if let Some(server) = server {
+            server.show("stress", &round.allocator);
+        }
         let end = Instant::now() + ROUND.min(length - start.elapsed());
         let done = round.run(end).map_err(|what| {
             progress.clear();

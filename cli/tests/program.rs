@@ -14,14 +14,18 @@ fn pagemill(args: &[&str]) -> Outcome {
 #[test]
 fn help_shows_every_command_and_what_exit_codes_mean() {
     let help = pagemill(&["--help"]);
-    for words in ["bench", "copy", "stress", "info", "Examples:", "Exit codes:", "PAGEMILL_BACKEND"] {
+    for words in
+        ["bench", "copy", "stress", "info", "top", "Examples:", "Exit codes:", "PAGEMILL_BACKEND", "PAGEMILL_STATS"]
+    {
         assert!(help.done().stdout.contains(words), "no {words:?} in {}", help.stdout);
     }
-    for command in ["bench", "copy", "stress", "info"] {
+    for command in ["bench", "copy", "stress", "info", "top"] {
         let help = pagemill(&[command, "--help"]);
         assert!(help.done().stdout.contains(&format!("Usage: pagemill {command}")), "{}", help.stdout);
     }
-    for command in [&["--help"][..], &["copy", "--help"], &["info", "--help"], &["stress", "--help"]] {
+    for command in
+        [&["--help"][..], &["copy", "--help"], &["info", "--help"], &["stress", "--help"], &["top", "--help"]]
+    {
         let help = pagemill(command).stdout;
         help.lines().for_each(|line| assert!(line.chars().count() <= 80, "{command:?}: {line}"));
     }

@@ -23,6 +23,7 @@ use pagemill::{Allocator, PAGE_SIZE};
 
 use crate::allocator::default_allocator;
 use crate::failure::{Failure, print, said};
+use crate::watched;
 use extents::{Extents, Part};
 use files::{Source, Target};
 use pages::{Buffer, Tally};
@@ -191,6 +192,10 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
 fn copy(args: &CopyArgs, source: &Source, target: &Target, stop: &Stop) -> Result<Report, Failure> {
     // Made before the clock starts, as a program that copies more than one file would have done.
     let allocator = default_allocator(Some(2 * uring::LANES * args.batch))?;
+    let server = watched::serve(None)?;
+    if let Some(server) = &server {
+        server.show("copy", &allocator);
+    }
     let (ring, fallback) = choose_io(args.io, source)?;
     let io = if ring.is_some() { "io_uring" } else { "preadv" };
     let start = Instant::now();

@@ -1,0 +1,115 @@
+//! The terminal while the table is live: the other screen, keys as they are pressed, and everything as it was at the
+//! end, whatever brings it about.
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGWINCH};
+
+/// The other screen, no cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+/// Restored when it is dropped.
+pub(super) struct Screen {
+    /// How standard input was, where that is a terminal.
+    before: Option<Termios>,
+    signals: Signals,
+}
+
+/// What signals have asked for.
+struct Signals {
+    end: Arc<AtomicUsize>,
+    pause: Arc<AtomicBool>,
+}
+
+impl Screen {
+    pub(super) fn enter() -> io::Result<Self> {
+        let signals = Signals { end: Arc::default(), pause: Arc::default() };
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register_usize(signal, Arc::clone(&signals.end), signal as usize)?;
+        }
+        signal_hook::flag::register(SIGTSTP, Arc::clone(&signals.pause))?;
+        // Ends the wait, so that the table is drawn anew.
+        signal_hook::flag::register(SIGWINCH, Arc::default())?;
+        let mut screen = Self { before: None, signals };
+        screen.take()?;
+        Ok(screen)
+    }
+
+    /// The signal that asked for the end.
+    pub(super) fn ended_by(&self) -> Option<i32> {
+        // Relaxed: nothing is read but the number itself.
+        Some(self.signals.end.load(Relaxed) as i32).filter(|signal| *signal != 0)
+    }
+
+    /// Gives the terminal back while the shell has this program stopped.
+    pub(super) fn pause_if_asked(&mut self) -> io::Result<()> {
+        if self.signals.pause.swap(false, Relaxed) {
+            self.restore();
+            signal_hook::low_level::raise(signal_hook::consts::SIGSTOP)?;
+            self.take()?;
+        }
+        Ok(())
+    }
+
+    /// Keys come one by one and are not shown; signals still come from theirs.
+    fn take(&mut self) -> io::Result<()> {
+        // Standard input may be a file or nothing at all: then there are no keys.
+        self.before = tcgetattr(io::stdin()).ok();
+        if let Some(before) = &self.before {
+            let mut now = before.clone();
+            now.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+            now.special_codes[SpecialCodeIndex::VMIN] = 1;
+            now.special_codes[SpecialCodeIndex::VTIME] = 0;
+            tcsetattr(io::stdin(), OptionalActions::Now, &now)?;
+        }
+        say(ENTER)
+    }
+
+    fn restore(&mut self) {
+        // With the terminal gone there is nothing to restore.
+        let _ = say(LEAVE);
+        if let Some(before) = self.before.take() {
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, &before);
+        }
+    }
+
+    pub(super) fn has_keys(&self) -> bool {
+        self.before.is_some()
+    }
+
+    /// Draws what there is room for, from line `top` on or as near to it as fills the screen, and sets `top` to that. The
+    /// last line is the foot's.
+    pub(super) fn draw(&self, lines: &[String], top: &mut usize, foot: &str) -> io::Result<()> {
+        let size = tcgetwinsize(io::stdout()).ok();
+        let (rows, columns) = size.map_or((24, 80), |size| (size.ws_row as usize, size.ws_col as usize));
+        // A terminal that does not know its size says 0.
+        let (rows, columns) = (if rows == 0 { 24 } else { rows }, if columns == 0 { 80 } else { columns });
+        let room = rows - 1;
+        *top = (*top).min(lines.len().saturating_sub(room));
+        let mut frame = String::from("\x1b[H");
+        for line in lines[*top..].iter().take(room) {
+            frame.extend(line.chars().take(columns));
+            frame.push_str("\x1b[K\r\n");
+        }
+        let hidden = lines.len().saturating_sub(room);
+        let more = if hidden == 0 { String::new() } else { format!("; j and k scroll, {hidden} lines more") };
+        frame.push_str("\x1b[J");
+        frame.extend(format!("{foot}{more}").chars().take(columns));
+        say(&frame)
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.restore();
+    }
+}
+
+fn say(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}

@@ -1,0 +1,302 @@
+//! `pagemill top`: what it shows of a process, on a terminal and elsewhere, and what it says when there is none.
+mod common;
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use common::{Folder, Outcome, PROGRAM, signal};
+use pagemill::{Allocator, Bulk, Gfp, PageList, StatsServer};
+use rustix::fs::OFlags;
+use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An allocator that is served in a folder of its own: 7 single pages and 100 in bulk are out.
+struct Served {
+    folder: Folder,
+    server: StatsServer,
+    list: PageList,
+}
+
+impl Served {
+    fn new() -> Self {
+        let folder = Folder::new();
+        let server = StatsServer::bind(folder.path("s")).unwrap();
+        let allocator = Allocator::builder().pages(5000).build().unwrap();
+        let mut list = PageList::new();
+        allocator.alloc_pages_bulk_list(Bulk::exact(100), &mut list).unwrap();
+        (0..7).for_each(|_| list.push(allocator.alloc_page(Gfp::KERNEL).unwrap()).unwrap());
+        server.show("mine", &allocator);
+        Self { folder, server, list }
+    }
+    fn top(&self, args: &[&str]) -> Outcome {
+        self.folder.run(Command::new(PROGRAM).args(["top", "s"]).args(args))
+    }
+}
+
+fn refused(outcome: &Outcome, words: &[&str]) {
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(1), ""), "{outcome:?}");
+    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+    assert!(outcome.stderr.starts_with("pagemill: top: "), "{outcome:?}");
+    words.iter().for_each(|word| assert!(outcome.stderr.contains(word), "no {word:?} in {outcome:?}"));
+}
+
+#[test]
+fn the_table_shows_what_is_out_and_fits_80_columns() {
+    let served = Served::new();
+    for args in [&["--once"][..], &[]] {
+        let table = served.top(args);
+        let text = &table.done().stdout;
+        for words in ["allocator mine:", "5,000 pages, 19.5 MiB", "# handed out 107", "Normal", "unmovable", "order"] {
+            assert!(text.contains(words), "no {words:?} in {text}");
+        }
+        let row = text.lines().find(|line| line.contains("allocated pages")).unwrap();
+        assert_eq!(row.split_whitespace().collect::<Vec<_>>()[2..], ["107", "-"], "no rate from one look");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+    let rates = served.top(&["--once", "--interval", "50"]);
+    let row = rates.done().stdout.lines().find(|line| line.contains("allocated pages")).unwrap().to_owned();
+    assert_eq!(row.split_whitespace().collect::<Vec<_>>()[2..], ["107", "0"], "nothing was taken meanwhile");
+}
+
+#[test]
+fn json_and_prometheus_are_what_the_process_says() {
+    let served = Served::new();
+    let record: Value = serde_json::from_str(&served.top(&["--json"]).done().stdout).unwrap();
+    assert_eq!(record["pid"], std::process::id());
+    let of = |name: &str| {
+        let figures = record["figures"].as_array().unwrap();
+        figures.iter().find(|figure| figure["name"] == name).unwrap()["value"].as_u64().unwrap()
+    };
+    assert_eq!((of("pagemill_handed_out_pages"), of("pagemill_zone_managed_pages")), (107, 5000));
+    let text = served.top(&["--prometheus"]);
+    assert!(text.done().stdout.contains("\npagemill_handed_out_pages{allocator=\"mine\"} 107\n"), "{text:?}");
+}
+
+#[test]
+fn without_a_process_it_says_what_to_do() {
+    let folder = Folder::new();
+    let top = |args: &[&str]| folder.run(Command::new(PROGRAM).arg("top").args(args).env_remove("PAGEMILL_STATS"));
+    refused(&top(&[]), &["PAGEMILL_STATS", "pagemill top PATH"]);
+    refused(&top(&["s"]), &["no such socket", "pagemill stress --stats"]);
+    drop(UnixListener::bind(folder.path("s")).unwrap());
+    refused(&top(&["s"]), &["nobody answers there", "start it again"]);
+    let by_environment = folder.run(Command::new(PROGRAM).arg("top").env("PAGEMILL_STATS", "other"));
+    refused(&by_environment, &["other", "no such socket"]);
+    for args in [&["s", "--interval", "1"][..], &["s", "--json", "--prometheus"], &["s", "--json", "--once"]] {
+        assert_eq!(top(args).code, Some(2), "{args:?}");
+    }
+}
+
+/// Who serves there is no Pagemill.
+#[test]
+fn strangers_are_recognised() {
+    let folder = Folder::new();
+    let listener = UnixListener::bind(folder.path("s")).unwrap();
+    for (answer, args, words) in [
+        (&b""[..], &["--once"][..], &["closed without an answer"][..]),
+        (b"", &["--json"], &["without a word"]),
+        (b"HTTP/1.1 400\n", &["--once"], &["makes no sense", "another version"]),
+        (b"{\"pid\":1}\n", &["--once"], &["missing field"]),
+        (b"error: \x1b[31mno\n", &["--once"], &["  [31mno"]),
+        (b"error: no\n", &["--prometheus"], &["makes no sense: no"]),
+        (b"\xff\xff\n", &["--json"], &["no text"]),
+    ] {
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut question = [0; 64];
+                assert!(stream.read(&mut question).unwrap() > 0);
+                stream.write_all(answer).unwrap();
+            });
+            folder.run(Command::new(PROGRAM).args(["top", "s"]).args(args))
+        });
+        refused(&outcome, words);
+    }
+    // It takes the connection and is silent: nobody accepts it.
+    refused(&folder.run(Command::new(PROGRAM).args(["top", "s", "--once"])), &["no news for 5 s", "kill -CONT"]);
+}
+
+#[test]
+fn stress_is_watched_to_its_end() {
+    let folder = Folder::new();
+    let args = ["stress", "--seconds", "3", "--threads", "2", "--stats", "s"];
+    let mut stress = Command::new(PROGRAM);
+    let stress = stress.args(args).current_dir(folder.path("")).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let stress = stress.unwrap();
+    while !folder.path("s").exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Into a file: it says more than a pipe holds.
+    let mut top = Command::new(PROGRAM);
+    top.args(["top", "s", "--json", "--interval", "100"]).current_dir(folder.path(""));
+    top.stdout(File::create(folder.path("records")).unwrap()).stderr(Stdio::piped());
+    Outcome::of(top.spawn().unwrap()).done();
+    let text = fs::read_to_string(folder.path("records")).unwrap();
+    let records: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(records.iter().all(|record| record["pid"] == stress.id()));
+    let taken = |record: &Value| {
+        let figures = record["figures"].as_array().unwrap();
+        let figure = figures.iter().find(|figure| figure["name"] == "pagemill_allocated_pages_total")?;
+        assert_eq!(figure["labels"]["allocator"], "stress");
+        figure["value"].as_u64()
+    };
+    assert!(records.iter().filter_map(taken).max() > Some(0), "{records:?}");
+    Outcome::of(stress).done();
+    assert!(!folder.path("s").exists());
+}
+
+#[test]
+fn a_copy_that_cannot_be_watched_makes_nothing() {
+    let folder = Folder::new();
+    folder.file("src", b"contents");
+    let copy =
+        |stats: &str| folder.run(Command::new(PROGRAM).args(["copy", "src", "dst"]).env("PAGEMILL_STATS", stats));
+    let outcome = copy("src");
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.contains("can't be watched at src") && outcome.stderr.contains("no socket"), "{outcome:?}");
+    assert_eq!(folder.names(), ["src"]);
+    copy("s").done();
+    assert_eq!(folder.names(), ["dst", "src"]);
+}
+
+/// `pagemill top` on a terminal of its own, and all that it has written there.
+struct Terminal {
+    child: Child,
+    keys: File,
+    slave: File,
+    written: Receiver<Vec<u8>>,
+    so_far: String,
+}
+
+impl Terminal {
+    fn new(folder: &Folder, rows: u16) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let slave = rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY, rustix::fs::Mode::empty()).unwrap();
+        let size = Winsize { ws_row: rows, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&slave, size).unwrap();
+        let slave = File::from(slave);
+        let end = || Stdio::from(slave.try_clone().unwrap());
+        let mut command = Command::new(PROGRAM);
+        command.args(["top", "s", "--interval", "50"]).current_dir(folder.path(""));
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        let keys = File::from(master);
+        let (mut screen, (send, written)) = (keys.try_clone().unwrap(), channel());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(read @ 1..) = screen.read(&mut bytes) {
+                if send.send(bytes[..read].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { child, keys, slave, written, so_far: String::new() }
+    }
+
+    /// Waits until it has written this.
+    #[track_caller]
+    fn sees(&mut self, words: &str) {
+        while !self.so_far.contains(words) {
+            match self.written.recv_timeout(PATIENCE) {
+                Ok(more) => self.so_far += &String::from_utf8_lossy(&more),
+                Err(_) => panic!("no {words:?} in {:?}", self.so_far),
+            }
+        }
+    }
+
+    /// The terminal is as it was, and the program has ended so.
+    #[track_caller]
+    fn ended(mut self, last: &str, code: Option<i32>) {
+        self.sees("\x1b[?25h\x1b[?1049l");
+        self.sees(last);
+        let status = self.child.wait().unwrap();
+        assert_eq!(status.code(), code);
+        let modes = tcgetattr(&self.slave).unwrap().local_modes;
+        assert!(modes.contains(LocalModes::ICANON | LocalModes::ECHO), "{modes:?}");
+    }
+}
+
+fn on_terminal(served: &Served) -> Terminal {
+    let mut terminal = Terminal::new(&served.folder, 60);
+    terminal.sees("\x1b[?1049h");
+    terminal.sees("handed out 107");
+    terminal.sees("q ends");
+    let modes = tcgetattr(&terminal.slave).unwrap().local_modes;
+    assert!(!modes.intersects(LocalModes::ICANON | LocalModes::ECHO), "keys come one by one: {modes:?}");
+    terminal
+}
+
+#[test]
+fn on_a_terminal_it_follows_the_process_until_q() {
+    let mut served = Served::new();
+    let mut terminal = on_terminal(&served);
+    drop(std::mem::take(&mut served.list));
+    terminal.sees("handed out 0 ");
+    terminal.keys.write_all(b"x").unwrap();
+    terminal.keys.write_all(b"q").unwrap();
+    terminal.ended("", Some(0));
+}
+
+#[test]
+fn on_a_terminal_it_ends_with_the_process() {
+    let served = Served::new();
+    let terminal = on_terminal(&served);
+    drop(served.server);
+    terminal.ended(&format!("process {} ended, or serves s no more", std::process::id()), Some(0));
+}
+
+#[test]
+fn signals_end_it_and_the_terminal_is_as_it_was() {
+    let served = Served::new();
+    let terminal = on_terminal(&served);
+    signal(&terminal.child, Signal::INT);
+    terminal.ended("", Some(0));
+    let terminal = on_terminal(&served);
+    signal(&terminal.child, Signal::TERM);
+    terminal.ended("signal 15 came", None);
+}
+
+#[test]
+fn a_low_terminal_is_scrolled() {
+    let served = Served::new();
+    let mut terminal = Terminal::new(&served.folder, 10);
+    terminal.sees("j and k scroll");
+    assert!(!terminal.so_far.contains("shortfalls"), "{}", terminal.so_far);
+    terminal.keys.write_all("j\x1b[B\x1bOB".repeat(20).as_bytes()).unwrap();
+    terminal.sees("shortfalls");
+    terminal.keys.write_all(b"q").unwrap();
+    terminal.ended("", Some(0));
+}
+
+#[test]
+fn what_is_watched_may_be_stopped_for_a_while() {
+    let folder = Folder::new();
+    let args = ["stress", "--seconds", "60", "--threads", "1", "--pages", "500", "--stats", "s"];
+    let mut stress = Command::new(PROGRAM);
+    let stress = stress.args(args).current_dir(folder.path("")).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut stress = stress.unwrap();
+    while !Path::new(&folder.path("s")).exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut terminal = Terminal::new(&folder, 60);
+    terminal.sees("allocator stress");
+    signal(&stress, Signal::STOP);
+    terminal.sees("is the process stopped?");
+    signal(&stress, Signal::CONT);
+    terminal.so_far.clear();
+    terminal.sees("every 50 ms; q ends");
+    stress.kill().unwrap();
+    stress.wait().unwrap();
+    terminal.ended("ended, or serves s no more", Some(0));
+}
