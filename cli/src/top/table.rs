@@ -1,8 +1,8 @@
 //! The table: lines of plain text, from what the process says and what it said before.
 //!
-//! What has a place of its own is shown there: memory, zones, free blocks, lists, sizes of bulk calls. Every other
-//! counter gets a row with its total and its rate, by its name, so that a new one needs nothing here; and so does every
-//! gauge that zones have, as a column.
+//! What has a place of its own is shown there: memory, zones, free blocks, lists, sizes of bulk calls. Every counter gets
+//! a row with its total and its rate, by its name, every other gauge of an allocator a row too, and every gauge of its
+//! zones a column: a new one needs nothing here.
 use std::fmt::Write;
 
 use super::record::{Change, Figure, Kind};
@@ -11,6 +11,9 @@ use super::record::{Change, Figure, Kind};
 const BAR: usize = 50;
 /// What a histogram's columns are drawn with, from nothing to all.
 const STEPS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Gauges of an allocator that stand in its title and its memory.
+const PLACED: [&str; 3] = ["pagemill_cpus", "pagemill_handed_out_pages", "pagemill_quarantined_pages"];
 
 /// The whole table.
 pub(super) fn lines(change: &Change) -> Vec<String> {
@@ -97,14 +100,14 @@ fn zones(change: &Change, name: &str) -> Vec<String> {
         }
     }
     let head = |name: &str| words(name).trim_start_matches("zone ").trim_end_matches(" pages").to_owned();
-    let mut line = format!("  {:<6}{:<8}", "node", "zone");
-    columns.iter().for_each(|column| push(&mut line, format_args!("{:>12}", head(column))));
+    let mut line = format!("  {:<5}{:<7}", "node", "zone");
+    columns.iter().for_each(|column| push(&mut line, format_args!("{:>11}", head(column))));
     let mut lines = vec![String::new(), line];
     for place in places {
-        let mut line = format!("  {:<6}{:<8}", plain(&place.0), plain(&place.1));
+        let mut line = format!("  {:<5}{:<7}", plain(&place.0), plain(&place.1));
         for column in &columns {
             let found = of_zones.iter().find(|(other, figure)| *other == place && figure.name == *column);
-            push(&mut line, format_args!("{:>12}", found.map_or("-".into(), |(_, figure)| grouped(figure.value))));
+            push(&mut line, format_args!("{:>11}", found.map_or("-".into(), |(_, figure)| grouped(figure.value))));
         }
         lines.push(line);
     }
@@ -154,27 +157,35 @@ fn lists(change: &Change, name: &str) -> Vec<String> {
         let mut line = format!("  {:<14}", plain(cpu));
         for kind in &kinds {
             let is_it = |figure: &&&Figure| figure.label("cpu") == Some(cpu) && figure.label("mobility") == Some(kind);
-            push(&mut line, format_args!("{:>12}", pages.iter().find(is_it).map_or("-".into(), |f| grouped(f.value))));
+            let sum = pages.iter().filter(is_it).map(|figure| figure.value).reduce(u64::wrapping_add);
+            push(&mut line, format_args!("{:>12}", sum.map_or("-".into(), grouped)));
         }
         lines.push(line);
     }
     lines
 }
 
-/// Every counter that has no place of its own: total and rate.
+/// Every counter, with its total and rate, and every gauge of the allocator as a whole that has no place of its own.
 fn rows(change: &Change, allocator: Option<&str>) -> Vec<String> {
-    let mut names: Vec<&str> = Vec::new();
-    for figure in change.now.figures.iter().filter(|figure| figure.kind == Kind::Counter && figure.is_of(allocator)) {
-        if !names.contains(&figure.name.as_str()) {
-            names.push(&figure.name);
+    let mut figures: Vec<&Figure> = Vec::new();
+    for figure in change.now.figures.iter().filter(|figure| figure.is_of(allocator)) {
+        let is_plain = figure.labels.len() == usize::from(allocator.is_some());
+        let is_row = figure.kind == Kind::Counter || is_plain && !PLACED.contains(&figure.name.as_str());
+        if is_row && figures.iter().all(|other| other.name != figure.name) {
+            figures.push(figure);
         }
     }
-    let row = |name: &&str| {
-        let total = change.now.sum(allocator, name).unwrap_or(0);
-        let rate = change.rate(allocator, name).map_or("-".into(), |rate| grouped(rate.round() as u64));
-        format!("  {:<34}{:>20}{rate:>20}", words(name), grouped(total))
+    let row = |figure: &&Figure| {
+        let total = change.now.sum(allocator, &figure.name).unwrap_or(0);
+        let rate = match figure.kind {
+            Kind::Counter => {
+                change.rate(allocator, &figure.name).map_or("-".into(), |rate| grouped(rate.round() as u64))
+            }
+            Kind::Gauge => String::new(),
+        };
+        format!("  {:<34}{:>20}{rate:>20}", words(&figure.name), grouped(total)).trim_end().to_owned()
     };
-    names.iter().map(row).collect()
+    figures.iter().map(row).collect()
 }
 
 /// A histogram of bulk calls: since the last record, or in all where there is none.

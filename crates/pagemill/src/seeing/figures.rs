@@ -1,11 +1,10 @@
 //! The list of figures, and the moment that they are read from.
 //!
 //! To add a figure: a line in [`FIGURES`], and what it reads in [`Snapshot`], or in one of its zones or lists.
-use crate::BuddyDump;
 use crate::allocator::Allocator;
 use crate::misuse::foreign_count;
-use crate::stats::Stats;
-use pagemill_core::{CpuId, Mobility, Order};
+use crate::stats::{Stats, ZoneInfo};
+use pagemill_core::{CpuId, Mobility, NodeId, Order, ZoneKind};
 use pagemill_sys::Backend;
 
 /// Whether a figure only grows.
@@ -60,27 +59,18 @@ enum Read {
     /// Of each allocator: `allocator`.
     Allocator(fn(&Snapshot) -> u64),
     /// Of each zone: `node` and `zone` besides.
-    Zone(fn(&Zone) -> u64),
-    /// Of each per-CPU list that was ever used: `cpu` and `mobility` besides.
+    Zone(fn(&ZoneInfo) -> u64),
+    /// Of each per-CPU list that was ever used: `node`, `zone`, `cpu` and `mobility` besides.
     List(fn(&List) -> u64),
     /// With labels of its own.
     Labelled(fn(&Snapshot, &mut Samples<'_>)),
 }
 
-/// One zone at a snapshot's moment.
-#[derive(Clone, Debug)]
-struct Zone {
-    node: usize,
-    kind: &'static str,
-    managed: u64,
-    free: u64,
-    listed: u64,
-    buddy: BuddyDump,
-}
-
 /// One per-CPU list at a snapshot's moment.
 #[derive(Clone, Debug)]
 struct List {
+    node: NodeId,
+    zone: ZoneKind,
     cpu: usize,
     mobility: &'static str,
     pages: u64,
@@ -108,7 +98,7 @@ pub struct Snapshot {
     backend: Backend,
     cpus: u64,
     stats: Stats,
-    zones: Vec<Zone>,
+    zones: Vec<ZoneInfo>,
     lists: Vec<List>,
 }
 
@@ -120,7 +110,7 @@ impl Snapshot {
             name: name.into(),
             backend: allocator.backend(),
             cpus: allocator.cpus() as u64,
-            zones: zones(allocator, &stats),
+            zones: allocator.zoneinfo(),
             lists: lists(allocator),
             stats,
         }
@@ -131,39 +121,40 @@ impl Snapshot {
     }
 }
 
-/// An allocator's zones. There is one yet.
-fn zones(allocator: &Allocator, stats: &Stats) -> Vec<Zone> {
-    vec![Zone {
-        node: 0,
-        kind: "Normal",
-        managed: allocator.managed_pages().get() as u64,
-        free: stats.free,
-        listed: stats.listed,
-        buddy: allocator.buddyinfo(),
-    }]
-}
-
-/// The per-CPU lists that were ever used: a large machine has many that were not.
+/// The per-CPU lists that were ever used: a large machine has many that were not. Those of several arenas are one list
+/// if these are one zone.
 fn lists(allocator: &Allocator) -> Vec<List> {
-    let per_cpu = &allocator.nodes().first().lists;
-    let all = (0..per_cpu.cpus()).flat_map(|cpu| Mobility::ALL.map(|mobility| (cpu, mobility)));
-    let all = all.map(|(cpu, mobility)| {
-        let list = &per_cpu.cpu(CpuId::new(cpu as u32)).lists[mobility.index()];
-        List {
-            cpu,
-            mobility: match mobility {
+    let mut all: Vec<List> = Vec::new();
+    // Retired arenas too: what they counted must not go back.
+    for arena in allocator.nodes().ever().iter() {
+        let cpus = (0..arena.lists.cpus()).flat_map(|cpu| Mobility::ALL.map(|mobility| (cpu, mobility)));
+        for (cpu, mobility) in cpus {
+            let list = &arena.lists.cpu(CpuId::new(cpu as u32)).lists[mobility.index()];
+            let mobility = match mobility {
                 Mobility::Unmovable => "unmovable",
                 Mobility::Movable => "movable",
                 Mobility::Reclaimable => "reclaimable",
-            },
-            pages: list.len() as u64,
-            popped: list.popped(),
-            pushed: list.pushed(),
-            refilled: list.refilled(),
-            drained: list.drained(),
+            };
+            let (node, zone, pages) = (arena.node, arena.kind, list.len() as u64);
+            let (popped, pushed) = (list.popped(), list.pushed());
+            let (refilled, drained) = (list.refilled(), list.drained());
+            if pages + popped + pushed + refilled == 0 {
+                continue;
+            }
+            let key = |list: &List| (list.node, list.zone, list.cpu, list.mobility);
+            match all.iter_mut().find(|list| key(list) == (node, zone, cpu, mobility)) {
+                Some(list) => {
+                    list.pages += pages;
+                    list.popped += popped;
+                    list.pushed += pushed;
+                    list.refilled += refilled;
+                    list.drained += drained;
+                }
+                None => all.push(List { node, zone, cpu, mobility, pages, popped, pushed, refilled, drained }),
+            }
         }
-    });
-    all.filter(|list| list.pages + list.popped + list.pushed + list.refilled > 0).collect()
+    }
+    all
 }
 
 const fn counter(name: &'static str, help: &'static str, read: Read) -> Figure {
@@ -186,8 +177,11 @@ pub static FIGURES: &[Figure] = &[
         Of(|seen| seen.stats.quarantined),
     ),
     gauge("pagemill_zone_managed_pages", "Pages that the zone has in all.", PerZone(|zone| zone.managed)),
-    gauge("pagemill_zone_free_pages", "Pages free in the zone.", PerZone(|zone| zone.free)),
-    gauge("pagemill_zone_listed_pages", "Pages of the zone on per-CPU lists.", PerZone(|zone| zone.listed)),
+    gauge("pagemill_zone_free_pages", "Pages free in the zone.", PerZone(|zone| zone.stats.free)),
+    gauge("pagemill_zone_listed_pages", "Pages of the zone on per-CPU lists.", PerZone(|zone| zone.stats.listed)),
+    gauge("pagemill_zone_min_pages", "Watermark: below it only reserves.", PerZone(|zone| zone.marks.min.into())),
+    gauge("pagemill_zone_low_pages", "Watermark: below it reclaim wakes.", PerZone(|zone| zone.marks.low.into())),
+    gauge("pagemill_zone_high_pages", "Watermark: reclaim runs up to it.", PerZone(|zone| zone.marks.high.into())),
     gauge("pagemill_free_blocks", "Free blocks by order, each as large as it merges to.", Labelled(free_blocks)),
     gauge("pagemill_list_pages", "Pages on a CPU's list.", PerList(|list| list.pages)),
     counter("pagemill_list_taken_pages_total", "Pages taken from a CPU's list.", PerList(|list| list.popped)),
@@ -219,6 +213,19 @@ pub static FIGURES: &[Figure] = &[
     ),
     counter("pagemill_stolen_pages_total", "Pages out of another mobility's pageblock.", Of(|seen| seen.stats.steals)),
     counter("pagemill_shortfalls_total", "Requests that came back short.", Of(|seen| seen.stats.shortfalls)),
+    counter("pagemill_numa_hit_total", "Pages from the node that was asked for.", PerZone(|zone| zone.stats.numa_hit)),
+    counter("pagemill_numa_miss_total", "Pages for another node's requests.", PerZone(|zone| zone.stats.numa_miss)),
+    counter("pagemill_numa_foreign_total", "Its requests, met elsewhere.", PerZone(|zone| zone.stats.numa_foreign)),
+    counter("pagemill_numa_interleave_total", "Pages by interleaving.", PerZone(|zone| zone.stats.numa_interleave)),
+    counter("pagemill_numa_local_total", "Pages for CPUs of the node.", PerZone(|zone| zone.stats.numa_local)),
+    counter("pagemill_numa_other_total", "Pages for CPUs of other nodes.", PerZone(|zone| zone.stats.numa_other)),
+    gauge("pagemill_waiting_requests", "Requests that wait for memory.", Of(|seen| seen.stats.waiting)),
+    counter("pagemill_waits_total", "Waits for memory that have ended.", Of(|seen| seen.stats.waits)),
+    counter("pagemill_waited_us_total", "Microseconds of those waits.", Of(|seen| seen.stats.waited_us)),
+    counter("pagemill_direct_reclaims_total", "Reclaim by requests.", Of(|seen| seen.stats.reclaim_direct)),
+    counter("pagemill_background_reclaims_total", "Reclaim beside them.", Of(|seen| seen.stats.reclaim_background)),
+    counter("pagemill_reclaimed_pages_total", "Pages that shrinkers freed.", Of(|seen| seen.stats.reclaimed)),
+    counter("pagemill_injected_faults_total", "Requests failed on purpose.", Of(|seen| seen.stats.faults)),
     counter("pagemill_misuse_total", "Frees refused, frames found on two ways at once.", Of(|seen| seen.stats.misused)),
     counter("pagemill_foreign_frees_total", "Frees of what belongs to no allocator.", Process(foreign_count)),
     counter("pagemill_section_restarts_total", "Restartable sections begun anew.", Process(pagemill_sys::restarts)),
@@ -238,11 +245,15 @@ fn handed_out(seen: &Snapshot) -> u64 {
 fn free_blocks(seen: &Snapshot, samples: &mut Samples<'_>) {
     for zone in &seen.zones {
         for order in (0..=Order::MAX.get()).flat_map(Order::new) {
-            let labels =
-                [("node", zone.node.to_string()), ("zone", zone.kind.into()), ("order", order.get().to_string())];
-            samples.push(labels, zone.buddy.free_blocks(order) as u64);
+            let [node, kind] = labels_of(zone.node, zone.kind);
+            let blocks: usize = zone.buddy.iter().map(|arena| arena.free_blocks(order)).sum();
+            samples.push([node, kind, ("order", order.get().to_string())], blocks as u64);
         }
     }
+}
+
+fn labels_of(node: NodeId, zone: ZoneKind) -> [(&'static str, String); 2] {
+    [("node", node.get().to_string()), ("zone", zone.name().into())]
 }
 
 fn bulk_alloc(seen: &Snapshot, samples: &mut Samples<'_>) {
@@ -286,10 +297,12 @@ impl Figure {
                 Read::Process(_) => {}
                 Read::Allocator(read) => samples.push([], read(seen)),
                 Read::Zone(read) => seen.zones.iter().for_each(|zone| {
-                    samples.push([("node", zone.node.to_string()), ("zone", zone.kind.into())], read(zone));
+                    samples.push(labels_of(zone.node, zone.kind), read(zone));
                 }),
                 Read::List(read) => seen.lists.iter().for_each(|list| {
-                    samples.push([("cpu", list.cpu.to_string()), ("mobility", list.mobility.into())], read(list));
+                    let [node, zone] = labels_of(list.node, list.zone);
+                    let labels = [node, zone, ("cpu", list.cpu.to_string()), ("mobility", list.mobility.into())];
+                    samples.push(labels, read(list));
                 }),
                 Read::Labelled(read) => read(seen, &mut samples),
             }
