@@ -113,7 +113,7 @@ fn once(path: &Path, ms: Option<u64>) -> Result<(), Failure> {
 }
 
 fn next_change(source: &Source, before: Option<Change>, line: &[u8]) -> Result<Change, Failure> {
-    Ok(Change { now: source.record(line)?, before: before.map(|change| change.now) })
+    Ok(Change::new(source.record(line)?, before.map(|change| change.now)))
 }
 
 /// How the live table ends.

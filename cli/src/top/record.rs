@@ -1,5 +1,5 @@
 //! What a watched process says: one JSON object, and what changed from one to the next.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Deserialize;
 
@@ -63,16 +63,28 @@ impl Record {
 pub(super) struct Change {
     pub(super) now: Record,
     pub(super) before: Option<Record>,
+    /// The allocators of which a counter went back: others have taken their places, and all of theirs count from zero.
+    anew: HashSet<Option<String>>,
 }
 
 impl Change {
-    /// How much a counter grew in a second. None: nobody knows. A counter that went back began anew: an allocator took
-    /// another's place.
+    pub(super) fn new(now: Record, before: Option<Record>) -> Self {
+        let then = before.iter().flat_map(|before| &before.figures).filter(|figure| figure.kind == Kind::Counter);
+        let then: HashMap<_, _> = then.map(|figure| ((&figure.name, &figure.labels), figure.value)).collect();
+        let went_back = |now: &&Figure| then.get(&(&now.name, &now.labels)).is_some_and(|then| now.value < *then);
+        let anew = now.figures.iter().filter(went_back);
+        let anew = anew.map(|figure| figure.label("allocator").map(str::to_owned)).collect();
+        Self { now, before, anew }
+    }
+
+    /// How much a counter grew in a second. None: nobody knows.
     pub(super) fn rate(&self, allocator: Option<&str>, name: &str) -> Option<f64> {
         let before = self.before.as_ref().filter(|before| before.pid == self.now.pid)?;
         let ms = self.now.up_ms.checked_sub(before.up_ms).filter(|ms| *ms > 0)?;
-        let (now, then) = (self.now.sum(allocator, name)?, before.sum(allocator, name).unwrap_or(0));
-        Some(now.checked_sub(then).unwrap_or(now) as f64 * 1000.0 / ms as f64)
+        let now = self.now.sum(allocator, name)?;
+        let is_anew = self.anew.contains(&allocator.map(str::to_owned));
+        let then = if is_anew { 0 } else { before.sum(allocator, name).unwrap_or(0) };
+        Some(now.saturating_sub(then) as f64 * 1000.0 / ms as f64)
     }
 }
 
@@ -80,24 +92,29 @@ impl Change {
 mod tests {
     use super::*;
 
-    fn record(up_ms: u64, taken: &[u64]) -> Record {
-        let figure = |value| {
-            let labels = format!(r#"{{"allocator":"a","cpu":"{value}"}}"#);
-            format!(r#"{{"name":"taken","kind":"counter","labels":{labels},"value":{value}}}"#)
+    /// The allocator's counters `taken` and `freed`, each in two parts.
+    fn record(up_ms: u64, taken: [u64; 2], freed: [u64; 2]) -> Record {
+        let figure = |name: &str, part: usize, value: u64| {
+            let labels = format!(r#"{{"allocator":"a","cpu":"{part}"}}"#);
+            format!(r#"{{"name":"{name}","kind":"counter","labels":{labels},"value":{value}}}"#)
         };
-        let figures: Vec<_> = taken.iter().map(figure).collect();
-        let text = format!(r#"{{"pid":1,"program":"p","new":[],"up_ms":{up_ms},"figures":[{}]}}"#, figures.join(","));
-        serde_json::from_str(&text).unwrap()
+        let figures = [0, 1].map(|part| [figure("taken", part, taken[part]), figure("freed", part, freed[part])]);
+        let figures = figures.concat().join(",");
+        serde_json::from_str(&format!(r#"{{"pid":1,"program":"p","new":[],"up_ms":{up_ms},"figures":[{figures}]}}"#))
+            .unwrap()
     }
 
     #[test]
     fn rates_are_of_sums_and_of_what_began_anew() {
-        let rate = |before: Option<Record>, now| Change { now, before }.rate(Some("a"), "taken");
-        assert_eq!(rate(None, record(1000, &[5])), None);
-        assert_eq!(rate(Some(record(1000, &[1, 2])), record(1500, &[6, 7])), Some(20.0));
-        assert_eq!(rate(Some(record(1000, &[100])), record(3000, &[8])), Some(4.0));
-        assert_eq!(rate(Some(record(1000, &[])), record(2000, &[8])), Some(8.0));
-        assert_eq!(rate(Some(record(1000, &[1])), record(1000, &[8])), None);
-        assert_eq!(rate(Some(record(1000, &[1])), record(2000, &[])), None);
+        let rates = |before: Option<Record>, now| {
+            let change = Change::new(now, before);
+            ["taken", "freed", "none"].map(|name| change.rate(Some("a"), name))
+        };
+        assert_eq!(rates(None, record(1000, [5, 5], [5, 5])), [None; 3]);
+        let before = || Some(record(1000, [1, 2], [10, 10]));
+        assert_eq!(rates(before(), record(1500, [6, 7], [10, 11])), [Some(20.0), Some(2.0), None]);
+        // One part of one counter went back, though its sum did not: both are another allocator's.
+        assert_eq!(rates(before(), record(3000, [0, 8], [40, 40])), [Some(4.0), Some(40.0), None]);
+        assert_eq!(rates(before(), record(1000, [8, 8], [40, 40])), [None; 3]);
     }
 }

@@ -299,7 +299,7 @@ mod tests {
             format!(r#"{{"name":"\u001b[31m","kind":"counter","labels":{{}},"value":{max}}}"#),
         ];
         let text = format!(r#"{{"pid":0,"program":"\u0007","up_ms":{max},"figures":[{}]}}"#, figures.join(","));
-        let change = Change { now: serde_json::from_str(&text).unwrap(), before: None };
+        let change = Change::new(serde_json::from_str(&text).unwrap(), None);
         let table = lines(&change);
         assert!(table.iter().all(|line| !line.chars().any(char::is_control)), "{table:#?}");
         assert!(table.iter().any(|line| line.contains("18,446,744,073,709,551,615")));
