@@ -1,0 +1,556 @@
+//! Memory that is short: what each kind of request still gets, what reclaim brings, and faults at every acquisition
+//! (C3.4, C3.6, C3.14).
+use pagemill::{
+    Account, Allocator, Backend, Block, BlockList, Bulk, Cancel, Delivered, Error, Faults, Gfp, Invalid, Memory,
+    NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, Shrink, Shrinker, ShrinkerDoes, Watermarks,
+    free_pages_bulk,
+};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const MIN: u32 = 100;
+const PAGES: usize = 1000;
+
+/// Runs `test` with an allocator of each backend: fake CPUs with portable lists, and the thread kept on one CPU with
+/// restartable sequences, so that no list of another CPU hides pages from requests that may not drain it.
+fn with_each(memory: &Memory, test: impl Fn(&Allocator)) {
+    test(&Allocator::builder().memory(memory.clone()).cpus(1, || 0).build().unwrap());
+    match pagemill::self_test() {
+        Ok(()) => {
+            stay_on_this_cpu();
+            test(&Allocator::builder().memory(memory.clone()).backend(Backend::Rseq).build().unwrap());
+        }
+        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    }
+}
+
+fn stay_on_this_cpu() {
+    // SAFETY: a CPU set is plain bits, and zero an empty one.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(libc::sched_getcpu() as usize, &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &set), 0);
+    }
+}
+
+fn with_marks() -> Memory {
+    Memory::anonymous(PAGES).watermarks(Watermarks::above(MIN))
+}
+
+fn assert_all_back(allocator: &Allocator) {
+    allocator.drain();
+    let (census, stats) = (allocator.validate(), allocator.stats());
+    assert_eq!((census.free, census.managed), (census.managed, allocator.managed_pages().get()));
+    assert_eq!((stats.allocated, stats.misused, stats.quarantined), (stats.freed, 0, 0));
+}
+
+fn empty(n: usize) -> Vec<Option<Page>> {
+    (0..n).map(|_| None).collect()
+}
+
+/// All that `gfp` gets, one by one.
+fn all(allocator: &Allocator, gfp: Gfp) -> Vec<Page> {
+    std::iter::from_fn(|| allocator.alloc_page(gfp).ok()).collect()
+}
+
+/// Waits for what another thread is about to do; that it never does it is the failure.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < limit, "{what} never came");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// A cache: has pages, counts its calls, and gives from call number `from` on.
+struct Cache {
+    pages: Mutex<Vec<Page>>,
+    calls: AtomicUsize,
+    from: usize,
+    does: ShrinkerDoes,
+}
+
+impl Cache {
+    fn of(pages: Vec<Page>) -> Self {
+        Self { pages: Mutex::new(pages), calls: AtomicUsize::new(0), from: 1, does: ShrinkerDoes::Nothing }
+    }
+    fn calls(&self) -> usize {
+        self.calls.load(Relaxed)
+    }
+}
+
+impl Shrinker for Cache {
+    fn shrink(&self, wanted: Shrink) -> usize {
+        if self.calls.fetch_add(1, Relaxed) + 1 < self.from {
+            return 0;
+        }
+        let mut pages = self.pages.lock().unwrap();
+        let rest = pages.len().saturating_sub(wanted.pages);
+        pages.drain(rest..).count()
+    }
+    fn does(&self) -> ShrinkerDoes {
+        self.does
+    }
+}
+
+#[test]
+fn single_requests_reach_down_to_their_marks() {
+    with_each(&with_marks(), |allocator| {
+        let pages = all(allocator, Gfp::NOWAIT);
+        assert_eq!(pages.len(), PAGES - MIN as usize);
+        assert!(matches!(allocator.alloc_page(Gfp::KERNEL), Err(Error::Exhausted(_))));
+        // Half of what is left, and no more.
+        let reserve = all(allocator, Gfp::ATOMIC);
+        assert_eq!(reserve.len(), MIN as usize / 2);
+        assert_eq!(allocator.stats().free, u64::from(MIN) / 2);
+        // What a block takes counts as its pages.
+        drop((pages, reserve));
+        allocator.drain();
+        let order = Order::new(3).unwrap();
+        let blocks: Vec<Block> = std::iter::from_fn(|| allocator.alloc_pages(Gfp::NOWAIT, order).ok()).collect();
+        assert_eq!(blocks.len(), (PAGES - MIN as usize) / 8);
+        drop(blocks);
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
+fn atomic_never_gets_below_half_of_min() {
+    const THREADS: usize = 4;
+    with_each(&with_marks(), |allocator| {
+        for _ in 0..20 {
+            let taken: usize = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..THREADS)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            let mut pages = Vec::new();
+                            while let Ok(page) = allocator.alloc_page(Gfp::ATOMIC) {
+                                assert!(allocator.stats().free >= u64::from(MIN) / 2);
+                                pages.push(page);
+                            }
+                            pages
+                        })
+                    })
+                    .collect();
+                let pages: Vec<Vec<Page>> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+                // Some may stand on the list of a CPU that a thread was on.
+                let stats = allocator.stats();
+                assert!(stats.free >= u64::from(MIN) / 2, "{stats:?}");
+                pages.iter().map(Vec::len).sum::<usize>() + stats.listed as usize
+            });
+            assert!(taken <= PAGES - MIN as usize / 2, "{taken}");
+            allocator.drain();
+        }
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
+fn bulk_stays_above_low_but_for_one() {
+    let low = (MIN + MIN / 4) as usize;
+    with_each(&with_marks(), |allocator| {
+        for n in [PAGES, 400] {
+            // A large request, and several small ones that fill lists.
+            let mut list = PageList::new();
+            let mut got = 0;
+            let last = loop {
+                let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(n).gfp(Gfp::NOWAIT), &mut list).unwrap();
+                got += delivered.blocks;
+                if delivered.blocks < n {
+                    break delivered;
+                }
+            };
+            assert_eq!(got, PAGES - low + 1, "what lies above low, and one by the single path");
+            assert_eq!(last.shortfall, Some(Shortfall::BelowMark { missing: n - last.blocks }));
+            // The next one brings what that one left on the list, and one again, though nothing lies above low (C3.8).
+            let listed = allocator.stats().listed as usize;
+            let more = allocator.alloc_pages_bulk_list(Bulk::up_to(40).gfp(Gfp::NOWAIT), &mut list).unwrap();
+            let shortfall = Some(Shortfall::BelowMark { missing: 39 - listed });
+            assert_eq!(more, Delivered { blocks: listed + 1, shortfall });
+            drop(list);
+            allocator.drain();
+        }
+        // A number that must be reached is, one by one, down to min; one more leaves everything as it was.
+        let mut slots = empty(PAGES);
+        slots[1] = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
+        let before: Vec<_> = slots.iter().map(|slot| slot.as_ref().map(Page::addr)).collect();
+        let most = PAGES - MIN as usize;
+        let refused = allocator.alloc_pages_bulk_array(Bulk::exact(most + 1).gfp(Gfp::NOWAIT), &mut slots);
+        assert!(matches!(refused, Err(Error::Exhausted(_))), "{refused:?}");
+        assert!(slots.iter().map(|slot| slot.as_ref().map(Page::addr)).eq(before));
+        allocator.drain();
+        let filled = allocator.alloc_pages_bulk_array(Bulk::exact(most).gfp(Gfp::NOWAIT), &mut slots).unwrap();
+        assert_eq!((filled.added, filled.occupied, filled.first_hole), (most - 1, most, most));
+        free_pages_bulk(&mut slots);
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
+fn every_shortfall_says_why() {
+    with_each(&Memory::anonymous(64), |allocator| {
+        let mut list = PageList::new();
+        let mut why = |request: Bulk<'_>| {
+            let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
+            list.clear();
+            (delivered.blocks, delivered.shortfall)
+        };
+        assert_eq!(why(Bulk::up_to(65)), (64, Some(Shortfall::Exhausted { missing: 1 })));
+        assert_eq!(why(Bulk::up_to(64)), (64, None));
+        let elsewhere = NodeMask::only(NodeId::new(1).unwrap());
+        assert_eq!(why(Bulk::up_to(8).nodes(elsewhere)), (0, Some(Shortfall::NotAllowed { missing: 8 })));
+        let account = Account::new(PageCount::new(10));
+        let paid = Bulk::up_to(16).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
+        assert_eq!(why(paid), (10, Some(Shortfall::Account { missing: 6 })));
+        assert_eq!(account.charged().get(), 10);
+        assert_eq!(why(paid), (0, Some(Shortfall::Account { missing: 16 })));
+        // Who asks for more than there is pays for what came.
+        let rich = Account::new(PageCount::new(1000));
+        let paid = Bulk::up_to(100).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
+        assert_eq!(why(paid), (64, Some(Shortfall::Exhausted { missing: 36 })));
+        assert_eq!(rich.charged().get(), 64);
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let cancelled = Bulk::up_to(65).deadline(Duration::from_secs(3600)).cancel(&cancel);
+        assert_eq!(why(cancelled), (64, Some(Shortfall::Cancelled { missing: 1 })));
+
+        let short = Bulk::exact(11).gfp(Gfp::KERNEL | Gfp::ACCOUNT);
+        let poor = Account::new(PageCount::new(10));
+        assert!(allocator.alloc_pages_bulk_list(short.account(&poor), &mut list).is_err());
+        assert_eq!((list.len(), poor.charged().get()), (0, 0));
+        let nobody = allocator.alloc_pages_bulk_list(short, &mut list);
+        assert_eq!(nobody.unwrap_err(), Error::Invalid(Invalid::NoAccount));
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
+fn a_request_that_may_wait_gets_what_shrinkers_give() {
+    with_each(&Memory::anonymous(64), |allocator| {
+        let cache = Arc::new(Cache { from: 3, ..Cache::of(all(allocator, Gfp::NOWAIT)) });
+        let registered = allocator.register_shrinker(cache.clone());
+        assert_eq!(cache.pages.lock().unwrap().len(), 64);
+        for gfp in [Gfp::NOWAIT, Gfp::ATOMIC, Gfp::NOWAIT | Gfp::NOWARN] {
+            assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))));
+            let mut slots = empty(4);
+            let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(4).gfp(gfp), &mut slots).unwrap();
+            assert_eq!((filled.added, filled.shortfall), (0, Some(Shortfall::Exhausted { missing: 4 })));
+        }
+        let before = allocator.stats();
+        assert_eq!((cache.calls(), before.waits, before.reclaim_direct), (0, 0, 0));
+        let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+        let stats = allocator.stats();
+        assert_eq!((cache.calls(), stats.waits, stats.reclaim_direct, stats.reclaimed), (3, 1, 3, 64));
+        assert_eq!(stats.shortfalls, before.shortfalls);
+        // One that gives at once makes nobody wait, and serves bulk requests as well.
+        drop(page);
+        *cache.pages.lock().unwrap() = all(allocator, Gfp::NOWAIT);
+        let mut list = PageList::new();
+        allocator.alloc_pages_bulk_list(Bulk::exact(64), &mut list).unwrap();
+        assert_eq!((cache.calls(), allocator.stats().waits), (4, 1));
+        drop((list, registered));
+        allocator.drain();
+        let _all = all(allocator, Gfp::NOWAIT);
+        assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
+        assert_eq!(cache.calls(), 4, "a shrinker that is not registered any more");
+    });
+}
+
+#[test]
+fn flags_bound_the_rounds() {
+    let none = || Cache { from: usize::MAX, ..Cache::of(Vec::new()) };
+    with_each(&Memory::anonymous(8), |allocator| {
+        let _all = all(allocator, Gfp::NOWAIT);
+        for (gfp, calls) in [
+            (Gfp::KERNEL | Gfp::NORETRY, 1),
+            (Gfp::KERNEL, 1 + 16),
+            (Gfp::NOIO, 1 + 16),
+            (Gfp::KERNEL | Gfp::RETRY_MAYFAIL, 1 + 64),
+        ] {
+            let cache = Arc::new(none());
+            let _registered = allocator.register_shrinker(cache.clone());
+            assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))));
+            assert_eq!(cache.calls(), calls, "{gfp:?}");
+        }
+    });
+}
+
+#[test]
+fn nofail_goes_on() {
+    with_each(&Memory::anonymous(8), |allocator| {
+        // Longer than any other request would try.
+        let cache = Arc::new(Cache { from: 80, ..Cache::of(all(allocator, Gfp::NOWAIT)) });
+        let registered = allocator.register_shrinker(cache.clone());
+        let page = allocator.alloc_page(Gfp::KERNEL | Gfp::NOFAIL).unwrap();
+        assert_eq!((cache.calls(), allocator.stats().waits), (80, 1));
+        drop((registered, page));
+        // Without any shrinker it waits for who frees.
+        let mut pages = all(allocator, Gfp::NOWAIT);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| allocator.alloc_page(Gfp::NOFS | Gfp::NOFAIL).is_ok());
+            until("a waiter", || allocator.stats().waiting == 1);
+            drop(pages.pop());
+            assert!(waiter.join().unwrap());
+        });
+        drop(pages);
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
+fn reclaim_calls_no_shrinker_that_the_flags_exclude() {
+    use ShrinkerDoes::{Filesystem, Io, Nothing};
+    with_each(&Memory::anonymous(8), |allocator| {
+        for (gfp, called) in
+            [(Gfp::KERNEL, [true, true, true]), (Gfp::NOFS, [true, true, false]), (Gfp::NOIO, [true, false, false])]
+        {
+            let _all = all(allocator, Gfp::NOWAIT);
+            let caches = [Nothing, Io, Filesystem]
+                .map(|does| Arc::new(Cache { does, from: usize::MAX, ..Cache::of(Vec::new()) }));
+            let _registered = caches.each_ref().map(|cache| allocator.register_shrinker(cache.clone()));
+            assert!(allocator.alloc_page(gfp | Gfp::NORETRY).is_err());
+            assert_eq!(caches.each_ref().map(|cache| cache.calls() > 0), called, "{gfp:?}");
+        }
+    });
+}
+
+/// Allocates where it may not.
+struct Recursive {
+    allocator: Mutex<Option<Allocator>>,
+    seen: Mutex<Vec<Option<Error>>>,
+}
+
+impl Shrinker for Recursive {
+    fn shrink(&self, wanted: Shrink) -> usize {
+        let allocator = self.allocator.lock().unwrap().clone().unwrap();
+        let mut seen = self.seen.lock().unwrap();
+        seen.push(allocator.alloc_page(wanted.gfp).err());
+        seen.push(allocator.alloc_pages(Gfp::NOIO, Order::new(1).unwrap()).err());
+        seen.push(allocator.alloc_page(Gfp::NOWAIT).err().filter(|error| !matches!(error, Error::Exhausted(_))));
+        0
+    }
+}
+
+#[test]
+fn a_shrinker_may_not_reclaim() {
+    with_each(&Memory::anonymous(8), |allocator| {
+        let _all = all(allocator, Gfp::NOWAIT);
+        let allocators = Mutex::new(Some(allocator.clone()));
+        let shrinker = Arc::new(Recursive { allocator: allocators, seen: Mutex::default() });
+        let registered = allocator.register_shrinker(shrinker.clone());
+        assert!(allocator.alloc_page(Gfp::KERNEL | Gfp::NORETRY).is_err());
+        let refused = Some(Error::Invalid(Invalid::ReclaimInShrinker));
+        assert_eq!(*shrinker.seen.lock().unwrap(), [refused, refused, None]);
+        // Outside of it, this thread may again.
+        drop(registered);
+        assert!(matches!(allocator.alloc_page(Gfp::KERNEL), Err(Error::Exhausted(_))));
+        shrinker.allocator.lock().unwrap().take();
+    });
+}
+
+#[test]
+fn a_step_of_reclaim_reaches_high() {
+    let high = MIN as usize * 3 / 2;
+    with_each(&with_marks(), |allocator| {
+        let cache = Arc::new(Cache::of(all(allocator, Gfp::NOWAIT)));
+        let _registered = allocator.register_shrinker(cache.clone());
+        assert_eq!(allocator.stats().free, u64::from(MIN));
+        // At once as many as are missing to `high`; a round asks for a batch of 64 at least.
+        let missing = (high - MIN as usize).max(64);
+        assert_eq!(allocator.reclaim_step().get(), missing);
+        let stats = allocator.stats();
+        assert_eq!((stats.free as usize, cache.calls()), (MIN as usize + missing, 1));
+        assert_eq!((stats.reclaim_background, stats.reclaimed), (1, missing as u64));
+        assert_eq!(allocator.reclaim_step().get(), 0, "above its marks");
+        assert_eq!(cache.calls(), 1);
+        cache.pages.lock().unwrap().clear();
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
+fn background_reclaim_reaches_high() {
+    let high = u64::from(MIN) * 3 / 2;
+    for backend in [Backend::Portable, Backend::Rseq] {
+        if let (Backend::Rseq, Err(why)) = (backend, pagemill::self_test()) {
+            eprintln!("skipped: the rseq backend ({why})");
+            continue;
+        }
+        let builder = Allocator::builder().memory(with_marks()).backend(backend).background_reclaim(true);
+        let allocator = builder.build().unwrap();
+        let mut list = PageList::new();
+        allocator.alloc_pages_bulk_list(Bulk::exact(700), &mut list).unwrap();
+        let cache = Arc::new(Cache::of(Vec::new()));
+        let registered = allocator.register_shrinker(cache.clone());
+        allocator.alloc_pages_bulk_callback(Bulk::up_to(150), |page| cache.pages.lock().unwrap().push(page)).unwrap();
+        // Down to low nobody reclaims; a request that falls below wakes the thread, and waits for nothing itself.
+        for _ in 0..3 {
+            let before = allocator.stats().reclaim_background;
+            let has_begun = || allocator.stats().reclaim_background > before;
+            let mut taken = Vec::new();
+            while let (false, Ok(page)) = (has_begun(), allocator.alloc_page(Gfp::NOWAIT)) {
+                taken.push(page);
+            }
+            until("background reclaim", || has_begun() && allocator.stats().free >= high);
+            let stats = allocator.stats();
+            assert_eq!((stats.reclaim_direct, stats.waits), (0, 0));
+            cache.pages.lock().unwrap().extend(taken);
+        }
+        drop((list, registered));
+        cache.pages.lock().unwrap().clear();
+        assert_all_back(&allocator);
+        allocator.close().unwrap();
+    }
+}
+
+#[test]
+fn lists_take_less_while_free_memory_falls() {
+    with_each(&with_marks(), |allocator| {
+        let mut pages = Vec::new();
+        let mut most = Vec::new();
+        while let Ok(page) = allocator.alloc_page(Gfp::NOWAIT) {
+            pages.push(page);
+            let stats = allocator.stats();
+            let above = (stats.free + stats.listed).saturating_sub(u64::from(MIN));
+            // A refill takes a quarter of what lies above the mark, or 64 where that is more room.
+            assert!(stats.listed <= 256.min(above), "{stats:?}");
+            most.push(stats.listed);
+        }
+        let (early, late) = (most[..200].iter().max(), most[most.len() - 50..].iter().max());
+        assert!(early > late, "{early:?} {late:?}");
+        drop(pages);
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
+fn other_cpus_lists_are_drained_before_anybody_waits() {
+    static CPU: AtomicUsize = AtomicUsize::new(0);
+    let allocator = Allocator::builder().pages(512).cpus(4, || CPU.load(Relaxed)).build().unwrap();
+    let mut pages = all(&allocator, Gfp::NOWAIT);
+    CPU.store(1, Relaxed);
+    pages.truncate(500);
+    CPU.store(2, Relaxed);
+    assert_eq!((allocator.stats().listed, allocator.stats().free), (12, 0));
+    assert!(allocator.alloc_page(Gfp::NOWAIT).is_err(), "what another CPU's list holds is not drained for NOWAIT");
+    let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+    let mut list = PageList::new();
+    allocator.alloc_pages_bulk_list(Bulk::exact(11), &mut list).unwrap();
+    assert_eq!(allocator.stats().waits, 0);
+    drop((page, list, pages));
+    assert_all_back(&allocator);
+}
+
+/// Every form, with what it must leave behind when it fails.
+fn every_form(allocator: &Allocator, gfp: Gfp) {
+    let order = Order::new(2).unwrap();
+    let _ = allocator.alloc_page(gfp);
+    let _ = allocator.alloc_page(gfp | Gfp::ZERO | Gfp::MOVABLE);
+    let _ = allocator.alloc_pages(gfp, order);
+    let _ = allocator.alloc_pages(gfp, Order::PAGEBLOCK);
+    for n in [1, 100, 700] {
+        let mut slots = empty(n + 2);
+        slots[n / 2] = allocator.alloc_page(gfp).ok();
+        let before: Vec<_> = slots.iter().map(|slot| slot.as_ref().map(Page::addr)).collect();
+        if let Err(error) = allocator.alloc_pages_bulk_array(Bulk::exact(n).gfp(gfp), &mut slots) {
+            assert!(matches!(error, Error::Exhausted(_)), "{error}");
+            assert!(slots.iter().map(|slot| slot.as_ref().map(Page::addr)).eq(before), "an array that was changed");
+        } else {
+            assert!(slots[..n].iter().all(Option::is_some));
+        }
+        let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(n).gfp(gfp), &mut slots).unwrap();
+        assert_eq!(filled.occupied, slots[..n].iter().flatten().count());
+        assert_eq!(filled.shortfall.is_some(), filled.occupied < n);
+        drop(slots);
+        let mut list = PageList::new();
+        let at_least = allocator.alloc_pages_bulk_list(Bulk::at_least(n / 2 + 1, n).gfp(gfp), &mut list);
+        assert_eq!(list.len(), at_least.map_or(0, |delivered| delivered.blocks));
+        drop(list);
+        let mut kept = Vec::<Page>::new();
+        let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(n).gfp(gfp), |page| kept.push(page)).unwrap();
+        assert_eq!(delivered.blocks, kept.len());
+        drop(kept);
+        let mut runs = Vec::<Run<Page>>::new();
+        let exact = allocator.alloc_pages_bulk_runs(Bulk::exact(n).gfp(gfp | Gfp::RECLAIMABLE), &mut runs);
+        assert_eq!(runs.iter().map(Run::len).sum::<usize>(), exact.map_or(0, |delivered| delivered.blocks));
+    }
+    let mut blocks = BlockList::new();
+    let exact = allocator.alloc_pages_bulk_list(Bulk::exact(20).order(order).gfp(gfp), &mut blocks);
+    assert_eq!(blocks.len(), exact.map_or(0, |delivered| delivered.blocks));
+}
+
+#[test]
+fn faults_at_every_acquisition_lose_nothing() {
+    for backend in [Backend::Portable, Backend::Rseq] {
+        if let (Backend::Rseq, Err(why)) = (backend, pagemill::self_test()) {
+            eprintln!("skipped: the rseq backend ({why})");
+            continue;
+        }
+        let build =
+            |faults: &Faults| Allocator::builder().pages(1100).backend(backend).faults(faults.clone()).build().unwrap();
+        let mut acquisitions = 0;
+        for after in 0.. {
+            let faults = Faults::after(after);
+            let allocator = build(&faults);
+            every_form(&allocator, Gfp::NOWAIT);
+            assert_eq!(allocator.stats().faults, faults.injected());
+            assert_all_back(&allocator);
+            if faults.injected() == 0 {
+                acquisitions = after;
+                break;
+            }
+        }
+        assert!(acquisitions >= 20, "{acquisitions} acquisitions are too few to have met every form");
+        for seed in 0..100 {
+            let faults = Faults::with_probability(0.3, seed);
+            let allocator = build(&faults);
+            every_form(&allocator, Gfp::ATOMIC);
+            assert!(faults.injected() > 0);
+            assert_all_back(&allocator);
+        }
+    }
+}
+
+#[test]
+fn faults_for_one_kind_of_request_alone() {
+    let faults = Faults::with_probability(1.0, 1).only(Gfp::ATOMIC);
+    let allocator = Allocator::builder().pages(512).faults(faults.clone()).build().unwrap();
+    assert!(allocator.alloc_page(Gfp::ATOMIC).is_err());
+    let injected = faults.injected();
+    assert!(injected > 0);
+    let page = allocator.alloc_page(Gfp::NOWAIT).unwrap();
+    assert_eq!(faults.injected(), injected);
+    drop(page);
+    assert!(["after=3", "p=0.5,seed=7", "after=1,p=0.1,gfp=atomic"].iter().all(|text| text.parse::<Faults>().is_ok()));
+    for text in ["", "gfp=atomic", "p=2", "p=x", "after=-1", "every=3", "after=3;p=1", "gfp=all,p=1"] {
+        assert_eq!(text.parse::<Faults>().unwrap_err(), Invalid::FaultSyntax, "{text}");
+    }
+}
+
+#[test]
+fn faults_meet_requests_that_reclaim_too() {
+    // The third acquisition fails and all after it: a request that may wait gives up after its rounds, or at its end.
+    let faults = Faults::after(2);
+    let allocator = Allocator::builder().pages(512).faults(faults.clone()).build().unwrap();
+    let cache = Arc::new(Cache::of(Vec::new()));
+    let _registered = allocator.register_shrinker(cache.clone());
+    let mut list = PageList::new();
+    allocator.alloc_pages_bulk_list(Bulk::exact(128), &mut list).unwrap();
+    let is_cancelled = AtomicBool::new(false);
+    let cancel = Cancel::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            until("a wait", || allocator.stats().waiting == 1);
+            is_cancelled.store(true, Relaxed);
+            cancel.cancel();
+        });
+        let request = Bulk::exact(512).deadline(Duration::from_secs(3600)).cancel(&cancel);
+        assert!(matches!(allocator.alloc_pages_bulk_list(request, &mut list), Err(Error::Exhausted(_))));
+        assert!(is_cancelled.load(Relaxed), "it gave up before it was told to");
+    });
+    assert_eq!(list.len(), 128);
+    assert!(cache.calls() > 0 && faults.injected() > 0);
+    drop(list);
+    assert_all_back(&allocator);
+}
