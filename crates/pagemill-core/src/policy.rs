@@ -60,9 +60,12 @@ impl ListPolicy {
             batch = Self::BATCH_MIN;
             limit += Self::BATCH_MIN;
         }
-        // A drain must leave room for what made it, and half of the list.
         let limit = limit.min(limit_max);
-        Self { batch: batch.min((limit / 2).max(1)), limit, last: event }
+        // A drain must leave room for what made it, and half of the list. Whole sections of it: if it moved a part of one,
+        // the runs on the list would lie across those that are popped from then on.
+        let half = limit / 2;
+        let most = if half > Self::BATCH_MIN { half - half % Self::BATCH_MIN } else { half.max(1) };
+        Self { batch: batch.min(most), limit, last: event }
     }
 
     /// Packed into one word.

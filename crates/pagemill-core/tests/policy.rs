@@ -41,6 +41,7 @@ fn both_stay_between_their_bounds() {
             assert!(policy.limit <= limit_max, "{policy:?} above {limit_max}");
             assert!((1..=ListPolicy::BATCH_MAX).contains(&policy.batch), "{policy:?}");
             assert!(policy.batch <= policy.limit.div_ceil(2), "{policy:?} drains more than half of the list");
+            assert!(policy.batch < 64 || policy.batch.is_multiple_of(64), "{policy:?} moves a part of a section");
             assert_eq!(ListPolicy::from_word(policy.as_word()), policy);
         }
     }

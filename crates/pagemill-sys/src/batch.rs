@@ -20,6 +20,10 @@ pub struct Frames<const ROOM: usize> {
 /// Sections copy 16 numbers at a time and may run over by 15.
 pub(crate) const PAD: usize = 16;
 
+/// Fewer numbers than this are copied one by one by the sections and looked at so: a vector read of what was just written
+/// singly, or the other way round, waits for the store to reach the cache (about 5 ns).
+pub(crate) const FEW: usize = 8;
+
 /// One exclusive section's worth.
 pub type Batch = Frames<{ ListPolicy::SECTION + PAD }>;
 /// The most that one trip to the zone brings.
@@ -92,6 +96,10 @@ impl<const ROOM: usize> Frames<ROOM> {
         let (&first, &last) = (pfns.first()?, pfns.last()?);
         if last.wrapping_sub(first) as usize + 1 != pfns.len() {
             return None;
+        }
+        if pfns.len() < FEW {
+            // One by one, as a section left them: a vector would wait for its parts.
+            return pfns.iter().zip(first..).all(|(&pfn, expected)| pfn == expected).then_some(first);
         }
         let differs = pfns.iter().zip(0u32..).fold(0, |differs, (&pfn, i)| differs | (pfn ^ first.wrapping_add(i)));
         (differs == 0).then_some(first)

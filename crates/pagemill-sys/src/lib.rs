@@ -9,6 +9,7 @@
 //! ```
 
 mod batch;
+mod counters;
 mod cpu;
 mod fork;
 pub mod futex;

@@ -185,11 +185,12 @@ impl Waits {
         let queue = self.queue();
         let seat = Arc::new(Seat { thread: std::thread::current(), is_head: AtomicBool::new(false) });
         patience.cancel.inspect(|cancel| cancel.enter());
-        // SeqCst: lists take nothing from now on, before the queue is seen.
-        self.waiting.fetch_add(1, SeqCst);
-        let leave = Leave { waits: self, queue, seat: &seat, patience, start };
         let mut seats = queue.seats.lock().unwrap_or_else(PoisonError::into_inner);
         seats.push_back(seat.clone());
+        // Whoever sees the number sees a seat for each: those who come later sit behind. SeqCst: lists take nothing from
+        // now on, and frees are noted, before this one tries.
+        self.waiting.fetch_add(1, SeqCst);
+        let leave = Leave { waits: self, queue, seat: &seat, patience, start };
         self.release(seats);
         let mut turn = 0;
         let got = loop {

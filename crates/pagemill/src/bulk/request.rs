@@ -1,0 +1,288 @@
+//! What a bulk request says, and what it brings.
+use crate::account::Account;
+use crate::handle::Owned;
+use crate::nodes::Nodes;
+use crate::slow::Ask;
+use crate::wait::{Cancel, Patience};
+use pagemill_core::{Error, Exhausted, Gfp, Invalid, NodeId, NodeMask, Order, PageCount, Policy};
+use std::time::{Duration, Instant};
+
+/// A bulk request: how many, of what order, and what it may do for them.
+///
+/// Counts are of blocks of the request's order. In the array form they are of *occupied slots* among the first n,
+/// as the kernel's array form counts.
+///
+/// ```
+/// use pagemill::{Bulk, Gfp, Order};
+/// let request = Bulk::at_least(16, 64).gfp(Gfp::NOWAIT).order(Order::new(2)?);
+/// # let _ = request;
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Bulk<'a> {
+    pub(super) least: usize,
+    pub(super) most: usize,
+    pub(super) gfp: Gfp,
+    pub(super) order: Order,
+    pub(super) nodes: NodeMask,
+    pub(super) policy: Option<Policy>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) cancel: Option<&'a Cancel>,
+    pub(super) account: Option<&'a Account>,
+    pub(super) is_populated: bool,
+}
+
+impl<'a> Bulk<'a> {
+    /// The most blocks that one request names, as in the kernel's interface.
+    pub const COUNT_MAX: usize = i32::MAX as usize;
+
+    /// Up to `n`; fewer are no error.
+    #[inline]
+    pub const fn up_to(n: usize) -> Self {
+        Self::at_least(0, n)
+    }
+    /// Up to `n`, at least `k`; fewer than `k` are an error, and then nothing is delivered.
+    #[inline]
+    pub const fn at_least(k: usize, n: usize) -> Self {
+        Self {
+            least: k,
+            most: n,
+            gfp: Gfp::KERNEL,
+            order: Order::ZERO,
+            nodes: NodeMask::ALL,
+            policy: None,
+            deadline: None,
+            cancel: None,
+            account: None,
+            is_populated: false,
+        }
+    }
+    /// All `n`, or an error and nothing.
+    #[inline]
+    pub const fn exact(n: usize) -> Self {
+        Self::at_least(n, n)
+    }
+    /// What the request may do; [`Gfp::KERNEL`] unless said.
+    #[inline]
+    #[must_use]
+    pub const fn gfp(self, gfp: Gfp) -> Self {
+        Self { gfp, ..self }
+    }
+    /// The order of its blocks; 0 unless said.
+    #[inline]
+    #[must_use]
+    pub const fn order(self, order: Order) -> Self {
+        Self { order, ..self }
+    }
+
+    /// Only from these nodes; every node unless said. With one node and `THISNODE` this is the node-exact form (C3.12).
+    #[inline]
+    #[must_use]
+    pub const fn nodes(self, nodes: NodeMask) -> Self {
+        Self { nodes, ..self }
+    }
+    /// Where to look for memory; the allocator's policy unless said.
+    #[inline]
+    #[must_use]
+    pub const fn policy(self, policy: Policy) -> Self {
+        Self { policy: Some(policy), ..self }
+    }
+    /// From this node alone, or fewer (C3.12: the node-exact form).
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, NodeId, PageList};
+    /// let mut list = PageList::new();
+    /// Allocator::global().alloc_pages_bulk_list(Bulk::up_to(64).exact_node(NodeId::ZERO), &mut list)?;
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn exact_node(self, node: NodeId) -> Self {
+        self.policy(Policy::Preferred(node)).nodes(NodeMask::only(node))
+    }
+    /// A request that may wait does so for this long at most, also where nothing promises that memory comes back. Unless
+    /// said it waits while shrinkers may bring something, a bounded number of rounds.
+    #[must_use]
+    pub fn deadline(self, after: Duration) -> Self {
+        // What lies beyond the clock's end is no deadline, but a wait that only `cancel` ends.
+        Self { deadline: Some(Instant::now().checked_add(after).unwrap_or_else(far)), ..self }
+    }
+    /// Ends the request's wait when `cancel` says so.
+    #[inline]
+    #[must_use]
+    pub const fn cancel(self, cancel: &'a Cancel) -> Self {
+        Self { cancel: Some(cancel), ..self }
+    }
+    /// The account that a request with [`Gfp::ACCOUNT`] is charged to.
+    #[inline]
+    #[must_use]
+    pub const fn account(self, account: &'a Account) -> Self {
+        Self { account: Some(account), ..self }
+    }
+
+    /// Has the system commit what is delivered, each batch of neighbours in one call, so that the first touch of a page
+    /// does not fault. Where the system cannot (Linux before 5.14, or no memory) pages come as they are.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, PageList};
+    /// let mut list = PageList::new();
+    /// Allocator::global().alloc_pages_bulk_list(Bulk::up_to(64).populated(), &mut list)?;
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn populated(self) -> Self {
+        Self { is_populated: true, ..self }
+    }
+
+    /// Does it take memory wherever a plain request does?
+    #[inline]
+    pub(super) fn is_anywhere(&self) -> bool {
+        self.policy.is_none() && self.nodes.as_bits() == NodeMask::ALL.as_bits()
+    }
+
+    pub(super) fn ask(&self, nodes: &Nodes) -> Ask<'a> {
+        Ask {
+            gfp: self.gfp,
+            order: self.order,
+            nodes: self.nodes,
+            policy: self.policy.unwrap_or(nodes.policy()),
+            patience: Patience { deadline: self.deadline, cancel: self.cancel },
+        }
+    }
+
+    #[inline]
+    pub(super) fn check<T: Owned>(self, nodes: &Nodes) -> Result<(), Error> {
+        let is_usual =
+            self.least <= self.most && self.most <= Self::COUNT_MAX && self.order == Order::ZERO && self.gfp.is_plain();
+        if is_usual { Ok(()) } else { self.check_each(nodes, T::ANY_ORDER) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_each(self, nodes: &Nodes, is_any_order: bool) -> Result<(), Error> {
+        if self.most > Self::COUNT_MAX {
+            return Err(Invalid::CountTooLarge { count: self.most, max: Self::COUNT_MAX }.into());
+        }
+        if self.least > self.most {
+            return Err(Invalid::AtLeastAboveUpTo { at_least: self.least, up_to: self.most }.into());
+        }
+        if !is_any_order && self.order != Order::ZERO {
+            return Err(Invalid::OrderOfPages { order: self.order.get() }.into());
+        }
+        if self.gfp.contains(Gfp::ACCOUNT) && self.account.is_none() {
+            return Err(Invalid::NoAccount.into());
+        }
+        nodes.check(self.gfp)
+    }
+
+    /// How many slots are occupied after an array request that left holes and filled `added`; an error if it had to take
+    /// those back.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn fell_short(self, words: &[usize], added: usize) -> Result<usize, Error> {
+        let occupied = words.iter().filter(|&&word| word != 0).count();
+        if occupied < self.least { Err(self.missed(occupied + added)) } else { Ok(occupied) }
+    }
+
+    #[cold]
+    pub(super) fn missed(self, got: usize) -> Error {
+        Exhausted { wanted: self.least, got, order: self.order.get() }.into()
+    }
+}
+
+/// Why a request came back with fewer than it asked for (C3.4).
+///
+/// ```
+/// use pagemill::{Allocator, Bulk, PageList, Shortfall};
+/// let allocator = Allocator::builder().pages(10).build()?;
+/// let mut list = PageList::new();
+/// let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(64), &mut list)?;
+/// assert_eq!((delivered.blocks, delivered.shortfall), (10, Some(Shortfall::Exhausted { missing: 54 })));
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Shortfall {
+    /// The zones have no more.
+    Exhausted {
+        /// How many blocks are missing.
+        missing: usize,
+    },
+    /// What they have lies below the mark that the request's flags reach down to.
+    BelowMark {
+        /// How many blocks are missing.
+        missing: usize,
+    },
+    /// No node that the request names is allowed, or has memory.
+    NotAllowed {
+        /// How many blocks are missing.
+        missing: usize,
+    },
+    /// The request's account has no more.
+    Account {
+        /// How many blocks are missing.
+        missing: usize,
+    },
+    /// The request was cancelled.
+    Cancelled {
+        /// How many blocks are missing.
+        missing: usize,
+    },
+}
+
+/// What a list, callback or runs request brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Delivered {
+    /// Blocks delivered by this call (pages, for order 0).
+    pub blocks: usize,
+    /// Why not more.
+    pub shortfall: Option<Shortfall>,
+}
+
+/// What an array request brought (C3.2), over the array's first n slots.
+///
+/// ```
+/// use pagemill::{Allocator, Bulk, Page};
+/// let mut slots: [Option<Page>; 8] = [const { None }; 8];
+/// slots[1] = Some(Allocator::global().alloc_page(pagemill::Gfp::KERNEL)?);
+/// let filled = Allocator::global().alloc_pages_bulk_array(Bulk::up_to(6), &mut slots)?;
+/// assert_eq!((filled.added, filled.occupied, filled.first_hole), (5, 6, 6)); // of six slots: full
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Filled {
+    /// Slots that this call filled.
+    pub added: usize,
+    /// Slots that are occupied now.
+    pub occupied: usize,
+    /// The first empty slot, n if there is none. All before it are occupied.
+    pub first_hole: usize,
+    /// Why some are still empty.
+    pub shortfall: Option<Shortfall>,
+}
+
+impl Bulk<'_> {
+    #[cold]
+    pub(super) fn charge(&self, missing: usize) -> usize {
+        let frames = self.order.frames() as usize;
+        let granted = self.account.map_or(0, |account| account.charge_up_to(missing * frames, frames) / frames);
+        // What must come and cannot be paid for: nothing is taken.
+        let needed = self.least.saturating_sub(self.most - missing);
+        if granted < needed {
+            self.refund(granted);
+            return 0;
+        }
+        granted
+    }
+    #[cold]
+    pub(super) fn refund(&self, blocks: usize) {
+        if let Some(account) = self.account {
+            account.uncharge(PageCount::new(blocks * self.order.frames() as usize));
+        }
+    }
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(86_400 * 365 * 30)
+}
