@@ -6,39 +6,39 @@ use crate::Error;
 use crate::rows::{Kind, OPTIONAL, Row};
 
 /// The tables, in the order in which they run.
-pub(crate) const TABLES: [&str; 6] = ["batch", "burst", "scatter", "scatter-4g", "churn", "threads"];
+pub(crate) const TABLES: [&str; 8] = ["batch", "burst", "scatter", "scatter-4g", "total", "touch", "churn", "threads"];
 
 const DEFAULT_TABLES: [&str; 3] = ["batch", "burst", "scatter"];
 
-/// Measure Pagemill beside what a program would use today, on this machine, in one run.
+/// Measure Pagemill beside what a program would use today, all in one run.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = HELP)]
 pub struct BenchArgs {
-    /// Only these tables, only these rows: names from the lists below, or a backend (rseq, portable).
+    /// Only these tables, rows or backends, by the names below.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub only: Vec<String>,
 
-    /// Compare with these floors and peers alone; `none` for Pagemill's rows by themselves.
+    /// Compare with these floors and peers alone, or with `none`.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub vs: Vec<String>,
 
-    /// Fewer and shorter rounds: under 10 seconds, for a first look.
+    /// Fewer and shorter rounds, for a first look: 10 seconds.
     #[arg(long)]
     pub quick: bool,
 
-    /// Every table. Takes minutes, and up to 8 GiB of memory for some peers over 4 GiB.
+    /// Every table. Takes minutes, and up to 8 GiB of memory.
     #[arg(long, conflicts_with = "quick")]
     pub all: bool,
 
-    /// Show alloc, free, spread and ratio for every N, not only the usual ones.
+    /// Show alloc, free, spread and ratio for every N.
     #[arg(long)]
     pub details: bool,
 
-    /// Write one JSON object a line to FILE; `-` is standard output, and the tables go to standard error.
+    /// One JSON object a line; `-`: to stdout, tables to stderr.
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
 
-    /// Draw the curves into FILE, an HTML page that needs nothing else.
+    /// Draw the curves into an HTML page that needs nothing else.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 
@@ -48,7 +48,8 @@ pub struct BenchArgs {
 }
 
 const HELP: &str = "\
-Needs no root. Without options it runs `batch`, `burst` and `scatter`, for at most 90 seconds.
+Needs no root. Without options it runs `batch`, `burst` and `scatter`, for at
+most 90 seconds. With --all some peers take 8 GiB for the pages of scatter-4g.
 Keep the machine otherwise idle: a disturbance shows as a wide min and max.
 
 Tables:
@@ -56,22 +57,27 @@ Tables:
   burst       N pages out, then N back, N = 1 to 16384; the halves apart
   scatter     16384 pages out, then back in random order
   scatter-4g  the same over 4 GiB (1048576 pages)
+  total       128 KiB to 1 GiB, asked for 1 to 32 pages a call
+  touch       16 MiB of pages written to: fresh, recycled, returned
   churn       2 MiB frames that survive 100 rounds of 10 % churn at half full
   threads     two processors: own pages; one takes and the other puts back
 
 Rows:
-  pagemill-single, -list, -array, -callback, -runs, -split, on each backend (rseq, portable)
+  pagemill-single, -list, -array, -callback, -runs, -split,
+          on each backend (rseq, portable)
   floors: memcpy, tls-vec, tls-refcell
-  peers:  mutex-vec, array-queue, buddy-system, glibc, mimalloc, jemalloc, snmalloc,
-          and rte-mempool where built with the feature dpdk
+  peers:  mutex-vec, array-queue, buddy-system, glibc, mimalloc, jemalloc,
+          snmalloc, and rte-mempool where built with the feature dpdk
 
-Every row first proves that it hands out distinct, aligned pages. Published figures stand beside
-a table, marked, and enter no ratio. bench/README.md says how each row is set up.
+Every row first proves that it hands out distinct, aligned pages. Published
+figures stand beside a table, marked, and enter no ratio. bench/README.md says
+how each row is set up.
 
 Examples:
   pagemill bench                                  the usual tables
   pagemill bench --quick --vs tls-vec,glibc       a first look
   pagemill bench --only batch,pagemill-array --vs glibc
+  pagemill bench --only total,touch --vs none     Pagemill by itself
   pagemill bench --all --json out.json --html out.html
   pagemill bench --only burst --json - | jq 'select(.n == 16384)'";
 
@@ -150,6 +156,17 @@ mod tests {
         let mut names: Vec<&str> = plan.rows.iter().map(|row| row.name).collect();
         names.dedup();
         names
+    }
+
+    #[test]
+    fn help_names_every_table_and_stays_within_80_columns() {
+        use clap::Args as _;
+        let mut command = BenchArgs::augment_args(clap::Command::new("bench"));
+        for help in [command.render_help().to_string(), command.render_long_help().to_string()] {
+            let wide: Vec<&str> = help.lines().filter(|line| line.chars().count() > 80).collect();
+            assert!(wide.is_empty(), "{wide:#?}");
+            assert!(TABLES.iter().all(|table| help.contains(&format!("  {table} "))), "{help}");
+        }
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::io::{self, Write};
 use crate::record::Record;
 use crate::report::{align, plain};
 use crate::stats::short;
+use crate::tables::total;
+use crate::tables::touch::TOUCH_PAGES;
 
 /// Where a figure must lie.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -75,6 +77,21 @@ impl Figures<'_> {
         Some(self.find("threads-own-1", name, backend, n)? / self.find("threads-own-2", name, backend, n)?)
     }
 
+    /// Taking alone, of a row on the restartable backend.
+    fn out(&self, bench: &str, name: &str, n: usize) -> Option<f64> {
+        self.out_of(bench, name, "rseq", n)
+    }
+
+    fn out_of(&self, bench: &str, name: &str, backend: &str, n: usize) -> Option<f64> {
+        let at = |record: &&Record| (record.bench, record.name, record.backend, record.n) == (bench, name, backend, n);
+        self.0.iter().find(at)?.alloc.map(|spread| spread.median)
+    }
+
+    /// Each size of `total`, judged by `figure`; absent where one is.
+    fn totals(&self, figure: impl Fn(usize) -> Option<f64>) -> Option<Vec<f64>> {
+        total::sizes().into_iter().map(figure).collect()
+    }
+
     fn least_ideal(&self) -> Option<f64> {
         let ours = self.0.iter().filter(|record| record.name == "pagemill-array" && record.backend == "rseq");
         ours.filter_map(|record| record.ideal_percent).min_by(f64::total_cmp)
@@ -101,6 +118,18 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
     let runs = figures.ours("batch", "pagemill-runs", 64);
     let tls_one = figures.other("batch", "tls-vec", 1);
     let more = array(1).zip(single(1)).map(|(array, single)| array - single);
+    let out = |bench, name, n| figures.out(bench, name, n);
+    let gains = figures.totals(|n| ratio(out("total-1", "pagemill-array", n), out("total-16", "pagemill-array", n)));
+    let gain = gains.and_then(|gains| gains.into_iter().min_by(f64::total_cmp));
+    let dearer = figures.totals(|n| {
+        let both = out("total-1", "pagemill-array", n).zip(out("total-1", "pagemill-single", n));
+        both.map(|(array, single)| array - single)
+    });
+    let dearer = dearer.and_then(|dearer| dearer.into_iter().max_by(f64::total_cmp));
+    let written = |bench| out(bench, "pagemill-array", TOUCH_PAGES);
+    let one_call = figures.out_of("touch-2m-populated", "mmap", "-", TOUCH_PAGES);
+    let touched = written("touch-4k");
+    let (small, large) = (written("touch-4k-populated"), written("touch-2m-populated"));
     let bars = [
         bar("1 page, single: ns", single(1), Some(AtMost(6.0)), None),
         bar("1 page, single / tls-vec", ratio(single(1), tls_one), Some(AtMost(1.5)), None),
@@ -120,6 +149,11 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
         bar("own pages, 1: scaling / tls-vec's", scaling_one, Some(AtLeast(0.95)), Some(AtLeast(0.99))),
         bar("own pages, 64: scaling / tls-vec's", scaling, Some(AtLeast(0.95)), Some(AtLeast(0.99))),
         bar("hand-over, array: ns a page", hand_over, Some(AtMost(5.0)), Some(AtMost(3.0))),
+        bar("total, least gain: 1 page a call / 16", gain, Some(AtLeast(1.3)), None),
+        bar("total, most: array of 1 less single, ns", dearer, Some(AtMost(0.5)), None),
+        bar("touch: populated / one by one", ratio(small, touched), Some(AtMost(0.6)), None),
+        bar("touch: 2 MiB, populated / one by one", ratio(large, touched), Some(AtMost(0.2)), None),
+        bar("touch: 2 MiB, populated / populate call", ratio(large, one_call), None, Some(AtMost(1.1))),
         bar("1 page: array less single, ns", more, Some(AtMost(0.5)), None),
         bar("64 pages: single / array", ratio(single(64), array(64)), Some(AtLeast(5.0)), Some(AtLeast(10.0))),
         bar("64 pages: array / order-6 block split", ratio(array(64), split), Some(AtMost(2.0)), Some(AtMost(1.2))),
@@ -190,6 +224,50 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("MISSED") && text.contains("met"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
+    fn total_is_judged_by_its_worst_size_and_only_with_all_of_them() {
+        let halves = |bench, name, n, out| {
+            let mut record = record(bench, name, Kind::Ours, n, 100.0);
+            record.alloc = crate::stats::Spread::of(&[out]);
+            record
+        };
+        let mut records = Vec::new();
+        for n in total::sizes() {
+            let is_worst = n == 1024;
+            records.push(halves("total-1", "pagemill-single", n, 4.0));
+            records.push(halves("total-1", "pagemill-array", n, if is_worst { 5.0 } else { 4.25 }));
+            records.push(halves("total-16", "pagemill-array", n, if is_worst { 4.0 } else { 1.0 }));
+        }
+        let bars = judge(&records, None);
+        let gain = find(&bars, "total, least gain").unwrap();
+        assert_eq!((gain.figure, gain.bar.unwrap().holds(gain.figure)), (1.25, false));
+        let dearer = find(&bars, "total, most").unwrap();
+        assert_eq!((dearer.figure, dearer.bar.unwrap().holds(dearer.figure)), (1.0, false));
+        records.retain(|record| record.n != 64);
+        assert!(find(&judge(&records, None), "total").is_none());
+    }
+
+    #[test]
+    fn touch_is_judged_by_what_was_written_and_not_by_putting_back() {
+        let written = |bench, name, backend, out| {
+            let mut record = record(bench, name, Kind::Ours, TOUCH_PAGES, 5000.0);
+            (record.backend, record.alloc) = (backend, crate::stats::Spread::of(&[out]));
+            record
+        };
+        let records = [
+            written("touch-4k", "pagemill-single", "rseq", 3000.0),
+            written("touch-4k", "pagemill-array", "rseq", 1000.0),
+            written("touch-4k-populated", "pagemill-array", "rseq", 500.0),
+            written("touch-2m-populated", "pagemill-array", "rseq", 250.0),
+            written("touch-2m-populated", "mmap", "-", 200.0),
+        ];
+        let bars = judge(&records, None);
+        let figure = |what| find(&bars, what).unwrap().figure;
+        assert_eq!(figure("touch: populated / one by one"), 0.5);
+        assert_eq!(figure("touch: 2 MiB, populated / one by one"), 0.25);
+        assert_eq!(figure("touch: 2 MiB, populated / populate call"), 1.25);
     }
 
     #[test]

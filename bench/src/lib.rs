@@ -30,7 +30,7 @@ pub use args::BenchArgs;
 use machine::Machine;
 use published::Published;
 use record::Record;
-use tables::{Effort, Rounds, Run, churn, one_thread, threads};
+use tables::{Effort, Rounds, Run, churn, one_thread, threads, total, touch};
 
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +53,9 @@ pub enum Error {
         /// The Cargo feature that brings it.
         feature: &'static str,
     },
+    /// There is no allocator to measure.
+    #[error("can't make an allocator: {0}")]
+    NoAllocator(String),
     /// `--only` and `--vs` together leave no row.
     #[error("--only and --vs together leave no row to measure")]
     NoRows,
@@ -81,6 +84,14 @@ pub enum Error {
     /// A measuring thread ended early.
     #[error("a measuring thread ended before its table did")]
     WorkerDied,
+    /// Standard output, or standard error, does not take the report.
+    #[error("{}: {error}", if *is_stderr { "standard error" } else { "standard output" })]
+    Stream {
+        /// Which of the two.
+        is_stderr: bool,
+        /// What the system said.
+        error: io::Error,
+    },
     /// A report could not be written.
     #[error("can't write {}: {error}", path.display())]
     Write {
@@ -95,6 +106,26 @@ pub enum Error {
     /// The published figures in this build can't be read.
     #[error("the published figures are damaged: {0}")]
     Published(serde_json::Error),
+}
+
+impl Error {
+    /// What the user can do about it, where there is something.
+    ///
+    /// ```
+    /// use pagemill_bench::Error;
+    /// let refused = Error::NotBuilt { name: "rte-mempool".into(), feature: "dpdk" };
+    /// assert!(refused.next_step().is_some());
+    /// assert_eq!(Error::WorkerDied.next_step(), None);
+    /// ```
+    pub fn next_step(&self) -> Option<&'static str> {
+        match self {
+            Error::UnknownName { .. } | Error::NotBuilt { .. } | Error::NoRows => Some("see `pagemill bench --help`"),
+            Error::Stream { .. } => Some("send it to a file or a terminal that takes it"),
+            Error::Write { .. } => Some("name a file that can be written"),
+            Error::NoAllocator(_) => Some("see whether a limit (`ulimit -v`) keeps it from reserving address space"),
+            _ => None,
+        }
+    }
 }
 
 /// Runs what `args` ask for, and reports it.
@@ -116,7 +147,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
     machine::pin_to(cpu).map_err(|error| Error::Pin { cpu, error })?;
     let effort = if args.quick { Effort::QUICK } else { Effort::FULL };
     let clock_ns = machine::clock_overhead_ns();
-    let backend = if rows::is_restartable() { "rseq" } else { "portable" };
+    let backend = rows::default_backend().map_err(|why| Error::NoAllocator(why.to_string()))?;
     let header = report::header(&machine, backend, clock_ns, effort.rounds, args.seed);
     text.write(|out| writeln!(out, "{header}"))?;
 
@@ -124,6 +155,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
         machine: &machine,
         effort,
         rows: &plan.rows,
+        backend,
         clock_ns,
         seed: args.seed,
         progress: progress(&plan),
@@ -150,9 +182,13 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
     let _ = machine::pin_to_all(&machine.allowed);
     measured?;
 
-    let bars = bars::judge(&records, rows::bits_per_frame());
+    let bits = rows::bits_per_frame();
+    let bars = bars::judge(&records, bits.as_ref().ok().copied());
     text.write(|out| {
         bars::write(out, &bars)?;
+        if let Err(why) = &bits {
+            writeln!(out, "{}", report::wrap(&format!("absent: bits a frame: {why}")))?;
+        }
         report::disturbance(out, &run.rounds)?;
         writeln!(out, "\n{}", report::footer(&published))
     })?;
@@ -160,7 +196,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
         written(&path, record::write_json(&mut file, &records, &machine))?;
     }
     if is_json_on_stdout {
-        quiet_pipe(Path::new("-"), record::write_json(&mut io::stdout().lock(), &records, &machine))?;
+        quiet_pipe(false, record::write_json(&mut io::stdout().lock(), &records, &machine))?;
     }
     if let Some((path, mut file)) = html_file {
         let page = html::page(&header, &records, &bars, &published)?;
@@ -175,6 +211,8 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
         "burst" => one_thread::burst(run),
         "scatter" => one_thread::scatter(run),
         "scatter-4g" => one_thread::scatter_wide(run),
+        "total" => total::total(run),
+        "touch" => touch::touch(run),
         "churn" => churn::churn(run),
         _ => threads::threads(run),
     }
@@ -188,7 +226,8 @@ fn progress(plan: &args::Plan) -> ProgressBar {
     let steps = |table: &&str| match *table {
         "batch" => one_thread::BATCH_SIZES.len(),
         "burst" => one_thread::burst_sizes().len(),
-        "scatter" => 1,
+        "scatter" | "touch" => 1,
+        "total" => total::sizes().len(),
         "scatter-4g" => plan.rows.len(),
         "churn" => churn::steps(&plan.rows),
         _ => threads::OWN_SIZES.len() + 1,
@@ -219,14 +258,14 @@ impl Text {
         let mut out: Box<dyn Write> = if self.is_stderr { Box::new(io::stderr()) } else { Box::new(io::stdout()) };
         let result = body(&mut out).and_then(|()| out.flush());
         self.is_closed = result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe);
-        quiet_pipe(Path::new("-"), result)
+        quiet_pipe(self.is_stderr, result)
     }
 }
 
-fn quiet_pipe(path: &Path, result: io::Result<()>) -> Result<(), Error> {
+fn quiet_pipe(is_stderr: bool, result: io::Result<()>) -> Result<(), Error> {
     match result {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => written(path, other),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Error::Stream { is_stderr, error }),
+        _ => Ok(()),
     }
 }
 

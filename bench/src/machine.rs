@@ -1,7 +1,8 @@
 //! What the figures were taken on: processor, kernel, build; and where the measuring threads run.
 
-use std::fs;
+use std::ops::Range;
 use std::time::Instant;
+use std::{fs, io};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -130,6 +131,38 @@ pub(crate) fn available_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
+/// Bytes of the mappings that touch `addresses` which are in 2 MiB pages the system made by itself, as the kernel counts
+/// them.
+pub(crate) fn huge_bytes(addresses: &Range<usize>) -> io::Result<usize> {
+    Ok(huge_bytes_of(&fs::read_to_string("/proc/self/smaps")?, addresses))
+}
+
+fn huge_bytes_of(smaps: &str, addresses: &Range<usize>) -> usize {
+    let mut kib = 0;
+    let mut is_inside = false;
+    for line in smaps.lines() {
+        let first = line.split_whitespace().next().unwrap_or_default();
+        let hex = |digits| usize::from_str_radix(digits, 16).ok();
+        if let Some((start, end)) = first.split_once('-').and_then(|(start, end)| hex(start).zip(hex(end))) {
+            is_inside = start < addresses.end && addresses.start < end;
+        } else if is_inside && first == "AnonHugePages:" {
+            kib += line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).unwrap_or(0);
+        }
+    }
+    kib * 1024
+}
+
+/// How many pages of `addresses`, which begin at a page, have memory behind them.
+pub(crate) fn committed_pages(addresses: &Range<usize>) -> io::Result<usize> {
+    let mut pages = vec![0u8; addresses.len().div_ceil(crate::subject::PAGE_BYTES)];
+    let start = std::ptr::with_exposed_provenance_mut(addresses.start);
+    // SAFETY: it writes a byte a page, and `pages` has so many.
+    match unsafe { libc::mincore(start, addresses.len(), pages.as_mut_ptr()) } {
+        0 => Ok(pages.iter().filter(|&&page| page & 1 == 1).count()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// What two clock readings with nothing between them are apart, in nanoseconds: the part of a stamped interval that
 /// is the clock's own. A mean over many, since one reading has a coarser grain than what is subtracted.
 pub(crate) fn clock_overhead_ns() -> f64 {
@@ -155,6 +188,23 @@ mod tests {
         assert_eq!(parse_cpu_list("0-2,5\n"), [0, 1, 2, 5]);
         assert_eq!(parse_cpu_list("7"), [7]);
         assert_eq!(parse_cpu_list(""), [0; 0]);
+    }
+
+    #[test]
+    fn huge_pages_are_those_of_the_mappings_that_are_asked_about() {
+        let smaps = "1000-3000 rw-p 00000000 00:00 0\nAnonHugePages:      2048 kB\n\
+                     3000-5000 rw-p 00000000 00:00 0 [heap]\nRss: 8 kB\nAnonHugePages:      4096 kB\n";
+        let at = |addresses| huge_bytes_of(smaps, &addresses) >> 20;
+        assert_eq!((at(0x2000..0x3000), at(0x2000..0x3001), at(0x4000..0x9000), at(0x5000..0x9000)), (2, 6, 4, 0));
+    }
+
+    #[test]
+    fn what_was_written_to_is_committed() {
+        let mut pages = vec![0u8; 64 * 4096];
+        let start = pages.as_ptr().expose_provenance().next_multiple_of(4096);
+        pages.fill(1);
+        assert_eq!(committed_pages(&(start..start + 60 * 4096)).unwrap(), 60);
+        assert!(committed_pages(&(start + 1..start + 4096)).is_err(), "no page begins there");
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl Published {
 
 impl Table {
     /// The figure in the row that begins with `name` under the column `column`, if there is one.
-    fn find(&self, name: &str, column: &str) -> Option<String> {
+    pub(crate) fn find(&self, name: &str, column: &str) -> Option<String> {
         let at = self.columns.iter().position(|title| title == column)?;
         let row = self.rows.iter().find(|row| row.first() == Some(&Cell::Text(name.to_owned())))?;
         row.get(at).map(Cell::shown).filter(|shown| !shown.is_empty())

@@ -10,6 +10,8 @@ use crate::record::Record;
 use crate::rows::Kind;
 use crate::stats::short;
 use crate::tables::one_thread::{BATCH_SIZES, SCATTER_PAGES, SCATTER_WIDE_PAGES};
+use crate::tables::total;
+use crate::tables::touch::TOUCH_PAGES;
 
 /// One line above everything: what the figures were taken on.
 pub(crate) fn header(machine: &Machine, backend: &str, clock_ns: f64, rounds: usize, seed: u64) -> String {
@@ -37,6 +39,8 @@ pub(crate) fn table(
         "batch" => batch(out, records, published, has_details),
         "burst" => burst(out, records, published, has_details),
         "scatter" => scatter(out, records, published),
+        "total" => total(out, records, published),
+        "touch" => touch(out, records, published),
         "churn" => churn(out, records, published),
         _ => threads(out, records, published),
     }
@@ -71,6 +75,95 @@ fn scatter(out: &mut dyn Write, records: &[Record], published: &Published) -> io
         if records.iter().any(|record| record.n == n) {
             detail(out, "scatter", n, records, published)?;
         }
+    }
+    Ok(())
+}
+
+/// Microseconds for a total: the single path, the array form by pages a call, and Linux below each size.
+fn total(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
+    let backend = records.first().map_or("no row", |record| record.backend);
+    writeln!(out, "\ntotal: us to take all of it, K pages a call; medians; {backend}")?;
+    writeln!(out, "array form but for `single`; back: all of it in one call, not in the others")?;
+    let linux = published.table("linux-buddy-2013");
+    let mut titles = vec!["total".to_owned(), "single".to_owned()];
+    titles.extend(total::PER_CALL.iter().map(|(_, per_call)| format!("K = {per_call}")));
+    titles.extend(["1 / 16".to_owned(), "back".to_owned()]);
+    let mut table = plain(&titles);
+    let missing = || "n/a".to_owned();
+    for n in total::sizes() {
+        let find = |bench: &str, name: &str| records.iter().find(|r| (r.bench, r.name, r.n) == (bench, name, n));
+        let taken = |bench, name| find(bench, name)?.alloc.map(|spread| spread.median);
+        let us = |ns: Option<f64>| ns.map_or_else(missing, |ns| short(ns * n as f64 / 1000.0));
+        let size = total::published_size(n);
+        let mut line = vec![size.replace('B', "iB"), us(taken("total-1", "pagemill-single"))];
+        line.extend(total::PER_CALL.iter().map(|(bench, _)| us(taken(bench, "pagemill-array"))));
+        let gain = taken("total-1", "pagemill-array").zip(taken("total-16", "pagemill-array"));
+        line.push(gain.map_or_else(missing, |(one, sixteen)| short(one / sixteen)));
+        line.push(us(find("total-16", "pagemill-array").and_then(|record| record.free).map(|spread| spread.median)));
+        table.add_row(line);
+        if let Some(linux) = linux {
+            let shown = |column: &str| linux.find(&size, column).unwrap_or_default();
+            let mut line = vec!["  * Linux".to_owned(), shown("before")];
+            line.extend(total::PER_CALL.iter().map(|(_, per_call)| shown(&per_call.to_string())));
+            table.add_row(line);
+        }
+    }
+    align(&mut table, 1);
+    writeln!(out, "{}", table.trim_fmt())?;
+    writeln!(out, "{}", wrap("* in the column `single`: the kernel before that change"))?;
+    credit(out, published, "linux-buddy-2013")
+}
+
+/// What fresh pages cost until they are written to, then what recycling saves.
+fn touch(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
+    let written = |record: &Record| record.alloc.unwrap_or(record.total);
+    let is_kept = |record: &&Record| record.bench.ends_with("-recycled") || record.bench.ends_with("-returned");
+    let one_by_one = |bench: &str, name: &str| {
+        records.iter().find(|r| (r.bench, r.name) == (bench, name)).map(|record| written(record).median)
+    };
+    let base = one_by_one("touch-4k", "pagemill-array");
+    let (pages, mib) = (TOUCH_PAGES, TOUCH_PAGES * 4096 >> 20);
+    writeln!(out, "\ntouch: {pages} fresh pages ({mib} MiB), a byte written to each; ns a page, medians")?;
+    let titles = ["fresh pages", "impl", "backend", "written", "min", "max", "/ 4k", "back", "quoted"];
+    let mut table = plain(&titles);
+    for record in records.iter().filter(|record| !is_kept(record)) {
+        let spread = written(record);
+        table.add_row([
+            record.bench.trim_start_matches("touch-").replace('-', " "),
+            record.name.to_owned(),
+            record.backend.to_owned(),
+            short(spread.median),
+            short(spread.min),
+            short(spread.max),
+            base.map_or("n/a".to_owned(), |base| short(spread.median / base)),
+            record.free.map_or("-".to_owned(), |spread| short(spread.median)),
+            published.quoted(record.name, record.bench).unwrap_or_default(),
+        ]);
+    }
+    align(&mut table, 3);
+    writeln!(out, "{}", table.trim_fmt())?;
+    writeln!(out, "{}", wrap("/ 4k: against pagemill-array whose 4 KiB pages are committed by touching them"))?;
+    for bench in ["touch-4k", "touch-4k-populated"] {
+        for (name, figure) in published.quoted_others(bench, |name| name == "mmap") {
+            writeln!(out, "{}", wrap(&format!("quoted, not of this run: also {name} {figure}")))?;
+        }
+    }
+    let mut table = plain(&["pages in every round", "impl", "backend", "written", "back", "both", "min", "max"]);
+    for record in records.iter().filter(is_kept) {
+        table.add_row([
+            record.bench.trim_start_matches("touch-").replace('-', " "),
+            record.name.to_owned(),
+            record.backend.to_owned(),
+            short(written(record).median),
+            record.free.map_or("-".to_owned(), |spread| short(spread.median)),
+            short(record.total.median),
+            short(record.total.min),
+            short(record.total.max),
+        ]);
+    }
+    if records.iter().any(|record| is_kept(&record)) {
+        align(&mut table, 3);
+        writeln!(out, "\nrecycled, or returned to the system each round; ns a page\n{}", table.trim_fmt())?;
     }
     Ok(())
 }
@@ -341,6 +434,50 @@ mod tests {
             detail.split_whitespace().collect::<Vec<_>>(),
             ["glibc", "-", "-", "-", "825", "412", "1650", "825.00"]
         );
+    }
+
+    #[test]
+    fn a_total_stands_in_microseconds_with_linux_below_it() {
+        let halves = |bench, name, out, back| {
+            let mut record = record(bench, name, Kind::Ours, 1024, 100.0);
+            (record.alloc, record.free) = (crate::stats::Spread::of(&[out]), crate::stats::Spread::of(&[back]));
+            record
+        };
+        let records = [
+            halves("total-1", "pagemill-single", 8.0, 1.0),
+            halves("total-1", "pagemill-array", 9.0, 1.0),
+            halves("total-16", "pagemill-array", 3.0, 2.0),
+        ];
+        let lines = lines_of("total", &records);
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+        let at = lines.iter().position(|line| line.starts_with("4 MiB")).unwrap();
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let shown = ["4", "MiB", "8.19", "9.22", "n/a", "n/a", "n/a", "3.07", "n/a", "3.00", "2.05"];
+        assert_eq!(words(&lines[at]), shown);
+        assert_eq!(words(&lines[at + 1]), ["*", "Linux", "226", "213", "182", "201", "227", "150", "154"]);
+        assert!(lines.iter().any(|line| line.contains("not of this run")));
+    }
+
+    #[test]
+    fn fresh_pages_and_recycled_ones_stand_apart() {
+        let written = |bench, name, kind, out, back| {
+            let mut record = record(bench, name, kind, TOUCH_PAGES, out + back);
+            (record.alloc, record.free) = (crate::stats::Spread::of(&[out]), crate::stats::Spread::of(&[back]));
+            record
+        };
+        let records = [
+            written("touch-4k", "pagemill-array", Kind::Ours, 1000.0, 4.0),
+            written("touch-2m-populated", "pagemill-array", Kind::Ours, 200.0, 4.0),
+            written("touch-2m-populated", "mmap", Kind::Peer, 160.0, 20.0),
+            written("touch-4k-returned", "pagemill-array", Kind::Ours, 1000.0, 300.0),
+        ];
+        let lines = lines_of("touch", &records);
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+        let row = |start: &str| lines.iter().find(|line| line.starts_with(start)).unwrap().split_whitespace();
+        let shown = ["2m", "populated", "pagemill-array", "rseq", "200", "200", "200", "0.20", "4.00"];
+        assert_eq!(row("2m populated pagemill").collect::<Vec<_>>(), shown);
+        assert_eq!(row("2m populated mmap").next_back(), Some("162"), "what was quoted");
+        assert_eq!(row("4k returned").nth(6), Some("1300"));
     }
 
     #[test]

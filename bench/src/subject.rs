@@ -29,6 +29,10 @@ pub(crate) enum Flaw {
     Unaligned { addr: usize },
     #[error("handed out pages that overlap at {addr:#x}")]
     Overlap { addr: usize },
+    #[error("has pages that the system did not take back")]
+    Kept,
+    #[error("asked for {wanted} committed pages, and got {committed}")]
+    Uncommitted { wanted: usize, committed: usize },
 }
 
 /// One way of getting pages, as its own users would use it.

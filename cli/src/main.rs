@@ -75,8 +75,13 @@ impl Command {
 
     fn run(&self) -> Result<(), Failure> {
         match self {
-            Self::Bench(args) => pagemill_bench::run(args)
-                .map_err(|error| Failure::new("no figures", error).next("see `pagemill bench --help`")),
+            Self::Bench(args) => pagemill_bench::run(args).map_err(|error| {
+                let failure = Failure::new("no figures", &error);
+                match error.next_step() {
+                    Some(next) => failure.next(next),
+                    None => failure,
+                }
+            }),
             Self::Copy(args) => copy::run(args),
             Self::Info(args) => info::run(args),
             Self::Stress(args) => stress::run(args),

@@ -11,12 +11,14 @@ mod one_by_one;
 mod pagemill;
 mod region;
 mod rust_peers;
+mod touch;
 
 use crate::subject::Runner;
 
 pub(crate) use floors::Baton;
-pub(crate) use pagemill::{bits_per_frame, churn_rows as pagemill_churn_rows, is_restartable};
+pub(crate) use pagemill::{bits_per_frame, churn_rows as pagemill_churn_rows, default_backend, total_rows};
 pub(crate) use rust_peers::churn_row as buddy_churn_row;
+pub(crate) use touch::{TouchRow, Written, rows as touch_rows};
 
 /// What a row is to the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

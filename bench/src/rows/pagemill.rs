@@ -16,7 +16,7 @@ use crate::tables::churn::{CHURN_PAGES, ChurnRow, Frames, HUGE_PAGES, pick_to_th
 /// in a program, and not the one of a tiny arena.
 const SPARE_PAGES: usize = 1 << 18;
 
-const BACKENDS: [(&str, Backend); 2] = [("rseq", Backend::Rseq), ("portable", Backend::Portable)];
+pub(super) const BACKENDS: [(&str, Backend); 2] = [("rseq", Backend::Rseq), ("portable", Backend::Portable)];
 
 type MakeRunner = fn(Allocator, usize) -> Box<dyn Runner>;
 
@@ -33,31 +33,55 @@ pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, make) in FORMS {
         for (label, backend) in BACKENDS {
-            let open = move |need: crate::rows::Need| {
-                let allocator = open(backend, need.pages + SPARE_PAGES)?;
-                let site: Site = Box::new(move |most_held| make(allocator.clone(), most_held));
-                Ok(site)
-            };
-            rows.push(Row { name, backend: label, kind: Kind::Ours, open: Box::new(open) });
+            rows.push(row(name, label, backend, make));
         }
     }
     rows
 }
 
-fn open(backend: Backend, pages: usize) -> Result<Allocator, Unavailable> {
-    let allocator = Allocator::builder().pages(pages).backend(backend).build();
-    allocator.map_err(|error| Unavailable(error.to_string()))
+/// Pagemill in the table `total`, with the name of each part: a page a call, and the array form with more and more.
+/// All put back in bulk, so that each finds what the others find.
+pub(crate) fn total_rows() -> Vec<(&'static str, Row)> {
+    const FORMS: [(&str, &str, MakeRunner); 7] = [
+        ("total-1", "pagemill-single", |allocator, most| Box::new(Slots::<OneByOne>::new(allocator, most))),
+        ("total-1", "pagemill-array", |allocator, most| Box::new(Slots::<ArrayBy<1>>::new(allocator, most))),
+        ("total-2", "pagemill-array", |allocator, most| Box::new(Slots::<ArrayBy<2>>::new(allocator, most))),
+        ("total-4", "pagemill-array", |allocator, most| Box::new(Slots::<ArrayBy<4>>::new(allocator, most))),
+        ("total-8", "pagemill-array", |allocator, most| Box::new(Slots::<ArrayBy<8>>::new(allocator, most))),
+        ("total-16", "pagemill-array", |allocator, most| Box::new(Slots::<ArrayBy<16>>::new(allocator, most))),
+        ("total-32", "pagemill-array", |allocator, most| Box::new(Slots::<ArrayBy<32>>::new(allocator, most))),
+    ];
+    let each = |(label, backend)| FORMS.map(|(bench, name, make)| (bench, row(name, label, backend, make)));
+    BACKENDS.into_iter().flat_map(each).collect()
 }
 
-/// Whether an allocator made without saying anything gets the restartable backend here.
-pub(crate) fn is_restartable() -> bool {
-    Allocator::builder().pages(HUGE_PAGES).build().is_ok_and(|allocator| allocator.backend() == Backend::Rseq)
+fn row(name: &'static str, label: &'static str, backend: Backend, make: MakeRunner) -> Row {
+    let open = move |need: crate::rows::Need| {
+        let allocator = open(backend, need.pages + SPARE_PAGES)?;
+        let site: Site = Box::new(move |most_held| make(allocator.clone(), most_held));
+        Ok(site)
+    };
+    Row { name, backend: label, kind: Kind::Ours, open: Box::new(open) }
+}
+
+fn open(backend: Backend, pages: usize) -> Result<Allocator, Unavailable> {
+    Allocator::builder().pages(pages).backend(backend).build().map_err(refused)
+}
+
+pub(super) fn refused(error: pagemill::Error) -> Unavailable {
+    Unavailable(error.to_string())
+}
+
+/// The backend of an allocator that is made without saying which.
+pub(crate) fn default_backend() -> Result<&'static str, Unavailable> {
+    let allocator = Allocator::builder().pages(HUGE_PAGES).build().map_err(refused)?;
+    Ok(if allocator.backend() == Backend::Rseq { "rseq" } else { "portable" })
 }
 
 /// What the free/used state costs, as the allocator of `churn` says of itself.
-pub(crate) fn bits_per_frame() -> Option<f64> {
-    let allocator = Allocator::builder().pages(CHURN_PAGES).build().ok()?;
-    Some(allocator.metadata_bits_per_frame())
+pub(crate) fn bits_per_frame() -> Result<f64, Unavailable> {
+    let allocator = Allocator::builder().pages(CHURN_PAGES).build().map_err(refused)?;
+    Ok(allocator.metadata_bits_per_frame())
 }
 
 /// Lets go of pages as addresses.
@@ -182,6 +206,33 @@ impl Fill for Array {
     fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool {
         let n = slots.len();
         allocator.alloc_pages_bulk_array(Bulk::up_to(n), slots).is_ok_and(|filled| filled.added == n)
+    }
+}
+
+/// The same with `K` slots a call.
+struct ArrayBy<const K: usize>;
+
+impl<const K: usize> Fill for ArrayBy<K> {
+    #[inline]
+    fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool {
+        slots.chunks_mut(K).all(|slots| Array::fill(allocator, slots))
+    }
+}
+
+/// One plain call a page.
+struct OneByOne;
+
+impl Fill for OneByOne {
+    #[inline]
+    fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool {
+        slots.iter_mut().all(|slot| match allocator.alloc_page(Gfp::KERNEL) {
+            Ok(page) => {
+                // The slot is empty. Dropping what was in it would be a look that this row's users need not take.
+                std::mem::forget(slot.replace(page));
+                true
+            }
+            Err(_) => false,
+        })
     }
 }
 

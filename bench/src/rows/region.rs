@@ -1,17 +1,17 @@
-//! Address space for the rows that hand out pages of a region: the floors and the Rust peers.
+//! Address space for the rows that hand out pages of a region, the floors and the Rust peers, and for `mmap`.
 
 use std::ptr::NonNull;
 
 use crate::rows::Unavailable;
 use crate::subject::PAGE_BYTES;
 
-/// Reserved, never touched address space of whole pages.
+/// Reserved address space of whole pages. Nobody but the rows of `touch` writes to it.
 pub(crate) struct Region {
     base: NonNull<libc::c_void>,
     bytes: usize,
 }
 
-// SAFETY: the region is only ever turned into addresses; nothing reads or writes through `base`.
+// SAFETY: the region is only ever turned into addresses; nothing here reads or writes through `base`.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}

@@ -8,6 +8,8 @@
 pub(crate) mod churn;
 pub(crate) mod one_thread;
 pub(crate) mod threads;
+pub(crate) mod total;
+pub(crate) mod touch;
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -15,7 +17,7 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 
 use crate::Error;
-use crate::machine::Machine;
+use crate::machine::{Machine, preemptions};
 use crate::record::Record;
 use crate::rows::{Kind, Need, Row, Unavailable};
 use crate::stats::Spread;
@@ -72,6 +74,8 @@ pub(crate) struct Run<'a> {
     pub(crate) machine: &'a Machine,
     pub(crate) effort: Effort,
     pub(crate) rows: &'a [Row],
+    /// The backend that an allocator has here when nobody says which.
+    pub(crate) backend: &'static str,
     /// What a pair of clock readings costs, in nanoseconds.
     pub(crate) clock_ns: f64,
     pub(crate) seed: u64,
@@ -82,12 +86,37 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// A run that is shown to nobody.
+    #[cfg(test)]
+    pub(crate) fn for_test<'a>(machine: &'a Machine, rows: &'a [Row], effort: Effort) -> Run<'a> {
+        Run {
+            machine,
+            effort,
+            rows,
+            backend: "rseq",
+            clock_ns: 0.0,
+            seed: 3,
+            progress: ProgressBar::hidden(),
+            rounds: Rounds::default(),
+            absent: Vec::new(),
+        }
+    }
+
     /// Notes that a row is missing from a table, and why.
     pub(crate) fn note_absent(&mut self, name: &str, backend: &str, reason: &Unavailable) {
         let note = if backend == "-" { format!("{name}: {reason}") } else { format!("{name} {backend}: {reason}") };
         if !self.absent.contains(&note) {
             self.absent.push(note);
         }
+    }
+
+    /// Was this row of Pagemill's asked for, in a table that shows one backend alone? It shows the default one, the
+    /// other where that was left out.
+    pub(crate) fn is_shown_once(&self, name: &str, backend: &str) -> bool {
+        let ours = || self.rows.iter().filter(|row| row.kind == Kind::Ours);
+        let has_default = ours().any(|row| row.backend == self.backend);
+        let is_shown = !has_default || backend == self.backend;
+        is_shown && ours().any(|row| (row.name, row.backend) == (name, backend))
     }
 
     /// Opens a row, or notes why it is absent.
@@ -160,8 +189,48 @@ impl CellSamples {
     }
 }
 
+/// Rounds in turns: one of each cell, beginning with another one every time. `round` makes one of the cell at a place,
+/// of so many repetitions.
+pub(crate) fn take_turns(
+    run: &Run,
+    rounds: usize,
+    cells: &mut [CellSamples],
+    reps: &[usize],
+    mut round: impl FnMut(usize, usize) -> Result<Sample, Flaw>,
+) -> Result<(), Error> {
+    for turn in 0..rounds {
+        for place in 0..cells.len() {
+            let at = (place + turn) % cells.len();
+            let cell = &mut cells[at];
+            // The neighbour's round left the caches cold; a sixteenth of a round warms them again.
+            if reps[at] > 1 {
+                round(at, reps[at] / 16 + 1).map_err(|flaw| cell.flawed(flaw))?;
+            }
+            let sample = run.rounds.undisturbed(|| {
+                let before = preemptions();
+                let sample = round(at, reps[at])?;
+                Ok((sample, preemptions() != before))
+            });
+            cell.samples.push(sample.map_err(|flaw| cell.flawed(flaw))?);
+        }
+    }
+    Ok(())
+}
+
+/// Repeats what takes a time until a round is long enough; gives the repetitions of a round.
+pub(crate) fn enough(round: Duration, mut repeat: impl FnMut(usize) -> Result<Duration, Flaw>) -> Result<usize, Flaw> {
+    let mut reps = 1;
+    loop {
+        let elapsed = repeat(reps)?;
+        if elapsed >= round {
+            return Ok(reps);
+        }
+        reps = scale(reps, elapsed, round);
+    }
+}
+
 /// Repetitions after `reps` took `elapsed`: enough for a round, at most sixteen times as many.
-pub(crate) fn scale(reps: usize, elapsed: Duration, round: Duration) -> usize {
+fn scale(reps: usize, elapsed: Duration, round: Duration) -> usize {
     let factor = round.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
     ((reps as f64 * factor.clamp(1.0, 16.0) * 1.05).ceil() as usize).max(reps + 1)
 }

@@ -10,11 +10,10 @@
 use std::time::Duration;
 
 use crate::Error;
-use crate::machine::preemptions;
 use crate::record::Record;
 use crate::rows::{Need, Row, Site};
 use crate::subject::{Flaw, Runner};
-use crate::tables::{CellSamples, Run, Sample, scale};
+use crate::tables::{CellSamples, Run, Sample, enough, take_turns};
 
 /// Batch sizes of `batch`: those of the published table.
 pub(crate) const BATCH_SIZES: [usize; 9] = [1, 2, 3, 4, 8, 16, 32, 64, 128];
@@ -36,21 +35,15 @@ pub(crate) fn burst_sizes() -> Vec<usize> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Loop {
+pub(super) enum Loop {
     Batch,
     Burst,
     Scatter,
+    /// The halves alone, each with a clock.
+    Halves,
 }
 
 impl Loop {
-    fn label(self) -> &'static str {
-        match self {
-            Loop::Batch => "batch",
-            Loop::Burst => "burst",
-            Loop::Scatter => "scatter",
-        }
-    }
-
     fn round(self, runner: &mut dyn Runner, n: usize, reps: usize, ctx: &mut Ctx) -> Result<Sample, Flaw> {
         let whole = |elapsed: Duration| elapsed.as_nanos() as f64 / (n * reps) as f64;
         Ok(match self {
@@ -59,6 +52,7 @@ impl Loop {
                 let total = whole(runner.batch(n, reps)?);
                 Sample { total, ..Sample::from_parts(runner.parts(n, reps)?, n, reps, ctx.clock_ns) }
             }
+            Loop::Halves => Sample::from_parts(runner.parts(n, reps)?, n, reps, ctx.clock_ns),
             Loop::Scatter => Sample::from_parts(runner.scattered(n, reps, &mut ctx.rng)?, n, reps, ctx.clock_ns),
         })
     }
@@ -70,40 +64,42 @@ struct Ctx {
 }
 
 pub(crate) fn batch(run: &mut Run) -> Result<Vec<Record>, Error> {
-    interleaved(run, Loop::Batch, &BATCH_SIZES)
+    interleaved(run, "batch", Loop::Batch, &BATCH_SIZES)
 }
 
 pub(crate) fn burst(run: &mut Run) -> Result<Vec<Record>, Error> {
     let sizes = burst_sizes();
-    interleaved(run, Loop::Burst, &sizes)
+    interleaved(run, "burst", Loop::Burst, &sizes)
 }
 
 pub(crate) fn scatter(run: &mut Run) -> Result<Vec<Record>, Error> {
-    interleaved(run, Loop::Scatter, &[SCATTER_PAGES])
+    interleaved(run, "scatter", Loop::Scatter, &[SCATTER_PAGES])
 }
 
 /// A row that takes part. The runner goes before what it was made from.
-struct Entrant<'a> {
+pub(super) struct Entrant<'a> {
+    /// The table, or the part of it.
+    bench: &'static str,
     row: &'a Row,
-    runner: Box<dyn Runner>,
+    pub(super) runner: Box<dyn Runner>,
     _site: Site,
 }
 
 impl<'a> Entrant<'a> {
-    fn open(run: &mut Run, row: &'a Row, pages: usize) -> Option<Entrant<'a>> {
+    pub(super) fn open(run: &mut Run, bench: &'static str, row: &'a Row, pages: usize) -> Option<Entrant<'a>> {
         let site = run.open(row, Need { pages })?;
         let runner = site(pages);
-        Some(Entrant { row, runner, _site: site })
+        Some(Entrant { bench, row, runner, _site: site })
     }
 }
 
-fn interleaved(run: &mut Run, kind: Loop, sizes: &[usize]) -> Result<Vec<Record>, Error> {
+fn interleaved(run: &mut Run, bench: &'static str, kind: Loop, sizes: &[usize]) -> Result<Vec<Record>, Error> {
     let most = sizes.iter().copied().max().unwrap_or(0);
     let rows = run.rows;
-    let mut entrants: Vec<Entrant> = rows.iter().filter_map(|row| Entrant::open(run, row, most)).collect();
+    let mut entrants: Vec<Entrant> = rows.iter().filter_map(|row| Entrant::open(run, bench, row, most)).collect();
     let mut records = Vec::new();
     for &n in sizes {
-        run.progress.set_message(format!("{} {n}", kind.label()));
+        run.progress.set_message(format!("{bench} {n}"));
         let mut present: Vec<&mut Entrant> = entrants.iter_mut().filter(|entrant| entrant.runner.supports(n)).collect();
         records.extend(cells(run, kind, n, &mut present, run.effort.rounds)?);
         run.progress.inc(1);
@@ -116,7 +112,7 @@ pub(crate) fn scatter_wide(run: &mut Run) -> Result<Vec<Record>, Error> {
     let mut records = Vec::new();
     for row in run.rows {
         run.progress.set_message(format!("scatter 4 GiB: {} {}", row.name, row.backend));
-        if let Some(mut entrant) = Entrant::open(run, row, SCATTER_WIDE_PAGES)
+        if let Some(mut entrant) = Entrant::open(run, "scatter", row, SCATTER_WIDE_PAGES)
             && entrant.runner.supports(SCATTER_WIDE_PAGES)
         {
             records.extend(cells(run, Loop::Scatter, SCATTER_WIDE_PAGES, &mut [&mut entrant], WIDE_ROUNDS)?);
@@ -127,61 +123,38 @@ pub(crate) fn scatter_wide(run: &mut Run) -> Result<Vec<Record>, Error> {
 }
 
 /// One size for all rows: verify, warm, take turns, verify.
-fn cells(run: &Run, kind: Loop, n: usize, entrants: &mut [&mut Entrant], rounds: usize) -> Result<Vec<Record>, Error> {
+pub(super) fn cells(
+    run: &Run,
+    kind: Loop,
+    n: usize,
+    entrants: &mut [&mut Entrant],
+    rounds: usize,
+) -> Result<Vec<Record>, Error> {
     let mut ctx = Ctx { clock_ns: run.clock_ns, rng: fastrand::Rng::with_seed(run.seed) };
     let mut cells: Vec<CellSamples> =
-        entrants.iter().map(|entrant| CellSamples::new(kind.label(), entrant.row, n)).collect();
+        entrants.iter().map(|entrant| CellSamples::new(entrant.bench, entrant.row, n)).collect();
     let mut reps = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(&mut cells) {
         cell.seed = (kind == Loop::Scatter).then_some(run.seed);
         entrant.runner.verify(n).map_err(|flaw| cell.flawed(flaw))?;
         let runner = entrant.runner.as_mut();
-        reps.push(warm(runner, n, run.effort.round).map_err(|flaw| cell.flawed(flaw))?);
+        let round = run.effort.round;
+        reps.push(enough(round, |reps| runner.batch(n, reps)).map_err(|flaw| cell.flawed(flaw))?);
         kind.round(runner, n, 1, &mut ctx).map_err(|flaw| cell.flawed(flaw))?;
     }
-    for turn in 0..rounds {
-        for place in 0..entrants.len() {
-            let at = (place + turn) % entrants.len();
-            let runner = entrants[at].runner.as_mut();
-            let cell = &mut cells[at];
-            // The neighbour's round left the caches cold; a sixteenth of a round warms them again.
-            if reps[at] > 1 {
-                kind.round(runner, n, reps[at] / 16 + 1, &mut ctx).map_err(|flaw| cell.flawed(flaw))?;
-            }
-            let sample = run.rounds.undisturbed(|| {
-                let before = preemptions();
-                let sample = kind.round(runner, n, reps[at], &mut ctx)?;
-                Ok((sample, preemptions() != before))
-            });
-            cell.samples.push(sample.map_err(|flaw| cell.flawed(flaw))?);
-        }
-    }
+    take_turns(run, rounds, &mut cells, &reps, |at, reps| kind.round(entrants[at].runner.as_mut(), n, reps, &mut ctx))?;
     for (entrant, cell) in entrants.iter_mut().zip(&cells) {
         entrant.runner.verify(n).map_err(|flaw| cell.flawed(flaw))?;
     }
     Ok(cells.into_iter().filter_map(CellSamples::record).collect())
 }
 
-/// Repeats until a round is long enough; gives the repetitions of a round.
-fn warm(runner: &mut dyn Runner, n: usize, round: Duration) -> Result<usize, Flaw> {
-    let mut reps = 1;
-    loop {
-        let elapsed = runner.batch(n, reps)?;
-        if elapsed >= round {
-            return Ok(reps);
-        }
-        reps = scale(reps, elapsed, round);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use indicatif::ProgressBar;
-
     use super::*;
     use crate::machine::Machine;
     use crate::rows::{Kind, catalogue};
-    use crate::tables::{Effort, Rounds};
+    use crate::tables::Effort;
 
     #[test]
     fn sizes_are_those_that_are_promised() {
@@ -194,25 +167,17 @@ mod tests {
     fn a_table_has_a_record_for_each_row_and_size() {
         let machine = Machine::unknown();
         let rows: Vec<Row> = catalogue().into_iter().filter(|row| row.kind == Kind::Floor).collect();
-        let mut run = Run {
-            machine: &machine,
-            effort: Effort { rounds: 3, round: Duration::from_micros(1) },
-            rows: &rows,
-            clock_ns: 0.0,
-            seed: 3,
-            progress: ProgressBar::hidden(),
-            rounds: Rounds::default(),
-            absent: Vec::new(),
-        };
+        let effort = Effort { rounds: 3, round: Duration::from_micros(1) };
+        let mut run = Run::for_test(&machine, &rows, effort);
         let batch = batch(&mut run).unwrap();
         assert_eq!(batch.len(), rows.len() * BATCH_SIZES.len());
         assert!(batch.iter().all(|record| record.runs == 3 && record.alloc.is_none() && record.total.min > 0.0));
 
-        let burst = interleaved(&mut run, Loop::Burst, &[1, 64]).unwrap();
+        let burst = interleaved(&mut run, "burst", Loop::Burst, &[1, 64]).unwrap();
         assert_eq!(burst.len(), rows.len() * 2);
         assert!(burst.iter().all(|record| record.alloc.is_some() && record.free.is_some()));
 
-        let scatter = interleaved(&mut run, Loop::Scatter, &[64]).unwrap();
+        let scatter = interleaved(&mut run, "scatter", Loop::Scatter, &[64]).unwrap();
         assert!(scatter.iter().all(|record| record.seed == Some(3)));
         assert!(run.absent.is_empty(), "{:?}", run.absent);
     }

@@ -298,28 +298,18 @@ impl Table<'_> {
 
 #[cfg(test)]
 mod tests {
-    use indicatif::ProgressBar;
-
     use super::*;
     use crate::machine::Machine;
     use crate::rows::catalogue;
-    use crate::tables::{Effort, Rounds};
+    use crate::tables::Effort;
 
     #[test]
     fn two_threads_give_a_record_for_each_row_or_say_why_not() {
         let machine = Machine::here();
         let rows: Vec<Row> =
             catalogue().into_iter().filter(|row| ["tls-vec", "mutex-vec", "glibc"].contains(&row.name)).collect();
-        let mut run = Run {
-            machine: &machine,
-            effort: Effort { rounds: 2, round: Duration::from_micros(10) },
-            rows: &rows,
-            clock_ns: 0.0,
-            seed: 1,
-            progress: ProgressBar::hidden(),
-            rounds: Rounds::default(),
-            absent: Vec::new(),
-        };
+        let effort = Effort { rounds: 2, round: Duration::from_micros(10) };
+        let mut run = Run::for_test(&machine, &rows, effort);
         let records = threads(&mut run).unwrap();
         if machine.second_cpu().is_none() {
             assert!(records.is_empty() && run.absent.len() == 1, "{:?}", run.absent);
