@@ -93,6 +93,7 @@ impl Nodes {
         unsafe { only.as_ref() }.or_else(|| self.here_by_cpu())
     }
 
+    #[inline(never)]
     fn here_by_cpu(&self) -> Option<&'static Inner> {
         // SAFETY: as in `here`.
         unsafe { self.by_cpu[self.cpu().get()].load(Acquire).as_ref() }

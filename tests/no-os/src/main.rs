@@ -65,7 +65,7 @@ fn work() -> u32 {
     zone.unbind(&bound);
     for order in 0..=12 {
         let order = Order::new(order).expect("an order up to 18");
-        let pfn = zone.alloc_block(order, Mobility::Movable).expect("a block of an empty zone");
+        let pfn = zone.alloc_block(order, Mobility::Movable, 0).expect("a block of an empty zone");
         assert!(pfn.is_aligned_to(order), "a block not aligned to its size");
         zone.free_block(pfn, order).expect("a block that was handed out");
         assert!(zone.free_block(pfn, order) == Err(MisuseKind::DoubleFree), "a double free not noticed");

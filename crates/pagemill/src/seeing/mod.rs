@@ -2,7 +2,7 @@
 //!
 //! A [`Snapshot`] is what one allocator's counters say at one moment, read without a lock (C3.13). [`FIGURES`] is the
 //! one list of what can be told of it: name, help, kind, and how it is read. Everything that leaves the process comes
-//! out of that list: Prometheus text ([`prometheus`]), JSON and the socket that serves both ([`StatsServer`], feature
+//! out of that list: Prometheus text ([`prometheus`]), JSON and the socket that serves both (`StatsServer`, feature
 //! `top`), the `metrics` facade (feature `metrics`). A figure that is added to the list is in all of them, and in the
 //! table of `pagemill top`.
 //!
