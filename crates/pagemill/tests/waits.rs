@@ -198,7 +198,7 @@ fn who_leaves_the_queue_stops_nobody() {
     with_each(1, |allocator| {
         for leaves in 0..4 {
             let pages = all(allocator);
-            let cancels = [const { () }; 4].map(|()| Cancel::new());
+            let cancels = std::array::from_fn::<_, 4, _>(|_| Cancel::new());
             let served = Mutex::new(Vec::new());
             std::thread::scope(|scope| {
                 let waiters: Vec<_> = cancels
