@@ -10,6 +10,7 @@ use crate::published::Published;
 use crate::record::Record;
 use crate::rows::Kind;
 use crate::stats::short;
+use crate::tables::total;
 
 const SIZE: (u32, u32) = (960, 600);
 
@@ -56,6 +57,7 @@ pub(crate) fn page(header: &str, records: &[Record], bars: &[Bar], published: &P
             html.push_str(&chart("published", &lines)?);
         }
     }
+    html.push_str(&total_charts(records, published)?);
     html.push_str(&numbers(records));
     html.push_str(&bar_table(bars));
     html.push_str("</html>\n");
@@ -100,6 +102,40 @@ fn published_curves(table: &crate::published::Table, bench: &str) -> Vec<Curve> 
         Curve { name: (*column).to_owned(), points, is_dashed: true }
     };
     columns.iter().map(line).collect()
+}
+
+/// `total`, and what was published of it, both as nanoseconds a page so that the sizes fit one axis.
+fn total_charts(records: &[Record], published: &Published) -> Result<String, Error> {
+    let part = |bench| {
+        let present: Vec<&Record> = records.iter().filter(|record| record.bench == bench).collect();
+        curves(&present, |record| Some(record.alloc?.median))
+    };
+    let named = |(bench, per_call): &(&'static str, usize)| {
+        part(*bench)
+            .into_iter()
+            .map(|curve| Curve { name: format!("{}, K = {per_call}", curve.name), ..curve })
+            .collect()
+    };
+    let lines: Vec<Curve> = total::PER_CALL.iter().flat_map::<Vec<Curve>, _>(named).collect();
+    if lines.is_empty() {
+        return Ok(String::new());
+    }
+    let mut html = String::from("<h2>total: a total of N pages, K pages a call</h2>\n");
+    html.push_str(&chart("out alone, ns a page", &lines)?);
+    if let Some(table) = published.table("linux-buddy-2013") {
+        let line = |column: String| {
+            let us = |&n: &usize| table.find(&total::published_size(n), &column)?.parse::<f64>().ok();
+            let point = |n: usize| Some((n as f64, us(&n)? * 1000.0 / n as f64));
+            let points = total::sizes().into_iter().filter_map(point).collect();
+            Curve { name: column, points, is_dashed: true }
+        };
+        let columns = total::PER_CALL.iter().map(|(_, per_call)| per_call.to_string());
+        let lines: Vec<Curve> = std::iter::once("before".to_owned()).chain(columns).map(line).collect();
+        let of = format!("{} (here divided by the pages); {}; {}", table.unit, table.title, table.source);
+        push(&mut html, format_args!("<h3>Published, not of this run</h3><p>{}</p>\n", escape(&of)));
+        html.push_str(&chart("published, ns a page", &lines)?);
+    }
+    Ok(html)
 }
 
 /// A chart with logarithmic axes and its legend, as SVG.
@@ -208,6 +244,20 @@ mod tests {
         assert!(html.contains("CPU &lt;x&gt; &amp; y"));
         assert!(html.contains("Published, not of this run"));
         assert!(!html.contains("src=") && !html.contains("href="));
+    }
+
+    #[test]
+    fn a_total_has_a_curve_for_each_number_a_call_beside_linux() {
+        let mut records = Vec::new();
+        for (bench, _) in total::PER_CALL {
+            let mut taken = record(bench, "pagemill-array", Kind::Ours, 32, 4.0);
+            taken.alloc = crate::stats::Spread::of(&[2.0]);
+            records.push(taken);
+        }
+        let html = page("", &records, &[], &Published::load().unwrap()).unwrap();
+        assert_eq!(html.matches("<svg").count(), 2, "measured and published");
+        assert_eq!(html.matches("pagemill-array rseq, K = 16").count(), 1);
+        assert!(html.contains(">\nbefore\n<"), "the kernel before");
     }
 
     #[test]

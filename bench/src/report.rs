@@ -9,6 +9,7 @@ use crate::published::Published;
 use crate::record::Record;
 use crate::rows::Kind;
 use crate::stats::short;
+use crate::subject::PAGE_BYTES;
 use crate::tables::one_thread::{BATCH_SIZES, SCATTER_PAGES, SCATTER_WIDE_PAGES};
 use crate::tables::total;
 use crate::tables::touch::TOUCH_PAGES;
@@ -122,7 +123,7 @@ fn touch(out: &mut dyn Write, records: &[Record], published: &Published) -> io::
         records.iter().find(|r| (r.bench, r.name) == (bench, name)).map(|record| written(record).median)
     };
     let base = one_by_one("touch-4k", "pagemill-array");
-    let (pages, mib) = (TOUCH_PAGES, TOUCH_PAGES * 4096 >> 20);
+    let (pages, mib) = (TOUCH_PAGES, TOUCH_PAGES * PAGE_BYTES / (1 << 20));
     writeln!(out, "\ntouch: {pages} fresh pages ({mib} MiB), a byte written to each; ns a page, medians")?;
     let titles = ["fresh pages", "impl", "backend", "written", "min", "max", "/ 4k", "back", "quoted"];
     let mut table = plain(&titles);

@@ -80,7 +80,7 @@ mod tests {
             run.backend = backend;
             let records = of_sizes(&mut run, &[32, 1000]).unwrap();
             if !run.absent.is_empty() {
-                println!("skipped {backend}: {:?}", run.absent);
+                run.absent.iter().for_each(|why| println!("skipped: {why}"));
                 continue;
             }
             assert_eq!(records.len(), 7 * 2);
