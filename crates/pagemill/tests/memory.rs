@@ -1,0 +1,366 @@
+//! Kinds of memory, growing and shrinking, and giving memory back: what the system says of it counts, not what the
+//! allocator believes (C2.2, C10.2).
+use pagemill::{Allocator, Backend, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageList, free_pages_bulk};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+const MIB: usize = 1 << 20;
+
+/// KiB of `name` in the mappings that lie in `range`, as `/proc/self/smaps` says.
+fn smaps_kib(range: &std::ops::Range<usize>, name: &str) -> usize {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut is_inside, mut kib, mut seen) = (false, 0, 0);
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap();
+        if let Some((from, to)) = first.split_once('-') {
+            let [from, to] = [from, to].map(|text| usize::from_str_radix(text, 16).unwrap());
+            is_inside = from < range.end && to > range.start;
+            seen += usize::from(is_inside);
+        } else if is_inside && first.strip_suffix(':') == Some(name) {
+            kib += words.next().unwrap().parse::<usize>().unwrap();
+        }
+    }
+    assert!(seen > 0, "no mapping in {range:x?}");
+    kib
+}
+
+/// Keeps a mapping from being merged with its neighbours of the same kind, whose memory would be counted with it.
+fn keep_apart(range: &std::ops::Range<usize>) {
+    let start = std::ptr::with_exposed_provenance_mut(range.start);
+    // SAFETY: says only that a core dump leaves it out, as no other test says of its memory.
+    assert_eq!(unsafe { libc::madvise(start, range.len(), libc::MADV_DONTDUMP) }, 0);
+}
+
+/// Pages of a private range that are resident.
+fn resident_pages(range: &std::ops::Range<usize>) -> usize {
+    let mut pages = vec![0u8; range.len() / 4096];
+    let start = std::ptr::with_exposed_provenance_mut(range.start);
+    // SAFETY: a byte for each page of the range.
+    assert_eq!(unsafe { libc::mincore(start, range.len(), pages.as_mut_ptr()) }, 0);
+    pages.iter().filter(|&page| page & 1 == 1).count()
+}
+
+/// Writes something else into each page.
+fn dirty(pages: &mut [Page]) {
+    for page in pages {
+        let number = page.addr() as u64;
+        page[..8].copy_from_slice(&number.to_ne_bytes());
+        page[4088..].copy_from_slice(&number.to_ne_bytes());
+    }
+}
+
+fn take(allocator: &Allocator, n: usize, gfp: Gfp) -> Vec<Page> {
+    let mut pages = Vec::new();
+    let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(n).gfp(gfp), |page| pages.push(page)).unwrap();
+    assert_eq!((delivered.blocks, delivered.shortfall), (n, None));
+    pages
+}
+
+fn assert_all_back(allocator: &Allocator) {
+    allocator.drain();
+    let (census, stats) = (allocator.validate(), allocator.stats());
+    assert_eq!(census.free, census.managed);
+    assert_eq!((stats.allocated, stats.misused, stats.quarantined), (stats.freed, 0, 0));
+}
+
+/// What is resident falls when memory is given back, and what was given back reads zero.
+fn gives_back(memory: Memory, huge_pages: bool) {
+    const PAGES: usize = 8192;
+    let allocator = Allocator::builder().memory(memory).huge_pages(huge_pages).build().unwrap();
+    let range = allocator.arena_range();
+    keep_apart(&range);
+    let resident = || smaps_kib(&range, "Rss") * 1024;
+    assert!(resident() <= 4 * MIB, "{} bytes before anything was touched", resident());
+    let mut pages = take(&allocator, PAGES, Gfp::KERNEL);
+    dirty(&mut pages);
+    assert_eq!(resident(), PAGES * 4096);
+
+    // One page of the first and of the last pageblock stays out: those two are not whole.
+    pages.sort_by_key(Page::addr);
+    let kept = [pages.pop().unwrap(), pages.swap_remove(0)];
+    drop(pages);
+    assert_eq!(allocator.give_back().get(), PAGES - 2 * 512);
+    assert_eq!(resident(), 2 * 512 * 4096);
+    assert!(kept.iter().all(|page| page[..8] == (page.addr() as u64).to_ne_bytes()), "a page that is out was taken");
+
+    // Pages with ZERO come zeroed without being written: reading commits none of them (the system's zero page), or for
+    // files one page of it.
+    let zeroed = take(&allocator, PAGES - 2 * 512, Gfp::KERNEL | Gfp::ZERO);
+    let fresh = zeroed.iter().filter(|page| page.iter().all(|&byte| byte == 0)).count();
+    assert_eq!(fresh, zeroed.len());
+    drop(zeroed);
+    drop(kept);
+    assert_eq!(allocator.give_back().get(), PAGES);
+    assert_eq!(resident(), 0);
+    let zeroed = take(&allocator, PAGES, Gfp::KERNEL | Gfp::ZERO);
+    assert_eq!(resident(), 0, "ZERO wrote to pages that are known to be zero");
+    drop(zeroed);
+    assert_all_back(&allocator);
+    allocator.close().unwrap();
+}
+
+#[test]
+fn resident_memory_falls_when_it_is_given_back() {
+    gives_back(Memory::anonymous(8192), false);
+    gives_back(Memory::anonymous(8192), true);
+    gives_back(Memory::memfd(8192), false);
+}
+
+#[test]
+fn a_memfd_is_shared_with_a_child_that_maps_it() {
+    let allocator = Allocator::builder().pages(64).build().unwrap();
+    let arena = allocator.add_memory(&Memory::memfd(512)).unwrap();
+    let fd = allocator.memfd(arena).unwrap().as_raw_fd();
+    // All of the first arena, so that the rest is the file's.
+    let mut pages = take(&allocator, 576, Gfp::KERNEL);
+    let file = smaps_range("pagemill");
+    pages.retain(|page| file.contains(&page.addr()));
+    assert_eq!(pages.len(), 512);
+    let offset = pages[77].addr() - file.start;
+    pages[77][..6].copy_from_slice(b"parent");
+    // SAFETY: the child uses system calls alone, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a mapping of its own, of a file that is large enough; it uses no other memory.
+        unsafe {
+            let bytes = 512 * 4096;
+            let prot = libc::PROT_READ | libc::PROT_WRITE;
+            let map = libc::mmap(std::ptr::null_mut(), bytes, prot, libc::MAP_SHARED, fd, 0);
+            if map == libc::MAP_FAILED {
+                libc::_exit(3);
+            }
+            let at = map.cast::<u8>().add(offset);
+            if std::slice::from_raw_parts(at, 6) != b"parent" {
+                libc::_exit(4);
+            }
+            at.copy_from_nonoverlapping(b"child!".as_ptr(), 6);
+            libc::_exit(0)
+        }
+    }
+    let mut status = 0;
+    // SAFETY: our child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(&pages[77][..6], b"child!");
+    drop(pages);
+    assert_all_back(&allocator);
+}
+
+/// Where the mapping lies whose name holds `name`.
+fn smaps_range(name: &str) -> std::ops::Range<usize> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let found: Vec<_> = maps.lines().filter(|line| line.contains(&format!("memfd:{name}"))).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    let (from, to) = found[0].split_whitespace().next().unwrap().split_once('-').unwrap();
+    usize::from_str_radix(from, 16).unwrap()..usize::from_str_radix(to, 16).unwrap()
+}
+
+#[test]
+fn a_range_that_the_caller_brings() {
+    let bytes = 6 * MIB;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping.
+    let map = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    assert_ne!(map, libc::MAP_FAILED);
+    let start = map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(2 * MIB));
+    // SAFETY: inside the mapping; what is there is nobody's yet.
+    unsafe { start.write_bytes(0xaa, 4 * MIB) };
+    // SAFETY: readable, writable, and used by nobody else until the allocator is closed.
+    let memory = |start| unsafe { Memory::brought(start, 1024) };
+    let refused = Allocator::builder().memory(memory(start.wrapping_add(4096))).build().unwrap_err();
+    let addr = start.addr() + 4096;
+    assert_eq!(refused, Error::Invalid(Invalid::Alignment { addr, align: 2 * MIB }));
+
+    let allocator = Allocator::builder().memory(memory(start)).build().unwrap();
+    assert_eq!(allocator.arena_range(), start.addr()..start.addr() + 4 * MIB);
+    // Its contents are unspecified: with ZERO all of it is zeroed.
+    let mut pages = take(&allocator, 1024, Gfp::KERNEL | Gfp::ZERO);
+    assert!(pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
+    assert!(pages.iter().all(|page| allocator.arena_range().contains(&page.addr())));
+    dirty(&mut pages);
+    drop(pages);
+    allocator.close().unwrap();
+    // SAFETY: still mapped, and ours again.
+    unsafe {
+        assert_ne!(start.cast::<u64>().read(), 0);
+        libc::munmap(map, bytes);
+    }
+}
+
+/// Huge pages of 2 MiB that are set aside and free.
+fn free_huge_pages() -> usize {
+    let text = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+#[test]
+fn huge_pages_that_are_not_there_are_said_and_fallen_back_from() {
+    // More than are set aside anywhere, and no more address space than a process has.
+    let wanted = free_huge_pages() + 8;
+    for memory in [Memory::huge_pages(wanted * 512), Memory::memfd_of_huge_pages(wanted * 512)] {
+        let refused = Allocator::builder().memory(memory.clone()).build().unwrap_err();
+        let Error::Invalid(Invalid::HugePages { wanted: said, free, .. }) = refused else { panic!("{refused}") };
+        assert_eq!((said, free), (wanted, free_huge_pages()));
+        assert!(refused.to_string().contains("/proc/sys/vm/nr_hugepages"), "{refused}");
+
+        let allocator = Allocator::builder().memory(memory.or_ordinary()).build().unwrap();
+        assert_eq!(allocator.notes(), [refused]);
+        let mut pages = take(&allocator, 600, Gfp::KERNEL);
+        dirty(&mut pages);
+        drop(pages);
+        assert_all_back(&allocator);
+    }
+    let plain = Allocator::builder().pages(8).build().unwrap();
+    assert!(plain.notes().is_empty());
+    let refused = plain.add_memory(&Memory::huge_pages(wanted * 512));
+    assert!(refused.is_err() && plain.managed_pages().get() == 8);
+}
+
+/// In a child without a right to lock memory: 0 if all is as it should be.
+fn locks_nothing() -> i32 {
+    // SAFETY: takes rights and limits away from this process, a child that ends soon.
+    unsafe {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // The limit first: then the user, and with it what is exempt from limits.
+        if libc::setrlimit(libc::RLIMIT_MEMLOCK, &none) != 0 {
+            return 10;
+        }
+        if libc::geteuid() == 0 && libc::setresuid(65_534, 65_534, 65_534) != 0 {
+            return 11;
+        }
+    }
+    let locked = Memory::anonymous(512).locked();
+    let Err(Error::Invalid(why)) = Allocator::builder().memory(locked.clone()).build() else { return 12 };
+    if !matches!(why, Invalid::LockLimit { limit: 0, .. }) {
+        return 13;
+    }
+    let Ok(allocator) = Allocator::builder().memory(locked.or_ordinary()).build() else { return 14 };
+    if allocator.notes() != [Error::Invalid(why)] || allocator.alloc_page(Gfp::KERNEL).is_err() {
+        return 15;
+    }
+    0
+}
+
+#[test]
+fn memory_that_may_not_be_locked_is_said_and_fallen_back_from() {
+    // SAFETY: the child uses what works after a fork: the allocator, whose promise that is, and the C library's heap.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let code = std::panic::catch_unwind(locks_nothing).unwrap_or(99);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(code) }
+    }
+    let mut status = 0;
+    // SAFETY: our child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+}
+
+#[test]
+fn locked_memory_is_resident_from_the_start() {
+    let memory = Memory::anonymous(512).locked();
+    match Allocator::builder().memory(memory).build() {
+        Ok(allocator) => assert_eq!(resident_pages(&allocator.arena_range()), 512),
+        Err(Error::Invalid(Invalid::LockLimit { limit, .. })) => assert!(limit < 2 * MIB, "{limit} would do"),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn an_allocator_grows_and_shrinks_while_threads_work() {
+    for backend in [Backend::Portable, Backend::Rseq] {
+        if let (Backend::Rseq, Err(why)) = (backend, pagemill::self_test()) {
+            eprintln!("skipped: the rseq backend ({why})");
+            continue;
+        }
+        let allocator = Allocator::builder().pages(2048).backend(backend).build().unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for seed in 0..3usize {
+                let (allocator, is_over) = (&allocator, &is_over);
+                scope.spawn(move || {
+                    let mut turn = seed;
+                    while !is_over.load(Relaxed) {
+                        turn = turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                        let mut slots: Vec<Option<Page>> = (0..1 + (turn >> 40) % 900).map(|_| None).collect();
+                        let n = slots.len();
+                        allocator.alloc_pages_bulk_array(Bulk::up_to(n), &mut slots).unwrap();
+                        for page in slots.iter_mut().flatten() {
+                            let mark = (page.addr() ^ seed << 48).to_ne_bytes();
+                            page[..8].copy_from_slice(&mark);
+                        }
+                        for page in slots.iter().flatten() {
+                            assert_eq!(page[..8], (page.addr() ^ seed << 48).to_ne_bytes(), "owned twice");
+                        }
+                        free_pages_bulk(&mut slots);
+                    }
+                });
+            }
+            struct Over<'a>(&'a AtomicBool);
+            impl Drop for Over<'_> {
+                fn drop(&mut self) {
+                    self.0.store(true, Relaxed);
+                }
+            }
+            let _over = Over(&is_over);
+            for _ in 0..20 {
+                let arena = allocator.add_memory(&Memory::anonymous(1024)).unwrap();
+                assert_eq!(allocator.managed_pages().get(), 3072);
+                std::thread::sleep(std::time::Duration::from_millis(3));
+                allocator.retire(arena).unwrap();
+                assert_eq!(allocator.managed_pages().get(), 2048);
+            }
+        });
+        assert_all_back(&allocator);
+        allocator.close().unwrap();
+    }
+}
+
+#[test]
+fn pages_of_a_retired_arena_go_back_when_they_come() {
+    let allocator = Allocator::builder().pages(512).build().unwrap();
+    let first = allocator.arena_range();
+    let more = allocator.add_memory(&Memory::anonymous(512)).unwrap();
+    let mut pages = take(&allocator, 1024, Gfp::KERNEL);
+    dirty(&mut pages);
+    // All but ten of the new arena's are back when it is retired.
+    let (mut old, mut new): (Vec<Page>, Vec<Page>) = pages.into_iter().partition(|page| first.contains(&page.addr()));
+    assert_eq!((old.len(), new.len()), (512, 512));
+    let place = new.iter().map(Page::addr).min().unwrap();
+    let place = place..place + 512 * 4096;
+    new.truncate(10);
+    assert_eq!(allocator.retire(more).unwrap().get(), 10);
+    assert_eq!(allocator.managed_pages().get(), 512);
+    assert!(matches!(allocator.alloc_page(Gfp::KERNEL), Err(Error::Exhausted(_))), "a page of a retired arena");
+    assert!(new.iter().all(|page| page[..8] == (page.addr() as u64).to_ne_bytes()));
+    drop(new);
+    assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
+    assert!(resident_pages(&place) > 0);
+    assert_eq!(allocator.retire(more).unwrap().get(), 0);
+    assert_eq!(resident_pages(&place), 0);
+    old.truncate(500);
+    assert!(first.contains(&allocator.alloc_page(Gfp::KERNEL).unwrap().addr()));
+    drop(old);
+    // The last one stays.
+    let last = Allocator::builder().pages(8).build().unwrap();
+    let second = last.add_memory(&Memory::anonymous(8)).unwrap();
+    last.retire(second).unwrap();
+    assert_all_back(&allocator);
+    allocator.close().unwrap();
+}
+
+#[test]
+fn blocks_and_lists_of_several_arenas() {
+    let allocator = Allocator::builder().pages(512).memory(Memory::anonymous(512)).build().unwrap();
+    let mut list = PageList::new();
+    allocator.alloc_pages_bulk_list(Bulk::exact(1024), &mut list).unwrap();
+    assert_eq!((list.len(), allocator.stats().free), (1024, 0));
+    list.clear();
+    assert_eq!(allocator.give_back().get(), 1024);
+    let order = Order::PAGEBLOCK;
+    let both = [(); 2].map(|()| allocator.alloc_pages(Gfp::KERNEL, order).unwrap());
+    assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
+    drop(both);
+    assert_all_back(&allocator);
+}
