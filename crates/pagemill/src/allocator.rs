@@ -22,6 +22,8 @@ pub(crate) struct Inner {
     pub(crate) zone: Zone<'static>,
     /// The allocator's other arenas, and what they share.
     pub(crate) nodes: &'static Nodes,
+    /// The arena that was added before this one.
+    pub(crate) older: Option<&'static Self>,
     pub(crate) node: NodeId,
     pub(crate) kind: ZoneKind,
     pub(crate) marks: Watermarks,

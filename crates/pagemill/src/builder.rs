@@ -132,7 +132,7 @@ impl Builder {
             Some(layout) => layout.clone(),
             None => Layout { node_of_cpu: vec![NodeId::ZERO; cpus], distances: vec![vec![10]] },
         };
-        let nodes: &'static Nodes = Box::leak(Box::new(Nodes::new(layout, self.policy)));
+        let nodes = Nodes::new(layout, self.policy).keep();
         // Closes what was opened, if one cannot be.
         let allocator = Allocator::of(nodes);
         for memory in &memory {
@@ -194,6 +194,7 @@ impl Nodes {
                 arena,
                 zone,
                 nodes: self,
+                older: self.newest(),
                 node: memory.node,
                 kind: memory.kind,
                 marks: memory.marks,

@@ -49,10 +49,13 @@ pub(crate) struct Nodes {
     only: AtomicPtr<Inner>,
     /// The same for each CPU; null where the slow path has to choose.
     by_cpu: Vec<AtomicPtr<Inner>>,
-    /// The last one that was published; those before are kept for who still walks them.
+    /// The last one that was published, and those before, which somebody may still walk.
     zonelists: AtomicPtr<Zonelists>,
-    /// All arenas that were ever added.
-    arenas: Mutex<Vec<&'static Inner>>,
+    walked: Mutex<Vec<&'static Zonelists>>,
+    /// The one that was made before this.
+    made_before: AtomicPtr<Nodes>,
+    /// The arena that was added last; each leads to the one before. No lock: a child of a fork reads it too.
+    newest: AtomicPtr<Inner>,
     notes: Mutex<Vec<Invalid>>,
     layout: Layout,
     policy: Policy,
@@ -72,7 +75,9 @@ impl Nodes {
             only: AtomicPtr::default(),
             by_cpu: layout.node_of_cpu.iter().map(|_| AtomicPtr::default()).collect(),
             zonelists: AtomicPtr::new(Box::into_raw(Box::default())),
-            arenas: Mutex::default(),
+            walked: Mutex::default(),
+            made_before: AtomicPtr::default(),
+            newest: AtomicPtr::default(),
             notes: Mutex::default(),
             layout,
             policy,
@@ -82,6 +87,15 @@ impl Nodes {
             reclaim: Reclaim::default(),
             faults: OnceLock::new(),
         }
+    }
+
+    /// Keeps it for ever (N2), where a tool that looks for leaks finds it.
+    pub(crate) fn keep(self) -> &'static Self {
+        static MADE: AtomicPtr<Nodes> = AtomicPtr::new(core::ptr::null_mut());
+        let kept: &'static Self = Box::leak(Box::new(self));
+        // Nobody follows these: any order will do.
+        kept.made_before.store(MADE.swap(core::ptr::from_ref(kept).cast_mut(), Relaxed), Relaxed);
+        kept
     }
 
     /// The arena whose lists serve plain requests of this CPU.
@@ -166,14 +180,23 @@ impl Nodes {
         Some(next)
     }
 
-    /// Adds an arena.
+    /// The arena that was added last.
+    pub(crate) fn newest(&self) -> Option<&'static Inner> {
+        // Acquire pairs with the Release in `add`.
+        // SAFETY: as in `here`.
+        unsafe { self.newest.load(Acquire).as_ref() }
+    }
+    /// Adds an arena, whose `older` is the newest up to now.
     pub(crate) fn add(&self, held: &registry::Writing, arena: &'static Inner) {
-        self.arenas.lock().unwrap_or_else(PoisonError::into_inner).push(arena);
+        // Release pairs with the Acquire in `newest`.
+        self.newest.store(core::ptr::from_ref(arena).cast_mut(), Release);
         self.publish(held);
     }
-    /// Every arena that was ever added, retired ones too.
+    /// Every arena that was ever added, retired ones too, in the order in which they came.
     pub(crate) fn ever(&self) -> Vec<&'static Inner> {
-        self.arenas.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let mut arenas: Vec<_> = core::iter::successors(self.newest(), |arena| arena.older).collect();
+        arenas.reverse();
+        arenas
     }
 
     /// Remembers what the system refused without that being an error.
@@ -198,8 +221,10 @@ impl Nodes {
                 list
             })
             .collect();
-        // Release pairs with the Acquire in `zonelists`. What was there before is kept: somebody may be walking it.
-        self.zonelists.store(Box::into_raw(Box::new(lists)), Release);
+        // Release pairs with the Acquire in `zonelists`.
+        let before = self.zonelists.swap(Box::into_raw(Box::new(lists)), Release);
+        // SAFETY: from `new` or from here, and kept: somebody may be walking it.
+        self.walked.lock().unwrap_or_else(PoisonError::into_inner).push(unsafe { &*before });
         self.choose();
     }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 const MIB: usize = 1 << 20;
 
 /// KiB of `name` in the mappings that lie in `range`, as `/proc/self/smaps` says.
+#[cfg_attr(feature = "detection-off", expect(dead_code, reason = "what uses it needs states"))]
 fn smaps_kib(range: &std::ops::Range<usize>, name: &str) -> usize {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let (mut is_inside, mut kib, mut seen) = (false, 0, 0);
@@ -26,6 +27,7 @@ fn smaps_kib(range: &std::ops::Range<usize>, name: &str) -> usize {
 }
 
 /// Keeps a mapping from being merged with its neighbours of the same kind, whose memory would be counted with it.
+#[cfg_attr(feature = "detection-off", expect(dead_code, reason = "what uses it needs states"))]
 fn keep_apart(range: &std::ops::Range<usize>) {
     let start = std::ptr::with_exposed_provenance_mut(range.start);
     // SAFETY: says only that a core dump leaves it out, as no other test says of its memory.
@@ -65,6 +67,7 @@ fn assert_all_back(allocator: &Allocator) {
 }
 
 /// What is resident falls when memory is given back, and what was given back reads zero.
+#[cfg_attr(feature = "detection-off", expect(dead_code, reason = "what uses it needs states"))]
 fn gives_back(memory: Memory, huge_pages: bool) {
     const PAGES: usize = 8192;
     let allocator = Allocator::builder().memory(memory).huge_pages(huge_pages).build().unwrap();
@@ -100,6 +103,7 @@ fn gives_back(memory: Memory, huge_pages: bool) {
     allocator.close().unwrap();
 }
 
+#[cfg(not(feature = "detection-off"))] // Without a state every page that is asked for as zero is written.
 #[test]
 fn resident_memory_falls_when_it_is_given_back() {
     gives_back(Memory::anonymous(8192), false);
@@ -317,6 +321,7 @@ fn an_allocator_grows_and_shrinks_while_threads_work() {
     }
 }
 
+#[cfg(not(feature = "detection-off"))] // Without a state every page that is asked for as zero is written.
 #[test]
 fn pages_of_a_retired_arena_go_back_when_they_come() {
     let allocator = Allocator::builder().pages(512).build().unwrap();
