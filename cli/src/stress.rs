@@ -9,6 +9,8 @@
 //! - a thread drains lists, and the main thread forks now and then ([`disturb`]);
 //! - at the end everything goes back, every frame is accounted for, and the allocator is closed.
 //!
+//! With `--tight` the rounds are others: an arena that has less than is wanted of it ([`tight`]).
+//!
 //! The first frame that is owned twice, lost or overwritten ends the run, with the seed. Threads make a run differ
 //! from the next; the seed fixes what each of them asks for.
 mod disturb;
@@ -16,6 +18,7 @@ mod found;
 mod report;
 mod round;
 mod signals;
+mod tight;
 mod worker;
 
 use std::io::{self, IsTerminal, Write};
@@ -31,6 +34,7 @@ use crate::failure::{Failure, print};
 use crate::watched;
 use report::Tally;
 use round::Round;
+use tight::Tight;
 
 /// Look for a page with two owners, while everything happens at once
 ///
@@ -55,6 +59,9 @@ pub(crate) struct StressArgs {
     /// Pages in the arena, 1 to 16777216 [default: three sizes in turn]
     #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pages: Option<u32>,
+    /// An arena at 90 % of what is wanted of it: waits, reclaim, cancels, faults, watermarks
+    #[arg(long)]
+    tight: bool,
     /// Serve `pagemill top PATH`; what PAGEMILL_STATS says if it is not given
     #[arg(long, value_name = "PATH")]
     stats: Option<PathBuf>,
@@ -68,6 +75,7 @@ Examples:
   pagemill stress --seconds 60 --threads 4
   pagemill stress --seconds 60 --seed 7 --threads 4 --backend portable
   pagemill stress --json | jq .restarts
+  pagemill stress --seconds 60 --tight
   pagemill stress --stats /tmp/s.sock    beside it: pagemill top /tmp/s.sock
 
 Exit codes:
@@ -90,6 +98,7 @@ pub(crate) struct Plan {
     backend: Option<Backend>,
     pages: Option<usize>,
     seconds: u64,
+    is_tight: bool,
 }
 
 impl Plan {
@@ -97,8 +106,9 @@ impl Plan {
     fn again(&self) -> String {
         let backend = self.backend.map_or(String::new(), |backend| format!(" --backend {backend}"));
         let pages = self.pages.map_or(String::new(), |pages| format!(" --pages {pages}"));
+        let tight = if self.is_tight { " --tight" } else { "" };
         let Self { seed, threads, seconds, .. } = self;
-        format!("pagemill stress --seconds {seconds} --seed {seed} --threads {threads}{backend}{pages}")
+        format!("pagemill stress --seconds {seconds} --seed {seed} --threads {threads}{backend}{pages}{tight}")
     }
 
     fn allocator(&self, round: usize) -> Result<Allocator, Failure> {
@@ -120,6 +130,7 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
         backend: args.backend,
         pages: args.pages.map(|pages| pages as usize),
         seconds: args.seconds,
+        is_tight: args.tight,
     };
     let server = watched::serve(args.stats.as_deref())?;
     let backend = plan.allocator(0)?.backend();
@@ -129,6 +140,10 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
     }
     signals::install().map_err(|error| Failure::new("can't handle signals", error))?;
     say_seed_on_panic(plan);
+    if plan.is_tight {
+        let (rounds, counts) = run_tight(&plan, server.as_ref())?;
+        return print(&if args.json { report::tight_json(&plan, &counts) } else { report::tight_table(rounds, &counts) });
+    }
 
     let tally = run_rounds(&plan, server.as_ref())?;
     if backend == Backend::Rseq && tally.restarts == 0 && Duration::from_secs(plan.seconds) >= ENOUGH {
@@ -162,6 +177,32 @@ fn run_rounds(plan: &Plan, server: Option<&StatsServer>) -> Result<Tally, Failur
     tally.restarts = pagemill::restarts() - restarts;
     tally.seconds = start.elapsed().as_secs_f64();
     Ok(tally)
+}
+
+/// Rounds with less memory than is wanted; how many, and what was counted.
+fn run_tight(plan: &Plan, server: Option<&StatsServer>) -> Result<(usize, tight::Counts), Failure> {
+    let (start, length) = (Instant::now(), Duration::from_secs(plan.seconds));
+    let mut rng = Rng::new(plan.seed);
+    let (mut rounds, mut counts) = (0, tight::Counts::new());
+    while start.elapsed() < length {
+        let round = Tight::new(plan, rounds, rng.next())?;
+        if let Some(server) = server {
+            server.show("stress", &round.allocator);
+        }
+        let end = Instant::now() + ROUND.min(length - start.elapsed());
+        let done = round.run(end).map_err(|what| {
+            let why = format!("seed {}, {} lists", plan.seed, round.allocator.backend());
+            Failure::new(what, why).next(format!("repeat with: {}", plan.again()))
+        })?;
+        tight::add(&mut counts, &done);
+        rounds += 1;
+    }
+    let missing = tight::MUST.iter().find(|name| counts.get(*name).is_none_or(|&n| n == 0));
+    if let Some(name) = missing.filter(|_| Duration::from_secs(plan.seconds) >= ENOUGH) {
+        let next = format!("run it longer; repeat with: {}", plan.again());
+        return Err(Failure::new("too little is proved", format!("nothing was counted as {name}")).next(next));
+    }
+    Ok((rounds, counts))
 }
 
 /// A broken invariant panics in whatever thread found it: the seed belongs to it.

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::Plan;
+use super::tight::Counts;
 
 /// What was done. The names are part of the program's interface.
 #[derive(Default, Serialize)]
@@ -83,4 +84,31 @@ impl Tally {
             writeln!(text, "clean: {ops} operations in {rounds} rounds and {seconds:.1} s, each frame with one owner");
         text
     }
+}
+
+/// What a tight run counted, as a JSON object.
+pub(super) fn tight_json(plan: &Plan, counts: &Counts) -> String {
+    #[derive(Serialize)]
+    struct Tight<'c> {
+        seed: u64,
+        threads: u32,
+        backend: &'static str,
+        seconds: u64,
+        #[serde(flatten)]
+        counts: &'c Counts,
+    }
+    let backend = plan.backend.map_or("", |backend| backend.name());
+    let Plan { seed, threads, seconds, .. } = *plan;
+    // Numbers and names alone: there is nothing in it that could not be written.
+    serde_json::to_string(&Tight { seed, threads, backend, seconds, counts }).map_or(String::new(), |line| line + "\n")
+}
+
+/// The same as a table.
+pub(super) fn tight_table(rounds: usize, counts: &Counts) -> String {
+    let mut text = String::new();
+    for (name, n) in counts {
+        let _ = writeln!(text, "  {:<34}{n:>12}", name.replace('_', " "));
+    }
+    let _ = writeln!(text, "clean: {rounds} rounds with less memory than was wanted, each frame with one owner");
+    text
 }

@@ -174,7 +174,8 @@ impl Waits {
     }
 
     /// Waits for its turn, then tries until `attempt` brings something, `patience` ends, or `attempt` has failed `turns`
-    /// times, once for every time that something came back or [`LOOK_AGAIN`] passed.
+    /// times, once for every time that something came back or [`LOOK_AGAIN`] passed; or its turn has not come while so many
+    /// of the latter passed.
     pub(crate) fn wait<T>(
         &self,
         patience: &Patience<'_>,
@@ -182,6 +183,9 @@ impl Waits {
         mut attempt: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         let start = Instant::now();
+        // Who tries a bounded number of times waits no longer than that in line: the head may never give up, and wait for
+        // just those pages that the ones behind it have.
+        let in_line_until = turns.map(|turns| start + LOOK_AGAIN * turns);
         let queue = self.queue();
         let seat = Arc::new(Seat { thread: std::thread::current(), is_head: AtomicBool::new(false) });
         patience.cancel.inspect(|cancel| cancel.enter());
@@ -205,9 +209,13 @@ impl Waits {
                 if turns.is_some_and(|turns| turn >= turns) {
                     break None;
                 }
+            } else if in_line_until.is_some_and(|end| Instant::now() >= end) {
+                break None;
             }
-            let left = patience.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let is_head = seat.is_head.load(Acquire);
+            let ends = [patience.deadline, in_line_until.filter(|_| !is_head)];
+            let end = ends.into_iter().flatten().min();
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             match (is_head, left) {
                 (true, left) => std::thread::park_timeout(left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN)),
                 (false, Some(left)) => std::thread::park_timeout(left),

@@ -230,6 +230,25 @@ fn who_leaves_the_queue_stops_nobody() {
 }
 
 #[test]
+fn a_request_that_need_not_wait_for_ever_does_not_do_so_in_line() {
+    // The head never gives up, and what it waits for is with those behind it.
+    with_each(4, |allocator| {
+        let pages = all(allocator);
+        std::thread::scope(|scope| {
+            let stubborn = scope.spawn(|| allocator.alloc_page(Gfp::KERNEL | Gfp::NOFAIL).is_ok());
+            until_waiting(allocator, 1);
+            for gfp in [Gfp::KERNEL, Gfp::NOIO, Gfp::KERNEL | Gfp::RETRY_MAYFAIL, Gfp::KERNEL | Gfp::NORETRY] {
+                assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))), "{gfp:?}");
+            }
+            assert_eq!(allocator.stats().waiting, 1);
+            drop(pages);
+            assert!(stubborn.join().unwrap());
+        });
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
 fn deadlines_end_waits() {
     with_each(4, |allocator| {
         let pages = all(allocator);
