@@ -351,7 +351,7 @@ impl<'r> Worker<'r> {
     }
 
     fn hold(&mut self, block: Block, gfp: Gfp) -> Result<(), Breach> {
-        self.made = self.made + 1 & 0xf_ffff;
+        self.made = (self.made + 1) & 0xf_ffff;
         let tag = (self.place as u32 + 1) << 20 | self.made;
         if gfp.contains(Gfp::ZERO) {
             self.round.ledger.look_zero(block.addr(), block.order())?;
