@@ -50,6 +50,13 @@ impl ListPolicy {
     /// How a list begins.
     pub const START: Self = Self { batch: Self::BATCH_MIN, limit: Self::LIMIT_MIN, last: SlowEvent::None };
 
+    /// How a list begins that may hold `limit_max` frames at most.
+    #[must_use]
+    pub fn start(limit_max: u32) -> Self {
+        let limit = Self::LIMIT_MIN.min(limit_max);
+        Self { batch: Self::BATCH_MIN.min((limit / 2).max(1)), limit, last: SlowEvent::None }
+    }
+
     /// The numbers after `event`; `limit_max` bounds the list (its capacity, or its share of the zone).
     #[must_use]
     pub fn after(self, event: SlowEvent, limit_max: u32) -> Self {

@@ -38,8 +38,9 @@ impl Account {
         let lower = |charged: usize| Some(charged.saturating_sub(pages.get()));
         let _ = self.charged.fetch_update(Relaxed, Relaxed, lower);
     }
-    pub(crate) fn is_full(&self) -> bool {
-        self.charged.load(Relaxed) >= self.limit
+    /// Has it no room for a block of so many pages?
+    pub(crate) fn is_full(&self, pages: usize) -> bool {
+        self.charged.load(Relaxed) + pages > self.limit
     }
     /// Charges as many of `pages` as the limit allows, in multiples of `unit`. Returns how many.
     pub(crate) fn charge_up_to(&self, pages: usize, unit: usize) -> usize {

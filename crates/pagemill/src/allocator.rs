@@ -263,7 +263,7 @@ impl Inner {
                 finish(self, giving);
             }
             self.zone.unbind(&list.bound);
-            list.set_policy(ListPolicy { limit: ListPolicy::LIMIT_MIN.min(self.limit_max), ..ListPolicy::START });
+            list.set_policy(ListPolicy::start(self.limit_max));
         }
         drained
     }

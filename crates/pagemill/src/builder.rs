@@ -6,8 +6,8 @@ use crate::memory::Memory;
 use crate::nodes::{Layout, Nodes};
 use crate::{fork, registry};
 use core::sync::atomic::{AtomicBool, AtomicU64};
-use pagemill_core::{Error, Invalid, ListPolicy, NodeId, PAGE_SIZE, Policy};
-use pagemill_sys::{Backend, List, PerCpu, current_cpu, possible_cpus};
+use pagemill_core::{Error, Invalid, ListPolicy, NodeId, PAGE_SIZE, Policy, interleave_share};
+use pagemill_sys::{Backend, List, PerCpu, Topology, current_cpu, possible_cpus};
 
 /// Describes an allocator; [`build`](Self::build) makes it.
 ///
@@ -49,7 +49,8 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// The arena's size in pages. Default: half of the system's memory.
+    /// The arena's size in pages, divided evenly among the system's nodes where it has several. Default: half of the
+    /// system's memory.
     #[must_use]
     pub fn pages(mut self, pages: usize) -> Self {
         self.pages = Some(pages);
@@ -91,7 +92,7 @@ impl Builder {
     /// `distances[i][j]` says, 10 being the own one. For tests; beside [`cpus`](Self::cpus).
     #[must_use]
     pub fn nodes(mut self, node_of_cpu: Vec<NodeId>, distances: Vec<Vec<u8>>) -> Self {
-        self.layout = Some(Layout { node_of_cpu, distances });
+        self.layout = Some(Layout { node_of_cpu, distances, system_nodes: Vec::new() });
         self
     }
     /// Where requests that say nothing of it look for memory. Default: near the caller's CPU.
@@ -107,7 +108,7 @@ impl Builder {
         self.has_background_reclaim = has_background_reclaim;
         self
     }
-    /// Has acquisitions fail (C3.14): see [`Faults`].
+    /// Has acquisitions fail (C3.14): see [`Faults`]. Default: what `PAGEMILL_FAIL` says.
     #[must_use]
     pub fn faults(mut self, faults: Faults) -> Self {
         self.faults = Some(faults);
@@ -123,14 +124,23 @@ impl Builder {
     }
 
     pub(crate) fn build_held(&self, held: &registry::Writing) -> Result<Allocator, Error> {
+        let cpus = self.lists()?.cpus();
+        let layout = match (&self.layout, self.cpus) {
+            (Some(layout), _) => layout.clone(),
+            (None, Some(_)) => Layout::flat(cpus),
+            // A system that says nothing of nodes is one.
+            (None, None) => Topology::of_system().map_or(Layout::flat(cpus), |topology| Layout::of(&topology, cpus)),
+        };
         let mut memory = self.memory.clone();
         if memory.is_empty() || self.pages.is_some() {
-            memory.insert(0, Memory::anonymous(self.pages.unwrap_or_else(half_of_memory)));
+            let (pages, nodes) = (self.pages.unwrap_or_else(half_of_memory), layout.system_nodes.len().max(1));
+            let share =
+                |at| NodeId::new(at).map(|node| Memory::anonymous(interleave_share(pages, nodes, at)).node(node));
+            memory.splice(0..0, (0..nodes).filter_map(share).filter(|memory| nodes == 1 || memory.pages() > 0));
         }
-        let cpus = self.lists()?.cpus();
-        let layout = match &self.layout {
-            Some(layout) => layout.clone(),
-            None => Layout { node_of_cpu: vec![NodeId::ZERO; cpus], distances: vec![vec![10]] },
+        let faults = match (&self.faults, std::env::var("PAGEMILL_FAIL")) {
+            (None, Ok(text)) if !text.is_empty() => Some(text.parse()?),
+            (faults, _) => faults.clone(),
         };
         let nodes = Nodes::new(layout, self.policy).keep();
         // Closes what was opened, if one cannot be.
@@ -138,8 +148,8 @@ impl Builder {
         for memory in &memory {
             nodes.open(held, memory, self.lists()?, self.huge_pages)?;
         }
-        if let Some(faults) = &self.faults {
-            nodes.inject(faults.clone());
+        if let Some(faults) = faults {
+            nodes.inject(faults);
         }
         if self.has_background_reclaim {
             allocator.start_reclaim();
@@ -210,7 +220,7 @@ impl Nodes {
         })?;
         let inner = arena.inner();
         for list in inner.lists.lists() {
-            list.set_policy(ListPolicy { limit: ListPolicy::LIMIT_MIN.min(inner.limit_max), ..ListPolicy::START });
+            list.set_policy(ListPolicy::start(inner.limit_max));
         }
         self.add(held, inner);
         Ok(inner)

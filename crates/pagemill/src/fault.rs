@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// block. What the CPU's list has is handed out without one, so a program that wants each request to fail asks for
 /// more, or [drains](crate::Allocator::drain) first.
 ///
-/// In the environment, for programs that use the default allocator: `PAGEMILL_FAIL=after=100,p=0.01,gfp=atomic,seed=7`.
+/// In the environment, for programs that say nothing of faults themselves: `PAGEMILL_FAIL=after=100,p=0.01,gfp=atomic`.
 ///
 /// ```
 /// use pagemill::{Allocator, Faults, Gfp};

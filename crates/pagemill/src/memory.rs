@@ -182,6 +182,13 @@ impl Nodes {
             self.note(why);
             ordinary
         })?;
+        if let Some(&node) = self.layout().system_nodes.get(memory.node.get())
+            && memory.is_zeroed()
+            && let Err(errno) = mapping.bind(0, mapping.bytes(), node, false)
+        {
+            // It serves from wherever it is.
+            self.note(Invalid::System { what: "memory of a node", bytes: mapping.bytes(), errno: errno.0 });
+        }
         if memory.is_locked
             && let Err(why) = mapping.lock(0, mapping.bytes())
         {
@@ -244,8 +251,9 @@ impl Allocator {
         Ok(PageCount::new(inner.out_at_rest()))
     }
 
-    /// Gives whole free pageblocks (2 MiB) back to the system, whatever lists hold included. Their address space stays,
-    /// and they are committed again when they are next touched. Returns the pages that went back.
+    /// Gives whole free pageblocks (2 MiB) above the high marks back to the system, whatever lists hold included. Their
+    /// address space stays, and they are committed again when they are next touched. Meanwhile they are nobody's: requests
+    /// that do not wait may come back short. Returns the pages that went back.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, PageList};
@@ -277,7 +285,8 @@ impl Inner {
     /// Takes each whole free pageblock, has the system take its memory back, and returns it to the zone.
     fn give_back(&self) -> usize {
         let mut blocks = Vec::new();
-        while let Some(pfn) = self.zone.alloc_block(Order::PAGEBLOCK, pagemill_core::Mobility::Unmovable, 0) {
+        let floor = if self.is_retired() { 0 } else { self.marks.high };
+        while let Some(pfn) = self.zone.alloc_block(Order::PAGEBLOCK, pagemill_core::Mobility::Unmovable, floor) {
             blocks.push(pfn);
         }
         let mut given = 0;

@@ -195,10 +195,10 @@ impl Nodes {
     }
 
     fn take_from_others_hands(&self, ask: &Ask<'_>, from: NodeId) -> Option<Taken> {
-        if ask.order != Order::ZERO {
-            return None; // Single frames under way make no block.
+        if ask.order != Order::ZERO || self.faults.get().is_some() {
+            return None; // Single frames under way make no block; and what is refused on purpose stays so.
         }
-        let is_under_way = || self.all().iter().any(|arena| arena.has_frames_under_way());
+        let is_under_way = || self.all().iter().any(|arena| arena.has_frames_under_way(ask.gfp));
         for turn in 0..TURNS {
             if !is_under_way() || ask.patience.is_over() {
                 return None;

@@ -5,7 +5,7 @@ use crate::misuse::foreign_count;
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::atomic::AtomicU64;
-use pagemill_core::{BuddyInfo, CpuId, FrameState, NodeId, Order, Watermarks, ZoneKind};
+use pagemill_core::{BuddyInfo, CpuId, FrameState, Gfp, Level, NodeId, Order, Watermarks, ZoneKind};
 use pagemill_sys::CpuStats;
 
 /// Counters of an allocator, summed over its CPUs. Read without a lock: exact at rest, close while others work.
@@ -356,12 +356,14 @@ impl Inner {
         self.sum_lists(|list| list.pushed()).wrapping_add(direct)
     }
 
-    /// Is there a frame that is neither out nor put aside? Then a request that found none came while it was on its way.
+    /// Is there a frame that is neither out nor put aside, nor kept back by a mark? Then a request that found none came
+    /// while it was on its way.
     #[cold]
-    pub(crate) fn has_frames_under_way(&self) -> bool {
+    pub(crate) fn has_frames_under_way(&self, gfp: Gfp) -> bool {
+        let kept = (self.marks.floor(gfp, Level::Min) as usize).min(self.zone.free_frames());
         // Both wrap at 2^48. What comes back between the two sums makes the difference small, or negative.
         let out = (self.allocated().wrapping_sub(self.freed()) << 16) as i64 >> 16;
-        out + (self.quarantined.load(Relaxed) as i64) < self.arena.frames() as i64
+        out + (self.quarantined.load(Relaxed) as i64) + (kept as i64) < self.arena.frames() as i64
     }
 
     fn stats(&self) -> Stats {

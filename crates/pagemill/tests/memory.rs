@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 const MIB: usize = 1 << 20;
 
 /// KiB of `name` in the mappings that lie in `range`, as `/proc/self/smaps` says.
-#[cfg_attr(feature = "detection-off", expect(dead_code, reason = "what uses it needs states"))]
 fn smaps_kib(range: &std::ops::Range<usize>, name: &str) -> usize {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let (mut is_inside, mut kib, mut seen) = (false, 0, 0);
@@ -27,7 +26,6 @@ fn smaps_kib(range: &std::ops::Range<usize>, name: &str) -> usize {
 }
 
 /// Keeps a mapping from being merged with its neighbours of the same kind, whose memory would be counted with it.
-#[cfg_attr(feature = "detection-off", expect(dead_code, reason = "what uses it needs states"))]
 fn keep_apart(range: &std::ops::Range<usize>) {
     let start = std::ptr::with_exposed_provenance_mut(range.start);
     // SAFETY: says only that a core dump leaves it out, as no other test says of its memory.

@@ -554,3 +554,16 @@ fn faults_meet_requests_that_reclaim_too() {
     drop(list);
     assert_all_back(&allocator);
 }
+
+#[test]
+fn an_account_that_has_less_than_a_block_says_so() {
+    with_each(&Memory::anonymous(64), |allocator| {
+        let account = Account::new(PageCount::new(10));
+        let paid = Bulk::up_to(4).order(Order::new(2).unwrap()).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
+        let mut list = BlockList::new();
+        let delivered = allocator.alloc_pages_bulk_list(paid, &mut list).unwrap();
+        assert_eq!(delivered, Delivered { blocks: 2, shortfall: Some(Shortfall::Account { missing: 2 }) });
+        assert_eq!(account.charged().get(), 8);
+    });
+}
+

@@ -8,6 +8,7 @@ use crate::allocator::{Allocator, Inner};
 use crate::arena::Arena;
 use crate::bulk::request::{Bulk, Shortfall};
 use crate::nodes::Nodes;
+use crate::reclaim;
 use crate::slow::Ask;
 use crate::wait::Cancel;
 use core::sync::atomic::Ordering::Relaxed;
@@ -180,7 +181,11 @@ impl Allocator {
         let mut zones = nodes.zonelist(from).iter().filter(|arena| ask.allows(nodes, arena.node, arena)).peekable();
         if request.cancel.is_some_and(Cancel::is_cancelled) {
             Shortfall::Cancelled { missing }
-        } else if request.account.is_some_and(|account| account.is_full()) && request.gfp.contains(Gfp::ACCOUNT) {
+        } else if ask.gfp.may_wait() && reclaim::is_reclaiming() {
+            Shortfall::Reclaiming { missing }
+        } else if request.account.is_some_and(|account| account.is_full(ask.order.frames() as usize))
+            && request.gfp.contains(Gfp::ACCOUNT)
+        {
             Shortfall::Account { missing }
         } else if zones.peek().is_none() {
             Shortfall::NotAllowed { missing }

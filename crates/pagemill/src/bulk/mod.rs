@@ -7,7 +7,7 @@ use crate::free::free_word;
 use crate::handle::{Owned, Pages, TENTATIVE, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
-use pagemill_core::{Error, Invalid, Order, PAGE_SHIFT, PAGE_SIZE};
+use pagemill_core::{Error, Invalid, PAGE_SHIFT, PAGE_SIZE};
 use pagemill_sys::Batch;
 
 mod engine;
@@ -36,31 +36,18 @@ impl Allocator {
         request: Bulk<'_>,
         slots: &mut [Option<T>],
     ) -> Result<Filled, Error> {
-        let nodes = self.nodes();
-        request.check::<T>(nodes)?;
-        let n = request.most;
-        if n > slots.len() {
-            return Err(Invalid::ArrayTooShort { slots: slots.len(), count: n }.into());
-        }
-        let words = slots_as_words(&mut slots[..n]);
-        if let [word @ 0] = words
-            && request.order == Order::ZERO
-            && request.is_anywhere()
-            && let Some(inner) = nodes.here()
+        let words = slots_as_words(slots);
+        if let [word @ 0, ..] = words
+            && request.is_one_page()
+            && let Some(inner) = self.nodes().here()
             && let Some(pfn) = inner.pop_one(request.gfp)
         {
-            // One page goes the single path, without the engine's table of a batch.
+            // One page goes the single path. The rest is a call, so that this is short where it is inlined and the
+            // request need not be written to memory.
             *word = inner.arena.addr_of(pfn);
             return Ok(Filled { added: 1, occupied: 1, first_hole: 1, shortfall: None });
         }
-        // Two words in registers come back from where the work is. What the caller sees is made of them here, where it
-        // need not be written to memory: copied from there, it would wait for those stores.
-        let (added, first_hole) = self.fill(&request, words);
-        if first_hole == n {
-            return Ok(Filled { added, occupied: n, first_hole, shortfall: None });
-        }
-        let occupied = request.fell_short(words, added)?;
-        Ok(Filled { added, occupied, first_hole, shortfall: self.shortfall(&request, occupied) })
+        self.fill_array(request, words, T::ANY_ORDER)
     }
 
     /// Adds blocks to the tail of a list, which need not be empty (the list form).
@@ -78,7 +65,7 @@ impl Allocator {
     /// ```
     #[inline]
     pub fn alloc_pages_bulk_list<T: Owned>(&self, request: Bulk<'_>, list: &mut List<T>) -> Result<Delivered, Error> {
-        request.check::<T>(self.nodes())?;
+        request.check(self.nodes(), T::ANY_ORDER)?;
         let mut fresh = list.empty_like(request.order)?;
         let blocks = self.bulk(&request, request.most, |arena, batch, run| fresh.push_batch(arena, batch, run));
         if blocks < request.least {
@@ -107,7 +94,7 @@ impl Allocator {
         request: Bulk<'_>,
         mut each: impl FnMut(T),
     ) -> Result<Delivered, Error> {
-        request.check::<T>(self.nodes())?;
+        request.check(self.nodes(), T::ANY_ORDER)?;
         if request.least > 0 {
             return Err(Invalid::CallbackWants.into());
         }
@@ -152,7 +139,7 @@ impl Allocator {
         request: Bulk<'_>,
         runs: &mut Vec<Run<T>>,
     ) -> Result<Delivered, Error> {
-        request.check::<T>(self.nodes())?;
+        request.check(self.nodes(), T::ANY_ORDER)?;
         let mut fresh = Runs::new(runs, request.order);
         let blocks = self.bulk(&request, request.most, |arena, batch, run| {
             fresh.push_batch(arena.addr_of_zero(), batch, run);
@@ -198,6 +185,20 @@ pub(crate) fn word_of(zero: usize, pfn: u32) -> usize {
 }
 
 impl Allocator {
+    #[inline(never)]
+    fn fill_array(&self, request: Bulk<'_>, words: &mut [usize], is_any_order: bool) -> Result<Filled, Error> {
+        request.check(self.nodes(), is_any_order)?;
+        let n = request.most;
+        let slots = words.len();
+        let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
+        let (added, first_hole) = self.fill(&request, words);
+        if first_hole == n {
+            return Ok(Filled { added, occupied: n, first_hole, shortfall: None });
+        }
+        let occupied = request.fell_short(words, added)?;
+        Ok(Filled { added, occupied, first_hole, shortfall: self.shortfall(&request, occupied) })
+    }
+
     /// The array form, on the words behind the slots. Returns how many it filled, and the first hole that is left; if
     /// those are fewer slots than the request must have, it has emptied them again.
     #[inline]

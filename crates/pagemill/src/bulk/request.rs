@@ -1,6 +1,5 @@
 //! What a bulk request says, and what it brings.
 use crate::account::Account;
-use crate::handle::Owned;
 use crate::nodes::Nodes;
 use crate::slow::Ask;
 use crate::wait::{Cancel, Patience};
@@ -135,6 +134,12 @@ impl<'a> Bulk<'a> {
         Self { is_populated: true, ..self }
     }
 
+    /// Is it for one page, as a plain single request is? Its flags are still to be looked at.
+    #[inline]
+    pub(super) fn is_one_page(&self) -> bool {
+        self.most == 1 && self.least <= 1 && self.order == Order::ZERO && !self.is_populated && self.is_anywhere()
+    }
+
     /// Does it take memory wherever a plain request does?
     #[inline]
     pub(super) fn is_anywhere(&self) -> bool {
@@ -152,15 +157,15 @@ impl<'a> Bulk<'a> {
     }
 
     #[inline]
-    pub(super) fn check<T: Owned>(self, nodes: &Nodes) -> Result<(), Error> {
+    pub(super) fn check(&self, nodes: &Nodes, is_any_order: bool) -> Result<(), Error> {
         let is_usual =
             self.least <= self.most && self.most <= Self::COUNT_MAX && self.order == Order::ZERO && self.gfp.is_plain();
-        if is_usual { Ok(()) } else { self.check_each(nodes, T::ANY_ORDER) }
+        if is_usual { Ok(()) } else { self.check_each(nodes, is_any_order) }
     }
 
     #[cold]
     #[inline(never)]
-    fn check_each(self, nodes: &Nodes, is_any_order: bool) -> Result<(), Error> {
+    fn check_each(&self, nodes: &Nodes, is_any_order: bool) -> Result<(), Error> {
         if self.most > Self::COUNT_MAX {
             return Err(Invalid::CountTooLarge { count: self.most, max: Self::COUNT_MAX }.into());
         }
@@ -221,6 +226,11 @@ pub enum Shortfall {
     },
     /// The request's account has no more.
     Account {
+        /// How many blocks are missing.
+        missing: usize,
+    },
+    /// It may reclaim, and was made by a shrinker while this thread reclaims: ask with `NOWAIT` or `ATOMIC` there.
+    Reclaiming {
         /// How many blocks are missing.
         missing: usize,
     },
