@@ -142,7 +142,11 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
     say_seed_on_panic(plan);
     if plan.is_tight {
         let (rounds, counts) = run_tight(&plan, server.as_ref())?;
-        return print(&if args.json { report::tight_json(&plan, &counts) } else { report::tight_table(rounds, &counts) });
+        return print(&if args.json {
+            report::tight_json(&plan, &counts)
+        } else {
+            report::tight_table(rounds, &counts)
+        });
     }
 
     let tally = run_rounds(&plan, server.as_ref())?;

@@ -566,4 +566,3 @@ fn an_account_that_has_less_than_a_block_says_so() {
         assert_eq!(account.charged().get(), 8);
     });
 }
-
