@@ -59,7 +59,7 @@ pub(crate) struct StressArgs {
     /// Pages in the arena, 1 to 16777216 [default: three sizes in turn]
     #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pages: Option<u32>,
-    /// An arena at 90 % of what is wanted of it: waits, reclaim, cancels, faults, watermarks
+    /// An arena at 90 % of what is wanted: waits, reclaim, faults, watermarks
     #[arg(long)]
     tight: bool,
     /// Serve `pagemill top PATH`; what PAGEMILL_STATS says if it is not given
