@@ -1,13 +1,14 @@
 //! The bars: what Pagemill holds itself to, judged from the figures of this run alone.
 //!
 //! They are for the restartable backend; the portable one has its figures in the tables. A bar is absent when the
-//! tables or rows that it needs were not run.
+//! tables or rows that it needs were not run. Where two rows are compared, they are compared turn by turn, and the
+//! bar is held against the median of that: what slows the machine for a while slows both.
 
 use std::io::{self, Write};
 
 use crate::record::Record;
 use crate::report::{align, plain};
-use crate::stats::short;
+use crate::stats::{Spread, short};
 use crate::tables::total;
 use crate::tables::touch::TOUCH_PAGES;
 
@@ -45,46 +46,72 @@ pub(crate) struct Bar {
     pub(crate) goal: Option<Limit>,
 }
 
+/// What a row took in each turn.
+type Turns = Vec<f64>;
+
+fn median(turns: Option<Turns>) -> Option<f64> {
+    Spread::of(&turns?).map(|spread| spread.median)
+}
+
+/// Two rows of a table, turn by turn.
+fn each(a: Option<Turns>, b: Option<Turns>, of: impl Fn(f64, f64) -> f64) -> Option<Turns> {
+    let (a, b) = (a?, b?);
+    debug_assert_eq!(a.len(), b.len(), "rows that are compared took turns");
+    Some(a.into_iter().zip(b).map(|(a, b)| of(a, b)).collect())
+}
+
+fn ratio(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
+    median(each(a, b, |a, b| a / b))
+}
+
+fn difference(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
+    median(each(a, b, |a, b| a - b))
+}
+
 /// The records of this run, looked up by what a bar needs.
 struct Figures<'a>(&'a [Record]);
 
 impl Figures<'_> {
     /// A row of Pagemill's on the restartable backend.
-    fn ours(&self, bench: &str, name: &str, n: usize) -> Option<f64> {
+    fn ours(&self, bench: &str, name: &str, n: usize) -> Option<Turns> {
         self.find(bench, name, "rseq", n)
     }
 
-    fn other(&self, bench: &str, name: &str, n: usize) -> Option<f64> {
+    fn other(&self, bench: &str, name: &str, n: usize) -> Option<Turns> {
         self.find(bench, name, "-", n)
     }
 
-    fn find(&self, bench: &str, name: &str, backend: &str, n: usize) -> Option<f64> {
+    fn find(&self, bench: &str, name: &str, backend: &str, n: usize) -> Option<Turns> {
+        Some(self.record(bench, name, backend, n)?.turns.iter().map(|turn| turn.total).collect())
+    }
+
+    fn record(&self, bench: &str, name: &str, backend: &str, n: usize) -> Option<&Record> {
         let at = |record: &&Record| (record.bench, record.name, record.backend, record.n) == (bench, name, backend, n);
-        self.0.iter().find(at).map(|record| record.total.median)
+        self.0.iter().find(at)
     }
 
     /// How much slower the slowest of the four bulk forms is than the fastest.
     fn widest(&self, n: usize) -> Option<f64> {
         let forms = ["pagemill-list", "pagemill-array", "pagemill-callback", "pagemill-runs"];
-        let figures: Option<Vec<f64>> = forms.iter().map(|form| self.ours("batch", form, n)).collect();
-        let figures = figures?;
-        let largest = figures.iter().copied().max_by(f64::total_cmp)?;
-        Some(largest / figures.iter().copied().min_by(f64::total_cmp)?)
+        let records: Option<Vec<&Record>> = forms.iter().map(|form| self.record("batch", form, "rseq", n)).collect();
+        let mut names: Vec<_> = records?.iter().map(|record| (record.total.median, record.name)).collect();
+        names.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        ratio(self.ours("batch", names.last()?.1, n), self.ours("batch", names.first()?.1, n))
     }
 
     /// The part of its speed that a row keeps when both processors work.
-    fn scaling(&self, name: &str, backend: &str, n: usize) -> Option<f64> {
-        Some(self.find("threads-own-1", name, backend, n)? / self.find("threads-own-2", name, backend, n)?)
+    fn scaling(&self, name: &str, backend: &str, n: usize) -> Option<Turns> {
+        let of = |bench| self.find(bench, name, backend, n);
+        each(of("threads-own-1"), of("threads-own-2"), |one, two| one / two)
     }
 
     /// Taking alone, of a row on the restartable backend.
-    fn out(&self, bench: &str, name: &str, n: usize) -> Option<f64> {
+    fn out(&self, bench: &str, name: &str, n: usize) -> Option<Turns> {
         self.out_of(bench, name, "rseq", n)
     }
 
-    fn out_of(&self, bench: &str, name: &str, backend: &str, n: usize) -> Option<f64> {
-        let at = |record: &&Record| (record.bench, record.name, record.backend, record.n) == (bench, name, backend, n);
-        self.0.iter().find(at)?.alloc.map(|spread| spread.median)
+    fn out_of(&self, bench: &str, name: &str, backend: &str, n: usize) -> Option<Turns> {
+        self.record(bench, name, backend, n)?.turns.iter().map(|turn| turn.alloc).collect()
     }
 
     /// Each size of `total`, judged by `figure`; absent where one is.
@@ -102,7 +129,6 @@ impl Figures<'_> {
 pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar> {
     use Limit::{AtLeast, AtMost};
     let figures = Figures(records);
-    let ratio = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a / b);
     let single = |n| figures.ours("batch", "pagemill-single", n);
     let array = |n| figures.ours("batch", "pagemill-array", n);
     let scaling = ratio(figures.scaling("pagemill-array", "rseq", 64), figures.scaling("tls-vec", "-", 64));
@@ -111,30 +137,28 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
     // Without detection, which only measuring switches off, more is asked.
     let array_bar = if cfg!(feature = "detection-off") { 0.5 } else { 1.0 };
     let bar = |what, figure: Option<f64>, bar, goal| Some(Bar { what, figure: figure?, bar, goal });
-    let burst = figures.ours("burst", "pagemill-array", 16384);
-    let scatter = |n| figures.ours("scatter", "pagemill-array", n);
-    let hand_over = figures.ours("threads-hand-over", "pagemill-array", 64);
-    let split = figures.ours("batch", "pagemill-split", 64);
+    let burst = median(figures.ours("burst", "pagemill-array", 16384));
+    let scatter = |n| median(figures.ours("scatter", "pagemill-array", n));
+    let hand_over = median(figures.ours("threads-hand-over", "pagemill-array", 64));
+    let split = || figures.ours("batch", "pagemill-split", 64);
     let runs = figures.ours("batch", "pagemill-runs", 64);
     let tls_one = figures.other("batch", "tls-vec", 1);
-    let more = array(1).zip(single(1)).map(|(array, single)| array - single);
+    let more = difference(array(1), single(1));
     let out = |bench, name, n| figures.out(bench, name, n);
     let gains = figures.totals(|n| ratio(out("total-1", "pagemill-array", n), out("total-16", "pagemill-array", n)));
     let gain = gains.and_then(|gains| gains.into_iter().min_by(f64::total_cmp));
-    let dearer = figures.totals(|n| {
-        let both = out("total-1", "pagemill-array", n).zip(out("total-1", "pagemill-single", n));
-        both.map(|(array, single)| array - single)
-    });
+    let dearer =
+        figures.totals(|n| difference(out("total-1", "pagemill-array", n), out("total-1", "pagemill-single", n)));
     let dearer = dearer.and_then(|dearer| dearer.into_iter().max_by(f64::total_cmp));
     let written = |bench| out(bench, "pagemill-array", TOUCH_PAGES);
     let one_call = figures.out_of("touch-2m-populated", "mmap", "-", TOUCH_PAGES);
-    let touched = written("touch-4k");
-    let (small, large) = (written("touch-4k-populated"), written("touch-2m-populated"));
+    let touched = || written("touch-4k");
+    let (small, large) = (written("touch-4k-populated"), || written("touch-2m-populated"));
     let bars = [
-        bar("1 page, single: ns", single(1), Some(AtMost(6.0)), None),
+        bar("1 page, single: ns", median(single(1)), Some(AtMost(6.0)), None),
         bar("1 page, single / tls-vec", ratio(single(1), tls_one), Some(AtMost(1.5)), None),
         bar("1 page, single / rte-mempool", ratio(single(1), pool(1)), None, Some(AtMost(1.0))),
-        bar("64 pages, array: ns a page", array(64), Some(AtMost(array_bar)), Some(AtMost(0.4))),
+        bar("64 pages, array: ns a page", median(array(64)), Some(AtMost(array_bar)), Some(AtMost(0.4))),
         bar("64 pages, array / rte-mempool", ratio(array(64), pool(64)), None, Some(AtMost(1.0))),
         bar("burst of 16384, array: ns a page", burst, Some(AtMost(2.5)), Some(AtMost(0.9))),
         bar("64 pages, slowest form / fastest", figures.widest(64), Some(AtMost(1.5)), Some(AtMost(1.1))),
@@ -151,13 +175,13 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
         bar("hand-over, array: ns a page", hand_over, Some(AtMost(5.0)), Some(AtMost(3.0))),
         bar("total, least gain: 1 page a call / 16", gain, Some(AtLeast(1.3)), None),
         bar("total, most: array of 1 less single, ns", dearer, Some(AtMost(0.5)), None),
-        bar("touch: populated / one by one", ratio(small, touched), Some(AtMost(0.6)), None),
-        bar("touch: 2 MiB, populated / one by one", ratio(large, touched), Some(AtMost(0.2)), None),
-        bar("touch: 2 MiB, populated / populate call", ratio(large, one_call), None, Some(AtMost(1.1))),
+        bar("touch: populated / one by one", ratio(small, touched()), Some(AtMost(0.6)), None),
+        bar("touch: 2 MiB, populated / one by one", ratio(large(), touched()), Some(AtMost(0.2)), None),
+        bar("touch: 2 MiB, populated / populate call", ratio(large(), one_call), None, Some(AtMost(1.1))),
         bar("1 page: array less single, ns", more, Some(AtMost(0.5)), None),
         bar("64 pages: single / array", ratio(single(64), array(64)), Some(AtLeast(5.0)), Some(AtLeast(10.0))),
-        bar("64 pages: array / order-6 block split", ratio(array(64), split), Some(AtMost(2.0)), Some(AtMost(1.2))),
-        bar("64 pages: runs / order-6 block split", ratio(runs, split), Some(AtMost(2.0)), Some(AtMost(1.2))),
+        bar("64 pages: array / order-6 block split", ratio(array(64), split()), Some(AtMost(2.0)), Some(AtMost(1.2))),
+        bar("64 pages: runs / order-6 block split", ratio(runs, split()), Some(AtMost(2.0)), Some(AtMost(1.2))),
         bar("free/used state: bits a frame", bits_per_frame, Some(AtMost(2.0)), Some(AtMost(1.3))),
     ];
     bars.into_iter().flatten().collect()
@@ -193,6 +217,7 @@ mod tests {
     use super::*;
     use crate::record::tests::record;
     use crate::rows::Kind;
+    use crate::tables::Sample;
 
     fn find<'a>(bars: &'a [Bar], what: &str) -> Option<&'a Bar> {
         bars.iter().find(|bar| bar.what.starts_with(what))
@@ -230,7 +255,7 @@ mod tests {
     fn total_is_judged_by_its_worst_size_and_only_with_all_of_them() {
         let halves = |bench, name, n, out| {
             let mut record = record(bench, name, Kind::Ours, n, 100.0);
-            record.alloc = crate::stats::Spread::of(&[out]);
+            record.turns[0].alloc = Some(out);
             record
         };
         let mut records = Vec::new();
@@ -253,7 +278,7 @@ mod tests {
     fn touch_is_judged_by_what_was_written_and_not_by_putting_back() {
         let written = |bench, name, backend, out| {
             let mut record = record(bench, name, Kind::Ours, TOUCH_PAGES, 5000.0);
-            (record.backend, record.alloc) = (backend, crate::stats::Spread::of(&[out]));
+            (record.backend, record.turns[0].alloc) = (backend, Some(out));
             record
         };
         let records = [
@@ -268,6 +293,25 @@ mod tests {
         assert_eq!(figure("touch: populated / one by one"), 0.5);
         assert_eq!(figure("touch: 2 MiB, populated / one by one"), 0.25);
         assert_eq!(figure("touch: 2 MiB, populated / populate call"), 1.25);
+    }
+
+    /// The machine is three times as slow in two turns of three, and says so of one row only.
+    #[test]
+    fn rows_are_compared_turn_by_turn() {
+        let turns = |name, kind, totals: [f64; 3]| {
+            let mut record = record("batch", name, kind, 1, 1.0);
+            record.turns = totals.map(|total| Sample { alloc: None, free: None, total }).to_vec();
+            record.total = Spread::of(&totals).unwrap();
+            record
+        };
+        let records = [
+            turns("pagemill-single", Kind::Ours, [6.0, 18.0, 18.0]),
+            turns("pagemill-array", Kind::Ours, [6.5, 18.5, 6.5]),
+            turns("tls-vec", Kind::Floor, [3.0, 9.0, 3.0]),
+        ];
+        let bars = judge(&records, None);
+        assert_eq!(find(&bars, "1 page, single / tls-vec").unwrap().figure, 2.0, "the medians alone say 6");
+        assert_eq!(find(&bars, "1 page: array less single").unwrap().figure, 0.5, "the medians alone say -11.5");
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub use args::BenchArgs;
 use machine::Machine;
 use published::Published;
 use record::Record;
-use tables::{Effort, Rounds, Run, churn, one_thread, threads, total, touch};
+use tables::{Effort, Rounds, Run, churn, mempool, one_thread, threads, total, touch};
 
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
@@ -213,6 +213,7 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
         "scatter-4g" => one_thread::scatter_wide(run),
         "total" => total::total(run),
         "touch" => touch::touch(run),
+        "mempool" => mempool::mempool(run),
         "churn" => churn::churn(run),
         _ => threads::threads(run),
     }
@@ -226,7 +227,7 @@ fn progress(plan: &args::Plan) -> ProgressBar {
     let steps = |table: &&str| match *table {
         "batch" => one_thread::BATCH_SIZES.len(),
         "burst" => one_thread::burst_sizes().len(),
-        "scatter" | "touch" => 1,
+        "scatter" | "touch" | "mempool" => 1,
         "total" => total::sizes().len(),
         "scatter-4g" => plan.rows.len(),
         "churn" => churn::steps(&plan.rows),

@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::machine::Machine;
 use crate::rows::Kind;
 use crate::stats::Spread;
+use crate::tables::Sample;
 
 /// What one row did in one cell of a table. Times are nanoseconds a page.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +23,8 @@ pub(crate) struct Record {
     pub(crate) free: Option<Spread>,
     pub(crate) total: Spread,
     pub(crate) runs: usize,
+    /// The rounds themselves, in order: those of rows that took turns belong together.
+    pub(crate) turns: Vec<Sample>,
     /// 2 MiB frames free, in percent of the ideal; `churn` alone.
     pub(crate) ideal_percent: Option<f64>,
     /// Random seed, where the order is random.
@@ -92,6 +95,7 @@ pub(crate) mod tests {
             free: None,
             total: Spread { median: total, min: total / 2.0, max: total * 2.0 },
             runs: 11,
+            turns: vec![Sample { alloc: None, free: None, total }],
             ideal_percent: None,
             seed: None,
         }

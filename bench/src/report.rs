@@ -8,8 +8,10 @@ use crate::machine::Machine;
 use crate::published::Published;
 use crate::record::Record;
 use crate::rows::Kind;
+use crate::rows::mempool::POOL_PAGES;
 use crate::stats::short;
 use crate::subject::PAGE_BYTES;
+use crate::tables::mempool::WAITERS;
 use crate::tables::one_thread::{BATCH_SIZES, SCATTER_PAGES, SCATTER_WIDE_PAGES};
 use crate::tables::total;
 use crate::tables::touch::TOUCH_PAGES;
@@ -42,6 +44,7 @@ pub(crate) fn table(
         "scatter" => scatter(out, records, published),
         "total" => total(out, records, published),
         "touch" => touch(out, records, published),
+        "mempool" => mempool(out, records),
         "churn" => churn(out, records, published),
         _ => threads(out, records, published),
     }
@@ -78,6 +81,36 @@ fn scatter(out: &mut dyn Write, records: &[Record], published: &Published) -> io
         }
     }
     Ok(())
+}
+
+/// A pool's pages by form, and how long requests waited.
+fn mempool(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
+    writeln!(
+        out,
+        "\nmempool: {POOL_PAGES} pages an operation, out and back, reserve of {POOL_PAGES}; ns a page, medians"
+    )?;
+    let mut table = plain(&["impl", "backend", "with pages", "/ array", "from the reserve", "/ array"]);
+    let find = |bench: &str, name: &str| records.iter().find(|r| (r.bench, r.name) == (bench, name));
+    for record in records.iter().filter(|record| record.bench == "mempool") {
+        let cells = |bench: &str| {
+            let [this, array] = [record.name, "mempool-array"].map(|name| find(bench, name).map(|r| r.total.median));
+            let ratio = this.zip(array).map_or("-".to_owned(), |(this, array)| format!("{:.1}", this / array));
+            [this.map_or("-".to_owned(), short), ratio]
+        };
+        let mut line = vec![record.name.to_owned(), record.backend.to_owned()];
+        line.extend(cells("mempool"));
+        line.extend(cells("mempool-dry"));
+        table.add_row(line);
+    }
+    writeln!(out, "{}", table.trim_fmt())?;
+    let waits = records.iter().filter(|record| record.bench.starts_with("mempool-wait"));
+    let waits =
+        waits.map(|r| format!("{} {}", r.bench.trim_start_matches("mempool-wait-"), short(r.total.median / 1e3)));
+    let line = format!(
+        "{WAITERS} threads that need the whole reserve and have nothing else; us from asking to having: {}",
+        waits.collect::<Vec<_>>().join(", ")
+    );
+    writeln!(out, "{}", wrap(&line))
 }
 
 /// Microseconds for a total: the single path, the array form by pages a call, and Linux below each size.

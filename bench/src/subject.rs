@@ -37,6 +37,10 @@ pub(crate) enum Flaw {
 
 /// One way of getting pages, as its own users would use it.
 pub(crate) trait Subject {
+    /// Makes what it takes from as large as a program that needs `n` pages would. Untimed; while it holds nothing and
+    /// no other thread has a part of it.
+    fn fit(&mut self, _n: usize) {}
+
     /// Takes `n` pages, while holding none. False if there were fewer.
     fn take(&mut self, n: usize) -> bool;
 
@@ -91,6 +95,9 @@ pub(crate) struct Parts {
 
 /// The timed loops over one subject.
 pub(crate) trait Runner {
+    /// Prepares for `n` pages: [`Subject::fit`].
+    fn fit(&mut self, n: usize);
+
     /// Takes `n` pages and proves that they are `n` distinct, aligned pages.
     fn verify(&mut self, n: usize) -> Result<(), Flaw>;
 
@@ -115,6 +122,10 @@ pub(crate) trait Runner {
 }
 
 impl<S: Subject> Runner for S {
+    fn fit(&mut self, n: usize) {
+        Subject::fit(self, n);
+    }
+
     fn verify(&mut self, n: usize) -> Result<(), Flaw> {
         let complete = self.take(n);
         let addresses = self.addresses();

@@ -1,5 +1,5 @@
 //! The allocator that a command works with: the library's default one, with its refusals explained.
-use pagemill::{Allocator, Backend, Error, Invalid, self_test};
+use pagemill::{Allocator, Backend, Builder, Error, Invalid, self_test};
 
 use crate::failure::Failure;
 
@@ -19,11 +19,13 @@ pub(crate) fn check_forced_backend() -> Result<(), Failure> {
 }
 
 /// An allocator as [`Allocator::global`] makes it. Where the system refuses that much address space, one of `enough`
-/// pages, if that is given.
-pub(crate) fn default_allocator(enough: Option<usize>) -> Result<Allocator, Failure> {
+/// pages, if that is given. `fail`: which acquisitions fail.
+pub(crate) fn default_allocator(enough: Option<usize>, fail: Option<&str>) -> Result<Allocator, Failure> {
+    let faults = fail.map(crate::faults::anew).transpose()?;
+    let builder = || faults.iter().cloned().fold(Allocator::builder(), Builder::faults);
     let is_refused = |error: &Error| matches!(error, Error::Invalid(Invalid::System { .. }));
-    let result = match (Allocator::builder().build(), enough) {
-        (Err(error), Some(pages)) if is_refused(&error) => Allocator::builder().pages(pages).build(),
+    let result = match (builder().build(), enough) {
+        (Err(error), Some(pages)) if is_refused(&error) => builder().pages(pages).build(),
         (other, _) => other,
     };
     result.map_err(|error| {

@@ -56,7 +56,7 @@ struct Info {
 }
 
 pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
-    let allocator = default_allocator(None)?;
+    let allocator = default_allocator(None, None)?;
     let kept = warm_up(&allocator).map_err(|error| Failure::new("can't take a few pages", error))?;
     let info = Info::of(&allocator);
     drop(kept);

@@ -1,10 +1,13 @@
 //! The program `pagemill`: shows the library at work.
 //!
-//! `bench` measures it (the crate `pagemill-bench`), `copy` moves a file through its pages, `stress` looks for a page
+//! `bench` measures it (the crate `pagemill-bench`), `copy` moves a file through its pages, `crypt` makes
+//! encrypted volumes (the crate `pagemill-crypt`), `stress` looks for a page
 //! with two owners, `info` says what it found on this machine, `top` watches another process. Each is a module with its arguments and a `run`.
 mod allocator;
 mod copy;
+mod crypt;
 mod failure;
+mod faults;
 mod info;
 mod stress;
 mod top;
@@ -29,6 +32,7 @@ enum Command {
     /// Measure Pagemill beside what a program would use today
     Bench(pagemill_bench::BenchArgs),
     Copy(copy::CopyArgs),
+    Crypt(crypt::CryptArgs),
     Info(info::InfoArgs),
     Stress(stress::StressArgs),
     Top(top::TopArgs),
@@ -40,6 +44,8 @@ Examples:
   pagemill bench                     pages one by one and in bulk, beside peers
   pagemill copy disk.img copy.img    copy a file, 256 pages an operation
   pagemill copy --alloc single a b   the same with one page an allocation
+  pagemill crypt format disk.img --size 1G
+                                     make an encrypted volume
   pagemill stress --seconds 60       look for a page with two owners
   pagemill info                      backend, CPUs, arena, and a zone's state
   pagemill top /tmp/stress.sock      watch a process that serves this socket
@@ -52,11 +58,13 @@ Exit codes:
 
 Environment:
   PAGEMILL_BACKEND=rseq|portable     force how the per-CPU lists work
-  PAGEMILL_STATS=PATH                copy and stress serve `pagemill top` there";
+  PAGEMILL_STATS=PATH                copy and stress serve `pagemill top` there
+  PAGEMILL_FAIL=after=1000,p=0.01    acquisitions fail, to see what happens then";
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
-    match allocator::check_forced_backend().and_then(|()| command.run()) {
+    let checked = allocator::check_forced_backend().and_then(|()| faults::check_environment());
+    match checked.and_then(|()| command.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(command.name()),
     }
@@ -67,6 +75,7 @@ impl Command {
         match self {
             Self::Bench(_) => "bench",
             Self::Copy(_) => "copy",
+            Self::Crypt(_) => "crypt",
             Self::Info(_) => "info",
             Self::Stress(_) => "stress",
             Self::Top(_) => "top",
@@ -83,6 +92,7 @@ impl Command {
                 }
             }),
             Self::Copy(args) => copy::run(args),
+            Self::Crypt(args) => crypt::run(args),
             Self::Info(args) => info::run(args),
             Self::Stress(args) => stress::run(args),
             Self::Top(args) => top::run(args),

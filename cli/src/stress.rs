@@ -18,6 +18,7 @@ mod found;
 mod report;
 mod round;
 mod signals;
+mod threads;
 mod tight;
 mod worker;
 
@@ -27,11 +28,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use pagemill::{Allocator, Backend, StatsServer};
+use pagemill::{Allocator, Backend, Builder, Faults, StatsServer};
 use pagemill_model::Rng;
 
 use crate::failure::{Failure, print};
-use crate::watched;
+use crate::{faults, watched};
 use report::Tally;
 use round::Round;
 use tight::Tight;
@@ -62,6 +63,9 @@ pub(crate) struct StressArgs {
     /// An arena at 90 % of what is wanted: waits, reclaim, faults, watermarks
     #[arg(long)]
     tight: bool,
+    /// Make acquisitions fail, as PAGEMILL_FAIL would: `p=0.01`, `after=1000`
+    #[arg(long, value_name = "SPEC", value_parser = faults::spec)]
+    fail: Option<String>,
     /// Serve `pagemill top PATH`; what PAGEMILL_STATS says if it is not given
     #[arg(long, value_name = "PATH")]
     stats: Option<PathBuf>,
@@ -76,6 +80,7 @@ Examples:
   pagemill stress --seconds 60 --seed 7 --threads 4 --backend portable
   pagemill stress --json | jq .restarts
   pagemill stress --seconds 60 --tight
+  pagemill stress --fail p=0.1,gfp=nowait   each round begins the faults anew
   pagemill stress --stats /tmp/s.sock    beside it: pagemill top /tmp/s.sock
 
 Exit codes:
@@ -91,7 +96,7 @@ const ROUND: Duration = Duration::from_millis(1500);
 const ENOUGH: Duration = Duration::from_secs(5);
 
 /// What fixes a run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Plan {
     seed: u64,
     threads: u32,
@@ -99,6 +104,8 @@ pub(crate) struct Plan {
     pages: Option<usize>,
     seconds: u64,
     is_tight: bool,
+    /// Which acquisitions fail: [`faults::spec`].
+    fail: Option<String>,
 }
 
 impl Plan {
@@ -107,14 +114,20 @@ impl Plan {
         let backend = self.backend.map_or(String::new(), |backend| format!(" --backend {backend}"));
         let pages = self.pages.map_or(String::new(), |pages| format!(" --pages {pages}"));
         let tight = if self.is_tight { " --tight" } else { "" };
+        let fail = self.fail.as_ref().map_or(String::new(), |spec| format!(" --fail {spec}"));
         let Self { seed, threads, seconds, .. } = self;
-        format!("pagemill stress --seconds {seconds} --seed {seed} --threads {threads}{backend}{pages}{tight}")
+        format!("pagemill stress --seconds {seconds} --seed {seed} --threads {threads}{backend}{pages}{tight}{fail}")
+    }
+
+    fn faults(&self) -> Result<Option<Faults>, Failure> {
+        self.fail.as_deref().map(faults::anew).transpose()
     }
 
     fn allocator(&self, round: usize) -> Result<Allocator, Failure> {
         let pages = self.pages.unwrap_or(SIZES[round % SIZES.len()]);
         // Small pages: with large ones, stamping the ends of a block would commit 2 MiB at each.
         let builder = Allocator::builder().pages(pages).huge_pages(false);
+        let builder = self.faults()?.into_iter().fold(builder, Builder::faults);
         let builder = self.backend.iter().fold(builder, |builder, &backend| builder.backend(backend));
         let next = "choose another --backend or fewer --pages";
         builder.build().map_err(|error| Failure::new("can't make an allocator", error).next(next))
@@ -131,6 +144,7 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
         pages: args.pages.map(|pages| pages as usize),
         seconds: args.seconds,
         is_tight: args.tight,
+        fail: faults::wanted(args.fail.as_deref())?,
     };
     let server = watched::serve(args.stats.as_deref())?;
     let backend = plan.allocator(0)?.backend();
@@ -139,9 +153,10 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
         print(&format!("seed {}, {} threads, {backend} lists, {} s\n", plan.seed, plan.threads, plan.seconds))?;
     }
     signals::install().map_err(|error| Failure::new("can't handle signals", error))?;
-    say_seed_on_panic(plan);
+    say_seed_on_panic(plan.clone());
     if plan.is_tight {
         let (rounds, counts) = run_tight(&plan, server.as_ref())?;
+        has_pages(counts.get("pages").copied().unwrap_or(0))?;
         return print(&if args.json {
             report::tight_json(&plan, &counts)
         } else {
@@ -154,7 +169,17 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
         let next = format!("run it longer; repeat with: {}", plan.again());
         return Err(Failure::new("too little is proved", "no section was restarted").next(next));
     }
+    has_pages(tally.pages)?;
     print(&if args.json { tally.json(&plan) } else { tally.table() })
+}
+
+/// A run in which nothing was handed out has looked at nothing.
+fn has_pages(pages: u64) -> Result<(), Failure> {
+    match pages {
+        0 => Err(Failure::new("too little is proved", "no page was ever handed out")
+            .next("have fewer acquisitions fail, or give it more pages")),
+        _ => Ok(()),
+    }
 }
 
 fn run_rounds(plan: &Plan, server: Option<&StatsServer>) -> Result<Tally, Failure> {
@@ -228,7 +253,8 @@ impl Progress {
     fn show(&self, elapsed: Duration, length: Duration, tally: &Tally) {
         if self.0 {
             let (now, of, all) = (elapsed.as_secs(), length.as_secs(), tally.all_ops());
-            let _ = write!(io::stderr(), "\r\x1b[K{now} of {of} s, {} rounds, {all} operations", tally.rounds);
+            let _ =
+                write!(io::stderr(), "\r\x1b[K{now} of {of} s, {}, {all} operations", report::counted(tally.rounds));
         }
     }
     fn clear(&self) {

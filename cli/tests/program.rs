@@ -14,12 +14,22 @@ fn pagemill(args: &[&str]) -> Outcome {
 #[test]
 fn help_shows_every_command_and_what_exit_codes_mean() {
     let help = pagemill(&["--help"]);
-    for words in
-        ["bench", "copy", "stress", "info", "top", "Examples:", "Exit codes:", "PAGEMILL_BACKEND", "PAGEMILL_STATS"]
-    {
+    for words in [
+        "bench",
+        "copy",
+        "crypt",
+        "stress",
+        "info",
+        "top",
+        "Examples:",
+        "Exit codes:",
+        "_BACKEND=",
+        "_STATS=",
+        "_FAIL=",
+    ] {
         assert!(help.done().stdout.contains(words), "no {words:?} in {}", help.stdout);
     }
-    for command in ["bench", "copy", "stress", "info", "top"] {
+    for command in ["bench", "copy", "crypt", "stress", "info", "top"] {
         let help = pagemill(&[command, "--help"]);
         assert!(help.done().stdout.contains(&format!("Usage: pagemill {command}")), "{}", help.stdout);
     }
@@ -28,6 +38,11 @@ fn help_shows_every_command_and_what_exit_codes_mean() {
     {
         let help = pagemill(command).stdout;
         help.lines().for_each(|line| assert!(line.chars().count() <= 80, "{command:?}: {line}"));
+    }
+    for command in ["format", "info", "test-passphrase", "add-key", "remove-key"] {
+        let help = pagemill(&["crypt", command, "--help"]);
+        assert!(help.done().stdout.contains(&format!("Usage: pagemill crypt {command}")), "{}", help.stdout);
+        help.stdout.lines().for_each(|line| assert!(line.chars().count() <= 80, "crypt {command}: {line}"));
     }
     let nothing = pagemill(&[]);
     assert_eq!(nothing.code, Some(2));

@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Served {
     folder: Folder,
     server: StatsServer,
+    /// The server shows it as long as it is there.
+    _allocator: Allocator,
     list: PageList,
 }
 
@@ -35,7 +37,7 @@ impl Served {
         allocator.alloc_pages_bulk_list(Bulk::exact(100), &mut list).unwrap();
         (0..7).for_each(|_| list.push(allocator.alloc_page(Gfp::KERNEL).unwrap()).unwrap());
         server.show("mine", &allocator);
-        Self { folder, server, list }
+        Self { folder, server, _allocator: allocator, list }
     }
     fn top(&self, args: &[&str]) -> Outcome {
         self.folder.run(Command::new(PROGRAM).args(["top", "s"]).args(args))
@@ -127,10 +129,21 @@ fn strangers_are_recognised() {
 
 #[test]
 fn stress_is_watched_to_its_end() {
+    watch_to_its_end(&[], "pagemill_allocated_pages_total");
+}
+
+#[test]
+fn tight_stress_is_watched_to_its_end() {
+    watch_to_its_end(&["--tight"], "pagemill_waits_total");
+}
+
+/// `figure` has to have risen while it was watched.
+fn watch_to_its_end(more: &[&str], figure: &str) {
     let folder = Folder::new();
-    let args = ["stress", "--seconds", "3", "--threads", "2", "--stats", "s"];
+    let args = ["stress", "--seconds", "3", "--threads", "3", "--seed", "5", "--stats", "s"];
     let mut stress = Command::new(PROGRAM);
-    let stress = stress.args(args).current_dir(folder.path("")).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let stress =
+        stress.args(args).args(more).current_dir(folder.path("")).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let stress = stress.unwrap();
     while !folder.path("s").exists() {
         std::thread::sleep(Duration::from_millis(1));
@@ -143,13 +156,13 @@ fn stress_is_watched_to_its_end() {
     let text = fs::read_to_string(folder.path("records")).unwrap();
     let records: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(records.iter().all(|record| record["pid"] == stress.id()));
-    let taken = |record: &Value| {
+    let risen = |record: &Value| {
         let figures = record["figures"].as_array().unwrap();
-        let figure = figures.iter().find(|figure| figure["name"] == "pagemill_allocated_pages_total")?;
+        let figure = figures.iter().find(|is| is["name"] == figure)?;
         assert_eq!(figure["labels"]["allocator"], "stress");
         figure["value"].as_u64()
     };
-    assert!(records.iter().filter_map(taken).max() > Some(0), "{records:?}");
+    assert!(records.iter().filter_map(risen).max() > Some(0), "{records:?}");
     Outcome::of(stress).done();
     assert!(!folder.path("s").exists());
 }

@@ -1,22 +1,23 @@
 //! The array form, with holes.
-use crate::op::{Ask, Holes};
+use crate::op::Holes;
+use crate::request::Request;
 use crate::unit::Unit;
 use crate::world::{Failure, World, demand};
-use pagemill::{Gfp, Order};
+use pagemill::Order;
 
 /// Slots behind the request's n, which it must leave alone.
 const BEHIND: usize = 3;
 
 impl World {
-    pub(crate) fn array<T: Unit>(&mut self, gfp: Gfp, order: Order, ask: Ask, holes: Holes) -> Result<(), Failure> {
-        let n = ask.most();
+    pub(crate) fn array<T: Unit>(&mut self, request: Request, holes: Holes) -> Result<(), Failure> {
+        let (n, order) = (request.ask.most(), request.order);
         let (mut slots, tags) =
             self.slots::<T>(order, n + BEHIND, |i| if i < n { holes.is_hole(i, n) } else { i & 1 == 0 });
         let before: Vec<usize> = slots.iter().map(addr_in).collect();
         let had = before[..n].iter().filter(|&&addr| addr != 0).count();
-        let bounds = self.bounds(gfp, order, n - had, ask);
+        let (request, account) = self.begin(request, had);
 
-        let result = self.allocator.alloc_pages_bulk_array(ask.bulk(gfp, order), &mut slots);
+        let result = self.allocator.alloc_pages_bulk_array(request.bulk(&account), &mut slots);
         let is_filled = result.is_ok();
         let (holes_left, first) =
             (slots[..n].iter().filter(|slot| slot.is_none()).count(), slots[..n].iter().position(Option::is_none));
@@ -25,18 +26,18 @@ impl World {
             demand!(filled.first_hole == first.unwrap_or(n), "{filled:?}, and the first hole is {first:?} of {n}");
             demand!(filled.added == filled.occupied - had, "{filled:?}, and {had} were occupied before");
         }
-        let added = Self::settle(ask, had, bounds, result.map(|filled| (filled.added, filled.shortfall)))?;
+        let added = self.settle(&account, result.map(|filled| (filled.added, filled.shortfall)))?;
         demand!(n - holes_left == had + added, "an array has {} of {n} slots, not {had} + {added}", n - holes_left);
 
         // New blocks fill the first holes; everything else is as it was.
-        let told = self.told(gfp, order);
+        let told = self.told(request.gfp, order);
         let mut new = 0;
         for (i, (slot, &addr)) in slots.into_iter().zip(&before).enumerate() {
             match (slot, addr) {
                 (Some(unit), 0) => {
                     demand!(is_filled && i < n, "slot {i} of {n} was filled");
                     new += 1;
-                    self.hold_new(unit.into_block(), gfp, told)?;
+                    self.hold_new(unit.into_block(), request.gfp, told)?;
                 }
                 (Some(unit), addr) => {
                     demand!(unit.addr() == addr, "slot {i} held {addr:#x} and holds {:#x}", unit.addr());
@@ -48,7 +49,7 @@ impl World {
                 }
             }
         }
-        Ok(())
+        self.end()
     }
 
     /// An array of `n` slots, empty where `is_hole` says so or nothing of that order is held; and its blocks' tags.

@@ -1,39 +1,31 @@
-//! The reference model of what is free: for each pageblock, how many of its frames nobody has, and whose kind it is.
+//! The reference model of what is free in one arena: for each pageblock, how many of its frames nobody has, and whose
+//! kind it is.
 //!
-//! It knows nothing of lists: what they hold is free, and a request that may wait drains them before it gives up. So
-//! such a request finds a number that follows from the frames that are out alone:
-//!
-//! - one page, or a number that must be reached: whatever is free (the single path takes from any pageblock);
-//! - up to n pages: what pageblocks of its own mobility and unused ones have, and one more (C3.6);
-//! - n blocks of order k: as many as there are aligned runs of free frames.
-//!
-//! Where a pageblock's mobility cannot be told from outside, the number lies between two bounds.
+//! It knows nothing of lists: what they hold is free. Where a pageblock's mobility cannot be told from outside, what a
+//! mobility has lies between two bounds. What a request gets of it says [`crate::plan`].
 use crate::Ledger;
+use core::ops::Range;
 use pagemill::{Gfp, Mobility, Order};
 
 /// Frames of a pageblock.
 const PAGEBLOCK: usize = 1 << Order::PAGEBLOCK.get();
 
-/// How much a request has to find.
+/// A number that is known to lie between two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bounds {
+pub(crate) struct Bounds {
     /// At least.
-    pub low: usize,
+    pub(crate) low: usize,
     /// At most.
-    pub high: usize,
+    pub(crate) high: usize,
 }
 
 impl Bounds {
-    #[cfg(test)]
-    fn exactly(n: usize) -> Self {
-        Self { low: n, high: n }
-    }
-    /// Between nothing and `n`: where others work too, or the request may not drain the lists.
-    pub fn up_to(n: usize) -> Self {
+    /// Between nothing and `n`: where others work too.
+    pub(crate) fn up_to(n: usize) -> Self {
         Self { low: 0, high: n }
     }
     /// Is `n` within?
-    pub fn admit(self, n: usize) -> bool {
+    pub(crate) fn admit(self, n: usize) -> bool {
         (self.low..=self.high).contains(&n)
     }
 }
@@ -42,45 +34,79 @@ impl Bounds {
 struct Pageblock {
     free: usize,
     frames: usize,
+    /// Somebody had frames of it since the system gave it, or took it back.
+    is_used: bool,
     /// While frames of it are out, and if it can be told.
     mobility: Option<Mobility>,
 }
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
-pub struct Expect {
+pub(crate) struct Expect {
     blocks: Vec<Pageblock>,
+    /// The ledger's numbers of its frames.
+    numbers: Range<usize>,
     free: usize,
 }
 
 impl Expect {
-    /// All of `frames` frames are free.
-    pub fn new(frames: usize) -> Self {
+    /// All of these frames are free.
+    pub(crate) fn new(numbers: Range<usize>) -> Self {
+        let frames = numbers.len();
         let block = |first: usize| {
             let frames = (frames - first).min(PAGEBLOCK);
-            Pageblock { free: frames, frames, mobility: None }
+            Pageblock { free: frames, frames, is_used: false, mobility: None }
         };
-        Self { blocks: (0..frames).step_by(PAGEBLOCK).map(block).collect(), free: frames }
+        Self { blocks: (0..frames).step_by(PAGEBLOCK).map(block).collect(), numbers, free: frames }
     }
 
     /// Frames that nobody has.
-    pub fn free(&self) -> usize {
+    pub(crate) fn free(&self) -> usize {
         self.free
+    }
+    /// Frames that somebody has.
+    pub(crate) fn out(&self) -> usize {
+        self.numbers.len() - self.free
+    }
+    /// Is this frame of the arena?
+    pub(crate) fn has(&self, frame: usize) -> bool {
+        self.numbers.contains(&frame)
+    }
+    /// Free pageblocks go to the system, so that `keep` frames stay committed: how many pages those are. At least those
+    /// that somebody had; what lists had of others nobody saw.
+    pub(crate) fn given_back(&mut self, keep: usize) -> Bounds {
+        let committed: usize = self.blocks.iter().filter(|block| block.is_used).map(|block| block.free).sum();
+        let mut left = Bounds { low: committed.saturating_sub(keep), high: self.free.saturating_sub(keep) };
+        let mut given = Bounds { low: 0, high: 0 };
+        // The last one, which may be shorter, fits where the others do not.
+        for block in self.blocks.iter_mut().filter(|block| block.free == block.frames) {
+            if core::mem::take(&mut block.is_used) && block.frames <= left.low {
+                (given.low, left.low) = (given.low + block.frames, left.low - block.frames);
+            }
+            if block.frames <= left.high {
+                (given.high, left.high) = (given.high + block.frames, left.high - block.frames);
+            }
+        }
+        given
     }
 
     /// The mobility of the pageblock of a frame that is out, if it can be told.
-    pub fn mobility_of(&self, frame: usize) -> Option<Mobility> {
-        self.blocks[frame / PAGEBLOCK].mobility
+    pub(crate) fn mobility_of(&self, frame: usize) -> Option<Mobility> {
+        self.blocks[(frame - self.numbers.start) / PAGEBLOCK].mobility
+    }
+
+    fn blocks_from(&mut self, frame: usize) -> &mut [Pageblock] {
+        &mut self.blocks[(frame - self.numbers.start) / PAGEBLOCK..]
     }
 
     /// A block was handed out. `mobility` is that of its pageblock, if the request tells it.
     ///
     /// # Errors
     /// The mobility that its pageblock has, if that is another one.
-    pub fn take(&mut self, frame: usize, order: Order, mobility: Option<Mobility>) -> Result<(), Mobility> {
+    pub(crate) fn take(&mut self, frame: usize, order: Order, mobility: Option<Mobility>) -> Result<(), Mobility> {
         let mut left = order.pages().get();
         self.free -= left;
-        for block in &mut self.blocks[frame / PAGEBLOCK..] {
+        for block in self.blocks_from(frame) {
             if block.free == block.frames {
                 block.mobility = None;
             }
@@ -89,6 +115,7 @@ impl Expect {
                 (None, told) => block.mobility = told,
                 _ => {}
             }
+            block.is_used = true;
             let n = left.min(PAGEBLOCK);
             (block.free, left) = (block.free - n, left - n);
             if left == 0 {
@@ -99,10 +126,10 @@ impl Expect {
     }
 
     /// A block came back.
-    pub fn give(&mut self, frame: usize, order: Order) {
+    pub(crate) fn give(&mut self, frame: usize, order: Order) {
         let mut left = order.pages().get();
         self.free += left;
-        for block in &mut self.blocks[frame / PAGEBLOCK..] {
+        for block in self.blocks_from(frame) {
             let n = left.min(PAGEBLOCK);
             (block.free, left) = (block.free + n, left - n);
             if left == 0 {
@@ -111,21 +138,20 @@ impl Expect {
         }
     }
 
-    /// What a request for `missing` more blocks, of which it must have `needed`, finds if nobody else works with the
-    /// allocator.
-    pub fn bounds(&self, ledger: &Ledger, gfp: Gfp, order: Order, missing: usize, needed: usize) -> Bounds {
-        let all = self.blocks_of(ledger, order, |_| true);
-        // What its own mobility has, and of others one, or as many as it must have (C3.6).
-        let found = |own: usize| all.min(needed.max(own + 1)).min(missing);
-        let of_mobility = |can_be: fn(Option<Mobility>, Mobility) -> bool| {
-            let is_own = |block: &Pageblock| block.free == block.frames || can_be(block.mobility, gfp.mobility());
-            found(self.blocks_of(ledger, order, is_own))
+    /// Blocks of `order` in pageblocks of the flags' mobility, and in unused ones. While lists hold frames, a pageblock
+    /// that nobody has a frame of may be in use.
+    pub(crate) fn own(&self, ledger: &Ledger, gfp: Gfp, order: Order, is_listed: bool) -> Bounds {
+        let is_unused = |block: &Pageblock| block.free == block.frames;
+        let low = |block: &Pageblock| match is_unused(block) {
+            true => !is_listed,
+            false => block.mobility == Some(gfp.mobility()),
         };
-        let high = of_mobility(|mobility, wanted| mobility.is_none_or(|known| known == wanted));
-        if !gfp.may_wait() {
-            return Bounds::up_to(high);
-        }
-        Bounds { low: of_mobility(|mobility, wanted| mobility == Some(wanted)), high }
+        let high = |block: &Pageblock| is_unused(block) || block.mobility.is_none_or(|known| known == gfp.mobility());
+        Bounds { low: self.blocks_of(ledger, order, low), high: self.blocks_of(ledger, order, high) }
+    }
+    /// Blocks of `order`, wherever.
+    pub(crate) fn any(&self, ledger: &Ledger, order: Order) -> usize {
+        self.blocks_of(ledger, order, |_| true)
     }
 
     /// Aligned runs of 2^order free frames in the pageblocks that are asked for.
@@ -139,7 +165,7 @@ impl Expect {
             return self.blocks.chunks_exact(frames / PAGEBLOCK).filter(|blocks| blocks.iter().all(is_unused)).count();
         }
         let (mut runs, mut free) = (0, 0);
-        for (i, owner) in ledger.owners().enumerate() {
+        for (i, owner) in ledger.owners_in(self.numbers.clone()).enumerate() {
             if i.is_multiple_of(frames) {
                 free = 0;
             }
@@ -155,30 +181,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bulk_request_leaves_other_mobilities_alone_but_for_one_page() {
-        let allocator = pagemill::Allocator::builder().pages(600).build().unwrap();
-        let (ledger, mut expect) = (Ledger::new(&allocator), Expect::new(600));
-        let (unmovable, movable) = (Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE);
-        assert_eq!(expect.bounds(&ledger, movable, Order::ZERO, 999, 0), Bounds::exactly(600));
-        ledger.take(ledger.addr_of(512), Order::ZERO, 1).unwrap();
-        assert_eq!(expect.take(512, Order::ZERO, Some(Mobility::Unmovable)), Ok(()));
-        assert_eq!(expect.bounds(&ledger, unmovable, Order::ZERO, 999, 0), Bounds::exactly(599));
-        assert_eq!(expect.bounds(&ledger, movable, Order::ZERO, 999, 0), Bounds::exactly(513));
-        assert_eq!(expect.bounds(&ledger, movable, Order::ZERO, 999, 520), Bounds::exactly(520));
-        let three = Order::new(3).unwrap();
-        assert_eq!(expect.bounds(&ledger, movable, three, 999, 0), Bounds::exactly(65));
-        assert_eq!(expect.take(513, Order::ZERO, Some(Mobility::Movable)), Err(Mobility::Unmovable));
-    }
-
-    #[test]
     fn runs_are_counted_aligned() {
         let allocator = pagemill::Allocator::builder().pages(600).build().unwrap();
-        let (ledger, mut expect) = (Ledger::new(&allocator), Expect::new(600));
-        let runs = |expect: &Expect, order| expect.blocks_of(&ledger, order, |_| true);
+        let (ledger, mut expect) = (Ledger::new(&allocator), Expect::new(0..600));
         let three = Order::new(3).unwrap();
+        let runs = |expect: &Expect, order| expect.any(&ledger, order);
         assert_eq!((runs(&expect, Order::PAGEBLOCK), runs(&expect, three)), (1, 75));
         ledger.take(ledger.addr_of(7), Order::ZERO, 1).unwrap();
         expect.take(7, Order::ZERO, None).unwrap();
         assert_eq!((runs(&expect, three), runs(&expect, Order::PAGEBLOCK)), (74, 0));
+    }
+
+    #[test]
+    fn a_pageblock_in_use_has_one_mobility() {
+        let allocator = pagemill::Allocator::builder().pages(600).build().unwrap();
+        let (ledger, mut expect) = (Ledger::new(&allocator), Expect::new(0..600));
+        let own = |expect: &Expect, gfp| expect.own(&ledger, gfp, Order::ZERO, false);
+        assert_eq!(expect.take(512, Order::ZERO, Some(Mobility::Unmovable)), Ok(()));
+        assert_eq!(own(&expect, Gfp::KERNEL), Bounds { low: 599, high: 599 });
+        assert_eq!(own(&expect, Gfp::MOVABLE), Bounds { low: 512, high: 512 });
+        assert_eq!(expect.take(513, Order::ZERO, Some(Mobility::Movable)), Err(Mobility::Unmovable));
     }
 }

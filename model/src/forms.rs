@@ -1,56 +1,49 @@
 //! Single pages and blocks; the list, callback and runs forms.
-use crate::expect::Expect;
-use crate::op::Ask;
+use crate::request::{How, Request};
 use crate::unit::{Holding, Unit};
 use crate::world::{Failure, World, demand};
-use pagemill::{Bulk, Error, Gfp, Invalid, List, Order, Page};
+use pagemill::{Block, Error, Gfp, Invalid, List, Order, Page};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// What a callback unwinds with.
 struct Stop;
 
 impl World {
-    pub(crate) fn page(&mut self, gfp: Gfp) -> Result<(), Failure> {
-        let bounds = self.bounds(gfp, Order::ZERO, 1, Ask::Exact(1));
-        let result = self.allocator.alloc_page(gfp);
-        let told = self.told(gfp, Order::ZERO);
+    /// One block.
+    pub(crate) fn one(&mut self, request: Request) -> Result<(), Failure> {
+        let how = How { is_drained: request.how.is_drained, is_dma32: request.how.is_dma32, ..How::PLAIN };
+        let (request, _) = self.begin(Request { how, ..request }, 0);
+        let Request { gfp, order, .. } = request;
+        let result = match order {
+            Order::ZERO => self.allocator.alloc_page(gfp).map(Block::from),
+            _ => self.allocator.alloc_pages(gfp, order),
+        };
+        self.reconcile()?;
+        let bounds = self.bounds();
         match result {
-            Ok(page) => {
-                demand!(bounds.high == 1, "a page came from an allocator that has none");
-                self.hold_new(page.into(), gfp, told)
-            }
-            Err(error) => self.exhausted(error, bounds.low),
-        }
-    }
-
-    pub(crate) fn block(&mut self, gfp: Gfp, order: Order) -> Result<(), Failure> {
-        let bounds = self.bounds(gfp, order, 1, Ask::Exact(1));
-        match self.allocator.alloc_pages(gfp, order) {
             Ok(block) => {
                 demand!(bounds.high == 1, "a block of order {} came, and there is none", order.get());
                 demand!(block.order() == order, "a block of order {} came, not {}", block.order().get(), order.get());
                 let told = self.told(gfp, order);
-                self.hold_new(block, gfp, told)
+                self.hold_new(block, gfp, told)?;
             }
-            Err(error) => self.exhausted(error, bounds.low),
+            Err(Error::Exhausted(exhausted)) => {
+                demand!(bounds.low == 0, "a request failed that {} block waits for: {exhausted}", bounds.low);
+                demand!(exhausted.wanted - exhausted.got == 1, "one block failed, and {exhausted:?}");
+                self.check_why(exhausted.why, 0, 1)?;
+            }
+            Err(error) => return Err(Failure::new(format!("{gfp:?}: {error}"))),
         }
-    }
-
-    /// A single request failed: it must be for want of memory.
-    fn exhausted(&self, error: Error, low: usize) -> Result<(), Failure> {
-        demand!(
-            low == 0 && matches!(error, Error::Exhausted(_)),
-            "a request failed that {low} block waits for: {error}"
-        );
-        Ok(())
+        self.end()
     }
 
     pub(crate) fn split(&mut self, which: usize, keep: usize) -> Result<(), Failure> {
         let Some(Holding { block, tag }) = self.pick_any(which) else { return Ok(()) };
         let (addr, order) = (block.addr(), block.order());
         // Whole pageblocks keep the mobility that they were asked for; of others it cannot be told.
-        let of = |expect: &Expect| expect.mobility_of(self.ledger.frame_of(addr));
-        let told = self.expect.as_ref().filter(|_| order >= Order::PAGEBLOCK).and_then(of);
+        let frame = self.ledger.frame_of(addr);
+        let zone = self.zones.as_mut().filter(|_| order >= Order::PAGEBLOCK).and_then(|zones| zones.at(frame));
+        let told = zone.and_then(|(_, zone)| zone.expect.mobility_of(frame));
         self.give(addr, order, tag)?;
         let mut pages = block.split();
         demand!(pages.len() == order.pages().get(), "order {} split into {} pages", order.get(), pages.len());
@@ -64,17 +57,19 @@ impl World {
 
     // ── lists ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    pub(crate) fn list<T: Unit>(&mut self, gfp: Gfp, order: Order, ask: Ask) -> Result<(), Failure> {
+    pub(crate) fn list<T: Unit>(&mut self, request: Request) -> Result<(), Failure> {
         let mut hand = core::mem::take(T::hand(self));
         let (had, of) = (hand.list.len(), hand.list.order());
         demand!(had == hand.items.len(), "a list of {} has {had} blocks", hand.items.len());
-        let bounds = self.bounds(gfp, order, ask.most(), ask);
-        let result = self.allocator.alloc_pages_bulk_list(ask.bulk(gfp, order), &mut hand.list);
+        let (request, account) = self.begin(request, 0);
+        let Request { gfp, order, .. } = request;
+        let result = self.allocator.alloc_pages_bulk_list(request.bulk(&account), &mut hand.list);
         if had > 0 && of != order {
             let is_refused = matches!(result, Err(Error::Invalid(Invalid::ListOrder { .. })));
             demand!(is_refused, "a list of order {} took order {}: {result:?}", of.get(), order.get());
+            self.asked = None;
         } else {
-            let added = Self::settle(ask, 0, bounds, result.map(|done| (done.blocks, done.shortfall)))?;
+            let added = self.settle(&account, result.map(|done| (done.blocks, done.shortfall)))?;
             demand!(hand.list.len() == had + added, "a list of {had} and {added} has {}", hand.list.len());
         }
         // All of it is taken off and looked at: what was there comes first, then what is new.
@@ -94,7 +89,7 @@ impl World {
         }
         hand.list.extend(units);
         *T::hand(self) = hand;
-        Ok(())
+        self.end()
     }
 
     pub(crate) fn list_pop<T: Unit>(&mut self, n: usize) -> Result<(), Failure> {
@@ -145,58 +140,67 @@ impl World {
 
     pub(crate) fn callback<T: Unit>(
         &mut self,
-        gfp: Gfp,
-        order: Order,
-        n: usize,
+        request: Request,
         unwind: Option<usize>,
         nested: Option<usize>,
     ) -> Result<(), Failure> {
-        let bounds = self.bounds(gfp, order, n, Ask::UpTo(n));
+        let (request, account) = self.begin(request, 0);
         let (mut got, mut own) = (Vec::<T>::new(), Vec::<Page>::new());
         let allocator = &self.allocator;
+        // What the function takes itself may wait for nothing: it has no part in the plan.
+        let nested_gfp = if request.gfp.may_wait() { request.gfp | Gfp::NORETRY } else { request.gfp };
         let result = catch_unwind(AssertUnwindSafe(|| {
-            allocator.alloc_pages_bulk_callback(Bulk::up_to(n).gfp(gfp).order(order), |unit| {
+            allocator.alloc_pages_bulk_callback(request.bulk(&account), |unit| {
                 got.push(unit);
                 if nested.is_some_and(|every| got.len().is_multiple_of(every)) {
-                    own.extend(allocator.alloc_page(gfp));
+                    own.extend(allocator.alloc_page(nested_gfp));
                 }
                 if unwind == Some(got.len() - 1) {
                     resume_unwind(Box::new(Stop));
                 }
             })
         }));
+        // What the function takes may have had the cache give way for both.
+        let high = if own.is_empty() { self.bounds().high } else { request.ask.most() };
+        let is_disturbed = !own.is_empty() || result.is_err();
         match result {
             Ok(result) if own.is_empty() => {
-                let added = Self::settle(Ask::UpTo(n), 0, bounds, result.map(|done| (done.blocks, done.shortfall)))?;
+                let added = self.settle(&account, result.map(|done| (done.blocks, done.shortfall)))?;
                 demand!(added == got.len(), "{} blocks were handed over, {added} are said to", got.len());
             }
             // The function took some itself: fewer may have been left.
             Ok(result) => demand!(
-                result.as_ref().is_ok_and(|done| done.blocks == got.len()) && got.len() <= bounds.high,
+                result.as_ref().is_ok_and(|done| done.blocks == got.len()) && got.len() <= high,
                 "{} blocks were handed over, and {result:?}",
                 got.len()
             ),
-            Err(payload) if payload.is::<Stop>() => demand!(got.len() <= bounds.high, "too many: {bounds:?}"),
+            Err(payload) if payload.is::<Stop>() => demand!(got.len() <= high, "too many: at most {high} were there"),
             Err(payload) => resume_unwind(payload),
         }
-        let told = self.told(gfp, order);
-        for unit in got {
-            self.hold_new(unit.into_block(), gfp, told)?;
+        self.reconcile()?;
+        if is_disturbed {
+            self.disturbed();
         }
+        let told = self.told(request.gfp, request.order);
+        for unit in got {
+            self.hold_new(unit.into_block(), request.gfp, told)?;
+        }
+        self.end()?;
         for page in own {
-            self.hold_new(page.into(), gfp, None)?;
+            self.hold_new(page.into(), request.gfp, None)?;
         }
         Ok(())
     }
 
     // ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    pub(crate) fn runs<T: Unit>(&mut self, gfp: Gfp, order: Order, ask: Ask) -> Result<(), Failure> {
+    pub(crate) fn runs<T: Unit>(&mut self, request: Request) -> Result<(), Failure> {
         let mut hand = core::mem::take(T::runs(self));
         let before: Vec<_> = hand.runs.iter().map(|run| (run.addr(), run.len())).collect();
-        let bounds = self.bounds(gfp, order, ask.most(), ask);
-        let result = self.allocator.alloc_pages_bulk_runs(ask.bulk(gfp, order), &mut hand.runs);
-        let added = Self::settle(ask, 0, bounds, result.map(|done| (done.blocks, done.shortfall)))?;
+        let (request, account) = self.begin(request, 0);
+        let Request { gfp, order, .. } = request;
+        let result = self.allocator.alloc_pages_bulk_runs(request.bulk(&account), &mut hand.runs);
+        let added = self.settle(&account, result.map(|done| (done.blocks, done.shortfall)))?;
 
         let told = self.told(gfp, order);
         let mut blocks = 0;
@@ -222,7 +226,7 @@ impl World {
         }
         demand!(blocks == added, "runs of {blocks} blocks came, {added} are said to");
         *T::runs(self) = hand;
-        Ok(())
+        self.end()
     }
 
     pub(crate) fn run_split(&mut self, which: usize, keep: usize) -> Result<(), Failure> {

@@ -58,7 +58,7 @@ impl World {
         let Some(Holding { block, tag }) = self.pick_any(which) else { return Ok(()) };
         let (addr, order) = (block.addr(), block.order());
         self.give(addr, order, tag)?;
-        let ptr = block.into_raw().0.as_ptr();
+        let ptr = block.into_raw().0;
         // SAFETY: the block was ours, and its handle is gone.
         unsafe { free_raw(ptr, order) }.map_err(|_| self.refused(addr))
     }
@@ -70,7 +70,7 @@ impl World {
             self.give(addr, order, tag)?;
             blocks += 1;
         }
-        let raw = |slot: Option<Block>| slot.map_or(ptr::null_mut(), |block| block.into_raw().0.as_ptr());
+        let raw = |slot: Option<Block>| slot.map_or(ptr::null_mut(), |block| block.into_raw().0);
         let mut slots: Vec<*mut u8> = slots.into_iter().map(raw).collect();
         // SAFETY: the blocks were ours, and their handles are gone.
         match unsafe { free_pages_bulk_raw(&mut slots, order) } {

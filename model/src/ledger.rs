@@ -11,7 +11,7 @@ pub type Tag = u32;
 /// Pages of a block that carry stamps, if it has more: touching all of a large block would commit all of it.
 const STAMPED: usize = 8;
 
-/// The owners of an arena's frames.
+/// The owners of the frames of one or more arenas, which are counted through.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Order};
@@ -26,14 +26,15 @@ const STAMPED: usize = 8;
 /// ```
 #[derive(Debug)]
 pub struct Ledger {
-    arena: Range<usize>,
+    /// Where each arena lies, and the number of its first frame.
+    arenas: Box<[(Range<usize>, usize)]>,
     owners: Box<[AtomicU32]>,
 }
 
 /// What is wrong with a frame. `Copy`, and formatted later: a signal handler may find it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Breach {
-    /// The frame, counted from the arena's start.
+    /// The frame, counted from the first arena's start.
     pub frame: usize,
     /// Its address.
     pub addr: usize,
@@ -98,8 +99,19 @@ fn stamp(addr: usize, tag: Tag) -> u64 {
 impl Ledger {
     /// For an allocator's arena, with nobody owning anything.
     pub fn new(allocator: &pagemill::Allocator) -> Self {
-        let frames = allocator.managed_pages().get();
-        Self { arena: allocator.arena_range(), owners: (0..frames).map(|_| AtomicU32::new(0)).collect() }
+        Self::over(&allocator.arenas().into_iter().map(|arena| arena.range).collect::<Vec<_>>())
+    }
+
+    /// For arenas that lie there, whether an allocator has them yet or not.
+    pub fn over(arenas: &[Range<usize>]) -> Self {
+        let mut frames = 0;
+        let numbered = arenas.iter().map(|arena| {
+            let first = frames;
+            frames += arena.len() / PAGE_SIZE;
+            (arena.clone(), first)
+        });
+        let arenas = numbered.collect();
+        Self { arenas, owners: (0..frames).map(|_| AtomicU32::new(0)).collect() }
     }
 
     /// How many frames it is about.
@@ -108,15 +120,21 @@ impl Ledger {
     }
     /// Its frames' owners, from the first on: 0 is nobody.
     pub fn owners(&self) -> impl Iterator<Item = Tag> {
-        self.owners.iter().map(|owner| owner.load(Relaxed))
+        self.owners_in(0..self.frames())
     }
-    /// The number of the frame at this address.
+    /// Those of some.
+    pub fn owners_in(&self, frames: Range<usize>) -> impl Iterator<Item = Tag> {
+        self.owners[frames].iter().map(|owner| owner.load(Relaxed))
+    }
+    /// The number of the frame at this address; beyond all of them if no arena has it.
     pub fn frame_of(&self, addr: usize) -> usize {
-        addr.wrapping_sub(self.arena.start) / PAGE_SIZE
+        let arena = self.arenas.iter().find(|(arena, _)| arena.contains(&addr));
+        arena.map_or(usize::MAX, |(arena, first)| first + (addr - arena.start) / PAGE_SIZE)
     }
     /// The address of a frame.
     pub fn addr_of(&self, frame: usize) -> usize {
-        self.arena.start + frame * PAGE_SIZE
+        let arena = self.arenas.iter().rev().find(|(_, first)| *first <= frame);
+        arena.map_or(0, |(arena, first)| arena.start + (frame - first) * PAGE_SIZE)
     }
     /// Whose frame this is; 0 if nobody's, or not the arena's.
     pub fn owner_of(&self, addr: usize) -> Tag {
@@ -128,11 +146,14 @@ impl Ledger {
     }
 
     fn owners_of(&self, addr: usize, order: Order) -> Result<&[AtomicU32], Breach> {
-        let first = self.frame_of(addr);
-        if !addr.is_multiple_of(order.bytes()) {
-            return Err(self.breach(addr, Fault::Astray));
+        let astray = self.breach(addr, Fault::Astray);
+        let arena = self.arenas.iter().find(|(arena, _)| arena.contains(&addr));
+        let is_inside = arena.is_some_and(|(arena, _)| arena.end - addr >= order.bytes());
+        if !is_inside || !addr.is_multiple_of(order.bytes()) {
+            return Err(astray);
         }
-        self.owners.get(first..first + order.pages().get()).ok_or(self.breach(addr, Fault::Astray))
+        let first = self.frame_of(addr);
+        self.owners.get(first..first + order.pages().get()).ok_or(astray)
     }
 
     /// The pages of a block that carry stamps.

@@ -14,7 +14,7 @@ fn free_wrong(addr: usize, order: Order) -> Result<(), Misuse> {
 
 impl World {
     pub(crate) fn misuse(&mut self, wrong: Wrong, which: usize, order: Order) -> Result<(), Failure> {
-        assert!(self.expect.is_some(), "misuse is tried alone: a freed block may be somebody else's");
+        assert!(self.zones.is_some(), "misuse is tried alone: a freed block may be somebody else's");
         match wrong {
             Wrong::Twice => self.free_twice(which),
             Wrong::TwiceInOneCall => self.free_twice_in_one_call(which, order),
@@ -63,7 +63,7 @@ impl World {
         let mut addrs = Vec::new();
         while addrs.len() <= which % 40 {
             let Some((block, tag)) = self.pick::<Block>(order) else { break };
-            let addr = block.into_raw().0.as_ptr().expose_provenance();
+            let addr = block.into_raw().0.expose_provenance();
             self.give(addr, order, tag)?;
             addrs.push(addr);
         }
@@ -88,8 +88,9 @@ impl World {
     }
 
     fn free_what_is_free(&mut self, which: usize, order: Order) -> Result<(), Failure> {
-        let from = which % self.ledger.frames();
-        let Some(frame) = self.ledger.owners().skip(from).position(|owner| owner == 0) else { return Ok(()) };
+        let frames = self.zones.iter().flat_map(|zones| &zones.zones).map(|zone| zone.piece.pages).sum();
+        let from = which % frames;
+        let Some(frame) = self.ledger.owners_in(from..frames).position(|owner| owner == 0) else { return Ok(()) };
         let addr = self.ledger.addr_of(from + frame);
         self.misused += 1;
         Self::refuse(free_wrong(addr, order), addr, &[MisuseKind::DoubleFree, MisuseKind::Foreign])

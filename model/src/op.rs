@@ -1,8 +1,9 @@
 //! The alphabet: everything that a program may do, decoded from four numbers.
 //!
 //! Small numbers decode to the simplest operation of their kind, so that a failing case shrinks to something readable.
+use crate::request::{Ends, How, Place, Request};
 use core::fmt;
-use pagemill::{Bulk, Gfp, Order};
+use pagemill::{Bulk, Gfp, NodeMask, Order};
 
 /// An operation before it is decoded: what generators make and shrink. Shown as both.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -15,12 +16,14 @@ pub struct Raw {
     pub b: u32,
     /// Its order and pattern.
     pub c: u32,
+    /// From where, and how long it tries.
+    pub d: u32,
 }
 
 impl fmt::Debug for Raw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, a, b, c } = self;
-        write!(f, "({kind}, {a:#x}, {b:#x}, {c:#x}) = {:?}", Op::decode(*self))
+        let Self { kind, a, b, c, d } = self;
+        write!(f, "({kind}, {a:#x}, {b:#x}, {c:#x}, {d:#x}) = {:?}", Op::decode(*self))
     }
 }
 
@@ -36,14 +39,13 @@ pub enum Ask {
 }
 
 impl Ask {
-    /// The request.
-    pub fn bulk(self, gfp: Gfp, order: Order) -> Bulk<'static> {
-        let bulk = match self {
+    /// The request, without its flags.
+    pub fn bulk(self) -> Bulk<'static> {
+        match self {
             Self::UpTo(n) => Bulk::up_to(n),
             Self::AtLeast(k, n) => Bulk::at_least(k, n),
             Self::Exact(n) => Bulk::exact(n),
-        };
-        bulk.gfp(gfp).order(order)
+        }
     }
     /// The number that it must reach.
     pub fn least(self) -> usize {
@@ -108,16 +110,14 @@ pub enum Wrong {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the fields' names say what the documented types are")]
 pub enum Op {
-    /// One page.
-    Page { gfp: Gfp },
-    /// One block.
-    Block { gfp: Gfp, order: Order },
+    /// One page or one block.
+    One { request: Request },
     /// A held block becomes pages, of which some are kept.
     Split { which: usize, keep: usize },
     /// The array form, with holes.
-    Array { gfp: Gfp, order: Order, ask: Ask, holes: Holes },
+    Array { request: Request, holes: Holes },
     /// The list form, onto the list in hand.
-    List { gfp: Gfp, order: Order, ask: Ask },
+    List { request: Request },
     /// Takes blocks off the head of the list.
     ListPop { order: Order, n: usize },
     /// Puts held blocks on the tail of the list.
@@ -127,9 +127,9 @@ pub enum Op {
     /// Frees the list: by dropping it, or by clearing it.
     ListFree { order: Order, is_drop: bool },
     /// The callback form. The function unwinds at page `unwind`, and takes a page itself at every `nested`th.
-    Callback { gfp: Gfp, order: Order, n: usize, unwind: Option<usize>, nested: Option<usize> },
+    Callback { request: Request, unwind: Option<usize>, nested: Option<usize> },
     /// The runs form.
-    Runs { gfp: Gfp, order: Order, ask: Ask },
+    Runs { request: Request },
     /// A run becomes pages, of which some are kept.
     RunSplit { which: usize, keep: usize },
     /// Drops a run.
@@ -154,39 +154,52 @@ pub enum Op {
     DrainCpu { cpu: usize },
     /// Goes on on another CPU.
     MoveTo { cpu: usize },
+    /// Puts held blocks into a cache, which gives them back when memory is short.
+    Cache { which: usize, n: usize },
+    /// Takes what the cache has, and ends it.
+    Uncache,
+    /// A step of background reclaim.
+    ReclaimStep,
+    /// Gives free pageblocks to the system.
+    GiveBack,
+    /// Allows requests these nodes alone.
+    Allow { nodes: NodeMask },
+    /// Adds a piece of memory.
+    AddMemory { which: usize },
+    /// Retires one.
+    Retire { which: usize },
     /// A census, statistics added up, every stamp looked at.
     Check,
 }
 
 /// How many kinds [`Op::decode`] tells apart.
-const KINDS: u8 = 40;
+const KINDS: u8 = 52;
 
 impl Op {
     /// The operation that these numbers mean; all numbers mean one.
     pub fn decode(raw: Raw) -> Self {
-        let Raw { kind, a, b, c } = raw;
+        let Raw { kind, a, b, c, d } = raw;
         let order = order_of(c);
-        let gfp = gfp_of(a, order);
         let (which, n) = (b as usize, count_of(b, order));
+        let request = |order, ask| Request { gfp: gfp_of(a, order), order, ask, how: how_of(d) };
+        let bulk = request(order, ask_of(a, n));
         let holes = Holes { pattern: (c >> 8) as u8, bits: (c >> 16) as u16 };
         match kind % KINDS {
-            0..3 => Self::Page { gfp: gfp_of(a, Order::ZERO) },
-            3 => Self::Block { gfp, order },
+            0..3 => Self::One { request: request(Order::ZERO, Ask::Exact(1)) },
+            3 => Self::One { request: request(order, Ask::Exact(1)) },
             4 => Self::Split { which, keep: (c % 64) as usize },
-            5..9 => Self::Array { gfp, order, ask: ask_of(a, n), holes },
-            9..12 => Self::List { gfp, order, ask: ask_of(a, n) },
+            5..9 => Self::Array { request: bulk, holes },
+            9..12 => Self::List { request: bulk },
             12 => Self::ListPop { order, n },
             13 => Self::ListPush { order, n },
             14 => Self::ListAppend { order, n },
             15..17 => Self::ListFree { order, is_drop: a & 1 == 0 },
             17..19 => Self::Callback {
-                gfp,
-                order,
-                n,
+                request: request(order, Ask::UpTo(n)),
                 unwind: (a >> 28 == 15).then_some(c as usize >> 8 & 63),
                 nested: (a >> 24 & 3 == 3).then_some(1 + (c as usize >> 16 & 15)),
             },
-            19..22 => Self::Runs { gfp, order, ask: ask_of(a, n) },
+            19..22 => Self::Runs { request: bulk },
             22 => Self::RunSplit { which, keep: (c % 64) as usize },
             23..25 => Self::RunFree { which },
             25..28 => Self::Free { which, is_drop: a & 1 == 0 },
@@ -199,6 +212,17 @@ impl Op {
             36 if a.is_multiple_of(4) => Self::Drain,
             36 => Self::DrainCpu { cpu: which },
             37 | 38 => Self::MoveTo { cpu: which },
+            40 | 41 => Self::Cache { which, n: count_of(a, Order::ZERO) },
+            42 => Self::Uncache,
+            43 => Self::ReclaimStep,
+            44 => Self::GiveBack,
+            45 => Self::Allow { nodes: nodes_of(b) },
+            46 => Self::AddMemory { which },
+            47 => Self::Retire { which },
+            48 => Self::Free { which, is_drop: true },
+            49 => Self::FreeOldest { n },
+            50 => Self::Array { request: bulk, holes },
+            51 => Self::List { request: bulk },
             _ => Self::Check,
         }
     }
@@ -211,8 +235,8 @@ impl Op {
     /// A name for tables.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Page { .. } => "page",
-            Self::Block { .. } => "block",
+            Self::One { request } if request.order == Order::ZERO => "page",
+            Self::One { .. } => "block",
             Self::Split { .. } => "split",
             Self::Array { .. } => "array",
             Self::List { .. } => "list",
@@ -228,6 +252,10 @@ impl Op {
             Self::Invalid { .. } => "invalid",
             Self::Drain | Self::DrainCpu { .. } => "drain",
             Self::MoveTo { .. } => "migrate",
+            Self::Cache { .. } | Self::Uncache | Self::ReclaimStep => "cache, reclaim",
+            Self::GiveBack => "give back",
+            Self::Allow { .. } => "allow nodes",
+            Self::AddMemory { .. } | Self::Retire { .. } => "add, retire",
             Self::Check => "check",
         }
     }
@@ -246,6 +274,7 @@ fn gfp_of(a: u32, order: Order) -> Gfp {
         gfp = gfp | Gfp::ZERO;
     }
     match a >> 8 & 15 {
+        13 => gfp | Gfp::THISNODE,
         14 => gfp | Gfp::NORETRY,
         15 => gfp | Gfp::NOWARN | Gfp::THISNODE,
         _ => gfp,
@@ -295,4 +324,35 @@ fn wrong_of(a: u32) -> Wrong {
         5 => Wrong::Inside,
         _ => Wrong::Unaligned,
     }
+}
+
+/// A set of the first four nodes, mostly of several.
+fn nodes_of(bits: u32) -> NodeMask {
+    match bits & 31 {
+        0 | 16.. => NodeMask::ALL,
+        some => NodeMask::from_bits(u64::from(some)),
+    }
+}
+
+fn how_of(d: u32) -> How {
+    let among = nodes_of(d >> 3);
+    let node = (d >> 8 & 3) as usize;
+    let place = match d >> 10 & 15 {
+        8 | 9 => Place::Among(among),
+        10 => Place::Bind(among),
+        11 => Place::Preferred(node),
+        12 | 13 => Place::Interleave(among),
+        14 => Place::Exactly(node),
+        15 => Place::Preferred(node).among(among),
+        _ => Place::Anywhere,
+    };
+    let ends = match d >> 14 & 15 {
+        13 => Ends::Cancelled,
+        14 => Ends::Expired,
+        15 => Ends::CancelledBeforeDeadline,
+        _ => Ends::Alone,
+    };
+    // Small accounts: large ones are as good as none.
+    let account = (d >> 18 & 7 == 7).then_some(count_of(d >> 21, Order::ZERO));
+    How { is_drained: d & 3 != 0, is_dma32: d >> 28 & 7 == 7, place, ends, account }
 }

@@ -32,6 +32,6 @@ impl Rng {
     /// A random operation's numbers.
     pub fn raw(&mut self) -> Raw {
         let (a, b) = (self.next(), self.next());
-        Raw { kind: (a >> 32) as u8, a: a as u32, b: b as u32, c: (b >> 32) as u32 }
+        Raw { kind: (a >> 32) as u8, a: a as u32, b: b as u32, c: (b >> 32) as u32, d: self.next() as u32 }
     }
 }

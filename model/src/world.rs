@@ -1,11 +1,16 @@
 //! A world: what one user of an allocator holds, and what it does next.
-use crate::expect::{Bounds, Expect};
+use crate::asked::{Asked, Counts};
+use crate::expect::Expect;
 use crate::ledger::{Breach, Fault, Ledger, Tag};
-use crate::op::{Ask, Op};
+use crate::machine::{Built, Failing, Piece};
+use crate::op::Op;
+use crate::plan::{Zone, Zones};
+use crate::pressure::Caching;
+use crate::request::Request;
 use crate::unit::{Hand, Holding, Runs, Unit};
 use core::cell::Cell;
 use core::fmt;
-use pagemill::{Allocator, Block, Error, Gfp, Mobility, Order, Page, Shortfall};
+use pagemill::{Allocator, Block, Gfp, Mobility, NodeId, NodeMask, Order, Page, Policy, Watermarks};
 use std::sync::Arc;
 
 /// How an operation goes to another CPU: a test sets a number, stress asks the system.
@@ -75,12 +80,25 @@ pub struct World {
     out: usize,
     most: usize,
     /// If nobody else works with the allocator: what has to come back.
-    pub(crate) expect: Option<Expect>,
+    pub(crate) zones: Option<Zones>,
+    /// What the allocator was made of, if it has several zones.
+    pub(crate) machine: Option<Built>,
+    /// Do acquisitions fail on purpose?
+    pub(crate) is_failing: bool,
+    pub(crate) asked: Option<Asked>,
+    pub(crate) counts: Counts,
+    pub(crate) cache: Caching,
     move_to: Cpus,
+    /// The CPU that it is on.
+    pub(crate) here: fn() -> usize,
     /// Blocks that must have been refused so far.
     pub(crate) misused: u64,
     /// Pages that must have been handed out so far, those that went back at once included.
     steals: u64,
+}
+
+fn is_pages(request: &Request) -> bool {
+    request.order == Order::ZERO
 }
 
 const ORDERS: usize = Order::MAX.get() as usize + 1;
@@ -89,8 +107,35 @@ impl World {
     /// A world that has the allocator to itself: all that comes back is predicted.
     pub fn alone(allocator: Allocator, move_to: Cpus) -> Self {
         let ledger = Arc::new(Ledger::new(&allocator));
-        let expect = Expect::new(ledger.frames());
-        Self { expect: Some(expect), ..Self::shared(allocator, ledger, 1, usize::MAX, move_to) }
+        let pages = ledger.frames();
+        let piece = Piece { node: NodeId::ZERO, is_dma32: false, marks: Watermarks::NONE, pages };
+        let zone = Zone { piece, expect: Expect::new(0..pages), is_retired: false, is_brought: false };
+        let distances = vec![vec![10]];
+        let (allowed, policy) = (NodeMask::ALL, Policy::Local);
+        let zones = Zones { zones: vec![zone], distances, allowed, policy, turn: Some(NodeId::ZERO) };
+        Self { zones: Some(zones), ..Self::shared(allocator, ledger, 1, usize::MAX, move_to) }
+    }
+
+    /// A world that has a whole machine to itself, and closes it at the end. `here` says which CPU it is on.
+    pub fn over(built: Built, move_to: Cpus, here: fn() -> usize) -> Self {
+        let ledger = Arc::new(Ledger::over(&built.ranges));
+        let machine = &built.machine;
+        let mut first = 0;
+        let zone = |&piece: &Piece| {
+            let numbers = first..first + piece.pages;
+            first = numbers.end;
+            Zone { piece, expect: Expect::new(numbers), is_retired: false, is_brought: built.ranges.len() > 1 }
+        };
+        let zones = Zones {
+            zones: machine.pieces.iter().map(zone).collect(),
+            distances: machine.distances.clone(),
+            allowed: NodeMask::ALL,
+            policy: machine.policy,
+            turn: Some(NodeId::ZERO),
+        };
+        let is_failing = machine.failing != Failing::Never;
+        let world = Self::shared(built.allocator.clone(), ledger, 1, usize::MAX, move_to);
+        Self { zones: Some(zones), machine: Some(built), is_failing, here, ..world }
     }
 
     /// A world beside others on the same allocator and ledger. `who` is its own number, from 1 to 4095; it holds about
@@ -109,8 +154,14 @@ impl World {
             block_runs: Runs::default(),
             out: 0,
             most,
-            expect: None,
+            zones: None,
+            machine: None,
+            is_failing: false,
+            asked: None,
+            counts: Counts::default(),
+            cache: Caching::default(),
             move_to,
+            here: || 0,
             misused: 0,
             steals: 0,
         }
@@ -130,19 +181,18 @@ impl World {
     /// # Errors
     /// What came back that must not have, or did not.
     pub fn apply(&mut self, op: Op) -> Result<(), Failure> {
-        if self.expect.is_some() {
+        if self.zones.is_some() {
             self.steals = self.allocator.stats().steals;
         } else if self.out > self.most {
             self.free_most()?;
         }
         match op {
-            Op::Page { gfp } => self.page(gfp)?,
-            Op::Block { gfp, order } => self.block(gfp, order)?,
+            Op::One { request } => self.one(request)?,
             Op::Split { which, keep } => self.split(which, keep)?,
-            Op::Array { gfp, order: Order::ZERO, ask, holes } => self.array::<Page>(gfp, Order::ZERO, ask, holes)?,
-            Op::Array { gfp, order, ask, holes } => self.array::<Block>(gfp, order, ask, holes)?,
-            Op::List { gfp, order: Order::ZERO, ask } => self.list::<Page>(gfp, Order::ZERO, ask)?,
-            Op::List { gfp, order, ask } => self.list::<Block>(gfp, order, ask)?,
+            Op::Array { request, holes } if is_pages(&request) => self.array::<Page>(request, holes)?,
+            Op::Array { request, holes } => self.array::<Block>(request, holes)?,
+            Op::List { request } if is_pages(&request) => self.list::<Page>(request)?,
+            Op::List { request } => self.list::<Block>(request)?,
             Op::ListPop { order: Order::ZERO, n } => self.list_pop::<Page>(n)?,
             Op::ListPop { n, .. } => self.list_pop::<Block>(n)?,
             Op::ListPush { order: Order::ZERO, n } => self.list_push::<Page>(Order::ZERO, n, false)?,
@@ -151,12 +201,12 @@ impl World {
             Op::ListAppend { order, n } => self.list_push::<Block>(order, n, true)?,
             Op::ListFree { order: Order::ZERO, is_drop } => self.list_free::<Page>(is_drop)?,
             Op::ListFree { is_drop, .. } => self.list_free::<Block>(is_drop)?,
-            Op::Callback { gfp, order: Order::ZERO, n, unwind, nested } => {
-                self.callback::<Page>(gfp, Order::ZERO, n, unwind, nested)?
+            Op::Callback { request, unwind, nested } if is_pages(&request) => {
+                self.callback::<Page>(request, unwind, nested)?
             }
-            Op::Callback { gfp, order, n, unwind, nested } => self.callback::<Block>(gfp, order, n, unwind, nested)?,
-            Op::Runs { gfp, order: Order::ZERO, ask } => self.runs::<Page>(gfp, Order::ZERO, ask)?,
-            Op::Runs { gfp, order, ask } => self.runs::<Block>(gfp, order, ask)?,
+            Op::Callback { request, unwind, nested } => self.callback::<Block>(request, unwind, nested)?,
+            Op::Runs { request } if is_pages(&request) => self.runs::<Page>(request)?,
+            Op::Runs { request } => self.runs::<Block>(request)?,
             Op::RunSplit { which, keep } => self.run_split(which, keep)?,
             Op::RunFree { which } => self.run_free(which)?,
             Op::Free { which, is_drop } => self.free_one(which, is_drop)?,
@@ -170,9 +220,17 @@ impl World {
             Op::Drain => drop(self.allocator.drain()),
             Op::DrainCpu { cpu } => self.drain_cpu(cpu)?,
             Op::MoveTo { cpu } => (self.move_to)(cpu),
+            Op::Cache { which, n } => self.put_in_cache(which, n),
+            Op::Uncache => self.uncache(),
+            Op::ReclaimStep => self.reclaim_step()?,
+            Op::GiveBack => self.give_back()?,
+            Op::Allow { nodes } => self.allow(nodes)?,
+            Op::AddMemory { which } => self.add_memory(which)?,
+            Op::Retire { which } => self.retire(which)?,
             Op::Check => self.check()?,
         }
-        self.check_sums()
+        self.check_sums()?;
+        self.check_counts()
     }
 
     fn drain_cpu(&mut self, cpu: usize) -> Result<(), Failure> {
@@ -193,7 +251,7 @@ impl World {
     /// unless one was taken from another kind, whole pageblocks as they were asked for.
     pub(crate) fn told(&self, gfp: Gfp, order: Order) -> Option<Mobility> {
         let is_own = match order {
-            Order::ZERO => self.expect.is_some() && self.allocator.stats().steals == self.steals,
+            Order::ZERO => self.zones.is_some() && self.allocator.stats().steals == self.steals,
             _ => order >= Order::PAGEBLOCK,
         };
         is_own.then_some(gfp.mobility())
@@ -213,11 +271,15 @@ impl World {
         }
         self.ledger.take(addr, order, tag)?;
         self.out += order.pages().get();
-        if let Some(expect) = &mut self.expect
-            && let Err(known) = expect.take(self.ledger.frame_of(addr), order, told)
-        {
-            let frame = self.ledger.frame_of(addr);
+        let frame = self.ledger.frame_of(addr);
+        let Some((at, zone)) = self.zones.as_mut().and_then(|zones| zones.at(frame)) else { return Ok(()) };
+        if let Err(known) = zone.expect.take(frame, order, told) {
             return Err(Failure::new(format!("frame {frame} was taken for {told:?} from a pageblock of {known:?}")));
+        }
+        if let Some(asked) = &mut self.asked {
+            let (node, is_dma32) = (zone.piece.node, zone.piece.is_dma32);
+            demand!(asked.plan.may_have[at], "{:?} got a page of {node}, DMA32: {is_dma32}", asked.request);
+            asked.got[at] += 1;
         }
         Ok(())
     }
@@ -225,11 +287,16 @@ impl World {
     /// Notes that a block goes back; before it does.
     pub(crate) fn give(&mut self, addr: usize, order: Order, tag: Tag) -> Result<(), Failure> {
         self.ledger.give(addr, order, tag)?;
-        self.out -= order.pages().get();
-        if let Some(expect) = &mut self.expect {
-            expect.give(self.ledger.frame_of(addr), order);
-        }
+        self.came_back(addr, order);
         Ok(())
+    }
+    /// Notes that a block went back, which the ledger knows.
+    pub(crate) fn came_back(&mut self, addr: usize, order: Order) {
+        self.out -= order.pages().get();
+        let frame = self.ledger.frame_of(addr);
+        if let Some((_, zone)) = self.zones.as_mut().and_then(|zones| zones.at(frame)) {
+            zone.expect.give(frame, order);
+        }
     }
 
     /// Takes a new block and holds it.
@@ -276,61 +343,22 @@ impl World {
         }
     }
 
-    // ── what must come back ────────────────────────────────────────────────────────────────────────────────────
-
-    pub(crate) fn bounds(&self, gfp: Gfp, order: Order, missing: usize, ask: Ask) -> Bounds {
-        match &self.expect {
-            Some(expect) => {
-                // What an array holds already counts.
-                let needed = ask.least().saturating_sub(ask.most() - missing);
-                expect.bounds(&self.ledger, gfp, order, missing, needed)
-            }
-            None => Bounds::up_to(missing),
-        }
-    }
-
-    /// Compares what a bulk request brought. `had`: occupied slots before. Returns what was added, 0 on an error.
-    pub(crate) fn settle(
-        ask: Ask,
-        had: usize,
-        bounds: Bounds,
-        result: Result<(usize, Option<Shortfall>), Error>,
-    ) -> Result<usize, Failure> {
-        let (least, most) = (ask.least(), ask.most());
-        match result {
-            Ok((added, shortfall)) => {
-                demand!(bounds.admit(added), "{ask:?} with {had} occupied brought {added}, not {bounds:?}");
-                let now = had + added;
-                demand!(now >= least, "{ask:?} came back with {now} and no error");
-                let missing = Some(Shortfall::Exhausted { missing: most - now }).filter(|_| now < most);
-                demand!(shortfall == missing, "{ask:?} has {now} and says {shortfall:?}, not {missing:?}");
-                Ok(added)
-            }
-            Err(Error::Exhausted(exhausted)) => {
-                let got = exhausted.got;
-                demand!(least > 0 && got < least, "{ask:?} failed with {exhausted:?}");
-                demand!(exhausted.wanted == least, "{ask:?} wanted {}", exhausted.wanted);
-                let is_due = (had + bounds.low..=had + bounds.high).contains(&got);
-                demand!(is_due, "{ask:?} with {had} occupied failed with {got}, not {bounds:?} more");
-                Ok(0)
-            }
-            Err(error) => Err(Failure::new(format!("{ask:?} failed: {error}"))),
-        }
-    }
+    // ── what must be ───────────────────────────────────────────────────────────────────────────────────────────
 
     /// After each operation, alone: pages handed out less pages returned are the pages out, and what was refused is
     /// what had to be.
     fn check_sums(&self) -> Result<(), Failure> {
-        if self.expect.is_none() {
-            return Ok(());
-        }
+        let Some(zones) = &self.zones else { return Ok(()) };
+        // What is free of a retired arena is nobody's.
+        let frames: usize = zones.in_use().map(|zone| zone.piece.pages).sum();
+        let out_in_use: usize = zones.in_use().map(|zone| zone.expect.out()).sum();
         let stats = self.allocator.stats();
         let out = stats.allocated.wrapping_sub(stats.freed);
         demand!(out == self.out as u64, "{out} pages are out by the statistics, {} by the model", self.out);
         demand!(stats.quarantined == 0, "a frame owned twice: {} are in quarantine", stats.quarantined);
         demand!(stats.misused == self.misused, "{} blocks were refused, not {}", stats.misused, self.misused);
-        let here = stats.free + stats.listed + self.out as u64;
-        demand!(here == self.ledger.frames() as u64, "{here} frames of {} are somewhere", self.ledger.frames());
+        let here = stats.free + stats.listed + out_in_use as u64;
+        demand!(here == frames as u64, "{here} frames of {frames} are somewhere");
         Ok(())
     }
 
@@ -339,7 +367,7 @@ impl World {
         for Holding { block, tag } in self.held.iter().flatten() {
             self.ledger.look(block.addr(), block.order(), *tag)?;
         }
-        if self.expect.is_some() {
+        if self.zones.is_some() {
             let census = self.allocator.validate();
             let out = self.ledger.owners().filter(|&owner| owner != 0).count();
             demand!(
@@ -357,10 +385,15 @@ impl World {
     /// # Errors
     /// As [`apply`](Self::apply).
     pub fn finish(mut self) -> Result<(), Failure> {
+        self.uncache();
         self.free_all()?;
         demand!(self.out == 0, "{} pages are lost by the model itself", self.out);
         self.check()?;
-        self.check_sums()
+        self.check_sums()?;
+        let machine = self.machine.take();
+        drop(self);
+        let closed = machine.map_or(Ok(()), Built::close);
+        closed.map_err(|still_out| Failure::new(still_out.to_string()))
     }
 
     /// A block that its owner freed was refused.

@@ -41,11 +41,12 @@ pub(crate) fn fmt(shell: &Shell) -> Result<Tally> {
     Ok(tally)
 }
 
+/// With optimisation, as every step that has to do with the peers: their C and C++ is compiled once then.
 pub(crate) fn clippy(shell: &Shell) -> Result<Tally> {
-    let everything = "clippy --locked --workspace --all-targets -- -D warnings";
+    let everything = "clippy --locked --release --workspace --all-targets -- -D warnings";
     shell.cargo(everything).limit(BUILD_LIMIT).run("clippy")?.expect_ok()?;
     // The one feature that changes what the library does.
-    let bare = "clippy --locked -p pagemill --all-targets --features detection-off -- -D warnings";
+    let bare = "clippy --locked --release -p pagemill --all-targets --features detection-off -- -D warnings";
     shell.cargo(bare).limit(BUILD_LIMIT).run("clippy-detection-off")?.expect_ok()?;
     Ok(Tally::pass("all targets, and pagemill with detection-off"))
 }
@@ -69,19 +70,30 @@ pub(crate) fn oldest(shell: &Shell) -> Result<Tally> {
     Ok(Tally::pass(format!("Rust {OLDEST}")))
 }
 
+/// All tests but those of the peers in C and C++, which `test-release` has.
+const EVERYTHING: &str = "--workspace --no-default-features --lib --bins --tests --examples";
+
 pub(crate) fn test_rseq(shell: &Shell) -> Result<Tally> {
     if let Some(why) = no_rseq(shell)? {
         return Ok(Tally::skip("test-rseq", why));
     }
-    tests(shell, "test-rseq", "--workspace --lib --bins --tests --examples", Some("rseq"))
+    tests(shell, "test-rseq", EVERYTHING, Some("rseq"))
 }
 
 pub(crate) fn test_portable(shell: &Shell) -> Result<Tally> {
-    tests(shell, "test-portable", "--workspace --lib --bins --tests --examples", Some("portable"))
+    // Volumes know no lists: `test-rseq` tests them, or on a machine without those this step does.
+    let volumes = if no_rseq(shell)?.is_none() { " --exclude pagemill-crypt" } else { "" };
+    tests(shell, "test-portable", &format!("{EVERYTHING}{volumes}"), Some("portable"))
 }
 
 pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
-    tests(shell, "test-release", &format!("--release {LIBRARY} --lib --tests"), None)
+    // With the features that the program has, so that the step `release` finds most of it built.
+    tests(
+        shell,
+        "test-release",
+        &format!("--release {LIBRARY} -p pagemill-bench --features pagemill/top --lib --tests"),
+        None,
+    )
 }
 
 /// What is measured without misuse detection is an allocator too: the tests that hold nothing of detection.
@@ -134,7 +146,10 @@ pub(crate) fn count(step: &str, ran: crate::shell::Ran) -> Result<Tally> {
 }
 
 pub(crate) fn doctest(shell: &Shell) -> Result<Tally> {
-    let ran = shell.cargo("test --locked --no-fail-fast --workspace --doc").limit(BUILD_LIMIT).run("doctest")?;
+    let ran = shell
+        .cargo("test --locked --no-fail-fast --workspace --no-default-features --doc")
+        .limit(BUILD_LIMIT)
+        .run("doctest")?;
     count("doctest", ran)
 }
 
@@ -170,7 +185,8 @@ pub(crate) fn examples(shell: &Shell) -> Result<Tally> {
 pub(crate) fn rustdoc(shell: &Shell) -> Result<Tally> {
     // Private items too: the modules' theories are written on them, and public items lead
     // there. The program shares its name with the library, and so its page.
-    let doc = shell.cargo("doc --locked --workspace --exclude pagemill-cli --no-deps --document-private-items");
+    let doc =
+        shell.cargo("doc --locked --release --workspace --exclude pagemill-cli --no-deps --document-private-items");
     doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links")
         .limit(BUILD_LIMIT)
         .run("rustdoc")?

@@ -15,7 +15,7 @@ use crate::tally::Tally;
 /// The sections of the contract that have to be tested or put off by now; a section
 /// is added here when its first part is built. Section 1 defines words and has no
 /// numbered clause.
-const SECTIONS: &[&str] = &["C2.", "C3.", "C4.", "C10."];
+const SECTIONS: &[&str] = &["C2.", "C3.", "C4.", "C5.", "C10."];
 
 /// How a row puts a clause, or the rest of one, off.
 const LATER: &str = "later: ";
@@ -125,7 +125,7 @@ fn test_names(text: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    const CONTRACT: &str = "- C2.1 splits\n- C2.2 zeroes\n- C5.1 not due\n- no clause\n";
+    const CONTRACT: &str = "- C2.1 splits\n- C2.2 zeroes\n- C6.1 not due\n- no clause\n";
 
     fn judged(table: &str) -> Vec<String> {
         let source =

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::builds::{self, LIBRARY};
+use crate::builds;
 use crate::shell::{Ran, Shell};
 use crate::tally::Tally;
 
@@ -27,6 +27,17 @@ const FUZZ_S: u32 = 20;
 pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
     let ran = loom_tests(shell, "--cfg loom", "loom")?;
     builds::count("loom", ran)
+}
+
+/// Pools and waits, each model under some ten thousand schedules.
+pub(crate) fn shuttle(shell: &Shell) -> Result<Tally> {
+    let ran = shuttle_tests(shell, "--cfg shuttle", "shuttle")?;
+    builds::count("shuttle", ran)
+}
+
+fn shuttle_tests(shell: &Shell, flags: &str, name: &str) -> Result<Ran> {
+    let cargo = shell.cargo("test --locked --release --no-fail-fast -p pagemill --test shuttle*");
+    cargo.rustflags(flags, name).limit(LIMIT).run(name)
 }
 
 fn loom_tests(shell: &Shell, flags: &str, name: &str) -> Result<Ran> {
@@ -67,6 +78,9 @@ pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
 
     let ran = loom_tests(shell, "--cfg loom --cfg pagemill_canary", "canary-loom")?;
     tally.add(caught("loom", &ran, &[OWNED_TWICE, "panicked at"]));
+
+    let ran = shuttle_tests(shell, "--cfg shuttle --cfg pagemill_canary", "canary-shuttle")?;
+    tally.add(caught("shuttle", &ran, &["deadlock!", "panicked at"]));
     Ok(tally)
 }
 
@@ -90,29 +104,31 @@ pub(crate) fn miri(shell: &Shell) -> Result<Tally> {
     const FLAGS: &str = "-Zmiri-permissive-provenance -Zmiri-disable-isolation";
     // Miri has no restartable sequences: the tests of their backend have nothing to run there.
     const LEAVE_OUT: &str = "restartable_sequences";
-    let mut tally = Tally::default();
-    for (name, which) in [
-        ("miri-core", "-p pagemill-core"),
-        ("miri-sys", "-p pagemill-sys"),
-        ("miri-pagemill", "-p pagemill --test miri_*"),
-    ] {
+    let part = |name: &str, which: &str| {
         let test = format!("miri test --locked --no-fail-fast {which} -- --show-output --skip {LEAVE_OUT}");
         let mut cargo = shell.nightly(&test);
         cargo = cargo.env("PAGEMILL_BACKEND", "portable").env("MIRIFLAGS", FLAGS);
         cargo = cargo.env("CARGO_TARGET_DIR", shell.own_target("miri"));
-        match builds::count(name, cargo.limit(LIMIT).run(name)?) {
-            Ok(found) => tally.add(found),
-            Err(error) => tally.failures.push(format!("{name}: {error:#}")),
-        }
-    }
-    Ok(tally)
+        cargo.limit(LIMIT).run(name).and_then(|ran| builds::count(name, ran)).unwrap_or_else(|error| {
+            let failures = vec![format!("{name}: {error:#}")];
+            Tally { failures, ..Tally::default() }
+        })
+    };
+    // Miri has one thread of its own for whatever it runs: the two halves take about as long, side by side.
+    std::thread::scope(|scope| {
+        let path = scope.spawn(|| part("miri-pagemill", "-p pagemill --test miri_*"));
+        let mut tally = part("miri-core", "-p pagemill-core");
+        tally.add(part("miri-sys", "-p pagemill-sys"));
+        tally.add(path.join().map_err(|_| anyhow::anyhow!("miri-pagemill: its thread panicked"))?);
+        Ok(tally)
+    })
 }
 
 pub(crate) fn asan(shell: &Shell) -> Result<Tally> {
-    let test = format!(
-        "test --locked --no-fail-fast --target x86_64-unknown-linux-gnu {LIBRARY} --lib --tests -- --show-output"
-    );
-    let cargo = shell.nightly(&test).rustflags("-Zsanitizer=address", "asan");
+    // Core forbids `unsafe`: there is nothing for it to see.
+    let test = "test --locked --no-fail-fast --target x86_64-unknown-linux-gnu -p pagemill-sys -p pagemill --lib --tests \
+        -- --show-output";
+    let cargo = shell.nightly(test).rustflags("-Zsanitizer=address", "asan");
     builds::count("asan", cargo.limit(LIMIT).run("asan")?)
 }
 

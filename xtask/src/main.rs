@@ -20,6 +20,7 @@ mod runner;
 mod shell;
 mod tally;
 mod tools;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -37,6 +38,12 @@ struct Cli {
 enum Task {
     /// Run every check, in order; the last line counts them.
     Test(TestArgs),
+    /// Run tests that need a kernel to themselves, in a virtual machine (QEMU's emulation, Debian's kernel); the scripts of
+    /// these names in tests/vm, all of them for none.
+    Vm {
+        /// A script's name.
+        names: Vec<String>,
+    },
     /// List the steps of `test`: name, what it shows, what it needs.
     List,
 }
@@ -61,6 +68,7 @@ struct TestArgs {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Task::Test(args) => runner::test(&args),
+        Task::Vm { names } => runner::vm(&names),
         Task::List => plan::print().map(|()| true),
     };
     match done {

@@ -18,7 +18,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill", &["pagemill-core", "pagemill-sys"]),
     ("pagemill-bench", &["pagemill"]),
     ("pagemill-model", &["pagemill"]),
-    ("pagemill-cli", &["pagemill", "pagemill-bench", "pagemill-model"]),
+    ("pagemill-crypt", &[]),
+    ("pagemill-cli", &["pagemill", "pagemill-bench", "pagemill-crypt", "pagemill-model"]),
     ("pagemill-checks", &["pagemill"]),
     ("xtask", &[]),
 ];

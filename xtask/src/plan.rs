@@ -5,8 +5,8 @@ use anyhow::{Result, bail};
 
 use crate::shell::Shell;
 use crate::tally::Tally;
-use crate::tools::{GCC, GIT, GXX, MAKE, Need};
-use crate::{binaries, builds, clauses, hunts, papers, readme};
+use crate::tools::{CRYPTSETUP, GCC, GIT, GXX, LIBNBD, MAKE, Need, QEMU_IMG};
+use crate::{binaries, builds, clauses, hunts, papers, readme, vm};
 
 /// One step.
 pub(crate) struct Step {
@@ -16,6 +16,8 @@ pub(crate) struct Step {
     pub(crate) shows: &'static str,
     /// What it cannot do without.
     pub(crate) needs: &'static [Need],
+    /// What some of its tests cannot do without.
+    pub(crate) wants: &'static [Need],
     /// Does it. An error is one failed check.
     pub(crate) run: fn(&Shell) -> Result<Tally>,
 }
@@ -25,6 +27,8 @@ const MIRI: &[Need] = &[GCC, NIGHTLY, Need::Nightly("miri"), Need::Nightly("rust
 /// `rust-version` in Cargo.toml; the step `oldest` holds the two together.
 pub(crate) const OLDEST: &str = "1.89";
 const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
+/// Programs that tests compare with; a test whose program is missing says so, and the others run.
+const ORACLES: &[Need] = &[CRYPTSETUP, LIBNBD, QEMU_IMG];
 
 /// Every step there is.
 pub(crate) const STEPS: &[Step] = &[
@@ -44,12 +48,12 @@ pub(crate) const STEPS: &[Step] = &[
         &[GCC, Need::Toolchain(OLDEST)],
         builds::oldest,
     ),
-    step("test-rseq", "the tests, on restartable sequences", C_AND_CXX, builds::test_rseq),
-    step("test-portable", "the tests, on the portable lists", C_AND_CXX, builds::test_portable),
+    step("test-rseq", "the tests, on restartable sequences", &[GCC], builds::test_rseq).wanting(ORACLES),
+    step("test-portable", "the tests, on the portable lists", &[GCC], builds::test_portable),
     step(
         "test-release",
-        "the library's tests, optimised, on the backend that start-up chooses",
-        &[GCC],
+        "the tests of the library and of the bench with its peers, optimised, on both backends",
+        C_AND_CXX,
         builds::test_release,
     ),
     step(
@@ -59,7 +63,7 @@ pub(crate) const STEPS: &[Step] = &[
         builds::test_detection_off,
     ),
     step("one-page", "docs/one-page.md tells what a page goes through", &[GCC], builds::one_page),
-    step("doctest", "the examples in the documentation and in the README run", C_AND_CXX, builds::doctest),
+    step("doctest", "the examples in the documentation and in the README run", &[GCC], builds::doctest),
     step("examples", "the example programs run", &[GCC], builds::examples),
     step("rustdoc", "the documentation builds without a warning", C_AND_CXX, builds::rustdoc),
     step("release", "the program builds as a user builds it", C_AND_CXX, builds::release),
@@ -79,9 +83,11 @@ pub(crate) const STEPS: &[Step] = &[
         binaries::aarch64,
     ),
     step("loom", "the models of the portable lists and the bit areas", &[GCC], hunts::loom),
+    step("shuttle", "the models of pools and waits: nobody waits for ever", &[GCC], hunts::shuttle),
     step("canary", "stress and the models catch a bug that was put in for them", C_AND_CXX, hunts::canary),
     step("miri", "core and the portable backend have no undefined behaviour that miri sees", MIRI, hunts::miri),
     step("asan", "the library's tests under AddressSanitizer", &[GCC, NIGHTLY], hunts::asan),
+    step("vm", "what needs a kernel of its own: its nodes, huge pages and limits", vm::NEEDS, vm::all),
     step("fuzz", "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),
 ];
 
@@ -91,7 +97,14 @@ const fn step(
     needs: &'static [Need],
     run: fn(&Shell) -> Result<Tally>,
 ) -> Step {
-    Step { name, shows, needs, run }
+    Step { name, shows, needs, wants: &[], run }
+}
+
+impl Step {
+    const fn wanting(mut self, wants: &'static [Need]) -> Self {
+        self.wants = wants;
+        self
+    }
 }
 
 /// The steps that `--only` names, in the plan's order; all of them when it names none.
@@ -106,8 +119,8 @@ pub(crate) fn chosen(only: &[String]) -> Result<Vec<&'static Step>> {
 pub(crate) fn print() -> Result<()> {
     for step in STEPS {
         println!("{:<19} {}", step.name, step.shows);
-        if !step.needs.is_empty() {
-            let needs: Vec<_> = step.needs.iter().map(|need| need.name()).collect();
+        if !(step.needs.is_empty() && step.wants.is_empty()) {
+            let needs: Vec<_> = step.needs.iter().chain(step.wants).map(|need| need.name()).collect();
             println!("{:<19}     needs {}", "", needs.join(", "));
         }
     }

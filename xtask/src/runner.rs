@@ -12,6 +12,7 @@ use crate::plan::{self, Step};
 use crate::shell::Shell;
 use crate::tally::{Skip, Tally};
 use crate::tools::{self, Need};
+use crate::vm;
 
 /// The whole run may take this long on two processors, from a clean checkout.
 const LIMIT: Duration = Duration::from_secs(25 * 60);
@@ -22,7 +23,7 @@ pub(crate) fn test(args: &TestArgs) -> Result<bool> {
     let steps = plan::chosen(&args.only)?;
     let mut shell = Shell::new(args.is_verbose())?;
     let allowed = AllowedSkips::read(&shell)?;
-    let needs: Vec<Need> = steps.iter().flat_map(|step| step.needs.iter().copied()).collect();
+    let needs: Vec<Need> = steps.iter().flat_map(|step| step.needs.iter().chain(step.wants).copied()).collect();
     let missing = tools::provide(&shell, &needs, !args.no_install)?;
     fetch(&mut shell)?;
 
@@ -44,6 +45,21 @@ pub(crate) fn test(args: &TestArgs) -> Result<bool> {
     }
     print_summary(&total, start.elapsed());
     Ok(total.failures.is_empty())
+}
+
+/// Runs `cargo xtask vm`. True when nothing failed.
+pub(crate) fn vm(names: &[String]) -> Result<bool> {
+    let start = Instant::now();
+    let shell = Shell::new(false)?;
+    let missing = tools::provide(&shell, vm::NEEDS, true)?;
+    if let Some(need) = missing.first() {
+        bail!("{} is missing", need.name());
+    }
+    let tally = vm::some(&shell, names)?;
+    tally.notes.iter().for_each(|note| println!("{note}"));
+    tally.failures.iter().for_each(|failure| println!("failed: {failure}"));
+    print_summary(&tally, start.elapsed());
+    Ok(tally.failures.is_empty())
 }
 
 impl TestArgs {

@@ -93,8 +93,11 @@ struct Raw;
 impl Lend for Raw {
     #[inline]
     fn with<R>(body: impl FnOnce(&mut Vec<usize>) -> R) -> R {
+        // Nothing but the address comes out of `with`, so that the compiler has no reason to call it: it did in some
+        // builds, and a page cost 4.6 ns instead of 2.3.
+        let stock = RAW.with(UnsafeCell::get);
         // SAFETY: the stock is this thread's own, and no body in this file lends it again inside of itself.
-        RAW.with(|stock| body(unsafe { &mut *stock.get() }))
+        body(unsafe { &mut *stock })
     }
 }
 

@@ -7,6 +7,7 @@ mod c_peers;
 #[cfg(feature = "dpdk")]
 mod dpdk;
 mod floors;
+pub(crate) mod mempool;
 mod one_by_one;
 mod pagemill;
 mod region;
@@ -16,7 +17,9 @@ mod touch;
 use crate::subject::Runner;
 
 pub(crate) use floors::Baton;
-pub(crate) use pagemill::{bits_per_frame, churn_rows as pagemill_churn_rows, default_backend, total_rows};
+pub(crate) use pagemill::{
+    backend_named, bits_per_frame, churn_rows as pagemill_churn_rows, default_backend, total_rows,
+};
 pub(crate) use rust_peers::churn_row as buddy_churn_row;
 pub(crate) use touch::{TouchRow, Written, rows as touch_rows};
 

@@ -5,6 +5,9 @@ use crate::subject::Subject;
 
 /// An allocator of single pages.
 pub(crate) trait OnePage {
+    /// [`Subject::fit`].
+    fn fit(&mut self, _n: usize) {}
+
     /// The address of a page, 0 if there is none.
     fn get(&mut self) -> usize;
 
@@ -28,6 +31,10 @@ impl<A: OnePage> OneByOne<A> {
 }
 
 impl<A: OnePage> Subject for OneByOne<A> {
+    fn fit(&mut self, n: usize) {
+        self.source.fit(n);
+    }
+
     #[inline]
     fn take(&mut self, n: usize) -> bool {
         for _ in 0..n {

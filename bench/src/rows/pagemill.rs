@@ -4,8 +4,6 @@
 //! asked for all N pages in one call and put them back in one; `single` makes N calls each way; `split` takes one
 //! block of N pages, splits it and puts the pages back in bulk, and so is defined for powers of two alone.
 
-use std::ptr::NonNull;
-
 use pagemill::{Allocator, Backend, Bulk, Gfp, Order, Page, PageList, Run, free_pages_bulk};
 
 use crate::rows::{Kind, Row, Site, Unavailable};
@@ -14,7 +12,7 @@ use crate::tables::churn::{CHURN_PAGES, ChurnRow, Frames, HUGE_PAGES, pick_to_th
 
 /// Pages of an arena beyond those that a table takes: 1 GiB, so that the per-CPU lists have the size that they have
 /// in a program, and not the one of a tiny arena.
-const SPARE_PAGES: usize = 1 << 18;
+pub(super) const SPARE_PAGES: usize = 1 << 18;
 
 pub(super) const BACKENDS: [(&str, Backend); 2] = [("rseq", Backend::Rseq), ("portable", Backend::Portable)];
 
@@ -72,6 +70,11 @@ pub(super) fn refused(error: pagemill::Error) -> Unavailable {
     Unavailable(error.to_string())
 }
 
+/// The backend that a row's label means.
+pub(crate) fn backend_named(label: &str) -> Backend {
+    BACKENDS.iter().find(|(name, _)| *name == label).map_or(Backend::Portable, |(_, backend)| *backend)
+}
+
 /// The backend of an allocator that is made without saying which.
 pub(crate) fn default_backend() -> Result<&'static str, Unavailable> {
     let allocator = Allocator::builder().pages(HUGE_PAGES).build().map_err(refused)?;
@@ -86,14 +89,13 @@ pub(crate) fn bits_per_frame() -> Result<f64, Unavailable> {
 
 /// Lets go of pages as addresses.
 fn to_words(out: &mut [usize], pages: impl Iterator<Item = Page>) {
-    out.iter_mut().zip(pages).for_each(|(word, page)| *word = page.into_raw().as_ptr() as usize);
+    out.iter_mut().zip(pages).for_each(|(word, page)| *word = page.into_raw() as usize);
 }
 
 /// The page that [`to_words`] let go of.
 fn to_page(word: usize) -> Option<Page> {
-    let ptr = NonNull::new(word as *mut u8)?;
     // SAFETY: every word that crosses a ring came from `into_raw` of a page, crosses once, and is taken up once.
-    Some(unsafe { Page::from_raw(ptr) })
+    (word != 0).then(|| unsafe { Page::from_raw(word as *mut u8) })
 }
 
 struct Single {
@@ -130,7 +132,7 @@ impl Subject for Single {
     fn give(&mut self, out: &mut [usize]) -> bool {
         for word in out {
             match self.allocator.alloc_page(Gfp::KERNEL) {
-                Ok(page) => *word = page.into_raw().as_ptr() as usize,
+                Ok(page) => *word = page.into_raw() as usize,
                 Err(_) => return false,
             }
         }
@@ -219,6 +221,12 @@ impl<const K: usize> Fill for ArrayBy<K> {
     }
 }
 
+/// Fills a slot that is empty. Dropping what was in it would be a look that a row's users need not take.
+#[inline]
+fn fill_empty(slot: &mut Option<Page>, page: Page) {
+    std::mem::forget(slot.replace(page));
+}
+
 /// One plain call a page.
 struct OneByOne;
 
@@ -227,8 +235,7 @@ impl Fill for OneByOne {
     fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool {
         slots.iter_mut().all(|slot| match allocator.alloc_page(Gfp::KERNEL) {
             Ok(page) => {
-                // The slot is empty. Dropping what was in it would be a look that this row's users need not take.
-                std::mem::forget(slot.replace(page));
+                fill_empty(slot, page);
                 true
             }
             Err(_) => false,
@@ -245,7 +252,7 @@ impl Fill for Callback {
         let mut next = slots.iter_mut();
         let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(n), |page: Page| {
             if let Some(slot) = next.next() {
-                *slot = Some(page);
+                fill_empty(slot, page);
             }
         });
         delivered.is_ok_and(|delivered| delivered.blocks == n)

@@ -1,7 +1,8 @@
 //! Peers in Rust: what a Rust program would put together today.
 //!
 //! - `mutex-vec`: a `Vec` of addresses in a `std::sync::Mutex`, 64 at a time.
-//! - `array-queue`: `crossbeam_queue::ArrayQueue`, one at a time: it has no bulk interface.
+//! - `array-queue`: `crossbeam_queue::ArrayQueue`, one at a time: it has no bulk interface. First in, first out: it
+//!   goes round through all that it has, so it has as many pages as are needed and no more.
 //! - `buddy-system`: `buddy_system_allocator::FrameAllocator`, one frame at a time, without its lock.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +12,7 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::rows::one_by_one::{OneByOne, OnePage};
 use crate::rows::region::Region;
-use crate::rows::{Kind, Row, Site, Unavailable};
+use crate::rows::{Kind, Row, Site};
 use crate::subject::{PAGE_BYTES, Subject};
 use crate::tables::churn::{ChurnRow, Frames};
 
@@ -31,12 +32,9 @@ pub(crate) fn rows() -> Vec<Row> {
         }),
         Row::plain("array-queue", Kind::Peer, |need| {
             let region = Arc::new(Region::new(need.pages)?);
-            let queue = Arc::new(ArrayQueue::new(need.pages));
-            for addr in region.words() {
-                queue.push(addr).map_err(|_| Unavailable("more pages than places".to_owned()))?;
-            }
+            let queue = full_queue(&region, need.pages);
             let site: Site = Box::new(move |most_held| {
-                let queue = Queue { queue: Arc::clone(&queue), _region: Arc::clone(&region) };
+                let queue = Queue { queue: Arc::clone(&queue), region: Arc::clone(&region) };
                 Box::new(OneByOne::new(queue, most_held))
             });
             Ok(site)
@@ -108,10 +106,21 @@ impl Subject for MutexVec {
 
 struct Queue {
     queue: Arc<ArrayQueue<usize>>,
-    _region: Arc<Region>,
+    region: Arc<Region>,
+}
+
+/// A queue of so many of the region's pages.
+fn full_queue(region: &Region, pages: usize) -> Arc<ArrayQueue<usize>> {
+    let queue = ArrayQueue::new(pages);
+    region.words().take(pages).for_each(|addr| _ = queue.push(addr));
+    Arc::new(queue)
 }
 
 impl OnePage for Queue {
+    fn fit(&mut self, n: usize) {
+        self.queue = full_queue(&self.region, n);
+    }
+
     #[inline]
     fn get(&mut self) -> usize {
         self.queue.pop().unwrap_or(0)

@@ -172,6 +172,8 @@ fn one(row: &ChurnRow, start: Start, frames: &mut dyn Frames, rounds: usize, see
         free: Spread::of(&frees),
         total: Spread::of(&totals).unwrap_or(nothing),
         runs: rounds,
+        // The rows go one after another.
+        turns: Vec::new(),
         ideal_percent: Some(percent),
         seed: Some(seed),
     })

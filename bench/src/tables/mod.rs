@@ -6,6 +6,7 @@
 //! stopped the measuring thread for another one is repeated, a few times at most, and counted if it stayed so.
 
 pub(crate) mod churn;
+pub(crate) mod mempool;
 pub(crate) mod one_thread;
 pub(crate) mod threads;
 pub(crate) mod total;
@@ -181,6 +182,7 @@ impl CellSamples {
             runs: self.samples.len(),
             ideal_percent: None,
             seed: self.seed,
+            turns: self.samples,
         })
     }
 

@@ -136,6 +136,7 @@ pub(super) fn cells(
     let mut reps = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(&mut cells) {
         cell.seed = (kind == Loop::Scatter).then_some(run.seed);
+        entrant.runner.fit(n);
         entrant.runner.verify(n).map_err(|flaw| cell.flawed(flaw))?;
         let runner = entrant.runner.as_mut();
         let round = run.effort.round;

@@ -23,6 +23,7 @@ use pagemill::{Allocator, PAGE_SIZE};
 
 use crate::allocator::default_allocator;
 use crate::failure::{Failure, print, said};
+use crate::faults;
 use crate::watched;
 use extents::{Extents, Part};
 use files::{Source, Target};
@@ -70,6 +71,10 @@ pub(crate) struct CopyArgs {
     #[arg(long)]
     sync: bool,
 
+    /// Make acquisitions fail, to see what happens then
+    #[arg(long, value_name = "SPEC", value_parser = faults::spec)]
+    fail: Option<String>,
+
     /// Print the result as a JSON object
     #[arg(long)]
     json: bool,
@@ -80,6 +85,12 @@ Examples:
   pagemill copy disk.img copy.img
   pagemill copy --alloc single --io preadv disk.img copy.img
   pagemill copy --json --force disk.img copy.img | jq .gib_per_s
+  pagemill copy --fail p=0.5,seed=7 disk.img copy.img
+
+A copy that gets fewer pages than it wants goes on with shorter steps; one that
+gets none fails. SPEC makes that happen, as does PAGEMILL_FAIL:
+  after=N     acquisitions (trips to a zone) fail after the first N
+  p=0.5       each fails with this probability; seed=N begins the sequence
 
 Exit codes:
   0  copied
@@ -152,7 +163,11 @@ impl Job<'_> {
         let Some(mut part) = found.map_err(|error| self.source.unreadable(&error.into()))? else { return Ok(None) };
         let want = part.bytes.div_ceil(PAGE_SIZE);
         let room = buffer.take(&self.allocator, self.alloc, want, &mut self.tally).map_err(|error| {
-            Failure::new("no page to copy through", error).next("give the program more memory, or a smaller --batch")
+            let next = match self.allocator.stats().faults {
+                0 => "give the program more memory, or a smaller --batch",
+                _ => "acquisitions fail on purpose: leave --fail or PAGEMILL_FAIL out",
+            };
+            Failure::new("no page to copy through", error).next(next)
         })?;
         part.bytes = part.bytes.min(room);
         self.extents.advance(part.bytes);
@@ -191,7 +206,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
 /// Moves the data. The copy has neither its size nor its name yet.
 fn copy(args: &CopyArgs, source: &Source, target: &Target, stop: &Stop) -> Result<Report, Failure> {
     // Made before the clock starts, as a program that copies more than one file would have done.
-    let allocator = default_allocator(Some(2 * uring::LANES * args.batch))?;
+    let allocator = default_allocator(Some(2 * uring::LANES * args.batch), args.fail.as_deref())?;
     let server = watched::serve(None)?;
     if let Some(server) = &server {
         server.show("copy", &allocator);
@@ -234,6 +249,7 @@ fn copy(args: &CopyArgs, source: &Source, target: &Target, stop: &Stop) -> Resul
         backend: job.allocator.backend(),
         tally: job.tally,
         calls: job.io,
+        faults: job.allocator.stats().faults,
         fate,
     })
 }

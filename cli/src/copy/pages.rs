@@ -62,7 +62,10 @@ impl Buffer {
         match form {
             AllocForm::Bulk => {
                 tally.calls += 1;
-                allocator.alloc_pages_bulk_callback(Bulk::up_to(want), &mut keep)?;
+                let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(want), &mut keep)?;
+                if let (0, Some(shortfall)) = (delivered.blocks, delivered.shortfall) {
+                    return Err(Exhausted { wanted: 1, got: 0, order: 0, why: shortfall.why }.into());
+                }
             }
             AllocForm::Single => {
                 for got in 0..want {
@@ -79,10 +82,7 @@ impl Buffer {
         tally.pages += self.pages.len() as u64;
         tally.entries += self.entries.len() as u64;
         tally.time += start.elapsed();
-        match self.pages.len() {
-            0 => Err(Exhausted { wanted: 1, got: 0, order: 0 }.into()),
-            pages => Ok(pages * PAGE_SIZE),
-        }
+        Ok(self.pages.len() * PAGE_SIZE)
     }
 
     /// Gives the pages back: all at once, or one by one.

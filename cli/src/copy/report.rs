@@ -58,6 +58,8 @@ pub(crate) struct Report {
     pub(crate) backend: Backend,
     pub(crate) tally: Tally,
     pub(crate) calls: IoTally,
+    /// Acquisitions that failed on purpose.
+    pub(crate) faults: u64,
     pub(crate) fate: Fate,
 }
 
@@ -82,6 +84,7 @@ struct Json<'r> {
     iovec_entries: u64,
     reads: u64,
     writes: u64,
+    faults: u64,
     source: &'r str,
 }
 
@@ -123,8 +126,12 @@ impl Report {
                 self.alloc_ns_per_page(),
             ),
         };
+        let faults = match self.faults {
+            0 => String::new(),
+            n => format!("acquisitions that failed on purpose: {n}\n"),
+        };
         format!(
-            "copied {} bytes: {} of data, {holes}\n{:.3} s, {:.2} GiB/s by {}{fallback}\n{pages}\n",
+            "copied {} bytes: {} of data, {holes}\n{:.3} s, {:.2} GiB/s by {}{fallback}\n{pages}\n{faults}",
             self.bytes,
             self.data_bytes,
             self.time.as_secs_f64(),
@@ -153,6 +160,7 @@ impl Report {
             iovec_entries: self.tally.entries,
             reads: self.calls.reads,
             writes: self.calls.writes,
+            faults: self.faults,
             source: match self.fate {
                 Fate::Unchanged => "unchanged",
                 Fate::Grew { .. } => "grew",

@@ -26,6 +26,8 @@ pub(super) struct Tally {
     pub(super) forks: u64,
     /// Threads that ended, their pages left to others.
     pub(super) exits: u64,
+    /// Acquisitions that failed on purpose.
+    pub(super) faults: u64,
     /// Sections that were restarted.
     pub(super) restarts: u64,
 }
@@ -52,6 +54,7 @@ impl Tally {
         self.drains += other.drains;
         self.forks += other.forks;
         self.exits += other.exits;
+        self.faults += other.faults;
     }
 
     pub(super) fn all_ops(&self) -> u64 {
@@ -78,10 +81,10 @@ impl Tally {
         row("drains from outside", self.drains);
         row("forks", self.forks);
         row("threads that exited", self.exits);
+        row("acquisitions failed on purpose", self.faults);
         row("sections restarted", self.restarts);
-        let (ops, rounds, seconds) = (self.all_ops(), self.rounds, self.seconds);
-        let _ =
-            writeln!(text, "clean: {ops} operations in {rounds} rounds and {seconds:.1} s, each frame with one owner");
+        let (ops, rounds, seconds) = (self.all_ops(), counted(self.rounds), self.seconds);
+        let _ = writeln!(text, "clean: {ops} operations in {rounds} and {seconds:.1} s, each frame with one owner");
         text
     }
 }
@@ -109,6 +112,12 @@ pub(super) fn tight_table(rounds: usize, counts: &Counts) -> String {
     for (name, n) in counts {
         let _ = writeln!(text, "  {:<34}{n:>12}", name.replace('_', " "));
     }
-    let _ = writeln!(text, "clean: {rounds} rounds with less memory than was wanted, each frame with one owner");
+    let rounds = counted(rounds);
+    let _ = writeln!(text, "clean: {rounds} with less memory than was wanted, each frame with one owner");
     text
+}
+
+/// `1 round`, `2 rounds`.
+pub(super) fn counted(rounds: usize) -> String {
+    format!("{rounds} round{}", if rounds == 1 { "" } else { "s" })
 }

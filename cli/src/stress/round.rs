@@ -15,12 +15,10 @@ use super::disturb;
 use super::found::Found;
 use super::report::Tally;
 use super::signals::{self, KEPT, Target};
-use super::worker;
+use super::{threads, worker};
 
 /// Between two forks.
 const FORK_EVERY: Duration = Duration::from_millis(250);
-/// Threads that have not ended this long after the round hang.
-const HANG: Duration = Duration::from_secs(30);
 /// Numbers of owners below the forked child's and the handlers'.
 const OWNERS: u32 = 4000;
 
@@ -146,8 +144,8 @@ impl Round {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.is_over.store(true, Release);
-        self.end(helpers)?;
-        self.end(workers)?;
+        threads::end(helpers, &self.found)?;
+        threads::end(workers, &self.found)?;
         self.found.first().map_or(Ok(()), Err)
     }
 
@@ -159,23 +157,6 @@ impl Round {
         let round = Arc::clone(self);
         let thread = Builder::new().name(name.into()).spawn(move || body(&round));
         thread.map_err(|error| format!("no thread could be started: {error}"))
-    }
-
-    fn end(&self, threads: Threads) -> Result<(), String> {
-        let limit = Instant::now() + HANG;
-        for thread in threads {
-            while !thread.is_finished() {
-                if Instant::now() > limit {
-                    let why = self.found.first().unwrap_or_else(|| "nothing else was found".into());
-                    return Err(format!("a thread hangs since {} s; {why}", HANG.as_secs()));
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            if thread.join().is_err() {
-                self.fail_with("a thread panicked".into());
-            }
-        }
-        Ok(())
     }
 
     /// What exited workers and handlers held.
@@ -213,6 +194,7 @@ impl Round {
             drains: counts.drains.load(Relaxed),
             forks: counts.forks.load(Relaxed),
             exits: counts.exits.load(Relaxed),
+            faults: stats.faults,
             ..Tally::default()
         })
     }

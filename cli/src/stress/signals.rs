@@ -130,7 +130,7 @@ fn handle(round: &Round) -> Result<(), Breach> {
 
 /// Keeps a page, or none, in a random place; whatever was there is freed.
 fn keep(round: &Round, rng: &mut Rng, page: Option<Page>) -> Result<(), Breach> {
-    let addr = page.map_or(0, |page| page.into_raw().as_ptr().expose_provenance());
+    let addr = page.map_or(0, |page| page.into_raw().expose_provenance());
     // Acquire and Release: a page goes from the handler that kept it to the one that frees it.
     release(round, round.kept[rng.below(KEPT)].swap(addr, AcqRel))
 }
@@ -147,10 +147,8 @@ fn release(round: &Round, addr: usize) -> Result<(), Breach> {
     round.ledger.give(addr, Order::ZERO, tag)?;
     let ptr = std::ptr::with_exposed_provenance_mut::<u8>(addr);
     // SAFETY: a handler gave this page up when it put the address into the array, from where it came out once.
-    match std::ptr::NonNull::new(ptr).map(|ptr| unsafe { Page::from_raw(ptr) }.free()) {
-        Some(Err(misuse)) => Err(Breach { frame, addr: misuse.addr, fault: Fault::Refused }),
-        _ => Ok(()),
-    }
+    let page = unsafe { Page::from_raw(ptr) };
+    page.free().map_err(|misuse| Breach { frame, addr: misuse.addr, fault: Fault::Refused })
 }
 
 /// Frees all that handlers kept. When none runs any more.

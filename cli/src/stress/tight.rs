@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use pagemill::{
     Allocator, Block, BlockList, Bulk, Cancel, CpuId, Faults, Gfp, Memory, Order, Page, PageList, Run, Shortfall,
-    Shrink, Shrinker, ShrinkerDoes, Watermarks,
+    Shrink, Shrinker, ShrinkerDoes, Watermarks, Why,
 };
 use pagemill_model::{Breach, Ledger, Rng, Tag};
 
-use super::Plan;
 use super::found::Found;
+use super::{Plan, threads};
 use crate::failure::Failure;
 
 /// What was counted, by name. The names are part of the program's interface.
@@ -27,8 +27,6 @@ pub(super) type Counts = BTreeMap<&'static str, u64>;
 
 /// Arenas, in pages.
 const SIZES: [usize; 3] = [1_500, 20_011, 5_000];
-/// Threads that have not ended this long after the round hang.
-const HANG: Duration = Duration::from_secs(30);
 /// How often an acquisition fails on purpose.
 const FAULTS: f64 = 0.02;
 /// What has to have happened in a run that is long enough to say so.
@@ -101,6 +99,8 @@ pub(super) struct Tight {
     floor: u64,
     /// Pages that one worker has at most.
     share: usize,
+    /// Somebody may ask and never give up.
+    has_stubborn: bool,
     seed: u64,
     is_over: AtomicBool,
 }
@@ -113,7 +113,7 @@ impl Tight {
             .memory(Memory::anonymous(pages).watermarks(marks))
             .huge_pages(false)
             .background_reclaim(round % 2 == 1)
-            .faults(Faults::with_probability(FAULTS, seed));
+            .faults(plan.faults()?.unwrap_or_else(|| Faults::with_probability(FAULTS, seed)));
         let builder = plan.backend.iter().fold(builder, |builder, &backend| builder.backend(backend));
         let next = "choose another --backend or fewer --pages";
         let allocator = builder.build().map_err(|error| Failure::new("can't make an allocator", error).next(next))?;
@@ -131,6 +131,8 @@ impl Tight {
             counts: Mutex::default(),
             floor: u64::from(marks.min - marks.min / 2),
             share: (pages * 10 / 9).div_ceil(plan.threads as usize),
+            // One of several alone: the others go on freeing. Faults of the user's choice may never end.
+            has_stubborn: plan.threads > 1 && plan.fail.is_none(),
             seed,
             is_over: AtomicBool::new(false),
         }))
@@ -152,7 +154,7 @@ impl Tight {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.is_over.store(true, Release);
-        self.end(threads)?;
+        threads::end(threads, &self.found)?;
         drop(registered);
         for cache in &self.caches {
             let left: Vec<Held> = lock(&cache.kept).drain(..).collect();
@@ -170,21 +172,6 @@ impl Tight {
         let round = Arc::clone(self);
         let work = move || body(&round).unwrap_or_else(|what| round.found.say(what));
         Builder::new().name(name.into()).spawn(work).map_err(|error| format!("no thread could be started: {error}"))
-    }
-
-    fn end(&self, threads: Vec<JoinHandle<()>>) -> Result<(), String> {
-        let limit = Instant::now() + HANG;
-        for thread in threads {
-            while !thread.is_finished() {
-                if Instant::now() > limit {
-                    let why = self.found.first().unwrap_or_else(|| "nothing else was found".into());
-                    return Err(format!("a thread hangs since {} s; {why}", HANG.as_secs()));
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            thread.join().map_err(|_| "a thread panicked".to_owned())?;
-        }
-        Ok(())
     }
 
     /// Every frame is free, once; what was handed out came back; nobody waits.
@@ -364,8 +351,7 @@ impl<'r> Worker<'r> {
 
     fn single(&mut self, gfp: Gfp) -> Result<(), Breach> {
         self.count("single");
-        // One of several alone never gives up: the others go on freeing.
-        let is_stubborn = self.place == 0 && self.round.cancels.len() > 1 && self.rng.below(8) == 0;
+        let is_stubborn = self.place == 0 && self.round.has_stubborn && self.rng.below(8) == 0;
         let gfp = if is_stubborn { Gfp::KERNEL | Gfp::NOFAIL } else { gfp };
         match self.round.allocator.alloc_page(gfp) {
             Ok(page) => self.hold(page.into(), gfp),
@@ -392,13 +378,13 @@ impl<'r> Worker<'r> {
     }
 
     /// Counts how a request ended.
-    fn ended(&mut self, shortfall: Option<Shortfall>, had_deadline: bool) {
+    fn ended(&mut self, shortfall: Option<Shortfall>) {
         let name = match shortfall {
             None => return,
-            Some(Shortfall::Cancelled { .. }) => "cancelled",
-            Some(_) if had_deadline => "deadlines",
-            Some(Shortfall::BelowMark { .. }) => "below_mark",
-            Some(Shortfall::Exhausted { .. }) => "exhausted",
+            Some(Shortfall { why: Why::Cancelled, .. }) => "cancelled",
+            Some(Shortfall { why: Why::TimedOut, .. }) => "deadlines",
+            Some(Shortfall { why: Why::BelowMark, .. }) => "below_mark",
+            Some(Shortfall { why: Why::Exhausted, .. }) => "exhausted",
             Some(_) => "other_shortfalls",
         };
         self.count(name);
@@ -410,7 +396,7 @@ impl<'r> Worker<'r> {
         let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
         let bulk = bulk(n, least, deadline, &cancel).gfp(gfp);
         match self.round.allocator.alloc_pages_bulk_array(bulk, &mut slots) {
-            Ok(filled) => self.ended(filled.shortfall, deadline.is_some()),
+            Ok(filled) => self.ended(filled.shortfall),
             Err(_) => self.count("exact_refused"),
         }
         slots.into_iter().flatten().try_for_each(|page| self.hold(page.into(), gfp))
@@ -421,7 +407,7 @@ impl<'r> Worker<'r> {
         let (n, least, deadline, cancel, gfp) = self.request(gfp, true);
         let mut list = PageList::new();
         match self.round.allocator.alloc_pages_bulk_list(bulk(n, least, deadline, &cancel).gfp(gfp), &mut list) {
-            Ok(delivered) => self.ended(delivered.shortfall, deadline.is_some()),
+            Ok(delivered) => self.ended(delivered.shortfall),
             Err(_) => self.count("exact_refused"),
         }
         std::iter::from_fn(|| list.pop()).try_for_each(|page| self.hold(page.into(), gfp))
@@ -433,7 +419,7 @@ impl<'r> Worker<'r> {
         let mut pages: Vec<Page> = Vec::new();
         let bulk = bulk(n, 0, deadline, &cancel).gfp(gfp);
         if let Ok(delivered) = self.round.allocator.alloc_pages_bulk_callback(bulk, |page| pages.push(page)) {
-            self.ended(delivered.shortfall, deadline.is_some());
+            self.ended(delivered.shortfall);
         }
         pages.into_iter().try_for_each(|page| self.hold(page.into(), gfp))
     }
@@ -443,7 +429,7 @@ impl<'r> Worker<'r> {
         let (n, least, deadline, cancel, gfp) = self.request(gfp, true);
         let mut runs: Vec<Run<Page>> = Vec::new();
         match self.round.allocator.alloc_pages_bulk_runs(bulk(n, least, deadline, &cancel).gfp(gfp), &mut runs) {
-            Ok(delivered) => self.ended(delivered.shortfall, deadline.is_some()),
+            Ok(delivered) => self.ended(delivered.shortfall),
             Err(_) => self.count("exact_refused"),
         }
         runs.into_iter().flat_map(Run::into_pages).try_for_each(|page| self.hold(page.into(), gfp))
@@ -456,7 +442,7 @@ impl<'r> Worker<'r> {
         let mut list = BlockList::new();
         let bulk = bulk(n.div_ceil(16), 0, deadline, &cancel).gfp(gfp).order(order);
         if let Ok(delivered) = self.round.allocator.alloc_pages_bulk_list(bulk, &mut list) {
-            self.ended(delivered.shortfall, deadline.is_some());
+            self.ended(delivered.shortfall);
         }
         std::iter::from_fn(|| list.pop()).try_for_each(|block| self.hold(block, gfp))
     }

@@ -15,6 +15,7 @@ pub(crate) const BLOCK_WORDS: usize = PAGEBLOCK_FRAMES as usize / 64;
 /// | 13 | handed out whole, as an order-9 block or part of a larger one |
 /// | 14 | whole, and not the first pageblock of its block |
 /// | 16-20 | whole and first: the order |
+/// | 16-31 | in use by nobody: see [`crate::idle`] |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entry(pub(crate) u32);
 
@@ -25,6 +26,9 @@ impl Entry {
     const WHOLE: u32 = 1 << 13;
     const TAIL: u32 = 1 << 14;
     const ORDER_SHIFT: u32 = 16;
+    const MARK_SHIFT: u32 = 16;
+    /// The mark of a pageblock whose memory the system has.
+    pub(crate) const GONE: u16 = u16::MAX;
 
     pub(crate) const fn unused(free: u32) -> Self {
         Self(free)
@@ -58,8 +62,17 @@ impl Entry {
     pub(crate) const fn with_free(self, free: u32) -> Self {
         Self(self.0 & !Self::FREE | free)
     }
+    /// In use by `mobility` from now on: the mark goes.
     pub(crate) const fn with_mobility(self, mobility: Mobility) -> Self {
-        Self(self.0 & !(3 << Self::MOBILITY_SHIFT) | (mobility as u32) << Self::MOBILITY_SHIFT)
+        const KEPT: u32 = ((1 << Entry::MARK_SHIFT) - 1) & !(3 << Entry::MOBILITY_SHIFT);
+        Self(self.0 & KEPT | (mobility as u32) << Self::MOBILITY_SHIFT)
+    }
+    /// What the system has of a pageblock that nobody uses.
+    pub(crate) const fn mark(self) -> u16 {
+        (self.0 >> Self::MARK_SHIFT) as u16
+    }
+    pub(crate) const fn with_mark(self, mark: u16) -> Self {
+        Self(self.0 & ((1 << Self::MARK_SHIFT) - 1) | (mark as u32) << Self::MARK_SHIFT)
     }
     pub(crate) const fn with_bound(self, is_bound: bool) -> Self {
         Self(if is_bound { self.0 | Self::BOUND } else { self.0 & !Self::BOUND })

@@ -9,6 +9,7 @@ use core::fmt;
 /// assert_eq!(error.to_string(), "invalid request: order 31 is above the largest, 18 (1 GiB)");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// No memory now; try later, ask for less, or free some.
     #[error("exhausted: {0}")]
@@ -21,9 +22,15 @@ pub enum Error {
     Misuse(#[from] Misuse),
 }
 
-/// The zone has not enough free frames.
+/// A request did not reach the number that it must have.
+///
+/// ```
+/// use pagemill_core::{Exhausted, Why};
+/// let refused = Exhausted { wanted: 10, got: 4, order: 0, why: Why::BelowMark };
+/// assert!(refused.to_string().starts_with("wanted 10 blocks of order 0, got 4: what is free lies below the mark"));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("wanted {wanted} blocks of order {order}, got {got}; free some, ask for fewer, or make the arena larger")]
+#[error("wanted {wanted} blocks of order {order}, got {got}: {why}")]
 pub struct Exhausted {
     /// How many blocks the request must have.
     pub wanted: usize,
@@ -31,10 +38,66 @@ pub struct Exhausted {
     pub got: usize,
     /// The order that was asked for.
     pub order: u8,
+    /// Why there were not more.
+    pub why: Why,
+}
+
+/// A request got fewer blocks than it asked for, which is no error where it says so (C3.4).
+///
+/// ```
+/// use pagemill_core::{Shortfall, Why};
+/// let shortfall = Shortfall { missing: 3, why: Why::Cancelled };
+/// assert_eq!(shortfall.to_string(), "3 blocks are missing: it was cancelled");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{missing} blocks are missing: {why}")]
+pub struct Shortfall {
+    /// How many.
+    pub missing: usize,
+    /// What kept the request from having them.
+    pub why: Why,
+}
+
+/// Why a request got fewer than it asked for. Where several things are true it is the first of: uncommitted, account,
+/// cancelled, reclaiming, not allowed, fault, timed out, below mark, exhausted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Why {
+    /// The zones have no more.
+    #[error("the zones have no more; free some, ask for fewer, or make the arena larger")]
+    Exhausted,
+    /// What they have lies below the mark that the request's flags reach down to.
+    #[error("what is free lies below the mark that its flags reach down to; free some, or lower the watermarks")]
+    BelowMark,
+    /// No node that the request names is allowed, or has memory.
+    #[error("no node that it may have memory of is allowed here and has any; name others")]
+    NotAllowed,
+    /// The request's account has no more.
+    #[error("its account has no more; uncharge what was freed, or raise the limit")]
+    Account,
+    /// It may reclaim, and was made by a shrinker while this thread reclaims: ask with `NOWAIT` or `ATOMIC` there.
+    #[error("a shrinker asked for it with flags that reclaim; use NOWAIT or ATOMIC there")]
+    Reclaiming,
+    /// The request was cancelled.
+    #[error("it was cancelled")]
+    Cancelled,
+    /// It waited until its deadline.
+    #[error("nothing came back before its deadline; free some, or wait longer")]
+    TimedOut,
+    /// There is memory, and acquisitions like this one are made to fail (C3.14).
+    #[error("there is memory, and faults are injected; PAGEMILL_FAIL says which, or the program")]
+    Fault,
+    /// They are to be committed, and the system would not: it has no memory, or the process's limit leaves no room.
+    #[error(
+        "the system has no memory for them, or the process's limit (that of its control group) leaves no room; free what \
+         is not needed and give it back, or raise the limit"
+    )]
+    Uncommitted,
 }
 
 /// What is wrong with a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Invalid {
     /// Orders go from 0 to 18.
     #[error("order {order} is above the largest, 18 (1 GiB)")]
@@ -101,9 +164,36 @@ pub enum Invalid {
     /// A request that may reclaim, made while this thread reclaims.
     #[error("a shrinker may not allocate with flags that reclaim: use NOWAIT or ATOMIC there")]
     ReclaimInShrinker,
-    /// There is no such arena, or it is the last one.
-    #[error("there is no such arena, or no other one: an allocator keeps at least one")]
+    /// It is the last arena.
+    #[error("there is no other arena, and an allocator keeps at least one; add memory first, or close it")]
     LastArena,
+    /// The arena is not this allocator's.
+    #[error("the arena is another allocator's; ask the one that named it")]
+    NoSuchArena,
+    /// Pages of 4 KiB that are no whole number of pages of 2 MiB.
+    #[error("{pages} pages of 4 KiB are no whole number of huge pages of 2 MiB: take a multiple of 512")]
+    HugePageMultiple {
+        /// Asked for.
+        pages: usize,
+    },
+    /// A zone's watermarks are not in order.
+    #[error("watermarks of min {min}, low {low} and high {high}: each must be at least the one before")]
+    Watermarks {
+        /// Their `min`.
+        min: u32,
+        /// Their `low`.
+        low: u32,
+        /// Their `high`.
+        high: u32,
+    },
+    /// Not every CPU's node is named.
+    #[error("there are {cpus} CPUs, and the nodes of {named} are named; name each CPU's")]
+    NodesOfCpus {
+        /// How many CPUs there are.
+        cpus: usize,
+        /// Of how many the node is named.
+        named: usize,
+    },
     /// Too few pages of 2 MiB are set aside.
     #[error(
         "wanted {wanted} huge pages of 2 MiB, {free} of {reserved} set aside are free; set aside more, as root \
@@ -119,8 +209,8 @@ pub enum Invalid {
     },
     /// The process may not lock so much memory.
     #[error(
-        "wanted to lock {wanted} bytes, and RLIMIT_MEMLOCK is {limit}; raise it (`ulimit -l`, `LimitMEMLOCK=`), give the \
-         process CAP_IPC_LOCK, or say that memory that is not locked will do"
+        "wanted to lock {wanted} bytes, and RLIMIT_MEMLOCK is {limit}; raise it (`ulimit -l` counts KiB, systemd has \
+         `LimitMEMLOCK=`), give the process CAP_IPC_LOCK, or say that memory that is not locked will do"
     )]
     LockLimit {
         /// Asked for.
@@ -128,8 +218,23 @@ pub enum Invalid {
         /// The limit.
         limit: usize,
     },
+    /// The memory limit of the process has too little room.
+    #[error(
+        "wanted {wanted} bytes, and the memory limit of the process (that of its control group, as containers set it) has \
+         room for {room}: touching more would kill it; raise the limit, or ask for less"
+    )]
+    MemoryLimit {
+        /// Asked for, in bytes.
+        wanted: usize,
+        /// What the limit leaves, in bytes.
+        room: usize,
+    },
     /// Memory that was brought is not aligned.
-    #[error("memory at {addr:#x} cannot be managed: it must be aligned to {align} bytes")]
+    #[error(
+        "memory at {addr:#x} cannot be managed: it must be aligned to {align} bytes; bring what begins at {:#x}, the next \
+         such address, or map {align} bytes more than you need and begin there",
+        addr.next_multiple_of(*align)
+    )]
     Alignment {
         /// Where it begins.
         addr: usize,
@@ -137,8 +242,43 @@ pub enum Invalid {
         align: usize,
     },
     /// What is said of faults to inject cannot be read.
-    #[error("faults are described as `after=N,p=0.01,gfp=atomic,seed=N`, with at least one of after and p")]
-    FaultSyntax,
+    #[error(
+        "faults to inject, part {part}: {why}; they are described as in `after=100,p=0.01,gfp=atomic,seed=7`, with at \
+         least one of after and p"
+    )]
+    FaultSyntax {
+        /// Which of the parts between commas, from 1.
+        part: usize,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A pool's reserve.
+    #[error("a reserve of {min_nr}: it takes 1 to {max}")]
+    Reserve {
+        /// The size asked for, in elements.
+        min_nr: usize,
+        /// The largest that is taken.
+        max: usize,
+    },
+    /// A reserve cannot shrink below what somebody waits for.
+    #[error("a reserve of {min_nr} would never serve the request for {needed} that waits; try again later")]
+    ReserveAwaited {
+        /// The size asked for, in elements.
+        min_nr: usize,
+        /// What the largest request that waits has asked for.
+        needed: usize,
+    },
+    /// A request that a pool cannot promise.
+    #[error("a request for {count} from a pool that keeps {min_nr}: split it, or make the reserve larger")]
+    AboveReserve {
+        /// What was asked for.
+        count: usize,
+        /// The pool's reserve.
+        min_nr: usize,
+    },
+    /// A pool delivers all that is asked for.
+    #[error("a pool delivers all of a request: ask with `Bulk::exact`")]
+    PoolWants,
     /// An arena's size.
     #[error("an arena of {pages} pages: it takes 1 to {max}")]
     ArenaSize {
@@ -148,9 +288,7 @@ pub enum Invalid {
         max: usize,
     },
     /// The operating system refused memory for an arena.
-    #[error(
-        "the system refuses {bytes} bytes of address space for {what} (errno {errno}); lower the size or raise the limit"
-    )]
+    #[error("the system refuses {bytes} bytes for {what} (errno {errno}); lower the size or raise the limit")]
     System {
         /// What it was for.
         what: &'static str,
@@ -172,7 +310,9 @@ pub enum Invalid {
         why: &'static str,
     },
     /// `PAGEMILL_BACKEND`, or whoever parsed a name.
-    #[error("a list backend is named rseq or portable; PAGEMILL_BACKEND says something else")]
+    #[error(
+        "no list backend is called that: it is `rseq` or `portable`; set PAGEMILL_BACKEND to one of them, or not at all"
+    )]
     BackendName,
     /// A number of CPUs that the lists cannot have.
     #[error("{cpus} CPUs: the lists take 1 to {max}")]

@@ -1,5 +1,6 @@
 //! What a request may do: the kernel's `gfp` flags by their names.
 use crate::error::Invalid;
+use core::fmt;
 use core::ops::BitOr;
 
 /// The flags of a request. One of [`KERNEL`](Gfp::KERNEL), [`NOIO`](Gfp::NOIO), [`NOFS`](Gfp::NOFS),
@@ -10,10 +11,42 @@ use core::ops::BitOr;
 /// let gfp = Gfp::KERNEL | Gfp::ZERO;
 /// assert!(gfp.contains(Gfp::ZERO) && gfp.check().is_ok());
 /// assert!((Gfp::NOWAIT | Gfp::NOFAIL).check().is_err());
+/// assert!((Gfp::KERNEL | Gfp::ATOMIC).check().is_err());
+/// assert_eq!((Gfp::NOFS | Gfp::MOVABLE).kind(), Gfp::NOFS);
+/// assert_eq!(format!("{gfp:?}"), "KERNEL | ZERO");
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Gfp(u32);
+
+impl fmt::Debug for Gfp {
+    /// The names of its flags, as they are written.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match *self {
+            _ if self.contains(Self::KERNEL) => "KERNEL",
+            _ if self.contains(Self::NOFS) => "NOFS",
+            _ if self.contains(Self::NOIO) => "NOIO",
+            _ if self.contains(Self::ATOMIC) => "ATOMIC",
+            _ => "NOWAIT",
+        })?;
+        let reserve = if self.may_wait() { Self::ATOMIC } else { Self::NOWAIT };
+        let modifiers = [
+            (reserve, "ATOMIC"),
+            (Self::MOVABLE, "MOVABLE"),
+            (Self::RECLAIMABLE, "RECLAIMABLE"),
+            (Self::ZERO, "ZERO"),
+            (Self::DMA32, "DMA32"),
+            (Self::THISNODE, "THISNODE"),
+            (Self::NORETRY, "NORETRY"),
+            (Self::RETRY_MAYFAIL, "RETRY_MAYFAIL"),
+            (Self::NOFAIL, "NOFAIL"),
+            (Self::NOWARN, "NOWARN"),
+            (Self::ACCOUNT, "ACCOUNT"),
+        ];
+        let mut set = modifiers.iter().filter(|(flag, _)| *flag != Self::NOWAIT && self.contains(*flag));
+        set.try_for_each(|(_, name)| write!(f, " | {name}"))
+    }
+}
 
 impl Gfp {
     // Mobility stands in the lowest two bits, so that it is the list's index as it is.
@@ -53,9 +86,15 @@ impl Gfp {
     const RECLAIM: u32 = 1 << 4;
     const IO: u32 = 1 << 5;
     const FS: u32 = 1 << 6;
-    const RESERVE: u32 = 1 << 7;
+    /// Beside RECLAIM, which it excludes: see `PAIRS`.
+    const RESERVE: u32 = 1 << 3;
+    const KIND: u32 = Self::RECLAIM | Self::IO | Self::FS | Self::RESERVE;
+    /// The lower of two neighbouring bits that exclude each other.
+    const PAIRS: u32 = Self::MOVABLE.0 | Self::RESERVE;
     /// Without any of these, and with a mobility that exists, a request needs no further look.
-    const LOOK: u32 = Self::ZERO.0 | Self::DMA32.0 | Self::NOFAIL.0 | Self::ACCOUNT.0 | Self::PATIENCE;
+    const LOOK: u32 = Self::ZERO.0 | Self::PLACE | Self::NOFAIL.0 | Self::ACCOUNT.0 | Self::PATIENCE;
+    /// Not every CPU's list will do.
+    const PLACE: u32 = Self::DMA32.0 | Self::THISNODE.0;
     /// How hard to try: at most one of these.
     const PATIENCE: u32 = Self::NORETRY.0 | Self::RETRY_MAYFAIL.0 | Self::NOFAIL.0;
 
@@ -82,10 +121,45 @@ impl Gfp {
         self.0 & Self::FS != 0
     }
 
+    /// The same, but it neither waits nor touches a reserve.
+    ///
+    /// ```
+    /// # use pagemill_core::Gfp;
+    /// assert_eq!((Gfp::NOIO | Gfp::NOFAIL | Gfp::ZERO).nowait(), Gfp::NOWAIT | Gfp::ZERO);
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn nowait(self) -> Self {
+        Self(self.0 & !(Self::KERNEL.0 | Self::RESERVE | Self::PATIENCE))
+    }
+    /// The same, but it gives up after one round of reclaim and touches no reserve.
+    ///
+    /// ```
+    /// # use pagemill_core::Gfp;
+    /// assert_eq!((Gfp::NOIO | Gfp::NOFAIL).noretry(), Gfp::NOIO | Gfp::NORETRY);
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn noretry(self) -> Self {
+        Self((self.0 & !(Self::RESERVE | Self::PATIENCE)) | Self::NORETRY.0)
+    }
+
     /// Nothing to check, nothing to clear: the request of the fast path.
     #[inline]
     pub const fn is_plain(self) -> bool {
-        self.0 & Self::LOOK == 0 && self.0 & 3 != 3
+        self.0 & Self::LOOK == 0 && self.0 & self.0 >> 1 & Self::PAIRS == 0
+    }
+
+    /// `KERNEL`, `NOIO`, `NOFS`, `NOWAIT` or `ATOMIC`: the request without its modifiers.
+    #[must_use]
+    pub const fn kind(self) -> Self {
+        Self(self.0 & Self::KIND)
+    }
+
+    /// Does any memory do, of whatever node and address?
+    #[inline]
+    pub const fn is_anywhere(self) -> bool {
+        self.0 & Self::PLACE == 0
     }
 
     /// The kind of pageblock that serves the request.
@@ -110,6 +184,9 @@ impl Gfp {
     const fn check_slow(self) -> Result<(), Invalid> {
         if self.0 & 3 == 3 {
             return Err(Invalid::GfpConflict("MOVABLE", "RECLAIMABLE"));
+        }
+        if self.may_wait() && self.contains(Self::ATOMIC) {
+            return Err(Invalid::GfpConflict("ATOMIC", "KERNEL, NOIO or NOFS"));
         }
         if self.contains(Self::NOFAIL) && !self.may_wait() {
             return Err(Invalid::GfpConflict("NOFAIL", "NOWAIT"));

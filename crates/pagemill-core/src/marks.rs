@@ -1,5 +1,5 @@
 //! Watermarks: what a zone keeps, from whom.
-use crate::Gfp;
+use crate::{Gfp, Invalid};
 
 /// A zone's three marks, in free frames, and its lowmem reserve. A zone without marks gives all it has.
 ///
@@ -26,7 +26,11 @@ pub struct Watermarks {
 /// How hard a request tries.
 ///
 /// ```
-/// assert!(pagemill_core::Level::Low != pagemill_core::Level::Min);
+/// use pagemill_core::{Gfp, Level, Watermarks};
+/// let marks = Watermarks::above(100);
+/// // What has to stay free: most for the first try, least for those who may have part of the reserve.
+/// assert_eq!((marks.floor(Gfp::KERNEL, Level::Low), marks.floor(Gfp::KERNEL, Level::Min)), (125, 100));
+/// assert_eq!(marks.floor(Gfp::ATOMIC, Level::Min), 50);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
@@ -43,18 +47,27 @@ impl Watermarks {
     /// Marks above `min`, a quarter of it apart, as the kernel sets them for small zones.
     pub const fn above(min: u32) -> Self {
         let step = min / 4;
-        Self { min, low: min + step, high: min + 2 * step, lowmem_reserve: 0 }
+        let low = min.saturating_add(step);
+        Self { min, low, high: low.saturating_add(step), lowmem_reserve: 0 }
+    }
+
+    /// Refuses marks that are not in order.
+    ///
+    /// # Errors
+    /// [`Invalid::Watermarks`] unless `min` <= `low` <= `high`.
+    pub const fn check(self) -> Result<(), Invalid> {
+        let Self { min, low, high, .. } = self;
+        if min <= low && low <= high { Ok(()) } else { Err(Invalid::Watermarks { min, low, high }) }
     }
 
     /// How many frames must stay when a request with these flags takes some.
     #[inline]
     pub const fn floor(self, gfp: Gfp, level: Level) -> u32 {
         let reserve = if gfp.contains(Gfp::DMA32) { 0 } else { self.lowmem_reserve };
-        reserve
-            + match level {
-                Level::Low => self.low,
-                Level::Min if gfp.contains(Gfp::ATOMIC) => self.min - self.min / 2,
-                Level::Min => self.min,
-            }
+        reserve.saturating_add(match level {
+            Level::Low => self.low,
+            Level::Min if gfp.contains(Gfp::ATOMIC) => self.min - self.min / 2,
+            Level::Min => self.min,
+        })
     }
 }

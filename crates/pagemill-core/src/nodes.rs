@@ -157,6 +157,10 @@ pub enum Policy {
 }
 
 impl Policy {
+    /// Does it name a set of nodes, and none is in it?
+    pub const fn is_of_none(self) -> bool {
+        matches!(self, Self::Bind(NodeMask::NONE) | Self::Interleave(NodeMask::NONE))
+    }
     /// The nodes that it allows.
     pub const fn nodes(self) -> NodeMask {
         match self {

@@ -152,7 +152,8 @@ impl<'m> Zone<'m> {
             for (i, word) in zone.words_of(block).iter().enumerate() {
                 word.store(low_bits(free.saturating_sub(i as u32 * 64)), Relaxed);
             }
-            let entry = Entry::unused(free);
+            // Until somebody takes a frame the system has not committed any.
+            let entry = Entry::unused(free).with_mark(Entry::GONE);
             zone.areas[block].store(entry.0, Release);
             zone.file(block, None, Class::of(entry, free));
         }
@@ -229,7 +230,9 @@ impl<'m> Zone<'m> {
     /// nobody is to look as if there were none while another looks for his frames in vain.
     pub(crate) fn claim(&self, want: usize, floor: u32) -> Option<Claim> {
         if floor == 0 {
-            return Some(Claim { frames: want, is_counted: false });
+            // Frames are counted as free once they are, and as taken at the latest when they are: with none counted, looking
+            // through all pageblocks would find those alone that somebody is about to have freed.
+            return (self.free.load(Relaxed) != 0).then_some(Claim { frames: want, is_counted: false });
         }
         let mut free = self.free_frames();
         loop {
@@ -326,7 +329,13 @@ impl<'m> Zone<'m> {
     }
 
     /// Up to `want` frames of one block, or none if it is of another mobility than the one that is asked for.
-    fn take_from(&self, block: usize, want: u32, mobility: Option<Mobility>, emit: &mut impl FnMut(Pfn, u64)) -> u32 {
+    pub(crate) fn take_from(
+        &self,
+        block: usize,
+        want: u32,
+        mobility: Option<Mobility>,
+        emit: &mut impl FnMut(Pfn, u64),
+    ) -> u32 {
         step!("Zone::take_from");
         let reserved = self.reserve(block, 1, want, mobility);
         if reserved == 0 {

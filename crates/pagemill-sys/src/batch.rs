@@ -92,7 +92,15 @@ impl<const ROOM: usize> Frames<ROOM> {
     /// The first number, if all follow each other by one.
     #[inline]
     pub fn as_run(&self) -> Option<u32> {
-        let pfns = self.as_slice();
+        self.run_in(0..self.len)
+    }
+    /// The first number in `range`, if all there follow each other by one.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[inline]
+    pub fn run_in(&self, range: core::ops::Range<usize>) -> Option<u32> {
+        let pfns = &self.as_slice()[range];
         let (&first, &last) = (pfns.first()?, pfns.last()?);
         if last.wrapping_sub(first) as usize + 1 != pfns.len() {
             return None;

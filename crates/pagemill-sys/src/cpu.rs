@@ -21,6 +21,17 @@ fn configured_cpus() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }).unwrap_or(1).max(1)
 }
 
+/// The number that the system knows this thread by. Callable in a signal handler.
+///
+/// ```
+/// let mine = pagemill_sys::current_thread();
+/// assert_ne!(std::thread::spawn(pagemill_sys::current_thread).join().unwrap(), mine);
+/// ```
+pub fn current_thread() -> i32 {
+    // SAFETY: gettid reads no memory of ours.
+    unsafe { libc::gettid() }
+}
+
 /// The CPU that this thread runs on, as it was a moment ago. 0 where the system does not say.
 ///
 /// ```

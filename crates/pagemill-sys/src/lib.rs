@@ -12,7 +12,7 @@ mod batch;
 mod counters;
 mod cpu;
 mod fork;
-pub mod futex;
+mod limit;
 pub mod lists;
 mod map;
 mod membarrier;
@@ -22,8 +22,9 @@ mod socket;
 mod touch;
 
 pub use batch::{Batch, Frames, Load};
-pub use cpu::{current_cpu, possible_cpus};
+pub use cpu::{current_cpu, current_thread, possible_cpus};
 pub use fork::{ForkHooks, on_fork};
+pub use limit::{Claim, MemoryLimit};
 pub use lists::{Backend, CpuStats, List, PerCpu};
 pub use map::{HUGE_PAGE_SIZE, MapError, Mapping};
 pub use numa::{Node, Topology, cpus_of};
@@ -42,5 +43,14 @@ pub struct Errno(pub i32);
 impl Errno {
     pub(crate) fn last() -> Self {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    /// Does it say that the system cannot do such a thing, whatever memory it has?
+    ///
+    /// ```
+    /// assert!(pagemill_sys::Errno(22).is_unsupported() && !pagemill_sys::Errno(12).is_unsupported());
+    /// ```
+    pub fn is_unsupported(self) -> bool {
+        matches!(self.0, libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP)
     }
 }

@@ -16,6 +16,9 @@
 //! - L2 Under rseq, only sections on the list's own CPU touch a list whose `held` is 0. Whoever set `held` and then
 //!   restarted that CPU's sections is alone with it.
 //! - L3 Portable: whoever set `held` is alone with the list.
+//! - L4 Under rseq on x86-64 `items[run..top]` follow each other by one, so that a run of them is taken as one number and a
+//!   count. Every push sees to it before its commit, for the top that there is and for the one that comes; a pop keeps
+//!   it by going down. Elsewhere nothing is known of their order, and `run` means nothing.
 //!
 //! A list that is held, full or empty sends its caller to the zone; nobody waits for a list but whoever drains it.
 use crate::batch::PAD;
@@ -87,6 +90,8 @@ pub struct List {
     limit: AtomicU32,
     /// Not 0: somebody else is at it.
     held: AtomicU32,
+    /// L4.
+    run: AtomicU32,
     policy: AtomicU64,
     /// Frames that came from the zone, and that went there.
     refilled: AtomicU64,
@@ -103,6 +108,7 @@ pub struct List {
 const _: () = {
     assert!(size_of::<List>() == LIST_BYTES && offset_of!(List, word) == 0);
     assert!(offset_of!(List, limit) == rseq::LIMIT && offset_of!(List, held) == rseq::HELD);
+    assert!(offset_of!(List, run) == rseq::RUN);
     assert!(size_of::<List>() == 1 << rseq::LIST_SHIFT && size_of::<CpuLists>() == 1 << rseq::CPU_SHIFT);
     assert!(offset_of!(CpuLists, stats) == Mobility::COUNT << rseq::LIST_SHIFT);
 };
@@ -125,6 +131,7 @@ impl List {
             word: AtomicU64::new(0),
             limit: AtomicU32::new(0),
             held: AtomicU32::new(0),
+            run: AtomicU32::new(0),
             policy: AtomicU64::new(0),
             refilled: AtomicU64::new(0),
             drained: AtomicU64::new(0),
@@ -175,9 +182,8 @@ impl List {
     pub fn set_policy(&self, policy: ListPolicy) {
         let policy = ListPolicy { limit: policy.limit.min(Self::LIMIT_MAX), ..policy };
         self.policy.store(policy.as_word(), Relaxed);
-        if self.limit.load(Relaxed) != 0 {
-            self.limit.store(policy.limit, Relaxed);
-        }
+        // Whoever shuts it meanwhile stays right.
+        let _ = self.limit.fetch_update(Relaxed, Relaxed, |limit| (limit != 0).then_some(policy.limit));
     }
     /// It takes nothing from now on, until it is [opened](Self::open) again.
     pub fn shut(&self) {
@@ -442,6 +448,7 @@ impl PerCpu {
         if pfn == NONE { None } else { Some(pfn) }
     }
 
+    #[inline(never)]
     fn pop_portable(&self, mobility: Mobility) -> u32 {
         let mut one = Batch::new();
         self.list_here(mobility).try_pop_n(1, &mut one);
@@ -467,6 +474,19 @@ impl PerCpu {
         }
     }
 
+    /// Takes the `n` frames on top, at most a batch's worth, if they are known to follow each other. The first; `None`: they
+    /// are not, or there are not so many, or the list is held.
+    #[inline]
+    pub fn pop_run(&self, mobility: Mobility, n: usize) -> Option<u32> {
+        debug_assert!((1..=Batch::CAPACITY).contains(&n));
+        let first = match self.backend {
+            // SAFETY: as in `pop`.
+            Backend::Rseq => unsafe { rseq::pop_run(self.sections(mobility), n) },
+            Backend::Portable => NONE,
+        };
+        if first == NONE { None } else { Some(first) }
+    }
+
     /// Returns one frame. False: the list is full or held, and the caller still has it.
     #[inline]
     pub fn push(&self, mobility: Mobility, pfn: u32) -> bool {
@@ -474,8 +494,13 @@ impl PerCpu {
         match self.backend {
             // SAFETY: as in `pop`.
             Backend::Rseq => unsafe { rseq::push(self.sections(mobility), pfn) },
-            Backend::Portable => self.list_here(mobility).try_push_n(&[pfn]),
+            Backend::Portable => self.push_portable(mobility, pfn),
         }
+    }
+
+    #[inline(never)]
+    fn push_portable(&self, mobility: Mobility, pfn: u32) -> bool {
+        self.list_here(mobility).try_push_n(&[pfn])
     }
 
     /// Returns the frames in `range`, at most a batch's worth: all, or none if they do not fit or the list is held.
@@ -497,6 +522,7 @@ impl PerCpu {
     /// held.
     #[inline]
     pub fn push_run(&self, mobility: Mobility, first: u32, n: usize) -> bool {
+        step!("PerCpu::push_run");
         debug_assert!((1..=Batch::CAPACITY).contains(&n));
         match self.backend {
             // SAFETY: as in `pop`.

@@ -209,10 +209,12 @@ impl Mapping {
         }
     }
 
-    /// Asks for 2 MiB pages where the system allows; whether it took the advice.
-    pub fn advise_huge_pages(&self) -> bool {
+    /// Asks for 2 MiB pages where the system allows, or for none where it would use them by itself; whether it took the
+    /// advice.
+    pub fn advise_huge_pages(&self, wanted: bool) -> bool {
+        let advice = if wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
         // SAFETY: the range is ours, and the advice changes no contents.
-        !cfg!(miri) && unsafe { libc::madvise(self.as_ptr(), self.len, libc::MADV_HUGEPAGE) } == 0
+        !cfg!(miri) && unsafe { libc::madvise(self.as_ptr(), self.len, advice) } == 0
     }
 }
 

@@ -1,6 +1,8 @@
 //! Committing much memory before its first use, on the CPUs of the node that it belongs to.
 use crate::{Errno, Mapping};
-use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
+use core::ops::ControlFlow;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 /// What a thread commits in one call, in bytes; a multiple of every kind's page.
@@ -10,8 +12,8 @@ const PIECE: usize = 64 << 20;
 /// mappings at once, in pieces of 64 MiB. With no CPUs named, and on a CPU that this process may not use, the thread runs
 /// wherever it may; to which node the memory belongs is then for [`Mapping::bind`] to say.
 ///
-/// `progress` is told how many bytes are committed in all, after each piece; each count once, by whichever thread
-/// reached it, so that two may arrive in the other order.
+/// `progress` is told how many bytes are committed in all, after each piece, each time more; by one thread at a time. When it
+/// breaks, the others stop after their pieces. Returns the bytes that were committed.
 ///
 /// # Errors
 /// The first that [`Mapping::populate`] met: the others stop after their pieces, and what is committed stays so.
@@ -22,16 +24,17 @@ const PIECE: usize = 64 << 20;
 ///
 /// ```
 /// use pagemill_sys::{Mapping, touch_parallel};
+/// use std::ops::ControlFlow::Continue;
 /// let map = Mapping::reserve(1 << 20, 4096).unwrap();
-/// let done = std::sync::atomic::AtomicUsize::new(0);
-/// let progress = |bytes| done.store(bytes, std::sync::atomic::Ordering::Relaxed);
-/// match touch_parallel(&[(&map, &[0])], &progress) {
-///     Ok(()) => assert_eq!(done.into_inner(), 1 << 20),
-///     Err(errno) => assert_eq!(errno.0, 22, "a system before Linux 5.14"),
+/// let mut done = 0;
+/// let committed = touch_parallel(&[(&map, &[0])], &mut |bytes| Continue(done = bytes));
+/// match committed {
+///     Ok(bytes) => assert_eq!((bytes, done), (1 << 20, 1 << 20)),
+///     Err(errno) => assert!(errno.is_unsupported(), "a system before Linux 5.14"),
 /// }
 /// ```
-pub fn touch_parallel(parts: &[(&Mapping, &[usize])], progress: &(dyn Fn(usize) + Sync)) -> Result<(), Errno> {
-    let total = Total { bytes: AtomicUsize::new(0), errno: AtomicI32::new(0), progress };
+pub fn touch_parallel(parts: &[(&Mapping, &[usize])], progress: &mut Progress<'_>) -> Result<usize, Errno> {
+    let total = Total { done: Mutex::new((0, progress)), errno: AtomicI32::new(0), is_over: AtomicBool::new(false) };
     let next: Vec<AtomicUsize> = parts.iter().map(|_| AtomicUsize::new(0)).collect();
     thread::scope(|scope| {
         for (&(mapping, cpus), next) in parts.iter().zip(&next) {
@@ -53,23 +56,27 @@ pub fn touch_parallel(parts: &[(&Mapping, &[usize])], progress: &(dyn Fn(usize) 
         }
     });
     match total.errno.into_inner() {
-        0 => Ok(()),
+        0 => Ok(total.done.into_inner().unwrap_or_else(PoisonError::into_inner).0),
         errno => Err(Errno(errno)),
     }
 }
 
+/// Told how many bytes are committed; it may break.
+type Progress<'p> = dyn FnMut(usize) -> ControlFlow<()> + Send + 'p;
+
 /// What all threads have done together.
 struct Total<'a> {
-    bytes: AtomicUsize,
+    /// Bytes committed, and who is told.
+    done: Mutex<(usize, &'a mut Progress<'a>)>,
     /// The first error; zero while there is none.
     errno: AtomicI32,
-    progress: &'a (dyn Fn(usize) + Sync),
+    is_over: AtomicBool,
 }
 
 impl Total<'_> {
     /// Commits pieces of `mapping` until there are no more, `next` being where the next one begins.
     fn commit_pieces(&self, mapping: &Mapping, next: &AtomicUsize) {
-        while self.errno.load(Relaxed) == 0 {
+        while !self.is_over.load(Relaxed) {
             let start = next.fetch_add(PIECE, Relaxed);
             if start >= mapping.bytes() {
                 return;
@@ -78,13 +85,20 @@ impl Total<'_> {
             if let Err(errno) = mapping.populate(start, len) {
                 return self.fail(errno);
             }
-            (self.progress)(self.bytes.fetch_add(len, Relaxed) + len);
+            // Poisoned: `progress` panicked, and the thread that met it ends all.
+            let Ok(mut done) = self.done.lock() else { return };
+            done.0 += len;
+            let bytes = done.0;
+            if (done.1)(bytes).is_break() {
+                self.is_over.store(true, Relaxed);
+            }
         }
     }
 
     fn fail(&self, errno: Errno) {
         // The first is kept; who joins the threads reads it, and joining orders that.
         let _ = self.errno.compare_exchange(0, errno.0, Relaxed, Relaxed);
+        self.is_over.store(true, Relaxed);
     }
 }
 

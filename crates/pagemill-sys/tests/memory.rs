@@ -88,7 +88,7 @@ fn private_memory_really_goes_back() {
 #[test]
 fn huge_pages_of_private_memory_really_go_back() {
     let map = guarded();
-    if !map.advise_huge_pages() {
+    if !map.advise_huge_pages(true) {
         eprintln!("skipped: the system takes no advice about 2 MiB pages");
         return;
     }

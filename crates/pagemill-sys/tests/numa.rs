@@ -2,10 +2,9 @@
 #![cfg(not(any(miri, loom)))]
 
 use pagemill_sys::{Errno, Mapping, Topology, cpus_of, touch_parallel};
-use std::collections::BTreeSet;
 use std::fs::{create_dir_all, write};
 use std::io::ErrorKind;
-use std::sync::Mutex;
+use std::ops::ControlFlow::{Break, Continue};
 use tempfile::TempDir;
 
 /// A node's number, and what its files `cpulist`, `meminfo` (kB) and `distance` say.
@@ -252,7 +251,7 @@ fn pages_come_from_the_node_that_they_are_bound_to() {
         let map = Mapping::reserve(1 << 20, 4096).unwrap();
         map.populate(0, 4096).unwrap();
         map.bind(0, 1 << 20, node.id, true).unwrap();
-        touch_parallel(&[(&map, &node.cpus)], &|_| {}).unwrap();
+        assert_eq!(touch_parallel(&[(&map, &node.cpus)], &mut |_| Continue(())), Ok(1 << 20));
         assert!((0..1 << 20).step_by(4096).all(|offset| node_at(map.addr() + offset) == node.id));
     }
 }
@@ -264,17 +263,20 @@ fn many_threads_touch_all_of_it_and_count_it_once() {
     let shared = Mapping::memfd(c"touched", 65 * MIB, 4096, false).unwrap();
     // SAFETY: ours; nobody holds a reference into it.
     unsafe { private.as_ptr::<u8>().add(100 * MIB).write(9) };
-    let seen = Mutex::new(BTreeSet::new());
-    let progress = |bytes| assert!(seen.lock().unwrap().insert(bytes), "{bytes} was told twice");
+    let mut seen = Vec::new();
+    let mut progress = |bytes| {
+        seen.push(bytes);
+        Continue(())
+    };
     // A CPU that this machine lacks, and one beyond what any has.
-    match touch_parallel(&[(&private, &[0, 1, 5000, usize::MAX]), (&shared, &[])], &progress) {
+    match touch_parallel(&[(&private, &[0, 1, 5000, usize::MAX]), (&shared, &[])], &mut progress) {
         Err(Errno(libc::EINVAL)) => return eprintln!("skipped: the system cannot populate, before Linux 5.14"),
-        done => done.unwrap(),
+        done => assert_eq!(done, Ok(265 * MIB + 4096)),
     }
     for map in [&private, &shared] {
         assert_eq!(map.resident(0, map.bytes()), Ok(map.bytes()));
     }
-    let seen = seen.into_inner().unwrap();
+    assert!(seen.is_sorted_by(|before, after| before < after), "{seen:?}");
     assert_eq!((seen.len(), seen.last()), (4 + 2, Some(&(265 * MIB + 4096))));
     // SAFETY: as above.
     assert_eq!(unsafe { private.as_ptr::<u8>().add(100 * MIB).read() }, 9, "contents stay");
@@ -286,8 +288,25 @@ fn touching_says_what_populating_met() {
     // SAFETY: our own mapping, which nobody touches.
     assert_eq!(unsafe { libc::mprotect(map.as_ptr(), map.bytes(), libc::PROT_NONE) }, 0);
     let met = map.populate(0, 64 << 20).unwrap_err();
-    let told = Mutex::new(Vec::new());
-    assert_eq!(touch_parallel(&[(&map, &[0, 1])], &|bytes| told.lock().unwrap().push(bytes)), Err(met));
-    assert_eq!(told.into_inner().unwrap(), [], "nothing was committed");
-    assert_eq!(touch_parallel(&[], &|_| panic!("nothing to tell")), Ok(()));
+    let mut told = Vec::new();
+    let mut progress = |bytes| {
+        told.push(bytes);
+        Continue(())
+    };
+    assert_eq!(touch_parallel(&[(&map, &[0, 1])], &mut progress), Err(met));
+    assert_eq!(told, [], "nothing was committed");
+    assert_eq!(touch_parallel(&[], &mut |_| panic!("nothing to tell")), Ok(0));
+}
+
+#[test]
+fn touching_stops_when_it_is_told_to() {
+    let map = Mapping::reserve(256 << 20, 4096).unwrap();
+    let mut told = 0;
+    match touch_parallel(&[(&map, &[0])], &mut |bytes| {
+        told = bytes;
+        Break(())
+    }) {
+        Err(Errno(libc::EINVAL)) => eprintln!("skipped: the system cannot populate, before Linux 5.14"),
+        done => assert_eq!((done, told, map.resident(0, map.bytes())), (Ok(64 << 20), 64 << 20, Ok(64 << 20))),
+    }
 }

@@ -7,13 +7,13 @@ use pagemill_core::PageCount;
 /// the account's holder says when pages are given back.
 ///
 /// ```
-/// use pagemill::{Account, Allocator, Bulk, Gfp, PageCount, PageList, Shortfall};
+/// use pagemill::{Account, Allocator, Bulk, Gfp, PageCount, PageList, Shortfall, Why};
 /// let tenant = Account::new(PageCount::new(100));
 /// let request = Bulk::up_to(64).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&tenant);
 /// let mut list = PageList::new();
 /// Allocator::global().alloc_pages_bulk_list(request, &mut list)?;
 /// let second = Allocator::global().alloc_pages_bulk_list(request, &mut list)?;
-/// assert_eq!((second.blocks, second.shortfall), (36, Some(Shortfall::Account { missing: 28 })));
+/// assert_eq!((second.blocks, second.shortfall), (36, Some(Shortfall { missing: 28, why: Why::Account })));
 /// tenant.uncharge(PageCount::new(list.clear()));
 /// assert_eq!(tenant.charged().get(), 0);
 /// # Ok::<(), pagemill::Error>(())

@@ -5,10 +5,12 @@ use crate::free::finish;
 use crate::misuse::misuse;
 use crate::nodes::Nodes;
 use crate::registry;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::fmt;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU64, fence};
 use pagemill_core::{
-    CpuId, Error, Given, Invalid, ListPolicy, MisuseKind, Mobility, NodeId, NodeMask, PageCount, Watermarks, Zone,
-    ZoneKind, step,
+    CpuId, Error, Gfp, Given, Invalid, Level, ListPolicy, MisuseKind, Mobility, NodeId, NodeMask, PageCount,
+    Watermarks, Zone, ZoneKind, step,
 };
 use pagemill_sys::{Backend, List, PerCpu};
 use std::sync::{Arc, OnceLock, Weak};
@@ -29,6 +31,8 @@ pub(crate) struct Inner {
     pub(crate) marks: Watermarks,
     /// It gives nothing any more, and what comes back goes to the system.
     pub(crate) retired: AtomicBool,
+    /// It fell below its low mark, and is not above the high one yet.
+    pub(crate) is_low: AtomicBool,
     /// Frames that a list may hold: its share of the zone, so that CPUs cannot hide much of a small one.
     pub(crate) limit_max: u32,
     /// Entries of frames that were found on two ways at once, and put aside.
@@ -58,12 +62,26 @@ pub(crate) struct Inner {
 ///
 /// # Fork
 /// The child of a `fork` goes on with a copy of each allocator (C4.4): what anybody had stays handed out there, everything
-/// else is free. That is done by the C library's fork handlers. `_Fork`, a `fork` or `clone` system call made by hand, and
-/// whatever else runs no `pthread_atfork` handlers, recover nothing: a child made so must not use Pagemill, unless to exec.
-#[derive(Clone, Debug)]
+/// else is free. Memory that both processes see, a memfd's or what was brought and is shared, stays the parent's: the child
+/// gets no page of it and gives none back to the system. All that is done by the C library's fork handlers. `_Fork`, a `fork`
+/// or `clone` system call made by hand, and whatever else runs no `pthread_atfork` handlers, recover nothing: a child made so
+/// must not use Pagemill, unless to exec.
+#[derive(Clone)]
 pub struct Allocator {
     nodes: &'static Nodes,
     owner: Arc<Owner>,
+}
+
+impl fmt::Debug for Allocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stats = self.stats();
+        f.debug_struct("Allocator")
+            .field("backend", &format_args!("{}", self.backend()))
+            .field("arenas", &self.nodes.in_use().count())
+            .field("pages", &self.managed_pages().get())
+            .field("out", &stats.allocated.saturating_sub(stats.freed))
+            .finish()
+    }
 }
 
 /// Frees the allocator when the last handle is gone.
@@ -128,8 +146,9 @@ impl Allocator {
     /// touched.
     ///
     /// # Panics
-    /// If the system refuses even that address space, or `PAGEMILL_BACKEND` names a backend that there is not or that
-    /// does not work here. [`builder`](Self::builder) returns these as errors.
+    /// If the system refuses even that address space, `PAGEMILL_BACKEND` names a backend that there is not or that does not
+    /// work here, or `PAGEMILL_FAIL` cannot be read (see [`Faults`](crate::Faults)). [`builder`](Self::builder) returns these
+    /// as errors.
     ///
     /// ```
     /// assert!(pagemill::Allocator::global().managed_pages().get() > 0);
@@ -139,16 +158,20 @@ impl Allocator {
         if let Some(allocator) = GLOBAL.get() {
             return allocator;
         }
+        let mut begun = None;
         // Held outside of the cell, so that no child of a fork finds it half made.
         let held = registry::lock();
-        GLOBAL.get_or_init(|| match Self::builder().build_held(&held) {
+        GLOBAL.get_or_init(|| match Self::builder().build_held(&held, &mut begun) {
             Ok(allocator) => allocator,
             Err(error) => panic!("the default allocator cannot be made: {error}"),
         })
     }
 
     pub(crate) fn of(nodes: &'static Nodes) -> Self {
-        Self { nodes, owner: Arc::new(Owner(nodes)) }
+        Self::from_owner(Arc::new(Owner(nodes)))
+    }
+    pub(crate) fn from_owner(owner: Arc<Owner>) -> Self {
+        Self { nodes: owner.nodes(), owner }
     }
     #[inline]
     pub(crate) fn nodes(&self) -> &'static Nodes {
@@ -168,16 +191,11 @@ impl Allocator {
     }
     /// How many pages it manages.
     pub fn managed_pages(&self) -> PageCount {
-        PageCount::new(self.nodes.all().iter().map(|inner| inner.arena.frames()).sum())
+        PageCount::new(self.nodes.in_use().map(|inner| inner.arena.frames()).sum())
     }
     /// What the free/used state of a frame costs, in bits (C10.3: at most 2).
     pub fn metadata_bits_per_frame(&self) -> f64 {
         self.nodes.first().arena.metadata_bits_per_frame()
-    }
-    /// The address range of its first arena: for registering it with a device, or telling its pages from others.
-    pub fn arena_range(&self) -> core::ops::Range<usize> {
-        let memory = self.nodes.first().arena.memory();
-        memory.addr()..memory.addr() + memory.bytes()
     }
 
     /// Takes what all CPUs' lists hold back to the zones. Their owners go on meanwhile (C4.3). Returns the pages that
@@ -213,7 +231,9 @@ impl Allocator {
         Ok(self.nodes.set_allowed(&registry::lock(), nodes)?)
     }
 
-    /// Closes this handle, and with it the allocator if no other one is left.
+    /// Closes this handle, and with it the allocator if no other one is left. `Ok` says that no page is out, not that the
+    /// memory is unmapped: while clones of the handle are about, the allocator stays open, and they may go on with it.
+    /// A [`Registered`](crate::Registered) shrinker holds one too.
     ///
     /// # Errors
     /// [`StillOut`] with the number of pages, while some are out; nothing has changed then.
@@ -273,10 +293,42 @@ impl Inner {
     }
     /// Lists take nothing until they are opened again.
     pub(crate) fn shut_lists(&self) {
+        // SeqCst: the reason was stored before, see `open_lists`.
+        fence(SeqCst);
         self.lists.lists().for_each(List::shut);
     }
+    /// Lists take again what comes back, unless somebody waits for it, it is a reserve's, or it goes to the system.
     pub(crate) fn open_lists(&self) {
+        if self.goes_past_lists() {
+            return;
+        }
         self.lists.lists().for_each(List::open);
+        // SeqCst pairs with the fence in `shut_lists`: who has a reason is seen here, or shuts them after this.
+        fence(SeqCst);
+        if self.goes_past_lists() {
+            self.shut_lists();
+        }
+    }
+    /// Does what comes back go to the zone, where others find it?
+    pub(crate) fn goes_past_lists(&self) -> bool {
+        self.is_retired() || self.is_low.load(Relaxed) || self.nodes.waits.is_awaited()
+    }
+
+    /// Pages of this zone were handed out. If it is below its low mark now, its lists are shut until it is above the high
+    /// one: what comes back is its reserve's, and on a list anybody would find it.
+    pub(crate) fn shut_lists_below_low(&self) {
+        let low = self.marks.floor(Gfp::NOWAIT, Level::Low) as usize;
+        if low > 0 && self.zone.free_frames() < low && !self.is_low.swap(true, Relaxed) {
+            self.shut_lists();
+        }
+    }
+    /// Opens its lists again where it is above its high mark; for whoever has pages of it in hand.
+    pub(crate) fn open_lists_above_high(&self) {
+        let high = (self.marks.high as usize).saturating_add(self.marks.lowmem_reserve as usize);
+        if self.is_low.load(Relaxed) && self.zone.free_frames() >= high {
+            self.is_low.store(false, Relaxed);
+            self.open_lists();
+        }
     }
 
     /// How many frames are neither in the zone nor put aside. Right when the lists are drained and nobody is at it.

@@ -7,12 +7,16 @@
 //! # Memory
 //! Reserved at once, committed by the system on first touch: the pages themselves; the free areas (1.1 bits a frame);
 //! the states (1 byte a frame); the links of lists (4 bytes a frame, touched by lists alone).
+mod states;
+
 use crate::allocator::Inner;
+use crate::fork;
+use crate::memory::Memory;
 use core::mem::ManuallyDrop;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Relaxed};
 use pagemill_core::atomic::AtomicU64;
-use pagemill_core::{FrameState, Invalid, Mobility, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata, step};
+use pagemill_core::{FrameState, Invalid, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata};
 use pagemill_sys::{Batch, Mapping};
 
 /// Links and addresses are compared this many at a time.
@@ -33,6 +37,12 @@ pub(crate) struct Arena {
     links: *mut u32,
     /// What nobody ever had of it is zero.
     is_zeroed: bool,
+    /// It was cut to what the process's limit had room for, which is for it alone.
+    pub(crate) is_within_limit: bool,
+    /// Some of it went back to the system, and is fresh again: fresh frames may have been handed out before.
+    pub(crate) has_given_back: AtomicBool,
+    /// The [generation](crate::fork) that mapped it.
+    opened_in: u64,
     pub(crate) inner: *const Inner,
     /// Of the arenas that are unmapped: see [`registry::remove`](crate::registry::remove).
     pub(crate) next_closed: AtomicPtr<Arena>,
@@ -66,7 +76,8 @@ impl Layout {
 
 impl Arena {
     /// An arena of `frames` frames over `memory`, the first numbered `first`.
-    pub(crate) fn over(memory: Mapping, is_zeroed: bool, frames: usize, first: Pfn) -> Result<Self, Invalid> {
+    pub(crate) fn over(memory: Mapping, described: &Memory, first: Pfn) -> Result<Self, Invalid> {
+        let frames = described.pages();
         let bytes = frames * PAGE_SIZE;
         let system = |what, bytes| move |errno: pagemill_sys::Errno| Invalid::System { what, bytes, errno: errno.0 };
         let layout = Layout::of(frames);
@@ -81,7 +92,10 @@ impl Arena {
             states: start.wrapping_add(layout.states).wrapping_sub(first.as_u32() as usize),
             // `layout.links` is page-aligned.
             links: start.wrapping_add(layout.links).cast::<u32>().wrapping_sub(first.as_u32() as usize),
-            is_zeroed,
+            is_zeroed: described.is_zeroed(),
+            is_within_limit: described.is_within_limit,
+            has_given_back: AtomicBool::new(false),
+            opened_in: fork::generation(),
             inner: ptr::null(),
             next_closed: AtomicPtr::new(ptr::null_mut()),
             memory: ManuallyDrop::new(memory),
@@ -151,212 +165,6 @@ impl Arena {
         (addr.wrapping_sub(self.zero) >> PAGE_SHIFT) as u32
     }
 
-    // ── states ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    #[inline]
-    fn state_cell(&self, pfn: u32) -> &AtomicU8 {
-        debug_assert!(self.has_pfn(pfn));
-        // SAFETY: a frame of this arena has a byte in the table, for as long as the arena lives.
-        unsafe { AtomicU8::from_ptr(self.states.wrapping_add(pfn as usize)) }
-    }
-    #[inline]
-    pub(crate) fn state(&self, pfn: u32) -> FrameState {
-        FrameState::from_byte(self.state_cell(pfn).load(Relaxed))
-    }
-    #[inline]
-    pub(crate) fn set_state(&self, pfn: u32, state: FrameState) {
-        self.state_cell(pfn).store(state.as_byte(), Relaxed);
-    }
-
-    /// Marks one free frame as handed out. False: it is not free.
-    #[inline]
-    pub(crate) fn hand_out(&self, pfn: u32, mobility: Mobility) -> bool {
-        step!("Arena::hand_out");
-        if cfg!(feature = "detection-off") {
-            return true;
-        }
-        let is_free = self.state(pfn).is_free();
-        if is_free {
-            self.set_state(pfn, FrameState::handed_out(Order::ZERO, mobility));
-        }
-        is_free
-    }
-
-    /// Marks the frames of `batch` as handed out and takes those out of it that are not free, which `refused` gets.
-    /// Returns the first frame, if all that are left follow each other.
-    #[inline]
-    pub(crate) fn hand_out_batch(
-        &self,
-        batch: &mut Batch,
-        mobility: Mobility,
-        refused: impl FnMut(u32),
-    ) -> Option<u32> {
-        let run = batch.as_run();
-        if cfg!(feature = "detection-off") {
-            return run;
-        }
-        let out = FrameState::handed_out(Order::ZERO, mobility);
-        if let Some(first) = run {
-            // SAFETY: the frames came off a list or out of the free areas, so they are ours alone; nobody else
-            // writes their bytes unless one was freed twice, which is what is looked for.
-            let states = unsafe { self.states_of(first, batch.len()) };
-            if all_free(states) {
-                set_all(states, out.as_byte());
-                return run;
-            }
-        }
-        self.hand_out_each(batch, mobility, refused);
-        None
-    }
-
-    fn hand_out_each(&self, batch: &mut Batch, mobility: Mobility, mut refused: impl FnMut(u32)) {
-        let (mut at, mut kept) = (0, 0);
-        let pfns = batch.as_mut_slice();
-        while at < pfns.len() {
-            if let Some(first) = pfns[at..].first_chunk::<GROUP>().and_then(group_run) {
-                // SAFETY: as in `hand_out_batch`.
-                let states = unsafe { self.states_of(first, GROUP) };
-                if all_free(states) {
-                    set_all(states, FrameState::handed_out(Order::ZERO, mobility).as_byte());
-                    pfns.copy_within(at..at + GROUP, kept);
-                    (at, kept) = (at + GROUP, kept + GROUP);
-                    continue;
-                }
-            }
-            let pfn = pfns[at];
-            if self.hand_out(pfn, mobility) {
-                pfns[kept] = pfn;
-                kept += 1;
-            } else {
-                refused(pfn);
-            }
-            at += 1;
-        }
-        batch.truncate(kept);
-    }
-
-    /// The mobility of a page that is handed out, which says its list; none if it is no such page.
-    #[inline]
-    pub(crate) fn page_mobility(&self, pfn: u32) -> Option<Mobility> {
-        let state = self.state(pfn);
-        // A branch for the usual one: what follows need not wait for the state.
-        if state == FrameState::handed_out(Order::ZERO, Mobility::Unmovable) {
-            Some(Mobility::Unmovable)
-        } else {
-            other_page_mobility(state)
-        }
-    }
-
-    /// Marks a page as free that is not unmovable. Its mobility; none if it is no such page.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn take_back_other(&self, pfn: u32) -> Option<Mobility> {
-        let mobility = self.state(pfn).page_mobility()?;
-        self.set_state(pfn, FrameState::FREE);
-        Some(mobility)
-    }
-
-    /// Marks a page as free, if it is handed out with this mobility.
-    #[inline]
-    pub(crate) fn take_back(&self, pfn: u32, mobility: Mobility) -> bool {
-        step!("Arena::take_back");
-        if cfg!(feature = "detection-off") {
-            return true;
-        }
-        let is_out = self.state(pfn) == FrameState::handed_out(Order::ZERO, mobility);
-        if is_out {
-            self.set_state(pfn, FrameState::FREE);
-        }
-        is_out
-    }
-
-    /// Marks `n` neighbours from `first` on as free, if all are pages handed out with this mobility.
-    #[inline]
-    pub(crate) fn take_back_run(&self, first: u32, n: usize, mobility: Mobility) -> bool {
-        if cfg!(feature = "detection-off") {
-            return true;
-        }
-        // SAFETY: frames of this arena that the caller owns, or claims to; see `hand_out_batch`.
-        let states = unsafe { self.states_of(first, n) };
-        let are_out = all_are(states, FrameState::handed_out(Order::ZERO, mobility).as_byte());
-        if are_out {
-            set_all(states, FrameState::FREE.as_byte());
-        }
-        are_out
-    }
-
-    /// The states of neighbouring frames, of which the caller is the owner.
-    #[expect(clippy::mut_from_ref, reason = "the bytes of a frame belong to its owner, who holds one such slice")]
-    #[inline]
-    unsafe fn states_of(&self, first: u32, n: usize) -> &mut [u8] {
-        debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
-        // SAFETY: inside the table; the caller owns the frames.
-        unsafe { core::slice::from_raw_parts_mut(self.states.wrapping_add(first as usize), n) }
-    }
-
-    /// Marks a block as handed out. The first frame of it that is not free, if one is not; then nothing is changed.
-    pub(crate) fn hand_out_block(&self, pfn: u32, order: Order, mobility: Mobility) -> Result<(), u32> {
-        if cfg!(feature = "detection-off") {
-            return Ok(());
-        }
-        // SAFETY: the block came out of the free areas, so it is the caller's.
-        let states = unsafe { self.states_of(pfn, order.frames() as usize) };
-        if let Some(at) = states.iter().position(|&byte| !FrameState::from_byte(byte).is_free()) {
-            return Err(pfn + at as u32);
-        }
-        states.fill(FrameState::INSIDE.as_byte());
-        states[0] = FrameState::handed_out(order, mobility).as_byte();
-        Ok(())
-    }
-
-    /// Marks all frames of a block that is handed out: as free ones, or as pages when it is split.
-    pub(crate) fn mark_block(&self, pfn: u32, order: Order, state: FrameState) {
-        if !cfg!(feature = "detection-off") {
-            // SAFETY: the caller checked that the block is handed out, and it is the one who has it.
-            unsafe { self.states_of(pfn, order.frames() as usize) }.fill(state.as_byte());
-        }
-    }
-
-    /// After a fork: settles the states of `n` frames from `first` on where a thread stopped in the middle of writing
-    /// them, and returns them. `block_end` is where the block ends that was seen last, `quarantined` counts.
-    pub(crate) fn settle_states(
-        &self,
-        first: u32,
-        n: usize,
-        block_end: &mut u32,
-        quarantined: &mut u64,
-    ) -> &[FrameState] {
-        // SAFETY: frames of this arena, in a process that has one thread.
-        let states = unsafe { self.states_of(first, n) };
-        let is_settled = first >= *block_end && all_free(states);
-        for (pfn, byte) in (first..).zip(&mut *states).filter(|_| !is_settled) {
-            let state = FrameState::from_byte(*byte);
-            if pfn < *block_end {
-                *byte = FrameState::INSIDE.as_byte();
-            } else if let Some(order) = state.order() {
-                *block_end = pfn + order.frames();
-            } else if state == FrameState::INSIDE {
-                *byte = FrameState::FREE.as_byte();
-            } else if state == FrameState::QUARANTINED {
-                *quarantined += 1;
-            }
-        }
-        // SAFETY: a FrameState is transparent over its byte.
-        unsafe { core::slice::from_raw_parts(states.as_ptr().cast(), n) }
-    }
-
-    /// Zeroes those of a block's frames that somebody may have written to (C2.2). Before it is marked handed out.
-    pub(crate) fn zero(&self, pfn: u32, order: Order) {
-        for pfn in pfn..pfn + order.frames() {
-            let state = self.state(pfn);
-            if cfg!(feature = "detection-off") || !self.is_zeroed || (state.is_free() && state != FrameState::FRESH) {
-                let page = ptr::with_exposed_provenance_mut::<u8>(self.addr_of(pfn));
-                // SAFETY: a page of this arena, which the caller took and has not handed on.
-                unsafe { page.write_bytes(0, PAGE_SIZE) };
-            }
-        }
-    }
-
     // ── links ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// A frame's link, where a list keeps the number of its next one.
@@ -374,6 +182,18 @@ impl Arena {
         // SAFETY: the links of frames that belong to the caller's list.
         let links = unsafe { core::slice::from_raw_parts_mut(self.links.wrapping_add(first as usize), n) };
         links.iter_mut().zip(first + 1..).for_each(|(link, next)| *link = next);
+    }
+
+    /// Is each of these `n` neighbours linked to the next, the last to whatever comes after it?
+    #[inline]
+    pub(crate) fn are_linked(&self, first: u32, n: usize) -> bool {
+        if !self.has_pfn(first + n as u32 - 1) {
+            return false;
+        }
+        // SAFETY: in the table. Links of frames that are not this list's are read and not believed: nobody writes them as
+        // a rule, and what is half written is not taken for a link.
+        let links = unsafe { core::slice::from_raw_parts(self.links.wrapping_add(first as usize), n - 1) };
+        links.iter().zip(first + 1..).fold(0, |differs, (link, next)| differs | (link ^ next)) == 0
     }
 
     /// If each of the `N` frames from `first` is linked to its neighbour: what the last one is linked to.
@@ -407,138 +227,74 @@ impl Arena {
         }
     }
 
-    /// Has the system commit blocks of `order`, neighbours in one call.
+    /// Has the system commit `n` neighbouring blocks from `first` on, in one call. Returns how many it did, from the first
+    /// on; all where it cannot do so before they are touched.
     #[cold]
-    pub(crate) fn populate(&self, pfns: &[u32], order: Order) {
-        let next_to = |a: &u32, b: &u32| b.wrapping_sub(*a) == order.frames();
-        for run in pfns.chunk_by(next_to) {
-            let bytes = run.len() * order.bytes();
-            // A page that cannot be committed now faults when it is touched, as it would have.
-            let _ = self.memory.populate(self.addr_of(run[0]) - self.base, bytes);
+    pub(crate) fn populate(&self, first: u32, n: usize, order: Order) -> usize {
+        let start = self.addr_of(first) - self.base;
+        if self.commit(start, n * order.bytes()) {
+            return n;
         }
+        // Piece by piece, to know how far it comes.
+        let step = (Batch::CAPACITY * PAGE_SIZE).max(order.bytes());
+        let is_uncommitted = |at: &usize| !self.commit(start + at, step.min(n * order.bytes() - at));
+        (0..n * order.bytes()).step_by(step).find(is_uncommitted).map_or(n, |at| at / order.bytes())
     }
 
-    /// Has the system take the memory of a block back that nobody has. Its frames are zero from then on, as if they had
-    /// never been handed out. Returns how many those are; 0 if the system refuses.
-    pub(crate) fn give_back(&self, pfn: u32, order: Order) -> usize {
-        let offset = self.addr_of(pfn) - self.base;
-        // SAFETY: the caller took the block out of the zone: nobody has a page of it.
-        if unsafe { self.memory.release(offset, order.bytes()) }.is_err() {
-            return 0;
+    /// Has the system commit a range, and what else its pages of 2 MiB hold. False: it has no memory for it.
+    pub(crate) fn commit(&self, offset: usize, len: usize) -> bool {
+        let whole = |page: usize| {
+            let (start, end) = (offset / page * page, (offset + len).next_multiple_of(page));
+            (start, end.min(self.memory.bytes()) - start)
+        };
+        let mut claim = None;
+        if let Some(limit) = &self.inner().nodes.limit {
+            // The system may take 2 MiB where 4 KiB are asked for.
+            let (start, len) = whole(pagemill_sys::HUGE_PAGE_SIZE);
+            let missing = || len - self.memory.resident(start, len).unwrap_or(0);
+            claim = limit.claim(len).or_else(|| limit.claim(missing()));
+            if claim.is_none() {
+                return false;
+            }
         }
-        let state = if self.is_zeroed { FrameState::FRESH } else { FrameState::FREE };
-        self.mark_block(pfn, order, state);
-        order.frames() as usize
+        let (start, len) = whole(self.memory.page_bytes());
+        let committed = self.memory.populate(start, len);
+        drop(claim);
+        // Memory of a device, and any before Linux 5.14, is left to be touched.
+        committed.is_ok() || committed.is_err_and(pagemill_sys::Errno::is_unsupported)
+    }
+
+    /// Has the system take the memory of `n` neighbouring frames back that nobody has. They are zero from then on, as if
+    /// they had never been handed out. False: the system refuses.
+    pub(crate) fn give_back(&self, first: u32, n: usize) -> bool {
+        let offset = self.addr_of(first) - self.base;
+        // SAFETY: the caller took the frames out of the zone: nobody has one of them.
+        if unsafe { self.memory.release(offset, n * PAGE_SIZE) }.is_err() {
+            return false;
+        }
+        self.has_given_back.store(true, Relaxed);
+        self.mark(first, n, if self.is_zeroed { FrameState::FRESH } else { FrameState::FREE });
+        true
+    }
+
+    /// How many of `n` neighbouring frames the system has committed; all where it does not say.
+    pub(crate) fn resident(&self, first: u32, n: usize) -> usize {
+        let resident = self.memory.resident(self.addr_of(first) - self.base, n * PAGE_SIZE);
+        resident.map_or(n, |bytes| bytes / PAGE_SIZE)
+    }
+
+    /// Bytes that the system would have to commit yet.
+    pub(crate) fn uncommitted(&self) -> usize {
+        self.bytes - self.memory.resident(0, self.memory.bytes()).unwrap_or(0).min(self.bytes)
+    }
+
+    /// Did this process inherit memory that it shares with its parent, whose pages these are?
+    pub(crate) fn is_of_parent(&self) -> bool {
+        self.memory.is_shared() && self.opened_in != fork::generation()
     }
 
     /// The mapping with the pages.
     pub(crate) fn memory(&self) -> &Mapping {
         &self.memory
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn other_page_mobility(state: FrameState) -> Option<Mobility> {
-    state.page_mobility()
-}
-
-/// The first of these numbers, if all follow each other.
-#[inline]
-fn group_run(pfns: &[u32; GROUP]) -> Option<u32> {
-    let first = pfns[0];
-    let differs = (0..GROUP).fold(0, |differs, i| differs | (pfns[i] ^ first.wrapping_add(i as u32)));
-    (differs == 0).then_some(first)
-}
-
-// States are looked at and written eight at a time, as words; a tail of fewer as four, two and one. Both sides cut it alike,
-// so that a load finds what it wants in one store and need not wait for the cache.
-
-/// Four, two and one of what is left below eight.
-#[inline]
-fn tail_of(tail: &[u8]) -> u64 {
-    let (fours, tail) = tail.as_chunks::<4>();
-    let (twos, tail) = tail.as_chunks::<2>();
-    let four = fours.first().map_or(0, |four| u32::from_ne_bytes(*four));
-    let two = twos.first().map_or(0, |two| u16::from_ne_bytes(*two));
-    u64::from(four) | u64::from(two) | u64::from(tail.first().copied().unwrap_or(0))
-}
-
-/// Are these all states of free frames?
-#[inline]
-fn all_free(states: &[u8]) -> bool {
-    const NOT_FREE: u8 = !FrameState::FREE.as_byte();
-    let (words, tail) = states.as_chunks::<8>();
-    let in_words = words.iter().fold(0, |any, word| any | u64::from_ne_bytes(*word));
-    (in_words | tail_of(tail)) & u64::from_ne_bytes([NOT_FREE; 8]) == 0
-}
-
-/// Are these all `state`?
-#[inline]
-fn all_are(states: &[u8], state: u8) -> bool {
-    let (words, tail) = states.as_chunks::<8>();
-    let expected = [state; 8];
-    let differs = |differs, word: &[u8; 8]| differs | (u64::from_ne_bytes(*word) ^ u64::from_ne_bytes(expected));
-    let in_words = words.iter().fold(0, differs);
-    let (fours, tail) = tail.as_chunks::<4>();
-    let (twos, tail) = tail.as_chunks::<2>();
-    in_words == 0
-        && fours.first().is_none_or(|four| *four == [state; 4])
-        && twos.first().is_none_or(|two| *two == [state; 2])
-        && tail.first().is_none_or(|one| *one == state)
-}
-
-/// Sets all to `state`. A loop over words that the compiler does not know: for one that it knows it would call `memset`,
-/// which costs more than a few words do.
-#[inline]
-fn set_all(states: &mut [u8], state: u8) {
-    let (words, tail) = states.as_chunks_mut::<8>();
-    if !words.is_empty() {
-        let word = core::hint::black_box(u64::from_ne_bytes([state; 8])).to_ne_bytes();
-        words.iter_mut().for_each(|place| *place = word);
-    }
-    let (fours, tail) = tail.as_chunks_mut::<4>();
-    let (twos, tail) = tail.as_chunks_mut::<2>();
-    if let Some(four) = fours.first_mut() {
-        *four = [state; 4];
-    }
-    if let Some(two) = twos.first_mut() {
-        *two = [state; 2];
-    }
-    if let Some(one) = tail.first_mut() {
-        *one = state;
-    }
-}
-
-#[cfg(test)]
-#[cfg(not(feature = "detection-off"))]
-mod tests {
-    use crate::{Allocator, Mobility, Order};
-    use pagemill_core::FrameState;
-    use pagemill_sys::Batch;
-
-    #[test]
-    fn a_frame_that_is_not_free_is_left_out_of_a_batch_wherever_it_stands() {
-        let allocator = Allocator::builder().pages(1024).build().unwrap();
-        let arena = allocator.nodes().first().arena;
-        let out = FrameState::handed_out(Order::ZERO, Mobility::Unmovable);
-        for taken in (0..8).chain(16..24).chain([40]) {
-            let mut batch = Batch::new();
-            batch.push_run(arena.first, 8);
-            batch.push_run(arena.first + 16, 8);
-            batch.push(arena.first + 40);
-            arena.set_state(arena.first + taken, out);
-            let before: Vec<u32> = batch.as_slice().to_vec();
-            let mut refused = Vec::new();
-            assert_eq!(arena.hand_out_batch(&mut batch, Mobility::Unmovable, |pfn| refused.push(pfn)), None);
-            assert_eq!(refused, [arena.first + taken]);
-            let kept: Vec<u32> = before.into_iter().filter(|&pfn| pfn != arena.first + taken).collect();
-            assert_eq!(batch.as_slice(), kept);
-            kept.iter().for_each(|&pfn| {
-                assert_eq!(arena.state(pfn), out);
-                arena.set_state(pfn, FrameState::FREE);
-            });
-            arena.set_state(arena.first + taken, FrameState::FREE);
-        }
     }
 }

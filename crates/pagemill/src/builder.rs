@@ -5,9 +5,11 @@ use crate::fault::Faults;
 use crate::memory::Memory;
 use crate::nodes::{Layout, Nodes};
 use crate::{fork, registry};
+use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64};
 use pagemill_core::{Error, Invalid, ListPolicy, NodeId, PAGE_SIZE, Policy, interleave_share};
-use pagemill_sys::{Backend, List, PerCpu, Topology, current_cpu, possible_cpus};
+use pagemill_sys::{Backend, List, MemoryLimit, PerCpu, current_cpu, possible_cpus};
+use std::time::Duration;
 
 /// Describes an allocator; [`build`](Self::build) makes it.
 ///
@@ -19,7 +21,7 @@ use pagemill_sys::{Backend, List, PerCpu, Topology, current_cpu, possible_cpus};
 /// assert!(Allocator::builder().pages(0).build().is_err());
 /// # Ok::<(), pagemill::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Builder {
     pages: Option<usize>,
     backend: Option<Backend>,
@@ -29,6 +31,7 @@ pub struct Builder {
     layout: Option<Layout>,
     policy: Policy,
     has_background_reclaim: bool,
+    idle: Option<Duration>,
     faults: Option<Faults>,
 }
 
@@ -43,14 +46,34 @@ impl Default for Builder {
             layout: None,
             policy: Policy::Local,
             has_background_reclaim: false,
+            idle: None,
             faults: None,
         }
     }
 }
 
+impl fmt::Debug for Builder {
+    /// What was said; numbers in place of tables.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pages: Vec<usize> = self.memory.iter().map(Memory::pages).collect();
+        f.debug_struct("Builder")
+            .field("pages", &self.pages)
+            .field("memory", &pages)
+            .field("backend", &self.backend)
+            .field("cpus", &self.cpus.map(|(cpus, _)| cpus))
+            .field("nodes", &self.layout.as_ref().map(|layout| layout.distances.len()))
+            .field("policy", &self.policy)
+            .field("huge_pages", &self.huge_pages)
+            .field("background_reclaim", &self.has_background_reclaim)
+            .field("give_back_after", &self.idle)
+            .field("faults", &self.faults)
+            .finish()
+    }
+}
+
 impl Builder {
-    /// The arena's size in pages, divided evenly among the system's nodes where it has several. Default: half of the
-    /// system's memory.
+    /// The arena's size in pages, divided evenly among the system's nodes that the process may have memory of. Default: half of the
+    /// system's memory, or of the process's memory limit (that of its control groups) where that is less.
     #[must_use]
     pub fn pages(mut self, pages: usize) -> Self {
         self.pages = Some(pages);
@@ -75,7 +98,8 @@ impl Builder {
         self.cpus = Some((cpus, cpu_of));
         self
     }
-    /// Whether to ask the system for 2 MiB pages. Default: yes.
+    /// Whether the system is asked for 2 MiB pages, or for none, of memory that [`add_memory`](Allocator::add_memory) brings
+    /// too. Without them what a program touches is all that it commits, 4 KiB at a time. Default: yes.
     #[must_use]
     pub fn huge_pages(mut self, huge_pages: bool) -> Self {
         self.huge_pages = huge_pages;
@@ -88,14 +112,35 @@ impl Builder {
         self.memory.push(memory);
         self
     }
-    /// Pretends that CPU i is on node `node_of_cpu[i]`, and that from node i to node j it is as far as
+    /// Pretends that CPU i, of each that there is, is on node `node_of_cpu[i]`, and that from node i to node j it is as far as
     /// `distances[i][j]` says, 10 being the own one. For tests; beside [`cpus`](Self::cpus).
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Memory, NodeId};
+    /// let [here, there] = [0, 1].map(|node| NodeId::new(node).unwrap());
+    /// // CPU 2, on which we are, is on node 1.
+    /// let builder = Allocator::builder().cpus(4, || 2).nodes(vec![here, here, there, there], vec![vec![10, 20], vec![20, 10]]);
+    /// let allocator = builder.memory(Memory::anonymous(64)).memory(Memory::anonymous(64).node(there)).build()?;
+    /// let page = allocator.alloc_page(Gfp::KERNEL)?;
+    /// let arenas = allocator.arenas();
+    /// assert_eq!(arenas.iter().find(|arena| arena.range.contains(&page.addr())).unwrap().node, there);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     #[must_use]
     pub fn nodes(mut self, node_of_cpu: Vec<NodeId>, distances: Vec<Vec<u8>>) -> Self {
         self.layout = Some(Layout { node_of_cpu, distances, system_nodes: Vec::new() });
         self
     }
     /// Where requests that say nothing of it look for memory. Default: near the caller's CPU.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, NodeMask, Policy};
+    /// // Pages of all nodes in turn, for memory that threads of all nodes use.
+    /// let allocator = Allocator::builder().pages(1024).policy(Policy::Interleave(NodeMask::ALL)).build()?;
+    /// let page = allocator.alloc_page(Gfp::KERNEL)?;
+    /// # drop(page);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
@@ -103,9 +148,43 @@ impl Builder {
     }
     /// Whether a thread reclaims when a zone falls below its low mark, until all are above their high marks. Default:
     /// no; a program may call [`Allocator::reclaim_step`] instead.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Memory, Page, Shrink, Shrinker, Watermarks};
+    /// use std::sync::{Arc, Mutex};
+    /// struct Cache(Mutex<Vec<Page>>);
+    /// impl Shrinker for Cache {
+    ///     fn shrink(&self, wanted: Shrink) -> usize {
+    ///         let mut pages = self.0.lock().unwrap();
+    ///         let rest = pages.len().saturating_sub(wanted.pages);
+    ///         pages.drain(rest..).count()
+    ///     }
+    /// }
+    /// let memory = Memory::anonymous(512).watermarks(Watermarks::above(40)); // low 50, high 60
+    /// let allocator = Allocator::builder().memory(memory).background_reclaim(true).build()?;
+    /// let cache = Arc::new(Cache(Mutex::default()));
+    /// let registered = allocator.register_shrinker(cache.clone());
+    /// // The request that goes below the low mark does not wait for the cache: the thread asks it.
+    /// while allocator.stats().reclaim_background == 0 {
+    ///     let page = allocator.alloc_page(Gfp::KERNEL)?;
+    ///     cache.0.lock().unwrap().push(page);
+    /// }
+    /// # drop(registered);
+    /// # cache.0.lock().unwrap().clear();
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     #[must_use]
     pub fn background_reclaim(mut self, has_background_reclaim: bool) -> Self {
         self.has_background_reclaim = has_background_reclaim;
+        self
+    }
+    /// Has whole free pageblocks (2 MiB) above the high marks go back to the system when nothing of them was in use for at
+    /// least this long, an eighth more at most where somebody looks: the thread of
+    /// [`background_reclaim`](Self::background_reclaim), or the program by [`Allocator::reclaim_step`]. What lists hold
+    /// stays there. Default: nothing goes back by age, only by [`Allocator::give_back`].
+    #[must_use]
+    pub fn give_back_after(mut self, idle: Duration) -> Self {
+        self.idle = Some(idle);
         self
     }
     /// Has acquisitions fail (C3.14): see [`Faults`]. Default: what `PAGEMILL_FAIL` says.
@@ -120,39 +199,59 @@ impl Builder {
     /// # Errors
     /// [`Invalid`], saying what was asked for that cannot be had.
     pub fn build(&self) -> Result<Allocator, Error> {
-        self.build_held(&registry::lock())
+        let mut begun = None;
+        let held = registry::lock();
+        self.build_held(&held, &mut begun)
     }
 
-    pub(crate) fn build_held(&self, held: &registry::Writing) -> Result<Allocator, Error> {
+    /// What was opened before something was refused is left in `begun`: it closes where the registry is held no more.
+    pub(crate) fn build_held(
+        &self,
+        held: &registry::Writing,
+        begun: &mut Option<Allocator>,
+    ) -> Result<Allocator, Error> {
         let cpus = self.lists()?.cpus();
         let layout = match (&self.layout, self.cpus) {
             (Some(layout), _) => layout.clone(),
             (None, Some(_)) => Layout::flat(cpus),
-            // A system that says nothing of nodes is one.
-            (None, None) => Topology::of_system().map_or(Layout::flat(cpus), |topology| Layout::of(&topology, cpus)),
+            (None, None) => Layout::of_system(cpus),
         };
+        if layout.node_of_cpu.len() < cpus {
+            return Err(Invalid::NodesOfCpus { cpus, named: layout.node_of_cpu.len() }.into());
+        }
         let mut memory = self.memory.clone();
         if memory.is_empty() || self.pages.is_some() {
             let (pages, nodes) = (self.pages.unwrap_or_else(half_of_memory), layout.system_nodes.len().max(1));
             let share =
                 |at| NodeId::new(at).map(|node| Memory::anonymous(interleave_share(pages, nodes, at)).node(node));
-            memory.splice(0..0, (0..nodes).filter_map(share).filter(|memory| nodes == 1 || memory.pages() > 0));
+            // The first has the most: if that is none, it is refused.
+            memory.splice(
+                0..0,
+                (0..nodes).filter_map(share).filter(|memory| memory.node == NodeId::ZERO || memory.pages() > 0),
+            );
         }
-        let faults = match (&self.faults, std::env::var("PAGEMILL_FAIL")) {
-            (None, Ok(text)) if !text.is_empty() => Some(text.parse()?),
-            (faults, _) => faults.clone(),
+        if let Policy::Bind(among) | Policy::Interleave(among) = self.policy
+            && !memory.iter().any(|memory| among.contains(memory.node))
+        {
+            return Err(Invalid::NoSuchNode { nodes: among.as_bits() }.into());
+        }
+        let faults = match &self.faults {
+            Some(faults) => Some(faults.clone()),
+            None => Faults::from_env()?,
         };
-        let nodes = Nodes::new(layout, self.policy).keep();
-        // Closes what was opened, if one cannot be.
-        let allocator = Allocator::of(nodes);
+        let nodes = Nodes::new(layout, self.policy, self.huge_pages).keep();
+        let allocator = begun.insert(Allocator::of(nodes)).clone();
         for memory in &memory {
-            nodes.open(held, memory, self.lists()?, self.huge_pages)?;
+            nodes.open(held, memory, self.lists()?)?;
         }
         if let Some(faults) = faults {
             nodes.inject(faults);
         }
+        if let Some(age) = self.idle {
+            nodes.give_back_after(age);
+        }
         if self.has_background_reclaim {
-            allocator.start_reclaim();
+            allocator.start_reclaim(held);
         }
         Ok(allocator)
     }
@@ -166,10 +265,10 @@ impl Builder {
         }
         let forced = match self.backend {
             Some(backend) => Some(backend),
-            None => std::env::var("PAGEMILL_BACKEND")
-                .ok()
+            None => std::env::var_os("PAGEMILL_BACKEND")
                 .filter(|name| !name.is_empty())
-                .map(|name| name.parse())
+                // What is not even text is no backend's name, as the empty text is not.
+                .map(|name| name.to_str().unwrap_or_default().parse())
                 .transpose()?,
         };
         let backend =
@@ -185,15 +284,16 @@ impl Nodes {
         held: &registry::Writing,
         memory: &Memory,
         lists: PerCpu,
-        huge_pages: bool,
     ) -> Result<&'static Inner, Error> {
+        memory.marks.check()?;
+        let memory = &self.within_limit(memory)?;
         let pages = memory.pages();
         if !(1..=registry::FRAMES_MAX).contains(&pages) {
             return Err(Invalid::ArenaSize { pages, max: registry::FRAMES_MAX }.into());
         }
         let share = pages / (8 * lists.cpus());
         let arena = registry::enter(held, pages, |first| {
-            let mut arena = Box::new(Arena::over(self.map(memory, huge_pages)?, memory.is_zeroed(), pages, first)?);
+            let mut arena = Box::new(Arena::over(self.map(memory)?, memory, first)?);
             // SAFETY: the only zone over this arena; `Owner` drops it first.
             let zone = unsafe { arena.zone() }?;
             let inner = Box::into_raw(Box::<Inner>::new_uninit()).cast::<Inner>();
@@ -209,6 +309,7 @@ impl Nodes {
                 kind: memory.kind,
                 marks: memory.marks,
                 retired: AtomicBool::new(false),
+                is_low: AtomicBool::new(false),
                 limit_max: (share as u32).clamp(1, List::LIMIT_MAX),
                 quarantined: AtomicU64::new(0),
                 misused: AtomicU64::new(0),
@@ -227,12 +328,13 @@ impl Nodes {
     }
 }
 
-/// Half of the system's memory, in pages.
+/// Half of what memory the process may have, in pages.
 fn half_of_memory() -> usize {
+    let limit_kib = MemoryLimit::of_process().map_or(usize::MAX, |limit| limit.bytes() >> 10);
     let total_kib = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
         line.split_whitespace().nth(1)?.parse::<usize>().ok()
     });
     // Without that file: 1 GiB.
-    total_kib.map_or(1 << 18, |kib| (kib / 8).max(1)).min(registry::FRAMES_MAX)
+    total_kib.unwrap_or(2 << 20).min(limit_kib).div_ceil(8).min(registry::FRAMES_MAX)
 }

@@ -2,6 +2,7 @@
 //! tested.
 use crate::allocator::Inner;
 use crate::nodes::Nodes;
+use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::{Gfp, Invalid};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 /// more, or [drains](crate::Allocator::drain) first.
 ///
 /// In the environment, for programs that say nothing of faults themselves: `PAGEMILL_FAIL=after=100,p=0.01,gfp=atomic`.
+/// The same text is what a program's own option may take: see [`from_str`](core::str::FromStr::from_str).
 ///
 /// ```
 /// use pagemill::{Allocator, Faults, Gfp};
@@ -20,10 +22,12 @@ use std::sync::Arc;
 /// allocator.drain();
 /// assert!(allocator.alloc_page(Gfp::NOWAIT).is_err());
 /// assert!(faults.injected() > 0);
+/// let wrong = "after=1,p=7".parse::<Faults>().unwrap_err();
+/// assert!(wrong.to_string().starts_with("faults to inject, part 2: p is a probability, 0 to 1;"));
 /// # drop(first);
 /// # Ok::<(), pagemill::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Faults(Arc<State>);
 
 #[derive(Debug)]
@@ -32,38 +36,114 @@ struct State {
     /// In 2^32.
     probability: u64,
     gfp: Option<Gfp>,
+    /// Of this thread's requests alone.
+    thread: Option<i32>,
     seen: AtomicU64,
     random: AtomicU64,
     injected: AtomicU64,
 }
 
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults")
+            .field("after", &self.0.after)
+            .field("p", &(self.0.probability as f64 / ALWAYS as f64))
+            .field("only", &self.0.gfp)
+            .field("injected", &self.injected())
+            .finish()
+    }
+}
+
 impl Faults {
     /// Every acquisition after the first `after` fails.
     pub fn after(after: u64) -> Self {
-        Self::of(after, 1 << 32, None, 1)
+        Self::of(after, ALWAYS, None, 1)
     }
     /// Each acquisition fails with probability `p`, 0 to 1, by a sequence that `seed` begins.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Faults, Gfp, Order};
+    /// let faults = Faults::with_probability(0.5, 7);
+    /// let allocator = Allocator::builder().pages(4096).faults(faults.clone()).build()?;
+    /// let order = Order::new(1)?;
+    /// let failed = (0..100).filter(|_| allocator.alloc_pages(Gfp::NOWAIT, order).is_err()).count();
+    /// // A request that fails at its first try makes a second one, among blocks of another mobility.
+    /// assert!(failed > 0 && failed < 100 && faults.injected() >= failed as u64);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     pub fn with_probability(p: f64, seed: u64) -> Self {
-        Self::of(0, (p.clamp(0.0, 1.0) * (1u64 << 32) as f64) as u64, None, seed)
+        Self::of(0, scaled(p), None, seed)
     }
-    /// Only for requests that have all of these flags.
+    /// Only for requests of this kind ([`Gfp::KERNEL`], `NOIO`, `NOFS`, `NOWAIT` or `ATOMIC`, and no other) with at least
+    /// these modifiers; modifiers alone mean requests of every kind. Those with [`Gfp::NOFAIL`] never fail.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Faults, Gfp, Order};
+    /// let allocator = Allocator::builder().pages(512).faults(Faults::after(0).only(Gfp::ATOMIC)).build()?;
+    /// let order = Order::new(1)?;
+    /// assert!(allocator.alloc_pages(Gfp::ATOMIC, order).is_err());
+    /// assert!(allocator.alloc_pages(Gfp::KERNEL, order).is_ok());
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     #[must_use]
     pub fn only(self, gfp: Gfp) -> Self {
-        Self::of(self.0.after, self.0.probability, Some(gfp), self.0.random.load(Relaxed))
+        self.with(Some(gfp), self.0.thread)
+    }
+    /// Only for what this thread asks for: one caller of many. Not for the child of a fork, whose thread is another.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Faults, Gfp};
+    /// let faults = Faults::after(0).only_on_this_thread();
+    /// let allocator = Allocator::builder().pages(64).faults(faults).build()?;
+    /// assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
+    /// std::thread::scope(|scope| scope.spawn(|| allocator.alloc_page(Gfp::KERNEL).map(drop)).join().unwrap())?;
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[must_use]
+    pub fn only_on_this_thread(self) -> Self {
+        self.with(self.0.gfp, Some(pagemill_sys::current_thread()))
+    }
+    fn with(&self, gfp: Option<Gfp>, thread: Option<i32>) -> Self {
+        let State { after, probability, .. } = *self.0;
+        let counters = (AtomicU64::new(0), AtomicU64::new(self.0.random.load(Relaxed)), AtomicU64::new(0));
+        let (seen, random, injected) = counters;
+        Self(Arc::new(State { after, probability, gfp, thread, seen, random, injected }))
     }
     fn of(after: u64, probability: u64, gfp: Option<Gfp>, seed: u64) -> Self {
         let counters = (AtomicU64::new(0), AtomicU64::new(seed | 1), AtomicU64::new(0));
         let (seen, random, injected) = counters;
-        Self(Arc::new(State { after, probability, gfp, seen, random, injected }))
+        Self(Arc::new(State { after, probability, gfp, thread: None, seen, random, injected }))
+    }
+    /// What `PAGEMILL_FAIL` says; none where it is unset or empty.
+    pub(crate) fn from_env() -> Result<Option<Self>, Invalid> {
+        match std::env::var_os("PAGEMILL_FAIL") {
+            Some(text) if !text.is_empty() => {
+                let text = text.to_str().ok_or(Invalid::FaultSyntax { part: 1, why: "it is not UTF-8" })?;
+                text.parse().map(Some)
+            }
+            _ => Ok(None),
+        }
     }
     /// How many acquisitions were made to fail.
     pub fn injected(&self) -> u64 {
         self.0.injected.load(Relaxed)
     }
 
+    /// Are they for requests with these flags?
+    fn is_for(&self, gfp: Gfp) -> bool {
+        let is_among = |only: Gfp| {
+            let is_any_kind = only != Gfp::NOWAIT && only.kind() == Gfp::NOWAIT;
+            gfp.contains(only) && (is_any_kind || gfp.kind() == only.kind())
+        };
+        // What may not fail would come again and again until it does not.
+        !gfp.contains(Gfp::NOFAIL)
+            && self.0.gfp.is_none_or(is_among)
+            && self.0.thread.is_none_or(|thread| thread == pagemill_sys::current_thread())
+    }
+
     fn strikes(&self, gfp: Gfp) -> bool {
         let state = &*self.0;
-        if state.gfp.is_some_and(|only| !gfp.contains(only)) || state.seen.fetch_add(1, Relaxed) < state.after {
+        if !self.is_for(gfp) || state.seen.fetch_add(1, Relaxed) < state.after {
             return false;
         }
         // A Weyl sequence, mixed: good enough to scatter, and one atomic addition (a handler may come here).
@@ -78,35 +158,36 @@ impl Faults {
 impl core::str::FromStr for Faults {
     type Err = Invalid;
 
-    /// `after=N`, `p=F`, `gfp=kernel|atomic|nowait|noio|nofs|movable|dma32|zero`, `seed=N`, separated by commas; at
-    /// least one of the first two.
+    /// `after=N`, `p=F`, `gfp=kernel|noio|nofs|nowait|atomic|movable|reclaimable|dma32|zero`, `seed=N`, separated by
+    /// commas, each at most once; at least one of the first two. `gfp` is as for [`only`](Self::only).
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        let (mut after, mut p, mut gfp, mut seed) = (None, None, None, 1);
-        for part in text.split(',') {
-            let (key, value) = part.split_once('=').ok_or(Invalid::FaultSyntax)?;
-            match key.trim() {
-                "after" => after = Some(value.trim().parse().map_err(|_| Invalid::FaultSyntax)?),
-                "p" => {
-                    p = Some(
-                        value
-                            .trim()
-                            .parse::<f64>()
-                            .ok()
-                            .filter(|p| (0.0..=1.0).contains(p))
-                            .ok_or(Invalid::FaultSyntax)?,
-                    )
+        let (mut after, mut p, mut gfp, mut seed) = (None, None, None, None);
+        for (part, said) in (1..).zip(text.split(',')) {
+            let wrong = |why| Invalid::FaultSyntax { part, why };
+            let (key, value) = said.split_once('=').ok_or(wrong("it is not KEY=VALUE"))?;
+            let value = value.trim();
+            let is_first = match key.trim() {
+                "after" => {
+                    after.replace(value.parse().map_err(|_| wrong("after is a number of acquisitions"))?).is_none()
                 }
-                "seed" => seed = value.trim().parse().map_err(|_| Invalid::FaultSyntax)?,
-                "gfp" => gfp = Some(flag(value.trim()).ok_or(Invalid::FaultSyntax)?),
-                _ => return Err(Invalid::FaultSyntax),
+                "seed" => seed.replace(value.parse().map_err(|_| wrong("seed is a number"))?).is_none(),
+                "p" => p.replace(probability(value).ok_or(wrong("p is a probability, 0 to 1"))?).is_none(),
+                "gfp" => gfp.replace(flag(value).ok_or(wrong(FLAGS))?).is_none(),
+                _ => return Err(wrong("its key is none of after, p, gfp and seed")),
+            };
+            if !is_first {
+                return Err(wrong("its key was there before"));
             }
         }
         if after.is_none() && p.is_none() {
-            return Err(Invalid::FaultSyntax);
+            return Err(Invalid::FaultSyntax { part: 1, why: "nothing says which ones fail" });
         }
-        Ok(Self::of(after.unwrap_or(0), (p.unwrap_or(1.0) * (1u64 << 32) as f64) as u64, gfp, seed))
+        Ok(Self::of(after.unwrap_or(0), p.unwrap_or(ALWAYS), gfp, seed.unwrap_or(1)))
     }
 }
+
+/// What `gfp=` takes, for the error; [`flag`] reads it.
+const FLAGS: &str = "gfp is one of kernel, noio, nofs, nowait, atomic, movable, reclaimable, dma32 and zero";
 
 fn flag(name: &str) -> Option<Gfp> {
     Some(match name {
@@ -123,10 +204,26 @@ fn flag(name: &str) -> Option<Gfp> {
     })
 }
 
+/// A probability of 1, as [`State`] counts it.
+const ALWAYS: u64 = 1 << 32;
+
+fn probability(text: &str) -> Option<u64> {
+    let p = text.parse().ok().filter(|p| (0.0..=1.0).contains(p))?;
+    Some(scaled(p))
+}
+
+fn scaled(p: f64) -> u64 {
+    (p.clamp(0.0, 1.0) * ALWAYS as f64) as u64
+}
+
 impl Nodes {
     /// From now on; once.
     pub(crate) fn inject(&self, faults: Faults) {
         let _ = self.faults.set(faults);
+    }
+    /// Were acquisitions made to fail, and are those with these flags among them?
+    pub(crate) fn has_failed_on_purpose(&self, gfp: Gfp) -> bool {
+        self.faults.get().is_some_and(|faults| faults.injected() > 0 && faults.is_for(gfp))
     }
     pub(crate) fn faults_injected(&self) -> u64 {
         self.faults.get().map_or(0, Faults::injected)

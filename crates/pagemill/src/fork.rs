@@ -7,6 +7,8 @@
 //! Threads go on while the system copies the process, so that two parts of the metadata are copies of two moments. That
 //! is why the child believes the states alone, forgets the lists and counts the free areas again. It does so before
 //! `fork` returns there: then it has one thread, with no frame in its hands that is marked as free and is on no list.
+//!
+//! Memory that both processes see (a memfd's, or what was brought and is shared) stays the parent's: the child retires it.
 use crate::allocator::Inner;
 use crate::registry;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -67,7 +69,15 @@ impl Inner {
         let (mut block_end, mut quarantined) = (0, 0);
         self.zone.recover(|first, n| self.arena.settle_states(first.as_u32(), n, &mut block_end, &mut quarantined));
         self.nodes.waits.forget_after_fork();
-        self.open_lists();
+        self.nodes.limit.iter().for_each(|limit| limit.forget_claims());
+        if self.arena.is_of_parent() {
+            // Whatever is free there the parent hands out.
+            self.retired.store(true, Relaxed);
+            self.shut_lists();
+            self.nodes.choose();
+        } else if !self.is_retired() {
+            self.open_lists();
+        }
         self.quarantined.store(quarantined, Relaxed);
         self.generation.store(generation(), Relaxed);
     }

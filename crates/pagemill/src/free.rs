@@ -26,24 +26,29 @@ pub(crate) fn free_page(addr: usize) -> Result<(), Misuse> {
 #[inline]
 fn free_fast(addr: usize) -> bool {
     step!("free_fast");
-    let Some((arena, pfn)) = registry::by_address(addr) else { return false };
-    // A branch for the usual mobility, so that the processor goes on with the list before it has the state.
-    if arena.take_back(pfn, Mobility::Unmovable) {
-        push_back(arena, pfn, Mobility::Unmovable);
-    } else if let Some(mobility) = arena.take_back_other(pfn) {
-        push_back(arena, pfn, mobility);
-    } else {
-        return false;
+    let Some((arena, pfn)) = registry::recent(addr) else { return free_other(addr) };
+    // The usual mobility by a branch, so that the processor goes on with the list before it has the state.
+    if !arena.take_back(pfn, Mobility::Unmovable) {
+        return free_other(addr);
+    }
+    let inner = arena.inner();
+    if !inner.lists.push(Mobility::Unmovable, pfn) {
+        inner.overflow_one(Mobility::Unmovable, pfn);
     }
     true
 }
 
-#[inline]
-fn push_back(arena: &Arena, pfn: u32, mobility: Mobility) {
+/// The same for a page of another arena than the CPU met last, or of another mobility.
+#[cold]
+#[inline(never)]
+fn free_other(addr: usize) -> bool {
+    let Some((arena, pfn)) = registry::by_address(addr) else { return false };
+    let Some(mobility) = arena.take_back_page(pfn) else { return false };
     let inner = arena.inner();
     if !inner.lists.push(mobility, pfn) {
         inner.overflow_one(mobility, pfn);
     }
+    true
 }
 
 /// Frees by address and order, wherever the block came from; the way for C, and for misuse.
@@ -57,7 +62,7 @@ fn push_back(arena: &Arena, pfn: u32, mobility: Mobility) {
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Order, free_raw};
-/// let page = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw().as_ptr();
+/// let page = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw();
 /// // SAFETY: the page is ours; the second call is misuse, on purpose, and nobody allocated in between.
 /// unsafe {
 ///     assert!(free_raw(page, Order::ZERO).is_ok());
@@ -113,7 +118,8 @@ fn check_block(arena: &Arena, pfn: u32, order: Order) -> Result<(), MisuseKind> 
         Some(handed_out) => Err(MisuseKind::WrongOrder { handed_out: handed_out.get(), freed: order.get() }),
         None if state == FrameState::INSIDE => Err(MisuseKind::Inside),
         None if state == FrameState::QUARANTINED => Err(MisuseKind::Quarantined),
-        None if state == FrameState::FRESH => Err(MisuseKind::Foreign),
+        // It is free; and nobody can have had it before, unless some went back to the system meanwhile.
+        None if state == FrameState::FRESH && !arena.has_given_back.load(Relaxed) => Err(MisuseKind::Foreign),
         None => Err(MisuseKind::DoubleFree),
     }
 }
@@ -151,12 +157,18 @@ pub(crate) fn free_words(words: &mut [usize], misused: &mut Option<Misuse>) -> u
 
 #[inline]
 fn free_slot(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
-    if *word == 0 {
-        return false;
-    }
-    if word.is_multiple_of(PAGE_SIZE) && free_fast(*word) {
+    if *word != 0 && word.is_multiple_of(PAGE_SIZE) && free_fast(*word) {
         *word = 0;
         return true;
+    }
+    free_slot_slow(word, misused)
+}
+
+#[cold]
+#[inline(never)]
+fn free_slot_slow(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
+    if *word == 0 {
+        return false;
     }
     match free_word(*word) {
         Ok(()) => *word = 0,
@@ -165,7 +177,32 @@ fn free_slot(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
     *word == 0
 }
 
+/// Frees `n` neighbouring pages from `addr` on, at most a batch's worth, if they are of the usual kind: in the arena that
+/// this CPU met last, unmovable, each handed out as a page.
+#[inline]
+pub(crate) fn free_one_run(addr: usize, n: usize) -> bool {
+    if n > Batch::CAPACITY || !addr.is_multiple_of(PAGE_SIZE) {
+        return false;
+    }
+    let Some((arena, first)) = registry::recent(addr) else { return false };
+    if !arena.contains(addr + (n - 1) * PAGE_SIZE) || !arena.take_back_run(first, n, Mobility::Unmovable) {
+        return false;
+    }
+    let inner = arena.inner();
+    // Counted while they are in hand: see `Segment::end`.
+    inner.lists.count_bulk(BulkCall::Free, n);
+    if !inner.lists.push_run(Mobility::Unmovable, first, n) {
+        inner.overflow_run(first, n);
+    }
+    true
+}
+
 fn free_many(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
+    let n = words.len();
+    if (2..=Batch::CAPACITY).contains(&n) && address_run(words, n) == n && free_one_run(words[0], n) {
+        empty(words);
+        return n;
+    }
     let (mut at, mut freed) = (0, 0);
     while at < words.len() {
         if words[at] == 0 {
@@ -214,6 +251,9 @@ pub(crate) fn finish<const N: usize>(inner: &Inner, giving: Giving<'_, '_, N>) {
 
 /// Frees `n` neighbouring blocks of `order` from `addr` on.
 pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
+    if order == Order::ZERO && n > 1 && free_one_run(addr, n) {
+        return;
+    }
     let mut at = addr;
     let end = addr + n * order.bytes();
     while at < end {
@@ -258,7 +298,7 @@ fn return_run_large(arena: &'static Arena, mobility: Mobility, addr: usize, end:
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Order, free_pages_bulk_raw};
-/// let page = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw().as_ptr();
+/// let page = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw();
 /// let mut slots = [page, std::ptr::null_mut(), page];
 /// // SAFETY: the page is ours; that it stands here twice is misuse, on purpose.
 /// let (freed, misuse) = unsafe { free_pages_bulk_raw(&mut slots, Order::ZERO) }.unwrap_err();
@@ -503,5 +543,13 @@ impl Inner {
         let mut one = Batch::new();
         one.push(pfn);
         self.overflow(mobility, &one);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn overflow_run(&self, first: u32, n: usize) {
+        let mut batch = Batch::new();
+        batch.push_run(first, n);
+        self.overflow(Mobility::Unmovable, &batch);
     }
 }

@@ -6,7 +6,6 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 use core::num::NonZeroUsize;
 use core::ops::{Deref, DerefMut};
-use core::ptr::NonNull;
 use pagemill_core::{Misuse, Order, PAGE_SIZE, Pfn};
 
 /// A handle's word: the address, with the order in its low bits.
@@ -36,6 +35,8 @@ pub(crate) mod sealed {
         unsafe fn from_word(word: usize) -> Self;
         /// The word of a handle, which is given up.
         fn into_word(self) -> usize;
+        /// What it holds.
+        fn bytes_mut(&mut self) -> &mut [u8];
     }
 }
 
@@ -98,6 +99,9 @@ impl sealed::Word for Page {
     fn into_word(self) -> usize {
         ManuallyDrop::new(self).0.get()
     }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut **self
+    }
 }
 impl sealed::Word for Block {
     const ANY_ORDER: bool = true;
@@ -110,6 +114,9 @@ impl sealed::Word for Block {
     #[inline]
     fn into_word(self) -> usize {
         ManuallyDrop::new(self).0.get()
+    }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
     }
 }
 
@@ -132,6 +139,9 @@ macro_rules! handle {
                 core::ptr::with_exposed_provenance_mut(self.addr())
             }
             /// The number of its first frame.
+            ///
+            /// # Panics
+            /// If no allocator has its address, which takes a [`from_raw`](Self::from_raw) of something else.
             pub fn pfn(&self) -> Pfn {
                 let addr = self.addr();
                 match registry::by_address(addr) {
@@ -175,21 +185,21 @@ impl Page {
     /// use pagemill::{Allocator, Gfp, Order, free_raw};
     /// let ptr = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw();
     /// // SAFETY: the page is ours, and nothing looks at it from here on.
-    /// unsafe { free_raw(ptr.as_ptr(), Order::ZERO) }.unwrap();
+    /// unsafe { free_raw(ptr, Order::ZERO) }.unwrap();
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     #[inline]
-    pub fn into_raw(self) -> NonNull<u8> {
-        let addr = ManuallyDrop::new(self).0;
-        NonNull::with_exposed_provenance(addr)
+    pub fn into_raw(self) -> *mut u8 {
+        core::ptr::with_exposed_provenance_mut(ManuallyDrop::new(self).0.get())
     }
     /// Takes up ownership again.
     ///
     /// # Safety
     /// `ptr` came from [`into_raw`](Self::into_raw) (or is a page that Pagemill handed out in C), once.
     #[inline]
-    pub unsafe fn from_raw(ptr: NonNull<u8>) -> Self {
-        Self(ptr.expose_provenance())
+    pub unsafe fn from_raw(ptr: *mut u8) -> Self {
+        // SAFETY: the caller's: no page is at address 0.
+        Self(unsafe { NonZeroUsize::new_unchecked(ptr.expose_provenance()) })
     }
 }
 
@@ -224,18 +234,17 @@ impl Block {
         Pages { next: addr, end: addr + order.bytes() }
     }
     /// Gives up ownership; [`from_raw`](Self::from_raw) or [`free_raw`](crate::free_raw) takes it up again.
-    pub fn into_raw(self) -> (NonNull<u8>, Order) {
-        let order = self.order();
+    pub fn into_raw(self) -> (*mut u8, Order) {
         let word = ManuallyDrop::new(self).0.get();
-        let addr = NonZeroUsize::new(addr_of_word(word)).unwrap_or(NonZeroUsize::MIN);
-        (NonNull::with_exposed_provenance(addr), order)
+        (core::ptr::with_exposed_provenance_mut(addr_of_word(word)), order_of_word(word))
     }
     /// Takes up ownership again.
     ///
     /// # Safety
     /// Both came from [`into_raw`](Self::into_raw), once.
-    pub unsafe fn from_raw(ptr: NonNull<u8>, order: Order) -> Self {
-        Self(ptr.expose_provenance() | usize::from(order.get()))
+    pub unsafe fn from_raw(ptr: *mut u8, order: Order) -> Self {
+        // SAFETY: the caller's: no block is at address 0.
+        Self(unsafe { NonZeroUsize::new_unchecked(ptr.expose_provenance() | usize::from(order.get())) })
     }
 }
 

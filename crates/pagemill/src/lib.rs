@@ -30,51 +30,72 @@
 //! bound to. Going back, it returns to the list of the CPU that frees it, and from a full list to the zone.
 //!
 //! # What the memory of this crate is for
-//! For each page: 1.1 bits for free and used, 1 byte of state (misuse detection), 4 bytes of list link; all of it
-//! outside of the pages and committed when first touched.
+//! For each page: 1.1 bits for free and used, 1 byte of state (misuse detection), 4 bytes of list link; for each arena and
+//! CPU that there may be 32 KiB of lists. All of it lies outside of the pages and is committed when first touched: a CPU
+//! that no thread runs on costs address space.
+//!
+//! # Features
+//! All are off unless said.
+//! - `top`: `serve_stats`, a socket on which `pagemill top` and Prometheus read a running
+//!   process's figures.
+//! - `metrics`: the same figures for the recorder that the program has installed for the `metrics` facade.
+//! - `detection-off`: no states, so misuse is not detected (C2.4), and an allocator does not survive a fork. For measuring
+//!   what detection costs, nothing else.
+//! - `trace`: records the steps of a request, for Pagemill's own tests.
 //!
 //! # Interrupted callers
 //! A signal handler may allocate single pages and bulk requests of order 0 with [`Gfp::NOWAIT`] or [`Gfp::ATOMIC`],
 //! and free (C2.5).
 #![warn(missing_docs)]
 
+/// What the front page says of lists.
+const _: () = assert!(size_of::<pagemill_sys::lists::CpuLists>() == 32 << 10);
+
 mod account;
 mod allocator;
 mod arena;
+mod arenas;
 mod builder;
 mod bulk;
 mod fault;
 mod fork;
 mod free;
 mod handle;
+mod idle;
 mod list;
 mod memory;
+mod mempool;
 mod misuse;
 mod nodes;
 mod path;
+mod populate;
 mod reclaim;
 mod registry;
 mod run;
 mod seeing;
 mod slow;
 mod stats;
+mod sync;
 mod wait;
 
 pub use account::Account;
 pub use allocator::{Allocator, StillOut, self_test};
+pub use arenas::{ArenaId, ArenaInfo};
 pub use builder::Builder;
-pub use bulk::{Bulk, Delivered, Filled, Shortfall};
+pub use bulk::{Bulk, Delivered, Filled};
 pub use fault::Faults;
 pub use free::{free_pages_bulk_raw, free_raw};
 pub use handle::{Block, Owned, Page, Pages, free_pages_bulk};
 pub use list::{BlockList, List, PageList};
-pub use memory::{ArenaId, Memory};
+pub use memory::Memory;
+pub use mempool::{ElementsOut, Mempool, MempoolStats, PageSource, Pair, Source};
 pub use misuse::on_misuse;
 pub use pagemill_core::{
     BuddyInfo, CpuId, Error, Exhausted, Gfp, Invalid, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order, PAGE_SIZE,
-    PageCount, Pfn, Policy, Watermarks, ZoneKind,
+    PageCount, Pfn, Policy, Shortfall, Watermarks, Why, ZoneKind,
 };
 pub use pagemill_sys::{Backend, restarts};
+pub use populate::Populated;
 pub use reclaim::{Registered, Shrink, Shrinker, ShrinkerDoes};
 pub use run::Run;
 pub use seeing::{FIGURES, Figure, FigureKind, Sample, Snapshot, prometheus};

@@ -1,7 +1,7 @@
 //! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
 //! are not touched, and joining two lists costs nothing.
 use crate::arena::{Arena, GROUP};
-use crate::free::{Segment, finish, free_word, page_of};
+use crate::free::{Segment, finish, free_one_run, free_page, free_word, page_of};
 use crate::handle::{Block, Owned, Page, addr_of_word, order_of_word};
 use crate::registry;
 use core::marker::PhantomData;
@@ -40,7 +40,11 @@ impl<T: Owned> List<T> {
     /// An empty list.
     #[inline]
     pub const fn new() -> Self {
-        Self { head: 0, tail: 0, len: 0, order: Order::ZERO, _owns: PhantomData }
+        Self::of_order(Order::ZERO)
+    }
+    /// An empty list for blocks of this order.
+    pub(crate) const fn of_order(order: Order) -> Self {
+        Self { head: 0, tail: 0, len: 0, order, _owns: PhantomData }
     }
     /// How many blocks are on it.
     #[inline]
@@ -63,7 +67,32 @@ impl<T: Owned> List<T> {
         if self.len > 0 && self.order != order {
             return Err(Invalid::ListOrder { list: self.order.get(), other: order.get() }.into());
         }
-        Ok(Self { order, ..Self::new() })
+        Ok(Self::of_order(order))
+    }
+
+    /// Can a page be added?
+    #[inline]
+    pub(crate) fn takes_pages(&self) -> bool {
+        self.len == 0 || self.order == Order::ZERO
+    }
+
+    /// Adds a page that belongs to nobody at the tail.
+    #[inline]
+    pub(crate) fn push_frame(&mut self, pfn: u32) {
+        self.order = Order::ZERO;
+        self.link_behind_tail(pfn);
+        self.tail = pfn;
+        self.len += 1;
+    }
+
+    /// Adds neighbouring pages that belong to nobody at the tail.
+    #[inline]
+    pub(crate) fn push_run(&mut self, arena: &Arena, first: u32, n: usize) {
+        self.order = Order::ZERO;
+        self.link_behind_tail(first);
+        arena.link_run(first, n);
+        self.tail = first + n as u32 - 1;
+        self.len += n;
     }
 
     /// Adds the blocks of a batch, which belong to nobody, at the tail.
@@ -79,6 +108,56 @@ impl<T: Owned> List<T> {
         }
         self.tail = last;
         self.len += pfns.len();
+    }
+
+    /// The same, before the head where the batch's last block is the neighbour of that: lists hand batches out from the top,
+    /// each in order.
+    pub(crate) fn push_batch_in_order(&mut self, arena: &Arena, batch: &Batch, run: Option<u32>) {
+        let mut fresh = Self::of_order(self.order);
+        fresh.push_batch(arena, batch, run);
+        let next = fresh.tail.wrapping_add(self.order.frames());
+        if self.len > 0 && self.head == next && arena.has_pfn(next) {
+            core::mem::swap(self, &mut fresh);
+        }
+        self.join(fresh);
+    }
+
+    /// The arena, first frame and number of the blocks at the head that are neighbours in order.
+    pub(crate) fn first_run(&self) -> Option<(&'static Arena, u32, usize)> {
+        if self.len == 0 {
+            return None;
+        }
+        let arena = registry::by_pfn(Pfn::new(self.head));
+        let (mut last, mut n) = (self.head, 1);
+        while n < self.len {
+            let next = arena.link(last).load(Relaxed);
+            if next.wrapping_sub(last) != self.order.frames() || !arena.has_pfn(next) {
+                break;
+            }
+            (last, n) = (next, n + 1);
+        }
+        Some((arena, self.head, n))
+    }
+
+    /// Takes the first `n` blocks of the [first run](Self::first_run) off the list.
+    pub(crate) fn split_run(&mut self, n: usize) -> Self {
+        let mut run = Self::of_order(self.order);
+        if n == self.len {
+            core::mem::swap(self, &mut run);
+        } else if n > 0 {
+            let tail = self.head + (n as u32 - 1) * self.order.frames();
+            (run.head, run.tail, run.len) = (self.head, tail, n);
+            self.head = registry::by_pfn(Pfn::new(tail)).link(tail).load(Relaxed);
+            self.len -= n;
+        }
+        run
+    }
+
+    /// Moves all blocks of a list of the same order to the tail of this one.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        if let Err(why) = self.append(&mut other) {
+            unreachable!("of one order: {why}");
+        }
     }
 
     #[inline]
@@ -142,6 +221,24 @@ impl<T: Owned> List<T> {
     #[inline]
     pub fn clear(&mut self) -> usize {
         let n = self.len;
+        if n == 1 && self.order == Order::ZERO {
+            let _ = free_page(registry::by_pfn(Pfn::new(self.head)).addr_of(self.head)); // Reported on its way, as below.
+            self.len = 0;
+        } else if n > 0 {
+            self.clear_all();
+        }
+        n
+    }
+
+    #[inline(never)]
+    fn clear_all(&mut self) {
+        if self.order == Order::ZERO && self.len <= Batch::CAPACITY {
+            let arena = registry::by_pfn(Pfn::new(self.head));
+            if arena.are_linked(self.head, self.len) && free_one_run(arena.addr_of(self.head), self.len) {
+                self.len = 0;
+                return;
+            }
+        }
         while self.len > 0 {
             let arena = registry::by_pfn(Pfn::new(self.head));
             let word = arena.addr_of(self.head) | usize::from(self.order.get());
@@ -159,7 +256,6 @@ impl<T: Owned> List<T> {
                 }
             }
         }
-        n
     }
 
     #[inline(never)]

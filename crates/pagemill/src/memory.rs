@@ -1,10 +1,8 @@
 //! Memory for an allocator: how much, of what kind, on which node, with which marks.
-use crate::allocator::{Allocator, Inner};
+use crate::allocator::Inner;
 use crate::nodes::Nodes;
-use crate::registry;
-use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Invalid, NodeId, Order, PAGE_SIZE, PageCount, Watermarks, ZoneKind};
-use pagemill_sys::{MapError, Mapping};
+use pagemill_core::{Invalid, NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Watermarks, ZoneKind};
+use pagemill_sys::{HUGE_PAGE_SIZE, MapError, Mapping};
 
 /// A piece of memory that an allocator is to manage: an arena.
 ///
@@ -24,6 +22,7 @@ pub struct Memory {
     pub(crate) marks: Watermarks,
     may_be_ordinary: bool,
     is_locked: bool,
+    pub(crate) is_within_limit: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +42,7 @@ impl Memory {
             marks: Watermarks::NONE,
             may_be_ordinary: false,
             is_locked: false,
+            is_within_limit: false,
         }
     }
 
@@ -52,10 +52,37 @@ impl Memory {
     }
     /// 2 MiB pages that the administrator set aside (`/proc/sys/vm/nr_hugepages`). `pages` counts pages of 4 KiB, a
     /// multiple of 512.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Error, Invalid, Memory};
+    /// match Allocator::builder().memory(Memory::huge_pages(512)).build() {
+    ///     Ok(allocator) => assert_eq!(allocator.managed_pages().get(), 512),
+    ///     // The message says how to set some aside; or_ordinary() does without.
+    ///     Err(Error::Invalid(why @ Invalid::HugePages { free, .. })) => println!("{free} are free: {why}"),
+    ///     Err(other) => return Err(other),
+    /// }
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     pub fn huge_pages(pages: usize) -> Self {
         Self::of(Backing::HugePages { pages })
     }
-    /// A file in memory, which another process may map too: [`Allocator::memfd`] gives it.
+    /// A file in memory, which another process may map too: [`Allocator::memfd`](crate::Allocator::memfd) gives it. The
+    /// child of a fork gets no page of it, see [`Allocator`](crate::Allocator#fork).
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Memory};
+    /// use std::{fs::File, os::unix::fs::FileExt};
+    /// let allocator = Allocator::builder().memory(Memory::memfd(64)).build()?;
+    /// let arena = &allocator.arenas()[0];
+    /// let mut page = allocator.alloc_page(Gfp::KERNEL)?;
+    /// page[..5].copy_from_slice(b"hello");
+    /// // What another process sees that was sent the descriptor, and where the page lies.
+    /// let file = File::from(allocator.memfd(arena.id).unwrap().try_clone_to_owned().unwrap());
+    /// let mut text = [0; 5];
+    /// file.read_exact_at(&mut text, (page.addr() - arena.range.start) as u64).unwrap();
+    /// assert_eq!(&text, b"hello");
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     pub fn memfd(pages: usize) -> Self {
         Self::of(Backing::Memfd { pages, is_huge: false })
     }
@@ -68,6 +95,21 @@ impl Memory {
     ///
     /// # Safety
     /// It is readable and writable until the allocator is closed, and nobody else uses it meanwhile.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Memory, PAGE_SIZE};
+    /// // Two pageblocks of static memory.
+    /// #[repr(align(0x20_0000))]
+    /// struct Static([u8; 4 << 20]);
+    /// static mut MEMORY: Static = Static([0; 4 << 20]);
+    /// let start = (&raw mut MEMORY).cast::<u8>();
+    /// // SAFETY: it lives for ever, and nothing else here names it.
+    /// let memory = unsafe { Memory::brought(start, (4 << 20) / PAGE_SIZE) };
+    /// let allocator = Allocator::builder().memory(memory).build()?;
+    /// let page = allocator.alloc_page(Gfp::KERNEL)?;
+    /// assert!((0..4 << 20).contains(&(page.addr() - start.addr())));
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     pub unsafe fn brought(start: *mut u8, pages: usize) -> Self {
         Self::of(Backing::Brought { start: start.expose_provenance(), pages })
     }
@@ -108,15 +150,61 @@ impl Memory {
     }
 
     /// If the system refuses huge pages, or to lock the memory, goes on with ordinary memory, and
-    /// [notes](Allocator::notes) why. Without this it is an error.
+    /// [notes](crate::Allocator::notes) why. Without this it is an error.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Memory};
+    /// let memory = Memory::huge_pages(1024).or_ordinary();
+    /// let allocator = Allocator::builder().memory(memory).build()?;
+    /// assert_eq!(allocator.managed_pages().get(), 1024);
+    /// allocator.notes().iter().for_each(|why| println!("on ordinary pages: {why}"));
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     #[must_use]
     pub fn or_ordinary(self) -> Self {
         Self { may_be_ordinary: true, ..self }
     }
     /// Locks it in memory (`mlock`), which commits all of it.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Error, Invalid, Memory};
+    /// match Allocator::builder().memory(Memory::anonymous(16).locked()).build() {
+    ///     Ok(allocator) => assert!(allocator.notes().is_empty()), // never swapped out
+    ///     Err(Error::Invalid(why @ Invalid::LockLimit { .. })) => println!("{why}"), // says how to raise it
+    ///     Err(other) => return Err(other),
+    /// }
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     #[must_use]
     pub fn locked(self) -> Self {
         Self { is_locked: true, ..self }
+    }
+
+    /// No more of it than the memory limit of the process leaves room for when it is added, if its control groups have one
+    /// (a container's does): the system kills whoever touches more. How much that is stands in the
+    /// [notes](crate::Allocator::notes). Later the room may be less: what else the process needs is only guessed at, and others
+    /// in its group are not known.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Memory};
+    /// let allocator = Allocator::builder().memory(Memory::anonymous(1 << 20).within_limit()).build()?;
+    /// assert_eq!(allocator.managed_pages().get() == 1 << 20, allocator.notes().is_empty());
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[must_use]
+    pub fn within_limit(self) -> Self {
+        Self { is_within_limit: true, ..self }
+    }
+
+    /// The same with so many pages.
+    fn resized(&self, pages: usize) -> Self {
+        let backing = match self.backing {
+            Backing::Anonymous { .. } => Backing::Anonymous { pages },
+            Backing::HugePages { .. } => Backing::HugePages { pages },
+            Backing::Memfd { is_huge, .. } => Backing::Memfd { pages, is_huge },
+            Backing::Brought { start, .. } => Backing::Brought { start, pages },
+        };
+        Self { backing, ..self.clone() }
     }
 
     /// Is what nobody ever had of it zero?
@@ -127,6 +215,10 @@ impl Memory {
     /// Maps it.
     fn map(&self, huge_pages: bool) -> Result<Mapping, Invalid> {
         let bytes = self.pages() * PAGE_SIZE;
+        let is_huge = matches!(self.backing, Backing::HugePages { .. } | Backing::Memfd { is_huge: true, .. });
+        if is_huge && !bytes.is_multiple_of(HUGE_PAGE_SIZE) {
+            return Err(Invalid::HugePageMultiple { pages: self.pages() });
+        }
         // Blocks are aligned to their size, so the arena is to the largest that it holds.
         let align = bytes.next_power_of_two().clamp(1 << 21, Order::MAX.bytes());
         let refused = |what| move |errno: pagemill_sys::Errno| Invalid::System { what, bytes, errno: errno.0 };
@@ -145,9 +237,8 @@ impl Memory {
                 return unsafe { Mapping::adopt(start, bytes) }.map_err(refused("memory that was brought"));
             }
         };
-        if huge_pages {
-            mapping.advise_huge_pages();
-        }
+        // Advice: a system that knows no such pages goes on.
+        let _ = mapping.advise_huge_pages(huge_pages);
         Ok(mapping)
     }
 
@@ -172,8 +263,32 @@ fn refusal(why: MapError, bytes: usize) -> Invalid {
 }
 
 impl Nodes {
+    /// The memory as it is described, or as much of it as the process's limit has room for where it must; then notes how
+    /// much that was.
+    pub(crate) fn within_limit(&self, memory: &Memory) -> Result<Memory, Invalid> {
+        let room = match &self.limit {
+            Some(limit) if memory.is_within_limit => limit.room(),
+            _ => return Ok(memory.clone()),
+        };
+        // What others of this allocator's were given of the same room, and have not touched yet.
+        let promised = |arena: &&Inner| arena.arena.is_within_limit.then(|| arena.arena.uncommitted());
+        let room = room.saturating_sub(self.ever().iter().filter_map(promised).sum());
+        let wanted = memory.pages().saturating_mul(PAGE_SIZE);
+        if wanted <= room {
+            return Ok(memory.clone());
+        }
+        let why = Invalid::MemoryLimit { wanted, room };
+        let whole = room >> Order::PAGEBLOCK.bytes().ilog2() << PAGEBLOCK_FRAMES.ilog2();
+        if whole == 0 {
+            return Err(why);
+        }
+        self.note(why);
+        Ok(memory.resized(whole))
+    }
+
     /// Maps memory as it is described, or as ordinary memory where that will do; then notes why.
-    pub(crate) fn map(&self, memory: &Memory, huge_pages: bool) -> Result<Mapping, Invalid> {
+    pub(crate) fn map(&self, memory: &Memory) -> Result<Mapping, Invalid> {
+        let huge_pages = self.huge_pages();
         let mapping = memory.map(huge_pages).or_else(|why| {
             let ordinary = memory.ordinary().map(huge_pages);
             if !memory.may_be_ordinary || ordinary.is_err() {
@@ -199,103 +314,5 @@ impl Nodes {
             self.note(why);
         }
         Ok(mapping)
-    }
-}
-
-/// An allocator's piece of memory, for [`Allocator::retire`].
-///
-/// ```
-/// use pagemill::{Allocator, Memory};
-/// let allocator = Allocator::builder().pages(64).build()?;
-/// let more = allocator.add_memory(&Memory::anonymous(512))?;
-/// assert_eq!(allocator.managed_pages().get(), 576);
-/// assert_eq!(allocator.retire(more)?.get(), 0); // no page of it is out
-/// assert_eq!(allocator.managed_pages().get(), 64);
-/// # Ok::<(), pagemill::Error>(())
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ArenaId(usize);
-
-impl Allocator {
-    /// Lets the allocator grow.
-    ///
-    /// # Errors
-    /// As [`Builder::build`](crate::Builder::build).
-    pub fn add_memory(&self, memory: &Memory) -> Result<ArenaId, Error> {
-        let held = registry::lock();
-        let nodes = self.nodes();
-        let lists = nodes.first().lists.another()?;
-        let number = nodes.ever().len();
-        nodes.open(&held, memory, lists, true)?;
-        Ok(ArenaId(number))
-    }
-
-    /// Lets the allocator shrink: nothing more is handed out of that arena, and what is free of it goes back to the
-    /// system; so do pages that come back later, when this is called again. Its address space stays until the allocator
-    /// is closed. Returns how many of its pages are still out.
-    ///
-    /// # Errors
-    /// [`Invalid::LastArena`]: an allocator keeps one.
-    pub fn retire(&self, arena: ArenaId) -> Result<PageCount, Error> {
-        let held = registry::lock();
-        let nodes = self.nodes();
-        let Some(&inner) = nodes.ever().get(arena.0) else { return Err(Invalid::LastArena.into()) };
-        if nodes.all().iter().all(|other| core::ptr::eq(*other, inner)) {
-            return Err(Invalid::LastArena.into());
-        }
-        inner.retired.store(true, Relaxed);
-        inner.shut_lists();
-        nodes.publish(&held);
-        inner.drain_all();
-        inner.give_back();
-        Ok(PageCount::new(inner.out_at_rest()))
-    }
-
-    /// Gives whole free pageblocks (2 MiB) above the high marks back to the system, whatever lists hold included. Their
-    /// address space stays, and they are committed again when they are next touched. Meanwhile they are nobody's: requests
-    /// that do not wait may come back short. Returns the pages that went back.
-    ///
-    /// ```
-    /// use pagemill::{Allocator, Bulk, PageList};
-    /// let allocator = Allocator::builder().pages(4096).build()?;
-    /// let mut pages = PageList::new();
-    /// allocator.alloc_pages_bulk_list(Bulk::exact(4096), &mut pages)?;
-    /// drop(pages);
-    /// assert_eq!(allocator.give_back().get(), 4096);
-    /// # Ok::<(), pagemill::Error>(())
-    /// ```
-    pub fn give_back(&self) -> PageCount {
-        self.nodes().drain_all();
-        PageCount::new(self.nodes().all().iter().map(|inner| inner.give_back()).sum())
-    }
-
-    /// What the system refused when memory was added that need not be as it was described: see
-    /// [`Memory::or_ordinary`].
-    pub fn notes(&self) -> Vec<Error> {
-        self.nodes().notes().into_iter().map(Error::from).collect()
-    }
-
-    /// The file behind an arena made of one, for another process to map.
-    pub fn memfd(&self, arena: ArenaId) -> Option<std::os::fd::BorrowedFd<'_>> {
-        self.nodes().ever().get(arena.0).and_then(|inner| inner.arena.memory().fd())
-    }
-}
-
-impl Inner {
-    /// Takes each whole free pageblock, has the system take its memory back, and returns it to the zone.
-    fn give_back(&self) -> usize {
-        let mut blocks = Vec::new();
-        let floor = if self.is_retired() { 0 } else { self.marks.high };
-        while let Some(pfn) = self.zone.alloc_block(Order::PAGEBLOCK, pagemill_core::Mobility::Unmovable, floor) {
-            blocks.push(pfn);
-        }
-        let mut given = 0;
-        for pfn in blocks {
-            given += self.arena.give_back(pfn.as_u32(), Order::PAGEBLOCK);
-            if self.zone.free_block(pfn, Order::PAGEBLOCK).is_err() {
-                unreachable!("{pfn} was taken a moment ago");
-            }
-        }
-        given
     }
 }

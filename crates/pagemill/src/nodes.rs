@@ -2,7 +2,7 @@
 //! (C3.6, C3.7).
 //!
 //! Stands between a request and the arenas. A plain request takes from the lists of one arena, the nearest: [`here`]
-//! is one look at a word where all CPUs have the same. All others walk a zonelist. Each arena stands there as a zone of
+//! is one look at a word where all CPUs have the same, and else one at the CPU's. All others walk a zonelist. Each arena stands there as a zone of
 //! its own, with its own marks; in dumps, arenas of one node and kind are one zone.
 //!
 //! # Invariants
@@ -13,13 +13,14 @@
 //!
 //! [`here`]: Nodes::here
 use crate::allocator::Inner;
+use crate::idle::Idle;
 use crate::reclaim::Reclaim;
 use crate::wait::Waits;
 use crate::{fault, registry};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use pagemill_core::{CpuId, Error, Gfp, Invalid, NodeId, NodeMask, Policy, zonelist_place};
-use pagemill_sys::Topology;
+use pagemill_sys::{MemoryLimit, Topology};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Where nodes are, and CPUs on them: the system's, or what a test says.
@@ -39,10 +40,22 @@ impl Layout {
         Self { node_of_cpu: vec![NodeId::ZERO; cpus], distances: vec![vec![10]], system_nodes: Vec::new() }
     }
 
-    /// The system's nodes with memory, for `cpus` CPUs; one node where it has one, or does not say.
-    pub(crate) fn of(topology: &Topology, cpus: usize) -> Self {
-        let with_memory = |node: &&pagemill_sys::Node| node.bytes > 0;
-        let nodes: Vec<_> = topology.nodes.iter().filter(with_memory).take(NodeId::COUNT_MAX).collect();
+    /// The system's, for `cpus` CPUs; one node where it does not say.
+    pub(crate) fn of_system(cpus: usize) -> Self {
+        let Ok(topology) = Topology::of_system() else { return Self::flat(cpus) };
+        if topology.nodes.len() < 2 {
+            return Self::flat(cpus);
+        }
+        // Where the process's cpuset cannot be read, memory is asked for everywhere, and what is refused is noted.
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let allowed = mems_allowed(&status);
+        Self::of(&topology, cpus, |node| allowed.as_ref().is_none_or(|allowed| allowed.contains(&node)))
+    }
+
+    /// The nodes with memory that the process may have, by their numbers in the system; one node where it may have one.
+    fn of(topology: &Topology, cpus: usize, is_allowed: impl Fn(usize) -> bool) -> Self {
+        let has_memory = |node: &&pagemill_sys::Node| node.bytes > 0 && is_allowed(node.id);
+        let nodes: Vec<_> = topology.nodes.iter().filter(has_memory).take(NodeId::COUNT_MAX).collect();
         if nodes.len() < 2 {
             return Self::flat(cpus);
         }
@@ -52,7 +65,7 @@ impl Layout {
             row.get(place(to)?).copied()
         };
         let row = |from: usize| nodes.iter().map(|to| distance(from, to.id).unwrap_or(20)).collect();
-        // A CPU of a node without memory belongs to the nearest that has some.
+        // A CPU of a node without memory to be had belongs to the nearest that has some.
         let nearest = |id| (0..nodes.len()).min_by_key(|&at| distance(id, nodes[at].id).unwrap_or(u8::MAX));
         let node_of = |cpu| NodeId::new(nearest(topology.node_of_cpu(cpu)?.id)?);
         Self {
@@ -71,6 +84,12 @@ impl Layout {
     }
 }
 
+/// The system's numbers of the nodes that the process may have memory of (its cpuset), by `/proc/self/status`.
+fn mems_allowed(status: &str) -> Option<Vec<usize>> {
+    let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
+    pagemill_sys::cpus_of(list.trim())
+}
+
 /// The arenas in the order in which requests that prefer each node try them.
 type Zonelists = Vec<Vec<&'static Inner>>;
 
@@ -80,6 +99,8 @@ pub(crate) struct Nodes {
     only: AtomicPtr<Inner>,
     /// The same for each CPU; null where the slow path has to choose.
     by_cpu: Vec<AtomicPtr<Inner>>,
+    /// The arena that was added first, whose lists say which CPU this is.
+    oldest: AtomicPtr<Inner>,
     /// The last one that was published, and those before, which somebody may still walk.
     zonelists: AtomicPtr<Zonelists>,
     walked: Mutex<Vec<&'static Zonelists>>,
@@ -92,19 +113,26 @@ pub(crate) struct Nodes {
     policy: Policy,
     /// Nodes that requests may have memory of (C3.7): the kernel's cpuset.
     allowed: AtomicU64,
-    /// Where the next interleaved page comes from.
+    /// Where the last interleaved page came from.
     turn: AtomicU32,
     pub(crate) waits: Waits,
     pub(crate) reclaim: Reclaim,
     pub(crate) faults: OnceLock<fault::Faults>,
+    /// After how long free memory goes back to the system, if it does.
+    pub(crate) idle: OnceLock<Idle>,
+    /// Is the system asked for 2 MiB pages?
+    huge_pages: bool,
+    /// What the process may commit, if that is limited.
+    pub(crate) limit: Option<MemoryLimit>,
 }
 
 impl Nodes {
     /// Of no arena yet.
-    pub(crate) fn new(layout: Layout, policy: Policy) -> Self {
+    pub(crate) fn new(layout: Layout, policy: Policy, huge_pages: bool) -> Self {
         Self {
             only: AtomicPtr::default(),
             by_cpu: layout.node_of_cpu.iter().map(|_| AtomicPtr::default()).collect(),
+            oldest: AtomicPtr::default(),
             zonelists: AtomicPtr::new(Box::into_raw(Box::default())),
             walked: Mutex::default(),
             made_before: AtomicPtr::default(),
@@ -117,6 +145,9 @@ impl Nodes {
             waits: Waits::default(),
             reclaim: Reclaim::default(),
             faults: OnceLock::new(),
+            idle: OnceLock::new(),
+            huge_pages,
+            limit: MemoryLimit::of_process(),
         }
     }
 
@@ -138,15 +169,20 @@ impl Nodes {
         unsafe { only.as_ref() }.or_else(|| self.here_by_cpu())
     }
 
+    /// Out of line: where there is one node it would be 100 bytes more wherever a page is asked for.
     #[inline(never)]
     fn here_by_cpu(&self) -> Option<&'static Inner> {
         // SAFETY: as in `here`.
-        unsafe { self.by_cpu[self.cpu().get()].load(Acquire).as_ref() }
+        unsafe { self.by_cpu.get(self.cpu().get())?.load(Acquire).as_ref() }
     }
 
     /// The CPU that this runs on.
+    #[inline]
     pub(crate) fn cpu(&self) -> CpuId {
-        self.all().first().map_or(CpuId::new(0), |first| first.lists.here())
+        // Acquire pairs with the Release in `add`.
+        // SAFETY: as in `here`.
+        let oldest = unsafe { self.oldest.load(Acquire).as_ref() };
+        oldest.map_or(CpuId::new(0), |oldest| oldest.lists.here())
     }
     /// The node of the CPU that this runs on.
     pub(crate) fn node(&self) -> NodeId {
@@ -157,6 +193,9 @@ impl Nodes {
     }
     pub(crate) fn policy(&self) -> Policy {
         self.policy
+    }
+    pub(crate) fn huge_pages(&self) -> bool {
+        self.huge_pages
     }
 
     fn zonelists(&self) -> &Zonelists {
@@ -173,9 +212,13 @@ impl Nodes {
     pub(crate) fn all(&self) -> &[&'static Inner] {
         self.zonelist(NodeId::ZERO)
     }
+    /// The same without those that were retired and still stand there: after a fork, what is shared with the parent.
+    pub(crate) fn in_use(&self) -> impl Iterator<Item = &'static Inner> {
+        self.all().iter().copied().filter(|arena| !arena.is_retired())
+    }
     /// The nodes that have memory.
     pub(crate) fn populated(&self) -> NodeMask {
-        self.all().iter().map(|arena| arena.node).collect()
+        self.in_use().map(|arena| arena.node).collect()
     }
     /// Returns all lists' frames to their zones.
     pub(crate) fn drain_all(&self) -> usize {
@@ -195,20 +238,22 @@ impl Nodes {
     }
     /// Changes them. Lists of nodes that are not allowed any more are passed over from now on.
     pub(crate) fn set_allowed(&self, _held: &registry::Writing, nodes: NodeMask) -> Result<(), Invalid> {
-        if !self.all().iter().any(|arena| nodes.contains(arena.node)) {
+        if !self.in_use().any(|arena| nodes.contains(arena.node)) {
             return Err(Invalid::NoSuchNode { nodes: nodes.as_bits() });
         }
         self.allowed.store(nodes.as_bits(), Relaxed);
         self.choose();
+        self.tell_who_waits();
         Ok(())
     }
 
-    /// The next node of an interleaved request.
-    pub(crate) fn take_turn(&self, among: NodeMask) -> Option<NodeId> {
-        let last = NodeId::new(self.turn.load(Relaxed) as usize % NodeId::COUNT_MAX)?;
-        let next = among.and(self.populated()).next_after(last)?;
-        self.turn.store(next.get() as u32, Relaxed);
-        Some(next)
+    /// Takes the next `n` turns, at least one, of nodes that pages come from in turn. Returns whose the first one is.
+    pub(crate) fn take_turns(&self, among: NodeMask, n: usize) -> Option<NodeId> {
+        let steps = n.checked_sub(1)?.checked_rem(among.count())? + 1;
+        let node = |last: u32| NodeId::new(last as usize).and_then(|last| among.next_after(last));
+        let nth = |last| (1..steps).try_fold(node(last)?, |last, _| among.next_after(last));
+        let last = self.turn.fetch_update(Relaxed, Relaxed, |last| nth(last).map(|next| next.get() as u32)).ok()?;
+        node(last)
     }
 
     /// The arena that was added last.
@@ -219,9 +264,22 @@ impl Nodes {
     }
     /// Adds an arena, whose `older` is the newest up to now.
     pub(crate) fn add(&self, held: &registry::Writing, arena: &'static Inner) {
+        let added = core::ptr::from_ref(arena).cast_mut();
+        if self.oldest.load(Relaxed).is_null() {
+            // Release pairs with the Acquire in `cpu`.
+            self.oldest.store(added, Release);
+        }
         // Release pairs with the Acquire in `newest`.
-        self.newest.store(core::ptr::from_ref(arena).cast_mut(), Release);
+        self.newest.store(added, Release);
         self.publish(held);
+        self.tell_who_waits();
+    }
+    /// There may be memory for them that there was not; what comes back of it goes to the zones.
+    fn tell_who_waits(&self) {
+        if self.waits.is_awaited() {
+            self.all().iter().for_each(|arena| arena.shut_lists());
+            self.waits.note_free();
+        }
     }
     /// Every arena that was ever added, retired ones too, in the order in which they came.
     pub(crate) fn ever(&self) -> Vec<&'static Inner> {
@@ -230,11 +288,12 @@ impl Nodes {
         arenas
     }
 
-    /// Remembers what the system refused without that being an error.
+    /// Remembers what the system refused without that being an error; with the registry held.
     pub(crate) fn note(&self, why: Invalid) {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(why);
     }
     pub(crate) fn notes(&self) -> Vec<Invalid> {
+        let _held = registry::lock(); // No fork meets it locked.
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -259,22 +318,22 @@ impl Nodes {
         self.choose();
     }
 
-    /// Chooses whose lists serve the plain requests of each CPU: none where pages of several nodes come in turn.
-    fn choose(&self) {
+    /// Chooses whose lists serve the plain requests of each CPU: none where pages of several nodes come in turn. With the
+    /// registry held. Allocates nothing: the child of a fork comes here before all locks of other libraries are free.
+    pub(crate) fn choose(&self) {
         let allowed = self.allowed().and(self.policy.nodes());
-        let chosen = |cpu| {
-            let from = self.policy.first(self.layout.node_of(CpuId::new(cpu)));
-            let first = self.zonelist(from).iter().find(|arena| allowed.contains(arena.node));
+        let chosen = |cpu: usize| {
+            let from = self.policy.first(self.layout.node_of(CpuId::new(cpu as u32)));
+            let first = self.zonelist(from).iter().find(|arena| allowed.contains(arena.node) && !arena.is_retired());
             match (self.policy, first) {
                 (Policy::Interleave(_), _) | (_, None) => core::ptr::null_mut(),
                 (_, Some(&arena)) => core::ptr::from_ref::<Inner>(arena).cast_mut(),
             }
         };
-        let chosen: Vec<*mut Inner> = (0..self.by_cpu.len() as u32).map(chosen).collect();
-        let is_same = chosen.windows(2).all(|pair| pair[0] == pair[1]);
         // Where CPUs differ, each looks at its own, which is set first. Release pairs with the Acquire in `here`.
-        self.by_cpu.iter().zip(&chosen).for_each(|(slot, &arena)| slot.store(arena, Release));
-        self.only.store(chosen.first().copied().filter(|_| is_same).unwrap_or_default(), Release);
+        (0..).zip(&self.by_cpu).for_each(|(cpu, slot)| slot.store(chosen(cpu), Release));
+        let is_same = (0..self.by_cpu.len()).all(|cpu| chosen(cpu) == chosen(0));
+        self.only.store(if is_same { chosen(0) } else { core::ptr::null_mut() }, Release);
     }
 
     /// Refuses flags that no arena here can honour.
@@ -283,7 +342,7 @@ impl Nodes {
     /// [`Invalid::GfpConflict`], [`Invalid::GfpUnsupported`].
     pub(crate) fn check(&self, gfp: Gfp) -> Result<(), Error> {
         gfp.check()?;
-        if gfp.contains(Gfp::DMA32) && !self.all().iter().any(|arena| arena.kind.serves(gfp)) {
+        if gfp.contains(Gfp::DMA32) && !self.in_use().any(|arena| arena.kind.serves(gfp)) {
             return Err(Invalid::GfpUnsupported("DMA32").into());
         }
         Ok(())
@@ -292,7 +351,7 @@ impl Nodes {
 
 #[cfg(test)]
 mod tests {
-    use super::Layout;
+    use super::{Layout, mems_allowed};
     use pagemill_core::NodeId;
     use pagemill_sys::{Node, Topology};
 
@@ -304,7 +363,8 @@ mod tests {
     fn nodes_with_gaps_and_without_memory() {
         let nodes = vec![node(0, &[0, 1], 1 << 30), node(2, &[2], 0), node(5, &[3], 1 << 30)];
         let distances = vec![vec![10, 30, 20], vec![30, 10, 15], vec![20, 15, 10]];
-        let layout = Layout::of(&Topology { nodes, distances }, 5);
+        let topology = Topology { nodes, distances };
+        let layout = Layout::of(&topology, 5, |_| true);
         assert_eq!(layout.system_nodes, [0, 5]);
         // CPU 2's node has no memory, and node 5 is nearer to it; CPU 4 is nowhere.
         assert_eq!(layout.node_of_cpu.iter().map(|node| node.get()).collect::<Vec<_>>(), [0, 0, 1, 1, 0]);
@@ -315,6 +375,27 @@ mod tests {
     #[test]
     fn one_node_is_not_bound_to() {
         let topology = Topology { nodes: vec![node(0, &[0], 1 << 30)], distances: vec![vec![10]] };
-        assert_eq!(Layout::of(&topology, 2), Layout::flat(2));
+        assert_eq!(Layout::of(&topology, 2, |_| true), Layout::flat(2));
+    }
+
+    /// C3.7: what a cpuset forbids is nobody's node, and its CPUs belong to the nearest that is left.
+    #[test]
+    fn nodes_that_the_process_may_not_have_are_left_out() {
+        let nodes = (0..3).map(|id| node(id, &[id], 1 << 30)).collect();
+        let distances = vec![vec![10, 20, 30], vec![20, 10, 15], vec![30, 15, 10]];
+        let topology = Topology { nodes, distances };
+        let of = |status: &str| {
+            let allowed = mems_allowed(status).unwrap();
+            Layout::of(&topology, 3, |node| allowed.contains(&node))
+        };
+        let layout = of("Cpus_allowed_list:\t0-1\nMems_allowed_list:\t0,2\nthreads:\t1\n");
+        assert_eq!(layout.system_nodes, [0, 2]);
+        assert_eq!(layout.node_of_cpu.iter().map(|node| node.get()).collect::<Vec<_>>(), [0, 1, 1]);
+        assert_eq!(layout.distances, [[10, 30], [30, 10]]);
+        assert_eq!(of("Mems_allowed_list:\t1\n"), Layout::flat(3));
+        assert_eq!((mems_allowed("Name:\tx\n"), mems_allowed("Mems_allowed_list:\tx\n")), (None, None));
+        // And this process's own can be read.
+        let own = mems_allowed(&std::fs::read_to_string("/proc/self/status").unwrap());
+        assert!(own.is_some_and(|own| !own.is_empty()));
     }
 }

@@ -3,12 +3,14 @@
 //! The fast path is inlined into the caller: one section, one state, one address. Everything else is cold and out of
 //! line (C3.15).
 use crate::allocator::{Allocator, Inner};
-use crate::free::finish;
+use crate::arena::Arena;
+use crate::free::{finish, free_page};
 use crate::handle::{Block, Page, sealed::Word};
 use crate::misuse::misuse;
 use crate::slow::Ask;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Error, FrameState, Gfp, Level, MisuseKind, Mobility, Order, Pfn, SlowEvent, step};
+use pagemill_sys::lists::BulkCall;
 use pagemill_sys::{Batch, CpuStats, Frames, Load};
 
 impl Allocator {
@@ -29,7 +31,7 @@ impl Allocator {
     pub fn alloc_page(&self, gfp: Gfp) -> Result<Page, Error> {
         step!("Allocator::alloc_page");
         let nodes = self.nodes();
-        let addr = match nodes.here().and_then(|inner| inner.pop_one(gfp).map(|pfn| inner.arena.addr_of(pfn))) {
+        let addr = match nodes.here().and_then(|inner| inner.pop_one(gfp)).map(|(arena, pfn)| arena.addr_of(pfn)) {
             Some(addr) => addr,
             None => nodes.alloc_page_slow(gfp, || self.weak())?,
         };
@@ -66,19 +68,48 @@ impl Inner {
         &self.lists.cpu(self.lists.here()).stats
     }
 
-    /// The fast path: a frame of this CPU's list, marked as handed out; none where there is more to do.
+    /// The fast path: a frame of this CPU's list and its arena, marked as handed out; none where there is more to do.
     #[inline]
-    pub(crate) fn pop_one(&self, gfp: Gfp) -> Option<u32> {
+    pub(crate) fn pop_one(&self, gfp: Gfp) -> Option<(&'static Arena, u32)> {
         if !gfp.is_plain() {
             return None;
         }
         let mobility = gfp.mobility();
         let pfn = self.lists.pop(mobility)?;
-        if !self.arena.hand_out(pfn, mobility) {
+        let arena = self.arena;
+        if !arena.hand_out(pfn, mobility) {
             self.quarantine(pfn);
             return None;
         }
-        Some(pfn)
+        Some((arena, pfn))
+    }
+
+    /// The same for `n` frames, at most a batch's worth, that follow each other; counted as a bulk call.
+    #[inline]
+    pub(crate) fn pop_run(&self, gfp: Gfp, n: usize) -> Option<(&'static Arena, u32)> {
+        if !gfp.is_plain() {
+            return None;
+        }
+        let mobility = gfp.mobility();
+        let first = self.lists.pop_run(mobility, n)?;
+        let arena = self.arena;
+        if !arena.hand_out_run(first, n, mobility) {
+            self.return_sound(first, n, mobility);
+            return None;
+        }
+        self.lists.count_bulk(BulkCall::Alloc, n);
+        Some((arena, first))
+    }
+
+    /// Puts those of `n` frames aside that somebody has, and the others back.
+    #[cold]
+    #[inline(never)]
+    fn return_sound(&self, first: u32, n: usize, mobility: Mobility) {
+        let mut batch = Batch::new();
+        batch.push_run(first, n);
+        self.arena.hand_out_batch(&mut batch, mobility, |pfn| self.quarantine(pfn));
+        // They were prepared a moment ago: nothing to refuse.
+        batch.as_slice().iter().for_each(|&pfn| _ = free_page(self.arena.addr_of(pfn)));
     }
 
     /// One frame of the request's mobility: from the list, or with a batch for the list from the zone.
@@ -155,10 +186,14 @@ impl Inner {
         // One trip for all. The last part is the caller's, the rest goes on the list: so when the caller's pages come
         // back, on top of the others, the list is in order again, and whole runs are taken from it.
         let mut load = Load::new();
-        // While free memory falls, so does what lists take of it: a quarter of what lies above the mark at most.
+        // While free memory falls, so does what lists take of it: a quarter of what lies above low at most, and nothing
+        // below.
         let floor = self.marks.floor(gfp, level);
-        let above = self.zone.free_frames().saturating_sub(floor as usize);
-        let share = if self.marks.low > 0 { (above / 4).min(policy.batch as usize) } else { policy.batch as usize };
+        let share = match self.marks.floor(Gfp::NOWAIT, Level::Low) as usize {
+            0 => policy.batch as usize,
+            _ if level == Level::Min || self.is_low.load(Relaxed) => 0,
+            low => (self.zone.free_frames().saturating_sub(low) / 4).min(policy.batch as usize),
+        };
         self.take_from_zone(&list.bound, want.max(share), mobility, floor, &mut load);
         let kept = load.len().saturating_sub(want);
         load.as_slice()[kept..].iter().for_each(|&pfn| batch.push(pfn));
@@ -175,7 +210,12 @@ impl Inner {
         for start in (0..load.len()).step_by(Batch::CAPACITY) {
             let end = load.len().min(start + Batch::CAPACITY);
             let list = self.lists.list_here(mobility);
-            if !self.lists.push_n(mobility, load, start..end) {
+            // In order as a rule: then the list knows it, and bulk requests take them so.
+            let is_put = match load.run_in(start..end) {
+                Some(first) => self.lists.push_run(mobility, first, end - start),
+                None => self.lists.push_n(mobility, load, start..end),
+            };
+            if !is_put {
                 return self.give_to_zone(&load.as_slice()[start..]);
             }
             // Afterwards, so that frames under way never look as if they were out.
@@ -254,8 +294,9 @@ impl Inner {
     pub(crate) fn overflow(&self, mobility: Mobility, batch: &Batch) {
         self.check_generation();
         let cpu = self.lists.cpu(self.lists.here());
-        if self.nodes.waits.is_awaited() || self.is_retired() {
-            // Others wait for it, or the system does: past the list.
+        self.open_lists_above_high();
+        if self.goes_past_lists() {
+            // Others wait for it, it is a reserve's, or the system is to have it: past the list.
             cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
             return self.give_to_zone(batch.as_slice());
         }

@@ -4,16 +4,21 @@
 //! Shrinkers are called without any lock of Pagemill's held; they may free, and may not allocate in a way that reclaims
 //! again. Direct reclaim goes in rounds, whose number the request's flags bound; background reclaim is a thread that
 //! the builder starts, or [`Allocator::reclaim_step`], which a program calls when it likes.
+//!
+//! What is locked here is locked by whoever holds the registry alone: so no fork meets it locked, and the child goes on
+//! with it.
 use crate::allocator::{Allocator, Inner};
-use crate::fork;
 use crate::nodes::Nodes;
+use crate::{fork, registry};
 use core::cell::Cell;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU64};
+use core::mem::ManuallyDrop;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use pagemill_core::{Gfp, PageCount};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Something that can give pages back when memory is short: a cache.
 ///
@@ -42,6 +47,10 @@ use std::time::Duration;
 pub trait Shrinker: Send + Sync {
     /// Frees about as many pages as are wanted, and says how many it freed. It may free others, and may allocate with
     /// flags that neither wait nor reclaim.
+    ///
+    /// What it says is believed for statistics alone: a request asks again, a bounded number of times, until it is served.
+    /// If it panics, that unwinds through the request that reclaims; the background thread lets it be reported, and asks
+    /// again at its next round.
     fn shrink(&self, wanted: Shrink) -> usize;
     /// What it has to do for that. It is not called for requests whose flags exclude it.
     fn does(&self) -> ShrinkerDoes {
@@ -52,7 +61,19 @@ pub trait Shrinker: Send + Sync {
 /// What a shrinker has to do to give pages back.
 ///
 /// ```
-/// assert!(pagemill::ShrinkerDoes::Nothing != pagemill::ShrinkerDoes::Io);
+/// use pagemill::{Shrink, Shrinker, ShrinkerDoes};
+/// struct DirtyPages;
+/// impl Shrinker for DirtyPages {
+///     fn shrink(&self, wanted: Shrink) -> usize {
+///         # let written_back = |_: usize| 0;
+///         written_back(wanted.pages) // to a block device
+///     }
+///     // Whoever does that I/O asks for memory with NOIO: it is not to come back here.
+///     fn does(&self) -> ShrinkerDoes {
+///         ShrinkerDoes::Io
+///     }
+/// }
+/// assert_eq!(DirtyPages.does(), ShrinkerDoes::Io);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ShrinkerDoes {
@@ -77,9 +98,24 @@ impl ShrinkerDoes {
 /// What a shrinker is asked for.
 ///
 /// ```
-/// # struct None_; impl pagemill::Shrinker for None_ { fn shrink(&self, wanted: pagemill::Shrink) -> usize {
-/// assert!(wanted.pages > 0);
-/// # 0 } }
+/// use pagemill::{Allocator, Gfp, Shrink, Shrinker};
+/// use std::sync::{Arc, Mutex};
+/// struct Witness(Mutex<Vec<Shrink>>);
+/// impl Shrinker for Witness {
+///     fn shrink(&self, wanted: Shrink) -> usize {
+///         self.0.lock().unwrap().push(wanted);
+///         0
+///     }
+/// }
+/// let allocator = Allocator::builder().pages(8).build()?;
+/// let witness = Arc::new(Witness(Mutex::default()));
+/// let registered = allocator.register_shrinker(witness.clone());
+/// let order = pagemill::Order::new(4)?; // more than there is
+/// assert!(allocator.alloc_pages(Gfp::NOIO | Gfp::NORETRY, order).is_err());
+/// let asked = witness.0.lock().unwrap()[0];
+/// assert!(asked.pages >= 16 && !asked.gfp.may_io());
+/// # drop(registered);
+/// # Ok::<(), pagemill::Error>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -102,9 +138,8 @@ impl Drop for Registered {
     /// Waits for nobody: a call that is under way ends on its own.
     fn drop(&mut self) {
         let reclaim = &self.allocator.nodes().reclaim;
-        let mut shrinkers = reclaim.shrinkers.lock().unwrap_or_else(PoisonError::into_inner);
-        let shrinker = shrinkers.iter().position(|(number, _)| *number == self.number).map(|at| shrinkers.remove(at));
-        drop(shrinkers);
+        let is_this = |(number, _): &Numbered| *number == self.number;
+        let shrinker = reclaim.change(|shrinkers| Some(shrinkers.remove(shrinkers.iter().position(is_this)?)));
         drop(shrinker); // Perhaps the last of it, with pages: not under the lock.
     }
 }
@@ -115,7 +150,9 @@ type Numbered = (u64, Arc<dyn Shrinker>);
 #[derive(Default)]
 pub(crate) struct Reclaim {
     shrinkers: Mutex<Vec<Numbered>>,
-    registered: AtomicU64,
+    /// How many those are.
+    registered: AtomicUsize,
+    next_number: AtomicU64,
     background: Mutex<Option<Background>>,
     /// Is there to be a thread?
     is_wanted: AtomicBool,
@@ -132,7 +169,8 @@ impl core::fmt::Debug for Reclaim {
 
 #[derive(Debug)]
 struct Background {
-    thread: JoinHandle<()>,
+    /// Not to be joined, detached or dropped in the child of a fork, where there is no such thread.
+    thread: ManuallyDrop<JoinHandle<()>>,
     is_over: Arc<AtomicBool>,
     /// The fork in whose process it runs.
     generation: u64,
@@ -155,14 +193,23 @@ const LOOK: Duration = Duration::from_millis(200);
 
 impl Reclaim {
     pub(crate) fn has_shrinkers(&self) -> bool {
-        !self.shrinkers.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.registered.load(Relaxed) > 0
+    }
+
+    /// Adds or removes one.
+    fn change<T>(&self, change: impl FnOnce(&mut Vec<Numbered>) -> T) -> T {
+        let held = registry::lock();
+        let mut shrinkers = locked(&self.shrinkers, &held);
+        let changed = change(&mut shrinkers);
+        self.registered.store(shrinkers.len(), Relaxed);
+        changed
     }
 
     /// One round: every shrinker that the flags allow, until `pages` came back. Returns how many did.
     fn round(&self, gfp: Gfp, pages: usize) -> usize {
         let shrinkers: Vec<Arc<dyn Shrinker>> = {
-            let shrinkers = self.shrinkers.lock().unwrap_or_else(PoisonError::into_inner);
-            shrinkers.iter().map(|(_, shrinker)| shrinker.clone()).collect()
+            let held = registry::lock();
+            locked(&self.shrinkers, &held).iter().map(|(_, shrinker)| shrinker.clone()).collect()
         };
         struct Over(bool);
         impl Drop for Over {
@@ -173,7 +220,7 @@ impl Reclaim {
         let _over = Over(IS_RECLAIMING.replace(true));
         let mut got = 0;
         for shrinker in shrinkers.iter().filter(|shrinker| shrinker.does().is_allowed(gfp)) {
-            got += shrinker.shrink(Shrink { pages: pages - got, gfp });
+            got = shrinker.shrink(Shrink { pages: pages - got, gfp }).saturating_add(got);
             if got >= pages {
                 break;
             }
@@ -188,36 +235,48 @@ impl Reclaim {
         self.round(gfp, pages.max(PAGES_AT_ONCE))
     }
 
-    /// Has the background thread look, if there is to be one; starts it again in the child of a fork.
-    pub(crate) fn wake(&self, allocator: impl FnOnce() -> Option<WeakAllocator>) {
-        // Acquire pairs with the Release in `start`.
+    /// Has the background thread look, if there is to be one. `owner`, which a request names that may wait, starts it
+    /// again in the child of a fork; others start nothing: they may be signal handlers.
+    pub(crate) fn wake(&self, owner: Option<&dyn Fn() -> WeakAllocator>) {
+        // Acquire pairs with the Release in `start_reclaim`.
         if !self.is_wanted.load(Acquire) {
             return;
         }
-        // A signal handler may have interrupted the holder: then that one looks anyway.
-        let Ok(mut background) = self.background.try_lock() else { return };
-        match &*background {
-            Some(running) if running.generation == fork::generation() => running.thread.thread().unpark(),
-            Some(_) | None => {
-                if let Some(allocator) = allocator() {
-                    *background = start(allocator);
-                }
-            }
+        // Held by others, the thread is woken by the next request, or looks by itself.
+        let Some(held) = registry::try_lock() else { return };
+        let mut background = locked(&self.background, &held);
+        match (&*background, owner) {
+            (Some(running), _) if running.is_here() => running.thread.thread().unpark(),
+            (_, Some(owner)) => *background = start(owner()),
+            _ => {}
         }
     }
 
     /// Ends the thread.
     pub(crate) fn stop(&self) {
         self.is_wanted.store(false, Release);
-        let background = self.background.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(running) = background.filter(|running| running.generation == fork::generation()) {
+        let background = locked(&self.background, &registry::lock()).take();
+        if let Some(running) = background.filter(Background::is_here) {
             running.is_over.store(true, Release);
-            running.thread.thread().unpark();
-            if running.thread.thread().id() != std::thread::current().id() {
-                let _ = running.thread.join(); // A shrinker that panicked has said so.
+            let thread = ManuallyDrop::into_inner(running.thread);
+            thread.thread().unpark();
+            // The last owner may be the thread itself, between two looks: it ends by itself then.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
             }
         }
     }
+}
+
+impl Background {
+    /// Does it run in this process, not in the one that this was forked from?
+    fn is_here(&self) -> bool {
+        self.generation == fork::generation()
+    }
+}
+
+fn locked<'m, T>(lock: &'m Mutex<T>, _held: &'m registry::Writing) -> MutexGuard<'m, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the thread holds: not what keeps the allocator open.
@@ -229,29 +288,35 @@ fn start(allocator: WeakAllocator) -> Option<Background> {
     let thread = std::thread::Builder::new().name("pagemill-reclaim".into()).spawn(move || {
         while !over.load(Acquire) {
             match allocator.upgrade() {
-                Some(owner) => owner.nodes().balance(),
+                Some(owner) => {
+                    // A shrinker's panic has been reported when it comes here: it ends this round, not the thread.
+                    let _ = catch_unwind(AssertUnwindSafe(|| owner.nodes().balance()));
+                    owner.nodes().give_back_idle(Instant::now())
+                }
                 None => return,
             };
             std::thread::park_timeout(LOOK);
         }
     });
-    Some(Background { thread: thread.ok()?, is_over, generation: fork::generation() })
+    Some(Background { thread: ManuallyDrop::new(thread.ok()?), is_over, generation: fork::generation() })
 }
 
 impl Nodes {
-    /// Reclaims until every arena is above its high mark, or nothing more comes. Returns the pages that came.
+    /// Reclaims until every arena is above its high mark, or a round leaves no more free than before, whatever shrinkers
+    /// say that they freed. Returns the pages that came, as they say.
     pub(crate) fn balance(&self) -> usize {
-        let mut pages = 0;
-        while let Some(missing) = self.all().iter().map(|arena| arena.below_high()).max().filter(|&missing| missing > 0)
-        {
+        // Those of retired arenas too: a round that freed theirs may be followed by one that helps.
+        let free = || self.ever().iter().map(|arena| arena.zone.free_frames()).sum::<usize>();
+        let mut pages = 0_usize;
+        while let Some(missing) = self.in_use().map(Inner::below_high).max().filter(|&missing| missing > 0) {
+            let before = free();
             self.reclaim.background_runs.fetch_add(1, Relaxed);
-            let got = self.reclaim.round(Gfp::KERNEL, missing.max(PAGES_AT_ONCE));
-            if got == 0 {
+            pages = pages.saturating_add(self.reclaim.round(Gfp::KERNEL, missing.max(PAGES_AT_ONCE)));
+            // They went to the lists of this CPU, as a rule.
+            self.drain_all();
+            if free() <= before {
                 break;
             }
-            // They went to the lists of this CPU, as a rule.
-            self.all().iter().for_each(|arena| _ = arena.drain_all());
-            pages += got;
         }
         pages
     }
@@ -268,29 +333,53 @@ impl Allocator {
     /// Has `shrinker` called when memory is short, until what this returns is dropped.
     pub fn register_shrinker(&self, shrinker: Arc<dyn Shrinker>) -> Registered {
         let reclaim = &self.nodes().reclaim;
-        let number = reclaim.registered.fetch_add(1, Relaxed);
-        reclaim.shrinkers.lock().unwrap_or_else(PoisonError::into_inner).push((number, shrinker));
+        let number = reclaim.next_number.fetch_add(1, Relaxed);
+        reclaim.change(|shrinkers| shrinkers.push((number, shrinker)));
         Registered { allocator: self.clone(), number }
     }
 
     /// What the background thread does when it is woken, for programs that would rather do it themselves: reclaims
-    /// until every zone is above its high mark, or nothing more comes. Returns the pages that came.
+    /// until every zone is above its high mark, or nothing more comes, and [gives back](Self::give_back_idle) what was free
+    /// for long. Returns the pages that came.
     ///
     /// ```
-    /// let allocator = pagemill::Allocator::builder().pages(64).build()?;
+    /// use pagemill::{Allocator, Gfp, Memory, Page, Shrink, Shrinker, Watermarks};
+    /// use std::sync::{Arc, Mutex};
+    /// struct Cache(Mutex<Vec<Page>>);
+    /// impl Shrinker for Cache {
+    ///     fn shrink(&self, wanted: Shrink) -> usize {
+    ///         let mut pages = self.0.lock().unwrap();
+    ///         let rest = pages.len().saturating_sub(wanted.pages);
+    ///         pages.drain(rest..).count()
+    ///     }
+    /// }
+    /// let memory = Memory::anonymous(512).watermarks(Watermarks::above(40)); // low 50, high 60
+    /// let allocator = Allocator::builder().memory(memory).build()?;
     /// assert_eq!(allocator.reclaim_step().get(), 0); // above its marks
+    /// // Down to the lowest mark.
+    /// let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+    /// assert_eq!(pages.len(), 512 - 40);
+    /// let cache = Arc::new(Cache(Mutex::new(pages)));
+    /// let registered = allocator.register_shrinker(cache.clone());
+    /// // A program's own loop calls this now and then; up to the high mark.
+    /// assert!(allocator.reclaim_step().get() >= 20);
+    /// allocator.drain();
+    /// assert!(allocator.stats().free >= 60);
+    /// # drop(registered);
+    /// # cache.0.lock().unwrap().clear();
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn reclaim_step(&self) -> PageCount {
-        PageCount::new(self.nodes().balance())
+        let came = self.nodes().balance();
+        self.nodes().give_back_idle(Instant::now());
+        PageCount::new(came)
     }
 
     /// Starts the background thread, which looks when a zone falls below its low mark.
-    pub(crate) fn start_reclaim(&self) {
+    pub(crate) fn start_reclaim(&self, held: &registry::Writing) {
         let reclaim = &self.nodes().reclaim;
-        // Release pairs with the Acquire in `wake`; AcqRel in the swap keeps it to one thread.
-        if !reclaim.is_wanted.swap(true, AcqRel) {
-            *reclaim.background.lock().unwrap_or_else(PoisonError::into_inner) = start(self.weak());
-        }
+        *locked(&reclaim.background, held) = start(self.weak());
+        // Release pairs with the Acquire in `wake`.
+        reclaim.is_wanted.store(true, Release);
     }
 }

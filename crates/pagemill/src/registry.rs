@@ -66,11 +66,18 @@ impl Recent {
 /// The arena that has this address, if one does, and the number of the frame there.
 #[inline]
 pub(crate) fn by_address(addr: usize) -> Option<(&'static Arena, u32)> {
-    step!("registry::by_address");
-    match Recent::here().arena() {
-        Some(recent) if recent.contains(addr) => Some((recent, recent.pfn_of(addr))),
-        _ => by_levels(addr),
+    match recent(addr) {
+        None => by_levels(addr),
+        found => found,
     }
+}
+
+/// The same, if it is the arena that this CPU met last: as a rule it is.
+#[inline]
+pub(crate) fn recent(addr: usize) -> Option<(&'static Arena, u32)> {
+    step!("registry::recent");
+    let arena = Recent::here().arena()?;
+    if arena.contains(addr) { Some((arena, arena.pfn_of(addr))) } else { None }
 }
 
 #[cold]
@@ -193,6 +200,13 @@ pub(crate) fn lock() -> Writing {
     crate::fork::watch();
     lock_for_fork();
     Writing
+}
+
+/// The same, if nobody holds it just now.
+pub(crate) fn try_lock() -> Option<Writing> {
+    crate::fork::watch();
+    // Acquire as in `lock_for_fork`.
+    WRITING.compare_exchange(false, true, Acquire, Relaxed).ok().map(|_| Writing)
 }
 
 /// Nobody changes the registry until [`unlock_after_fork`].

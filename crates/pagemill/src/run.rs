@@ -1,7 +1,7 @@
 //! Contiguous runs of blocks: what an I/O vector wants, with as few entries as can be.
 use crate::bulk::word_of;
-use crate::free::free_run;
-use crate::handle::{Owned, Page, Pages};
+use crate::free::{free_page, free_run};
+use crate::handle::{Owned, Page, Pages, addr_of_word};
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use pagemill_core::{Order, PAGE_SIZE};
@@ -16,6 +16,7 @@ use pagemill_sys::Batch;
 /// for run in &mut runs {
 ///     run.as_mut_bytes().fill(7);
 ///     assert_eq!(run.as_bytes().len(), run.len() * 4096);
+///     assert_eq!(run.as_ptr().addr(), run.addr());
 /// }
 /// # Ok::<(), pagemill::Error>(())
 /// ```
@@ -28,6 +29,11 @@ pub struct Run<T: Owned> {
 }
 
 impl<T: Owned> Run<T> {
+    /// A page that belongs to nobody.
+    #[inline]
+    pub(crate) fn of_page(addr: usize) -> Self {
+        Self { addr, blocks: 1, order: Order::ZERO, _owns: PhantomData }
+    }
     /// How many blocks it has.
     #[expect(clippy::len_without_is_empty, reason = "a run has at least one block")]
     pub fn len(&self) -> usize {
@@ -41,6 +47,10 @@ impl<T: Owned> Run<T> {
     pub fn addr(&self) -> usize {
         self.addr
     }
+    /// Its first byte.
+    pub fn as_ptr(&self) -> *const u8 {
+        core::ptr::with_exposed_provenance(self.addr)
+    }
     /// Its first byte, to be written.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         core::ptr::with_exposed_provenance_mut(self.addr)
@@ -48,7 +58,7 @@ impl<T: Owned> Run<T> {
     /// Its memory.
     pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: the run owns its blocks, which are neighbours; mapped memory is initialised.
-        unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(self.addr), self.bytes()) }
+        unsafe { core::slice::from_raw_parts(self.as_ptr(), self.bytes()) }
     }
     /// Its memory, to be written.
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
@@ -68,6 +78,10 @@ impl Run<Page> {
 impl<T: Owned> Drop for Run<T> {
     #[inline]
     fn drop(&mut self) {
+        if self.blocks == 1 && self.order == Order::ZERO {
+            let _ = free_page(self.addr); // Reported on its way, as below.
+            return;
+        }
         free_run(self.addr, self.blocks, self.order);
     }
 }
@@ -89,19 +103,24 @@ impl<'v, T: Owned> Runs<'v, T> {
     #[inline]
     pub(crate) fn push_batch(&mut self, zero: usize, batch: &Batch, run: Option<u32>) {
         if let Some(first) = run {
-            return self.push(word_of(zero, first), batch.len());
+            return self.extend(word_of(zero, first), batch.len());
         }
         let mut pfns = batch.as_slice();
         while let Some(&first) = pfns.first() {
             let step = self.order.frames();
             let n = run_length(pfns, step);
-            self.push(word_of(zero, first), n);
+            self.extend(word_of(zero, first), n);
             pfns = &pfns[n..];
         }
     }
 
+    /// Adds one block.
+    pub(crate) fn push(&mut self, block: T) {
+        self.extend(addr_of_word(block.into_word()), 1);
+    }
+
     #[inline]
-    fn push(&mut self, addr: usize, blocks: usize) {
+    pub(crate) fn extend(&mut self, addr: usize, blocks: usize) {
         if self.runs.len() > self.before
             && let Some(last) = self.runs.last_mut()
             && last.addr + last.bytes() == addr
@@ -109,7 +128,11 @@ impl<'v, T: Owned> Runs<'v, T> {
             last.blocks += blocks;
             return;
         }
-        self.runs.push(Run { addr, blocks, order: self.order, _owns: PhantomData });
+        // Written in its place: a run that is made elsewhere and copied would wait for its own parts.
+        self.runs.reserve(1);
+        self.runs.spare_capacity_mut()[0].write(Run { addr, blocks, order: self.order, _owns: PhantomData });
+        // SAFETY: one more is initialised.
+        unsafe { self.runs.set_len(self.runs.len() + 1) };
     }
 
     /// Frees what was added.

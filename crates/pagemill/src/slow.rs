@@ -3,10 +3,10 @@
 //! Cold and out of line as a whole. Bulk requests come here for one block at a time, when nothing is left in bulk.
 use crate::allocator::Inner;
 use crate::nodes::Nodes;
-use crate::reclaim::{self, WeakAllocator as WeakOwner};
-use crate::wait::Patience;
+use crate::reclaim::{self, WeakAllocator};
+use crate::wait::{Cancel, Patience};
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Order, Policy, step};
+use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Order, Policy, Why, step};
 
 /// What a request may have, and from where.
 #[derive(Clone, Copy, Debug)]
@@ -25,15 +25,18 @@ impl<'c> Ask<'c> {
         Self { gfp, order, nodes: NodeMask::ALL, policy: nodes.policy(), patience: Patience::default() }
     }
 
-    /// The node to begin with. `THISNODE` without another word is that of the caller's CPU.
-    pub(crate) fn first_node(&self, nodes: &Nodes) -> NodeId {
+    /// The nodes that its blocks come from in turn; none where they don't.
+    pub(crate) fn among(&self, nodes: &Nodes) -> NodeMask {
         match self.policy {
-            Policy::Interleave(among) => {
-                let among = among.and(self.nodes).and(nodes.allowed());
-                nodes.take_turn(among).unwrap_or(nodes.node())
-            }
-            policy => policy.first(nodes.node()),
+            Policy::Interleave(among) => among.and(self.nodes).and(nodes.allowed()).and(nodes.populated()),
+            _ => NodeMask::NONE,
         }
+    }
+
+    /// The node to begin with, for `n` blocks: where they come from nodes in turn, each takes one. `THISNODE` without
+    /// another word is that of the caller's CPU.
+    pub(crate) fn first_node(&self, nodes: &Nodes, n: usize) -> NodeId {
+        nodes.take_turns(self.among(nodes), n).unwrap_or_else(|| self.policy.first(nodes.node()))
     }
 
     /// May it have memory of this arena, just now?
@@ -47,7 +50,8 @@ impl<'c> Ask<'c> {
     }
 }
 
-/// Rounds of reclaim without a page before a request gives up: as many as the kernel's `MAX_RECLAIM_RETRIES`.
+/// Rounds of reclaim that leave a request unserved, whatever shrinkers say that they freed, before it stands in line, and
+/// there once more before it gives up: as many as the kernel's `MAX_RECLAIM_RETRIES`.
 const ROUNDS: u32 = 16;
 /// How often a request looks again for frames that others have in their hands, on the way between a list and the zone:
 /// at once at first, then every 50 us, 20 ms in all, in which even a thread that was preempted with frames in its hands
@@ -62,19 +66,46 @@ impl Nodes {
     /// The address of one page, for a request that its CPU's list could not serve.
     #[cold]
     #[inline(never)]
-    pub(crate) fn alloc_page_slow(&self, gfp: Gfp, owner: impl FnOnce() -> WeakOwner) -> Result<usize, Error> {
+    pub(crate) fn alloc_page_slow(&self, gfp: Gfp, owner: impl Fn() -> WeakAllocator) -> Result<usize, Error> {
         step!("Nodes::alloc_page_slow");
         self.alloc_block(&Ask::plain(self, gfp, Order::ZERO), owner)
     }
 
     /// The address of one block.
-    pub(crate) fn alloc_block(&self, ask: &Ask<'_>, owner: impl FnOnce() -> WeakOwner) -> Result<usize, Error> {
+    pub(crate) fn alloc_block(&self, ask: &Ask<'_>, owner: impl Fn() -> WeakAllocator) -> Result<usize, Error> {
         self.check(ask.gfp)?;
-        if let Some((arena, pfn)) = self.take_one(ask, owner)? {
+        if ask.gfp.contains(Gfp::ACCOUNT) {
+            return Err(Invalid::NoAccount.into());
+        }
+        if let Some((arena, pfn)) = self.take_one(ask, ask.first_node(self, 1), &owner)? {
             return Ok(arena.arena.addr_of(pfn));
         }
         self.count_shortfall();
-        Err(Exhausted { wanted: 1, got: 0, order: ask.order.get() }.into())
+        Err(Exhausted { wanted: 1, got: 0, order: ask.order.get(), why: self.why(ask) }.into())
+    }
+
+    /// Why a request got no more (C3.4).
+    #[cold]
+    pub(crate) fn why(&self, ask: &Ask<'_>) -> Why {
+        let from = ask.policy.first(self.node());
+        let zones = || self.zonelist(from).iter().filter(|arena| ask.allows(self, from, arena));
+        let floor = |arena: &Inner| arena.marks.floor(ask.gfp, Level::Min) as usize;
+        let is_enough = |arena: &Inner| arena.zone.free_frames() >= floor(arena) + ask.order.frames() as usize;
+        if ask.patience.cancel.is_some_and(Cancel::is_cancelled) {
+            Why::Cancelled
+        } else if ask.gfp.may_wait() && reclaim::is_reclaiming() {
+            Why::Reclaiming
+        } else if zones().next().is_none() {
+            Why::NotAllowed
+        } else if self.has_failed_on_purpose(ask.gfp) && zones().any(|arena| is_enough(arena)) {
+            Why::Fault
+        } else if ask.gfp.may_wait() && ask.patience.is_over() {
+            Why::TimedOut
+        } else if zones().any(|arena| floor(arena) > 0 && arena.zone.free_frames() > 0) {
+            Why::BelowMark
+        } else {
+            Why::Exhausted
+        }
     }
 
     /// A request came back short.
@@ -83,37 +114,42 @@ impl Nodes {
         self.first().stats_here().shortfalls.fetch_add(1, Relaxed);
     }
 
-    /// One block by every means that the request's flags allow. Marked as handed out, zeroed if asked for.
+    /// One block by every means that the request's flags allow, from node `from` on. Marked as handed out, zeroed if
+    /// asked for.
     ///
     /// # Errors
     /// [`Invalid::ReclaimInShrinker`]: a request that may reclaim, from inside a shrinker.
-    pub(crate) fn take_one(&self, ask: &Ask<'_>, owner: impl FnOnce() -> WeakOwner) -> Result<Option<Taken>, Error> {
+    pub(crate) fn take_one(
+        &self,
+        ask: &Ask<'_>,
+        from: NodeId,
+        owner: &dyn Fn() -> WeakAllocator,
+    ) -> Result<Option<Taken>, Error> {
         step!("Nodes::take_one");
-        let from = ask.first_node(self);
         if !ask.gfp.may_wait() {
-            return Ok(self.try_levels(ask, from));
+            return Ok(self.try_levels(ask, from, None));
         }
         if reclaim::is_reclaiming() {
             return Err(Invalid::ReclaimInShrinker.into());
         }
         // Nobody overtakes who waits.
         if !self.waits.is_awaited()
-            && let Some(taken) = self.try_levels(ask, from)
+            && let Some(taken) = self.try_levels(ask, from, Some(owner))
         {
             return Ok(Some(taken));
         }
-        self.reclaim.wake(|| Some(owner()));
         Ok(self.take_by_reclaim(ask, from).or_else(|| self.take_by_waiting(ask, from)))
     }
 
-    /// What lies above the low marks, then what lies above those that the flags reach down to.
-    fn try_levels(&self, ask: &Ask<'_>, from: NodeId) -> Option<Taken> {
+    /// What lies above the low marks, then what lies above those that the flags reach down to; `owner` is told to
+    /// [`wake`](reclaim::Reclaim::wake).
+    fn try_levels(&self, ask: &Ask<'_>, from: NodeId, owner: Option<&dyn Fn() -> WeakAllocator>) -> Option<Taken> {
         let has_marks = self.all().iter().any(|arena| arena.marks.low > 0);
         if has_marks && let Some(taken) = self.try_zones(ask, from, Level::Low) {
             return Some(taken);
         }
         if has_marks {
-            self.reclaim.wake(|| None);
+            self.reclaim.wake(owner);
         }
         self.try_zones(ask, from, Level::Min)
     }
@@ -131,15 +167,18 @@ impl Nodes {
             let again = if drained > 0 { zones().find_map(|arena| own(&arena)) } else { None };
             again.or_else(|| zones().find_map(|arena| Some((arena, arena.steal_other(ask, level)?))))
         });
-        taken.inspect(|(arena, _)| self.count_node(ask, from, arena, ask.order.frames() as usize))
+        taken.inspect(|(arena, _)| {
+            arena.shut_lists_below_low();
+            self.count_node(ask, from, arena, ask.order.frames() as usize);
+        })
     }
 
     /// Counts pages of `arena` that a request got that wanted them of node `from` (C3.13): hits are what is left.
     pub(crate) fn count_node(&self, ask: &Ask<'_>, from: NodeId, arena: &Inner, pages: usize) {
         let pages = pages as u64;
-        // A node without memory cannot be missed: the nearest with memory stands for it.
+        // A node that cannot serve it cannot be missed: the nearest that can stands for it.
         let wanted =
-            self.zonelist(from).iter().find(|arena| arena.kind.serves(ask.gfp)).map_or(from, |first| first.node);
+            self.zonelist(from).iter().find(|arena| ask.allows(self, from, arena)).map_or(from, |first| first.node);
         if arena.node != wanted {
             arena.stats_here().numa_miss.fetch_add(pages, Relaxed);
             if let Some(wanted) = self.zonelist(wanted).first() {
@@ -156,15 +195,16 @@ impl Nodes {
             return None;
         }
         let rounds = if ask.gfp.contains(Gfp::NORETRY) { 1 } else { ROUNDS };
-        let mut fruitless = 0;
-        while fruitless < rounds && !ask.patience.is_over() {
-            let pages = ask.order.frames() as usize;
-            fruitless = if self.reclaim.direct(ask.gfp, pages) == 0 { fruitless + 1 } else { 0 };
+        for _ in 0..rounds {
+            if ask.patience.is_over() {
+                break;
+            }
+            let came = self.reclaim.direct(ask.gfp, ask.order.frames() as usize);
             // What came back may stand on lists, or in blocks of another mobility.
-            if let Some(taken) = self.try_levels(ask, from) {
+            if let Some(taken) = self.try_levels(ask, from, None) {
                 return Some(taken);
             }
-            if fruitless > 0 {
+            if came == 0 {
                 break; // Now it is a matter of time: others come first if they came first.
             }
         }
@@ -184,14 +224,15 @@ impl Nodes {
         }
         let rounds = if ask.gfp.contains(Gfp::RETRY_MAYFAIL) { 4 * ROUNDS } else { ROUNDS };
         self.shut_lists();
-        let taken = self.waits.wait(&ask.patience, (!is_endless).then_some(rounds), || {
+        let _opens = OpensLists(self);
+        self.waits.wait(&ask.patience, (!is_endless).then_some(rounds), || {
+            // Whoever stopped waiting just then may have opened them.
+            self.shut_lists();
             if has_shrinkers {
                 self.reclaim.direct(ask.gfp, ask.order.frames() as usize);
             }
-            self.try_levels(ask, from)
-        });
-        self.open_lists();
-        taken
+            self.try_levels(ask, from, None)
+        })
     }
 
     fn take_from_others_hands(&self, ask: &Ask<'_>, from: NodeId) -> Option<Taken> {
@@ -208,7 +249,7 @@ impl Nodes {
             } else {
                 std::thread::sleep(core::time::Duration::from_micros(50));
             }
-            if let Some(taken) = self.try_levels(ask, from) {
+            if let Some(taken) = self.try_levels(ask, from, None) {
                 return Some(taken);
             }
         }
@@ -219,10 +260,14 @@ impl Nodes {
     fn shut_lists(&self) {
         self.all().iter().for_each(|arena| arena.shut_lists());
     }
-    fn open_lists(&self) {
-        if !self.waits.is_awaited() {
-            self.all().iter().for_each(|arena| arena.open_lists());
-        }
+}
+
+/// When a wait is over, however it ends: a shrinker may have unwound.
+struct OpensLists<'n>(&'n Nodes);
+
+impl Drop for OpensLists<'_> {
+    fn drop(&mut self) {
+        self.0.all().iter().for_each(|arena| arena.open_lists());
     }
 }
 

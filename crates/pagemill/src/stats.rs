@@ -97,6 +97,17 @@ impl Stats {
     pub fn bulk_calls(&self) -> u64 {
         self.bulk_alloc.iter().sum()
     }
+    /// What counts nodes, by the names that Linux has for it.
+    fn numa(&self) -> [(&'static str, u64); 6] {
+        [
+            ("numa_hit", self.numa_hit),
+            ("numa_miss", self.numa_miss),
+            ("numa_foreign", self.numa_foreign),
+            ("numa_interleave", self.numa_interleave),
+            ("numa_local", self.numa_local),
+            ("numa_other", self.numa_other),
+        ]
+    }
 }
 
 /// Every frame of an allocator at rest, by what it is (C10.2).
@@ -143,7 +154,8 @@ pub struct ZoneInfo {
     pub managed: u64,
     /// Its watermarks, in pages.
     pub marks: Watermarks,
-    /// What it counted. What is counted for the allocator as a whole (waits, reclaim, faults) is 0 here.
+    /// What it counted, in arenas that have been retired too: these never go backwards. What is counted for the
+    /// allocator as a whole (waits, reclaim, faults) is 0 here.
     pub stats: Stats,
     /// Pages on each CPU's lists.
     pub listed_by_cpu: Vec<u64>,
@@ -167,15 +179,7 @@ impl fmt::Display for ZoneInfo {
             ("quarantined", stats.quarantined),
         ];
         lines.iter().try_for_each(|(name, value)| writeln!(f, "        {name:<12} {value}"))?;
-        let counted = [
-            ("numa_hit", stats.numa_hit),
-            ("numa_miss", stats.numa_miss),
-            ("numa_foreign", stats.numa_foreign),
-            ("numa_interleave", stats.numa_interleave),
-            ("numa_local", stats.numa_local),
-            ("numa_other", stats.numa_other),
-        ];
-        counted.iter().try_for_each(|(name, value)| writeln!(f, "      {name:<14} {value}"))?;
+        stats.numa().iter().try_for_each(|(name, value)| writeln!(f, "      {name:<14} {value}"))?;
         writeln!(f, "  pagesets")?;
         self.listed_by_cpu
             .iter()
@@ -232,7 +236,7 @@ impl Allocator {
     /// Its zones, by node; arenas of one node and kind are one zone.
     pub fn zoneinfo(&self) -> Vec<ZoneInfo> {
         let mut zones: Vec<ZoneInfo> = Vec::new();
-        for arena in self.nodes().all() {
+        for arena in self.nodes().ever() {
             let (node, kind, marks) = (arena.node, arena.kind, arena.marks);
             let at = zones.iter().position(|zone| (zone.node, zone.kind) == (node, kind)).unwrap_or_else(|| {
                 let (stats, cpus) = (Stats::default(), vec![0; arena.lists.cpus()]);
@@ -241,6 +245,10 @@ impl Allocator {
                 zones.len() - 1
             });
             let zone = &mut zones[at];
+            zone.stats.add(&arena.stats());
+            if arena.is_retired() {
+                continue;
+            }
             zone.managed += arena.arena.frames() as u64;
             zone.marks = Watermarks {
                 min: zone.marks.min + marks.min,
@@ -248,7 +256,6 @@ impl Allocator {
                 high: zone.marks.high + marks.high,
                 lowmem_reserve: zone.marks.lowmem_reserve + marks.lowmem_reserve,
             };
-            zone.stats.add(&arena.stats());
             for (cpu, listed) in (0..).zip(&mut zone.listed_by_cpu) {
                 *listed += arena.lists.cpu(CpuId::new(cpu)).lists.iter().map(|list| list.len() as u64).sum::<u64>();
             }
@@ -384,7 +391,8 @@ impl Inner {
             numa_local: allocated.saturating_sub(numa_other),
             numa_other,
             freed: self.freed(),
-            free: self.zone.free_frames() as u64,
+            // Of a retired arena nobody gets any.
+            free: if self.is_retired() { 0 } else { self.zone.free_frames() as u64 },
             listed: lists(|list| list.len() as u64),
             quarantined: self.quarantined.load(Relaxed),
             refills: sum(|cpu| &cpu.refills),
@@ -466,16 +474,9 @@ impl fmt::Display for VmStat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = &self.0;
         let bulk_calls = |histogram: &[u64; 32]| histogram.iter().sum::<u64>();
-        let lines = [
-            ("nr_free_pages", stats.free),
-            ("nr_pcp_pages", stats.listed),
-            ("nr_quarantined", stats.quarantined),
-            ("numa_hit", stats.numa_hit),
-            ("numa_miss", stats.numa_miss),
-            ("numa_foreign", stats.numa_foreign),
-            ("numa_interleave", stats.numa_interleave),
-            ("numa_local", stats.numa_local),
-            ("numa_other", stats.numa_other),
+        let pages =
+            [("nr_free_pages", stats.free), ("nr_pcp_pages", stats.listed), ("nr_quarantined", stats.quarantined)];
+        let events = [
             ("pgalloc_normal", stats.allocated),
             ("pgfree", stats.freed),
             ("pcp_refill", stats.refills),
@@ -500,7 +501,8 @@ impl fmt::Display for VmStat {
             ("misuse", stats.misused),
             ("misuse_foreign", stats.foreign),
         ];
-        lines.iter().try_for_each(|(name, value)| writeln!(f, "{name} {value}"))?;
+        let mut lines = pages.into_iter().chain(stats.numa()).chain(events);
+        lines.try_for_each(|(name, value)| writeln!(f, "{name} {value}"))?;
         for (name, histogram) in [("bulk_alloc", &stats.bulk_alloc), ("bulk_free", &stats.bulk_free)] {
             for (i, calls) in histogram.iter().enumerate().filter(|(_, calls)| **calls > 0) {
                 writeln!(f, "{name}_{}_to_{} {calls}", 1u64 << i, (1u64 << (i + 1)) - 1)?;

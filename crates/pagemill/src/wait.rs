@@ -2,7 +2,8 @@
 //!
 //! A request that may wait and finds nothing takes a seat at the end of a queue. The one at its head alone tries, again
 //! whenever something came back; when it is served, or gives up, the next one is woken. While anybody waits, the
-//! per-CPU lists take nothing ([`Inner::give_while_awaited`]): what is freed goes to the zone, where the head finds it.
+//! per-CPU lists take nothing: what is freed goes to the zone, where the head finds it. Bulk requests that may wait take
+//! nothing past those who do.
 //!
 //! Whoever frees may be a signal handler, so telling the head takes no lock for certain: it tries the queue's, and if it
 //! is held, its holder looks at the number of frees again when it lets go.
@@ -10,13 +11,14 @@
 //! # Invariants
 //! - W1 A seat is in the queue from `take_seat` until its owner leaves, whatever ends the wait.
 //! - W2 The head is woken after every free that began when it was the head, and when it becomes the head.
-//!
-//! [`Inner::give_while_awaited`]: crate::allocator::Inner
+use crate::sync::{
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Thread, current, fence, no_fork, park,
+    park_timeout,
+};
+use core::fmt;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread::Thread;
+use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Ends the waits of requests that were given it, from another thread: at shutdown, say. Cheap to clone.
@@ -33,8 +35,14 @@ use std::time::{Duration, Instant};
 /// assert!(allocator.alloc_pages_bulk_array(request, &mut second).is_err());
 /// # Ok::<(), pagemill::Error>(())
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Cancel(Arc<CancelState>);
+
+impl fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cancel").field("is_cancelled", &self.is_cancelled()).finish()
+    }
+}
 
 #[derive(Debug, Default)]
 struct CancelState {
@@ -51,22 +59,23 @@ impl Cancel {
     pub fn cancel(&self) {
         // Release pairs with the Acquire in `is_cancelled`.
         self.0.is_cancelled.store(true, Release);
-        let waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.iter().for_each(Thread::unpark);
+        self.change(|waiting| waiting.iter().for_each(Thread::unpark));
     }
     /// Was it?
     pub fn is_cancelled(&self) -> bool {
         self.0.is_cancelled.load(Acquire)
     }
     fn enter(&self) {
-        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(std::thread::current());
+        self.change(|waiting| waiting.push(current()));
     }
     fn leave(&self) {
-        let me = std::thread::current().id();
-        let mut waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = waiting.iter().position(|thread| thread.id() == me) {
-            waiting.swap_remove(at);
-        }
+        let me = current().id();
+        self.change(|waiting| waiting.iter().position(|thread| thread.id() == me).map(|at| waiting.swap_remove(at)));
+    }
+    /// So that no fork meets it locked.
+    fn change<T>(&self, change: impl FnOnce(&mut Vec<Thread>) -> T) -> T {
+        let _held = no_fork();
+        change(&mut self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -107,6 +116,7 @@ pub(crate) struct Waits {
     /// For statistics: waits that ended, and how long they were.
     pub(crate) ended: AtomicU64,
     pub(crate) waited_us: AtomicU64,
+    pub(crate) longest_us: AtomicU64,
 }
 
 /// The head looks again after so long, for what reached a list just before the lists were shut.
@@ -125,37 +135,49 @@ impl Waits {
     /// Something came back.
     #[cold]
     pub(crate) fn note_free(&self) {
-        // SeqCst pairs with `release`: either this finds the lock free, or its holder sees the new number.
-        self.frees.fetch_add(1, SeqCst);
+        // Release pairs with the Acquire in `release`: a head that is woken for this free finds what was freed.
+        self.frees.fetch_add(1, Release);
+        // SeqCst pairs with the fence in `release`: either this finds the lock free, or its holder sees the new number.
+        fence(SeqCst);
         self.wake_head();
     }
 
+    /// Wakes the head, unless somebody holds the queue, who will.
     fn wake_head(&self) {
-        // SAFETY: null, or leaked.
+        // SAFETY: null, or a box's that goes with `self`.
         let Some(queue) = (unsafe { self.queue.load(Acquire).as_ref() }) else { return };
         match queue.seats.try_lock() {
-            Ok(seats) => self.release(seats),
-            Err(TryLockError::Poisoned(seats)) => self.release(seats.into_inner()),
+            Ok(seats) => self.release(queue, seats),
+            Err(TryLockError::Poisoned(seats)) => self.release(queue, seats.into_inner()),
             Err(TryLockError::WouldBlock) => {}
         }
     }
 
     /// Wakes the head and lets go of the queue; again if something came back meanwhile.
-    fn release(&self, seats: MutexGuard<'_, VecDeque<Arc<Seat>>>) {
-        let before = self.frees.load(SeqCst);
-        if let Some(head) = seats.front() {
-            // Release pairs with the Acquire in `wait`.
-            head.is_head.store(true, Release);
-            head.thread.unpark();
-        }
-        drop(seats);
-        // SeqCst as in `note_free`.
-        if self.frees.load(SeqCst) != before {
-            self.wake_head();
+    fn release<'q>(&self, queue: &'q Queue, mut seats: MutexGuard<'q, VecDeque<Arc<Seat>>>) {
+        loop {
+            // Acquire pairs with the Release in `note_free`.
+            let before = self.frees.load(Acquire);
+            if let Some(head) = seats.front() {
+                // Release pairs with the Acquire in `wait`.
+                head.is_head.store(true, Release);
+                head.thread.unpark();
+            }
+            drop(seats);
+            // SeqCst as in `note_free`.
+            fence(SeqCst);
+            if self.frees.load(Relaxed) == before {
+                return;
+            }
+            match queue.seats.try_lock() {
+                Ok(again) => seats = again,
+                Err(TryLockError::Poisoned(again)) => seats = again.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            }
         }
     }
 
-    fn queue(&self) -> &'static Queue {
+    fn queue(&self) -> &Queue {
         let queue = self.queue.load(Acquire);
         if queue.is_null() {
             let fresh = Box::into_raw(Box::default());
@@ -169,7 +191,7 @@ impl Waits {
             // SAFETY: as below.
             return unsafe { &*fresh };
         }
-        // SAFETY: leaked when it was made (some hundred bytes an allocator in which somebody waited).
+        // SAFETY: a box's that goes with `self`, or that the child of a fork has forgotten.
         unsafe { &*queue }
     }
 
@@ -187,7 +209,7 @@ impl Waits {
         // just those pages that the ones behind it have.
         let in_line_until = turns.map(|turns| start + LOOK_AGAIN * turns);
         let queue = self.queue();
-        let seat = Arc::new(Seat { thread: std::thread::current(), is_head: AtomicBool::new(false) });
+        let seat = Arc::new(Seat { thread: current(), is_head: AtomicBool::new(false) });
         patience.cancel.inspect(|cancel| cancel.enter());
         let mut seats = queue.seats.lock().unwrap_or_else(PoisonError::into_inner);
         seats.push_back(seat.clone());
@@ -195,7 +217,7 @@ impl Waits {
         // now on, and frees are noted, before this one tries.
         self.waiting.fetch_add(1, SeqCst);
         let leave = Leave { waits: self, queue, seat: &seat, patience, start };
-        self.release(seats);
+        self.release(queue, seats);
         let mut turn = 0;
         let got = loop {
             if patience.is_over() {
@@ -217,9 +239,9 @@ impl Waits {
             let end = ends.into_iter().flatten().min();
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             match (is_head, left) {
-                (true, left) => std::thread::park_timeout(left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN)),
-                (false, Some(left)) => std::thread::park_timeout(left),
-                (false, None) => std::thread::park(),
+                (true, left) => park_timeout(left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN)),
+                (false, Some(left)) => park_timeout(left),
+                (false, None) => park(),
             }
         };
         drop(leave);
@@ -233,10 +255,20 @@ impl Waits {
     }
 }
 
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let queue = self.queue.load(Relaxed);
+        if !queue.is_null() {
+            // SAFETY: a box's, and nobody waits or frees any more.
+            drop(unsafe { Box::from_raw(queue) });
+        }
+    }
+}
+
 /// Gives a seat up, however the wait ends; also if an attempt unwinds.
 struct Leave<'w> {
     waits: &'w Waits,
-    queue: &'static Queue,
+    queue: &'w Queue,
     seat: &'w Arc<Seat>,
     patience: &'w Patience<'w>,
     start: Instant,
@@ -244,12 +276,17 @@ struct Leave<'w> {
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
-        let mut seats = self.queue.seats.lock().unwrap_or_else(PoisonError::into_inner);
-        seats.retain(|seat| !Arc::ptr_eq(seat, self.seat));
-        self.waits.waiting.fetch_sub(1, SeqCst);
-        self.waits.release(seats);
+        // If an attempt forked, nobody waits in the child, this one neither: see `forget_after_fork`.
+        if core::ptr::eq(self.waits.queue.load(Acquire), self.queue) {
+            let mut seats = self.queue.seats.lock().unwrap_or_else(PoisonError::into_inner);
+            seats.retain(|seat| !Arc::ptr_eq(seat, self.seat));
+            self.waits.waiting.fetch_sub(1, SeqCst);
+            self.waits.release(self.queue, seats);
+        }
         self.patience.cancel.inspect(|cancel| cancel.leave());
         self.waits.ended.fetch_add(1, Relaxed);
-        self.waits.waited_us.fetch_add(self.start.elapsed().as_micros() as u64, Relaxed);
+        let waited_us = self.start.elapsed().as_micros() as u64;
+        self.waits.waited_us.fetch_add(waited_us, Relaxed);
+        self.waits.longest_us.fetch_max(waited_us, Relaxed);
     }
 }

@@ -1,5 +1,5 @@
 //! What a closed allocator leaves behind: nothing that is mapped.
-use pagemill::{Allocator, Backend, Bulk, Gfp, Order, Page, PageList};
+use pagemill::{Allocator, Backend, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageList};
 use std::ops::Range;
 
 /// 1 GiB of address space, so that the smallest of its mappings is some MiB.
@@ -25,7 +25,7 @@ fn bytes(mapped: &[Range<usize>]) -> usize {
 /// Makes an allocator, uses each of its mappings, ends it, and looks. Returns what was mapped meanwhile.
 fn live(build: fn() -> Allocator, is_dropped: bool) -> usize {
     let allocator = build();
-    let arena = allocator.arena_range();
+    let arena = allocator.arenas()[0].range.clone();
     let is_there = |mapped: &[Range<usize>]| mapped.iter().any(|m| m.start < arena.end && arena.start < m.end);
     let block = allocator.alloc_pages(Gfp::KERNEL, Order::new(10).unwrap()).unwrap();
     let mut list = PageList::new();
@@ -73,4 +73,18 @@ fn a_closed_allocator_leaves_nothing_mapped() {
             assert!(left < ROUNDS * (32 << 10), "{what}: {left} bytes are mapped more after {ROUNDS} allocators");
         }
     }
+    what_cannot_be_completed_is_closed();
+}
+
+/// One piece of memory that is refused closes those that were opened before it.
+fn what_cannot_be_completed_is_closed() {
+    let begin = || Allocator::builder().memory(Memory::anonymous(PAGES)).cpus(CPUS, || 0).background_reclaim(true);
+    let build = || begin().memory(Memory::anonymous(0)).build();
+    assert!(matches!(build(), Err(Error::Invalid(Invalid::ArenaSize { pages: 0, .. }))));
+    let before = bytes(&mapped());
+    for _ in 0..4 {
+        assert!(build().is_err());
+    }
+    assert!(bytes(&mapped()) < before + PAGES * 4096 / 2, "an arena stays mapped");
+    begin().build().unwrap().close().unwrap();
 }

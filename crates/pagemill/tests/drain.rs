@@ -1,24 +1,22 @@
 //! C4.3 and C4.4: lists are drained by others while their owners go on; threads come, move and go; CPUs are many. No
 //! frame is lost, none has two owners.
-use pagemill::{Allocator, Backend, Bulk, CpuId, Error, Gfp, Invalid, Page, PageList, free_pages_bulk};
+#[path = "common/all_back.rs"]
+mod all_back;
+#[path = "common/backends.rs"]
+mod backends;
+
+use all_back::assert_all_back;
+use backends::backends;
+use pagemill::{Allocator, Bulk, CpuId, Error, Gfp, Invalid, Page, PageList, free_pages_bulk};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Runs `test` with an allocator of each backend that works here.
 fn with_each(pages: usize, test: impl Fn(&Allocator)) {
-    test(&Allocator::builder().pages(pages).backend(Backend::Portable).build().unwrap());
-    match pagemill::self_test() {
-        Ok(()) => test(&Allocator::builder().pages(pages).backend(Backend::Rseq).build().unwrap()),
-        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    for backend in backends() {
+        test(&Allocator::builder().pages(pages).backend(backend).build().unwrap());
     }
-}
-
-fn assert_all_back(allocator: &Allocator) {
-    allocator.drain();
-    let (census, stats) = (allocator.validate(), allocator.stats());
-    assert_eq!((census.free, census.managed), (census.managed, allocator.managed_pages().get()));
-    assert_eq!((stats.allocated, stats.misused, stats.quarantined), (stats.freed, 0, 0));
 }
 
 /// A thread that allocates and frees, and marks what it has, so that a second owner would be seen.

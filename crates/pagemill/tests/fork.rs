@@ -7,11 +7,14 @@
 mod in_child;
 
 use in_child::in_child;
-use pagemill::{Allocator, Backend, Block, Bulk, Gfp, Order, Page, PageList, free_pages_bulk};
+use pagemill::{
+    Allocator, ArenaId, Backend, Block, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageList, Why, free_pages_bulk,
+};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Forks that a test makes.
 const FORKS: usize = 100;
@@ -131,7 +134,7 @@ fn go_on(allocator: &Allocator, mut before: Before, first: usize) {
 
 fn forks(backend: Backend) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let allocator = Allocator::builder().pages(PAGES).backend(backend).build().unwrap();
+    let allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).backend(backend).build().unwrap();
     let stop = AtomicBool::new(false);
     // What another thread would keep.
     let others: Vec<Page> = (0..50).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
@@ -170,4 +173,94 @@ fn children_go_on_with_restartable_sequences() {
         Ok(()) => forks(Backend::Rseq),
         Err(why) => eprintln!("skipped: the rseq backend ({why})"),
     }
+}
+
+/// Everything that there is.
+fn all(allocator: &Allocator) -> Vec<Page> {
+    let mut pages = Vec::new();
+    allocator.alloc_pages_bulk_callback(Bulk::up_to(PAGES), |page| pages.push(page)).unwrap();
+    pages
+}
+
+/// Does everything that would give memory to the system.
+fn give_all_back(allocator: &Allocator, shared: &[ArenaId]) {
+    allocator.give_back();
+    allocator.give_back_idle(Instant::now());
+    allocator.give_back_idle(Instant::now() + Duration::from_secs(3600));
+    shared.iter().for_each(|&arena| assert_eq!(allocator.retire(arena).unwrap().get(), 0));
+}
+
+#[test]
+fn shared_memory_is_one_owners_after_fork() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: a new mapping, which both processes see; nobody else uses it.
+    let brought = unsafe {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let map = libc::mmap(std::ptr::null_mut(), 4 << 20, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        assert_ne!(map, libc::MAP_FAILED);
+        Memory::brought(map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(2 << 20)), 512)
+    };
+    let idle = Duration::from_secs(60);
+    let builder = Allocator::builder().memory(Memory::anonymous(512)).give_back_after(idle);
+    let allocator = builder.build().unwrap();
+    let shared = [Memory::memfd(700), brought].map(|memory| allocator.add_memory(&memory).unwrap());
+    let mut mine = all(&allocator);
+    assert_eq!(mine.len(), 512 + 700 + 512);
+    mine.iter_mut().for_each(|page| page.fill(b'p'));
+    // Every other one stays out.
+    let first = allocator.arenas()[0].range.clone();
+    let (mut mine, free): (Vec<Page>, Vec<Page>) = mine.into_iter().partition(|page| page.addr() % 8192 == 0);
+    drop(free);
+
+    in_child("shares memory", || {
+        let mut got = all(&allocator);
+        assert!(!got.is_empty() && got.iter().all(|page| first.contains(&page.addr())), "the parent's pages");
+        assert_eq!((allocator.managed_pages().get(), allocator.notes().len()), (512, 0));
+        got.iter_mut().for_each(|page| page.fill(b'c'));
+        // What it inherited it may use, and gives back in its own books alone.
+        drop(got);
+        mine.clear();
+        give_all_back(&allocator, &shared);
+        assert!(all(&allocator).iter().all(|page| first.contains(&page.addr())));
+        // What it adds is its own, and its child's again is not.
+        let own = allocator.add_memory(&Memory::memfd(512)).unwrap();
+        let got = all(&allocator);
+        assert_eq!(got.len(), 1024);
+        drop(got);
+        in_child("inherits from a child", || assert_eq!(all(&allocator).len(), 512));
+        assert_eq!(allocator.retire(own).unwrap().get(), 0);
+        assert_eq!(allocator.validate().handed_out, 0);
+    });
+    assert!(mine.iter().all(|page| page.iter().all(|&byte| byte == b'p')), "the child took memory of its parent's");
+    // To the parent it is as if nothing had happened.
+    let rest = all(&allocator);
+    assert_eq!(rest.len() + mine.len(), 512 + 700 + 512);
+    drop((rest, mine));
+    give_all_back(&allocator, &shared);
+    allocator.drain();
+    assert_eq!(allocator.validate().handed_out, 0);
+    allocator.close().unwrap();
+}
+
+#[test]
+fn a_child_with_shared_memory_alone_has_none() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let allocator = Allocator::builder().memory(Memory::memfd(600)).build().unwrap();
+    let mut page = allocator.alloc_page(Gfp::KERNEL).ok();
+    page.as_mut().unwrap().fill(b'p');
+    in_child("has none", || {
+        for gfp in [Gfp::NOWAIT, Gfp::ATOMIC, Gfp::KERNEL] {
+            let Err(Error::Exhausted(exhausted)) = allocator.alloc_page(gfp) else { panic!("{gfp:?} brought a page") };
+            assert_eq!(exhausted.why, Why::NotAllowed);
+        }
+        drop(page.take());
+        assert_eq!((allocator.drain().get(), allocator.give_back().get(), allocator.cpus() > 0), (0, 0, true));
+        assert_eq!((allocator.managed_pages().get(), allocator.stats().free), (0, 0));
+        // It goes on with memory of its own, which it then has to keep.
+        let more = allocator.add_memory(&Memory::anonymous(64)).unwrap();
+        assert_eq!(all(&allocator).len(), 64);
+        assert_eq!(allocator.retire(more), Err(Error::Invalid(Invalid::LastArena)));
+    });
+    assert!(page.unwrap().iter().all(|&byte| byte == b'p'));
+    assert_eq!(all(&allocator).len(), 600);
 }

@@ -3,7 +3,7 @@
 mod in_child;
 
 use in_child::in_child;
-use pagemill::{Allocator, Backend, Gfp, Page};
+use pagemill::{Allocator, Backend, Gfp, Memory, Page};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, PoisonError};
 
@@ -20,14 +20,14 @@ impl Drop for Over<'_> {
 }
 
 fn build(pages: usize, backend: Backend) -> Allocator {
-    Allocator::builder().pages(pages).backend(backend).build().unwrap()
+    Allocator::builder().memory(Memory::anonymous(pages)).backend(backend).build().unwrap()
 }
 
 /// Makes an allocator, uses it, and ends it.
 fn make_one(pages: usize) {
     let allocator = build(pages, Backend::Portable);
     let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
-    assert!(allocator.arena_range().contains(&page.addr()));
+    assert!(allocator.arenas()[0].range.contains(&page.addr()));
     drop(page);
     allocator.close().unwrap();
 }
@@ -75,9 +75,152 @@ fn allocators_are_made_on_both_sides_of_a_fork() {
 #[cfg(not(feature = "detection-off"))]
 mod detecting {
     use super::*;
-    use pagemill::{Block, Bulk, Order, free_raw};
+    use pagemill::{
+        Block, Bulk, Cancel, Memory, Order, PageList, Shrink, Shrinker, Watermarks, free_pages_bulk, free_raw,
+    };
     use std::collections::HashSet;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::time::{Duration, Instant};
+
+    /// Gives what it has.
+    struct Cache(Mutex<Vec<Page>>);
+
+    impl Shrinker for Cache {
+        fn shrink(&self, wanted: Shrink) -> usize {
+            let mut pages = self.0.lock().unwrap();
+            let rest = pages.len().saturating_sub(wanted.pages);
+            pages.drain(rest..).count()
+        }
+    }
+
+    fn cache(pages: Vec<Page>) -> Arc<Cache> {
+        Arc::new(Cache(Mutex::new(pages)))
+    }
+
+    /// Shrinkers come and go, requests ask them, and tokens are told, as the process forks: the child does the same.
+    #[test]
+    fn a_child_reclaims_while_others_register_shrinkers() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        in_child("forks while others reclaim", || {
+            let allocator = build(64, Backend::Portable);
+            let kept = cache(Vec::new());
+            let _registered = allocator.register_shrinker(kept.clone());
+            let cancel = Cancel::new();
+            let is_over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let _over = Over(&is_over);
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        while !is_over.load(SeqCst) {
+                            drop(allocator.register_shrinker(cache(Vec::new())));
+                            let request = Bulk::up_to(99).deadline(Duration::ZERO).cancel(&cancel);
+                            allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap();
+                            let request = Bulk::up_to(99).gfp(Gfp::KERNEL | Gfp::NORETRY);
+                            allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap();
+                            allocator.notes();
+                        }
+                    });
+                }
+                for _ in 0..150 {
+                    in_child("reclaims", || {
+                        let (mut all, mut one) = (PageList::new(), [const { None::<Page> }; 1]);
+                        allocator.alloc_pages_bulk_list(Bulk::up_to(64).gfp(Gfp::NOWAIT), &mut all).unwrap();
+                        let given = cache(core::iter::from_fn(|| all.pop()).collect());
+                        let registered = allocator.register_shrinker(given.clone());
+                        if !given.0.lock().unwrap().is_empty() {
+                            allocator.alloc_pages_bulk_array(Bulk::exact(1), &mut one).unwrap();
+                            assert_eq!(given.0.lock().unwrap().len(), 0, "the child's shrinker was not asked");
+                        }
+                        drop(registered);
+                        assert_eq!(allocator.notes(), []);
+                        cancel.cancel();
+                        free_pages_bulk(&mut one);
+                    });
+                }
+            });
+        });
+    }
+
+    /// A shrinker forks in the middle of a wait, and both go on with the request that it was asked for.
+    #[test]
+    fn a_child_goes_on_with_the_wait_that_it_was_forked_in() {
+        struct Splits(AtomicUsize, AtomicUsize);
+        impl Shrinker for Splits {
+            fn shrink(&self, _: Shrink) -> usize {
+                if self.0.fetch_add(1, SeqCst) == 3 {
+                    // SAFETY: the child goes on with what works after a fork, and leaves by `_exit`, or when time is up.
+                    let child = unsafe { libc::fork() };
+                    if child == 0 {
+                        // SAFETY: a plain system call.
+                        unsafe { libc::alarm(20) };
+                    }
+                    self.1.store(child as usize, SeqCst);
+                }
+                0
+            }
+        }
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        in_child("splits", || {
+            let allocator = build(64, Backend::Portable);
+            let mut pages: Vec<Page> = core::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+            let splits = Arc::new(Splits(AtomicUsize::new(0), AtomicUsize::new(0)));
+            let registered = allocator.register_shrinker(splits.clone());
+            assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
+            drop(registered);
+            assert_eq!(allocator.stats().waiting, 0, "in the one or the other");
+            drop(pages.pop());
+            assert_eq!(allocator.stats().listed, 1, "a list that is shut though nobody waits");
+            // And others wait in line in both.
+            let request = Bulk::exact(2).deadline(Duration::from_millis(20));
+            assert!(allocator.alloc_pages_bulk_list(request, &mut PageList::new()).is_err());
+            assert_eq!(allocator.stats().waiting, 0);
+            let child = splits.1.load(SeqCst) as i32;
+            if child > 0 {
+                let mut status = 0;
+                // SAFETY: our child, and a place for its status.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(status, 0, "the child of the two");
+            }
+        });
+    }
+
+    /// The thread that reclaims is not in the child; the first request below the low mark that may wait starts it again.
+    #[test]
+    fn a_child_reclaims_in_the_background_too() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let memory = Memory::anonymous(1000).watermarks(Watermarks::above(100));
+        let allocator = Allocator::builder().memory(memory).background_reclaim(true).build().unwrap();
+        let until_high = |what: &str| {
+            let limit = Instant::now() + Duration::from_secs(20);
+            while allocator.stats().free < 150 {
+                assert!(Instant::now() < limit, "{what}: nobody reclaims");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let look = |what: &str| {
+            let mut all = PageList::new();
+            allocator.alloc_pages_bulk_list(Bulk::exact(875).gfp(Gfp::NOWAIT), &mut all).unwrap();
+            let registered = allocator.register_shrinker(cache(core::iter::from_fn(|| all.pop()).collect()));
+            let before = allocator.stats();
+            let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+            until_high(what);
+            let stats = allocator.stats();
+            assert!(stats.reclaim_background > before.reclaim_background, "{what}: {stats:?}");
+            drop((page, registered));
+            allocator.drain();
+        };
+        look("the parent");
+        for _ in 0..5 {
+            in_child("has its own thread", || {
+                look("the child");
+                in_child("has one again", || look("the grandchild"));
+                look("the child, again");
+            });
+        }
+        look("the parent, again");
+        allocator.close().unwrap();
+    }
 
     /// Blocks above a pageblock are searched for with a lock held, most of the time here, and in vain.
     #[test]
@@ -86,7 +229,7 @@ mod detecting {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let (order9, order10) = (Order::PAGEBLOCK, Order::new(10).unwrap());
         let allocator = build(PAGEBLOCKS * order9.pages().get(), Backend::Portable);
-        let start = allocator.arena_range().start;
+        let start = allocator.arenas()[0].range.start;
         // Of the pageblocks every second one is free, so that there is no two of them together.
         let blocks: Vec<Block> = (0..PAGEBLOCKS).map(|_| allocator.alloc_pages(Gfp::KERNEL, order9).unwrap()).collect();
         let (mut kept, free): (Vec<Block>, Vec<Block>) =
@@ -123,7 +266,7 @@ mod detecting {
             while ready.load(Relaxed) < 2 {
                 std::hint::spin_loop();
             }
-            let ptr = std::ptr::with_exposed_provenance_mut(addr.get());
+            let ptr = std::ptr::with_exposed_provenance_mut(addr);
             // SAFETY: misuse on purpose; nobody uses the page.
             let _ = unsafe { free_raw(ptr, Order::ZERO) };
         };

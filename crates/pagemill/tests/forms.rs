@@ -1,19 +1,19 @@
 //! The four bulk forms, on both backends: counts, holes, limits, nothing leaked.
+#[path = "common/backends.rs"]
+mod backends;
+
+use backends::backends;
 use pagemill::{
-    Allocator, Backend, Block, BlockList, Bulk, Error, Exhausted, Filled, Gfp, Invalid, Order, Page, PageList, Run,
-    Shortfall, free_pages_bulk,
+    Allocator, Block, BlockList, Bulk, Error, Exhausted, Faults, Filled, Gfp, Invalid, Memory, Order, Page, PageList,
+    Run, Shortfall, Why, free_pages_bulk,
 };
 use std::collections::HashSet;
 
-/// Both backends, where the system has both; the portable one always.
-fn allocators(pages: usize) -> Vec<Allocator> {
-    let portable = Allocator::builder().pages(pages).backend(Backend::Portable).build().unwrap();
-    let mut all = vec![portable];
-    match pagemill::self_test() {
-        Ok(()) => all.push(Allocator::builder().pages(pages).backend(Backend::Rseq).build().unwrap()),
-        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
-    }
-    all
+/// One of each backend that works here.
+fn allocators(pages: usize) -> impl Iterator<Item = Allocator> {
+    backends()
+        .into_iter()
+        .map(move |backend| Allocator::builder().memory(Memory::anonymous(pages)).backend(backend).build().unwrap())
 }
 
 fn empty(n: usize) -> Vec<Option<Page>> {
@@ -74,7 +74,7 @@ fn short_by_one_at_each_place() {
             let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(10), &mut slots).unwrap();
             // Holes are filled in ascending order, so the last one stays.
             let last_hole = (0..10).rev().find(|i| !(1..4).any(|step| (hole + step) % 10 == *i)).unwrap();
-            let shortfall = Some(Shortfall::Exhausted { missing: 1 });
+            let shortfall = Some(Shortfall { missing: 1, why: Why::Exhausted });
             assert_eq!(filled, Filled { added: 6, occupied: 9, first_hole: last_hole, shortfall });
             assert!(slots[last_hole].is_none());
             free_pages_bulk(&mut slots);
@@ -89,7 +89,7 @@ fn more_than_the_arena_has() {
         let mut slots = empty(300);
         let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(300), &mut slots).unwrap();
         assert_eq!((filled.added, filled.occupied, filled.first_hole), (100, 100, 100));
-        assert_eq!(filled.shortfall, Some(Shortfall::Exhausted { missing: 200 }));
+        assert_eq!(filled.shortfall, Some(Shortfall { missing: 200, why: Why::Exhausted }));
         assert_distinct(&slots.iter().flatten().collect::<Vec<_>>());
         assert_eq!(free_pages_bulk(&mut slots), 100);
 
@@ -99,7 +99,7 @@ fn more_than_the_arena_has() {
         drop(list);
         let mut kept = Vec::<Page>::new();
         let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(101), |page| kept.push(page)).unwrap();
-        assert_eq!((delivered.blocks, delivered.shortfall), (100, Some(Shortfall::Exhausted { missing: 1 })));
+        assert_eq!((delivered.blocks, delivered.shortfall), (100, Some(Shortfall { missing: 1, why: Why::Exhausted })));
         drop(kept);
         let mut runs = Vec::<Run<Page>>::new();
         assert_eq!(allocator.alloc_pages_bulk_runs(Bulk::up_to(101), &mut runs).unwrap().blocks, 100);
@@ -176,7 +176,7 @@ fn all_or_nothing_leaves_everything_as_it_was() {
         slots[3] = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
         let kept = slots[3].as_ref().unwrap().addr();
         let error = allocator.alloc_pages_bulk_array(Bulk::exact(30), &mut slots).unwrap_err();
-        assert_eq!(error, Error::Exhausted(Exhausted { wanted: 30, got: 20, order: 0 }));
+        assert_eq!(error, Error::Exhausted(Exhausted { wanted: 30, got: 20, order: 0, why: Why::Exhausted }));
         assert_eq!(slots.iter().flatten().map(Page::addr).collect::<Vec<_>>(), [kept]);
         assert_eq!(allocator.validate().handed_out, 1);
 
@@ -297,7 +297,7 @@ fn blocks_of_every_order_in_every_form() {
 #[cfg(not(feature = "detection-off"))] // Without a state a page's mobility is not known when it comes back.
 fn pages_of_a_split_pageblock_keep_its_mobility() {
     // One CPU, so that the page that was freed last is the one that comes next.
-    let allocator = Allocator::builder().pages(1024).cpus(1, || 0).build().unwrap();
+    let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
     let block = allocator.alloc_pages(Gfp::KERNEL | Gfp::MOVABLE, Order::PAGEBLOCK).unwrap();
     let mut pages: Vec<Page> = block.split().collect();
     let freed = pages.swap_remove(77);
@@ -352,4 +352,21 @@ fn requests_that_cannot_be() {
     assert!(Allocator::builder().pages(usize::MAX).build().is_err());
     assert!(Allocator::builder().cpus(0, || 0).pages(4).build().is_err());
     assert_eq!(Order::new(31).unwrap_err(), Invalid::OrderTooLarge { order: 31 });
+}
+
+#[test]
+fn what_is_refused_on_purpose_says_so() {
+    let faults = Faults::after(1).only(Gfp::NOWAIT);
+    let allocator = Allocator::builder().memory(Memory::anonymous(512)).faults(faults).build().unwrap();
+    let mut list = PageList::new();
+    let request = Bulk::up_to(512).gfp(Gfp::NOWAIT);
+    let first = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
+    let missing = 512 - first.blocks;
+    assert!(first.blocks > 0);
+    assert_eq!(first.shortfall, Some(Shortfall { missing, why: Why::Fault }));
+    // Others get what is left. When nothing is, that is why.
+    assert_eq!(allocator.alloc_pages_bulk_list(Bulk::up_to(missing), &mut list).unwrap().shortfall, None);
+    let refused = |gfp| allocator.alloc_page(gfp).unwrap_err();
+    let exhausted = Error::Exhausted(Exhausted { wanted: 1, got: 0, order: 0, why: Why::Exhausted });
+    assert_eq!((refused(Gfp::NOWAIT), refused(Gfp::KERNEL)), (exhausted, exhausted));
 }

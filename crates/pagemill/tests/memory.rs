@@ -1,6 +1,9 @@
 //! Kinds of memory, growing and shrinking, and giving memory back: what the system says of it counts, not what the
 //! allocator believes (C2.2, C10.2).
-use pagemill::{Allocator, Backend, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageList, free_pages_bulk};
+use pagemill::{
+    Allocator, Backend, Bulk, Error, Faults, Gfp, Invalid, Memory, NodeId, Order, Page, PageList, ZoneKind,
+    free_pages_bulk,
+};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -69,7 +72,7 @@ fn assert_all_back(allocator: &Allocator) {
 fn gives_back(memory: Memory, huge_pages: bool) {
     const PAGES: usize = 8192;
     let allocator = Allocator::builder().memory(memory).huge_pages(huge_pages).build().unwrap();
-    let range = allocator.arena_range();
+    let range = allocator.arenas()[0].range.clone();
     keep_apart(&range);
     let resident = || smaps_kib(&range, "Rss") * 1024;
     assert!(resident() <= 4 * MIB, "{} bytes before anything was touched", resident());
@@ -91,6 +94,8 @@ fn gives_back(memory: Memory, huge_pages: bool) {
     let fresh = zeroed.iter().filter(|page| page.iter().all(|&byte| byte == 0)).count();
     assert_eq!(fresh, zeroed.len());
     drop(zeroed);
+    // All of them, so that nothing is left that the system has already.
+    drop(take(&allocator, PAGES - 2, Gfp::KERNEL));
     drop(kept);
     assert_eq!(allocator.give_back().get(), PAGES);
     assert_eq!(resident(), 0);
@@ -175,11 +180,11 @@ fn a_range_that_the_caller_brings() {
     assert_eq!(refused, Error::Invalid(Invalid::Alignment { addr, align: 2 * MIB }));
 
     let allocator = Allocator::builder().memory(memory(start)).build().unwrap();
-    assert_eq!(allocator.arena_range(), start.addr()..start.addr() + 4 * MIB);
+    assert_eq!(allocator.arenas()[0].range, start.addr()..start.addr() + 4 * MIB);
     // Its contents are unspecified: with ZERO all of it is zeroed.
     let mut pages = take(&allocator, 1024, Gfp::KERNEL | Gfp::ZERO);
     assert!(pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
-    assert!(pages.iter().all(|page| allocator.arena_range().contains(&page.addr())));
+    assert!(pages.iter().all(|page| allocator.arenas()[0].range.contains(&page.addr())));
     dirty(&mut pages);
     drop(pages);
     allocator.close().unwrap();
@@ -263,7 +268,7 @@ fn memory_that_may_not_be_locked_is_said_and_fallen_back_from() {
 fn locked_memory_is_resident_from_the_start() {
     let memory = Memory::anonymous(512).locked();
     match Allocator::builder().memory(memory).build() {
-        Ok(allocator) => assert_eq!(resident_pages(&allocator.arena_range()), 512),
+        Ok(allocator) => assert_eq!(resident_pages(&allocator.arenas()[0].range), 512),
         Err(Error::Invalid(Invalid::LockLimit { limit, .. })) => assert!(limit < 2 * MIB, "{limit} would do"),
         Err(other) => panic!("{other}"),
     }
@@ -322,8 +327,8 @@ fn an_allocator_grows_and_shrinks_while_threads_work() {
 #[cfg(not(feature = "detection-off"))] // Without a state every page that is asked for as zero is written.
 #[test]
 fn pages_of_a_retired_arena_go_back_when_they_come() {
-    let allocator = Allocator::builder().pages(512).build().unwrap();
-    let first = allocator.arena_range();
+    let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
+    let first = allocator.arenas()[0].range.clone();
     let more = allocator.add_memory(&Memory::anonymous(512)).unwrap();
     let mut pages = take(&allocator, 1024, Gfp::KERNEL);
     dirty(&mut pages);
@@ -355,7 +360,8 @@ fn pages_of_a_retired_arena_go_back_when_they_come() {
 
 #[test]
 fn blocks_and_lists_of_several_arenas() {
-    let allocator = Allocator::builder().pages(512).memory(Memory::anonymous(512)).build().unwrap();
+    let two = Allocator::builder().memory(Memory::anonymous(512)).memory(Memory::anonymous(512));
+    let allocator = two.build().unwrap();
     let mut list = PageList::new();
     allocator.alloc_pages_bulk_list(Bulk::exact(1024), &mut list).unwrap();
     assert_eq!((list.len(), allocator.stats().free), (1024, 0));
@@ -366,4 +372,112 @@ fn blocks_and_lists_of_several_arenas() {
     assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
     drop(both);
     assert_all_back(&allocator);
+}
+
+#[test]
+fn an_arena_is_its_own_allocators() {
+    let [one, other] = [(); 2].map(|()| Allocator::builder().memory(Memory::anonymous(64)).build().unwrap());
+    let arena = one.add_memory(&Memory::memfd(64)).unwrap();
+    let same_number = other.add_memory(&Memory::memfd(128)).unwrap();
+    assert_ne!(arena, same_number);
+    assert_eq!(other.retire(arena), Err(Error::Invalid(Invalid::NoSuchArena)));
+    assert!(other.memfd(arena).is_none() && one.memfd(arena).is_some());
+    assert_eq!((one.managed_pages().get(), other.managed_pages().get()), (128, 192));
+    one.retire(arena).unwrap();
+    assert_eq!((one.managed_pages().get(), other.managed_pages().get()), (64, 192));
+}
+
+/// Is the mapping that has `addr` to be of 2 MiB pages, and is it not to be?
+fn huge_advice(addr: usize) -> (bool, bool) {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut is_inside = false;
+    for line in smaps.lines() {
+        let first = line.split_whitespace().next().unwrap();
+        if let Some((from, to)) = first.split_once('-') {
+            let [from, to] = [from, to].map(|text| usize::from_str_radix(text, 16).unwrap());
+            is_inside = (from..to).contains(&addr);
+        } else if is_inside && first == "VmFlags:" {
+            let has = |wanted| line.split_whitespace().any(|flag| flag == wanted);
+            return (has("hg"), has("nh"));
+        }
+    }
+    panic!("no mapping at {addr:#x}");
+}
+
+#[test]
+fn memory_that_is_added_asks_for_huge_pages_as_the_first_did() {
+    for huge_pages in [false, true] {
+        let first = Memory::anonymous(512);
+        let allocator = Allocator::builder().memory(first).huge_pages(huge_pages).build().unwrap();
+        allocator.add_memory(&Memory::anonymous(1024)).unwrap();
+        let pages = take(&allocator, 1536, Gfp::KERNEL);
+        let advice = pages.iter().step_by(256).map(|page| huge_advice(page.addr()));
+        assert!(advice.eq([(huge_pages, !huge_pages); 6]), "{huge_pages}");
+    }
+}
+
+#[test]
+fn huge_pages_are_counted_in_whole_ones() {
+    for memory in [Memory::huge_pages(3), Memory::memfd_of_huge_pages(513)] {
+        let refused = Allocator::builder().memory(memory).build().unwrap_err();
+        assert!(matches!(refused, Error::Invalid(Invalid::HugePageMultiple { .. })), "{refused}");
+        assert!(refused.to_string().ends_with("take a multiple of 512"), "{refused}");
+    }
+}
+
+/// For logs and assertions: a line, however much memory there is.
+#[test]
+fn what_prints_is_short() {
+    let builder = Allocator::builder().memory(Memory::anonymous(64)).memory(Memory::anonymous(512)).cpus(256, || 3);
+    let allocator = builder.faults("after=3,gfp=atomic".parse().unwrap()).build().unwrap();
+    let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+    assert_eq!(format!("{allocator:?}"), "Allocator { backend: portable, arenas: 2, pages: 576, out: 1 }");
+    let out = allocator.close().unwrap_err();
+    assert!(format!("{out:?}").len() < 150, "{out:?}");
+    drop(page);
+
+    let faults: Faults = "p=0.25,gfp=atomic".parse().unwrap();
+    assert_eq!(format!("{faults:?}"), "Faults { after: 0, p: 0.25, only: Some(ATOMIC), injected: 0 }");
+    let node = NodeId::ZERO;
+    let builder = Allocator::builder().nodes(vec![node; 256], vec![vec![10]]).memory(Memory::anonymous(64));
+    assert!(format!("{builder:?}").len() < 250, "{builder:?}");
+    assert_eq!(format!("{:?}", pagemill::Cancel::new()), "Cancel { is_cancelled: false }");
+
+    for (gfp, name) in [
+        (Gfp::NOWAIT, "NOWAIT"),
+        (Gfp::NOIO | Gfp::MOVABLE, "NOIO | MOVABLE"),
+        (Gfp::NOFS | Gfp::THISNODE | Gfp::NORETRY, "NOFS | THISNODE | NORETRY"),
+        (Gfp::ATOMIC | Gfp::DMA32 | Gfp::RECLAIMABLE, "ATOMIC | RECLAIMABLE | DMA32"),
+        (Gfp::KERNEL | Gfp::ATOMIC, "KERNEL | ATOMIC"),
+        (Gfp::KERNEL | Gfp::RETRY_MAYFAIL | Gfp::NOWARN | Gfp::ACCOUNT, "KERNEL | RETRY_MAYFAIL | NOWARN | ACCOUNT"),
+        (Gfp::KERNEL | Gfp::NOFAIL | Gfp::ZERO, "KERNEL | ZERO | NOFAIL"),
+    ] {
+        assert_eq!(format!("{gfp:?}"), name);
+    }
+}
+
+#[test]
+fn arenas_stand_in_the_order_in_which_they_came() {
+    let low = Memory::anonymous(64).dma32();
+    let allocator = Allocator::builder().memory(low).memory(Memory::memfd(100)).build().unwrap();
+    let before = allocator.arenas();
+    // Requests try this one first.
+    let third = allocator.add_memory(&Memory::anonymous(512)).unwrap();
+    let arenas = allocator.arenas();
+    assert_eq!(arenas[..2], before);
+    let told = arenas.iter().map(|arena| (arena.pages.get(), arena.kind, arena.node)).collect::<Vec<_>>();
+    let normal = |pages| (pages, ZoneKind::Normal, NodeId::ZERO);
+    assert_eq!(told, [(64, ZoneKind::Dma32, NodeId::ZERO), normal(100), normal(512)]);
+    assert_eq!(arenas[2].id, third);
+    for page in take(&allocator, 676, Gfp::KERNEL) {
+        assert_eq!(arenas.iter().filter(|arena| arena.range.contains(&page.addr())).count(), 1);
+    }
+    let fd = allocator.memfd(arenas[1].id).unwrap();
+    // SAFETY: asks for the file's size alone.
+    let bytes = unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_END) };
+    assert_eq!((bytes, arenas[1].range.len()), (100 * 4096, 100 * 4096));
+    // It can be retired, as those can that were added later, and goes on being told of.
+    allocator.retire(before[1].id).unwrap();
+    let is_retired: Vec<bool> = allocator.arenas().iter().map(|arena| arena.is_retired).collect();
+    assert_eq!((is_retired, allocator.managed_pages().get()), (vec![false, true, false], 576));
 }

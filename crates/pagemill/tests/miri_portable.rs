@@ -109,7 +109,7 @@ fn blocks_and_what_they_are_split_into() {
     assert_eq!(allocator.alloc_pages_bulk_list(Bulk::up_to(5).order(order), &mut list).unwrap().blocks, 5);
     let (raw, of) = list.pop().unwrap().into_raw();
     // SAFETY: the block is the test's own.
-    assert_eq!(unsafe { free_raw(raw.as_ptr(), of) }, Ok(()));
+    assert_eq!(unsafe { free_raw(raw, of) }, Ok(()));
     drop(list);
     close(allocator);
 }
@@ -120,7 +120,7 @@ fn misuse_changes_nothing() {
     let allocator = allocator(64);
     let mut slots = empty::<Page>(20);
     allocator.alloc_pages_bulk_array(Bulk::exact(20), &mut slots).unwrap();
-    let mut raw: Vec<*mut u8> = slots.into_iter().flatten().map(|page| page.into_raw().as_ptr()).collect();
+    let mut raw: Vec<*mut u8> = slots.into_iter().flatten().map(|page| page.into_raw()).collect();
     raw.push(raw[4]);
     let mut local = [0u8; 16];
     raw.push(local.as_mut_ptr());

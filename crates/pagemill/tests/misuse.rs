@@ -2,8 +2,12 @@
 //! and nothing changes. In release builds as in others.
 #![cfg(not(feature = "detection-off"))]
 
+#[path = "common/backends.rs"]
+mod backends;
+
+use backends::backends;
 use pagemill::{
-    Allocator, Backend, Block, Bulk, Gfp, Misuse, MisuseKind, Order, Page, free_pages_bulk_raw, free_raw, on_misuse,
+    Allocator, Block, Bulk, Gfp, Memory, Misuse, MisuseKind, Order, Page, free_pages_bulk_raw, free_raw, on_misuse,
 };
 use std::collections::HashSet;
 use std::ptr::null_mut;
@@ -13,14 +17,11 @@ use std::sync::{Mutex, PoisonError};
 /// One test at a time, and in it one allocator at a time: what lies beside its arena is nobody's page.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs `test` with an allocator of each backend; where the system has one only, of the portable one.
+/// Runs `test` with an allocator of each backend that works here.
 fn with_each(pages: usize, test: impl Fn(Allocator)) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let build = |backend| Allocator::builder().pages(pages).backend(backend).build().unwrap();
-    test(build(Backend::Portable));
-    match pagemill::self_test() {
-        Ok(()) => test(build(Backend::Rseq)),
-        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    for backend in backends() {
+        test(Allocator::builder().memory(Memory::anonymous(pages)).backend(backend).build().unwrap());
     }
 }
 
@@ -29,11 +30,11 @@ fn order(order: u8) -> Order {
 }
 
 fn page(allocator: &Allocator) -> *mut u8 {
-    allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw().as_ptr()
+    allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw()
 }
 
 fn block(allocator: &Allocator, of: u8) -> *mut u8 {
-    allocator.alloc_pages(Gfp::KERNEL, order(of)).unwrap().into_raw().0.as_ptr()
+    allocator.alloc_pages(Gfp::KERNEL, order(of)).unwrap().into_raw().0
 }
 
 fn free(ptr: *mut u8, of: u8) -> Result<(), Misuse> {
@@ -74,7 +75,7 @@ fn refused_between(
     assert!(text.contains(says), "{what}: {text:?} does not say {says:?}");
     assert_eq!(allocator.validate(), census, "{what}");
     let now = allocator.stats();
-    let counted = if allocator.arena_range().contains(&ptr.addr()) {
+    let counted = if allocator.arenas()[0].range.contains(&ptr.addr()) {
         now.misused - stats.misused
     } else {
         now.foreign - stats.foreign
@@ -119,12 +120,26 @@ fn what_is_free_already() {
 }
 
 #[test]
+fn what_is_free_already_and_went_back_to_the_system() {
+    with_each(1024, |allocator| {
+        let (ptr, large) = (page(&allocator), block(&allocator, 3));
+        assert_eq!((free(ptr, 0), free(large, 3)), (Ok(()), Ok(())));
+        assert!(allocator.give_back().get() > 0);
+        for (gone, of) in [(ptr, 0), (large, 3)] {
+            assert_eq!(free(gone, of).unwrap_err().kind, MisuseKind::DoubleFree);
+            assert_eq!(free_bulk(&mut [gone], of).unwrap_err().1.kind, MisuseKind::DoubleFree);
+        }
+        allocator.validate();
+    });
+}
+
+#[test]
 fn what_is_nobodys() {
     with_each(4096, |allocator| {
         let a = &allocator;
         let kept = page(a);
         let says = "no allocator handed out";
-        let range = a.arena_range();
+        let range = a.arenas()[0].range.clone();
         let mut local = [0u64; 1024];
         let mut heap = vec![0u8; 3 * 4096];
         // SAFETY: a fresh mapping of the test's own.
@@ -187,7 +202,7 @@ fn what_a_closed_allocator_had() {
     with_each(4096, |other| {
         let kept = page(&other);
         for met_last in [false, true] {
-            let closed = Allocator::builder().pages(4096).backend(other.backend()).build().unwrap();
+            let closed = Allocator::builder().memory(Memory::anonymous(4096)).backend(other.backend()).build().unwrap();
             let (single, large) = (page(&closed), block(&closed, 3));
             assert_eq!((free(single, 0), free(large, 3)), (Ok(()), Ok(())));
             if !met_last {
@@ -248,7 +263,7 @@ fn a_block_that_was_split_is_its_pages() {
             let first = pages[0].as_mut_ptr();
             let kind = MisuseKind::WrongOrder { handed_out: 0, freed: of };
             refused(a, "a split block", first, of, kind, "was handed out with order 0");
-            let second = pages.remove(1).into_raw().as_ptr();
+            let second = pages.remove(1).into_raw();
             assert_eq!(free(second, 0), Ok(()));
             assert_eq!(free(first, of).unwrap_err().kind, kind);
             drop(pages);
@@ -265,11 +280,11 @@ fn a_block_that_is_free_is_not_split() {
         let a = &allocator;
         for of in [1u8, 4, 8, 9, 10] {
             let (ptr, of) = a.alloc_pages(Gfp::KERNEL, order(of)).unwrap().into_raw();
-            assert_eq!(free(ptr.as_ptr(), of.get()), Ok(()));
+            assert_eq!(free(ptr, of.get()), Ok(()));
             // SAFETY: misuse on purpose: the block is free, and nobody allocates meanwhile.
             let pages = unsafe { Block::from_raw(ptr, of) }.split();
             std::mem::forget(pages);
-            assert_eq!(free(ptr.as_ptr(), of.get()).unwrap_err().kind, MisuseKind::DoubleFree);
+            assert_eq!(free(ptr, of.get()).unwrap_err().kind, MisuseKind::DoubleFree);
             assert_eq!(a.validate().free, 4 * 1024);
         }
     });
@@ -313,11 +328,10 @@ fn the_hook_is_told() {
         SEEN.store(0, SeqCst);
         assert_eq!(free(ptr, 0), Ok(()));
         // A handle that should not be: its drop has nobody to tell but the hook.
-        let nonnull = std::ptr::NonNull::new(ptr).unwrap();
         // SAFETY: misuse on purpose; nobody has the page.
-        drop(unsafe { Page::from_raw(nonnull) });
+        drop(unsafe { Page::from_raw(ptr) });
         // SAFETY: as above.
-        assert_eq!(unsafe { Block::from_raw(nonnull, order(0)) }.free().unwrap_err().kind, MisuseKind::DoubleFree);
+        assert_eq!(unsafe { Block::from_raw(ptr, order(0)) }.free().unwrap_err().kind, MisuseKind::DoubleFree);
         assert_eq!((SEEN.load(SeqCst), allocator.stats().misused), (2, 2));
     });
 }
@@ -335,7 +349,7 @@ fn two_threads_free_the_same_block_at_once() {
             let mut seen_later = 0;
             for _ in 0..rounds {
                 if allocator.validate().quarantined > PAGES / 4 {
-                    allocator = Allocator::builder().pages(PAGES).backend(backend).build().unwrap();
+                    allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).backend(backend).build().unwrap();
                 }
                 let before = allocator.stats().misused;
                 let went_well = free_at_once(if of == 0 { page(&allocator) } else { block(&allocator, of) }, of);

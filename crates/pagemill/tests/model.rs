@@ -30,7 +30,7 @@ fn rseq(pages: usize) -> Option<Allocator> {
 }
 
 fn raw() -> impl Strategy<Value = Raw> {
-    any::<(u8, u32, u32, u32)>().prop_map(|(kind, a, b, c)| Raw { kind, a, b, c })
+    any::<(u8, u32, u32, u32, u32)>().prop_map(|(kind, a, b, c, d)| Raw { kind, a, b, c, d })
 }
 
 /// The bits of [`Raw::a`] that say the mobility.

@@ -2,7 +2,7 @@
 //! exact (C3.6, C3.7, C3.12, C3.13).
 use pagemill::{
     Allocator, Block, BlockList, Bulk, Delivered, Error, Gfp, Invalid, Memory, NodeId, NodeMask, Order, Page, PageList,
-    Policy, Run, Shortfall, Stats, Watermarks, free_pages_bulk,
+    Policy, Run, Shortfall, Stats, Watermarks, Why, free_pages_bulk,
 };
 use std::cell::Cell;
 
@@ -112,7 +112,7 @@ fn hits_misses_and_foreign_are_exact() {
     // A CPU of node 1 finds what is left there.
     go_to(2);
     let (left, shortfall) = bulk(&allocator, Bulk::up_to(73));
-    assert_eq!((left.len(), shortfall), (72, Some(Shortfall::Exhausted { missing: 1 })));
+    assert_eq!((left.len(), shortfall), (72, Some(Shortfall { missing: 1, why: Why::Exhausted })));
     assert_eq!(count(|stats| stats.numa_hit), [0, 72, 1024, 0]);
     drop((_own, singles, _rest, left));
     assert_all_back(&allocator);
@@ -139,7 +139,7 @@ fn requests_that_may_not_wait_take_another_node_singly() {
     let allocator = four_nodes(512);
     go_to(0);
     let (pages, shortfall) = bulk(&allocator, Bulk::up_to(600).gfp(Gfp::NOWAIT));
-    assert_eq!((pages.len(), shortfall), (513, Some(Shortfall::Exhausted { missing: 87 })));
+    assert_eq!((pages.len(), shortfall), (513, Some(Shortfall { missing: 87, why: Why::Exhausted })));
     let (more, _) = bulk(&allocator, Bulk::up_to(600).gfp(Gfp::KERNEL | Gfp::THISNODE));
     assert_eq!(more.len(), 0);
     let (more, shortfall) = bulk(&allocator, Bulk::up_to(2000).gfp(Gfp::KERNEL));
@@ -171,6 +171,21 @@ fn interleave_divides_a_bulk_request() {
         let count = map.count(&pages);
         assert_eq!((count.iter().sum::<usize>(), shortfall), (n, None));
         assert!(count.iter().all(|&of_node| of_node == n / 4 || of_node == n.div_ceil(4)), "{n}: {count:?}");
+    }
+    // Each page takes one turn, however many a request has, wherever it goes on, and whatever it must have.
+    let next = |n| bulk(&allocator, interleave(n)).0.iter().map(|page| map.node_of(page.addr())).collect::<Vec<_>>();
+    let mut last = next(1)[0];
+    for n in [1, 2, 3, 4, 5, 7, 64, 65, 600, 1] {
+        let mut nodes = next(n);
+        nodes.sort_unstable();
+        let mut expected: Vec<usize> = (1..=n).map(|turn| (last + turn) % 4).collect();
+        expected.sort_unstable();
+        assert_eq!(nodes, expected, "{n} after node {last}");
+        last = (last + n) % 4;
+        allocator.alloc_pages_bulk_list(interleave(1), &mut PageList::new()).unwrap();
+        let least = Bulk::at_least(6, 6).policy(Policy::Interleave(NodeMask::ALL));
+        allocator.alloc_pages_bulk_list(least, &mut PageList::new()).unwrap();
+        last = (last + 7) % 4;
     }
     // Single pages in turn; every form divides.
     let some = mask(&[1, 3]);
@@ -205,7 +220,18 @@ fn what_one_node_lacks_the_others_give() {
     assert_eq!((count.iter().sum::<usize>(), shortfall), (64, None));
     assert_eq!(count[2], 5);
     assert!(count.iter().enumerate().all(|(id, &of_node)| id == 2 || of_node >= 16), "{count:?}");
-    drop((taken, pages));
+    drop(pages);
+    // So for those who may not wait, and go round once more; and one by one.
+    allocator.drain();
+    let request = Bulk::up_to(64).policy(Policy::Interleave(NodeMask::ALL));
+    let (pages, shortfall) = bulk(&allocator, request.gfp(Gfp::NOWAIT));
+    let count = map.count(&pages);
+    assert_eq!((count.iter().sum::<usize>(), shortfall, count[2]), (64, None, 5));
+    assert!(count.iter().enumerate().all(|(id, &of_node)| id == 2 || of_node >= 16), "{count:?}");
+    let singles: Vec<Page> =
+        (0..8).flat_map(|_| bulk(&allocator, Bulk::up_to(1).policy(Policy::Interleave(NodeMask::ALL))).0).collect();
+    assert_eq!(map.count(&singles), [2, 2, 0, 4]);
+    drop((taken, pages, singles));
     assert_all_back(&allocator);
 }
 
@@ -258,11 +284,30 @@ fn an_allowed_set_that_changes_is_honoured_from_the_next_refill_on() {
     let page = [(); 2].map(|()| allocator.alloc_page(Gfp::KERNEL).unwrap());
     assert_eq!(map.count(&page), [2, 0, 0, 0]);
     assert!(by_node(&allocator)[0].listed > 0);
-    allocator.set_allowed_nodes(mask(&[1, 2])).unwrap();
-    let next = allocator.alloc_page(Gfp::KERNEL).unwrap();
-    assert_eq!(map.node_of(next.addr()), 1);
+    let next = {
+        allocator.set_allowed_nodes(mask(&[1, 2])).unwrap();
+        let next = allocator.alloc_page(Gfp::KERNEL).unwrap();
+        assert_eq!(map.node_of(next.addr()), 1);
+        // In bulk, too, the list is passed over, in each form and for one page or several.
+        let listed = by_node(&allocator)[0].listed;
+        for n in [1, 2, 40] {
+            for gfp in [Gfp::KERNEL, Gfp::NOWAIT, Gfp::KERNEL | Gfp::ZERO] {
+                assert_eq!(map.count(&bulk(&allocator, Bulk::up_to(n).gfp(gfp)).0), [0, n, 0, 0]);
+            }
+            let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
+            allocator.alloc_pages_bulk_array(Bulk::exact(n), &mut slots).unwrap();
+            assert_eq!(map.count(slots.iter().flatten()), [0, n, 0, 0]);
+            let (mut list, mut runs) = (PageList::new(), Vec::<Run<Page>>::new());
+            allocator.alloc_pages_bulk_list(Bulk::exact(n), &mut list).unwrap();
+            assert_eq!(map.count(&core::iter::from_fn(|| list.pop()).collect::<Vec<_>>()), [0, n, 0, 0]);
+            allocator.alloc_pages_bulk_runs(Bulk::exact(n), &mut runs).unwrap();
+            assert!(runs.iter().all(|run| map.node_of(run.addr()) == 1));
+        }
+        assert_eq!(by_node(&allocator)[0].listed, listed, "nobody took from that list");
+        next
+    };
     let (none, shortfall) = bulk(&allocator, Bulk::up_to(5).nodes(mask(&[0, 3])));
-    assert_eq!((none.len(), shortfall), (0, Some(Shortfall::NotAllowed { missing: 5 })));
+    assert_eq!((none.len(), shortfall), (0, Some(Shortfall { missing: 5, why: Why::NotAllowed })));
     let nobody = Err(Error::Invalid(Invalid::NoSuchNode { nodes: 1 << 9 }));
     assert_eq!(allocator.set_allowed_nodes(mask(&[9])), nobody);
     drop((page, next));
@@ -284,7 +329,7 @@ fn no_remote_page_under_thisnode() {
     assert!(slots.iter().all(Option::is_none));
     assert!(allocator.alloc_pages(gfp, Order::new(2).unwrap()).is_err());
     let (none, shortfall) = bulk(&allocator, Bulk::up_to(8).gfp(gfp));
-    assert_eq!((none.len(), shortfall), (0, Some(Shortfall::Exhausted { missing: 8 })));
+    assert_eq!((none.len(), shortfall), (0, Some(Shortfall { missing: 8, why: Why::Exhausted })));
     pages.extend(singles);
     assert_eq!(map.count(&pages), [0, 0, 0, 600]);
     // Without the flag there is more than enough.
@@ -314,6 +359,9 @@ fn exact_nodes_bind_and_preferred() {
     // Bound to two nodes: the nearer one first, and nothing beyond them.
     allocator.drain();
     assert_eq!(of(Bulk::up_to(700).policy(Policy::Bind(mask(&[1, 3])))), [0, 600, 0, 100]);
+    allocator.drain();
+    // The nearest of them is local to those who may not wait, and serves them in bulk; one page comes from elsewhere.
+    assert_eq!(of(Bulk::up_to(700).policy(Policy::Bind(mask(&[1, 3]))).gfp(Gfp::NOWAIT)), [0, 600, 0, 1]);
     allocator.drain();
     assert_eq!(of(Bulk::up_to(2000).policy(Policy::Bind(mask(&[1, 3])))), [0, 600, 0, 600]);
     allocator.drain();
@@ -364,6 +412,45 @@ fn low_memory_is_kept_from_those_who_could_use_other() {
     let plain = Allocator::builder().pages(8).build().unwrap();
     let refused = Error::Invalid(Invalid::GfpUnsupported("DMA32"));
     assert_eq!(plain.alloc_page(Gfp::KERNEL | Gfp::DMA32).unwrap_err(), refused);
+}
+
+#[test]
+fn a_bulk_call_is_counted_where_its_pages_came_from() {
+    let allocator = four_nodes(1024);
+    let calls = || by_node(&allocator).iter().map(|stats| stats.bulk_alloc.iter().sum()).collect::<Vec<u64>>();
+    go_to(0);
+    let pages = bulk(&allocator, Bulk::up_to(64).policy(Policy::Preferred(node(2)))).0;
+    assert_eq!((pages.len(), calls()), (64, vec![0, 0, 1, 0]));
+    let more = bulk(&allocator, Bulk::up_to(64)).0;
+    assert_eq!((more.len(), calls()), (64, vec![1, 0, 1, 0]));
+}
+
+#[test]
+fn counters_of_a_zone_never_go_backwards() {
+    let allocator = four_nodes(512);
+    go_to(2);
+    let more = [1, 1, 3].map(|id| allocator.add_memory(&Memory::anonymous(256).node(node(id))).unwrap());
+    let (pages, _) = bulk(&allocator, Bulk::up_to(1000).exact_node(node(1)));
+    assert_eq!(pages.len(), 1000);
+    let kept = bulk(&allocator, Bulk::up_to(5).exact_node(node(1))).0;
+    drop(pages);
+    let before = by_node(&allocator);
+    assert_eq!((before[1].allocated, before[1].numa_hit, before[1].freed), (1005, 1005, 1000));
+    for arena in more {
+        allocator.retire(arena).unwrap();
+    }
+    let zones = allocator.zoneinfo();
+    let stats = &zones[1].stats;
+    assert_eq!((stats.allocated, stats.numa_hit, stats.numa_local, stats.freed), (1005, 1005, 1005, 1000));
+    assert!(zones.iter().zip(&before).all(|(zone, before)| zone.stats.refills >= before.refills));
+    // What it has now is what can be had of it.
+    let has: Vec<(u64, usize)> = zones.iter().map(|zone| (zone.managed, zone.buddy.len())).collect();
+    assert_eq!(has, [(512, 1); 4]);
+    assert!(zones.iter().all(|zone| zone.stats.free + zone.stats.listed <= 512));
+    assert!(allocator.stats().free <= 4 * 512);
+    let summed: u64 = zones.iter().map(|zone| zone.stats.allocated).sum();
+    assert_eq!(summed, allocator.stats().allocated);
+    drop(kept);
 }
 
 const CPUS: usize = 64;
@@ -421,7 +508,7 @@ fn sixty_four_cpus_on_eight_nodes() {
             allocator.drain();
         }
         let (pages, shortfall) = bulk(&allocator, Bulk::up_to(PAGES * NODES + 1));
-        assert_eq!(shortfall, Some(Shortfall::Exhausted { missing: 1 }));
+        assert_eq!(shortfall, Some(Shortfall { missing: 1, why: Why::Exhausted }));
         let far: Vec<u8> = pages.iter().map(|page| distance(home, map.node_of(page.addr()))).collect();
         assert!(far.is_sorted(), "bulk, from node {home}");
     }

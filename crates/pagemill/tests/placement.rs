@@ -1,15 +1,17 @@
 //! Where pages are put: kinds of mobility do not share pageblocks while there is room (C3.6), and huge frames survive
 //! churn.
-use pagemill::{Allocator, Backend, Bulk, Error, Gfp, Order, Page, PageList};
+#[path = "common/backends.rs"]
+mod backends;
+
+use backends::backends;
+use pagemill::{Allocator, Bulk, Error, Gfp, Order, Page, PageList};
 
 const BLOCK: usize = 512;
 
 /// Runs `test` with an allocator of each backend that works here.
 fn with_each(pages: usize, test: impl Fn(&Allocator)) {
-    test(&Allocator::builder().pages(pages).backend(Backend::Portable).build().unwrap());
-    match pagemill::self_test() {
-        Ok(()) => test(&Allocator::builder().pages(pages).backend(Backend::Rseq).build().unwrap()),
-        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    for backend in backends() {
+        test(&Allocator::builder().pages(pages).backend(backend).build().unwrap());
     }
 }
 

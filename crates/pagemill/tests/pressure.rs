@@ -1,9 +1,9 @@
 //! Memory that is short: what each kind of request still gets, what reclaim brings, and faults at every acquisition
 //! (C3.4, C3.6, C3.14).
 use pagemill::{
-    Account, Allocator, Backend, Block, BlockList, Bulk, Cancel, Delivered, Error, Faults, Gfp, Invalid, Memory,
-    NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, Shrink, Shrinker, ShrinkerDoes, Watermarks,
-    free_pages_bulk,
+    Account, Allocator, Backend, Block, BlockList, Bulk, Cancel, Delivered, Error, Exhausted, Faults, Gfp, Invalid,
+    Memory, NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, Shrink, Shrinker, ShrinkerDoes,
+    Watermarks, Why, free_pages_bulk,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 const MIN: u32 = 100;
 const PAGES: usize = 1000;
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// Runs `test` with an allocator of each backend: fake CPUs with portable lists, and the thread kept on one CPU with
 /// restartable sequences, so that no list of another CPU hides pages from requests that may not drain it.
@@ -99,7 +100,9 @@ fn single_requests_reach_down_to_their_marks() {
     with_each(&with_marks(), |allocator| {
         let pages = all(allocator, Gfp::NOWAIT);
         assert_eq!(pages.len(), PAGES - MIN as usize);
-        assert!(matches!(allocator.alloc_page(Gfp::KERNEL), Err(Error::Exhausted(_))));
+        let why = Why::BelowMark;
+        let refused = Error::Exhausted(Exhausted { wanted: 1, got: 0, order: 0, why });
+        assert_eq!(allocator.alloc_page(Gfp::KERNEL).unwrap_err(), refused);
         // Half of what is left, and no more.
         let reserve = all(allocator, Gfp::ATOMIC);
         assert_eq!(reserve.len(), MIN as usize / 2);
@@ -111,6 +114,26 @@ fn single_requests_reach_down_to_their_marks() {
         let blocks: Vec<Block> = std::iter::from_fn(|| allocator.alloc_pages(Gfp::NOWAIT, order).ok()).collect();
         assert_eq!(blocks.len(), (PAGES - MIN as usize) / 8);
         drop(blocks);
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
+fn what_atomic_gives_back_is_the_reserves() {
+    with_each(&with_marks(), |allocator| {
+        let mut pages = all(allocator, Gfp::NOWAIT);
+        let reserve = all(allocator, Gfp::ATOMIC);
+        assert_eq!(reserve.len(), MIN as usize / 2);
+        drop(reserve);
+        assert!(allocator.alloc_page(Gfp::NOWAIT).is_err(), "a page of the reserve");
+        assert_eq!((allocator.stats().free, allocator.stats().listed), (u64::from(MIN), 0));
+        // Above the high mark, and not before, lists take again what comes back.
+        let high = MIN as usize * 3 / 2;
+        pages.drain(..high - MIN as usize);
+        assert_eq!((allocator.stats().free as usize, allocator.stats().listed), (high, 0));
+        drop(pages.pop());
+        assert_eq!((allocator.stats().free as usize, allocator.stats().listed), (high, 1));
+        drop(pages);
         assert_all_back(allocator);
     });
 }
@@ -162,12 +185,12 @@ fn bulk_stays_above_low_but_for_one() {
                 }
             };
             assert_eq!(got, PAGES - low + 1, "what lies above low, and one by the single path");
-            assert_eq!(last.shortfall, Some(Shortfall::BelowMark { missing: n - last.blocks }));
-            // The next one brings what that one left on the list, and one again, though nothing lies above low (C3.8).
-            let listed = allocator.stats().listed as usize;
+            assert_eq!(last.shortfall, Some(Shortfall { missing: n - last.blocks, why: Why::BelowMark }));
+            // The next one brings one again, though nothing lies above low (C3.8); nor do lists hold any of it.
             let more = allocator.alloc_pages_bulk_list(Bulk::up_to(40).gfp(Gfp::NOWAIT), &mut list).unwrap();
-            let shortfall = Some(Shortfall::BelowMark { missing: 39 - listed });
-            assert_eq!(more, Delivered { blocks: listed + 1, shortfall });
+            assert_eq!(more, Delivered { blocks: 1, shortfall: Some(Shortfall { missing: 39, why: Why::BelowMark }) });
+            let stats = allocator.stats();
+            assert_eq!((stats.listed, stats.free as usize), (0, low - 2));
             drop(list);
             allocator.drain();
         }
@@ -196,29 +219,45 @@ fn every_shortfall_says_why() {
             list.clear();
             (delivered.blocks, delivered.shortfall)
         };
-        assert_eq!(why(Bulk::up_to(65)), (64, Some(Shortfall::Exhausted { missing: 1 })));
+        assert_eq!(why(Bulk::up_to(65)), (64, Some(Shortfall { missing: 1, why: Why::Exhausted })));
         assert_eq!(why(Bulk::up_to(64)), (64, None));
         let elsewhere = NodeMask::only(NodeId::new(1).unwrap());
-        assert_eq!(why(Bulk::up_to(8).nodes(elsewhere)), (0, Some(Shortfall::NotAllowed { missing: 8 })));
+        assert_eq!(why(Bulk::up_to(8).nodes(elsewhere)), (0, Some(Shortfall { missing: 8, why: Why::NotAllowed })));
         let account = Account::new(PageCount::new(10));
         let paid = Bulk::up_to(16).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
-        assert_eq!(why(paid), (10, Some(Shortfall::Account { missing: 6 })));
+        assert_eq!(why(paid), (10, Some(Shortfall { missing: 6, why: Why::Account })));
         assert_eq!(account.charged().get(), 10);
-        assert_eq!(why(paid), (0, Some(Shortfall::Account { missing: 16 })));
+        assert_eq!(why(paid), (0, Some(Shortfall { missing: 16, why: Why::Account })));
         // Who asks for more than there is pays for what came.
         let rich = Account::new(PageCount::new(1000));
         let paid = Bulk::up_to(100).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
-        assert_eq!(why(paid), (64, Some(Shortfall::Exhausted { missing: 36 })));
+        assert_eq!(why(paid), (64, Some(Shortfall { missing: 36, why: Why::Exhausted })));
         assert_eq!(rich.charged().get(), 64);
         let cancel = Cancel::new();
         cancel.cancel();
-        let cancelled = Bulk::up_to(65).deadline(Duration::from_secs(3600)).cancel(&cancel);
-        assert_eq!(why(cancelled), (64, Some(Shortfall::Cancelled { missing: 1 })));
+        let cancelled = Bulk::up_to(65).deadline(HOUR).cancel(&cancel);
+        assert_eq!(why(cancelled), (64, Some(Shortfall { missing: 1, why: Why::Cancelled })));
 
+        // What must come and does not says why too, and is not paid for.
         let short = Bulk::exact(11).gfp(Gfp::KERNEL | Gfp::ACCOUNT);
         let poor = Account::new(PageCount::new(10));
-        assert!(allocator.alloc_pages_bulk_list(short.account(&poor), &mut list).is_err());
+        let mut slots = empty(70);
+        let refused = |wanted, got, why| Error::Exhausted(Exhausted { wanted, got, order: 0, why });
+        let error = allocator.alloc_pages_bulk_list(short.account(&poor), &mut list).unwrap_err();
+        assert_eq!(error, refused(11, 0, Why::Account));
         assert_eq!((list.len(), poor.charged().get()), (0, 0));
+        let rich = Account::new(PageCount::new(1000));
+        let all = Bulk::exact(70).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
+        let missing = refused(70, 64, Why::Exhausted);
+        assert_eq!(allocator.alloc_pages_bulk_list(all, &mut list).unwrap_err(), missing);
+        assert_eq!(allocator.alloc_pages_bulk_array(all, &mut slots).unwrap_err(), missing);
+        assert_eq!(allocator.alloc_pages_bulk_runs(all, &mut Vec::<Run<Page>>::new()).unwrap_err(), missing);
+        assert_eq!(rich.charged().get(), 0);
+        let here = Bulk::exact(8).nodes(elsewhere);
+        let error = allocator.alloc_pages_bulk_array(here, &mut slots).unwrap_err();
+        assert_eq!(error, refused(8, 0, Why::NotAllowed));
+        let error = allocator.alloc_pages_bulk_list(Bulk::exact(65).deadline(HOUR).cancel(&cancel), &mut list);
+        assert_eq!(error.unwrap_err(), refused(65, 64, Why::Cancelled));
         let nobody = allocator.alloc_pages_bulk_list(short, &mut list);
         assert_eq!(nobody.unwrap_err(), Error::Invalid(Invalid::NoAccount));
         assert_all_back(allocator);
@@ -235,7 +274,7 @@ fn a_request_that_may_wait_gets_what_shrinkers_give() {
             assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))));
             let mut slots = empty(4);
             let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(4).gfp(gfp), &mut slots).unwrap();
-            assert_eq!((filled.added, filled.shortfall), (0, Some(Shortfall::Exhausted { missing: 4 })));
+            assert_eq!((filled.added, filled.shortfall), (0, Some(Shortfall { missing: 4, why: Why::Exhausted })));
         }
         let before = allocator.stats();
         assert_eq!((cache.calls(), before.waits, before.reclaim_direct), (0, 0, 0));
@@ -351,8 +390,10 @@ fn a_shrinker_may_not_reclaim() {
 
 #[test]
 fn a_step_of_reclaim_reaches_high() {
+    // Low and high are further apart than a round asks for at least.
+    const MIN: u32 = 400;
     let high = MIN as usize * 3 / 2;
-    with_each(&with_marks(), |allocator| {
+    with_each(&Memory::anonymous(PAGES).watermarks(Watermarks::above(MIN)), |allocator| {
         let cache = Arc::new(Cache::of(all(allocator, Gfp::NOWAIT)));
         let _registered = allocator.register_shrinker(cache.clone());
         assert_eq!(allocator.stats().free, u64::from(MIN));
@@ -413,8 +454,9 @@ fn lists_take_less_while_free_memory_falls() {
             pages.push(page);
             let stats = allocator.stats();
             let above = (stats.free + stats.listed).saturating_sub(u64::from(MIN));
-            // A refill takes a quarter of what lies above the mark, or 64 where that is more room.
+            // A refill takes a quarter of what lies above the low mark at most, and below it what is asked for.
             assert!(stats.listed <= 256.min(above), "{stats:?}");
+            assert!(stats.listed == 0 || stats.free >= u64::from(MIN + MIN / 4), "{stats:?}");
             most.push(stats.listed);
         }
         let (early, late) = (most[..200].iter().max(), most[most.len() - 50..].iter().max());
@@ -427,7 +469,7 @@ fn lists_take_less_while_free_memory_falls() {
 #[test]
 fn other_cpus_lists_are_drained_before_anybody_waits() {
     static CPU: AtomicUsize = AtomicUsize::new(0);
-    let allocator = Allocator::builder().pages(512).cpus(4, || CPU.load(Relaxed)).build().unwrap();
+    let allocator = Allocator::builder().memory(Memory::anonymous(512)).cpus(4, || CPU.load(Relaxed)).build().unwrap();
     let mut pages = all(&allocator, Gfp::NOWAIT);
     CPU.store(1, Relaxed);
     pages.truncate(500);
@@ -487,8 +529,14 @@ fn faults_at_every_acquisition_lose_nothing() {
             eprintln!("skipped: the rseq backend ({why})");
             continue;
         }
-        let build =
-            |faults: &Faults| Allocator::builder().pages(1100).backend(backend).faults(faults.clone()).build().unwrap();
+        let build = |faults: &Faults| {
+            Allocator::builder()
+                .memory(Memory::anonymous(1100))
+                .backend(backend)
+                .faults(faults.clone())
+                .build()
+                .unwrap()
+        };
         let mut acquisitions = 0;
         for after in 0.. {
             let faults = Faults::after(after);
@@ -515,24 +563,121 @@ fn faults_at_every_acquisition_lose_nothing() {
 #[test]
 fn faults_for_one_kind_of_request_alone() {
     let faults = Faults::with_probability(1.0, 1).only(Gfp::ATOMIC);
-    let allocator = Allocator::builder().pages(512).faults(faults.clone()).build().unwrap();
+    let allocator = Allocator::builder().memory(Memory::anonymous(512)).faults(faults.clone()).build().unwrap();
     assert!(allocator.alloc_page(Gfp::ATOMIC).is_err());
     let injected = faults.injected();
     assert!(injected > 0);
     let page = allocator.alloc_page(Gfp::NOWAIT).unwrap();
     assert_eq!(faults.injected(), injected);
     drop(page);
-    assert!(["after=3", "p=0.5,seed=7", "after=1,p=0.1,gfp=atomic"].iter().all(|text| text.parse::<Faults>().is_ok()));
-    for text in ["", "gfp=atomic", "p=2", "p=x", "after=-1", "every=3", "after=3;p=1", "gfp=all,p=1"] {
-        assert_eq!(text.parse::<Faults>().unwrap_err(), Invalid::FaultSyntax, "{text}");
+}
+
+#[test]
+fn each_way_to_a_zone_can_be_made_to_fail() {
+    let order = Order::new(3).unwrap();
+    let build = |after| {
+        let faults = Faults::after(after).only(Gfp::ATOMIC);
+        let memory = Memory::anonymous(1536);
+        (Allocator::builder().memory(memory).cpus(1, || 0).faults(faults.clone()).build().unwrap(), faults)
+    };
+    // Past the list, and then singly: from the request's own pageblocks and from others'.
+    let (allocator, faults) = build(0);
+    let request = Bulk::up_to(1000).gfp(Gfp::ATOMIC);
+    let delivered = allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap();
+    assert_eq!((delivered.blocks, delivered.shortfall.unwrap().why, faults.injected()), (0, Why::Fault, 3));
+    // A block, from both.
+    let (allocator, faults) = build(0);
+    assert!(allocator.alloc_pages(Gfp::ATOMIC, order).is_err());
+    assert_eq!(faults.injected(), 2);
+    // Where the request's own have none, the second way alone is left: singly and for blocks.
+    for (after, is_refused) in [(1, true), (2, false)] {
+        for order in [Order::ZERO, order] {
+            let (allocator, faults) = build(after);
+            let movable = Gfp::NOWAIT | Gfp::MOVABLE;
+            let mut pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(movable).ok()).collect();
+            pages.sort_by_key(Page::addr);
+            pages.drain(..16);
+            allocator.drain();
+            assert_eq!(allocator.alloc_pages(Gfp::ATOMIC, order).is_err(), is_refused, "{order:?} after {after}");
+            assert_eq!(faults.injected(), u64::from(is_refused));
+        }
     }
+}
+
+#[test]
+fn faults_spare_other_kinds_other_threads_and_what_may_not_fail() {
+    const KINDS: [(&str, Gfp); 5] = [
+        ("kernel", Gfp::KERNEL),
+        ("noio", Gfp::NOIO),
+        ("nofs", Gfp::NOFS),
+        ("nowait", Gfp::NOWAIT),
+        ("atomic", Gfp::ATOMIC),
+    ];
+    let build = |faults| Allocator::builder().memory(Memory::anonymous(512)).faults(faults).build().unwrap();
+    for (name, _) in KINDS {
+        for (other, gfp) in KINDS {
+            let allocator = build(format!("after=0,gfp={name}").parse().unwrap());
+            assert_eq!(allocator.alloc_page(gfp).is_err(), name == other, "faults for {name}, and {other}");
+        }
+    }
+    // Modifiers alone are those of every kind; with a kind, both must be there.
+    for (only, struck) in [(Gfp::MOVABLE, [true, true, false]), (Gfp::KERNEL | Gfp::MOVABLE, [true, false, false])] {
+        let asked = [Gfp::KERNEL | Gfp::MOVABLE | Gfp::ZERO, Gfp::ATOMIC | Gfp::MOVABLE, Gfp::KERNEL];
+        let allocator = build(Faults::after(0).only(only));
+        assert_eq!(asked.map(|gfp| allocator.alloc_page(gfp).is_err()), struck, "{only:?}");
+    }
+    let allocator = build(Faults::after(0).only_on_this_thread().only(Gfp::KERNEL));
+    assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
+    assert!(allocator.alloc_page(Gfp::KERNEL | Gfp::NOFAIL).is_ok());
+    allocator.drain();
+    assert!(std::thread::scope(|scope| scope.spawn(|| allocator.alloc_page(Gfp::KERNEL).is_ok()).join().unwrap()));
+}
+
+#[test]
+fn faults_are_told_in_words_and_what_is_wrong_with_them() {
+    for text in ["after=3", "p=0.5,seed=7", "after=1,p=0.1,gfp=atomic", " after = 0 ", "p=1,gfp=reclaimable"] {
+        assert!(text.parse::<Faults>().is_ok(), "{text}");
+    }
+    for (text, at, says) in [
+        ("", 1, "KEY=VALUE"),
+        ("gfp=atomic", 1, "which ones"),
+        ("p=2", 1, "0 to 1"),
+        ("p=NaN", 1, "0 to 1"),
+        ("after=1,p=x", 2, "0 to 1"),
+        ("after=-1", 1, "acquisitions"),
+        ("p=1,seed=0x3", 2, "a number"),
+        ("p=1,every=3", 2, "after, p, gfp and seed"),
+        ("after=3;p=1", 1, "acquisitions"),
+        ("p=1,gfp=all", 2, "kernel, noio"),
+        ("p=1,after=2,p=1", 3, "before"),
+        ("p=1,", 2, "KEY=VALUE"),
+    ] {
+        match text.parse::<Faults>().unwrap_err() {
+            Invalid::FaultSyntax { part, why } => assert!(part == at && why.contains(says), "{text}: {part} {why}"),
+            other => panic!("{text}: {other}"),
+        }
+    }
+    // The text is the same request as the calls.
+    let waits = |text: &str| {
+        let faults: Faults = text.parse().unwrap();
+        let allocator = Allocator::builder().memory(Memory::anonymous(64)).faults(faults.clone()).build().unwrap();
+        let refused = [Gfp::KERNEL, Gfp::NOWAIT, Gfp::ATOMIC].map(|gfp| {
+            let is_refused = allocator.alloc_page(gfp).is_err();
+            allocator.drain();
+            is_refused
+        });
+        assert!(faults.injected() > 0);
+        refused
+    };
+    assert_eq!(waits("p=1,gfp=nowait"), [false, true, false]);
+    assert_eq!(waits("after=0,gfp=kernel"), [true, false, false]);
 }
 
 #[test]
 fn faults_meet_requests_that_reclaim_too() {
     // The third acquisition fails and all after it: a request that may wait gives up after its rounds, or at its end.
     let faults = Faults::after(2);
-    let allocator = Allocator::builder().pages(512).faults(faults.clone()).build().unwrap();
+    let allocator = Allocator::builder().memory(Memory::anonymous(512)).faults(faults.clone()).build().unwrap();
     let cache = Arc::new(Cache::of(Vec::new()));
     let _registered = allocator.register_shrinker(cache.clone());
     let mut list = PageList::new();
@@ -545,7 +690,7 @@ fn faults_meet_requests_that_reclaim_too() {
             is_cancelled.store(true, Relaxed);
             cancel.cancel();
         });
-        let request = Bulk::exact(512).deadline(Duration::from_secs(3600)).cancel(&cancel);
+        let request = Bulk::exact(512).deadline(HOUR).cancel(&cancel);
         assert!(matches!(allocator.alloc_pages_bulk_list(request, &mut list), Err(Error::Exhausted(_))));
         assert!(is_cancelled.load(Relaxed), "it gave up before it was told to");
     });
@@ -562,7 +707,7 @@ fn an_account_that_has_less_than_a_block_says_so() {
         let paid = Bulk::up_to(4).order(Order::new(2).unwrap()).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
         let mut list = BlockList::new();
         let delivered = allocator.alloc_pages_bulk_list(paid, &mut list).unwrap();
-        assert_eq!(delivered, Delivered { blocks: 2, shortfall: Some(Shortfall::Account { missing: 2 }) });
+        assert_eq!(delivered, Delivered { blocks: 2, shortfall: Some(Shortfall { missing: 2, why: Why::Account }) });
         assert_eq!(account.charged().get(), 8);
     });
 }

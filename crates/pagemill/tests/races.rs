@@ -1,20 +1,14 @@
 //! Races that once were lost: between the last page that comes back and the allocator's end, between requests that take
 //! more than they keep, between a fork and the first use.
-use pagemill::{Allocator, Backend, Block, Bulk, Gfp, Order, Page, free_pages_bulk};
+#[path = "common/backends.rs"]
+mod backends;
+
+use backends::backends;
+use pagemill::{Allocator, Block, Bulk, Gfp, Order, Page, free_pages_bulk};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-
-fn backends() -> Vec<Backend> {
-    match pagemill::self_test() {
-        Ok(()) => vec![Backend::Portable, Backend::Rseq],
-        Err(why) => {
-            eprintln!("skipped: the rseq backend ({why})");
-            vec![Backend::Portable]
-        }
-    }
-}
 
 /// Closes as soon as no page is out.
 fn close_when_all_are_back(mut allocator: Allocator) {
@@ -100,7 +94,7 @@ fn a_large_request_in_vain_hides_nothing() {
     let (order9, order10) = (Order::PAGEBLOCK, Order::new(10).unwrap());
     // Of four pageblocks every second one is free, so that no order 10 can be had.
     let blocks = (0..4).map(|_| allocator.alloc_pages(Gfp::KERNEL, order9).unwrap());
-    let start = allocator.arena_range().start;
+    let start = allocator.arenas()[0].range.start;
     let (kept, free): (Vec<Block>, Vec<Block>) =
         blocks.partition(|block| (block.addr() - start) / order9.bytes() % 2 == 1);
     drop(free);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use pagemill::{Allocator, FIGURES, Gfp, Snapshot, StatsServer, prometheus};
+use pagemill::{Allocator, FIGURES, Gfp, Memory, Snapshot, StatsServer, prometheus};
 use serde_json::Value;
 
 /// What has not come by then hangs.
@@ -117,6 +117,24 @@ fn a_watcher_gets_a_line_each_time_and_sees_what_changes() {
     allocator.close().unwrap();
     drop(server);
     assert_eq!(lines.count(), 0, "and then the connection ends");
+}
+
+/// It is freed with its last handle, watched or not.
+#[test]
+fn what_is_shown_is_not_kept() {
+    let folder = Folder::new();
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    let is_shown = || ask(server.path(), b"prometheus\n").contains("allocator=\"short-lived\"");
+    // The only memfd in this process.
+    let allocator = Allocator::builder().memory(Memory::memfd(64)).build().unwrap();
+    let is_mapped = || fs::read_to_string("/proc/self/maps").unwrap().contains("/memfd:");
+    server.show("short-lived", &allocator);
+    assert!(is_shown() && is_mapped());
+    let other = allocator.clone();
+    allocator.close().unwrap();
+    assert!(is_shown() && is_mapped(), "somebody still has a handle");
+    other.close().unwrap();
+    assert!(!is_shown() && !is_mapped());
 }
 
 #[test]

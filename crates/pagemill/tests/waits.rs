@@ -1,7 +1,15 @@
 //! Waiting for memory: in order of arrival, with an end that the caller sets (C3.6, C10.1). Nothing here is timed:
 //! deadlines are an hour where something else has to end the wait.
+#[path = "common/all_back.rs"]
+mod all_back;
+#[path = "common/backends.rs"]
+mod backends;
+
+use all_back::assert_all_back;
+use backends::backends;
 use pagemill::{
-    Allocator, Backend, Bulk, Cancel, Delivered, Error, Gfp, Order, Page, PageList, Shortfall, free_pages_bulk,
+    Allocator, BlockList, Bulk, Cancel, Delivered, Error, Gfp, Memory, NodeId, NodeMask, Order, Page, PageList,
+    Shortfall, Why, free_pages_bulk,
 };
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -11,18 +19,9 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 /// Runs `test` with an allocator of each backend that works here.
 fn with_each(pages: usize, test: impl Fn(&Allocator)) {
-    test(&Allocator::builder().pages(pages).backend(Backend::Portable).build().unwrap());
-    match pagemill::self_test() {
-        Ok(()) => test(&Allocator::builder().pages(pages).backend(Backend::Rseq).build().unwrap()),
-        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    for backend in backends() {
+        test(&Allocator::builder().memory(Memory::anonymous(pages)).backend(backend).build().unwrap());
     }
-}
-
-fn assert_all_back(allocator: &Allocator) {
-    allocator.drain();
-    let (census, stats) = (allocator.validate(), allocator.stats());
-    assert_eq!((census.free, census.managed), (census.managed, allocator.managed_pages().get()));
-    assert_eq!((stats.allocated, stats.misused, stats.waiting), (stats.freed, 0, 0));
 }
 
 /// Every page there is.
@@ -54,7 +53,7 @@ fn until_waiting(allocator: &Allocator, n: u64) {
 }
 
 const ONE: Delivered = Delivered { blocks: 1, shortfall: None };
-const CANCELLED: Delivered = Delivered { blocks: 0, shortfall: Some(Shortfall::Cancelled { missing: 1 }) };
+const CANCELLED: Delivered = Delivered { blocks: 0, shortfall: Some(Shortfall { missing: 1, why: Why::Cancelled }) };
 
 #[test]
 fn who_waits_gets_what_others_free() {
@@ -172,6 +171,36 @@ fn nobody_who_may_wait_overtakes() {
 }
 
 #[test]
+fn nobody_who_may_wait_overtakes_in_bulk() {
+    with_each(64, |allocator| {
+        std::thread::scope(|scope| {
+            let mut pages = all(allocator);
+            pages.sort_unstable_by_key(Page::addr);
+            let block = scope.spawn(|| {
+                let mut blocks = pagemill::BlockList::new();
+                let request = Bulk::exact(1).order(Order::new(6).unwrap()).deadline(HOUR);
+                allocator.alloc_pages_bulk_list(request, &mut blocks).map(|delivered| delivered.blocks)
+            });
+            until_waiting(allocator, 1);
+            drop(pages.split_off(1));
+            // It waits for the last page; who comes later may wait, and does, before those that are free.
+            let mut list = PageList::new();
+            for request in [Bulk::up_to(8), Bulk::exact(8), Bulk::at_least(2, 40)] {
+                let after = request.deadline(Duration::from_millis(20));
+                let got = allocator.alloc_pages_bulk_list(after, &mut list).map_or(0, |delivered| delivered.blocks);
+                assert_eq!((got, allocator.stats().waiting), (0, 1), "{request:?}");
+            }
+            // Who may not wait takes what there is.
+            let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(8).gfp(Gfp::NOWAIT), &mut list).unwrap();
+            assert_eq!(delivered.blocks, 8);
+            drop((list, pages));
+            assert_eq!(block.join().unwrap(), Ok(1));
+        });
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
 fn a_cancelled_wait_returns() {
     with_each(8, |allocator| {
         let pages = all(allocator);
@@ -230,15 +259,48 @@ fn who_leaves_the_queue_stops_nobody() {
 }
 
 #[test]
+fn who_leaves_lets_the_next_one_try_what_is_free_already() {
+    with_each(2, |allocator| {
+        std::thread::scope(|scope| {
+            let mut pages = all(allocator);
+            let (cancel, endless) = (Cancel::new(), Cancel::new());
+            let (leaves, stays) = (cancel.clone(), endless.clone());
+            let block = scope.spawn(move || {
+                let mut blocks = pagemill::BlockList::new();
+                let request = Bulk::exact(1).order(Order::new(1).unwrap()).deadline(HOUR).cancel(&leaves);
+                allocator.alloc_pages_bulk_list(request, &mut blocks).is_err()
+            });
+            until_waiting(allocator, 1);
+            let page = scope.spawn(move || wait_for_one(allocator, &stays));
+            until_waiting(allocator, 2);
+            drop(pages.pop());
+            // Nothing else comes back until the second one is served.
+            cancel.cancel();
+            let limit = Instant::now() + Duration::from_secs(20);
+            while !page.is_finished() && Instant::now() < limit {
+                std::thread::yield_now();
+            }
+            endless.cancel();
+            assert!(block.join().unwrap(), "one page is no block");
+            assert_eq!(page.join().unwrap(), ONE);
+        });
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
 fn a_request_that_need_not_wait_for_ever_does_not_do_so_in_line() {
     // The head never gives up, and what it waits for is with those behind it.
     with_each(4, |allocator| {
-        let pages = all(allocator);
         std::thread::scope(|scope| {
+            // In here: a test that fails lets go of them, and then everybody ends.
+            let pages = all(allocator);
             let stubborn = scope.spawn(|| allocator.alloc_page(Gfp::KERNEL | Gfp::NOFAIL).is_ok());
             until_waiting(allocator, 1);
             for gfp in [Gfp::KERNEL, Gfp::NOIO, Gfp::KERNEL | Gfp::RETRY_MAYFAIL, Gfp::KERNEL | Gfp::NORETRY] {
-                assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))), "{gfp:?}");
+                let bounded = scope.spawn(move || allocator.alloc_page(gfp).map(drop));
+                until("the end of a bounded wait", || bounded.is_finished());
+                assert!(matches!(bounded.join().unwrap(), Err(Error::Exhausted(_))), "{gfp:?}");
             }
             assert_eq!(allocator.stats().waiting, 1);
             drop(pages);
@@ -252,15 +314,20 @@ fn a_request_that_need_not_wait_for_ever_does_not_do_so_in_line() {
 fn deadlines_end_waits() {
     with_each(4, |allocator| {
         let pages = all(allocator);
-        let start = Instant::now();
         let wait = Duration::from_millis(30);
         let mut list = PageList::new();
-        let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(2).deadline(wait), &mut list).unwrap();
-        assert_eq!((delivered.blocks, delivered.shortfall), (0, Some(Shortfall::Exhausted { missing: 2 })));
-        assert!(start.elapsed() >= wait, "it gave up before its deadline");
-        let stats = allocator.stats();
-        assert_eq!(stats.waits, 1);
-        assert!(stats.waited_us >= 30_000, "{stats:?}");
+        // The time counts from each call, however old the request is.
+        let request = Bulk::up_to(2).deadline(wait);
+        for waits in 1..=2 {
+            let start = Instant::now();
+            let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
+            let shortfall = Shortfall { missing: 2, why: Why::TimedOut };
+            assert_eq!((delivered.blocks, delivered.shortfall), (0, Some(shortfall)));
+            assert!(start.elapsed() >= wait, "it gave up before its deadline");
+            let stats = allocator.stats();
+            assert_eq!(stats.waits, waits);
+            assert!(stats.waited_us >= 30_000 * waits, "{stats:?}");
+        }
         // One behind somebody who waits for longer ends too, and the other one stays.
         let cancel = Cancel::new();
         std::thread::scope(|scope| {
@@ -275,10 +342,41 @@ fn deadlines_end_waits() {
         // One that is over before it begins gets what there is, and waits for nothing.
         drop(pages);
         let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(9).deadline(Duration::ZERO), &mut list).unwrap();
-        assert_eq!((delivered.blocks, delivered.shortfall), (4, Some(Shortfall::Exhausted { missing: 5 })));
+        assert_eq!((delivered.blocks, delivered.shortfall), (4, Some(Shortfall { missing: 5, why: Why::TimedOut })));
         drop(list);
         assert_all_back(allocator);
     });
+}
+
+#[test]
+fn memory_that_is_added_or_allowed_goes_to_who_waits() {
+    let second = NodeId::new(1).unwrap();
+    for backend in backends() {
+        let memory = [Memory::anonymous(64), Memory::anonymous(64).node(second)];
+        let [first, other] = memory.clone();
+        let allocator = Allocator::builder().memory(first).memory(other).backend(backend).build().unwrap();
+        allocator.set_allowed_nodes(NodeMask::only(NodeId::ZERO)).unwrap();
+        let _all: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        let request = Bulk::exact(1).order(Order::PAGEBLOCK).deadline(HOUR);
+        let wait = || allocator.alloc_pages_bulk_list(request, &mut BlockList::new());
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(wait);
+            until_waiting(&allocator, 1);
+            // Too little for who waits: what others take of it comes back to its zone.
+            allocator.add_memory(&memory[0]).unwrap();
+            drop(allocator.alloc_page(Gfp::NOWAIT).unwrap());
+            assert_eq!((allocator.stats().listed, allocator.stats().waiting), (0, 1));
+            allocator.add_memory(&Memory::anonymous(1024)).unwrap();
+            assert_eq!(waiter.join().unwrap().map(|delivered| delivered.blocks), Ok(1));
+        });
+        let _more: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| wait_for_one(&allocator, &Cancel::new()));
+            until_waiting(&allocator, 1);
+            allocator.set_allowed_nodes(NodeMask::ALL).unwrap();
+            assert_eq!(waiter.join().unwrap(), ONE);
+        });
+    }
 }
 
 #[test]

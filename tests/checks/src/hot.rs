@@ -36,7 +36,7 @@ pub fn hot_bulk_callback(memory: &Allocator, addresses: &mut [usize; 64]) -> usi
     let mut slots = addresses.iter_mut();
     let keep = |page: Page| {
         if let Some(slot) = slots.next() {
-            *slot = page.into_raw().as_ptr() as usize;
+            *slot = page.into_raw() as usize;
         }
     };
     memory.alloc_pages_bulk_callback(Bulk::up_to(64), keep).map_or(0, |delivered| delivered.blocks)

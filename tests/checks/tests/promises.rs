@@ -1,13 +1,15 @@
 //! Promises about how it is done, seen from outside: which backend is chosen, how many
 //! sections a request takes, what the metadata costs.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pagemill::{Allocator, Backend, Bulk, Gfp, PageList};
 
 /// What the program `backend` says and how it ends, with these variables set.
-fn backend(variables: &[(&str, &str)]) -> (String, Option<i32>) {
+fn backend<V: AsRef<OsStr> + Copy>(variables: &[(&str, V)]) -> (String, Option<i32>) {
     let mut program = Command::new(env!("CARGO_BIN_EXE_backend"));
     program.env_remove("PAGEMILL_BACKEND").env_remove("GLIBC_TUNABLES").envs(variables.iter().copied());
     let output = program.output().expect("the program can be started");
@@ -18,8 +20,13 @@ fn backend(variables: &[(&str, &str)]) -> (String, Option<i32>) {
 #[test]
 fn the_backend_is_chosen_by_the_self_test_or_by_name() {
     assert_eq!(backend(&[("PAGEMILL_BACKEND", "portable")]), ("backend: portable".to_owned(), Some(0)));
-    let (words, status) = backend(&[("PAGEMILL_BACKEND", "fast")]);
-    assert!(words.contains("PAGEMILL_BACKEND") && status == Some(1), "{words}");
+    for (variable, wrong) in
+        [("PAGEMILL_BACKEND", &b"fast"[..]), ("PAGEMILL_BACKEND", b"\xff"), ("PAGEMILL_FAIL", b"\xff")]
+    {
+        let (words, status) = backend(&[(variable, OsStr::from_bytes(wrong))]);
+        assert_eq!(status, Some(1), "{variable}: {words}");
+        assert!(variable == "PAGEMILL_FAIL" || words.contains("`rseq` or `portable`; set PAGEMILL_BACKEND"), "{words}");
+    }
 
     // With glibc's registration turned off there are no restartable sequences to be had.
     let off = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
@@ -28,7 +35,7 @@ fn the_backend_is_chosen_by_the_self_test_or_by_name() {
     assert!(words.starts_with("unavailable: ") && status == Some(3), "{words}");
 
     match pagemill::self_test() {
-        Ok(()) => assert_eq!(backend(&[]), ("backend: rseq".to_owned(), Some(0))),
+        Ok(()) => assert_eq!(backend::<&str>(&[]), ("backend: rseq".to_owned(), Some(0))),
         Err(why) => println!("skipped: restartable sequences: {why}"),
     }
 }

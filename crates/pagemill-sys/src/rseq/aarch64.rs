@@ -162,6 +162,15 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
     n
 }
 
+/// None here: nothing is known of the order of frames.
+///
+/// # Safety
+/// As [`pop`].
+#[inline]
+pub(crate) unsafe fn pop_run(_lists: Lists, _n: usize) -> u32 {
+    u32::MAX
+}
+
 /// Pushes one frame number. False: the list is full or held.
 ///
 /// # Safety

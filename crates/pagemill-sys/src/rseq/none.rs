@@ -13,6 +13,9 @@ pub(crate) unsafe fn pop(_lists: Lists) -> u32 {
 pub(crate) unsafe fn pop_n(_lists: Lists, _to: *mut u32, _want: usize) -> usize {
     unreachable!("{WHY}")
 }
+pub(crate) unsafe fn pop_run(_lists: Lists, _n: usize) -> u32 {
+    unreachable!("{WHY}")
+}
 pub(crate) unsafe fn push(_lists: Lists, _pfn: u32) -> bool {
     unreachable!("{WHY}")
 }

@@ -3,15 +3,18 @@
 //! Labels: 3 the descriptor, 4 start, 5 behind the commit, 6 abort, 7 the way out without a commit. Vector copies use
 //! SSE encodings, which leave the upper halves of the registers alone. x86-64's loads are ordered, so that reading
 //! `held` before the word needs no fence.
-use super::{CPU_SHIFT, HELD, LIMIT, Lists, RESTARTS};
+use super::{CPU_SHIFT, HELD, LIMIT, Lists, RESTARTS, RUN};
 use crate::batch::FEW;
 use crate::lists::ITEMS;
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 
-/// Enters a section, finds the list of the CPU in `{l}` and leaves by 7 if it is held or the thread has no CPU.
+/// Enters a section, finds the list of the CPU in `{l}` and leaves (by 7 unless said) if it is held or the thread has no CPU.
 macro_rules! enter {
     () => {
+        enter!("7f")
+    };
+    ($out:literal) => {
         concat!(
             "2:\n",
             "lea {l}, [rip + 3f]\n",
@@ -19,11 +22,15 @@ macro_rules! enter {
             "4:\n",
             "mov {l:e}, dword ptr fs:[{off} + 4]\n",
             "cmp {l:e}, {cpus:e}\n",
-            "jae 7f\n",
+            "jae ",
+            $out,
+            "\n",
             "shl {l}, {cpu_shift}\n",
             "add {l}, {base}\n",
             "cmp dword ptr [{l} + {held}], 0\n",
-            "jne 7f\n",
+            "jne ",
+            $out,
+            "\n",
         )
     };
 }
@@ -161,37 +168,71 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
     n
 }
 
+/// Pops the `n` (1 to 64) frames on top, if they are known to follow each other: the first; else `u32::MAX`, and nothing
+/// has changed.
+///
+/// # Safety
+/// As [`pop`].
+#[inline]
+pub(crate) unsafe fn pop_run(lists: Lists, n: usize) -> u32 {
+    let first: u32;
+    // SAFETY: as in `pop`; from `run` to the top there are frames in order (L4).
+    unsafe {
+        asm!(
+            "mov {first:e}, -1",
+            enter!(),
+            "mov {w}, qword ptr [{l}]",
+            "movzx {i:e}, {w:x}",
+            "sub {i:e}, {n:e}",
+            "jb 7f",
+            "cmp {i:e}, dword ptr [{l} + {run}]",
+            "jb 7f",
+            "mov {i:e}, dword ptr [{l} + {i}*4 + {items}]",
+            "add {w}, {change}",
+            "mov qword ptr [{l}], {w}",
+            "5:",
+            "mov {first:e}, {i:e}",
+            leave!(),
+            "7:",
+            l = out(reg) _, w = out(reg) _, i = out(reg) _, first = out(reg) first,
+            n = in(reg) n, change = in(reg) n * 0xffff, // top - n, popped + n
+            off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
+            cpu_shift = const CPU_SHIFT, held = const HELD, run = const RUN, items = const ITEMS,
+            restarts = sym RESTARTS,
+            options(nostack),
+        );
+    }
+    first
+}
+
 /// Pushes one frame number. False: the list is full or held.
 ///
 /// # Safety
 /// As [`pop`].
 #[inline]
 pub(crate) unsafe fn push(lists: Lists, pfn: u32) -> bool {
-    let is_pushed: u32;
-    // SAFETY: as in `pop`; below the limit there is a slot.
+    // SAFETY: as in `pop`; below the limit there is a slot. It leaves by a jump: no flag is made and looked at.
     unsafe {
         asm!(
-            "xor {done:e}, {done:e}",
-            enter!(),
+            enter!("{full}"),
             "mov {w}, qword ptr [{l}]",
             "movzx {top:e}, {w:x}",
             "cmp {top:e}, dword ptr [{l} + {limit}]",
-            "jae 7f",
+            "jae {full}",
+            "mov dword ptr [{l} + {run}], {top:e}",
             "mov dword ptr [{l} + {top}*4 + {items}], {pfn:e}",
             "add {w}, 1",
             "mov qword ptr [{l}], {w}",
             "5:",
-            "mov {done:e}, 1",
             leave!(),
-            "7:",
-            l = out(reg) _, w = out(reg) _, top = out(reg) _, done = out(reg) is_pushed, pfn = in(reg) pfn,
+            l = out(reg) _, w = out(reg) _, top = out(reg) _, pfn = in(reg) pfn,
             off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
-            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, items = const ITEMS,
-            restarts = sym RESTARTS,
+            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, run = const RUN, items = const ITEMS,
+            restarts = sym RESTARTS, full = label { return false },
             options(nostack),
         );
     }
-    is_pushed != 0
+    true
 }
 
 /// Pushes the `n` (1 to 64) frame numbers at `from`, behind which 15 more can be read. False: they do not fit, or
@@ -213,6 +254,8 @@ pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
             "add {i:e}, {n:e}",
             "cmp {i:e}, dword ptr [{l} + {limit}]",
             "ja 7f",
+            "lea {x:e}, [{i:r} - 1]", // The last one alone is known to be in order.
+            "mov dword ptr [{l} + {run}], {x:e}",
             "xor {i:e}, {i:e}",
             "cmp {n:e}, {few}",
             "jb 9f",
@@ -246,7 +289,8 @@ pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
             from = in(reg) from, n = in(reg) n,
             off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
             out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, items = const ITEMS,
+            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, run = const RUN,
+            items = const ITEMS,
             restarts = sym RESTARTS,
             options(nostack),
         );
@@ -276,6 +320,15 @@ pub(crate) unsafe fn push_run(lists: Lists, first: u32, n: usize) -> bool {
             "add {i:e}, {n:e}",
             "cmp {i:e}, dword ptr [{l} + {limit}]",
             "ja 7f",
+            "movzx {i:e}, {w:x}",
+            "cmp dword ptr [{l} + {run}], {i:e}",
+            "jae 20f",
+            "lea {x:e}, [{first:r} - 1]",
+            "cmp dword ptr [{to} - 4], {x:e}",
+            "je 21f", // They go on where the run ends that is there.
+            "20:",
+            "mov dword ptr [{l} + {run}], {i:e}",
+            "21:",
             "cmp {n:e}, {few}",
             "jb 9f",
             "movd xmm0, {first:e}",
@@ -318,7 +371,8 @@ pub(crate) unsafe fn push_run(lists: Lists, first: u32, n: usize) -> bool {
             first = in(reg) first, n = in(reg) n, steps = in(reg) &raw const STEPS.0,
             off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
             out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _,
-            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, items = const ITEMS,
+            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, run = const RUN,
+            items = const ITEMS,
             restarts = sym RESTARTS,
             options(nostack),
         );

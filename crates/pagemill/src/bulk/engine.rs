@@ -6,28 +6,64 @@
 //! marks; then the single path is tried, for one block or until the request has what it must have (C3.6, C3.8).
 use crate::allocator::{Allocator, Inner};
 use crate::arena::Arena;
-use crate::bulk::request::{Bulk, Shortfall};
+use crate::bulk::request::{Bulk, Commit};
 use crate::nodes::Nodes;
-use crate::reclaim;
 use crate::slow::Ask;
-use crate::wait::Cancel;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Gfp, Level, ListPolicy, NodeId, Order, Policy, interleave_share};
+use pagemill_core::{Gfp, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why, interleave_share};
 use pagemill_sys::Batch;
 use pagemill_sys::lists::BulkCall;
 
 impl Allocator {
     /// The engine: takes up to `missing` blocks and hands them to `sink` in prepared batches, each of one arena. Returns
     /// how many. The sink is called in one place and its address goes nowhere, so that what it keeps can stay in
-    /// registers.
+    /// registers. `is_undone`: if the request unwinds, what the sink got goes back.
     #[inline]
     pub(super) fn bulk(
         &self,
         request: &Bulk<'_>,
         missing: usize,
+        is_undone: bool,
+        sink: impl FnMut(&Arena, &Batch, Option<u32>),
+    ) -> usize {
+        // What an array holds already counts.
+        let held = request.most - missing;
+        if request.account.is_some() {
+            return self.bulk_charged(request, held, missing, is_undone, sink);
+        }
+        self.bulk_for_nothing(request, held, missing, sink)
+    }
+
+    /// The same for as much as the request's account pays for. Out of line: a copy of the engine for each form.
+    #[cold]
+    #[inline(never)]
+    fn bulk_charged(
+        &self,
+        request: &Bulk<'_>,
+        held: usize,
+        missing: usize,
+        is_undone: bool,
         mut sink: impl FnMut(&Arena, &Batch, Option<u32>),
     ) -> usize {
-        let missing = if request.gfp.contains(Gfp::ACCOUNT) { request.charge(missing) } else { missing };
+        let missing = request.charge(missing);
+        let mut charged = Charged { request, rest: missing, undone: 0 };
+        let got = self.bulk_for_nothing(request, held, missing, |arena, batch, run| {
+            charged.rest -= batch.len();
+            charged.undone += if is_undone { batch.len() } else { 0 };
+            sink(arena, batch, run);
+        });
+        charged.undone = 0;
+        got
+    }
+
+    #[inline]
+    fn bulk_for_nothing(
+        &self,
+        request: &Bulk<'_>,
+        held: usize,
+        missing: usize,
+        mut sink: impl FnMut(&Arena, &Batch, Option<u32>),
+    ) -> usize {
         let (gfp, mobility) = (request.gfp, request.gfp.mobility());
         let here = if request.order == Order::ZERO && missing <= ListPolicy::LARGE && request.is_anywhere() {
             self.nodes().here()
@@ -36,6 +72,7 @@ impl Allocator {
         };
         let mut list = here;
         let mut slow = None;
+        let mut other = None;
         let mut got = 0;
         let mut batch = Batch::new();
         while got < missing {
@@ -47,8 +84,7 @@ impl Allocator {
                 Some(inner) if !batch.is_empty() => (inner.arena, inner.prepare(&mut batch, gfp, mobility)),
                 _ => {
                     list = None;
-                    // What an array holds already counts.
-                    let needed = request.least.saturating_sub(request.most - missing + got);
+                    let needed = request.least.saturating_sub(held + got);
                     match self.bulk_slow(
                         request,
                         slow.get_or_insert_with(|| Slow::new(missing)),
@@ -56,29 +92,24 @@ impl Allocator {
                         needed,
                         &mut batch,
                     ) {
-                        Some(found) => found,
+                        Some(found) => {
+                            other = Some(found.0);
+                            found
+                        }
                         None => break,
                     }
                 }
             };
             got += batch.len();
-            if request.is_populated {
-                arena.populate(batch.as_slice(), request.order);
-            }
             sink(arena, &batch, run);
         }
-        if got > 1 {
-            self.count_bulk(here, got);
-        }
-        if request.gfp.contains(Gfp::ACCOUNT) {
-            request.refund(missing - got);
+        // Counted where the last of it came from.
+        if got > 1
+            && let Some(inner) = other.map(Arena::inner).or(here)
+        {
+            inner.lists.count_bulk(BulkCall::Alloc, got);
         }
         got
-    }
-
-    #[inline]
-    fn count_bulk(&self, here: Option<&Inner>, got: usize) {
-        here.unwrap_or_else(|| self.nodes().first()).lists.count_bulk(BulkCall::Alloc, got);
     }
 
     /// The next batch from further down than the list, prepared, and its arena; none if that is all. `left` blocks are
@@ -97,7 +128,6 @@ impl Allocator {
         let ask = request.ask(nodes);
         loop {
             match slow.stage {
-                Stage::Begin if slow.is_single => slow.stage = Stage::Single { is_tried: false },
                 Stage::Begin => slow.begin(nodes, &ask),
                 Stage::Zone { at, is_drained } => match self.batch_of(slow, &ask, at, left, batch) {
                     (Some(found), _) => return Some(found),
@@ -105,7 +135,7 @@ impl Allocator {
                     (None, false) if slow.has_next(nodes, &ask, at) => {
                         slow.stage = Stage::Zone { at: at + 1, is_drained };
                     }
-                    (None, false) if slow.turns_left > 0 => slow.next_turn(nodes, &ask),
+                    (None, false) if slow.turns_left > 0 => slow.next_turn(),
                     (None, false) => {
                         let may_drain = !is_drained && ask.gfp.may_wait();
                         slow.stage = if may_drain && nodes.drain_all() > 0 {
@@ -119,11 +149,13 @@ impl Allocator {
                 // from pageblocks of another mobility.
                 Stage::Single { is_tried: true } if needed == 0 => slow.stage = Stage::Over,
                 Stage::Single { .. } => {
-                    let Ok(Some((arena, pfn))) = nodes.take_one(&ask, || self.weak()) else {
+                    let Ok(Some((arena, pfn))) = nodes.take_one(&ask, slow.from, &|| self.weak()) else {
                         slow.stage = Stage::Over;
                         continue;
                     };
-                    slow.stage = Stage::Single { is_tried: true };
+                    // Who stood in line goes on in bulk when nobody else does.
+                    let goes_on = core::mem::take(&mut slow.is_in_line) && !nodes.waits.is_awaited();
+                    slow.stage = if goes_on { Stage::ZONES } else { Stage::Single { is_tried: true } };
                     arena.stats_here().fallbacks.fetch_add(u64::from(!slow.is_single), Relaxed);
                     batch.push(pfn);
                     return Some((arena.arena, None));
@@ -159,9 +191,10 @@ impl Allocator {
             return (None, is_more);
         }
         slow.share -= batch.len().min(slow.share);
+        inner.shut_lists_below_low();
         nodes.count_node(ask, slow.from, inner, batch.len() * ask.order.frames() as usize);
         if slow.share == 0 {
-            slow.next_turn(nodes, ask);
+            slow.next_turn();
         }
         (Some((inner.arena, run)), true)
     }
@@ -169,31 +202,23 @@ impl Allocator {
     /// Why a request brought fewer than it asked for, if it did.
     #[inline]
     pub(super) fn shortfall(&self, request: &Bulk<'_>, got: usize) -> Option<Shortfall> {
-        if got < request.most { Some(self.why(request, request.most - got)) } else { None }
+        if got == request.most {
+            return None;
+        }
+        Some(Shortfall { missing: request.most - got, why: self.why(request, 1) })
     }
 
+    /// Why it did; `needed` more had to come.
     #[cold]
     #[inline(never)]
-    fn why(&self, request: &Bulk<'_>, missing: usize) -> Shortfall {
-        let nodes = self.nodes();
-        let ask = request.ask(nodes);
-        let from = nodes.node();
-        let mut zones = nodes.zonelist(from).iter().filter(|arena| ask.allows(nodes, arena.node, arena)).peekable();
-        if request.cancel.is_some_and(Cancel::is_cancelled) {
-            Shortfall::Cancelled { missing }
-        } else if ask.gfp.may_wait() && reclaim::is_reclaiming() {
-            Shortfall::Reclaiming { missing }
-        } else if request.account.is_some_and(|account| account.is_full(ask.order.frames() as usize))
-            && request.gfp.contains(Gfp::ACCOUNT)
-        {
-            Shortfall::Account { missing }
-        } else if zones.peek().is_none() {
-            Shortfall::NotAllowed { missing }
-        } else if zones.any(|arena| arena.marks.floor(ask.gfp, Level::Min) > 0 && arena.zone.free_frames() > 0) {
-            Shortfall::BelowMark { missing }
-        } else {
-            Shortfall::Exhausted { missing }
+    pub(super) fn why(&self, request: &Bulk<'_>, needed: usize) -> Why {
+        if request.commit == Commit::Refused {
+            return Why::Uncommitted;
         }
+        if request.account.is_some_and(|account| account.is_full(needed * request.order.frames() as usize)) {
+            return Why::Account;
+        }
+        self.nodes().why(&request.ask(self.nodes()))
     }
 }
 
@@ -235,6 +260,20 @@ impl Inner {
     }
 }
 
+/// What a request was charged and does not have in the end is taken off, however it ends.
+struct Charged<'r> {
+    request: &'r Bulk<'r>,
+    rest: usize,
+    /// If it unwinds, what it got goes back too.
+    undone: usize,
+}
+
+impl Drop for Charged<'_> {
+    fn drop(&mut self) {
+        self.request.refund(self.rest + self.undone);
+    }
+}
+
 /// How far down a bulk request has gone.
 #[derive(Debug)]
 struct Slow {
@@ -243,13 +282,16 @@ struct Slow {
     is_single: bool,
     /// It goes past the lists.
     is_large: bool,
+    /// Others waited when it began: it takes one block in its turn first.
+    is_in_line: bool,
     /// The node whose zonelist it walks.
     from: NodeId,
     /// What it may still take there before it is another node's turn.
     share: usize,
-    /// Divided among nodes: how many blocks and nodes that were, and how many turns are left.
+    /// How many blocks it is for.
     most: usize,
-    turns: usize,
+    /// Divided among these nodes, if any; `turns_left` of them have theirs yet, twice each.
+    among: NodeMask,
     turns_left: usize,
 }
 
@@ -265,6 +307,11 @@ enum Stage {
     Over,
 }
 
+impl Stage {
+    /// The first zone.
+    const ZONES: Self = Self::Zone { at: 0, is_drained: false };
+}
+
 impl Slow {
     #[inline]
     fn new(missing: usize) -> Self {
@@ -272,41 +319,48 @@ impl Slow {
             stage: Stage::Begin,
             is_single: missing == 1,
             is_large: missing > ListPolicy::LARGE,
+            is_in_line: false,
             from: NodeId::ZERO,
             share: usize::MAX,
             most: missing,
-            turns: 0,
+            among: NodeMask::NONE,
             turns_left: 0,
         }
     }
 
-    /// Leaves the list for the zones.
+    /// Leaves the list for the zones; one block alone, and whoever may wait while others do, for the single path.
     fn begin(&mut self, nodes: &Nodes, ask: &Ask<'_>) {
-        if let Policy::Interleave(among) = ask.policy {
-            self.turns = nodes.populated().and(among).and(ask.nodes).and(nodes.allowed()).count();
-            self.turns_left = self.turns;
+        self.from = ask.first_node(nodes, self.most);
+        self.among = ask.among(nodes);
+        self.is_in_line = !self.is_single && ask.gfp.may_wait() && nodes.waits.is_awaited();
+        if !self.among.is_empty() {
+            self.turns_left = 2 * self.among.count() - 1;
+            self.share = interleave_share(self.most, self.among.count(), 0);
         }
-        self.next_turn(nodes, ask);
+        self.stage = if self.is_single || self.is_in_line { Stage::Single { is_tried: false } } else { Stage::ZONES };
     }
 
-    /// Goes on with the next node of a divided request, for its share; with the rest from wherever it may be when all
-    /// had their turn.
-    fn next_turn(&mut self, nodes: &Nodes, ask: &Ask<'_>) {
-        self.stage = Stage::Zone { at: 0, is_drained: false };
-        self.from = ask.first_node(nodes);
-        self.share = usize::MAX;
-        if self.turns_left > 0 {
-            self.share = interleave_share(self.most, self.turns, self.turns - self.turns_left);
-            self.turns_left -= 1;
-        }
+    /// Goes on with the next node of a divided request, for its share; in the second round with whatever is missing.
+    fn next_turn(&mut self) {
+        let count = self.among.count();
+        self.stage = Stage::ZONES;
+        self.from = self.among.next_after(self.from).unwrap_or(self.from);
+        self.share = match (2 * count).checked_sub(self.turns_left) {
+            Some(at) if at < count => interleave_share(self.most, count, at),
+            _ => usize::MAX,
+        };
+        self.turns_left = self.turns_left.saturating_sub(1);
     }
 
-    /// Does the request go on with the next zone? Those of its own node always; others with flags that may wait.
+    /// Does the request go on with the next zone? Those of the nearest node that it may have memory of always; others
+    /// with flags that may wait.
     fn has_next(&self, nodes: &Nodes, ask: &Ask<'_>, at: usize) -> bool {
         let zones = nodes.zonelist(self.from);
-        match (zones.get(at), zones.get(at + 1)) {
-            (Some(this), Some(next)) => {
-                next.node == this.node || (ask.gfp.may_wait() && !ask.gfp.contains(Gfp::THISNODE))
+        let nearest = zones.iter().position(|zone| ask.allows(nodes, self.from, zone));
+        match (nearest, zones.get(at + 1)) {
+            (Some(nearest), Some(next)) => {
+                let is_near = at < nearest || next.node == zones[nearest].node;
+                is_near || (ask.gfp.may_wait() && !ask.gfp.contains(Gfp::THISNODE))
             }
             _ => false,
         }

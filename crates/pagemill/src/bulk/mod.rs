@@ -3,6 +3,7 @@
 //! [`request`] is what a caller says and gets, [`engine`] where the frames come from; here each prepared batch goes where
 //! the form wants it: into an array's empty slots, to the tail of a list, to a function, into runs.
 use crate::allocator::Allocator;
+use crate::arena::Arena;
 use crate::free::free_word;
 use crate::handle::{Owned, Pages, TENTATIVE, slots_as_words};
 use crate::list::List;
@@ -11,9 +12,11 @@ use pagemill_core::{Error, Invalid, PAGE_SHIFT, PAGE_SIZE};
 use pagemill_sys::Batch;
 
 mod engine;
+mod populate;
 mod request;
 
-pub use request::{Bulk, Delivered, Filled, Shortfall};
+pub(crate) use request::from_now;
+pub use request::{Bulk, Delivered, Filled};
 
 impl Allocator {
     /// Fills the empty slots among the first n of `slots`, in ascending order (the array form). n is the request's
@@ -38,16 +41,12 @@ impl Allocator {
     ) -> Result<Filled, Error> {
         let words = slots_as_words(slots);
         if let [word @ 0, ..] = words
-            && request.is_one_page()
-            && let Some(inner) = self.nodes().here()
-            && let Some(pfn) = inner.pop_one(request.gfp)
+            && let Some((arena, pfn)) = self.one_page(&request)
         {
-            // One page goes the single path. The rest is a call, so that this is short where it is inlined and the
-            // request need not be written to memory.
-            *word = inner.arena.addr_of(pfn);
+            *word = arena.addr_of(pfn);
             return Ok(Filled { added: 1, occupied: 1, first_hole: 1, shortfall: None });
         }
-        self.fill_array(request, words, T::ANY_ORDER)
+        self.fill_array(Bulk { ..request }, words, T::ANY_ORDER)
     }
 
     /// Adds blocks to the tail of a list, which need not be empty (the list form).
@@ -65,11 +64,33 @@ impl Allocator {
     /// ```
     #[inline]
     pub fn alloc_pages_bulk_list<T: Owned>(&self, request: Bulk<'_>, list: &mut List<T>) -> Result<Delivered, Error> {
-        request.check(self.nodes(), T::ANY_ORDER)?;
+        if list.takes_pages()
+            && let Some((_, pfn)) = self.one_page(&request)
+        {
+            list.push_frame(pfn);
+            return Ok(Delivered { blocks: 1, shortfall: None });
+        }
+        self.extend_list(Bulk { ..request }, list)
+    }
+
+    #[inline(never)]
+    fn extend_list<T: Owned>(&self, mut request: Bulk<'_>, list: &mut List<T>) -> Result<Delivered, Error> {
+        if list.takes_pages()
+            && let Some((arena, first)) = self.one_run(&request)
+        {
+            list.push_run(arena, first, request.most);
+            return Ok(Delivered { blocks: request.most, shortfall: None });
+        }
+        request.begin(self.nodes(), T::ANY_ORDER)?;
         let mut fresh = list.empty_like(request.order)?;
-        let blocks = self.bulk(&request, request.most, |arena, batch, run| fresh.push_batch(arena, batch, run));
+        let blocks = if request.is_populated() {
+            fresh = self.populated(&mut request);
+            fresh.len()
+        } else {
+            self.bulk(&request, request.most, true, |arena, batch, run| fresh.push_batch(arena, batch, run))
+        };
         if blocks < request.least {
-            return Err(request.missed(blocks)); // What there is goes back with `fresh`.
+            return Err(request.missed(self, blocks, blocks)); // What there is goes back with `fresh`.
         }
         list.append(&mut fresh)?;
         Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks) })
@@ -94,24 +115,42 @@ impl Allocator {
         request: Bulk<'_>,
         mut each: impl FnMut(T),
     ) -> Result<Delivered, Error> {
-        request.check(self.nodes(), T::ANY_ORDER)?;
+        if request.least == 0
+            && let Some((arena, pfn)) = self.one_page(&request)
+        {
+            // SAFETY: the page is marked as handed out, and it goes to `each` alone.
+            each(unsafe { T::from_word(arena.addr_of(pfn)) });
+            return Ok(Delivered { blocks: 1, shortfall: None });
+        }
+        if request.least == 0
+            && let Some((arena, first)) = self.one_run(&request)
+        {
+            let next = arena.addr_of(first);
+            deliver(&mut Pages { next, end: next + request.most * PAGE_SIZE }, &mut each);
+            return Ok(Delivered { blocks: request.most, shortfall: None });
+        }
+        let mut request = Bulk { ..request };
+        request.begin(self.nodes(), T::ANY_ORDER)?;
         if request.least > 0 {
             return Err(Invalid::CallbackWants.into());
         }
+        if request.is_populated() {
+            let list = self.populated(&mut request);
+            let blocks = list.len();
+            let mut undelivered = Rest { blocks: list, request: &request };
+            undelivered.blocks.by_ref().for_each(each);
+            drop(undelivered);
+            return Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks) });
+        }
         let order = usize::from(request.order.get());
-        let blocks = self.bulk(&request, request.most, |arena, batch, run| {
+        let blocks = self.bulk(&request, request.most, false, |arena, batch, run| {
             let zero = arena.addr_of_zero();
             if let Some(first) = run {
                 let next = word_of(zero, first);
-                let mut undelivered = Pages { next, end: next + batch.len() * PAGE_SIZE };
-                for word in (next..undelivered.end).step_by(PAGE_SIZE) {
-                    undelivered.next = word + PAGE_SIZE;
-                    // SAFETY: the engine prepared the page, and it goes to `each` alone.
-                    each(unsafe { T::from_word(word) });
-                }
-                return;
+                let pages = Pages { next, end: next + batch.len() * PAGE_SIZE };
+                return deliver(&mut Rest { blocks: pages, request: &request }.blocks, &mut each);
             }
-            let mut undelivered = Undelivered { zero, order, pfns: batch.as_slice() };
+            let mut undelivered = Undelivered { zero, order, pfns: batch.as_slice(), request: &request };
             while let Some((&pfn, rest)) = undelivered.pfns.split_first() {
                 undelivered.pfns = rest;
                 // SAFETY: as above.
@@ -139,16 +178,58 @@ impl Allocator {
         request: Bulk<'_>,
         runs: &mut Vec<Run<T>>,
     ) -> Result<Delivered, Error> {
-        request.check(self.nodes(), T::ANY_ORDER)?;
+        if let Some((arena, pfn)) = self.one_page(&request) {
+            runs.push(Run::of_page(arena.addr_of(pfn)));
+            return Ok(Delivered { blocks: 1, shortfall: None });
+        }
+        self.extend_runs(Bulk { ..request }, runs)
+    }
+
+    #[inline(never)]
+    fn extend_runs<T: Owned>(&self, mut request: Bulk<'_>, runs: &mut Vec<Run<T>>) -> Result<Delivered, Error> {
         let mut fresh = Runs::new(runs, request.order);
-        let blocks = self.bulk(&request, request.most, |arena, batch, run| {
-            fresh.push_batch(arena.addr_of_zero(), batch, run);
-        });
+        if let Some((arena, first)) = self.one_run(&request) {
+            fresh.extend(arena.addr_of(first), request.most);
+            return Ok(Delivered { blocks: request.most, shortfall: None });
+        }
+        request.begin(self.nodes(), T::ANY_ORDER)?;
+        let blocks = if request.is_populated() {
+            self.populated(&mut request).map(|block| fresh.push(block)).count()
+        } else {
+            self.bulk(&request, request.most, false, |arena, batch, run| {
+                fresh.push_batch(arena.addr_of_zero(), batch, run);
+            })
+        };
         if blocks < request.least {
             fresh.undo();
-            return Err(request.missed(blocks));
+            return Err(request.missed(self, blocks, blocks));
         }
         Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks) })
+    }
+}
+
+impl Allocator {
+    /// One page, for a request that a plain single one would serve (C3.3): the single path, inlined. What else there may be to
+    /// do is a call with a copy of the request, so that the request is written to memory there alone.
+    #[inline(always)]
+    fn one_page(&self, request: &Bulk<'_>) -> Option<(&'static Arena, u32)> {
+        if request.is_one_page() { self.nodes().here()?.pop_one(request.gfp) } else { None }
+    }
+
+    /// All pages of a request for a batch at most, if they lie on the list in order: the first.
+    #[inline(always)]
+    fn one_run(&self, request: &Bulk<'_>) -> Option<(&'static Arena, u32)> {
+        if request.is_one_batch() { self.nodes().here()?.pop_run(request.gfp, request.most) } else { None }
+    }
+}
+
+/// Hands pages that are marked as handed out to a function. If it unwinds, those that it has not been given stay.
+#[inline]
+fn deliver<T: Owned>(pages: &mut Pages, each: &mut impl FnMut(T)) {
+    for word in (pages.next..pages.end).step_by(PAGE_SIZE) {
+        pages.next = word + PAGE_SIZE;
+        // SAFETY: the page is handed out and nobody's, and it goes to `each` alone.
+        each(unsafe { T::from_word(word) });
     }
 }
 
@@ -157,6 +238,7 @@ struct Undelivered<'b> {
     zero: usize,
     order: usize,
     pfns: &'b [u32],
+    request: &'b Bulk<'b>,
 }
 
 impl Undelivered<'_> {
@@ -170,10 +252,27 @@ impl Drop for Undelivered<'_> {
     #[inline]
     fn drop(&mut self) {
         if !self.pfns.is_empty() {
+            self.request.refund(self.pfns.len());
             for &pfn in self.pfns {
                 // It was prepared a moment ago: nothing to refuse.
                 let _ = free_word(self.word(pfn));
             }
+        }
+    }
+}
+
+/// Blocks that a callback has not been given: if it unwinds they go back, and are not paid for.
+struct Rest<'r, I: Iterator> {
+    blocks: I,
+    request: &'r Bulk<'r>,
+}
+
+impl<I: Iterator> Drop for Rest<'_, I> {
+    #[inline]
+    fn drop(&mut self) {
+        let left = self.blocks.size_hint().0;
+        if left > 0 {
+            self.request.refund(left);
         }
     }
 }
@@ -186,16 +285,28 @@ pub(crate) fn word_of(zero: usize, pfn: u32) -> usize {
 
 impl Allocator {
     #[inline(never)]
-    fn fill_array(&self, request: Bulk<'_>, words: &mut [usize], is_any_order: bool) -> Result<Filled, Error> {
-        request.check(self.nodes(), is_any_order)?;
+    fn fill_array(&self, mut request: Bulk<'_>, words: &mut [usize], is_any_order: bool) -> Result<Filled, Error> {
+        let n = request.most;
+        if request.is_one_batch()
+            && let Some(words) = words.get_mut(..n)
+            && is_empty(words)
+            && let Some((arena, first)) = self.one_run(&request)
+        {
+            fill_run(words, arena.addr_of(first));
+            return Ok(Filled { added: n, occupied: n, first_hole: n, shortfall: None });
+        }
+        request.begin(self.nodes(), is_any_order)?;
         let n = request.most;
         let slots = words.len();
         let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
-        let (added, first_hole) = self.fill(&request, words);
+        let (added, first_hole) = match request.is_populated() {
+            true => self.fill_populated(&mut request, words),
+            false => self.fill(&request, words),
+        };
         if first_hole == n {
             return Ok(Filled { added, occupied: n, first_hole, shortfall: None });
         }
-        let occupied = request.fell_short(words, added)?;
+        let occupied = request.fell_short(self, words, added)?;
         Ok(Filled { added, occupied, first_hole, shortfall: self.shortfall(&request, occupied) })
     }
 
@@ -204,7 +315,7 @@ impl Allocator {
     #[inline]
     fn fill(&self, request: &Bulk<'_>, words: &mut [usize]) -> (usize, usize) {
         let n = words.len();
-        let is_empty = words.iter().fold(0, |any, &word| any | word) == 0;
+        let is_empty = is_empty(words);
         let missing = if is_empty { n } else { words.iter().filter(|&&word| word == 0).count() };
         if missing == 0 {
             return (0, n);
@@ -213,33 +324,61 @@ impl Allocator {
         let mark = if request.least > 0 { TENTATIVE } else { 0 };
         let low = usize::from(request.order.get()) | mark;
         let mut at = 0;
-        let added = self.bulk(request, missing, |arena, batch, run| {
-            let zero = arena.addr_of_zero();
+        let mut tentative = Tentative { words, is_kept: mark == 0 };
+        let added = self.bulk(request, missing, mark != 0, |arena, batch, run| {
+            let (words, zero) = (&mut *tentative.words, arena.addr_of_zero());
             at = if is_empty {
                 fill_empty(words, at, batch, run, zero, low)
             } else {
                 fill_holes(words, at, batch, zero, low)
             };
         });
-        if mark != 0 {
-            self.settle(words, n - missing + added >= request.least);
+        if mark != 0 && n - missing + added >= request.least {
+            tentative.keep();
         }
+        drop(tentative);
         let first_hole = if added == missing { n } else { words.iter().position(|&word| word == 0).unwrap_or(n) };
         (added, first_hole)
     }
+}
 
-    /// Ends an all-or-nothing array request: keeps what it filled, or takes it back.
+/// The slots of an array request, all or nothing unless `is_kept`: what it fills is marked, and taken back in the end if
+/// that is not what it must have, or if it unwinds.
+struct Tentative<'w> {
+    words: &'w mut [usize],
+    is_kept: bool,
+}
+
+impl Tentative<'_> {
     #[inline]
-    fn settle(&self, words: &mut [usize], is_kept: bool) {
-        if is_kept {
-            words.iter_mut().for_each(|word| *word &= !TENTATIVE);
+    fn keep(&mut self) {
+        self.words.iter_mut().for_each(|word| *word &= !TENTATIVE);
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Tentative<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_kept {
             return;
         }
-        for word in words.iter_mut().filter(|word| **word & TENTATIVE != 0) {
+        for word in self.words.iter_mut().filter(|word| **word & TENTATIVE != 0) {
             // It was prepared a moment ago: nothing to refuse.
             let _ = free_word(core::mem::take(word) & !TENTATIVE);
         }
     }
+}
+
+#[inline]
+fn is_empty(words: &[usize]) -> bool {
+    words.iter().fold(0, |any, &word| any | word) == 0
+}
+
+/// Fills slots with the words of neighbours, from `first` on.
+#[inline]
+fn fill_run(slots: &mut [usize], first: usize) {
+    slots.iter_mut().zip(0..).for_each(|(slot, i)| *slot = first + (i << PAGE_SHIFT));
 }
 
 /// Fills the slots from `at` on, all of which are empty. Returns the next slot.
@@ -248,8 +387,7 @@ fn fill_empty(words: &mut [usize], at: usize, batch: &Batch, run: Option<u32>, z
     let pfns = batch.as_slice();
     let slots = &mut words[at..at + pfns.len()];
     if let Some(first) = run {
-        let first = word_of(zero, first) | low;
-        slots.iter_mut().zip(0..).for_each(|(slot, i)| *slot = first + (i << PAGE_SHIFT));
+        fill_run(slots, word_of(zero, first) | low);
     } else {
         slots.iter_mut().zip(pfns).for_each(|(slot, &pfn)| *slot = word_of(zero, pfn) | low);
     }

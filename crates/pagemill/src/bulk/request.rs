@@ -1,9 +1,11 @@
 //! What a bulk request says, and what it brings.
 use crate::account::Account;
+use crate::allocator::Allocator;
 use crate::nodes::Nodes;
 use crate::slow::Ask;
 use crate::wait::{Cancel, Patience};
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, NodeId, NodeMask, Order, PageCount, Policy};
+use pagemill_core::{Error, Exhausted, Gfp, Invalid, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
+use pagemill_sys::Batch;
 use std::time::{Duration, Instant};
 
 /// A bulk request: how many, of what order, and what it may do for them.
@@ -19,16 +21,29 @@ use std::time::{Duration, Instant};
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Bulk<'a> {
-    pub(super) least: usize,
-    pub(super) most: usize,
-    pub(super) gfp: Gfp,
+    pub(crate) least: usize,
+    pub(crate) most: usize,
+    pub(crate) gfp: Gfp,
     pub(super) order: Order,
     pub(super) nodes: NodeMask,
     pub(super) policy: Option<Policy>,
-    pub(super) deadline: Option<Instant>,
-    pub(super) cancel: Option<&'a Cancel>,
+    /// How long each call may wait, and until when this one may.
+    pub(crate) wait: Option<Duration>,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) cancel: Option<&'a Cancel>,
     pub(super) account: Option<&'a Account>,
-    pub(super) is_populated: bool,
+    pub(super) commit: Commit,
+}
+
+/// When what a request brings is committed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Commit {
+    /// When it is first touched.
+    Lazily,
+    /// Before it is delivered.
+    Now,
+    /// The same, and the system would not for all of it.
+    Refused,
 }
 
 impl<'a> Bulk<'a> {
@@ -50,13 +65,29 @@ impl<'a> Bulk<'a> {
             order: Order::ZERO,
             nodes: NodeMask::ALL,
             policy: None,
+            wait: None,
             deadline: None,
             cancel: None,
             account: None,
-            is_populated: false,
+            commit: Commit::Lazily,
         }
     }
+    /// The same request for up to `n`.
+    #[inline]
+    pub(crate) const fn up_to_again(self, n: usize) -> Self {
+        Self { least: 0, most: n, ..self }
+    }
+    /// The same request with other flags, by which it waits nowhere.
+    #[inline]
+    pub(crate) const fn at_once(self, gfp: Gfp) -> Self {
+        Self { gfp, wait: None, ..self }
+    }
     /// All `n`, or an error and nothing.
+    ///
+    /// While it waits it keeps what it has. So two requests that may wait for ever ([`Gfp::NOFAIL`]), and together ask for
+    /// more than there is, may each have what the other one waits for: as with locks, say a [`deadline`](Self::deadline) or
+    /// [`cancel`](Self::cancel) where that can be, and what the one has goes to the other. So it is with
+    /// [`at_least`](Self::at_least), and with single requests one after the other.
     #[inline]
     pub const fn exact(n: usize) -> Self {
         Self::at_least(n, n)
@@ -99,12 +130,27 @@ impl<'a> Bulk<'a> {
     pub const fn exact_node(self, node: NodeId) -> Self {
         self.policy(Policy::Preferred(node)).nodes(NodeMask::only(node))
     }
-    /// A request that may wait does so for this long at most, also where nothing promises that memory comes back. Unless
-    /// said it waits while shrinkers may bring something, a bounded number of rounds.
+    /// A request that may wait does so for this long at most, counted from each call that it is made with, also where
+    /// nothing promises that memory comes back. Unless said it waits while shrinkers may bring something, a bounded number
+    /// of rounds.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, Gfp, PageList, Shortfall, Why};
+    /// use std::time::Duration;
+    /// let allocator = Allocator::builder().pages(1).build()?;
+    /// let page = allocator.alloc_page(Gfp::KERNEL)?;
+    /// let request = Bulk::up_to(1).deadline(Duration::from_millis(1));
+    /// for _ in 0..2 {
+    ///     let delivered = allocator.alloc_pages_bulk_list(request, &mut PageList::new())?;
+    ///     assert_eq!(delivered.shortfall, Some(Shortfall { missing: 1, why: Why::TimedOut }));
+    /// }
+    /// # drop(page);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline]
     #[must_use]
-    pub fn deadline(self, after: Duration) -> Self {
-        // What lies beyond the clock's end is no deadline, but a wait that only `cancel` ends.
-        Self { deadline: Some(Instant::now().checked_add(after).unwrap_or_else(far)), ..self }
+    pub const fn deadline(self, after: Duration) -> Self {
+        Self { wait: Some(after), ..self }
     }
     /// Ends the request's wait when `cancel` says so.
     #[inline]
@@ -112,15 +158,19 @@ impl<'a> Bulk<'a> {
     pub const fn cancel(self, cancel: &'a Cancel) -> Self {
         Self { cancel: Some(cancel), ..self }
     }
-    /// The account that a request with [`Gfp::ACCOUNT`] is charged to.
+    /// The account that the request is charged to. With [`Gfp::ACCOUNT`] one must be named; without, it is charged as well.
     #[inline]
     #[must_use]
     pub const fn account(self, account: &'a Account) -> Self {
         Self { account: Some(account), ..self }
     }
 
-    /// Has the system commit what is delivered, each batch of neighbours in one call, so that the first touch of a page
-    /// does not fault. Where the system cannot (Linux before 5.14, or no memory) pages come as they are.
+    /// Has the system commit what is delivered, each stretch of neighbours in one call, so that the first touch of a page
+    /// does not fault. What it will not commit is not delivered: [`Why::Uncommitted`](crate::Why::Uncommitted); on Linux before 5.14, which
+    /// cannot, pages come as they are.
+    ///
+    /// The system kills a process that commits more than its memory limit (that of its cgroups) has room for. So where
+    /// there was a limit when the allocator was made, room is looked for first. Others may take it in between.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, PageList};
@@ -131,19 +181,40 @@ impl<'a> Bulk<'a> {
     #[inline]
     #[must_use]
     pub const fn populated(self) -> Self {
-        Self { is_populated: true, ..self }
+        Self { commit: Commit::Now, ..self }
     }
 
     /// Is it for one page, as a plain single request is? Its flags are still to be looked at.
     #[inline]
     pub(super) fn is_one_page(&self) -> bool {
-        self.most == 1 && self.least <= 1 && self.order == Order::ZERO && !self.is_populated && self.is_anywhere()
+        self.most == 1
+            && self.least <= 1
+            && self.order == Order::ZERO
+            && self.account.is_none()
+            && !self.is_populated()
+            && self.is_anywhere()
+    }
+
+    /// Is what it brings to be committed?
+    #[inline]
+    pub(super) fn is_populated(&self) -> bool {
+        self.commit != Commit::Lazily
+    }
+
+    /// Is it for a batch of pages at most, which one section may have? Its flags are still to be looked at.
+    #[inline]
+    pub(super) fn is_one_batch(&self) -> bool {
+        (2..=Batch::CAPACITY).contains(&self.most)
+            && self.least <= self.most
+            && self.order == Order::ZERO
+            && !self.is_populated()
+            && self.is_anywhere()
     }
 
     /// Does it take memory wherever a plain request does?
     #[inline]
     pub(super) fn is_anywhere(&self) -> bool {
-        self.policy.is_none() && self.nodes.as_bits() == NodeMask::ALL.as_bits()
+        self.policy.is_none() && self.nodes.as_bits() == NodeMask::ALL.as_bits() && self.gfp.is_anywhere()
     }
 
     pub(super) fn ask(&self, nodes: &Nodes) -> Ask<'a> {
@@ -156,10 +227,17 @@ impl<'a> Bulk<'a> {
         }
     }
 
+    /// Begins a call: its time counts from now. Refuses what cannot be.
     #[inline]
-    pub(super) fn check(&self, nodes: &Nodes, is_any_order: bool) -> Result<(), Error> {
-        let is_usual =
-            self.least <= self.most && self.most <= Self::COUNT_MAX && self.order == Order::ZERO && self.gfp.is_plain();
+    pub(super) fn begin(&mut self, nodes: &Nodes, is_any_order: bool) -> Result<(), Error> {
+        if let Some(wait) = self.wait {
+            self.deadline = Some(from_now(wait));
+        }
+        let is_usual = self.least <= self.most
+            && self.most <= Self::COUNT_MAX
+            && self.order == Order::ZERO
+            && self.policy.is_none()
+            && self.gfp.is_plain();
         if is_usual { Ok(()) } else { self.check_each(nodes, is_any_order) }
     }
 
@@ -178,6 +256,9 @@ impl<'a> Bulk<'a> {
         if self.gfp.contains(Gfp::ACCOUNT) && self.account.is_none() {
             return Err(Invalid::NoAccount.into());
         }
+        if self.policy.is_some_and(Policy::is_of_none) {
+            return Err(Invalid::NoSuchNode { nodes: 0 }.into());
+        }
         nodes.check(self.gfp)
     }
 
@@ -185,60 +266,18 @@ impl<'a> Bulk<'a> {
     /// those back.
     #[cold]
     #[inline(never)]
-    pub(super) fn fell_short(self, words: &[usize], added: usize) -> Result<usize, Error> {
+    pub(super) fn fell_short(self, allocator: &Allocator, words: &[usize], added: usize) -> Result<usize, Error> {
         let occupied = words.iter().filter(|&&word| word != 0).count();
-        if occupied < self.least { Err(self.missed(occupied + added)) } else { Ok(occupied) }
+        if occupied < self.least { Err(self.missed(allocator, occupied + added, added)) } else { Ok(occupied) }
     }
 
+    /// The error of a request that got too few; `added` of them by this call, which go back and are not paid for.
     #[cold]
-    pub(super) fn missed(self, got: usize) -> Error {
-        Exhausted { wanted: self.least, got, order: self.order.get() }.into()
+    pub(super) fn missed(self, allocator: &Allocator, got: usize, added: usize) -> Error {
+        let why = allocator.why(&self, self.least - got);
+        self.refund(added);
+        Exhausted { wanted: self.least, got, order: self.order.get(), why }.into()
     }
-}
-
-/// Why a request came back with fewer than it asked for (C3.4).
-///
-/// ```
-/// use pagemill::{Allocator, Bulk, PageList, Shortfall};
-/// let allocator = Allocator::builder().pages(10).build()?;
-/// let mut list = PageList::new();
-/// let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(64), &mut list)?;
-/// assert_eq!((delivered.blocks, delivered.shortfall), (10, Some(Shortfall::Exhausted { missing: 54 })));
-/// # Ok::<(), pagemill::Error>(())
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Shortfall {
-    /// The zones have no more.
-    Exhausted {
-        /// How many blocks are missing.
-        missing: usize,
-    },
-    /// What they have lies below the mark that the request's flags reach down to.
-    BelowMark {
-        /// How many blocks are missing.
-        missing: usize,
-    },
-    /// No node that the request names is allowed, or has memory.
-    NotAllowed {
-        /// How many blocks are missing.
-        missing: usize,
-    },
-    /// The request's account has no more.
-    Account {
-        /// How many blocks are missing.
-        missing: usize,
-    },
-    /// It may reclaim, and was made by a shrinker while this thread reclaims: ask with `NOWAIT` or `ATOMIC` there.
-    Reclaiming {
-        /// How many blocks are missing.
-        missing: usize,
-    },
-    /// The request was cancelled.
-    Cancelled {
-        /// How many blocks are missing.
-        missing: usize,
-    },
 }
 
 /// What a list, callback or runs request brought.
@@ -293,6 +332,9 @@ impl Bulk<'_> {
     }
 }
 
-fn far() -> Instant {
-    Instant::now() + Duration::from_secs(86_400 * 365 * 30)
+/// What lies beyond the clock's end is no deadline, but a wait that only `cancel` ends.
+#[cold]
+pub(crate) fn from_now(wait: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(wait).unwrap_or_else(|| now + Duration::from_secs(86_400 * 365 * 30))
 }

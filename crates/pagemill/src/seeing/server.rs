@@ -1,13 +1,13 @@
 //! The socket and the one thread that answers on it.
 //!
 //! The thread sleeps in `poll` until a client comes, says something, can be sent more, or is due for its next line.
-//! Without clients it never wakes. Locks: `Shared::shown`, held while counters are read, under which nothing else is
-//! locked but what an allocator locks to close.
+//! Without clients it never wakes. Locks: `Shared::shown`, under which nothing else is locked.
 use super::connection::{Connection, Form};
 use super::json;
 use super::socket_file::SocketFile;
 use super::{Snapshot, prometheus};
 use crate::allocator::Allocator;
+use crate::reclaim::WeakAllocator;
 use pagemill_sys::{Polled, poll};
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -27,8 +27,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// A client sends one line. `json` and `prometheus` are answered once; `watch 1000` is answered with a JSON object a
 /// line each 1000 milliseconds, until the client goes away.
 ///
-/// It holds a handle of each allocator that it shows, so that one is freed only after it was hidden or the server
-/// was dropped. The child of a fork is not shown: there, all of this does nothing.
+/// It keeps no allocator alive: one is shown as long as somebody has a handle of it (while an answer is put together,
+/// the server has one too). The child of a fork is not shown: there, all of this does nothing.
 #[derive(Debug)]
 pub struct StatsServer {
     file: SocketFile,
@@ -79,40 +79,33 @@ impl StatsServer {
         Ok(Self { file, shared, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Shows an allocator under this name, instead of the one that had it.
-    pub fn show(&self, name: impl Into<String>, allocator: &Allocator) {
-        if self.file.is_ours() {
-            let (name, mut shown) = (name.into(), self.shared.shown());
-            let before = shown.iter_mut().find(|(other, _)| *other == name);
-            let last = match before {
-                Some((_, before)) => Some(std::mem::replace(before, allocator.clone())),
-                None => {
-                    shown.push((name, allocator.clone()));
-                    None
-                }
-            };
-            drop(shown);
-            drop(last);
-        }
-    }
-    /// Shows it no more, and lets go of its handle.
+    /// Shows an allocator under this name, instead of the one that had it, until its last handle is gone.
     ///
     /// ```
     /// use pagemill::{Allocator, StatsServer};
-    /// # let path = std::env::temp_dir().join(format!("pagemill-hidden-{}", std::process::id()));
+    /// # let path = std::env::temp_dir().join(format!("pagemill-shown-{}", std::process::id()));
     /// let server = StatsServer::bind(&path)?;
     /// let allocator = Allocator::builder().pages(64).build().unwrap();
     /// server.show("requests", &allocator);
-    /// server.hide("requests");
-    /// allocator.close().unwrap();
+    /// allocator.close().unwrap(); // it is not shown any more
     /// # Ok::<(), std::io::Error>(())
     /// ```
+    pub fn show(&self, name: impl Into<String>, allocator: &Allocator) {
+        if self.file.is_ours() {
+            let name = name.into();
+            let mut shown = self.shared.shown();
+            // Without those that are gone: a program may show one after the other, each under a name of its own.
+            shown.retain(|(_, owner)| owner.strong_count() > 0);
+            match shown.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, owner)) => *owner = allocator.weak(),
+                None => shown.push((name, allocator.weak())),
+            }
+        }
+    }
+    /// Shows it no more.
     pub fn hide(&self, name: &str) {
         if self.file.is_ours() {
-            let mut shown = self.shared.shown();
-            let gone: Vec<_> = shown.extract_if(.., |(other, _)| *other == name).collect();
-            drop(shown);
-            drop(gone);
+            self.shared.shown().retain(|(other, _)| other != name);
         }
     }
     /// Where it serves.
@@ -136,7 +129,7 @@ impl Drop for StatsServer {
 /// What the thread and the handle share.
 #[derive(Debug)]
 struct Shared {
-    shown: Mutex<Vec<(String, Allocator)>>,
+    shown: Mutex<Vec<(String, WeakAllocator)>>,
     program: String,
     start: Instant,
 }
@@ -148,14 +141,15 @@ impl Shared {
         Self { shown: Mutex::new(Vec::new()), program, start: Instant::now() }
     }
 
-    fn shown(&self) -> MutexGuard<'_, Vec<(String, Allocator)>> {
+    fn shown(&self) -> MutexGuard<'_, Vec<(String, WeakAllocator)>> {
         // Whoever panicked while it held the list left it whole.
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn answer(&self, form: Form) -> Vec<u8> {
-        // No handle leaves the lock, so that none is left once an allocator was hidden.
-        let seen: Vec<_> = self.shown().iter().map(|(name, allocator)| Snapshot::of(name, allocator)).collect();
+        let shown = self.shown().clone();
+        let live = shown.iter().filter_map(|(name, owner)| Some((name, Allocator::from_owner(owner.upgrade()?))));
+        let seen: Vec<_> = live.map(|(name, allocator)| Snapshot::of(name, &allocator)).collect();
         match form {
             Form::Json => json::line(&self.program, self.start.elapsed(), &seen),
             Form::Prometheus => prometheus(&seen).into_bytes(),

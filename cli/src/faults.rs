@@ -1,0 +1,31 @@
+//! Acquisitions that fail on purpose: `--fail SPEC`, or `PAGEMILL_FAIL` where that is not given, so that a user sees
+//! what a command does then.
+use pagemill::{Faults, Invalid};
+
+use crate::failure::Failure;
+
+/// Refuses a `PAGEMILL_FAIL` that says nothing, as every allocator would.
+pub(crate) fn check_environment() -> Result<(), Failure> {
+    by_environment().map(|_| ())
+}
+
+/// Reads `--fail`. The text is kept, for the command line that does the same again.
+pub(crate) fn spec(text: &str) -> Result<String, Invalid> {
+    text.parse::<Faults>().map(|_| text.split_whitespace().collect())
+}
+
+/// What is to fail: as `given`, else as the environment says.
+pub(crate) fn wanted(given: Option<&str>) -> Result<Option<String>, Failure> {
+    given.map_or_else(by_environment, |text| Ok(Some(text.to_owned())))
+}
+
+fn by_environment() -> Result<Option<String>, Failure> {
+    let Some(text) = std::env::var_os("PAGEMILL_FAIL").filter(|text| !text.is_empty()) else { return Ok(None) };
+    let refused = |why| Failure::new(format!("PAGEMILL_FAIL={}", text.display()), why).next("set it so, or not at all");
+    spec(text.to_str().unwrap_or_default()).map(Some).map_err(refused)
+}
+
+/// Faults that begin anew with each allocator.
+pub(crate) fn anew(spec: &str) -> Result<Faults, Failure> {
+    spec.parse().map_err(|why: Invalid| Failure::new("no faults to inject", why))
+}

@@ -1,0 +1,54 @@
+//! `pagemill stress`: short runs with a seed, what they count, and what they call too little.
+mod common;
+
+use std::process::Command;
+
+use common::{Folder, Outcome, PROGRAM};
+use serde_json::Value;
+
+fn stress(args: &[&str]) -> Outcome {
+    Folder::new().run(Command::new(PROGRAM).arg("stress").args(args).env_remove("PAGEMILL_FAIL"))
+}
+
+/// What a run of a second or two with this seed counts.
+fn counts(args: &[&str]) -> impl Fn(&str) -> u64 + use<> {
+    let outcome = stress(&[&["--seed", "7", "--threads", "4", "--json"], args].concat());
+    let record: Value = serde_json::from_str(&outcome.done().stdout).unwrap();
+    assert_eq!((&record["seed"], &record["threads"]), (&7.into(), &4.into()));
+    move |name| record[name].as_u64().unwrap_or_else(|| panic!("no {name} in {record}"))
+}
+
+#[test]
+fn an_arena_that_is_too_small_is_waited_for_and_reclaimed() {
+    for backend in ["rseq", "portable"] {
+        if backend == "rseq" && pagemill::self_test().is_err() {
+            println!("skipped: restartable sequences don't work here");
+            continue;
+        }
+        let of = counts(&["--tight", "--seconds", "2", "--backend", backend]);
+        for name in ["pages", "faults", "drains", "looks_at_the_mark", "array", "list", "callback", "runs", "single"] {
+            assert!(of(name) > 0, "{backend}: nothing was counted as {name}");
+        }
+        assert!(of("waits") + of("below_mark") + of("exhausted") > 0, "{backend}: there was enough of everything");
+    }
+}
+
+#[test]
+fn a_round_is_counted_as_one() {
+    for (args, words) in [(&["--tight"][..], "clean: 1 round with less"), (&[], " operations in 1 round and ")] {
+        let outcome = stress(&[&["--seconds", "1", "--seed", "7", "--threads", "2"], args].concat());
+        assert!(outcome.done().stdout.contains(words), "{outcome:?}");
+    }
+}
+
+/// C3.14.
+#[test]
+fn acquisitions_fail_on_purpose() {
+    for more in [&[][..], &["--tight"]] {
+        let of = counts(&[&["--seconds", "1", "--fail", "p=0.2,seed=3"], more].concat());
+        assert!(of("faults") > 0 && of("pages") > 0, "{more:?}");
+        let none = stress(&[&["--seconds", "1", "--fail", "p=1"], more].concat());
+        assert_eq!(none.code, Some(1), "{none:?}");
+        assert!(none.stderr.contains("no page was ever handed out"), "{none:?}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Free pageblocks whose memory the system may take back: which of them have any, and since when they are free. A last one
+//! that is cut short counts as a pageblock.
+//!
+//! The entry of a pageblock in which nothing is taken has a mark: none, when it was first seen free, or that the system
+//! has its memory already. Whoever takes the first frame clears it, in the same write that says whose the pageblock is
+//! now; so neither taking nor freeing pays for this.
+use crate::area::{BLOCK_WORDS, Entry};
+use crate::error::MisuseKind;
+use crate::index::Class;
+use crate::sync::Ordering::{Relaxed, SeqCst};
+use crate::{Order, Pfn, Zone};
+
+/// When: a count of whatever unit the caller likes, going round at [`Tick::ROUND`].
+///
+/// ```
+/// use pagemill_core::Tick;
+/// assert_eq!(Tick::new(10).since(Tick::new(7)), 3);
+/// assert_eq!(Tick::new(u64::from(Tick::ROUND)).since(Tick::new(0)), 0); // once round
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tick(u16);
+
+impl Tick {
+    /// So many ticks look like none.
+    pub const ROUND: u16 = Entry::GONE - 1;
+
+    /// The tick of this number.
+    pub const fn new(number: u64) -> Self {
+        Self((number % Self::ROUND as u64) as u16 + 1)
+    }
+    /// How many ticks ago `earlier` was.
+    pub const fn since(self, earlier: Self) -> u16 {
+        ((self.0 as u32 + Self::ROUND as u32 - earlier.0 as u32) % Self::ROUND as u32) as u16
+    }
+}
+
+/// Which free pageblocks are to be taken: see [`Zone::take_unused`].
+///
+/// ```
+/// assert!(pagemill_core::Unused::All != pagemill_core::Unused::Since { now: pagemill_core::Tick::new(8), ticks: 8 });
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unused {
+    /// All.
+    All,
+    /// Those that were seen free at least `ticks` before `now`; others count as seen now.
+    Since {
+        /// The time.
+        now: Tick,
+        /// At least so long ago.
+        ticks: u16,
+    },
+}
+
+impl Zone<'_> {
+    /// Takes the next pageblock from number `from` on in which nothing is taken and whose memory the system does not have,
+    /// of at most `most` frames, as long as `floor` frames stay free. `from` moves behind it. Returns its first frame and
+    /// how many it has. The caller gives it back by [`return_unused`](Self::return_unused).
+    pub fn take_unused(&self, from: &mut usize, which: Unused, floor: u32, most: u32) -> Option<(Pfn, u32)> {
+        while *from < self.areas.len() {
+            let block = *from;
+            *from += 1;
+            let (entry, frames) = (Entry(self.areas[block].load(Relaxed)), self.frames_of(block));
+            if entry.free() != frames || entry.mark() == Entry::GONE || frames > most {
+                continue;
+            }
+            if let Unused::Since { now, ticks } = which {
+                if entry.mark() == 0 {
+                    // If somebody took a frame meanwhile it is not free since now.
+                    let _ = self.areas[block].compare_exchange(entry.0, entry.with_mark(now.0).0, Relaxed, Relaxed);
+                    continue;
+                }
+                if now.since(Tick(entry.mark())) < ticks {
+                    continue;
+                }
+            }
+            let claim = self.claim(frames as usize, floor)?;
+            let whole = Entry::whole(Order::PAGEBLOCK.get(), true);
+            let is_taken = claim.frames == frames as usize
+                && self.areas[block].compare_exchange(entry.0, whole.0, SeqCst, Relaxed).is_ok();
+            self.settle(claim, if is_taken { frames as usize } else { 0 });
+            if is_taken {
+                self.file(block, Class::of(entry, frames), None);
+                return Some((self.first_of_word(block * BLOCK_WORDS), frames));
+            }
+        }
+        None
+    }
+
+    /// Returns a pageblock that [`take_unused`](Self::take_unused) took. `is_gone`: the system has its memory.
+    ///
+    /// # Errors
+    /// As [`free_block`](Self::free_block): it was not taken.
+    pub fn return_unused(&self, pfn: Pfn, is_gone: bool) -> Result<(), MisuseKind> {
+        let (block, whole) = (self.block_of(pfn), Entry::whole(Order::PAGEBLOCK.get(), true));
+        let frames = self.frames_of(block);
+        let unused = Entry::unused(frames).with_mark(if is_gone { Entry::GONE } else { 0 });
+        // SeqCst as in `free_block`: the next owner sees what this one did; and see `file`.
+        if self.areas[block].compare_exchange(whole.0, unused.0, SeqCst, Relaxed).is_err() {
+            return Err(MisuseKind::DoubleFree);
+        }
+        self.file(block, None, Class::of(unused, frames));
+        self.add_free(frames as usize);
+        Ok(())
+    }
+
+    /// Takes all that is free in the next pageblock from number `from` on of which something is taken, for a zone that hands
+    /// out no more. `from` moves behind it. Each word that gives some is handed to `emit` as (frame of its bit 0, the bits
+    /// taken). False: there is no more. The caller gives the frames back by [`giving`](Self::giving).
+    pub fn take_rest(&self, from: &mut usize, emit: &mut impl FnMut(Pfn, u64)) -> bool {
+        while *from < self.areas.len() {
+            let block = *from;
+            *from += 1;
+            let free = Entry(self.areas[block].load(Relaxed)).free();
+            if free == 0 || free == self.frames_of(block) {
+                continue;
+            }
+            let taken = self.take_from(block, free, None, emit);
+            self.free.fetch_sub(taken as usize, Relaxed);
+            if taken > 0 {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// How many free frames stand in pageblocks whose memory the system has.
+    pub fn gone_frames(&self) -> usize {
+        let entries = self.areas.iter().map(|area| Entry(area.load(Relaxed)));
+        entries
+            .filter(|entry| !entry.is_whole() && entry.mark() == Entry::GONE)
+            .map(|entry| entry.free() as usize)
+            .sum()
+    }
+
+    /// Notes that the system committed the memory of the free pageblocks too.
+    pub fn note_committed(&self) {
+        for area in self.areas {
+            let entry = Entry(area.load(Relaxed));
+            if !entry.is_whole() && entry.mark() == Entry::GONE {
+                // If it fails somebody took a frame, and cleared the mark.
+                let _ = area.compare_exchange(entry.0, entry.with_mark(0).0, Relaxed, Relaxed);
+            }
+        }
+    }
+}

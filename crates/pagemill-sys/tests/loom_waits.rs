@@ -1,0 +1,150 @@
+//! Every interleaving of those who wait for memory, those who free some and those who cancel, by loom: whoever is owed
+//! something is woken, in the order of arrival. `pagemill` itself is not built for loom, so its file is taken as it is.
+//! Its own model of the queue, by shuttle, has more threads; loom knows besides what memory that is ordered weakly may
+//! do.
+//!
+//! Parking has no end here: what is only found because the head looks again after a while would hang, and loom says so.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-sys --test loom_waits
+//! ```
+#![cfg(loom)]
+
+#[expect(dead_code, unreachable_pub, reason = "it is another crate's, and not all of it is tried here")]
+#[path = "../../pagemill/src/wait.rs"]
+mod wait;
+
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, fence};
+    pub(crate) use loom::sync::{Mutex, MutexGuard};
+    pub(crate) use loom::thread::{Thread, current, park};
+
+    pub(crate) fn park_timeout(_: std::time::Duration) {
+        park();
+    }
+    /// Nobody forks here.
+    pub(crate) fn no_fork() {}
+}
+
+use loom::model::Builder;
+use loom::sync::Arc;
+use loom::thread;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use sync::AtomicUsize;
+use wait::{Cancel, Patience, Waits};
+
+/// Memory of which there is none at first, and who waits for it.
+#[derive(Default)]
+struct Memory {
+    free: AtomicUsize,
+    waits: Waits,
+    served: AtomicUsize,
+}
+
+impl Memory {
+    /// One frame, in the order in which frames are taken; none if `cancel` says so before.
+    fn take(&self, cancel: Option<&Cancel>) -> Option<usize> {
+        self.waits.wait(&Patience { deadline: None, cancel }, None, || {
+            let lower = |free: usize| free.checked_sub(1);
+            self.free.fetch_update(AcqRel, Acquire, lower).ok()?;
+            Some(self.served.fetch_add(1, Relaxed))
+        })
+    }
+    /// As whoever frees does while somebody waits.
+    fn give(&self) {
+        self.free.fetch_add(1, AcqRel);
+        self.waits.note_free();
+    }
+    /// Until so many wait.
+    fn await_waiters(&self, n: usize) {
+        while self.waits.len() < n {
+            thread::yield_now();
+        }
+    }
+}
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(model);
+}
+
+/// A thread that takes one frame, behind `n` others.
+fn waiter(memory: &Arc<Memory>, n: usize) -> thread::JoinHandle<Option<usize>> {
+    let its = Arc::clone(memory);
+    let waiter = thread::spawn(move || its.take(None));
+    memory.await_waiters(n + 1);
+    waiter
+}
+
+#[test]
+fn who_waits_is_woken_by_what_is_freed() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let its = Arc::clone(&memory);
+        let waiter = thread::spawn(move || its.take(None));
+        // Before, while and after it sits down.
+        memory.give();
+        assert_eq!(waiter.join().unwrap(), Some(0));
+        assert_eq!(memory.waits.len(), 0);
+    });
+}
+
+#[test]
+fn two_are_served_in_order_of_arrival() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let first = waiter(&memory, 0);
+        let second = waiter(&memory, 1);
+        memory.give();
+        memory.give();
+        assert_eq!((first.join().unwrap(), second.join().unwrap()), (Some(0), Some(1)));
+    });
+}
+
+#[test]
+fn two_who_free_at_once_wake_both() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let first = waiter(&memory, 0);
+        let its = Arc::clone(&memory);
+        let giver = thread::spawn(move || its.give());
+        memory.give();
+        assert_eq!(first.join().unwrap(), Some(0));
+        giver.join().unwrap();
+        // What is left is found without anybody's waking.
+        assert_eq!(memory.take(None), Some(1));
+    });
+}
+
+#[test]
+fn a_cancelled_wait_returns() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let cancel = Cancel::new();
+        let (its, token) = (Arc::clone(&memory), cancel.clone());
+        let waiter = thread::spawn(move || its.take(Some(&token)));
+        cancel.cancel();
+        assert_eq!(waiter.join().unwrap(), None);
+        assert_eq!(memory.waits.len(), 0);
+    });
+}
+
+#[test]
+fn a_head_that_is_cancelled_as_something_comes_passes_it_on() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let cancel = Cancel::new();
+        let (its, token) = (Arc::clone(&memory), cancel.clone());
+        let head = thread::spawn(move || its.take(Some(&token)));
+        memory.await_waiters(1);
+        let next = waiter(&memory, 1);
+        memory.give();
+        cancel.cancel();
+        if head.join().unwrap().is_some() {
+            memory.give();
+        }
+        assert!(next.join().unwrap().is_some());
+        assert_eq!(memory.waits.len(), 0);
+    });
+}

@@ -1,0 +1,49 @@
+//! Requests whose pages are to be committed before they are delivered: gathered on a list, committed by the stretch of
+//! neighbours, each in one call, and only then handed to the form that asked. What the system does not commit goes back.
+use crate::allocator::Allocator;
+use crate::bulk::request::{Bulk, Commit};
+use crate::handle::{Block, Owned, sealed::Word};
+use crate::list::List;
+
+impl Allocator {
+    /// The blocks of a request, committed. If the system would not commit all of them, the request says so from then on.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn populated<T: Owned>(&self, request: &mut Bulk<'_>) -> List<T> {
+        let mut gathered = List::of_order(request.order);
+        self.bulk(request, request.most, true, |arena, batch, run| gathered.push_batch_in_order(arena, batch, run));
+        let mut committed = List::of_order(request.order);
+        while let Some((arena, first, blocks)) = gathered.first_run() {
+            let done = arena.populate(first, blocks, request.order);
+            committed.join(gathered.split_run(done));
+            if done < blocks {
+                break;
+            }
+        }
+        let refused = gathered.clear();
+        if refused > 0 {
+            request.commit = Commit::Refused;
+            request.refund(refused);
+        }
+        committed
+    }
+
+    /// [`fill`](Self::fill) for such a request.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn fill_populated(&self, request: &mut Bulk<'_>, words: &mut [usize]) -> (usize, usize) {
+        let missing = words.iter().filter(|&&word| word == 0).count();
+        let occupied = words.len() - missing;
+        let least = request.least.saturating_sub(occupied);
+        let mut rest = Bulk { least, most: missing, ..*request };
+        let mut list = self.populated::<Block>(&mut rest);
+        request.commit = rest.commit;
+        let added = list.len();
+        if added >= least {
+            for (slot, block) in words.iter_mut().filter(|word| **word == 0).zip(&mut list) {
+                *slot = block.into_word();
+            }
+        }
+        (added, words.iter().position(|&word| word == 0).unwrap_or(words.len()))
+    }
+}

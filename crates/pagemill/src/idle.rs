@@ -1,0 +1,169 @@
+//! Giving free memory back to the system: at once, or when nobody used it for a while.
+//!
+//! Whole free pageblocks go one at a time: taken from the zone like a block of order 9, released, and returned with the
+//! mark that the system has their memory (`pagemill-core/src/idle.rs`), so that they do not go twice. Requests miss one
+//! pageblock at most meanwhile. The last pageblock of an arena may be shorter. Of a retired arena single pages go too.
+use crate::allocator::{Allocator, Inner};
+use crate::free::finish;
+use crate::nodes::Nodes;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use pagemill_core::{PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn, Tick, Unused};
+use std::time::{Duration, Instant};
+
+/// Ages are told in this many parts: what goes back is an eighth older than was said at most.
+const PARTS: u16 = 8;
+
+/// After how long free memory goes back.
+#[derive(Debug)]
+pub(crate) struct Idle {
+    part: Duration,
+    born: Instant,
+    /// The number of the part in which somebody looked last.
+    looked: AtomicU64,
+}
+
+impl Idle {
+    /// Which pageblocks are due; none if that was looked at in this part already.
+    fn due(&self, now: Instant) -> Option<Unused> {
+        let part = (now.saturating_duration_since(self.born).as_nanos() / self.part.as_nanos()) as u64;
+        // Seen in some part, and free for all of those after that one up to this.
+        let due = Unused::Since { now: Tick::new(part), ticks: PARTS + 1 };
+        (self.looked.fetch_max(part + 1, Relaxed) <= part).then_some(due)
+    }
+}
+
+impl Nodes {
+    /// Has memory go back when it was free for `age`.
+    pub(crate) fn give_back_after(&self, age: Duration) {
+        let part = (age / u32::from(PARTS)).max(Duration::from_nanos(1));
+        self.idle.get_or_init(|| Idle { part, born: Instant::now(), looked: AtomicU64::new(0) });
+    }
+
+    /// Gives back what is due, and what came back to retired arenas since. Returns the pages.
+    pub(crate) fn give_back_idle(&self, now: Instant) -> usize {
+        let Some(due) = self.idle.get().and_then(|idle| idle.due(now)) else { return 0 };
+        self.ever().iter().map(|arena| arena.give_back(due, usize::MAX)).sum()
+    }
+}
+
+impl Inner {
+    /// Has the system take the memory of free pageblocks back, above the high mark, all of it or up to `most` pages; of a
+    /// retired arena whatever is free. Returns the pages.
+    pub(crate) fn give_back(&self, which: Unused, most: usize) -> usize {
+        self.check_generation();
+        if self.arena.is_of_parent() {
+            return 0; // A hole in the parent's memory it would be.
+        }
+        if self.is_retired() {
+            return self.give_back_unused(Unused::All, usize::MAX, 0) + self.give_back_rest();
+        }
+        // What stays is to be committed: what the system has already is not counted as free.
+        let committed = self.zone.free_frames().saturating_sub(self.zone.gone_frames());
+        let most = most.min(committed.saturating_sub(self.marks.high as usize));
+        self.give_back_unused(which, most, self.marks.high)
+    }
+
+    /// Pageblocks of which nothing is taken, up to `most` pages, as long as `floor` stay free.
+    fn give_back_unused(&self, which: Unused, most: usize, floor: u32) -> usize {
+        let (mut given, mut from) = (0, 0);
+        let left = |given: usize| (most - given).min(PAGEBLOCK_FRAMES as usize) as u32;
+        while let Some((first, frames)) = self.zone.take_unused(&mut from, which, floor, left(given)) {
+            let n = frames as usize;
+            // Of a retired one single pages may have gone before.
+            let resident = if self.is_retired() { self.arena.resident(first.as_u32(), n) } else { n };
+            let is_gone = self.arena.give_back(first.as_u32(), n);
+            if self.zone.return_unused(first, is_gone).is_err() {
+                unreachable!("{first} was taken a moment ago");
+            }
+            given += if is_gone { resident } else { 0 };
+            if self.nodes.waits.is_awaited() {
+                self.nodes.waits.note_free();
+            }
+        }
+        given
+    }
+
+    /// What is free in the other pageblocks of a retired arena.
+    fn give_back_rest(&self) -> usize {
+        if self.arena.memory().page_bytes() > PAGE_SIZE {
+            return 0; // The system takes no part of such a page.
+        }
+        let (mut given, mut from) = (0, 0);
+        let mut words = Vec::new();
+        while self.zone.take_rest(&mut from, &mut |first, mask| words.push((first, mask))) {
+            let mut giving = self.zone.giving();
+            let pages = words.drain(..).flat_map(|(first, mask): (Pfn, u64)| {
+                (0..64).filter(move |bit| mask >> bit & 1 == 1).map(move |bit| first.as_u32() + bit)
+            });
+            let pages: Vec<u32> = pages.collect();
+            for run in pages.chunk_by(|one, next| one + 1 == *next) {
+                let resident = self.arena.resident(run[0], run.len());
+                given += if self.arena.give_back(run[0], run.len()) { resident } else { 0 };
+            }
+            giving.give_slice(&pages);
+            finish(self, giving);
+        }
+        given
+    }
+}
+
+impl Allocator {
+    /// Gives whole free pageblocks (2 MiB; the last one of an arena may be shorter) above the high marks back to the
+    /// system, whatever lists hold included; those that nobody had a page of since they came from there are left alone. Their address space stays, and they are
+    /// committed again when they are next touched. Returns the pages that went back.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, PageList};
+    /// let allocator = Allocator::builder().pages(4096).build()?;
+    /// let mut pages = PageList::new();
+    /// allocator.alloc_pages_bulk_list(Bulk::exact(4096), &mut pages)?;
+    /// drop(pages);
+    /// assert_eq!(allocator.give_back().get(), 4096);
+    /// assert_eq!(allocator.give_back().get(), 0); // it is gone already
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn give_back(&self) -> PageCount {
+        self.give_back_at_most(PageCount::new(usize::MAX))
+    }
+
+    /// The same of so many pages at most, in whole pageblocks.
+    ///
+    /// ```
+    /// # use pagemill::{Allocator, Bulk, PageCount, PageList};
+    /// # let allocator = Allocator::builder().pages(4096).build()?;
+    /// # let mut pages = PageList::new();
+    /// # allocator.alloc_pages_bulk_list(Bulk::exact(4096), &mut pages)?;
+    /// # drop(pages);
+    /// assert_eq!(allocator.give_back_at_most(PageCount::new(1500)).get(), 1024);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn give_back_at_most(&self, pages: PageCount) -> PageCount {
+        let nodes = self.nodes();
+        nodes.drain_all();
+        let given = nodes.in_use().fold(0, |given, arena| given + arena.give_back(Unused::All, pages.get() - given));
+        PageCount::new(given)
+    }
+
+    /// Gives back what was free for as long as [`Builder::give_back_after`](crate::Builder::give_back_after) says, `now`
+    /// being the time: a part of [`reclaim_step`](Self::reclaim_step), for programs that keep their own time. Time counts
+    /// from when a pageblock was seen free by an earlier call; one within an eighth of the age after the last one does
+    /// nothing. Returns the pages that went back.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, PageList};
+    /// use std::time::{Duration, Instant};
+    /// let minute = Duration::from_secs(60);
+    /// let allocator = Allocator::builder().pages(4096).give_back_after(minute).build()?;
+    /// let mut pages = PageList::new();
+    /// allocator.alloc_pages_bulk_list(Bulk::exact(4096), &mut pages)?;
+    /// drop(pages);
+    /// let now = Instant::now();
+    /// assert_eq!(allocator.give_back_idle(now).get(), 0); // seen
+    /// assert_eq!(allocator.give_back_idle(now + minute / 2).get(), 0);
+    /// assert_eq!(allocator.give_back_idle(now + minute * 2).get(), 4096);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn give_back_idle(&self, now: Instant) -> PageCount {
+        PageCount::new(self.nodes().give_back_idle(now))
+    }
+}

@@ -1,0 +1,521 @@
+//! A pool that keeps a reserve, so that who asks makes progress even when memory is out (the kernel's `mempool`).
+//!
+//! A storage path that frees memory by writing it out must not wait for memory to do so. It keeps enough elements for one
+//! operation aside, takes from them when the page allocator has none, and waits for the operations before it to give
+//! theirs back, which needs no memory.
+//!
+//! The way of a request (C5.2): [`Mempool::get`] asks the [`Source`] without waiting; what is missing comes from the
+//! reserve; both again with reclaim; then it waits for its turn and tries again whenever elements come back, or 10 ms
+//! have passed.
+//!
+//! # Invariants
+//! - M1 Elements in the reserve and those still claimed from it never exceed `min_nr`, but for those claimed before a
+//!   resize. What is freed while the reserve lacks something goes into it (C5.5).
+//! - M2 The remainder of a request leaves the reserve whole: it is claimed in one section, and only while nobody waits or by
+//!   the first of those who wait (C5.3).
+//! - M3 No request waits that asks for more than `min_nr`.
+//!
+//! From these follows progress: whoever holds elements of the reserve has all that it asked for, so it goes on and gives
+//! them back, until the reserve is full; then the first of those who wait is served. Elements that a waiting request
+//! already has came from the source, and the reserve does not lack them.
+//!
+//! # Locks
+//! The reserve's lock is held for moving element handles only. No source, callback or other lock is entered with it but
+//! the queue's, in [`crate::wait`], which comes after it nowhere: they are never held together.
+use crate::allocator::Allocator;
+use crate::bulk::{Bulk, from_now};
+use crate::handle::{Block, Page};
+use crate::reclaim;
+use crate::sync::{AtomicUsize, Mutex, MutexGuard};
+use crate::wait::{Patience, Waits};
+use core::sync::atomic::Ordering::Relaxed;
+use pagemill_core::{Error, Exhausted, Gfp, Invalid, Order, Why};
+use std::sync::PoisonError;
+
+mod source;
+mod want;
+
+pub use source::{PageSource, Pair, Source};
+use want::{Array, Callback, Claim, Want};
+
+/// Elements with a reserve of `min_nr` of them: a request for up to so many always succeeds if it may wait, as long as
+/// what others took comes back.
+///
+/// Elements are plain values, [`Page`]s say. They come back by [`free`](Self::free) and [`free_bulk`](Self::free_bulk); one
+/// that is dropped instead returns to the allocator past the reserve, and counts as out for ever.
+///
+/// Who holds elements of a pool must not wait for more of the same pool: a request that is split frees part by part (C5.3).
+///
+/// ```
+/// use pagemill::{Allocator, Bulk, Gfp, Mempool, Page};
+/// let allocator = Allocator::builder().pages(80).build()?;
+/// let pool = Mempool::pages(&allocator, 64)?;
+/// let everything_else = allocator.alloc_pages_bulk_array(Bulk::up_to(16), &mut [const { None::<Page> }; 16]);
+///
+/// let mut pages = [const { None }; 64];
+/// pool.alloc_bulk_array(Bulk::exact(64).gfp(Gfp::NOIO), &mut pages)?;
+/// assert_eq!(pool.free_bulk(&mut pages), 64);
+/// pool.close().unwrap();
+/// # drop(everything_else);
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Mempool<S: Source> {
+    source: S,
+    reserve: Mutex<Reserve<S::Item>>,
+    /// What the reserve lacks. While it is 0, what is freed goes past it. Written with the reserve locked.
+    ///
+    /// Read without: whoever frees an element of the reserve got it from the one who took it out, so it sees what that one
+    /// wrote here or something later. Another's element that misses the reserve for a stale 0 is no loss.
+    lacks: AtomicUsize,
+    /// The size of a full reserve. Written with the reserve locked.
+    min_nr: AtomicUsize,
+    /// Handed out and not freed.
+    out: AtomicUsize,
+    waits: Waits,
+    resizing: Mutex<()>,
+}
+
+struct Reserve<T> {
+    elements: Vec<T>,
+    /// How many of them are promised to requests that are taking them out.
+    claimed: usize,
+    /// What the requests that wait have asked for, each.
+    needs: Vec<usize>,
+    low_water: usize,
+    taken: u64,
+}
+
+impl<T> core::fmt::Debug for Reserve<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} elements, {} claimed", self.elements.len(), self.claimed)
+    }
+}
+
+impl<T> Reserve<T> {
+    fn available(&self) -> usize {
+        self.elements.len() - self.claimed
+    }
+    /// What a reserve of `min_nr` lacks.
+    fn lacks(&self, min_nr: usize) -> usize {
+        (min_nr + self.claimed).saturating_sub(self.elements.len())
+    }
+}
+
+/// What a pool was and is under (C5.6). Counts are of elements.
+///
+/// ```
+/// use pagemill::{Allocator, Gfp, Mempool};
+/// let pool = Mempool::pages(&Allocator::builder().pages(64).build()?, 16)?;
+/// let page = pool.alloc(Gfp::NOIO)?;
+/// let stats = pool.stats();
+/// assert_eq!((stats.min_nr, stats.reserve, stats.out, stats.from_reserve), (16, 16, 1, 0));
+/// # pool.free(page);
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct MempoolStats {
+    /// The size of a full reserve.
+    pub min_nr: usize,
+    /// What it holds.
+    pub reserve: usize,
+    /// The least that it held since the pool was made or resized.
+    pub low_water: usize,
+    /// Handed out and not freed.
+    pub out: usize,
+    /// How many have left the reserve in all.
+    pub from_reserve: u64,
+    /// Requests that wait now.
+    pub waiting: usize,
+    /// Waits that ended.
+    pub waits: u64,
+    /// How long those were in all, in microseconds.
+    pub waited_us: u64,
+    /// The longest of them, in microseconds.
+    pub longest_wait_us: u64,
+}
+
+/// [`Mempool::close`] was refused: elements are out.
+///
+/// ```
+/// # use pagemill::{Allocator, Gfp, Mempool};
+/// # let pool = Mempool::pages(&Allocator::builder().pages(8).build()?, 1)?;
+/// let page = pool.alloc(Gfp::NOIO)?;
+/// let refused = pool.close().unwrap_err();
+/// assert_eq!(refused.to_string(), "the pool still has 1 element handed out; free them first");
+/// refused.pool.free(page);
+/// refused.pool.close().unwrap();
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+pub struct ElementsOut<S: Source> {
+    /// The pool, as it was.
+    pub pool: Mempool<S>,
+    /// How many elements are out.
+    pub out: usize,
+}
+
+impl<S: Source> core::fmt::Display for ElementsOut<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let plural = if self.out == 1 { "" } else { "s" };
+        write!(f, "the pool still has {} element{plural} handed out; free them first", self.out)
+    }
+}
+impl<S: Source> core::fmt::Debug for ElementsOut<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        core::fmt::Display::fmt(self, f)
+    }
+}
+impl<S: Source> core::error::Error for ElementsOut<S> {}
+
+impl Mempool<PageSource<Page>> {
+    /// A pool of pages with a reserve of `min_nr`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn pages(allocator: &Allocator, min_nr: usize) -> Result<Self, Error> {
+        Self::new(PageSource::new(allocator, Order::ZERO), min_nr)
+    }
+}
+
+impl Mempool<PageSource<Block>> {
+    /// A pool of blocks of an order with a reserve of `min_nr`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Mempool, Order};
+    /// let pool = Mempool::blocks(&Allocator::builder().pages(64).build()?, Order::new(2)?, 4)?;
+    /// let block = pool.alloc(Gfp::NOIO | Gfp::ZERO)?;
+    /// assert_eq!(block.len(), 16384);
+    /// pool.free(block);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn blocks(allocator: &Allocator, order: Order, min_nr: usize) -> Result<Self, Error> {
+        Self::new(PageSource::new(allocator, order), min_nr)
+    }
+}
+
+impl<T: Send, A: Fn(Gfp) -> Option<T>, F: Fn(T)> Mempool<Pair<A, F>> {
+    /// A pool of whatever `alloc` makes and `free` ends, with a reserve of `min_nr`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// ```
+    /// use pagemill::{Gfp, Mempool};
+    /// let pool = Mempool::from_fns(|_gfp| Some(String::new()), drop, 2)?;
+    /// pool.free(pool.alloc(Gfp::NOWAIT)?);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn from_fns(alloc: A, free: F, min_nr: usize) -> Result<Self, Error> {
+        Self::new(Pair { alloc, free }, min_nr)
+    }
+}
+
+impl<S: Source> Mempool<S> {
+    /// A pool over `source`, its reserve filled with `min_nr` elements, one by one (C5.1).
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if the source does not have so many; what it had goes back. [`Error::Invalid`] if `min_nr` is 0
+    /// or above [`Bulk::COUNT_MAX`].
+    pub fn new(source: S, min_nr: usize) -> Result<Self, Error> {
+        if min_nr == 0 || min_nr > Bulk::COUNT_MAX {
+            return Err(Invalid::Reserve { min_nr, max: Bulk::COUNT_MAX }.into());
+        }
+        let reserve = Reserve { elements: Vec::new(), claimed: 0, needs: Vec::new(), low_water: 0, taken: 0 };
+        let pool = Self {
+            source,
+            reserve: Mutex::new(reserve),
+            lacks: AtomicUsize::new(0),
+            min_nr: AtomicUsize::new(0),
+            out: AtomicUsize::new(0),
+            waits: Waits::default(),
+            resizing: Mutex::new(()),
+        };
+        pool.resize(min_nr)?;
+        Ok(pool)
+    }
+
+    /// One element.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if `gfp` does not wait and neither the source nor the reserve has one.
+    #[inline]
+    pub fn alloc(&self, gfp: Gfp) -> Result<S::Item, Error> {
+        let mut slot = [None];
+        self.alloc_bulk_array(Bulk::exact(1).gfp(gfp), &mut slot)?;
+        let [Some(item)] = slot else { unreachable!("a request that succeeded left its slot empty") };
+        Ok(item)
+    }
+
+    /// Fills the empty slots among the first n of `slots`, all of them; n is the request's count. The request waits for as
+    /// long as it must if its flags, deadline and cancel token let it (C5.2).
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if it may not wait, or no longer: what was delivered until then stays in its slots.
+    /// [`Error::Invalid`] for n above `min_nr`, or a request that is not [`exact`](Bulk::exact).
+    #[inline]
+    pub fn alloc_bulk_array(&self, request: Bulk<'_>, slots: &mut [Option<S::Item>]) -> Result<(), Error> {
+        let n = request.most;
+        let len = slots.len();
+        let slots = slots.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots: len, count: n })?;
+        self.get(request, Array::new(slots))
+    }
+
+    /// Hands n elements to `each`; n is the request's count. As [`alloc_bulk_array`](Self::alloc_bulk_array), and what was
+    /// delivered is `each`'s in any case.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, Gfp, Mempool};
+    /// let pool = Mempool::pages(&Allocator::builder().pages(64).build()?, 16)?;
+    /// let mut pages = Vec::new();
+    /// pool.alloc_bulk_callback(Bulk::exact(16).gfp(Gfp::NOIO), |page| pages.push(Some(page)))?;
+    /// assert_eq!(pool.free_bulk(&mut pages), 16);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn alloc_bulk_callback(&self, request: Bulk<'_>, each: impl FnMut(S::Item)) -> Result<(), Error> {
+        self.get(request, Callback::new(request.most, each))
+    }
+
+    /// Takes an element back: into the reserve if that lacks one, to the source if not.
+    #[inline]
+    pub fn free(&self, item: S::Item) {
+        self.free_bulk(&mut [Some(item)]);
+    }
+
+    /// Takes back what the slots hold and empties them; the reserve is refilled first, in one section (C5.5). Returns how
+    /// many those were.
+    #[inline]
+    pub fn free_bulk(&self, slots: &mut [Option<S::Item>]) -> usize {
+        let count = slots.iter().filter(|slot| slot.is_some()).count();
+        self.out.fetch_sub(count, Relaxed);
+        if self.lacks.load(Relaxed) > 0 {
+            self.refill(slots);
+        }
+        self.source.free_bulk(slots);
+        if self.waits.is_awaited() {
+            self.waits.note_free();
+        }
+        count
+    }
+
+    #[cold]
+    fn refill(&self, slots: &mut [Option<S::Item>]) {
+        let mut reserve = self.lock();
+        let min_nr = self.min_nr.load(Relaxed);
+        let lacks = reserve.lacks(min_nr);
+        // The order matters: no element is taken from its slot that is not kept.
+        reserve.elements.extend(slots.iter_mut().filter(|slot| slot.is_some()).take(lacks).filter_map(Option::take));
+        self.lacks.store(reserve.lacks(min_nr), Relaxed);
+    }
+
+    /// Makes the reserve larger or smaller. Growing fills it one by one; when that fails it is as it was (C5.6).
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if the source does not have so many. [`Error::Invalid`] for 0, for less than a request that waits
+    /// has asked for, or for more than [`Bulk::COUNT_MAX`].
+    pub fn resize(&self, min_nr: usize) -> Result<(), Error> {
+        if min_nr == 0 || min_nr > Bulk::COUNT_MAX {
+            return Err(Invalid::Reserve { min_nr, max: Bulk::COUNT_MAX }.into());
+        }
+        let _one_at_a_time = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let grown = min_nr.saturating_sub(self.min_nr.load(Relaxed));
+        let mut fresh = self.make(grown)?;
+        let mut reserve = self.lock();
+        let needed = reserve.needs.iter().copied().max().unwrap_or(0);
+        if min_nr < needed {
+            return Err(Invalid::ReserveAwaited { min_nr, needed }.into());
+        }
+        self.min_nr.store(min_nr, Relaxed);
+        reserve.elements.append(&mut fresh);
+        let kept = reserve.elements.len().min(min_nr + reserve.claimed);
+        let surplus = reserve.elements.split_off(kept);
+        reserve.low_water = reserve.available();
+        self.lacks.store(reserve.lacks(min_nr), Relaxed);
+        drop(reserve);
+        surplus.into_iter().for_each(|item| self.source.free(item));
+        if self.waits.is_awaited() {
+            self.waits.note_free();
+        }
+        Ok(())
+    }
+
+    /// Elements for the reserve, one by one; all of them or none.
+    fn make(&self, count: usize) -> Result<Vec<S::Item>, Error> {
+        let mut fresh = Vec::new();
+        for got in 0..count {
+            match self.source.alloc(Bulk::exact(1).gfp(Gfp::KERNEL | Gfp::NORETRY).populated()) {
+                Ok(Some(item)) => fresh.push(item),
+                refused => {
+                    fresh.into_iter().for_each(|item| self.source.free(item));
+                    return Err(refused.err().unwrap_or(short(&Bulk::exact(count), got)));
+                }
+            }
+        }
+        Ok(fresh)
+    }
+
+    /// Gives the reserve back and ends the pool.
+    ///
+    /// # Errors
+    /// [`ElementsOut`] with the number of elements, while some are out; nothing has changed then.
+    #[expect(clippy::result_large_err, reason = "a pool is closed once, and what is refused is given back as it was")]
+    pub fn close(self) -> Result<(), ElementsOut<S>> {
+        match self.out.load(Relaxed) {
+            0 => Ok(()),
+            out => Err(ElementsOut { pool: self, out }),
+        }
+    }
+
+    /// What it holds, and what it was under.
+    pub fn stats(&self) -> MempoolStats {
+        let reserve = self.lock();
+        MempoolStats {
+            min_nr: self.min_nr.load(Relaxed),
+            reserve: reserve.available(),
+            low_water: reserve.low_water,
+            out: self.out.load(Relaxed),
+            from_reserve: reserve.taken,
+            waiting: self.waits.len(),
+            waits: self.waits.ended.load(Relaxed),
+            waited_us: self.waits.waited_us.load(Relaxed),
+            longest_wait_us: self.waits.longest_us.load(Relaxed),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Reserve<S::Item>> {
+        self.reserve.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: Source> Mempool<S> {
+    /// The way of every request.
+    #[inline]
+    fn get(&self, request: Bulk<'_>, mut want: impl Want<S>) -> Result<(), Error> {
+        if request.least != request.most || request.most > self.min_nr.load(Relaxed) {
+            return Err(self.refusal(&request));
+        }
+        want.ask(self, request.at_once(request.gfp.nowait()))?;
+        if want.missing() == 0 { Ok(()) } else { self.get_slow(request, want) }
+    }
+
+    #[cold]
+    fn refusal(&self, request: &Bulk<'_>) -> Error {
+        if request.least != request.most {
+            return Invalid::PoolWants.into();
+        }
+        Invalid::AboveReserve { count: request.most, min_nr: self.min_nr.load(Relaxed) }.into()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn get_slow(&self, request: Bulk<'_>, mut want: impl Want<S>) -> Result<(), Error> {
+        let at_once = request.at_once(request.gfp.nowait());
+        // In a shrinker it may wait, for what comes back without memory, but not reclaim once more.
+        let with_reclaim = (!reclaim::is_reclaiming()).then(|| request.at_once(request.gfp.noretry()));
+        let is_served = self.take_whole(&mut want, request.gfp, false)
+            || (request.gfp.may_wait() && self.ask_and_take(&mut want, with_reclaim, request.gfp, false)?)
+            || (request.gfp.may_wait()
+                && self.wait(&request, || {
+                    Ok(self.ask_and_take(&mut want, Some(at_once), request.gfp, true)?
+                        || self.ask_and_take(&mut want, with_reclaim, request.gfp, true)?)
+                })?);
+        match want.missing() {
+            0 if is_served => Ok(()),
+            missing => Err(short(&request, request.most - missing)),
+        }
+    }
+
+    /// Asks the source, if there is something to ask it, then the reserve for the whole remainder. Is the request served?
+    fn ask_and_take(
+        &self,
+        want: &mut impl Want<S>,
+        request: Option<Bulk<'_>>,
+        gfp: Gfp,
+        is_first: bool,
+    ) -> Result<bool, Error> {
+        if let Some(request) = request {
+            want.ask(self, request)?;
+        }
+        Ok(want.missing() == 0 || self.take_whole(want, gfp, is_first))
+    }
+
+    /// Takes what is missing from the reserve, all of it or nothing (M2).
+    fn take_whole(&self, want: &mut impl Want<S>, gfp: Gfp, is_first: bool) -> bool {
+        let mut reserve = self.lock();
+        let (mut missing, available) = (want.missing(), reserve.available());
+        if cfg!(pagemill_canary) {
+            missing = missing.min(available); // Takes part of it: two that each hold part wait for each other.
+        }
+        // Looked at with the reserve locked: who takes a seat after this tries after this.
+        if available < missing || (!is_first && self.waits.is_awaited()) {
+            return false;
+        }
+        reserve.claimed += missing;
+        reserve.taken += missing as u64;
+        reserve.low_water = reserve.low_water.min(reserve.available());
+        self.lacks.store(reserve.lacks(self.min_nr.load(Relaxed)), Relaxed);
+        drop(reserve);
+        self.out.fetch_add(missing, Relaxed);
+        let mut claim = Claim::new(self, missing);
+        while let Some(mut item) = claim.next() {
+            self.source.renew(&mut item, gfp);
+            want.put(item);
+        }
+        want.missing() == 0
+    }
+
+    /// Waits for its turn, and until `attempt` says that the request is served. False if its patience ended before.
+    fn wait(&self, request: &Bulk<'_>, mut attempt: impl FnMut() -> Result<bool, Error>) -> Result<bool, Error> {
+        {
+            let mut reserve = self.lock();
+            let min_nr = self.min_nr.load(Relaxed);
+            if request.most > min_nr {
+                return Err(Invalid::AboveReserve { count: request.most, min_nr }.into()); // It shrank meanwhile.
+            }
+            reserve.needs.push(request.most);
+        }
+        let _need = Need { pool: self, count: request.most };
+        let patience = Patience { deadline: request.wait.map(from_now), cancel: request.cancel };
+        let served =
+            self.waits.wait(&patience, None, || attempt().map(|is_served| is_served.then_some(true)).transpose());
+        served.unwrap_or(Ok(false))
+    }
+}
+
+/// A request got fewer than it must have.
+fn short(request: &Bulk<'_>, got: usize) -> Error {
+    let why = match (request.cancel, request.gfp.may_wait() && request.wait.is_some()) {
+        (Some(cancel), _) if cancel.is_cancelled() => Why::Cancelled,
+        (_, true) => Why::TimedOut,
+        _ => Why::Exhausted,
+    };
+    Exhausted { wanted: request.most, got, order: 0, why }.into()
+}
+
+/// What a request that waits has asked for: the reserve does not shrink below it.
+struct Need<'p, S: Source> {
+    pool: &'p Mempool<S>,
+    count: usize,
+}
+
+impl<S: Source> Drop for Need<'_, S> {
+    fn drop(&mut self) {
+        let needs = &mut self.pool.lock().needs;
+        if let Some(at) = needs.iter().position(|&need| need == self.count) {
+            needs.swap_remove(at);
+        }
+    }
+}
+
+impl<S: Source> Drop for Mempool<S> {
+    fn drop(&mut self) {
+        let reserve = self.reserve.get_mut().unwrap_or_else(PoisonError::into_inner);
+        reserve.elements.drain(..).for_each(|item| self.source.free(item));
+    }
+}

@@ -1,0 +1,144 @@
+//! Where a pool's elements come from.
+use crate::allocator::Allocator;
+use crate::bulk::Bulk;
+use crate::handle::{Owned, free_pages_bulk};
+use core::marker::PhantomData;
+use pagemill_core::{Error, Gfp, Order};
+
+/// What a [`Mempool`](super::Mempool) keeps a reserve of: the pair of functions that makes and ends one element (the
+/// kernel's `mempool_alloc_t` and `mempool_free_t`), and their forms for many.
+///
+/// The flags of a request say what the source may do for it: a pool asks with `NOWAIT` first. A source that waits there,
+/// or that waits for elements of the same pool, breaks the pool's promise.
+///
+/// ```
+/// use pagemill::{Bulk, Error, Mempool, Source};
+/// /// Buffers of the system's allocator.
+/// struct Buffers;
+/// impl Source for Buffers {
+///     type Item = Box<[u8; 512]>;
+///     fn alloc(&self, _request: Bulk<'_>) -> Result<Option<Self::Item>, Error> {
+///         Ok(Some(Box::new([0; 512])))
+///     }
+///     fn free(&self, item: Self::Item) {
+///         drop(item);
+///     }
+/// }
+/// let pool = Mempool::new(Buffers, 4)?;
+/// let buffer = pool.alloc(pagemill::Gfp::NOIO)?;
+/// pool.free(buffer);
+/// # Ok::<(), Error>(())
+/// ```
+pub trait Source {
+    /// One element.
+    type Item: Send;
+
+    /// One element, or none just now. Of the request only flags, deadline, account and places count.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where trying again with the same request is no use.
+    fn alloc(&self, request: Bulk<'_>) -> Result<Option<Self::Item>, Error>;
+
+    /// Takes an element back.
+    fn free(&self, item: Self::Item);
+
+    /// Fills the empty slots, as many as it can; returns how many it filled.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); nothing was filled then.
+    fn fill(&self, request: Bulk<'_>, slots: &mut [Option<Self::Item>]) -> Result<usize, Error> {
+        let mut filled = 0;
+        for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
+            match self.alloc(request) {
+                Ok(Some(item)) => *slot = Some(item),
+                Err(error) if filled == 0 => return Err(error),
+                _ => break,
+            }
+            filled += 1;
+        }
+        Ok(filled)
+    }
+
+    /// Hands over up to `count` elements, each to `each`; returns how many.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); nothing was handed over then.
+    fn deliver(&self, request: Bulk<'_>, count: usize, each: &mut dyn FnMut(Self::Item)) -> Result<usize, Error> {
+        for delivered in 0..count {
+            match self.alloc(request) {
+                Ok(Some(item)) => each(item),
+                Err(error) if delivered == 0 => return Err(error),
+                _ => return Ok(delivered),
+            }
+        }
+        Ok(count)
+    }
+
+    /// Takes back what the slots hold and empties them.
+    fn free_bulk(&self, slots: &mut [Option<Self::Item>]) {
+        slots.iter_mut().filter_map(Option::take).for_each(|item| self.free(item));
+    }
+
+    /// An element leaves the reserve for a request with these flags: makes it what the request asked for (`ZERO`).
+    fn renew(&self, _item: &mut Self::Item, _gfp: Gfp) {}
+}
+
+/// Pages of one order: [`Page`](crate::Page)s, or [`Block`](crate::Block)s.
+#[derive(Clone, Debug)]
+pub struct PageSource<T> {
+    allocator: Allocator,
+    order: Order,
+    item: PhantomData<fn() -> T>,
+}
+
+impl<T: Owned> PageSource<T> {
+    pub(super) fn new(allocator: &Allocator, order: Order) -> Self {
+        Self { allocator: allocator.clone(), order, item: PhantomData }
+    }
+}
+
+impl<T: Owned> Source for PageSource<T> {
+    type Item = T;
+
+    fn alloc(&self, request: Bulk<'_>) -> Result<Option<T>, Error> {
+        let mut slot = [None];
+        self.fill(request, &mut slot)?;
+        Ok(slot[0].take())
+    }
+    fn free(&self, item: T) {
+        drop(item);
+    }
+    fn fill(&self, request: Bulk<'_>, slots: &mut [Option<T>]) -> Result<usize, Error> {
+        let request = request.up_to_again(slots.len()).order(self.order);
+        Ok(self.allocator.alloc_pages_bulk_array(request, slots)?.added)
+    }
+    fn deliver(&self, request: Bulk<'_>, count: usize, each: &mut dyn FnMut(T)) -> Result<usize, Error> {
+        let request = request.up_to_again(count).order(self.order);
+        Ok(self.allocator.alloc_pages_bulk_callback(request, each)?.blocks)
+    }
+    fn free_bulk(&self, slots: &mut [Option<T>]) {
+        free_pages_bulk(slots);
+    }
+    fn renew(&self, item: &mut T, gfp: Gfp) {
+        if gfp.contains(Gfp::ZERO) {
+            item.bytes_mut().fill(0);
+        }
+    }
+}
+
+/// A pair of functions; see [`Mempool::from_fns`](super::Mempool::from_fns).
+#[derive(Debug)]
+pub struct Pair<A, F> {
+    pub(super) alloc: A,
+    pub(super) free: F,
+}
+
+impl<T: Send, A: Fn(Gfp) -> Option<T>, F: Fn(T)> Source for Pair<A, F> {
+    type Item = T;
+    fn alloc(&self, request: Bulk<'_>) -> Result<Option<T>, Error> {
+        Ok((self.alloc)(request.gfp))
+    }
+    fn free(&self, item: T) {
+        (self.free)(item);
+    }
+}

@@ -1,0 +1,150 @@
+//! Where a request's elements go, and how they leave the reserve.
+use super::{Mempool, Source};
+use crate::bulk::Bulk;
+use crate::sync::AtomicUsize;
+use core::sync::atomic::Ordering::Relaxed;
+use pagemill_core::Error;
+
+/// The rest of a request.
+pub(super) trait Want<S: Source> {
+    /// How many elements it still needs.
+    fn missing(&self) -> usize;
+    /// Takes what the source has for it, and counts that as out.
+    fn ask(&mut self, pool: &Mempool<S>, request: Bulk<'_>) -> Result<(), Error>;
+    /// Takes one from the reserve.
+    fn put(&mut self, item: S::Item);
+}
+
+/// The array form: empty slots.
+pub(super) struct Array<'s, T> {
+    slots: &'s mut [Option<T>],
+    missing: usize,
+    /// No slot before this one is empty.
+    at: usize,
+}
+
+impl<'s, T> Array<'s, T> {
+    #[inline]
+    pub(super) fn new(slots: &'s mut [Option<T>]) -> Self {
+        Self { missing: slots.len(), slots, at: 0 }
+    }
+}
+
+impl<S: Source> Want<S> for Array<'_, S::Item> {
+    #[inline]
+    fn missing(&self) -> usize {
+        self.missing
+    }
+    #[inline]
+    fn ask(&mut self, pool: &Mempool<S>, request: Bulk<'_>) -> Result<(), Error> {
+        let added = pool.source.fill(request, self.slots)?;
+        pool.out.fetch_add(added, Relaxed);
+        self.missing = match added == self.slots.len() {
+            true => 0,
+            false => self.slots.iter().filter(|slot| slot.is_none()).count(),
+        };
+        Ok(())
+    }
+    fn put(&mut self, item: S::Item) {
+        while self.slots[self.at].is_some() {
+            self.at += 1;
+        }
+        self.slots[self.at] = Some(item);
+        self.missing -= 1;
+    }
+}
+
+/// The callback form.
+pub(super) struct Callback<F> {
+    missing: usize,
+    each: F,
+}
+
+impl<F> Callback<F> {
+    pub(super) fn new(count: usize, each: F) -> Self {
+        Self { missing: count, each }
+    }
+}
+
+impl<S: Source, F: FnMut(S::Item)> Want<S> for Callback<F> {
+    fn missing(&self) -> usize {
+        self.missing
+    }
+    fn ask(&mut self, pool: &Mempool<S>, request: Bulk<'_>) -> Result<(), Error> {
+        let mut delivered = Delivered { out: &pool.out, count: 0 };
+        let Self { missing, each } = self;
+        *missing -= pool.source.deliver(request, *missing, &mut |item| {
+            delivered.count += 1;
+            each(item);
+        })?;
+        Ok(())
+    }
+    fn put(&mut self, item: S::Item) {
+        self.missing -= 1;
+        (self.each)(item);
+    }
+}
+
+/// Counts what was delivered, also if the callback unwinds.
+struct Delivered<'p> {
+    out: &'p AtomicUsize,
+    count: usize,
+}
+
+impl Drop for Delivered<'_> {
+    fn drop(&mut self) {
+        self.out.fetch_add(self.count, Relaxed);
+    }
+}
+
+/// So many elements leave the reserve in one section: those in the hand of a callback that unwinds are few.
+const HANDFUL: usize = 32;
+
+/// Elements that were promised to one request and are on their way out; counted as out. Those that it does not take, since
+/// a callback unwinds, stay in the reserve.
+pub(super) struct Claim<'p, S: Source> {
+    pool: &'p Mempool<S>,
+    /// Still in the reserve.
+    left: usize,
+    hand: [Option<S::Item>; HANDFUL],
+    /// In the hand.
+    held: usize,
+}
+
+impl<'p, S: Source> Claim<'p, S> {
+    pub(super) fn new(pool: &'p Mempool<S>, count: usize) -> Self {
+        Self { pool, left: count, hand: [const { None }; HANDFUL], held: 0 }
+    }
+
+    pub(super) fn next(&mut self) -> Option<S::Item> {
+        if self.held == 0 {
+            let count = self.left.min(HANDFUL);
+            let mut reserve = self.pool.lock();
+            let kept = reserve.elements.len() - count;
+            for (slot, item) in self.hand.iter_mut().zip(reserve.elements.drain(kept..)) {
+                *slot = Some(item);
+            }
+            reserve.claimed -= count;
+            self.left -= count;
+            self.held = count;
+        }
+        self.held = self.held.checked_sub(1)?;
+        self.hand[self.held].take()
+    }
+}
+
+impl<S: Source> Drop for Claim<'_, S> {
+    fn drop(&mut self) {
+        if self.left + self.held == 0 {
+            return;
+        }
+        let pool = self.pool;
+        {
+            let mut reserve = pool.lock();
+            reserve.claimed -= self.left;
+            pool.lacks.store(reserve.lacks(pool.min_nr.load(Relaxed)), Relaxed);
+        }
+        pool.out.fetch_sub(self.left, Relaxed);
+        pool.free_bulk(&mut self.hand); // Wakes the first of those who wait as well.
+    }
+}

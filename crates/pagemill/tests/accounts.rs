@@ -1,0 +1,121 @@
+//! Who names an account pays, for what was delivered and no more, however the request ends (C3.4).
+use pagemill::{
+    Account, Allocator, Block, BlockList, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageCount, PageList, Run,
+    Shrink, Shrinker,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+const PAGES: usize = 2048;
+
+fn allocator() -> Allocator {
+    Allocator::builder().memory(Memory::anonymous(PAGES)).cpus(1, || 0).build().unwrap()
+}
+
+fn rich() -> Account {
+    Account::new(PageCount::new(1 << 20))
+}
+
+fn charged(account: &Account) -> usize {
+    account.charged().get()
+}
+
+#[test]
+fn who_names_an_account_pays() {
+    let allocator = allocator();
+    for gfp in [Gfp::KERNEL, Gfp::KERNEL | Gfp::ACCOUNT] {
+        let account = Account::new(PageCount::new(70));
+        let request = |n| Bulk::up_to(n).gfp(gfp).account(&account);
+        let mut list = PageList::new();
+        drop(allocator.alloc_page(gfp.kind()).unwrap()); // The list has pages.
+        let mut slot = [None::<Page>];
+        allocator.alloc_pages_bulk_array(request(1), &mut slot).unwrap();
+        assert_eq!(charged(&account), 1);
+        allocator.alloc_pages_bulk_list(request(10), &mut list).unwrap();
+        let mut runs: Vec<Run<Page>> = Vec::new();
+        allocator.alloc_pages_bulk_runs(request(20), &mut runs).unwrap();
+        assert_eq!(charged(&account), 31);
+        let delivered = allocator.alloc_pages_bulk_list(request(64), &mut list).unwrap();
+        assert_eq!((delivered.blocks, charged(&account)), (39, 70));
+        // What must come and cannot be paid for does not come.
+        let must = Bulk::exact(1).gfp(gfp).account(&account);
+        assert!(allocator.alloc_pages_bulk_list(must, &mut list).is_err());
+        assert_eq!(charged(&account), 70);
+    }
+    // A request that says to charge somebody, and not whom.
+    let none = Error::Invalid(Invalid::NoAccount);
+    assert_eq!(allocator.alloc_page(Gfp::KERNEL | Gfp::ACCOUNT).unwrap_err(), none);
+    assert_eq!(allocator.alloc_pages(Gfp::NOWAIT | Gfp::ACCOUNT, Order::PAGEBLOCK).unwrap_err(), none);
+    let bulk = Bulk::up_to(2).gfp(Gfp::KERNEL | Gfp::ACCOUNT);
+    assert_eq!(allocator.alloc_pages_bulk_list(bulk, &mut PageList::new()).unwrap_err(), none);
+}
+
+#[test]
+fn a_callback_that_unwinds_pays_for_what_it_got() {
+    let allocator = allocator();
+    // A run of pages, single ones, what was committed, more than one batch, and blocks.
+    let mut spread = PageList::new();
+    allocator.alloc_pages_bulk_list(Bulk::exact(512), &mut spread).unwrap();
+    let kept: Vec<Page> = spread.enumerate().filter_map(|(at, page)| (at % 2 == 0).then_some(page)).collect();
+    for stop_at in [1, 3, 64, 65, 100] {
+        for request in [Bulk::up_to(200), Bulk::up_to(200).populated(), Bulk::up_to(1000)] {
+            let (account, mut got) = (rich(), Vec::new());
+            let unwound = catch_unwind(AssertUnwindSafe(|| {
+                allocator.alloc_pages_bulk_callback(request.account(&account), |page: Page| {
+                    got.push(page);
+                    assert!(got.len() < stop_at, "a callback that panics on purpose");
+                })
+            }));
+            assert!(unwound.is_err());
+            assert_eq!(charged(&account), stop_at, "{request:?}");
+        }
+    }
+    let (account, mut got) = (rich(), Vec::new());
+    let request = Bulk::up_to(8).order(Order::new(2).unwrap()).account(&account);
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        allocator.alloc_pages_bulk_callback(request, |block: Block| {
+            got.push(block);
+            assert!(got.len() < 3, "a callback that panics on purpose");
+        })
+    }));
+    assert!(unwound.is_err());
+    assert_eq!(charged(&account), 3 * 4);
+    drop((kept, got));
+    allocator.drain();
+    assert_eq!(allocator.validate().free, PAGES);
+}
+
+struct Panics;
+
+impl Shrinker for Panics {
+    fn shrink(&self, _: Shrink) -> usize {
+        panic!("a shrinker that panics on purpose")
+    }
+}
+
+#[test]
+fn a_request_that_unwinds_leaves_the_array_and_the_account() {
+    let allocator = allocator();
+    let _registered = allocator.register_shrinker(Arc::new(Panics));
+    let account = rich();
+    // All there is comes first, then a shrinker is asked for the rest.
+    let request = Bulk::exact(PAGES + 100).account(&account);
+    let unwinds = |ask: &mut dyn FnMut()| {
+        assert!(catch_unwind(AssertUnwindSafe(ask)).is_err());
+        assert_eq!(charged(&account), 0);
+        allocator.drain();
+        allocator.validate().free
+    };
+    let mut slots: Vec<Option<Page>> = (0..PAGES + 100).map(|_| None).collect();
+    slots[7] = Some(allocator.alloc_page(Gfp::NOWAIT).unwrap());
+    let own = slots[7].as_ref().map(Page::addr);
+    assert_eq!(unwinds(&mut || _ = allocator.alloc_pages_bulk_array(request, &mut slots)), PAGES - 1);
+    assert!(slots.iter().enumerate().all(|(at, slot)| slot.as_ref().map(Page::addr) == own.filter(|_| at == 7)));
+    slots[7] = None;
+    let mut list = PageList::new();
+    assert_eq!(unwinds(&mut || _ = allocator.alloc_pages_bulk_list(request, &mut list)), PAGES);
+    let mut blocks = BlockList::new();
+    let request = request.populated();
+    assert_eq!(unwinds(&mut || _ = allocator.alloc_pages_bulk_list(request, &mut blocks)), PAGES);
+    assert!(list.is_empty() && blocks.is_empty());
+}

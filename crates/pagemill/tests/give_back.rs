@@ -1,0 +1,367 @@
+//! Memory that goes back to the system, at once, in part and by age, and that is committed ahead; also while others work.
+//! What the system says of it counts, not what the allocator believes.
+#[path = "common/all_back.rs"]
+mod all_back;
+#[path = "common/backends.rs"]
+mod backends;
+
+use all_back::assert_all_back;
+use backends::backends;
+use pagemill::{
+    Allocator, Bulk, Gfp, Memory, NodeId, Order, Page, PageCount, PageList, Populated, Run, Watermarks, free_pages_bulk,
+};
+use std::fs::File;
+use std::ops::{ControlFlow, Range};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const PAGES: usize = 8192;
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Is each page of the range resident in this process? `/proc/self/pagemap` says so: eight bytes for each, bit 63 set.
+fn are_resident(range: &Range<usize>) -> Vec<bool> {
+    let mut entries = vec![0; range.len() / 4096 * 8];
+    File::open("/proc/self/pagemap").unwrap().read_exact_at(&mut entries, range.start as u64 / 4096 * 8).unwrap();
+    entries.chunks(8).map(|entry| entry[7] & 0x80 != 0).collect()
+}
+fn resident_pages(range: &Range<usize>) -> usize {
+    are_resident(range).into_iter().filter(|&is_resident| is_resident).count()
+}
+
+fn with(memory: Memory, idle: Option<Duration>) -> (Allocator, Range<usize>) {
+    let builder = Allocator::builder().memory(memory).huge_pages(false);
+    let allocator = match idle {
+        Some(age) => builder.give_back_after(age).build().unwrap(),
+        None => builder.build().unwrap(),
+    };
+    let range = allocator.arenas()[0].range.clone();
+    (allocator, range)
+}
+
+fn take(allocator: &Allocator, n: usize) -> Vec<Page> {
+    let mut pages = Vec::new();
+    allocator.alloc_pages_bulk_callback(Bulk::up_to(n), |page: Page| pages.push(page)).unwrap();
+    assert_eq!(pages.len(), n);
+    pages
+}
+
+/// Every page was written to, and is back.
+fn use_all(allocator: &Allocator, range: &Range<usize>) {
+    take(allocator, PAGES).iter_mut().for_each(|page| page[9] = 9);
+    allocator.drain();
+    assert_eq!(resident_pages(range), PAGES);
+}
+
+#[test]
+fn what_goes_back_in_part_is_what_was_told() {
+    for memory in [Memory::anonymous(PAGES), Memory::memfd(PAGES)] {
+        let (allocator, range) = with(memory, None);
+        assert_eq!(allocator.give_back().get(), 0, "nobody had any of it");
+        use_all(&allocator, &range);
+        let mut left = PAGES;
+        for (most, given) in [(0, 0), (511, 0), (512, 512), (1500, 1024), (PAGES, PAGES - 1536), (PAGES, 0)] {
+            assert_eq!(allocator.give_back_at_most(PageCount::new(most)).get(), given);
+            left -= given;
+            assert_eq!(resident_pages(&range), left);
+        }
+        assert_all_back(&allocator);
+    }
+}
+
+#[test]
+fn the_high_marks_worth_stays() {
+    let (allocator, range) = with(Memory::anonymous(PAGES).watermarks(Watermarks::above(1000)), None);
+    take(&allocator, PAGES - 1250).iter_mut().for_each(|page| page[0] = 1);
+    allocator.drain();
+    // 13 pageblocks and a part of one; 1500 pages of them are to stay.
+    assert_eq!((resident_pages(&range), allocator.give_back().get()), (PAGES - 1250, 11 * 512));
+    assert_eq!((resident_pages(&range), allocator.give_back().get()), (PAGES - 1250 - 11 * 512, 0));
+    assert_all_back(&allocator);
+}
+
+#[test]
+fn what_nobody_used_for_long_goes_back() {
+    for memory in [Memory::anonymous(PAGES), Memory::memfd(PAGES)] {
+        let (allocator, range) = with(memory, Some(MINUTE));
+        let start = Instant::now();
+        let at = |eighths: u32| allocator.give_back_idle(start + MINUTE / 8 * eighths).get();
+        assert_eq!(at(0), 0);
+        use_all(&allocator, &range);
+        assert_eq!((at(8), resident_pages(&range)), (0, PAGES), "seen free just now");
+        // One pageblock is used meanwhile.
+        let block = allocator.alloc_pages(Gfp::KERNEL, Order::new(3).unwrap()).unwrap();
+        let used = block.addr() >> 21;
+        drop(block);
+        assert_eq!((at(15), resident_pages(&range)), (0, PAGES), "not a minute ago");
+        assert_eq!((at(18), resident_pages(&range)), (PAGES - 512, 512));
+        assert_eq!((at(18), at(23), resident_pages(&range)), (0, 0, 512));
+        assert_eq!((at(27), resident_pages(&range)), (512, 0));
+        assert_eq!(at(1000), 0, "it is gone");
+        // What is in use stays.
+        let mut pages = take(&allocator, 600);
+        assert!(pages.iter().any(|page| page.addr() >> 21 == used) || pages.len() == 600);
+        pages.iter_mut().for_each(|page| page[0] = 1);
+        assert_eq!((at(1010), at(1030)), (0, 0));
+        assert!(pages.iter().all(|page| page[0] == 1));
+        drop(pages);
+        assert_all_back(&allocator);
+    }
+}
+
+#[test]
+fn a_step_of_reclaim_and_the_background_thread_give_back_what_is_idle() {
+    let (allocator, range) = with(Memory::anonymous(PAGES), Some(Duration::ZERO));
+    use_all(&allocator, &range);
+    assert_eq!((allocator.reclaim_step().get(), resident_pages(&range)), (0, PAGES), "seen");
+    assert_eq!((allocator.reclaim_step().get(), resident_pages(&range)), (0, 0));
+
+    let builder = Allocator::builder().pages(PAGES).give_back_after(Duration::from_millis(1));
+    let allocator = builder.background_reclaim(true).build().unwrap();
+    take(&allocator, PAGES).iter_mut().for_each(|page| page[0] = 1);
+    allocator.drain();
+    // The thread looks by itself, some times a second; the test ends when it did, and has nothing in its hands any more.
+    let arenas = allocator.arenas();
+    let is_resident = || arenas.iter().any(|arena| resident_pages(&arena.range) > 0);
+    while is_resident() || allocator.stats().free < PAGES as u64 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_all_back(&allocator);
+}
+
+#[test]
+fn populated_pages_are_resident_in_every_form() {
+    for n in [1, 64, 300, 4096] {
+        let is_resident = |allocator: &Allocator| resident_pages(&allocator.arenas()[0].range);
+        let request = Bulk::exact(n).populated();
+        let new = || with(Memory::anonymous(PAGES), None).0;
+
+        let (array, mut slots) = (new(), (0..n + 2).map(|_| None).collect::<Vec<Option<Page>>>());
+        slots[0] = Some(array.alloc_page(Gfp::KERNEL).unwrap());
+        let before = is_resident(&array);
+        let filled = array.alloc_pages_bulk_array(Bulk::exact(n + 1).populated(), &mut slots).unwrap();
+        assert_eq!((filled.added, filled.first_hole, slots[n + 1].is_none()), (n, n + 1, true));
+        assert_eq!(is_resident(&array) - before, n);
+        let mut addresses: Vec<usize> = slots.iter().flatten().map(Page::addr).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        assert_eq!(addresses.len(), n + 1);
+
+        let (list, mut pages) = (new(), PageList::new());
+        assert_eq!(list.alloc_pages_bulk_list(request, &mut pages).unwrap().blocks, n);
+        assert_eq!(is_resident(&list), n);
+
+        let (runs, mut vector) = (new(), Vec::<Run<Page>>::new());
+        assert_eq!(runs.alloc_pages_bulk_runs(request, &mut vector).unwrap().blocks, n);
+        assert_eq!((is_resident(&runs), vector.iter().map(Run::len).sum()), (n, n));
+
+        // A callback that unwinds: what it was not given goes back.
+        let callback = new();
+        let calls = std::sync::atomic::AtomicUsize::new(0);
+        let each = |page: Page| {
+            assert_eq!(page[77], 0);
+            assert!(calls.fetch_add(1, Relaxed) < n / 2, "that is enough");
+        };
+        let all = std::panic::AssertUnwindSafe(|| callback.alloc_pages_bulk_callback(Bulk::up_to(n).populated(), each));
+        assert!(std::panic::catch_unwind(all).is_err());
+        assert_eq!((is_resident(&callback), calls.into_inner()), (n, n / 2 + 1));
+
+        let (blocks, order) = (new(), Order::new(1).unwrap());
+        let mut pairs = pagemill::BlockList::new();
+        assert_eq!(blocks.alloc_pages_bulk_list(request.order(order), &mut pairs).unwrap().blocks, n);
+        assert_eq!(is_resident(&blocks), 2 * n);
+        drop((slots, pages, vector, pairs));
+        [array, list, runs, callback, blocks].iter().for_each(assert_all_back);
+    }
+}
+
+#[test]
+fn all_memory_is_populated_by_node_with_progress() {
+    const NODE: usize = 24_576; // 96 MiB: two pieces
+    let node = |at| NodeId::new(at).unwrap();
+    let memory = |at| Memory::anonymous(NODE).node(node(at));
+    let builder = Allocator::builder().memory(memory(0)).memory(memory(1)).huge_pages(false);
+    let nodes = vec![node(0), node(1), node(0)];
+    let allocator = builder.cpus(3, || 1).nodes(nodes, vec![vec![10, 20], vec![20, 10]]).build().unwrap();
+    let mut pages = take(&allocator, 2 * NODE);
+    let (first, last) = (pages.iter().map(Page::addr).min().unwrap(), pages.iter().map(Page::addr).max().unwrap());
+    let [inside, other] = pages.as_mut_slice().get_disjoint_mut([7, NODE + 7]).unwrap();
+    (inside[5], other[5]) = (7, 8);
+
+    let mut seen = Vec::new();
+    let total = 2 * NODE * 4096;
+    let stopped = allocator.populate(|so_far| {
+        assert_eq!(so_far.total, total);
+        ControlFlow::Break(())
+    });
+    let stopped = stopped.unwrap();
+    assert!(stopped.done >= 64 << 20 && stopped.done < total, "{stopped:?}");
+    let progress = |so_far: Populated| {
+        seen.push(so_far.done);
+        ControlFlow::Continue(())
+    };
+    let all = allocator.populate(progress).unwrap();
+    assert_eq!((all.done, seen.len(), *seen.last().unwrap()), (total, 4, total));
+    assert!(seen.is_sorted_by(|before, after| before < after), "{seen:?}");
+    assert!(resident_pages(&(first..last + 4096)) >= 2 * NODE);
+    assert_eq!((pages[7][5], pages[NODE + 7][5]), (7, 8), "contents stay");
+    drop(pages);
+    assert_eq!(allocator.give_back().get(), 2 * NODE);
+    // What nobody had goes back as well, once it was populated.
+    allocator.populate(|_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((allocator.give_back().get(), allocator.give_back().get()), (2 * NODE, 0));
+    assert_all_back(&allocator);
+}
+
+/// Takes pages and blocks, each to be zero, stamps them, and looks whether the stamps stay.
+fn work(allocator: &Allocator, seed: usize, is_over: &AtomicBool) {
+    let mut turn = seed;
+    while !is_over.load(Relaxed) {
+        turn = turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let mut slots: Vec<Option<Page>> = (0..1 + (turn >> 40) % 700).map(|_| None).collect();
+        let n = slots.len();
+        let request = Bulk::up_to(n).gfp(Gfp::KERNEL | Gfp::ZERO);
+        let request = if turn >> 60 == 0 { request.populated() } else { request };
+        allocator.alloc_pages_bulk_array(request, &mut slots).unwrap();
+        let block = allocator.alloc_pages(Gfp::KERNEL | Gfp::ZERO, Order::new((turn >> 50) as u8 % 10).unwrap());
+        let mut block = block.ok();
+        let stamp = |addr: usize| (addr ^ seed << 48).to_ne_bytes();
+        let chunks = |block: &mut Option<pagemill::Block>| {
+            block.iter().flat_map(|block| block.chunks(4096)).all(|page| page == [0; 4096])
+        };
+        assert!(chunks(&mut block), "a block is not zero");
+        block.iter_mut().for_each(|block| block.fill(seed as u8));
+        for page in slots.iter_mut().flatten() {
+            assert!(page.iter().all(|&byte| byte == 0), "a page is not zero");
+            let addr = page.addr();
+            page[..8].copy_from_slice(&stamp(addr));
+            page[4088..].copy_from_slice(&stamp(addr));
+        }
+        std::thread::yield_now();
+        for page in slots.iter().flatten() {
+            let stamp = stamp(page.addr());
+            assert_eq!((&page[..8], &page[4088..]), (&stamp[..], &stamp[..]), "owned twice, or taken away");
+        }
+        assert!(block.iter().all(|block| block.iter().all(|&byte| byte == seed as u8)), "a block was taken away");
+        free_pages_bulk(&mut slots);
+    }
+}
+
+#[test]
+fn giving_back_and_retiring_race_with_owners() {
+    for backend in backends() {
+        let builder = Allocator::builder().pages(2048).backend(backend).give_back_after(Duration::ZERO);
+        let allocator = builder.build().unwrap();
+        let is_over = AtomicBool::new(false);
+        let mut given = 0;
+        std::thread::scope(|scope| {
+            for seed in 1..4 {
+                let (allocator, is_over) = (&allocator, &is_over);
+                scope.spawn(move || work(allocator, seed, is_over));
+            }
+            struct Over<'a>(&'a AtomicBool);
+            impl Drop for Over<'_> {
+                fn drop(&mut self) {
+                    self.0.store(true, Relaxed);
+                }
+            }
+            let _over = Over(&is_over);
+            let mut turn = 0;
+            while turn < 30 || (given < 10 * 512 && turn < 3000) {
+                turn += 1;
+                let arena = allocator.add_memory(&Memory::anonymous(1024)).unwrap();
+                for _ in 0..10 {
+                    given += match turn % 3 {
+                        0 => allocator.give_back(),
+                        1 => allocator.give_back_at_most(PageCount::new(512)),
+                        _ => allocator.give_back_idle(Instant::now()),
+                    }
+                    .get();
+                    std::thread::yield_now();
+                }
+                allocator.retire(arena).unwrap();
+            }
+        });
+        assert!(given >= 10 * 512, "{given} pages went back meanwhile");
+        allocator.drain();
+        let (census, stats) = (allocator.validate(), allocator.stats());
+        assert_eq!(census.free, census.managed, "retired arenas included");
+        assert_eq!((stats.allocated, stats.misused, stats.quarantined), (stats.freed, 0, 0));
+        allocator.close().unwrap();
+    }
+}
+
+#[test]
+fn a_pageblock_that_is_cut_short_goes_back_too() {
+    for memory in [Memory::anonymous(700), Memory::memfd(300)] {
+        let (allocator, range) = with(memory, Some(MINUTE));
+        let all = range.len() / 4096;
+        let use_all = || take(&allocator, all).iter_mut().for_each(|page| page[0] = 1);
+        use_all();
+        assert_eq!(resident_pages(&range), all);
+        assert_eq!((allocator.give_back().get(), resident_pages(&range)), (all, 0));
+        assert_eq!(allocator.give_back().get(), 0, "it is gone");
+        use_all();
+        let most = PageCount::new(all % 512 - 1);
+        assert_eq!(allocator.give_back_at_most(most).get(), 0);
+        let most = PageCount::new(all % 512);
+        assert_eq!((allocator.give_back_at_most(most).get(), resident_pages(&range)), (most.get(), all - most.get()));
+        // By age as well.
+        use_all();
+        let start = Instant::now();
+        allocator.drain();
+        assert_eq!(allocator.give_back_idle(start).get(), 0);
+        assert_eq!((allocator.give_back_idle(start + 2 * MINUTE).get(), resident_pages(&range)), (all, 0));
+        let pages: Vec<Page> = (0..all).map(|_| allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).unwrap()).collect();
+        assert!(pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
+        drop(pages);
+        assert_all_back(&allocator);
+    }
+}
+
+#[test]
+fn of_a_retired_arena_every_page_goes_back_that_is_free() {
+    for backend in backends() {
+        // Marks keep nothing of an arena that hands out nothing any more.
+        let marks = Watermarks { min: 0, low: 0, high: 5000, lowmem_reserve: 0 };
+        for memory in [Memory::anonymous(1700).watermarks(marks), Memory::memfd(1700)] {
+            let builder = Allocator::builder().huge_pages(false).give_back_after(MINUTE).backend(backend);
+            let allocator = builder.memory(Memory::anonymous(64)).memory(memory).build().unwrap();
+            let arena = allocator.arenas()[1].clone();
+            let mut pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+            assert_eq!(pages.len(), 1764);
+            pages.iter_mut().for_each(|page| page[0] = 1);
+            pages.retain(|page| arena.range.contains(&page.addr()));
+            let number = |page: &Page| (page.addr() - arena.range.start) / 4096;
+            // One in seven of the first two pageblocks stays out, and nothing of the others.
+            pages.retain(|page| number(page) < 1024 && number(page) % 7 == 0);
+            let is_only_theirs = |pages: &[Page]| {
+                let mut expected = vec![false; 1700];
+                pages.iter().for_each(|page| expected[number(page)] = true);
+                are_resident(&arena.range) == expected
+            };
+            let drains = allocator.stats().drains;
+            let out = pages.len();
+            assert!(out > 100);
+            assert_eq!(allocator.retire(arena.id).unwrap().get(), out);
+            assert!(is_only_theirs(&pages));
+            assert!(pages.iter().all(|page| page[0] == 1));
+            // What comes back goes past the lists, and to the system with the next call or in time.
+            pages.truncate(out / 2);
+            assert_eq!(allocator.stats().drains, drains);
+            assert!(!is_only_theirs(&pages));
+            assert_eq!(allocator.retire(arena.id).unwrap().get(), out / 2);
+            assert!(is_only_theirs(&pages));
+            let gone = pages.split_off(out / 4).len();
+            assert_eq!(allocator.give_back_idle(Instant::now()).get(), gone);
+            assert!(is_only_theirs(&pages));
+            assert_eq!(allocator.give_back_idle(Instant::now() + MINUTE).get(), 0);
+            drop(pages);
+            assert_eq!(allocator.retire(arena.id).unwrap().get(), 0);
+            assert!(is_only_theirs(&[]));
+            allocator.drain();
+            assert_eq!(allocator.validate().handed_out, 0);
+            allocator.close().unwrap();
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! The pool with a reserve (C5), over pages and over any pair of functions.
+use pagemill::{Allocator, Bulk, Cancel, Error, Gfp, Invalid, Mempool, Order, Page, PageList, Shrink, Shrinker};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const RESERVE: usize = 64;
+
+/// A pool whose allocator has nothing left but what the pool keeps.
+fn dry_pool() -> (Mempool<pagemill::PageSource<Page>>, PageList) {
+    let (_, pool, rest) = dry();
+    (pool, rest)
+}
+
+fn dry() -> (Allocator, Mempool<pagemill::PageSource<Page>>, PageList) {
+    let allocator = Allocator::builder().pages(RESERVE + 100).cpus(1, || 0).build().unwrap();
+    let pool = Mempool::pages(&allocator, RESERVE).unwrap();
+    let mut rest = PageList::new();
+    allocator.alloc_pages_bulk_list(Bulk::up_to(1000).gfp(Gfp::NOWAIT), &mut rest).unwrap();
+    assert_eq!(rest.len(), 100);
+    (allocator, pool, rest)
+}
+
+fn handed_out(allocator: &Allocator) -> usize {
+    allocator.validate().handed_out
+}
+
+fn slots<T>(n: usize) -> Vec<Option<T>> {
+    (0..n).map(|_| None).collect()
+}
+
+fn assert_short(result: Result<(), Error>, wanted: usize, got: usize) {
+    match result {
+        Err(Error::Exhausted(short)) => assert_eq!((short.wanted, short.got), (wanted, got)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn creation_fails_whole() {
+    let allocator = Allocator::builder().pages(10).cpus(1, || 0).build().unwrap();
+    assert!(matches!(Mempool::pages(&allocator, 11), Err(Error::Exhausted(short)) if short.got == 10));
+    assert_eq!(handed_out(&allocator), 0, "what there was went back");
+    assert!(matches!(Mempool::pages(&allocator, 0), Err(Error::Invalid(Invalid::Reserve { .. }))));
+    let pool = Mempool::pages(&allocator, 10).unwrap();
+    assert_eq!(pool.stats().reserve, 10);
+    pool.close().unwrap();
+    allocator.close().unwrap();
+}
+
+#[test]
+fn the_allocator_serves_as_long_as_it_can_and_the_reserve_the_rest_whole() {
+    let allocator = Allocator::builder().pages(RESERVE + 10).cpus(1, || 0).build().unwrap();
+    let pool = Mempool::pages(&allocator, RESERVE).unwrap();
+    let mut pages = slots(16);
+    pool.alloc_bulk_array(Bulk::exact(16).gfp(Gfp::NOWAIT), &mut pages).unwrap();
+    assert!(pages.iter().all(Option::is_some));
+    let stats = pool.stats();
+    assert_eq!((stats.out, stats.reserve, stats.from_reserve), (16, RESERVE - 6, 6));
+    // What comes back refills the reserve before anything goes to the allocator (C5.5).
+    assert_eq!(pool.free_bulk(&mut pages[..4]), 4);
+    assert_eq!(pool.stats().reserve, RESERVE - 2);
+    assert_eq!(handed_out(&allocator), RESERVE + 10);
+    assert_eq!(pool.free_bulk(&mut pages), 12);
+    let stats = pool.stats();
+    assert_eq!((stats.out, stats.reserve, stats.low_water), (0, RESERVE, RESERVE - 6));
+    assert_eq!(handed_out(&allocator), RESERVE);
+}
+
+#[test]
+fn a_request_that_cannot_wait_keeps_what_it_got_and_leaves_the_reserve_alone() {
+    let (pool, mut rest) = dry_pool();
+    let mut held = slots(RESERVE - 10);
+    pool.alloc_bulk_array(Bulk::exact(RESERVE - 10).gfp(Gfp::NOWAIT), &mut held).unwrap();
+    drop(rest.pop());
+    let mut pages = slots(20);
+    let result = pool.alloc_bulk_array(Bulk::exact(20).gfp(Gfp::NOWAIT), &mut pages);
+    // One came from the allocator; nineteen are more than the reserve has, so it gives none.
+    assert_short(result, 20, 1);
+    assert_eq!(pages.iter().flatten().count(), 1);
+    assert_eq!(pool.stats().reserve, 10);
+    pool.free_bulk(&mut held);
+    pool.free_bulk(&mut pages);
+    let mut seen = 0;
+    let result = pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |page| {
+        seen += 1;
+        pool.free(page);
+    });
+    assert_eq!((result, seen), (Ok(()), RESERVE));
+}
+
+#[test]
+fn only_holes_are_filled() {
+    let (pool, _rest) = dry_pool();
+    let mut pages = slots(8);
+    pages[3] = Some(pool.alloc(Gfp::NOWAIT).unwrap());
+    let mine = pages[3].as_ref().map(Page::addr);
+    pool.alloc_bulk_array(Bulk::exact(6).gfp(Gfp::NOWAIT), &mut pages).unwrap();
+    assert_eq!(pages[3].as_ref().map(Page::addr), mine);
+    assert_eq!(
+        pages.iter().map(Option::is_some).collect::<Vec<_>>(),
+        [true, true, true, true, true, true, false, false]
+    );
+    assert_eq!(pool.stats().out, 6);
+    pool.free_bulk(&mut pages);
+}
+
+#[test]
+fn what_a_pool_cannot_promise_is_refused_at_once() {
+    let (pool, _rest) = dry_pool();
+    let refused = |request: Bulk<'_>| pool.alloc_bulk_array(request, &mut slots(RESERVE + 1)).unwrap_err();
+    assert_eq!(
+        refused(Bulk::exact(RESERVE + 1)),
+        Error::Invalid(Invalid::AboveReserve { count: RESERVE + 1, min_nr: RESERVE })
+    );
+    assert_eq!(refused(Bulk::up_to(2)), Error::Invalid(Invalid::PoolWants));
+    assert!(matches!(
+        pool.alloc_bulk_array(Bulk::exact(4), &mut slots(3)),
+        Err(Error::Invalid(Invalid::ArrayTooShort { slots: 3, count: 4 }))
+    ));
+    assert_eq!(pool.stats().out, 0);
+}
+
+#[test]
+fn pages_of_the_reserve_come_zeroed_when_asked_for() {
+    let (pool, _rest) = dry_pool();
+    let mut pages = slots::<Page>(RESERVE);
+    pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut pages).unwrap();
+    pages.iter_mut().flatten().for_each(|page| page.fill(0xa5));
+    pool.free_bulk(&mut pages);
+    pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT | Gfp::ZERO), &mut pages).unwrap();
+    assert!(pages.iter().flatten().all(|page| page.iter().all(|&byte| byte == 0)));
+    pool.free_bulk(&mut pages);
+}
+
+#[test]
+fn blocks_have_their_order() {
+    let allocator = Allocator::builder().pages(64).cpus(1, || 0).build().unwrap();
+    let pool = Mempool::blocks(&allocator, Order::new(3).unwrap(), 4).unwrap();
+    let mut blocks = slots(4);
+    pool.alloc_bulk_array(Bulk::exact(4), &mut blocks).unwrap();
+    assert!(blocks.iter().flatten().all(|block| block.len() == 8 * 4096));
+    pool.free_bulk(&mut blocks);
+}
+
+#[test]
+fn a_wait_ends_when_elements_come_back() {
+    let (pool, _rest) = dry_pool();
+    let mut all = slots(RESERVE);
+    pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let mut pages = slots(RESERVE / 2);
+            pool.alloc_bulk_array(Bulk::exact(RESERVE / 2).gfp(Gfp::NOIO), &mut pages).unwrap();
+            pool.free_bulk(&mut pages)
+        });
+        while pool.stats().waiting == 0 {
+            std::thread::yield_now();
+        }
+        // Too few for it: nothing is taken, and it waits on.
+        pool.free_bulk(&mut all[..RESERVE / 4]);
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!((pool.stats().waiting, pool.stats().reserve), (1, RESERVE / 4));
+        // Nobody takes from the reserve ahead of it, not even who does not wait.
+        assert!(pool.alloc(Gfp::NOWAIT).is_err());
+        assert!(matches!(
+            pool.resize(RESERVE / 2 - 1),
+            Err(Error::Invalid(Invalid::ReserveAwaited { needed: 32, .. }))
+        ));
+        pool.free_bulk(&mut all);
+        assert_eq!(waiter.join().unwrap(), RESERVE / 2);
+    });
+    let stats = pool.stats();
+    assert_eq!((stats.waits, stats.waiting, stats.reserve, stats.low_water), (1, 0, RESERVE, 0));
+    assert!(stats.longest_wait_us > 0 && stats.waited_us >= stats.longest_wait_us);
+}
+
+#[test]
+fn waits_end_by_cancel_and_deadline_and_are_served_in_order() {
+    let (pool, _rest) = dry_pool();
+    let mut all = slots(RESERVE);
+    pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+    let start = Instant::now();
+    let late = Bulk::exact(1).gfp(Gfp::NOIO).deadline(Duration::from_millis(20));
+    assert_short(pool.alloc_bulk_array(late, &mut slots(1)), 1, 0);
+    assert!(start.elapsed() >= Duration::from_millis(20));
+
+    let cancel = Cancel::new();
+    let order = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let wait_for = |count: usize| {
+            while pool.stats().waiting < count {
+                std::thread::yield_now();
+            }
+        };
+        let cancelled =
+            scope.spawn(|| pool.alloc_bulk_array(Bulk::exact(40).gfp(Gfp::NOIO).cancel(&cancel), &mut slots(40)));
+        wait_for(1);
+        let (pool, order) = (&pool, &order);
+        let served: Vec<_> = (0..20)
+            .map(|i| {
+                let served = scope.spawn(move || {
+                    let page = pool.alloc(Gfp::NOIO).unwrap();
+                    let turn = order.fetch_add(1, Relaxed);
+                    pool.free(page);
+                    (i, turn)
+                });
+                wait_for(2 + i);
+                served
+            })
+            .collect();
+        // The first one needs 40, and there is one: the others wait behind it.
+        pool.free_bulk(&mut all[..1]);
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!((pool.stats().waiting, order.load(Relaxed)), (21, 0));
+        cancel.cancel();
+        assert_short(cancelled.join().unwrap(), 40, 0);
+        for served in served {
+            let (i, turn) = served.join().unwrap();
+            assert_eq!(i, turn, "first come, first served");
+        }
+    });
+    pool.free_bulk(&mut all);
+    pool.close().unwrap();
+}
+
+#[test]
+fn a_callback_that_unwinds_loses_nothing() {
+    let (pool, mut rest) = dry_pool();
+    drop(rest.pop());
+    for panics_at in [0, 1, 40, RESERVE - 1] {
+        let mut kept = Vec::new();
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _ = pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |page| {
+                kept.push(Some(page));
+                assert!(kept.len() <= panics_at, "on purpose");
+            });
+        }));
+        assert!(unwound.is_err());
+        assert_eq!(pool.stats().out, kept.len());
+        pool.free_bulk(&mut kept);
+        assert_eq!((pool.stats().out, pool.stats().reserve), (0, RESERVE));
+    }
+}
+
+#[test]
+fn a_reserve_grows_and_shrinks() {
+    let (pool, mut rest) = dry_pool();
+    assert!(matches!(pool.resize(RESERVE + 5), Err(Error::Exhausted(short)) if (short.wanted, short.got) == (5, 0)));
+    assert_eq!(pool.stats().min_nr, RESERVE);
+    rest.clear();
+    pool.resize(RESERVE + 5).unwrap();
+    assert_eq!((pool.stats().min_nr, pool.stats().reserve), (RESERVE + 5, RESERVE + 5));
+    let mut pages = slots(RESERVE + 5);
+    pool.alloc_bulk_array(Bulk::exact(RESERVE + 5), &mut pages).unwrap();
+    pool.resize(3).unwrap();
+    assert_eq!((pool.stats().min_nr, pool.stats().reserve), (3, 3));
+    pool.free_bulk(&mut pages);
+    let refused = {
+        let page = pool.alloc(Gfp::NOIO).unwrap();
+        let refused = pool.close().unwrap_err();
+        assert_eq!(refused.out, 1);
+        refused.pool.free(page);
+        refused.pool
+    };
+    refused.close().unwrap();
+}
+
+#[test]
+fn a_pair_of_functions_is_called_with_flags_that_neither_wait_nor_reclaim_first() {
+    let flags = Mutex::new(Vec::new());
+    let has_memory = AtomicBool::new(true);
+    let freed = AtomicUsize::new(0);
+    let pool = Mempool::from_fns(
+        |gfp| {
+            flags.lock().unwrap().push(gfp);
+            has_memory.load(Relaxed).then_some(7_u32)
+        },
+        |_| _ = freed.fetch_add(1, Relaxed),
+        2,
+    )
+    .unwrap();
+    has_memory.store(false, Relaxed);
+    flags.lock().unwrap().clear();
+    let mut three = slots(2);
+    pool.alloc_bulk_array(Bulk::exact(2).gfp(Gfp::NOIO), &mut three).unwrap();
+    let waits_no_longer = Bulk::exact(1).gfp(Gfp::NOIO).deadline(Duration::ZERO);
+    assert_short(pool.alloc_bulk_array(waits_no_longer, &mut slots(1)), 1, 0);
+    assert_eq!(*flags.lock().unwrap(), [Gfp::NOWAIT, Gfp::NOWAIT, Gfp::NOIO | Gfp::NORETRY]);
+    pool.free_bulk(&mut three);
+    drop(pool);
+    assert_eq!(freed.load(Relaxed), 2);
+}
+
+#[test]
+fn threads_that_need_the_whole_reserve_all_finish_with_nothing_else_left() {
+    let (pool, _rest) = dry_pool();
+    let turns = 300;
+    let served = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let (pool, served) = (&pool, &served);
+            scope.spawn(move || {
+                let mut seed = 20_261_120_u64 + thread;
+                for turn in 0..turns {
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let n = 1 + (seed >> 33) as usize % RESERVE;
+                    let stamp = [thread as u8, turn as u8];
+                    let mut pages = slots::<Page>(n);
+                    pool.alloc_bulk_array(Bulk::exact(n).gfp(Gfp::NOIO), &mut pages).unwrap();
+                    pages.iter_mut().flatten().for_each(|page| page[..2].copy_from_slice(&stamp));
+                    std::thread::yield_now();
+                    assert!(pages.iter().flatten().all(|page| page[..2] == stamp), "a page had two owners");
+                    assert_eq!(pool.free_bulk(&mut pages), n);
+                    served.fetch_add(1, Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(served.load(Relaxed), 8 * turns);
+    let stats = pool.stats();
+    assert_eq!((stats.out, stats.reserve, stats.waiting), (0, RESERVE, 0));
+    assert!(stats.waits > 0, "nobody ever waited: this proves nothing");
+    pool.close().unwrap();
+}
+
+/// Writes a dirty page out through a pool, in the middle of somebody's reclaim, and gives the page back.
+struct WritesOut {
+    pool: Arc<Mempool<pagemill::PageSource<Page>>>,
+    dirty: Mutex<Vec<Page>>,
+}
+
+impl Shrinker for WritesOut {
+    fn shrink(&self, _wanted: Shrink) -> usize {
+        let Some(page) = self.dirty.lock().unwrap().pop() else { return 0 };
+        let bounce = self.pool.alloc(Gfp::NOIO).unwrap();
+        self.pool.free(bounce);
+        drop(page);
+        1
+    }
+}
+
+#[test]
+fn a_shrinker_may_take_from_the_reserve_and_wait_there() {
+    let (allocator, pool, rest) = dry();
+    let pool = Arc::new(pool);
+    let mut all = slots(RESERVE);
+    pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+    let writer = Arc::new(WritesOut { pool: pool.clone(), dirty: Mutex::new(rest.into_iter().collect()) });
+    let _registered = allocator.register_shrinker(writer);
+    std::thread::scope(|scope| {
+        // Reclaims, in which the shrinker waits for an element, until the pool has some again.
+        let reclaims = scope.spawn(|| allocator.alloc_page(Gfp::KERNEL).map(drop));
+        while pool.stats().waiting == 0 {
+            std::thread::yield_now();
+        }
+        pool.free_bulk(&mut all);
+        assert_eq!(reclaims.join().unwrap(), Ok(()));
+    });
+    assert_eq!(pool.stats().out, 0);
+}

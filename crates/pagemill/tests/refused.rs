@@ -1,0 +1,84 @@
+//! What cannot be is refused as it is built or asked for, and says what was wrong (C10.1).
+use pagemill::{Allocator, Bulk, Error, Gfp, Invalid, Memory, NodeId, NodeMask, Page, PageList, Policy, Watermarks};
+
+fn node(id: usize) -> NodeId {
+    NodeId::new(id).unwrap()
+}
+
+#[test]
+fn marks_at_their_limits_and_out_of_order() {
+    const MAX: u32 = u32::MAX;
+    let of = |min, low, high, lowmem_reserve| Watermarks { min, low, high, lowmem_reserve };
+    let build = |marks| Allocator::builder().memory(Memory::anonymous(1024).watermarks(marks)).build();
+    for (marks, free) in [
+        (Watermarks::above(3_000_000_000), 0),
+        (of(MAX, MAX, MAX, MAX), 0),
+        (of(MAX, MAX, MAX, 1), 0),
+        (of(10, MAX - 4, MAX, 5), 1024 - 15),
+    ] {
+        let allocator = build(marks).unwrap();
+        let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        assert_eq!(pages.len(), free, "{marks:?}");
+        // There is no shrinker: a step finds nothing and ends.
+        assert_eq!(allocator.reclaim_step().get(), 0);
+    }
+    for marks in [of(2, 1, 3, 0), of(1, 3, 2, 0), of(3, 3, 1, 0)] {
+        let Watermarks { min, low, high, .. } = marks;
+        assert_eq!(build(marks).unwrap_err(), Error::Invalid(Invalid::Watermarks { min, low, high }));
+        let allocator = build(Watermarks::NONE).unwrap();
+        assert!(allocator.add_memory(&Memory::anonymous(512).watermarks(marks)).is_err());
+        assert_eq!(allocator.managed_pages().get(), 1024);
+    }
+}
+
+#[test]
+fn nodes_of_fewer_cpus_than_there_are() {
+    let of = |named: usize| {
+        let nodes = (0..named).map(|_| NodeId::ZERO).collect();
+        Allocator::builder().cpus(4, || 3).nodes(nodes, vec![]).memory(Memory::anonymous(64)).build()
+    };
+    for named in 0..4 {
+        let refused = Error::Invalid(Invalid::NodesOfCpus { cpus: 4, named });
+        assert_eq!(of(named).unwrap_err(), refused);
+    }
+    assert!(of(4).unwrap().alloc_page(Gfp::KERNEL).is_ok());
+}
+
+#[test]
+fn sets_of_no_node() {
+    let build = |policy| Allocator::builder().memory(Memory::anonymous(64)).policy(policy).build();
+    let allocator = build(Policy::Local).unwrap();
+    for policy in [Policy::Bind, Policy::Interleave] {
+        let none = Error::Invalid(Invalid::NoSuchNode { nodes: 0 });
+        assert_eq!(build(policy(NodeMask::NONE)).unwrap_err(), none);
+        let absent = Error::Invalid(Invalid::NoSuchNode { nodes: 1 << 5 });
+        assert_eq!(build(policy(NodeMask::only(node(5)))).unwrap_err(), absent);
+        assert!(build(policy(NodeMask::from_bits(1 << 5 | 1))).is_ok());
+        for n in [1, 2, 1000] {
+            let mut list = PageList::new();
+            let request = Bulk::up_to(n).policy(policy(NodeMask::NONE));
+            assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list).unwrap_err(), none);
+            let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
+            assert_eq!(allocator.alloc_pages_bulk_array(request, &mut slots).unwrap_err(), none);
+        }
+    }
+}
+
+#[test]
+fn kinds_of_request_exclude_each_other() {
+    let allocator = Allocator::builder().memory(Memory::anonymous(64)).build().unwrap();
+    // The list has pages, so that the fast path could serve them.
+    drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
+    for kind in [Gfp::KERNEL, Gfp::NOIO, Gfp::NOFS] {
+        let gfp = kind | Gfp::ATOMIC;
+        let conflict = |error: Error| matches!(error, Error::Invalid(Invalid::GfpConflict("ATOMIC", _)));
+        assert!(conflict(allocator.alloc_page(gfp).unwrap_err()));
+        let request = Bulk::up_to(2).gfp(gfp);
+        assert!(conflict(allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap_err()));
+    }
+    for gfp in
+        [Gfp::NOWAIT | Gfp::ATOMIC, Gfp::KERNEL | Gfp::NOIO, Gfp::ATOMIC | Gfp::MOVABLE, Gfp::NOFS | Gfp::RECLAIMABLE]
+    {
+        assert!(allocator.alloc_page(gfp).is_ok(), "{gfp:?}");
+    }
+}

@@ -1,0 +1,141 @@
+//! Shrinkers that do not do what they say, or panic: requests and background reclaim end all the same (C3.4, C3.6).
+//! Each test waits for what must come; that it never comes is the failure.
+use pagemill::{Allocator, Gfp, Memory, Order, Page, Shrink, Shrinker, Watermarks, Why};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const PAGES: usize = 64;
+
+fn one_cpu(memory: Memory) -> Allocator {
+    Allocator::builder().memory(memory).cpus(1, || 0).build().unwrap()
+}
+
+fn all(allocator: &Allocator) -> Vec<Page> {
+    std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect()
+}
+
+/// Counts its calls, and answers with a function of their number.
+struct Calls<F>(AtomicUsize, F);
+
+impl<F: Fn(usize) -> usize + Send + Sync> Calls<F> {
+    fn new(answer: F) -> Arc<Self> {
+        Arc::new(Self(AtomicUsize::new(0), answer))
+    }
+    fn so_far(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+}
+
+impl<F: Fn(usize) -> usize + Send + Sync> Shrinker for Calls<F> {
+    fn shrink(&self, _: Shrink) -> usize {
+        (self.1)(self.0.fetch_add(1, Relaxed) + 1)
+    }
+}
+
+#[test]
+fn one_that_overstates_is_asked_so_often_and_no_more() {
+    for said in [0, 1, usize::MAX] {
+        let allocator = one_cpu(Memory::anonymous(PAGES));
+        let _all = all(&allocator);
+        // Rounds before it stands in line, and there.
+        for (gfp, calls) in [
+            (Gfp::KERNEL | Gfp::NORETRY, 1),
+            (Gfp::KERNEL, 16 + 16),
+            (Gfp::NOIO, 16 + 16),
+            (Gfp::KERNEL | Gfp::RETRY_MAYFAIL, 16 + 64),
+        ] {
+            let one = Calls::new(|_| 1);
+            let other = Calls::new(move |_| said);
+            let _registered = (allocator.register_shrinker(one.clone()), allocator.register_shrinker(other));
+            assert!(allocator.alloc_page(gfp).is_err());
+            assert_eq!(one.so_far(), calls, "{gfp:?}, {said} pages said");
+        }
+    }
+}
+
+#[test]
+fn noretry_is_one_round_though_pages_come_that_do_not_help() {
+    let allocator = one_cpu(Memory::anonymous(PAGES));
+    let mut pages = all(&allocator);
+    pages.sort_by_key(Page::addr);
+    // Every other one: no two make a block.
+    let mut at = 0;
+    let (odd, _even): (Vec<_>, Vec<_>) = pages.into_iter().partition(|_| {
+        at += 1;
+        at % 2 == 0
+    });
+    let odd = Mutex::new(odd);
+    let gives = Calls::new(move |_| usize::from(odd.lock().unwrap().pop().is_some()));
+    let _registered = allocator.register_shrinker(gives.clone());
+    assert!(allocator.alloc_pages(Gfp::KERNEL | Gfp::NORETRY, Order::new(1).unwrap()).is_err());
+    assert_eq!(gives.so_far(), 1);
+}
+
+#[test]
+fn a_step_of_reclaim_ends_when_nothing_comes_whatever_is_said() {
+    let allocator = one_cpu(Memory::anonymous(PAGES).watermarks(Watermarks::above(16)));
+    let _all = all(&allocator);
+    let liar = Calls::new(|_| usize::MAX);
+    let _registered = allocator.register_shrinker(liar.clone());
+    allocator.reclaim_step();
+    assert_eq!(liar.so_far(), 1);
+}
+
+#[test]
+fn a_step_of_reclaim_goes_on_while_what_comes_is_of_a_retired_arena() {
+    let marks = Watermarks::above(16);
+    let allocator = one_cpu(Memory::anonymous(PAGES).watermarks(marks));
+    let first = allocator.arenas()[0].id;
+    let mut pages = all(&allocator);
+    let of_first = pages.len();
+    allocator.add_memory(&Memory::anonymous(PAGES).watermarks(marks)).unwrap();
+    pages.extend(all(&allocator));
+    allocator.retire(first).unwrap();
+    // One page a round, and those of the retired arena first.
+    let pages = Mutex::new(pages.into_iter());
+    let gives = Calls::new(move |_| pages.lock().unwrap().by_ref().take(1).count());
+    let _registered = allocator.register_shrinker(gives.clone());
+    allocator.reclaim_step();
+    assert!(gives.so_far() > of_first);
+    assert_eq!(allocator.stats().free, u64::from(marks.high));
+}
+
+#[test]
+fn lists_take_pages_again_after_a_panic_in_a_wait() {
+    let allocator = one_cpu(Memory::anonymous(4096));
+    let mut pages = all(&allocator);
+    // The second call comes from the wait.
+    let panics = Calls::new(|call| if call == 2 { panic!("a shrinker that panics on purpose") } else { 0 });
+    let registered = allocator.register_shrinker(panics.clone());
+    assert!(catch_unwind(AssertUnwindSafe(|| allocator.alloc_page(Gfp::KERNEL).map(drop))).is_err());
+    assert_eq!((panics.so_far(), allocator.stats().waiting), (2, 0));
+    drop(registered);
+    drop(pages.pop());
+    assert_eq!(allocator.stats().listed, 1);
+    // And this thread may reclaim: it is inside of no shrinker.
+    let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+    let refused = allocator.alloc_page(Gfp::KERNEL).unwrap_err();
+    assert!(matches!(refused, pagemill::Error::Exhausted(short) if short.why == Why::Exhausted), "{refused:?}");
+    drop(page);
+}
+
+#[test]
+fn background_reclaim_goes_on_after_a_panic() {
+    let memory = Memory::anonymous(1024).watermarks(Watermarks::above(64));
+    let allocator = Allocator::builder().memory(memory).background_reclaim(true).build().unwrap();
+    let pages = Mutex::new(all(&allocator));
+    let gives = Calls::new(move |call| {
+        assert!(call > 1, "a shrinker that panics on purpose");
+        pages.lock().unwrap().drain(..).count()
+    });
+    let _registered = allocator.register_shrinker(gives.clone());
+    let limit = Instant::now() + Duration::from_secs(60);
+    while gives.so_far() < 2 || allocator.stats().free < 96 {
+        // Below the low mark it wakes the thread.
+        drop(allocator.alloc_page(Gfp::ATOMIC));
+        assert!(Instant::now() < limit, "the thread is gone");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,195 @@
+//! The pool's promise under a model checker (C5.3): run with `RUSTFLAGS="--cfg shuttle"`. No wait times out there, so
+//! that one whose wake-up is lost, or that waits for somebody who waits for it, is a deadlock that shuttle reports.
+#![cfg(shuttle)]
+use pagemill::{Bulk, Cancel, Error, Gfp, Mempool, Source};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use shuttle::sync::{Arc, Mutex};
+use shuttle::thread;
+
+/// So many different schedules of each model.
+const SCHEDULES: usize = 20_000;
+const RESERVE: usize = 3;
+
+/// Elements are numbers, each of which has one owner. The source has some beyond the reserve, and fails whenever it likes.
+struct Fickle {
+    free: Arc<Mutex<Vec<u32>>>,
+    is_filled: Arc<AtomicUsize>,
+}
+
+impl Source for Fickle {
+    type Item = u32;
+    fn alloc(&self, _request: Bulk<'_>) -> Result<Option<u32>, Error> {
+        if self.is_filled.load(SeqCst) == 1 && thread_rng().gen_range(0..3) > 0 {
+            return Ok(None);
+        }
+        Ok(self.free.lock().unwrap().pop())
+    }
+    fn free(&self, item: u32) {
+        let mut free = self.free.lock().unwrap();
+        assert!(!free.contains(&item), "{item} came back twice");
+        free.push(item);
+    }
+}
+
+struct World {
+    pool: Mempool<Fickle>,
+    free: Arc<Mutex<Vec<u32>>>,
+}
+
+fn world(beyond: u32) -> Arc<World> {
+    let free = Arc::new(Mutex::new((0..RESERVE as u32 + beyond).collect()));
+    let is_filled = Arc::new(AtomicUsize::new(0));
+    let pool = Mempool::new(Fickle { free: free.clone(), is_filled: is_filled.clone() }, RESERVE).unwrap();
+    is_filled.store(1, SeqCst);
+    Arc::new(World { pool, free })
+}
+
+fn at_rest(world: &World, beyond: u32) {
+    let stats = world.pool.stats();
+    assert_eq!((stats.out, stats.reserve, stats.waiting), (0, RESERVE, 0));
+    assert_eq!(world.free.lock().unwrap().len(), beyond as usize);
+}
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let model = std::sync::Arc::new(model);
+    let random = model.clone();
+    shuttle::check_random(move || random(), SCHEDULES);
+    shuttle::check_pct(move || model(), SCHEDULES, 3);
+}
+
+#[test]
+fn everybody_finishes_who_needs_no_more_than_the_reserve() {
+    check(|| {
+        let beyond = 1;
+        let world = world(beyond);
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let world = world.clone();
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        let n = thread_rng().gen_range(1..=RESERVE);
+                        let mut slots = [None; RESERVE];
+                        world.pool.alloc_bulk_array(Bulk::exact(n).gfp(Gfp::NOIO), &mut slots).unwrap();
+                        assert_eq!(slots.iter().flatten().count(), n);
+                        // Given back in two parts, in any case all of it.
+                        world.pool.free_bulk(&mut slots[..1]);
+                        world.pool.free_bulk(&mut slots);
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        at_rest(&world, beyond);
+    });
+}
+
+#[test]
+fn a_cancelled_wait_lets_the_next_one_go_on() {
+    check(|| {
+        let world = world(0);
+        let mut all = [None; RESERVE];
+        world.pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+        let cancel = Cancel::new();
+        let large = thread::spawn({
+            let (world, cancel) = (world.clone(), cancel.clone());
+            move || {
+                let mut slots = [None; RESERVE];
+                let request = Bulk::exact(RESERVE).gfp(Gfp::NOIO).cancel(&cancel);
+                let result = world.pool.alloc_bulk_array(request, &mut slots);
+                match result {
+                    Ok(()) => assert_eq!(world.pool.free_bulk(&mut slots), RESERVE),
+                    Err(_) => assert_eq!(slots, [None; RESERVE]),
+                }
+            }
+        });
+        let small = thread::spawn({
+            let world = world.clone();
+            move || world.pool.free(world.pool.alloc(Gfp::NOIO).unwrap())
+        });
+        // One comes back: enough for the small one, once the large one is out of its way.
+        world.pool.free_bulk(&mut all[..1]);
+        cancel.cancel();
+        small.join().unwrap();
+        large.join().unwrap();
+        world.pool.free_bulk(&mut all);
+        at_rest(&world, 0);
+    });
+}
+
+#[test]
+fn a_free_is_not_lost_on_a_queue_that_somebody_is_joining() {
+    check(|| {
+        let world = world(0);
+        let mut all = [None; RESERVE];
+        world.pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+        let waiters: Vec<_> = (0..2)
+            .map(|_| {
+                let world = world.clone();
+                thread::spawn(move || world.pool.alloc(Gfp::NOIO).unwrap())
+            })
+            .collect();
+        // One each, and nothing comes after it.
+        world.pool.free_bulk(&mut all[..1]);
+        world.pool.free_bulk(&mut all[1..2]);
+        let got: Vec<_> = waiters.into_iter().map(|waiter| Some(waiter.join().unwrap())).collect();
+        all[0] = got[0];
+        all[1] = got[1];
+        world.pool.free_bulk(&mut all);
+        at_rest(&world, 0);
+    });
+}
+
+#[test]
+fn who_does_not_wait_takes_nothing_ahead_of_who_does() {
+    check(|| {
+        let world = world(0);
+        let mut all = [None; RESERVE];
+        world.pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+        let is_served = Arc::new(AtomicUsize::new(0));
+        let waiter = thread::spawn({
+            let (world, is_served) = (world.clone(), is_served.clone());
+            move || {
+                let mut slots = [None; RESERVE];
+                world.pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOIO), &mut slots).unwrap();
+                is_served.store(1, SeqCst);
+                world.pool.free_bulk(&mut slots);
+            }
+        });
+        while world.pool.stats().waiting == 0 {
+            thread::yield_now();
+        }
+        world.pool.free_bulk(&mut all[..2]);
+        if let Ok(item) = world.pool.alloc(Gfp::NOWAIT) {
+            assert_eq!(is_served.load(SeqCst), 1, "taken while somebody waited");
+            world.pool.free(item);
+        }
+        world.pool.free_bulk(&mut all);
+        waiter.join().unwrap();
+        at_rest(&world, 0);
+    });
+}
+
+#[test]
+fn a_resize_under_way_keeps_the_promise() {
+    check(|| {
+        let world = world(2);
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let world = world.clone();
+                thread::spawn(move || {
+                    let mut slots = [None; 2];
+                    world.pool.alloc_bulk_array(Bulk::exact(2).gfp(Gfp::NOIO), &mut slots).unwrap();
+                    world.pool.free_bulk(&mut slots);
+                })
+            })
+            .collect();
+        // Up to five elements there are, of which the source gives when it likes.
+        let _ = world.pool.resize(5);
+        world.pool.resize(2).unwrap();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let stats = world.pool.stats();
+        assert_eq!((stats.out, stats.reserve, stats.min_nr), (0, 2, 2));
+        assert_eq!(world.free.lock().unwrap().len(), 3);
+    });
+}

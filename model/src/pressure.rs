@@ -1,0 +1,174 @@
+//! What happens to the memory itself: caches that give way, steps of reclaim, nodes that are allowed or not, memory that
+//! comes, goes, and is given back to the system.
+use crate::expect::{Bounds, Expect};
+use crate::ledger::{Breach, Ledger};
+use crate::plan::Zone;
+use crate::unit::Holding;
+use crate::world::{Failure, World, demand};
+use pagemill::{ArenaId, Error, Invalid, NodeMask, Order, Registered, Shrink, Shrinker};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Frames of a pageblock.
+const PAGEBLOCK: usize = 1 << Order::PAGEBLOCK.get();
+
+/// Blocks that can be done without.
+#[derive(Debug)]
+struct Cache {
+    ledger: Arc<Ledger>,
+    kept: Mutex<Vec<Holding>>,
+    /// What it gave back since somebody looked.
+    freed: Mutex<Vec<Result<(usize, Order), Breach>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shrinker for Cache {
+    fn shrink(&self, wanted: Shrink) -> usize {
+        let mut pages = 0;
+        while pages < wanted.pages {
+            let Some(Holding { block, tag }) = lock(&self.kept).pop() else { break };
+            let (addr, order) = (block.addr(), block.order());
+            lock(&self.freed).push(self.ledger.give(addr, order, tag).map(|()| (addr, order)));
+            pages += order.pages().get();
+        }
+        pages
+    }
+}
+
+/// The world's cache, while it has one; and memory that was added.
+#[derive(Debug, Default)]
+pub(crate) struct Caching {
+    cache: Option<(Arc<Cache>, Registered)>,
+    /// Its number, for each zone that was added; those that the builder was told of have none.
+    added: Vec<(usize, ArenaId)>,
+}
+
+impl Caching {
+    pub(crate) fn is_registered(&self) -> bool {
+        self.cache.is_some()
+    }
+    /// Frames of a zone that it has.
+    pub(crate) fn frames_of(&self, ledger: &Ledger, zone: &Zone) -> usize {
+        let Some((cache, _)) = &self.cache else { return 0 };
+        let is_of = |held: &&Holding| zone.expect.has(ledger.frame_of(held.block.addr()));
+        lock(&cache.kept).iter().filter(is_of).map(|held| held.block.order().pages().get()).sum()
+    }
+    fn frames(&self) -> usize {
+        let pages = |cache: &Arc<Cache>| -> usize {
+            lock(&cache.kept).iter().map(|held| held.block.order().pages().get()).sum()
+        };
+        self.cache.as_ref().map_or(0, |(cache, _)| pages(cache))
+    }
+}
+
+impl World {
+    /// Puts held blocks into the cache.
+    pub(crate) fn put_in_cache(&mut self, which: usize, n: usize) {
+        if self.zones.is_none() {
+            return; // Its requests would wait for a cache that has too little.
+        }
+        let held: Vec<Holding> = (0..n).map_while(|i| self.pick_any(which.wrapping_add(i))).collect();
+        let (cache, _) = self.cache.cache.get_or_insert_with(|| {
+            let (kept, freed) = (Mutex::default(), Mutex::default());
+            let cache = Arc::new(Cache { ledger: Arc::clone(&self.ledger), kept, freed });
+            (Arc::clone(&cache), self.allocator.register_shrinker(cache))
+        });
+        lock(&cache.kept).extend(held);
+    }
+
+    /// Takes what the cache has, and ends it.
+    pub(crate) fn uncache(&mut self) {
+        if let Some((cache, registered)) = self.cache.cache.take() {
+            drop(registered);
+            let kept = core::mem::take(&mut *lock(&cache.kept));
+            kept.into_iter().for_each(|Holding { block, tag }| self.hold(block, tag));
+        }
+    }
+
+    /// Notes what the cache gave back meanwhile. Returns how many frames that were.
+    pub(crate) fn reconcile(&mut self) -> Result<usize, Failure> {
+        let Some((cache, _)) = &self.cache.cache else { return Ok(0) };
+        let freed = core::mem::take(&mut *lock(&cache.freed));
+        let mut frames = 0;
+        for freed in freed {
+            let (addr, order) = freed?;
+            frames += order.pages().get();
+            self.came_back(addr, order);
+        }
+        Ok(frames)
+    }
+
+    pub(crate) fn reclaim_step(&mut self) -> Result<(), Failure> {
+        let told = self.allocator.reclaim_step().get();
+        let Some(zones) = &self.zones else { return Ok(()) };
+        let below_high = |dump: &pagemill::ZoneInfo| (dump.stats.free as usize) < dump.marks.high as usize;
+        let is_short =
+            zones.in_use().any(|zone| zone.piece.marks.high > 0) && self.allocator.zoneinfo().iter().any(below_high);
+        let freed = self.reconcile()?;
+        demand!(told == freed, "a step of reclaim brought {told} pages, and the cache gave {freed}");
+        let left = self.cache.frames();
+        demand!(!is_short || left == 0, "a step of reclaim ended below a high mark, and the cache has {left}");
+        Ok(())
+    }
+
+    /// Whole free pageblocks above the high mark go to the system.
+    pub(crate) fn give_back(&mut self) -> Result<(), Failure> {
+        let told = self.allocator.give_back().get();
+        let Some(zones) = &mut self.zones else { return Ok(()) };
+        let (mut expected, mut is_even) = (Bounds { low: 0, high: 0 }, true);
+        for zone in zones.zones.iter_mut().filter(|zone| !zone.is_retired && !zone.is_brought) {
+            let Bounds { low, high } = zone.expect.given_back(zone.piece.marks.high as usize);
+            (expected.low, expected.high) = (expected.low + low, expected.high + high);
+            is_even &= zone.piece.pages.is_multiple_of(PAGEBLOCK);
+        }
+        demand!(
+            expected.admit(told) && (!is_even || told.is_multiple_of(PAGEBLOCK)),
+            "{told} pages were given back, not {expected:?}"
+        );
+        Ok(())
+    }
+
+    pub(crate) fn allow(&mut self, nodes: NodeMask) -> Result<(), Failure> {
+        let result = self.allocator.set_allowed_nodes(nodes);
+        let Some(zones) = &mut self.zones else { return Ok(()) };
+        if zones.populated().and(nodes).is_empty() {
+            let is_refused = matches!(result, Err(Error::Invalid(Invalid::NoSuchNode { .. })));
+            demand!(is_refused, "{nodes:?} was allowed, and has no memory: {result:?}");
+        } else {
+            demand!(result.is_ok(), "{nodes:?} was not allowed: {result:?}");
+            zones.allowed = nodes;
+        }
+        Ok(())
+    }
+
+    /// Adds the next piece of memory that the machine has beside.
+    pub(crate) fn add_memory(&mut self, _which: usize) -> Result<(), Failure> {
+        let (Some(zones), Some(built)) = (&mut self.zones, &self.machine) else { return Ok(()) };
+        let at = zones.zones.len();
+        let Some(&piece) = built.machine.spares.get(at - built.machine.pieces.len()) else { return Ok(()) };
+        let first = zones.zones.iter().map(|zone| zone.piece.pages).sum();
+        let expect = Expect::new(first..first + piece.pages);
+        match self.allocator.add_memory(&built.memory(at)) {
+            Ok(arena) => self.cache.added.push((at, arena)),
+            Err(error) => return Err(Failure::new(format!("{piece:?} was not added: {error}"))),
+        }
+        zones.zones.push(Zone { piece, expect, is_retired: false, is_brought: true });
+        Ok(())
+    }
+
+    /// Retires a piece that was added; perhaps not for the first time.
+    pub(crate) fn retire(&mut self, which: usize) -> Result<(), Failure> {
+        let added = &self.cache.added;
+        let (Some(zones), false) = (&mut self.zones, added.is_empty()) else { return Ok(()) };
+        let (at, arena) = added[which % added.len()];
+        let out = zones.zones[at].expect.out();
+        match self.allocator.retire(arena) {
+            Ok(told) => demand!(told.get() == out, "{told} are out of a retired arena, and {out} must be"),
+            Err(error) => return Err(Failure::new(format!("arena {at} was not retired: {error}"))),
+        }
+        zones.zones[at].is_retired = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,161 @@
+//! What a request says beside how many: from where, how long it tries, who pays.
+use crate::op::Ask;
+use core::fmt;
+use pagemill::{Account, Bulk, Cancel, Gfp, NodeId, NodeMask, Order, PageCount, Policy};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// A request for one block, or for many.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// What it may do.
+    pub gfp: Gfp,
+    /// The order of its blocks.
+    pub order: Order,
+    /// How many.
+    pub ask: Ask,
+    /// The rest; of a single request only whether the lists are drained first.
+    pub how: How,
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gfp, order, ask, how } = self;
+        let base = match (gfp.may_wait(), gfp.may_io(), gfp.may_fs(), gfp.contains(Gfp::ATOMIC)) {
+            (true, true, true, _) => "KERNEL",
+            (true, true, false, _) => "NOFS",
+            (true, false, ..) => "NOIO",
+            (false, _, _, true) => "ATOMIC",
+            (false, ..) => "NOWAIT",
+        };
+        write!(f, "{base}")?;
+        let flags = [
+            ("MOVABLE", Gfp::MOVABLE),
+            ("RECLAIMABLE", Gfp::RECLAIMABLE),
+            ("ZERO", Gfp::ZERO),
+            ("DMA32", Gfp::DMA32),
+            ("THISNODE", Gfp::THISNODE),
+            ("NORETRY", Gfp::NORETRY),
+        ];
+        let set = flags.iter().filter(|(_, flag)| gfp.contains(*flag));
+        set.into_iter().try_for_each(|(name, _)| write!(f, "|{name}"))?;
+        write!(f, " {ask:?} of order {}, {how:?}", order.get())
+    }
+}
+
+/// See [`Request::how`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct How {
+    /// All lists are drained first, so that what it finds follows from what is out alone.
+    pub is_drained: bool,
+    /// From memory below 4 GiB, if there is any.
+    pub is_dma32: bool,
+    /// From which nodes.
+    pub place: Place,
+    /// What ends its waiting, and its reclaim.
+    pub ends: Ends,
+    /// An account that has so many pages is charged.
+    pub account: Option<usize>,
+}
+
+/// From which nodes a request takes its pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// As the allocator's policy says.
+    Anywhere,
+    /// The same, of these nodes.
+    Among(NodeMask),
+    /// Bound to these nodes.
+    Bind(NodeMask),
+    /// This node first.
+    Preferred(usize),
+    /// This node first, and of these nodes alone.
+    PreferredAmong(usize, NodeMask),
+    /// These nodes in turn.
+    Interleave(NodeMask),
+    /// This node alone.
+    Exactly(usize),
+}
+
+impl Place {
+    pub(crate) fn among(self, nodes: NodeMask) -> Self {
+        match self {
+            Self::Preferred(node) => Self::PreferredAmong(node, nodes),
+            other => other,
+        }
+    }
+
+    /// The policy, if it says one.
+    pub(crate) fn policy(self) -> Option<Policy> {
+        match self {
+            Self::Anywhere | Self::Among(_) => None,
+            Self::Bind(nodes) => Some(Policy::Bind(nodes)),
+            Self::Interleave(nodes) => Some(Policy::Interleave(nodes)),
+            Self::Preferred(node) | Self::PreferredAmong(node, _) | Self::Exactly(node) => {
+                Some(Policy::Preferred(node_of(node)))
+            }
+        }
+    }
+    /// The nodemask.
+    pub(crate) fn nodes(self) -> NodeMask {
+        match self {
+            Self::Among(nodes) | Self::PreferredAmong(_, nodes) => nodes,
+            Self::Exactly(node) => NodeMask::only(node_of(node)),
+            _ => NodeMask::ALL,
+        }
+    }
+}
+
+pub(crate) fn node_of(id: usize) -> NodeId {
+    NodeId::new(id).unwrap_or(NodeId::ZERO)
+}
+
+/// What ends a request that may wait before its rounds are over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ends {
+    /// Nothing.
+    Alone,
+    /// A deadline that has passed.
+    Expired,
+    /// A token that is cancelled already.
+    Cancelled,
+    /// The same, although there is a deadline far away.
+    CancelledBeforeDeadline,
+}
+
+impl Request {
+    /// The bulk request.
+    pub(crate) fn bulk<'a>(&self, account: &'a Account) -> Bulk<'a> {
+        static CANCELLED: LazyLock<Cancel> = LazyLock::new(|| {
+            let cancel = Cancel::new();
+            cancel.cancel();
+            cancel
+        });
+        let mut bulk = self.ask.bulk().gfp(self.gfp).order(self.order).nodes(self.how.place.nodes());
+        if let Some(policy) = self.how.place.policy() {
+            bulk = bulk.policy(policy);
+        }
+        if matches!(self.how.ends, Ends::Expired) {
+            bulk = bulk.deadline(Duration::ZERO);
+        }
+        if matches!(self.how.ends, Ends::CancelledBeforeDeadline) {
+            bulk = bulk.deadline(Duration::from_secs(3600));
+        }
+        if self.is_cancelled() {
+            bulk = bulk.cancel(&CANCELLED);
+        }
+        if self.how.account.is_some() {
+            bulk = bulk.gfp(self.gfp | Gfp::ACCOUNT).account(account);
+        }
+        bulk
+    }
+
+    /// The account that it is charged to.
+    pub(crate) fn account(&self) -> Account {
+        Account::new(PageCount::new(self.how.account.unwrap_or(0)))
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        matches!(self.how.ends, Ends::Cancelled | Ends::CancelledBeforeDeadline)
+    }
+}

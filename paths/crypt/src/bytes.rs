@@ -1,0 +1,39 @@
+//! Reading and writing fields of a header at fixed places, big-endian.
+//!
+//! Places are constants that lie within the header's fixed size, which callers hold in arrays; what a field *says* is
+//! checked where it is used.
+
+/// Fields out of a fixed array.
+pub(crate) trait Fields {
+    fn field<const N: usize>(&self, at: usize) -> [u8; N];
+
+    fn u16_at(&self, at: usize) -> u16 {
+        u16::from_be_bytes(self.field(at))
+    }
+
+    fn u32_at(&self, at: usize) -> u32 {
+        u32::from_be_bytes(self.field(at))
+    }
+
+    fn u64_at(&self, at: usize) -> u64 {
+        u64::from_be_bytes(self.field(at))
+    }
+
+    /// The text in a field of `N` bytes, up to its first zero byte.
+    fn text<const N: usize>(&self, at: usize) -> String {
+        let field = self.field::<N>(at);
+        let end = field.iter().position(|&byte| byte == 0).unwrap_or(N);
+        String::from_utf8_lossy(&field[..end]).into_owned()
+    }
+}
+
+impl<const LEN: usize> Fields for [u8; LEN] {
+    fn field<const N: usize>(&self, at: usize) -> [u8; N] {
+        *self[at..].first_chunk().expect("a field lies within its header")
+    }
+}
+
+/// Writes `bytes` at `at`.
+pub(crate) fn put(header: &mut [u8], at: usize, bytes: &[u8]) {
+    header[at..at + bytes.len()].copy_from_slice(bytes);
+}

@@ -1,0 +1,202 @@
+//! `pagemill crypt format`.
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+
+use super::open::{key_size, sector_size};
+use super::passphrase::SecretArgs;
+use super::{KdfArgs, Said, lock, open_locked, shown};
+use crate::cipher::SectorSize;
+use crate::kdf::KdfKind;
+use crate::luks::New;
+use crate::{Error, Luks, Store};
+
+/// How much of an image is looked at before it is overwritten.
+const LOOKED_AT: u64 = 1 << 20;
+/// Bytes of a detached header's file that is made here.
+const HEADER_FILE: u64 = 16 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Version {
+    /// Two copies of the header, sectors of up to 4096 bytes, argon2
+    Luks2,
+    /// One header, sectors of 512 bytes, pbkdf2
+    Luks1,
+}
+
+/// Make a volume: a header with one keyslot
+///
+/// The data area is left as it is: reads of what was never written give noise.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(super) struct FormatArgs {
+    /// The file or block device; --size makes a file that is not there
+    image: PathBuf,
+
+    /// How large the new file is to be: bytes, or with K, M, G or T
+    #[arg(long, value_parser = size)]
+    size: Option<u64>,
+
+    /// Which version
+    #[arg(long = "type", value_enum, default_value_t = Version::Luks2)]
+    version: Version,
+
+    /// Put the header into this file, and nothing into IMAGE
+    #[arg(long, value_name = "FILE")]
+    header: Option<PathBuf>,
+
+    /// Bits of the volume key: 512 (AES-256) or 256 (AES-128)
+    #[arg(long, value_name = "BITS", default_value = "512", value_parser = key_size)]
+    key_size: usize,
+
+    /// Bytes a sector [default: 4096 if the data's size allows it, else 512]
+    #[arg(long, value_name = "BYTES", value_parser = sector_size)]
+    sector_size: Option<SectorSize>,
+
+    /// A label
+    #[arg(long, default_value = "")]
+    label: String,
+
+    /// Overwrite what is there
+    #[arg(long)]
+    force: bool,
+
+    #[command(flatten)]
+    secret: SecretArgs,
+
+    #[command(flatten)]
+    kdf: KdfArgs,
+}
+
+pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
+    let data = Target::open(&args.image, args.size)?;
+    let header = args.header.as_deref();
+    let header = header.map(|path| Target::open(path, (!path.exists()).then_some(HEADER_FILE))).transpose()?;
+    let data_len = data.len()?;
+    let store = header.as_ref().unwrap_or(&data);
+    if !args.force {
+        refuse_what_is_there(store)?;
+    }
+    let passphrase = args.secret.get_new(&shown(&args.image))?;
+    let default_kdf = if args.version == Version::Luks1 { KdfKind::Pbkdf2 } else { KdfKind::Argon2id };
+    // Where the header ends is a multiple of the largest sector: what is behind it is as even as the whole.
+    let default_sector = match args.version {
+        Version::Luks2 if data_len.is_multiple_of(SectorSize::LARGEST.bytes() as u64) => SectorSize::LARGEST,
+        _ => SectorSize::SMALLEST,
+    };
+    let new = New {
+        version: if args.version == Version::Luks1 { 1 } else { 2 },
+        key_bytes: args.key_size / 8,
+        sector_size: args.sector_size.unwrap_or(default_sector),
+        hash: args.kdf.hash,
+        kdf: args.kdf.choice(default_kdf),
+        label: args.label.clone(),
+        detached: header.as_ref().map(|_| data_len),
+    };
+    let luks = Luks::format(&store.file, &new, &passphrase)?;
+    let geometry = luks.geometry(data_len, header.is_some())?;
+    for target in [Some(data), header].into_iter().flatten() {
+        target.keep();
+    }
+    let (sector, mib) = (geometry.sector_size.bytes(), geometry.len as f64 / f64::from(1 << 20));
+    let out = format!(
+        "{}: LUKS{}, {mib:.1} MiB of data in {sector}-byte sectors, {} with {} bits\n",
+        shown(&args.image),
+        new.version,
+        crate::CIPHER,
+        args.key_size,
+    );
+    Ok(Said { out, warnings: Vec::new() })
+}
+
+/// A file that is formatted. One that was made for it goes again unless it is kept.
+struct Target<'a> {
+    path: &'a Path,
+    file: File,
+    is_made: bool,
+}
+
+impl<'a> Target<'a> {
+    fn open(path: &'a Path, size: Option<u64>) -> Result<Self, Error> {
+        if path.exists() {
+            let there = Self { path, file: open_locked(path, true)?, is_made: false };
+            return match size {
+                Some(size) if there.len()? != size => {
+                    let why = format!("{} has {} bytes already: leave --size out", shown(path), there.len()?);
+                    Err(Error::Request(why))
+                }
+                _ => Ok(there),
+            };
+        }
+        let Some(size) = size else {
+            return Err(Error::Request(format!("{} is not there: say --size to make it", shown(path))));
+        };
+        use std::os::unix::fs::OpenOptionsExt;
+        let made = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
+        let made = Self { path, file: made.map_err(|error| Error::io(shown(path), error))?, is_made: true };
+        lock(&made.file, path, true)?;
+        made.file
+            .set_len(size)
+            .map_err(|error| Error::io(format!("making {} {size} bytes long", shown(path)), error))?;
+        Ok(made)
+    }
+
+    fn len(&self) -> Result<u64, Error> {
+        self.file.size().map_err(|error| Error::io(shown(self.path), error))
+    }
+
+    fn keep(mut self) {
+        self.is_made = false;
+    }
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        if self.is_made {
+            // The failure that led here is what is told.
+            let _ = fs::remove_file(self.path);
+        }
+    }
+}
+
+fn refuse_what_is_there(target: &Target<'_>) -> Result<(), Error> {
+    let path = shown(target.path);
+    match Luks::read(&target.file) {
+        Err(Error::NoHeader) => {}
+        Err(error @ Error::Io { .. }) => return Err(error),
+        _ => return Err(Error::Occupied(format!("{path} has a LUKS header, and overwriting it loses its data"))),
+    }
+    let mut start = vec![0; target.len()?.min(LOOKED_AT) as usize];
+    target.file.read_at(&mut start, 0).map_err(|error| Error::io(path.clone(), error))?;
+    match start.iter().any(|&byte| byte != 0) {
+        true => Err(Error::Occupied(format!("{path} is not empty"))),
+        false => Ok(()),
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
+        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
+        Some(b'T' | b't') => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| "a number, with K, M, G or T behind it if you like".to_owned())?;
+    // A file's length is a signed number.
+    let bytes = number.checked_mul(1 << shift).filter(|&bytes| i64::try_from(bytes).is_ok());
+    bytes.ok_or_else(|| "larger than any file".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn sizes() {
+        assert_eq!(super::size("512"), Ok(512));
+        assert_eq!(super::size("3G"), Ok(3 << 30));
+        for wrong in ["", "G", "-1", "1.5G", "9999999999T", "1GB", "\u{e9}"] {
+            assert!(super::size(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! `pagemill crypt info`.
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{Said, open_locked, shown};
+use crate::{Error, Luks, Store, luks1, luks2};
+
+/// Show what a volume's header says, without its passphrase
+#[derive(Args, Debug)]
+pub(super) struct InfoArgs {
+    /// The file or block device
+    image: PathBuf,
+
+    /// The file that has the header, where it is detached
+    #[arg(long, value_name = "FILE")]
+    header: Option<PathBuf>,
+
+    /// Print it as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The report. The names are part of the program's interface.
+#[derive(Serialize)]
+struct Info {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    uuid: String,
+    label: String,
+    cipher: String,
+    key_bits: Option<usize>,
+    sector_size: Option<usize>,
+    data_offset: Option<u64>,
+    data_bytes: Option<u64>,
+    /// Why the volume cannot be opened here, if so.
+    not_opened: Option<String>,
+    keyslots: Vec<Slot>,
+    tokens: usize,
+    /// What is wrong with the header, though it serves.
+    faults: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Slot {
+    number: u32,
+    key_bits: usize,
+    kdf: String,
+    area_offset: u64,
+    area_bytes: u64,
+}
+
+pub(super) fn run(args: &InfoArgs) -> Result<Said, Error> {
+    let data = open_locked(&args.image, false)?;
+    let data_len = data.size().map_err(|error| Error::io(shown(&args.image), error))?;
+    let detached = args.header.as_deref().map(|path| open_locked(path, false)).transpose()?;
+    let luks = Luks::read(detached.as_ref().unwrap_or(&data))?;
+    let mut info = match &luks {
+        Luks::V1(header) => of_luks1(header),
+        Luks::V2(header) => of_luks2(header),
+    };
+    info.faults = luks.faults();
+    match luks.geometry(data_len, detached.is_some()) {
+        Ok(geometry) => {
+            info.sector_size = Some(geometry.sector_size.bytes());
+            info.data_offset = Some(geometry.offset);
+            info.data_bytes = Some(geometry.len);
+        }
+        Err(error) => info.not_opened = Some(error.to_string()),
+    }
+    let warnings = info.faults.clone();
+    let out = match args.json {
+        true => format!("{}\n", serde_json::json!(info)),
+        false => info.table(),
+    };
+    Ok(Said { out, warnings })
+}
+
+fn of_luks1(header: &luks1::Header) -> Info {
+    let active = (0..).zip(&header.slots).filter(|(_, slot)| slot.is_active);
+    let keyslots = active.map(|(number, slot)| Slot {
+        number,
+        key_bits: 8 * header.key_bytes,
+        kdf: format!("pbkdf2 ({}), {} iterations", header.hash.name(), slot.iterations),
+        area_offset: u64::from(slot.material) * crate::volume::UNIT,
+        area_bytes: crate::af::material_len(header.key_bytes, slot.stripes as usize) as u64,
+    });
+    Info {
+        kind: "luks1",
+        uuid: header.uuid.clone(),
+        label: String::new(),
+        cipher: crate::CIPHER.to_owned(),
+        key_bits: Some(8 * header.key_bytes),
+        keyslots: keyslots.collect(),
+        ..Info::empty()
+    }
+}
+
+fn of_luks2(header: &luks2::Header) -> Info {
+    let metadata = header.metadata();
+    let keyslots = metadata.keyslots.iter().map(|(&number, slot)| Slot {
+        number,
+        key_bits: 8 * slot.key_size,
+        kdf: slot.kdf.describe(),
+        area_offset: slot.area.offset,
+        area_bytes: slot.area.size,
+    });
+    let keyslots: Vec<_> = keyslots.collect();
+    Info {
+        kind: "luks2",
+        uuid: header.uuid().to_owned(),
+        label: header.label().to_owned(),
+        cipher: metadata.segments.values().next().map_or_else(String::new, |segment| segment.encryption.clone()),
+        key_bits: keyslots.first().map(|slot| slot.key_bits),
+        keyslots,
+        tokens: metadata.tokens,
+        ..Info::empty()
+    }
+}
+
+impl Info {
+    fn empty() -> Self {
+        Self {
+            kind: "",
+            uuid: String::new(),
+            label: String::new(),
+            cipher: String::new(),
+            key_bits: None,
+            sector_size: None,
+            data_offset: None,
+            data_bytes: None,
+            not_opened: None,
+            keyslots: Vec::new(),
+            tokens: 0,
+            faults: Vec::new(),
+        }
+    }
+
+    fn table(&self) -> String {
+        let number = |n: Option<u64>| n.map_or("unknown".to_owned(), |n| n.to_string());
+        let rows = [
+            ("type", self.kind.to_owned()),
+            ("UUID", plain_text(&self.uuid)),
+            ("label", plain_text(&self.label)),
+            ("cipher", plain_text(&self.cipher)),
+            ("key", self.key_bits.map_or("unknown".to_owned(), |bits| format!("{bits} bits"))),
+            ("sector size", number(self.sector_size.map(|n| n as u64))),
+            ("data begins at", number(self.data_offset)),
+            ("bytes of data", number(self.data_bytes)),
+            ("tokens", self.tokens.to_string()),
+            ("can't be opened", self.not_opened.as_deref().map_or_else(String::new, plain_text)),
+        ];
+        let mut text = String::new();
+        for (name, value) in rows.iter().filter(|(_, value)| !value.is_empty()) {
+            // Writing to a string can't fail.
+            let _ = writeln!(text, "{name:<16}{value}");
+        }
+        for Slot { number, kdf, .. } in &self.keyslots {
+            let _ = writeln!(text, "{:<16}{}", format!("keyslot {number}"), plain_text(kdf));
+        }
+        text
+    }
+}
+
+/// A header's text on a terminal: without characters that would move its cursor.
+fn plain_text(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
+}

@@ -1,0 +1,137 @@
+//! `pagemill crypt test-passphrase`, `add-key`, `remove-key`.
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::passphrase::{NewSecretArgs, SecretArgs};
+use super::{KdfArgs, LimitArgs, Said, open_locked, shown};
+use crate::{Error, Luks};
+
+/// Which header, and what opens it.
+#[derive(Args, Debug)]
+struct HeaderArgs {
+    /// The file or block device; with a detached header, the header's file
+    image: PathBuf,
+
+    #[command(flatten)]
+    secret: SecretArgs,
+
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// Say whether a passphrase opens the volume
+#[derive(Args, Debug)]
+pub(super) struct TestArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+
+    /// Try this keyslot alone
+    #[arg(long, value_name = "N")]
+    slot: Option<u32>,
+}
+
+/// Let another passphrase open the volume
+///
+/// Asks for one that opens it already, and for the new one.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(super) struct AddArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+
+    #[command(flatten)]
+    new: NewSecretArgs,
+
+    /// Use this keyslot [default: the first that is free]
+    #[arg(long, value_name = "N")]
+    slot: Option<u32>,
+
+    #[command(flatten)]
+    kdf: KdfArgs,
+}
+
+/// Wipe a keyslot: its passphrase opens the volume no more
+///
+/// Without --slot, the keyslot that the passphrase opens. With --slot N, keyslot
+/// N; the passphrase then has to open another one, so that nobody locks himself
+/// out. The last keyslot goes with --last alone: without a keyslot, and without a
+/// backup of the header, the data is lost.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(super) struct RemoveArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+
+    /// Remove this keyslot
+    #[arg(long, value_name = "N")]
+    slot: Option<u32>,
+
+    /// Remove it even if it is the last one
+    #[arg(long)]
+    last: bool,
+}
+
+pub(super) fn test(args: &TestArgs) -> Result<Said, Error> {
+    let HeaderArgs { image, secret, limits } = &args.header;
+    let file = open_locked(image, false)?;
+    let luks = Luks::read(&file)?;
+    let (number, _) = luks.unlock(&file, &secret.get(&shown(image))?, args.slot, &limits.limits())?;
+    Ok(said(image, &format!("keyslot {number} opens"), luks.faults()))
+}
+
+pub(super) fn add(args: &AddArgs) -> Result<Said, Error> {
+    let HeaderArgs { image, secret, limits } = &args.header;
+    let file = open_locked(image, true)?;
+    let mut luks = Luks::read(&file)?;
+    let warnings = mended(&luks);
+    let (_, key) = luks.unlock(&file, &secret.get(&shown(image))?, None, &limits.limits())?;
+    let new = SecretArgs::from(args.new.clone()).get_new(&shown(image))?;
+    let choice = args.kdf.choice(luks.default_kdf());
+    let number = luks.add_key(&file, &key, &new, &choice, args.slot)?;
+    Ok(said(image, &format!("the new passphrase is in keyslot {number}"), warnings))
+}
+
+pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
+    let HeaderArgs { image, secret, limits } = &args.header;
+    let file = open_locked(image, true)?;
+    let mut luks = Luks::read(&file)?;
+    let warnings = mended(&luks);
+    let number = match args.slot {
+        // Whoever gives the volume up need not open it.
+        Some(number) if args.last && luks.used() == [number] => number,
+        Some(number) if luks.used() == [number] => return Err(Error::LastKeyslot(number)),
+        Some(number) if !luks.used().contains(&number) => {
+            return Err(Error::Request(format!("there is no keyslot {number}")));
+        }
+        Some(number) => {
+            let passphrase = secret.get(&format!("{}, of another keyslot than {number}", shown(image)))?;
+            let others: Vec<_> = luks.used().into_iter().filter(|&other| other != number).collect();
+            let mut opened = Err(Error::WrongPassphrase { tried: 0 });
+            for &other in &others {
+                opened = luks.unlock(&file, &passphrase, Some(other), &limits.limits());
+                if !matches!(opened, Err(Error::WrongPassphrase { .. })) {
+                    break;
+                }
+            }
+            let tried = others.len();
+            opened.map_err(|error| match error {
+                Error::WrongPassphrase { .. } => Error::WrongPassphrase { tried },
+                error => error,
+            })?;
+            number
+        }
+        None => luks.unlock(&file, &secret.get(&shown(image))?, None, &limits.limits())?.0,
+    };
+    luks.remove_key(&file, number, args.last)?;
+    Ok(said(image, &format!("keyslot {number} is wiped"), warnings))
+}
+
+fn said(image: &Path, what: &str, warnings: Vec<String>) -> Said {
+    Said { out: format!("{}: {what}\n", shown(image)), warnings }
+}
+
+/// What was wrong with a header that is about to be written anew.
+fn mended(luks: &Luks) -> Vec<String> {
+    luks.faults().into_iter().map(|fault| format!("{fault}; mended by this change")).collect()
+}

@@ -1,0 +1,176 @@
+//! `pagemill crypt`: the subcommands that make volumes and look after their keys. Each is its arguments and a `run`.
+//!
+//! A subcommand returns what it has to say ([`Said`]); printing it is the program's part. The header's file is locked
+//! (`flock`, as `cryptsetup` does for images) while it is read and changed, so two changes never cross.
+mod format;
+mod info;
+mod keys;
+mod open;
+pub mod passphrase;
+
+use std::fs::{File, TryLockError};
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+
+use crate::kdf::{KdfChoice, KdfKind, Limits};
+use crate::secret::lock_failure;
+use crate::{Error, Hash};
+pub use open::{OpenArgs, Opened};
+
+/// Make encrypted volumes, and look after their keys
+///
+/// LUKS2 and LUKS1 volumes as cryptsetup makes them, in files and on block
+/// devices, with aes-xts-plain64. Nothing needs to be installed, and no root.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment, after_help = AFTER_HELP)]
+pub struct CryptArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+A passphrase comes from the terminal, a file or a descriptor; never from an
+argument, which every process on the machine could read.
+
+Examples:
+  pagemill crypt format disk.img --size 1G
+  pagemill crypt info disk.img
+  pagemill crypt add-key disk.img --new-key-file backup.key
+  pagemill crypt test-passphrase disk.img --key-file backup.key
+  pagemill crypt remove-key disk.img --slot 1";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Format(format::FormatArgs),
+    Info(info::InfoArgs),
+    TestPassphrase(keys::TestArgs),
+    AddKey(keys::AddArgs),
+    RemoveKey(keys::RemoveArgs),
+}
+
+impl CryptArgs {
+    /// What the subcommand is called.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self.command {
+            Command::Format(_) => "format",
+            Command::Info(_) => "info",
+            Command::TestPassphrase(_) => "test-passphrase",
+            Command::AddKey(_) => "add-key",
+            Command::RemoveKey(_) => "remove-key",
+        }
+    }
+}
+
+/// What a subcommand has to say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// For standard output; ends with a line feed unless it is empty.
+    pub out: String,
+    /// For standard error, a line each.
+    pub warnings: Vec<String>,
+}
+
+/// Runs a subcommand.
+///
+/// # Errors
+/// What stopped it; [`Error::next_step`] says what to do.
+pub fn run(args: &CryptArgs) -> Result<Said, Error> {
+    let mut said = match &args.command {
+        Command::Format(args) => format::run(args),
+        Command::Info(args) => info::run(args),
+        Command::TestPassphrase(args) => keys::test(args),
+        Command::AddKey(args) => keys::add(args),
+        Command::RemoveKey(args) => keys::remove(args),
+    }?;
+    if let Some(why) = lock_failure() {
+        said.warnings.push(format!("keys may have reached the swap space: memory could not be locked: {why}"));
+    }
+    Ok(said)
+}
+
+/// What opening a header may cost.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct LimitArgs {
+    /// Memory that a key may take, in MiB; a header asks for it
+    #[arg(long, value_name = "MIB", default_value_t = Limits::default().memory_kib >> 10)]
+    max_kdf_memory: u64,
+
+    /// Work that a key may take
+    ///
+    /// Iterations of pbkdf2, or passes of argon2 times KiB; each takes a
+    /// microsecond or less.
+    #[arg(long, value_name = "N", default_value_t = Limits::default().work, verbatim_doc_comment)]
+    max_kdf_work: u64,
+}
+
+impl LimitArgs {
+    pub(crate) fn limits(self) -> Limits {
+        Limits { memory_kib: self.max_kdf_memory.saturating_mul(1024), work: self.max_kdf_work }
+    }
+}
+
+/// What a new keyslot costs.
+#[derive(Args, Clone, Debug)]
+struct KdfArgs {
+    /// How the passphrase becomes a key [default: argon2id; LUKS1: pbkdf2]
+    #[arg(long, value_enum)]
+    kdf: Option<KdfKind>,
+
+    /// The hash of pbkdf2, the digest and the splitter
+    #[arg(long, default_value = "sha256", value_parser = hash)]
+    hash: Hash,
+
+    /// Milliseconds that trying a passphrase is to take on this machine
+    #[arg(long, value_name = "MS", default_value_t = 2000)]
+    iter_time: u64,
+
+    /// Iterations of pbkdf2, or passes of argon2, in place of --iter-time
+    #[arg(long, value_name = "N")]
+    kdf_iterations: Option<u32>,
+
+    /// Memory of argon2 in KiB: the most, or all with --kdf-iterations
+    #[arg(long, value_name = "KIB")]
+    kdf_memory: Option<u32>,
+
+    /// Lanes of argon2 [default: as many as processors, up to 4]
+    #[arg(long, value_name = "N")]
+    kdf_lanes: Option<u32>,
+}
+
+impl KdfArgs {
+    fn choice(&self, default: KdfKind) -> KdfChoice {
+        KdfChoice {
+            kind: self.kdf.unwrap_or(default),
+            hash: self.hash,
+            target: std::time::Duration::from_millis(self.iter_time),
+            iterations: self.kdf_iterations,
+            memory_kib: self.kdf_memory,
+            lanes: self.kdf_lanes,
+        }
+    }
+}
+
+fn hash(name: &str) -> Result<Hash, String> {
+    Hash::named(name).map_err(|error| error.to_string())
+}
+
+/// Opens a file that is there, and locks it: for this program alone if it is to be changed.
+fn open_locked(path: &Path, may_write: bool) -> Result<File, Error> {
+    let file = File::options().read(true).write(may_write).open(path).map_err(|error| Error::io(shown(path), error))?;
+    lock(&file, path, may_write)?;
+    Ok(file)
+}
+
+fn lock(file: &File, path: &Path, may_write: bool) -> Result<(), Error> {
+    match if may_write { file.try_lock() } else { file.try_lock_shared() } {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(Error::Occupied(format!("{}: another program is using it", shown(path)))),
+        Err(TryLockError::Error(error)) => Err(Error::io(format!("locking {}", shown(path)), error)),
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}

@@ -1,0 +1,251 @@
+//! Where a passphrase comes from: the terminal, a file, or a descriptor. It goes straight into locked memory.
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, FromRawFd, RawFd};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
+
+use super::shown;
+use crate::Error;
+use crate::secret::Locked;
+
+/// The longest key file, as `cryptsetup` has it.
+const MAX: usize = 8 << 20;
+/// The longest passphrase that is typed.
+const MAX_TYPED: usize = 512;
+
+/// Where the passphrase comes from.
+#[derive(Args, Clone, Debug, Default)]
+pub struct SecretArgs {
+    /// Take all bytes of this file, a line feed at its end included
+    #[arg(long, value_name = "FILE", conflicts_with = "passphrase_fd")]
+    pub key_file: Option<PathBuf>,
+
+    /// Take the first line from this descriptor (0: standard input)
+    #[arg(long, value_name = "FD")]
+    pub passphrase_fd: Option<RawFd>,
+}
+
+/// Where a new keyslot's passphrase comes from.
+#[derive(Args, Clone, Debug, Default)]
+pub struct NewSecretArgs {
+    /// The new one: all bytes of this file
+    #[arg(long, value_name = "FILE", conflicts_with = "new_passphrase_fd")]
+    new_key_file: Option<PathBuf>,
+
+    /// The new one: the first line from this descriptor
+    #[arg(long, value_name = "FD")]
+    new_passphrase_fd: Option<RawFd>,
+}
+
+impl From<NewSecretArgs> for SecretArgs {
+    fn from(new: NewSecretArgs) -> Self {
+        Self { key_file: new.new_key_file, passphrase_fd: new.new_passphrase_fd }
+    }
+}
+
+impl SecretArgs {
+    /// The passphrase that opens `what`.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Request`] where nobody can be asked, or the file is too long.
+    pub fn get(&self, what: &str) -> Result<Locked, Error> {
+        self.given().unwrap_or_else(|| typed(&format!("Passphrase for {what}: ")))
+    }
+
+    /// A passphrase that is new, typed twice.
+    ///
+    /// # Errors
+    /// As for [`SecretArgs::get`]; [`Error::Request`] for an empty one, and where the two differ.
+    pub fn get_new(&self, what: &str) -> Result<Locked, Error> {
+        let secret = match self.given() {
+            Some(secret) => secret?,
+            None => {
+                let first = typed(&format!("New passphrase for {what}: "))?;
+                let again = typed("The same again: ")?;
+                if first[..] != again[..] {
+                    return Err(Error::Request("the two passphrases differ: nothing was changed".to_owned()));
+                }
+                first
+            }
+        };
+        if secret.is_empty() {
+            return Err(Error::Request("the new passphrase is empty".to_owned()));
+        }
+        Ok(secret)
+    }
+
+    fn given(&self) -> Option<Result<Locked, Error>> {
+        match (&self.key_file, self.passphrase_fd) {
+            (Some(path), _) => Some(of_file(path)),
+            (None, Some(fd)) => Some(of_descriptor(fd)),
+            (None, None) => None,
+        }
+    }
+}
+
+fn of_file(path: &Path) -> Result<Locked, Error> {
+    let read = File::open(path).and_then(|mut file| read_until(&mut file, None));
+    read.map_err(|error| Error::io(format!("the key file {}", shown(path)), error))
+}
+
+fn of_descriptor(fd: RawFd) -> Result<Locked, Error> {
+    let what = format!("descriptor {fd}");
+    // SAFETY: asks whether the number is a descriptor; any number may be asked about.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(Error::io(what, io::Error::last_os_error()));
+    }
+    // SAFETY: it is open, and `ManuallyDrop` leaves it open: the user's descriptor is not ours to close.
+    let mut file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
+    read_until(&mut *file, Some(b'\n')).map_err(|error| Error::io(what, error))
+}
+
+/// All bytes up to `end`, which is read and left out, or to the end of the file. With `end` it reads byte by byte, so
+/// that what follows stays for whoever reads next.
+fn read_until(from: &mut impl Read, end: Option<u8>) -> io::Result<Locked> {
+    let (mut secret, mut len) = (Locked::zeroed(4096), 0);
+    loop {
+        if len == secret.len() {
+            if len >= MAX {
+                return Err(io::Error::other(format!("more than {MAX} bytes")));
+            }
+            let mut longer = Locked::zeroed(2 * len);
+            longer[..len].copy_from_slice(&secret);
+            secret = longer;
+        }
+        let stop = if end.is_some() { len + 1 } else { secret.len() };
+        match from.read(&mut secret[len..stop]) {
+            Ok(0) => break,
+            Ok(_) if end.is_some_and(|end| secret[len] == end) => break,
+            Ok(n) => len += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Locked::copy_of(&secret[..len]))
+}
+
+fn typed(prompt: &str) -> Result<Locked, Error> {
+    let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(|_| {
+        let why = "there is no terminal to ask for the passphrase: say --key-file or --passphrase-fd";
+        Error::Request(why.to_owned())
+    })?;
+    read_typed(&mut terminal, prompt).map_err(|error| Error::io("the passphrase", error))
+}
+
+/// The terminal's settings, put back whatever ends the reading.
+struct Quiet<'a>(&'a File, Termios);
+
+impl Drop for Quiet<'_> {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no settings.
+        let _ = tcsetattr(self.0.as_fd(), OptionalActions::Flush, &self.1);
+    }
+}
+
+/// Reads a line that is not shown. Keys are read one by one and Ctrl-C as one of them, so that no signal ends the program
+/// while the terminal is quiet.
+fn read_typed(terminal: &mut File, prompt: &str) -> io::Result<Locked> {
+    const ENTER: [u8; 2] = [b'\r', b'\n'];
+    const ERASE: [u8; 2] = [0x7f, 0x08];
+    const CTRL_C: u8 = 3;
+    const CTRL_D: u8 = 4;
+    const CTRL_U: u8 = 21;
+    terminal.write_all(prompt.as_bytes())?;
+    let reader = terminal.try_clone()?;
+    let before = tcgetattr(reader.as_fd())?;
+    let mut quiet = before.clone();
+    quiet.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
+    quiet.special_codes[SpecialCodeIndex::VMIN] = 1;
+    quiet.special_codes[SpecialCodeIndex::VTIME] = 0;
+    tcsetattr(reader.as_fd(), OptionalActions::Flush, &quiet)?;
+    let mut quiet = Quiet(&reader, before);
+    let (mut secret, mut len) = (Locked::zeroed(MAX_TYPED), 0);
+    let ended = loop {
+        let mut key = Locked::zeroed(1);
+        match quiet.0.read(&mut key) {
+            Ok(0) => break Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) if ENTER.contains(&key[0]) || (key[0] == CTRL_D && len > 0) => break Ok(()),
+            Ok(_) if key[0] == CTRL_C || key[0] == CTRL_D => break Err(io::Error::other("interrupted")),
+            Ok(_) if key[0] == CTRL_U => len = 0,
+            // A character of several bytes goes as a whole.
+            Ok(_) if ERASE.contains(&key[0]) => {
+                let is_inside = |byte: u8| byte & 0xc0 == 0x80;
+                while len > 0 && is_inside(secret[len - 1]) {
+                    len -= 1;
+                }
+                len = len.saturating_sub(1);
+            }
+            Ok(_) if len == MAX_TYPED => break Err(io::Error::other(format!("longer than {MAX_TYPED} bytes"))),
+            Ok(_) => {
+                secret[len] = key[0];
+                len += 1;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => break Err(error),
+        }
+    };
+    drop(quiet);
+    terminal.write_all(b"\n")?;
+    ended.map(|()| Locked::copy_of(&secret[..len]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_file_is_taken_whole_and_a_line_without_its_end() {
+        let read = |bytes: &[u8], end| read_until(&mut &*bytes, end).unwrap().to_vec();
+        assert_eq!(read(b"key\n", None), b"key\n");
+        assert_eq!(read(b"pass\nnext\n", Some(b'\n')), b"pass");
+        assert_eq!(read(b"pass", Some(b'\n')), b"pass");
+        let long = vec![7; 3 * 4096 + 1];
+        assert_eq!(read(&long, None), long);
+        assert!(read_until(&mut io::repeat(1), None).is_err());
+    }
+
+    #[test]
+    fn a_passphrase_is_typed_unseen() {
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&pty).unwrap();
+        unlockpt(&pty).unwrap();
+        let name = ptsname(&pty, Vec::new()).unwrap();
+        let mut user = File::from(pty);
+        for (keys, expected) in [
+            ("secret\r", Some("secret")),
+            ("secx\u{7f}ret\n", Some("secret")),
+            ("wrong\u{15}caf\u{e9}\u{7f}e\r", Some("cafe")),
+            ("half\u{3}", None),
+        ] {
+            let mut terminal = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+            let before = tcgetattr(terminal.as_fd()).unwrap().local_modes;
+            let (begun, started) = std::sync::mpsc::channel();
+            let asked = std::thread::spawn(move || {
+                begun.send(()).unwrap();
+                let read = read_typed(&mut terminal, "? ");
+                (read, tcgetattr(terminal.as_fd()).unwrap().local_modes)
+            });
+            started.recv().unwrap();
+            // The settings change flushes what was typed before it: the keys come when the terminal is quiet.
+            while tcgetattr(user.as_fd()).unwrap().local_modes.contains(LocalModes::ECHO) {
+                std::thread::yield_now();
+            }
+            user.write_all(keys.as_bytes()).unwrap();
+            let (read, after) = asked.join().unwrap();
+            assert_eq!(read.ok().map(|secret| secret.to_vec()), expected.map(|text| text.as_bytes().to_vec()));
+            assert_eq!(after, before);
+            // All of it was written before the thread ended; a read may give a part.
+            let mut shown = Vec::new();
+            while !shown.ends_with(b"\n") {
+                let mut part = [0; 100];
+                let n = user.read(&mut part).unwrap();
+                shown.extend(&part[..n]);
+            }
+            assert_eq!(String::from_utf8_lossy(&shown), "? \r\n", "only the prompt and the end of its line");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What can go wrong, and what to do about it.
+use std::io;
+
+/// Why something about an encrypted volume did not work. [`Error::next_step`] says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The system refused; `what` was being read, written or asked for.
+    #[error("{what}: {}", said(source))]
+    Io {
+        /// What was being read, written or asked for.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The caller's arguments cannot be.
+    #[error("{0}")]
+    Request(String),
+    /// There is neither a LUKS1 nor a LUKS2 header.
+    #[error("no LUKS header is there")]
+    NoHeader,
+    /// There is a header, and it is damaged or lies.
+    #[error("{0}")]
+    Header(String),
+    /// The header is whole, and asks for something that this program does not do.
+    #[error("{0}")]
+    Unsupported(String),
+    /// Making a key from the passphrase would cost more than the caller allows.
+    #[error("{0}")]
+    TooExpensive(String),
+    /// No keyslot opens with this passphrase.
+    #[error("no keyslot opens with this passphrase ({tried} tried)")]
+    WrongPassphrase {
+        /// Keyslots that were tried.
+        tried: usize,
+    },
+    /// Removing this keyslot would leave none.
+    #[error("keyslot {0} is the last one: without it nobody can open the volume again")]
+    LastKeyslot(u32),
+    /// There is something already where a volume was to be made.
+    #[error("{0}")]
+    Occupied(String),
+}
+
+impl Error {
+    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
+        Self::Io { what: what.into(), source }
+    }
+
+    /// What the user can do about it, in a few words.
+    #[must_use]
+    pub fn next_step(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Io { .. } | Self::Request(_) => return None,
+            Self::NoHeader => "name the file that holds it with --header, or say --type plain if there is none",
+            Self::Header(_) => "restore the header from its backup (cryptsetup luksHeaderRestore)",
+            Self::Unsupported(_) => "open it with cryptsetup",
+            Self::TooExpensive(_) => "if you trust this header, allow more with --max-kdf-memory or --max-kdf-work",
+            Self::WrongPassphrase { .. } => "try again; mind the keyboard layout, and a line feed at a key file's end",
+            Self::LastKeyslot(_) => "add another first, or say --last to lose the volume on purpose",
+            Self::Occupied(_) => "name another file, or say --force to overwrite it",
+        })
+    }
+}
+
+/// What the system said, without the number that Rust adds.
+fn said(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
+}

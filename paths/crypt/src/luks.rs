@@ -1,0 +1,237 @@
+//! A LUKS volume of either version: which one it is, and what both can do.
+use crate::cipher::SectorSize;
+use crate::hash::Hash;
+use crate::kdf::{KdfChoice, KdfKind, Limits};
+use crate::secret::Locked;
+use crate::store::Store;
+use crate::volume::{Geometry, Volume};
+use crate::{Error, luks1, luks2};
+
+/// A header of either version.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one, and it stays where it is")]
+pub enum Luks {
+    /// Version 1.
+    V1(luks1::Header),
+    /// Version 2.
+    V2(luks2::Header),
+}
+
+/// What a new volume is to be.
+#[derive(Clone, Debug)]
+pub struct New {
+    /// 1 or 2.
+    pub version: u8,
+    /// Bytes of the volume key: 32 (AES-128) or 64 (AES-256).
+    pub key_bytes: usize,
+    /// Bytes a sector; LUKS1 has 512 alone.
+    pub sector_size: SectorSize,
+    /// The hash of digests and splitters.
+    pub hash: Hash,
+    /// The first keyslot's function.
+    pub kdf: KdfChoice,
+    /// A label, in LUKS2.
+    pub label: String,
+    /// How long the data's file is, where that is another than the header's.
+    pub detached: Option<u64>,
+}
+
+impl Luks {
+    /// Reads the header at the beginning of `store`.
+    ///
+    /// # Errors
+    /// [`Error::NoHeader`] where there is none; [`Error::Header`] for one that is damaged or lies; [`Error::Unsupported`].
+    pub fn read(store: &dyn Store) -> Result<Self, Error> {
+        let size = store.size().map_err(|error| Error::io("the header's file", error))?;
+        let mut first = [0; luks1::HEADER];
+        if size >= first.len() as u64 {
+            store.read_at(&mut first, 0).map_err(|error| Error::io("reading the header", error))?;
+            match luks1::Header::parse(&first, size) {
+                Err(Error::NoHeader) => {}
+                header => return header.map(Self::V1),
+            }
+        }
+        let is_luks2 = first.starts_with(&luks1::MAGIC);
+        match luks2::Header::read(store) {
+            Ok(header) => Ok(Self::V2(header)),
+            // What does not even begin as a header is none.
+            Err(Error::Header(_)) if !is_luks2 => Err(Error::NoHeader),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a header with one keyslot, writes it into `store`, and returns it.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for what cannot be, [`Error::Io`].
+    pub fn format(store: &dyn Store, new: &New, passphrase: &[u8]) -> Result<Self, Error> {
+        let key = Locked::random(new.key_bytes)?;
+        if !matches!(new.key_bytes, 32 | 64) {
+            return Err(Error::Request(format!("a key of {} bits: it has 256 or 512", 8 * new.key_bytes)));
+        }
+        // Where the keyslot's cost is said, the digest's is not to be measured either.
+        let digest_iterations = new.kdf.iterations.map(|_| crate::kdf::MIN_ITERATIONS);
+        let is_detached = new.detached.is_some();
+        let mut header = match new.version {
+            1 if new.sector_size != SectorSize::SMALLEST => {
+                return Err(Error::Request("LUKS1 has sectors of 512 bytes alone: say --type luks2".to_owned()));
+            }
+            1 if !new.label.is_empty() => {
+                return Err(Error::Request("LUKS1 has no label: say --type luks2".to_owned()));
+            }
+            1 => Self::V1(luks1::Header::new(&key, new.hash, is_detached, digest_iterations)?),
+            2 => {
+                let New { hash, sector_size, label, .. } = new;
+                Self::V2(luks2::Header::new(&key, *hash, *sector_size, label, is_detached, digest_iterations)?)
+            }
+            other => return Err(Error::Request(format!("there is no LUKS{other}"))),
+        };
+        let size = store.size().map_err(|error| Error::io("the header's file", error))?;
+        if size < header.end() {
+            let why = format!("{size} bytes are too few: the header alone takes {}", header.end());
+            return Err(Error::Request(why));
+        }
+        let data_len = new.detached.unwrap_or(size);
+        let geometry = header.geometry(data_len, is_detached)?;
+        if new.sector_size > SectorSize::SMALLEST && geometry.offset + geometry.len != data_len {
+            let (odd, sector) = (data_len - geometry.offset - geometry.len, new.sector_size.bytes());
+            let why = format!("the data's size is {odd} bytes off a multiple of {sector}: cut them off, or add some");
+            return Err(Error::Request(why));
+        }
+        clear(store, header.end()).map_err(|error| Error::io("removing what was there", error))?;
+        header.add_key(store, &key, passphrase, &new.kdf, Some(0))?;
+        Ok(header)
+    }
+
+    /// The number of the keyslot that `passphrase` opens, and the volume key. `only` restricts it to one keyslot.
+    ///
+    /// # Errors
+    /// [`Error::WrongPassphrase`]; [`Error::TooExpensive`] beyond `limits`; [`Error::Unsupported`]; [`Error::Io`].
+    pub fn unlock(
+        &self,
+        store: &dyn Store,
+        passphrase: &[u8],
+        only: Option<u32>,
+        limits: &Limits,
+    ) -> Result<(u32, Locked), Error> {
+        if let Some(number) = only.filter(|number| !self.used().contains(number)) {
+            return Err(Error::Request(format!("there is no keyslot {number}")));
+        }
+        match self {
+            Self::V1(header) => header.unlock(store, passphrase, only, limits),
+            Self::V2(header) => header.unlock(store, passphrase, only, limits),
+        }
+    }
+
+    /// Opens the volume whose data is in a file of `data_len` bytes, the header's own unless `is_detached`.
+    ///
+    /// # Errors
+    /// As for [`Luks::unlock`]; [`Error::Header`] and [`Error::Request`] where the data does not fit its file.
+    pub fn open(
+        &self,
+        store: &dyn Store,
+        passphrase: &[u8],
+        data_len: u64,
+        is_detached: bool,
+        limits: &Limits,
+    ) -> Result<Volume, Error> {
+        let geometry = self.geometry(data_len, is_detached)?;
+        let (_, key) = self.unlock(store, passphrase, None, limits)?;
+        Volume::new(&key, geometry)
+    }
+
+    /// Puts `passphrase` into a free keyslot, `wanted` or the first, for the volume key that [`Luks::unlock`] gave.
+    /// Returns the keyslot's number.
+    ///
+    /// # Errors
+    /// [`Error::Request`] where there is no room, [`Error::Io`].
+    pub fn add_key(
+        &mut self,
+        store: &dyn Store,
+        key: &Locked,
+        passphrase: &[u8],
+        choice: &KdfChoice,
+        wanted: Option<u32>,
+    ) -> Result<u32, Error> {
+        match self {
+            Self::V1(header) => header.add(store, key, passphrase, choice, wanted),
+            Self::V2(header) => header.add(store, key, passphrase, choice, wanted),
+        }
+    }
+
+    /// Wipes keyslot `number`; the last one only if `even_last`.
+    ///
+    /// # Errors
+    /// [`Error::LastKeyslot`], [`Error::Request`] where there is no such keyslot, [`Error::Io`].
+    pub fn remove_key(&mut self, store: &dyn Store, number: u32, even_last: bool) -> Result<(), Error> {
+        if self.used() == [number] && !even_last {
+            return Err(Error::LastKeyslot(number));
+        }
+        match self {
+            Self::V1(header) => header.remove(store, number),
+            Self::V2(header) => header.remove(store, number),
+        }
+    }
+
+    /// Numbers of the keyslots that hold a passphrase.
+    #[must_use]
+    pub fn used(&self) -> Vec<u32> {
+        match self {
+            Self::V1(header) => header.used(),
+            Self::V2(header) => header.metadata().keyslots.keys().copied().collect(),
+        }
+    }
+
+    /// The first byte behind all that belongs to the header.
+    fn end(&self) -> u64 {
+        match self {
+            Self::V1(header) => header.end(),
+            Self::V2(header) => header.end(),
+        }
+    }
+
+    /// Where the data lies in a file of `data_len` bytes.
+    ///
+    /// # Errors
+    /// As for [`Luks::open`].
+    pub fn geometry(&self, data_len: u64, is_detached: bool) -> Result<Geometry, Error> {
+        match self {
+            Self::V1(header) => header.geometry(data_len),
+            Self::V2(header) => header.geometry(data_len, is_detached),
+        }
+    }
+
+    /// What is wrong with the header, though it serves: a line each.
+    #[must_use]
+    pub fn faults(&self) -> Vec<String> {
+        match self {
+            Self::V1(_) => Vec::new(),
+            Self::V2(header) => header.faults(),
+        }
+    }
+
+    /// The function that keyslots of this version are made with, where nothing is said.
+    #[must_use]
+    pub fn default_kdf(&self) -> KdfKind {
+        match self {
+            Self::V1(_) => KdfKind::Pbkdf2,
+            Self::V2(_) => KdfKind::Argon2id,
+        }
+    }
+}
+
+/// Overwrites the first `len` bytes with zeroes, headers and key material of a former volume among them. What is zero
+/// already is not written: a hole in a file stays one.
+fn clear(store: &dyn Store, len: u64) -> std::io::Result<()> {
+    const STEP: u64 = 1 << 16;
+    let zeroes = vec![0; STEP as usize];
+    let mut there = vec![0; STEP as usize];
+    for at in (0..len).step_by(STEP as usize) {
+        let there = &mut there[..STEP.min(len - at) as usize];
+        store.read_at(there, at)?;
+        if there.iter().any(|&byte| byte != 0) {
+            store.write_at(&zeroes[..there.len()], at)?;
+        }
+    }
+    store.sync()
+}

@@ -1,0 +1,363 @@
+//! LUKS1: one header of 592 bytes, eight keyslots, PBKDF2 (the LUKS On-Disk Format Specification, version 1.2.3).
+//!
+//! There is one copy of the header. A change writes key material first and then the header, with a sync between (I1): a
+//! crash leaves the header as it was, or as it was to be; one that tears the header's second sector damages the last two
+//! keyslots' fields at most.
+use std::ops::Range;
+
+use subtle::ConstantTimeEq;
+
+use crate::af::{self, STRIPES};
+use crate::bytes::{Fields, put};
+use crate::hash::Hash;
+use crate::kdf::{self, Kdf, KdfChoice, KdfKind, Limits, SALT};
+use crate::secret::{Locked, random};
+use crate::store::Store;
+use crate::volume::{Geometry, UNIT};
+use crate::{Error, SectorSize};
+
+/// Bytes of the header.
+pub const HEADER: usize = 592;
+/// How both formats begin.
+pub(crate) const MAGIC: [u8; 6] = *b"LUKS\xba\xbe";
+/// Keyslots there are.
+pub const SLOTS: u32 = 8;
+
+/// Where the fields stand.
+mod at {
+    pub(super) const VERSION: usize = 6;
+    pub(super) const CIPHER: usize = 8;
+    pub(super) const MODE: usize = 40;
+    pub(super) const HASH: usize = 72;
+    pub(super) const PAYLOAD: usize = 104;
+    pub(super) const KEY_BYTES: usize = 108;
+    pub(super) const DIGEST: usize = 112;
+    pub(super) const DIGEST_SALT: usize = 132;
+    pub(super) const DIGEST_ITERATIONS: usize = 164;
+    pub(super) const UUID: usize = 168;
+    pub(super) const SLOTS: usize = 208;
+    pub(super) const SLOT: usize = 48;
+    pub(super) const SLOT_ITERATIONS: usize = 4;
+    pub(super) const SLOT_SALT: usize = 8;
+    pub(super) const SLOT_MATERIAL: usize = 40;
+    pub(super) const SLOT_STRIPES: usize = 44;
+}
+const ACTIVE: u32 = 0x00AC_71F3;
+const INACTIVE: u32 = 0x0000_DEAD;
+/// Bytes of the volume key's digest.
+const DIGEST: usize = 20;
+
+/// Key material begins, and is aligned, at this many bytes.
+const ALIGN: u64 = 4096;
+/// Data is aligned to this many bytes.
+const DATA_ALIGN: u64 = 1 << 20;
+
+/// One of the eight keyslots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Whether it holds a key.
+    pub is_active: bool,
+    /// Iterations of PBKDF2.
+    pub iterations: u32,
+    salt: [u8; SALT],
+    /// Where its key material begins, in 512-byte units.
+    pub material: u32,
+    /// Stripes of the splitter.
+    pub stripes: u32,
+}
+
+/// A header that was read and checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The hash of PBKDF2 and the splitter.
+    pub hash: Hash,
+    /// Where the data begins in 512-byte units; 0 where the header is detached.
+    pub payload: u32,
+    /// Bytes of the volume key.
+    pub key_bytes: usize,
+    digest: [u8; DIGEST],
+    digest_salt: [u8; SALT],
+    /// Iterations of the digest.
+    pub digest_iterations: u32,
+    /// The volume's UUID.
+    pub uuid: String,
+    /// The keyslots.
+    pub slots: Vec<Slot>,
+}
+
+impl Header {
+    /// Reads a header out of its bytes. `store_len` is how long the file is that it came from.
+    ///
+    /// # Errors
+    /// [`Error::NoHeader`] where there is none, [`Error::Header`] for one that lies, [`Error::Unsupported`] for a cipher or a
+    /// hash that is not done here.
+    pub fn parse(bytes: &[u8; HEADER], store_len: u64) -> Result<Self, Error> {
+        if bytes.field(0) != MAGIC || bytes.u16_at(at::VERSION) != 1 {
+            return Err(Error::NoHeader);
+        }
+        let cipher = format!("{}-{}", bytes.text::<32>(at::CIPHER), bytes.text::<32>(at::MODE));
+        if cipher != crate::CIPHER {
+            return Err(Error::Unsupported(format!("the cipher {cipher:?} is not {}", crate::CIPHER)));
+        }
+        let key_bytes = bytes.u32_at(at::KEY_BYTES) as usize;
+        if !matches!(key_bytes, 32 | 64) {
+            return Err(Error::Header(format!("a volume key of {key_bytes} bytes; {} has 32 or 64", crate::CIPHER)));
+        }
+        let header = Self {
+            hash: Hash::named(&bytes.text::<32>(at::HASH))?,
+            payload: bytes.u32_at(at::PAYLOAD),
+            key_bytes,
+            digest: bytes.field(at::DIGEST),
+            digest_salt: bytes.field(at::DIGEST_SALT),
+            digest_iterations: bytes.u32_at(at::DIGEST_ITERATIONS),
+            uuid: bytes.text::<40>(at::UUID),
+            slots: (0..SLOTS).map(|slot| Slot::parse(bytes, slot)).collect::<Result<_, _>>()?,
+        };
+        if header.digest_iterations == 0 {
+            return Err(Error::Header("the digest of the volume key has 0 iterations".to_owned()));
+        }
+        header.check_areas(store_len)?;
+        Ok(header)
+    }
+
+    /// Active keyslots lie behind the header, before the data, within the file, and apart from each other.
+    fn check_areas(&self, store_len: u64) -> Result<(), Error> {
+        let data = if self.payload == 0 { store_len } else { self.payload_at().min(store_len) };
+        let active = || (0..).zip(&self.slots).filter(|(_, slot)| slot.is_active);
+        for (i, slot) in active() {
+            let area = self.area(slot);
+            if area.start < HEADER as u64 || area.end > data {
+                let why = format!("keyslot {i}: its key material is at {area:?}, outside of {HEADER}..{data}");
+                return Err(Error::Header(why));
+            }
+            for (other, neighbour) in active().filter(|&(other, _)| other < i) {
+                if self.area(neighbour).start < area.end && area.start < self.area(neighbour).end {
+                    return Err(Error::Header(format!("keyslots {other} and {i} overlap")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of a keyslot's material. Key and stripes were checked: this cannot overflow.
+    fn area(&self, slot: &Slot) -> Range<u64> {
+        let start = u64::from(slot.material) * UNIT;
+        start..start + af::material_len(self.key_bytes, slot.stripes as usize) as u64
+    }
+
+    fn payload_at(&self) -> u64 {
+        u64::from(self.payload) * UNIT
+    }
+
+    /// The header as it stands on the disk.
+    fn bytes(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        put(&mut bytes, 0, &MAGIC);
+        put(&mut bytes, at::VERSION, &1u16.to_be_bytes());
+        put(&mut bytes, at::CIPHER, b"aes");
+        put(&mut bytes, at::MODE, b"xts-plain64");
+        put(&mut bytes, at::HASH, self.hash.name().as_bytes());
+        put(&mut bytes, at::PAYLOAD, &self.payload.to_be_bytes());
+        put(&mut bytes, at::KEY_BYTES, &(self.key_bytes as u32).to_be_bytes());
+        put(&mut bytes, at::DIGEST, &self.digest);
+        put(&mut bytes, at::DIGEST_SALT, &self.digest_salt);
+        put(&mut bytes, at::DIGEST_ITERATIONS, &self.digest_iterations.to_be_bytes());
+        put(&mut bytes, at::UUID, self.uuid.as_bytes());
+        for (i, slot) in self.slots.iter().enumerate() {
+            let place = at::SLOTS + i * at::SLOT;
+            put(&mut bytes, place, &if slot.is_active { ACTIVE } else { INACTIVE }.to_be_bytes());
+            put(&mut bytes, place + at::SLOT_ITERATIONS, &slot.iterations.to_be_bytes());
+            put(&mut bytes, place + at::SLOT_SALT, &slot.salt);
+            put(&mut bytes, place + at::SLOT_MATERIAL, &slot.material.to_be_bytes());
+            put(&mut bytes, place + at::SLOT_STRIPES, &slot.stripes.to_be_bytes());
+        }
+        bytes
+    }
+
+    /// A header for a volume with `key`, without a keyslot yet; `hash` is that of its digest and keyslots.
+    pub(crate) fn new(
+        key: &Locked,
+        hash: Hash,
+        is_detached: bool,
+        digest_iterations: Option<u32>,
+    ) -> Result<Self, Error> {
+        let area = (af::material_len(key.len(), STRIPES) as u64).next_multiple_of(ALIGN);
+        let end = ALIGN + u64::from(SLOTS) * area;
+        let slots = (0..u64::from(SLOTS)).map(|i| Slot {
+            is_active: false,
+            iterations: 0,
+            salt: [0; SALT],
+            material: ((ALIGN + i * area) / UNIT) as u32,
+            stripes: STRIPES as u32,
+        });
+        let mut header = Self {
+            hash,
+            payload: if is_detached { 0 } else { (end.next_multiple_of(DATA_ALIGN) / UNIT) as u32 },
+            key_bytes: key.len(),
+            digest: [0; DIGEST],
+            digest_salt: [0; SALT],
+            digest_iterations: match digest_iterations {
+                Some(iterations) => iterations,
+                None => kdf::iterations_in(hash, DIGEST, crate::DIGEST_TIME),
+            },
+            uuid: uuid::Uuid::new_v4().to_string(),
+            slots: slots.collect(),
+        };
+        random(&mut header.digest_salt)?;
+        header.digest = header.digest_of(key);
+        Ok(header)
+    }
+
+    /// The first byte behind the last keyslot's area.
+    pub(crate) fn end(&self) -> u64 {
+        let end = self.slots.iter().map(|slot| self.area(slot).end).max().unwrap_or(0);
+        end.next_multiple_of(ALIGN).max(self.payload_at())
+    }
+
+    fn digest_of(&self, key: &[u8]) -> [u8; DIGEST] {
+        let mut digest = [0; DIGEST];
+        self.hash.pbkdf2(key, &self.digest_salt, self.digest_iterations, &mut digest);
+        digest
+    }
+
+    fn kdf(&self, slot: &Slot) -> Kdf {
+        Kdf::Pbkdf2 { hash: self.hash, iterations: slot.iterations, salt: slot.salt.to_vec() }
+    }
+
+    /// The number of the keyslot that `passphrase` opens, and the volume key. `only` restricts it to one keyslot.
+    ///
+    /// # Errors
+    /// [`Error::WrongPassphrase`]; what stopped a keyslot from being tried, where no other opened; [`Error::Io`].
+    pub fn unlock(
+        &self,
+        store: &dyn Store,
+        passphrase: &[u8],
+        only: Option<u32>,
+        limits: &Limits,
+    ) -> Result<(u32, Locked), Error> {
+        let (mut tried, mut stopped) = (0, None);
+        for number in self.used().into_iter().filter(|&number| only.is_none_or(|only| only == number)) {
+            match self.try_slot(store, number, passphrase, limits) {
+                Ok(Some(key)) => return Ok((number, key)),
+                Ok(None) => tried += 1,
+                Err(error @ Error::Io { .. }) => return Err(error),
+                Err(error) => stopped = stopped.or(Some(error)),
+            }
+        }
+        Err(stopped.unwrap_or(Error::WrongPassphrase { tried }))
+    }
+
+    /// The volume key out of one keyslot, if `passphrase` opens it.
+    fn try_slot(
+        &self,
+        store: &dyn Store,
+        number: u32,
+        passphrase: &[u8],
+        limits: &Limits,
+    ) -> Result<Option<Locked>, Error> {
+        let slot = &self.slots[number as usize];
+        let mut slot_key = Locked::zeroed(self.key_bytes);
+        self.kdf(slot).derive(passphrase, &mut slot_key, limits)?;
+        let area = self.area(slot);
+        let mut material = Locked::zeroed((area.end - area.start) as usize);
+        store.read_at(&mut material, area.start).map_err(|e| Error::io(format!("keyslot {number}"), e))?;
+        let key = af::open(&slot_key, material, self.key_bytes, slot.stripes as usize, self.hash)?;
+        let digest =
+            Kdf::Pbkdf2 { hash: self.hash, iterations: self.digest_iterations, salt: self.digest_salt.to_vec() };
+        let mut found = [0; DIGEST];
+        digest.derive(&key, &mut found, limits)?;
+        Ok(bool::from(found.ct_eq(&self.digest)).then_some(key))
+    }
+
+    /// Puts `passphrase` into a free keyslot, `wanted` or the first, and writes the header. Returns its number.
+    pub(crate) fn add(
+        &mut self,
+        store: &dyn Store,
+        key: &[u8],
+        passphrase: &[u8],
+        choice: &KdfChoice,
+        wanted: Option<u32>,
+    ) -> Result<u32, Error> {
+        if choice.kind != KdfKind::Pbkdf2 {
+            return Err(Error::Request("a LUKS1 keyslot is made with pbkdf2 alone: say --kdf pbkdf2".to_owned()));
+        }
+        let is_free = |slot: &u32| self.slots.get(*slot as usize).is_some_and(|slot| !slot.is_active);
+        let Some(number) = wanted.or_else(|| (0..SLOTS).find(is_free)).filter(is_free) else {
+            return Err(crate::no_free_slot(wanted, SLOTS));
+        };
+        let made = KdfChoice { hash: self.hash, ..*choice }.make(self.key_bytes)?;
+        let mut slot = self.slots[number as usize].clone();
+        let Kdf::Pbkdf2 { iterations, salt, .. } = &made else { unreachable!("PBKDF2 was asked for") };
+        slot.is_active = true;
+        slot.iterations = *iterations;
+        slot.salt.copy_from_slice(salt);
+        slot.stripes = STRIPES as u32;
+        let mut changed = self.clone();
+        changed.slots[number as usize] = slot.clone();
+        // An unused keyslot's place is not looked at when a header is read.
+        changed.check_areas(store.size().map_err(|e| Error::io("the header's file", e))?)?;
+
+        let mut slot_key = Locked::zeroed(self.key_bytes);
+        made.derive(passphrase, &mut slot_key, &Limits { memory_kib: u64::MAX, work: u64::MAX })?;
+        let material = af::seal(&slot_key, key, STRIPES, self.hash)?;
+        crate::write_synced(store, &material, changed.area(&slot).start, &format!("keyslot {number}"))?;
+        changed.write(store)?;
+        *self = changed;
+        Ok(number)
+    }
+
+    /// Wipes a keyslot, and writes the header without it.
+    pub(crate) fn remove(&mut self, store: &dyn Store, number: u32) -> Result<(), Error> {
+        let active = self.slots.get(number as usize).filter(|slot| slot.is_active);
+        let Some(slot) = active else { return Err(Error::Request(format!("there is no keyslot {number}"))) };
+        crate::wipe(store, self.area(slot), &format!("keyslot {number}"))?;
+        let slot = &mut self.slots[number as usize];
+        (slot.is_active, slot.iterations, slot.salt) = (false, 0, [0; SALT]);
+        self.write(store)
+    }
+
+    pub(crate) fn write(&self, store: &dyn Store) -> Result<(), Error> {
+        crate::write_synced(store, &self.bytes(), 0, "the header")
+    }
+
+    /// Numbers of the keyslots in use.
+    pub(crate) fn used(&self) -> Vec<u32> {
+        (0..).zip(&self.slots).filter(|(_, slot)| slot.is_active).map(|(i, _)| i).collect()
+    }
+
+    /// Where the data lies in a file of `data_len` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Header`] when there is none in it.
+    pub fn geometry(&self, data_len: u64) -> Result<Geometry, Error> {
+        Geometry::within(data_len, self.payload_at(), None, SectorSize::SMALLEST, 0)
+    }
+}
+
+impl Slot {
+    fn parse(bytes: &[u8; HEADER], number: u32) -> Result<Self, Error> {
+        let place = at::SLOTS + number as usize * at::SLOT;
+        let slot = Self {
+            is_active: match bytes.u32_at(place) {
+                ACTIVE => true,
+                INACTIVE => false,
+                other => {
+                    let why = format!("keyslot {number} is neither active nor inactive, but {other:#010x}");
+                    return Err(Error::Header(why));
+                }
+            },
+            iterations: bytes.u32_at(place + at::SLOT_ITERATIONS),
+            salt: bytes.field(place + at::SLOT_SALT),
+            material: bytes.u32_at(place + at::SLOT_MATERIAL),
+            stripes: bytes.u32_at(place + at::SLOT_STRIPES),
+        };
+        if slot.is_active && (slot.stripes as usize != STRIPES || slot.iterations == 0) {
+            let Self { stripes, iterations, .. } = slot;
+            let why =
+                format!("keyslot {number}: {stripes} stripes and {iterations} iterations; it has {STRIPES} and some");
+            return Err(Error::Header(why));
+        }
+        // What an unused keyslot says is not used before it is set.
+        Ok(if slot.is_active { slot } else { Self { stripes: STRIPES as u32, ..slot } })
+    }
+}

@@ -1,0 +1,404 @@
+//! LUKS2: two copies of a header with a checksum and a sequence number each, JSON inside, up to 32 keyslots (the LUKS2
+//! On-Disk Format Specification, version 1.1).
+//!
+//! Reading: of the copies that are whole the one with the higher sequence number serves; a damaged one is told of, and
+//! rewritten by the next change. Invariants of a change:
+//! - I1: at every moment at least one copy on the disk is whole. The copy that is damaged or older is written first, then
+//!   the other, with a sync after each. (Both whole and equal: the primary first.)
+//! - I2: no copy on the disk names key material that is not on the disk yet: it is written and synced first. What is
+//!   removed is wiped first: a crash then leaves a keyslot that opens nothing, and not a key that nobody knows of.
+mod copy;
+mod metadata;
+
+use serde_json::{Map, Value, json};
+use subtle::ConstantTimeEq;
+
+use crate::af::{self, STRIPES};
+use crate::hash::Hash;
+use crate::kdf::{self, Kdf, KdfChoice, Limits, SALT};
+use crate::secret::{Locked, random};
+use crate::store::Store;
+use crate::volume::Geometry;
+use crate::{CIPHER, Error, SectorSize};
+use copy::{Copy, SIZES, Which};
+pub use metadata::{Keyslot, Metadata, Segment};
+
+/// Bytes of each copy that is made here.
+const HEADER: u64 = SIZES[0];
+/// Where the data begins in what is made here: behind 16 MiB of header, as `cryptsetup` has it.
+const DATA: u64 = 16 << 20;
+
+/// A header that was read and checked.
+#[derive(Clone, Debug)]
+pub struct Header {
+    copy: Copy,
+    json: Value,
+    metadata: Metadata,
+    /// What is wrong with each copy: the primary, the secondary.
+    faults: [Option<String>; 2],
+}
+
+impl Header {
+    /// Reads both copies.
+    ///
+    /// # Errors
+    /// [`Error::NoHeader`] where neither begins as one; [`Error::Header`] with what is wrong with both when neither is whole.
+    pub fn read(store: &dyn Store) -> Result<Self, Error> {
+        let primary = Self::read_copy(store, Which::Primary, 0);
+        let secondary = match &primary {
+            Ok(primary) => Self::read_copy(store, Which::Secondary, primary.copy.size),
+            // Nothing says where it is: it may be wherever a primary can end.
+            Err(_) => {
+                let mut tries = SIZES.iter().map(|&size| Self::read_copy(store, Which::Secondary, size));
+                let first = tries.next().expect("headers have sizes");
+                if first.is_ok() { first } else { tries.find(Result::is_ok).unwrap_or(first) }
+            }
+        };
+        Self::choose(primary, secondary)
+    }
+
+    fn choose(primary: Result<Self, Error>, secondary: Result<Self, Error>) -> Result<Self, Error> {
+        match (primary, secondary) {
+            (Ok(primary), Ok(secondary)) if primary.copy.sequence < secondary.copy.sequence => {
+                let why = format!("older than the secondary: {} < {}", primary.copy.sequence, secondary.copy.sequence);
+                Ok(Self { faults: [Some(why), None], ..secondary })
+            }
+            (Ok(primary), Ok(secondary)) => {
+                let is_older = secondary.copy.sequence < primary.copy.sequence;
+                let why = || format!("older than the primary: {} < {}", secondary.copy.sequence, primary.copy.sequence);
+                Ok(Self { faults: [None, is_older.then(why)], ..primary })
+            }
+            (Ok(primary), Err(why)) => Ok(Self { faults: [None, Some(why.to_string())], ..primary }),
+            (Err(why), Ok(secondary)) => Ok(Self { faults: [Some(why.to_string()), None], ..secondary }),
+            (Err(Error::Io { what, source }), _) => Err(Error::Io { what, source }),
+            (Err(primary), Err(secondary)) => Err(Error::Header(format!(
+                "both copies of the header are damaged: primary: {primary}; secondary: {secondary}"
+            ))),
+        }
+    }
+
+    fn read_copy(store: &dyn Store, which: Which, offset: u64) -> Result<Self, Error> {
+        Self::of_copy(Copy::read(store, which, offset)?)
+    }
+
+    /// Reads a header out of bytes, as a fuzzer has them: the primary copy, or the one at its place behind it.
+    ///
+    /// # Errors
+    /// As for [`Header::read`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        let primary = Copy::parse(bytes, Which::Primary, 0).and_then(Self::of_copy);
+        let at = primary.as_ref().map_or(HEADER, |primary| primary.copy.size);
+        let behind = bytes.get(at as usize..).unwrap_or_default();
+        Self::choose(primary, Copy::parse(behind, Which::Secondary, at).and_then(Self::of_copy))
+    }
+
+    fn of_copy(copy: Copy) -> Result<Self, Error> {
+        let json: Value = serde_json::from_slice(&copy.json)
+            .map_err(|error| Error::Header(format!("its metadata is no JSON: {error}")))?;
+        let metadata = Metadata::read(&json, copy.size)?;
+        Ok(Self { copy, json, metadata, faults: [None, None] })
+    }
+
+    /// The checked metadata.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The metadata as it stands in the header.
+    #[must_use]
+    pub fn json(&self) -> &Value {
+        &self.json
+    }
+
+    /// The volume's UUID.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        &self.copy.uuid
+    }
+
+    /// The volume's label, or nothing.
+    #[must_use]
+    pub fn label(&self) -> &str {
+        &self.copy.label
+    }
+
+    /// The sequence number, which grows with every change.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.copy.sequence
+    }
+
+    /// What is wrong with the copies of the header: a line each.
+    #[must_use]
+    pub fn faults(&self) -> Vec<String> {
+        let named = ["primary", "secondary"].into_iter().zip(&self.faults);
+        named.filter_map(|(name, why)| Some(format!("{name} copy of the header: {}", why.as_ref()?))).collect()
+    }
+
+    /// A header for a volume with `key`, without a keyslot yet.
+    pub(crate) fn new(
+        key: &[u8],
+        hash: Hash,
+        sector_size: SectorSize,
+        label: &str,
+        is_detached: bool,
+        digest_iterations: Option<u32>,
+    ) -> Result<Self, Error> {
+        let mut salt = [0; SALT];
+        random(&mut salt)?;
+        let iterations =
+            digest_iterations.unwrap_or_else(|| kdf::iterations_in(hash, hash.digest_len(), crate::DIGEST_TIME));
+        let mut digest = vec![0; hash.digest_len()];
+        hash.pbkdf2(key, &salt, iterations, &mut digest);
+        let json = json!({
+            "keyslots": {},
+            "tokens": {},
+            "segments": { "0": {
+                "type": "crypt",
+                "offset": if is_detached { 0 } else { DATA }.to_string(),
+                "size": "dynamic",
+                "iv_tweak": "0",
+                "encryption": CIPHER,
+                "sector_size": sector_size.bytes(),
+            } },
+            "digests": { "0": {
+                "type": "pbkdf2",
+                "keyslots": [],
+                "segments": ["0"],
+                "hash": hash.name(),
+                "iterations": iterations,
+                "salt": metadata::base64(&salt),
+                "digest": metadata::base64(&digest),
+            } },
+            "config": {
+                "json_size": (HEADER - copy::FIXED as u64).to_string(),
+                "keyslots_size": (DATA - 2 * HEADER).to_string(),
+            },
+        });
+        if label.len() >= 48 || label.contains('\0') {
+            return Err(Error::Request(format!("the label has {} bytes; 47 fit, none of them zero", label.len())));
+        }
+        let copy = Copy {
+            size: HEADER,
+            sequence: 0,
+            label: label.to_owned(),
+            checksum: Hash::Sha256,
+            uuid: uuid::Uuid::new_v4().to_string(),
+            subsystem: String::new(),
+            json: Vec::new(),
+        };
+        let metadata = Metadata::read(&json, HEADER)?;
+        Ok(Self { copy, json, metadata, faults: [None, None] })
+    }
+
+    /// The first byte behind the keyslots area.
+    pub(crate) fn end(&self) -> u64 {
+        2 * self.copy.size + self.metadata.keyslots_size
+    }
+
+    /// The number of the keyslot that `passphrase` opens, and the volume key. `only` restricts it to one keyslot.
+    ///
+    /// # Errors
+    /// [`Error::WrongPassphrase`]; what stopped a keyslot from being tried, where no other opened; [`Error::Io`].
+    pub fn unlock(
+        &self,
+        store: &dyn Store,
+        passphrase: &[u8],
+        only: Option<u32>,
+        limits: &Limits,
+    ) -> Result<(u32, Locked), Error> {
+        let (segment, _) = self.metadata.segment()?;
+        let mut numbers: Vec<_> =
+            self.metadata.keyslots.iter().map(|(&n, slot)| (slot.priority.unwrap_or(1), n)).collect();
+        numbers.retain(|&(priority, number)| only.map_or(priority > 0, |only| only == number));
+        numbers.sort_by_key(|&(priority, number)| (std::cmp::Reverse(priority), number));
+        let (mut tried, mut stopped) = (0, None);
+        for (_, number) in numbers {
+            match self.try_slot(store, segment, number, passphrase, limits) {
+                Ok(Some(key)) => return Ok((number, key)),
+                Ok(None) => tried += 1,
+                Err(error @ Error::Io { .. }) => return Err(error),
+                Err(error) => stopped = stopped.or(Some(error)),
+            }
+        }
+        Err(stopped.unwrap_or(Error::WrongPassphrase { tried }))
+    }
+
+    /// The volume key out of one keyslot, if `passphrase` opens it.
+    fn try_slot(
+        &self,
+        store: &dyn Store,
+        segment: u32,
+        number: u32,
+        passphrase: &[u8],
+        limits: &Limits,
+    ) -> Result<Option<Locked>, Error> {
+        let slot = &self.metadata.keyslots[&number];
+        let Some(digest) = self.metadata.digest(segment, number) else { return Ok(None) };
+        let (digest, expected) = digest.check()?;
+        let mut slot_key = Locked::zeroed(slot.area_key_size()?);
+        let (hash, stripes) = (slot.hash()?, slot.af.stripes as usize);
+        slot.kdf.kdf()?.derive(passphrase, &mut slot_key, limits)?;
+        let mut material = Locked::zeroed(af::material_len(slot.key_size, stripes));
+        store.read_at(&mut material, slot.area.offset).map_err(|e| Error::io(format!("keyslot {number}"), e))?;
+        let key = af::open(&slot_key, material, slot.key_size, stripes, hash)?;
+        let mut found = vec![0; expected.len()];
+        digest.derive(&key, &mut found, limits)?;
+        Ok(bool::from(found.ct_eq(expected)).then_some(key))
+    }
+
+    /// Puts `passphrase` into a free keyslot, `wanted` or the first, and writes the header. Returns its number.
+    pub(crate) fn add(
+        &mut self,
+        store: &dyn Store,
+        key: &[u8],
+        passphrase: &[u8],
+        choice: &KdfChoice,
+        wanted: Option<u32>,
+    ) -> Result<u32, Error> {
+        let (segment, _) = self.metadata.segment()?;
+        let is_free = |number: &u32| {
+            let Metadata { keyslots, others, .. } = &self.metadata;
+            *number < metadata::MAX_SLOTS && !keyslots.contains_key(number) && !others.contains_key(number)
+        };
+        let Some(number) = wanted.or_else(|| (0..metadata::MAX_SLOTS).find(is_free)).filter(is_free) else {
+            return Err(crate::no_free_slot(wanted, metadata::MAX_SLOTS));
+        };
+        let size = (af::material_len(key.len(), STRIPES) as u64).next_multiple_of(metadata::ALIGN);
+        let offset = self.free_area(size)?;
+        let kdf = choice.make(key.len())?;
+        let hash = choice.hash;
+        let slot = json!({
+            "type": "luks2",
+            "key_size": key.len(),
+            "af": { "type": "luks1", "stripes": STRIPES, "hash": hash.name() },
+            "area": {
+                "type": "raw",
+                "offset": offset.to_string(),
+                "size": size.to_string(),
+                "encryption": CIPHER,
+                "key_size": key.len(),
+            },
+            "kdf": kdf_json(&kdf),
+        });
+        let mut changed = self.clone();
+        changed.object("keyslots")?.insert(number.to_string(), slot);
+        let of_segment = self.metadata.digests.iter().find(|(_, digest)| digest.segments.contains(&segment));
+        let (digest, _) =
+            of_segment.ok_or_else(|| Error::Header("no digest vouches for the volume's key".to_owned()))?;
+        match changed.json.pointer_mut(&format!("/digests/{digest}/keyslots")).and_then(Value::as_array_mut) {
+            Some(slots) => slots.push(number.to_string().into()),
+            None => return Err(Error::Header(format!("digest {digest} has no list of keyslots"))),
+        }
+        changed.prepare()?;
+
+        let mut slot_key = Locked::zeroed(key.len());
+        kdf.derive(passphrase, &mut slot_key, &Limits { memory_kib: u64::MAX, work: u64::MAX })?;
+        let material = af::seal(&slot_key, key, STRIPES, hash)?;
+        crate::write_synced(store, &material, offset, &format!("keyslot {number}"))?;
+        changed.write(store)?;
+        *self = changed;
+        Ok(number)
+    }
+
+    /// Wipes a keyslot, and writes the header without it.
+    pub(crate) fn remove(&mut self, store: &dyn Store, number: u32) -> Result<(), Error> {
+        self.metadata.check_requirements()?;
+        let Some(slot) = self.metadata.keyslots.get(&number) else {
+            return Err(Error::Request(format!("there is no keyslot {number}")));
+        };
+        let area = slot.area.offset..slot.area.offset + slot.area.size;
+        let mut changed = self.clone();
+        let name = number.to_string();
+        changed.object("keyslots")?.remove(&name);
+        for owners in ["digests", "tokens"] {
+            for owner in changed.object(owners)?.values_mut() {
+                if let Some(slots) = owner.get_mut("keyslots").and_then(Value::as_array_mut) {
+                    slots.retain(|slot| slot.as_str() != Some(&name));
+                }
+            }
+        }
+        changed.prepare()?;
+        crate::wipe(store, area, &format!("keyslot {number}"))?;
+        changed.write(store)?;
+        *self = changed;
+        Ok(())
+    }
+
+    /// The first place of `size` bytes in the keyslots area that nobody has.
+    fn free_area(&self, size: u64) -> Result<u64, Error> {
+        let mut taken: Vec<_> = self.metadata.areas().map(|(_, area)| (area.offset, area.offset + area.size)).collect();
+        taken.sort_unstable();
+        let mut at = 2 * self.copy.size;
+        for (start, end) in taken {
+            if start.saturating_sub(at) >= size {
+                break;
+            }
+            at = at.max(end.next_multiple_of(metadata::ALIGN));
+        }
+        let end = 2 * self.copy.size + self.metadata.keyslots_size;
+        if end.saturating_sub(at) < size {
+            return Err(Error::Request("the keyslots area is full: remove a keyslot first".to_owned()));
+        }
+        Ok(at)
+    }
+
+    fn object(&mut self, name: &str) -> Result<&mut Map<String, Value>, Error> {
+        let object = self.json.get_mut(name).and_then(Value::as_object_mut);
+        object.ok_or_else(|| Error::Header(format!("the metadata has no {name}")))
+    }
+
+    /// Turns changed JSON into what is to be written, and checks it as if it had been read.
+    fn prepare(&mut self) -> Result<(), Error> {
+        self.metadata = Metadata::read(&self.json, self.copy.size)?;
+        self.copy.json = self.json.to_string().into_bytes();
+        self.copy.bytes(Which::Primary).map(drop)
+    }
+
+    /// Writes both copies, so that one is whole at every moment (I1).
+    pub(crate) fn write(&mut self, store: &dyn Store) -> Result<(), Error> {
+        self.prepare()?;
+        let next = self.copy.sequence.checked_add(1);
+        self.copy.sequence = next.ok_or_else(|| Error::Header("its sequence number is at its end".to_owned()))?;
+        let order = match &self.faults {
+            [None, Some(_)] => [Which::Secondary, Which::Primary],
+            _ => [Which::Primary, Which::Secondary],
+        };
+        for which in order {
+            let what = format!("the {which:?} header").to_lowercase();
+            crate::write_synced(store, &self.copy.bytes(which)?, self.copy.offset(which), &what)?;
+            self.faults[usize::from(which == Which::Secondary)] = None;
+        }
+        Ok(())
+    }
+
+    /// Where the data lies in a file of `data_len` bytes, which is the header's own unless `is_detached`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for what cannot be opened here, [`Error::Header`] and [`Error::Request`] for what does not fit.
+    pub fn geometry(&self, data_len: u64, is_detached: bool) -> Result<Geometry, Error> {
+        let (_, segment) = self.metadata.segment()?;
+        let sector_size = segment.sector_size()?;
+        if !is_detached && segment.offset < self.end() {
+            let why = format!("the data begins at {}, inside the header, which ends at {}", segment.offset, self.end());
+            return Err(Error::Header(why));
+        }
+        Geometry::within(data_len, segment.offset, segment.size, sector_size, segment.iv_tweak)
+    }
+}
+
+fn kdf_json(kdf: &Kdf) -> Value {
+    match kdf {
+        Kdf::Pbkdf2 { hash, iterations, salt } => {
+            json!({ "type": "pbkdf2", "hash": hash.name(), "iterations": iterations, "salt": metadata::base64(salt) })
+        }
+        Kdf::Argon2 { is_id, time, memory_kib, lanes, salt } => json!({
+            "type": if *is_id { "argon2id" } else { "argon2i" },
+            "time": time,
+            "memory": memory_kib,
+            "cpus": lanes,
+            "salt": metadata::base64(salt),
+        }),
+    }
+}

@@ -1,0 +1,175 @@
+//! One of the two copies of a LUKS2 header: 4096 bytes of fixed fields, then JSON up to `hdr_size`, all of it under one
+//! checksum (the LUKS2 On-Disk Format Specification, section 2.1).
+use crate::Error;
+use crate::bytes::{Fields, put};
+use crate::hash::Hash;
+use crate::luks1::MAGIC;
+use crate::secret::random;
+use crate::store::Store;
+
+/// Bytes of the fixed fields.
+pub(crate) const FIXED: usize = 4096;
+/// What a copy may measure, and so where the second one may begin.
+pub(crate) const SIZES: [u64; 9] =
+    [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
+
+/// Where the fields stand.
+mod at {
+    pub(super) const VERSION: usize = 6;
+    pub(super) const SIZE: usize = 8;
+    pub(super) const SEQUENCE: usize = 16;
+    pub(super) const LABEL: usize = 24;
+    pub(super) const CHECKSUM_NAME: usize = 72;
+    pub(super) const SALT: usize = 104;
+    pub(super) const UUID: usize = 168;
+    pub(super) const SUBSYSTEM: usize = 208;
+    pub(super) const OFFSET: usize = 256;
+    pub(super) const CHECKSUM: usize = 448;
+}
+/// Bytes that the checksum has room for.
+const CHECKSUM: usize = 64;
+
+/// Which copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    Primary,
+    Secondary,
+}
+
+impl Which {
+    fn magic(self) -> [u8; 6] {
+        match self {
+            Self::Primary => MAGIC,
+            Self::Secondary => *b"SKUL\xba\xbe",
+        }
+    }
+}
+
+/// What a copy says, apart from which one it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Copy {
+    pub(crate) size: u64,
+    /// Grows with every change; the higher copy is the newer.
+    pub(crate) sequence: u64,
+    pub(crate) label: String,
+    pub(crate) checksum: Hash,
+    pub(crate) uuid: String,
+    pub(crate) subsystem: String,
+    /// The text of the JSON area.
+    pub(crate) json: Vec<u8>,
+}
+
+impl Copy {
+    /// Reads the copy that begins at `offset`.
+    pub(crate) fn read(store: &dyn Store, which: Which, offset: u64) -> Result<Self, Error> {
+        let mut bytes = vec![0; FIXED];
+        read(store, &mut bytes, offset)?;
+        bytes.resize(size_of_copy(&bytes, which, offset)?, 0);
+        read(store, &mut bytes[FIXED..], offset + FIXED as u64)?;
+        Self::parse(&bytes, which, offset)
+    }
+
+    /// Reads a copy out of `bytes`, which begin at `offset` of their file and may go on behind it.
+    pub(crate) fn parse(bytes: &[u8], which: Which, offset: u64) -> Result<Self, Error> {
+        let size = size_of_copy(bytes, which, offset)?;
+        let (Some(fixed), Some(all)) = (bytes.first_chunk::<FIXED>(), bytes.get(..size)) else {
+            return Err(damaged(format!("cut off: {} of {size} bytes are there", bytes.len())));
+        };
+        let checksum = Hash::named(&fixed.text::<32>(at::CHECKSUM_NAME))?;
+        let mut sum = [0; CHECKSUM];
+        sum_of(all, checksum, &mut sum);
+        if fixed.field::<CHECKSUM>(at::CHECKSUM)[..checksum.digest_len()] != sum[..checksum.digest_len()] {
+            return Err(damaged("its checksum is wrong"));
+        }
+        let json = &all[FIXED..];
+        let end = json.iter().position(|&byte| byte == 0).ok_or_else(|| damaged("its JSON area has no end"))?;
+        Ok(Self {
+            size: size as u64,
+            sequence: fixed.u64_at(at::SEQUENCE),
+            label: fixed.text::<48>(at::LABEL),
+            checksum,
+            uuid: fixed.text::<40>(at::UUID),
+            subsystem: fixed.text::<48>(at::SUBSYSTEM),
+            json: json[..end].to_vec(),
+        })
+    }
+
+    /// The copy as it stands on the disk, with a fresh salt.
+    pub(crate) fn bytes(&self, which: Which) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; self.size as usize];
+        let room = bytes.len() - FIXED - 1;
+        if self.json.len() > room {
+            let needed = self.json.len();
+            return Err(Error::Request(format!(
+                "the header has room for {room} bytes of metadata, {needed} are needed"
+            )));
+        }
+        put(&mut bytes, 0, &which.magic());
+        put(&mut bytes, at::VERSION, &2u16.to_be_bytes());
+        put(&mut bytes, at::SIZE, &self.size.to_be_bytes());
+        put(&mut bytes, at::SEQUENCE, &self.sequence.to_be_bytes());
+        put_text(&mut bytes, at::LABEL, 48, &self.label);
+        put_text(&mut bytes, at::CHECKSUM_NAME, 32, self.checksum.name());
+        random(&mut bytes[at::SALT..at::SALT + 64])?;
+        put_text(&mut bytes, at::UUID, 40, &self.uuid);
+        put_text(&mut bytes, at::SUBSYSTEM, 48, &self.subsystem);
+        put(&mut bytes, at::OFFSET, &self.offset(which).to_be_bytes());
+        put(&mut bytes, FIXED, &self.json);
+        let mut sum = [0; CHECKSUM];
+        sum_of(&bytes, self.checksum, &mut sum);
+        put(&mut bytes, at::CHECKSUM, &sum);
+        Ok(bytes)
+    }
+
+    /// Where it belongs.
+    pub(crate) fn offset(&self, which: Which) -> u64 {
+        match which {
+            Which::Primary => 0,
+            Which::Secondary => self.size,
+        }
+    }
+}
+
+/// The size that the copy at `offset` gives, if the beginning of its fixed fields is in order.
+fn size_of_copy(bytes: &[u8], which: Which, offset: u64) -> Result<usize, Error> {
+    let Some(fixed) = bytes.first_chunk::<FIXED>() else {
+        return Err(damaged(format!("cut off: {} of {FIXED} bytes are there", bytes.len())));
+    };
+    if fixed.field(0) != which.magic() {
+        return Err(damaged("it does not begin as one"));
+    }
+    let (version, size, own) = (fixed.u16_at(at::VERSION), fixed.u64_at(at::SIZE), fixed.u64_at(at::OFFSET));
+    if version != 2 {
+        return Err(damaged(format!("its version is {version}")));
+    }
+    if !SIZES.contains(&size) {
+        return Err(damaged(format!("it claims {size} bytes, which no header has")));
+    }
+    let place = if which == Which::Primary { 0 } else { size };
+    if own != offset || own != place {
+        return Err(damaged(format!("it stands at {offset}, claims {own}, and belongs at {place}")));
+    }
+    Ok(size as usize)
+}
+
+/// The checksum of a copy, taken with its own field zero.
+fn sum_of(bytes: &[u8], hash: Hash, sum: &mut [u8; CHECKSUM]) {
+    let (before, behind) = (&bytes[..at::CHECKSUM], &bytes[at::CHECKSUM + CHECKSUM..]);
+    hash.digest_into(&[before, &[0; CHECKSUM], behind], sum);
+}
+
+/// A text in a field of `len` bytes; cut to leave one zero at its end.
+fn put_text(bytes: &mut [u8], at: usize, len: usize, text: &str) {
+    put(bytes, at, &text.as_bytes()[..text.len().min(len - 1)]);
+}
+
+fn read(store: &dyn Store, bytes: &mut [u8], at: u64) -> Result<(), Error> {
+    store.read_at(bytes, at).map_err(|error| match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => damaged("cut off"),
+        _ => Error::io("reading the header", error),
+    })
+}
+
+fn damaged(why: impl Into<String>) -> Error {
+    Error::Header(why.into())
+}

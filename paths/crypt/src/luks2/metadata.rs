@@ -1,0 +1,396 @@
+//! What the JSON of a LUKS2 header says (the LUKS2 On-Disk Format Specification, section 3), checked.
+//!
+//! This is a view for reading. A change is made in the JSON itself, so that what is not understood here (tokens,
+//! priorities, fields of later versions) stays as it was.
+//!
+//! Invariants of a [`Metadata`]: key material lies in the keyslots area, in areas apart from each other, and fits its
+//! own (I1); a digest has at least 20 bytes, so that no key matches by having nothing to compare (I2).
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use crate::hash::Hash;
+use crate::kdf::Kdf;
+use crate::{Error, SectorSize, af};
+
+/// Keyslots a header may have.
+pub(crate) const MAX_SLOTS: u32 = 32;
+/// Bytes that the keyslots area may have.
+const MAX_AREA: u64 = 128 << 20;
+/// Alignment of areas.
+pub(crate) const ALIGN: u64 = 4096;
+
+/// A header's metadata.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Metadata {
+    /// The keyslots that hold a passphrase, by number.
+    pub keyslots: BTreeMap<u32, Keyslot>,
+    /// Keyslots of other types, by number: the area of each, if it has one.
+    pub(crate) others: BTreeMap<u32, Option<Area>>,
+    /// The digests, by number.
+    pub digests: BTreeMap<u32, Digest>,
+    /// The segments, by number.
+    pub segments: BTreeMap<u32, Segment>,
+    /// How many tokens there are.
+    pub tokens: usize,
+    /// Bytes of the keyslots area.
+    pub keyslots_size: u64,
+    /// What a program must know to open the volume.
+    pub requirements: Vec<String>,
+}
+
+/// A keyslot.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Keyslot {
+    /// Bytes of the volume key.
+    pub key_size: usize,
+    /// How the key is spread.
+    pub af: Splitter,
+    /// Where its material lies.
+    pub area: Area,
+    /// How the passphrase becomes a key.
+    pub kdf: KdfText,
+    /// 0: only when it is named; 1: in turn; 2: first.
+    pub priority: Option<u8>,
+}
+
+/// A splitter's parameters.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Splitter {
+    #[serde(rename = "type")]
+    kind: String,
+    /// How many times the key's length.
+    pub stripes: u32,
+    hash: String,
+}
+
+/// A place in the header.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Area {
+    /// Its first byte.
+    #[serde(deserialize_with = "number")]
+    pub offset: u64,
+    /// Its bytes.
+    #[serde(deserialize_with = "number")]
+    pub size: u64,
+    /// How it is encrypted.
+    #[serde(default)]
+    pub encryption: String,
+    #[serde(default)]
+    key_size: usize,
+}
+
+/// A function's parameters, as the header has them.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct KdfText {
+    #[serde(rename = "type")]
+    kind: String,
+    salt: Binary,
+    hash: Option<String>,
+    iterations: Option<u32>,
+    time: Option<u32>,
+    memory: Option<u32>,
+    cpus: Option<u32>,
+}
+
+/// How a volume key is recognised.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Digest {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(deserialize_with = "numbers")]
+    pub(crate) keyslots: Vec<u32>,
+    #[serde(deserialize_with = "numbers")]
+    pub(crate) segments: Vec<u32>,
+    hash: Option<String>,
+    iterations: Option<u32>,
+    salt: Option<Binary>,
+    digest: Option<Binary>,
+}
+
+/// A part of the data.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Segment {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// Its first byte in the data's file.
+    #[serde(deserialize_with = "number")]
+    pub offset: u64,
+    #[serde(deserialize_with = "size_or_dynamic")]
+    pub(crate) size: Option<u64>,
+    #[serde(default, deserialize_with = "number")]
+    pub(crate) iv_tweak: u64,
+    /// The cipher.
+    #[serde(default)]
+    pub encryption: String,
+    #[serde(default)]
+    sector_size: u64,
+    integrity: Option<Value>,
+    #[serde(default)]
+    flags: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    #[serde(deserialize_with = "number")]
+    json_size: u64,
+    #[serde(deserialize_with = "number")]
+    keyslots_size: u64,
+    #[serde(default)]
+    requirements: Requirements,
+}
+
+#[derive(Default, Deserialize)]
+struct Requirements {
+    #[serde(default)]
+    mandatory: Vec<String>,
+}
+
+impl Metadata {
+    /// Reads and checks what the copy of `header_size` bytes says.
+    pub(crate) fn read(json: &Value, header_size: u64) -> Result<Self, Error> {
+        let config: Config = part(json, "config", "")?;
+        if config.json_size != header_size - super::copy::FIXED as u64 {
+            return Err(wrong("config", format!("json_size is {}", config.json_size)));
+        }
+        let mut found = Self {
+            keyslots: BTreeMap::new(),
+            others: BTreeMap::new(),
+            digests: parts(json, "digests")?,
+            segments: parts(json, "segments")?,
+            tokens: objects(json, "tokens")?.count(),
+            keyslots_size: config.keyslots_size,
+            requirements: config.requirements.mandatory,
+        };
+        for (number, value) in objects(json, "keyslots")? {
+            let number = id(number).ok_or_else(|| wrong("keyslots", format!("{number:?} is no number")))?;
+            if value.get("type").and_then(Value::as_str) == Some("luks2") {
+                found.keyslots.insert(number, of(value, "keyslot", number)?);
+            } else {
+                let area = value.get("area").map(|area| of(area, "the area of keyslot", number)).transpose()?;
+                found.others.insert(number, area);
+            }
+        }
+        found.check(header_size)?;
+        Ok(found)
+    }
+
+    fn check(&self, header_size: u64) -> Result<(), Error> {
+        if self.keyslots_size > MAX_AREA {
+            return Err(wrong("config", format!("keyslots_size is {}", self.keyslots_size)));
+        }
+        let room = 2 * header_size..2 * header_size + self.keyslots_size;
+        let mut taken: Vec<(u32, Range<u64>)> = Vec::new();
+        for (number, area) in self.areas() {
+            let what = format!("keyslot {number}");
+            let Some(end) =
+                area.offset.checked_add(area.size).filter(|&end| room.start <= area.offset && end <= room.end)
+            else {
+                let why = format!("its area, {} bytes at {}, is outside of {room:?}", area.size, area.offset);
+                return Err(wrong(&what, why));
+            };
+            if let Some((other, _)) = taken.iter().find(|(_, other)| other.start < end && area.offset < other.end) {
+                return Err(wrong(&what, format!("it overlaps with keyslot {other}")));
+            }
+            taken.push((number, area.offset..end));
+        }
+        for (number, slot) in &self.keyslots {
+            let what = format!("keyslot {number}");
+            if !matches!(slot.key_size, 32 | 64) || !matches!(slot.area.key_size, 32 | 64) {
+                return Err(wrong(&what, "its keys have neither 32 nor 64 bytes"));
+            }
+            if slot.af.stripes == 0 || af::material_len(slot.key_size, slot.af.stripes as usize) as u64 > slot.area.size
+            {
+                return Err(wrong(&what, format!("{} stripes do not fit its area", slot.af.stripes)));
+            }
+            if slot.af.kind != "luks1" {
+                return Err(wrong(&what, format!("its splitter is {:?}", slot.af.kind)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The areas in use, each with its keyslot's number.
+    pub(crate) fn areas(&self) -> impl Iterator<Item = (u32, &Area)> {
+        let own = self.keyslots.iter().map(|(&number, slot)| (number, &slot.area));
+        own.chain(self.others.iter().filter_map(|(&number, area)| Some((number, area.as_ref()?))))
+    }
+
+    /// The one segment that a volume has when nothing is under way.
+    pub(crate) fn segment(&self) -> Result<(u32, &Segment), Error> {
+        self.check_requirements()?;
+        let mut current =
+            self.segments.iter().filter(|(_, segment)| !segment.flags.iter().any(|f| f.starts_with("backup")));
+        match (current.next(), current.next()) {
+            (Some((&number, segment)), None) => Ok((number, segment)),
+            (None, _) => Err(wrong("segments", "there is none")),
+            _ => Err(Error::Unsupported("the volume has several segments: a re-encryption is under way".to_owned())),
+        }
+    }
+
+    pub(crate) fn check_requirements(&self) -> Result<(), Error> {
+        match self.requirements.as_slice() {
+            [] => Ok(()),
+            needed => Err(Error::Unsupported(format!("the volume requires {}", needed.join(", ")))),
+        }
+    }
+
+    /// The digest that vouches for `segment`'s key out of `keyslot`.
+    pub(crate) fn digest(&self, segment: u32, keyslot: u32) -> Option<&Digest> {
+        self.digests.values().find(|digest| digest.segments.contains(&segment) && digest.keyslots.contains(&keyslot))
+    }
+}
+
+impl Keyslot {
+    /// The hash of its splitter.
+    pub(crate) fn hash(&self) -> Result<Hash, Error> {
+        Hash::named(&self.af.hash)
+    }
+
+    /// Bytes of the key that encrypts its area.
+    pub(crate) fn area_key_size(&self) -> Result<usize, Error> {
+        match self.area.encryption.as_str() {
+            crate::CIPHER => Ok(self.area.key_size),
+            other => Err(Error::Unsupported(format!("the cipher {other:?} of a keyslot is not {}", crate::CIPHER))),
+        }
+    }
+}
+
+impl KdfText {
+    /// Its name and cost, for people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match (self.iterations, self.time, self.memory, self.cpus) {
+            (Some(n), ..) => format!("{} ({}), {n} iterations", self.kind, self.hash.as_deref().unwrap_or("?")),
+            (_, Some(t), Some(m), Some(c)) => format!("{}, {t} passes, {} MiB, {c} lanes", self.kind, m >> 10),
+            _ => self.kind.clone(),
+        }
+    }
+
+    pub(crate) fn kdf(&self) -> Result<Kdf, Error> {
+        let lacks = |field| move || wrong("kdf", format!("{field} is missing"));
+        let salt = self.salt.0.clone();
+        match self.kind.as_str() {
+            "pbkdf2" => Ok(Kdf::Pbkdf2 {
+                hash: Hash::named(self.hash.as_deref().unwrap_or_default())?,
+                iterations: self.iterations.filter(|&n| n > 0).ok_or_else(lacks("iterations"))?,
+                salt,
+            }),
+            "argon2i" | "argon2id" => Ok(Kdf::Argon2 {
+                is_id: self.kind == "argon2id",
+                time: self.time.ok_or_else(lacks("time"))?,
+                memory_kib: self.memory.ok_or_else(lacks("memory"))?,
+                lanes: self.cpus.ok_or_else(lacks("cpus"))?,
+                salt,
+            }),
+            other => Err(Error::Unsupported(format!("the function {other:?} is none of argon2id, argon2i, pbkdf2"))),
+        }
+    }
+}
+
+impl Digest {
+    /// The function and what it has to give.
+    pub(crate) fn check(&self) -> Result<(Kdf, &[u8]), Error> {
+        if self.kind != "pbkdf2" {
+            return Err(Error::Unsupported(format!("the digest {:?} is not pbkdf2", self.kind)));
+        }
+        let (Some(salt), Some(digest), Some(iterations)) = (&self.salt, &self.digest, self.iterations) else {
+            return Err(wrong("digest", "salt, digest or iterations are missing"));
+        };
+        if !(20..=64).contains(&digest.0.len()) || iterations == 0 {
+            return Err(wrong("digest", format!("{} bytes after {iterations} iterations", digest.0.len())));
+        }
+        let hash = Hash::named(self.hash.as_deref().unwrap_or_default())?;
+        Ok((Kdf::Pbkdf2 { hash, iterations, salt: salt.0.clone() }, &digest.0))
+    }
+}
+
+impl Segment {
+    /// Its sectors' size, if it is one that can be opened here.
+    pub(crate) fn sector_size(&self) -> Result<SectorSize, Error> {
+        if self.kind != "crypt" || self.encryption != crate::CIPHER {
+            let Self { kind, encryption, .. } = self;
+            let why = format!("the data is of type {kind:?} with the cipher {encryption:?}, not {}", crate::CIPHER);
+            return Err(Error::Unsupported(why));
+        }
+        if self.integrity.is_some() {
+            return Err(Error::Unsupported("the data has integrity tags".to_owned()));
+        }
+        SectorSize::new(self.sector_size)
+            .ok_or_else(|| wrong("segment", format!("sectors of {} bytes", self.sector_size)))
+    }
+}
+
+/// Bytes that the JSON has in Base64.
+#[derive(Clone, Debug, PartialEq)]
+struct Binary(Vec<u8>);
+
+impl<'de> Deserialize<'de> for Binary {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        STANDARD.decode(&text).map(Self).map_err(|error| D::Error::custom(format!("Base64: {error}")))
+    }
+}
+
+pub(crate) fn base64(bytes: &[u8]) -> String {
+    STANDARD.encode(bytes)
+}
+
+/// 64-bit numbers stand in the JSON as decimal text.
+fn number<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let text = String::deserialize(from)?;
+    decimal(&text).ok_or_else(|| D::Error::custom(format!("{text:?} is no number")))
+}
+
+fn size_or_dynamic<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let text = String::deserialize(from)?;
+    if text == "dynamic" {
+        return Ok(None);
+    }
+    decimal(&text).map(Some).ok_or_else(|| D::Error::custom(format!("{text:?} is neither a number nor \"dynamic\"")))
+}
+
+fn numbers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u32>, D::Error> {
+    let texts = Vec::<String>::deserialize(from)?;
+    let number = |text: &String| id(text).ok_or_else(|| D::Error::custom(format!("{text:?} is no number")));
+    texts.iter().map(number).collect()
+}
+
+fn decimal(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// The number under which an object stands.
+fn id(text: &str) -> Option<u32> {
+    decimal(text).and_then(|number| u32::try_from(number).ok())
+}
+
+/// The objects under `name`, each with its key.
+fn objects<'a>(json: &'a Value, name: &str) -> Result<impl Iterator<Item = (&'a str, &'a Value)>, Error> {
+    let objects = json.get(name).and_then(Value::as_object);
+    let objects = objects.ok_or_else(|| Error::Header(format!("the metadata has no {name}")))?;
+    Ok(objects.iter().map(|(key, value)| (key.as_str(), value)))
+}
+
+fn parts<T: DeserializeOwned>(json: &Value, name: &str) -> Result<BTreeMap<u32, T>, Error> {
+    let number = |key: &str| id(key).ok_or_else(|| wrong(name, format!("{key:?} is no number")));
+    objects(json, name)?.map(|(key, value)| Ok((number(key)?, of(value, name, number(key)?)?))).collect()
+}
+
+fn of<T: DeserializeOwned>(value: &Value, what: &str, number: u32) -> Result<T, Error> {
+    T::deserialize(value).map_err(|error| wrong(&format!("{what} {number}"), error.to_string()))
+}
+
+fn part<T: DeserializeOwned>(json: &Value, name: &str, what: &str) -> Result<T, Error> {
+    let value = json.get(name).ok_or_else(|| Error::Header(format!("the metadata has no {name}")))?;
+    T::deserialize(value).map_err(|error| wrong(&format!("{what}{name}"), error.to_string()))
+}
+
+fn wrong(what: &str, why: impl Into<String>) -> Error {
+    Error::Header(format!("the metadata of {what}: {}", why.into()))
+}

@@ -1,0 +1,153 @@
+//! The transmission phase: requests, looked at until they are in order.
+use super::replies::Fault;
+use super::{Event, Export, MAX_PAYLOAD, Session, State};
+
+const MAGIC: u32 = 0x2560_9513;
+/// Magic, flags, type, cookie, offset, length.
+pub(super) const HEADER: usize = 28;
+
+/// What is told about an export.
+pub(super) mod flags {
+    use super::Export;
+
+    const HAS_FLAGS: u16 = 1 << 0;
+    const READ_ONLY: u16 = 1 << 1;
+    const SEND_FLUSH: u16 = 1 << 2;
+    const SEND_FUA: u16 = 1 << 3;
+    const SEND_TRIM: u16 = 1 << 5;
+    const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    const SEND_DF: u16 = 1 << 7;
+    const CAN_MULTI_CONN: u16 = 1 << 8;
+
+    pub(crate) fn of(export: &Export, structured: bool) -> u16 {
+        let always = HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN;
+        let to_write = if export.is_read_only { READ_ONLY } else { SEND_TRIM | SEND_WRITE_ZEROES };
+        always | to_write | if structured { SEND_DF } else { 0 }
+    }
+}
+
+/// The flags of a request.
+mod flag {
+    pub(super) const FUA: u16 = 1 << 0;
+    pub(super) const NO_HOLE: u16 = 1 << 1;
+    pub(super) const DF: u16 = 1 << 2;
+    pub(super) const REQ_ONE: u16 = 1 << 3;
+}
+
+mod kind {
+    pub(super) const READ: u16 = 0;
+    pub(super) const WRITE: u16 = 1;
+    pub(super) const DISCONNECT: u16 = 2;
+    pub(super) const FLUSH: u16 = 3;
+    pub(super) const TRIM: u16 = 4;
+    pub(super) const WRITE_ZEROES: u16 = 6;
+    pub(super) const BLOCK_STATUS: u16 = 7;
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Answer with the bytes.
+    Read,
+    /// Write the bytes that the stream goes on with.
+    Write,
+    /// Answer when everything that was answered before is on the disk.
+    Flush,
+    /// The contents are not needed any more.
+    Trim,
+    /// Write zeroes.
+    WriteZeroes {
+        /// Whether the place may become a hole in the file.
+        may_hole: bool,
+    },
+    /// Say what is allocated.
+    BlockStatus {
+        /// One extent at most.
+        one: bool,
+    },
+}
+
+/// A request that is in order: within its export, aligned, allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What is to be done.
+    pub command: Command,
+    /// The client's name for it, which the reply repeats.
+    pub cookie: u64,
+    /// The first byte.
+    pub at: u64,
+    /// Bytes; 0 for a flush.
+    pub len: u32,
+    /// Answer when it is on the disk.
+    pub fua: bool,
+}
+
+impl Session {
+    /// Deals with a request's header.
+    pub(super) fn request(&mut self, number: usize, message: &[u8], out: &mut Vec<u8>) -> Event {
+        let Some(fields) = message.first_chunk::<HEADER>() else { return Event::Violation("a request is cut off") };
+        use crate::bytes::Fields;
+        if fields.u32_at(0) != MAGIC {
+            return Event::Violation("a request does not begin as one");
+        }
+        let (given, kind) = (fields.u16_at(4), fields.u16_at(6));
+        let (cookie, at, len) = (fields.u64_at(8), fields.u64_at(16), fields.u32_at(24));
+        if kind == kind::DISCONNECT {
+            return Event::Goodbye;
+        }
+        let export = &self.config.exports[number];
+        match check(export, self.agreed.allocation.is_some(), given, kind, at, len) {
+            Ok(command) => Event::Request(Request { command, cookie, at, len, fua: given & flag::FUA != 0 }),
+            Err(fault) => {
+                if kind == kind::WRITE {
+                    if u64::from(len) > super::MAX_SKIPPED + u64::from(MAX_PAYLOAD) {
+                        return Event::Violation("a write is longer than any that is taken");
+                    }
+                    self.state = match len {
+                        0 => State::Requests { export: number },
+                        _ => State::SkipPayload { export: number, left: u64::from(len) },
+                    };
+                }
+                self.replies().error(cookie, fault, out);
+                Event::Continue
+            }
+        }
+    }
+}
+
+/// The protocol's book: what is allowed of an export.
+fn check(export: &Export, has_context: bool, given: u16, kind: u16, at: u64, len: u32) -> Result<Command, Fault> {
+    let (command, allowed) = match kind {
+        kind::READ => (Command::Read, flag::DF),
+        kind::WRITE => (Command::Write, 0),
+        kind::FLUSH => (Command::Flush, 0),
+        kind::TRIM => (Command::Trim, 0),
+        kind::WRITE_ZEROES => (Command::WriteZeroes { may_hole: given & flag::NO_HOLE == 0 }, flag::NO_HOLE),
+        kind::BLOCK_STATUS => (Command::BlockStatus { one: given & flag::REQ_ONE != 0 }, flag::REQ_ONE),
+        _ => return Err(Fault::Invalid),
+    };
+    // FUA may stand with any request, and means nothing for most.
+    if given & !(allowed | flag::FUA) != 0 {
+        return Err(Fault::Invalid);
+    }
+    let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes { .. });
+    if writes && export.is_read_only {
+        return Err(Fault::NotPermitted);
+    }
+    match command {
+        Command::Flush if at != 0 || len != 0 => return Err(Fault::Invalid),
+        Command::Flush => return Ok(command),
+        Command::Read | Command::Write if len > MAX_PAYLOAD => return Err(Fault::Invalid),
+        Command::BlockStatus { .. } if !has_context => return Err(Fault::Invalid),
+        _ => {}
+    }
+    let block = u64::from(export.min_block.max(1));
+    if len == 0 || !at.is_multiple_of(block) || !u64::from(len).is_multiple_of(block) {
+        return Err(Fault::Invalid);
+    }
+    match at.checked_add(u64::from(len)) {
+        Some(end) if end <= export.size => Ok(command),
+        _ if matches!(command, Command::Write | Command::WriteZeroes { .. }) => Err(Fault::NoSpace),
+        _ => Err(Fault::Invalid),
+    }
+}

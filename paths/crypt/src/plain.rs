@@ -1,0 +1,70 @@
+//! Plain mappings: no header at all. The key comes from a hash of the passphrase, or is what a key file begins with, as in
+//! `cryptsetup open --type plain`; whoever opens it has to know the rest.
+use crate::Error;
+use crate::cipher::SectorSize;
+use crate::hash::Hash;
+use crate::secret::Locked;
+use crate::volume::{Geometry, UNIT};
+
+/// What a plain mapping's user has to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plain {
+    /// Bytes of the key: 32 or 64.
+    pub key_bytes: usize,
+    /// The hash of a passphrase; none where a key file gives the key as it is.
+    pub hash: Option<Hash>,
+    /// Where the data begins, in 512-byte units.
+    pub offset: u64,
+    /// The number of the first unit.
+    pub skip: u64,
+    /// How many units; all there are where nothing is said.
+    pub size: Option<u64>,
+    /// Bytes a sector.
+    pub sector_size: SectorSize,
+    /// Whether tweaks count sectors rather than units of 512 bytes.
+    pub counts_sectors: bool,
+}
+
+impl Plain {
+    /// The key out of a passphrase or out of a key file's bytes.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for a key file that is too short.
+    pub fn key(&self, secret: &[u8]) -> Result<Locked, Error> {
+        let mut key = Locked::zeroed(self.key_bytes);
+        match self.hash {
+            // A key longer than a digest goes on with the digest of the passphrase behind one "A", two, and so on.
+            Some(hash) => {
+                for (round, part) in key.chunks_mut(hash.digest_len()).enumerate() {
+                    hash.digest_into(&[&vec![b'A'; round], secret], part);
+                }
+            }
+            None => match secret.get(..self.key_bytes) {
+                Some(bytes) => key.copy_from_slice(bytes),
+                None => {
+                    let (has, needs) = (secret.len(), self.key_bytes);
+                    return Err(Error::Request(format!("the key file has {has} bytes; a key takes {needs}")));
+                }
+            },
+        }
+        Ok(key)
+    }
+
+    /// Where the data lies in a file of `data_len` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Header`] and [`Error::Request`] where it does not fit.
+    pub fn geometry(&self, data_len: u64) -> Result<Geometry, Error> {
+        let bytes = |units: u64| {
+            let too_far = || Error::Request(format!("{units} units of {UNIT} bytes are beyond any file"));
+            units.checked_mul(UNIT).ok_or_else(too_far)
+        };
+        let len = self.size.map(bytes).transpose()?;
+        let found = Geometry::within(data_len, bytes(self.offset)?, len, self.sector_size, self.skip)?;
+        let units = self.sector_size.bytes() as u64 / UNIT;
+        if self.counts_sectors && !self.skip.is_multiple_of(units) {
+            return Err(Error::Request(format!("--skip {} is no whole number of sectors", self.skip)));
+        }
+        Ok(Geometry { counts_sectors: self.counts_sectors, ..found })
+    }
+}

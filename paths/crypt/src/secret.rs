@@ -1,0 +1,190 @@
+//! Memory for what must not leak: keys, passphrases, and what they are made from.
+//!
+//! Each [`Locked`] has pages of its own, which the system is asked to keep out of swap (`mlock`) and out of core dumps,
+//! and which are zeroed before they go back. Pages of its own, because a lock covers whole pages and locks do not nest:
+//! unlocking one secret would unlock its neighbour. That the system refused a lock is kept for whoever runs the
+//! program to say ([`lock_failure`]): the work goes on, since a volume that cannot be opened helps nobody.
+//!
+//! What a computation has in registers and on the stack meanwhile is beyond this: so is what argon2 fills its memory with,
+//! which is zeroed and not locked, being a gigabyte.
+use std::alloc::{self, Layout};
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use zeroize::Zeroize;
+
+use crate::Error;
+
+/// Alignment and granule of a lock.
+const PAGE: usize = 4096;
+
+/// The system's first refusal to lock memory.
+static LOCK_FAILURE: OnceLock<i32> = OnceLock::new();
+
+/// Why the system would not keep a secret out of swap, if that happened: for the program to say once.
+///
+/// ```
+/// if let Some(why) = pagemill_crypt::secret::lock_failure() {
+///     eprintln!("keys may reach the swap space: {why}");
+/// }
+/// ```
+pub fn lock_failure() -> Option<io::Error> {
+    LOCK_FAILURE.get().map(|&errno| io::Error::from_raw_os_error(errno))
+}
+
+/// Zeroed bytes on locked pages of their own, zeroed again when dropped. `Debug` shows the length alone.
+///
+/// ```
+/// # use pagemill_crypt::secret::Locked;
+/// let mut key = Locked::zeroed(64);
+/// key[0] = 7;
+/// assert_eq!(format!("{key:?}"), "Locked(64 bytes)");
+/// ```
+pub struct Locked {
+    /// Points at pages of our own, even when `len` is 0.
+    bytes: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: it owns its pages alone, as a `Vec<u8>` would.
+unsafe impl Send for Locked {}
+// SAFETY: a shared reference gives shared bytes and nothing else.
+unsafe impl Sync for Locked {}
+
+impl Locked {
+    /// `len` zero bytes.
+    ///
+    /// # Panics
+    /// When `len` is beyond what an address can have. Running out of memory aborts, as for a `Vec`.
+    #[must_use]
+    pub fn zeroed(len: usize) -> Self {
+        let layout = Self::layout(len);
+        // SAFETY: the layout's size is at least one page.
+        let Some(bytes) = NonNull::new(unsafe { alloc::alloc_zeroed(layout) }) else {
+            alloc::handle_alloc_error(layout)
+        };
+        // SAFETY: the range was just allocated; locking and advice change no byte of it.
+        let locked = unsafe {
+            libc::madvise(bytes.as_ptr().cast(), layout.size(), libc::MADV_DONTDUMP);
+            libc::mlock(bytes.as_ptr().cast(), layout.size())
+        };
+        if locked != 0 {
+            LOCK_FAILURE.get_or_init(|| io::Error::last_os_error().raw_os_error().unwrap_or(0));
+        }
+        Self { bytes, len }
+    }
+
+    /// A copy of `bytes`. Zeroing the original is the caller's part.
+    #[must_use]
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        let mut copy = Self::zeroed(bytes.len());
+        copy.copy_from_slice(bytes);
+        copy
+    }
+
+    /// `len` bytes from the system's random numbers.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the system has none.
+    pub fn random(len: usize) -> Result<Self, Error> {
+        let mut secret = Self::zeroed(len);
+        random(&mut secret)?;
+        Ok(secret)
+    }
+
+    fn layout(len: usize) -> Layout {
+        let size = len.max(1).next_multiple_of(PAGE);
+        Layout::from_size_align(size, PAGE).expect("a secret fits the address space")
+    }
+}
+
+/// Fills `bytes` from the system's random numbers.
+///
+/// # Errors
+/// [`Error::Io`] when the system has none.
+pub fn random(bytes: &mut [u8]) -> Result<(), Error> {
+    getrandom::fill(bytes)
+        .map_err(|error| Error::io("the system's random numbers", io::Error::other(error.to_string())))
+}
+
+impl Deref for Locked {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len` initialised bytes of our own, which the shared borrow keeps unchanged.
+        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Locked {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `len` initialised bytes of our own, borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let layout = Self::layout(self.len);
+        self.zeroize();
+        // SAFETY: the pages of `zeroed`, with its layout, after which nobody uses them.
+        unsafe {
+            libc::munlock(self.bytes.as_ptr().cast(), layout.size());
+            // The allocator may hand the pages on: as pages that a core dump shows again.
+            libc::madvise(self.bytes.as_ptr().cast(), layout.size(), libc::MADV_DODUMP);
+            alloc::dealloc(self.bytes.as_ptr(), layout);
+        }
+    }
+}
+
+impl fmt::Debug for Locked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Locked({} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kilobytes of this process that are locked, of the mapping with `address`.
+    fn locked_kb(address: usize) -> Option<u64> {
+        let text = std::fs::read_to_string("/proc/self/smaps").ok()?;
+        let mut is_inside = false;
+        for line in text.lines() {
+            let range = line.split(' ').next()?.split_once('-');
+            if let Some((start, end)) = range
+                && let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
+            {
+                is_inside = (start..end).contains(&address);
+            } else if is_inside && let Some(rest) = line.strip_prefix("Locked:") {
+                return rest.trim().strip_suffix(" kB")?.parse().ok();
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn a_secret_is_locked_and_its_neighbour_stays_so() {
+        let (a, b) = (Locked::copy_of(b"one"), Locked::copy_of(&[7; 5000]));
+        if let Some(why) = lock_failure() {
+            return eprintln!("skipped: memory cannot be locked here: {why}");
+        }
+        drop(a);
+        let locked = locked_kb(b.as_ptr() as usize).expect("/proc/self/smaps has the mapping");
+        assert!(locked >= 8, "{locked} kB");
+        assert_eq!(&b[..], &[7; 5000]);
+    }
+
+    #[test]
+    fn a_secret_is_zeroed_before_its_pages_go_back() {
+        let mut secret = Locked::copy_of(b"attack at dawn");
+        assert!(!format!("{secret:?}").contains("attack"));
+        secret.zeroize(); // What `drop` does first.
+        assert_eq!(&secret[..], &[0; 14]);
+        assert_eq!(Locked::zeroed(0).len(), 0);
+    }
+}

@@ -1,0 +1,51 @@
+//! Where headers are kept: a file or block device, or in tests something that forgets what was not synced.
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Bytes at positions, written in any order until `sync` puts them on the disk.
+pub trait Store {
+    /// Its length in bytes.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn size(&self) -> io::Result<u64>;
+
+    /// Fills `buf` from `at`.
+    ///
+    /// # Errors
+    /// What the system says; `UnexpectedEof` when it ends before.
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()>;
+
+    /// Writes all of `data` at `at`.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn write_at(&self, data: &[u8], at: u64) -> io::Result<()>;
+
+    /// Returns when all that was written is on the disk.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn sync(&self) -> io::Result<()>;
+}
+
+impl Store for File {
+    fn size(&self) -> io::Result<u64> {
+        // A block device has its length at its end, and none in its metadata.
+        let len = self.metadata()?.len();
+        if len > 0 { Ok(len) } else { io::Seek::seek(&mut &*self, io::SeekFrom::End(0)) }
+    }
+
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        self.read_exact_at(buf, at)
+    }
+
+    fn write_at(&self, data: &[u8], at: u64) -> io::Result<()> {
+        self.write_all_at(data, at)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+}

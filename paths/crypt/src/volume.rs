@@ -1,0 +1,113 @@
+//! An open volume: the key in the cipher, and which bytes of the data file are whose.
+use crate::Error;
+use crate::cipher::{SectorSize, Sectors, Xts};
+use crate::secret::Locked;
+
+/// Bytes in which offsets and tweaks are counted.
+pub const UNIT: u64 = 512;
+
+/// Where a volume's data lies in its file, and how its sectors are numbered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// The first byte of data in the file.
+    pub offset: u64,
+    /// Bytes of data, a multiple of the sector size.
+    pub len: u64,
+    /// Bytes that are encrypted at once.
+    pub sector_size: SectorSize,
+    /// What is added to a sector's number, in units of 512 bytes.
+    pub first_unit: u64,
+    /// Whether tweaks count sectors rather than units of 512 bytes (`cryptsetup`'s `--iv-large-sectors`; LUKS never).
+    pub counts_sectors: bool,
+}
+
+impl Geometry {
+    /// `len` bytes, or all that a file of `file_len` bytes has behind `offset`.
+    ///
+    /// A last part below 512 bytes is left out, as a loop device does; what is then no whole number of sectors is an
+    /// error, as it is for `cryptsetup`.
+    pub(crate) fn within(
+        file_len: u64,
+        offset: u64,
+        len: Option<u64>,
+        sector_size: SectorSize,
+        first_unit: u64,
+    ) -> Result<Self, Error> {
+        let there = file_len.saturating_sub(offset);
+        let len = match len {
+            Some(len) if len > there => {
+                let why =
+                    format!("the data is {len} bytes at {offset}, and the file ends at {file_len}: it was cut off");
+                return Err(Error::Header(why));
+            }
+            Some(len) => len,
+            None => there / UNIT * UNIT,
+        };
+        if len == 0 {
+            return Err(Error::Header(format!("no data: it begins at {offset}, and the file ends at {file_len}")));
+        }
+        if !len.is_multiple_of(sector_size.bytes() as u64) {
+            let size = sector_size.bytes();
+            let why =
+                format!("{len} bytes of data are no whole number of {size}-byte sectors: lengthen the file or cut it");
+            return Err(Error::Request(why));
+        }
+        Ok(Self { offset, len, sector_size, first_unit, counts_sectors: false })
+    }
+
+    /// The sectors from byte `at` of the volume on.
+    fn sectors(&self, at: u64, len: usize) -> Result<Sectors, Error> {
+        let size = self.sector_size.bytes() as u64;
+        let end = at.checked_add(len as u64);
+        if !at.is_multiple_of(size) || end.is_none_or(|end| end > self.len) {
+            let why = format!("{len} bytes at {at}: the volume has {} bytes in {size}-byte sectors", self.len);
+            return Err(Error::Request(why));
+        }
+        let unit = (at / UNIT).wrapping_add(self.first_unit);
+        let units = size / UNIT;
+        let (first, step) = if self.counts_sectors { (unit / units, 1) } else { (unit, units) };
+        Ok(Sectors { size: self.sector_size, first, step })
+    }
+}
+
+/// A volume that is open. Its key is zeroed when it is dropped.
+///
+/// The methods encrypt and decrypt whole sectors; reading and writing the file is the caller's part, at
+/// `geometry().offset` and behind.
+#[derive(Debug)]
+pub struct Volume {
+    xts: Xts,
+    geometry: Geometry,
+}
+
+impl Volume {
+    /// With a key of 32 or 64 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for a key of any other length.
+    pub fn new(key: &Locked, geometry: Geometry) -> Result<Self, Error> {
+        Ok(Self { xts: Xts::new(key)?, geometry })
+    }
+
+    /// Where the data lies.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Encrypts the sectors at byte `at` of the volume from `plain` into `secret`.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for what is no whole number of sectors, and beyond the volume's end.
+    pub fn encrypt(&self, at: u64, plain: &[u8], secret: &mut [u8]) -> Result<(), Error> {
+        self.xts.encrypt(self.geometry.sectors(at, plain.len())?, plain, secret)
+    }
+
+    /// Decrypts the sectors at byte `at` of the volume where they stand.
+    ///
+    /// # Errors
+    /// As for [`Volume::encrypt`].
+    pub fn decrypt_in_place(&self, at: u64, data: &mut [u8]) -> Result<(), Error> {
+        self.xts.decrypt_in_place(self.geometry.sectors(at, data.len())?, data)
+    }
+}

@@ -1,0 +1,202 @@
+//! The subcommands, as a user calls them.
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use clap::Parser;
+use common::*;
+use pagemill_crypt::commands::{CryptArgs, OpenArgs, Said, run};
+use pagemill_crypt::{Error, Luks};
+
+#[derive(Parser)]
+struct Program {
+    #[command(flatten)]
+    crypt: CryptArgs,
+}
+
+#[derive(Parser)]
+struct Opening {
+    #[command(flatten)]
+    open: OpenArgs,
+}
+
+/// Runs `line` with `@` standing for the folder.
+fn crypt(bench: &Bench, line: &str) -> Result<Said, Error> {
+    let line = line.replace('@', &format!("{}/", bench.path("").display()));
+    let words = std::iter::once("crypt").chain(line.split_whitespace());
+    run(&Program::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}")).crypt)
+}
+
+fn opening(bench: &Bench, line: &str) -> OpenArgs {
+    let line = line.replace('@', &format!("{}/", bench.path("").display()));
+    Opening::try_parse_from(std::iter::once("open").chain(line.split_whitespace())).unwrap().open
+}
+
+const CHEAP: &str = "--kdf-iterations 4 --kdf-memory 64 --kdf-lanes 1";
+
+#[test]
+fn a_volumes_life() {
+    let bench = Bench::with(&[]).unwrap();
+    let made = crypt(&bench, &format!("format @a --size 20M --label home --key-file @pw {CHEAP}")).unwrap();
+    assert!(made.out.contains("LUKS2, 4.0 MiB of data in 4096-byte sectors"), "{}", made.out);
+    let info = crypt(&bench, "info @a").unwrap().out;
+    for word in
+        ["luks2", "home", "aes-xts-plain64", "512 bits", "16777216", "4194304", "keyslot 0       argon2id, 4 passes"]
+    {
+        assert!(info.contains(word), "{word}: {info}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&crypt(&bench, "info @a --json").unwrap().out).unwrap();
+    assert_eq!((&json["type"], &json["data_bytes"]), (&"luks2".into(), &4_194_304.into()));
+    assert_eq!(json["keyslots"][0]["number"], 0);
+    assert_eq!(json["faults"], serde_json::json!([]));
+
+    crypt(&bench, "test-passphrase @a --key-file @pw").unwrap();
+    assert!(matches!(crypt(&bench, "test-passphrase @a --key-file @wrong"), Err(Error::WrongPassphrase { tried: 1 })));
+    let added = crypt(&bench, &format!("add-key @a --key-file @pw --new-key-file @other --slot 5 {CHEAP}")).unwrap();
+    assert!(added.out.ends_with("keyslot 5\n"), "{}", added.out);
+    assert!(crypt(&bench, "test-passphrase @a --key-file @other --slot 5").is_ok());
+    assert!(crypt(&bench, "test-passphrase @a --key-file @other --slot 0").is_err());
+    assert!(crypt(&bench, "test-passphrase @a --key-file @other --slot 1").is_err());
+
+    // Nobody locks himself out: keyslot 5 takes the passphrase of another one.
+    assert!(matches!(crypt(&bench, "remove-key @a --slot 5 --key-file @other"), Err(Error::WrongPassphrase { .. })));
+    crypt(&bench, "remove-key @a --slot 5 --key-file @pw").unwrap();
+    assert!(crypt(&bench, "test-passphrase @a --key-file @other").is_err());
+    assert!(matches!(crypt(&bench, "remove-key @a --key-file @pw"), Err(Error::LastKeyslot(0))));
+    assert!(matches!(crypt(&bench, "remove-key @a --slot 0"), Err(Error::LastKeyslot(0))));
+    crypt(&bench, "remove-key @a --slot 0 --last").unwrap();
+    assert!(matches!(crypt(&bench, "test-passphrase @a --key-file @pw"), Err(Error::WrongPassphrase { tried: 0 })));
+}
+
+#[test]
+fn what_is_there_is_not_overwritten() {
+    let bench = Bench::with(&[]).unwrap();
+    let format = |more: &str| crypt(&bench, &format!("format @a --key-file @pw {CHEAP} {more}"));
+    assert!(matches!(format(""), Err(Error::Request(_))), "it is not there, and no size is given");
+    assert!(matches!(format("--size 1M"), Err(Error::Request(_))), "too small for a header");
+    assert!(!bench.path("a").exists(), "what was made is gone again");
+    format("--size 20M").unwrap();
+    let before = fs::read(bench.path("a")).unwrap();
+    assert!(matches!(format(""), Err(Error::Occupied(_))));
+    assert!(matches!(format("--size 30M --force"), Err(Error::Request(_))), "it has another size");
+    // A header with one damaged copy is a header too, and so is one with two.
+    let mut bytes = before.clone();
+    bytes[5000] ^= 1;
+    bytes[21_000] ^= 1;
+    write(&bench.path("a"), &bytes);
+    assert!(matches!(format(""), Err(Error::Occupied(_))));
+    let mut bytes = vec![0; 20 << 20];
+    bytes[700_000] = 1;
+    write(&bench.path("a"), &bytes);
+    assert!(matches!(format(""), Err(Error::Occupied(_))));
+    assert!(fs::read(bench.path("a")).unwrap() == bytes);
+    format("--force").unwrap();
+    // A file that somebody else holds is left alone.
+    let held = bench.open("a");
+    held.lock().unwrap();
+    assert!(matches!(format("--force"), Err(Error::Occupied(_))));
+    assert!(matches!(crypt(&bench, "info @a"), Err(Error::Occupied(_))));
+}
+
+#[test]
+fn a_fault_is_told_of_and_mended() {
+    let bench = Bench::with(&[]).unwrap();
+    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
+    let mut bytes = fs::read(bench.path("a")).unwrap();
+    bytes[5000] ^= 1;
+    write(&bench.path("a"), &bytes);
+    let info = crypt(&bench, "info @a").unwrap();
+    assert_eq!(info.warnings, ["primary copy of the header: its checksum is wrong"]);
+    let added = crypt(&bench, &format!("add-key @a --key-file @pw --new-key-file @other {CHEAP}")).unwrap();
+    assert!(added.warnings[0].ends_with("mended by this change"), "{:?}", added.warnings);
+    assert!(crypt(&bench, "info @a").unwrap().warnings.is_empty());
+}
+
+#[test]
+fn a_volume_opens_with_its_header_elsewhere() {
+    let bench = Bench::with(&[]).unwrap();
+    let made = format!("format @data --size 3M --header @header --key-file @pw {CHEAP}");
+    crypt(&bench, &made).unwrap();
+    assert_eq!(fs::metadata(bench.path("data")).unwrap().len(), 3 << 20);
+    assert!(crypt(&bench, "info @data").is_err_and(|error| matches!(error, Error::NoHeader)));
+    let opened = opening(&bench, "@data --header @header --key-file @pw").open(true).unwrap();
+    assert_eq!((opened.volume.geometry().offset, opened.volume.geometry().len), (0, 3 << 20));
+    assert!(crypt(&bench, "info @data --header @header").is_err(), "the data is in use");
+    drop(opened);
+    assert!(crypt(&bench, "info @data --header @header").unwrap().out.contains("3145728"));
+}
+
+#[test]
+fn limits_can_be_raised() {
+    let bench = Bench::with(&[]).unwrap();
+    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
+    let tight = crypt(&bench, "test-passphrase @a --key-file @pw --max-kdf-memory 0").unwrap_err();
+    assert!(
+        tight.to_string().contains("4 passes of argon2") && tight.next_step().unwrap().contains("--max-kdf-memory")
+    );
+    let tight = crypt(&bench, "test-passphrase @a --key-file @pw --max-kdf-work 255").unwrap_err();
+    assert!(matches!(tight, Error::TooExpensive(_)), "{tight}");
+    crypt(&bench, "test-passphrase @a --key-file @pw --max-kdf-memory 1 --max-kdf-work 256").unwrap_err();
+    crypt(&bench, "test-passphrase @a --key-file @pw --max-kdf-memory 1 --max-kdf-work 4000").unwrap();
+}
+
+/// The keys and the first bytes were computed apart from this crate, with Python's hashlib and cryptography.
+#[test]
+fn plain_mappings() {
+    let bench = Bench::with(&[]).unwrap();
+    write(&bench.path("data"), &pattern(64 << 10));
+    let open = |more: &str| opening(&bench, &format!("@data --type plain {more}")).open(false).unwrap().volume;
+    write(&bench.path("line"), b"pass word\nmore");
+    let mut found = Vec::new();
+    for (bits, hash, more, at) in PLAIN {
+        let line = fs::File::open(bench.path("line")).unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&line);
+        let volume = open(&format!("--plain-key-size {bits} --plain-hash {hash} --passphrase-fd {fd} {more}"));
+        let size = volume.geometry().sector_size.bytes();
+        let mut secret = vec![0; size];
+        volume.encrypt(*at, &vec![0; size], &mut secret).unwrap();
+        found.push(secret[..8].iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    }
+    assert_eq!(found, PLAIN_BYTES);
+    // A key file is the key, whatever the hash.
+    write(&bench.path("key"), &[9; 80]);
+    let volume = open(&format!("--plain-key-size 512 --key-file {}", bench.path("key").display()));
+    let by_hand = pagemill_crypt::Xts::new(&[9; 64]).unwrap();
+    let sectors = pagemill_crypt::Sectors { size: pagemill_crypt::SectorSize::SMALLEST, first: 2, step: 1 };
+    let (mut one, mut other) = (vec![5; 512], vec![5; 512]);
+    by_hand.encrypt_in_place(sectors, &mut one).unwrap();
+    volume.encrypt(1024, &other.clone(), &mut other).unwrap();
+    assert_eq!(one, other);
+    let short =
+        opening(&bench, &format!("@data --type plain --plain-key-size 512 --key-file {}", bench.path("pw").display()));
+    assert!(short.open(false).unwrap_err().to_string().contains("a key takes 64"));
+}
+
+/// Bits, hash, options, and a place in the volume.
+const PLAIN: &[(u32, &str, &str, u64)] = &[
+    (256, "sha256", "", 0),
+    (512, "sha256", "", 512),
+    (512, "sha512", "--plain-skip 7", 1024),
+    (512, "sha1", "--plain-sector-size 4096", 4096),
+    (256, "sha256", "--plain-sector-size 4096 --iv-large-sectors --plain-skip 8", 4096),
+];
+const PLAIN_BYTES: [&str; 5] =
+    ["95dfef4332909494", "7dc8a844270a8a33", "247bf139c7207418", "660d02e2108ee31a", "f8db2143a46221b2"];
+
+#[test]
+fn what_is_said_fits_a_terminal_and_names_no_passphrase() {
+    use clap::CommandFactory;
+    let mut command = Program::command();
+    let help = command.render_long_help().to_string();
+    assert!(help.contains("never from an\nargument"));
+    for sub in command.get_subcommands() {
+        for argument in sub.get_arguments() {
+            let name = argument.get_id().as_str();
+            assert!(!matches!(name, "passphrase" | "password" | "key"), "{name}");
+        }
+    }
+    let error = crypt(&Bench::with(&[]).unwrap(), "info @nothing").unwrap_err();
+    assert!(error.to_string().contains("nothing: No such file"), "{error}");
+    assert!(Luks::read(&fs::File::open(Path::new("/dev/null")).unwrap()).is_err());
+}

@@ -1,0 +1,346 @@
+//! Headers that are damaged, cut off, hostile, or half written.
+mod common;
+
+use std::cell::RefCell;
+use std::io;
+
+use common::*;
+use pagemill_crypt::kdf::{KdfKind, Limits};
+use pagemill_crypt::{Error, Luks, Store, luks1, luks2};
+use proptest::prelude::*;
+
+/// Memory in place of a file. Each sync is a moment at which the power may fail: what was written since may be on the disk
+/// wholly, partly or not at all. `crashes` collects what may then be there.
+#[derive(Default)]
+struct Disk {
+    now: RefCell<Vec<u8>>,
+    /// At the last sync.
+    synced: RefCell<Vec<u8>>,
+    /// Written since, and where.
+    pending: RefCell<Vec<(usize, Vec<u8>)>>,
+    crashes: RefCell<Vec<Vec<u8>>>,
+    is_watched: bool,
+}
+
+impl Disk {
+    fn of(bytes: Vec<u8>) -> Self {
+        Self { synced: RefCell::new(bytes.clone()), now: RefCell::new(bytes), ..Self::default() }
+    }
+}
+
+impl Store for Disk {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.now.borrow().len() as u64)
+    }
+
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        let now = self.now.borrow();
+        let from = usize::try_from(at).ok().and_then(|at| now.get(at..)).and_then(|rest| rest.get(..buf.len()));
+        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, data: &[u8], at: u64) -> io::Result<()> {
+        let at = at as usize;
+        self.pending.borrow_mut().push((at, data.to_vec()));
+        if self.is_watched {
+            // A part of each write: its first sector, its first half, all but its first sector.
+            for part in [|_| 0..512, |len| 0..len / 2, |len| 512..len] as [fn(usize) -> std::ops::Range<usize>; 3] {
+                let mut torn = self.synced.borrow().clone();
+                for (at, data) in self.pending.borrow().iter() {
+                    let part = part(data.len());
+                    torn[at + part.start..at + part.end].copy_from_slice(&data[part]);
+                }
+                self.crashes.borrow_mut().push(torn);
+            }
+        }
+        self.now.borrow_mut()[at..at + data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        *self.synced.borrow_mut() = self.now.borrow().clone();
+        self.pending.borrow_mut().clear();
+        if self.is_watched {
+            self.crashes.borrow_mut().push(self.synced.borrow().clone());
+        }
+        Ok(())
+    }
+}
+
+/// A LUKS2 volume with one keyslot, as bytes.
+fn image() -> Vec<u8> {
+    let disk = Disk::of(vec![0; 17 << 20]);
+    Luks::format(&disk, &new(2, 256, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
+    disk.now.into_inner()
+}
+
+fn opens(disk: &Disk, passphrase: &[u8]) -> bool {
+    Luks::read(disk).unwrap().unlock(disk, passphrase, None, &Limits::default()).is_ok()
+}
+
+const SECOND: usize = 16 << 10;
+
+#[test]
+fn a_flipped_bit_in_either_copy_is_survived_and_mended() {
+    let whole = image();
+    let (_, key) = Luks::read(&Disk::of(whole.clone()))
+        .unwrap()
+        .unlock(&Disk::of(whole.clone()), PASSPHRASE, None, &Limits::default())
+        .unwrap();
+    // In each field of the fixed part, in the JSON, and in what is behind it.
+    let places = [0, 6, 8, 15, 20, 30, 75, 110, 180, 210, 260, 300, 460, 2000, 4095, 4096, 4200, 16_000, SECOND - 1];
+    for base in [0, SECOND] {
+        for place in places {
+            let mut bytes = whole.clone();
+            bytes[base + place] ^= 0x10;
+            let disk = Disk::of(bytes);
+            let mut luks = Luks::read(&disk).unwrap_or_else(|error| panic!("{base}+{place}: {error}"));
+            let faults = luks.faults();
+            let name = if base == 0 { "primary" } else { "secondary" };
+            assert!(faults.len() == 1 && faults[0].starts_with(name), "{base}+{place}: {faults:?}");
+            assert!(opens(&disk, PASSPHRASE), "{base}+{place}");
+            // The next write makes both whole.
+            luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
+            assert!(Luks::read(&disk).unwrap().faults().is_empty(), "{base}+{place}");
+        }
+    }
+}
+
+#[test]
+fn nothing_of_a_former_volume_is_left() {
+    let former = pattern(17 << 20);
+    let disk = Disk::of(former.clone());
+    Luks::format(&disk, &new(2, 256, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
+    let now = disk.now.into_inner();
+    let is_same = |at: usize| now[at..at + 16] == former[at..at + 16];
+    assert!((0..16 << 20).step_by(16).all(|at| !is_same(at)));
+    assert!(now[16 << 20..] == former[16 << 20..], "the data is left as it is");
+}
+
+#[test]
+fn both_copies_damaged_is_an_error_that_names_both() {
+    let mut bytes = image();
+    bytes[5000] ^= 1;
+    bytes[SECOND + 470] ^= 1;
+    let error = Luks::read(&Disk::of(bytes)).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("primary: its checksum is wrong; secondary: its checksum is wrong"), "{text}");
+    assert!(error.next_step().is_some_and(|next| next.contains("backup")));
+}
+
+#[test]
+fn a_header_that_is_cut_off_is_an_error() {
+    let whole = image();
+    for len in [0, 1, 511, 592, 4095, 4096, 16_383] {
+        let error = Luks::read(&Disk::of(whole[..len].to_vec())).unwrap_err();
+        assert!(matches!(error, Error::NoHeader | Error::Header(_)), "{len}: {error}");
+    }
+    // With one copy the volume is known, and its keyslot's material is missed when it is read.
+    let disk = Disk::of(whole[..40_000].to_vec());
+    let luks = Luks::read(&disk).unwrap();
+    let error = luks.unlock(&disk, PASSPHRASE, None, &Limits::default()).unwrap_err();
+    assert!(error.to_string().contains("keyslot 0"), "{error}");
+    assert!(matches!(luks.geometry(40_000, false), Err(Error::Header(_))));
+    assert!(matches!(Luks::read(&Disk::of(vec![0; 1 << 20])), Err(Error::NoHeader)));
+}
+
+#[test]
+fn a_crash_at_any_moment_leaves_a_header_that_opens() {
+    let whole = image();
+    // Begin with the two copies in each state in which a crash can leave them.
+    for damaged in [None, Some(4500), Some(SECOND + 4500)] {
+        let mut bytes = whole.clone();
+        if let Some(place) = damaged {
+            bytes[place] ^= 1;
+        }
+        let disk = Disk { is_watched: true, ..Disk::of(bytes.clone()) };
+        let mut luks = Luks::read(&disk).unwrap();
+        let (_, key) = luks.unlock(&disk, PASSPHRASE, None, &Limits::default()).unwrap();
+        luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
+        let during = disk.crashes.take();
+        assert!(during.len() >= 9, "{}", during.len());
+        for (i, crashed) in during.into_iter().enumerate() {
+            let crashed = Disk::of(crashed);
+            assert!(opens(&crashed, PASSPHRASE), "crash {i} of the addition, damaged at {damaged:?}");
+            // If the new keyslot is named anywhere that serves, it opens.
+            let now = Luks::read(&crashed).unwrap();
+            assert_eq!(now.used().contains(&1), opens(&crashed, OTHER), "crash {i}, damaged at {damaged:?}");
+        }
+        luks.remove_key(&disk, 0, false).unwrap();
+        for (i, crashed) in disk.crashes.take().into_iter().enumerate() {
+            assert!(opens(&Disk::of(crashed), OTHER), "crash {i} of the removal, damaged at {damaged:?}");
+        }
+        assert!(!opens(&disk, PASSPHRASE));
+        // Nothing of the old keyslot's material is left.
+        assert!(disk.now.borrow()[32_768..32_768 + 128_000] != bytes[32_768..32_768 + 128_000]);
+    }
+}
+
+/// Puts other metadata into both copies of a header, with a checksum that is right.
+fn with_metadata(bytes: &mut [u8], change: impl Fn(&mut serde_json::Value)) {
+    for base in [0, SECOND] {
+        let end = bytes[base + 4096..].iter().position(|&byte| byte == 0).unwrap();
+        let mut json: serde_json::Value = serde_json::from_slice(&bytes[base + 4096..base + 4096 + end]).unwrap();
+        change(&mut json);
+        let text = json.to_string();
+        bytes[base + 4096..base + SECOND].fill(0);
+        bytes[base + 4096..base + 4096 + text.len()].copy_from_slice(text.as_bytes());
+        bytes[base + 448..base + 512].fill(0);
+        use sha2::Digest;
+        let sum = sha2::Sha256::digest(&bytes[base..base + SECOND]);
+        bytes[base + 448..base + 480].copy_from_slice(&sum);
+    }
+}
+
+#[test]
+fn metadata_that_lies_is_refused_by_name() {
+    use serde_json::json;
+    let whole = image();
+    // Where, what, and a word of the answer.
+    let lies = [
+        ("/keyslots/0/area/offset", json!("4096"), "outside of"),
+        ("/keyslots/0/area/offset", json!("18446744073709551615"), "outside of"),
+        ("/keyslots/0/area/offset", json!("-1"), "no number"),
+        ("/keyslots/0/area/size", json!("99999999999"), "outside of"),
+        ("/keyslots/0/area/size", json!("4096"), "do not fit"),
+        ("/keyslots/0/af/stripes", json!(0), "stripes"),
+        ("/keyslots/0/af/stripes", json!(4_294_967_295u32), "stripes"),
+        ("/keyslots/0/af/stripes", json!(4_294_967_296u64), "keyslot 0"),
+        ("/keyslots/0/af/type", json!("luks9"), "splitter"),
+        ("/keyslots/0/key_size", json!(1_000_000), "neither 32 nor 64"),
+        ("/keyslots/0/kdf/salt", json!("%%%"), "Base64"),
+        ("/keyslots/0/kdf", json!(7), "keyslot 0"),
+        ("/keyslots", json!([]), "no keyslots"),
+        ("/segments/0/offset", json!(0), "segments 0"),
+        ("/config/json_size", json!("4096"), "json_size"),
+        ("/config/keyslots_size", json!("99999999999999"), "keyslots_size"),
+        ("/digests/0/keyslots", json!(["zero"]), "digests 0"),
+    ];
+    for (place, lie, word) in lies {
+        let mut bytes = whole.clone();
+        with_metadata(&mut bytes, |json| *json.pointer_mut(place).unwrap() = lie.clone());
+        let error = Luks::read(&Disk::of(bytes)).expect_err(place);
+        assert!(error.to_string().contains(word), "{place} {lie}: {error}");
+    }
+    // These are seen when the volume is opened.
+    let later = [
+        ("/digests/0/digest", json!(""), "0 bytes"),
+        ("/digests/0/iterations", json!(0), "0 iterations"),
+        ("/digests/0/iterations", json!(4_294_967_295u32), "allowed"),
+        ("/keyslots/0/kdf/iterations", json!(4_294_967_295u32), "allowed"),
+        (
+            "/keyslots/0/kdf",
+            json!({"type": "argon2id", "time": 4, "memory": 4_294_967_295u32, "cpus": 4, "salt": "AAAAAAAAAAAAAAAAAAAAAA=="}),
+            "allowed",
+        ),
+        ("/keyslots/0/kdf", json!({"type": "scrypt", "salt": "AAAA"}), "scrypt"),
+        ("/keyslots/0/area/encryption", json!("serpent-xts-plain64"), "serpent"),
+        ("/keyslots/0/af/hash", json!("whirlpool"), "whirlpool"),
+        ("/config/requirements", json!({"mandatory": ["online-reencrypt-v2"]}), "online-reencrypt-v2"),
+        ("/segments/0/sector_size", json!(513), "513"),
+        ("/segments/0/encryption", json!("cipher_null-ecb"), "cipher_null"),
+        ("/segments/0/integrity", json!({"type": "hmac(sha256)"}), "integrity"),
+        ("/segments/0/offset", json!("0"), "inside the header"),
+        ("/segments/0/size", json!("99999999999512"), "cut off"),
+    ];
+    for (place, lie, word) in later {
+        let mut bytes = whole.clone();
+        with_metadata(&mut bytes, |json| {
+            let (parent, field) = place.rsplit_once('/').unwrap();
+            json.pointer_mut(parent).unwrap()[field] = lie.clone();
+        });
+        let disk = Disk::of(bytes);
+        let len = disk.size().unwrap();
+        let luks = Luks::read(&disk).unwrap_or_else(|error| panic!("{place}: {error}"));
+        let error = luks.open(&disk, PASSPHRASE, len, false, &Limits::default()).expect_err(place);
+        assert!(error.to_string().contains(word), "{place} {lie}: {error}");
+    }
+}
+
+#[test]
+fn luks1_fields_that_lie_are_refused_by_name() {
+    let disk = Disk::of(vec![0; 3 << 20]);
+    Luks::format(&disk, &new(1, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
+    let whole = disk.now.into_inner();
+    assert!(opens(&Disk::of(whole.clone()), PASSPHRASE));
+    let lies: [(usize, &[u8], &str); 9] = [
+        (8, b"twofish\0", "twofish"),
+        (40, b"cbc-essiv:sha256\0", "essiv"),
+        (72, b"whirlpool\0", "whirlpool"),
+        (108, &[0xff; 4], "4294967295 bytes"),
+        (164, &[0; 4], "0 iterations"),
+        (208, &[1, 2, 3, 4], "keyslot 0 is neither"),
+        (208 + 40, &[0xff; 4], "outside of"),
+        (208 + 40, &[0; 4], "outside of"),
+        (208 + 44, &[0xff; 4], "4294967295 stripes"),
+    ];
+    for (place, lie, word) in lies {
+        let mut bytes = whole.clone();
+        bytes[place..place + lie.len()].copy_from_slice(lie);
+        let error = Luks::read(&Disk::of(bytes)).expect_err(word);
+        assert!(error.to_string().contains(word), "{place}: {error}");
+    }
+    for place in [164, 208 + 4] {
+        let mut bytes = whole.clone();
+        bytes[place..place + 4].fill(0xff);
+        let disk = Disk::of(bytes);
+        let error = Luks::read(&disk).unwrap().unlock(&disk, PASSPHRASE, None, &Limits::default()).unwrap_err();
+        assert!(matches!(error, Error::TooExpensive(_)), "{place}: {error}");
+    }
+    let cut = Disk::of(whole[..600].to_vec());
+    assert!(matches!(Luks::read(&cut), Err(Error::Header(_))));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn no_bytes_make_the_parsers_panic(bytes in prop::collection::vec(any::<u8>(), 0..5000)) {
+        let _ = luks2::Header::parse(&bytes);
+        let mut first = [0; luks1::HEADER];
+        first[..bytes.len().min(luks1::HEADER)].copy_from_slice(&bytes[..bytes.len().min(luks1::HEADER)]);
+        first[..8].copy_from_slice(b"LUKS\xba\xbe\0\x01");
+        let _ = luks1::Header::parse(&first, bytes.len() as u64);
+        let _ = Luks::read(&Disk::of(bytes));
+    }
+
+    #[test]
+    fn no_change_to_the_metadata_makes_them_panic(
+        place in 0usize..40,
+        lie in prop_oneof![
+            Just(serde_json::json!(null)), Just(serde_json::json!({})), Just(serde_json::json!([[]])),
+            any::<u64>().prop_map(|n| serde_json::json!(n)), any::<u64>().prop_map(|n| serde_json::json!(n.to_string())),
+            ".{0,20}".prop_map(|text| serde_json::json!(text)),
+        ],
+    ) {
+        thread_local!(static WHOLE: Vec<u8> = image());
+        let mut bytes = WHOLE.with(|whole| whole[..2 * SECOND + 140_000].to_vec());
+        with_metadata(&mut bytes, |json| {
+            let mut places = Vec::new();
+            pointers(json, String::new(), &mut places);
+            let place = &places[place % places.len()];
+            *json.pointer_mut(place).unwrap() = lie.clone();
+        });
+        let disk = Disk::of(bytes);
+        if let Ok(luks) = Luks::read(&disk) {
+            let _ = luks.geometry(17 << 20, false);
+            let _ = luks.geometry(17 << 20, true);
+            let few = Limits { memory_kib: 1024, work: 5000 };
+            let _ = luks.unlock(&disk, PASSPHRASE, None, &few);
+        }
+    }
+}
+
+/// The places of all values in `json`.
+fn pointers(json: &serde_json::Value, at: String, found: &mut Vec<String>) {
+    let children: Vec<_> = match json {
+        serde_json::Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),
+        serde_json::Value::Array(list) => list.iter().enumerate().map(|(i, value)| (i.to_string(), value)).collect(),
+        _ => Vec::new(),
+    };
+    for (key, value) in children {
+        let place = format!("{at}/{key}");
+        pointers(value, place.clone(), found);
+        found.push(place);
+    }
+}

@@ -1,0 +1,205 @@
+//! `cargo xtask vm`: tests that need a kernel to themselves, as root: its own NUMA nodes, huge pages, device mapper. Each
+//! `tests/vm/NAME.sh` runs in a virtual machine of its own, on Debian's kernel, under QEMU's emulation: for correctness
+//! alone, its speed means nothing.
+//!
+//! The script's head says what the machine has to have, a line each:
+//! - `# machine: ARGS` what QEMU gets besides
+//! - `# modules: NAME …` modules of the kernel, loaded with those that they need
+//! - `# programs: NAME …` programs of this machine, copied with their libraries
+//! - `# tests: CRATE/NAME …` tests of the workspace, at `/tests/NAME`; those of `pagemill-sys` at `/tests/sys-NAME`
+//! - `# crate: PACKAGE` a program of the workspace, at `/bin/pagemill`
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::shell::Shell;
+use crate::tally::{self, Tally};
+use crate::tools::Need;
+
+/// What the virtual machine is made with; those that a script's head names come besides.
+pub(crate) const NEEDS: &[Need] = &[
+    crate::tools::GCC,
+    Need::Deb("qemu-system-x86", &["qemu-system-x86_64", "--version"]),
+    Need::Deb("busybox-static", &["busybox", "true"]),
+    Need::Deb("cpio", &["cpio", "--version"]),
+    Need::Deb("kmod", &["/sbin/modprobe", "--version"]),
+    Need::Deb("dpkg-dev", &["dpkg-deb", "--version"]),
+];
+
+/// A machine that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// All scripts.
+pub(crate) fn all(shell: &Shell) -> Result<Tally> {
+    some(shell, &[])
+}
+
+/// The scripts of these names; all for none.
+pub(crate) fn some(shell: &Shell, names: &[String]) -> Result<Tally> {
+    let folder = shell.root.join("tests/vm");
+    let mut scripts: Vec<_> = fs::read_dir(&folder)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    scripts.retain(|path| path.extension().is_some_and(|end| end == "sh"));
+    scripts.sort();
+    let name = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    if let Some(unknown) = names.iter().find(|wanted| scripts.iter().all(|path| name(path) != **wanted)) {
+        bail!(
+            "there is no tests/vm/{unknown}.sh; there are {}",
+            scripts.iter().map(name).collect::<Vec<_>>().join(", ")
+        );
+    }
+    let kernel = kernel(shell)?;
+    let mut tally = Tally::default();
+    for script in scripts.iter().filter(|path| names.is_empty() || names.contains(&name(path))) {
+        match boot(shell, &kernel, script, &name(script)) {
+            Ok(found) => tally.add(found),
+            Err(error) => tally.failures.push(format!("vm/{}: {error:#}", name(script))),
+        }
+    }
+    Ok(tally)
+}
+
+/// Debian's kernel package, downloaded and unpacked, not installed. Returns where.
+fn kernel(shell: &Shell) -> Result<PathBuf> {
+    let folder = shell.own_target("vm-kernel");
+    if image(&folder).is_ok() {
+        return Ok(folder);
+    }
+    fs::create_dir_all(&folder)?;
+    let depends = shell.command("apt-cache").arg("depends").arg("linux-image-amd64").run("vm-package")?.expect_ok()?;
+    let package = depends.text.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
+    let package = package.context("linux-image-amd64 depends on no kernel: run `apt-get update`")?.to_owned();
+    let download = shell.command("apt-get").arg("download").arg(&package).current_dir(&folder);
+    download.run("vm-download")?.expect_ok()?;
+    let mut deb = fs::read_dir(&folder)?.filter_map(|entry| Some(entry.ok()?.path()));
+    let deb = deb.find(|path| path.extension().is_some_and(|end| end == "deb")).context("no package came")?;
+    shell.command("dpkg-deb").arg("-x").arg(&deb).arg(&folder).run("vm-unpack")?.expect_ok()?;
+    fs::remove_file(deb)?;
+    let version = version(&folder)?;
+    shell.command("/sbin/depmod").arg("-b").arg(&folder).arg(version).run("vm-depmod")?.expect_ok()?;
+    Ok(folder)
+}
+
+fn image(kernel: &Path) -> Result<PathBuf> {
+    Ok(kernel.join(format!("boot/vmlinuz-{}", version(kernel)?)))
+}
+
+fn version(kernel: &Path) -> Result<String> {
+    let modules = fs::read_dir(kernel.join("lib/modules"))?.next().context("a kernel without modules")??;
+    Ok(modules.file_name().to_string_lossy().into_owned())
+}
+
+/// Boots a machine that runs the script, and reads what it printed.
+fn boot(shell: &Shell, kernel: &Path, script: &Path, name: &str) -> Result<Tally> {
+    let text = fs::read_to_string(script)?;
+    let head = |key: &str| -> Vec<String> {
+        let prefix = format!("# {key}: ");
+        let lines = text.lines().filter_map(|line| line.strip_prefix(&prefix));
+        lines.flat_map(str::split_whitespace).map(str::to_owned).collect()
+    };
+    let root = shell.own_target("vm").join(name);
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    for folder in ["bin", "sbin", "proc", "sys", "dev", "tmp", "run", "mnt", "tests", "modules", "etc"] {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    fs::copy(shell.root.join("tests/vm/init"), root.join("init"))?;
+    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;
+    fs::copy(script, root.join("test.sh"))?;
+    for program in ["busybox".to_owned()].iter().chain(&head("programs")) {
+        put(&which(program)?, &root, &format!("bin/{program}"))?;
+    }
+    for test in head("tests") {
+        let (package, test) = test.split_once('/').context("tests are named CRATE/NAME")?;
+        let prefix = if package == "pagemill-sys" { "sys-" } else { "" };
+        put(&test_program(shell, package, test)?, &root, &format!("tests/{prefix}{test}"))?;
+    }
+    for package in head("crate") {
+        let build = shell.cargo(&format!("build --locked --release -p {package}"));
+        build.limit(Duration::from_secs(900)).run("vm-build")?.expect_ok()?;
+        put(&shell.target.join("release/pagemill"), &root, "bin/pagemill")?;
+    }
+    modules(shell, kernel, &root, &head("modules"))?;
+
+    let initrd = root.with_extension("cpio");
+    let pack = format!("find . | cpio --quiet -o -H newc > {}", quoted(&initrd));
+    shell.command("sh").arg("-c").arg(pack).current_dir(&root).run("vm-pack")?.expect_ok()?;
+    let mut qemu = shell.command("qemu-system-x86_64");
+    qemu.args(["-machine", "q35", "-cpu", "max", "-nographic", "-no-reboot", "-net", "none", "-kernel"]);
+    qemu.args([image(kernel)?.as_os_str(), "-initrd".as_ref(), initrd.as_os_str()]);
+    qemu.args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off"]);
+    let machine = head("machine");
+    qemu.args(if machine.is_empty() { vec!["-m".to_owned(), "1024".to_owned()] } else { machine });
+    let ran = qemu.limit(LIMIT).run(&format!("vm-{name}"))?;
+    let log = ran.log.clone();
+    let text = ran.text.replace('\r', "");
+    let mut tally = tally::of_tests(&format!("vm-{name}"), &text);
+    match text.lines().find_map(|line| line.strip_prefix("vm: the test ended with ")) {
+        Some("0") => tally.add(Tally::pass(format!("{name}: ended well"))),
+        Some(code) => bail!("ended with {code}; everything it printed: {}\n{}", log.display(), ran.last_lines(40)),
+        None => bail!("never ended; everything it printed: {}\n{}", log.display(), ran.last_lines(40)),
+    }
+    Ok(tally)
+}
+
+/// Copies a program, with the libraries that it is linked to, to where it finds them.
+fn put(program: &Path, root: &Path, to: &str) -> Result<()> {
+    fs::copy(program, root.join(to)).with_context(|| program.display().to_string())?;
+    let listed = Command::new("ldd").arg(program).output()?;
+    for library in String::from_utf8_lossy(&listed.stdout).lines().filter_map(|line| {
+        let path = line.split_once("=> ").map_or(line, |(_, path)| path);
+        path.split_whitespace().next().filter(|path| path.starts_with('/'))
+    }) {
+        let place = root.join(library.trim_start_matches('/'));
+        fs::create_dir_all(place.parent().context("a library in a folder")?)?;
+        fs::copy(library, place)?;
+    }
+    Ok(())
+}
+
+fn which(program: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders: Vec<_> = std::env::split_paths(&path).collect();
+    folders.extend(["/sbin".into(), "/usr/sbin".into()]);
+    let found = folders.into_iter().map(|folder| folder.join(program)).find(|path| path.is_file());
+    found.with_context(|| format!("there is no program {program} here; install the Debian package that has it"))
+}
+
+/// Builds a test, and returns where it is.
+fn test_program(shell: &Shell, package: &str, test: &str) -> Result<PathBuf> {
+    let build = shell.cargo(&format!("test --locked --release --no-run -p {package} --test {test}"));
+    let ran = build.limit(Duration::from_secs(900)).run("vm-build-test")?.expect_ok()?;
+    let made = ran.text.lines().rev().find_map(|line| line.trim().strip_prefix("Executable ")?.split_once('('));
+    let (_, path) = made.with_context(|| format!("cargo named no program for {package}/{test}"))?;
+    let path = shell.root.join(path.trim_end_matches(')'));
+    ensure!(path.is_file(), "{} is not there", path.display());
+    Ok(path)
+}
+
+/// The modules and what they need, in the order in which they can be loaded.
+fn modules(shell: &Shell, kernel: &Path, root: &Path, names: &[String]) -> Result<()> {
+    let mut order = Vec::new();
+    for name in names {
+        let mut modprobe = shell.command("/sbin/modprobe");
+        modprobe.args(["-S".as_ref(), version(kernel)?.as_ref(), "-d".as_ref(), kernel.as_os_str()]);
+        let ran = modprobe.arg("--show-depends").arg(name).run("vm-modules")?.expect_ok()?;
+        for path in ran.text.lines().filter_map(|line| line.strip_prefix("insmod ")) {
+            let path = Path::new(path.trim());
+            let file = path.file_name().context("a module is a file")?.to_string_lossy().into_owned();
+            if !order.contains(&file) {
+                fs::copy(path, root.join("modules").join(&file))?;
+                order.push(file);
+            }
+        }
+    }
+    Ok(fs::write(root.join("modules/order"), order.join("\n"))?)
+}
+
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}
