@@ -83,14 +83,16 @@ impl Zone<'_> {
     fn find_span(&self, span: usize, order: Order) -> Option<usize> {
         let mut from = 0;
         while let Some(block) = self.index.next(UNUSED, from) {
-            let first = block.next_multiple_of(span);
+            let first = self.next_aligned(block, span);
             if let Some(found) = self.claim_span(first, span, order) {
                 return Some(found);
             }
             from = (block + 1).max(first);
         }
         // As in `alloc_small`.
-        (0..self.areas.len()).step_by(span).find_map(|first| self.claim_span(first, span, order))
+        (self.next_aligned(0, span)..self.areas.len())
+            .step_by(span)
+            .find_map(|first| self.claim_span(first, span, order))
     }
 
     /// Claims `span` whole pageblocks from `first` on, or none.

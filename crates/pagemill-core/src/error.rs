@@ -297,6 +297,15 @@ pub enum Invalid {
         /// The error number.
         errno: i32,
     },
+    /// The operating system starts no thread for background reclaim.
+    #[error(
+        "the system starts no thread for background reclaim (errno {errno}); raise the limit (`ulimit -u`, or the control \
+         group's pids.max), or call `reclaim_step` from a thread of your own"
+    )]
+    NoThread {
+        /// The error number.
+        errno: i32,
+    },
     /// All frame numbers of the process are in use.
     #[error("all {max} frame numbers of this process are in use; close an allocator first")]
     FrameNumbers {

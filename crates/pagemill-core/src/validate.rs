@@ -156,7 +156,7 @@ impl Zone<'_> {
                 let is_unused = |block: usize| {
                     self.areas.get(block).is_some_and(|area| Entry(area.load(Relaxed)).free() == PAGEBLOCK_FRAMES)
                 };
-                if !block.is_multiple_of(span) || !(block..block + span).all(is_unused) {
+                if self.next_aligned(block, span) != block || !(block..block + span).all(is_unused) {
                     break;
                 }
                 order += 1;

@@ -128,13 +128,14 @@ impl<'m> Zone<'m> {
     /// [`ZoneMetadata::for_frames`] says.
     ///
     /// # Panics
-    /// If `start` is not aligned to the largest order: blocks would not be aligned to their size.
+    /// If `start` is not the first frame of a pageblock. Blocks are aligned to their size by their frames' numbers, so
+    /// those must lie as the addresses do.
     pub fn new(start: Pfn, frames: u32, words: &'m [AtomicU64], areas: &'m [AtomicU32]) -> Result<Self, Invalid> {
         let need = ZoneMetadata::for_frames(frames);
         if frames == 0 || words.len() < need.words || areas.len() < need.areas {
             return Err(Invalid::ArenaSize { pages: frames as usize, max: words.len() / BLOCK_WORDS * 512 });
         }
-        assert!(start.is_aligned_to(Order::MAX), "a zone starts at {start}, which is not a multiple of 2^18");
+        assert!(start.is_aligned_to(Order::PAGEBLOCK), "a zone starts at {start}, which is not a multiple of 512");
         let blocks = need.areas;
         let (bits, index) = words.split_at(blocks * BLOCK_WORDS);
         let index = BlockIndex::new(index, blocks);
@@ -446,6 +447,11 @@ impl<'m> Zone<'m> {
 
     pub(crate) fn block_of(&self, pfn: Pfn) -> usize {
         ((pfn.as_u32() - self.start.as_u32()) / PAGEBLOCK_FRAMES) as usize
+    }
+    /// The first pageblock, at or after this one, where a block of `span` pageblocks may begin.
+    pub(crate) fn next_aligned(&self, block: usize, span: usize) -> usize {
+        let before = (self.start.as_u32() / PAGEBLOCK_FRAMES) as usize;
+        (before + block).next_multiple_of(span) - before
     }
     #[inline]
     pub(crate) fn word_of(&self, pfn: Pfn) -> usize {

@@ -251,7 +251,7 @@ impl Builder {
             nodes.give_back_after(age);
         }
         if self.has_background_reclaim {
-            allocator.start_reclaim(held);
+            allocator.start_reclaim(held)?;
         }
         Ok(allocator)
     }
@@ -292,7 +292,7 @@ impl Nodes {
             return Err(Invalid::ArenaSize { pages, max: registry::FRAMES_MAX }.into());
         }
         let share = pages / (8 * lists.cpus());
-        let arena = registry::enter(held, pages, |first| {
+        let arena = registry::enter(held, memory.lead(), pages, |first| {
             let mut arena = Box::new(Arena::over(self.map(memory)?, memory, first)?);
             // SAFETY: the only zone over this arena; `Owner` drops it first.
             let zone = unsafe { arena.zone() }?;

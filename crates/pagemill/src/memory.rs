@@ -91,7 +91,7 @@ impl Memory {
         Self::of(Backing::Memfd { pages, is_huge: true })
     }
     /// Memory that the caller has mapped: `pages` pages from `start`, aligned to 2 MiB. It is not unmapped when the
-    /// allocator closes. Its contents count as unspecified.
+    /// allocator closes. Its contents count as unspecified. Larger blocks lie where their size divides the address.
     ///
     /// # Safety
     /// It is readable and writable until the allocator is closed, and nobody else uses it meanwhile.
@@ -212,6 +212,19 @@ impl Memory {
         !matches!(self.backing, Backing::Brought { .. })
     }
 
+    /// Blocks are aligned to their size, so what is mapped for them is to the largest that it holds. In bytes.
+    fn align(&self) -> usize {
+        (self.pages() * PAGE_SIZE).next_power_of_two().clamp(1 << 21, Order::MAX.bytes())
+    }
+
+    /// How many pages after such an address it begins: none, unless it was brought.
+    pub(crate) fn lead(&self) -> usize {
+        match self.backing {
+            Backing::Brought { start, .. } => start % self.align() / PAGE_SIZE,
+            _ => 0,
+        }
+    }
+
     /// Maps it.
     fn map(&self, huge_pages: bool) -> Result<Mapping, Invalid> {
         let bytes = self.pages() * PAGE_SIZE;
@@ -219,8 +232,7 @@ impl Memory {
         if is_huge && !bytes.is_multiple_of(HUGE_PAGE_SIZE) {
             return Err(Invalid::HugePageMultiple { pages: self.pages() });
         }
-        // Blocks are aligned to their size, so the arena is to the largest that it holds.
-        let align = bytes.next_power_of_two().clamp(1 << 21, Order::MAX.bytes());
+        let align = self.align();
         let refused = |what| move |errno: pagemill_sys::Errno| Invalid::System { what, bytes, errno: errno.0 };
         let mapping = match self.backing {
             Backing::Anonymous { .. } => Mapping::reserve(bytes, align).map_err(refused("an arena"))?,

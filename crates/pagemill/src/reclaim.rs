@@ -14,7 +14,8 @@ use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use pagemill_core::{Gfp, PageCount};
+use pagemill_core::{Gfp, Invalid, PageCount};
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -247,7 +248,8 @@ impl Reclaim {
         let mut background = locked(&self.background, &held);
         match (&*background, owner) {
             (Some(running), _) if running.is_here() => running.thread.thread().unpark(),
-            (_, Some(owner)) => *background = start(owner()),
+            // If the system starts none now, the next request tries again.
+            (_, Some(owner)) => *background = start(owner()).ok(),
             _ => {}
         }
     }
@@ -282,7 +284,7 @@ fn locked<'m, T>(lock: &'m Mutex<T>, _held: &'m registry::Writing) -> MutexGuard
 /// What the thread holds: not what keeps the allocator open.
 pub(crate) type WeakAllocator = Weak<crate::allocator::Owner>;
 
-fn start(allocator: WeakAllocator) -> Option<Background> {
+fn start(allocator: WeakAllocator) -> io::Result<Background> {
     let is_over = Arc::new(AtomicBool::new(false));
     let over = is_over.clone();
     let thread = std::thread::Builder::new().name("pagemill-reclaim".into()).spawn(move || {
@@ -298,7 +300,7 @@ fn start(allocator: WeakAllocator) -> Option<Background> {
             std::thread::park_timeout(LOOK);
         }
     });
-    Some(Background { thread: ManuallyDrop::new(thread.ok()?), is_over, generation: fork::generation() })
+    Ok(Background { thread: ManuallyDrop::new(thread?), is_over, generation: fork::generation() })
 }
 
 impl Nodes {
@@ -376,10 +378,12 @@ impl Allocator {
     }
 
     /// Starts the background thread, which looks when a zone falls below its low mark.
-    pub(crate) fn start_reclaim(&self, held: &registry::Writing) {
+    pub(crate) fn start_reclaim(&self, held: &registry::Writing) -> Result<(), Invalid> {
         let reclaim = &self.nodes().reclaim;
-        *locked(&reclaim.background, held) = start(self.weak());
+        let refused = |error: io::Error| Invalid::NoThread { errno: error.raw_os_error().unwrap_or(0) };
+        *locked(&reclaim.background, held) = Some(start(self.weak()).map_err(refused)?);
         // Release pairs with the Acquire in `wake`.
         reclaim.is_wanted.store(true, Release);
+        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Which arena an address or a frame number belongs to; how freeing needs no allocator argument.
 //!
-//! Frame numbers are process-wide: an arena gets a range of them, from a multiple of 2^18 (1 GiB), so that a list may
-//! span arenas and one table of 16384 entries leads back. Addresses go through two levels: 16384 entries of 16 GiB,
+//! Frame numbers are process-wide: an arena gets pieces of 2^18 of them (1 GiB), so that a list may span arenas and
+//! one table of 16384 entries leads back. Its first number lies in the first piece as its address does in memory. Addresses go through two levels: 16384 entries of 16 GiB,
 //! each a leaf of 8192 entries of 2 MiB, made when an arena first comes to lie there and kept for ever.
 //!
 //! Reads take no lock: a pointer found here is that of an arena whose allocator lives, or lived until all its pages
@@ -129,13 +129,15 @@ fn by_piece(pfn: Pfn) -> &'static Arena {
     }
 }
 
-/// With the registry held: finds frame numbers for an arena of `frames` frames, calls `make` with the first, and enters what it made.
+/// With the registry held: finds frame numbers for an arena of `frames` frames that begins `lead` frames after where its
+/// largest block might, calls `make` with the first, and enters what it made.
 pub(crate) fn enter(
     _held: &Writing,
+    lead: usize,
     frames: usize,
     make: impl FnOnce(Pfn) -> Result<&'static Arena, Invalid>,
 ) -> Result<&'static Arena, Invalid> {
-    let pieces = frames.div_ceil(1 << PIECE_SHIFT);
+    let pieces = (lead + frames).div_ceil(1 << PIECE_SHIFT);
     let mut first = 0;
     while let Some(taken) = (first..first + pieces).find(|&i| i < PIECES && !BY_NUMBER[i].load(Relaxed).is_null()) {
         first = taken + 1;
@@ -143,7 +145,7 @@ pub(crate) fn enter(
     if first + pieces > PIECES {
         return Err(Invalid::FrameNumbers { max: FRAMES_MAX });
     }
-    let arena = make(Pfn::new((first << PIECE_SHIFT) as u32))?;
+    let arena = make(Pfn::new(((first << PIECE_SHIFT) + lead) as u32))?;
     let entry = ptr::from_ref(arena).cast_mut();
     // Release pairs with the Acquire of both readers.
     BY_NUMBER[first..first + pieces].iter().for_each(|slot| slot.store(entry, Release));

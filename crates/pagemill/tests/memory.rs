@@ -195,6 +195,32 @@ fn a_range_that_the_caller_brings() {
     }
 }
 
+#[test]
+fn blocks_of_a_range_that_was_brought_are_aligned_in_memory() {
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, which stays: what it is used for below is never touched.
+    let map = unsafe { libc::mmap(std::ptr::null_mut(), 64 * MIB, prot, flags, -1, 0) };
+    assert_ne!(map, libc::MAP_FAILED);
+    // Of 14 MiB that begin 2 MiB after a multiple of 16 MiB: blocks of 2, 4 and 8 MiB, each where it may be.
+    let start = map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(16 * MIB) + 2 * MIB);
+    // SAFETY: as above.
+    let memory = unsafe { Memory::brought(start, 14 * MIB / 4096) };
+    let allocator = Allocator::builder().memory(memory).build().unwrap();
+    let buddies = |order| allocator.buddyinfo().free_blocks(Order::new(order).unwrap());
+    assert_eq!([9, 10, 11, 12].map(buddies), [1, 1, 1, 0]);
+    let block = |order| allocator.alloc_pages(Gfp::NOWAIT, Order::new(order).unwrap());
+    let blocks = [block(11).unwrap(), block(10).unwrap(), block(9).unwrap()];
+    for block in &blocks {
+        assert!(block.addr().is_multiple_of(block.order().bytes()), "{:#x}, {:?}", block.addr(), block.order());
+    }
+    assert!(block(0).is_err());
+    allocator.validate();
+    drop(blocks);
+    assert!(block(12).is_err());
+    allocator.validate();
+    assert_eq!([9, 10, 11, 12].map(buddies), [1, 1, 1, 0]);
+}
+
 /// Huge pages of 2 MiB that are set aside and free.
 fn free_huge_pages() -> usize {
     let text = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");

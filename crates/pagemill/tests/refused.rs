@@ -1,4 +1,7 @@
 //! What cannot be is refused as it is built or asked for, and says what was wrong (C10.1).
+mod in_child;
+
+use in_child::in_child;
 use pagemill::{Allocator, Bulk, Error, Gfp, Invalid, Memory, NodeId, NodeMask, Page, PageList, Policy, Watermarks};
 
 fn node(id: usize) -> NodeId {
@@ -81,4 +84,20 @@ fn kinds_of_request_exclude_each_other() {
     {
         assert!(allocator.alloc_page(gfp).is_ok(), "{gfp:?}");
     }
+}
+
+#[test]
+fn a_thread_for_reclaim_that_cannot_be_had_is_said() {
+    in_child("may start no thread", || {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: plain system calls of this process, which ends soon. Root has no such limit: nobody does.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const none) }, 0);
+        // SAFETY: as above. Who is nobody already may not, and need not.
+        unsafe { libc::setuid(65534) };
+        let builder = Allocator::builder().memory(Memory::anonymous(64));
+        let refused = builder.clone().background_reclaim(true).build().unwrap_err();
+        assert_eq!(refused, Error::Invalid(Invalid::NoThread { errno: libc::EAGAIN }));
+        assert!(refused.to_string().contains("reclaim_step"), "{refused}");
+        builder.build().unwrap().close().unwrap();
+    });
 }
