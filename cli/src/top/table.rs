@@ -2,7 +2,7 @@
 //!
 //! What has a place of its own is shown there: memory, zones, free blocks, lists, sizes of bulk calls. Every counter gets
 //! a row with its total and its rate, by its name, every other gauge of an allocator a row too, and every gauge of its
-//! zones a column: a new one needs nothing here.
+//! zones or pools a column: a new one needs nothing here.
 use std::fmt::Write;
 
 use super::record::{Change, Figure, Kind};
@@ -40,9 +40,10 @@ pub(super) fn lines(change: &Change) -> Vec<String> {
 fn of_allocator(change: &Change, name: &str) -> Vec<String> {
     let mut lines = vec![title(change, name)];
     lines.extend(memory(change, name));
-    lines.extend(zones(change, name));
+    lines.extend(gauges(change, name, &[("node", 5), ("zone", 7)]));
     lines.extend(free_blocks(change, name));
     lines.extend(lists(change, name));
+    lines.extend(gauges(change, name, &[("pool", 12)]));
     lines.extend([String::new(), format!("{:<36}{:>20}{:>20}", "", "total", "a second")]);
     lines.extend(rows(change, Some(name)));
     for (what, figure) in [("allocations", "pagemill_bulk_allocations_total"), ("frees", "pagemill_bulk_frees_total")] {
@@ -81,17 +82,17 @@ fn memory(change: &Change, name: &str) -> Vec<String> {
     vec![format!("  [{bar:.<BAR$}] {} pages, {}", grouped(all), size(all)), format!("   {}", shown.join("   "))]
 }
 
-/// A row for each zone, a column for each gauge that zones have.
-fn zones(change: &Change, name: &str) -> Vec<String> {
-    let place = |figure: &Figure| match (figure.label("node"), figure.label("zone"), figure.labels.len()) {
-        (Some(node), Some(zone), 3) => Some((node.to_owned(), zone.to_owned())),
-        _ => None,
+/// A row for each of the allocator's zones, or pools, and a column for each gauge that they have. `labels` are what they
+/// go by, with the columns' widths; the last of them says what they are.
+fn gauges(change: &Change, name: &str, labels: &[(&str, usize)]) -> Vec<String> {
+    let place = |figure: &Figure| -> Option<Vec<String>> {
+        let is_one = figure.labels.len() == labels.len() + 1;
+        labels.iter().map(|(label, _)| figure.label(label).filter(|_| is_one).map(str::to_owned)).collect()
     };
-    let of_zones: Vec<_> = change.now.figures.iter().filter(|figure| figure.is_of(Some(name))).collect();
-    let of_zones = of_zones.into_iter().filter(|figure| figure.kind == Kind::Gauge);
-    let of_zones: Vec<_> = of_zones.filter_map(|figure| Some((place(figure)?, figure))).collect();
+    let ours = change.now.figures.iter().filter(|figure| figure.is_of(Some(name)) && figure.kind == Kind::Gauge);
+    let ours: Vec<_> = ours.filter_map(|figure| Some((place(figure)?, figure))).collect();
     let (mut places, mut columns) = (Vec::new(), Vec::new());
-    for (place, figure) in &of_zones {
+    for (place, figure) in &ours {
         if !places.contains(place) {
             places.push(place.clone());
         }
@@ -99,14 +100,25 @@ fn zones(change: &Change, name: &str) -> Vec<String> {
             columns.push(&figure.name);
         }
     }
-    let head = |name: &str| words(name).trim_start_matches("zone ").trim_end_matches(" pages").to_owned();
-    let mut line = format!("  {:<5}{:<7}", "node", "zone");
+    if places.is_empty() {
+        return Vec::new();
+    }
+    let what = labels.last().map_or("", |(label, _)| label);
+    let head = |name: &str| {
+        let words = words(name);
+        words.trim_start_matches(what).trim_start().trim_end_matches(" pages").to_owned()
+    };
+    let begin = |texts: &mut dyn Iterator<Item = &str>| {
+        let cells = texts.zip(labels).map(|(text, (_, width))| format!("{:<width$}", plain(text)));
+        format!("  {}", cells.collect::<String>())
+    };
+    let mut line = begin(&mut labels.iter().map(|(label, _)| *label));
     columns.iter().for_each(|column| push(&mut line, format_args!("{:>11}", head(column))));
     let mut lines = vec![String::new(), line];
     for place in places {
-        let mut line = format!("  {:<5}{:<7}", plain(&place.0), plain(&place.1));
+        let mut line = begin(&mut place.iter().map(String::as_str));
         for column in &columns {
-            let found = of_zones.iter().find(|(other, figure)| *other == place && figure.name == *column);
+            let found = ours.iter().find(|(other, figure)| *other == place && figure.name == *column);
             push(&mut line, format_args!("{:>11}", found.map_or("-".into(), |(_, figure)| grouped(figure.value))));
         }
         lines.push(line);
@@ -275,6 +287,37 @@ mod tests {
             ["4.0 KiB", "1020.0 KiB", "1.0 MiB", "1.0 GiB", "4096.0 GiB"]
         );
         assert_eq!(words("pagemill_list_taken_pages_total"), "list taken pages");
+    }
+
+    #[test]
+    fn zones_and_pools_have_a_row_each_and_a_column_for_each_gauge() {
+        let gauge = |name: &str, labels: &str, value: u64| {
+            format!(
+                r#"{{"name":"pagemill_{name}","kind":"gauge","labels":{{"allocator":"a",{labels}}},"value":{value}}}"#
+            )
+        };
+        let figures = [
+            gauge("zone_free_pages", r#""node":"0","zone":"Normal""#, 1000),
+            gauge("zone_free_pages", r#""node":"1","zone":"DMA32""#, 7),
+            gauge("pool_size", r#""pool":"reads""#, 512),
+            gauge("pool_size", r#""pool":"writes""#, 256),
+            gauge("pool_low_water", r#""pool":"writes""#, 3),
+        ];
+        let text = format!(r#"{{"pid":1,"program":"p","up_ms":0,"figures":[{}]}}"#, figures.join(","));
+        let change = Change::new(serde_json::from_str(&text).unwrap(), None);
+        assert_eq!(
+            gauges(&change, "a", &[("node", 5), ("zone", 7)])[1..],
+            ["  node zone          free", "  0    Normal       1,000", "  1    DMA32            7"]
+        );
+        assert_eq!(
+            gauges(&change, "a", &[("pool", 12)])[1..],
+            [
+                "  pool               size  low water",
+                "  reads               512          -",
+                "  writes              256          3"
+            ]
+        );
+        assert!(gauges(&change, "b", &[("pool", 12)]).is_empty());
     }
 
     /// A process that says what nobody expects: labels that are missing, numbers at their limits, escape codes.

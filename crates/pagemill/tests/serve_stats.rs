@@ -4,10 +4,11 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use pagemill::{Allocator, FIGURES, Gfp, Memory, Snapshot, StatsServer, prometheus};
+use pagemill::{Allocator, FIGURES, Gfp, Memory, Mempool, Snapshot, StatsServer, prometheus};
 use serde_json::Value;
 
 /// What has not come by then hangs.
@@ -92,6 +93,27 @@ fn json_and_prometheus_say_what_the_allocator_counts() {
     };
     assert_eq!(ours(&ask(server.path(), b"prometheus\n")), ours(&prometheus(&seen)));
     assert!(ours(&prometheus(&seen)).len() > 30);
+}
+
+#[test]
+fn pools_are_shown_with_their_allocator_until_they_are_gone() {
+    let folder = Folder::new();
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    let allocator = Allocator::builder().pages(100).build().unwrap();
+    server.show("mine", &allocator);
+    let pool = Arc::new(Mempool::pages(&allocator, 16).unwrap());
+    server.show_pool("mine", "writes", &pool);
+    server.show_pool("another's", "reads", &pool);
+    let page = pool.alloc(Gfp::NOIO).unwrap();
+    let shown = |name: &str| -> Vec<String> {
+        let text = ask(server.path(), b"prometheus\n");
+        text.lines().filter(|line| line.starts_with(name)).map(str::to_owned).collect()
+    };
+    assert_eq!(shown("pagemill_pool_out{"), ["pagemill_pool_out{allocator=\"mine\",pool=\"writes\"} 1"]);
+    assert_eq!(shown("pagemill_pool_size{"), ["pagemill_pool_size{allocator=\"mine\",pool=\"writes\"} 16"]);
+    pool.free(page);
+    drop(pool);
+    assert_eq!(shown("pagemill_pool_out{"), [""; 0]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! To add a figure: a line in [`FIGURES`], and what it reads in [`Snapshot`], or in one of its zones or lists.
 use crate::allocator::Allocator;
+use crate::mempool::MempoolStats;
 use crate::misuse::foreign_count;
 use crate::stats::{Stats, ZoneInfo};
 use pagemill_core::{CpuId, Mobility, NodeId, Order, ZoneKind};
@@ -62,6 +63,8 @@ enum Read {
     Zone(fn(&ZoneInfo) -> u64),
     /// Of each per-CPU list that was ever used: `node`, `zone`, `cpu` and `mobility` besides.
     List(fn(&List) -> u64),
+    /// Of each pool that is shown with the allocator: `pool` besides.
+    Pool(fn(&MempoolStats) -> u64),
     /// With labels of its own.
     Labelled(fn(&Snapshot, &mut Samples<'_>)),
 }
@@ -100,6 +103,7 @@ pub struct Snapshot {
     stats: Stats,
     zones: Vec<ZoneInfo>,
     lists: Vec<List>,
+    pools: Vec<(String, MempoolStats)>,
 }
 
 impl Snapshot {
@@ -112,8 +116,25 @@ impl Snapshot {
             cpus: allocator.cpus() as u64,
             zones: allocator.zoneinfo(),
             lists: lists(allocator),
+            pools: Vec::new(),
             stats,
         }
+    }
+    /// Shows a pool with it, under this name.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Mempool, Snapshot};
+    /// let allocator = Allocator::builder().pages(64).build()?;
+    /// let pool = Mempool::pages(&allocator, 16)?;
+    /// let seen = Snapshot::of("mine", &allocator).with_pool("writes", pool.stats());
+    /// let text = pagemill::prometheus(&[seen]);
+    /// assert!(text.contains("pagemill_pool_reserve{allocator=\"mine\",pool=\"writes\"} 16"));
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_pool(mut self, name: impl Into<String>, stats: MempoolStats) -> Self {
+        self.pools.push((name.into(), stats));
+        self
     }
     /// The name that the allocator is shown by.
     pub fn name(&self) -> &str {
@@ -164,7 +185,7 @@ const fn gauge(name: &'static str, help: &'static str, read: Read) -> Figure {
     Figure { name, help, kind: FigureKind::Gauge, read }
 }
 
-use Read::{Allocator as Of, Labelled, List as PerList, Process, Zone as PerZone};
+use Read::{Allocator as Of, Labelled, List as PerList, Pool as PerPool, Process, Zone as PerZone};
 
 /// Every figure there is, in the order in which it is shown.
 pub static FIGURES: &[Figure] = &[
@@ -226,6 +247,15 @@ pub static FIGURES: &[Figure] = &[
     counter("pagemill_background_reclaims_total", "Reclaim beside them.", Of(|seen| seen.stats.reclaim_background)),
     counter("pagemill_reclaimed_pages_total", "Pages that shrinkers freed.", Of(|seen| seen.stats.reclaimed)),
     counter("pagemill_injected_faults_total", "Requests failed on purpose.", Of(|seen| seen.stats.faults)),
+    gauge("pagemill_pool_size", "Elements of the pool's reserve when it is full.", PerPool(|pool| pool.min_nr as u64)),
+    gauge("pagemill_pool_reserve", "Elements in the reserve.", PerPool(|pool| pool.reserve as u64)),
+    gauge("pagemill_pool_low_water", "The least that it held.", PerPool(|pool| pool.low_water as u64)),
+    gauge("pagemill_pool_out", "Elements handed out.", PerPool(|pool| pool.out as u64)),
+    gauge("pagemill_pool_waiting", "Requests that wait for elements.", PerPool(|pool| pool.waiting as u64)),
+    gauge("pagemill_pool_longest_us", "The longest wait, in microseconds.", PerPool(|pool| pool.longest_wait_us)),
+    counter("pagemill_pool_from_reserve_total", "Elements out of reserves.", PerPool(|pool| pool.from_reserve)),
+    counter("pagemill_pool_waits_total", "Waits for elements that ended.", PerPool(|pool| pool.waits)),
+    counter("pagemill_pool_waited_us_total", "Microseconds of those waits.", PerPool(|pool| pool.waited_us)),
     counter("pagemill_misuse_total", "Frees refused, frames found on two ways at once.", Of(|seen| seen.stats.misused)),
     counter("pagemill_foreign_frees_total", "Frees of what belongs to no allocator.", Process(foreign_count)),
     counter("pagemill_section_restarts_total", "Restartable sections begun anew.", Process(pagemill_sys::restarts)),
@@ -303,6 +333,9 @@ impl Figure {
                     let [node, zone] = labels_of(list.node, list.zone);
                     let labels = [node, zone, ("cpu", list.cpu.to_string()), ("mobility", list.mobility.into())];
                     samples.push(labels, read(list));
+                }),
+                Read::Pool(read) => seen.pools.iter().for_each(|(name, pool)| {
+                    samples.push([("pool", name.clone())], read(pool));
                 }),
                 Read::Labelled(read) => read(seen, &mut samples),
             }

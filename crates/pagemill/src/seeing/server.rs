@@ -1,18 +1,19 @@
 //! The socket and the one thread that answers on it.
 //!
 //! The thread sleeps in `poll` until a client comes, says something, can be sent more, or is due for its next line.
-//! Without clients it never wakes. Locks: `Shared::shown`, under which nothing else is locked.
+//! Without clients it never wakes. Locks: `Shared::shown` and `Shared::pools`, under which nothing else is locked.
 use super::connection::{Connection, Form};
 use super::json;
 use super::socket_file::SocketFile;
 use super::{Snapshot, prometheus};
 use crate::allocator::Allocator;
+use crate::mempool::{Mempool, MempoolStats, Source};
 use crate::reclaim::WeakAllocator;
 use pagemill_sys::{Polled, poll};
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -27,8 +28,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// A client sends one line. `json` and `prometheus` are answered once; `watch 1000` is answered with a JSON object a
 /// line each 1000 milliseconds, until the client goes away.
 ///
-/// It keeps no allocator alive: one is shown as long as somebody has a handle of it (while an answer is put together,
-/// the server has one too). The child of a fork is not shown: there, all of this does nothing.
+/// It keeps no allocator or pool alive: one is shown as long as somebody has a handle of it (while an answer is put
+/// together, the server has one too). The child of a fork is not shown: there, all of this does nothing.
 #[derive(Debug)]
 pub struct StatsServer {
     file: SocketFile,
@@ -102,6 +103,31 @@ impl StatsServer {
             }
         }
     }
+    /// Shows a pool under this name with what is shown as `allocator`, instead of the one that had it, until it is gone.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Mempool, StatsServer};
+    /// use std::sync::Arc;
+    /// # let path = std::env::temp_dir().join(format!("pagemill-pool-{}", std::process::id()));
+    /// let server = StatsServer::bind(&path)?;
+    /// let allocator = Allocator::builder().pages(64).build().unwrap();
+    /// server.show("requests", &allocator);
+    /// let pool = Arc::new(Mempool::pages(&allocator, 16).unwrap());
+    /// server.show_pool("requests", "writes", &pool);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn show_pool<S>(&self, allocator: impl Into<String>, name: impl Into<String>, pool: &Arc<Mempool<S>>)
+    where
+        S: Source + Send + Sync + 'static,
+    {
+        if self.file.is_ours() {
+            let key = (allocator.into(), name.into());
+            let pool: Weak<dyn Pool> = Arc::downgrade(&(Arc::clone(pool) as Arc<dyn Pool>));
+            let mut pools = self.shared.pools();
+            pools.retain(|(other, pool)| *other != key && pool.strong_count() > 0);
+            pools.push((key, pool));
+        }
+    }
     /// Shows it no more.
     pub fn hide(&self, name: &str) {
         if self.file.is_ours() {
@@ -126,19 +152,40 @@ impl Drop for StatsServer {
     }
 }
 
+/// A pool of whatever.
+trait Pool: Send + Sync {
+    fn stats(&self) -> MempoolStats;
+}
+
+impl<S: Source + Send + Sync> Pool for Mempool<S> {
+    fn stats(&self) -> MempoolStats {
+        Mempool::stats(self)
+    }
+}
+
+/// The allocator's name and the pool's own, and the pool.
+type ShownPool = ((String, String), Weak<dyn Pool>);
+
 /// What the thread and the handle share.
-#[derive(Debug)]
 struct Shared {
+    pools: Mutex<Vec<ShownPool>>,
     shown: Mutex<Vec<(String, WeakAllocator)>>,
     program: String,
     start: Instant,
+}
+
+impl core::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let pools: Vec<_> = self.pools().iter().map(|(name, _)| name.clone()).collect();
+        f.debug_struct("Shared").field("shown", &self.shown).field("pools", &pools).finish_non_exhaustive()
+    }
 }
 
 impl Shared {
     fn new() -> Self {
         let program = std::env::args_os().next().unwrap_or_default();
         let program = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Self { shown: Mutex::new(Vec::new()), program, start: Instant::now() }
+        Self { shown: Mutex::default(), pools: Mutex::default(), program, start: Instant::now() }
     }
 
     fn shown(&self) -> MutexGuard<'_, Vec<(String, WeakAllocator)>> {
@@ -146,10 +193,21 @@ impl Shared {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn pools(&self) -> MutexGuard<'_, Vec<ShownPool>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn snapshot(&self, name: &str, allocator: &Allocator) -> Snapshot {
+        let pools = self.pools().clone();
+        let pools = pools.into_iter().filter(|((of, _), _)| of == name);
+        let pools = pools.filter_map(|((_, pool), weak)| Some((pool, weak.upgrade()?)));
+        pools.fold(Snapshot::of(name, allocator), |seen, (name, pool)| seen.with_pool(name, pool.stats()))
+    }
+
     fn answer(&self, form: Form) -> Vec<u8> {
         let shown = self.shown().clone();
         let live = shown.iter().filter_map(|(name, owner)| Some((name, Allocator::from_owner(owner.upgrade()?))));
-        let seen: Vec<_> = live.map(|(name, allocator)| Snapshot::of(name, &allocator)).collect();
+        let seen: Vec<_> = live.map(|(name, allocator)| self.snapshot(name, &allocator)).collect();
         match form {
             Form::Json => json::line(&self.program, self.start.elapsed(), &seen),
             Form::Prometheus => prometheus(&seen).into_bytes(),
