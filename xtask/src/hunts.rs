@@ -142,9 +142,9 @@ pub(crate) fn fuzz(shell: &Shell) -> Result<Tally> {
     let names = builds::programs_in(&shell.root.join("fuzz/fuzz_targets"))?;
     let build = format!("build --release --target {TARGET} --manifest-path fuzz/Cargo.toml");
     shell.nightly(&build).rustflags(FLAGS, "fuzz").limit(LIMIT).run("fuzz-build")?.expect_ok()?;
-    let mut tally = Tally::default();
-    for name in names {
-        let program = shell.own_target("fuzz").join(TARGET).join("release").join(&name);
+    // Each has one thread of its own.
+    let hunt = |name: &String| -> Result<Tally> {
+        let program = shell.own_target("fuzz").join(TARGET).join("release").join(name);
         let artifacts = shell.own_target("fuzz").join(format!("found-{name}-"));
         let run = shell
             .command(program)
@@ -156,8 +156,19 @@ pub(crate) fn fuzz(shell: &Shell) -> Result<Tally> {
         let done = ran.text.lines().rev().find(|line| line.starts_with("Done ")).unwrap_or_default();
         let runs: u64 = done.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
         ensure!(runs > 100, "{name}: only {runs} inputs in {FUZZ_S} s; {}", ran.how_it_ended());
-        tally.add(Tally::pass(format!("{name}: {done}")));
-    }
+        Ok(Tally::pass(format!("{name}: {done}")))
+    };
+    let mut tally = Tally::default();
+    std::thread::scope(|scope| {
+        let hunts: Vec<_> = names.iter().map(|name| (name, scope.spawn(move || hunt(name)))).collect();
+        for (name, hunting) in hunts {
+            match hunting.join() {
+                Ok(Ok(found)) => tally.add(found),
+                Ok(Err(error)) => tally.failures.push(format!("fuzz/{name}: {error:#}")),
+                Err(_) => tally.failures.push(format!("fuzz/{name}: its thread panicked")),
+            }
+        }
+    });
     Ok(tally)
 }
 
