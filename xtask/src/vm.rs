@@ -29,6 +29,9 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Deb("cpio", &["cpio", "--version"]),
     Need::Deb("kmod", &["/sbin/modprobe", "--version"]),
     Need::Deb("dpkg-dev", &["dpkg-deb", "--version"]),
+    // For what the scripts do.
+    crate::tools::CRYPTSETUP,
+    Need::Deb("e2fsprogs", &["/sbin/mkfs.ext4", "-V"]),
 ];
 
 /// A machine that takes longer hangs.
