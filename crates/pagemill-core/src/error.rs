@@ -27,19 +27,30 @@ pub enum Error {
 /// ```
 /// use pagemill_core::{Exhausted, Why};
 /// let refused = Exhausted { wanted: 10, got: 4, order: 0, why: Why::BelowMark };
-/// assert!(refused.to_string().starts_with("wanted 10 blocks of order 0, got 4: what is free lies below the mark"));
+/// assert!(refused.to_string().starts_with("wanted 10, got 4: what is free lies below the mark"));
+/// let refused = Exhausted { order: 3, ..refused };
+/// assert!(refused.to_string().starts_with("wanted 10 of order 3, got 4: "));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("wanted {wanted} blocks of order {order}, got {got}: {why}")]
+#[error("wanted {wanted}{}, got {got}: {why}", OfOrder(*order))]
 pub struct Exhausted {
-    /// How many blocks the request must have.
+    /// How many blocks, or elements of a pool, the request must have.
     pub wanted: usize,
-    /// How many there were. They have been given back.
+    /// How many there were. They have been given back; those of a pool stay where they were delivered (C5.2).
     pub got: usize,
-    /// The order that was asked for.
+    /// The order that was asked for; 0 for elements of a pool that have none.
     pub order: u8,
     /// Why there were not more.
     pub why: Why,
+}
+
+/// The order, where it says something: most requests are for pages.
+struct OfOrder(u8);
+
+impl fmt::Display for OfOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { Ok(()) } else { write!(f, " of order {}", self.0) }
+    }
 }
 
 /// A request got fewer blocks than it asked for, which is no error where it says so (C3.4).
@@ -47,10 +58,10 @@ pub struct Exhausted {
 /// ```
 /// use pagemill_core::{Shortfall, Why};
 /// let shortfall = Shortfall { missing: 3, why: Why::Cancelled };
-/// assert_eq!(shortfall.to_string(), "3 blocks are missing: it was cancelled");
+/// assert_eq!(shortfall.to_string(), "3 missing: it was cancelled");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{missing} blocks are missing: {why}")]
+#[error("{missing} missing: {why}")]
 pub struct Shortfall {
     /// How many.
     pub missing: usize,

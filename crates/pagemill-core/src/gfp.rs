@@ -78,7 +78,7 @@ impl Gfp {
     pub const RETRY_MAYFAIL: Self = Self(1 << 11);
     /// Never give up.
     pub const NOFAIL: Self = Self(1 << 12);
-    /// Do not warn about a shortfall.
+    /// Do not warn about a shortfall. It changes nothing: Pagemill says what is short in what it returns, and warns of nothing.
     pub const NOWARN: Self = Self(1 << 13);
     /// Charge the request to an account.
     pub const ACCOUNT: Self = Self(1 << 14);

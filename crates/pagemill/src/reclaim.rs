@@ -49,6 +49,9 @@ pub trait Shrinker: Send + Sync {
     /// Frees about as many pages as are wanted, and says how many it freed. It may free others, and may allocate with
     /// flags that neither wait nor reclaim.
     ///
+    /// It is called on the thread whose request is short, in the middle of that request, or on the reclaim thread: a lock
+    /// that it takes must not be held by whoever asks for pages with flags that reclaim. Use `try_lock`, or ask without the lock.
+    ///
     /// What it says is believed for statistics alone: a request asks again, a bounded number of times, until it is served.
     /// If it panics, that unwinds through the request that reclaims; the background thread lets it be reported, and asks
     /// again at its next round.

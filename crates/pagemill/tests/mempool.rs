@@ -1,5 +1,7 @@
 //! The pool with a reserve (C5), over pages and over any pair of functions.
-use pagemill::{Allocator, Bulk, Cancel, Error, Gfp, Invalid, Mempool, Order, Page, PageList, Shrink, Shrinker};
+use pagemill::{
+    Allocator, Bulk, Cancel, Error, Exhausted, Gfp, Invalid, Mempool, Order, Page, PageList, Shrink, Shrinker,
+};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -140,6 +142,11 @@ fn blocks_have_their_order() {
     let mut blocks = slots(4);
     pool.alloc_bulk_array(Bulk::exact(4), &mut blocks).unwrap();
     assert!(blocks.iter().flatten().all(|block| block.len() == 8 * 4096));
+    let mut rest: Vec<_> = std::iter::from_fn(|| pool.alloc(Gfp::NOWAIT).ok()).map(Some).collect();
+    let error = pool.alloc(Gfp::NOWAIT).unwrap_err();
+    assert!(matches!(error, Error::Exhausted(Exhausted { wanted: 1, got: 0, order: 3, .. })), "{error:?}");
+    assert!(error.to_string().starts_with("exhausted: wanted 1 of order 3, got 0: "), "{error}");
+    pool.free_bulk(&mut rest);
     pool.free_bulk(&mut blocks);
 }
 

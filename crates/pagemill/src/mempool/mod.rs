@@ -353,7 +353,7 @@ impl<S: Source> Mempool<S> {
                 Ok(Some(item)) => fresh.push(item),
                 refused => {
                     fresh.into_iter().for_each(|item| self.source.free(item));
-                    return Err(refused.err().unwrap_or(short(&Bulk::exact(count), got)));
+                    return Err(refused.err().unwrap_or(short(&Bulk::exact(count), got, self.source.order())));
                 }
             }
         }
@@ -427,7 +427,7 @@ impl<S: Source> Mempool<S> {
                 })?);
         match want.missing() {
             0 if is_served => Ok(()),
-            missing => Err(short(&request, request.most - missing)),
+            missing => Err(short(&request, request.most - missing, self.source.order())),
         }
     }
 
@@ -489,13 +489,13 @@ impl<S: Source> Mempool<S> {
 }
 
 /// A request got fewer than it must have.
-fn short(request: &Bulk<'_>, got: usize) -> Error {
+fn short(request: &Bulk<'_>, got: usize, order: Order) -> Error {
     let why = match (request.cancel, request.gfp.may_wait() && request.wait.is_some()) {
         (Some(cancel), _) if cancel.is_cancelled() => Why::Cancelled,
         (_, true) => Why::TimedOut,
         _ => Why::Exhausted,
     };
-    Exhausted { wanted: request.most, got, order: 0, why }.into()
+    Exhausted { wanted: request.most, got, order: order.get(), why }.into()
 }
 
 /// What a request that waits has asked for: the reserve does not shrink below it.

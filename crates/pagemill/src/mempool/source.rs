@@ -79,6 +79,11 @@ pub trait Source {
         slots.iter_mut().filter_map(Option::take).for_each(|item| self.free(item));
     }
 
+    /// The order of the blocks that it makes, for errors to name; 0 for whatever has none.
+    fn order(&self) -> Order {
+        Order::ZERO
+    }
+
     /// An element leaves the reserve for a request with these flags: makes it what the request asked for (`ZERO`).
     fn renew(&self, _item: &mut Self::Item, _gfp: Gfp) {}
 }
@@ -118,6 +123,9 @@ impl<T: Owned> Source for PageSource<T> {
     }
     fn free_bulk(&self, slots: &mut [Option<T>]) {
         free_pages_bulk(slots);
+    }
+    fn order(&self) -> Order {
+        self.order
     }
     fn renew(&self, item: &mut T, gfp: Gfp) {
         if gfp.contains(Gfp::ZERO) {
