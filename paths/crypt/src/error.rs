@@ -27,6 +27,9 @@ pub enum Error {
     /// Making a key from the passphrase would cost more than the caller allows.
     #[error("{0}")]
     TooExpensive(String),
+    /// Another program has the file.
+    #[error("{0}: another program is using it")]
+    Busy(String),
     /// No keyslot opens with this passphrase.
     #[error("no keyslot opens with this passphrase ({tried} tried)")]
     WrongPassphrase {
@@ -49,16 +52,29 @@ impl Error {
     /// What the user can do about it, in a few words.
     #[must_use]
     pub fn next_step(&self) -> Option<&'static str> {
+        if let Self::Io { source, .. } = self {
+            return after_io(source.kind());
+        }
         Some(match self {
             Self::Io { .. } | Self::Request(_) => return None,
-            Self::NoHeader => "name the file that holds it with --header, or say --type plain if there is none",
+            Self::NoHeader => "check the name; if the header lies in a file of its own, say which (--help tells how)",
             Self::Header(_) => "restore the header from its backup (cryptsetup luksHeaderRestore)",
             Self::Unsupported(_) => "open it with cryptsetup",
             Self::TooExpensive(_) => "if you trust this header, allow more with --max-kdf-memory or --max-kdf-work",
+            Self::Busy(_) => "wait until it is done, or end it",
             Self::WrongPassphrase { .. } => "try again; mind the keyboard layout, and a line feed at a key file's end",
             Self::LastKeyslot(_) => "add another first, or say --last to lose the volume on purpose",
             Self::Occupied(_) => "name another file, or say --force to overwrite it",
         })
+    }
+}
+
+fn after_io(kind: io::ErrorKind) -> Option<&'static str> {
+    match kind {
+        io::ErrorKind::NotFound => Some("check the name"),
+        io::ErrorKind::PermissionDenied => Some("ask its owner for the right, or name another"),
+        io::ErrorKind::StorageFull => Some("make room, or choose another place"),
+        _ => None,
     }
 }
 

@@ -6,6 +6,8 @@ use crate::secret::Locked;
 use crate::store::Store;
 use crate::volume::{Geometry, Volume};
 use crate::{Error, luks1, luks2};
+use std::cell::Cell;
+use std::io;
 
 /// A header of either version.
 #[derive(Clone, Debug)]
@@ -60,7 +62,7 @@ impl Luks {
         }
     }
 
-    /// Makes a header with one keyslot, writes it into `store`, and returns it.
+    /// Makes a header with one keyslot, writes it into `store`, and returns it. Nothing is written before all of it is made.
     ///
     /// # Errors
     /// [`Error::Request`] for what cannot be, [`Error::Io`].
@@ -92,14 +94,17 @@ impl Luks {
             return Err(Error::Request(why));
         }
         let data_len = new.detached.unwrap_or(size);
-        let geometry = header.geometry(data_len, is_detached)?;
+        let geometry = header.geometry(data_len, is_detached).map_err(|error| match error {
+            Error::Header(why) => Error::Request(format!("{why}: lengthen it")), // None was there to be restored.
+            error => error,
+        })?;
         if new.sector_size > SectorSize::SMALLEST && geometry.offset + geometry.len != data_len {
             let (odd, sector) = (data_len - geometry.offset - geometry.len, new.sector_size.bytes());
             let why = format!("the data's size is {odd} bytes off a multiple of {sector}: cut them off, or add some");
             return Err(Error::Request(why));
         }
-        clear(store, header.end()).map_err(|error| Error::io("removing what was there", error))?;
-        header.add_key(store, &key, passphrase, &new.kdf, Some(0))?;
+        let store = ClearedAtFirstWrite { store, len: header.end(), is_cleared: Cell::new(false) };
+        header.add_key(&store, &key, passphrase, &new.kdf, Some(0))?;
         Ok(header)
     }
 
@@ -115,7 +120,7 @@ impl Luks {
         limits: &Limits,
     ) -> Result<(u32, Locked), Error> {
         if let Some(number) = only.filter(|number| !self.used().contains(number)) {
-            return Err(Error::Request(format!("there is no keyslot {number}")));
+            return Err(Error::Request(format!("there is no keyslot {number}: `crypt info` lists them")));
         }
         match self {
             Self::V1(header) => header.unlock(store, passphrase, only, limits),
@@ -220,9 +225,35 @@ impl Luks {
     }
 }
 
+/// Loses its first `len` bytes when it is first written to. Making a keyslot takes seconds and may be refused: until it is
+/// made, what was there is whole.
+struct ClearedAtFirstWrite<'a> {
+    store: &'a dyn Store,
+    len: u64,
+    is_cleared: Cell<bool>,
+}
+
+impl Store for ClearedAtFirstWrite<'_> {
+    fn size(&self) -> io::Result<u64> {
+        self.store.size()
+    }
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        self.store.read_at(buf, at)
+    }
+    fn write_at(&self, data: &[u8], at: u64) -> io::Result<()> {
+        if !self.is_cleared.replace(true) {
+            clear(self.store, self.len)?;
+        }
+        self.store.write_at(data, at)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.store.sync()
+    }
+}
+
 /// Overwrites the first `len` bytes with zeroes, headers and key material of a former volume among them. What is zero
 /// already is not written: a hole in a file stays one.
-fn clear(store: &dyn Store, len: u64) -> std::io::Result<()> {
+fn clear(store: &dyn Store, len: u64) -> io::Result<()> {
     const STEP: u64 = 1 << 16;
     let zeroes = vec![0; STEP as usize];
     let mut there = vec![0; STEP as usize];

@@ -95,8 +95,37 @@ fn what_is_there_is_not_overwritten() {
     // A file that somebody else holds is left alone.
     let held = bench.open("a");
     held.lock().unwrap();
-    assert!(matches!(format("--force"), Err(Error::Occupied(_))));
-    assert!(matches!(crypt(&bench, "info @a"), Err(Error::Occupied(_))));
+    assert!(matches!(format("--force"), Err(Error::Busy(_))));
+    assert!(matches!(crypt(&bench, "info @a"), Err(Error::Busy(_))));
+}
+
+#[test]
+fn what_cannot_be_formatted_is_left_as_it_was() {
+    let bench = Bench::with(&[]).unwrap();
+    let format = |line: &str| crypt(&bench, &format!("format --key-file @pw {line}"));
+    format(&format!("@a --size 20M {CHEAP}")).unwrap();
+    let before = fs::read(bench.path("a")).unwrap();
+    // Both are refused where the keyslot is made, which is after all else was looked at.
+    for more in ["--kdf-iterations 4 --kdf-memory 1 --kdf-lanes 1", "--type luks1 --kdf argon2id"] {
+        assert!(matches!(format(&format!("@a --force {more}")), Err(Error::Request(_))), "{more}");
+        assert!(fs::read(bench.path("a")).unwrap() == before, "{more}");
+    }
+    // A header without room for data behind it: there is no backup to speak of.
+    let error = format(&format!("@b --size 16M {CHEAP}")).unwrap_err();
+    assert!(matches!(&error, Error::Request(why) if why.ends_with("lengthen it")), "{error}");
+    assert!(!bench.path("b").exists());
+}
+
+#[test]
+fn only_what_has_blocks_is_opened() {
+    let bench = Bench::with(&[]).unwrap();
+    let pipe = bench.path("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+    for line in ["info @", "info @pipe", "test-passphrase @pipe --key-file @pw", "format @pipe --key-file @pw"] {
+        assert!(matches!(crypt(&bench, line), Err(Error::Request(why)) if why.ends_with("a block device")), "{line}");
+    }
+    let absent = crypt(&bench, "info @absent").unwrap_err();
+    assert_eq!(absent.next_step(), Some("check the name"));
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(super) struct FormatArgs {
     #[arg(long, value_parser = size)]
     size: Option<u64>,
 
-    /// Which version
+    /// Which kind of header
     #[arg(long = "type", value_enum, default_value_t = Version::Luks2)]
     version: Version,
 
@@ -54,8 +54,8 @@ pub(super) struct FormatArgs {
     #[arg(long, value_name = "BYTES", value_parser = sector_size)]
     sector_size: Option<SectorSize>,
 
-    /// A label
-    #[arg(long, default_value = "")]
+    /// A name of up to 47 bytes that tools show; LUKS2 alone
+    #[arg(long, default_value = "", hide_default_value = true)]
     label: String,
 
     /// Overwrite what is there

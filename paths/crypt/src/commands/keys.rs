@@ -102,7 +102,7 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
         Some(number) if args.last && luks.used() == [number] => number,
         Some(number) if luks.used() == [number] => return Err(Error::LastKeyslot(number)),
         Some(number) if !luks.used().contains(&number) => {
-            return Err(Error::Request(format!("there is no keyslot {number}")));
+            return Err(Error::Request(format!("there is no keyslot {number}: `crypt info` lists them")));
         }
         Some(number) => {
             let passphrase = secret.get(&format!("{}, of another keyslot than {number}", shown(image)))?;

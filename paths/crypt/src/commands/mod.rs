@@ -9,6 +9,7 @@ mod open;
 pub mod passphrase;
 
 use std::fs::{File, TryLockError};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use clap::{Args, Subcommand};
@@ -38,7 +39,12 @@ Examples:
   pagemill crypt info disk.img
   pagemill crypt add-key disk.img --new-key-file backup.key
   pagemill crypt test-passphrase disk.img --key-file backup.key
-  pagemill crypt remove-key disk.img --slot 1";
+  pagemill crypt remove-key disk.img --slot 1
+
+Exit codes:
+  0  done
+  1  failed, or no keyslot opens: standard error says what, why and what next
+  2  the command line makes no sense";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -158,15 +164,26 @@ fn hash(name: &str) -> Result<Hash, String> {
 
 /// Opens a file that is there, and locks it: for this program alone if it is to be changed.
 fn open_locked(path: &Path, may_write: bool) -> Result<File, Error> {
+    refuse_what_has_no_blocks(path)?;
     let file = File::options().read(true).write(may_write).open(path).map_err(|error| Error::io(shown(path), error))?;
     lock(&file, path, may_write)?;
     Ok(file)
 }
 
+/// Before it is opened: opening a pipe would wait for its other end.
+fn refuse_what_has_no_blocks(path: &Path) -> Result<(), Error> {
+    let kind = path.metadata().map_err(|error| Error::io(shown(path), error))?.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(());
+    }
+    let what = if kind.is_dir() { "a directory" } else { "a pipe, socket or character device" };
+    Err(Error::Request(format!("{} is {what}: name a file or a block device", shown(path))))
+}
+
 fn lock(file: &File, path: &Path, may_write: bool) -> Result<(), Error> {
     match if may_write { file.try_lock() } else { file.try_lock_shared() } {
         Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => Err(Error::Occupied(format!("{}: another program is using it", shown(path)))),
+        Err(TryLockError::WouldBlock) => Err(Error::Busy(shown(path))),
         Err(TryLockError::Error(error)) => Err(Error::io(format!("locking {}", shown(path)), error)),
     }
 }

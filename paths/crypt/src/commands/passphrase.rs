@@ -26,6 +26,10 @@ pub struct SecretArgs {
     /// Take the first line from this descriptor (0: standard input)
     #[arg(long, value_name = "FD")]
     pub passphrase_fd: Option<RawFd>,
+
+    /// Is it a second one, with options of its own?
+    #[arg(skip)]
+    is_second: bool,
 }
 
 /// Where a new keyslot's passphrase comes from.
@@ -42,7 +46,7 @@ pub struct NewSecretArgs {
 
 impl From<NewSecretArgs> for SecretArgs {
     fn from(new: NewSecretArgs) -> Self {
-        Self { key_file: new.new_key_file, passphrase_fd: new.new_passphrase_fd }
+        Self { key_file: new.new_key_file, passphrase_fd: new.new_passphrase_fd, is_second: true }
     }
 }
 
@@ -52,7 +56,7 @@ impl SecretArgs {
     /// # Errors
     /// [`Error::Io`]; [`Error::Request`] where nobody can be asked, or the file is too long.
     pub fn get(&self, what: &str) -> Result<Locked, Error> {
-        self.given().unwrap_or_else(|| typed(&format!("Passphrase for {what}: ")))
+        self.given().unwrap_or_else(|| self.typed(&format!("Passphrase for {what}: ")))
     }
 
     /// A passphrase that is new, typed twice.
@@ -63,8 +67,8 @@ impl SecretArgs {
         let secret = match self.given() {
             Some(secret) => secret?,
             None => {
-                let first = typed(&format!("New passphrase for {what}: "))?;
-                let again = typed("The same again: ")?;
+                let first = self.typed(&format!("New passphrase for {what}: "))?;
+                let again = self.typed("The same again: ")?;
                 if first[..] != again[..] {
                     return Err(Error::Request("the two passphrases differ: nothing was changed".to_owned()));
                 }
@@ -75,6 +79,16 @@ impl SecretArgs {
             return Err(Error::Request("the new passphrase is empty".to_owned()));
         }
         Ok(secret)
+    }
+
+    fn typed(&self, prompt: &str) -> Result<Locked, Error> {
+        let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(|_| {
+            let (which, new) = if self.is_second { ("new passphrase", "new-") } else { ("passphrase", "") };
+            Error::Request(format!(
+                "there is no terminal to ask for the {which}: say --{new}key-file or --{new}passphrase-fd"
+            ))
+        })?;
+        read_typed(&mut terminal, prompt).map_err(|error| Error::io("the passphrase", error))
     }
 
     fn given(&self) -> Option<Result<Locked, Error>> {
@@ -125,14 +139,6 @@ fn read_until(from: &mut impl Read, end: Option<u8>) -> io::Result<Locked> {
         }
     }
     Ok(Locked::copy_of(&secret[..len]))
-}
-
-fn typed(prompt: &str) -> Result<Locked, Error> {
-    let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(|_| {
-        let why = "there is no terminal to ask for the passphrase: say --key-file or --passphrase-fd";
-        Error::Request(why.to_owned())
-    })?;
-    read_typed(&mut terminal, prompt).map_err(|error| Error::io("the passphrase", error))
 }
 
 /// The terminal's settings, put back whatever ends the reading.
