@@ -9,6 +9,9 @@ use crate::rows::{Kind, OPTIONAL, Row};
 pub(crate) const TABLES: [&str; 9] =
     ["batch", "burst", "scatter", "scatter-4g", "total", "touch", "churn", "threads", "mempool"];
 
+/// What `--only` calls the kinds of per-CPU lists.
+const BACKENDS: [&str; 2] = ["rseq", "portable"];
+
 const DEFAULT_TABLES: [&str; 3] = ["batch", "burst", "scatter"];
 
 /// Measure Pagemill beside what a program would use today, all in one run.
@@ -95,7 +98,7 @@ impl BenchArgs {
     /// Chooses tables and rows; every name must mean something.
     pub(crate) fn plan(&self, catalogue: Vec<Row>) -> Result<Plan, Error> {
         let is_table = |name: &str| TABLES.contains(&name);
-        let is_backend = |name: &str| ["rseq", "portable"].contains(&name);
+        let is_backend = |name: &str| BACKENDS.contains(&name);
         for name in &self.only {
             if !is_table(name) && !is_backend(name) && !catalogue.iter().any(|row| row.name == name) {
                 return Err(unknown(name, "--only", &catalogue, |_| true));
@@ -108,8 +111,8 @@ impl BenchArgs {
         }
         let names = |wanted: fn(&str) -> bool| self.only.iter().filter(move |name| wanted(name)).collect::<Vec<_>>();
         let asked = names(|name| TABLES.contains(&name));
-        let backends = names(|name| ["rseq", "portable"].contains(&name));
-        let shown = names(|name| !TABLES.contains(&name) && !["rseq", "portable"].contains(&name));
+        let backends = names(|name| BACKENDS.contains(&name));
+        let shown = names(|name| !TABLES.contains(&name) && !BACKENDS.contains(&name));
         let usual: &[&str] = if self.all { &TABLES } else { &DEFAULT_TABLES };
         let is_wanted = |table: &&str| match asked.is_empty() {
             true => usual.contains(table),
@@ -139,7 +142,7 @@ fn unknown(name: &str, option: &'static str, catalogue: &[Row], is_known: impl F
     if let Some((_, feature)) = OPTIONAL.iter().find(|(optional, _)| *optional == name) {
         return Error::NotBuilt { name: name.to_owned(), feature };
     }
-    let mut known: Vec<&str> = if option == "--only" { TABLES.to_vec() } else { vec!["none"] };
+    let mut known: Vec<&str> = if option == "--only" { [&TABLES[..], &BACKENDS].concat() } else { vec!["none"] };
     known.extend(catalogue.iter().filter(|row| is_known(row)).map(|row| row.name));
     known.sort_unstable();
     known.dedup();
@@ -160,6 +163,14 @@ mod tests {
         let mut names: Vec<&str> = plan.rows.iter().map(|row| row.name).collect();
         names.dedup();
         names
+    }
+
+    #[test]
+    fn who_names_nothing_is_told_every_name() {
+        let Err(Error::UnknownName { known, .. }) = plan(&["batch", "rsq"], &[], false) else { panic!() };
+        let known: Vec<&str> = known.split(", ").collect();
+        assert!(TABLES.iter().chain(&BACKENDS).all(|name| known.contains(name)), "{known:?}");
+        assert!(known.iter().all(|name| plan(&[name], &[], false).is_ok()), "{known:?}");
     }
 
     #[test]

@@ -154,18 +154,20 @@ impl Info {
     }
 }
 
-/// The line of free blocks with the orders written above it, each over its column; folded to 80 columns.
-fn with_orders(line: &str) -> String {
-    let words: Vec<_> = line.split_whitespace().collect();
-    // "Node", its number, "zone", its name; then a count for each order.
-    let (zone, counts) = words.split_at(words.len().min(4));
-    let name = zone.join(" ");
+/// Each zone's line of free blocks with the orders written above it, each over its column; folded to 80 columns.
+fn with_orders(zones: &str) -> String {
     let mut text = String::new();
-    for (first, counts) in (0..).step_by(8).zip(counts.chunks(8)) {
-        let heads: String = (first..).zip(counts).map(|(order, _)| format!("{order:>7}")).collect();
-        let counts: String = counts.iter().map(|count| format!("{count:>7}")).collect();
-        // Writing to a string can't fail.
-        let _ = writeln!(text, "{:<23}{heads}\n{name:<23}{counts}", "free blocks of order");
+    for line in zones.lines() {
+        let words: Vec<_> = line.split_whitespace().collect();
+        // "Node", its number, "zone", its name; then a count for each order.
+        let (zone, counts) = words.split_at(words.len().min(4));
+        let name = zone.join(" ");
+        for (first, counts) in (0..).step_by(8).zip(counts.chunks(8)) {
+            let heads: String = (first..).zip(counts).map(|(order, _)| format!("{order:>7}")).collect();
+            let counts: String = counts.iter().map(|count| format!("{count:>7}")).collect();
+            // Writing to a string can't fail.
+            let _ = writeln!(text, "{:<23}{heads}\n{name:<23}{counts}", "free blocks of order");
+        }
     }
     text
 }
@@ -184,5 +186,25 @@ fn huge_pages() -> String {
             None => "unknown".to_owned(),
         },
         Err(_) => "not in this kernel".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_orders_stand_above_the_blocks_of_each_zone() {
+        let text = super::with_orders("Node 0, zone   Normal 0 1\nNode 1, zone   Normal 1 2 3 4 5 6 7 8 9");
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            text.lines().map(words).collect::<Vec<_>>(),
+            [
+                "free blocks of order 0 1",
+                "Node 0, zone Normal 0 1",
+                "free blocks of order 0 1 2 3 4 5 6 7",
+                "Node 1, zone Normal 1 2 3 4 5 6 7 8",
+                "free blocks of order 8",
+                "Node 1, zone Normal 9",
+            ]
+        );
     }
 }

@@ -45,7 +45,7 @@ use tight::Tight;
 #[derive(Args, Debug, Clone)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]
 pub(crate) struct StressArgs {
-    /// How long, in seconds: 1 to 86400
+    /// How long, in seconds: 1 to 86400; what is under way is then finished
     #[arg(long, allow_negative_numbers = true, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
     /// What determines each thread's operations [default: a new one]
@@ -150,7 +150,8 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
     let backend = plan.allocator(0)?.backend();
     plan.backend = Some(backend);
     if !args.json {
-        print(&format!("seed {}, {} threads, {backend} lists, {} s\n", plan.seed, plan.threads, plan.seconds))?;
+        let threads = if plan.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", plan.threads) };
+        print(&format!("seed {}, {threads}, {backend} lists, {} s\n", plan.seed, plan.seconds))?;
     }
     signals::install().map_err(|error| Failure::new("can't handle signals", error))?;
     say_seed_on_panic(plan.clone());

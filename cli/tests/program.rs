@@ -33,9 +33,14 @@ fn help_shows_every_command_and_what_exit_codes_mean() {
         let help = pagemill(&[command, "--help"]);
         assert!(help.done().stdout.contains(&format!("Usage: pagemill {command}")), "{}", help.stdout);
     }
-    for command in
-        [&["--help"][..], &["copy", "--help"], &["info", "--help"], &["stress", "--help"], &["top", "--help"]]
-    {
+    for command in [
+        &["--help"][..],
+        &["copy", "--help"],
+        &["crypt", "--help"],
+        &["info", "--help"],
+        &["stress", "--help"],
+        &["top", "--help"],
+    ] {
         let help = pagemill(command).stdout;
         help.lines().for_each(|line| assert!(line.chars().count() <= 80, "{command:?}: {line}"));
     }

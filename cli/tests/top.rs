@@ -91,6 +91,8 @@ fn without_a_process_it_says_what_to_do() {
     refused(&top(&["s"]), &["no such socket", "pagemill stress --stats"]);
     drop(UnixListener::bind(folder.path("s")).unwrap());
     refused(&top(&["s"]), &["nobody answers there", "start it again"]);
+    std::fs::write(folder.path("file"), "").unwrap();
+    refused(&top(&["file"]), &["is no socket", "that the program serves"]);
     let by_environment = folder.run(Command::new(PROGRAM).arg("top").env("PAGEMILL_STATS", "other"));
     refused(&by_environment, &["other", "no such socket"]);
     for args in [&["s", "--interval", "1"][..], &["s", "--json", "--prometheus"], &["s", "--json", "--once"]] {

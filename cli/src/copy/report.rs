@@ -120,8 +120,10 @@ impl Report {
         let pages = match self.tally.pages {
             0 => "no page was needed".to_owned(),
             pages => format!(
-                "{pages} pages in {} I/O vector entries; {form}: {:.1} an allocation call,\n{:.1} ns a page out and in",
+                "{} in {} I/O vector {}; {form}: {:.1} an allocation call,\n{:.1} ns a page out and in",
+                counted(pages, "page"),
                 self.tally.entries,
+                if self.tally.entries == 1 { "entry" } else { "entries" },
                 self.pages_per_call(),
                 self.alloc_ns_per_page(),
             ),
@@ -131,8 +133,8 @@ impl Report {
             n => format!("acquisitions that failed on purpose: {n}\n"),
         };
         format!(
-            "copied {} bytes: {} of data, {holes}\n{:.3} s, {:.2} GiB/s by {}{fallback}\n{pages}\n{faults}",
-            self.bytes,
+            "copied {}: {} of data, {holes}\n{:.3} s, {:.2} GiB/s by {}{fallback}\n{pages}\n{faults}",
+            counted(self.bytes, "byte"),
             self.data_bytes,
             self.time.as_secs_f64(),
             self.gib_per_s(),
@@ -185,6 +187,10 @@ impl Report {
         };
         let _ = writeln!(io::stderr(), "pagemill: copy: {text}");
     }
+}
+
+fn counted(n: u64, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
 /// 0 where there is nothing to divide by.

@@ -1,5 +1,6 @@
 //! The connection to the process that is watched.
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,8 +24,10 @@ pub(super) struct Source {
 impl Source {
     /// Connects and asks.
     pub(super) fn ask(path: &Path, question: &str) -> Result<Self, Failure> {
+        let is_socket = path.metadata().is_ok_and(|found| found.file_type().is_socket());
         let can_not = |error: io::Error| {
             let next = match error.kind() {
+                ErrorKind::ConnectionRefused if !is_socket => "give the path of the socket that the program serves",
                 ErrorKind::NotFound => "start the program with PAGEMILL_STATS=PATH, or `pagemill stress --stats PATH`",
                 ErrorKind::ConnectionRefused => "the process that served it is gone; start it again",
                 ErrorKind::PermissionDenied => "only the user who runs the program may watch it; become that user",
@@ -32,6 +35,7 @@ impl Source {
             };
             let why = match error.kind() {
                 ErrorKind::NotFound => "no such socket".to_owned(),
+                ErrorKind::ConnectionRefused if !is_socket => "is no socket".to_owned(),
                 ErrorKind::ConnectionRefused => "nobody answers there".to_owned(),
                 _ => said(&error),
             };
