@@ -81,7 +81,7 @@ pub(crate) fn test_rseq(shell: &Shell) -> Result<Tally> {
 }
 
 pub(crate) fn test_portable(shell: &Shell) -> Result<Tally> {
-    // Volumes know no lists: `test-rseq` tests them, or on a machine without those this step does.
+    // Volumes are served by public calls, whatever lists are below: `test-rseq` tests them, or where there are none this step.
     let volumes = if no_rseq(shell)?.is_none() { " --exclude pagemill-crypt" } else { "" };
     tests(shell, "test-portable", &format!("{EVERYTHING}{volumes}"), Some("portable"))
 }

@@ -18,7 +18,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill", &["pagemill-core", "pagemill-sys"]),
     ("pagemill-bench", &["pagemill"]),
     ("pagemill-model", &["pagemill"]),
-    ("pagemill-crypt", &[]),
+    ("pagemill-crypt", &["pagemill"]),
     ("pagemill-cli", &["pagemill", "pagemill-bench", "pagemill-crypt", "pagemill-model"]),
     ("pagemill-checks", &["pagemill"]),
     ("xtask", &[]),

@@ -42,6 +42,9 @@ pub enum Error {
     /// There is something already where a volume was to be made.
     #[error("{0}")]
     Occupied(String),
+    /// There are no pages for it.
+    #[error("{0}")]
+    Memory(pagemill::Error),
 }
 
 impl Error {
@@ -56,7 +59,7 @@ impl Error {
             return after_io(source.kind());
         }
         Some(match self {
-            Self::Io { .. } | Self::Request(_) => return None,
+            Self::Io { .. } | Self::Request(_) | Self::Memory(_) => return None,
             Self::NoHeader => "check the name; if the header lies in a file of its own, say which (--help tells how)",
             Self::Header(_) => "restore the header from its backup (cryptsetup luksHeaderRestore)",
             Self::Unsupported(_) => "open it with cryptsetup",

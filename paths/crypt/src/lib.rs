@@ -7,7 +7,8 @@
 //! 3. A [`Volume`] is that key in the [`cipher`], and where the data lies. It encrypts from one buffer to another and
 //!    decrypts in place; the bytes are read and written elsewhere.
 //!
-//! Around it, [`commands`] are the program's subcommands, and [`nbd`] is the protocol by which a volume is served.
+//! Around it, [`commands`] are the program's subcommands; [`nbd`] is the protocol by which [`serve`] offers a volume to
+//! clients, through pages of the allocator.
 //!
 //! Every length, offset, count and text in a header is taken for a lie until it is checked: reading one never panics, and
 //! what it costs to open is looked at before it is spent. What is not done: integrity tags, re-encryption, ciphers other
@@ -25,6 +26,7 @@ pub mod luks2;
 pub mod nbd;
 pub mod plain;
 pub mod secret;
+pub mod serve;
 pub mod store;
 pub mod volume;
 

@@ -25,7 +25,7 @@ struct Opening {
 fn crypt(bench: &Bench, line: &str) -> Result<Said, Error> {
     let line = line.replace('@', &format!("{}/", bench.path("").display()));
     let words = std::iter::once("crypt").chain(line.split_whitespace());
-    run(&Program::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}")).crypt)
+    run(&Program::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}")).crypt, &mut |_| {})
 }
 
 fn opening(bench: &Bench, line: &str) -> OpenArgs {

@@ -1,4 +1,4 @@
-//! `pagemill crypt`: the subcommands that make volumes and look after their keys. Each is its arguments and a `run`.
+//! `pagemill crypt`: the subcommands that make volumes, look after their keys and serve them. Each is its arguments and a `run`.
 //!
 //! A subcommand returns what it has to say ([`Said`]); printing it is the program's part. The header's file is locked
 //! (`flock`, as `cryptsetup` does for images) while it is read and changed, so two changes never cross.
@@ -7,6 +7,7 @@ mod info;
 mod keys;
 mod open;
 pub mod passphrase;
+mod serve;
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::FileTypeExt;
@@ -19,7 +20,7 @@ use crate::secret::lock_failure;
 use crate::{Error, Hash};
 pub use open::{OpenArgs, Opened};
 
-/// Make encrypted volumes, and look after their keys
+/// Make encrypted volumes, look after their keys, and serve them
 ///
 /// LUKS2 and LUKS1 volumes as cryptsetup makes them, in files and on block
 /// devices, with aes-xts-plain64. Nothing needs to be installed, and no root.
@@ -39,6 +40,7 @@ Examples:
   pagemill crypt info disk.img
   pagemill crypt add-key disk.img --new-key-file backup.key
   pagemill crypt test-passphrase disk.img --key-file backup.key
+  pagemill crypt serve disk.img --unix /tmp/disk.sock
   pagemill crypt remove-key disk.img --slot 1
 
 Exit codes:
@@ -53,6 +55,7 @@ enum Command {
     TestPassphrase(keys::TestArgs),
     AddKey(keys::AddArgs),
     RemoveKey(keys::RemoveArgs),
+    Serve(Box<serve::ServeArgs>),
 }
 
 impl CryptArgs {
@@ -65,6 +68,7 @@ impl CryptArgs {
             Command::TestPassphrase(_) => "test-passphrase",
             Command::AddKey(_) => "add-key",
             Command::RemoveKey(_) => "remove-key",
+            Command::Serve(_) => "serve",
         }
     }
 }
@@ -78,17 +82,18 @@ pub struct Said {
     pub warnings: Vec<String>,
 }
 
-/// Runs a subcommand.
+/// Runs a subcommand. What is to be said while it runs, a line each, goes to `notice`.
 ///
 /// # Errors
 /// What stopped it; [`Error::next_step`] says what to do.
-pub fn run(args: &CryptArgs) -> Result<Said, Error> {
+pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error> {
     let mut said = match &args.command {
         Command::Format(args) => format::run(args),
         Command::Info(args) => info::run(args),
         Command::TestPassphrase(args) => keys::test(args),
         Command::AddKey(args) => keys::add(args),
         Command::RemoveKey(args) => keys::remove(args),
+        Command::Serve(args) => serve::run(args, notice),
     }?;
     if let Some(why) = lock_failure() {
         said.warnings.push(format!("keys may have reached the swap space: memory could not be locked: {why}"));

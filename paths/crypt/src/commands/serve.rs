@@ -1,0 +1,255 @@
+//! `pagemill crypt serve`.
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use pagemill::{Allocator, PAGE_SIZE};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+
+use super::open::{OpenArgs, Opened};
+use super::{Said, shown};
+use crate::Error;
+use crate::nbd::{Config, Export, Tls};
+use crate::serve::{DataPath, Disk, Form, Limits, Listener, Memory, MemoryStats, Options, Server, Way};
+
+/// The longest part of a request that goes through the pool at once: what most clients ask for at most.
+const PART: usize = 1 << 20;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Serve a volume to NBD clients, until SIGTERM or SIGINT
+///
+/// Clients see what the volume holds; what lies in the file is encrypted.
+/// On SIGTERM, what was begun is finished, answered and put on the disk.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(super) struct ServeArgs {
+    #[command(flatten)]
+    open: OpenArgs,
+
+    #[command(flatten)]
+    place: Place,
+
+    /// The export's name, which clients ask for; any serves for none
+    #[arg(long, default_value = "", value_parser = name)]
+    name: String,
+
+    /// Refuse to write
+    #[arg(long)]
+    read_only: bool,
+
+    /// Serve without TLS on an address that others reach
+    #[arg(long)]
+    allow_plaintext: bool,
+
+    /// Let clients' trims make holes, which show what is in use
+    #[arg(long)]
+    discard: bool,
+
+    /// Threads [default: as many as processors]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+
+    /// Clients at a time; those beyond are hung up on
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
+    max_connections: u16,
+
+    /// Seconds that a client may take for 64 KiB, or what is left
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
+    timeout: u16,
+
+    /// Seconds that a client may take to negotiate
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
+    handshake_timeout: u16,
+
+    #[command(flatten, next_help_heading = "Memory and disk")]
+    ways: Ways,
+}
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+struct Place {
+    /// Serve on a socket of this name, which only this user may open
+    #[arg(long, value_name = "PATH")]
+    unix: Option<PathBuf>,
+
+    /// Serve on this address and port: 127.0.0.1:10809
+    #[arg(long, value_name = "ADDR")]
+    tcp: Option<SocketAddr>,
+}
+
+#[derive(Args, Debug)]
+struct Ways {
+    /// How memory is asked for
+    #[arg(long, value_enum, default_value_t)]
+    alloc: Form,
+
+    /// How the disk is asked
+    #[arg(long, value_enum, default_value_t)]
+    io: Way,
+
+    /// Use the system's page cache, also where it can be passed by
+    #[arg(long)]
+    buffered: bool,
+
+    /// MiB of memory for what is under way
+    #[arg(long, value_name = "MIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    memory: u32,
+
+    /// Pages of it that are kept for writes, whatever happens
+    #[arg(long, value_name = "PAGES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    reserve: u32,
+}
+
+fn name(text: &str) -> Result<String, String> {
+    if text.len() > 4096 { Err("a name has at most 4096 bytes".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error> {
+    if let Some(address) = args.place.tcp
+        && !address.ip().is_loopback()
+        && !args.allow_plaintext
+    {
+        let why = format!("{address} is reached by others, who could read along: say --allow-plaintext if they may");
+        return Err(Error::Request(why));
+    }
+    // Before the passphrase is asked for.
+    let memory = memory(&args.ways)?;
+    let Opened { data, volume, warnings } = args.open.open(!args.read_only)?;
+    warnings.iter().for_each(|warning| notice(warning));
+
+    let geometry = *volume.geometry();
+    let block = geometry.sector_size.bytes();
+    let export = Export {
+        name: args.name.clone(),
+        description: "an encrypted volume".to_owned(),
+        size: geometry.len,
+        is_read_only: args.read_only,
+        min_block: block as u32,
+        preferred_block: block.max(PAGE_SIZE) as u32,
+    };
+    let disk = Disk::new(data, geometry.offset, block, args.ways.buffered);
+    let seconds = |seconds: u16| Duration::from_secs(seconds.into());
+    let options = Options {
+        config: Config { exports: vec![export], tls: Tls::None },
+        threads: args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from),
+        way: args.ways.io,
+        max_connections: args.max_connections.into(),
+        limits: Limits {
+            handshake: seconds(args.handshake_timeout),
+            stall: seconds(args.timeout),
+            stop: seconds(args.timeout),
+        },
+        may_discard: args.discard,
+    };
+    let stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
+    let threads = options.threads;
+    let server = Server::start(DataPath { volume, disk, memory }, options);
+    let server = server.map_err(|error| Error::io("starting the server's threads", error))?;
+    // Last: whoever sees the socket is served, and may tell this program to end.
+    let (listener, _file, place) = listen(&args.place)?;
+    notice(&format!("serving {} bytes at {place}: {threads} threads, the disk {}", geometry.len, server.way()));
+
+    let accepted = server.accept(&listener, stop.as_fd());
+    let stats = server.stop().map_err(|error| Error::io("serving", error))?;
+    accepted.map_err(|error| Error::io(place, error))?;
+    Ok(Said { out: String::new(), warnings: told(&stats) })
+}
+
+fn memory(ways: &Ways) -> Result<Memory, Error> {
+    let pages = ways.memory as usize * ((1 << 20) / PAGE_SIZE);
+    let reserve = ways.reserve as usize;
+    if reserve > pages {
+        let why = format!("a reserve of {reserve} pages does not fit into {} MiB, which are {pages}", ways.memory);
+        return Err(Error::Request(why));
+    }
+    let allocator = Allocator::builder().memory(pagemill::Memory::anonymous(pages).within_limit()).build();
+    let memory = allocator.and_then(|allocator| Memory::new(&allocator, reserve, PART, ways.alloc));
+    memory.map_err(Error::Memory)
+}
+
+/// What there is to say of memory at the end: nothing, if there was always enough.
+fn told(stats: &MemoryStats) -> Vec<String> {
+    let mut told = Vec::new();
+    if stats.waits > 0 {
+        let MemoryStats { waits, longest_wait, .. } = stats;
+        let longest = longest_wait.as_secs_f64() * 1e3;
+        told.push(format!("{waits} parts of writes waited for pages, at most {longest:.1} ms; --memory gives more"));
+    }
+    if stats.short > 0 {
+        let short = stats.short;
+        told.push(format!(
+            "{short} times a request went through in short parts for want of pages; --memory gives more"
+        ));
+    }
+    told
+}
+
+/// A descriptor that is readable once the program is to end.
+fn signals() -> io::Result<UnixStream> {
+    let (stop, signalled) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT] {
+        pipe::register(signal, signalled.try_clone()?)?;
+    }
+    Ok(stop)
+}
+
+/// The socket's name, which goes when the server does.
+struct SocketFile(Option<PathBuf>);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            // The next server replaces what stays.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn listen(place: &Place) -> Result<(Listener, SocketFile, String), Error> {
+    if let Some(path) = &place.unix {
+        let listener = listen_unix(path).map_err(|error| Error::io(shown(path), error))?;
+        let place = format!("nbd+unix:///?socket={}", shown(path));
+        return Ok((Listener::Unix(listener), SocketFile(Some(path.clone())), place));
+    }
+    let Some(address) = place.tcp else { unreachable!("one of the two is given") };
+    let listener = TcpListener::bind(address).map_err(|error| Error::io(address.to_string(), error))?;
+    let address = listener.local_addr().map_err(|error| Error::io(address.to_string(), error))?;
+    Ok((Listener::Tcp(listener), SocketFile(None), format!("nbd://{address}")))
+}
+
+/// A socket that nobody else may open at any time: it has its mode before it has its name.
+fn listen_unix(path: &Path) -> io::Result<UnixListener> {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
+    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+    rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
+    let address = SocketAddrUnix::new(path)?;
+    match rustix::net::bind(&socket, &address) {
+        Err(rustix::io::Errno::ADDRINUSE) => {
+            make_room(path)?;
+            rustix::net::bind(&socket, &address)?;
+        }
+        bound => bound?,
+    }
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Removes a socket that its process left behind.
+fn make_room(path: &Path) -> io::Result<()> {
+    let refused = |why| Err(io::Error::new(io::ErrorKind::AddrInUse, why));
+    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+        return refused("there is a file of that name, which is no socket");
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        _ => refused("another process answers there already"),
+    }
+}

@@ -1,0 +1,237 @@
+//! The bytes of one part of a request: pages wherever they lie, or one stretch of the heap.
+//!
+//! Both are seen as runs of neighbouring bytes, so that the cipher and the system are called once a run. A run has a
+//! multiple of a page's bytes, but for the last one: no sector of a volume crosses from one run into the next.
+use std::alloc::{self, Layout};
+use std::io::{IoSlice, IoSliceMut};
+use std::ptr::{self, NonNull};
+
+use pagemill::{PAGE_SIZE, Page};
+
+/// Who gets a buffer back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The pool: it is held while the disk works, and not while a client does.
+    Pool,
+    /// The allocator, or the heap.
+    Free,
+    /// Its connection, which keeps one for when there is nothing else.
+    Connection,
+}
+
+/// Bytes of a request, owned.
+#[derive(Debug)]
+pub struct Buffer {
+    /// All of them are occupied.
+    pub(super) pages: Vec<Option<Page>>,
+    stretch: Option<Stretch>,
+    runs: Vec<Run>,
+    len: usize,
+    pub(super) origin: Origin,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    addr: usize,
+    len: usize,
+}
+
+impl Buffer {
+    /// The first `len` bytes of `pages`, which are as many as it takes.
+    pub(super) fn of_pages(pages: Vec<Option<Page>>, len: usize, origin: Origin) -> Self {
+        assert_eq!(pages.iter().flatten().count(), len.div_ceil(PAGE_SIZE), "a buffer of {len} bytes");
+        let mut buffer = Self { pages, stretch: None, runs: Vec::new(), len: 0, origin };
+        buffer.set_len(len);
+        buffer
+    }
+
+    /// A stretch of the heap that begins on a page; none if there is no memory.
+    pub(super) fn of_heap(len: usize, origin: Origin) -> Option<Self> {
+        let stretch = Some(Stretch::new(len)?);
+        let mut buffer = Self { pages: Vec::new(), stretch, runs: Vec::new(), len: 0, origin };
+        buffer.set_len(len);
+        Some(buffer)
+    }
+
+    /// No bytes: for what needs none.
+    pub(super) fn none() -> Self {
+        Self { pages: Vec::new(), stretch: None, runs: Vec::new(), len: 0, origin: Origin::Free }
+    }
+
+    /// Makes it the first `len` bytes of what it owns.
+    pub(super) fn set_len(&mut self, len: usize) {
+        let owned = self.stretch.as_ref().map_or(self.pages.len() * PAGE_SIZE, |stretch| stretch.len);
+        assert!(len <= owned, "{len} bytes of a buffer of {owned}");
+        self.len = len;
+        self.runs.clear();
+        if let Some(stretch) = &self.stretch {
+            self.runs.push(Run { addr: stretch.start.as_ptr().expose_provenance(), len });
+            return;
+        }
+        let mut left = len;
+        for page in self.pages.iter().flatten() {
+            if left == 0 {
+                break;
+            }
+            let bytes = left.min(PAGE_SIZE);
+            left -= bytes;
+            match self.runs.last_mut() {
+                Some(last) if last.addr + last.len == page.addr() => last.len += bytes,
+                _ => self.runs.push(Run { addr: page.addr(), len: bytes }),
+            }
+        }
+    }
+
+    /// How many bytes it has.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "what has no bytes is no buffer of a request")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Its bytes, run by run.
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        // SAFETY: a run lies within pages or a stretch that this buffer owns, mapped and initialised, and whose addresses
+        // are exposed; neighbouring pages are of one mapping. It is borrowed, so nobody writes to them.
+        self.runs
+            .iter()
+            .map(|run| unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(run.addr), run.len) })
+    }
+
+    /// The same, to be written.
+    pub fn slices_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        self.runs.iter().map(|run| {
+            // SAFETY: as in `slices`, borrowed exclusively, and runs do not overlap.
+            unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(run.addr), run.len) }
+        })
+    }
+
+    /// Adds the bytes from `from` on to a vector for the system, at most `entries` runs of them.
+    pub(super) fn window<'b>(&'b self, from: usize, entries: usize, vector: &mut Vec<IoSlice<'b>>) {
+        let mut start = 0;
+        for slice in self.slices() {
+            let end = start + slice.len();
+            if end > from {
+                if vector.len() >= entries {
+                    return;
+                }
+                vector.push(IoSlice::new(&slice[from.saturating_sub(start)..]));
+            }
+            start = end;
+        }
+    }
+
+    /// The same for what is to be filled.
+    pub(super) fn window_mut<'b>(&'b mut self, from: usize, entries: usize, vector: &mut Vec<IoSliceMut<'b>>) {
+        let mut start = 0;
+        for slice in self.slices_mut() {
+            let end = start + slice.len();
+            if end > from {
+                if vector.len() >= entries {
+                    return;
+                }
+                vector.push(IoSliceMut::new(&mut slice[from.saturating_sub(start)..]));
+            }
+            start = end;
+        }
+    }
+
+    /// Copies `bytes` in, from byte `at` on.
+    pub(super) fn copy_in(&mut self, at: usize, mut bytes: &[u8]) {
+        let mut start = 0;
+        for slice in self.slices_mut() {
+            let end = start + slice.len();
+            if end > at && !bytes.is_empty() {
+                let place = &mut slice[at.saturating_sub(start)..];
+                let (now, later) = bytes.split_at(bytes.len().min(place.len()));
+                place[..now.len()].copy_from_slice(now);
+                bytes = later;
+            }
+            start = end;
+        }
+        assert!(bytes.is_empty(), "{} bytes too many", bytes.len());
+    }
+}
+
+/// Memory of the heap that begins on a page.
+#[derive(Debug)]
+struct Stretch {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: it owns its bytes alone, as a `Vec<u8>` would.
+unsafe impl Send for Stretch {}
+
+impl Stretch {
+    fn new(len: usize) -> Option<Self> {
+        let layout = Self::layout(len)?;
+        // SAFETY: the layout's size is not 0.
+        let start = NonNull::new(unsafe { alloc::alloc(layout) })?;
+        // What the heap hands out counts as uninitialised, though it holds bytes, and zeroing it would cost more than
+        // malloc does, which `--alloc malloc` is there to show.
+        // SAFETY: no instruction at all; the compiler has to take the memory behind the pointer for written by it.
+        unsafe { std::arch::asm!("/* {0} */", in(reg) start.as_ptr(), options(nostack, preserves_flags)) };
+        Some(Self { start, len })
+    }
+
+    fn layout(len: usize) -> Option<Layout> {
+        Layout::from_size_align(len.max(1), PAGE_SIZE).ok()
+    }
+}
+
+impl Drop for Stretch {
+    fn drop(&mut self) {
+        let Some(layout) = Self::layout(self.len) else { unreachable!("it was made with this layout") };
+        // SAFETY: it came from `alloc` with this layout, and nobody has it any more.
+        unsafe { alloc::dealloc(self.start.as_ptr(), layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagemill::{Allocator, Bulk};
+
+    fn buffers(len: usize) -> [Buffer; 2] {
+        let allocator = Allocator::builder().pages(64).build().unwrap();
+        let mut pages: Vec<_> = std::iter::repeat_with(|| None).take(2 * len.div_ceil(PAGE_SIZE)).collect();
+        allocator.alloc_pages_bulk_array(Bulk::exact(pages.len()), &mut pages).unwrap();
+        // Every other page: no two are neighbours.
+        pages.sort_by_key(|page| page.as_ref().map(Page::addr));
+        let pages = pages.into_iter().step_by(2).collect();
+        [Buffer::of_pages(pages, len, Origin::Free), Buffer::of_heap(len, Origin::Free).unwrap()]
+    }
+
+    #[test]
+    fn bytes_lie_in_order_and_windows_hold_the_rest() {
+        for (mut buffer, runs) in buffers(9000).into_iter().zip([3, 1]) {
+            let bytes: Vec<u8> = (0..9000u32).map(|i| (i % 251) as u8).collect();
+            buffer.copy_in(0, &bytes[..4000]);
+            buffer.copy_in(4000, &bytes[4000..]);
+            assert_eq!(buffer.slices().count(), runs);
+            assert!(buffer.slices().flatten().eq(&bytes));
+            for from in [0, 1, 4095, 4096, 8192, 8999, 9000] {
+                let mut vector = Vec::new();
+                buffer.window(from, 9, &mut vector);
+                assert!(vector.iter().flat_map(|slice| &**slice).eq(&bytes[from..]), "from {from}");
+                let mut vector = Vec::new();
+                buffer.window_mut(from, 9, &mut vector);
+                assert_eq!(vector.iter().map(|slice| slice.len()).sum::<usize>(), 9000 - from);
+            }
+            let mut vector = Vec::new();
+            buffer.window(5000, 1, &mut vector);
+            assert_eq!(vector.len(), 1);
+            buffer.set_len(512);
+            assert!(buffer.slices().flatten().eq(&bytes[..512]));
+        }
+    }
+
+    #[test]
+    fn neighbours_are_one_run() {
+        let allocator = Allocator::builder().pages(64).build().unwrap();
+        let pages = allocator.alloc_pages(pagemill::Gfp::KERNEL, pagemill::Order::new(2).unwrap()).unwrap().split();
+        let buffer = Buffer::of_pages(pages.map(Some).collect(), 4 * PAGE_SIZE, Origin::Free);
+        assert_eq!(buffer.slices().map(<[u8]>::len).collect::<Vec<_>>(), [4 * PAGE_SIZE]);
+    }
+}

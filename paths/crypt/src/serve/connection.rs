@@ -1,0 +1,512 @@
+//! One client: what it sends becomes requests, these become steps on the disk, and what comes of them is answered.
+//!
+//! A connection does what it can and then says why it cannot go on ([`Blocked`]); its worker calls [`Connection::turn`]
+//! again when that may have changed. How a write comes in:
+//! - A short one is received whole into the connection's own bytes (`stage`), and encrypted from there.
+//! - For a longer one, pages are borrowed when its header is there, and it is received into them.
+//! - Where there are none, it goes on in short parts through `stage`.
+//!
+//! A read's pages are borrowed as well. Where there are none, it is read and sent in parts through a buffer that the
+//! connection has had since it was accepted (`own`), one after the other.
+//!
+//! Invariants: a client has at most [`MAX_ACTIVE`] requests and [`MAX_BYTES`] under way, but for one that is longer (N1).
+//! Pages of the pool are in steps on the disk alone (W1 in `memory`). Once it is dead, it takes nothing, and what comes
+//! back is given back (N2).
+use std::io::IoSliceMut;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::buffer::{Buffer, Origin};
+use super::disk::{Done, ENTRIES, Engine, Op, Todo};
+use super::outbox::Outbox;
+use super::path::DataPath;
+use super::requests::Flights;
+use super::socket::{Moved, Socket};
+use crate::nbd::{Command, Config, Event, Fault, Request, Session};
+
+mod transfer;
+
+use transfer::extents;
+
+/// Bytes that are received ahead.
+const STAGE: usize = 64 << 10;
+/// Writes that are received whole into `stage`, and parts where there are no pages.
+const SHORT: usize = 32 << 10;
+/// Bytes that are received behind a write's, so that the next header comes along.
+const AHEAD: usize = 4096;
+/// Requests of one client under way.
+const MAX_ACTIVE: usize = 128;
+/// Their bytes.
+const MAX_BYTES: usize = 8 << 20;
+/// Answers that wait for a client before no more of its requests are looked at.
+const MAX_UNSENT: usize = 256 << 10;
+/// Bytes that are done for one client before others have their turn.
+const TURN: usize = 4 << 20;
+/// Extents that one answer has at most.
+const MAX_EXTENTS: usize = 256;
+/// Whoever moves fewer bytes in the time limit has stalled.
+const CRAWL: usize = 64 << 10;
+
+/// How long clients may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// For all of the negotiation.
+    pub handshake: Duration,
+    /// For 64 KiB, or the rest, of a message that has begun, or of an answer.
+    pub stall: Duration,
+    /// For what was begun when the server was told to stop.
+    pub stop: Duration,
+}
+
+/// What a turn may use.
+pub(super) struct Context<'w> {
+    pub(super) path: &'w DataPath,
+    pub(super) engine: &'w mut Engine,
+    pub(super) now: Instant,
+    /// Nobody of this worker waits for the pool in front of this connection.
+    pub(super) may_take: bool,
+    /// Holes are made where the client says that the contents are not needed.
+    pub(super) may_discard: bool,
+}
+
+/// Why a connection cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blocked {
+    /// The client has to send something.
+    Input,
+    /// The client has to take something.
+    Output,
+    /// The disk has to be done with something.
+    Disk,
+    /// The pool has no pages.
+    Memory,
+    /// Others have their turn.
+    Turn,
+    /// Nothing more is to be done.
+    Over,
+}
+
+/// The request that is coming in, or that has more steps than are begun at once.
+enum Current {
+    Write { request: Request, flight: usize, done: usize, part: Option<Part> },
+    Zeroes { request: Request, flight: usize, done: usize },
+    SlowRead { request: Request, done: usize },
+}
+
+/// A part of a write that is being received.
+struct Part {
+    buffer: Buffer,
+    got: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Open,
+    /// The server stops: what was begun is finished.
+    Draining,
+    /// The client said goodbye, broke the protocol or sends no more: what was begun is finished.
+    Closing,
+    /// All is said; the client may close first.
+    Lingering,
+    Dead,
+}
+
+pub(super) struct Connection {
+    number: usize,
+    socket: Socket,
+    session: Session,
+    stage: Vec<u8>,
+    /// What of `stage` has been received and not looked at.
+    start: usize,
+    end: usize,
+    current: Option<Current>,
+    flights: Flights,
+    /// Steps on the disk.
+    steps: usize,
+    bytes: usize,
+    turn_left: usize,
+    outbox: Outbox,
+    own: Option<Buffer>,
+    life: Life,
+    blocked: Blocked,
+    /// Since when it waits for the pool.
+    stalled: Option<Instant>,
+    born: Instant,
+    heard: Clock,
+    spoken: Clock,
+}
+
+/// Since when the other side is waited for, and what it moved since.
+struct Clock {
+    since: Instant,
+    bytes: usize,
+}
+
+impl Clock {
+    fn moved(&mut self, bytes: usize, now: Instant) {
+        self.bytes += bytes;
+        if self.bytes >= CRAWL {
+            self.restart(now);
+        }
+    }
+    fn restart(&mut self, now: Instant) {
+        (self.since, self.bytes) = (now, 0);
+    }
+}
+
+impl Connection {
+    /// A client that has just come; none if there is no memory for one.
+    pub(super) fn new(number: usize, socket: Socket, config: Arc<Config>, now: Instant) -> Option<Self> {
+        let mut outbox = Outbox::default();
+        let session = outbox.write(|out| Session::new(config, out));
+        Some(Self {
+            number,
+            socket,
+            session,
+            stage: vec![0; STAGE],
+            start: 0,
+            end: 0,
+            current: None,
+            flights: Flights::default(),
+            steps: 0,
+            bytes: 0,
+            turn_left: 0,
+            outbox,
+            own: Some(Buffer::of_heap(SHORT, Origin::Connection)?),
+            life: Life::Open,
+            blocked: Blocked::Input,
+            stalled: None,
+            born: now,
+            heard: Clock { since: now, bytes: 0 },
+            spoken: Clock { since: now, bytes: 0 },
+        })
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+    pub(super) fn is_dead(&self) -> bool {
+        self.life == Life::Dead
+    }
+    /// Steps on the disk that have not come back.
+    pub(super) fn steps(&self) -> usize {
+        self.steps
+    }
+    /// It waits for the pool.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.blocked == Blocked::Memory && !self.is_dead()
+    }
+    /// It can go on without anything happening.
+    pub(super) fn is_ready(&self) -> bool {
+        let may_go_on = self.blocked == Blocked::Turn || (self.blocked == Blocked::Output && self.outbox.len() == 0);
+        may_go_on && !self.is_dead()
+    }
+    pub(super) fn wants_input(&self) -> bool {
+        match self.life {
+            Life::Open => self.blocked == Blocked::Input,
+            Life::Draining => self.blocked == Blocked::Input && self.current.is_some(),
+            Life::Lingering => true,
+            Life::Closing | Life::Dead => false,
+        }
+    }
+    pub(super) fn wants_output(&self) -> bool {
+        self.outbox.len() > 0
+    }
+
+    /// Does what can be done now.
+    pub(super) fn turn(&mut self, context: &mut Context<'_>) {
+        self.turn_left = TURN;
+        loop {
+            self.blocked = self.work(context);
+            let has_sent = self.send(context);
+            if self.is_dead() {
+                break;
+            }
+            if self.blocked == Blocked::Output && has_sent && self.turn_left > 0 {
+                continue;
+            }
+            if self.turn_left == 0 || !self.wants_input() || !self.receive(context) {
+                break;
+            }
+        }
+        self.finish_if_over(context.path, context.now);
+        if !self.owes() {
+            self.heard.restart(context.now);
+        }
+    }
+
+    /// The client is in the middle of something.
+    fn owes(&self) -> bool {
+        self.session.owes_bytes() || matches!(self.current, Some(Current::Write { .. }))
+    }
+
+    /// Receives once. False if there is nothing.
+    fn receive(&mut self, context: &Context<'_>) -> bool {
+        if self.life == Life::Lingering {
+            return self.discard(context);
+        }
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.end > STAGE / 2 {
+            self.stage.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let is_draining = self.life == Life::Draining;
+        let mut vector: Vec<IoSliceMut<'_>> = Vec::new();
+        let mut wanted = 0;
+        let mut room = STAGE - self.end;
+        match &mut self.current {
+            Some(Current::Write { part: Some(part), .. }) => {
+                wanted = part.buffer.len() - part.got;
+                part.buffer.window_mut(part.got, ENTRIES - 1, &mut vector);
+                room = if is_draining { 0 } else { room.min(AHEAD) };
+            }
+            Some(Current::Write { request, done, .. }) if is_draining => {
+                let wanted = (request.len as usize - *done).min(context.path.memory.part()).min(SHORT);
+                room = room.min(wanted.saturating_sub(self.end - self.start));
+            }
+            _ => {}
+        }
+        // A vector may be too short for all of the part; then nothing may come behind it.
+        if vector.iter().map(|slice| slice.len()).sum::<usize>() == wanted {
+            vector.push(IoSliceMut::new(&mut self.stage[self.end..self.end + room]));
+        }
+        match self.socket.receive(&mut vector) {
+            Moved::Bytes(count) => {
+                let into_part = count.min(wanted);
+                if let Some(Current::Write { part: Some(part), .. }) = &mut self.current {
+                    part.got += into_part;
+                }
+                self.end += count - into_part;
+                self.turn_left = self.turn_left.saturating_sub(count);
+                self.heard.moved(count, context.now);
+                true
+            }
+            Moved::NotNow => false,
+            Moved::Ended => {
+                self.close(context.path);
+                false
+            }
+        }
+    }
+
+    /// Reads what nobody wants any more.
+    fn discard(&mut self, context: &Context<'_>) -> bool {
+        match self.socket.receive(&mut [IoSliceMut::new(&mut self.stage)]) {
+            Moved::Bytes(count) => self.turn_left = self.turn_left.saturating_sub(count),
+            Moved::NotNow => return false,
+            Moved::Ended => self.die(context.path),
+        }
+        self.turn_left > 0
+    }
+
+    /// Sends what the client takes. True if that was something.
+    fn send(&mut self, context: &Context<'_>) -> bool {
+        if self.outbox.len() == 0 || self.is_dead() {
+            return false;
+        }
+        match self.outbox.send(&self.socket, &context.path.memory, &mut self.own) {
+            Moved::Bytes(count) => {
+                self.spoken.moved(count, context.now);
+                if self.outbox.len() == 0 {
+                    self.spoken.restart(context.now);
+                }
+                return true;
+            }
+            Moved::NotNow => {}
+            Moved::Ended => self.die(context.path),
+        }
+        false
+    }
+
+    /// Goes on with what has been received, as far as it can.
+    fn work(&mut self, context: &mut Context<'_>) -> Blocked {
+        loop {
+            if self.is_dead() || self.life == Life::Lingering {
+                return Blocked::Over;
+            }
+            if self.outbox.len() > MAX_UNSENT {
+                return Blocked::Output;
+            }
+            let blocked = match self.current.take() {
+                None => None,
+                Some(Current::Write { request, flight, done, part }) => {
+                    self.go_on_writing(request, flight, done, part, context)
+                }
+                Some(Current::Zeroes { request, flight, done }) => self.go_on_zeroing(request, flight, done, context),
+                Some(Current::SlowRead { request, done }) => self.go_on_reading(request, done, context),
+            };
+            if let Some(blocked) = blocked {
+                return blocked;
+            }
+            if self.current.is_some() {
+                continue;
+            }
+            if self.life == Life::Closing {
+                return Blocked::Over;
+            }
+            if self.flights.count() >= MAX_ACTIVE || self.bytes >= MAX_BYTES {
+                return Blocked::Disk;
+            }
+            if self.start == self.end {
+                return Blocked::Input;
+            }
+            if self.turn_left == 0 {
+                return Blocked::Turn;
+            }
+            let Self { session, stage, start, end, outbox, .. } = self;
+            let (taken, event) = outbox.write(|out| session.feed(&stage[*start..*end], out));
+            self.start += taken;
+            match event {
+                Event::Continue => {}
+                Event::Request(request) => self.begin(request, context),
+                // What TLS there is stands in front of this.
+                Event::StartTls | Event::Violation(_) | Event::Goodbye => self.life = Life::Closing,
+            }
+        }
+    }
+
+    fn begin(&mut self, request: Request, context: &mut Context<'_>) {
+        let in_file = context.path.in_file(request.at);
+        match request.command {
+            Command::Read => self.begin_reading(request, context),
+            Command::Write => {
+                let flight = self.flights.open(request, 0, false);
+                self.current = Some(Current::Write { request, flight, done: 0, part: None });
+            }
+            Command::WriteZeroes { .. } => {
+                let flight = self.flights.open(request, 0, false);
+                self.current = Some(Current::Zeroes { request, flight, done: 0 });
+            }
+            Command::Flush => {
+                let flight = self.flights.open(request, 1, true);
+                self.submit(Todo::Sync, 0, Buffer::none(), flight, context);
+            }
+            Command::Trim if context.may_discard => {
+                let flight = self.flights.open(request, 1, true);
+                self.submit(Todo::Punch { len: u64::from(request.len) }, in_file, Buffer::none(), flight, context);
+            }
+            // Which parts are in use is nobody's business unless the user says so; the protocol leaves it to us.
+            Command::Trim => {
+                let replies = self.session.replies();
+                self.outbox.write(|out| replies.done(request.cookie, out));
+            }
+            Command::BlockStatus { .. } => {
+                let replies = self.session.replies();
+                let block = self.session.export().map_or(1, |export| export.min_block);
+                let extents = extents(context.path, &request, u64::from(block));
+                self.outbox.write(|out| match extents {
+                    Ok(extents) => replies.block_status(&request, &extents, out),
+                    Err(_) => replies.error(request.cookie, Fault::Io, out),
+                });
+            }
+        }
+    }
+
+    /// Hands a step to the disk; one that is done at once is dealt with at once.
+    fn submit(&mut self, todo: Todo, at: u64, buffer: Buffer, flight: usize, context: &mut Context<'_>) {
+        self.steps += 1;
+        self.bytes += buffer.len();
+        self.turn_left = self.turn_left.saturating_sub(buffer.len());
+        let op = Op { todo, at, buffer, done: 0, tag: (self.number, flight) };
+        if let Some(done) = context.engine.submit(&context.path.disk, op) {
+            self.complete(done, context);
+        }
+    }
+
+    /// Takes note of a step that is done.
+    pub(super) fn complete(&mut self, (op, result): Done, context: &mut Context<'_>) {
+        self.steps -= 1;
+        self.bytes -= op.buffer.len();
+        let path = context.path;
+        if self.is_dead() {
+            return path.memory.give_back(op.buffer);
+        }
+        if op.buffer.origin == Origin::Connection {
+            return self.slow_part_done(op, result, path);
+        }
+        let number = op.tag.1;
+        let todo = op.todo;
+        let follows = self.flights.step_done(number, op, result, path);
+        if follows && matches!(todo, Todo::Punch { .. }) {
+            return self.submit(Todo::Sync, 0, Buffer::none(), number, context);
+        }
+        self.answer_if_done(number);
+    }
+
+    /// Answers a request whose steps are done.
+    fn answer_if_done(&mut self, number: usize) {
+        let Some(flight) = self.flights.take_done(number) else { return };
+        let (replies, request) = (self.session.replies(), flight.request);
+        match (flight.fault, request.command) {
+            (Some(fault), _) => self.outbox.write(|out| replies.error(request.cookie, fault, out)),
+            (None, Command::Read) => {
+                self.outbox.write(|out| replies.before_data(&request, out));
+                flight.parts.into_iter().flatten().for_each(|part| self.outbox.data(part));
+            }
+            _ => self.outbox.write(|out| replies.done(request.cookie, out)),
+        }
+    }
+
+    /// The server stops.
+    pub(super) fn drain(&mut self) {
+        if self.life == Life::Open {
+            self.life = if self.session.export().is_some() { Life::Draining } else { Life::Closing };
+        }
+    }
+
+    /// The client sends no more.
+    fn close(&mut self, path: &DataPath) {
+        if matches!(self.life, Life::Open | Life::Draining) {
+            self.life = Life::Closing;
+            // What it has not sent of a write does not come.
+            if let Some(Current::Write { flight, part, .. }) = self.current.take() {
+                self.flights.abandon(flight);
+                part.into_iter().for_each(|part| path.memory.give_back(part.buffer));
+            }
+        }
+    }
+
+    fn finish_if_over(&mut self, path: &DataPath, now: Instant) {
+        let is_idle = self.steps == 0 && self.outbox.len() == 0 && self.current.is_none() && self.flights.count() == 0;
+        match self.life {
+            Life::Closing if is_idle => self.die(path),
+            Life::Draining if is_idle && self.blocked == Blocked::Input => {
+                self.socket.end_sending();
+                self.life = Life::Lingering;
+                self.heard.restart(now);
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends it at once.
+    pub(super) fn die(&mut self, path: &DataPath) {
+        self.life = Life::Dead;
+        self.blocked = Blocked::Over;
+        self.outbox.clear(&path.memory, &mut self.own);
+        self.flights.clear(&path.memory);
+        if let Some(Current::Write { part: Some(part), .. }) = self.current.take() {
+            path.memory.give_back(part.buffer);
+        }
+    }
+
+    /// Ends it if the client has let others wait too long.
+    pub(super) fn check(&mut self, limits: &Limits, path: &DataPath, now: Instant) {
+        if (!self.owes() || !self.wants_input()) && self.life != Life::Lingering {
+            self.heard.restart(now);
+        }
+        if self.outbox.len() == 0 {
+            self.spoken.restart(now);
+        }
+        let negotiates = self.life == Life::Open && self.session.export().is_none();
+        let negotiates_for = if negotiates { now - self.born } else { Duration::ZERO };
+        let lingers = self.life == Life::Lingering && now - self.heard.since > limits.stop.min(Duration::from_secs(1));
+        let is_late = negotiates_for > limits.handshake
+            || now - self.heard.since > limits.stall
+            || now - self.spoken.since > limits.stall;
+        if (is_late || lingers) && !self.is_dead() {
+            self.die(path);
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The file or block device under a volume, and the two ways to it: system calls that return when it is done, and a ring.
+//!
+//! Invariant: once the disk has failed to make something durable, nothing is said to be durable any more (D1). The system
+//! tells a failed `fdatasync` once, to whoever asks first; those who ask later lost data just the same.
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use clap::ValueEnum;
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
+use rustix::io::ReadWriteFlags;
+
+use super::buffer::{Buffer, Origin};
+use super::ring::Ring;
+
+/// The most runs that the system takes with one call (UIO_MAXIOV).
+pub(super) const ENTRIES: usize = 1024;
+
+/// How the disk is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Way {
+    /// By io_uring where the system allows it and the file gains by it
+    #[default]
+    Auto,
+    /// By io_uring, or not at all
+    Uring,
+    /// By calls that return when it is done
+    Plain,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Todo {
+    Read,
+    /// On the disk when it is done, if it is `durable`.
+    Write {
+        durable: bool,
+    },
+    /// All that was written before is on the disk when it is done.
+    Sync,
+    /// Makes a hole of so many bytes.
+    Punch {
+        len: u64,
+    },
+}
+
+/// A step on the disk: it goes in with [`Engine::submit`], and comes back when it is done.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) todo: Todo,
+    /// The first byte in the file.
+    pub(super) at: u64,
+    pub(super) buffer: Buffer,
+    /// Bytes of the buffer that are done.
+    pub(super) done: usize,
+    /// Whose it is: a connection's number, and a request's.
+    pub(super) tag: (usize, usize),
+}
+
+/// What became of it.
+pub(super) type Done = (Op, io::Result<()>);
+
+/// The file or block device.
+#[derive(Debug)]
+pub struct Disk {
+    file: File,
+    is_direct: bool,
+    has_failed: AtomicBool,
+}
+
+impl Disk {
+    /// Behind `file`, in which blocks of `block` bytes are read and written from `offset` on. Unless `buffered` is set the
+    /// system's page cache is passed by, if the file system lets it.
+    #[must_use]
+    pub fn new(file: File, offset: u64, block: usize, buffered: bool) -> Self {
+        let mut disk = Self { file, is_direct: false, has_failed: AtomicBool::new(false) };
+        disk.is_direct = !buffered && disk.go_direct(offset, block).is_ok();
+        disk
+    }
+
+    /// Asks for direct access, and tries it: whether it works with these blocks, only a read tells.
+    fn go_direct(&self, offset: u64, block: usize) -> io::Result<()> {
+        let flags = rustix::fs::fcntl_getfl(&self.file)?;
+        rustix::fs::fcntl_setfl(&self.file, flags | OFlags::DIRECT)?;
+        let tried = (|| {
+            let Some(mut buffer) = Buffer::of_heap(block, Origin::Free) else {
+                return Err(io::ErrorKind::OutOfMemory.into());
+            };
+            let (mut first, mut second) = (Vec::new(), Vec::new());
+            buffer.window_mut(0, 1, &mut first);
+            rustix::io::preadv(&self.file, &mut first, offset)?;
+            buffer.window_mut(0, 1, &mut second);
+            // An odd block: the first may be aligned by luck.
+            rustix::io::preadv(&self.file, &mut second, offset + block as u64)?;
+            Ok(())
+        })();
+        if tried.is_err() {
+            rustix::fs::fcntl_setfl(&self.file, flags)?;
+        }
+        tried
+    }
+
+    /// Whether the system's page cache is passed by.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// True when the system can begin a step here and end it later. Where it cannot (a file system in memory), a ring
+    /// would only hand each step to a thread of the kernel's.
+    pub(super) fn is_asynchronous(&self) -> bool {
+        let mut buffer = Buffer::of_heap(4096, Origin::Free);
+        let Some(buffer) = &mut buffer else { return false };
+        let mut vector = Vec::new();
+        buffer.window_mut(0, 1, &mut vector);
+        let tried = rustix::io::preadv2(&self.file, &mut vector, 0, ReadWriteFlags::NOWAIT);
+        tried != Err(rustix::io::Errno::OPNOTSUPP)
+    }
+
+    /// Notes what a step has come to.
+    pub(super) fn judge(&self, todo: Todo, result: io::Result<()>) -> io::Result<()> {
+        let promises = matches!(todo, Todo::Sync | Todo::Write { durable: true });
+        if promises && result.is_err() {
+            // Relaxed: the flag alone is read, and whoever is told later is told through a socket.
+            self.has_failed.store(true, Relaxed);
+        }
+        if promises && self.has_failed.load(Relaxed) {
+            return result.and(Err(io::Error::other("the disk has lost what was written")));
+        }
+        result
+    }
+
+    /// Where the data, or the hole, at `at` ends, and whether it is a hole.
+    pub(super) fn extent(&self, at: u64, end: u64) -> io::Result<(u64, bool)> {
+        // Nobody uses the file's position: these move it and nothing follows from that.
+        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+            Ok(data) if data > at => return Ok((data.min(end), true)),
+            Ok(_) => {}
+            // No data up to the end.
+            Err(rustix::io::Errno::NXIO) => return Ok((end, true)),
+            // A file system that does not know.
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => return Ok((end, false)),
+            Err(other) => return Err(other.into()),
+        }
+        let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(at))?;
+        Ok((hole.clamp(at + 1, end), false))
+    }
+
+    /// Returns when all that was written is on the disk.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.judge(Todo::Sync, self.file.sync_data())
+    }
+}
+
+impl AsRawFd for Disk {
+    fn as_raw_fd(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+}
+
+/// How one thread asks the disk.
+pub(super) enum Engine {
+    Plain,
+    Ring(Box<Ring>),
+}
+
+impl Engine {
+    /// Begins a step. What is done at once comes back at once; the rest from [`Engine::reap`].
+    pub(super) fn submit(&mut self, disk: &Disk, mut op: Op) -> Option<Done> {
+        match self {
+            Self::Plain => {
+                let result = retried(|| step(disk, &mut op));
+                let result = disk.judge(op.todo, result);
+                Some((op, result))
+            }
+            Self::Ring(ring) => {
+                ring.submit(disk, op);
+                None
+            }
+        }
+    }
+
+    /// Tells the system of what was submitted, and takes what is done; waits for one if `wait` says so.
+    pub(super) fn reap(&mut self, disk: &Disk, wait: bool, done: &mut Vec<Done>) -> io::Result<()> {
+        match self {
+            Self::Plain => Ok(()),
+            Self::Ring(ring) => ring.reap(disk, wait, done),
+        }
+    }
+
+    /// Steps that have not come back.
+    pub(super) fn in_flight(&self) -> usize {
+        match self {
+            Self::Plain => 0,
+            Self::Ring(ring) => ring.in_flight(),
+        }
+    }
+
+    /// What is readable when something is done.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Plain => None,
+            Self::Ring(ring) => Some(ring.as_fd()),
+        }
+    }
+}
+
+/// Calls again what a signal has interrupted.
+fn retried<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+/// Does a step, all of it.
+fn step(disk: &Disk, op: &mut Op) -> io::Result<()> {
+    match op.todo {
+        Todo::Sync => disk.file.sync_data(),
+        Todo::Punch { len } => {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            Ok(rustix::fs::fallocate(&disk.file, flags, op.at, len)?)
+        }
+        Todo::Read => {
+            while op.done < op.buffer.len() {
+                let mut vector: Vec<IoSliceMut<'_>> = Vec::new();
+                op.buffer.window_mut(op.done, ENTRIES, &mut vector);
+                match rustix::io::preadv(&disk.file, &mut vector, op.at + op.done as u64)? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    n => op.done += n,
+                }
+            }
+            Ok(())
+        }
+        Todo::Write { durable } => {
+            let flags = if durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+            while op.done < op.buffer.len() {
+                let mut vector: Vec<IoSlice<'_>> = Vec::new();
+                op.buffer.window(op.done, ENTRIES, &mut vector);
+                let at = op.at + op.done as u64;
+                let written = match durable {
+                    true => rustix::io::pwritev2(&disk.file, &vector, at, flags)?,
+                    false => rustix::io::pwritev(&disk.file, &vector, at)?,
+                };
+                match written {
+                    0 => return Err(io::ErrorKind::WriteZero.into()),
+                    n => op.done += n,
+                }
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Where a request's pages come from, in three ways that can be compared.
+//!
+//! Two kinds of need, kept apart so that a client can hold up nobody but itself:
+//! - What a client sends or takes lies in pages of the *allocator*, for as long as the client likes. These may be refused;
+//!   the connection then goes on in small parts, in a buffer of its own ([`Memory::borrow`]).
+//! - What goes to the disk lies in pages of the *pool*, whose reserve is a promise ([`Memory::take`]). They come back when
+//!   the disk is done, whatever the clients do.
+//!
+//! Invariants: a page of the pool is never held while a client is waited for (W1). Whoever holds pages of the pool never
+//! waits for more of them: it tries, and tries again when some of its own are back (W2, C5.3).
+//!
+//! The form `single` takes the same pages one by one. Half of what one needs may then be in its hand when the pool is
+//! empty, and half of the rest in another's: so whoever got too few gives back what it has, and may wait only with the lock
+//! `one_by_one`, alone. The others hold all that they need, so theirs comes back to it.
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use pagemill::{Allocator, Bulk, Error, Gfp, Mempool, PAGE_SIZE, Page, PageSource, free_pages_bulk};
+
+use super::buffer::{Buffer, Origin};
+
+/// How memory is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Form {
+    /// All pages of a part with one call
+    #[default]
+    Bulk,
+    /// The same pages with a call each
+    Single,
+    /// One aligned buffer of the system's malloc, without a promise
+    Malloc,
+}
+
+/// What may be done for pages of the pool that are not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Nothing.
+    None,
+    /// Waiting, until others give theirs back. Only for one who has none.
+    Wait,
+}
+
+/// What a server's memory was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryStats {
+    /// Parts that had to wait for pages of the pool.
+    pub waits: u64,
+    /// The longest of these waits.
+    pub longest_wait: Duration,
+    /// Times that there were no pages for what a client sends or takes, and its connection's own buffer served.
+    pub short: u64,
+}
+
+/// A server's memory.
+#[derive(Debug)]
+pub struct Memory {
+    allocator: Allocator,
+    pool: Mempool<PageSource<Page>>,
+    form: Form,
+    part: usize,
+    one_by_one: Mutex<()>,
+    waits: AtomicU64,
+    longest_us: AtomicU64,
+    short: AtomicU64,
+}
+
+impl Memory {
+    /// Over `allocator`, with a promise of `promised` pages, and parts of at most `part` bytes.
+    ///
+    /// # Errors
+    /// As [`Mempool::pages`].
+    pub fn new(allocator: &Allocator, promised: usize, part: usize, form: Form) -> Result<Self, Error> {
+        let pool = Mempool::pages(allocator, promised)?;
+        let part = part.min(promised * PAGE_SIZE) / PAGE_SIZE * PAGE_SIZE;
+        Ok(Self {
+            allocator: allocator.clone(),
+            pool,
+            form,
+            part: part.max(PAGE_SIZE),
+            one_by_one: Mutex::new(()),
+            waits: AtomicU64::new(0),
+            longest_us: AtomicU64::new(0),
+            short: AtomicU64::new(0),
+        })
+    }
+
+    /// The most bytes that a buffer has: longer requests are split.
+    #[must_use]
+    pub fn part(&self) -> usize {
+        self.part
+    }
+
+    /// Where the pages come from.
+    #[must_use]
+    pub fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> &Mempool<PageSource<Page>> {
+        &self.pool
+    }
+
+    /// What it was asked for until now.
+    #[must_use]
+    pub fn stats(&self) -> MemoryStats {
+        MemoryStats {
+            waits: self.waits.load(Relaxed),
+            longest_wait: Duration::from_micros(self.longest_us.load(Relaxed)),
+            short: self.short.load(Relaxed),
+        }
+    }
+
+    /// Notes that a part has waited.
+    pub(super) fn note_wait(&self, length: Duration) {
+        self.waits.fetch_add(1, Relaxed);
+        self.longest_us.fetch_max(length.as_micros() as u64, Relaxed);
+    }
+
+    /// Notes that a connection's own buffer had to serve.
+    pub(super) fn note_short(&self) {
+        self.short.fetch_add(1, Relaxed);
+    }
+
+    /// Memory for what a client sends or takes, if there is some.
+    #[must_use]
+    pub fn borrow(&self, len: usize) -> Option<Buffer> {
+        let count = len.div_ceil(PAGE_SIZE);
+        let mut pages = Vec::new();
+        match self.form {
+            Form::Malloc => return Buffer::of_heap(len, Origin::Free),
+            Form::Bulk => {
+                pages.resize_with(count, || None);
+                let request = Bulk::exact(count).gfp(Gfp::NOWAIT);
+                self.allocator.alloc_pages_bulk_array(request, &mut pages).ok()?;
+            }
+            Form::Single => {
+                for _ in 0..count {
+                    pages.push(Some(self.allocator.alloc_page(Gfp::NOWAIT).ok()?));
+                }
+            }
+        }
+        Some(Buffer::of_pages(pages, len, Origin::Free))
+    }
+
+    /// Memory for what goes to the disk: at most [`Memory::part`] bytes. None if it is not there and nothing may be done.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] for the form `malloc`, which has no promise.
+    pub fn take(&self, len: usize, patience: Patience) -> Result<Option<Buffer>, Error> {
+        let count = len.div_ceil(PAGE_SIZE);
+        let pages = match self.form {
+            Form::Malloc => {
+                let none = || pagemill::Exhausted { wanted: count, got: 0, order: 0, why: pagemill::Why::Exhausted };
+                return Buffer::of_heap(len, Origin::Free).map(Some).ok_or_else(|| none().into());
+            }
+            Form::Bulk => self.take_bulk(count, patience)?,
+            Form::Single => self.take_single(count, patience)?,
+        };
+        Ok(pages.map(|pages| Buffer::of_pages(pages, len, Origin::Pool)))
+    }
+
+    fn take_bulk(&self, count: usize, patience: Patience) -> Result<Option<Vec<Option<Page>>>, Error> {
+        let mut pages = Vec::new();
+        pages.resize_with(count, || None);
+        let gfp = if patience == Patience::Wait { Gfp::NOIO } else { Gfp::NOWAIT };
+        match self.pool.alloc_bulk_array(Bulk::exact(count).gfp(gfp), &mut pages) {
+            Ok(()) => Ok(Some(pages)),
+            // What was delivered stays in the array, and must not be held while others wait.
+            Err(Error::Exhausted(_)) => {
+                self.pool.free_bulk(&mut pages);
+                Ok(None)
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    fn take_single(&self, count: usize, patience: Patience) -> Result<Option<Vec<Option<Page>>>, Error> {
+        let one_by_one = |gfp| {
+            let mut pages = Vec::with_capacity(count);
+            for _ in 0..count {
+                match self.pool.alloc(gfp) {
+                    Ok(page) => pages.push(Some(page)),
+                    Err(Error::Exhausted(_)) => {
+                        pages.drain(..).flatten().for_each(|page| self.pool.free(page));
+                        return Ok(None);
+                    }
+                    Err(other) => return Err(other),
+                }
+            }
+            Ok(Some(pages))
+        };
+        if let Some(pages) = one_by_one(Gfp::NOWAIT)? {
+            return Ok(Some(pages));
+        }
+        if patience == Patience::None {
+            return Ok(None);
+        }
+        let _alone = self.one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
+        one_by_one(Gfp::NOIO)
+    }
+
+    /// Takes a buffer back: all its pages with one call, or with a call each.
+    pub fn give_back(&self, mut buffer: Buffer) {
+        match (buffer.origin, self.form) {
+            (Origin::Pool, Form::Single) => buffer.pages.drain(..).flatten().for_each(|page| self.pool.free(page)),
+            (Origin::Pool, _) => {
+                self.pool.free_bulk(&mut buffer.pages);
+            }
+            (_, Form::Single) => buffer.pages.clear(),
+            _ => {
+                free_pages_bulk(&mut buffer.pages);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(pages: usize, promised: usize, form: Form) -> Memory {
+        let allocator = Allocator::builder().pages(pages).build().unwrap();
+        Memory::new(&allocator, promised, 1 << 20, form).unwrap()
+    }
+
+    #[test]
+    fn every_form_gives_buffers_and_takes_them_back() {
+        for form in [Form::Bulk, Form::Single, Form::Malloc] {
+            let memory = memory(1024, 64, form);
+            assert_eq!(memory.part(), 64 * PAGE_SIZE, "the promise, where that is less");
+            for len in [512, 4096, 5000, memory.part()] {
+                let taken = memory.take(len, Patience::None).unwrap().unwrap();
+                let borrowed = memory.borrow(len).unwrap();
+                assert_eq!((taken.len(), borrowed.len()), (len, len));
+                memory.give_back(taken);
+                memory.give_back(borrowed);
+            }
+            assert_eq!(memory.pool().stats().out, 0, "{form:?}");
+            assert_eq!(memory.allocator().validate().handed_out, 64, "{form:?}: the reserve and nothing else");
+        }
+    }
+
+    #[test]
+    fn who_gets_too_few_keeps_none() {
+        for form in [Form::Bulk, Form::Single] {
+            let memory = memory(20, 16, form);
+            let all = memory.take(16 * PAGE_SIZE, Patience::None).unwrap().unwrap();
+            // Four are left of 20.
+            assert!(memory.take(5 * PAGE_SIZE, Patience::None).unwrap().is_none(), "{form:?}");
+            assert!(memory.borrow(5 * PAGE_SIZE).is_none(), "{form:?}");
+            assert_eq!(memory.pool().stats().out, 16, "{form:?}");
+            let rest = memory.take(4 * PAGE_SIZE, Patience::None).unwrap().unwrap();
+            memory.give_back(all);
+            memory.give_back(rest);
+            assert_eq!(memory.pool().stats().out, 0, "{form:?}");
+        }
+    }
+
+    #[test]
+    fn waiting_ends_when_another_gives_back() {
+        for form in [Form::Bulk, Form::Single] {
+            let memory = memory(16, 16, form);
+            let held = memory.take(9 * PAGE_SIZE, Patience::None).unwrap().unwrap();
+            std::thread::scope(|scope| {
+                // Each needs more than is there, and together more than there can be: they are served in turn.
+                let waiters: Vec<_> = (0..3)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            let got = memory.take(12 * PAGE_SIZE, Patience::Wait).unwrap().unwrap();
+                            assert_eq!(got.len(), 12 * PAGE_SIZE);
+                            memory.give_back(got);
+                        })
+                    })
+                    .collect();
+                std::thread::sleep(Duration::from_millis(20));
+                memory.give_back(held);
+                waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+            });
+            assert_eq!(memory.pool().stats().out, 0, "{form:?}");
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Serving a volume to NBD clients: the way of bytes between sockets and a disk, through pages of the allocator.
+//!
+//! ```text
+//!  client ──socket──> connection ──borrowed pages──> path: encrypt ──pages of the pool──> disk
+//!                         ^                             decrypt <──borrowed pages────────── disk
+//!                         └── outbox <──answers, pages────┘
+//! ```
+//!
+//! From the outside in: `Server` accepts clients and hands each to a `worker`, a thread with an epoll and a way to the
+//! disk of its own. A `connection` is one client's state; it feeds [`crate::nbd`] and moves bytes by `socket` and `outbox`.
+//! [`DataPath`] encrypts and decrypts between the buffers of [`Memory`]; `disk` and `ring` read and write them.
+//!
+//! Locks: none is held while anything is waited for, but in the pool, whose own rules are in `memory`.
+mod buffer;
+mod connection;
+mod disk;
+mod memory;
+mod outbox;
+mod path;
+mod requests;
+mod ring;
+mod server;
+mod socket;
+mod worker;
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+pub use buffer::Buffer;
+pub use connection::Limits;
+pub use disk::{Disk, Way};
+pub use memory::{Form, Memory, MemoryStats, Patience};
+pub use path::DataPath;
+pub use server::{Listener, Options, Server};
+
+use crate::nbd::Config;
+
+/// What all workers share.
+struct Shared {
+    path: DataPath,
+    config: Arc<Config>,
+    limits: Limits,
+    may_discard: bool,
+    /// What has stopped a worker.
+    failure: Mutex<Option<io::Error>>,
+}

@@ -1,0 +1,103 @@
+//! The way of bytes between a client's pages and the disk, free of sockets: dm-crypt's.
+//!
+//! A write's bytes stay as they came. The pages that go to the disk come from the pool, all of a part with one call; the
+//! sectors are encrypted from the ones to the others, written, and all pages go back with one call. A read's bytes are
+//! decrypted where they landed.
+//!
+//! A part has at most [`Memory::part`] bytes, a megabyte or the pool's promise; what is longer is several, each of which
+//! takes and frees on its own, so that nobody needs more than the promise at once (C5.3).
+use super::buffer::Buffer;
+use super::disk::Disk;
+use super::memory::{Memory, Patience};
+use crate::{Error, Volume};
+
+/// An open volume, its disk, and the memory between it and clients.
+#[derive(Debug)]
+pub struct DataPath {
+    /// The key and the place.
+    pub volume: Volume,
+    /// The file.
+    pub disk: Disk,
+    /// The pages.
+    pub memory: Memory,
+}
+
+/// Zeroes to encrypt.
+static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
+
+impl DataPath {
+    /// Where byte `at` of the volume lies in the file.
+    pub(super) fn in_file(&self, at: u64) -> u64 {
+        self.volume.geometry().offset + at
+    }
+
+    /// Encrypts a part, which lies at `at` of the volume, from where it came in to pages of the pool. None if there are
+    /// none, and nothing may be done for them.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for what is no whole number of sectors; [`Error::Memory`] for a form without a promise.
+    pub fn encrypted<'a>(
+        &self,
+        at: u64,
+        len: usize,
+        plain: impl Iterator<Item = &'a [u8]>,
+        patience: Patience,
+    ) -> Result<Option<Buffer>, Error> {
+        let Some(mut secret) = self.memory.take(len, patience).map_err(Error::Memory)? else { return Ok(None) };
+        let encrypted = self.encrypt(at, plain, &mut secret);
+        match encrypted {
+            Ok(()) => Ok(Some(secret)),
+            Err(error) => {
+                self.memory.give_back(secret);
+                Err(error)
+            }
+        }
+    }
+
+    /// Zeroes, encrypted; as [`DataPath::encrypted`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn encrypted_zeroes(&self, at: u64, len: usize, patience: Patience) -> Result<Option<Buffer>, Error> {
+        let whole = std::iter::repeat_n(&ZEROES[..], len / ZEROES.len());
+        let rest = &ZEROES[..len % ZEROES.len()];
+        self.encrypted(at, len, whole.chain([rest]), patience)
+    }
+
+    /// Run by run of both, which cross in no sector.
+    fn encrypt<'a>(
+        &self,
+        mut at: u64,
+        plain: impl Iterator<Item = &'a [u8]>,
+        secret: &mut Buffer,
+    ) -> Result<(), Error> {
+        let mut places = secret.slices_mut();
+        let mut place: &mut [u8] = &mut [];
+        for mut plain in plain {
+            while !plain.is_empty() {
+                if place.is_empty() {
+                    let Some(next) = places.next() else { unreachable!("more is encrypted than was asked for") };
+                    place = next;
+                }
+                let len = plain.len().min(place.len());
+                let (from, to) = (plain.split_at(len), std::mem::take(&mut place).split_at_mut(len));
+                self.volume.encrypt(at, from.0, to.0)?;
+                (plain, place) = (from.1, to.1);
+                at += len as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decrypts what was read from `at` of the volume.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for what is no whole number of sectors.
+    pub fn decrypt(&self, mut at: u64, buffer: &mut Buffer) -> Result<(), Error> {
+        for slice in buffer.slices_mut() {
+            self.volume.decrypt_in_place(at, slice)?;
+            at += slice.len() as u64;
+        }
+        Ok(())
+    }
+}

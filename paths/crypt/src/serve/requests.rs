@@ -1,0 +1,136 @@
+//! Requests under way: how many steps each still has on the disk, and what came of those that are done.
+use std::io;
+
+use super::buffer::Buffer;
+use super::disk::{Op, Todo};
+use super::memory::Memory;
+use super::path::DataPath;
+use crate::nbd::{Fault, Request};
+
+/// A request under way.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) request: Request,
+    /// The bytes of a read, part by part.
+    pub(super) parts: Vec<Option<Buffer>>,
+    pub(super) fault: Option<Fault>,
+    /// Steps on the disk.
+    left: usize,
+    /// No more steps will come.
+    has_begun_all: bool,
+    /// Nobody is to be answered.
+    is_abandoned: bool,
+}
+
+/// One connection's requests.
+#[derive(Debug, Default)]
+pub(super) struct Flights {
+    slots: Vec<Option<Flight>>,
+    free: Vec<usize>,
+}
+
+impl Flights {
+    pub(super) fn count(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// A new one with `steps` to come; all of them if `is_all`.
+    pub(super) fn open(&mut self, request: Request, steps: usize, is_all: bool) -> usize {
+        let flight =
+            Flight { request, parts: Vec::new(), fault: None, left: steps, has_begun_all: is_all, is_abandoned: false };
+        match self.free.pop() {
+            Some(number) => {
+                self.slots[number] = Some(flight);
+                number
+            }
+            None => {
+                self.slots.push(Some(flight));
+                self.slots.len() - 1
+            }
+        }
+    }
+
+    fn get(&mut self, number: usize) -> &mut Flight {
+        let count = self.slots.len();
+        match self.slots.get_mut(number) {
+            Some(Some(flight)) => flight,
+            _ => panic!("request {number} of {count} is not under way"),
+        }
+    }
+
+    /// One more step.
+    pub(super) fn more(&mut self, number: usize) {
+        self.get(number).left += 1;
+    }
+    pub(super) fn all_begun(&mut self, number: usize) {
+        self.get(number).has_begun_all = true;
+    }
+    pub(super) fn fail(&mut self, number: usize, fault: Fault) {
+        self.get(number).fault = Some(fault);
+    }
+    /// The client will not send the rest of it, nor be answered.
+    pub(super) fn abandon(&mut self, number: usize) {
+        let flight = self.get(number);
+        (flight.has_begun_all, flight.is_abandoned) = (true, true);
+        let _ = self.take_done(number);
+    }
+
+    /// A step is done. True if another one has to follow it, which is counted: what was discarded is to be durable.
+    pub(super) fn step_done(&mut self, number: usize, mut op: Op, result: io::Result<()>, path: &DataPath) -> bool {
+        let flight = self.get(number);
+        flight.left -= 1;
+        let result = match (op.todo, result) {
+            // Not every file system makes holes, and nobody needs them.
+            (Todo::Punch { .. }, Err(error)) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+            (_, result) => result,
+        };
+        if let Err(error) = &result {
+            flight.fault = Some(fault_of(error));
+        }
+        if op.todo == Todo::Read && result.is_ok() {
+            let from_start = op.at - path.in_file(flight.request.at);
+            match path.decrypt(flight.request.at + from_start, &mut op.buffer) {
+                Ok(()) => {
+                    let index = from_start as usize / path.memory.part();
+                    if flight.parts.len() <= index {
+                        flight.parts.resize_with(index + 1, || None);
+                    }
+                    flight.parts[index] = Some(op.buffer);
+                    return false;
+                }
+                Err(_) => flight.fault = Some(Fault::Io),
+            }
+        }
+        path.memory.give_back(op.buffer);
+        let follows = matches!(op.todo, Todo::Punch { .. }) && flight.request.fua && flight.fault.is_none();
+        flight.left += usize::from(follows);
+        follows
+    }
+
+    /// Removes a request whose steps are done. None while some are not, and for one that nobody waits for.
+    pub(super) fn take_done(&mut self, number: usize) -> Option<Flight> {
+        let flight = self.get(number);
+        if flight.left > 0 || !flight.has_begun_all {
+            return None;
+        }
+        self.free.push(number);
+        self.slots[number].take().filter(|flight| !flight.is_abandoned)
+    }
+
+    /// Forgets all of them. Their steps come back to nobody.
+    pub(super) fn clear(&mut self, memory: &Memory) {
+        for flight in self.slots.drain(..).flatten() {
+            flight.parts.into_iter().flatten().for_each(|part| memory.give_back(part));
+        }
+        self.free.clear();
+    }
+}
+
+/// What the client is told.
+pub(super) fn fault_of(error: &io::Error) -> Fault {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Fault::NoSpace,
+        Some(libc::ENOMEM) => Fault::NoMemory,
+        _ => Fault::Io,
+    }
+}

@@ -1,0 +1,245 @@
+//! Steps on the disk through io_uring: many on their way at once, one system call for several of them.
+//!
+//! Invariants: the kernel may touch a step's buffer and vector from `push` until its completion has been taken, and
+//! nobody else does (R1). A ring that is dropped waits for what is on its way; if it cannot, it leaks those buffers (R2).
+//! The allocator's arenas are registered where the system lets us: then a step whose buffer is one run is done without the
+//! kernel looking up its pages each time.
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use io_uring::squeue::Entry;
+use io_uring::{IoUring, opcode, types};
+use rustix::fd::FromRawFd;
+
+use super::disk::{Disk, Done, ENTRIES, Op, Todo};
+
+/// Places in the ring; what is beyond waits here.
+const PLACES: usize = 256;
+
+/// One thread's ring.
+pub(super) struct Ring {
+    ring: IoUring,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    /// Slots whose step is to be pushed.
+    ready: VecDeque<usize>,
+    /// Steps that the kernel has.
+    pushed: usize,
+    /// Becomes readable when something is done.
+    event: OwnedFd,
+    /// The arenas that are registered, in their order.
+    registered: Vec<Range<usize>>,
+}
+
+#[derive(Default)]
+struct Slot {
+    op: Option<Op>,
+    vector: Vec<libc::iovec>,
+    is_pushed: bool,
+}
+
+// SAFETY: the pointers in it lead to buffers and vectors that it owns, and to arenas, which all threads may use.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// A ring, if the system gives one, with these arenas registered if it lets us.
+    pub(super) fn new(arenas: &[Range<usize>]) -> io::Result<Self> {
+        let ring = IoUring::new(PLACES as u32)?;
+        // SAFETY: a new descriptor, or -1.
+        let event = match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
+            -1 => return Err(io::Error::last_os_error()),
+            // SAFETY: it was just made, and is nobody else's.
+            fd => unsafe { OwnedFd::from_raw_fd(fd) },
+        };
+        ring.submitter().register_eventfd(event.as_raw_fd())?;
+        let buffers: Vec<_> = arenas
+            .iter()
+            .map(|arena| libc::iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(arena.start),
+                iov_len: arena.len(),
+            })
+            .collect();
+        // SAFETY: arenas stay mapped as long as their allocator is there, which outlives the server's threads; what the
+        // kernel writes to there it writes for steps alone.
+        let registered = unsafe { ring.submitter().register_buffers(&buffers) }.map(|()| arenas.to_vec());
+        let registered = registered.unwrap_or_default();
+        Ok(Self { ring, slots: Vec::new(), free: Vec::new(), ready: VecDeque::new(), pushed: 0, event, registered })
+    }
+
+    /// Whether the arenas are registered.
+    pub(super) fn is_registered(&self) -> bool {
+        !self.registered.is_empty()
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.pushed + self.ready.len()
+    }
+
+    pub(super) fn submit(&mut self, disk: &Disk, op: Op) {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() - 1
+        });
+        self.slots[number].op = Some(op);
+        self.ready.push_back(number);
+        self.push(disk);
+    }
+
+    /// Puts steps into the ring while it has places.
+    fn push(&mut self, disk: &Disk) {
+        while self.pushed < PLACES {
+            let Some(number) = self.ready.pop_front() else { return };
+            let entry = self.slots[number].entry(disk, &self.registered).user_data(number as u64);
+            self.slots[number].is_pushed = true;
+            self.pushed += 1;
+            // SAFETY: the buffer and the vector stay as they are until the completion is taken (R1); the disk's file
+            // outlives the server's threads, and `Drop` waits.
+            let pushed = unsafe { self.ring.submission().push(&entry) };
+            assert!(pushed.is_ok(), "{} steps of {PLACES}, and the ring is full", self.pushed);
+        }
+    }
+
+    pub(super) fn reap(&mut self, disk: &Disk, wait: bool, done: &mut Vec<Done>) -> io::Result<()> {
+        let before = done.len();
+        loop {
+            let must_wait = wait && done.len() == before && self.in_flight() > 0;
+            self.enter(must_wait)?;
+            self.take(disk, done);
+            let is_idle = self.ring.submission().is_empty();
+            if is_idle && !(wait && done.len() == before && self.in_flight() > 0) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Tells the kernel of new steps, and waits for one if it must.
+    fn enter(&mut self, must_wait: bool) -> io::Result<()> {
+        if !must_wait && self.ring.submission().is_empty() {
+            return Ok(());
+        }
+        match self.ring.submit_and_wait(usize::from(must_wait)) {
+            Ok(_) => Ok(()),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes what the kernel is done with.
+    fn take(&mut self, disk: &Disk, done: &mut Vec<Done>) {
+        let mut count = [0u8; 8];
+        // Empty or not: the completions are looked at in any case.
+        let _ = rustix::io::read(&self.event, &mut count);
+        while let Some(completion) = self.ring.completion().next() {
+            let (number, result) = (completion.user_data() as usize, completion.result());
+            self.slots[number].is_pushed = false;
+            self.pushed -= 1;
+            match self.slots[number].advance(result) {
+                None => self.ready.push_back(number),
+                Some(result) => {
+                    let Some(op) = self.slots[number].op.take() else { unreachable!("slot {number} was pushed empty") };
+                    self.free.push(number);
+                    let result = disk.judge(op.todo, result);
+                    done.push((op, result));
+                }
+            }
+        }
+        self.push(disk);
+    }
+}
+
+impl Slot {
+    /// The rest of the step, for the kernel.
+    fn entry(&mut self, disk: &Disk, registered: &[Range<usize>]) -> Entry {
+        let Some(op) = &mut self.op else { unreachable!("an empty slot is pushed") };
+        let file = types::Fd(disk.as_raw_fd());
+        let at = op.at + op.done as u64;
+        self.vector.clear();
+        match op.todo {
+            Todo::Sync => return opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
+            Todo::Punch { len } => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                return opcode::Fallocate::new(file, len).offset(op.at).mode(mode).build();
+            }
+            Todo::Read => {
+                let mut window = Vec::new();
+                op.buffer.window_mut(op.done, ENTRIES, &mut window);
+                let entry = |slice: &mut io::IoSliceMut<'_>| libc::iovec {
+                    iov_base: slice.as_mut_ptr().cast(),
+                    iov_len: slice.len(),
+                };
+                self.vector.extend(window.iter_mut().map(entry));
+            }
+            Todo::Write { .. } => {
+                let mut window = Vec::new();
+                op.buffer.window(op.done, ENTRIES, &mut window);
+                let entry = |slice: &io::IoSlice<'_>| libc::iovec {
+                    iov_base: slice.as_ptr().cast_mut().cast(),
+                    iov_len: slice.len(),
+                };
+                self.vector.extend(window.iter().map(entry));
+            }
+        }
+        let dsync = if op.todo == (Todo::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
+        if let [only] = self.vector[..] {
+            let start = only.iov_base as usize;
+            let inside = |arena: &Range<usize>| arena.contains(&start) && start + only.iov_len <= arena.end;
+            let (base, len) = (only.iov_base.cast::<u8>(), only.iov_len as u32);
+            if let Some(index) = registered.iter().position(inside) {
+                return match op.todo {
+                    Todo::Read => opcode::ReadFixed::new(file, base, len, index as u16).offset(at).build(),
+                    _ => opcode::WriteFixed::new(file, base, len, index as u16).offset(at).rw_flags(dsync).build(),
+                };
+            }
+        }
+        let (first, entries) = (self.vector.as_ptr(), self.vector.len() as u32);
+        match op.todo {
+            Todo::Read => opcode::Readv::new(file, first, entries).offset(at).build(),
+            _ => opcode::Writev::new(file, first, entries).offset(at).rw_flags(dsync).build(),
+        }
+    }
+
+    /// Takes note of what the kernel did. None if there is more to do.
+    fn advance(&mut self, result: i32) -> Option<io::Result<()>> {
+        let Some(op) = &mut self.op else { unreachable!("an empty slot was pushed") };
+        if result < 0 {
+            let error = io::Error::from_raw_os_error(-result);
+            let again = matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
+            return if again { None } else { Some(Err(error)) };
+        }
+        match op.todo {
+            Todo::Sync | Todo::Punch { .. } => return Some(Ok(())),
+            Todo::Read if result == 0 => return Some(Err(io::ErrorKind::UnexpectedEof.into())),
+            Todo::Write { .. } if result == 0 => return Some(Err(io::ErrorKind::WriteZero.into())),
+            _ => op.done += result as usize,
+        }
+        (op.done == op.buffer.len()).then_some(Ok(()))
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        while self.pushed > 0 {
+            match self.ring.submit_and_wait(1) {
+                Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
+                    // The kernel may still be at work on these: they must not be given to anybody else.
+                    for slot in self.slots.iter_mut().filter(|slot| slot.is_pushed) {
+                        std::mem::forget(slot.op.take());
+                        std::mem::forget(std::mem::take(&mut slot.vector));
+                    }
+                    return;
+                }
+                _ => {}
+            }
+            while let Some(completion) = self.ring.completion().next() {
+                self.slots[completion.user_data() as usize].is_pushed = false;
+                self.pushed -= 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Accepting clients, and stopping.
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::OwnedFd;
+
+use super::connection::Limits;
+use super::disk::{Engine, Way};
+use super::path::DataPath;
+use super::ring::Ring;
+use super::socket::Socket;
+use super::worker::{Load, Message, Worker, work};
+use super::{MemoryStats, Shared};
+use crate::nbd::Config;
+
+/// How long nobody is let in when the system has no descriptor left.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Where clients come in.
+#[derive(Debug)]
+pub enum Listener {
+    /// On this machine.
+    Unix(UnixListener),
+    /// From wherever the address is reached.
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    fn accept(&self) -> io::Result<Socket> {
+        match self {
+            Self::Unix(listener) => Socket::unix(listener.accept()?.0),
+            Self::Tcp(listener) => Socket::tcp(listener.accept()?.0),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// How a server serves.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The exports; all of them are the one volume.
+    pub config: Config,
+    /// Threads, at least one.
+    pub threads: usize,
+    /// How the disk is asked.
+    pub way: Way,
+    /// Clients at a time: those beyond are hung up on.
+    pub max_connections: usize,
+    /// How long they may take.
+    pub limits: Limits,
+    /// Whether trimming makes holes, which tell whoever sees the file what is in use.
+    pub may_discard: bool,
+}
+
+struct Hand {
+    inbox: Sender<Message>,
+    wake: Arc<OwnedFd>,
+    load: Arc<Load>,
+    thread: JoinHandle<()>,
+}
+
+impl Hand {
+    fn tell(&self, message: Message) {
+        // A worker that failed takes nothing: the client is hung up on.
+        if self.inbox.send(message).is_ok() {
+            // Full means that it is going to look anyhow.
+            let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// A volume being served.
+pub struct Server {
+    shared: Arc<Shared>,
+    hands: Vec<Hand>,
+    max_connections: usize,
+    way: String,
+}
+
+impl Server {
+    /// Starts the threads. Clients come in by [`Server::accept`].
+    ///
+    /// # Errors
+    /// What the system says to threads, and to a ring that [`Way::Uring`] demands.
+    pub fn start(path: DataPath, options: Options) -> io::Result<Self> {
+        let Options { config, threads, way, max_connections, limits, may_discard } = options;
+        let shared = Shared { path, config: Arc::new(config), limits, may_discard, failure: Mutex::new(None) };
+        let mut server = Self { shared: Arc::new(shared), hands: Vec::new(), max_connections, way: String::new() };
+        for number in 0..threads.max(1) {
+            let (engine, said) = server.engine(way)?;
+            server.way = said;
+            let (inbox, letters) = channel();
+            let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+            let load = Arc::new(Load::new(0));
+            let worker = Worker::new(Arc::clone(&server.shared), engine, letters, wake.as_fd())?;
+            let (their_wake, their_load) = (Arc::clone(&wake), Arc::clone(&load));
+            let thread = thread::Builder::new().name(format!("crypt-{number}"));
+            let thread = thread.spawn(move || work(worker, &their_wake, &their_load))?;
+            server.hands.push(Hand { inbox, wake, load, thread });
+        }
+        Ok(server)
+    }
+
+    /// A thread's way to the disk, and what is to be said of it.
+    fn engine(&self, way: Way) -> io::Result<(Engine, String)> {
+        let path = &self.shared.path;
+        let plain = |why: String| Ok((Engine::Plain, format!("by pread and pwrite{why}")));
+        if way == Way::Plain {
+            return plain(String::new());
+        }
+        if way == Way::Auto && !path.disk.is_asynchronous() {
+            return plain(": its file system, in memory, has no way to be asked and to answer later".to_owned());
+        }
+        let arenas: Vec<_> = path.memory.allocator().arenas().into_iter().map(|arena| arena.range).collect();
+        match Ring::new(&arenas) {
+            Ok(ring) => {
+                let memory = if ring.is_registered() { "registered memory" } else { "memory as it is" };
+                Ok((Engine::Ring(Box::new(ring)), format!("by io_uring, {memory}")))
+            }
+            Err(error) if way == Way::Auto => plain(format!(": the system refuses io_uring ({error})")),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How the disk is asked, in a few words.
+    #[must_use]
+    pub fn way(&self) -> String {
+        let cache = if self.shared.path.disk.is_direct() { "past the page cache" } else { "through the page cache" };
+        format!("{}, {cache}", self.way)
+    }
+
+    /// What the server's memory was asked for until now.
+    #[must_use]
+    pub fn memory_stats(&self) -> MemoryStats {
+        self.shared.path.memory.stats()
+    }
+
+    /// The way of its bytes.
+    #[must_use]
+    pub fn path(&self) -> &DataPath {
+        &self.shared.path
+    }
+
+    /// Clients now.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.hands.iter().map(|hand| hand.load.load(Relaxed)).sum()
+    }
+
+    /// Lets clients in until `stop` becomes readable, or a thread has failed.
+    ///
+    /// # Errors
+    /// What the system says to the listener.
+    pub fn accept(&self, listener: &Listener, stop: BorrowedFd<'_>) -> io::Result<()> {
+        match listener {
+            Listener::Unix(listener) => listener.set_nonblocking(true)?,
+            Listener::Tcp(listener) => listener.set_nonblocking(true)?,
+        }
+        loop {
+            let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+            let second = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
+            match poll(&mut fds, Some(&second)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if !fds[1].revents().is_empty() || self.hands.iter().any(|hand| hand.thread.is_finished()) {
+                return Ok(());
+            }
+            if fds[0].revents().is_empty() {
+                continue;
+            }
+            match listener.accept() {
+                Ok(socket) => self.welcome(socket),
+                Err(error) if error.raw_os_error().is_some_and(is_shortage) => thread::sleep(PAUSE),
+                // The client was gone before it was let in, or it was nobody.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Gives a client to the thread that has the fewest. One too many is hung up on.
+    fn welcome(&self, socket: Socket) {
+        if self.connections() >= self.max_connections {
+            return;
+        }
+        if let Some(hand) = self.hands.iter().min_by_key(|hand| hand.load.load(Relaxed)) {
+            hand.load.fetch_add(1, Relaxed);
+            hand.tell(Message::Client(socket));
+        }
+    }
+
+    /// Finishes what was begun, answers it, and returns when everything that was written is on the disk.
+    ///
+    /// # Errors
+    /// What stopped a thread, or what the disk said.
+    pub fn stop(mut self) -> io::Result<MemoryStats> {
+        let mut has_panicked = false;
+        self.hands.iter().for_each(|hand| hand.tell(Message::Stop));
+        for hand in self.hands.drain(..) {
+            has_panicked |= hand.thread.join().is_err();
+        }
+        let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let synced = self.shared.path.disk.sync();
+        if has_panicked {
+            return Err(io::Error::other("a thread has panicked"));
+        }
+        failure.map_or(Ok(()), Err).and(synced)?;
+        Ok(self.memory_stats())
+    }
+}
+
+fn is_shortage(errno: i32) -> bool {
+    matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+}

@@ -1,0 +1,286 @@
+//! A thread that serves some of the clients: it sleeps until one of their sockets, its ring or its inbox has something, and
+//! gives everybody a turn.
+//!
+//! Who waits for pages of the pool stands in a line; those behind the first take none (C5.3). The worker itself goes to
+//! sleep in the pool only while no step of its own is on the disk, since it is the one who would take those back.
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::fd::OwnedFd;
+
+use super::Shared;
+use super::connection::{Connection, Context};
+use super::disk::{Done, Engine};
+use super::socket::Socket;
+
+/// How often time limits are looked at.
+const TICK: Duration = Duration::from_millis(250);
+const WAKE: u64 = u64::MAX;
+const RING: u64 = u64::MAX - 1;
+
+/// What is said to a worker.
+pub(super) enum Message {
+    Client(Socket),
+    Stop,
+}
+
+struct Client {
+    connection: Connection,
+    /// What the system is asked to say of its socket; none if it was told to say nothing.
+    interest: Option<EventFlags>,
+    /// The other side has closed: the system would say so again and again.
+    is_hung: bool,
+    is_queued: bool,
+}
+
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    engine: Engine,
+    epoll: OwnedFd,
+    inbox: Receiver<Message>,
+    clients: Vec<Option<Client>>,
+    /// Those that can go on.
+    ready: VecDeque<usize>,
+    /// Those that wait for the pool, in their order.
+    line: VecDeque<usize>,
+    stop_at: Option<Instant>,
+}
+
+/// How many clients each worker has, for whoever hands out new ones.
+pub(super) type Load = AtomicUsize;
+
+impl Worker {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        engine: Engine,
+        inbox: Receiver<Message>,
+        wake: BorrowedFd<'_>,
+    ) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        if let Some(ring) = engine.fd() {
+            epoll::add(&epoll, ring, EventData::new_u64(RING), EventFlags::IN)?;
+        }
+        let (clients, ready, line) = (Vec::new(), VecDeque::new(), VecDeque::new());
+        Ok(Self { shared, engine, epoll, inbox, clients, ready, line, stop_at: None })
+    }
+
+    /// Serves until it is told to stop and everybody has been answered.
+    pub(super) fn run(&mut self, wake: BorrowedFd<'_>, load: &Load) -> io::Result<()> {
+        let mut events = Vec::with_capacity(64);
+        let mut done = Vec::new();
+        let mut checked = Instant::now();
+        while self.stop_at.is_none() || self.clients.iter().any(Option::is_some) {
+            self.sleep(&mut events)?;
+            let now = Instant::now();
+            for event in events.drain(..) {
+                match event.data.u64() {
+                    WAKE => self.read_inbox(wake, load, now),
+                    RING => {}
+                    number => self.woken(number as usize, event.flags),
+                }
+            }
+            self.serve(now, &mut done)?;
+            if now - checked >= TICK {
+                checked = now;
+                self.check(now);
+            }
+            self.bury(load);
+        }
+        Ok(())
+    }
+
+    fn sleep(&self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
+        let timeout = if self.ready.is_empty() { TICK } else { Duration::ZERO };
+        let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn read_inbox(&mut self, wake: BorrowedFd<'_>, load: &Load, now: Instant) {
+        let mut count = [0; 8];
+        // Empty or not, the inbox is read.
+        let _ = rustix::io::read(wake, &mut count);
+        while let Ok(message) = self.inbox.try_recv() {
+            match message {
+                Message::Client(socket) => self.welcome(socket, load, now),
+                Message::Stop => {
+                    self.stop_at.get_or_insert(now + self.shared.limits.stop);
+                    for number in 0..self.clients.len() {
+                        if let Some(client) = &mut self.clients[number] {
+                            client.connection.drain();
+                            self.queue(number);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn welcome(&mut self, socket: Socket, load: &Load, now: Instant) {
+        let number = self.clients.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.clients.push(None);
+            self.clients.len() - 1
+        });
+        let connection = Connection::new(number, socket, Arc::clone(&self.shared.config), now);
+        // Without memory for its buffer, the client is hung up on.
+        let Some(mut connection) = connection else {
+            load.fetch_sub(1, Relaxed);
+            return;
+        };
+        if self.stop_at.is_some() {
+            connection.drain();
+        }
+        self.clients[number] = Some(Client { connection, interest: None, is_hung: false, is_queued: false });
+        self.queue(number);
+    }
+
+    fn queue(&mut self, number: usize) {
+        if let Some(Some(client)) = self.clients.get_mut(number)
+            && !client.is_queued
+        {
+            client.is_queued = true;
+            self.ready.push_back(number);
+        }
+    }
+
+    fn woken(&mut self, number: usize, flags: EventFlags) {
+        if let Some(Some(client)) = self.clients.get_mut(number) {
+            client.is_hung |= flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        }
+        self.queue(number);
+    }
+
+    /// Gives a turn to everybody who can go on, and takes what the disk is done with, once around.
+    fn serve(&mut self, now: Instant, done: &mut Vec<Done>) -> io::Result<()> {
+        for _ in 0..self.ready.len() {
+            let Some(number) = self.ready.pop_front() else { break };
+            self.turn(number, now);
+        }
+        loop {
+            self.engine.reap(&self.shared.path.disk, false, done)?;
+            if done.is_empty() {
+                break;
+            }
+            // All of them first: what they have goes back before anybody takes.
+            for step in done.drain(..) {
+                let number = step.0.tag.0;
+                self.with(number, now, |client, context| client.connection.complete(step, context));
+                self.queue(number);
+            }
+            for _ in 0..self.ready.len() {
+                let Some(number) = self.ready.pop_front() else { break };
+                self.turn(number, now);
+            }
+        }
+        while let Some(&first) = self.line.front() {
+            self.turn(first, now);
+            if self.line.front() == Some(&first) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn with(&mut self, number: usize, now: Instant, act: impl FnOnce(&mut Client, &mut Context<'_>)) {
+        let Some(Some(client)) = self.clients.get_mut(number) else {
+            unreachable!("client {number} is buried with steps on the disk")
+        };
+        let may_take = self.line.front().is_none_or(|&first| first == number);
+        let Self { engine, shared, .. } = self;
+        let may_discard = shared.may_discard;
+        act(client, &mut Context { path: &shared.path, engine, now, may_take, may_discard });
+    }
+
+    fn turn(&mut self, number: usize, now: Instant) {
+        if self.clients.get(number).is_none_or(Option::is_none) {
+            return;
+        }
+        self.with(number, now, |client, context| {
+            client.is_queued = false;
+            client.connection.turn(context);
+        });
+        let Some(Some(client)) = self.clients.get_mut(number) else { return };
+        let place = self.line.iter().position(|&other| other == number);
+        match (client.connection.is_stalled(), place) {
+            (true, None) => self.line.push_back(number),
+            (false, Some(place)) => {
+                self.line.remove(place);
+            }
+            _ => {}
+        }
+        if client.connection.is_ready() || (client.is_hung && client.connection.wants_input()) {
+            self.queue(number);
+        }
+        self.listen(number);
+    }
+
+    /// Tells the system what it is to say of a client's socket.
+    fn listen(&mut self, number: usize) {
+        let Some(Some(client)) = self.clients.get_mut(number) else { return };
+        let connection = &client.connection;
+        let mut interest = EventFlags::empty();
+        interest.set(EventFlags::IN, connection.wants_input());
+        interest.set(EventFlags::OUT, connection.wants_output());
+        let wanted = (!client.is_hung && !connection.is_dead()).then_some(interest);
+        if wanted == client.interest {
+            return;
+        }
+        let (epoll, socket, data) = (&self.epoll, connection.socket().as_fd(), EventData::new_u64(number as u64));
+        let told = match (client.interest, wanted) {
+            (None, Some(flags)) => epoll::add(epoll, socket, data, flags),
+            (Some(_), Some(flags)) => epoll::modify(epoll, socket, data, flags),
+            (_, None) => epoll::delete(epoll, socket),
+        };
+        client.interest = wanted;
+        if told.is_err() {
+            // Nobody would say when it goes on.
+            client.connection.die(&self.shared.path);
+        }
+    }
+
+    fn check(&mut self, now: Instant) {
+        let is_over = self.stop_at.is_some_and(|stop_at| now > stop_at);
+        for number in 0..self.clients.len() {
+            let Some(client) = &mut self.clients[number] else { continue };
+            if is_over {
+                client.connection.die(&self.shared.path);
+            }
+            client.connection.check(&self.shared.limits, &self.shared.path, now);
+            if client.connection.is_dead() {
+                self.line.retain(|&other| other != number);
+                self.listen(number);
+            }
+        }
+    }
+
+    /// Forgets those who are dead, once nothing of theirs is on the disk.
+    fn bury(&mut self, load: &Load) {
+        for number in 0..self.clients.len() {
+            let Some(client) = &self.clients[number] else { continue };
+            if client.connection.is_dead() && client.connection.steps() == 0 {
+                self.line.retain(|&other| other != number);
+                self.clients[number] = None;
+                load.fetch_sub(1, Relaxed);
+            }
+        }
+    }
+}
+
+/// Runs a worker to its end; what stops it early is kept for whoever waits for the server.
+pub(super) fn work(mut worker: Worker, wake: &OwnedFd, load: &Load) {
+    let result = worker.run(wake.as_fd(), load);
+    if let Err(error) = result {
+        let shared = Arc::clone(&worker.shared);
+        shared.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+}

@@ -1,0 +1,246 @@
+//! A volume on a server in this process, and a client that says what it likes.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use pagemill::Allocator;
+use pagemill_crypt::nbd::{Config, Export, Tls};
+use pagemill_crypt::serve::{DataPath, Disk, Form, Limits, Listener, Memory, MemoryStats, Options, Server, Way};
+use pagemill_crypt::{SectorSize, Volume, plain::Plain};
+
+use crate::common::{Bench, pattern};
+
+pub(crate) const PART: usize = 1 << 20;
+
+/// How a test's server is to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) form: Form,
+    pub(crate) way: Way,
+    pub(crate) pages: usize,
+    pub(crate) promised: usize,
+    pub(crate) threads: usize,
+    pub(crate) max_connections: usize,
+    pub(crate) limits: Limits,
+    pub(crate) may_discard: bool,
+}
+
+impl Setup {
+    pub(crate) fn new() -> Self {
+        let limits = Limits {
+            handshake: Duration::from_secs(20),
+            stall: Duration::from_secs(20),
+            stop: Duration::from_secs(20),
+        };
+        Self {
+            form: Form::Bulk,
+            way: Way::Auto,
+            pages: 8192,
+            promised: 256,
+            threads: 2,
+            max_connections: 64,
+            limits,
+            may_discard: false,
+        }
+    }
+}
+
+/// A plain volume of all of the file.
+pub(crate) fn plain_volume(len: u64, sector: u64) -> Volume {
+    let sector_size = SectorSize::new(sector).unwrap();
+    let plain = Plain { key_bytes: 64, hash: None, offset: 0, skip: 0, size: None, sector_size, counts_sectors: false };
+    Volume::new(&plain.key(&pattern(64)).unwrap(), plain.geometry(len).unwrap()).unwrap()
+}
+
+/// What the volume in `file` holds.
+pub(crate) fn plain_contents(file: &File, sector: u64) -> Vec<u8> {
+    let len = file.metadata().unwrap().len();
+    let mut bytes = vec![0; len as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    plain_volume(len, sector).decrypt_in_place(0, &mut bytes).unwrap();
+    bytes
+}
+
+pub(crate) struct Served {
+    pub(crate) allocator: Allocator,
+    pub(crate) server: Arc<Server>,
+    pub(crate) socket: PathBuf,
+    stop: UnixStream,
+    accepting: JoinHandle<()>,
+}
+
+impl Served {
+    /// Serves `volume`, whose data is in `data`. None, and a line that says so, if the system has no ring and one is
+    /// demanded.
+    pub(crate) fn start(bench: &Bench, data: File, volume: Volume, setup: Setup) -> Option<Self> {
+        let allocator = Allocator::builder().pages(setup.pages).build().unwrap();
+        let geometry = *volume.geometry();
+        let block = geometry.sector_size.bytes();
+        let export = Export {
+            name: String::new(),
+            description: "a volume".to_owned(),
+            size: geometry.len,
+            is_read_only: false,
+            min_block: block as u32,
+            preferred_block: 4096,
+        };
+        let path = DataPath {
+            volume,
+            disk: Disk::new(data, geometry.offset, block, false),
+            memory: Memory::new(&allocator, setup.promised, PART, setup.form).unwrap(),
+        };
+        let options = Options {
+            config: Config { exports: vec![export], tls: Tls::None },
+            threads: setup.threads,
+            way: setup.way,
+            max_connections: setup.max_connections,
+            limits: setup.limits,
+            may_discard: setup.may_discard,
+        };
+        let server = match Server::start(path, options) {
+            Ok(server) => Arc::new(server),
+            Err(error) if setup.way == Way::Uring => {
+                eprintln!("skipped: the system refuses io_uring: {error}");
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let socket = bench.path("socket");
+        let _ = std::fs::remove_file(&socket);
+        let listener = Listener::Unix(UnixListener::bind(&socket).unwrap());
+        let (stop, stopped) = UnixStream::pair().unwrap();
+        let theirs = Arc::clone(&server);
+        let accepting = thread::spawn(move || theirs.accept(&listener, stopped.as_fd()).unwrap());
+        Some(Self { allocator, server, socket, stop, accepting })
+    }
+
+    pub(crate) fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+
+    /// Stops it, and shows that nothing of its memory is missing.
+    pub(crate) fn stop(self) -> MemoryStats {
+        let Self { allocator, server, stop, accepting, .. } = self;
+        drop(stop);
+        accepting.join().unwrap();
+        let out = server.path().memory.pool().stats().out;
+        let server = Arc::into_inner(server).expect("nobody else has the server");
+        let stats = server.stop().unwrap();
+        // Clients may have been under way a moment ago: now nobody is.
+        let census = allocator.validate();
+        assert_eq!(census.handed_out, 0, "pages are still out, {out} of the pool before");
+        stats
+    }
+
+    /// Waits until so many clients are there.
+    pub(crate) fn wait_for_connections(&self, count: usize) {
+        for _ in 0..2000 {
+            if self.server.connections() == count {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{} clients, not {count}", self.server.connections());
+    }
+}
+
+pub(crate) mod command {
+    pub(crate) const READ: u16 = 0;
+    pub(crate) const WRITE: u16 = 1;
+    pub(crate) const DISCONNECT: u16 = 2;
+    pub(crate) const FLUSH: u16 = 3;
+    pub(crate) const TRIM: u16 = 4;
+    pub(crate) const WRITE_ZEROES: u16 = 6;
+}
+pub(crate) const FUA: u16 = 1;
+
+/// A client past negotiation, with simple replies.
+pub(crate) struct Client(pub(crate) UnixStream);
+
+impl Client {
+    pub(crate) fn connect(served: &Served) -> Self {
+        let mut stream = UnixStream::connect(&served.socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.read_exact(&mut [0; 18]).unwrap();
+        // Fixed newstyle, no zeroes; then GO for the empty name, asking for the block size.
+        stream.write_all(&3u32.to_be_bytes()).unwrap();
+        let data = [&0u32.to_be_bytes()[..], &1u16.to_be_bytes(), &3u16.to_be_bytes()].concat();
+        let option = [&b"IHAVEOPT"[..], &7u32.to_be_bytes(), &(data.len() as u32).to_be_bytes(), &data].concat();
+        stream.write_all(&option).unwrap();
+        loop {
+            let mut header = [0; 20];
+            stream.read_exact(&mut header).unwrap();
+            let word = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().unwrap());
+            stream.read_exact(&mut vec![0; word(16) as usize]).unwrap();
+            match word(12) {
+                1 => return Self(stream),
+                kind => assert!(kind < 1 << 31, "refused: {kind:#x}"),
+            }
+        }
+    }
+
+    pub(crate) fn send(&mut self, command: u16, flags: u16, cookie: u64, at: u64, len: u32) {
+        let header = [
+            &0x2560_9513u32.to_be_bytes()[..],
+            &flags.to_be_bytes(),
+            &command.to_be_bytes(),
+            &cookie.to_be_bytes(),
+            &at.to_be_bytes(),
+            &len.to_be_bytes(),
+        ];
+        self.0.write_all(&header.concat()).unwrap();
+    }
+
+    /// A reply's error and cookie.
+    pub(crate) fn reply(&mut self) -> (u32, u64) {
+        let mut header = [0; 16];
+        self.0.read_exact(&mut header).unwrap();
+        assert_eq!(header[..4], 0x6744_6698u32.to_be_bytes());
+        let error = u32::from_be_bytes(header[4..8].try_into().unwrap());
+        (error, u64::from_be_bytes(header[8..].try_into().unwrap()))
+    }
+
+    pub(crate) fn read(&mut self, at: u64, len: usize) -> Result<Vec<u8>, u32> {
+        self.send(command::READ, 0, 77, at, len as u32);
+        match self.reply() {
+            (0, 77) => {
+                let mut bytes = vec![0; len];
+                self.0.read_exact(&mut bytes).unwrap();
+                Ok(bytes)
+            }
+            (error, cookie) => {
+                assert_eq!(cookie, 77);
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn write(&mut self, at: u64, bytes: &[u8], flags: u16) -> Result<(), u32> {
+        self.send(command::WRITE, flags, 78, at, bytes.len() as u32);
+        self.0.write_all(bytes).unwrap();
+        self.done(78)
+    }
+
+    pub(crate) fn ask(&mut self, command: u16, flags: u16, at: u64, len: u32) -> Result<(), u32> {
+        self.send(command, flags, 79, at, len);
+        self.done(79)
+    }
+
+    fn done(&mut self, cookie: u64) -> Result<(), u32> {
+        match self.reply() {
+            (0, answered) if answered == cookie => Ok(()),
+            (error, answered) => {
+                assert_eq!(answered, cookie);
+                Err(error)
+            }
+        }
+    }
+}

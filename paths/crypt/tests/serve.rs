@@ -1,0 +1,290 @@
+//! A volume served: what clients write is what they and the file have, by every way to the disk and form of memory.
+mod common;
+#[path = "common/served.rs"]
+mod served;
+
+use std::fs;
+use std::thread;
+
+use common::*;
+use pagemill_crypt::Luks;
+use pagemill_crypt::kdf::{KdfKind, Limits};
+use pagemill_crypt::serve::{Form, Way};
+use served::*;
+
+/// Numbers that look random, the same each time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Requests of every kind and length from one client, held against a copy of what the volume should hold.
+fn exercise(client: &mut Client, model: &mut [u8], sector: u64, seed: u64, rounds: u32) {
+    let mut numbers = Numbers(seed);
+    let noise = pattern(4 << 20);
+    let sectors = model.len() as u64 / sector;
+    for round in 0..rounds {
+        // Short ones for the most part, some longer than a part.
+        let most = match numbers.below(8) {
+            0 => 3 << 20,
+            1 => 300 << 10,
+            _ => 24 << 10,
+        };
+        let count = 1 + numbers.below((most / sector).min(sectors));
+        let first = numbers.below(sectors - count + 1);
+        let (at, len) = (first * sector, (count * sector) as usize);
+        let place = at as usize..at as usize + len;
+        let fua = if numbers.below(4) == 0 { FUA } else { 0 };
+        match numbers.below(8) {
+            0..4 => {
+                let from = numbers.below((noise.len() - len) as u64) as usize;
+                client.write(at, &noise[from..from + len], fua).unwrap();
+                model[place].copy_from_slice(&noise[from..from + len]);
+            }
+            4 => {
+                client.ask(command::WRITE_ZEROES, fua, at, len as u32).unwrap();
+                model[place].fill(0);
+            }
+            5 => client.ask(command::FLUSH, 0, 0, 0).unwrap(),
+            _ => assert!(client.read(at, len).unwrap() == model[place], "seed {seed}, round {round}: {len} at {at}"),
+        }
+    }
+}
+
+fn round_trip(bench: &Bench, setup: Setup, sector: u64) {
+    let len = 6 * MIB;
+    let file = bench.file("image", len);
+    let Some(served) = Served::start(bench, bench.open("image"), plain_volume(len, sector), setup) else { return };
+    let mut client = Client::connect(&served);
+    let mut model = vec![0; len as usize];
+    client.ask(command::WRITE_ZEROES, 0, 0, len as u32).unwrap();
+    exercise(&mut client, &mut model, sector, sector, 150);
+    assert!(client.read(0, len as usize).unwrap() == model, "{setup:?}, {sector}");
+    drop(client);
+    served.stop();
+    assert!(plain_contents(&file, sector) == model, "{setup:?}, {sector}: what the file holds");
+}
+
+#[test]
+fn every_way_and_form_keeps_what_was_written() {
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        for form in [Form::Bulk, Form::Single, Form::Malloc] {
+            for sector in [512, 4096] {
+                round_trip(&bench, Setup { way, form, ..Setup::new() }, sector);
+            }
+        }
+    }
+}
+
+#[test]
+fn hardly_any_pages_serve_as_well() {
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        for form in [Form::Bulk, Form::Single] {
+            // The reserve is all there is, and a page or three.
+            for (pages, promised) in [(1, 1), (4, 3), (67, 64)] {
+                let setup = Setup { way, form, pages, promised, ..Setup::new() };
+                round_trip(&bench, setup, 1024);
+            }
+        }
+    }
+}
+
+#[test]
+fn several_connections_see_one_volume() {
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        let len = 16 * MIB;
+        bench.file("image", len);
+        let setup = Setup { way, threads: 3, ..Setup::new() };
+        let volume = plain_volume(len, 512);
+        let Some(served) = Served::start(&bench, bench.open("image"), volume, setup) else { continue };
+        // Each writes its own quarter; then each reads what its neighbour wrote.
+        let quarter = len / 4;
+        let models: Vec<Vec<u8>> = thread::scope(|scope| {
+            let work = |i: u64| {
+                let mut client = Client::connect(&served);
+                let mut model = vec![0; quarter as usize];
+                for at in (0..quarter).step_by(1 << 18) {
+                    let bytes = pattern((1 << 18) + 512 * i as usize)[512 * i as usize..].to_vec();
+                    client.write(i * quarter + at, &bytes, 0).unwrap();
+                    model[at as usize..at as usize + (1 << 18)].copy_from_slice(&bytes);
+                }
+                client.ask(command::FLUSH, 0, 0, 0).unwrap();
+                model
+            };
+            let threads: Vec<_> = (0..4).map(|i| scope.spawn(move || work(i))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        for (i, model) in models.iter().enumerate() {
+            let mut client = Client::connect(&served);
+            let read = client.read(i as u64 * quarter, quarter as usize).unwrap();
+            assert!(read == *model, "{way:?}, quarter {i}");
+        }
+        served.stop();
+    }
+}
+
+#[test]
+fn requests_under_way_together_are_all_answered() {
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        let len = 8 * MIB;
+        bench.file("image", len);
+        let setup = Setup { way, ..Setup::new() };
+        let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(len, 4096), setup) else { continue };
+        let mut client = Client::connect(&served);
+        let noise = pattern(len as usize);
+        client.write(0, &noise, 0).unwrap();
+        // More than may be under way at once, before the first answer is looked at.
+        let mut writer = Client(client.0.try_clone().unwrap());
+        let asking = thread::spawn(move || {
+            for cookie in 0..1000 {
+                writer.send(command::READ, 0, cookie, cookie % 2048 * 4096, 4096);
+            }
+        });
+        let mut seen = vec![false; 1000];
+        for _ in 0..1000 {
+            let (error, cookie) = client.reply();
+            assert_eq!(error, 0);
+            let mut bytes = vec![0; 4096];
+            std::io::Read::read_exact(&mut client.0, &mut bytes).unwrap();
+            let at = (cookie % 2048 * 4096) as usize;
+            assert!(bytes == noise[at..at + 4096], "{way:?}, {cookie}");
+            assert!(!std::mem::replace(&mut seen[cookie as usize], true), "{cookie} twice");
+        }
+        asking.join().unwrap();
+        served.stop();
+    }
+}
+
+#[test]
+fn nbdcopy_and_qemu_write_what_the_file_then_holds() {
+    let Some(bench) = Bench::with(&["nbdcopy", "qemu-img", "nbdinfo"]) else { return };
+    for (way, form) in [(Way::Auto, Form::Bulk), (Way::Plain, Form::Malloc)] {
+        let len = 12 * MIB;
+        let file = bench.file("image", len);
+        let setup = Setup { way, form, ..Setup::new() };
+        let served = Served::start(&bench, bench.open("image"), plain_volume(len, 4096), setup).unwrap();
+        let uri = served.uri();
+        let mut plain = pattern(len as usize);
+        plain[3_000_000..5_000_000].fill(0);
+        write(&bench.path("raw"), &plain);
+        bench.ok(&format!("nbdcopy --connections=4 --flush raw {uri}"));
+        bench.ok(&format!("nbdcopy --connections=4 {uri} back"));
+        assert!(fs::read(bench.path("back")).unwrap() == plain);
+        plain.reverse();
+        write(&bench.path("raw"), &plain);
+        bench.ok(&format!("qemu-img convert -n -W -f raw -O raw raw {uri}"));
+        bench.ok(&format!("qemu-img compare -f raw -F raw raw {uri}"));
+        assert!(bench.ok(&format!("nbdinfo --map {uri}")).contains("data"));
+        served.stop();
+        assert!(plain_contents(&file, 4096) == plain, "{way:?} {form:?}");
+    }
+}
+
+#[test]
+fn cryptsetup_decrypts_what_was_written_through_the_server() {
+    let Some(bench) = Bench::with(&["cryptsetup", "nbdcopy"]) else { return };
+    let cheap = "--pbkdf pbkdf2 --pbkdf-force-iterations 1000";
+    let plain = pattern(4 * MIB as usize);
+    for sector in [512, 4096] {
+        // Theirs, with contents that they encrypted.
+        write(&bench.path("data"), &plain);
+        let _ = fs::remove_file(bench.path("header"));
+        bench.ok(&format!(
+            "cryptsetup reencrypt --encrypt -q --type luks2 --sector-size {sector} {cheap} --key-file pw --header header data"
+        ));
+        let header = bench.open("header");
+        let luks = Luks::read(&header).unwrap();
+        let volume = luks.open(&header, PASSPHRASE, 4 * MIB, true, &Limits::default()).unwrap();
+        let served = Served::start(&bench, bench.open("data"), volume, Setup::new()).unwrap();
+        bench.ok(&format!("nbdcopy {} back", served.uri()));
+        assert!(fs::read(bench.path("back")).unwrap() == plain, "{sector}");
+        let other: Vec<u8> = plain.iter().map(|byte| !byte).collect();
+        write(&bench.path("raw"), &other);
+        bench.ok(&format!("nbdcopy --flush raw {}", served.uri()));
+        served.stop();
+        bench.ok("cryptsetup reencrypt --decrypt --force-offline-reencrypt -q --key-file pw --header header data");
+        assert!(fs::read(bench.path("data")).unwrap() == other, "{sector}");
+    }
+}
+
+#[test]
+fn qemu_reads_the_luks1_volume_that_was_served() {
+    let Some(bench) = Bench::with(&["qemu-img", "nbdcopy"]) else { return };
+    let plain = pattern(2 * MIB as usize);
+    let file = bench.file("ours", 4 * MIB);
+    Luks::format(&file, &new(1, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
+    let luks = Luks::read(&file).unwrap();
+    let volume = luks.open(&file, PASSPHRASE, 4 * MIB, false, &Limits::default()).unwrap();
+    let served = Served::start(&bench, bench.open("ours"), volume, Setup::new()).unwrap();
+    write(&bench.path("raw"), &plain);
+    bench.ok(&format!("nbdcopy --flush raw {}", served.uri()));
+    served.stop();
+    let secret = "--object secret,id=pw,file=pw";
+    bench.ok(&format!(
+        "qemu-img convert {secret} --image-opts driver=luks,key-secret=pw,file.filename=ours -O raw back"
+    ));
+    assert!(fs::read(bench.path("back")).unwrap() == plain);
+}
+
+#[test]
+fn stopping_finishes_what_was_begun() {
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        let len = 8 * MIB;
+        let file = bench.file("image", len);
+        let setup = Setup { way, ..Setup::new() };
+        let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(len, 512), setup) else { continue };
+        let mut client = Client::connect(&served);
+        let noise = pattern(len as usize);
+        // Half of it is there when the server is told to stop; the client goes on, and is answered.
+        client.send(command::WRITE, 0, 5, 0, len as u32);
+        let half = len as usize / 2;
+        std::io::Write::write_all(&mut client.0, &noise[..half]).unwrap();
+        let mut idle = Client::connect(&served);
+        thread::scope(|scope| {
+            let stopping = scope.spawn(|| served.stop());
+            thread::sleep(std::time::Duration::from_millis(100));
+            std::io::Write::write_all(&mut client.0, &noise[half..]).unwrap();
+            assert_eq!(client.reply(), (0, 5), "{way:?}");
+            // And then nothing more, for either.
+            assert_eq!(std::io::Read::read(&mut client.0, &mut [0]).unwrap(), 0);
+            assert_eq!(std::io::Read::read(&mut idle.0, &mut [0]).unwrap(), 0);
+            drop((client, idle));
+            stopping.join().unwrap();
+        });
+        assert!(plain_contents(&file, 512) == noise, "{way:?}");
+    }
+}
+
+#[test]
+fn trims_make_holes_where_they_may_and_holes_are_told() {
+    let Some(bench) = Bench::with(&["nbdinfo"]) else { return };
+    for may_discard in [false, true] {
+        let len = 4 * MIB;
+        let file = bench.file("image", len);
+        let setup = Setup { may_discard, ..Setup::new() };
+        let served = Served::start(&bench, bench.open("image"), plain_volume(len, 4096), setup).unwrap();
+        let mut client = Client::connect(&served);
+        client.write(0, &pattern(len as usize), FUA).unwrap();
+        client.ask(command::TRIM, FUA, MIB, 2 * MIB as u32).unwrap();
+        let map = bench.ok(&format!("nbdinfo --map --json {}", served.uri()));
+        let map: serde_json::Value = serde_json::from_str(&map).unwrap();
+        let lens: Vec<_> = map.as_array().unwrap().iter().map(|e| (e["length"].as_u64(), e["type"].as_u64())).collect();
+        // Type 1 is a hole that does not read as zeroes: it is decrypted.
+        let whole = vec![(Some(len), Some(0))];
+        let holed = vec![(Some(MIB), Some(0)), (Some(2 * MIB), Some(1)), (Some(MIB), Some(0))];
+        assert_eq!(lens, if may_discard { holed } else { whole });
+        drop(client);
+        served.stop();
+        use std::os::unix::fs::MetadataExt;
+        assert_eq!(file.metadata().unwrap().blocks() * 512 < len, may_discard);
+    }
+}
