@@ -3,12 +3,14 @@
 //! Where to read: [`BenchArgs`] says what can be asked for; `rows` is the catalogue of what is measured, `subject`
 //! what a row must do and the timed loops over it; `tables` runs those loops, every row taking turns in one run;
 //! `report`, `html` and `record` show the figures, `bars` judges them; `published` holds what others measured, which
-//! is shown and never mixed in. `bench/README.md` says what each table times and how each peer is set up.
+//! is shown and never mixed in; `file` is where a report goes. `bench/README.md` says what each table times and how
+//! each peer is set up.
 //!
 //! Nothing depends on this crate but the program.
 
 mod args;
 mod bars;
+mod file;
 mod html;
 mod machine;
 mod published;
@@ -19,14 +21,14 @@ mod stats;
 mod subject;
 mod tables;
 
-use std::fs::File;
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub use args::BenchArgs;
 
+use file::ReportFile;
 use machine::Machine;
 use published::Published;
 use record::Record;
@@ -138,9 +140,8 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
     let published = Published::load()?;
     let is_json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
     let mut text = Text::new(is_json_on_stdout);
-    // Opened before measuring: minutes should not end at a path that can't be written.
-    let html_file = args.html.as_deref().map(create).transpose()?;
-    let json_file = args.json.as_deref().filter(|_| !is_json_on_stdout).map(create).transpose()?;
+    let html_file = args.html.as_deref().map(ReportFile::open).transpose()?;
+    let json_file = args.json.as_deref().filter(|_| !is_json_on_stdout).map(ReportFile::open).transpose()?;
 
     let machine = Machine::here();
     let cpu = machine.main_cpu();
@@ -192,15 +193,15 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
         report::disturbance(out, &run.rounds)?;
         writeln!(out, "\n{}", report::footer(&published))
     })?;
-    if let Some((path, mut file)) = json_file {
-        written(&path, record::write_json(&mut file, &records, &machine))?;
+    if let Some(file) = json_file {
+        file.write(|out| record::write_json(out, &records, &machine))?;
     }
     if is_json_on_stdout {
         quiet_pipe(false, record::write_json(&mut io::stdout().lock(), &records, &machine))?;
     }
-    if let Some((path, mut file)) = html_file {
+    if let Some(file) = html_file {
         let page = html::page(&header, &records, &bars, &published)?;
-        written(&path, file.write_all(page.as_bytes()).and_then(|()| file.flush()))?;
+        file.write(|out| out.write_all(page.as_bytes()))?;
     }
     Ok(())
 }
@@ -268,13 +269,4 @@ fn quiet_pipe(is_stderr: bool, result: io::Result<()>) -> Result<(), Error> {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Error::Stream { is_stderr, error }),
         _ => Ok(()),
     }
-}
-
-fn written(path: &Path, result: io::Result<()>) -> Result<(), Error> {
-    result.map_err(|error| Error::Write { path: path.to_owned(), error })
-}
-
-fn create(path: &Path) -> Result<(PathBuf, BufWriter<File>), Error> {
-    let file = File::create(path).map_err(|error| Error::Write { path: path.to_owned(), error })?;
-    Ok((path.to_owned(), BufWriter::new(file)))
 }

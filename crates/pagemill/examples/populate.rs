@@ -1,12 +1,12 @@
 //! Commits an arena before its first use, with progress, as a server does before it takes requests; and lets go again of
 //! what it does not use.
-use pagemill::{Allocator, Bulk, Gfp, Memory, PageList};
+use pagemill::{Allocator, Bulk, Gfp, Memory, PAGE_SIZE, PageList};
 use std::ops::ControlFlow::{Break, Continue};
 use std::time::Duration;
 
 fn main() -> Result<(), pagemill::Error> {
     // No more than the container's memory limit leaves room for.
-    let memory = Memory::anonymous(256 << 8).within_limit();
+    let memory = Memory::anonymous((256 << 20) / PAGE_SIZE).within_limit();
     let builder = Allocator::builder().memory(memory).give_back_after(Duration::from_secs(60));
     let allocator = builder.background_reclaim(true).build()?;
     allocator.notes().iter().for_each(|note| eprintln!("{note}"));

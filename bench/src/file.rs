@@ -1,0 +1,55 @@
+//! A file that a report goes to when everything is measured.
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// Opened before measuring: minutes should not end at a path that can't be written. What it has stays until the report
+/// is there, so that a run that is stopped does not take an older one's figures with it.
+pub(crate) struct ReportFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl ReportFile {
+    pub(crate) fn open(path: &Path) -> Result<ReportFile, Error> {
+        match File::options().write(true).create(true).truncate(false).open(path) {
+            Ok(file) => Ok(ReportFile { path: path.to_owned(), file }),
+            Err(error) => Err(Error::Write { path: path.to_owned(), error }),
+        }
+    }
+
+    pub(crate) fn write(self, body: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Error> {
+        let ReportFile { path, file } = self;
+        let write = || {
+            // A pipe or a device has no end to cut off.
+            if file.metadata()?.is_file() {
+                file.set_len(0)?;
+            }
+            let mut out = BufWriter::new(file);
+            body(&mut out)?;
+            out.flush()
+        };
+        write().map_err(|error| Error::Write { path, error })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn what_a_file_has_stays_until_the_report_is_there() {
+        let path = std::env::temp_dir().join(format!("pagemill-report-{}", std::process::id()));
+        fs::write(&path, "the figures of another run").unwrap();
+        drop(ReportFile::open(&path).unwrap()); // and then the run is stopped
+        assert_eq!(fs::read_to_string(&path).unwrap(), "the figures of another run");
+        ReportFile::open(&path).unwrap().write(|out| out.write_all(b"new")).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(ReportFile::open(&path.join("below")), Err(Error::Write { .. })));
+        ReportFile::open(Path::new("/dev/null")).unwrap().write(|out| out.write_all(b"new")).unwrap();
+    }
+}
