@@ -51,6 +51,21 @@ impl<'a> Bulk<'a> {
     pub const COUNT_MAX: usize = i32::MAX as usize;
 
     /// Up to `n`; fewer are no error.
+    ///
+    /// It takes what is free. If that is too little it tries for one more block in every way that its flags allow, by
+    /// reclaim and by waiting until its deadline, and ends with that one or without (C3.6). Whoever needs more of what
+    /// shrinkers have or what others give back says [`at_least`](Self::at_least) or [`exact`](Self::exact).
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, PageList};
+    /// use std::time::{Duration, Instant};
+    /// let allocator = Allocator::builder().pages(5).build()?;
+    /// let (begin, mut list) = (Instant::now(), PageList::new());
+    /// let request = Bulk::up_to(8).deadline(Duration::from_millis(20));
+    /// assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list)?.blocks, 5);
+    /// assert!(begin.elapsed() >= Duration::from_millis(20)); // It waited for a sixth.
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     #[inline]
     pub const fn up_to(n: usize) -> Self {
         Self::at_least(0, n)
