@@ -23,6 +23,7 @@ pub mod kdf;
 pub mod luks;
 pub mod luks1;
 pub mod luks2;
+pub mod mount;
 pub mod nbd;
 pub mod plain;
 pub mod secret;

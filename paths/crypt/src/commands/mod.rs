@@ -5,6 +5,7 @@
 mod format;
 mod info;
 mod keys;
+mod mount;
 mod open;
 pub mod passphrase;
 mod serve;
@@ -41,6 +42,7 @@ Examples:
   pagemill crypt add-key disk.img --new-key-file backup.key
   pagemill crypt test-passphrase disk.img --key-file backup.key
   pagemill crypt serve disk.img --unix /tmp/disk.sock
+  pagemill crypt mount disk.img plain
   pagemill crypt remove-key disk.img --slot 1
 
 Exit codes:
@@ -56,6 +58,7 @@ enum Command {
     AddKey(keys::AddArgs),
     RemoveKey(keys::RemoveArgs),
     Serve(Box<serve::ServeArgs>),
+    Mount(Box<mount::MountArgs>),
 }
 
 impl CryptArgs {
@@ -69,6 +72,7 @@ impl CryptArgs {
             Command::AddKey(_) => "add-key",
             Command::RemoveKey(_) => "remove-key",
             Command::Serve(_) => "serve",
+            Command::Mount(_) => "mount",
         }
     }
 }
@@ -94,6 +98,7 @@ pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error
         Command::AddKey(args) => keys::add(args),
         Command::RemoveKey(args) => keys::remove(args),
         Command::Serve(args) => serve::run(args, notice),
+        Command::Mount(args) => mount::run(args, notice),
     }?;
     if let Some(why) = lock_failure() {
         said.warnings.push(format!("keys may have reached the swap space: memory could not be locked: {why}"));

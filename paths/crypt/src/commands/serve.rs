@@ -87,17 +87,24 @@ struct Place {
 
 #[derive(Args, Debug)]
 struct Ways {
-    /// How memory is asked for
-    #[arg(long, value_enum, default_value_t)]
-    alloc: Form,
-
     /// How the disk is asked
     #[arg(long, value_enum, default_value_t)]
     io: Way,
 
+    #[command(flatten)]
+    memory: MemoryArgs,
+}
+
+/// What is between who asks and the disk.
+#[derive(Args, Debug)]
+pub(super) struct MemoryArgs {
+    /// How memory is asked for
+    #[arg(long, value_enum, default_value_t)]
+    alloc: Form,
+
     /// Use the system's page cache, also where it can be passed by
     #[arg(long)]
-    buffered: bool,
+    pub(super) buffered: bool,
 
     /// MiB of memory for what is under way
     #[arg(long, value_name = "MIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -121,7 +128,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
         return Err(Error::Request(why));
     }
     // Before the passphrase is asked for.
-    let memory = memory(&args.ways)?;
+    let memory = args.ways.memory.memory()?;
     let Opened { data, volume, warnings } = args.open.open(!args.read_only)?;
     warnings.iter().for_each(|warning| notice(warning));
 
@@ -135,7 +142,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
         min_block: block as u32,
         preferred_block: block.max(PAGE_SIZE) as u32,
     };
-    let disk = Disk::new(data, geometry.offset, block, args.ways.buffered);
+    let disk = Disk::new(data, geometry.offset, block, args.ways.memory.buffered);
     let seconds = |seconds: u16| Duration::from_secs(seconds.into());
     let options = Options {
         config: Config { exports: vec![export], tls: Tls::None },
@@ -163,16 +170,18 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     Ok(Said { out: String::new(), warnings: told(&stats) })
 }
 
-fn memory(ways: &Ways) -> Result<Memory, Error> {
-    let pages = ways.memory as usize * ((1 << 20) / PAGE_SIZE);
-    let reserve = ways.reserve as usize;
-    if reserve > pages {
-        let why = format!("a reserve of {reserve} pages does not fit into {} MiB, which are {pages}", ways.memory);
-        return Err(Error::Request(why));
+impl MemoryArgs {
+    pub(super) fn memory(&self) -> Result<Memory, Error> {
+        let pages = self.memory as usize * ((1 << 20) / PAGE_SIZE);
+        let reserve = self.reserve as usize;
+        if reserve > pages {
+            let why = format!("a reserve of {reserve} pages does not fit into {} MiB, which are {pages}", self.memory);
+            return Err(Error::Request(why));
+        }
+        let allocator = Allocator::builder().memory(pagemill::Memory::anonymous(pages).within_limit()).build();
+        let memory = allocator.and_then(|allocator| Memory::new(&allocator, reserve, PART, self.alloc));
+        memory.map_err(Error::Memory)
     }
-    let allocator = Allocator::builder().memory(pagemill::Memory::anonymous(pages).within_limit()).build();
-    let memory = allocator.and_then(|allocator| Memory::new(&allocator, reserve, PART, ways.alloc));
-    memory.map_err(Error::Memory)
 }
 
 /// What there is to say of memory at the end: nothing, if there was always enough.
@@ -193,7 +202,7 @@ fn told(stats: &MemoryStats) -> Vec<String> {
 }
 
 /// A descriptor that is readable once the program is to end.
-fn signals() -> io::Result<UnixStream> {
+pub(super) fn signals() -> io::Result<UnixStream> {
     let (stop, signalled) = UnixStream::pair()?;
     for signal in [SIGTERM, SIGINT] {
         pipe::register(signal, signalled.try_clone()?)?;

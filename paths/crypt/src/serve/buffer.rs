@@ -136,6 +136,23 @@ impl Buffer {
         }
     }
 
+    /// Copies bytes out, from byte `at` on, as many as `bytes` has.
+    pub(super) fn copy_out(&self, at: usize, mut bytes: &mut [u8]) {
+        let mut start = 0;
+        for slice in self.slices() {
+            let end = start + slice.len();
+            if end > at && !bytes.is_empty() {
+                let place = &slice[at.saturating_sub(start)..];
+                let len = place.len().min(bytes.len());
+                let (now, later) = std::mem::take(&mut bytes).split_at_mut(len);
+                now.copy_from_slice(&place[..len]);
+                bytes = later;
+            }
+            start = end;
+        }
+        assert!(bytes.is_empty(), "{} bytes too many", bytes.len());
+    }
+
     /// Copies `bytes` in, from byte `at` on.
     pub(super) fn copy_in(&mut self, at: usize, mut bytes: &[u8]) {
         let mut start = 0;

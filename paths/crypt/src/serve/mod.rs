@@ -12,6 +12,7 @@
 //!
 //! Locks: none is held while anything is waited for, but in the pool, whose own rules are in `memory`.
 mod buffer;
+mod calls;
 mod connection;
 mod disk;
 mod memory;
@@ -27,6 +28,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 pub use buffer::Buffer;
+pub use calls::PlainFile;
 pub use connection::Limits;
 pub use disk::{Disk, Way};
 pub use memory::{Form, Memory, MemoryStats, Patience};

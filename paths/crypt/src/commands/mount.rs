@@ -1,0 +1,129 @@
+//! `pagemill crypt mount`.
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use clap::Args;
+
+use super::open::{OpenArgs, Opened};
+use super::serve::{MemoryArgs, signals};
+use super::{Said, shown};
+use crate::Error;
+use crate::mount::Mounted;
+use crate::serve::{DataPath, Disk, PlainFile};
+
+/// Offer a volume as a file, through FUSE, until it is unmounted
+///
+/// A loop device and a file system work on it:
+///   mkfs.ext4 FILE && mount -o loop FILE /mnt
+/// It ends by `umount FILE`, SIGTERM or SIGINT; who has the file open then keeps
+/// it until they close it.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(super) struct MountArgs {
+    #[command(flatten)]
+    open: OpenArgs,
+
+    /// Where the file is to be: an empty file, or a name that is free
+    file: PathBuf,
+
+    /// Refuse to write
+    #[arg(long)]
+    read_only: bool,
+
+    #[command(flatten, next_help_heading = "Memory and disk")]
+    memory: MemoryArgs,
+}
+
+pub(super) fn run(args: &MountArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error> {
+    // Before the passphrase is asked for.
+    let memory = args.memory.memory()?;
+    let place = Place::new(&args.file)?;
+    let Opened { data, volume, warnings } = args.open.open(!args.read_only)?;
+    warnings.iter().for_each(|warning| notice(warning));
+
+    let geometry = *volume.geometry();
+    let disk = Disk::new(data, geometry.offset, geometry.sector_size.bytes(), args.memory.buffered);
+    let file = PlainFile::new(DataPath { volume, disk, memory });
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
+    let mounting =
+        |error| Error::io(format!("mounting {} (it takes /dev/fuse, and root or fusermount3)", place), error);
+    let mut mounted = Mounted::new(file, &args.file, args.read_only, threads).map_err(mounting)?;
+    notice(&format!("the volume is the file {place}, {} bytes; end it with: umount {place}", geometry.len));
+
+    let mut unmounter = mounted.unmounter();
+    let failed = Mutex::new(None);
+    let served = std::thread::scope(|scope| {
+        let (mut stop, over) = (stop.try_clone()?, &stop);
+        let failed = &failed;
+        scope.spawn(move || {
+            // A byte for a signal; none when the mount is over.
+            if stop.read(&mut [0]).is_ok_and(|bytes| bytes > 0)
+                && let Err(error) = unmounter.unmount()
+                && let Ok(mut failed) = failed.lock()
+            {
+                *failed = Some(error);
+            }
+        });
+        let served = mounted.serve();
+        over.shutdown(std::net::Shutdown::Both)?;
+        served
+    });
+    served.map_err(|error| Error::io(format!("serving {place}"), error))?;
+    match failed.into_inner() {
+        Ok(Some(error)) => Err(Error::io(format!("unmounting {place}"), error)),
+        _ => Ok(Said::default()),
+    }
+}
+
+/// The file that is hidden by the mount; gone at the end, if it was made for it.
+struct Place {
+    path: PathBuf,
+    was_made: bool,
+}
+
+impl Place {
+    fn new(path: &Path) -> Result<Self, Error> {
+        let was_made = match fs::symlink_metadata(path) {
+            Ok(there) if there.is_file() && there.len() == 0 => false,
+            Ok(there) if there.is_file() => {
+                let why = format!("{}: not empty: a mount would hide what is in it; name another file", shown(path));
+                return Err(Error::Request(why));
+            }
+            Ok(_) => {
+                let why = format!("{}: not a file: name an empty one, or a name that is free", shown(path));
+                return Err(Error::Request(why));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                File::create_new(path).map_err(|error| Error::io(shown(path), error))?;
+                true
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+                let why = format!(
+                    "{0}: a mount whose process is gone; end it with: umount {0} (without root: fusermount3 -u {0})",
+                    shown(path)
+                );
+                return Err(Error::Request(why));
+            }
+            Err(error) => return Err(Error::io(shown(path), error)),
+        };
+        Ok(Self { path: path.to_owned(), was_made })
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.path.display().fmt(f)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // What somebody has put there since is theirs.
+        if self.was_made && fs::symlink_metadata(&self.path).is_ok_and(|there| there.is_file() && there.len() == 0) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! A volume as a file, through FUSE; what any other program sees of it.
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use pagemill::Allocator;
+use pagemill_crypt::mount::Mounted;
+use pagemill_crypt::secret::Locked;
+use pagemill_crypt::serve::{DataPath, Disk, Form, Memory, PlainFile};
+use pagemill_crypt::volume::Geometry;
+use pagemill_crypt::{SectorSize, Volume};
+
+const LEN: usize = 3 << 20;
+
+fn plain(image: &Path, sector: u64) -> PlainFile {
+    let data = File::options().read(true).write(true).create(true).truncate(false).open(image).unwrap();
+    data.set_len(LEN as u64).unwrap();
+    let sector_size = SectorSize::new(sector).unwrap();
+    let geometry = Geometry { offset: 0, len: LEN as u64, sector_size, first_unit: 0, counts_sectors: false };
+    let volume = Volume::new(&Locked::copy_of(&[3; 64]), geometry).unwrap();
+    let allocator = Allocator::builder().pages(4096).build().unwrap();
+    let memory = Memory::new(&allocator, 256, 1 << 20, Form::Bulk).unwrap();
+    PlainFile::new(DataPath { volume, disk: Disk::new(data, 0, sector as usize, false), memory })
+}
+
+/// None, and a line that says so, where nothing can be mounted.
+fn mounted(image: &Path, at: &Path, sector: u64, is_read_only: bool) -> Option<Mounted> {
+    match Mounted::new(plain(image, sector), at, is_read_only, 2) {
+        Ok(mounted) => Some(mounted),
+        Err(why) if matches!(why.kind(), ErrorKind::PermissionDenied | ErrorKind::NotFound) => {
+            println!("skipped: mounting takes /dev/fuse, and root or fusermount3 ({why})");
+            None
+        }
+        Err(why) => panic!("{why}"),
+    }
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut seed = seed;
+    let next = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 56) as u8
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+#[test]
+fn a_volume_is_a_file_of_its_size_that_keeps_what_is_written() {
+    for sector in [512, 4096] {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, at) = (folder.path().join("image"), folder.path().join("plain"));
+        let mut model = noise(1, LEN);
+        plain(&image, sector).write_at(0, &model).unwrap();
+        File::create(&at).unwrap();
+        let Some(mut mount) = mounted(&image, &at, sector, false) else { return };
+        let mut unmounter = mount.unmounter();
+        let serving = std::thread::spawn(|| mount.serve());
+
+        let meta = fs::metadata(&at).unwrap();
+        assert_eq!((meta.len(), meta.permissions().mode() & 0o777), (LEN as u64, 0o600));
+        assert!(fs::read(&at).unwrap() == model, "what the volume held");
+        let file = File::options().read(true).write(true).open(&at).unwrap();
+        for (at, len) in [(0, 1), (511, 2), (5000, 9000), (LEN - 1, 1), (1 << 20, (1 << 20) + 77), (4096, 4096)] {
+            let bytes = noise(at as u64, len);
+            file.write_all_at(&bytes, at as u64).unwrap();
+            model[at..at + len].copy_from_slice(&bytes);
+        }
+        file.sync_all().unwrap();
+        // The image holds it now, whatever becomes of the mount.
+        let mut stored = vec![0; LEN];
+        plain(&image, sector).read_at(0, &mut stored).unwrap();
+        assert!(stored == model, "after fsync");
+
+        assert_eq!(file.set_len(1).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(file.write_at(&[1; 8], LEN as u64).unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!(file.write_at(&[model[LEN - 1]; 8], LEN as u64 - 1).unwrap(), 1, "as much as there is room for");
+        assert_eq!(file.read_at(&mut [0; 8], LEN as u64).unwrap(), 0);
+
+        // Its name goes; who has it open goes on.
+        unmounter.unmount().unwrap();
+        assert_eq!(fs::metadata(&at).unwrap().size(), 0, "the file that was hidden");
+        file.write_all_at(&[42; 4096], 8192).unwrap();
+        model[8192..8192 + 4096].fill(42);
+        drop(file);
+        serving.join().unwrap().unwrap();
+        plain(&image, sector).read_at(0, &mut stored).unwrap();
+        assert!(stored == model, "after the last one closed it");
+    }
+}
+
+#[test]
+fn read_only_it_is_read_and_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, at) = (folder.path().join("image"), folder.path().join("plain"));
+    let model = noise(2, LEN);
+    plain(&image, 4096).write_at(0, &model).unwrap();
+    File::create(&at).unwrap();
+    let Some(mut mount) = mounted(&image, &at, 4096, true) else { return };
+    let mut unmounter = mount.unmounter();
+    let serving = std::thread::spawn(|| mount.serve());
+    assert!(fs::read(&at).unwrap() == model);
+    let refused = File::options().write(true).open(&at).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
+    unmounter.unmount().unwrap();
+    serving.join().unwrap().unwrap();
+}
