@@ -80,7 +80,7 @@ mod detecting {
     };
     use std::collections::HashSet;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::sync::atomic::AtomicUsize;
     use std::time::{Duration, Instant};
 
     /// Gives what it has.
@@ -258,24 +258,6 @@ mod detecting {
         allocator.close().unwrap();
     }
 
-    /// Frees `page` on two threads at the same moment, which is misuse.
-    fn free_twice_at_once(page: Page) {
-        let (addr, ready) = (page.into_raw().expose_provenance(), AtomicUsize::new(0));
-        let free = || {
-            ready.fetch_add(1, SeqCst);
-            while ready.load(Relaxed) < 2 {
-                std::hint::spin_loop();
-            }
-            let ptr = std::ptr::with_exposed_provenance_mut(addr);
-            // SAFETY: misuse on purpose; nobody uses the page.
-            let _ = unsafe { free_raw(ptr, Order::ZERO) };
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(free);
-            free();
-        });
-    }
-
     /// All pages that are to be had.
     fn take_all(allocator: &Allocator) -> Vec<Page> {
         let mut all = Vec::new();
@@ -284,17 +266,50 @@ mod detecting {
         all
     }
 
-    /// Has frames put aside by `allocator`, as many as `wanted` at least. False: no two frees met.
+    /// Has frames put aside by `allocator`, as many as `wanted` at least: two threads free a page at the same moment, which
+    /// is misuse. False: in a minute no two frees met.
     fn put_aside(allocator: &Allocator, wanted: u64) -> bool {
-        for _ in 0..20_000 {
-            free_twice_at_once(allocator.alloc_page(Gfp::KERNEL).unwrap());
-            // Both copies are on a list now, or one; the second to be handed out is put aside.
-            drop(take_all(allocator));
-            if allocator.stats().quarantined >= wanted {
-                return true;
+        let free = |addr: usize, later: usize| {
+            (0..later).for_each(|_| std::hint::spin_loop());
+            // SAFETY: misuse on purpose; nobody uses the page.
+            let _ = unsafe { free_raw(std::ptr::with_exposed_provenance_mut(addr), Order::ZERO) };
+        };
+        // The page that both free now: 0 when the other has seen it. And how often the other has freed one.
+        let (page, freed, limit) = (AtomicUsize::new(0), AtomicUsize::new(0), Instant::now() + Duration::from_secs(60));
+        // Where there are fewer CPUs than threads, whoever waits gives way.
+        let wait_until = |is_so: &dyn Fn() -> bool| {
+            let mut spins = 0;
+            while !is_so() {
+                spins += 1;
+                if spins % 1000 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
             }
-        }
-        false
+        };
+        const OVER: usize = 1;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for turn in 0.. {
+                    wait_until(&|| page.load(SeqCst) != 0);
+                    match page.swap(0, SeqCst) {
+                        OVER => return,
+                        addr => free(addr, turn / 40 % 40),
+                    }
+                    freed.store(turn + 1, SeqCst);
+                }
+            });
+            let is_done = (0..).find_map(|turn| {
+                let addr = allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw().expose_provenance();
+                page.store(addr, SeqCst);
+                wait_until(&|| page.load(SeqCst) == 0);
+                free(addr, turn % 40);
+                wait_until(&|| freed.load(SeqCst) > turn);
+                // Both copies are on a list now, or one; the second to be handed out is put aside.
+                drop(take_all(allocator));
+                let is_done = allocator.stats().quarantined >= wanted;
+                (is_done || Instant::now() > limit).then_some(is_done)
+            });
+            page.store(OVER, SeqCst);
+            is_done == Some(true)
+        })
     }
 
     fn put_aside_in_the_child_too(backend: Backend) {
