@@ -1,0 +1,144 @@
+//! `pagemill crypt serve` as a process: what was flushed survives it, signals end it, and what it refuses.
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Folder, PROGRAM};
+
+const BYTES: usize = 4 << 20;
+
+fn format(folder: &Folder) {
+    folder.file("key", &[7; 32]);
+    let args = "crypt format volume --size 20M --key-file key --kdf pbkdf2 --kdf-iterations 1000";
+    let made = folder.run(Command::new(PROGRAM).args(args.split(' ')));
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+}
+
+/// A server, ended with the test whatever comes of that.
+struct Serving(Child);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Serving {
+    /// What it says first.
+    fn first_line(&mut self) -> String {
+        BufReader::new(self.0.stderr.take().unwrap()).lines().next().unwrap().unwrap()
+    }
+}
+
+/// Starts serving, and waits until it does.
+fn serve(folder: &Folder, more: &[&str]) -> Serving {
+    let mut command = Command::new(PROGRAM);
+    command.args(["crypt", "serve", "volume", "--key-file", "key", "--unix", "socket"]).args(more);
+    command.current_dir(folder.path("")).stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut child = Serving(command.spawn().unwrap());
+    let start = Instant::now();
+    while !folder.path("socket").exists() {
+        assert!(start.elapsed() < Duration::from_secs(30), "it does not serve");
+        if let Some(status) = child.0.try_wait().unwrap() {
+            let mut said = String::new();
+            child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            panic!("{status}: {said}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+/// `nbdcopy` in the folder.
+fn nbdcopy(folder: &Folder, from: &str, to: &str) {
+    let done = folder.run(Command::new("nbdcopy").args(["--flush", from, to]));
+    assert_eq!(done.code, Some(0), "{from} {to}: {}", done.stderr);
+}
+
+fn has_nbdcopy() -> bool {
+    let is_here = Command::new("nbdcopy").arg("--version").stdout(Stdio::null()).status().is_ok();
+    if !is_here {
+        eprintln!("skipped: nbdcopy is not installed");
+    }
+    is_here
+}
+
+fn uri(folder: &Folder) -> String {
+    format!("nbd+unix:///?socket={}", folder.path("socket").display())
+}
+
+#[test]
+fn what_was_flushed_is_there_after_kill_9() {
+    if !has_nbdcopy() {
+        return;
+    }
+    for io in ["auto", "plain"] {
+        let folder = Folder::new();
+        format(&folder);
+        let noise: Vec<u8> = (0..BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        folder.file("raw", &noise);
+        let mut child = serve(&folder, &["--io", io]);
+        nbdcopy(&folder, "raw", &uri(&folder));
+        child.0.kill().unwrap();
+        child.0.wait().unwrap();
+        assert!(folder.path("socket").exists(), "it had no time to tidy up");
+        fs::remove_file(folder.path("socket")).unwrap();
+        let _child = serve(&folder, &["--io", io, "--read-only"]);
+        nbdcopy(&folder, &uri(&folder), "back");
+        assert!(fs::read(folder.path("back")).unwrap() == noise, "{io}");
+    }
+}
+
+#[test]
+fn signals_end_it_and_its_socket_goes() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let folder = Folder::new();
+        format(&folder);
+        let mut child = serve(&folder, &["--threads", "3", "--name", "disk"]);
+        // SAFETY: a signal to a child that has not been waited for.
+        unsafe { libc::kill(child.0.id() as i32, signal) };
+        assert_eq!(child.0.wait().unwrap().code(), Some(0));
+        assert!(!folder.path("socket").exists());
+        let first = child.first_line();
+        assert!(first.contains("serving 4194304 bytes at") && first.contains("3 threads"), "{first}");
+    }
+}
+
+#[test]
+fn a_socket_left_behind_is_replaced_and_one_in_use_is_not() {
+    let folder = Folder::new();
+    format(&folder);
+    let mut child = serve(&folder, &["--read-only"]);
+    let second = "crypt serve volume --key-file key --unix socket --read-only";
+    let refused = folder.run(Command::new(PROGRAM).args(second.split(' ')));
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("another process answers there already"), "{}", refused.stderr);
+    child.0.kill().unwrap();
+    child.0.wait().unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(second.split(' ')).current_dir(folder.path("")).stderr(Stdio::piped());
+    assert!(UnixStream::connect(folder.path("socket")).is_err(), "nobody serves");
+    let mut child = Serving(command.spawn().unwrap());
+    let first = child.first_line();
+    assert!(first.contains("serving"), "{first}");
+    UnixStream::connect(folder.path("socket")).unwrap();
+}
+
+#[test]
+fn an_address_that_others_reach_is_refused_without_tls() {
+    let folder = Folder::new();
+    format(&folder);
+    for address in ["0.0.0.0:0", "[::]:0"] {
+        let args = ["crypt", "serve", "volume", "--key-file", "key", "--tcp", address];
+        let refused = folder.run(Command::new(PROGRAM).args(args));
+        assert_eq!(refused.code, Some(1));
+        assert!(refused.stderr.contains("--allow-plaintext"), "{}", refused.stderr);
+    }
+    let none = folder.run(Command::new(PROGRAM).args(["crypt", "serve", "volume"]));
+    assert_eq!(none.code, Some(2), "neither a socket nor an address");
+}

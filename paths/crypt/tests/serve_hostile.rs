@@ -1,0 +1,250 @@
+//! Clients that lie, stall or vanish, and memory that is gone: others are served, and afterwards nothing is missing.
+mod common;
+#[path = "common/served.rs"]
+mod served;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use pagemill_crypt::serve::{Form, Way};
+use served::*;
+
+const LEN: u64 = 8 * MIB;
+
+fn start(bench: &Bench, setup: Setup) -> Option<Served> {
+    bench.file("image", LEN);
+    Served::start(bench, bench.open("image"), plain_volume(LEN, 512), setup)
+}
+
+/// Whoever stalls is gone after this.
+fn impatient() -> Setup {
+    let mut setup = Setup::new();
+    (setup.limits.handshake, setup.limits.stall) = (Duration::from_millis(500), Duration::from_millis(500));
+    setup
+}
+
+/// The reserve is full and nothing else is out. A client has its answer a moment before its pages are back.
+fn nothing_is_missing(served: &Served, promised: usize) {
+    let stats = || served.allocator.stats();
+    let start = Instant::now();
+    while stats().allocated - stats().freed != promised as u64 && start.elapsed() < Duration::from_secs(20) {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(served.server.path().memory.pool().stats().out, 0);
+    assert_eq!(served.allocator.validate().handed_out, promised);
+}
+
+fn header(command: u16, at: u64, len: u32) -> Vec<u8> {
+    let magic = 0x2560_9513u32.to_be_bytes();
+    [&magic[..], &[0; 2], &command.to_be_bytes(), &[7; 8], &at.to_be_bytes(), &len.to_be_bytes()].concat()
+}
+
+/// What clients say before they stop in the middle: `true` for those past negotiation.
+fn halves() -> Vec<(bool, Vec<u8>)> {
+    let flags = [0, 0, 0, 3];
+    let option = [&flags[..], b"IHAVEOPT", &7u32.to_be_bytes(), &64u32.to_be_bytes(), b"half"].concat();
+    let write = |len: u32, sent: usize| [header(command::WRITE, 0, len), vec![9; sent]].concat();
+    vec![
+        (false, vec![]),
+        (false, flags[..3].to_vec()),
+        (false, flags.to_vec()),
+        (false, option),
+        (true, header(command::READ, 0, 512)[..20].to_vec()),
+        (true, write(512, 511)),
+        (true, write(16 << 10, 5000)),
+        (true, write(1 << 20, 1 << 19)),
+        (true, write(5 << 20, (1 << 20) + 77)),
+        (true, write(8 << 20, 4)),
+    ]
+}
+
+#[test]
+fn who_stops_in_the_middle_is_hung_up_on_and_costs_nobody_else() {
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        for vanishes in [false, true] {
+            let Some(served) = start(&bench, Setup { way, ..impatient() }) else { continue };
+            let stopped: Vec<UnixStream> = halves()
+                .into_iter()
+                .filter_map(|(has_negotiated, said)| {
+                    let mut stream = match has_negotiated {
+                        true => Client::connect(&served).0,
+                        false => UnixStream::connect(&served.socket).unwrap(),
+                    };
+                    stream.write_all(&said).unwrap();
+                    (!vanishes).then_some(stream)
+                })
+                .collect();
+            let mut good = Client::connect(&served);
+            let noise = pattern(1 << 20);
+            for round in 0..8 {
+                good.write(round << 20, &noise, 0).unwrap();
+                assert!(good.read(round << 20, 1 << 20).unwrap() == noise);
+            }
+            served.wait_for_connections(1);
+            // They were told so by the end of what they can read.
+            for mut stream in stopped {
+                stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                let mut rest = Vec::new();
+                let _ = stream.read_to_end(&mut rest); // Reset counts as an end.
+            }
+            // Half of a write was not answered, and the other client's is still there.
+            assert!(good.read(7 << 20, 1 << 20).unwrap() == noise);
+            nothing_is_missing(&served, 256);
+            drop(good);
+            served.stop();
+        }
+    }
+}
+
+#[test]
+fn who_takes_no_answers_is_hung_up_on_and_holds_no_page_of_the_pool() {
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        // Room for one answer beside the reserve, and it is taken first.
+        let Some(served) = start(&bench, Setup { way, pages: 256 + 300, ..Setup::new() }) else { continue };
+        let mut stuck = Client::connect(&served);
+        stuck.ask(command::WRITE_ZEROES, 0, 0, LEN as u32).unwrap();
+        for cookie in 0..8 {
+            stuck.send(command::READ, 0, cookie, 0, 1 << 20);
+        }
+        let mut good = Client::connect(&served);
+        let noise = pattern(1 << 20);
+        for round in 0..16 {
+            good.write((round % 8) << 20, &noise, FUA).unwrap();
+            assert!(good.read((round % 8) << 20, 1 << 20).unwrap() == noise);
+        }
+        assert_eq!(served.server.connections(), 2, "the one that is stuck had not to go for it");
+        assert_eq!(served.server.path().memory.pool().stats().out, 0);
+        // It gets all of its answers when it asks for them.
+        for cookie in 0..8 {
+            assert_eq!(stuck.reply(), (0, cookie));
+            stuck.0.read_exact(&mut vec![0; 1 << 20]).unwrap();
+        }
+        drop((stuck, good));
+        assert!(served.stop().short > 0, "{way:?}: there were pages for everybody");
+    }
+    let Some(served) = start(&bench, impatient()) else { return };
+    let mut stuck = Client::connect(&served);
+    for cookie in 0..8 {
+        stuck.send(command::READ, 0, cookie, 0, 1 << 20);
+    }
+    served.wait_for_connections(0);
+    nothing_is_missing(&served, 256);
+    served.stop();
+}
+
+#[test]
+fn requests_that_cannot_be_are_refused_by_the_book() {
+    const INVALID: u32 = 22;
+    const NO_SPACE: u32 = 28;
+    let bench = Bench::with(&[]).unwrap();
+    let served = start(&bench, Setup::new()).unwrap();
+    let mut client = Client::connect(&served);
+    for (command, flags, at, len, error) in [
+        (command::READ, 0, LEN - 512, 1024, INVALID),
+        (command::READ, 0, u64::MAX - 511, 512, INVALID),
+        (command::READ, 0, 0, u32::MAX, INVALID),
+        (command::READ, 0, 0, 0, INVALID),
+        (command::READ, 0, 1, 512, INVALID),
+        (command::READ, 0x8000, 0, 512, INVALID),
+        (command::TRIM, 0, LEN, 512, INVALID),
+        (command::WRITE_ZEROES, 0, LEN - 512, 1024, NO_SPACE),
+        (command::FLUSH, 0, 512, 0, INVALID),
+        (99, 0, 0, 512, INVALID),
+    ] {
+        assert_eq!(client.ask(command, flags, at, len), Err(error), "{command} {flags} {at} {len}");
+    }
+    assert_eq!(client.write(LEN - 512, &[1; 1024], 0), Err(NO_SPACE));
+    assert_eq!(client.write(3, &[1; 512], 0), Err(INVALID));
+    // The session goes on as if nothing had been.
+    client.write(LEN - 512, &[1; 512], FUA).unwrap();
+    assert_eq!(client.read(LEN - 512, 512).unwrap(), [1; 512]);
+    // A write that claims more than is ever skipped, and what is no request, end it.
+    client.send(command::WRITE, 0, 1, 0, u32::MAX);
+    assert_eq!(client.0.read(&mut [0]).unwrap_or(0), 0);
+    let mut client = Client::connect(&served);
+    client.0.write_all(&[0xff; 28]).unwrap();
+    assert_eq!(client.0.read(&mut [0]).unwrap_or(0), 0);
+    served.wait_for_connections(0);
+    nothing_is_missing(&served, 256);
+    served.stop();
+}
+
+#[test]
+fn a_thousand_connections_are_let_in_up_to_the_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls are given a place for one limit.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_max.min(4096);
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+    }
+    if limit.rlim_cur < 2500 {
+        eprintln!("skipped: this process may open {} files, and the test takes 2500", limit.rlim_cur);
+        return;
+    }
+    let bench = Bench::with(&[]).unwrap();
+    let served = start(&bench, Setup { max_connections: 600, ..Setup::new() }).unwrap();
+    let mut good = Client::connect(&served);
+    let mut streams: Vec<_> = (0..1000).map(|_| UnixStream::connect(&served.socket).unwrap()).collect();
+    served.wait_for_connections(600);
+    let noise = pattern(1 << 20);
+    good.write(0, &noise, 0).unwrap();
+    assert!(good.read(0, 1 << 20).unwrap() == noise);
+    // Those beyond the limit were hung up on, the others were greeted.
+    let greeted = streams.iter_mut().filter(|stream| {
+        let mut greeting = [0; 18];
+        (&mut &**stream).read_exact(&mut greeting).is_ok()
+    });
+    assert_eq!(greeted.count(), 599);
+    drop(streams);
+    served.wait_for_connections(1);
+    nothing_is_missing(&served, 256);
+    drop(Client::connect(&served));
+    drop(good);
+    served.stop();
+}
+
+#[test]
+fn with_memory_gone_deep_queues_finish_without_an_error() {
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        for form in [Form::Bulk, Form::Single] {
+            // The reserve, and next to nothing.
+            let setup = Setup { way, form, pages: 256 + 4, threads: 2, ..Setup::new() };
+            let Some(served) = start(&bench, setup) else { continue };
+            let noise = pattern(1 << 20);
+            let start = Instant::now();
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        let mut client = Client::connect(&served);
+                        let mut writer = Client(client.0.try_clone().unwrap());
+                        thread::scope(|scope| {
+                            scope.spawn(|| {
+                                for cookie in 0..64 {
+                                    writer.send(command::WRITE, 0, cookie, (cookie % 8) << 20, 1 << 20);
+                                    writer.0.write_all(&noise).unwrap();
+                                }
+                            });
+                            let mut answered: Vec<_> = (0..64).map(|_| client.reply()).collect();
+                            answered.sort_unstable();
+                            assert!(answered.into_iter().eq((0..64).map(|cookie| (0, cookie))));
+                        });
+                        assert!(client.read(3 << 20, 1 << 20).unwrap() == noise);
+                    });
+                }
+            });
+            let took = start.elapsed();
+            served.wait_for_connections(0);
+            nothing_is_missing(&served, 256);
+            let stats = served.stop();
+            assert!(stats.short > 0, "{way:?} {form:?}: there was memory");
+            println!("{way:?} {form:?}: 256 MiB in {took:?} from 260 pages, {stats:?}");
+        }
+    }
+}
