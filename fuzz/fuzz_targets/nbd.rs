@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
         preferred_block: 4096,
     };
     let tls = [Tls::None, Tls::Offered, Tls::Required, Tls::None][usize::from(choice >> 1 & 3)];
-    let config = Config { exports: vec![export("a", 512), export("b", 4096)], tls };
+    let config = Config { exports: vec![export("a", 512), export("b", 4096)], tls, block_size_agreed: false };
     let mut out = Vec::new();
     let mut session = Session::new(Arc::new(config), &mut out);
     let cut = usize::from(choice >> 3) + 1;

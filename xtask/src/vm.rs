@@ -32,6 +32,7 @@ pub(crate) const NEEDS: &[Need] = &[
     // For what the scripts do.
     crate::tools::CRYPTSETUP,
     Need::Deb("e2fsprogs", &["/sbin/mkfs.ext4", "-V"]),
+    Need::Deb("nbd-client", &["/sbin/nbd-client", "-V"]),
 ];
 
 /// A machine that takes longer hangs.
@@ -192,10 +193,12 @@ fn modules(shell: &Shell, kernel: &Path, root: &Path, names: &[String]) -> Resul
         modprobe.args(["-S".as_ref(), version(kernel)?.as_ref(), "-d".as_ref(), kernel.as_os_str()]);
         let ran = modprobe.arg("--show-depends").arg(name).run("vm-modules")?.expect_ok()?;
         for path in ran.text.lines().filter_map(|line| line.strip_prefix("insmod ")) {
-            let path = Path::new(path.trim());
-            let file = path.file_name().context("a module is a file")?.to_string_lossy().into_owned();
+            // Behind the file's name come options of this machine's, which the other does not need.
+            let (folder, file) = path.trim().rsplit_once('/').context("a module is a file")?;
+            let file = file.split_whitespace().next().unwrap_or_default().to_owned();
+            let path = Path::new(folder).join(&file);
             if !order.contains(&file) {
-                fs::copy(path, root.join("modules").join(&file))?;
+                fs::copy(&path, root.join("modules").join(&file)).with_context(|| path.display().to_string())?;
                 order.push(file);
             }
         }

@@ -20,6 +20,7 @@ fn config(tls: Tls) -> Arc<Config> {
     Arc::new(Config {
         exports: vec![export("small", 1, false), export("large", 4096, false), export("fixed", 1, true)],
         tls,
+        block_size_agreed: false,
     })
 }
 
@@ -31,8 +32,12 @@ struct Client {
 
 impl Client {
     fn new(tls: Tls) -> Self {
+        Self::of(config(tls))
+    }
+
+    fn of(config: Arc<Config>) -> Self {
         let mut out = Vec::new();
-        let session = Session::new(config(tls), &mut out);
+        let session = Session::new(config, &mut out);
         assert_eq!(out, b"NBDMAGICIHAVEOPT\0\x03");
         let mut client = Self { session, out: Vec::new() };
         assert_eq!(client.send(&3u32.to_be_bytes()), Event::Continue);
@@ -145,6 +150,20 @@ const FLUSH: u16 = 3;
 const TRIM: u16 = 4;
 const ZEROES: u16 = 6;
 const STATUS: u16 = 7;
+
+/// Those who ask for no block size keep to 512 bytes, the protocol says; larger ones they must have been told.
+#[test]
+fn who_does_not_ask_for_the_block_size_is_let_in_where_it_is_small_or_agreed() {
+    for (min_block, block_size_agreed, is_let_in) in
+        [(512, false, true), (1024, false, false), (4096, false, false), (4096, true, true)]
+    {
+        let mut config = Config { block_size_agreed, ..(*config(Tls::None)).clone() };
+        config.exports[1].min_block = min_block;
+        let mut client = Client::of(Arc::new(config));
+        client.option(GO, &go_data("large", &[]));
+        assert_eq!(client.kinds().last() == Some(&ACK), is_let_in, "{min_block}, {block_size_agreed}");
+    }
+}
 
 #[test]
 fn options_are_answered_by_the_book() {

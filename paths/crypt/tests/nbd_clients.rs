@@ -40,7 +40,7 @@ fn serve(path: &std::path::Path) -> Arc<Vec<Image>> {
             preferred_block: 4096,
         });
     }
-    let (config, images) = (Arc::new(Config { exports, tls: Tls::None }), Arc::new(images));
+    let (config, images) = (Arc::new(Config { exports, tls: Tls::None, block_size_agreed: false }), Arc::new(images));
     let (listener, kept) = (UnixListener::bind(path).unwrap(), Arc::clone(&images));
     thread::spawn(move || {
         for stream in listener.incoming() {

@@ -45,6 +45,13 @@ pub(super) struct ServeArgs {
     #[arg(long)]
     read_only: bool,
 
+    /// Let clients in that do not ask for the block size, and were told
+    ///
+    /// For sectors of 4096 bytes: nbd-client -b 4096. A request for a part
+    /// of a block is refused.
+    #[arg(long, verbatim_doc_comment)]
+    block_size_agreed: bool,
+
     /// Serve without TLS on an address that others reach
     #[arg(long)]
     allow_plaintext: bool,
@@ -145,7 +152,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     let disk = Disk::new(data, geometry.offset, block, args.ways.memory.buffered);
     let seconds = |seconds: u16| Duration::from_secs(seconds.into());
     let options = Options {
-        config: Config { exports: vec![export], tls: Tls::None },
+        config: Config { exports: vec![export], tls: Tls::None, block_size_agreed: args.block_size_agreed },
         threads: args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from),
         way: args.ways.io,
         max_connections: args.max_connections.into(),

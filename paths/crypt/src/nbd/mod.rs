@@ -73,6 +73,9 @@ pub struct Config {
     pub exports: Vec<Export>,
     /// Whether connections are encrypted.
     pub tls: Tls,
+    /// Clients know the block sizes, whatever they ask for. Otherwise one that does not ask is refused an export with blocks
+    /// of more than 512 bytes, which such a client keeps to.
+    pub block_size_agreed: bool,
 }
 
 /// What came of the bytes that were fed.

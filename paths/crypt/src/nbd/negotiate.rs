@@ -228,7 +228,8 @@ impl Session {
             return say(option, reply::UNKNOWN, b"there is no export of that name", out);
         };
         let export = &self.config.exports[number];
-        if option == option::GO && export.min_block > 1 && !asked.contains(&info::BLOCK_SIZE) {
+        let is_agreed = self.config.block_size_agreed || export.min_block <= 512;
+        if option == option::GO && !is_agreed && !asked.contains(&info::BLOCK_SIZE) {
             return say(option, reply::BLOCK_SIZE_REQUIRED, b"ask for the block size, and keep to it", out);
         }
         let tell = |kind: u16, rest: &[u8], out: &mut Vec<u8>| {

@@ -98,7 +98,7 @@ impl Served {
             memory: Memory::new(&allocator, setup.promised, PART, setup.form).unwrap(),
         };
         let options = Options {
-            config: Config { exports: vec![export], tls: Tls::None },
+            config: Config { exports: vec![export], tls: Tls::None, block_size_agreed: false },
             threads: setup.threads,
             way: setup.way,
             max_connections: setup.max_connections,
