@@ -2,7 +2,9 @@
 mod in_child;
 
 use in_child::in_child;
-use pagemill::{Allocator, Bulk, Error, Gfp, Invalid, Memory, NodeId, NodeMask, Page, PageList, Policy, Watermarks};
+use pagemill::{
+    Allocator, Backend, Bulk, Error, Gfp, Invalid, Memory, NodeId, NodeMask, Page, PageList, Policy, Watermarks,
+};
 
 fn node(id: usize) -> NodeId {
     NodeId::new(id).unwrap()
@@ -94,7 +96,8 @@ fn a_thread_for_reclaim_that_cannot_be_had_is_said() {
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const none) }, 0);
         // SAFETY: as above. Who is nobody already may not, and need not.
         unsafe { libc::setuid(65534) };
-        let builder = Allocator::builder().memory(Memory::anonymous(64));
+        // The other one needs a thread for its self-test.
+        let builder = Allocator::builder().memory(Memory::anonymous(64)).backend(Backend::Portable);
         let refused = builder.clone().background_reclaim(true).build().unwrap_err();
         assert_eq!(refused, Error::Invalid(Invalid::NoThread { errno: libc::EAGAIN }));
         assert!(refused.to_string().contains("reclaim_step"), "{refused}");
