@@ -147,7 +147,7 @@ pub(crate) fn split(addr: usize, order: Order) {
 
 /// Frees the blocks behind `words` and empties their slots; those that are refused stay, and the first refusal is left
 /// in `misused`. Returns how many were freed.
-#[inline]
+#[inline(always)]
 pub(crate) fn free_words(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
     match words {
         [word] => usize::from(free_slot(word, misused)),
@@ -155,7 +155,7 @@ pub(crate) fn free_words(words: &mut [usize], misused: &mut Option<Misuse>) -> u
     }
 }
 
-#[inline]
+#[inline(always)]
 fn free_slot(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
     if *word != 0 && word.is_multiple_of(PAGE_SIZE) && free_fast(*word) {
         *word = 0;

@@ -328,7 +328,7 @@ impl Drop for Pages {
 /// assert!(slots.iter().all(Option::is_none));
 /// # Ok::<(), pagemill::Error>(())
 /// ```
-#[inline]
+#[inline(always)]
 pub fn free_pages_bulk<T: Owned>(slots: &mut [Option<T>]) -> usize {
     // What is refused is reported on its way; owned handles cannot be.
     free_words(slots_as_words(slots), &mut None)

@@ -2,8 +2,11 @@
 //!
 //! [`request`] is what a caller says and gets, [`engine`] where the frames come from; here each prepared batch goes where
 //! the form wants it: into an array's empty slots, to the tail of a list, to a function, into runs.
+//!
+//! What serves one page is inlined always, the rest is a call: where the compiler chose, a program with many calls had none of
+//! it inlined, and each wrote its request and its result to memory (2 ns of 14).
 use crate::allocator::Allocator;
-use crate::arena::Arena;
+use crate::arena::{Arena, GROUP};
 use crate::free::free_word;
 use crate::handle::{Owned, Pages, TENTATIVE, slots_as_words};
 use crate::list::List;
@@ -33,7 +36,7 @@ impl Allocator {
     /// assert_eq!(filled.occupied, 64);
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn alloc_pages_bulk_array<T: Owned>(
         &self,
         request: Bulk<'_>,
@@ -62,7 +65,7 @@ impl Allocator {
     /// assert_eq!((delivered.blocks, list.len()), (64, 64));
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn alloc_pages_bulk_list<T: Owned>(&self, request: Bulk<'_>, list: &mut List<T>) -> Result<Delivered, Error> {
         if list.takes_pages()
             && let Some((_, pfn)) = self.one_page(&request)
@@ -172,7 +175,7 @@ impl Allocator {
     /// assert_eq!(runs.iter().map(Run::len).sum::<usize>(), delivered.blocks);
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn alloc_pages_bulk_runs<T: Owned>(
         &self,
         request: Bulk<'_>,
@@ -372,13 +375,25 @@ impl Drop for Tentative<'_> {
 
 #[inline]
 fn is_empty(words: &[usize]) -> bool {
-    words.iter().fold(0, |any, &word| any | word) == 0
+    let (groups, rest) = words.as_chunks::<GROUP>();
+    let any = groups.iter().fold(0, |any, group| any | group.iter().fold(0, |any, &word| any | word));
+    rest.iter().fold(any, |any, &word| any | word) == 0
 }
 
 /// Fills slots with the words of neighbours, from `first` on.
 #[inline]
 fn fill_run(slots: &mut [usize], first: usize) {
-    slots.iter_mut().zip(0..).for_each(|(slot, i)| *slot = first + (i << PAGE_SHIFT));
+    // Group by group: of one loop over all the compiler makes twice the steps.
+    let mut word = first;
+    let (groups, rest) = slots.as_chunks_mut::<GROUP>();
+    for group in groups {
+        group.iter_mut().zip(0..).for_each(|(slot, i)| *slot = word + i * PAGE_SIZE);
+        word += GROUP * PAGE_SIZE;
+    }
+    for slot in rest {
+        *slot = word;
+        word += PAGE_SIZE;
+    }
 }
 
 /// Fills the slots from `at` on, all of which are empty. Returns the next slot.
