@@ -7,8 +7,9 @@
 use std::io::{self, Write};
 
 use crate::record::Record;
-use crate::report::{align, plain};
+use crate::report::{align, bulk_to_single, plain};
 use crate::stats::{Spread, short};
+use crate::tables::crypt::{CELLS, LUKS, NO_ENCRYPTION};
 use crate::tables::total;
 use crate::tables::touch::TOUCH_PAGES;
 
@@ -68,6 +69,15 @@ fn difference(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
     median(each(a, b, |a, b| a - b))
 }
 
+/// How much faster `a` is than `b`, in the turns that both have: some go on without the others.
+fn speed(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
+    let (mut a, mut b) = (a?, b?);
+    let len = a.len().min(b.len());
+    a.truncate(len);
+    b.truncate(len);
+    ratio(Some(b), Some(a))
+}
+
 /// The records of this run, looked up by what a bar needs.
 struct Figures<'a>(&'a [Record]);
 
@@ -119,6 +129,12 @@ impl Figures<'_> {
         total::sizes().into_iter().map(figure).collect()
     }
 
+    /// A server's turns, whatever backend it has: what is judged is the whole.
+    fn served(&self, bench: &str, name: &str) -> Option<Turns> {
+        let record = self.0.iter().find(|record| (record.bench, record.name) == (bench, name))?;
+        Some(record.turns.iter().map(|turn| turn.total).collect())
+    }
+
     fn least_ideal(&self) -> Option<f64> {
         let ours = self.0.iter().filter(|record| record.name == "pagemill-array" && record.backend == "rseq");
         ours.filter_map(|record| record.ideal_percent).min_by(f64::total_cmp)
@@ -154,6 +170,13 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
     let one_call = figures.out_of("touch-2m-populated", "mmap", "-", TOUCH_PAGES);
     let touched = || written("touch-4k");
     let (small, large) = (written("touch-4k-populated"), || written("touch-2m-populated"));
+    let of_luks = |cell| speed(figures.served(cell, "pagemill-bulk"), figures.served(cell, LUKS));
+    let of_none = |cell| speed(figures.served(cell, "pagemill-bulk"), figures.served(cell, NO_ENCRYPTION));
+    let of_single = |cell| {
+        // Fewer turns than this takes say nothing.
+        bulk_to_single(records, cell).filter(|interval| interval.sure >= 0.95).map(|interval| interval.high)
+    };
+    let [_, write, read, small_read, small_write] = CELLS.map(|cell| cell.served);
     let bars = [
         bar("1 page, single: ns", median(single(1)), Some(AtMost(6.0)), None),
         bar("1 page, single / tls-vec", ratio(single(1), tls_one), Some(AtMost(1.5)), None),
@@ -182,6 +205,16 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
         bar("64 pages: single / array", ratio(single(64), array(64)), Some(AtLeast(5.0)), Some(AtLeast(10.0))),
         bar("64 pages: array / order-6 block split", ratio(array(64), split()), Some(AtMost(2.0)), Some(AtMost(1.2))),
         bar("64 pages: runs / order-6 block split", ratio(runs, split()), Some(AtMost(2.0)), Some(AtMost(1.2))),
+        bar("NBD, 1 MiB write: speed / nbdkit-luks", of_luks(write), Some(AtLeast(2.0)), None),
+        bar("NBD, 1 MiB read: speed / nbdkit-luks", of_luks(read), Some(AtLeast(2.0)), None),
+        bar("NBD, 4 KiB read: IOPS / nbdkit-luks", of_luks(small_read), Some(AtLeast(1.5)), None),
+        bar("NBD, 4 KiB write: IOPS / nbdkit-luks", of_luks(small_write), Some(AtLeast(1.5)), None),
+        bar("NBD, 1 MiB write / no encryption", of_none(write), Some(AtLeast(0.65)), None),
+        bar("NBD, 1 MiB read / no encryption", of_none(read), Some(AtLeast(0.85)), None),
+        bar("NBD, 1 MiB write: bulk / single, at most", of_single(write), Some(AtLeast(1.0)), None),
+        bar("NBD, 1 MiB read: bulk / single, at most", of_single(read), Some(AtLeast(1.0)), None),
+        bar("NBD, 4 KiB read: bulk / single, at most", of_single(small_read), Some(AtLeast(1.0)), None),
+        bar("NBD, 4 KiB write: bulk / single, at most", of_single(small_write), Some(AtLeast(1.0)), None),
         bar("free/used state: bits a frame", bits_per_frame, Some(AtMost(2.0)), Some(AtMost(1.3))),
     ];
     bars.into_iter().flatten().collect()
@@ -293,6 +326,28 @@ mod tests {
         assert_eq!(figure("touch: populated / one by one"), 0.5);
         assert_eq!(figure("touch: 2 MiB, populated / one by one"), 0.25);
         assert_eq!(figure("touch: 2 MiB, populated / populate call"), 1.25);
+    }
+
+    #[test]
+    fn servers_are_judged_by_speed_in_the_turns_that_both_have() {
+        let turns = |name, kind, totals: &[f64]| {
+            let mut record = record("crypt-nbd-write-16", name, kind, 256, 1.0);
+            record.turns = totals.iter().map(|&total| Sample { alloc: None, free: None, total }).collect();
+            record
+        };
+        let records = [
+            turns("pagemill-bulk", Kind::Ours, &[2.0, 4.0, 2.0, 9.0, 9.0, 9.0]),
+            turns("pagemill-single", Kind::Ours, &[1.9, 3.9, 1.9, 8.9, 8.9, 8.9]),
+            turns(LUKS, Kind::Peer, &[5.0, 10.0, 5.0]),
+            turns(NO_ENCRYPTION, Kind::Floor, &[1.0, 2.0, 1.0]),
+        ];
+        let bars = judge(&records, None);
+        let judged = |what| find(&bars, what).map(|bar| (bar.figure, bar.bar.unwrap().holds(bar.figure))).unwrap();
+        assert_eq!(judged("NBD, 1 MiB write: speed"), (2.5, true));
+        assert_eq!(judged("NBD, 1 MiB write / no"), (0.5, false));
+        let (highest, is_met) = judged("NBD, 1 MiB write: bulk / single");
+        assert!(highest < 1.0 && !is_met, "slower in every turn: {highest}");
+        assert!(find(&bars, "NBD, 1 MiB read").is_none());
     }
 
     /// The machine is three times as slow in two turns of three, and says so of one row only.

@@ -32,7 +32,7 @@ use file::ReportFile;
 use machine::Machine;
 use published::Published;
 use record::Record;
-use tables::{Effort, Rounds, Run, churn, mempool, one_thread, threads, total, touch};
+use tables::{Effort, Rounds, Run, churn, crypt, mempool, one_thread, threads, total, touch};
 
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +86,20 @@ pub enum Error {
     /// A measuring thread ended early.
     #[error("a measuring thread ended before its table did")]
     WorkerDied,
+    /// A signal asked for the end. What was started is gone.
+    #[error("{}", signal_hook::low_level::signal_name(*signal).unwrap_or("a signal"))]
+    Interrupted {
+        /// Its number.
+        signal: i32,
+    },
+    /// A server, a client or a volume of the table `crypt`.
+    #[error("crypt: {what}: {why}")]
+    Crypt {
+        /// What was being done.
+        what: String,
+        /// What is wrong.
+        why: String,
+    },
     /// Standard output, or standard error, does not take the report.
     #[error("{}: {error}", if *is_stderr { "standard error" } else { "standard output" })]
     Stream {
@@ -130,12 +144,13 @@ impl Error {
     }
 }
 
-/// Runs what `args` ask for, and reports it.
+/// Runs what `args` ask for, and reports it. `program` is the file of the program `pagemill`, whose `crypt serve` is
+/// measured as a process of its own.
 ///
 /// # Errors
-/// An unknown name, a row that hands out wrong pages, a file that can't be written. A reader that closes standard
+/// An unknown name, a row that hands out wrong pages, a server that fails, a signal, a file that can't be written. A reader that closes standard
 /// output early is no error.
-pub fn run(args: &BenchArgs) -> Result<(), Error> {
+pub fn run(args: &BenchArgs, program: &Path) -> Result<(), Error> {
     let plan = args.plan(rows::catalogue())?;
     let published = Published::load()?;
     let is_json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
@@ -154,6 +169,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Error> {
 
     let mut run = Run {
         machine: &machine,
+        program,
         effort,
         rows: &plan.rows,
         backend,
@@ -215,6 +231,7 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
         "total" => total::total(run),
         "touch" => touch::touch(run),
         "mempool" => mempool::mempool(run),
+        "crypt" => crypt::crypt(run),
         "churn" => churn::churn(run),
         _ => threads::threads(run),
     }
@@ -229,6 +246,7 @@ fn progress(plan: &args::Plan) -> ProgressBar {
         "batch" => one_thread::BATCH_SIZES.len(),
         "burst" => one_thread::burst_sizes().len(),
         "scatter" | "touch" | "mempool" => 1,
+        "crypt" => crypt::STEPS,
         "total" => total::sizes().len(),
         "scatter-4g" => plan.rows.len(),
         "churn" => churn::steps(&plan.rows),

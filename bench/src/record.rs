@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::machine::Machine;
 use crate::rows::Kind;
 use crate::stats::Spread;
+use crate::subject::PAGE_BYTES;
 use crate::tables::Sample;
 
 /// What one row did in one cell of a table. Times are nanoseconds a page.
@@ -31,6 +32,18 @@ pub(crate) struct Record {
     pub(crate) seed: Option<u64>,
 }
 
+impl Record {
+    /// What a time a page comes to in MiB/s; of data that is moved, `crypt` alone.
+    pub(crate) fn mib_per_s(&self) -> Option<f64> {
+        self.bench.starts_with("crypt").then(|| mib_per_s(self.total.median))
+    }
+}
+
+/// Nanoseconds a page as MiB/s.
+pub(crate) fn mib_per_s(ns_a_page: f64) -> f64 {
+    PAGE_BYTES as f64 / f64::from(1 << 20) / (ns_a_page / 1e9)
+}
+
 #[derive(Serialize)]
 struct Line<'a> {
     bench: &'a str,
@@ -46,6 +59,8 @@ struct Line<'a> {
     max_ns: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     ideal_percent: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mib_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
     detection: bool,
@@ -69,6 +84,7 @@ pub(crate) fn write_json(out: &mut dyn Write, records: &[Record], machine: &Mach
             min_ns: record.total.min,
             max_ns: record.total.max,
             ideal_percent: record.ideal_percent,
+            mib_per_s: record.mib_per_s(),
             seed: record.seed,
             detection: machine.is_detecting,
             cpu: &machine.cpu,

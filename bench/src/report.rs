@@ -1,6 +1,10 @@
 //! The tables as text, aligned, within 80 columns where their contents allow.
 
+mod crypt;
+
 use std::io::{self, Write};
+
+pub(crate) use crypt::bulk_to_single;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
@@ -45,6 +49,7 @@ pub(crate) fn table(
         "total" => total(out, records, published),
         "touch" => touch(out, records, published),
         "mempool" => mempool(out, records),
+        "crypt" => crypt::crypt(out, records, published),
         "churn" => churn(out, records, published),
         _ => threads(out, records, published),
     }

@@ -22,6 +22,37 @@ impl Spread {
     }
 }
 
+/// Where the median of what these turns are a sample of lies, by the sign test, which asks nothing of how they are
+/// spread: an interval of their own, and how sure it is. Too few turns for 95 % give the widest that there is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Interval {
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+    pub(crate) sure: f64,
+}
+
+impl Interval {
+    /// `None` without figures.
+    pub(crate) fn of(figures: &[f64]) -> Option<Interval> {
+        let mut sorted = figures.to_vec();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let len = sorted.len();
+        // Outside of the interval that leaves out `k` on each side with the chance that at most `k` of `len` coins fall
+        // on one side, or on the other.
+        let (mut term, mut beyond) = (0.5f64.powi(i32::try_from(len).ok()?), 0.0);
+        let mut found = None;
+        for k in 0..len.div_ceil(2) {
+            beyond += 2.0 * term;
+            if k > 0 && beyond > 0.05 {
+                break;
+            }
+            found = Some(Interval { low: sorted[k], high: sorted[len - 1 - k], sure: (1.0 - beyond).max(0.0) });
+            term *= (len - k) as f64 / (k + 1) as f64;
+        }
+        found
+    }
+}
+
 /// A figure in at most five characters, three significant digits where they fit.
 pub(crate) fn short(figure: f64) -> String {
     match figure {
@@ -40,6 +71,21 @@ mod tests {
         assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), Some(Spread { median: 2.0, min: 1.0, max: 3.0 }));
         assert_eq!(Spread::of(&[4.0, 1.0, 2.0, 10.0]), Some(Spread { median: 3.0, min: 1.0, max: 10.0 }));
         assert_eq!(Spread::of(&[]), None);
+    }
+
+    #[test]
+    fn an_interval_is_as_wide_as_95_percent_need() {
+        let turns = |n: u32| (1..=n).map(f64::from).collect::<Vec<_>>();
+        let of = |n| Interval::of(&turns(n)).unwrap();
+        assert_eq!(Interval::of(&[]), None);
+        // Two coins of three fall alike in any case: one turn, or two, say nothing or half of it.
+        assert_eq!(of(1), Interval { low: 1.0, high: 1.0, sure: 0.0 });
+        assert_eq!(of(3), Interval { low: 1.0, high: 3.0, sure: 0.75 });
+        assert_eq!(of(6), Interval { low: 1.0, high: 6.0, sure: 1.0 - 2.0 / 64.0 });
+        // As tables of the sign test have it: with 11 the second and the tenth, with 20 the sixth and the fifteenth.
+        assert_eq!((of(11).low, of(11).high), (2.0, 10.0));
+        assert_eq!((of(20).low, of(20).high), (6.0, 15.0));
+        assert!((of(20).sure - 0.9586).abs() < 1e-4);
     }
 
     #[test]

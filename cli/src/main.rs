@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use failure::Failure;
+use failure::{Failure, said};
 
 /// Memory pages in bulk: the Linux kernel's bulk page allocators as a library
 #[derive(Parser)]
@@ -70,6 +70,18 @@ fn main() -> ExitCode {
     }
 }
 
+fn bench(args: &pagemill_bench::BenchArgs) -> Result<(), Failure> {
+    let program = std::env::current_exe().map_err(|error| Failure::new("this program's own file", said(&error)))?;
+    pagemill_bench::run(args, &program).map_err(|error| {
+        let failure = Failure::new("no figures", &error);
+        match (&error, error.next_step()) {
+            (pagemill_bench::Error::Interrupted { signal }, _) => failure.by_signal(*signal),
+            (_, Some(next)) => failure.next(next),
+            (_, None) => failure,
+        }
+    })
+}
+
 impl Command {
     fn name(&self) -> &'static str {
         match self {
@@ -84,13 +96,7 @@ impl Command {
 
     fn run(&self) -> Result<(), Failure> {
         match self {
-            Self::Bench(args) => pagemill_bench::run(args).map_err(|error| {
-                let failure = Failure::new("no figures", &error);
-                match error.next_step() {
-                    Some(next) => failure.next(next),
-                    None => failure,
-                }
-            }),
+            Self::Bench(args) => bench(args),
             Self::Copy(args) => copy::run(args),
             Self::Crypt(args) => crypt::run(args),
             Self::Info(args) => info::run(args),

@@ -6,6 +6,7 @@
 //! stopped the measuring thread for another one is repeated, a few times at most, and counted if it stayed so.
 
 pub(crate) mod churn;
+pub(crate) mod crypt;
 pub(crate) mod mempool;
 pub(crate) mod one_thread;
 pub(crate) mod threads;
@@ -13,6 +14,7 @@ pub(crate) mod total;
 pub(crate) mod touch;
 
 use std::cell::Cell;
+use std::path::Path;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
@@ -73,6 +75,8 @@ impl Rounds {
 /// What every table needs to know of this run.
 pub(crate) struct Run<'a> {
     pub(crate) machine: &'a Machine,
+    /// The file of the program `pagemill`.
+    pub(crate) program: &'a Path,
     pub(crate) effort: Effort,
     pub(crate) rows: &'a [Row],
     /// The backend that an allocator has here when nobody says which.
@@ -92,6 +96,7 @@ impl Run<'_> {
     pub(crate) fn for_test<'a>(machine: &'a Machine, rows: &'a [Row], effort: Effort) -> Run<'a> {
         Run {
             machine,
+            program: Path::new("pagemill"),
             effort,
             rows,
             backend: "rseq",

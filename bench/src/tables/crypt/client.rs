@@ -1,0 +1,92 @@
+//! fio as the client: one run of it, and what it says.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::Cell;
+use super::servers::{Child, Stop};
+use crate::Error;
+use crate::rows::Unavailable;
+use crate::subject::PAGE_BYTES;
+
+/// What a run may take beyond its time: who needs longer hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One run against the server at `socket`, for `time`. Nanoseconds a page.
+pub(super) fn measure(
+    folder: &Path,
+    socket: &Path,
+    cell: &Cell,
+    time: Duration,
+    stop: &Stop,
+) -> Result<Result<f64, Unavailable>, Error> {
+    let (output, said) = (folder.join("fio.json"), folder.join("fio.err"));
+    // What an earlier run has left must not be taken for this one's.
+    let _ = fs::remove_file(&output);
+    let mut command = Command::new("fio");
+    command.args(["--name=bench", "--ioengine=nbd", "--thread", "--time_based", "--output-format=json"]);
+    command.arg(format!("--output={}", output.display()));
+    command.arg(format!("--uri=nbd+unix:///?socket={}", socket.display()));
+    let random = if cell.is_random { "rand" } else { "" };
+    command.arg(format!("--rw={random}{}", if cell.is_write { "write" } else { "read" }));
+    command.arg(format!("--bs={}", cell.pages * PAGE_BYTES));
+    command.arg(format!("--iodepth={}", cell.depth));
+    command.arg(format!("--runtime={}ms", time.as_millis()));
+    command.current_dir(folder).stdout(Stdio::null());
+    match File::create(&said) {
+        Ok(file) => _ = command.stderr(file),
+        Err(error) => return Ok(Err(Unavailable(format!("{}: {error}", said.display())))),
+    }
+    let mut child = match Child::spawn(&mut command) {
+        Ok(child) => child,
+        Err(error) => return Ok(Err(Unavailable(format!("fio: {error}")))),
+    };
+    let status = child.wait(time + PATIENCE, stop)?;
+    let text = fs::read_to_string(&output).unwrap_or_default();
+    Ok(match status {
+        None => Err(Unavailable(format!("fio is not done {} s after it should be", PATIENCE.as_secs()))),
+        Some(status) if !status.success() => {
+            let all = fs::read_to_string(&said).unwrap_or_default() + &text;
+            let line = all.lines().find(|line| line.starts_with("fio:")).unwrap_or_default();
+            Err(Unavailable(format!("fio: {status}: {line}")))
+        }
+        Some(_) => ns_a_page(&text, cell).ok_or_else(|| Unavailable("fio's report says nothing of it".to_owned())),
+    })
+}
+
+/// Out of fio's JSON, before which it may say other things.
+fn ns_a_page(text: &str, cell: &Cell) -> Option<f64> {
+    let report: Value = serde_json::from_str(&text[text.find('{')?..]).ok()?;
+    let job = &report["jobs"][0];
+    if job["error"] != 0 {
+        return None;
+    }
+    let done = &job[if cell.is_write { "write" } else { "read" }];
+    let (ms, operations) = (done["runtime"].as_f64()?, done["total_ios"].as_f64()?);
+    (ms > 0.0 && operations > 0.0).then(|| ms * 1e6 / (operations * cell.pages as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tables::crypt::CELLS;
+
+    #[test]
+    fn a_report_gives_the_time_of_a_page_and_an_error_none() {
+        let report = |error: u32| {
+            format!(
+                "fio: connected to NBD server\n{{\"jobs\":[{{\"error\":{error},\"write\":{{\"runtime\":200,\
+                 \"total_ios\":400}},\"read\":{{\"runtime\":0,\"total_ios\":0}}}}]}}"
+            )
+        };
+        // 400 times 256 pages in 200 ms.
+        assert_eq!(ns_a_page(&report(0), &CELLS[1]), Some(200e6 / 102_400.0));
+        assert_eq!(ns_a_page(&report(0), &CELLS[2]), None, "nothing was read");
+        assert_eq!(ns_a_page(&report(5), &CELLS[1]), None);
+        assert_eq!(ns_a_page("fio: no such engine", &CELLS[1]), None);
+    }
+}

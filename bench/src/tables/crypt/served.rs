@@ -1,0 +1,136 @@
+//! Over NBD: fio on a unix socket, against each server in turn.
+
+use std::time::{Duration, Instant};
+
+use super::client::measure;
+use super::servers::{How, Make, Place, Server, Stop};
+use super::{CELLS, Cell, FORMS, Plan, failed, is_compared};
+use crate::Error;
+use crate::record::Record;
+use crate::rows::{Kind, Unavailable};
+use crate::tables::{CellSamples, Run, Sample};
+
+/// The peer that the bars are held against, and what there is at most.
+pub(crate) const LUKS: &str = "nbdkit-luks";
+pub(crate) const NO_ENCRYPTION: &str = "nbdkit";
+
+pub(super) fn served(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
+    let stop = Stop::watch().map_err(|error| failed("waiting for signals", error))?;
+    let mut makes = FORMS.map(|(name, _, form)| Make { name, kind: Kind::Ours, how: How::Pagemill(form) }).to_vec();
+    if is_compared(run) {
+        makes.push(Make { name: LUKS, kind: Kind::Peer, how: How::NbdkitLuks });
+        match plan.is_deep {
+            true => makes.push(Make { name: "qemu-nbd", kind: Kind::Peer, how: How::QemuNbd }),
+            false => run.note_absent("qemu-nbd", "-", &Unavailable("left out by --quick".to_owned())),
+        }
+        makes.push(Make { name: NO_ENCRYPTION, kind: Kind::Floor, how: How::Nbdkit });
+    }
+    let place = match Place::new(run.program, plan.image, makes.len() as u64) {
+        Ok(place) => place,
+        Err(why) => {
+            run.note_absent("all over NBD", "-", &why);
+            return Ok(Vec::new());
+        }
+    };
+    let mut servers = Vec::new();
+    for make in makes {
+        run.progress.set_message(format!("crypt: starting {}", make.name));
+        match Server::start(make, run.program, &place, &stop)? {
+            Ok(server) => servers.push(server),
+            Err(why) if make.kind == Kind::Ours => return Err(failed(make.name, why)),
+            Err(why) => run.note_absent(make.name, "-", &why),
+        }
+    }
+    let mut turns = Turns { run, place: &place, stop: &stop, plan, servers };
+    turns.warm()?;
+    turns.all()
+}
+
+struct Turns<'r, 'a> {
+    run: &'r mut Run<'a>,
+    place: &'r Place,
+    stop: &'r Stop,
+    plan: &'r Plan,
+    servers: Vec<Server>,
+}
+
+impl Turns<'_, '_> {
+    /// One run of each, untimed. A peer that does not work leaves here; without the client nobody is measured.
+    fn warm(&mut self) -> Result<(), Error> {
+        let is_there = std::process::Command::new("fio").arg("--version").output();
+        if let Err(error) = is_there {
+            let why = match error.kind() {
+                std::io::ErrorKind::NotFound => "fio, the client, is not installed".to_owned(),
+                _ => format!("fio: {error}"),
+            };
+            self.run.note_absent("all over NBD", "-", &Unavailable(why));
+            self.servers.clear();
+        }
+        for at in (0..self.servers.len()).rev() {
+            let server = &self.servers[at];
+            let warmed = measure(self.place.folder(), &server.socket, &CELLS[1], self.plan.turn / 3, self.stop)?;
+            if let Err(why) = warmed {
+                let make = self.servers.remove(at).make;
+                if make.kind == Kind::Ours {
+                    return Err(failed(make.name, why));
+                }
+                self.run.note_absent(make.name, "-", &why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Every cell in every turn, so that what slows the machine for a while slows some rounds of all cells.
+    fn all(self) -> Result<Vec<Record>, Error> {
+        let cells = self.plan.cells();
+        let mut samples: Vec<Vec<CellSamples>> = cells.iter().map(|cell| self.samples(cell)).collect();
+        // What one round of one server has taken on average in the turn before.
+        let mut of_one = Duration::ZERO;
+        for turn in 0..self.plan.pair_turns {
+            let is_for_all = turn < self.plan.turns;
+            let who: Vec<usize> = (0..self.servers.len()).filter(|&at| is_for_all || self.is_of_the_pair(at)).collect();
+            let rounds = (who.len() * cells.len()).max(1) as u32;
+            let start = Instant::now();
+            if start + of_one * rounds > self.plan.until {
+                continue;
+            }
+            for (cell, samples) in cells.iter().zip(&mut samples) {
+                self.run.progress.set_message(format!("crypt: NBD, {}, turn {}", cell.shown, turn + 1));
+                for place in 0..who.len() {
+                    let at = who[(place + turn) % who.len()];
+                    samples[at].samples.push(self.round(at, cell)?);
+                }
+                if turn == 0 {
+                    self.run.progress.inc(1);
+                }
+            }
+            of_one = start.elapsed() / rounds;
+        }
+        Ok(samples.into_iter().flatten().filter_map(CellSamples::record).collect())
+    }
+
+    fn round(&self, at: usize, cell: &Cell) -> Result<Sample, Error> {
+        let server = &self.servers[at];
+        let measured = measure(self.place.folder(), &server.socket, cell, self.plan.turn, self.stop)?;
+        // It worked a moment ago: a table with holes would compare what was not measured together.
+        let total = measured.map_err(|why| failed(&format!("{}, {}", server.make.name, cell.shown), why))?;
+        Ok(Sample { alloc: None, free: None, total })
+    }
+
+    fn is_of_the_pair(&self, at: usize) -> bool {
+        matches!(self.servers[at].make.how, How::Pagemill("bulk" | "single"))
+    }
+
+    fn samples(&self, cell: &Cell) -> Vec<CellSamples> {
+        let of = |server: &Server| CellSamples {
+            bench: cell.served,
+            name: server.make.name,
+            backend: if server.make.kind == Kind::Ours { self.run.backend } else { "-" },
+            kind: server.make.kind,
+            n: cell.pages,
+            samples: Vec::new(),
+            seed: None,
+        };
+        self.servers.iter().map(of).collect()
+    }
+}

@@ -1,0 +1,251 @@
+//! The servers, each a process with an image of its own, and that nothing of them stays.
+//!
+//! Sockets, images and the key are in one folder in `/dev/shm`, removed when the table is done, has failed, or a signal
+//! has come. A child is ended by whoever holds it, and by the system should this process go without a word.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+use super::failed;
+use crate::Error;
+use crate::rows::{Kind, Unavailable};
+
+/// Where files are in memory.
+const IN_MEMORY: &str = "/dev/shm";
+/// How long a server may take to answer, and to end.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often a child is looked after.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// The signal that asked for the end, while this is held; then signals do what they did before.
+pub(super) struct Stop {
+    came: Arc<AtomicUsize>,
+    is_default: Arc<AtomicBool>,
+}
+
+impl Stop {
+    pub(super) fn watch() -> io::Result<Stop> {
+        let stop = Stop { came: Arc::default(), is_default: Arc::default() };
+        for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
+            signal_hook::flag::register_usize(signal, Arc::clone(&stop.came), signal as usize)?;
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop.is_default))?;
+        }
+        Ok(stop)
+    }
+
+    /// Fails once a signal has come.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        // Relaxed: nothing is read but the number itself.
+        match self.came.load(Relaxed) {
+            0 => Ok(()),
+            signal => Err(Error::Interrupted { signal: signal as i32 }),
+        }
+    }
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        // Relaxed: the handlers read the flag alone.
+        self.is_default.store(true, Relaxed);
+    }
+}
+
+/// A process that ends with this.
+pub(super) struct Child(std::process::Child);
+
+impl Child {
+    pub(super) fn spawn(command: &mut Command) -> io::Result<Child> {
+        let end_with_parent = || Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?);
+        // SAFETY: between fork and exec it makes one system call, which is safe there, and allocates nothing.
+        unsafe { command.pre_exec(end_with_parent) };
+        command.stdin(Stdio::null()).spawn().map(Child)
+    }
+
+    /// Until it ends by itself; none after `patience`.
+    pub(super) fn wait(&mut self, patience: Duration, stop: &Stop) -> Result<Option<ExitStatus>, Error> {
+        let until = Instant::now() + patience;
+        while Instant::now() < until {
+            // First: a signal from a terminal ends the child as well.
+            stop.check()?;
+            if let Some(status) = self.0.try_wait().map_err(|error| failed("waiting for a process", error))? {
+                stop.check()?;
+                return Ok(Some(status));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let asked = Instant::now();
+        if let Some(pid) = rustix::process::Pid::from_raw(self.0.id().cast_signed())
+            && matches!(self.0.try_wait(), Ok(None))
+        {
+            // It has not been waited for: the number is still its own.
+            let _ = rustix::process::kill_process(pid, Signal::TERM);
+            while matches!(self.0.try_wait(), Ok(None)) && asked.elapsed() < PATIENCE {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        // Neither says anything new of one that has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The folder, with a key and a volume to copy.
+pub(super) struct Place {
+    folder: tempfile::TempDir,
+    image: u64,
+}
+
+impl Place {
+    /// A LUKS1 volume of `image` bytes, all of it written to, and room for as many copies.
+    pub(super) fn new(program: &Path, image: u64, copies: u64) -> Result<Place, Unavailable> {
+        let refused = |error: io::Error| Unavailable(format!("{IN_MEMORY}: {error}"));
+        let needed = (copies + 1) * image;
+        let space = rustix::fs::statvfs(IN_MEMORY).map_err(|error| refused(error.into()))?;
+        let there = crate::machine::available_bytes().unwrap_or(u64::MAX).min(space.f_bavail * space.f_frsize);
+        if there < needed {
+            let [there, needed] = [there, needed].map(|bytes| bytes >> 20);
+            return Err(Unavailable(format!("{there} MiB of memory are left in {IN_MEMORY}, {needed} are needed")));
+        }
+        let folder = tempfile::Builder::new().prefix("pagemill-bench-").tempdir_in(IN_MEMORY).map_err(refused)?;
+        let place = Place { folder, image };
+        place.fill().map_err(refused)?;
+        let mut format = Command::new(program);
+        format.args(["crypt", "format", "--type", "luks1", "--kdf-iterations", "1000", "--force", "--key-file"]);
+        let format = format.arg(place.path("key")).arg(place.path("volume")).stdin(Stdio::null()).output();
+        let format = format.map_err(|error| Unavailable(format!("{}: {error}", program.display())))?;
+        if !format.status.success() {
+            let said = String::from_utf8_lossy(&format.stderr).trim().to_owned();
+            return Err(Unavailable(format!("crypt format: {}: {said}", format.status)));
+        }
+        Ok(place)
+    }
+
+    fn fill(&self) -> io::Result<()> {
+        fs::write(self.path("key"), b"what a benchmark keeps is no secret")?;
+        let mut volume = File::create(self.path("volume"))?;
+        let mut noise = vec![0; 1 << 20];
+        fastrand::Rng::with_seed(self.image).fill(&mut noise);
+        (0..self.image >> 20).try_for_each(|_| io::Write::write_all(&mut volume, &noise))
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// A server to be measured, and its figures' name.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Make {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) how: How,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum How {
+    /// `pagemill crypt serve` with this `--alloc`.
+    Pagemill(&'static str),
+    NbdkitLuks,
+    QemuNbd,
+    Nbdkit,
+}
+
+pub(super) struct Server {
+    pub(super) make: Make,
+    pub(super) socket: PathBuf,
+    _child: Child,
+}
+
+impl Server {
+    /// Starts it, and waits until it answers.
+    pub(super) fn start(
+        make: Make,
+        program: &Path,
+        place: &Place,
+        stop: &Stop,
+    ) -> Result<Result<Server, Unavailable>, Error> {
+        let [socket, image, said] = ["sock", "img", "err"].map(|end| place.path(&format!("{}.{end}", make.name)));
+        let prepared = fs::copy(place.path("volume"), &image).and_then(|_| File::create(&said));
+        let said_file = match prepared {
+            Ok(file) => file,
+            Err(error) => return Ok(Err(Unavailable(format!("its image in memory: {error}")))),
+        };
+        let key = place.path("key");
+        let mut command = command(make.how, program, &socket, &image, &key);
+        command.current_dir(place.folder()).stdout(Stdio::null()).stderr(said_file);
+        let mut child = match Child::spawn(&mut command) {
+            Ok(child) => child,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Err(Unavailable(format!("{} is not installed", command.get_program().display()))));
+            }
+            Err(error) => return Ok(Err(Unavailable(format!("{}: {error}", command.get_program().display())))),
+        };
+        let until = Instant::now() + PATIENCE;
+        while UnixStream::connect(&socket).is_err() {
+            if child.wait(5 * PAUSE, stop)?.is_some() || Instant::now() > until {
+                let said = fs::read_to_string(&said).unwrap_or_default();
+                let last = said.lines().last().unwrap_or("it does not answer").to_owned();
+                return Ok(Err(Unavailable(last)));
+            }
+        }
+        Ok(Ok(Server { make, socket, _child: child }))
+    }
+}
+
+/// Each as its users start it, with what it takes by default.
+fn command(how: How, program: &Path, socket: &Path, image: &Path, key: &Path) -> Command {
+    let joined = |start: &str, path: &Path| {
+        let mut word = OsStr::new(start).to_owned();
+        word.push(path);
+        word
+    };
+    let mut command;
+    match how {
+        How::Pagemill(form) => {
+            command = Command::new(program);
+            command
+                .args(["crypt", "serve", "--alloc", form, "--key-file"])
+                .arg(key)
+                .arg("--unix")
+                .arg(socket)
+                .arg(image);
+        }
+        How::NbdkitLuks => {
+            command = Command::new("nbdkit");
+            command.args(["--foreground", "--unix"]).arg(socket).args(["--filter=luks", "file"]).arg(image);
+            command.arg(joined("passphrase=+", key));
+        }
+        How::Nbdkit => {
+            command = Command::new("nbdkit");
+            command.args(["--foreground", "--unix"]).arg(socket).arg("file").arg(image);
+        }
+        How::QemuNbd => {
+            command = Command::new("qemu-nbd");
+            command.arg("--persistent").arg("--socket").arg(socket);
+            command.arg("--object").arg(joined("secret,id=key,file=", key)).arg("--image-opts");
+            command.arg(joined("driver=luks,key-secret=key,file.driver=file,file.filename=", image));
+        }
+    }
+    command
+}

@@ -1,0 +1,109 @@
+//! `pagemill bench --only crypt`: the figures are there, the bars too where the peers are installed, and nothing stays.
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Folder, PROGRAM};
+use serde_json::Value;
+
+/// The command lines of the processes that have this path in theirs and, if it is given, this parent.
+fn processes_with(path: &str, parent: Option<u32>) -> Vec<String> {
+    let is_child = |folder: &Path| {
+        let status = fs::read_to_string(folder.join("status")).unwrap_or_default();
+        parent.is_none_or(|parent| status.lines().any(|line| line == format!("PPid:\t{parent}")))
+    };
+    let folders = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path()).filter(|folder| is_child(folder));
+    let lines = folders.filter_map(|folder| fs::read(folder.join("cmdline")).ok());
+    lines.map(|line| String::from_utf8_lossy(&line).into_owned()).filter(|line| line.contains(path)).collect()
+}
+
+fn is_installed(program: &str) -> bool {
+    let ran = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    ran.is_ok_and(|status| status.success())
+}
+
+#[test]
+fn every_way_to_ask_for_memory_has_figures_beside_who_is_installed() {
+    let folder = Folder::new();
+    let args = ["bench", "--only", "crypt", "--quick", "--json", "out.json"];
+    let outcome = folder.run(Command::new(PROGRAM).args(args));
+    let text = &outcome.done().stdout;
+    let json = fs::read_to_string(folder.path("out.json")).unwrap();
+    let lines: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names = |bench: &str| -> BTreeSet<String> {
+        let of = lines.iter().filter(|line| line["bench"] == bench);
+        of.map(|line| line["impl"].as_str().unwrap().to_owned()).collect()
+    };
+    for line in &lines {
+        let (pages, figure) = (line["n"].as_u64().unwrap(), line["mib_per_s"].as_f64().unwrap());
+        assert!([1, 256].contains(&pages) && figure > 0.0, "{line}");
+        let ns = line["total_ns"].as_f64().unwrap();
+        assert!((figure * ns / 1e9 * 256.0 - 1.0).abs() < 1e-6, "{line}");
+    }
+    let mut expected: BTreeSet<String> = ["bulk", "single", "malloc"].map(|form| format!("pagemill-{form}")).into();
+    let served = expected.clone();
+    expected.insert("no-encryption".to_owned());
+    for what in ["write-16", "read-16", "random-read-32", "random-write-32"] {
+        assert_eq!(names(&format!("crypt-{what}")), expected, "{what}");
+    }
+    // Said, where it is not shown.
+    if !is_installed("fio") || text.contains("absent: all over NBD") {
+        println!("skipped: over NBD: {text}");
+        assert!(text.contains("absent: all over NBD"), "{text}");
+        return;
+    }
+    let mut expected = served;
+    for (name, program) in [("nbdkit-luks", "nbdkit"), ("nbdkit", "nbdkit"), ("qemu-nbd", "qemu-nbd")] {
+        if text.contains(&format!("absent: {name}: ")) {
+            // The filter is a package of its own, and the slowest has no time here.
+            assert!(!is_installed(program) || name != "nbdkit", "{text}");
+        } else {
+            expected.insert(name.to_owned());
+        }
+    }
+    for what in ["write-16", "read-16", "random-read-32", "random-write-32"] {
+        assert_eq!(names(&format!("crypt-nbd-{what}")), expected, "{what}");
+    }
+    assert_eq!(text.contains("NBD, 1 MiB write: speed / nbdkit-luks"), expected.contains("nbdkit-luks"), "{text}");
+    assert!(text.contains("bulk / single from"), "{text}");
+}
+
+#[test]
+fn a_signal_ends_it_with_its_servers_and_files() {
+    if !is_installed("fio") {
+        println!("skipped: fio is not installed");
+        return;
+    }
+    let mut child = Command::new(PROGRAM)
+        .args(["bench", "--only", "crypt", "--vs", "none"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Until a client is at work.
+    let until = Instant::now() + Duration::from_secs(60);
+    let place = loop {
+        let clients = processes_with("--ioengine=nbd", Some(child.id()));
+        let mut words = clients.iter().flat_map(|line| line.split('\0'));
+        if let Some(path) = words.find_map(|word| word.strip_prefix("--output=")) {
+            break Path::new(path).parent().unwrap().display().to_string();
+        }
+        assert!(Instant::now() < until && child.try_wait().unwrap().is_none(), "no client came");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(processes_with("serve", Some(child.id())).len(), 3, "a server for each way to ask for memory");
+    assert!(fs::exists(&place).unwrap());
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    use std::os::unix::process::ExitStatusExt;
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.signal(), Some(2), "{said}");
+    assert!(said.contains("SIGINT"), "{said}");
+    assert!(!fs::exists(&place).unwrap(), "{place} is still there");
+    assert_eq!(processes_with(&place, None), Vec::<String>::new());
+}
