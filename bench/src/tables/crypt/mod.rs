@@ -73,7 +73,7 @@ struct Plan {
     /// Rounds in this process, and what each of them lasts.
     rounds: usize,
     round: Duration,
-    /// Turns of all servers, at most; then `bulk` and `single` go on by themselves up to so many.
+    /// Turns of all servers, at most; then `bulk` and `single` go on by themselves up to so many, but in the deepest cell.
     turns: usize,
     pair_turns: usize,
     turn: Duration,
@@ -96,12 +96,12 @@ impl Plan {
             true => Plan {
                 rounds: full.rounds,
                 round: ms(20),
-                turns: 3,
+                turns: 2,
                 pair_turns: 9,
-                turn: ms(150),
+                turn: ms(120),
                 image: 128 << 20,
                 is_deep: true,
-                until: now + Duration::from_secs(50),
+                until: now + Duration::from_secs(56),
             },
             false => Plan {
                 rounds: run.effort.rounds,
