@@ -11,8 +11,9 @@ use crate::free::free_word;
 use crate::handle::{Owned, Pages, TENTATIVE, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
-use pagemill_core::{Error, Invalid, PAGE_SHIFT, PAGE_SIZE};
+use pagemill_core::{Error, Gfp, Invalid, PAGE_SHIFT, PAGE_SIZE};
 use pagemill_sys::Batch;
+use pagemill_sys::lists::BulkCall;
 
 mod engine;
 mod populate;
@@ -290,6 +291,12 @@ impl Allocator {
     #[inline(never)]
     fn fill_array(&self, mut request: Bulk<'_>, words: &mut [usize], is_any_order: bool) -> Result<Filled, Error> {
         let n = request.most;
+        if request.is_few()
+            && let Some(words) = words.get_mut(..n)
+            && let Some(added) = self.fill_few(request.gfp, words)
+        {
+            return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
+        }
         if request.is_one_batch()
             && let Some(words) = words.get_mut(..n)
             && is_empty(words)
@@ -311,6 +318,32 @@ impl Allocator {
         }
         let occupied = request.fell_short(self, words, added)?;
         Ok(Filled { added, occupied, first_hole, shortfall: self.shortfall(&request, occupied) })
+    }
+
+    /// All holes of a small array by the single path, page by page, which costs less than a batch. Returns how many those were;
+    /// none, and the array as it was, if the list has too few.
+    #[inline]
+    fn fill_few(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
+        let inner = self.nodes().here()?;
+        let mut filled = 0u32;
+        for i in 0..words.len() {
+            if words[i] != 0 {
+                continue;
+            }
+            let Some((arena, pfn)) = inner.pop_one(gfp) else {
+                let back = words.iter_mut().enumerate().filter(|(i, _)| filled >> i & 1 == 1);
+                // They were prepared a moment ago: nothing to refuse.
+                back.for_each(|(_, word)| _ = free_word(core::mem::take(word)));
+                return None;
+            };
+            words[i] = arena.addr_of(pfn);
+            filled |= 1 << i;
+        }
+        let added = filled.count_ones() as usize;
+        if added > 0 {
+            inner.lists.count_bulk(BulkCall::Alloc, added);
+        }
+        Some(added)
     }
 
     /// The array form, on the words behind the slots. Returns how many it filled, and the first hole that is left; if
