@@ -4,8 +4,8 @@ mod backends;
 
 use backends::backends;
 use pagemill::{
-    Allocator, Block, BlockList, Bulk, Error, Exhausted, Faults, Filled, Gfp, Invalid, Memory, Order, Page, PageList,
-    Run, Shortfall, Why, free_pages_bulk,
+    Allocator, Block, BlockList, Bulk, Error, Exhausted, Faults, Filled, Gfp, Invalid, Memory, Order, PAGE_SIZE, Page,
+    PageList, Run, Shortfall, Why, free_pages_bulk,
 };
 use std::collections::HashSet;
 
@@ -369,4 +369,22 @@ fn what_is_refused_on_purpose_says_so() {
     let refused = |gfp| allocator.alloc_page(gfp).unwrap_err();
     let exhausted = Error::Exhausted(Exhausted { wanted: 1, got: 0, order: 0, why: Why::Exhausted });
     assert_eq!((refused(Gfp::NOWAIT), refused(Gfp::KERNEL)), (exhausted, exhausted));
+}
+
+/// Runs are served from a list whose frames follow each other: what small arrays took and gave back does not end that.
+#[test]
+fn small_arrays_that_come_back_leave_the_list_in_order() {
+    let allocator = Allocator::builder().pages(4096).cpus(1, || 0).build().unwrap();
+    let mut array: [Option<Page>; 64] = [const { None }; 64];
+    allocator.alloc_pages_bulk_array(Bulk::exact(64), &mut array).unwrap();
+    free_pages_bulk(&mut array);
+    for n in 1..=8 {
+        allocator.alloc_pages_bulk_array(Bulk::exact(n), &mut array).unwrap();
+        let addrs: Vec<_> = array[..n].iter().flatten().map(Page::addr).collect();
+        assert!(addrs.windows(2).all(|pair| pair[0] + PAGE_SIZE == pair[1]), "{n}: {addrs:x?}");
+        free_pages_bulk(&mut array);
+        let mut runs: Vec<Run<Page>> = Vec::new();
+        allocator.alloc_pages_bulk_runs(Bulk::exact(48), &mut runs).unwrap();
+        assert_eq!(runs.len(), 1, "after an array of {n}");
+    }
 }

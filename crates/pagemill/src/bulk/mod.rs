@@ -326,7 +326,8 @@ impl Allocator {
     fn fill_few(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
         let inner = self.nodes().here()?;
         let mut filled = 0u32;
-        for i in 0..words.len() {
+        // The last first: given back in the array's order, the frames lie on the list as they did.
+        for i in (0..words.len()).rev() {
             if words[i] != 0 {
                 continue;
             }
