@@ -7,7 +7,7 @@
 //! was never met is not called tried.
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -29,6 +29,8 @@ pub(super) type Counts = BTreeMap<&'static str, u64>;
 const SIZES: [usize; 3] = [1_500, 20_011, 5_000];
 /// How often an acquisition fails on purpose.
 const FAULTS: f64 = 0.02;
+/// How long everybody keeps nothing, now and then.
+const CALM: Duration = Duration::from_millis(2);
 /// What has to have happened in a run that is long enough to say so.
 pub(super) const MUST: [&str; 11] = [
     "waits",
@@ -102,6 +104,8 @@ pub(super) struct Tight {
     /// Somebody may ask and never give up.
     has_stubborn: bool,
     seed: u64,
+    /// Everybody lets go of what they have: otherwise no pageblock is ever free to go back.
+    is_calm: AtomicBool,
     is_over: AtomicBool,
 }
 
@@ -134,6 +138,7 @@ impl Tight {
             // One of several alone: the others go on freeing. Faults of the user's choice may never end.
             has_stubborn: plan.threads > 1 && plan.fail.is_none(),
             seed,
+            is_calm: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         }))
     }
@@ -156,12 +161,26 @@ impl Tight {
         self.is_over.store(true, Release);
         threads::end(threads, &self.found)?;
         drop(registered);
+        self.empty_caches();
+        self.found.first().map_or(Ok(()), Err)?;
+        self.account()
+    }
+
+    fn empty_caches(&self) {
         for cache in &self.caches {
             let left: Vec<Held> = lock(&cache.kept).drain(..).collect();
             left.into_iter().for_each(|held| _ = cache.give(held));
         }
-        self.found.first().map_or(Ok(()), Err)?;
-        self.account()
+    }
+
+    /// Gives memory back to the system while the first requests after a calm come for it. Returns the pages.
+    fn give_back(&self) -> u64 {
+        self.is_calm.store(true, Relaxed);
+        std::thread::sleep(CALM);
+        self.empty_caches();
+        self.allocator.drain();
+        self.is_calm.store(false, Relaxed);
+        self.allocator.give_back().get() as u64
     }
 
     fn spawn(
@@ -218,8 +237,8 @@ fn disturb(round: &Tight) -> Result<(), String> {
         }
         *counts.entry("looks_at_the_mark").or_default() += 1;
         match rng.below(16) {
-            0 => *counts.entry("given_back").or_default() += allocator.give_back().get() as u64,
-            1 => *counts.entry("reclaim_steps").or_default() += u64::from(allocator.reclaim_step().get() > 0),
+            0 if rng.below(8) == 0 => *counts.entry("given_back").or_default() += round.give_back(),
+            0..2 => *counts.entry("reclaim_steps").or_default() += u64::from(allocator.reclaim_step().get() > 0),
             2..6 => {
                 lock(&round.cancels[rng.below(round.cancels.len())]).cancel();
                 *counts.entry("cancels").or_default() += 1;
@@ -269,7 +288,12 @@ impl<'r> Worker<'r> {
 
     fn live(mut self) -> Result<(), String> {
         while !self.round.is_over() {
-            self.turn().map_err(|breach| breach.to_string())?;
+            if self.round.is_calm.load(Relaxed) {
+                self.let_go(usize::MAX).map_err(|breach| breach.to_string())?;
+                std::thread::yield_now();
+            } else {
+                self.turn().map_err(|breach| breach.to_string())?;
+            }
         }
         self.let_go(usize::MAX).map_err(|breach| breach.to_string())?;
         add(&mut lock(&self.round.counts), &self.counts);
