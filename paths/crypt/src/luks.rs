@@ -266,3 +266,21 @@ fn clear(store: &dyn Store, len: u64) -> io::Result<()> {
     }
     store.sync()
 }
+
+/// Tries keyslots in turn: the number of the first that opens, and the volume key. One that cannot be tried stops nobody from
+/// trying the others, unless it is the disk that fails.
+pub(crate) fn first_that_opens(
+    numbers: impl Iterator<Item = u32>,
+    mut try_slot: impl FnMut(u32) -> Result<Option<Locked>, Error>,
+) -> Result<(u32, Locked), Error> {
+    let (mut tried, mut stopped) = (0, None);
+    for number in numbers {
+        match try_slot(number) {
+            Ok(Some(key)) => return Ok((number, key)),
+            Ok(None) => tried += 1,
+            Err(error @ Error::Io { .. }) => return Err(error),
+            Err(error) => stopped = stopped.or(Some(error)),
+        }
+    }
+    Err(stopped.unwrap_or(Error::WrongPassphrase { tried }))
+}

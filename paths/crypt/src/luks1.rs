@@ -11,6 +11,7 @@ use crate::af::{self, STRIPES};
 use crate::bytes::{Fields, put};
 use crate::hash::Hash;
 use crate::kdf::{self, Kdf, KdfChoice, KdfKind, Limits, SALT};
+use crate::luks::first_that_opens;
 use crate::secret::{Locked, random};
 use crate::store::Store;
 use crate::volume::{Geometry, UNIT};
@@ -235,16 +236,8 @@ impl Header {
         only: Option<u32>,
         limits: &Limits,
     ) -> Result<(u32, Locked), Error> {
-        let (mut tried, mut stopped) = (0, None);
-        for number in self.used().into_iter().filter(|&number| only.is_none_or(|only| only == number)) {
-            match self.try_slot(store, number, passphrase, limits) {
-                Ok(Some(key)) => return Ok((number, key)),
-                Ok(None) => tried += 1,
-                Err(error @ Error::Io { .. }) => return Err(error),
-                Err(error) => stopped = stopped.or(Some(error)),
-            }
-        }
-        Err(stopped.unwrap_or(Error::WrongPassphrase { tried }))
+        let numbers = self.used().into_iter().filter(|&number| only.is_none_or(|only| only == number));
+        first_that_opens(numbers, |number| self.try_slot(store, number, passphrase, limits))
     }
 
     /// The volume key out of one keyslot, if `passphrase` opens it.

@@ -16,6 +16,7 @@ use subtle::ConstantTimeEq;
 use crate::af::{self, STRIPES};
 use crate::hash::Hash;
 use crate::kdf::{self, Kdf, KdfChoice, Limits, SALT};
+use crate::luks::first_that_opens;
 use crate::secret::{Locked, random};
 use crate::store::Store;
 use crate::volume::Geometry;
@@ -213,16 +214,8 @@ impl Header {
             self.metadata.keyslots.iter().map(|(&n, slot)| (slot.priority.unwrap_or(1), n)).collect();
         numbers.retain(|&(priority, number)| only.map_or(priority > 0, |only| only == number));
         numbers.sort_by_key(|&(priority, number)| (std::cmp::Reverse(priority), number));
-        let (mut tried, mut stopped) = (0, None);
-        for (_, number) in numbers {
-            match self.try_slot(store, segment, number, passphrase, limits) {
-                Ok(Some(key)) => return Ok((number, key)),
-                Ok(None) => tried += 1,
-                Err(error @ Error::Io { .. }) => return Err(error),
-                Err(error) => stopped = stopped.or(Some(error)),
-            }
-        }
-        Err(stopped.unwrap_or(Error::WrongPassphrase { tried }))
+        let numbers = numbers.into_iter().map(|(_, number)| number);
+        first_that_opens(numbers, |number| self.try_slot(store, segment, number, passphrase, limits))
     }
 
     /// The volume key out of one keyslot, if `passphrase` opens it.
