@@ -138,7 +138,7 @@ pub(crate) fn count(step: &str, ran: crate::shell::Ran) -> Result<Tally> {
     let mut tally = tally;
     if !ran.is_ok() {
         let first = tally.failures.remove(0);
-        tally.failures.insert(0, format!("{first}\n{}\n{}", ran.how_it_ended(), ran.last_lines(40)));
+        tally.failures.insert(0, format!("{first}\n{}\n{}", ran.how_it_ended(), tally::said_by_failures(&ran.text)));
     } else if tally.passed == 0 && tally.skips.is_empty() {
         tally.failures.push(format!("{step}: ran no test at all"));
     }

@@ -85,6 +85,31 @@ pub(crate) fn of_tests(step: &str, output: &str) -> Tally {
     tally
 }
 
+/// What the tests that failed printed, indented; the first lines of each.
+pub(crate) fn said_by_failures(output: &str) -> String {
+    const LINES: usize = 40;
+    let (mut said, mut left) = (String::new(), 0);
+    let mut is_among_failures = false;
+    for line in output.lines() {
+        match line {
+            "failures:" => is_among_failures = true,
+            "successes:" => is_among_failures = false,
+            _ if line.starts_with("test result: ") => is_among_failures = false,
+            _ => {}
+        }
+        if is_among_failures && shown_name(line).is_some() {
+            left = LINES;
+        } else if !is_among_failures || line == "failures:" {
+            left = 0;
+        }
+        if left > 0 {
+            left -= 1;
+            said += &format!("    {line}\n");
+        }
+    }
+    said
+}
+
 /// The test whose output follows: `---- name stdout ----`.
 fn shown_name(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
@@ -126,6 +151,37 @@ test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; 
         assert_eq!(
             skips,
             [("tests/b::on_eight_nodes", "needs two NUMA nodes"), ("tests/b::hugetlb", "no huge pages reserved"),]
+        );
+    }
+
+    #[test]
+    fn shows_what_a_test_that_failed_said_and_no_other() {
+        let output = "\
+successes:
+
+---- b::good stdout ----
+fine
+
+failures:
+
+---- a::merges stdout ----
+thread panicked: left 1, right 2
+
+---- a::splits stdout ----
+no room
+
+failures:
+    a::merges
+    a::splits
+
+test result: FAILED. 1 passed; 2 failed; 0 ignored
+error: 1 target failed
+";
+        let said = said_by_failures(output);
+        let lines: Vec<_> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        assert_eq!(
+            lines,
+            ["---- a::merges stdout ----", "thread panicked: left 1, right 2", "---- a::splits stdout ----", "no room"]
         );
     }
 

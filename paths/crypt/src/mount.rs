@@ -5,6 +5,7 @@
 //! returns, and on the disk after `fsync`. The file has the volume's size and keeps it.
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -25,6 +26,7 @@ const LONGEST_WRITE: u32 = 1 << 20;
 #[derive(Debug)]
 pub struct Mounted {
     session: Session<OneFile>,
+    file: Arc<PlainFile>,
     at: PathBuf,
 }
 
@@ -58,8 +60,9 @@ impl Mounted {
         config.mount_options = vec![MountOption::FSName("pagemill".to_owned()), MountOption::DefaultPermissions, way];
         config.n_threads = Some(threads);
         config.clone_fd = threads > 1;
-        let session = Session::new(OneFile { file, is_read_only, since: SystemTime::now() }, &at, &config)?;
-        Ok(Self { session, at })
+        let file = Arc::new(file);
+        let shown = OneFile { file: Arc::clone(&file), is_read_only, since: SystemTime::now() };
+        Ok(Self { session: Session::new(shown, &at, &config)?, file, at })
     }
 
     /// What ends it.
@@ -72,14 +75,19 @@ impl Mounted {
     /// # Errors
     /// What the system, or the disk at the end, says.
     pub fn serve(self) -> io::Result<()> {
-        self.session.run()
+        let served = match self.session.run() {
+            // The kernel's last word to a thread that held a request which nobody waits for any more, as a release is.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(()),
+            served => served,
+        };
+        served.and(self.file.sync())
     }
 }
 
 /// The file system: its root is the file.
 #[derive(Debug)]
 struct OneFile {
-    file: PlainFile,
+    file: Arc<PlainFile>,
     is_read_only: bool,
     since: SystemTime,
 }

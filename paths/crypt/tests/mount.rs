@@ -16,6 +16,10 @@ const LEN: usize = 3 << 20;
 fn plain(image: &Path, sector: u64) -> PlainFile {
     let data = File::options().read(true).write(true).create(true).truncate(false).open(image).unwrap();
     data.set_len(LEN as u64).unwrap();
+    plain_on(data, sector)
+}
+
+fn plain_on(data: File, sector: u64) -> PlainFile {
     let sector_size = SectorSize::new(sector).unwrap();
     let geometry = Geometry { offset: 0, len: LEN as u64, sector_size, first_unit: 0, counts_sectors: false };
     let volume = Volume::new(&Locked::copy_of(&[3; 64]), geometry).unwrap();
@@ -25,8 +29,8 @@ fn plain(image: &Path, sector: u64) -> PlainFile {
 }
 
 /// None, and a line that says so, where nothing can be mounted.
-fn mounted(image: &Path, at: &Path, sector: u64, is_read_only: bool) -> Option<Mounted> {
-    match Mounted::new(plain(image, sector), at, is_read_only, 2) {
+fn mounted(file: PlainFile, at: &Path, is_read_only: bool) -> Option<Mounted> {
+    match Mounted::new(file, at, is_read_only, 2) {
         Ok(mounted) => Some(mounted),
         Err(why) if matches!(why.kind(), ErrorKind::PermissionDenied | ErrorKind::NotFound) => {
             println!("skipped: mounting takes /dev/fuse, and root or fusermount3 ({why})");
@@ -53,7 +57,7 @@ fn a_volume_is_a_file_of_its_size_that_keeps_what_is_written() {
         let mut model = noise(1, LEN);
         plain(&image, sector).write_at(0, &model).unwrap();
         File::create(&at).unwrap();
-        let Some(mut mount) = mounted(&image, &at, sector, false) else { return };
+        let Some(mut mount) = mounted(plain(&image, sector), &at, false) else { return };
         let mut unmounter = mount.unmounter();
         let serving = std::thread::spawn(|| mount.serve());
 
@@ -96,7 +100,7 @@ fn read_only_it_is_read_and_not_written() {
     let model = noise(2, LEN);
     plain(&image, 4096).write_at(0, &model).unwrap();
     File::create(&at).unwrap();
-    let Some(mut mount) = mounted(&image, &at, 4096, true) else { return };
+    let Some(mut mount) = mounted(plain(&image, 4096), &at, true) else { return };
     let mut unmounter = mount.unmounter();
     let serving = std::thread::spawn(|| mount.serve());
     assert!(fs::read(&at).unwrap() == model);
@@ -104,4 +108,19 @@ fn read_only_it_is_read_and_not_written() {
     assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
     unmounter.unmount().unwrap();
     serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_disk_that_cannot_keep_what_was_written_is_told_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("plain");
+    File::create(&at).unwrap();
+    // It takes every write, and refuses to sync.
+    let no_disk = File::options().read(true).write(true).open("/dev/zero").unwrap();
+    let Some(mut mount) = mounted(plain_on(no_disk, 512), &at, false) else { return };
+    let mut unmounter = mount.unmounter();
+    let serving = std::thread::spawn(|| mount.serve());
+    File::options().write(true).open(&at).unwrap().write_all_at(&[1; 512], 0).unwrap();
+    unmounter.unmount().unwrap();
+    assert_eq!(serving.join().unwrap().unwrap_err().kind(), ErrorKind::InvalidInput);
 }
