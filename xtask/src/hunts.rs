@@ -64,24 +64,28 @@ pub(crate) fn stress(shell: &Shell) -> Result<Tally> {
 
 /// Compiles the canary in and demands that each hunter fails, and for that reason.
 pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
-    let mut tally = Tally::default();
-    // Without the peers of the bench, whose C would be compiled again for this flag.
-    let stress = format!("stress --seconds 30 --seed {SEED} --threads 4");
-    let run = shell.cargo(&format!("run --locked --release -p pagemill-cli --no-default-features -- {stress}"));
-    let run = run.env("PAGEMILL_BACKEND", "portable").rustflags("--cfg pagemill_canary", "canary");
-    let ran = run.limit(LIMIT).run("canary-stress")?;
-    tally.add(caught("stress", &ran, &[OWNED_TWICE, &format!("seed {SEED}")]));
+    // They compile crate after crate, on one processor most of the time: two lanes, each with folders of its own.
+    std::thread::scope(|scope| {
+        let models = scope.spawn(|| -> Result<Tally> {
+            let ran = loom_tests(shell, "--cfg loom --cfg pagemill_canary", "canary-loom")?;
+            let mut tally = caught("loom", &ran, &[OWNED_TWICE, "panicked at"]);
+            let ran = shuttle_tests(shell, "--cfg shuttle --cfg pagemill_canary", "canary-shuttle")?;
+            tally.add(caught("shuttle", &ran, &["deadlock!", "panicked at"]));
+            Ok(tally)
+        });
+        // Without the peers of the bench, whose C would be compiled again for this flag.
+        let stress = format!("stress --seconds 30 --seed {SEED} --threads 4");
+        let run = shell.cargo(&format!("run --locked --release -p pagemill-cli --no-default-features -- {stress}"));
+        let run = run.env("PAGEMILL_BACKEND", "portable").rustflags("--cfg pagemill_canary", "canary");
+        let ran = run.limit(LIMIT).run("canary-stress")?;
+        let mut tally = caught("stress", &ran, &[OWNED_TWICE, &format!("seed {SEED}")]);
 
-    let model = shell.cargo("test --locked --release -p pagemill --test model*");
-    let ran = model.rustflags("--cfg pagemill_canary", "canary").limit(LIMIT).run("canary-model")?;
-    tally.add(caught("the model test", &ran, &[OWNED_TWICE, "panicked at"]));
-
-    let ran = loom_tests(shell, "--cfg loom --cfg pagemill_canary", "canary-loom")?;
-    tally.add(caught("loom", &ran, &[OWNED_TWICE, "panicked at"]));
-
-    let ran = shuttle_tests(shell, "--cfg shuttle --cfg pagemill_canary", "canary-shuttle")?;
-    tally.add(caught("shuttle", &ran, &["deadlock!", "panicked at"]));
-    Ok(tally)
+        let model = shell.cargo("test --locked --release -p pagemill --test model*");
+        let ran = model.rustflags("--cfg pagemill_canary", "canary").limit(LIMIT).run("canary-model")?;
+        tally.add(caught("the model test", &ran, &[OWNED_TWICE, "panicked at"]));
+        tally.add(models.join().map_err(|_| anyhow::anyhow!("canary: the models' thread panicked"))??);
+        Ok(tally)
+    })
 }
 
 /// A hunter caught the canary when it failed and said each of `words`.
