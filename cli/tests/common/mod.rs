@@ -58,8 +58,11 @@ impl Folder {
     pub(crate) fn stopped_copy(&self, args: &[&str]) -> Child {
         // On a busy machine a copy can be done before it is seen at work: then another one.
         for _ in 0..20 {
-            let mut command = Command::new(PROGRAM);
-            command.args(["copy", "--batch", "1", "--alloc", "single", "src", "dst"]).args(args);
+            // What a shell starts in the background ignores SIGINT and SIGQUIT, and hands that on.
+            let mut command = Command::new("env");
+            command
+                .args(["--default-signal", PROGRAM, "copy", "--batch", "1", "--alloc", "single", "src", "dst"])
+                .args(args);
             command.current_dir(self.0.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             let mut child = command.spawn().unwrap();
             while child.try_wait().unwrap().is_none() {
