@@ -155,7 +155,7 @@ impl Builder {
     /// struct Cache(Mutex<Vec<Page>>);
     /// impl Shrinker for Cache {
     ///     fn shrink(&self, wanted: Shrink) -> usize {
-    ///         let mut pages = self.0.lock().unwrap();
+    ///         let Ok(mut pages) = self.0.try_lock() else { return 0 };
     ///         let rest = pages.len().saturating_sub(wanted.pages);
     ///         pages.drain(rest..).count()
     ///     }

@@ -23,13 +23,16 @@ use std::time::{Duration, Instant};
 
 /// Something that can give pages back when memory is short: a cache.
 ///
+/// It is asked in the middle of an allocation, by any thread, and in a forked child too: a lock that the asking thread
+/// may hold, or that another thread held at the fork, is to be tried and not waited for, as here.
+///
 /// ```
 /// use pagemill::{Allocator, Bulk, Gfp, Page, Shrinker, Shrink};
 /// use std::sync::{Arc, Mutex};
 /// struct Cache(Mutex<Vec<Page>>);
 /// impl Shrinker for Cache {
 ///     fn shrink(&self, wanted: Shrink) -> usize {
-///         let mut pages = self.0.lock().unwrap();
+///         let Ok(mut pages) = self.0.try_lock() else { return 0 };
 ///         let rest = pages.len().saturating_sub(wanted.pages);
 ///         pages.drain(rest..).count() // dropped, and so freed
 ///     }
@@ -353,7 +356,7 @@ impl Allocator {
     /// struct Cache(Mutex<Vec<Page>>);
     /// impl Shrinker for Cache {
     ///     fn shrink(&self, wanted: Shrink) -> usize {
-    ///         let mut pages = self.0.lock().unwrap();
+    ///         let Ok(mut pages) = self.0.try_lock() else { return 0 };
     ///         let rest = pages.len().saturating_sub(wanted.pages);
     ///         pages.drain(rest..).count()
     ///     }
