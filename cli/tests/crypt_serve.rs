@@ -129,6 +129,36 @@ fn a_socket_left_behind_is_replaced_and_one_in_use_is_not() {
     UnixStream::connect(folder.path("socket")).unwrap();
 }
 
+/// A certificate that is its own authority.
+fn certificate(folder: &Folder) {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    folder.file("server.pem", made.cert.pem().as_bytes());
+    folder.file("ca-cert.pem", made.cert.pem().as_bytes());
+    folder.file("server.key", made.signing_key.serialize_pem().as_bytes());
+}
+
+#[test]
+fn by_tls_it_serves_on_a_port() {
+    if !has_nbdcopy() {
+        return;
+    }
+    let folder = Folder::new();
+    format(&folder);
+    certificate(&folder);
+    let mut command = Command::new(PROGRAM);
+    let args = "crypt serve volume --key-file key --tcp 127.0.0.1:0 --tls-cert server.pem --tls-key server.key";
+    command.args(args.split(' ')).current_dir(folder.path("")).stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut child = Serving(command.spawn().unwrap());
+    let first = child.first_line();
+    let uri =
+        first.split_whitespace().find_map(|word| word.strip_suffix(':').filter(|word| word.starts_with("nbds://")));
+    let uri = format!("{}/?tls-certificates={}", uri.expect(&first), folder.path("").display());
+    folder.file("plain", &[42; BYTES]);
+    nbdcopy(&folder, "plain", &uri);
+    nbdcopy(&folder, &uri, "back");
+    assert!(fs::read(folder.path("back")).unwrap()[..BYTES] == [42; BYTES]);
+}
+
 #[test]
 fn an_address_that_others_reach_is_refused_without_tls() {
     let folder = Folder::new();
@@ -139,6 +169,15 @@ fn an_address_that_others_reach_is_refused_without_tls() {
         assert_eq!(refused.code, Some(1));
         assert!(refused.stderr.contains("--allow-plaintext"), "{}", refused.stderr);
     }
+    // With TLS it is the system that refuses this one: an address for documents, which no machine has.
+    certificate(&folder);
+    let args = "crypt serve volume --key-file key --tcp 192.0.2.1:0 --tls-cert server.pem --tls-key server.key";
+    let refused = folder.run(Command::new(PROGRAM).args(args.split(' ')));
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("192.0.2.1") && !refused.stderr.contains("plaintext"), "{}", refused.stderr);
+    let half = args.strip_suffix(" --tls-key server.key").unwrap();
+    let refused = folder.run(Command::new(PROGRAM).args(half.split(' ')));
+    assert_eq!(refused.code, Some(2), "a certificate without its key: {}", refused.stderr);
     let none = folder.run(Command::new(PROGRAM).args(["crypt", "serve", "volume"]));
     assert_eq!(none.code, Some(2), "neither a socket nor an address");
 }

@@ -12,12 +12,13 @@ use pagemill::{Allocator, PAGE_SIZE};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
+use zeroize::Zeroizing;
 
 use super::open::{OpenArgs, Opened};
 use super::{Said, shown};
 use crate::Error;
 use crate::nbd::{Config, Export, Tls};
-use crate::serve::{DataPath, Disk, Form, Limits, Listener, Memory, MemoryStats, Options, Server, Way};
+use crate::serve::{DataPath, Disk, Form, Limits, Listener, Memory, MemoryStats, Options, Server, TlsServer, Way};
 
 /// The longest part of a request that goes through the pool at once: what most clients ask for at most.
 const PART: usize = 1 << 20;
@@ -51,6 +52,9 @@ pub(super) struct ServeArgs {
     /// of a block is refused.
     #[arg(long, verbatim_doc_comment)]
     block_size_agreed: bool,
+
+    #[command(flatten)]
+    tls: TlsArgs,
 
     /// Serve without TLS on an address that others reach
     #[arg(long)]
@@ -92,6 +96,32 @@ struct Place {
     tcp: Option<SocketAddr>,
 }
 
+/// With them, a client gets nothing but by TLS.
+#[derive(Args, Debug)]
+struct TlsArgs {
+    /// Serve by TLS alone: the server's certificate and its chain, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+
+    /// The certificate's key, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// Let clients in whose certificates one of these authorities signed
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    fn server(&self) -> Result<Option<TlsServer>, Error> {
+        let (Some(chain), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
+        let read = |path: &PathBuf| std::fs::read(path).map_err(|error| Error::io(shown(path), error));
+        let key = Zeroizing::new(read(key)?);
+        let authorities = self.tls_client_ca.as_ref().map(read).transpose()?;
+        TlsServer::new(&read(chain)?, &key, authorities.as_deref()).map(Some)
+    }
+}
+
 #[derive(Args, Debug)]
 struct Ways {
     /// How the disk is asked
@@ -129,12 +159,17 @@ fn name(text: &str) -> Result<String, String> {
 pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error> {
     if let Some(address) = args.place.tcp
         && !address.ip().is_loopback()
+        && args.tls.tls_cert.is_none()
         && !args.allow_plaintext
     {
-        let why = format!("{address} is reached by others, who could read along: say --allow-plaintext if they may");
+        let why = format!(
+            "{address} is reached by others, who could read along: give --tls-cert and --tls-key, or say \
+             --allow-plaintext if they may"
+        );
         return Err(Error::Request(why));
     }
     // Before the passphrase is asked for.
+    let tls = args.tls.server()?;
     let memory = args.ways.memory.memory()?;
     let Opened { data, volume, warnings } = args.open.open(!args.read_only)?;
     warnings.iter().for_each(|warning| notice(warning));
@@ -152,7 +187,12 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     let disk = Disk::new(data, geometry.offset, block, args.ways.memory.buffered);
     let seconds = |seconds: u16| Duration::from_secs(seconds.into());
     let options = Options {
-        config: Config { exports: vec![export], tls: Tls::None, block_size_agreed: args.block_size_agreed },
+        config: Config {
+            exports: vec![export],
+            tls: if tls.is_some() { Tls::Required } else { Tls::None },
+            block_size_agreed: args.block_size_agreed,
+        },
+        tls,
         threads: args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from),
         way: args.ways.io,
         max_connections: args.max_connections.into(),
@@ -168,7 +208,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     let server = Server::start(DataPath { volume, disk, memory }, options);
     let server = server.map_err(|error| Error::io("starting the server's threads", error))?;
     // Last: whoever sees the socket is served, and may tell this program to end.
-    let (listener, _file, place) = listen(&args.place)?;
+    let (listener, _file, place) = listen(&args.place, if args.tls.tls_cert.is_some() { "nbds" } else { "nbd" })?;
     notice(&format!("serving {} bytes at {place}: {threads} threads, the disk {}", geometry.len, server.way()));
 
     let accepted = server.accept(&listener, stop.as_fd());
@@ -229,16 +269,16 @@ impl Drop for SocketFile {
     }
 }
 
-fn listen(place: &Place) -> Result<(Listener, SocketFile, String), Error> {
+fn listen(place: &Place, scheme: &str) -> Result<(Listener, SocketFile, String), Error> {
     if let Some(path) = &place.unix {
         let listener = listen_unix(path).map_err(|error| Error::io(shown(path), error))?;
-        let place = format!("nbd+unix:///?socket={}", shown(path));
+        let place = format!("{scheme}+unix:///?socket={}", shown(path));
         return Ok((Listener::Unix(listener), SocketFile(Some(path.clone())), place));
     }
     let Some(address) = place.tcp else { unreachable!("one of the two is given") };
     let listener = TcpListener::bind(address).map_err(|error| Error::io(address.to_string(), error))?;
     let address = listener.local_addr().map_err(|error| Error::io(address.to_string(), error))?;
-    Ok((Listener::Tcp(listener), SocketFile(None), format!("nbd://{address}")))
+    Ok((Listener::Tcp(listener), SocketFile(None), format!("{scheme}://{address}")))
 }
 
 /// A socket that nobody else may open at any time: it has its mode before it has its name.

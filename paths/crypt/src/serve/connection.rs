@@ -22,6 +22,7 @@ use super::outbox::Outbox;
 use super::path::DataPath;
 use super::requests::Flights;
 use super::socket::{Moved, Socket};
+use super::tls::TlsServer;
 use crate::nbd::{Command, Config, Event, Fault, Request, Session};
 
 mod transfer;
@@ -61,6 +62,7 @@ pub struct Limits {
 /// What a turn may use.
 pub(super) struct Context<'w> {
     pub(super) path: &'w DataPath,
+    pub(super) tls: Option<&'w TlsServer>,
     pub(super) engine: &'w mut Engine,
     pub(super) now: Instant,
     /// Nobody of this worker waits for the pool in front of this connection.
@@ -115,6 +117,8 @@ pub(super) struct Connection {
     number: usize,
     socket: Socket,
     session: Session,
+    /// TLS begins when the answers until now are out.
+    starts_tls: bool,
     stage: Vec<u8>,
     /// What of `stage` has been received and not looked at.
     start: usize,
@@ -163,6 +167,7 @@ impl Connection {
             number,
             socket,
             session,
+            starts_tls: false,
             stage: vec![0; STAGE],
             start: 0,
             end: 0,
@@ -198,7 +203,9 @@ impl Connection {
     }
     /// It can go on without anything happening.
     pub(super) fn is_ready(&self) -> bool {
-        let may_go_on = self.blocked == Blocked::Turn || (self.blocked == Blocked::Output && self.outbox.len() == 0);
+        let may_go_on = self.blocked == Blocked::Turn
+            || (self.blocked == Blocked::Output && self.outbox.len() == 0)
+            || (self.wants_input() && self.socket.has_received());
         may_go_on && !self.is_dead()
     }
     pub(super) fn wants_input(&self) -> bool {
@@ -210,7 +217,7 @@ impl Connection {
         }
     }
     pub(super) fn wants_output(&self) -> bool {
-        self.outbox.len() > 0
+        self.outbox.len() > 0 || self.socket.has_unsent()
     }
 
     /// Does what can be done now.
@@ -302,10 +309,16 @@ impl Connection {
 
     /// Sends what the client takes. True if that was something.
     fn send(&mut self, context: &Context<'_>) -> bool {
-        if self.outbox.len() == 0 || self.is_dead() {
+        if !self.wants_output() || self.is_dead() {
             return false;
         }
-        match self.outbox.send(&self.socket, &context.path.memory, &mut self.own) {
+        if self.outbox.len() == 0 {
+            if self.socket.flush() == Moved::Ended {
+                self.die(context.path);
+            }
+            return false;
+        }
+        match self.outbox.send(&mut self.socket, &context.path.memory, &mut self.own) {
             Moved::Bytes(count) => {
                 self.spoken.moved(count, context.now);
                 if self.outbox.len() == 0 {
@@ -348,6 +361,13 @@ impl Connection {
             if self.flights.count() >= MAX_ACTIVE || self.bytes >= MAX_BYTES {
                 return Blocked::Disk;
             }
+            if self.starts_tls {
+                if self.outbox.len() > 0 {
+                    return Blocked::Output;
+                }
+                self.begin_tls(context.tls);
+                continue;
+            }
             if self.start == self.end {
                 return Blocked::Input;
             }
@@ -360,9 +380,21 @@ impl Connection {
             match event {
                 Event::Continue => {}
                 Event::Request(request) => self.begin(request, context),
-                // What TLS there is stands in front of this.
-                Event::StartTls | Event::Violation(_) | Event::Goodbye => self.life = Life::Closing,
+                // What came behind it came unencrypted, from whoever is in between: nobody else would not wait.
+                Event::StartTls if self.start < self.end => self.life = Life::Closing,
+                Event::StartTls => self.starts_tls = true,
+                Event::Violation(_) | Event::Goodbye => self.life = Life::Closing,
             }
+        }
+    }
+
+    /// The answer to STARTTLS is out, and nothing has come since.
+    fn begin_tls(&mut self, tls: Option<&TlsServer>) {
+        let Some(tls) = tls else { unreachable!("a session offers TLS and its server has none") };
+        self.starts_tls = false;
+        match self.socket.start_tls(tls) {
+            true => self.session.tls_started(),
+            false => self.life = Life::Closing,
         }
     }
 
@@ -468,9 +500,12 @@ impl Connection {
     }
 
     fn finish_if_over(&mut self, path: &DataPath, now: Instant) {
-        let is_idle = self.steps == 0 && self.outbox.len() == 0 && self.current.is_none() && self.flights.count() == 0;
+        let is_idle = self.steps == 0 && !self.wants_output() && self.current.is_none() && self.flights.count() == 0;
         match self.life {
-            Life::Closing if is_idle => self.die(path),
+            Life::Closing if is_idle => {
+                self.socket.end_sending();
+                self.die(path);
+            }
             Life::Draining if is_idle && self.blocked == Blocked::Input => {
                 self.socket.end_sending();
                 self.life = Life::Lingering;
@@ -496,7 +531,7 @@ impl Connection {
         if (!self.owes() || !self.wants_input()) && self.life != Life::Lingering {
             self.heard.restart(now);
         }
-        if self.outbox.len() == 0 {
+        if !self.wants_output() {
             self.spoken.restart(now);
         }
         let negotiates = self.life == Life::Open && self.session.export().is_none();

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! From the outside in: `Server` accepts clients and hands each to a `worker`, a thread with an epoll and a way to the
-//! disk of its own. A `connection` is one client's state; it feeds [`crate::nbd`] and moves bytes by `socket` and `outbox`.
+//! disk of its own. A `connection` is one client's state; it feeds [`crate::nbd`] and moves bytes by `socket`, with `tls` or without, and `outbox`.
 //! [`DataPath`] encrypts and decrypts between the buffers of [`Memory`]; `disk` and `ring` read and write them.
 //!
 //! Locks: none is held while anything is waited for, but in the pool, whose own rules are in `memory`.
@@ -22,6 +22,7 @@ mod requests;
 mod ring;
 mod server;
 mod socket;
+mod tls;
 mod worker;
 
 use std::io;
@@ -34,6 +35,7 @@ pub use disk::{Disk, Way};
 pub use memory::{Form, Memory, MemoryStats, Patience};
 pub use path::DataPath;
 pub use server::{Listener, Options, Server};
+pub use tls::TlsServer;
 
 use crate::nbd::Config;
 
@@ -41,6 +43,7 @@ use crate::nbd::Config;
 struct Shared {
     path: DataPath,
     config: Arc<Config>,
+    tls: Option<TlsServer>,
     limits: Limits,
     may_discard: bool,
     /// What has stopped a worker.

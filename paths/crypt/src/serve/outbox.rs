@@ -60,7 +60,7 @@ impl Outbox {
     }
 
     /// Sends as much as the client takes now. A connection's own buffer that was sent goes to `own`, others back.
-    pub(super) fn send(&mut self, socket: &Socket, memory: &Memory, own: &mut Option<Buffer>) -> Moved {
+    pub(super) fn send(&mut self, socket: &mut Socket, memory: &Memory, own: &mut Option<Buffer>) -> Moved {
         let mut total = 0;
         while self.left > 0 {
             let mut vector = Vec::new();

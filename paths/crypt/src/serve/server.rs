@@ -17,9 +17,10 @@ use super::disk::{Engine, Way};
 use super::path::DataPath;
 use super::ring::Ring;
 use super::socket::Socket;
+use super::tls::TlsServer;
 use super::worker::{Load, Message, Worker, work};
 use super::{MemoryStats, Shared};
-use crate::nbd::Config;
+use crate::nbd::{Config, Tls};
 
 /// How long nobody is let in when the system has no descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -56,6 +57,8 @@ impl AsFd for Listener {
 pub struct Options {
     /// The exports; all of them are the one volume.
     pub config: Config,
+    /// What there is for TLS, which `config` offers or requires.
+    pub tls: Option<TlsServer>,
     /// Threads, at least one.
     pub threads: usize,
     /// How the disk is asked.
@@ -97,10 +100,17 @@ impl Server {
     /// Starts the threads. Clients come in by [`Server::accept`].
     ///
     /// # Errors
-    /// What the system says to threads, and to a ring that [`Way::Uring`] demands.
+    /// What the system says to threads, and to a ring that [`Way::Uring`] demands; [`io::ErrorKind::InvalidInput`] if TLS
+    /// is offered without `tls`, or the other way round.
     pub fn start(path: DataPath, options: Options) -> io::Result<Self> {
-        let Options { config, threads, way, max_connections, limits, may_discard } = options;
-        let shared = Shared { path, config: Arc::new(config), limits, may_discard, failure: Mutex::new(None) };
+        let Options { config, tls, threads, way, max_connections, limits, may_discard } = options;
+        if tls.is_some() != (config.tls != Tls::None) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "TLS is offered without a key, or has one for nothing",
+            ));
+        }
+        let shared = Shared { path, config: Arc::new(config), tls, limits, may_discard, failure: Mutex::new(None) };
         let mut server = Self { shared: Arc::new(shared), hands: Vec::new(), max_connections, way: String::new() };
         for number in 0..threads.max(1) {
             let (engine, said) = server.engine(way)?;

@@ -1,4 +1,4 @@
-//! A client's socket: bytes in and out without waiting, by vectors.
+//! A client's socket: bytes in and out without waiting, by vectors; in plain, or through TLS once that has begun.
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,9 +6,14 @@ use std::os::unix::net::UnixStream;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
+use super::tls::{Tls, TlsServer};
+
 /// A stream socket that does not wait.
 #[derive(Debug)]
-pub(super) struct Socket(OwnedFd);
+pub(super) struct Socket {
+    raw: Raw,
+    tls: Option<Box<Tls>>,
+}
 
 /// What became of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,15 +29,71 @@ pub(super) enum Moved {
 impl Socket {
     pub(super) fn unix(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self(stream.into()))
+        Ok(Self { raw: Raw(stream.into()), tls: None })
     }
 
     pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self(stream.into()))
+        Ok(Self { raw: Raw(stream.into()), tls: None })
     }
 
+    /// From the next byte on, both ways, it is TLS. False if there is no memory for it.
+    pub(super) fn start_tls(&mut self, server: &TlsServer) -> bool {
+        self.tls = Tls::new(server).map(Box::new);
+        self.tls.is_some()
+    }
+
+    pub(super) fn receive(&mut self, vector: &mut [IoSliceMut<'_>]) -> Moved {
+        match &mut self.tls {
+            None => self.raw.receive(vector),
+            Some(tls) => tls.receive(&self.raw, vector),
+        }
+    }
+
+    pub(super) fn send(&mut self, vector: &[IoSlice<'_>]) -> Moved {
+        match &mut self.tls {
+            None => self.raw.send(vector),
+            Some(tls) => tls.send(&self.raw, vector),
+        }
+    }
+
+    /// There are bytes to receive of which the system knows nothing.
+    pub(super) fn has_received(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.pending() > 0)
+    }
+
+    /// Bytes that were sent have not gone out.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
+    }
+
+    /// Goes on with those.
+    pub(super) fn flush(&mut self) -> Moved {
+        self.tls.as_mut().map_or(Moved::Bytes(0), |tls| tls.flush(&self.raw))
+    }
+
+    /// Says that nothing more will come.
+    pub(super) fn end_sending(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.say_goodbye(&self.raw);
+        }
+        // It may be gone already: then nobody is there to be told.
+        let _ = rustix::net::shutdown(&self.raw.0, rustix::net::Shutdown::Write);
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.raw.0.as_fd()
+    }
+}
+
+/// What the system moves.
+#[derive(Debug)]
+pub(super) struct Raw(OwnedFd);
+
+impl Raw {
     pub(super) fn receive(&self, vector: &mut [IoSliceMut<'_>]) -> Moved {
         loop {
             return match rustix::io::readv(&self.0, vector) {
@@ -55,17 +116,5 @@ impl Socket {
                 Err(_) => Moved::Ended,
             };
         }
-    }
-
-    /// Says that nothing more will come.
-    pub(super) fn end_sending(&self) {
-        // It may be gone already: then nobody is there to be told.
-        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
-    }
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }

@@ -198,7 +198,8 @@ impl Worker {
         let may_take = self.line.front().is_none_or(|&first| first == number);
         let Self { engine, shared, .. } = self;
         let may_discard = shared.may_discard;
-        act(client, &mut Context { path: &shared.path, engine, now, may_take, may_discard });
+        let tls = shared.tls.as_ref();
+        act(client, &mut Context { path: &shared.path, tls, engine, now, may_take, may_discard });
     }
 
     fn turn(&mut self, number: usize, now: Instant) {

@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use pagemill::Allocator;
 use pagemill_crypt::nbd::{Config, Export, Tls};
-use pagemill_crypt::serve::{DataPath, Disk, Form, Limits, Listener, Memory, MemoryStats, Options, Server, Way};
+use pagemill_crypt::serve::{
+    DataPath, Disk, Form, Limits, Listener, Memory, MemoryStats, Options, Server, TlsServer, Way,
+};
 use pagemill_crypt::{SectorSize, Volume, plain::Plain};
 
 use crate::common::{Bench, pattern};
@@ -81,6 +83,15 @@ impl Served {
     /// Serves `volume`, whose data is in `data`. None, and a line that says so, if the system has no ring and one is
     /// demanded.
     pub(crate) fn start(bench: &Bench, data: File, volume: Volume, setup: Setup) -> Option<Self> {
+        Self::start_with(bench, data, volume, setup, None)
+    }
+
+    /// The same, to clients that come by TLS alone.
+    pub(crate) fn start_tls(bench: &Bench, data: File, volume: Volume, setup: Setup, tls: TlsServer) -> Self {
+        Self::start_with(bench, data, volume, setup, Some(tls)).expect("the way is no ring")
+    }
+
+    fn start_with(bench: &Bench, data: File, volume: Volume, setup: Setup, tls: Option<TlsServer>) -> Option<Self> {
         let allocator = Allocator::builder().pages(setup.pages).build().unwrap();
         let geometry = *volume.geometry();
         let block = geometry.sector_size.bytes();
@@ -98,7 +109,12 @@ impl Served {
             memory: Memory::new(&allocator, setup.promised, PART, setup.form).unwrap(),
         };
         let options = Options {
-            config: Config { exports: vec![export], tls: Tls::None, block_size_agreed: false },
+            config: Config {
+                exports: vec![export],
+                tls: if tls.is_some() { Tls::Required } else { Tls::None },
+                block_size_agreed: false,
+            },
+            tls,
             threads: setup.threads,
             way: setup.way,
             max_connections: setup.max_connections,
@@ -163,15 +179,22 @@ pub(crate) mod command {
 pub(crate) const FUA: u16 = 1;
 
 /// A client past negotiation, with simple replies.
-pub(crate) struct Client(pub(crate) UnixStream);
+pub(crate) struct Client<S = UnixStream>(pub(crate) S);
 
 impl Client {
     pub(crate) fn connect(served: &Served) -> Self {
         let mut stream = UnixStream::connect(&served.socket).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.read_exact(&mut [0; 18]).unwrap();
-        // Fixed newstyle, no zeroes; then GO for the empty name, asking for the block size.
+        // Fixed newstyle, no zeroes.
         stream.write_all(&3u32.to_be_bytes()).unwrap();
+        Self::go(stream)
+    }
+}
+
+impl<S: Read + Write> Client<S> {
+    /// Asks for the empty name, and for the block size.
+    pub(crate) fn go(mut stream: S) -> Self {
         let data = [&0u32.to_be_bytes()[..], &1u16.to_be_bytes(), &3u16.to_be_bytes()].concat();
         let option = [&b"IHAVEOPT"[..], &7u32.to_be_bytes(), &(data.len() as u32).to_be_bytes(), &data].concat();
         stream.write_all(&option).unwrap();
