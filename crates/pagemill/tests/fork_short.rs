@@ -54,7 +54,8 @@ impl Shrinker for Cache {
     fn shrink(&self, _: Shrink) -> usize {
         // SAFETY: getpid reads no memory of ours.
         self.1.store(unsafe { libc::getpid() }, Relaxed);
-        self.0.lock().unwrap().drain(..).count()
+        // Tried: a fork may have copied it locked.
+        self.0.try_lock().map_or(0, |mut pages| pages.drain(..).count())
     }
 }
 

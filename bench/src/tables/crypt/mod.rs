@@ -81,7 +81,7 @@ struct Plan {
     image: u64,
     /// Whether the deepest cell and the slowest peer take part.
     is_deep: bool,
-    /// When no further turn begins.
+    /// When no turn but the first begins.
     until: Instant,
 }
 
