@@ -11,11 +11,12 @@ pub(crate) struct Failure {
     next: Option<String>,
     left: Option<String>,
     signal: Option<i32>,
+    code: u8,
 }
 
 impl Failure {
     pub(crate) fn new(what: impl Into<String>, why: impl fmt::Display) -> Self {
-        Self { what: what.into(), why: why.to_string(), next: None, left: None, signal: None }
+        Self { what: what.into(), why: why.to_string(), next: None, left: None, signal: None, code: 1 }
     }
 
     /// What the user can do about it.
@@ -39,14 +40,21 @@ impl Failure {
         self
     }
 
-    /// Says so on standard error and ends with code 1, or by the signal that asked for the end.
+    /// The command line makes no sense: exit code 2.
+    #[must_use]
+    pub(crate) fn usage(mut self) -> Self {
+        self.code = 2;
+        self
+    }
+
+    /// Says so on standard error and ends with its code, or by the signal that asked for the end.
     pub(crate) fn report(&self, command: &str) -> ExitCode {
         // With standard error closed there is nobody to tell; the exit code still does.
         let _ = writeln!(io::stderr(), "pagemill: {command}: {}", printable(&self.to_string()));
         if let Some(signal) = self.signal {
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
-        ExitCode::from(1)
+        ExitCode::from(self.code)
     }
 }
 

@@ -9,6 +9,7 @@ mod crypt;
 mod failure;
 mod faults;
 mod info;
+mod stop;
 mod stress;
 mod top;
 mod watched;
@@ -71,13 +72,18 @@ fn main() -> ExitCode {
 }
 
 fn bench(args: &pagemill_bench::BenchArgs) -> Result<(), Failure> {
+    use pagemill_bench::Error;
     let program = std::env::current_exe().map_err(|error| Failure::new("this program's own file", said(&error)))?;
     pagemill_bench::run(args, &program).map_err(|error| {
         let failure = Failure::new("no figures", &error);
-        match (&error, error.next_step()) {
-            (pagemill_bench::Error::Interrupted { signal }, _) => failure.by_signal(*signal),
-            (_, Some(next)) => failure.next(next),
-            (_, None) => failure,
+        let failure = match error {
+            Error::Interrupted { signal } => failure.by_signal(signal),
+            Error::UnknownName { .. } | Error::NotBuilt { .. } | Error::NoRows => failure.usage(),
+            _ => failure,
+        };
+        match error.next_step() {
+            Some(next) => failure.next(next),
+            None => failure,
         }
     })
 }

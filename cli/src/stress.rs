@@ -31,7 +31,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use pagemill::{Allocator, Backend, Builder, Faults, StatsServer};
 use pagemill_model::Rng;
 
-use crate::failure::{Failure, print};
+use crate::failure::{Failure, print, said};
+use crate::stop::Stop;
 use crate::{faults, watched};
 use report::Tally;
 use round::Round;
@@ -86,7 +87,9 @@ Examples:
 Exit codes:
   0  each frame had one owner
   1  one had not, or too little was tried to say so: standard error says what
-  2  the command line makes no sense";
+  2  the command line makes no sense
+  ended by SIGINT, SIGTERM, SIGHUP or SIGQUIT, when the round is over: nothing was
+  found until then";
 
 /// Arenas, in pages: exhausted all the time; room for a block of 1 GiB and more; between. None ends with a pageblock.
 const SIZES: [usize; 3] = [3_001, 600_077, 20_011];
@@ -146,17 +149,22 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
         is_tight: args.tight,
         fail: faults::wanted(args.fail.as_deref())?,
     };
+    let stop = Stop::watch().map_err(|error| Failure::new("can't watch for signals", said(&error)))?;
     let server = watched::serve(args.stats.as_deref())?;
     let backend = plan.allocator(0)?.backend();
     plan.backend = Some(backend);
-    if !args.json {
-        let threads = if plan.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", plan.threads) };
-        print(&format!("seed {}, {threads}, {backend} lists, {} s\n", plan.seed, plan.seconds))?;
+    let threads = if plan.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", plan.threads) };
+    let begun = format!("seed {}, {threads}, {backend} lists, {} s\n", plan.seed, plan.seconds);
+    match (args.json, args.seed) {
+        (false, _) => print(&begun)?,
+        // A run that is killed has told the seed that it chose.
+        (true, None) => drop(io::stderr().write_all(begun.as_bytes())),
+        (true, Some(_)) => {}
     }
     signals::install().map_err(|error| Failure::new("can't handle signals", error))?;
     say_seed_on_panic(plan.clone());
     if plan.is_tight {
-        let (rounds, counts) = run_tight(&plan, server.as_ref())?;
+        let (rounds, counts) = run_tight(&plan, server.as_ref(), &stop)?;
         has_pages(counts.get("pages").copied().unwrap_or(0))?;
         return print(&if args.json {
             report::tight_json(&plan, &counts)
@@ -165,7 +173,7 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
         });
     }
 
-    let tally = run_rounds(&plan, server.as_ref())?;
+    let tally = run_rounds(&plan, server.as_ref(), &stop)?;
     if backend == Backend::Rseq && tally.restarts == 0 && Duration::from_secs(plan.seconds) >= ENOUGH {
         let next = format!("run it longer; repeat with: {}", plan.again());
         return Err(Failure::new("too little is proved", "no section was restarted").next(next));
@@ -183,7 +191,7 @@ fn has_pages(pages: u64) -> Result<(), Failure> {
     }
 }
 
-fn run_rounds(plan: &Plan, server: Option<&StatsServer>) -> Result<Tally, Failure> {
+fn run_rounds(plan: &Plan, server: Option<&StatsServer>, stop: &Stop) -> Result<Tally, Failure> {
     let (start, length) = (Instant::now(), Duration::from_secs(plan.seconds));
     let mut rng = Rng::new(plan.seed);
     let mut tally = Tally::default();
@@ -202,6 +210,7 @@ fn run_rounds(plan: &Plan, server: Option<&StatsServer>) -> Result<Tally, Failur
         })?;
         tally.add(&done);
         progress.show(start.elapsed(), length, &tally);
+        stop.check(&format!("repeat with: {}", plan.again())).inspect_err(|_| progress.clear())?;
     }
     progress.clear();
     tally.restarts = pagemill::restarts() - restarts;
@@ -210,7 +219,7 @@ fn run_rounds(plan: &Plan, server: Option<&StatsServer>) -> Result<Tally, Failur
 }
 
 /// Rounds with less memory than is wanted; how many, and what was counted.
-fn run_tight(plan: &Plan, server: Option<&StatsServer>) -> Result<(usize, tight::Counts), Failure> {
+fn run_tight(plan: &Plan, server: Option<&StatsServer>, stop: &Stop) -> Result<(usize, tight::Counts), Failure> {
     let (start, length) = (Instant::now(), Duration::from_secs(plan.seconds));
     let mut rng = Rng::new(plan.seed);
     let (mut rounds, mut counts) = (0, tight::Counts::new());
@@ -226,6 +235,7 @@ fn run_tight(plan: &Plan, server: Option<&StatsServer>) -> Result<(usize, tight:
         })?;
         tight::add(&mut counts, &done);
         rounds += 1;
+        stop.check(&format!("repeat with: {}", plan.again()))?;
     }
     let missing = tight::MUST.iter().find(|name| counts.get(*name).is_none_or(|&n| n == 0));
     if let Some(name) = missing.filter(|_| Duration::from_secs(plan.seconds) >= ENOUGH) {

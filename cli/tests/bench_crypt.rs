@@ -107,3 +107,10 @@ fn a_signal_ends_it_with_its_servers_and_files() {
     assert!(!fs::exists(&place).unwrap(), "{place} is still there");
     assert_eq!(processes_with(&place, None), Vec::<String>::new());
 }
+
+#[test]
+fn a_name_that_means_nothing_is_refused_with_those_that_mean_something() {
+    let outcome = Folder::new().run(Command::new(PROGRAM).args(["bench", "--only", "bath"]));
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{outcome:?}");
+    assert!(outcome.stderr.contains("nothing is called `bath`; there are: array-queue, batch, "), "{outcome:?}");
+}

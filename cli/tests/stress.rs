@@ -1,9 +1,10 @@
 //! `pagemill stress`: short runs with a seed, what they count, and what they call too little.
 mod common;
 
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use common::{Folder, Outcome, PROGRAM};
+use common::{Folder, Outcome, PROGRAM, signal};
 use serde_json::Value;
 
 fn stress(args: &[&str]) -> Outcome {
@@ -50,5 +51,27 @@ fn acquisitions_fail_on_purpose() {
         let none = stress(&[&["--seconds", "1", "--fail", "p=1"], more].concat());
         assert_eq!(none.code, Some(1), "{none:?}");
         assert!(none.stderr.contains("no page was ever handed out"), "{none:?}");
+    }
+}
+
+#[test]
+fn a_signal_ends_it_with_the_seed_and_without_its_socket() {
+    for more in [&[][..], &["--tight"]] {
+        let folder = Folder::new();
+        let socket = folder.path("socket");
+        let mut command = Command::new("env");
+        command.args(["--default-signal", PROGRAM, "stress", "--json", "--seconds", "600", "--stats"]).arg(&socket);
+        let mut child = command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        while !socket.exists() {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before it was watched");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        signal(&child, rustix::process::Signal::INT);
+        let outcome = Outcome::of(child);
+        assert_eq!((outcome.code, outcome.signal, outcome.stdout.as_str()), (None, Some(2), ""), "{outcome:?}");
+        let seed = outcome.stderr.split_whitespace().nth(1).unwrap().trim_end_matches(',');
+        let again = format!("interrupted: SIGINT came; repeat with: pagemill stress --seconds 600 --seed {seed} ");
+        assert!(outcome.stderr.contains(&again), "{outcome:?}");
+        assert!(!socket.exists());
     }
 }

@@ -12,7 +12,6 @@ mod files;
 mod pages;
 mod preadv;
 mod report;
-mod stop;
 mod uring;
 
 use std::path::PathBuf;
@@ -24,12 +23,12 @@ use pagemill::{Allocator, PAGE_SIZE};
 use crate::allocator::default_allocator;
 use crate::failure::{Failure, print, said};
 use crate::faults;
+use crate::stop::Stop;
 use crate::watched;
 use extents::{Extents, Part};
 use files::{Source, Target};
 use pages::{Buffer, Tally};
 use report::{Progress, Report};
-use stop::Stop;
 
 /// Copy a file through Pagemill's pages, as a storage program would
 ///
@@ -99,6 +98,9 @@ Exit codes:
   ended by SIGINT, SIGTERM, SIGHUP or SIGQUIT: stopped, nothing was made";
 
 /// How pages are taken.
+/// What a user can do when a signal has ended the copy.
+const AGAIN: &str = "start the copy again";
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum AllocForm {
@@ -158,7 +160,7 @@ pub(crate) struct Job<'c> {
 impl Job<'_> {
     /// The next part, and pages for it in `buffer`. None: all parts were given out.
     fn next_part(&mut self, buffer: &mut Buffer) -> Result<Option<Part>, Failure> {
-        self.stop.check()?;
+        self.stop.check(AGAIN)?;
         let found = self.extents.peek(self.batch * PAGE_SIZE);
         let Some(mut part) = found.map_err(|error| self.source.unreadable(&error.into()))? else { return Ok(None) };
         let want = part.bytes.div_ceil(PAGE_SIZE);
@@ -194,7 +196,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let result = copy(args, &source, &target, &stop)
         .and_then(|report| target.finish(&source, report.bytes, args.sync).map(|()| report));
     // A signal that comes from here on is too late: the copy is whole.
-    let report = match result.and_then(|report| stop.check().map(|()| report)) {
+    let report = match result.and_then(|report| stop.check(AGAIN).map(|()| report)) {
         Ok(report) => report,
         Err(failure) => return Err(failure.left(target.discard())),
     };

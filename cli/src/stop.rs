@@ -1,4 +1,4 @@
-//! Signals that ask for the end. They raise a flag; the copy looks at it between steps and cleans up.
+//! Signals that ask for the end. They raise a flag; the work looks at it between steps and cleans up.
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -24,8 +24,8 @@ impl Stop {
         Ok(Self(flag))
     }
 
-    /// Fails once a signal has come.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    /// Fails once a signal has come, with what the user can do then.
+    pub(crate) fn check(&self, next: &str) -> Result<(), Failure> {
         // Relaxed: nothing is read but the number itself.
         let name = match self.0.load(Relaxed) as i32 {
             0 => return Ok(()),
@@ -34,7 +34,7 @@ impl Stop {
             SIGQUIT => "SIGQUIT",
             _ => "SIGHUP",
         };
-        let failure = Failure::new("interrupted", format!("{name} came")).next("start the copy again");
+        let failure = Failure::new("interrupted", format!("{name} came")).next(next);
         Err(failure.by_signal(self.0.load(Relaxed) as i32))
     }
 }
