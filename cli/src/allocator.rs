@@ -29,10 +29,7 @@ pub(crate) fn default_allocator(enough: Option<usize>, fail: Option<&str>) -> Re
         (other, _) => other,
     };
     result.map_err(|error| {
-        let next = match error {
-            _ if enough.is_some() => "raise the limit on address space (`ulimit -v`), or give a smaller --batch",
-            _ => "raise the limit on address space (`ulimit -v`)",
-        };
-        Failure::new("can't make an allocator", error).next(next)
+        let failure = Failure::new("can't make an allocator", error);
+        if enough.is_some() { failure.next("or give a smaller --batch") } else { failure }
     })
 }

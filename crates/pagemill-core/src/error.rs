@@ -75,7 +75,7 @@ pub struct Shortfall {
 #[non_exhaustive]
 pub enum Why {
     /// The zones have no more.
-    #[error("the zones have no more; free some, ask for fewer, or make the arena larger")]
+    #[error("there are no more; free some, ask for fewer, or make the arena (of a pool: the reserve) larger")]
     Exhausted,
     /// What they have lies below the mark that the request's flags reach down to.
     #[error("what is free lies below the mark that its flags reach down to; free some, or lower the watermarks")]
@@ -299,7 +299,9 @@ pub enum Invalid {
         max: usize,
     },
     /// The operating system refused memory for an arena.
-    #[error("the system refuses {bytes} bytes for {what} (errno {errno}); lower the size or raise the limit")]
+    #[error(
+        "the system refuses {bytes} bytes for {what} (errno {errno}); lower the size, or raise the limit (`ulimit -v`)"
+    )]
     System {
         /// What it was for.
         what: &'static str,
