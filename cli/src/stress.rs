@@ -88,8 +88,8 @@ Exit codes:
   0  each frame had one owner
   1  one had not, or too little was tried to say so: standard error says what
   2  the command line makes no sense
-  ended by SIGINT, SIGTERM, SIGHUP or SIGQUIT, when the round is over: nothing was
-  found until then";
+  ended by SIGINT, SIGTERM, SIGHUP or SIGQUIT, when the round is over: nothing
+  was found until then";
 
 /// Arenas, in pages: exhausted all the time; room for a block of 1 GiB and more; between. None ends with a pageblock.
 const SIZES: [usize; 3] = [3_001, 600_077, 20_011];

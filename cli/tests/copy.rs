@@ -187,7 +187,7 @@ fn little_address_space_is_enough() {
     folder.copy_after("ulimit -v 150000", &["src", "dst"]).done();
     assert!(fs::read(folder.path("dst")).unwrap() == contents);
     let tight = ["--batch", "16384", "src", "other"];
-    folder.copy_after("ulimit -v 150000", &tight).refused(&["allocator", "address space", "--batch"]);
+    folder.copy_after("ulimit -v 150000", &tight).refused(&["allocator", "`ulimit -v`", "--batch"]);
 }
 
 #[test]
