@@ -18,6 +18,8 @@ pub(crate) struct Step {
     pub(crate) needs: &'static [Need],
     /// What some of its tests cannot do without.
     pub(crate) wants: &'static [Need],
+    /// The next step, if it can be done at the same time: neither of the two keeps two processors busy.
+    pub(crate) beside: Option<&'static str>,
     /// Does it. An error is one failed check.
     pub(crate) run: fn(&Shell) -> Result<Tally>,
 }
@@ -87,7 +89,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("canary", "stress and the models catch a bug that was put in for them", C_AND_CXX, hunts::canary),
     step("miri", "core and the portable backend have no undefined behaviour that miri sees", MIRI, hunts::miri),
     step("asan", "the library's tests under AddressSanitizer", &[GCC, NIGHTLY], hunts::asan),
-    step("vm", "what needs a kernel of its own: its nodes, huge pages and limits", vm::NEEDS, vm::all),
+    step("vm", "what needs a kernel of its own: its nodes, huge pages and limits", vm::NEEDS, vm::all).beside("fuzz"),
     step("fuzz", "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),
 ];
 
@@ -97,12 +99,17 @@ const fn step(
     needs: &'static [Need],
     run: fn(&Shell) -> Result<Tally>,
 ) -> Step {
-    Step { name, shows, needs, wants: &[], run }
+    Step { name, shows, needs, wants: &[], beside: None, run }
 }
 
 impl Step {
     const fn wanting(mut self, wants: &'static [Need]) -> Self {
         self.wants = wants;
+        self
+    }
+
+    const fn beside(mut self, next: &'static str) -> Self {
+        self.beside = Some(next);
         self
     }
 }
@@ -143,9 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn no_two_steps_share_a_name() {
+    fn no_two_steps_share_a_name_and_those_done_together_are_neighbours() {
         for (i, step) in STEPS.iter().enumerate() {
             assert!(STEPS[..i].iter().all(|other| other.name != step.name), "{}", step.name);
+            let next = STEPS.get(i + 1).map(|next| next.name);
+            assert!(step.beside.is_none_or(|beside| next == Some(beside)), "{}", step.name);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::TestArgs;
 use crate::plan::{self, Step};
@@ -28,12 +28,26 @@ pub(crate) fn test(args: &TestArgs) -> Result<bool> {
     fetch(&mut shell)?;
 
     let mut total = Tally::default();
-    for step in &steps {
-        print_start(step.name);
-        let begun = Instant::now();
-        let tally = run_step(step, &shell, &missing);
-        print_end(&tally, begun.elapsed());
-        total.add(tally);
+    let mut left = &steps[..];
+    while let [step, ..] = left {
+        let is_pair = left.get(1).is_some_and(|next| step.beside == Some(next.name));
+        let (together, rest) = left.split_at(if is_pair { 2 } else { 1 });
+        let done = |step: &Step| {
+            let begun = Instant::now();
+            let tally = run_step(step, &shell, &missing);
+            (tally, begun.elapsed())
+        };
+        std::thread::scope(|scope| -> Result<()> {
+            let running: Vec<_> = together.iter().map(|step| (step.name, scope.spawn(|| done(step)))).collect();
+            for (name, step) in running {
+                print_start(name);
+                let (tally, took) = step.join().map_err(|_| anyhow!("{name}: its thread panicked"))?;
+                print_end(&tally, took);
+                total.add(tally);
+            }
+            Ok(())
+        })?;
+        left = rest;
     }
     let is_whole = args.only.is_empty();
     if is_whole && start.elapsed() > LIMIT {
