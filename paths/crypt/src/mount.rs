@@ -1,5 +1,6 @@
 //! A volume as a file: one file, offered through FUSE in place of another. What needs a disk (a loop device, `mkfs`, a
-//! virtual machine) works on it, without a device mapper and without a server.
+//! virtual machine) works on it, without a device mapper and without a server. A request comes in by `OneFile` and goes on in
+//! [`PlainFile`], whose name is for its bytes: they are plain, whatever the volume is.
 //!
 //! The kernel's page cache stands in front, so reads and writes come in its sizes; a write is in the volume's file when it
 //! returns, and on the disk after `fsync`. The file has the volume's size and keeps it.
@@ -49,7 +50,8 @@ impl Unmounter {
 }
 
 impl Mounted {
-    /// Mounts `file` at `at`, which is a file, for this user alone, with so many threads.
+    /// Mounts `file` at `at`, which is a file, for this user alone (not even for root, if that is another), with so many
+    /// threads.
     ///
     /// # Errors
     /// What the system says: mounting takes `/dev/fuse`, and root or the program `fusermount3`.

@@ -1,7 +1,9 @@
-//! `pagemill crypt`: the subcommands that make volumes, look after their keys and serve them. Each is its arguments and a `run`.
+//! `pagemill crypt`: the subcommands that make volumes, look after their keys, and serve or mount them. Each is its arguments
+//! and a `run`.
 //!
-//! A subcommand returns what it has to say ([`Said`]); printing it is the program's part. The header's file is locked
-//! (`flock`, as `cryptsetup` does for images) while it is read and changed, so two changes never cross.
+//! A subcommand returns what it has to say ([`Said`]), or says it while it runs; printing is the program's part. The header's
+//! file is locked (`flock`, as `cryptsetup` does for images) while it is read and changed, so two changes never cross; the
+//! data's file is, as long as the volume is open.
 mod format;
 mod info;
 mod keys;
@@ -24,7 +26,8 @@ pub use open::{OpenArgs, Opened};
 /// Make encrypted volumes, look after their keys, and serve them
 ///
 /// LUKS2 and LUKS1 volumes as cryptsetup makes them, in files and on block
-/// devices, with aes-xts-plain64. Nothing needs to be installed, and no root.
+/// devices, with aes-xts-plain64. Nothing needs to be installed, and no root,
+/// but for mount: it takes /dev/fuse, and root or fusermount3.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]
 pub struct CryptArgs {

@@ -15,10 +15,12 @@ use crate::serve::{DataPath, Disk, PlainFile};
 
 /// Offer a volume as a file, through FUSE, until it is unmounted
 ///
-/// A loop device and a file system work on it:
+/// It takes /dev/fuse, and root or fusermount3. As root, a loop device and a
+/// file system work on it; otherwise nobody but this user may open it, not
+/// even root:
 ///   mkfs.ext4 FILE && mount -o loop FILE /mnt
-/// It ends by `umount FILE`, SIGTERM or SIGINT; who has the file open then keeps
-/// it until they close it.
+/// It ends by `umount FILE` once nobody has the file open; or by SIGTERM or
+/// SIGINT, and who has it open then keeps it until they close it.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(super) struct MountArgs {
