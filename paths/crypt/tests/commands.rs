@@ -170,6 +170,18 @@ fn limits_can_be_raised() {
     crypt(&bench, "test-passphrase @a --key-file @pw --max-kdf-memory 1 --max-kdf-work 4000").unwrap();
 }
 
+#[test]
+fn a_keyslot_that_costs_too_much_keeps_nobody_from_removing_another() {
+    let bench = Bench::with(&[]).unwrap();
+    crypt(&bench, "format @a --size 20M --key-file @pw --kdf pbkdf2 --kdf-iterations 5000").unwrap();
+    crypt(&bench, &format!("add-key @a --key-file @pw --new-key-file @other --slot 1 {CHEAP}")).unwrap();
+    crypt(&bench, &format!("add-key @a --key-file @pw --new-key-file @wrong --slot 2 {CHEAP}")).unwrap();
+    let remove = |key: &str| crypt(&bench, &format!("remove-key @a --slot 1 --key-file @{key} --max-kdf-work 4000"));
+    assert!(matches!(remove("pw"), Err(Error::TooExpensive(_))), "only keyslot 0 would open with it");
+    remove("wrong").unwrap();
+    assert!(crypt(&bench, "test-passphrase @a --key-file @other").is_err());
+}
+
 /// The keys and the first bytes were computed apart from this crate, with Python's hashlib and cryptography.
 #[test]
 fn plain_mappings() {

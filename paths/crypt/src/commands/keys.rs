@@ -5,6 +5,7 @@ use clap::Args;
 
 use super::passphrase::{NewSecretArgs, SecretArgs};
 use super::{KdfArgs, LimitArgs, Said, open_locked, shown};
+use crate::luks::first_that_opens;
 use crate::{Error, Luks};
 
 /// Which header, and what opens it.
@@ -106,18 +107,11 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
         }
         Some(number) => {
             let passphrase = secret.get(&format!("{}, of another keyslot than {number}", shown(image)))?;
-            let others: Vec<_> = luks.used().into_iter().filter(|&other| other != number).collect();
-            let mut opened = Err(Error::WrongPassphrase { tried: 0 });
-            for &other in &others {
-                opened = luks.unlock(&file, &passphrase, Some(other), &limits.limits());
-                if !matches!(opened, Err(Error::WrongPassphrase { .. })) {
-                    break;
-                }
-            }
-            let tried = others.len();
-            opened.map_err(|error| match error {
-                Error::WrongPassphrase { .. } => Error::WrongPassphrase { tried },
-                error => error,
+            let others = luks.used().into_iter().filter(|&other| other != number);
+            first_that_opens(others, |other| match luks.unlock(&file, &passphrase, Some(other), &limits.limits()) {
+                Ok((_, key)) => Ok(Some(key)),
+                Err(Error::WrongPassphrase { .. }) => Ok(None),
+                Err(error) => Err(error),
             })?;
             number
         }
