@@ -252,9 +252,3 @@ fn count(sectors: Sectors, bytes: usize) -> Result<usize, Error> {
     }
     Ok(bytes / size)
 }
-
-/// Times x in XTS's field: GF(2^128) modulo x^128 + x^7 + x^2 + x + 1.
-#[inline(always)]
-fn doubled(tweak: u128) -> u128 {
-    (tweak << 1) ^ ((tweak >> 127) * 0x87)
-}

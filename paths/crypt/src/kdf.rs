@@ -34,6 +34,11 @@ pub struct Limits {
     pub work: u64,
 }
 
+impl Limits {
+    /// None: for what this program has chosen itself.
+    pub(crate) const NONE: Self = Self { memory_kib: u64::MAX, work: u64::MAX };
+}
+
 impl Default for Limits {
     /// 4 GiB, the most that `cryptsetup` makes; 2^28 units of work, a few minutes.
     fn default() -> Self {
@@ -224,7 +229,7 @@ fn passes_in(is_id: bool, lanes: u32, memory_kib: u32, target: Duration) -> Resu
     let trial_kib = memory_kib.min(2 * MIN_MEMORY_KIB);
     let trial = Kdf::Argon2 { is_id, time: MIN_TIME, memory_kib: trial_kib, lanes, salt: vec![0; SALT] };
     let start = Instant::now();
-    trial.derive(b"calibration", &mut [0; 64], &Limits { memory_kib: u64::MAX, work: u64::MAX })?;
+    trial.derive(b"calibration", &mut [0; 64], &Limits::NONE)?;
     let each = start.elapsed().as_secs_f64() / f64::from(trial_kib) / f64::from(MIN_TIME);
     let work = target.as_secs_f64() / each;
     let least = trial_kib.min(MIN_MEMORY_KIB);

@@ -8,6 +8,11 @@ use crate::volume::{Geometry, Volume};
 use crate::{Error, luks1, luks2};
 use std::cell::Cell;
 use std::io;
+use std::ops::Range;
+use std::time::Duration;
+
+/// How long the digest of a volume key takes, which is looked at for each keyslot that is tried.
+pub(crate) const DIGEST_TIME: Duration = Duration::from_millis(125);
 
 /// A header of either version.
 #[derive(Clone, Debug)]
@@ -283,4 +288,30 @@ pub(crate) fn first_that_opens(
         }
     }
     Err(stopped.unwrap_or(Error::WrongPassphrase { tried }))
+}
+
+/// Writes, and returns when it is on the disk.
+pub(crate) fn write_synced(store: &dyn Store, data: &[u8], at: u64, what: &str) -> Result<(), Error> {
+    store.write_at(data, at).and_then(|()| store.sync()).map_err(|error| Error::io(format!("writing {what}"), error))
+}
+
+/// Overwrites key material with random bytes, and returns when they are on the disk.
+///
+/// A drive or a file system that writes elsewhere keeps the old bytes for a while; the splitter makes that harmless as
+/// soon as it reuses any of them.
+pub(crate) fn wipe(store: &dyn Store, area: Range<u64>, what: &str) -> Result<(), Error> {
+    let mut noise = vec![0; (area.end - area.start) as usize];
+    crate::secret::random(&mut noise)?;
+    write_synced(store, &noise, area.start, what)
+}
+
+/// A keyslot was to be made, and there is no place for it.
+pub(crate) fn no_free_slot(wanted: Option<u32>, slots: u32) -> Error {
+    Error::Request(match wanted {
+        Some(number) if number >= slots => {
+            format!("there is no keyslot {number}: they are numbered 0 to {}", slots - 1)
+        }
+        Some(number) => format!("keyslot {number} is taken"),
+        None => format!("all {slots} keyslots are taken: remove one first"),
+    })
 }

@@ -11,7 +11,7 @@ use crate::af::{self, STRIPES};
 use crate::bytes::{Fields, put};
 use crate::hash::Hash;
 use crate::kdf::{self, Kdf, KdfChoice, KdfKind, Limits, SALT};
-use crate::luks::first_that_opens;
+use crate::luks::{self, first_that_opens};
 use crate::secret::{Locked, random};
 use crate::store::Store;
 use crate::volume::{Geometry, UNIT};
@@ -199,7 +199,7 @@ impl Header {
             digest_salt: [0; SALT],
             digest_iterations: match digest_iterations {
                 Some(iterations) => iterations,
-                None => kdf::iterations_in(hash, DIGEST, crate::DIGEST_TIME),
+                None => kdf::iterations_in(hash, DIGEST, luks::DIGEST_TIME),
             },
             uuid: uuid::Uuid::new_v4().to_string(),
             slots: slots.collect(),
@@ -276,7 +276,7 @@ impl Header {
         }
         let is_free = |slot: &u32| self.slots.get(*slot as usize).is_some_and(|slot| !slot.is_active);
         let Some(number) = wanted.or_else(|| (0..SLOTS).find(is_free)).filter(is_free) else {
-            return Err(crate::no_free_slot(wanted, SLOTS));
+            return Err(luks::no_free_slot(wanted, SLOTS));
         };
         let made = KdfChoice { hash: self.hash, ..*choice }.make(self.key_bytes)?;
         let mut slot = self.slots[number as usize].clone();
@@ -291,9 +291,9 @@ impl Header {
         changed.check_areas(store.size().map_err(|e| Error::io("the header's file", e))?)?;
 
         let mut slot_key = Locked::zeroed(self.key_bytes);
-        made.derive(passphrase, &mut slot_key, &Limits { memory_kib: u64::MAX, work: u64::MAX })?;
+        made.derive(passphrase, &mut slot_key, &Limits::NONE)?;
         let material = af::seal(&slot_key, key, STRIPES, self.hash)?;
-        crate::write_synced(store, &material, changed.area(&slot).start, &format!("keyslot {number}"))?;
+        luks::write_synced(store, &material, changed.area(&slot).start, &format!("keyslot {number}"))?;
         changed.write(store)?;
         *self = changed;
         Ok(number)
@@ -303,14 +303,14 @@ impl Header {
     pub(crate) fn remove(&mut self, store: &dyn Store, number: u32) -> Result<(), Error> {
         let active = self.slots.get(number as usize).filter(|slot| slot.is_active);
         let Some(slot) = active else { return Err(Error::Request(format!("there is no keyslot {number}"))) };
-        crate::wipe(store, self.area(slot), &format!("keyslot {number}"))?;
+        luks::wipe(store, self.area(slot), &format!("keyslot {number}"))?;
         let slot = &mut self.slots[number as usize];
         (slot.is_active, slot.iterations, slot.salt) = (false, 0, [0; SALT]);
         self.write(store)
     }
 
     pub(crate) fn write(&self, store: &dyn Store) -> Result<(), Error> {
-        crate::write_synced(store, &self.bytes(), 0, "the header")
+        luks::write_synced(store, &self.bytes(), 0, "the header")
     }
 
     /// Numbers of the keyslots in use.

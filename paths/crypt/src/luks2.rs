@@ -16,7 +16,7 @@ use subtle::ConstantTimeEq;
 use crate::af::{self, STRIPES};
 use crate::hash::Hash;
 use crate::kdf::{self, Kdf, KdfChoice, Limits, SALT};
-use crate::luks::first_that_opens;
+use crate::luks::{self, first_that_opens};
 use crate::secret::{Locked, random};
 use crate::store::Store;
 use crate::volume::Geometry;
@@ -43,7 +43,8 @@ impl Header {
     /// Reads both copies.
     ///
     /// # Errors
-    /// [`Error::NoHeader`] where neither begins as one; [`Error::Header`] with what is wrong with both when neither is whole.
+    /// [`Error::Header`] with what is wrong with both when neither is whole, also where there never was one;
+    /// [`Error::Io`].
     pub fn read(store: &dyn Store) -> Result<Self, Error> {
         let primary = Self::read_copy(store, Which::Primary, 0);
         let secondary = match &primary {
@@ -149,7 +150,7 @@ impl Header {
         let mut salt = [0; SALT];
         random(&mut salt)?;
         let iterations =
-            digest_iterations.unwrap_or_else(|| kdf::iterations_in(hash, hash.digest_len(), crate::DIGEST_TIME));
+            digest_iterations.unwrap_or_else(|| kdf::iterations_in(hash, hash.digest_len(), luks::DIGEST_TIME));
         let mut digest = vec![0; hash.digest_len()];
         hash.pbkdf2(key, &salt, iterations, &mut digest);
         let json = json!({
@@ -256,7 +257,7 @@ impl Header {
             *number < metadata::MAX_SLOTS && !keyslots.contains_key(number) && !others.contains_key(number)
         };
         let Some(number) = wanted.or_else(|| (0..metadata::MAX_SLOTS).find(is_free)).filter(is_free) else {
-            return Err(crate::no_free_slot(wanted, metadata::MAX_SLOTS));
+            return Err(luks::no_free_slot(wanted, metadata::MAX_SLOTS));
         };
         let size = (af::material_len(key.len(), STRIPES) as u64).next_multiple_of(metadata::ALIGN);
         let offset = self.free_area(size)?;
@@ -287,9 +288,9 @@ impl Header {
         changed.prepare()?;
 
         let mut slot_key = Locked::zeroed(key.len());
-        kdf.derive(passphrase, &mut slot_key, &Limits { memory_kib: u64::MAX, work: u64::MAX })?;
+        kdf.derive(passphrase, &mut slot_key, &Limits::NONE)?;
         let material = af::seal(&slot_key, key, STRIPES, hash)?;
-        crate::write_synced(store, &material, offset, &format!("keyslot {number}"))?;
+        luks::write_synced(store, &material, offset, &format!("keyslot {number}"))?;
         changed.write(store)?;
         *self = changed;
         Ok(number)
@@ -313,7 +314,7 @@ impl Header {
             }
         }
         changed.prepare()?;
-        crate::wipe(store, area, &format!("keyslot {number}"))?;
+        luks::wipe(store, area, &format!("keyslot {number}"))?;
         changed.write(store)?;
         *self = changed;
         Ok(())
@@ -360,7 +361,7 @@ impl Header {
         };
         for which in order {
             let what = format!("the {which:?} header").to_lowercase();
-            crate::write_synced(store, &self.copy.bytes(which)?, self.copy.offset(which), &what)?;
+            luks::write_synced(store, &self.copy.bytes(which)?, self.copy.offset(which), &what)?;
             self.faults[usize::from(which == Which::Secondary)] = None;
         }
         Ok(())

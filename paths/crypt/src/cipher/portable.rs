@@ -2,7 +2,7 @@
 use aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use aes::{Aes128, Aes256};
 
-use super::{Sectors, doubled};
+use super::Sectors;
 
 const BLOCK: usize = 16;
 const BLOCKS: usize = 32;
@@ -71,4 +71,10 @@ fn xor(chunk: &mut [u8], tweaks: &[u128; BLOCKS]) {
     for (block, tweak) in blocks.iter_mut().zip(tweaks) {
         *block = (u128::from_le_bytes(*block) ^ tweak).to_le_bytes();
     }
+}
+
+/// Times x in XTS's field: GF(2^128) modulo x^128 + x^7 + x^2 + x + 1.
+#[inline(always)]
+fn doubled(tweak: u128) -> u128 {
+    (tweak << 1) ^ ((tweak >> 127) * 0x87)
 }

@@ -3,8 +3,8 @@
 //! This is a view for reading. A change is made in the JSON itself, so that what is not understood here (tokens,
 //! priorities, fields of later versions) stays as it was.
 //!
-//! Invariants of a [`Metadata`]: key material lies in the keyslots area, in areas apart from each other, and fits its
-//! own (I1); a digest has at least 20 bytes, so that no key matches by having nothing to compare (I2).
+//! Invariants: in a [`Metadata`] key material lies in the keyslots area, in areas apart from each other, and fits its own
+//! (I1). What [`Digest::check`] returns has at least 20 bytes, so that no key matches by having nothing to compare (I2).
 use std::collections::BTreeMap;
 use std::ops::Range;
 
