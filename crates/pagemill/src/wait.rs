@@ -181,7 +181,7 @@ impl Waits {
         let queue = self.queue.load(Acquire);
         if queue.is_null() {
             let fresh = Box::into_raw(Box::default());
-            // AcqRel: whoever loses uses the winner's.
+            // Its Release and Acquire pair with each other and with the other loads of it: whoever loses uses the winner's.
             if let Err(theirs) = self.queue.compare_exchange(queue, fresh, SeqCst, Acquire) {
                 // SAFETY: made above, and nobody saw it.
                 drop(unsafe { Box::from_raw(fresh) });

@@ -9,8 +9,8 @@
 //! have passed.
 //!
 //! # Invariants
-//! - M1 Elements in the reserve and those still claimed from it never exceed `min_nr`, but for those claimed before a
-//!   resize. What is freed while the reserve lacks something goes into it (C5.5).
+//! - M1 Of the elements in the reserve at most `min_nr` are claimed by nobody, but for those that a callback which unwound
+//!   has left there. What is freed while the reserve lacks something goes into it (C5.5).
 //! - M2 The remainder of a request leaves the reserve whole: it is claimed in one section, and only while nobody waits or by
 //!   the first of those who wait (C5.3).
 //! - M3 No request waits that asks for more than `min_nr`.
@@ -20,8 +20,11 @@
 //! already has came from the source, and the reserve does not lack them.
 //!
 //! # Locks
-//! The reserve's lock is held for moving element handles only. No source, callback or other lock is entered with it but
-//! the queue's, in [`crate::wait`], which comes after it nowhere: they are never held together.
+//! The reserve's lock is held for moving element handles only: no source, callback or other lock is entered with it, and it
+//! is never held together with the queue's, in [`crate::wait`]. One resize at a time holds `resizing`, in which the source is
+//! asked, and then the reserve's.
+//!
+//! The choices, and what shows that they do: `docs/adr/0022-the-pool.md`.
 use crate::allocator::Allocator;
 use crate::bulk::{Bulk, from_now};
 use crate::handle::{Block, Page};
@@ -45,6 +48,9 @@ use want::{Array, Callback, Claim, Want};
 /// that is dropped instead returns to the allocator past the reserve, and counts as out for ever.
 ///
 /// Who holds elements of a pool must not wait for more of the same pool: a request that is split frees part by part (C5.3).
+///
+/// A pool is its process's own: in the child of a fork its allocator goes on and it does not, since those who waited in it,
+/// or had its lock, are not there. The child makes another.
 ///
 /// ```
 /// use pagemill::{Allocator, Bulk, Gfp, Mempool, Page};
