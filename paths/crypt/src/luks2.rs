@@ -107,12 +107,6 @@ impl Header {
         &self.metadata
     }
 
-    /// The metadata as it stands in the header.
-    #[must_use]
-    pub fn json(&self) -> &Value {
-        &self.json
-    }
-
     /// The volume's UUID.
     #[must_use]
     pub fn uuid(&self) -> &str {
@@ -123,12 +117,6 @@ impl Header {
     #[must_use]
     pub fn label(&self) -> &str {
         &self.copy.label
-    }
-
-    /// The sequence number, which grows with every change.
-    #[must_use]
-    pub fn sequence(&self) -> u64 {
-        self.copy.sequence
     }
 
     /// What is wrong with the copies of the header: a line each.
