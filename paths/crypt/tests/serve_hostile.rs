@@ -248,3 +248,40 @@ fn with_memory_gone_deep_queues_finish_without_an_error() {
         }
     }
 }
+
+#[test]
+fn no_answer_comes_in_the_middle_of_another() {
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        // No page beside the reserve: reads go out in parts, while the writes before them are on the disk.
+        let Some(served) = start(&bench, Setup { way, pages: 256, ..Setup::new() }) else { continue };
+        let mut client = Client::connect(&served);
+        let noise = pattern(1 << 20);
+        client.write(4 << 20, &noise, 0).unwrap();
+        let mut writer = Client(client.0.try_clone().unwrap());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for cookie in 0..400 {
+                    match cookie % 8 {
+                        7 => writer.send(command::READ, 0, cookie, 4 << 20, 1 << 20),
+                        place => {
+                            writer.send(command::WRITE, FUA, cookie, place << 15, 1 << 15);
+                            writer.0.write_all(&noise[..1 << 15]).unwrap();
+                        }
+                    }
+                }
+            });
+            for _ in 0..400 {
+                let (error, cookie) = client.reply();
+                assert_eq!(error, 0);
+                if cookie % 8 == 7 {
+                    let mut bytes = vec![0; 1 << 20];
+                    client.0.read_exact(&mut bytes).unwrap();
+                    assert!(bytes == noise, "{way:?}: what read {cookie} gave");
+                }
+            }
+        });
+        drop(client);
+        assert!(served.stop().short > 0, "{way:?}: there were pages");
+    }
+}

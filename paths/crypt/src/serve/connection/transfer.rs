@@ -48,6 +48,10 @@ impl Connection {
         if self.turn_left == 0 {
             return Some(Blocked::Turn);
         }
+        // Once its header is out, nothing else may be answered before its last byte: what is under way goes first.
+        if self.flights.count() > 0 {
+            return Some(Blocked::Disk);
+        }
         let Some(mut buffer) = self.own.take() else {
             return Some(if self.outbox.len() > 0 { Blocked::Output } else { Blocked::Disk });
         };
