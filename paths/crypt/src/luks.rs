@@ -169,12 +169,12 @@ impl Luks {
         }
     }
 
-    /// Wipes keyslot `number`; the last one only if `even_last`.
+    /// Wipes keyslot `number`; the last one that opens the volume only if `even_last`.
     ///
     /// # Errors
     /// [`Error::LastKeyslot`], [`Error::Request`] where there is no such keyslot, [`Error::Io`].
     pub fn remove_key(&mut self, store: &dyn Store, number: u32, even_last: bool) -> Result<(), Error> {
-        if self.used() == [number] && !even_last {
+        if self.openers() == [number] && !even_last {
             return Err(Error::LastKeyslot(number));
         }
         match self {
@@ -189,6 +189,15 @@ impl Luks {
         match self {
             Self::V1(header) => header.used(),
             Self::V2(header) => header.metadata().keyslots.keys().copied().collect(),
+        }
+    }
+
+    /// Those of them that open the volume: in LUKS2 a keyslot may hold the key of something else.
+    #[must_use]
+    pub fn openers(&self) -> Vec<u32> {
+        match self {
+            Self::V1(header) => header.used(),
+            Self::V2(header) => header.openers(),
         }
     }
 

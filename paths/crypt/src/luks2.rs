@@ -182,6 +182,13 @@ impl Header {
         Ok(Self { copy, json, metadata, faults: [None, None] })
     }
 
+    /// Numbers of the keyslots whose key some digest vouches for as the volume's.
+    pub(crate) fn openers(&self) -> Vec<u32> {
+        let Ok((segment, _)) = self.metadata.segment() else { return Vec::new() };
+        let opens = |number: &u32| self.metadata.digest(segment, *number).is_some();
+        self.metadata.keyslots.keys().copied().filter(opens).collect()
+    }
+
     /// The first byte behind the keyslots area.
     pub(crate) fn end(&self) -> u64 {
         2 * self.copy.size + self.metadata.keyslots_size

@@ -177,6 +177,24 @@ fn a_crash_at_any_moment_leaves_a_header_that_opens() {
     }
 }
 
+#[test]
+fn a_keyslot_for_something_else_does_not_count_as_one_that_opens_the_volume() {
+    let disk = Disk::of(image());
+    let (_, key) = Luks::read(&disk).unwrap().unlock(&disk, PASSPHRASE, None, &Limits::default()).unwrap();
+    Luks::read(&disk).unwrap().add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
+    // As `cryptsetup luksAddKey --unbound` makes them: no digest names it for the data.
+    let mut bytes = disk.now.take();
+    with_metadata(&mut bytes, |json| json["digests"]["0"]["keyslots"] = serde_json::json!(["0"]));
+    let disk = Disk::of(bytes);
+    let mut luks = Luks::read(&disk).unwrap();
+    assert_eq!((luks.used(), luks.openers()), (vec![0, 1], vec![0]));
+    assert!(matches!(luks.remove_key(&disk, 0, false), Err(Error::LastKeyslot(0))));
+    assert!(opens(&disk, PASSPHRASE));
+    luks.remove_key(&disk, 1, false).unwrap();
+    luks.remove_key(&disk, 0, true).unwrap();
+    assert!(!opens(&disk, PASSPHRASE));
+}
+
 /// Puts other metadata into both copies of a header, with a checksum that is right.
 fn with_metadata(bytes: &mut [u8], change: impl Fn(&mut serde_json::Value)) {
     for base in [0, SECOND] {

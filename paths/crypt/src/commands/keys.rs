@@ -100,8 +100,8 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
     let warnings = mended(&luks);
     let number = match args.slot {
         // Whoever gives the volume up need not open it.
-        Some(number) if args.last && luks.used() == [number] => number,
-        Some(number) if luks.used() == [number] => return Err(Error::LastKeyslot(number)),
+        Some(number) if args.last && luks.openers() == [number] => number,
+        Some(number) if luks.openers() == [number] => return Err(Error::LastKeyslot(number)),
         Some(number) if !luks.used().contains(&number) => {
             return Err(Error::Request(format!("there is no keyslot {number}: `crypt info` lists them")));
         }
