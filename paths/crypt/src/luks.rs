@@ -214,9 +214,23 @@ impl Luks {
     /// # Errors
     /// As for [`Luks::open`].
     pub fn geometry(&self, data_len: u64, is_detached: bool) -> Result<Geometry, Error> {
-        match self {
+        let geometry = match self {
             Self::V1(header) => header.geometry(data_len),
-            Self::V2(header) => header.geometry(data_len, is_detached),
+            Self::V2(header) => header.geometry(data_len),
+        }?;
+        // What is written there would be written over the header.
+        match self {
+            _ if is_detached => Ok(geometry),
+            _ if geometry.offset == 0 => {
+                let why = "the data of this header lies in a file of its own: name that one, and this with --header";
+                Err(Error::Request(why.to_owned()))
+            }
+            Self::V2(header) if geometry.offset < header.end() => {
+                let (offset, end) = (geometry.offset, header.end());
+                Err(Error::Header(format!("the data begins at {offset}, inside the header, which ends at {end}")))
+            }
+            // A header of version 1 whose key material reaches into the data is not read.
+            _ => Ok(geometry),
         }
     }
 

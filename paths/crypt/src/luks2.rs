@@ -362,17 +362,13 @@ impl Header {
         Ok(())
     }
 
-    /// Where the data lies in a file of `data_len` bytes, which is the header's own unless `is_detached`.
+    /// Where the data lies in a file of `data_len` bytes.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for what cannot be opened here, [`Error::Header`] and [`Error::Request`] for what does not fit.
-    pub fn geometry(&self, data_len: u64, is_detached: bool) -> Result<Geometry, Error> {
+    pub fn geometry(&self, data_len: u64) -> Result<Geometry, Error> {
         let (_, segment) = self.metadata.segment()?;
         let sector_size = segment.sector_size()?;
-        if !is_detached && segment.offset < self.end() {
-            let why = format!("the data begins at {}, inside the header, which ends at {}", segment.offset, self.end());
-            return Err(Error::Header(why));
-        }
         Geometry::within(data_len, segment.offset, segment.size, sector_size, segment.iv_tweak)
     }
 }

@@ -157,6 +157,20 @@ fn a_volume_opens_with_its_header_elsewhere() {
 }
 
 #[test]
+fn a_header_that_lies_alone_is_not_served_as_its_own_data() {
+    let bench = Bench::with(&[]).unwrap();
+    for (kind, cheap) in [("luks1", "--kdf-iterations 1000"), ("luks2", CHEAP)] {
+        let header = format!("@{kind}");
+        crypt(&bench, &format!("format @data --size 3M --header {header} --type {kind} --key-file @pw {cheap}"))
+            .unwrap();
+        let error = opening(&bench, &format!("{header} --key-file @pw")).open(true).unwrap_err();
+        assert!(matches!(&error, Error::Request(why) if why.contains("--header")), "{kind}: {error}");
+        opening(&bench, &format!("@data --header {header} --key-file @pw")).open(true).unwrap();
+        fs::remove_file(bench.path("data")).unwrap();
+    }
+}
+
+#[test]
 fn limits_can_be_raised() {
     let bench = Bench::with(&[]).unwrap();
     crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();

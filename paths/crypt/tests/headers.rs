@@ -259,7 +259,9 @@ fn metadata_that_lies_is_refused_by_name() {
         ("/segments/0/sector_size", json!(513), "513"),
         ("/segments/0/encryption", json!("cipher_null-ecb"), "cipher_null"),
         ("/segments/0/integrity", json!({"type": "hmac(sha256)"}), "integrity"),
-        ("/segments/0/offset", json!("0"), "inside the header"),
+        ("/config/requirements", json!({"mandatory": ["\u{1b}[2J"]}), "\\u{1b}[2J"),
+        ("/segments/0/offset", json!("0"), "--header"),
+        ("/segments/0/offset", json!("512"), "inside the header"),
         ("/segments/0/size", json!("99999999999512"), "cut off"),
     ];
     for (place, lie, word) in later {
