@@ -193,7 +193,7 @@ impl KdfChoice {
                 let lanes = self.lanes.unwrap_or(processors.min(MAX_LANES));
                 let is_id = self.kind == KdfKind::Argon2id;
                 let memory_kib = self.memory_kib.unwrap_or_else(|| memory_kib().clamp(MIN_MEMORY_KIB, MAX_MEMORY_KIB));
-                if lanes == 0 || memory_kib < 8 * lanes || self.iterations == Some(0) {
+                if lanes == 0 || memory_kib < lanes.saturating_mul(8) || self.iterations == Some(0) {
                     let why =
                         format!("argon2 with {lanes} lanes over {memory_kib} KiB: it takes a pass and 8 KiB a lane");
                     return Err(Error::Request(why));

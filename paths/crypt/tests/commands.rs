@@ -106,7 +106,9 @@ fn what_cannot_be_formatted_is_left_as_it_was() {
     format(&format!("@a --size 20M {CHEAP}")).unwrap();
     let before = fs::read(bench.path("a")).unwrap();
     // Both are refused where the keyslot is made, which is after all else was looked at.
-    for more in ["--kdf-iterations 4 --kdf-memory 1 --kdf-lanes 1", "--type luks1 --kdf argon2id"] {
+    for more in
+        ["--kdf-iterations 4 --kdf-memory 1 --kdf-lanes 1", "--kdf-lanes 536870912", "--type luks1 --kdf argon2id"]
+    {
         assert!(matches!(format(&format!("@a --force {more}")), Err(Error::Request(_))), "{more}");
         assert!(fs::read(bench.path("a")).unwrap() == before, "{more}");
     }

@@ -230,6 +230,7 @@ fn metadata_that_lies_is_refused_by_name() {
         ("/keyslots/0/kdf/salt", json!("%%%"), "Base64"),
         ("/keyslots/0/kdf", json!(7), "keyslot 0"),
         ("/keyslots", json!([]), "no keyslots"),
+        ("/keyslots", json!({"32": {"type": "reencrypt"}}), "below 32"),
         ("/segments/0/offset", json!(0), "segments 0"),
         ("/config/json_size", json!("4096"), "json_size"),
         ("/config/keyslots_size", json!("99999999999999"), "keyslots_size"),

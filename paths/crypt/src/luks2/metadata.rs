@@ -168,7 +168,10 @@ impl Metadata {
             requirements: config.requirements.mandatory,
         };
         for (number, value) in objects(json, "keyslots")? {
-            let number = id(number).ok_or_else(|| wrong("keyslots", format!("{number:?} is no number")))?;
+            // A bound on what trying all of them costs, too.
+            let number = id(number)
+                .filter(|&number| number < MAX_SLOTS)
+                .ok_or_else(|| wrong("keyslots", format!("{number:?} is no number below {MAX_SLOTS}")))?;
             if value.get("type").and_then(Value::as_str) == Some("luks2") {
                 found.keyslots.insert(number, of(value, "keyslot", number)?);
             } else {
@@ -236,7 +239,8 @@ impl Metadata {
     pub(crate) fn check_requirements(&self) -> Result<(), Error> {
         match self.requirements.as_slice() {
             [] => Ok(()),
-            needed => Err(Error::Unsupported(format!("the volume requires {}", needed.join(", ")))),
+            // In quotes, where what would move a terminal's cursor is spelt out.
+            needed => Err(Error::Unsupported(format!("the volume requires {needed:?}"))),
         }
     }
 
