@@ -25,6 +25,8 @@ use super::socket::{Moved, Socket};
 use super::tls::TlsServer;
 use crate::nbd::{Command, Config, Event, Fault, Request, Session};
 
+#[cfg(test)]
+mod tests;
 mod transfer;
 
 use transfer::extents;
@@ -43,6 +45,8 @@ const MAX_BYTES: usize = 8 << 20;
 const MAX_UNSENT: usize = 256 << 10;
 /// Bytes that are done for one client before others have their turn.
 const TURN: usize = 4 << 20;
+/// What a request costs of a turn that carries no bytes and asks the disk all the same, once or for many extents.
+const CALL: usize = 256 << 10;
 /// Extents that one answer has at most.
 const MAX_EXTENTS: usize = 256;
 /// Whoever moves fewer bytes in the time limit has stalled.
@@ -400,6 +404,9 @@ impl Connection {
 
     fn begin(&mut self, request: Request, context: &mut Context<'_>) {
         let in_file = context.path.in_file(request.at);
+        if matches!(request.command, Command::Flush | Command::Trim | Command::BlockStatus { .. }) {
+            self.turn_left = self.turn_left.saturating_sub(CALL);
+        }
         match request.command {
             Command::Read => self.begin_reading(request, context),
             Command::Write => {
