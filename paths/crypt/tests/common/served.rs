@@ -144,12 +144,17 @@ impl Served {
 
     /// Stops it, and shows that nothing of its memory is missing.
     pub(crate) fn stop(self) -> MemoryStats {
+        self.try_stop().unwrap()
+    }
+
+    /// The same where the disk may have something to say.
+    pub(crate) fn try_stop(self) -> std::io::Result<MemoryStats> {
         let Self { allocator, server, stop, accepting, .. } = self;
         drop(stop);
         accepting.join().unwrap();
         let out = server.path().memory.pool().stats().out;
         let server = Arc::into_inner(server).expect("nobody else has the server");
-        let stats = server.stop().unwrap();
+        let stats = server.stop();
         // Clients may have been under way a moment ago: now nobody is.
         let census = allocator.validate();
         assert_eq!(census.handed_out, 0, "pages are still out, {out} of the pool before");

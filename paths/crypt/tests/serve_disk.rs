@@ -1,0 +1,295 @@
+//! A disk that refuses, or takes its time: a file through FUSE, which notes what it is asked.
+mod common;
+#[path = "common/served.rs"]
+mod served;
+
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::SystemTime;
+
+use common::*;
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, INodeNo, LockOwner,
+    OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
+};
+use pagemill_crypt::serve::Way;
+use rustix::mount::{UnmountFlags, unmount};
+use served::*;
+
+const LEN: u64 = 4 * MIB;
+const EIO: u32 = 5;
+const NO_SPACE: u32 = 28;
+
+/// What the disk was asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Write,
+    Sync,
+}
+
+/// What the disk holds, and how it is to behave.
+#[derive(Default)]
+struct State {
+    bytes: Vec<u8>,
+    asked: Vec<Asked>,
+    read_fails: bool,
+    /// As the protocol has it.
+    write_fails: Option<u32>,
+    sync_fails: bool,
+    /// Writes wait until this is over.
+    is_held: bool,
+    holds: usize,
+}
+
+#[derive(Clone, Default)]
+struct Disk(Arc<(Mutex<State>, Condvar)>);
+
+impl Disk {
+    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        let result = act(&mut self.0.0.lock().unwrap());
+        self.0.1.notify_all();
+        result
+    }
+
+    /// Holds writes back, and waits in [`Disk::until_held`] for one that is.
+    fn hold(&self, is_held: bool) {
+        self.with(|state| state.is_held = is_held);
+    }
+
+    fn until_held(&self) {
+        let state = self.0.0.lock().unwrap();
+        drop(self.0.1.wait_while(state, |state| state.holds == 0).unwrap());
+    }
+}
+
+impl Filesystem for Disk {
+    fn getattr(&self, _: &Request, _: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let then = SystemTime::UNIX_EPOCH;
+        let attr = FileAttr {
+            ino: INodeNo::ROOT,
+            size: LEN,
+            blocks: LEN / 512,
+            atime: then,
+            mtime: then,
+            ctime: then,
+            crtime: then,
+            kind: FileType::RegularFile,
+            perm: 0o600,
+            nlink: 1,
+            uid: rustix::process::getuid().as_raw(),
+            gid: rustix::process::getgid().as_raw(),
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        };
+        reply.attr(&std::time::Duration::MAX, &attr);
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::empty());
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        at: u64,
+        len: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.with(|state| match state.read_fails {
+            true => reply.error(Errno::EIO),
+            false => {
+                let end = (at as usize + len as usize).min(state.bytes.len());
+                reply.data(&state.bytes[(at as usize).min(end)..end]);
+            }
+        });
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        at: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.with(|state| state.holds += 1);
+        let state = self.0.0.lock().unwrap();
+        drop(self.0.1.wait_while(state, |state| state.is_held).unwrap());
+        self.with(|state| {
+            state.holds -= 1;
+            match state.write_fails {
+                Some(error) => reply.error(Errno::from_i32(error as i32)),
+                None => {
+                    state.asked.push(Asked::Write);
+                    state.bytes[at as usize..at as usize + data.len()].copy_from_slice(data);
+                    reply.written(data.len() as u32);
+                }
+            }
+        });
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.with(|state| match state.sync_fails {
+            true => reply.error(Errno::EIO),
+            false => {
+                state.asked.push(Asked::Sync);
+                reply.ok();
+            }
+        });
+    }
+}
+
+/// The disk, mounted.
+struct Mount {
+    session: Option<BackgroundSession>,
+    at: PathBuf,
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // A test that fails leaves its server with the file open: the mount would be waited for until that ends.
+        let session = self.session.take().expect("it ends once");
+        if thread::panicking() {
+            let _ = unmount(&self.at, UnmountFlags::DETACH);
+            return std::mem::forget(session);
+        }
+        session.umount_and_join().unwrap();
+    }
+}
+
+/// Mounts the disk. None, and a line that says so, where nothing can be mounted.
+fn mounted(disk: &Disk, at: &Path) -> Option<Mount> {
+    disk.with(|state| state.bytes = vec![0; LEN as usize]);
+    File::create(at).unwrap();
+    let mut config = Config::default();
+    config.n_threads = Some(4);
+    config.clone_fd = true;
+    match Session::new(disk.clone(), at, &config) {
+        Ok(session) => Some(Mount { session: Some(session.spawn().unwrap()), at: at.to_owned() }),
+        Err(why) if matches!(why.kind(), ErrorKind::PermissionDenied | ErrorKind::NotFound) => {
+            println!("skipped: mounting takes /dev/fuse, and root or fusermount3 ({why})");
+            None
+        }
+        Err(why) => panic!("{why}"),
+    }
+}
+
+/// Serves from the disk in every way; `test` stops the server.
+fn on_disk(test: impl Fn(&Disk, &Bench, Served, Way)) {
+    for way in [Way::Plain, Way::Uring] {
+        let bench = Bench::with(&[]).unwrap();
+        let disk = Disk::default();
+        let at: PathBuf = bench.path("disk");
+        let Some(_mount) = mounted(&disk, &at) else { return };
+        if let Some(served) =
+            Served::start(&bench, bench.open("disk"), plain_volume(LEN, 512), Setup { way, ..Setup::new() })
+        {
+            test(&disk, &bench, served, way);
+        }
+    }
+}
+
+#[test]
+fn what_is_to_be_durable_is_on_the_disk_before_it_is_answered() {
+    on_disk(|disk, _, served, way| {
+        let mut client = Client::connect(&served);
+        let asked = || disk.with(|state| std::mem::take(&mut state.asked));
+        // A page, and scattered ones; zeroes take another way.
+        for len in [512, 4096, 300 << 10, 2 << 20] {
+            client.write(0, &pattern(len), 0).unwrap();
+            assert!(!asked().contains(&Asked::Sync), "{way:?}, {len}: nobody asked for that");
+            client.ask(command::FLUSH, 0, 0, 0).unwrap();
+            assert_eq!(asked(), [Asked::Sync], "{way:?}, {len}: a flush");
+            client.write(0, &pattern(len), FUA).unwrap();
+            assert!(is_durable(&asked()), "{way:?}, {len}: FUA");
+            client.ask(command::WRITE_ZEROES, FUA, 0, len as u32).unwrap();
+            assert!(is_durable(&asked()), "{way:?}, {len}: zeroes with FUA");
+        }
+        client.write(0, &[1; 512], 0).unwrap();
+        drop(client);
+        assert_eq!(asked(), [Asked::Write]);
+        served.stop();
+        assert_eq!(asked(), [Asked::Sync], "{way:?}: at the end");
+    });
+}
+
+/// A sync follows every write.
+fn is_durable(asked: &[Asked]) -> bool {
+    asked.contains(&Asked::Write) && asked.last() == Some(&Asked::Sync)
+}
+
+#[test]
+fn what_the_disk_refuses_is_told_to_whom_it_concerns() {
+    on_disk(|disk, _, served, way| {
+        let (mut client, mut other) = (Client::connect(&served), Client::connect(&served));
+        client.write(0, &[7; 4096], FUA).unwrap();
+        for len in [512, 300 << 10, 2 << 20] {
+            for error in [EIO, NO_SPACE] {
+                disk.with(|state| state.write_fails = Some(error));
+                assert_eq!(client.write(4096, &pattern(len), 0), Err(error), "{way:?}, {len}");
+                assert_eq!(client.ask(command::WRITE_ZEROES, 0, 4096, len as u32), Err(error), "{way:?}, {len}");
+                disk.with(|state| state.write_fails = None);
+            }
+            disk.with(|state| state.read_fails = true);
+            assert_eq!(client.read(0, len), Err(EIO), "{way:?}, {len}");
+            disk.with(|state| state.read_fails = false);
+        }
+        // The session goes on, and so do others; what was refused was not promised.
+        assert_eq!(other.read(0, 4096).unwrap(), [7; 4096]);
+        client.ask(command::FLUSH, 0, 0, 0).unwrap();
+        client.write(0, &[8; 4096], 0).unwrap();
+        disk.with(|state| state.sync_fails = true);
+        assert_eq!(client.ask(command::FLUSH, 0, 0, 0), Err(EIO), "{way:?}");
+        disk.with(|state| state.sync_fails = false);
+        // The system tells of it once. What was lost is lost for all: nobody is promised anything any more.
+        assert_eq!(other.ask(command::FLUSH, 0, 0, 0), Err(EIO), "{way:?}");
+        assert_eq!(client.write(0, &[8; 512], FUA), Err(EIO), "{way:?}");
+        other.write(0, &[9; 512], 0).unwrap();
+        assert_eq!(other.read(0, 512).unwrap(), [9; 512]);
+        assert_eq!(served.server.path().memory.pool().stats().out, 0);
+        drop((client, other));
+        assert!(served.try_stop().is_err(), "{way:?}: told at the end as well");
+    });
+}
+
+#[test]
+fn what_is_on_the_disk_when_the_server_stops_or_its_client_goes_is_finished() {
+    on_disk(|disk, bench, served, way| {
+        let mut gone = Client::connect(&served);
+        disk.hold(true);
+        gone.send(command::WRITE, 0, 1, 0, 4096);
+        gone.0.write_all(&[1; 4096]).unwrap();
+        disk.until_held();
+        drop(gone);
+        disk.hold(false);
+        served.wait_for_connections(0);
+        assert_eq!(served.server.path().memory.pool().stats().out, 0, "{way:?}");
+
+        let mut client = Client::connect(&served);
+        assert_eq!(client.read(0, 4096).unwrap(), [1; 4096], "{way:?}");
+        disk.hold(true);
+        client.send(command::WRITE, 0, 2, 4096, 4096);
+        client.0.write_all(&[2; 4096]).unwrap();
+        disk.until_held();
+        thread::scope(|scope| {
+            let stopping = scope.spawn(|| served.stop());
+            disk.hold(false);
+            assert_eq!(client.reply(), (0, 2), "{way:?}");
+            drop(client);
+            stopping.join().unwrap();
+        });
+        assert!(plain_contents(&bench.open("disk"), 512)[4096..8192] == [2; 4096], "{way:?}");
+    });
+}
