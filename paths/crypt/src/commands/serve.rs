@@ -2,7 +2,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -257,23 +257,38 @@ pub(super) fn signals() -> io::Result<UnixStream> {
     Ok(stop)
 }
 
-/// The socket's name, which goes when the server does.
-struct SocketFile(Option<PathBuf>);
+/// The socket's name, which goes when the server does; unless somebody else's socket has that name by then.
+struct SocketFile(Option<(PathBuf, [u64; 2])>);
+
+impl SocketFile {
+    fn new(path: &Path) -> io::Result<Self> {
+        Ok(Self(Some((path.to_owned(), identity(path)?))))
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Some(path) = &self.0 {
+        if let Some((path, own)) = &self.0
+            && identity(path).is_ok_and(|there| there == *own)
+        {
             // The next server replaces what stays.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
+/// Which file has this name.
+fn identity(path: &Path) -> io::Result<[u64; 2]> {
+    let there = std::fs::symlink_metadata(path)?;
+    Ok([there.dev(), there.ino()])
+}
+
 fn listen(place: &Place, scheme: &str) -> Result<(Listener, SocketFile, String), Error> {
     if let Some(path) = &place.unix {
-        let listener = listen_unix(path).map_err(|error| Error::io(shown(path), error))?;
+        let listener = listen_unix(path).and_then(|listener| Ok((listener, SocketFile::new(path)?)));
+        let (listener, file) = listener.map_err(|error| Error::io(shown(path), error))?;
         let place = format!("{scheme}+unix:///?socket={}", shown(path));
-        return Ok((Listener::Unix(listener), SocketFile(Some(path.clone())), place));
+        return Ok((Listener::Unix(listener), file, place));
     }
     let Some(address) = place.tcp else { unreachable!("one of the two is given") };
     let listener = TcpListener::bind(address).map_err(|error| Error::io(address.to_string(), error))?;
@@ -307,5 +322,25 @@ fn make_room(path: &Path) -> io::Result<()> {
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
         _ => refused("another process answers there already"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_takes_away_its_own_socket_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let place = Place { unix: Some(path.clone()), tcp: None };
+        let (_first, its_file, _) = listen(&place, "nbd").unwrap();
+        // Somebody clears the name, and another server takes it.
+        std::fs::remove_file(&path).unwrap();
+        let (_second, others_file, _) = listen(&place, "nbd").unwrap();
+        drop(its_file);
+        UnixStream::connect(&path).unwrap();
+        drop(others_file);
+        assert!(!path.exists());
     }
 }
