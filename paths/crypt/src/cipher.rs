@@ -13,7 +13,7 @@ mod x86;
 use std::fmt;
 
 use crate::Error;
-use crate::secret::Locked;
+use crate::secret::{Locked, scrub_stack};
 
 /// Bytes a sector: 512, 1024, 2048 or 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -146,6 +146,7 @@ impl Xts {
             Backend::AesNi => x86_keys(key, x86::AES_NI),
             _ => Keys::Portable(Box::new(portable::Schedule::new(key))),
         };
+        scrub_stack();
         Ok(Self { backend, keys })
     }
 

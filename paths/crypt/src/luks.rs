@@ -2,7 +2,7 @@
 use crate::cipher::SectorSize;
 use crate::hash::Hash;
 use crate::kdf::{KdfChoice, KdfKind, Limits};
-use crate::secret::Locked;
+use crate::secret::{Locked, scrub_stack};
 use crate::store::Store;
 use crate::volume::{Geometry, Volume};
 use crate::{Error, luks1, luks2};
@@ -127,10 +127,12 @@ impl Luks {
         if let Some(number) = only.filter(|number| !self.used().contains(number)) {
             return Err(Error::Request(format!("there is no keyslot {number}: `crypt info` lists them")));
         }
-        match self {
+        let found = match self {
             Self::V1(header) => header.unlock(store, passphrase, only, limits),
             Self::V2(header) => header.unlock(store, passphrase, only, limits),
-        }
+        };
+        scrub_stack();
+        found
     }
 
     /// Opens the volume whose data is in a file of `data_len` bytes, the header's own unless `is_detached`.
@@ -163,10 +165,12 @@ impl Luks {
         choice: &KdfChoice,
         wanted: Option<u32>,
     ) -> Result<u32, Error> {
-        match self {
+        let number = match self {
             Self::V1(header) => header.add(store, key, passphrase, choice, wanted),
             Self::V2(header) => header.add(store, key, passphrase, choice, wanted),
-        }
+        };
+        scrub_stack();
+        number
     }
 
     /// Wipes keyslot `number`; the last one that opens the volume only if `even_last`.

@@ -5,8 +5,9 @@
 //! unlocking one secret would unlock its neighbour. That the system refused a lock is kept for whoever runs the
 //! program to say ([`lock_failure`]): the work goes on, since a volume that cannot be opened helps nobody.
 //!
-//! What a computation has in registers and on the stack meanwhile is beyond this: so is what argon2 fills its memory with,
-//! which is zeroed and not locked, being a gigabyte.
+//! What a computation has in registers and on the stack meanwhile is beyond this; what it leaves on the stack is
+//! overwritten when it is done ([`scrub_stack`]). What argon2 fills its memory with is zeroed and not locked, being a
+//! gigabyte.
 use std::alloc::{self, Layout};
 use std::fmt;
 use std::io;
@@ -20,6 +21,8 @@ use crate::Error;
 
 /// Alignment and granule of a lock.
 const PAGE: usize = 4096;
+/// Deeper than any of the computations goes.
+const SCRUBBED: usize = 64 << 10;
 
 /// The system's first refusal to lock memory.
 static LOCK_FAILURE: OnceLock<i32> = OnceLock::new();
@@ -99,6 +102,16 @@ impl Locked {
         let size = len.max(1).next_multiple_of(PAGE);
         Layout::from_size_align(size, PAGE).expect("a secret fits the address space")
     }
+}
+
+/// Overwrites the stack below its caller, where what the caller has called left copies of keys: a hash's block, the cipher's
+/// round keys. They would stay there as long as nothing else comes as deep, as in a server's first thread.
+#[inline(never)]
+pub(crate) fn scrub_stack() {
+    let mut below = [0u8; SCRUBBED];
+    // Volatile writes, which nobody leaves out.
+    below.zeroize();
+    std::hint::black_box(&below);
 }
 
 /// Fills `bytes` from the system's random numbers.

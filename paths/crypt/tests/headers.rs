@@ -79,6 +79,35 @@ fn opens(disk: &Disk, passphrase: &[u8]) -> bool {
     Luks::read(disk).unwrap().unlock(disk, passphrase, None, &Limits::default()).is_ok()
 }
 
+/// What the stack of this thread holds below its caller.
+fn stack_below() -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+    let mut bytes = vec![0; 200 << 10];
+    let here = std::hint::black_box(&0u8) as *const u8 as u64;
+    std::fs::File::open("/proc/self/mem").unwrap().read_exact_at(&mut bytes, here - (200 << 10)).unwrap();
+    bytes
+}
+
+#[test]
+fn no_key_is_left_on_the_stack() {
+    for kind in [KdfKind::Pbkdf2, KdfKind::Argon2id] {
+        let disk = Disk::of(vec![0; 17 << 20]);
+        Luks::format(&disk, &new(2, 512, 512, kind), PASSPHRASE).unwrap();
+        let formatted = stack_below();
+        let luks = Luks::read(&disk).unwrap();
+        let (_, key) = luks.unlock(&disk, PASSPHRASE, None, &Limits::default()).unwrap();
+        let unlocked = stack_below();
+        let volume = luks.open(&disk, PASSPHRASE, 17 << 20, false, &Limits::default()).unwrap();
+        let opened = stack_below();
+        drop(volume);
+        for (what, stack) in [("format", formatted), ("unlock", unlocked), ("open", opened)] {
+            for part in key.chunks(16) {
+                assert!(!stack.windows(16).any(|there| there == part), "{kind:?}: {what}");
+            }
+        }
+    }
+}
+
 const SECOND: usize = 16 << 10;
 
 #[test]
