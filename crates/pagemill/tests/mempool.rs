@@ -251,6 +251,61 @@ fn a_callback_that_unwinds_loses_nothing() {
 }
 
 #[test]
+fn a_callback_that_frees_and_unwinds_leaves_the_reserve_no_larger_than_it_was() {
+    let (allocator, pool, rest) = dry();
+    drop(rest);
+    let mut others = slots(RESERVE);
+    pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut others).unwrap();
+    let mut rest = PageList::new();
+    allocator.alloc_pages_bulk_list(Bulk::up_to(1000).gfp(Gfp::NOWAIT), &mut rest).unwrap();
+    assert_eq!(pool.stats().from_reserve, 0);
+    let mut kept = Vec::new();
+    let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |page| {
+            kept.push(Some(page));
+            // They take the places of those that the request is about to take.
+            pool.free_bulk(&mut others);
+            panic!("on purpose");
+        });
+    }));
+    assert!(unwound.is_err());
+    assert_eq!((pool.stats().out, pool.stats().reserve), (1, RESERVE));
+    pool.free_bulk(&mut kept);
+    assert_eq!((pool.stats().out, pool.stats().reserve), (0, RESERVE));
+    assert_eq!(handed_out(&allocator), RESERVE + rest.len());
+}
+
+#[test]
+fn a_reserve_does_not_shrink_below_what_a_waiting_request_needs() {
+    let (pool, _rest) = dry_pool();
+    let mut all = slots(RESERVE);
+    pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut all).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut pages = slots(20);
+            pool.alloc_bulk_array(Bulk::exact(20).gfp(Gfp::NOIO), &mut pages).unwrap();
+            pool.free_bulk(&mut pages);
+        });
+        while pool.stats().waiting == 0 {
+            std::thread::yield_now();
+        }
+        let refused = pool.resize(19);
+        let shrunk = pool.resize(20);
+        // As much as the smaller reserve has, and no less than the request needs. Looked at when nobody waits any more.
+        pool.free_bulk(&mut all[..20]);
+        waiting.join().unwrap();
+        assert!(
+            matches!(refused, Err(Error::Invalid(Invalid::ReserveAwaited { min_nr: 19, needed: 20 }))),
+            "{refused:?}"
+        );
+        shrunk.unwrap();
+    });
+    pool.resize(1).unwrap();
+    pool.free_bulk(&mut all);
+    assert_eq!((pool.stats().out, pool.stats().reserve), (0, 1));
+}
+
+#[test]
 fn a_reserve_grows_and_shrinks() {
     let (pool, mut rest) = dry_pool();
     assert!(matches!(pool.resize(RESERVE + 5), Err(Error::Exhausted(short)) if (short.wanted, short.got) == (5, 0)));

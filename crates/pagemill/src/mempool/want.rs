@@ -139,11 +139,17 @@ impl<S: Source> Drop for Claim<'_, S> {
             return;
         }
         let pool = self.pool;
-        {
+        let surplus = {
             let mut reserve = pool.lock();
             reserve.claimed -= self.left;
-            pool.lacks.store(reserve.lacks(pool.min_nr.load(Relaxed)), Relaxed);
-        }
+            let min_nr = pool.min_nr.load(Relaxed);
+            // What was freed meanwhile has taken the place of those that stay.
+            let kept = reserve.elements.len().min(min_nr + reserve.claimed);
+            let surplus = reserve.elements.split_off(kept);
+            pool.lacks.store(reserve.lacks(min_nr), Relaxed);
+            surplus
+        };
+        surplus.into_iter().for_each(|item| pool.source.free(item));
         pool.out.fetch_sub(self.left, Relaxed);
         pool.free_bulk(&mut self.hand); // Wakes the first of those who wait as well.
     }
