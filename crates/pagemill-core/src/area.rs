@@ -79,6 +79,11 @@ impl Entry {
     }
 }
 
+/// The `n` lowest bits, all 64 above that.
+pub(crate) fn low_bits(n: u32) -> u64 {
+    if n >= 64 { !0 } else { (1 << n) - 1 }
+}
+
 /// The `n` lowest set bits of `word`, or all of them if it has fewer.
 pub(crate) fn lowest(word: u64, n: u32) -> u64 {
     if word.count_ones() <= n {

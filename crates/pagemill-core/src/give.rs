@@ -3,8 +3,8 @@
 //! A frame costs two atomic operations when it goes back alone: its bit, its block's count. Frames that share a word
 //! or a block share them here: a small direct-mapped table collects masks by word, a second one counts by block, and
 //! an entry is written when another word wants its place, or at the end. Counts go last, after all bits (I1).
-use crate::area::BLOCK_WORDS;
-use crate::{Pfn, Zone};
+use crate::area::{BLOCK_WORDS, low_bits};
+use crate::{Handful, Pfn, Zone};
 
 /// What was given.
 ///
@@ -60,6 +60,24 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
             }
         }
         groups.remainder().iter().for_each(|&pfn| self.give(Pfn::new(pfn)));
+    }
+
+    /// Gives `n` neighbouring frames from `first` on.
+    #[inline]
+    pub fn give_run(&mut self, first: Pfn, n: usize) {
+        let (mut word, mut bit, mut left) = (self.zone.word_of(first), first.as_u32() % 64, n as u32);
+        while left > 0 {
+            let here = left.min(64 - bit);
+            self.give_bits(word, low_bits(here) << bit);
+            (word, bit, left) = (word + 1, 0, left - here);
+        }
+    }
+
+    /// Gives what is left of a handful.
+    pub fn give_handful(&mut self, handful: &mut Handful) {
+        while let Some((first, mask)) = handful.next_word(64) {
+            self.give_bits(self.zone.word_of(first), mask);
+        }
     }
 
     #[inline]

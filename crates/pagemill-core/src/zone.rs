@@ -21,9 +21,10 @@
 //! # Placement
 //! A CPU draws from the pageblock that is bound to it until that is empty, then binds the fullest one of the same
 //! mobility that nobody else is bound to (best fit), and breaks an unused one only when there is none.
-use crate::area::{BLOCK_WORDS, Entry, lowest};
+use crate::area::{BLOCK_WORDS, Entry, low_bits, lowest};
 use crate::error::Invalid;
 use crate::give::Giving;
+use crate::handful::Handful;
 use crate::index::{BlockIndex, Class, UNUSED};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, latest_u32};
 use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
@@ -195,14 +196,35 @@ impl<'m> Zone<'m> {
         emit: &mut impl FnMut(Pfn, u64),
     ) -> usize {
         step!("Zone::take");
+        self.draw(bound, want, false, mobility, floor, emit)
+    }
+
+    /// The same from one pageblock alone, so fewer where that has fewer: none if no pageblock has any.
+    pub fn take_handful(&self, bound: &BoundBlock, want: usize, mobility: Mobility, floor: u32) -> Handful {
+        let mut handful = Handful::new();
+        let want = want.min(PAGEBLOCK_FRAMES as usize);
+        self.draw(bound, want, true, mobility, floor, &mut |first: Pfn, mask| handful.add(first, mask));
+        handful
+    }
+
+    fn draw(
+        &self,
+        bound: &BoundBlock,
+        want: usize,
+        is_one_block: bool,
+        mobility: Mobility,
+        floor: u32,
+        emit: &mut impl FnMut(Pfn, u64),
+    ) -> usize {
         let Some(claim) = self.claim(want.min(self.frames as usize), floor) else { return 0 };
         let want = claim.frames as u32;
         let mut left = want;
+        let is_enough = |left| left == 0 || is_one_block && left < want;
         // Each turn drains a block or finds none; somebody who frees into them all the time cannot hold us here.
         for _ in 0..=self.areas.len() {
             if let Some(block) = bound.get() {
                 left -= self.take_from(block, left, Some(mobility), emit);
-                if left == 0 {
+                if is_enough(left) {
                     break;
                 }
             }
@@ -214,11 +236,11 @@ impl<'m> Zone<'m> {
                 break;
             }
         }
-        if left > 0 {
+        if !is_enough(left) {
             // What other CPUs are bound to, and what the index may have lost: everything, before "exhausted".
             for block in 0..self.areas.len() {
                 left -= self.take_from(block, left, Some(mobility), emit);
-                if left == 0 {
+                if is_enough(left) {
                     break;
                 }
             }
@@ -467,9 +489,4 @@ impl<'m> Zone<'m> {
     pub(crate) fn frames_of(&self, block: usize) -> u32 {
         (self.frames - block as u32 * PAGEBLOCK_FRAMES).min(PAGEBLOCK_FRAMES)
     }
-}
-
-/// The `n` lowest bits, all 64 above that.
-fn low_bits(n: u32) -> u64 {
-    if n >= 64 { !0 } else { (1 << n) - 1 }
 }

@@ -235,7 +235,7 @@ fn runs_are_merged_and_cover_the_pages() {
 
 #[test]
 fn a_callback_may_allocate_and_unwind() {
-    for allocator in allocators(512) {
+    for allocator in allocators(4096) {
         let mut extra = Vec::new();
         let delivered = allocator
             .alloc_pages_bulk_callback(Bulk::up_to(100), |page: Page| {
@@ -244,16 +244,19 @@ fn a_callback_may_allocate_and_unwind() {
             .unwrap();
         assert_eq!((delivered.blocks, extra.len()), (100, 100));
         drop(extra);
-        let mut given = 0;
-        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            allocator.alloc_pages_bulk_callback(Bulk::up_to(100), |page: Page| {
-                given += 1;
-                assert!(given < 37, "enough");
-                drop(page);
-            })
-        }));
-        assert!(unwound.is_err());
-        assert_eq!(allocator.validate().handed_out, 0);
+        // From the list, and past it, where more is in hand than the callback has seen.
+        for (most, enough) in [(100, 37), (2000, 700), (2000, 1024), (2000, 2000)] {
+            let mut given = 0;
+            let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                allocator.alloc_pages_bulk_callback(Bulk::up_to(most), |page: Page| {
+                    given += 1;
+                    assert!(given < enough, "enough");
+                    drop(page);
+                })
+            }));
+            assert!(unwound.is_err());
+            assert_eq!(allocator.validate().handed_out, 0);
+        }
         assert_all_back(allocator);
     }
 }

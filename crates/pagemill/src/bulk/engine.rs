@@ -7,10 +7,11 @@
 use crate::allocator::{Allocator, Inner};
 use crate::arena::Arena;
 use crate::bulk::request::{Bulk, Commit};
+use crate::free::finish;
 use crate::nodes::Nodes;
 use crate::slow::Ask;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Gfp, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why, interleave_share};
+use pagemill_core::{Gfp, Handful, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why, interleave_share};
 use pagemill_sys::Batch;
 use pagemill_sys::lists::BulkCall;
 
@@ -149,6 +150,9 @@ impl Allocator {
                 // from pageblocks of another mobility.
                 Stage::Single { is_tried: true } if needed == 0 => slow.stage = Stage::Over,
                 Stage::Single { .. } => {
+                    if let Some(in_hand) = &mut slow.past_list {
+                        in_hand.give_back(); // Or there would be more in hand than is missing.
+                    }
                     let Ok(Some((arena, pfn))) = nodes.take_one(&ask, slow.from, &|| self.weak()) else {
                         slow.stage = Stage::Over;
                         continue;
@@ -184,7 +188,7 @@ impl Allocator {
             return (None, false);
         }
         let (run, is_more) = match ask.order {
-            Order::ZERO => inner.batch_of_zone(ask.gfp, left, slow.is_large, batch),
+            Order::ZERO => inner.batch_of_zone(ask.gfp, left, &mut slow.past_list, batch),
             _ => (None, inner.batch_of_blocks(ask, left, batch)),
         };
         if batch.is_empty() {
@@ -224,25 +228,30 @@ impl Allocator {
 
 impl Inner {
     /// A batch of order 0 from pageblocks of the request's mobility; may there be more?
-    fn batch_of_zone(&self, gfp: Gfp, left: usize, is_large: bool, batch: &mut Batch) -> (Option<u32>, bool) {
+    fn batch_of_zone(
+        &'static self,
+        gfp: Gfp,
+        left: usize,
+        past_list: &mut Option<InHand>,
+        batch: &mut Batch,
+    ) -> (Option<u32>, bool) {
         self.check_generation();
         let mobility = gfp.mobility();
-        let want = left.min(Batch::CAPACITY);
-        let taken = if is_large {
-            if self.is_refused_by_fault(gfp) {
-                return (None, false);
+        if let Some(in_hand) = past_list {
+            if !in_hand.is_of(self) {
+                if self.is_refused_by_fault(gfp) {
+                    return (None, false);
+                }
+                in_hand.take(self, left, gfp);
             }
-            let cpu = self.lists.cpu(self.lists.here());
-            let bound = &cpu.lists[mobility.index()].bound;
-            let taken = self.take_from_zone(bound, want, mobility, self.marks.floor(gfp, Level::Low), batch);
-            cpu.stats.direct_out.fetch_add(taken as u64, Relaxed);
-            taken
+            in_hand.fill(batch);
+            self.stats_here().direct_out.fetch_add(batch.len() as u64, Relaxed);
         } else {
-            self.refill(gfp, Level::Low, want, batch)
-        };
-        if taken == 0 {
+            self.refill(gfp, Level::Low, left.min(Batch::CAPACITY), batch);
+        }
+        if batch.is_empty() {
             // Refills put more on the list than they delivered: that comes before "exhausted".
-            self.lists.pop_n(mobility, want, batch);
+            self.lists.pop_n(mobility, left, batch);
             if batch.is_empty() {
                 return (None, false);
             }
@@ -257,6 +266,52 @@ impl Inner {
             batch.push(pfn);
         }
         true
+    }
+}
+
+/// What a large request took from a zone and has not handed on yet: a pageblock's frames at most, by one reservation, and
+/// never more than it still misses. The rest goes back when the request unwinds, or goes on elsewhere.
+#[derive(Debug)]
+struct InHand {
+    zone: Option<&'static Inner>,
+    frames: Handful,
+}
+
+impl InHand {
+    const NONE: Self = Self { zone: None, frames: Handful::new() };
+
+    /// Are there frames of this zone?
+    fn is_of(&self, inner: &Inner) -> bool {
+        self.zone.is_some_and(|zone| core::ptr::eq(zone, inner)) && !self.frames.is_empty()
+    }
+
+    fn take(&mut self, inner: &'static Inner, most: usize, gfp: Gfp) {
+        self.give_back();
+        let list = inner.lists.list_here(gfp.mobility());
+        let floor = inner.marks.floor(gfp, Level::Low);
+        self.frames = inner.zone.take_handful(&list.bound, most, gfp.mobility(), floor);
+        self.zone = Some(inner);
+    }
+
+    /// Moves whole words of them to `batch`, which is empty.
+    fn fill(&mut self, batch: &mut Batch) {
+        while let Some((first, mask)) = self.frames.next_word(batch.room()) {
+            batch.push_bits(first.as_u32(), mask);
+        }
+    }
+
+    fn give_back(&mut self) {
+        if let Some(inner) = self.zone.filter(|_| !self.frames.is_empty()) {
+            let mut giving = inner.zone.giving();
+            giving.give_handful(&mut self.frames);
+            finish(inner, giving);
+        }
+    }
+}
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 
@@ -280,8 +335,8 @@ struct Slow {
     stage: Stage,
     /// It is for one block: the single path alone serves it, and no fallback is counted.
     is_single: bool,
-    /// It goes past the lists.
-    is_large: bool,
+    /// It goes past the lists, with this in hand.
+    past_list: Option<InHand>,
     /// Others waited when it began: it takes one block in its turn first.
     is_in_line: bool,
     /// The node whose zonelist it walks.
@@ -318,7 +373,7 @@ impl Slow {
         Self {
             stage: Stage::Begin,
             is_single: missing == 1,
-            is_large: missing > ListPolicy::LARGE,
+            past_list: (missing > ListPolicy::LARGE).then_some(InHand::NONE),
             is_in_line: false,
             from: NodeId::ZERO,
             share: usize::MAX,
