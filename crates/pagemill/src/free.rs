@@ -1,5 +1,9 @@
 //! The way back: a block is checked against its state, marked as free, and put on the list of the CPU that frees it;
 //! a full list passes it on to the zone.
+mod large;
+
+pub(crate) use large::Large;
+
 use crate::allocator::Inner;
 use crate::arena::{Arena, GROUP};
 use crate::handle::{addr_of_word, order_of_word};
@@ -211,9 +215,9 @@ fn free_many(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
             && let Some((arena, mobility)) = page_of(words[at])
         {
             if words.len() - at > ListPolicy::LARGE {
-                freed += return_words_large(arena, mobility, words, &mut at);
+                freed += large::return_words(arena, mobility, words, &mut at);
             } else {
-                let mut segment = Segment::new(arena, mobility, None);
+                let mut segment = Segment::new(arena, mobility);
                 at = segment.return_words(words, at);
                 freed += segment.end();
             }
@@ -222,17 +226,6 @@ fn free_many(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
             at += 1;
         }
     }
-    freed
-}
-
-/// More than the lists are for goes past them, sorted by word: a table of some KiB on the stack.
-#[inline(never)]
-fn return_words_large(arena: &'static Arena, mobility: Mobility, words: &mut [usize], at: &mut usize) -> usize {
-    let mut giving = arena.inner().zone.giving_many();
-    let mut segment = Segment::new(arena, mobility, Some(&mut giving));
-    *at = segment.return_words(words, *at);
-    let freed = segment.end();
-    finish(arena.inner(), giving);
     freed
 }
 
@@ -260,10 +253,10 @@ pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
         let page = if order == Order::ZERO { page_of(at) } else { None };
         at = match page {
             Some((arena, mobility)) if end - at > ListPolicy::LARGE * PAGE_SIZE => {
-                return_run_large(arena, mobility, at, end)
+                large::return_run(arena, mobility, at, end)
             }
             Some((arena, mobility)) => {
-                let mut segment = Segment::new(arena, mobility, None);
+                let mut segment = Segment::new(arena, mobility);
                 let next = segment.return_run(at, end);
                 segment.end();
                 next
@@ -275,16 +268,6 @@ pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
             }
         };
     }
-}
-
-#[inline(never)]
-fn return_run_large(arena: &'static Arena, mobility: Mobility, addr: usize, end: usize) -> usize {
-    let mut giving = arena.inner().zone.giving_many();
-    let mut segment = Segment::new(arena, mobility, Some(&mut giving));
-    let next = segment.return_run(addr, end);
-    segment.end();
-    finish(arena.inner(), giving);
-    next
 }
 
 /// Frees blocks by address, all of one order, as [`free_raw`] does one; empties the slots of those that it takes.
@@ -382,26 +365,20 @@ pub(crate) fn page_of(word: usize) -> Option<(&'static Arena, Mobility)> {
     Some((arena, arena.page_mobility(pfn)?))
 }
 
-/// Pages of one arena and mobility on their way back, collected to batches for the list, or past it to the zone.
-pub(crate) struct Segment<'g> {
+/// Pages of one arena and mobility on their way back, collected to batches for the list. More than that is for are [`Large`].
+pub(crate) struct Segment {
     arena: &'static Arena,
     mobility: Mobility,
     pages: usize,
     is_counted: bool,
-    /// Past the lists, if more comes than they are for.
-    large: Option<&'g mut Giving<'static, 'static, 256>>,
     batch: Batch,
 }
 
-impl<'g> Segment<'g> {
+impl Segment {
     /// Of pages like the one that [`page_of`] found.
     #[inline(always)]
-    pub(crate) fn new(
-        arena: &'static Arena,
-        mobility: Mobility,
-        large: Option<&'g mut Giving<'static, 'static, 256>>,
-    ) -> Self {
-        Self { arena, mobility, pages: 0, is_counted: false, large, batch: Batch::new() }
+    pub(crate) fn new(arena: &'static Arena, mobility: Mobility) -> Self {
+        Self { arena, mobility, pages: 0, is_counted: false, batch: Batch::new() }
     }
 
     /// Takes pages from `words[at..]` and empties their slots, up to the first that is not of this kind. Returns
@@ -461,54 +438,12 @@ impl<'g> Segment<'g> {
         word.is_multiple_of(PAGE_SIZE) && self.arena.contains(word) && self.give(self.arena.pfn_of(word))
     }
 
-    /// Takes neighbouring frames of the arena, at most a batch's worth, if all are pages of this kind. `is_last`: no
-    /// others will be given.
-    #[inline]
-    pub(crate) fn give_run(&mut self, first: u32, n: usize, is_last: bool) -> bool {
-        if !self.arena.take_back_run(first, n, self.mobility) {
-            return false;
-        }
-        if is_last && self.large.is_none() {
-            // All that is left needs no table. What came before goes first, and the call is counted while these are
-            // still in hand: see `end`.
-            if !self.batch.is_empty() {
-                self.flush();
-            }
-            self.pages += n;
-            self.count();
-            if self.arena.inner().lists.push_run(self.mobility, first, n) {
-                return true;
-            }
-            self.pages -= n;
-        } else if self.batch.room() < n {
-            self.flush();
-        }
-        self.batch.push_run(first, n);
-        true
-    }
-
-    /// Takes one frame of the arena, if it is a page of this kind.
-    #[inline]
-    pub(crate) fn give(&mut self, pfn: u32) -> bool {
-        if !self.arena.take_back(pfn, self.mobility) {
-            return false;
-        }
-        if self.batch.room() == 0 {
-            self.flush();
-        }
-        self.batch.push(pfn);
-        true
-    }
-
     /// Passes the batch on to the list, or to the zone.
     #[inline]
     fn flush(&mut self) {
         let inner = self.arena.inner();
         self.pages += self.batch.len();
-        if let Some(large) = &mut self.large {
-            inner.stats_here().direct_in.fetch_add(self.batch.len() as u64, Relaxed);
-            large.give_slice(self.batch.as_slice());
-        } else if !inner.lists.push_n(self.mobility, &self.batch, 0..self.batch.len()) {
+        if !inner.lists.push_n(self.mobility, &self.batch, 0..self.batch.len()) {
             inner.overflow(self.mobility, &self.batch);
         }
         self.batch.clear();
@@ -533,6 +468,53 @@ impl<'g> Segment<'g> {
             self.flush();
         }
         pages
+    }
+}
+
+/// Who collects frames of one arena that come back as pages of one kind.
+pub(crate) trait Collect {
+    /// Takes neighbouring frames of the arena, at most a batch's worth, if all are pages of this kind. `is_last`: no
+    /// others will be given.
+    fn give_run(&mut self, first: u32, n: usize, is_last: bool) -> bool;
+    /// Takes one frame of the arena, if it is a page of this kind.
+    fn give(&mut self, pfn: u32) -> bool;
+}
+
+impl Collect for Segment {
+    #[inline]
+    fn give_run(&mut self, first: u32, n: usize, is_last: bool) -> bool {
+        if !self.arena.take_back_run(first, n, self.mobility) {
+            return false;
+        }
+        if is_last {
+            // All that is left needs no table. What came before goes first, and the call is counted while these are
+            // still in hand: see `end`.
+            if !self.batch.is_empty() {
+                self.flush();
+            }
+            self.pages += n;
+            self.count();
+            if self.arena.inner().lists.push_run(self.mobility, first, n) {
+                return true;
+            }
+            self.pages -= n;
+        } else if self.batch.room() < n {
+            self.flush();
+        }
+        self.batch.push_run(first, n);
+        true
+    }
+
+    #[inline]
+    fn give(&mut self, pfn: u32) -> bool {
+        if !self.arena.take_back(pfn, self.mobility) {
+            return false;
+        }
+        if self.batch.room() == 0 {
+            self.flush();
+        }
+        self.batch.push(pfn);
+        true
     }
 }
 

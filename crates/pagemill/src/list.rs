@@ -1,7 +1,7 @@
 //! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
 //! are not touched, and joining two lists costs nothing.
 use crate::arena::{Arena, GROUP};
-use crate::free::{Segment, finish, free_one_run, free_page, free_word, page_of};
+use crate::free::{Collect, Large, Segment, free_one_run, free_page, free_word, page_of};
 use crate::handle::{Block, Owned, Page, addr_of_word, order_of_word};
 use crate::registry;
 use core::marker::PhantomData;
@@ -245,7 +245,7 @@ impl<T: Owned> List<T> {
             match page_of(word) {
                 Some((arena, mobility)) if self.len > ListPolicy::LARGE => self.clear_large(arena, mobility),
                 Some((arena, mobility)) => {
-                    let mut segment = Segment::new(arena, mobility, None);
+                    let mut segment = Segment::new(arena, mobility);
                     self.return_segment(arena, &mut segment);
                     segment.end();
                 }
@@ -260,16 +260,14 @@ impl<T: Owned> List<T> {
 
     #[inline(never)]
     fn clear_large(&mut self, arena: &'static Arena, mobility: Mobility) {
-        let mut giving = arena.inner().zone.giving_many();
-        let mut segment = Segment::new(arena, mobility, Some(&mut giving));
-        self.return_segment(arena, &mut segment);
-        segment.end();
-        finish(arena.inner(), giving);
+        let mut large = Large::new(arena, mobility);
+        self.return_segment(arena, &mut large);
+        large.end();
     }
 
     /// Frees pages from the head on, up to the first that is not of the segment's kind.
     #[inline]
-    fn return_segment(&mut self, arena: &'static Arena, segment: &mut Segment<'_>) {
+    fn return_segment(&mut self, arena: &'static Arena, segment: &mut impl Collect) {
         while self.len > 0 && arena.has_pfn(self.head) {
             // Read before the page is given: then the link is somebody else's.
             let next = arena.link(self.head).load(Relaxed);
@@ -290,7 +288,7 @@ impl<T: Owned> List<T> {
 
     /// Frees `N` pages from the head on, if they are neighbours in order.
     #[inline]
-    fn return_linked_run<const N: usize>(&mut self, arena: &Arena, segment: &mut Segment<'_>) -> bool {
+    fn return_linked_run<const N: usize>(&mut self, arena: &Arena, segment: &mut impl Collect) -> bool {
         if self.len >= N
             && let Some(next) = arena.linked_run::<N>(self.head)
             && segment.give_run(self.head, N, self.len == N)

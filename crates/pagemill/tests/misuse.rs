@@ -314,6 +314,32 @@ fn twice_within_one_bulk_call() {
 }
 
 #[test]
+fn twice_among_thousands_in_no_order() {
+    // Close enough to each other to be sorted on their way back, and too far apart.
+    const PAGES: usize = 1 << 16;
+    with_each(PAGES, |allocator| {
+        let all: Vec<*mut u8> = (0..PAGES).map(|_| page(&allocator)).collect();
+        let mut scattered: Vec<*mut u8> = (0..PAGES).map(|i| all[i * 40_503 % PAGES]).collect();
+        for n in [40_000, 2000, PAGES - 42_000] {
+            let rest = scattered.split_off(n);
+            let mut slots = core::mem::replace(&mut scattered, rest);
+            let double = slots[n / 3];
+            slots.insert(n / 2, double);
+            slots.insert(n / 4, core::ptr::null_mut());
+            let (freed, misuse) = free_bulk(&mut slots, 0).unwrap_err();
+            assert_eq!((freed, misuse.addr, misuse.kind), (n, double.addr(), MisuseKind::DoubleFree));
+            let is_left = |(at, &ptr): (usize, &*mut u8)| (!ptr.is_null()).then_some((at, ptr));
+            let left: Vec<(usize, *mut u8)> = slots.iter().enumerate().filter_map(is_left).collect();
+            assert_eq!(left, [(n / 2 + 1, double)], "the second of the two stays where it was");
+            assert_eq!(allocator.validate().handed_out, scattered.len());
+        }
+        assert!(scattered.is_empty());
+        allocator.drain();
+        assert_eq!(allocator.validate().free, PAGES);
+    });
+}
+
+#[test]
 fn the_hook_is_told() {
     static WANTED: AtomicUsize = AtomicUsize::new(0);
     static SEEN: AtomicUsize = AtomicUsize::new(0);

@@ -1,0 +1,167 @@
+//! More pages at once than the lists are for: past them to the zone (C3.1).
+//!
+//! Neighbours go as they come, many with one bit operation. Scattered ones are sorted by place first, where there are enough
+//! of them: in a random order over gigabytes each would change a word and a count of its own, which costs 40 ns.
+use super::{Collect, address_run, empty, finish};
+use crate::arena::Arena;
+use core::sync::atomic::Ordering::Relaxed;
+use pagemill_core::{Giving, Mobility, PAGE_SIZE, Pfn};
+use pagemill_sys::Batch;
+use pagemill_sys::lists::BulkCall;
+
+/// Words of 64 frames that are collected before they are written.
+const WORDS: usize = 256;
+
+/// Pages of one arena and mobility on their way back to the zone.
+pub(crate) struct Large {
+    arena: &'static Arena,
+    mobility: Mobility,
+    pages: usize,
+    giving: Giving<'static, 'static, WORDS>,
+}
+
+impl Large {
+    #[inline]
+    pub(crate) fn new(arena: &'static Arena, mobility: Mobility) -> Self {
+        Self { arena, mobility, pages: 0, giving: arena.inner().zone.giving_many() }
+    }
+
+    /// Takes the `n` neighbours from address `addr` on, if all are pages of this kind.
+    #[inline]
+    fn give_run_at(&mut self, addr: usize, n: usize) -> bool {
+        addr.is_multiple_of(PAGE_SIZE)
+            && self.arena.contains(addr)
+            && self.arena.contains(addr + (n - 1) * PAGE_SIZE)
+            && self.give_run(self.arena.pfn_of(addr), n, false)
+    }
+
+    /// The number of the page with this word, which is free from now on; none if it is no page of this kind.
+    #[inline]
+    fn take_back(&self, word: usize) -> Option<u32> {
+        let is_here = word.is_multiple_of(PAGE_SIZE) && self.arena.contains(word);
+        let pfn = self.arena.pfn_of(word);
+        (is_here && self.arena.take_back(pfn, self.mobility)).then_some(pfn)
+    }
+
+    /// Gives the frames in the slots, all between `low` and `high`, which are marked as free already.
+    fn give_scattered(&mut self, slots: &mut [usize], low: u32, high: u32) {
+        let words = (high / 64 + 1).saturating_sub(low / 64) as usize;
+        if words > WORDS && slots.len() >= 2 * words {
+            sort_by_place(slots, low as usize / 64, words);
+            slots.iter().for_each(|&slot| self.giving.give(Pfn::new((slot >> SORTED) as u32)));
+        } else {
+            slots.iter().for_each(|&slot| self.giving.give(Pfn::new(slot as u32)));
+        }
+        self.pages += slots.len();
+    }
+
+    /// Counts the call and completes it. Those may be the allocator's last pages: nothing of it is touched after that.
+    /// Returns how many pages there were.
+    pub(crate) fn end(self) -> usize {
+        let inner = self.arena.inner();
+        if self.pages > 1 {
+            inner.lists.count_bulk(BulkCall::Free, self.pages);
+        }
+        inner.stats_here().direct_in.fetch_add(self.pages as u64, Relaxed);
+        finish(inner, self.giving);
+        self.pages
+    }
+}
+
+impl Collect for Large {
+    #[inline]
+    fn give_run(&mut self, first: u32, n: usize, _is_last: bool) -> bool {
+        let is_out = self.arena.take_back_run(first, n, self.mobility);
+        if is_out {
+            self.giving.give_run(Pfn::new(first), n);
+            self.pages += n;
+        }
+        is_out
+    }
+
+    #[inline]
+    fn give(&mut self, pfn: u32) -> bool {
+        let is_out = self.arena.take_back(pfn, self.mobility);
+        if is_out {
+            self.giving.give(Pfn::new(pfn));
+            self.pages += 1;
+        }
+        is_out
+    }
+}
+
+/// Frees pages from `words[at..]` and empties their slots, up to the first that is not of this kind, where it leaves `at`.
+/// Returns how many.
+#[inline(never)]
+pub(super) fn return_words(arena: &'static Arena, mobility: Mobility, words: &mut [usize], at: &mut usize) -> usize {
+    let mut large = Large::new(arena, mobility);
+    // The slots that are empty by now keep the numbers of scattered pages, so that those can be sorted without memory
+    // for it: `words[from..kept]`.
+    let from = *at;
+    let mut kept = from;
+    let (mut low, mut high) = (u32::MAX, 0);
+    while *at < words.len() {
+        let n = address_run(&words[*at..], Batch::CAPACITY);
+        if n > 1 && large.give_run_at(words[*at], n) {
+            empty(&mut words[*at..*at + n]);
+            *at += n;
+            continue;
+        }
+        if words[*at] != 0 {
+            let Some(pfn) = large.take_back(words[*at]) else { break };
+            words[*at] = 0;
+            words[kept] = pfn as usize;
+            kept += 1;
+            (low, high) = (low.min(pfn), high.max(pfn));
+        }
+        *at += 1;
+    }
+    large.give_scattered(&mut words[from..kept], low, high);
+    words[from..kept].fill(0);
+    large.end()
+}
+
+/// Frees neighbouring pages from `addr` up to `end`, up to the first that is not of this kind. Returns where that is.
+#[inline(never)]
+pub(super) fn return_run(arena: &'static Arena, mobility: Mobility, mut addr: usize, end: usize) -> usize {
+    let mut large = Large::new(arena, mobility);
+    while addr < end {
+        let n = ((end - addr) / PAGE_SIZE).min(Batch::CAPACITY);
+        if large.give_run_at(addr, n) {
+            addr += n * PAGE_SIZE;
+            continue;
+        }
+        let Some(pfn) = large.take_back(addr) else { break };
+        large.giving.give(Pfn::new(pfn));
+        large.pages += 1;
+        addr += PAGE_SIZE;
+    }
+    large.end();
+    addr
+}
+
+/// Where in a slot the sorted frames stand, above the others.
+const SORTED: u32 = u32::BITS;
+/// Parts that frames are sorted into.
+const PARTS: usize = 256;
+
+/// Sorts frames by place, so roughly that those of [`WORDS`] words stand together. Each slot's lower half has one; the sorted
+/// ones come into the upper halves. They lie in `words` words from the one numbered `low` on.
+///
+/// Moving each to its place instead, and from there what stood in it, takes three times as long: each step waits for the last.
+fn sort_by_place(slots: &mut [usize], low: usize, words: usize) {
+    let shift = (words - 1).ilog2() + 1 - PARTS.ilog2();
+    let part_of = |pfn: usize| ((pfn / 64 - low) >> shift) % PARTS;
+    let mut next = [0; PARTS];
+    slots.iter().for_each(|&pfn| next[part_of(pfn)] += 1);
+    let mut sum = 0;
+    for next in &mut next {
+        sum += core::mem::replace(next, sum);
+    }
+    for i in 0..slots.len() {
+        let pfn = slots[i] & u32::MAX as usize;
+        let place = &mut next[part_of(pfn)];
+        slots[*place] |= pfn << SORTED;
+        *place += 1;
+    }
+}
