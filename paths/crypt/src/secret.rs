@@ -163,8 +163,8 @@ impl fmt::Debug for Locked {
 mod tests {
     use super::*;
 
-    /// Kilobytes of this process that are locked, of the mapping with `address`.
-    fn locked_kb(address: usize) -> Option<u64> {
+    /// What the system says of the mapping with `address`, under `name`.
+    fn mapping(address: usize, name: &str) -> Option<String> {
         let text = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let mut is_inside = false;
         for line in text.lines() {
@@ -173,8 +173,8 @@ mod tests {
                 && let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
             {
                 is_inside = (start..end).contains(&address);
-            } else if is_inside && let Some(rest) = line.strip_prefix("Locked:") {
-                return rest.trim().strip_suffix(" kB")?.parse().ok();
+            } else if is_inside && let Some(rest) = line.strip_prefix(name) {
+                return Some(rest.trim().to_owned());
             }
         }
         None
@@ -187,17 +187,34 @@ mod tests {
             return eprintln!("skipped: memory cannot be locked here: {why}");
         }
         drop(a);
-        let locked = locked_kb(b.as_ptr() as usize).expect("/proc/self/smaps has the mapping");
-        assert!(locked >= 8, "{locked} kB");
+        let locked = mapping(b.as_ptr() as usize, "Locked:").expect("/proc/self/smaps has the mapping");
+        let kb: u64 = locked.strip_suffix(" kB").unwrap().parse().unwrap();
+        assert!(kb >= 8, "{locked}");
         assert_eq!(&b[..], &[7; 5000]);
     }
 
     #[test]
+    fn a_secret_stays_out_of_core_dumps() {
+        let secret = Locked::copy_of(b"attack at dawn");
+        let flags = mapping(secret.as_ptr() as usize, "VmFlags:").expect("/proc/self/smaps has the mapping");
+        assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
+    }
+
+    #[test]
     fn a_secret_is_zeroed_before_its_pages_go_back() {
-        let mut secret = Locked::copy_of(b"attack at dawn");
+        use std::os::unix::fs::FileExt;
+        let secret = Locked::copy_of(&b"attack at dawn; ".repeat(256));
         assert!(!format!("{secret:?}").contains("attack"));
-        secret.zeroize(); // What `drop` does first.
-        assert_eq!(&secret[..], &[0; 14]);
+        let address = secret.as_ptr() as u64;
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        let mut there = vec![0; secret.len()];
+        memory.read_exact_at(&mut there, address).unwrap();
+        assert_eq!(there, secret[..]);
+        drop(secret);
+        // The heap may have unmapped the page, or given it to another; what was in it is nowhere.
+        there.fill(0);
+        let _ = memory.read_exact_at(&mut there, address);
+        assert!(!there.windows(8).any(|bytes| bytes == b"at dawn;"));
         assert_eq!(Locked::zeroed(0).len(), 0);
     }
 }
