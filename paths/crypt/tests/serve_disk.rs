@@ -159,10 +159,11 @@ struct Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // A test that fails leaves its server with the file open: the mount would be waited for until that ends.
+        // A test that fails leaves its server with the file open. Nobody would answer for the disk when the process ends,
+        // and its end would wait for that: what is asked and not answered is ended here.
         let session = self.session.take().expect("it ends once");
         if thread::panicking() {
-            let _ = unmount(&self.at, UnmountFlags::DETACH);
+            let _ = unmount(&self.at, UnmountFlags::FORCE | UnmountFlags::DETACH);
             return std::mem::forget(session);
         }
         session.umount_and_join().unwrap();
@@ -177,7 +178,12 @@ fn mounted(disk: &Disk, at: &Path) -> Option<Mount> {
     config.n_threads = Some(4);
     config.clone_fd = true;
     match Session::new(disk.clone(), at, &config) {
-        Ok(session) => Some(Mount { session: Some(session.spawn().unwrap()), at: at.to_owned() }),
+        Ok(session) => {
+            let mount = Mount { session: Some(session.spawn().unwrap()), at: at.to_owned() };
+            // That a close is of no interest here is learnt by the first.
+            drop(File::open(at).unwrap());
+            Some(mount)
+        }
         Err(why) if matches!(why.kind(), ErrorKind::PermissionDenied | ErrorKind::NotFound) => {
             println!("skipped: mounting takes /dev/fuse, and root or fusermount3 ({why})");
             None
