@@ -262,6 +262,11 @@ mod tests {
             assert!(matches!(error, Error::TooExpensive(_)), "{error}");
             assert!(error.next_step().is_some_and(|next| next.contains("--max-kdf")));
         }
+        // Each limit by itself.
+        let kdf = Kdf::Argon2 { is_id: true, time: 1, memory_kib: 65, lanes: 1, salt: salt.clone() };
+        for (memory_kib, work, is_refused) in [(64, 65, true), (65, 64, true), (65, 65, false)] {
+            assert_eq!(kdf.derive(b"x", &mut [0; 64], &Limits { memory_kib, work }).is_err(), is_refused);
+        }
         let kdf = Kdf::Pbkdf2 { hash: Hash::Sha256, iterations: 1001, salt };
         let (tight, wide) = (Limits { memory_kib: 0, work: 2001 }, Limits { memory_kib: 0, work: 2002 });
         assert!(kdf.derive(b"x", &mut [0; 64], &tight).is_err());

@@ -79,28 +79,32 @@ fn opens(disk: &Disk, passphrase: &[u8]) -> bool {
     Luks::read(disk).unwrap().unlock(disk, passphrase, None, &Limits::default()).is_ok()
 }
 
-/// What the stack of this thread holds below its caller.
-fn stack_below() -> Vec<u8> {
-    use std::os::unix::fs::FileExt;
-    let mut bytes = vec![0; 200 << 10];
-    let here = std::hint::black_box(&0u8) as *const u8 as u64;
-    std::fs::File::open("/proc/self/mem").unwrap().read_exact_at(&mut bytes, here - (200 << 10)).unwrap();
-    bytes
+/// What the stack of this thread holds below its caller. Few and small frames lie on what is looked for.
+fn stack_below(memory: &std::fs::File, bytes: &mut [u8]) {
+    use std::os::fd::AsRawFd;
+    let here = bytes.as_ptr() as usize;
+    let top = std::hint::black_box(&here) as *const usize as usize;
+    let at = (top - bytes.len()) as libc::off_t;
+    // SAFETY: the place is `bytes`, which is borrowed and has that length.
+    let read = unsafe { libc::pread(memory.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), at) };
+    assert_eq!(read, bytes.len() as isize);
 }
 
 #[test]
 fn no_key_is_left_on_the_stack() {
+    let memory = std::fs::File::open("/proc/self/mem").unwrap();
+    let mut stacks = [(); 3].map(|()| vec![0; 200 << 10]);
     for kind in [KdfKind::Pbkdf2, KdfKind::Argon2id] {
         let disk = Disk::of(vec![0; 17 << 20]);
         Luks::format(&disk, &new(2, 512, 512, kind), PASSPHRASE).unwrap();
-        let formatted = stack_below();
+        stack_below(&memory, &mut stacks[0]);
         let luks = Luks::read(&disk).unwrap();
         let (_, key) = luks.unlock(&disk, PASSPHRASE, None, &Limits::default()).unwrap();
-        let unlocked = stack_below();
+        stack_below(&memory, &mut stacks[1]);
         let volume = luks.open(&disk, PASSPHRASE, 17 << 20, false, &Limits::default()).unwrap();
-        let opened = stack_below();
+        stack_below(&memory, &mut stacks[2]);
         drop(volume);
-        for (what, stack) in [("format", formatted), ("unlock", unlocked), ("open", opened)] {
+        for (what, stack) in ["format", "unlock", "open"].into_iter().zip(&stacks) {
             for part in key.chunks(16) {
                 assert!(!stack.windows(16).any(|there| there == part), "{kind:?}: {what}");
             }
@@ -271,6 +275,15 @@ fn metadata_that_lies_is_refused_by_name() {
         let error = Luks::read(&Disk::of(bytes)).expect_err(place);
         assert!(error.to_string().contains(word), "{place} {lie}: {error}");
     }
+    let mut bytes = whole.clone();
+    with_metadata(&mut bytes, |json| {
+        let mut other = json["keyslots"]["0"].clone();
+        let end = 32_768 + other["area"]["size"].as_str().unwrap().parse::<u64>().unwrap();
+        other["area"]["offset"] = json!((end - 1).to_string());
+        json["keyslots"]["1"] = other;
+    });
+    let error = Luks::read(&Disk::of(bytes)).unwrap_err();
+    assert!(error.to_string().contains("overlaps with keyslot 0"), "{error}");
     // These are seen when the volume is opened.
     let later = [
         ("/digests/0/digest", json!(""), "0 bytes"),
@@ -331,6 +344,11 @@ fn luks1_fields_that_lie_are_refused_by_name() {
         let error = Luks::read(&Disk::of(bytes)).expect_err(word);
         assert!(error.to_string().contains(word), "{place}: {error}");
     }
+    // The second keyslot as the first, key material and all.
+    let mut bytes = whole.clone();
+    bytes.copy_within(208..256, 256);
+    let error = Luks::read(&Disk::of(bytes)).unwrap_err();
+    assert!(error.to_string().contains("keyslots 0 and 1 overlap"), "{error}");
     for place in [164, 208 + 4] {
         let mut bytes = whole.clone();
         bytes[place..place + 4].fill(0xff);
