@@ -26,6 +26,13 @@ impl Failure {
         self
     }
 
+    /// The exit code, where it tells more than that it failed.
+    #[must_use]
+    pub(crate) fn code(mut self, code: u8) -> Self {
+        self.code = code;
+        self
+    }
+
     /// What the failure left behind.
     #[must_use]
     pub(crate) fn left(mut self, left: String) -> Self {

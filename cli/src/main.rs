@@ -55,6 +55,7 @@ Exit codes:
   0  done
   1  failed; standard error says what, why and what to do next
   2  the command line makes no sense
+  3  crypt alone: no keyslot opens with this passphrase
   stopped by a signal, it ends by that signal (for Ctrl-C a shell shows 130)
 
 Environment:

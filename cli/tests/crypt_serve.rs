@@ -181,3 +181,42 @@ fn an_address_that_others_reach_is_refused_without_tls() {
     let none = folder.run(Command::new(PROGRAM).args(["crypt", "serve", "volume"]));
     assert_eq!(none.code, Some(2), "neither a socket nor an address");
 }
+
+#[test]
+fn a_wrong_passphrase_has_an_exit_code_of_its_own() {
+    let folder = Folder::new();
+    format(&folder);
+    folder.file("wrong", &[8; 32]);
+    for (key, code) in [("key", 0), ("wrong", 3), ("none", 1)] {
+        let ran = folder.run(Command::new(PROGRAM).args(["crypt", "test-passphrase", "volume", "--key-file", key]));
+        assert_eq!(ran.code, Some(code), "{key}: {}", ran.stderr);
+    }
+    let wrong = ["crypt", "serve", "volume", "--key-file", "wrong", "--unix", "socket"];
+    assert_eq!(folder.run(Command::new(PROGRAM).args(wrong)).code, Some(3));
+}
+
+/// It waits for its passphrase with the new files made; then it is killed, which it cannot hear.
+#[test]
+fn an_interrupted_format_leaves_nothing_behind() {
+    let folder = Folder::new();
+    let args = "crypt format volume --size 20M --header header --key-file /dev/stdin";
+    let mut command = Command::new(PROGRAM);
+    command.args(args.split(' ')).current_dir(folder.path("")).stdin(Stdio::piped()).stderr(Stdio::null());
+    let mut child = Serving(command.spawn().unwrap());
+    let inside = fs::canonicalize(folder.path("")).unwrap();
+    let files_of = |pid: u32| -> usize {
+        let files =
+            fs::read_dir(format!("/proc/{pid}/fd")).unwrap().filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+        files.filter(|file| file.starts_with(&inside)).count()
+    };
+    let start = Instant::now();
+    while files_of(child.0.id()) < 2 {
+        assert!(start.elapsed() < Duration::from_secs(30), "it makes no files");
+        assert!(child.0.try_wait().unwrap().is_none(), "it has ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.0.kill().unwrap();
+    child.0.wait().unwrap();
+    let left: Vec<_> = fs::read_dir(&inside).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}

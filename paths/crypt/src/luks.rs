@@ -187,6 +187,15 @@ impl Luks {
         }
     }
 
+    /// The volume's UUID.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        match self {
+            Self::V1(header) => &header.uuid,
+            Self::V2(header) => header.uuid(),
+        }
+    }
+
     /// Numbers of the keyslots that hold a passphrase.
     #[must_use]
     pub fn used(&self) -> Vec<u32> {

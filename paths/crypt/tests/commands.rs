@@ -257,3 +257,38 @@ fn what_is_said_fits_a_terminal_and_names_no_passphrase() {
     assert!(error.to_string().contains("nothing: No such file"), "{error}");
     assert!(Luks::read(&fs::File::open(Path::new("/dev/null")).unwrap()).is_err());
 }
+
+#[test]
+fn keys_of_a_detached_header_are_looked_after_beside_the_data() {
+    let bench = Bench::with(&[]).unwrap();
+    bench.file("data", 4 << 20);
+    crypt(&bench, &format!("format @data --header @header --key-file @pw {CHEAP}")).unwrap();
+    let before = fs::read(bench.path("data")).unwrap();
+    assert!(matches!(crypt(&bench, "test-passphrase @data --key-file @pw"), Err(Error::NoHeader)));
+    let header = "@data --header @header --key-file @pw";
+    assert!(crypt(&bench, &format!("test-passphrase {header}")).unwrap().out.contains("data: keyslot 0 opens"));
+    crypt(&bench, &format!("add-key {header} --new-key-file @other --slot 3 {CHEAP}")).unwrap();
+    crypt(&bench, "test-passphrase @data --header @header --key-file @other --slot 3").unwrap();
+    crypt(&bench, &format!("remove-key {header} --slot 3")).unwrap();
+    assert!(crypt(&bench, "test-passphrase @data --header @header --key-file @other").is_err());
+    assert!(fs::read(bench.path("data")).unwrap() == before, "the data is left alone");
+}
+
+#[test]
+fn scripts_read_what_was_done() {
+    let bench = Bench::with(&[]).unwrap();
+    let json = |line: &str| -> serde_json::Value {
+        serde_json::from_str(&crypt(&bench, &format!("{line} --json")).unwrap().out).unwrap()
+    };
+    let made = json(&format!("format @a --size 20M --key-file @pw {CHEAP}"));
+    let info = json("info @a");
+    for name in ["type", "uuid", "cipher", "key_bits", "sector_size", "data_offset", "data_bytes"] {
+        assert_eq!(made[name], info[name], "{name}");
+    }
+    assert_eq!((&made["keyslot"], &made["is_detached"]), (&0.into(), &false.into()));
+    assert_eq!(json("test-passphrase @a --key-file @pw")["keyslot"], 0);
+    assert_eq!(json(&format!("add-key @a --key-file @pw --new-key-file @other {CHEAP}"))["keyslot"], 1);
+    let removed = json("remove-key @a --key-file @other");
+    assert_eq!(removed["keyslot"], 1);
+    assert!(removed["image"].as_str().unwrap().ends_with("/a"), "{removed}");
+}

@@ -1,12 +1,15 @@
 //! `pagemill crypt format`.
 use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
 use super::open::{key_size, sector_size};
 use super::passphrase::SecretArgs;
-use super::{KdfArgs, Said, lock, open_locked, shown};
+use super::{KdfArgs, Said, json_line, lock, open_locked, shown};
 use crate::cipher::SectorSize;
 use crate::kdf::KdfKind;
 use crate::luks::New;
@@ -62,6 +65,10 @@ pub(super) struct FormatArgs {
     #[arg(long)]
     force: bool,
 
+    /// Print what was made as a JSON object
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     secret: SecretArgs,
 
@@ -70,9 +77,9 @@ pub(super) struct FormatArgs {
 }
 
 pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
-    let data = Target::open(&args.image, args.size)?;
+    let mut data = Target::open(&args.image, args.size)?;
     let header = args.header.as_deref();
-    let header = header.map(|path| Target::open(path, (!path.exists()).then_some(HEADER_FILE))).transpose()?;
+    let mut header = header.map(|path| Target::open(path, (!path.exists()).then_some(HEADER_FILE))).transpose()?;
     let data_len = data.len()?;
     let store = header.as_ref().unwrap_or(&data);
     if !args.force {
@@ -96,8 +103,27 @@ pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
     };
     let luks = Luks::format(&store.file, &new, &passphrase)?;
     let geometry = luks.geometry(data_len, header.is_some())?;
+    // Both have their names before either stays.
+    header.as_mut().map_or(Ok(()), Target::publish)?;
+    data.publish()?;
+    let is_detached = header.is_some();
     for target in [Some(data), header].into_iter().flatten() {
         target.keep();
+    }
+    if args.json {
+        let made = serde_json::json!({
+            "image": shown(&args.image),
+            "type": format!("luks{}", new.version),
+            "uuid": luks.uuid(),
+            "cipher": crate::CIPHER,
+            "key_bits": args.key_size,
+            "sector_size": geometry.sector_size.bytes(),
+            "data_offset": geometry.offset,
+            "data_bytes": geometry.len,
+            "is_detached": is_detached,
+            "keyslot": luks.used().first(),
+        });
+        return Ok(Said { out: json_line(&made), warnings: Vec::new() });
     }
     let (sector, mib) = (geometry.sector_size.bytes(), geometry.len as f64 / f64::from(1 << 20));
     let out = format!(
@@ -110,17 +136,28 @@ pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
     Ok(Said { out, warnings: Vec::new() })
 }
 
-/// A file that is formatted. One that was made for it goes again unless it is kept.
+/// A file that is formatted. One that is made for it has no name until its header is whole, so whatever ends the program
+/// before, by SIGKILL even, leaves nothing behind; and it goes again unless it is kept.
 struct Target<'a> {
     path: &'a Path,
     file: File,
-    is_made: bool,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It was there, or is to stay.
+    Kept,
+    /// It was made without a name.
+    Nameless,
+    /// It was made, and is there for all to see.
+    Named,
 }
 
 impl<'a> Target<'a> {
     fn open(path: &'a Path, size: Option<u64>) -> Result<Self, Error> {
         if path.exists() {
-            let there = Self { path, file: open_locked(path, true)?, is_made: false };
+            let there = Self { path, file: open_locked(path, true)?, state: State::Kept };
             return match size {
                 Some(size) if there.len()? != size => {
                     let why = format!("{} has {} bytes already: leave --size out", shown(path), there.len()?);
@@ -132,9 +169,8 @@ impl<'a> Target<'a> {
         let Some(size) = size else {
             return Err(Error::Request(format!("{} is not there: say --size to make it", shown(path))));
         };
-        use std::os::unix::fs::OpenOptionsExt;
-        let made = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
-        let made = Self { path, file: made.map_err(|error| Error::io(shown(path), error))?, is_made: true };
+        let (file, state) = make(path).map_err(|error| Error::io(shown(path), error))?;
+        let made = Self { path, file, state };
         lock(&made.file, path, true)?;
         made.file
             .set_len(size)
@@ -146,17 +182,49 @@ impl<'a> Target<'a> {
         self.file.size().map_err(|error| Error::io(shown(self.path), error))
     }
 
+    /// Gives what has no name its own.
+    fn publish(&mut self) -> Result<(), Error> {
+        if self.state != State::Nameless {
+            return Ok(());
+        }
+        let nameless = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        match rustix::fs::linkat(CWD, nameless, CWD, self.path, AtFlags::SYMLINK_FOLLOW) {
+            Ok(()) => self.state = State::Named,
+            Err(rustix::io::Errno::EXIST) => {
+                return Err(Error::Occupied(format!("{} has come into being meanwhile", shown(self.path))));
+            }
+            Err(error) => return Err(Error::io(format!("naming {}", shown(self.path)), error.into())),
+        }
+        Ok(())
+    }
+
     fn keep(mut self) {
-        self.is_made = false;
+        self.state = State::Kept;
     }
 }
 
 impl Drop for Target<'_> {
     fn drop(&mut self) {
-        if self.is_made {
+        if self.state == State::Named {
             // The failure that led here is what is told.
             let _ = fs::remove_file(self.path);
         }
+    }
+}
+
+/// A new file, nameless where the file system has that; elsewhere it is seen at once, and stays, as zeroes, if the program is
+/// killed.
+fn make(path: &Path) -> io::Result<(File, State)> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (read_write, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+    match rustix::fs::open(folder, read_write | OFlags::TMPFILE, mode) {
+        Ok(file) => Ok((file.into(), State::Nameless)),
+        // Both are what file systems say that cannot.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
+            let file = rustix::fs::open(path, read_write | OFlags::CREATE | OFlags::EXCL, mode)?;
+            Ok((file.into(), State::Named))
+        }
+        Err(error) => Err(error.into()),
     }
 }
 

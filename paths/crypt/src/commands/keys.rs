@@ -1,24 +1,49 @@
 //! `pagemill crypt test-passphrase`, `add-key`, `remove-key`.
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::path::PathBuf;
 
 use clap::Args;
 
 use super::passphrase::{NewSecretArgs, SecretArgs};
-use super::{KdfArgs, LimitArgs, Said, open_locked, shown};
+use super::{KdfArgs, LimitArgs, Said, json_line, open_locked, shown};
 use crate::luks::first_that_opens;
 use crate::{Error, Luks};
 
 /// Which header, and what opens it.
 #[derive(Args, Debug)]
 struct HeaderArgs {
-    /// The file or block device; with a detached header, the header's file
+    /// The file or block device
     image: PathBuf,
+
+    /// The file that has the header, where it is detached
+    #[arg(long, value_name = "FILE")]
+    header: Option<PathBuf>,
 
     #[command(flatten)]
     secret: SecretArgs,
 
     #[command(flatten)]
     limits: LimitArgs,
+
+    /// Print it as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl HeaderArgs {
+    fn open(&self, may_write: bool) -> Result<(File, Luks), Error> {
+        let file = open_locked(self.header.as_ref().unwrap_or(&self.image), may_write)?;
+        let luks = Luks::read(&file)?;
+        Ok((file, luks))
+    }
+
+    fn said(&self, keyslot: u32, what: &str, warnings: Vec<String>) -> Said {
+        let out = match self.json {
+            true => json_line(&serde_json::json!({ "image": shown(&self.image), "keyslot": keyslot })),
+            false => format!("{}: {what}\n", shown(&self.image)),
+        };
+        Said { out, warnings }
+    }
 }
 
 /// Say whether a passphrase opens the volume
@@ -74,29 +99,26 @@ pub(super) struct RemoveArgs {
 }
 
 pub(super) fn test(args: &TestArgs) -> Result<Said, Error> {
-    let HeaderArgs { image, secret, limits } = &args.header;
-    let file = open_locked(image, false)?;
-    let luks = Luks::read(&file)?;
+    let HeaderArgs { image, secret, limits, .. } = &args.header;
+    let (file, luks) = args.header.open(false)?;
     let (number, _) = luks.unlock(&file, &secret.get(&shown(image))?, args.slot, &limits.limits())?;
-    Ok(said(image, &format!("keyslot {number} opens"), luks.faults()))
+    Ok(args.header.said(number, &format!("keyslot {number} opens"), luks.faults()))
 }
 
 pub(super) fn add(args: &AddArgs) -> Result<Said, Error> {
-    let HeaderArgs { image, secret, limits } = &args.header;
-    let file = open_locked(image, true)?;
-    let mut luks = Luks::read(&file)?;
+    let HeaderArgs { image, secret, limits, .. } = &args.header;
+    let (file, mut luks) = args.header.open(true)?;
     let warnings = mended(&luks);
     let (_, key) = luks.unlock(&file, &secret.get(&shown(image))?, None, &limits.limits())?;
     let new = SecretArgs::from(args.new.clone()).get_new(&shown(image))?;
     let choice = args.kdf.choice(luks.default_kdf());
     let number = luks.add_key(&file, &key, &new, &choice, args.slot)?;
-    Ok(said(image, &format!("the new passphrase is in keyslot {number}"), warnings))
+    Ok(args.header.said(number, &format!("the new passphrase is in keyslot {number}"), warnings))
 }
 
 pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
-    let HeaderArgs { image, secret, limits } = &args.header;
-    let file = open_locked(image, true)?;
-    let mut luks = Luks::read(&file)?;
+    let HeaderArgs { image, secret, limits, .. } = &args.header;
+    let (file, mut luks) = args.header.open(true)?;
     let warnings = mended(&luks);
     let number = match args.slot {
         // Whoever gives the volume up need not open it.
@@ -118,11 +140,7 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
         None => luks.unlock(&file, &secret.get(&shown(image))?, None, &limits.limits())?.0,
     };
     luks.remove_key(&file, number, args.last)?;
-    Ok(said(image, &format!("keyslot {number} is wiped"), warnings))
-}
-
-fn said(image: &Path, what: &str, warnings: Vec<String>) -> Said {
-    Said { out: format!("{}: {what}\n", shown(image)), warnings }
+    Ok(args.header.said(number, &format!("keyslot {number} is wiped"), warnings))
 }
 
 /// What was wrong with a header that is about to be written anew.

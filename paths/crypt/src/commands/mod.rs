@@ -50,8 +50,9 @@ Examples:
 
 Exit codes:
   0  done
-  1  failed, or no keyslot opens: standard error says what, why and what next
-  2  the command line makes no sense";
+  1  failed: standard error says what, why and what to do next
+  2  the command line makes no sense
+  3  no keyslot opens with this passphrase";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -169,6 +170,11 @@ impl KdfArgs {
             lanes: self.kdf_lanes,
         }
     }
+}
+
+/// An object as a line; the names in it are part of the program's interface.
+fn json_line(object: &serde_json::Value) -> String {
+    format!("{object}\n")
 }
 
 fn hash(name: &str) -> Result<Hash, String> {
