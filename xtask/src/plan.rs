@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 
 use crate::shell::Shell;
 use crate::tally::Tally;
-use crate::tools::{CRYPTSETUP, GCC, GIT, GXX, LIBNBD, MAKE, Need, QEMU_IMG};
+use crate::tools::{CRYPTSETUP, FIO, GCC, GIT, GXX, LIBNBD, MAKE, Need, QEMU_IMG};
 use crate::{binaries, builds, clauses, hunts, papers, readme, vm};
 
 /// One step.
@@ -30,7 +30,7 @@ const MIRI: &[Need] = &[GCC, NIGHTLY, Need::Nightly("miri"), Need::Nightly("rust
 pub(crate) const OLDEST: &str = "1.89";
 const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
 /// Programs that tests compare with; a test whose program is missing says so, and the others run.
-const ORACLES: &[Need] = &[CRYPTSETUP, LIBNBD, QEMU_IMG];
+const ORACLES: &[Need] = &[CRYPTSETUP, FIO, LIBNBD, QEMU_IMG];
 
 /// Every step there is.
 pub(crate) const STEPS: &[Step] = &[

@@ -38,6 +38,9 @@ pub(crate) const QEMU_IMG: Need = Need::Deb("qemu-utils", &["qemu-img", "--versi
 /// `nbdinfo` and `nbdcopy`, for the tests of the NBD protocol.
 pub(crate) const LIBNBD: Need = Need::Deb("libnbd-bin", &["nbdcopy", "--version"]);
 
+/// Writes over NBD and verifies what it wrote.
+pub(crate) const FIO: Need = Need::Deb("fio", &["fio", "--version"]);
+
 impl Need {
     /// How it is called when something is said about it.
     pub(crate) fn name(self) -> String {

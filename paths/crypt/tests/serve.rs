@@ -265,6 +265,49 @@ fn stopping_finishes_what_was_begun() {
 }
 
 #[test]
+fn what_comes_while_it_stops_is_answered_so() {
+    const SHUTDOWN: u32 = 108;
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        let len = MIB;
+        let file = bench.file("image", len);
+        let setup = Setup { way, threads: 1, ..Setup::new() };
+        let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(len, 512), setup) else { continue };
+        let mut client = Client::connect(&served);
+        client.ask(command::WRITE_ZEROES, FUA, 0, len as u32).unwrap();
+        client.send(command::WRITE, 0, 5, 0, 8192);
+        std::io::Write::write_all(&mut client.0, &[7; 4096]).unwrap();
+        let mut idle = Client::connect(&served);
+        thread::scope(|scope| {
+            let stopping = scope.spawn(|| served.stop());
+            // The end for one tells that the other is being finished: they have the same thread.
+            assert_eq!(std::io::Read::read(&mut idle.0, &mut [0]).unwrap(), 0);
+            // At once, so that all of it has come when the write is done.
+            let mut rest = vec![7; 4096];
+            for (number, payload) in [(command::READ, 0), (command::WRITE, 512), (command::FLUSH, 0)] {
+                let (len, cookie) = (if number == command::FLUSH { 0 } else { 512u32 }, u64::from(number) + 100);
+                rest.extend(0x2560_9513u32.to_be_bytes());
+                rest.extend(
+                    [&[0, 0], &number.to_be_bytes()[..], &cookie.to_be_bytes(), &[0; 8], &len.to_be_bytes()].concat(),
+                );
+                rest.extend(vec![9; payload]);
+            }
+            std::io::Write::write_all(&mut client.0, &rest).unwrap();
+            let mut answers: Vec<_> = (0..4).map(|_| client.reply()).collect();
+            answers.sort_by_key(|&(_, cookie)| cookie);
+            let refused =
+                [command::READ, command::WRITE, command::FLUSH].map(|number| (SHUTDOWN, u64::from(number) + 100));
+            assert_eq!(answers, [&[(0, 5)][..], &refused].concat(), "{way:?}");
+            assert_eq!(std::io::Read::read(&mut client.0, &mut [0]).unwrap(), 0);
+            drop((client, idle));
+            stopping.join().unwrap();
+        });
+        let contents = plain_contents(&file, 512);
+        assert!(contents[..8192] == [7; 8192] && contents[8192..].iter().all(|&byte| byte == 0), "{way:?}");
+    }
+}
+
+#[test]
 fn trims_make_holes_where_they_may_and_holes_are_told() {
     let Some(bench) = Bench::with(&["nbdinfo"]) else { return };
     for may_discard in [false, true] {

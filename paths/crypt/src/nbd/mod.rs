@@ -201,6 +201,14 @@ impl Session {
         self.agreed = Agreed { is_encrypted: true, no_zeroes: self.agreed.no_zeroes, ..Agreed::default() };
     }
 
+    /// Answers a request, which was handed out last, with an error; a write's payload is skipped.
+    pub fn refuse(&mut self, request: &Request, fault: Fault, out: &mut Vec<u8>) {
+        if let (State::Requests { export }, Command::Write) = (self.state, request.command) {
+            self.state = State::SkipPayload { export, left: u64::from(request.len) };
+        }
+        self.replies().error(request.cookie, fault, out);
+    }
+
     /// How this session's requests are answered.
     #[must_use]
     pub fn replies(&self) -> Replies {

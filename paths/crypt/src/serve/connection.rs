@@ -108,7 +108,7 @@ struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Open,
-    /// The server stops: what was begun is finished.
+    /// The server stops: what was begun is finished, and what else has come is refused.
     Draining,
     /// The client said goodbye, broke the protocol or sends no more: what was begun is finished.
     Closing,
@@ -215,7 +215,7 @@ impl Connection {
     pub(super) fn wants_input(&self) -> bool {
         match self.life {
             Life::Open => self.blocked == Blocked::Input,
-            Life::Draining => self.blocked == Blocked::Input && self.current.is_some(),
+            Life::Draining => self.blocked == Blocked::Input,
             Life::Lingering => true,
             Life::Closing | Life::Dead => false,
         }
@@ -240,6 +240,10 @@ impl Connection {
                 break;
             }
         }
+        if self.life == Life::Draining && self.blocked == Blocked::Input && self.turn_left == 0 {
+            // There may be more that has come.
+            self.blocked = Blocked::Turn;
+        }
         self.finish_if_over(context.path, context.now);
         if !self.owes() {
             self.heard.restart(context.now);
@@ -262,21 +266,13 @@ impl Connection {
             self.stage.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let is_draining = self.life == Life::Draining;
         let mut vector: Vec<IoSliceMut<'_>> = Vec::new();
         let mut wanted = 0;
         let mut room = STAGE - self.end;
-        match &mut self.current {
-            Some(Current::Write { part: Some(part), .. }) => {
-                wanted = part.buffer.len() - part.got;
-                part.buffer.window_mut(part.got, ENTRIES - 1, &mut vector);
-                room = if is_draining { 0 } else { room.min(AHEAD) };
-            }
-            Some(Current::Write { request, done, .. }) if is_draining => {
-                let wanted = (request.len as usize - *done).min(context.path.memory.part()).min(SHORT);
-                room = room.min(wanted.saturating_sub(self.end - self.start));
-            }
-            _ => {}
+        if let Some(Current::Write { part: Some(part), .. }) = &mut self.current {
+            wanted = part.buffer.len() - part.got;
+            part.buffer.window_mut(part.got, ENTRIES - 1, &mut vector);
+            room = room.min(AHEAD);
         }
         // A vector may be too short for all of the part; then nothing may come behind it.
         if vector.iter().map(|slice| slice.len()).sum::<usize>() == wanted {
@@ -383,6 +379,10 @@ impl Connection {
             self.start += taken;
             match event {
                 Event::Continue => {}
+                Event::Request(request) if self.life == Life::Draining => {
+                    let Self { session, outbox, .. } = self;
+                    outbox.write(|out| session.refuse(&request, Fault::ShuttingDown, out));
+                }
                 Event::Request(request) => self.begin(request, context),
                 // What came behind it came unencrypted, from whoever is in between: nobody else would not wait.
                 Event::StartTls if self.start < self.end => self.life = Life::Closing,
