@@ -124,6 +124,18 @@ impl<const ROOM: usize> Frames<ROOM> {
         });
         self.len += n;
     }
+    /// Appends numbers.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    #[inline]
+    pub fn push_slice(&mut self, pfns: &[u32]) {
+        let places = &mut self.pfns[self.len..Self::CAPACITY][..pfns.len()];
+        places.iter_mut().zip(pfns).for_each(|(place, &pfn)| {
+            place.write(pfn);
+        });
+        self.len += pfns.len();
+    }
     /// Appends `first` + i for each set bit i of `mask`.
     ///
     /// # Panics

@@ -18,7 +18,8 @@
 //! - L3 Portable: whoever set `held` is alone with the list.
 //! - L4 Under rseq on x86-64 `items[run..top]` follow each other by one, so that a run of them is taken as one number and a
 //!   count. Every push sees to it before its commit, for the top that there is and for the one that comes; a pop keeps
-//!   it by going down. Elsewhere nothing is known of their order, and `run` means nothing.
+//!   it by going down. What lies below `run` may be in order too: whoever wants a run of it looks at the numbers, inside of
+//!   its section. Elsewhere nothing is known of their order, and `run` means nothing.
 //!
 //! A list that is held, full or empty sends its caller to the zone; nobody waits for a list but whoever drains it.
 use crate::batch::PAD;
@@ -474,8 +475,8 @@ impl PerCpu {
         }
     }
 
-    /// Takes the `n` frames on top, at most a batch's worth, if they are known to follow each other. The first; `None`: they
-    /// are not, or there are not so many, or the list is held.
+    /// Takes the `n` frames on top, at most a batch's worth, if they are known to follow each other, or are seen to: if eight
+    /// divides `n`, they are looked at. The first; `None`: they do not, or there are not so many, or the list is held.
     #[inline]
     pub fn pop_run(&self, mobility: Mobility, n: usize) -> Option<u32> {
         debug_assert!((1..=Batch::CAPACITY).contains(&n));

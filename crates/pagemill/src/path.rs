@@ -196,7 +196,7 @@ impl Inner {
         };
         self.take_from_zone(&list.bound, want.max(share), mobility, floor, &mut load);
         let kept = load.len().saturating_sub(want);
-        load.as_slice()[kept..].iter().for_each(|&pfn| batch.push(pfn));
+        batch.push_slice(&load.as_slice()[kept..]);
         let direct = load.len() - kept;
         cpu.stats.direct_out.fetch_add(direct as u64, Relaxed);
         load.truncate(kept);
