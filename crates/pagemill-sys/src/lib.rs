@@ -20,6 +20,7 @@ mod numa;
 mod rseq;
 mod socket;
 mod touch;
+mod words;
 
 pub use batch::{Batch, Frames, Load};
 pub use cpu::{current_cpu, current_thread, possible_cpus};
@@ -31,6 +32,7 @@ pub use numa::{Node, Topology, cpus_of};
 pub use rseq::{cpu_hint, restarts, self_test};
 pub use socket::{Polled, poll, send};
 pub use touch::touch_parallel;
+pub use words::{are_empty, fill_neighbours, neighbours};
 
 /// An error number of the operating system.
 ///

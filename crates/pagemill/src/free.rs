@@ -11,8 +11,8 @@ use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{FrameState, Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
-use pagemill_sys::Batch;
 use pagemill_sys::lists::BulkCall;
+use pagemill_sys::{Batch, neighbours};
 
 /// Frees one block by its handle's word.
 #[inline]
@@ -324,32 +324,13 @@ fn empty(words: &mut [usize]) {
 }
 
 /// How many of these words, at most `most`, are those of neighbouring pages, from the first on.
-#[inline]
+#[inline(always)]
 fn address_run(words: &[usize], most: usize) -> usize {
     let words = &words[..words.len().min(most)];
     if words.len() < 2 || words[1] != words[0].wrapping_add(PAGE_SIZE) {
         return words.len().min(1); // In no order, as a rule: seen before 64 words are compared.
     }
-    if let Ok(all) = <&[usize; Batch::CAPACITY]>::try_from(words) {
-        // The usual case, without a branch for each.
-        let differs = (0..all.len()).fold(0, |differs, i| differs | (all[i] ^ all[0].wrapping_add(i * PAGE_SIZE)));
-        if differs == 0 {
-            return all.len();
-        }
-    }
-    let mut n = 0;
-    while let Some(group) = words[n..].first_chunk::<GROUP>() {
-        let expected = words[0].wrapping_add(n * PAGE_SIZE);
-        let differs = (0..GROUP).fold(0, |differs, i| differs | (group[i] ^ expected.wrapping_add(i * PAGE_SIZE)));
-        if differs != 0 {
-            break;
-        }
-        n += GROUP;
-    }
-    while n < words.len() && words[n] == words[0].wrapping_add(n * PAGE_SIZE) {
-        n += 1;
-    }
-    n
+    neighbours(words)
 }
 
 /// The arena and mobility of a page that is handed out, by its word; none for anything else.

@@ -6,19 +6,20 @@
 //! What serves one page is inlined always, the rest is a call: where the compiler chose, a program with many calls had none of
 //! it inlined, and each wrote its request and its result to memory (2 ns of 14).
 use crate::allocator::Allocator;
-use crate::arena::{Arena, GROUP};
+use crate::arena::Arena;
 use crate::free::free_word;
 use crate::handle::{Owned, Pages, TENTATIVE, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
 use pagemill_core::{Error, Gfp, Invalid, PAGE_SHIFT, PAGE_SIZE};
-use pagemill_sys::Batch;
 use pagemill_sys::lists::BulkCall;
+use pagemill_sys::{Batch, are_empty, fill_neighbours};
 
 mod engine;
 mod populate;
 mod request;
 
+use request::FEW;
 pub(crate) use request::from_now;
 pub use request::{Bulk, Delivered, Filled};
 
@@ -291,19 +292,19 @@ impl Allocator {
     #[inline(never)]
     fn fill_array(&self, mut request: Bulk<'_>, words: &mut [usize], is_any_order: bool) -> Result<Filled, Error> {
         let n = request.most;
-        if request.is_few()
-            && let Some(words) = words.get_mut(..n)
-            && let Some(added) = self.fill_few(request.gfp, words)
-        {
-            return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
-        }
         if request.is_one_batch()
             && let Some(words) = words.get_mut(..n)
-            && is_empty(words)
-            && let Some((arena, first)) = self.one_run(&request)
         {
-            fill_run(words, arena.addr_of(first));
-            return Ok(Filled { added: n, occupied: n, first_hole: n, shortfall: None });
+            if n <= FEW {
+                if let Some(added) = self.fill_few(request.gfp, words) {
+                    return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
+                }
+            } else if are_empty(words)
+                && let Some((arena, first)) = self.one_run(&request)
+            {
+                fill_neighbours(words, arena.addr_of(first));
+                return Ok(Filled { added: n, occupied: n, first_hole: n, shortfall: None });
+            }
         }
         request.begin(self.nodes(), is_any_order)?;
         let n = request.most;
@@ -352,7 +353,7 @@ impl Allocator {
     #[inline]
     fn fill(&self, request: &Bulk<'_>, words: &mut [usize]) -> (usize, usize) {
         let n = words.len();
-        let is_empty = is_empty(words);
+        let is_empty = are_empty(words);
         let missing = if is_empty { n } else { words.iter().filter(|&&word| word == 0).count() };
         if missing == 0 {
             return (0, n);
@@ -407,36 +408,13 @@ impl Drop for Tentative<'_> {
     }
 }
 
-#[inline]
-fn is_empty(words: &[usize]) -> bool {
-    let (groups, rest) = words.as_chunks::<GROUP>();
-    let any = groups.iter().fold(0, |any, group| any | group.iter().fold(0, |any, &word| any | word));
-    rest.iter().fold(any, |any, &word| any | word) == 0
-}
-
-/// Fills slots with the words of neighbours, from `first` on.
-#[inline]
-fn fill_run(slots: &mut [usize], first: usize) {
-    // Group by group: of one loop over all the compiler makes twice the steps.
-    let mut word = first;
-    let (groups, rest) = slots.as_chunks_mut::<GROUP>();
-    for group in groups {
-        group.iter_mut().zip(0..).for_each(|(slot, i)| *slot = word + i * PAGE_SIZE);
-        word += GROUP * PAGE_SIZE;
-    }
-    for slot in rest {
-        *slot = word;
-        word += PAGE_SIZE;
-    }
-}
-
 /// Fills the slots from `at` on, all of which are empty. Returns the next slot.
 #[inline]
 fn fill_empty(words: &mut [usize], at: usize, batch: &Batch, run: Option<u32>, zero: usize, low: usize) -> usize {
     let pfns = batch.as_slice();
     let slots = &mut words[at..at + pfns.len()];
     if let Some(first) = run {
-        fill_run(slots, word_of(zero, first) | low);
+        fill_neighbours(slots, word_of(zero, first) | low);
     } else {
         slots.iter_mut().zip(pfns).for_each(|(slot, &pfn)| *slot = word_of(zero, pfn) | low);
     }

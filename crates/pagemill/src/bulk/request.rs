@@ -9,7 +9,7 @@ use pagemill_sys::Batch;
 use std::time::{Duration, Instant};
 
 /// The most pages that are taken one by one: from there on a batch costs less.
-const FEW: usize = 6;
+pub(super) const FEW: usize = 6;
 
 /// A bulk request: how many, of what order, and what it may do for them.
 ///
@@ -227,12 +227,6 @@ impl<'a> Bulk<'a> {
             && self.order == Order::ZERO
             && !self.is_populated()
             && self.is_anywhere()
-    }
-
-    /// Is it for so few pages that one by one they cost less than a batch? Its flags are still to be looked at.
-    #[inline]
-    pub(super) fn is_few(&self) -> bool {
-        self.is_one_batch() && self.most <= FEW
     }
 
     /// Does it take memory wherever a plain request does?
