@@ -16,115 +16,38 @@ use pagemill_sys::Batch;
 use pagemill_sys::lists::BulkCall;
 
 impl Allocator {
-    /// The engine: takes up to `missing` blocks and hands them to `sink` in prepared batches, each of one arena. Returns
-    /// how many. The sink is called in one place and its address goes nowhere, so that what it keeps can stay in
-    /// registers. `is_undone`: if the request unwinds, what the sink got goes back.
+    /// Takes up to `missing` blocks and hands them to `sink` in prepared batches, each of one arena. Returns how many. The
+    /// sink is called in one place and its address goes nowhere, so that what it keeps can stay in registers. `is_undone`:
+    /// if the request unwinds, what the sink got goes back.
     #[inline]
     pub(super) fn bulk(
         &self,
         request: &Bulk<'_>,
         missing: usize,
         is_undone: bool,
-        sink: impl FnMut(&Arena, &Batch, Option<u32>),
-    ) -> usize {
-        // What an array holds already counts.
-        let held = request.most - missing;
-        if request.account.is_some() {
-            return self.bulk_charged(request, held, missing, is_undone, sink);
-        }
-        self.bulk_for_nothing(request, held, missing, sink)
-    }
-
-    /// The same for as much as the request's account pays for. Out of line: a copy of the engine for each form.
-    #[cold]
-    #[inline(never)]
-    fn bulk_charged(
-        &self,
-        request: &Bulk<'_>,
-        held: usize,
-        missing: usize,
-        is_undone: bool,
         mut sink: impl FnMut(&Arena, &Batch, Option<u32>),
     ) -> usize {
-        let missing = request.charge(missing);
-        let mut charged = Charged { request, rest: missing, undone: 0 };
-        let got = self.bulk_for_nothing(request, held, missing, |arena, batch, run| {
-            charged.rest -= batch.len();
-            charged.undone += if is_undone { batch.len() } else { 0 };
-            sink(arena, batch, run);
-        });
-        charged.undone = 0;
-        got
-    }
-
-    #[inline]
-    fn bulk_for_nothing(
-        &self,
-        request: &Bulk<'_>,
-        held: usize,
-        missing: usize,
-        mut sink: impl FnMut(&Arena, &Batch, Option<u32>),
-    ) -> usize {
-        let (gfp, mobility) = (request.gfp, request.gfp.mobility());
-        let here = if request.order == Order::ZERO && missing <= ListPolicy::LARGE && request.is_anywhere() {
-            self.nodes().here()
-        } else {
-            None
-        };
-        let mut list = here;
-        let mut slow = None;
-        let mut other = None;
-        let mut got = 0;
-        let mut batch = Batch::new();
-        while got < missing {
-            batch.clear();
-            if let Some(inner) = list {
-                inner.lists.pop_n(mobility, missing - got, &mut batch);
-            }
-            let (arena, run) = match list {
-                Some(inner) if !batch.is_empty() => (inner.arena, inner.prepare(&mut batch, gfp, mobility)),
-                _ => {
-                    list = None;
-                    let needed = request.least.saturating_sub(held + got);
-                    match self.bulk_slow(
-                        request,
-                        slow.get_or_insert_with(|| Slow::new(missing)),
-                        missing - got,
-                        needed,
-                        &mut batch,
-                    ) {
-                        Some(found) => {
-                            other = Some(found.0);
-                            found
-                        }
-                        None => break,
-                    }
-                }
-            };
-            got += batch.len();
+        let (mut taking, mut slow, mut batch) = (Taking::new(self, request, missing, is_undone), None, Batch::new());
+        while let Some((arena, run)) = taking.next(&mut slow, &mut batch) {
             sink(arena, &batch, run);
         }
-        // Counted where the last of it came from.
-        if got > 1
-            && let Some(inner) = other.map(Arena::inner).or(here)
-        {
-            inner.lists.count_bulk(BulkCall::Alloc, got);
-        }
-        got
+        taking.end()
     }
 
     /// The next batch from further down than the list, prepared, and its arena; none if that is all. `left` blocks are
-    /// still wanted, `needed` of them badly.
+    /// still wanted of `missing`, `needed` of them badly.
     #[cold]
     #[inline(never)]
     fn bulk_slow(
         &self,
         request: &Bulk<'_>,
-        slow: &mut Slow,
+        slow: &mut Option<Slow>,
+        missing: usize,
         left: usize,
         needed: usize,
         batch: &mut Batch,
     ) -> Option<(&'static Arena, Option<u32>)> {
+        let slow = slow.get_or_insert_with(|| Slow::new(missing));
         let nodes = self.nodes();
         let ask = request.ask(nodes);
         loop {
@@ -310,28 +233,97 @@ impl InHand {
 }
 
 impl Drop for InHand {
+    #[inline(never)]
     fn drop(&mut self) {
         self.give_back();
     }
 }
 
-/// What a request was charged and does not have in the end is taken off, however it ends.
-struct Charged<'r> {
+/// The engine: a request under way, which gives its blocks when asked. So whoever asks decides where they go, and calls of
+/// the engine never see that.
+pub(super) struct Taking<'r> {
+    allocator: &'r Allocator,
     request: &'r Bulk<'r>,
-    rest: usize,
-    /// If it unwinds, what it got goes back too.
-    undone: usize,
+    /// This CPU's list, as long as it has some; and where it was.
+    list: Option<&'static Inner>,
+    here: Option<&'static Inner>,
+    /// The last arena that had some past the list.
+    other: Option<&'static Arena>,
+    /// What was there, which counts too; what it may take, as far as its account pays; and what it has got.
+    held: usize,
+    missing: usize,
+    got: usize,
+    is_undone: bool,
 }
 
-impl Drop for Charged<'_> {
+impl<'r> Taking<'r> {
+    /// Up to `missing` blocks. `is_undone`: if it does not [end](Self::end), what it gave goes back.
+    #[inline]
+    pub(super) fn new(allocator: &'r Allocator, request: &'r Bulk<'r>, missing: usize, is_undone: bool) -> Self {
+        let held = request.most - missing;
+        let missing = if request.account.is_some() { request.charge(missing) } else { missing };
+        let here = if request.order == Order::ZERO && missing <= ListPolicy::LARGE && request.is_anywhere() {
+            allocator.nodes().here()
+        } else {
+            None
+        };
+        Self { allocator, request, list: here, here, other: None, held, missing, got: 0, is_undone }
+    }
+
+    /// The next batch, prepared: its arena, and its first frame if all follow each other. `slow` and `batch` are apart, so that
+    /// calls which write to them leave the rest in registers.
+    #[inline(always)]
+    pub(super) fn next(&mut self, slow: &mut Option<Slow>, batch: &mut Batch) -> Option<(&'static Arena, Option<u32>)> {
+        let left = self.missing - self.got;
+        if left == 0 {
+            return None;
+        }
+        batch.clear();
+        let (gfp, mobility) = (self.request.gfp, self.request.gfp.mobility());
+        if let Some(inner) = self.list {
+            inner.lists.pop_n(mobility, left, batch);
+        }
+        let found = match self.list {
+            Some(inner) if !batch.is_empty() => (inner.arena, inner.prepare(batch, gfp, mobility)),
+            _ => {
+                self.list = None;
+                let needed = self.request.least.saturating_sub(self.held + self.got);
+                let found = self.allocator.bulk_slow(self.request, slow, self.missing, left, needed, batch)?;
+                self.other = Some(found.0);
+                found
+            }
+        };
+        self.got += batch.len();
+        Some(found)
+    }
+
+    /// Counts the call where the last of it came from. Returns how many blocks it got.
+    #[inline(always)]
+    pub(super) fn end(mut self) -> usize {
+        self.is_undone = false;
+        if self.got > 1
+            && let Some(inner) = self.other.map(Arena::inner).or(self.here)
+        {
+            inner.lists.count_bulk(BulkCall::Alloc, self.got);
+        }
+        self.got
+    }
+}
+
+/// What a request was charged and does not have in the end is taken off, however it ends.
+impl Drop for Taking<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.request.refund(self.rest + self.undone);
+        if self.request.account.is_some() {
+            let undone = if self.is_undone { self.got } else { 0 };
+            self.request.refund(self.missing - self.got + undone);
+        }
     }
 }
 
 /// How far down a bulk request has gone.
 #[derive(Debug)]
-struct Slow {
+pub(super) struct Slow {
     stage: Stage,
     /// It is for one block: the single path alone serves it, and no fallback is counted.
     is_single: bool,

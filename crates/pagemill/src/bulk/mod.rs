@@ -19,6 +19,7 @@ mod engine;
 mod populate;
 mod request;
 
+use engine::Taking;
 use request::FEW;
 pub(crate) use request::from_now;
 pub use request::{Bulk, Delivered, Filled};
@@ -143,17 +144,21 @@ impl Allocator {
             let list = self.populated(&mut request);
             let blocks = list.len();
             let mut undelivered = Rest { blocks: list, request: &request };
-            undelivered.blocks.by_ref().for_each(each);
+            for block in undelivered.blocks.by_ref() {
+                each(block);
+            }
             drop(undelivered);
             return Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks) });
         }
         let order = usize::from(request.order.get());
-        let blocks = self.bulk(&request, request.most, false, |arena, batch, run| {
+        let (mut taking, mut slow, mut batch) = (Taking::new(self, &request, request.most, false), None, Batch::new());
+        while let Some((arena, run)) = taking.next(&mut slow, &mut batch) {
             let zero = arena.addr_of_zero();
             if let Some(first) = run {
                 let next = word_of(zero, first);
                 let pages = Pages { next, end: next + batch.len() * PAGE_SIZE };
-                return deliver(&mut Rest { blocks: pages, request: &request }.blocks, &mut each);
+                deliver(&mut Rest { blocks: pages, request: &request }.blocks, &mut each);
+                continue;
             }
             let mut undelivered = Undelivered { zero, order, pfns: batch.as_slice(), request: &request };
             while let Some((&pfn, rest)) = undelivered.pfns.split_first() {
@@ -161,7 +166,8 @@ impl Allocator {
                 // SAFETY: as above.
                 each(unsafe { T::from_word(undelivered.word(pfn)) });
             }
-        });
+        }
+        let blocks = taking.end();
         Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks) })
     }
 
@@ -228,8 +234,9 @@ impl Allocator {
     }
 }
 
-/// Hands pages that are marked as handed out to a function. If it unwinds, those that it has not been given stay.
-#[inline]
+/// Hands pages that are marked as handed out to a function. If it unwinds, those that it has not been given stay. Inlined
+/// always, as all that calls the function: what that keeps stays in registers only if its address goes nowhere.
+#[inline(always)]
 fn deliver<T: Owned>(pages: &mut Pages, each: &mut impl FnMut(T)) {
     for word in (pages.next..pages.end).step_by(PAGE_SIZE) {
         pages.next = word + PAGE_SIZE;
