@@ -335,6 +335,9 @@ impl Stats {
     }
 }
 
+/// Lists count modulo 2^48, and one that is looked at in between may have less than none: so their sum counts modulo 2^48.
+const LISTS_COUNT: u64 = u64::MAX >> 16;
+
 impl Inner {
     fn cpu_stats(&self) -> impl Iterator<Item = &CpuStats> {
         (0..self.lists.cpus()).map(|cpu| &self.lists.cpu(CpuId::new(cpu as u32)).stats)
@@ -347,8 +350,7 @@ impl Inner {
         self.lists.lists().fold(0, |sum, list| sum.wrapping_add(field(list)))
     }
     fn allocated(&self) -> u64 {
-        let direct = self.sum(|cpu| &cpu.direct_out).wrapping_add(self.sum(|cpu| &cpu.block_pages_out));
-        self.sum_lists(|list| list.popped()).wrapping_add(direct)
+        self.allocated_on(|_| true)
     }
     /// Pages handed out on CPUs that `which` names.
     fn allocated_on(&self, which: impl Fn(CpuId) -> bool) -> u64 {
@@ -356,11 +358,11 @@ impl Inner {
             let cpu = self.lists.cpu(cpu);
             let direct = cpu.stats.direct_out.load(Relaxed).wrapping_add(cpu.stats.block_pages_out.load(Relaxed));
             cpu.lists.iter().fold(sum.wrapping_add(direct), |sum, list| sum.wrapping_add(list.popped()))
-        })
+        }) & LISTS_COUNT
     }
     fn freed(&self) -> u64 {
         let direct = self.sum(|cpu| &cpu.direct_in).wrapping_add(self.sum(|cpu| &cpu.block_pages_in));
-        self.sum_lists(|list| list.pushed()).wrapping_add(direct)
+        self.sum_lists(|list| list.pushed()).wrapping_add(direct) & LISTS_COUNT
     }
 
     /// Is there a frame that is neither out nor put aside, nor kept back by a mark? Then a request that found none came

@@ -328,7 +328,12 @@ fn of_a_retired_arena_every_page_goes_back_that_is_free() {
             let builder = Allocator::builder().huge_pages(false).give_back_after(MINUTE).backend(backend);
             let allocator = builder.memory(Memory::anonymous(64)).memory(memory).build().unwrap();
             let arena = allocator.arenas()[1].clone();
-            let mut pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+            let mut pages: Vec<Page> = Vec::new();
+            // Some may lie on the list of a CPU that this thread was on.
+            for _ in 0..10 {
+                pages.extend(std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()));
+                allocator.drain();
+            }
             assert_eq!(pages.len(), 1764);
             pages.iter_mut().for_each(|page| page[0] = 1);
             pages.retain(|page| arena.range.contains(&page.addr()));

@@ -333,6 +333,10 @@ impl Allocator {
     #[inline]
     fn fill_few(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
         let inner = self.nodes().here()?;
+        // What is taken and given back again is counted, so that is for those alone whom somebody overtakes.
+        if inner.lists.list_here(gfp.mobility()).len() < words.len() {
+            return None;
+        }
         let mut filled = 0u32;
         // The last first: given back in the array's order, the frames lie on the list as they did.
         for i in (0..words.len()).rev() {
