@@ -4,6 +4,7 @@
 //! multiple of a page's bytes, but for the last one: no sector of a volume crosses from one run into the next.
 use std::alloc::{self, Layout};
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 use pagemill::{PAGE_SIZE, Page};
@@ -136,6 +137,19 @@ impl Buffer {
         }
     }
 
+    /// The bytes of `range`, run by run.
+    pub(super) fn range_mut<'b>(&'b mut self, range: Range<usize>, vector: &mut Vec<IoSliceMut<'b>>) {
+        let mut start = 0;
+        for slice in self.slices_mut() {
+            let end = start + slice.len();
+            if end > range.start && start < range.end {
+                let until = slice.len().min(range.end - start);
+                vector.push(IoSliceMut::new(&mut slice[range.start.saturating_sub(start)..until]));
+            }
+            start = end;
+        }
+    }
+
     /// Copies bytes out, from byte `at` on, as many as `bytes` has.
     pub(super) fn copy_out(&self, at: usize, mut bytes: &mut [u8]) {
         let mut start = 0;
@@ -235,6 +249,11 @@ mod tests {
                 let mut vector = Vec::new();
                 buffer.window_mut(from, 9, &mut vector);
                 assert_eq!(vector.iter().map(|slice| slice.len()).sum::<usize>(), 9000 - from);
+                for to in [from, from + 1, 4096, 8191, 9000].into_iter().filter(|&to| to >= from && to <= 9000) {
+                    let mut vector = Vec::new();
+                    buffer.range_mut(from..to, &mut vector);
+                    assert!(vector.iter().flat_map(|slice| &**slice).eq(&bytes[from..to]), "{from}..{to}");
+                }
             }
             let mut vector = Vec::new();
             buffer.window(5000, 1, &mut vector);

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::{PoisonError, RwLock};
 
 use super::buffer::Buffer;
-use super::disk::{Engine, Op, Todo};
+use super::disk::{Op, Todo, plain_step};
 use super::memory::Patience;
 use super::path::DataPath;
 use crate::Error;
@@ -118,8 +118,9 @@ impl PlainFile {
                 .map_err(said)?
                 .ok_or(io::ErrorKind::OutOfMemory)?,
         };
-        let (mut buffer, result) = self.step(Todo::Read, sectors.start, buffer);
-        match result.and_then(|()| self.path.decrypt(sectors.start, &mut buffer).map_err(said)) {
+        // Decrypted, as a plain step's are.
+        let (buffer, result) = self.step(Todo::Read, sectors.start, buffer);
+        match result {
             Ok(()) => Ok(buffer),
             Err(error) => {
                 self.path.memory.give_back(buffer);
@@ -164,11 +165,9 @@ impl PlainFile {
     }
 
     fn step(&self, todo: Todo, at: u64, buffer: Buffer) -> (Buffer, io::Result<()>) {
-        let op = Op { todo, at: self.path.in_file(at), buffer, done: 0, tag: (0, 0) };
-        match Engine::Plain.submit(&self.path.disk, op) {
-            Some((op, result)) => (op.buffer, result),
-            None => unreachable!("a plain step is done when it returns"),
-        }
+        let op = Op { todo, at: self.path.in_file(at), buffer, done: 0, is_plain: false, tag: (0, 0) };
+        let (op, result) = plain_step(&self.path, op);
+        (op.buffer, result)
     }
 }
 

@@ -447,8 +447,8 @@ impl Connection {
         self.steps += 1;
         self.bytes += buffer.len();
         self.turn_left = self.turn_left.saturating_sub(buffer.len());
-        let op = Op { todo, at, buffer, done: 0, tag: (self.number, flight) };
-        if let Some(done) = context.engine.submit(&context.path.disk, op) {
+        let op = Op { todo, at, buffer, done: 0, is_plain: false, tag: (self.number, flight) };
+        if let Some(done) = context.engine.submit(context.path, op) {
             self.complete(done, context);
         }
     }

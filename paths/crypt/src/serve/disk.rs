@@ -13,10 +13,16 @@ use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::ReadWriteFlags;
 
 use super::buffer::{Buffer, Origin};
+use super::crew::Help;
+use super::path::DataPath;
 use super::ring::Ring;
 
 /// The most runs that the system takes with one call (UIO_MAXIOV).
 pub(super) const ENTRIES: usize = 1024;
+/// Bytes that are read before they are decrypted: they are in the processor's cache then. A multiple of every sector, in
+/// fewer runs than the system takes.
+const PIECE: usize = 128 << 10;
+const _: () = assert!(PIECE.is_multiple_of(4096) && PIECE / 4096 <= ENTRIES);
 
 /// How the disk is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -55,6 +61,8 @@ pub(super) struct Op {
     pub(super) buffer: Buffer,
     /// Bytes of the buffer that are done.
     pub(super) done: usize,
+    /// What was read is decrypted already.
+    pub(super) is_plain: bool,
     /// Whose it is: a connection's number, and a request's.
     pub(super) tag: (usize, usize),
 }
@@ -163,30 +171,41 @@ impl AsRawFd for Disk {
 /// How one thread asks the disk.
 pub(super) enum Engine {
     Plain,
+    /// By plain calls too, the long ones by other threads.
+    Helped(Help),
     Ring(Box<Ring>),
 }
 
 impl Engine {
     /// Begins a step. What is done at once comes back at once; the rest from [`Engine::reap`].
-    pub(super) fn submit(&mut self, disk: &Disk, mut op: Op) -> Option<Done> {
+    pub(super) fn submit(&mut self, path: &DataPath, op: Op) -> Option<Done> {
         match self {
-            Self::Plain => {
-                let result = retried(|| step(disk, &mut op));
-                let result = disk.judge(op.todo, result);
-                Some((op, result))
-            }
+            Self::Plain => Some(plain_step(path, op)),
+            Self::Helped(help) => help.take(op).map(|op| plain_step(path, op)),
             Self::Ring(ring) => {
-                ring.submit(disk, op);
+                ring.submit(&path.disk, op);
                 None
             }
         }
     }
 
-    /// Tells the system of what was submitted, and takes what is done; waits for one if `wait` says so.
-    pub(super) fn reap(&mut self, disk: &Disk, wait: bool, done: &mut Vec<Done>) -> io::Result<()> {
+    /// Tells the system of what was submitted, and takes what is done.
+    pub(super) fn reap(&mut self, disk: &Disk, done: &mut Vec<Done>) -> io::Result<()> {
         match self {
             Self::Plain => Ok(()),
-            Self::Ring(ring) => ring.reap(disk, wait, done),
+            Self::Helped(help) => {
+                help.reap(done);
+                Ok(())
+            }
+            Self::Ring(ring) => ring.reap(disk, false, done),
+        }
+    }
+
+    /// What a worker can do that has nothing else to do.
+    pub(super) fn do_one(&mut self, path: &DataPath) -> Option<Done> {
+        match self {
+            Self::Helped(help) => help.do_one(path),
+            Self::Plain | Self::Ring(_) => None,
         }
     }
 
@@ -194,6 +213,7 @@ impl Engine {
     pub(super) fn in_flight(&self) -> usize {
         match self {
             Self::Plain => 0,
+            Self::Helped(help) => help.out(),
             Self::Ring(ring) => ring.in_flight(),
         }
     }
@@ -202,6 +222,7 @@ impl Engine {
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Plain => None,
+            Self::Helped(help) => Some(help.fd()),
             Self::Ring(ring) => Some(ring.as_fd()),
         }
     }
@@ -217,8 +238,17 @@ fn retried<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
+/// Does a step by calls that return when it is done. What is read comes back decrypted.
+pub(super) fn plain_step(path: &DataPath, mut op: Op) -> Done {
+    let result = retried(|| step(path, &mut op));
+    let result = path.disk.judge(op.todo, result);
+    op.is_plain = op.todo == Todo::Read;
+    (op, result)
+}
+
 /// Does a step, all of it.
-fn step(disk: &Disk, op: &mut Op) -> io::Result<()> {
+fn step(path: &DataPath, op: &mut Op) -> io::Result<()> {
+    let disk = &path.disk;
     match op.todo {
         Todo::Sync => disk.file.sync_data(),
         Todo::Punch { len } => {
@@ -227,11 +257,16 @@ fn step(disk: &Disk, op: &mut Op) -> io::Result<()> {
         }
         Todo::Read => {
             while op.done < op.buffer.len() {
+                let start = op.done / PIECE * PIECE;
+                let piece = start..op.buffer.len().min(start + PIECE);
                 let mut vector: Vec<IoSliceMut<'_>> = Vec::new();
-                op.buffer.window_mut(op.done, ENTRIES, &mut vector);
+                op.buffer.range_mut(op.done..piece.end, &mut vector);
                 match rustix::io::preadv(&disk.file, &mut vector, op.at + op.done as u64)? {
                     0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                     n => op.done += n,
+                }
+                if op.done == piece.end {
+                    path.decrypt_range(op.at - path.in_file(0), &mut op.buffer, piece).map_err(io::Error::other)?;
                 }
             }
             Ok(())

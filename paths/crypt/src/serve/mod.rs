@@ -14,6 +14,7 @@
 mod buffer;
 mod calls;
 mod connection;
+mod crew;
 mod disk;
 mod memory;
 mod outbox;

@@ -6,6 +6,8 @@
 //!
 //! A part has at most [`Memory::part`] bytes, a megabyte or the pool's promise; what is longer is several, each of which
 //! takes and frees on its own, so that nobody needs more than the promise at once (C5.3).
+use std::ops::Range;
+
 use super::buffer::Buffer;
 use super::disk::Disk;
 use super::memory::{Memory, Patience};
@@ -85,6 +87,18 @@ impl DataPath {
                 (plain, place) = (from.1, to.1);
                 at += len as u64;
             }
+        }
+        Ok(())
+    }
+
+    /// Decrypts a part of what was read from `at` of the volume: whole sectors.
+    pub(super) fn decrypt_range(&self, at: u64, buffer: &mut Buffer, range: Range<usize>) -> Result<(), Error> {
+        let mut at = at + range.start as u64;
+        let mut slices = Vec::new();
+        buffer.range_mut(range, &mut slices);
+        for slice in &mut slices {
+            self.volume.decrypt_in_place(at, slice)?;
+            at += slice.len() as u64;
         }
         Ok(())
     }

@@ -89,7 +89,11 @@ impl Flights {
         }
         if op.todo == Todo::Read && result.is_ok() {
             let from_start = op.at - path.in_file(flight.request.at);
-            match path.decrypt(flight.request.at + from_start, &mut op.buffer) {
+            let decrypted = match op.is_plain {
+                true => Ok(()),
+                false => path.decrypt(flight.request.at + from_start, &mut op.buffer),
+            };
+            match decrypted {
                 Ok(()) => {
                     let index = from_start as usize / path.memory.part();
                     if flight.parts.len() <= index {

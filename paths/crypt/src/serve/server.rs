@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
 
 use super::connection::Limits;
+use super::crew::Crew;
 use super::disk::{Engine, Way};
 use super::path::DataPath;
 use super::ring::Ring;
@@ -92,6 +93,8 @@ impl Hand {
 pub struct Server {
     shared: Arc<Shared>,
     hands: Vec<Hand>,
+    /// Behind the hands: it ends when they have.
+    crew: Crew,
     max_connections: usize,
     way: String,
 }
@@ -111,9 +114,12 @@ impl Server {
             ));
         }
         let shared = Shared { path, config: Arc::new(config), tls, limits, may_discard, failure: Mutex::new(None) };
-        let mut server = Self { shared: Arc::new(shared), hands: Vec::new(), max_connections, way: String::new() };
+        let (shared, hands, crew) = (Arc::new(shared), Vec::new(), Crew::new());
+        let mut server = Self { shared, hands, crew, max_connections, way: String::new() };
         for number in 0..threads.max(1) {
             let (engine, said) = server.engine(way)?;
+            let is_plain = matches!(engine, Engine::Plain);
+            let engine = if is_plain && threads > 1 { Engine::Helped(server.crew.help()?) } else { engine };
             server.way = said;
             let (inbox, letters) = channel();
             let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -123,6 +129,10 @@ impl Server {
             let thread = thread::Builder::new().name(format!("crypt-{number}"));
             let thread = thread.spawn(move || work(worker, &their_wake, &their_load))?;
             server.hands.push(Hand { inbox, wake, load, thread });
+            // With one thread there is nobody to help.
+            if is_plain && number > 0 {
+                server.crew.join(&server.shared)?;
+            }
         }
         Ok(server)
     }

@@ -50,6 +50,8 @@ pub(super) struct Worker {
     ready: VecDeque<usize>,
     /// Those that wait for the pool, in their order.
     line: VecDeque<usize>,
+    /// It has done one step of its own that nobody had taken, and there may be others.
+    has_more: bool,
     stop_at: Option<Instant>,
 }
 
@@ -69,7 +71,7 @@ impl Worker {
             epoll::add(&epoll, ring, EventData::new_u64(RING), EventFlags::IN)?;
         }
         let (clients, ready, line) = (Vec::new(), VecDeque::new(), VecDeque::new());
-        Ok(Self { shared, engine, epoll, inbox, clients, ready, line, stop_at: None })
+        Ok(Self { shared, engine, epoll, inbox, clients, ready, line, has_more: false, stop_at: None })
     }
 
     /// Serves until it is told to stop and everybody has been answered.
@@ -98,7 +100,7 @@ impl Worker {
     }
 
     fn sleep(&self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
-        let timeout = if self.ready.is_empty() { TICK } else { Duration::ZERO };
+        let timeout = if self.ready.is_empty() && !self.has_more { TICK } else { Duration::ZERO };
         let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -166,8 +168,18 @@ impl Worker {
             let Some(number) = self.ready.pop_front() else { break };
             self.turn(number, now);
         }
+        let mut has_done_one = false;
+        self.has_more = false;
         loop {
-            self.engine.reap(&self.shared.path.disk, false, done)?;
+            self.engine.reap(&self.shared.path.disk, done)?;
+            if done.is_empty() {
+                // Once: somebody's socket may have something meanwhile.
+                if std::mem::replace(&mut has_done_one, true) {
+                    break;
+                }
+                done.extend(self.engine.do_one(&self.shared.path));
+                self.has_more = !done.is_empty();
+            }
             if done.is_empty() {
                 break;
             }

@@ -66,6 +66,7 @@ impl Connection {
             unreachable!("a connection's own buffer comes back, and nobody sent it")
         };
         let decrypted = match result {
+            Ok(()) if op.is_plain => Ok(()),
             Ok(()) => path.decrypt(request.at + *done as u64, &mut op.buffer).map_err(|_| Fault::Io),
             Err(error) => Err(fault_of(&error)),
         };
