@@ -89,7 +89,8 @@ pub(crate) const STEPS: &[Step] = &[
     step("canary", "stress and the models catch a bug that was put in for them", C_AND_CXX, hunts::canary),
     step("miri", "core and the portable backend have no undefined behaviour that miri sees", MIRI, hunts::miri),
     step("asan", "the library's tests under AddressSanitizer", &[GCC, NIGHTLY], hunts::asan),
-    step("vm", "what needs a kernel of its own: its nodes, huge pages and limits", vm::NEEDS, vm::all).beside("fuzz"),
+    step("vm", "what needs a kernel of its own: its nodes, huge pages, limits and device mapper", vm::NEEDS, vm::all)
+        .beside("fuzz"),
     step("fuzz", "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),
 ];
 

@@ -10,7 +10,11 @@
 //! disk of its own. A `connection` is one client's state; it feeds [`crate::nbd`] and moves bytes by `socket`, with `tls` or without, and `outbox`.
 //! [`DataPath`] encrypts and decrypts between the buffers of [`Memory`]; `disk` and `ring` read and write them.
 //!
-//! Locks: none is held while anything is waited for, but in the pool, whose own rules are in `memory`.
+//! `crew` are threads that help with long reads, and `requests` what is under way. What is no NBD client, a mount, asks
+//! by `calls`.
+//!
+//! Locks: a worker holds none while it waits, but in the pool, whose own rules are in `memory`. A caller of [`PlainFile`]
+//! holds that file's sectors while it waits for the pool and the disk; neither asks for them.
 mod buffer;
 mod calls;
 mod connection;
