@@ -27,6 +27,7 @@ impl Failure {
     }
 
     /// The exit code, where it tells more than that it failed.
+    #[cfg(feature = "crypt")]
     #[must_use]
     pub(crate) fn code(mut self, code: u8) -> Self {
         self.code = code;
@@ -48,6 +49,7 @@ impl Failure {
     }
 
     /// The command line makes no sense: exit code 2.
+    #[cfg(feature = "bench")]
     #[must_use]
     pub(crate) fn usage(mut self) -> Self {
         self.code = 2;

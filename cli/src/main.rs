@@ -5,6 +5,7 @@
 //! with two owners, `info` says what it found on this machine, `top` watches another process. Each is a module with its arguments and a `run`.
 mod allocator;
 mod copy;
+#[cfg(feature = "crypt")]
 mod crypt;
 mod failure;
 mod faults;
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use failure::{Failure, said};
+use failure::Failure;
 
 /// Memory pages in bulk: the Linux kernel's bulk page allocators as a library
 #[derive(Parser)]
@@ -30,9 +31,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    #[cfg(feature = "bench")]
     /// Measure Pagemill beside what a program would use today
     Bench(pagemill_bench::BenchArgs),
     Copy(copy::CopyArgs),
+    #[cfg(feature = "crypt")]
     Crypt(crypt::CryptArgs),
     Info(info::InfoArgs),
     Stress(stress::StressArgs),
@@ -72,7 +75,9 @@ fn main() -> ExitCode {
     }
 }
 
+#[cfg(feature = "bench")]
 fn bench(args: &pagemill_bench::BenchArgs) -> Result<(), Failure> {
+    use failure::said;
     use pagemill_bench::Error;
     let program = std::env::current_exe().map_err(|error| Failure::new("this program's own file", said(&error)))?;
     pagemill_bench::run(args, &program).map_err(|error| {
@@ -92,8 +97,10 @@ fn bench(args: &pagemill_bench::BenchArgs) -> Result<(), Failure> {
 impl Command {
     fn name(&self) -> &'static str {
         match self {
+            #[cfg(feature = "bench")]
             Self::Bench(_) => "bench",
             Self::Copy(_) => "copy",
+            #[cfg(feature = "crypt")]
             Self::Crypt(_) => "crypt",
             Self::Info(_) => "info",
             Self::Stress(_) => "stress",
@@ -103,8 +110,10 @@ impl Command {
 
     fn run(&self) -> Result<(), Failure> {
         match self {
+            #[cfg(feature = "bench")]
             Self::Bench(args) => bench(args),
             Self::Copy(args) => copy::run(args),
+            #[cfg(feature = "crypt")]
             Self::Crypt(args) => crypt::run(args),
             Self::Info(args) => info::run(args),
             Self::Stress(args) => stress::run(args),

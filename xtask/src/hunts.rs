@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use crate::builds;
-use crate::shell::{Ran, Shell};
+use crate::shell::{Cmd, Ran, Shell};
 use crate::tally::Tally;
 
 /// Any of these steps may build from nothing.
@@ -25,24 +25,29 @@ const OWNED_TWICE: &str = "owned twice";
 const FUZZ_S: u32 = 20;
 
 pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
-    let ran = loom_tests(shell, "--cfg loom", "loom")?;
+    let ran = loom_tests(shell).run("loom")?;
     builds::count("loom", ran)
 }
 
 /// Pools and waits, each model under some ten thousand schedules.
 pub(crate) fn shuttle(shell: &Shell) -> Result<Tally> {
-    let ran = shuttle_tests(shell, "--cfg shuttle", "shuttle")?;
+    let ran = shuttle_tests(shell).run("shuttle")?;
     builds::count("shuttle", ran)
 }
 
-fn shuttle_tests(shell: &Shell, flags: &str, name: &str) -> Result<Ran> {
+fn shuttle_tests(shell: &Shell) -> Cmd<'_> {
     let cargo = shell.cargo("test --locked --release --no-fail-fast -p pagemill --test shuttle*");
-    cargo.rustflags(flags, name).limit(LIMIT).run(name)
+    cargo.rustflags("--cfg shuttle", "shuttle").limit(LIMIT)
 }
 
-fn loom_tests(shell: &Shell, flags: &str, name: &str) -> Result<Ran> {
+fn loom_tests(shell: &Shell) -> Cmd<'_> {
     let cargo = shell.cargo("test --locked --release --no-fail-fast -p pagemill-core -p pagemill-sys --test loom*");
-    cargo.rustflags(flags, name).limit(LIMIT).run(name)
+    cargo.rustflags("--cfg loom", "loom").limit(LIMIT)
+}
+
+/// Has cargo compile the project's own crates with the canary. What they depend on is the same without it.
+fn with_canary<'a>(shell: &Shell, cargo: Cmd<'a>) -> Cmd<'a> {
+    cargo.env("RUSTC_WORKSPACE_WRAPPER", shell.root.join("tests/canary/rustc"))
 }
 
 pub(crate) fn stress(shell: &Shell) -> Result<Tally> {
@@ -67,21 +72,24 @@ pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
     // They compile crate after crate, on one processor most of the time: two lanes, each with folders of its own.
     std::thread::scope(|scope| {
         let models = scope.spawn(|| -> Result<Tally> {
-            let ran = loom_tests(shell, "--cfg loom --cfg pagemill_canary", "canary-loom")?;
+            let ran = with_canary(shell, loom_tests(shell)).run("canary-loom")?;
             let mut tally = caught("loom", &ran, &[OWNED_TWICE, "panicked at"]);
-            let ran = shuttle_tests(shell, "--cfg shuttle --cfg pagemill_canary", "canary-shuttle")?;
+            let ran = with_canary(shell, shuttle_tests(shell)).run("canary-shuttle")?;
             tally.add(caught("shuttle", &ran, &["deadlock!", "panicked at"]));
             Ok(tally)
         });
-        // Without the peers of the bench, whose C would be compiled again for this flag.
+        // In a folder of its own, where nobody takes the program for the one without the bug; so without the bench and the
+        // volumes, whose many crates would be compiled for it again.
         let stress = format!("stress --seconds 30 --seed {SEED} --threads 4");
         let run = shell.cargo(&format!("run --locked --release -p pagemill-cli --no-default-features -- {stress}"));
-        let run = run.env("PAGEMILL_BACKEND", "portable").rustflags("--cfg pagemill_canary", "canary");
+        let run = with_canary(shell, run).env("PAGEMILL_BACKEND", "portable");
+        let run = run.env("CARGO_TARGET_DIR", shell.own_target("canary"));
         let ran = run.limit(LIMIT).run("canary-stress")?;
         let mut tally = caught("stress", &ran, &[OWNED_TWICE, &format!("seed {SEED}")]);
 
         let model = shell.cargo("test --locked --release -p pagemill --test model*");
-        let ran = model.rustflags("--cfg pagemill_canary", "canary").limit(LIMIT).run("canary-model")?;
+        let model = with_canary(shell, model).env("CARGO_TARGET_DIR", shell.own_target("canary"));
+        let ran = model.limit(LIMIT).run("canary-model")?;
         tally.add(caught("the model test", &ran, &[OWNED_TWICE, "panicked at"]));
         tally.add(models.join().map_err(|_| anyhow::anyhow!("canary: the models' thread panicked"))??);
         Ok(tally)
