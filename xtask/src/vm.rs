@@ -9,14 +9,16 @@
 //! - `# tests: CRATE/NAME …` tests of the workspace, at `/tests/NAME`; those of `pagemill-sys` at `/tests/sys-NAME`
 //! - `# crate: PACKAGE` a program of the workspace, at `/bin/pagemill`
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
+use crate::builds::OPTIMISED;
 use crate::shell::Shell;
 use crate::tally::{self, Tally};
 use crate::tools::Need;
@@ -118,10 +120,15 @@ fn boot(shell: &Shell, kernel: &Path, script: &Path, name: &str) -> Result<Tally
     for program in ["busybox".to_owned()].iter().chain(&head("programs")) {
         put(&which(program)?, &root, &format!("bin/{program}"))?;
     }
-    for test in head("tests") {
-        let (package, test) = test.split_once('/').context("tests are named CRATE/NAME")?;
-        let prefix = if package == "pagemill-sys" { "sys-" } else { "" };
-        put(&test_program(shell, package, test)?, &root, &format!("tests/{prefix}{test}"))?;
+    let tests = head("tests");
+    if !tests.is_empty() {
+        let built = test_programs(shell)?;
+        for named in &tests {
+            let (package, test) = named.split_once('/').context("tests are named CRATE/NAME")?;
+            let program = built.get(named).with_context(|| format!("cargo named no program for {named}"))?;
+            let prefix = if package == "pagemill-sys" { "sys-" } else { "" };
+            put(program, &root, &format!("tests/{prefix}{test}"))?;
+        }
     }
     for package in head("crate") {
         let build = shell.cargo(&format!("build --locked --release -p {package}"));
@@ -174,15 +181,19 @@ fn which(program: &str) -> Result<PathBuf> {
     found.with_context(|| format!("there is no program {program} here; install the Debian package that has it"))
 }
 
-/// Builds a test, and returns where it is.
-fn test_program(shell: &Shell, package: &str, test: &str) -> Result<PathBuf> {
-    let build = shell.cargo(&format!("test --locked --release --no-run -p {package} --test {test}"));
-    let ran = build.limit(Duration::from_secs(900)).run("vm-build-test")?.expect_ok()?;
-    let made = ran.text.lines().rev().find_map(|line| line.trim().strip_prefix("Executable ")?.split_once('('));
-    let (_, path) = made.with_context(|| format!("cargo named no program for {package}/{test}"))?;
-    let path = shell.root.join(path.trim_end_matches(')'));
-    ensure!(path.is_file(), "{} is not there", path.display());
-    Ok(path)
+/// Builds the tests that `test-release` builds, and returns where each is, by CRATE/NAME.
+fn test_programs(shell: &Shell) -> Result<BTreeMap<String, PathBuf>> {
+    let build = shell.cargo(&format!("test --locked --no-run {OPTIMISED} --lib --tests --message-format json"));
+    let ran = build.limit(Duration::from_secs(900)).run("vm-build-tests")?.expect_ok()?;
+    // What is no message of cargo's is its progress.
+    let messages = ran.text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let built = messages.filter_map(|message| {
+        let path = PathBuf::from(message["executable"].as_str()?);
+        let manifest = Path::new(message["manifest_path"].as_str()?);
+        let package = manifest.parent()?.file_name()?.to_str()?;
+        Some((format!("{package}/{}", message["target"]["name"].as_str()?), path))
+    });
+    Ok(built.collect())
 }
 
 /// The modules and what they need, in the order in which they can be loaded.
