@@ -38,7 +38,7 @@ struct State {
     read_fails: bool,
     /// As the protocol has it.
     write_fails: Option<u32>,
-    sync_fails: bool,
+    sync_fails: Option<u32>,
     /// Writes wait until this is over.
     is_held: bool,
     holds: usize,
@@ -142,8 +142,8 @@ impl Filesystem for Disk {
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         self.with(|state| match state.sync_fails {
-            true => reply.error(Errno::EIO),
-            false => {
+            Some(error) => reply.error(Errno::from_i32(error as i32)),
+            None => {
                 state.asked.push(Asked::Sync);
                 reply.ok();
             }
@@ -256,9 +256,9 @@ fn what_the_disk_refuses_is_told_to_whom_it_concerns() {
         assert_eq!(other.read(0, 4096).unwrap(), [7; 4096]);
         client.ask(command::FLUSH, 0, 0, 0).unwrap();
         client.write(0, &[8; 4096], 0).unwrap();
-        disk.with(|state| state.sync_fails = true);
+        disk.with(|state| state.sync_fails = Some(EIO));
         assert_eq!(client.ask(command::FLUSH, 0, 0, 0), Err(EIO), "{way:?}");
-        disk.with(|state| state.sync_fails = false);
+        disk.with(|state| state.sync_fails = None);
         // The system tells of it once. What was lost is lost for all: nobody is promised anything any more.
         assert_eq!(other.ask(command::FLUSH, 0, 0, 0), Err(EIO), "{way:?}");
         assert_eq!(client.write(0, &[8; 512], FUA), Err(EIO), "{way:?}");
@@ -267,6 +267,28 @@ fn what_the_disk_refuses_is_told_to_whom_it_concerns() {
         assert_eq!(served.server.path().memory.pool().stats().out, 0);
         drop((client, other));
         assert!(served.try_stop().is_err(), "{way:?}: told at the end as well");
+    });
+}
+
+#[test]
+fn what_finds_no_room_was_not_promised() {
+    on_disk(|disk, _, served, way| {
+        let mut client = Client::connect(&served);
+        disk.with(|state| state.write_fails = Some(NO_SPACE));
+        for len in [512, 300 << 10, 2 << 20] {
+            assert_eq!(client.write(0, &pattern(len), FUA), Err(NO_SPACE), "{way:?}, {len}");
+            assert_eq!(client.ask(command::WRITE_ZEROES, FUA, 0, len as u32), Err(NO_SPACE), "{way:?}, {len}");
+        }
+        disk.with(|state| state.write_fails = None);
+        client.ask(command::FLUSH, 0, 0, 0).unwrap();
+        client.write(0, &[8; 4096], FUA).unwrap();
+        // The disk takes it and has then no room to keep it: what else it took may be lost with it.
+        disk.with(|state| state.sync_fails = Some(NO_SPACE));
+        assert_eq!(client.write(0, &[9; 4096], FUA), Err(NO_SPACE), "{way:?}");
+        disk.with(|state| state.sync_fails = None);
+        assert_eq!(client.ask(command::FLUSH, 0, 0, 0), Err(EIO), "{way:?}");
+        drop(client);
+        assert!(served.try_stop().is_err(), "{way:?}");
     });
 }
 

@@ -1,7 +1,12 @@
 //! The file or block device under a volume, and the two ways to it: system calls that return when it is done, and a ring.
 //!
-//! Invariant: once the disk has failed to make something durable, nothing is said to be durable any more (D1). The system
-//! tells a failed `fdatasync` once, to whoever asks first; those who ask later lost data just the same.
+//! Invariant: once what was answered may be lost, nothing is said to be durable any more (D1). The system tells of what it
+//! could not write back once, to whoever asks first; those who ask later lost data just the same. Which failures are of that
+//! kind:
+//! - A failed sync is: what it was to bring to the disk had been answered.
+//! - A failed write is not. Its client is told, and nobody was promised anything.
+//! - A failed write that was to be durable is both in one call. Where there was no room, `refuses_to_write` tells which part has
+//!   failed; any other error is taken for the sync's.
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -128,16 +133,31 @@ impl Disk {
     }
 
     /// Notes what a step has come to.
-    pub(super) fn judge(&self, todo: Todo, result: io::Result<()>) -> io::Result<()> {
-        let promises = matches!(todo, Todo::Sync | Todo::Write { durable: true });
-        if promises && result.is_err() {
+    pub(super) fn judge(&self, op: &Op, result: io::Result<()>) -> io::Result<()> {
+        let is_durable_write = op.todo == Todo::Write { durable: true };
+        if op.todo != Todo::Sync && !is_durable_write {
+            return result;
+        }
+        if let Err(error) = &result
+            && !(is_durable_write && is_want_of_room(error) && self.refuses_to_write(op))
+        {
             // Relaxed: the flag alone is read, and whoever is told later is told through a socket.
             self.has_failed.store(true, Relaxed);
         }
-        if promises && self.has_failed.load(Relaxed) {
-            return result.and(Err(io::Error::other("the disk has lost what was written")));
+        match self.has_failed.load(Relaxed) {
+            true => result.and(Err(io::Error::other("the disk has lost what was written"))),
+            false => result,
         }
-        result
+    }
+
+    /// Whether it was the write that found no room, in a call that writes and makes durable: then it finds none without the
+    /// second part either. If it does, what found none was the writing back, of who knows what.
+    #[cold]
+    fn refuses_to_write(&self, op: &Op) -> bool {
+        let mut vector = Vec::new();
+        op.buffer.window(op.done, ENTRIES, &mut vector);
+        let again = retried(|| Ok(rustix::io::pwritev(&self.file, &vector, op.at + op.done as u64)?));
+        again.is_err_and(|error| is_want_of_room(&error))
     }
 
     /// Where the data, or the hole, at `at` ends, and whether it is a hole.
@@ -158,7 +178,8 @@ impl Disk {
 
     /// Returns when all that was written is on the disk.
     pub(super) fn sync(&self) -> io::Result<()> {
-        self.judge(Todo::Sync, self.file.sync_data())
+        let op = Op { todo: Todo::Sync, at: 0, buffer: Buffer::none(), done: 0, is_plain: false, tag: (0, 0) };
+        self.judge(&op, self.file.sync_data())
     }
 }
 
@@ -228,6 +249,11 @@ impl Engine {
     }
 }
 
+/// What the file system, a quota or a limit has no more room for.
+pub(super) fn is_want_of_room(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
+}
+
 /// Calls again what a signal has interrupted.
 fn retried<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
@@ -241,7 +267,7 @@ fn retried<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 /// Does a step by calls that return when it is done. What is read comes back decrypted.
 pub(super) fn plain_step(path: &DataPath, mut op: Op) -> Done {
     let result = retried(|| step(path, &mut op));
-    let result = path.disk.judge(op.todo, result);
+    let result = path.disk.judge(&op, result);
     op.is_plain = op.todo == Todo::Read;
     (op, result)
 }

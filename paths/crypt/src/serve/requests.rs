@@ -2,7 +2,7 @@
 use std::io;
 
 use super::buffer::Buffer;
-use super::disk::{Op, Todo};
+use super::disk::{Op, Todo, is_want_of_room};
 use super::memory::Memory;
 use super::path::DataPath;
 use crate::nbd::{Fault, Request};
@@ -133,7 +133,7 @@ impl Flights {
 /// What the client is told.
 pub(super) fn fault_of(error: &io::Error) -> Fault {
     match error.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Fault::NoSpace,
+        _ if is_want_of_room(error) => Fault::NoSpace,
         Some(libc::ENOMEM) => Fault::NoMemory,
         _ => Fault::Io,
     }

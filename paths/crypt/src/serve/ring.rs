@@ -144,7 +144,7 @@ impl Ring {
                 Some(result) => {
                     let Some(op) = self.slots[number].op.take() else { unreachable!("slot {number} was pushed empty") };
                     self.free.push(number);
-                    let result = disk.judge(op.todo, result);
+                    let result = disk.judge(&op, result);
                     done.push((op, result));
                 }
             }
