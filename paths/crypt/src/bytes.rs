@@ -19,11 +19,9 @@ pub(crate) trait Fields {
         u64::from_be_bytes(self.field(at))
     }
 
-    /// The text in a field of `N` bytes, up to its first zero byte.
+    /// The text in a field of `N` bytes.
     fn text<const N: usize>(&self, at: usize) -> String {
-        let field = self.field::<N>(at);
-        let end = field.iter().position(|&byte| byte == 0).unwrap_or(N);
-        String::from_utf8_lossy(&field[..end]).into_owned()
+        shown(&self.field::<N>(at))
     }
 }
 
@@ -31,6 +29,20 @@ impl<const LEN: usize> Fields for [u8; LEN] {
     fn field<const N: usize>(&self, at: usize) -> [u8; N] {
         *self[at..].first_chunk().expect("a field lies within its header")
     }
+}
+
+/// The text in a field, up to its first zero byte. For people: what is no UTF-8 is replaced, so what is to be written again is
+/// the field.
+pub(crate) fn shown(field: &[u8]) -> String {
+    let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
+    String::from_utf8_lossy(&field[..end]).into_owned()
+}
+
+/// A field with a text that fits it.
+pub(crate) fn filled<const N: usize>(text: &str) -> [u8; N] {
+    let mut field = [0; N];
+    put(&mut field, 0, text.as_bytes());
+    field
 }
 
 /// Writes `bytes` at `at`.

@@ -189,9 +189,9 @@ impl Luks {
 
     /// The volume's UUID.
     #[must_use]
-    pub fn uuid(&self) -> &str {
+    pub fn uuid(&self) -> String {
         match self {
-            Self::V1(header) => &header.uuid,
+            Self::V1(header) => header.uuid(),
             Self::V2(header) => header.uuid(),
         }
     }

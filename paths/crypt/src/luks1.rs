@@ -8,7 +8,7 @@ use std::ops::Range;
 use subtle::ConstantTimeEq;
 
 use crate::af::{self, STRIPES};
-use crate::bytes::{Fields, put};
+use crate::bytes::{Fields, filled, put, shown};
 use crate::hash::Hash;
 use crate::kdf::{self, Kdf, KdfChoice, KdfKind, Limits, SALT};
 use crate::luks::{self, first_that_opens};
@@ -80,8 +80,8 @@ pub struct Header {
     digest_salt: [u8; SALT],
     /// Iterations of the digest.
     pub digest_iterations: u32,
-    /// The volume's UUID.
-    pub uuid: String,
+    /// As it stands, whatever its bytes are.
+    uuid: [u8; 40],
     /// The keyslots.
     pub slots: Vec<Slot>,
 }
@@ -111,7 +111,7 @@ impl Header {
             digest: bytes.field(at::DIGEST),
             digest_salt: bytes.field(at::DIGEST_SALT),
             digest_iterations: bytes.u32_at(at::DIGEST_ITERATIONS),
-            uuid: bytes.text::<40>(at::UUID),
+            uuid: bytes.field(at::UUID),
             slots: (0..SLOTS).map(|slot| Slot::parse(bytes, slot)).collect::<Result<_, _>>()?,
         };
         if header.digest_iterations == 0 {
@@ -121,8 +121,20 @@ impl Header {
         Ok(header)
     }
 
+    /// The volume's UUID.
+    #[must_use]
+    pub fn uuid(&self) -> String {
+        shown(&self.uuid)
+    }
+
     /// Active keyslots lie behind the header, before the data, within the file, and apart from each other.
     fn check_areas(&self, store_len: u64) -> Result<(), Error> {
+        if self.payload != 0 && self.payload_at() < HEADER as u64 {
+            let begin = self.payload_at();
+            return Err(Error::Header(format!(
+                "the data begins at {begin}, inside the header, which has {HEADER} bytes"
+            )));
+        }
         let data = if self.payload == 0 { store_len } else { self.payload_at().min(store_len) };
         let active = || (0..).zip(&self.slots).filter(|(_, slot)| slot.is_active);
         for (i, slot) in active() {
@@ -163,7 +175,7 @@ impl Header {
         put(&mut bytes, at::DIGEST, &self.digest);
         put(&mut bytes, at::DIGEST_SALT, &self.digest_salt);
         put(&mut bytes, at::DIGEST_ITERATIONS, &self.digest_iterations.to_be_bytes());
-        put(&mut bytes, at::UUID, self.uuid.as_bytes());
+        put(&mut bytes, at::UUID, &self.uuid);
         for (i, slot) in self.slots.iter().enumerate() {
             let place = at::SLOTS + i * at::SLOT;
             put(&mut bytes, place, &if slot.is_active { ACTIVE } else { INACTIVE }.to_be_bytes());
@@ -201,7 +213,7 @@ impl Header {
                 Some(iterations) => iterations,
                 None => kdf::iterations_in(hash, DIGEST, luks::DIGEST_TIME),
             },
-            uuid: uuid::Uuid::new_v4().to_string(),
+            uuid: filled(&uuid::Uuid::new_v4().to_string()),
             slots: slots.collect(),
         };
         random(&mut header.digest_salt)?;

@@ -7,6 +7,7 @@
 //!   the other, with a sync after each. (Both whole and equal: the primary first.)
 //! - I2: no copy on the disk names key material that is not on the disk yet: it is written and synced first. What is
 //!   removed is wiped first: a crash then leaves a keyslot that opens nothing, and not a key that nobody knows of.
+//! - I3: nothing is written while some of what belongs to the header reaches into the data.
 mod copy;
 mod metadata;
 
@@ -14,6 +15,7 @@ use serde_json::{Map, Value, json};
 use subtle::ConstantTimeEq;
 
 use crate::af::{self, STRIPES};
+use crate::bytes::{filled, shown};
 use crate::hash::Hash;
 use crate::kdf::{self, Kdf, KdfChoice, Limits, SALT};
 use crate::luks::{self, first_that_opens};
@@ -109,14 +111,14 @@ impl Header {
 
     /// The volume's UUID.
     #[must_use]
-    pub fn uuid(&self) -> &str {
-        &self.copy.uuid
+    pub fn uuid(&self) -> String {
+        shown(&self.copy.uuid)
     }
 
     /// The volume's label, or nothing.
     #[must_use]
-    pub fn label(&self) -> &str {
-        &self.copy.label
+    pub fn label(&self) -> String {
+        shown(&self.copy.label)
     }
 
     /// What is wrong with the copies of the header: a line each.
@@ -172,10 +174,10 @@ impl Header {
         let copy = Copy {
             size: HEADER,
             sequence: 0,
-            label: label.to_owned(),
+            label: filled(label),
             checksum: Hash::Sha256,
-            uuid: uuid::Uuid::new_v4().to_string(),
-            subsystem: String::new(),
+            uuid: filled(&uuid::Uuid::new_v4().to_string()),
+            subsystem: filled(""),
             json: Vec::new(),
         };
         let metadata = Metadata::read(&json, HEADER)?;
@@ -338,9 +340,25 @@ impl Header {
         object.ok_or_else(|| Error::Header(format!("the metadata has no {name}")))
     }
 
-    /// Turns changed JSON into what is to be written, and checks it as if it had been read.
+    /// Data begins behind the header, or lies in a file of its own from 0 on: no other place is one that a header is made with.
+    fn check_data_is_behind(&self) -> Result<(), Error> {
+        let begin = self.metadata.segments.values().map(|segment| segment.offset).filter(|&offset| offset > 0).min();
+        match begin.filter(|&begin| begin < self.end()) {
+            None => Ok(()),
+            Some(begin) => {
+                let end = self.end();
+                let why =
+                    format!("the header ends at {end}, and the data begins at {begin}: a change would write over it");
+                Err(Error::Header(why))
+            }
+        }
+    }
+
+    /// Turns changed JSON into what is to be written, and checks it as if it had been read. All changes come by here before
+    /// they write anything.
     fn prepare(&mut self) -> Result<(), Error> {
         self.metadata = Metadata::read(&self.json, self.copy.size)?;
+        self.check_data_is_behind()?;
         self.copy.json = self.json.to_string().into_bytes();
         self.copy.bytes(Which::Primary).map(drop)
     }

@@ -228,6 +228,107 @@ fn a_keyslot_for_something_else_does_not_count_as_one_that_opens_the_volume() {
     assert!(!opens(&disk, PASSPHRASE));
 }
 
+/// The volume's key, and what changes are tried on.
+fn opened(disk: &Disk) -> (Luks, pagemill_crypt::secret::Locked) {
+    let luks = Luks::read(disk).unwrap();
+    let (_, key) = luks.unlock(disk, PASSPHRASE, None, &Limits::default()).unwrap();
+    (luks, key)
+}
+
+#[test]
+fn a_change_that_would_write_over_the_data_is_refused() {
+    let mut whole = image();
+    let noise = pattern(16 << 20);
+    whole[512 << 10..16 << 20].copy_from_slice(&noise[512 << 10..]);
+    for (begin, size) in [("524288", "16744448"), ("524288", "491524"), ("4096", "16744448"), ("16777216", "16744449")]
+    {
+        let mut bytes = whole.clone();
+        with_metadata(&mut bytes, |json| {
+            json["segments"]["0"]["offset"] = begin.into();
+            json["config"]["keyslots_size"] = size.into();
+        });
+        let disk = Disk::of(bytes.clone());
+        let (mut luks, key) = opened(&disk);
+        let added = luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None);
+        for error in [added.map(|_| ()).unwrap_err(), luks.remove_key(&disk, 0, true).unwrap_err()] {
+            assert!(error.to_string().contains("would write over it"), "{begin}: {error}");
+            assert!(error.next_step().is_some_and(|next| next.contains("backup")));
+        }
+        assert!(*disk.now.borrow() == bytes, "data at {begin}, {size} bytes of keyslots");
+    }
+    // Data that begins where the header ends, and such that lies elsewhere.
+    for (begin, size) in [("524288", "491520"), ("0", "16744448")] {
+        let mut bytes = whole.clone();
+        with_metadata(&mut bytes, |json| {
+            json["segments"]["0"]["offset"] = begin.into();
+            json["config"]["keyslots_size"] = size.into();
+        });
+        let disk = Disk::of(bytes);
+        let (mut luks, key) = opened(&disk);
+        luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
+        luks.remove_key(&disk, 0, true).unwrap();
+        assert!(disk.now.borrow()[512 << 10..16 << 20] == noise[512 << 10..] || begin == "0", "{begin}");
+    }
+}
+
+#[test]
+fn a_change_of_a_luks1_header_that_would_write_over_other_things_is_refused() {
+    let disk = Disk::of(vec![0; 3 << 20]);
+    Luks::format(&disk, &new(1, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
+    let whole = disk.now.into_inner();
+    let payload = u32::from_be_bytes(whole[104..108].try_into().unwrap());
+    let first = u32::from_be_bytes(whole[248..252].try_into().unwrap());
+    // Where an unused keyslot claims to lie: across the data's beginning, in it, in the first keyslot, in the header.
+    for (place, word) in
+        [(payload - 1, "outside of"), (payload + 8, "outside of"), (first + 1, "overlap"), (1, "outside of")]
+    {
+        let mut bytes = whole.clone();
+        bytes[256 + 40..256 + 44].copy_from_slice(&place.to_be_bytes());
+        let disk = Disk::of(bytes.clone());
+        let (mut luks, key) = opened(&disk);
+        let error = luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), Some(1)).unwrap_err();
+        assert!(error.to_string().contains(word), "{place}: {error}");
+        assert!(*disk.now.borrow() == bytes, "{place}");
+    }
+    let mut bytes = whole;
+    bytes[104..108].copy_from_slice(&1u32.to_be_bytes());
+    bytes[208..212].copy_from_slice(&0x0000_DEADu32.to_be_bytes());
+    let error = Luks::read(&Disk::of(bytes)).unwrap_err();
+    assert!(error.to_string().contains("inside the header"), "{error}");
+}
+
+#[test]
+fn texts_of_any_bytes_stay_as_they_are() {
+    // All of the field, without a zero at its end, in no encoding that is known.
+    let text = |len: usize| -> Vec<u8> { (0..len as u8).map(|i| i.wrapping_mul(83) | 0x80).collect() };
+    let mut bytes = image();
+    for base in [0, SECOND] {
+        for (at, len) in [(24, 48), (168, 40), (208, 48)] {
+            bytes[base + at..base + at + len].copy_from_slice(&text(len));
+        }
+    }
+    with_metadata(&mut bytes, |_| {});
+    let disk = Disk::of(bytes);
+    let (mut luks, key) = opened(&disk);
+    luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
+    luks.remove_key(&disk, 0, false).unwrap();
+    let Luks::V2(header) = Luks::read(&disk).unwrap() else { panic!("it was of version 2") };
+    assert!(header.label().starts_with('\u{fffd}') && header.uuid().starts_with('\u{fffd}'));
+    let now = disk.now.into_inner();
+    for base in [0, SECOND] {
+        for (at, len) in [(24, 48), (168, 40), (208, 48)] {
+            assert!(now[base + at..base + at + len] == text(len), "{len} bytes at {base} + {at}");
+        }
+    }
+
+    let disk = Disk::of(vec![0; 3 << 20]);
+    Luks::format(&disk, &new(1, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
+    disk.now.borrow_mut()[168..208].copy_from_slice(&text(40));
+    let (mut luks, key) = opened(&disk);
+    luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
+    assert!(disk.now.borrow()[168..208] == text(40), "LUKS1");
+}
+
 /// Puts other metadata into both copies of a header, with a checksum that is right.
 fn with_metadata(bytes: &mut [u8], change: impl Fn(&mut serde_json::Value)) {
     for base in [0, SECOND] {

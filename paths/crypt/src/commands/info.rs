@@ -89,7 +89,7 @@ fn of_luks1(header: &luks1::Header) -> Info {
     });
     Info {
         kind: "luks1",
-        uuid: header.uuid.clone(),
+        uuid: header.uuid(),
         label: String::new(),
         cipher: crate::CIPHER.to_owned(),
         key_bits: Some(8 * header.key_bytes),
@@ -110,8 +110,8 @@ fn of_luks2(header: &luks2::Header) -> Info {
     let keyslots: Vec<_> = keyslots.collect();
     Info {
         kind: "luks2",
-        uuid: header.uuid().to_owned(),
-        label: header.label().to_owned(),
+        uuid: header.uuid(),
+        label: header.label(),
         cipher: metadata.segments.values().next().map_or_else(String::new, |segment| segment.encryption.clone()),
         key_bits: keyslots.first().map(|slot| slot.key_bits),
         keyslots,

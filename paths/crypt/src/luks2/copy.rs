@@ -51,10 +51,11 @@ pub(crate) struct Copy {
     pub(crate) size: u64,
     /// Grows with every change; the higher copy is the newer.
     pub(crate) sequence: u64,
-    pub(crate) label: String,
+    /// The texts are kept as they stand, whatever their bytes are.
+    pub(crate) label: [u8; 48],
     pub(crate) checksum: Hash,
-    pub(crate) uuid: String,
-    pub(crate) subsystem: String,
+    pub(crate) uuid: [u8; 40],
+    pub(crate) subsystem: [u8; 48],
     /// The text of the JSON area.
     pub(crate) json: Vec<u8>,
 }
@@ -86,10 +87,10 @@ impl Copy {
         Ok(Self {
             size: size as u64,
             sequence: fixed.u64_at(at::SEQUENCE),
-            label: fixed.text::<48>(at::LABEL),
+            label: fixed.field(at::LABEL),
             checksum,
-            uuid: fixed.text::<40>(at::UUID),
-            subsystem: fixed.text::<48>(at::SUBSYSTEM),
+            uuid: fixed.field(at::UUID),
+            subsystem: fixed.field(at::SUBSYSTEM),
             json: json[..end].to_vec(),
         })
     }
@@ -108,11 +109,11 @@ impl Copy {
         put(&mut bytes, at::VERSION, &2u16.to_be_bytes());
         put(&mut bytes, at::SIZE, &self.size.to_be_bytes());
         put(&mut bytes, at::SEQUENCE, &self.sequence.to_be_bytes());
-        put_text(&mut bytes, at::LABEL, 48, &self.label);
-        put_text(&mut bytes, at::CHECKSUM_NAME, 32, self.checksum.name());
+        put(&mut bytes, at::LABEL, &self.label);
+        put(&mut bytes, at::CHECKSUM_NAME, self.checksum.name().as_bytes());
         random(&mut bytes[at::SALT..at::SALT + 64])?;
-        put_text(&mut bytes, at::UUID, 40, &self.uuid);
-        put_text(&mut bytes, at::SUBSYSTEM, 48, &self.subsystem);
+        put(&mut bytes, at::UUID, &self.uuid);
+        put(&mut bytes, at::SUBSYSTEM, &self.subsystem);
         put(&mut bytes, at::OFFSET, &self.offset(which).to_be_bytes());
         put(&mut bytes, FIXED, &self.json);
         let mut sum = [0; CHECKSUM];
@@ -156,11 +157,6 @@ fn size_of_copy(bytes: &[u8], which: Which, offset: u64) -> Result<usize, Error>
 fn sum_of(bytes: &[u8], hash: Hash, sum: &mut [u8; CHECKSUM]) {
     let (before, behind) = (&bytes[..at::CHECKSUM], &bytes[at::CHECKSUM + CHECKSUM..]);
     hash.digest_into(&[before, &[0; CHECKSUM], behind], sum);
-}
-
-/// A text in a field of `len` bytes; cut to leave one zero at its end.
-fn put_text(bytes: &mut [u8], at: usize, len: usize, text: &str) {
-    put(bytes, at, &text.as_bytes()[..text.len().min(len - 1)]);
 }
 
 fn read(store: &dyn Store, bytes: &mut [u8], at: u64) -> Result<(), Error> {
