@@ -1,15 +1,12 @@
 //! `pagemill crypt format`.
-use std::fs::{self, File};
-use std::io;
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
 use super::open::{key_size, sector_size};
 use super::passphrase::SecretArgs;
-use super::{KdfArgs, Said, json_line, lock, open_locked, shown};
+use super::target::Target;
+use super::{KdfArgs, Said, json_line, shown};
 use crate::cipher::SectorSize;
 use crate::kdf::KdfKind;
 use crate::luks::New;
@@ -134,98 +131,6 @@ pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
         args.key_size,
     );
     Ok(Said { out, warnings: Vec::new() })
-}
-
-/// A file that is formatted. One that is made for it has no name until its header is whole, so whatever ends the program
-/// before, by SIGKILL even, leaves nothing behind; and it goes again unless it is kept.
-struct Target<'a> {
-    path: &'a Path,
-    file: File,
-    state: State,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// It was there, or is to stay.
-    Kept,
-    /// It was made without a name.
-    Nameless,
-    /// It was made, and is there for all to see.
-    Named,
-}
-
-impl<'a> Target<'a> {
-    fn open(path: &'a Path, size: Option<u64>) -> Result<Self, Error> {
-        if path.exists() {
-            let there = Self { path, file: open_locked(path, true)?, state: State::Kept };
-            return match size {
-                Some(size) if there.len()? != size => {
-                    let why = format!("{} has {} bytes already: leave --size out", shown(path), there.len()?);
-                    Err(Error::Request(why))
-                }
-                _ => Ok(there),
-            };
-        }
-        let Some(size) = size else {
-            return Err(Error::Request(format!("{} is not there: say --size to make it", shown(path))));
-        };
-        let (file, state) = make(path).map_err(|error| Error::io(shown(path), error))?;
-        let made = Self { path, file, state };
-        lock(&made.file, path, true)?;
-        made.file
-            .set_len(size)
-            .map_err(|error| Error::io(format!("making {} {size} bytes long", shown(path)), error))?;
-        Ok(made)
-    }
-
-    fn len(&self) -> Result<u64, Error> {
-        self.file.size().map_err(|error| Error::io(shown(self.path), error))
-    }
-
-    /// Gives what has no name its own.
-    fn publish(&mut self) -> Result<(), Error> {
-        if self.state != State::Nameless {
-            return Ok(());
-        }
-        let nameless = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        match rustix::fs::linkat(CWD, nameless, CWD, self.path, AtFlags::SYMLINK_FOLLOW) {
-            Ok(()) => self.state = State::Named,
-            Err(rustix::io::Errno::EXIST) => {
-                return Err(Error::Occupied(format!("{} has come into being meanwhile", shown(self.path))));
-            }
-            Err(error) => return Err(Error::io(format!("naming {}", shown(self.path)), error.into())),
-        }
-        Ok(())
-    }
-
-    fn keep(mut self) {
-        self.state = State::Kept;
-    }
-}
-
-impl Drop for Target<'_> {
-    fn drop(&mut self) {
-        if self.state == State::Named {
-            // The failure that led here is what is told.
-            let _ = fs::remove_file(self.path);
-        }
-    }
-}
-
-/// A new file, nameless where the file system has that; elsewhere it is seen at once, and stays, as zeroes, if the program is
-/// killed.
-fn make(path: &Path) -> io::Result<(File, State)> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let (read_write, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
-    match rustix::fs::open(folder, read_write | OFlags::TMPFILE, mode) {
-        Ok(file) => Ok((file.into(), State::Nameless)),
-        // Both are what file systems say that cannot.
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
-            let file = rustix::fs::open(path, read_write | OFlags::CREATE | OFlags::EXCL, mode)?;
-            Ok((file.into(), State::Named))
-        }
-        Err(error) => Err(error.into()),
-    }
 }
 
 fn refuse_what_is_there(target: &Target<'_>) -> Result<(), Error> {

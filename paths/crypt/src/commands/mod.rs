@@ -11,6 +11,7 @@ mod mount;
 mod open;
 pub mod passphrase;
 mod serve;
+mod target;
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::FileTypeExt;

@@ -1,0 +1,261 @@
+//! A file that is formatted: one that is there, or one that is made for it.
+//!
+//! What is made has its name when its header is whole and not before, so whatever ends the program until then, by SIGKILL
+//! even, leaves nothing of that name behind (I1). Where the file system has files without a name, it is one of those. Elsewhere it
+//! has another name beside its own, which goes when the program fails or is told to end by SIGTERM or SIGINT. A name that
+//! somebody else has taken meanwhile stays theirs (I2).
+use std::ffi::{CString, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use signal_hook::SigId;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::{emulate_default_handler, register, unregister};
+
+use super::{lock, open_locked, shown};
+use crate::{Error, Store};
+
+pub(super) struct Target<'a> {
+    pub(super) path: &'a Path,
+    pub(super) file: File,
+    state: State,
+}
+
+enum State {
+    /// It was there, or is to stay.
+    Kept,
+    /// It was made without a name.
+    Nameless,
+    /// It was made under another name.
+    Beside(Beside),
+    /// It was made, and is there for all to see.
+    Named,
+}
+
+impl<'a> Target<'a> {
+    pub(super) fn open(path: &'a Path, size: Option<u64>) -> Result<Self, Error> {
+        if path.exists() {
+            let there = Self { path, file: open_locked(path, true)?, state: State::Kept };
+            return match size {
+                Some(size) if there.len()? != size => {
+                    let why = format!("{} has {} bytes already: leave --size out", shown(path), there.len()?);
+                    Err(Error::Request(why))
+                }
+                _ => Ok(there),
+            };
+        }
+        let Some(size) = size else {
+            return Err(Error::Request(format!("{} is not there: say --size to make it", shown(path))));
+        };
+        Self::make(path, size, nameless(path).or_else(|error| without_tmpfile(error, path)))
+    }
+
+    fn make(path: &'a Path, size: u64, made: io::Result<(File, State)>) -> Result<Self, Error> {
+        let (file, state) = made.map_err(|error| Error::io(shown(path), error))?;
+        let made = Self { path, file, state };
+        lock(&made.file, path, true)?;
+        made.file
+            .set_len(size)
+            .map_err(|error| Error::io(format!("making {} {size} bytes long", shown(path)), error))?;
+        Ok(made)
+    }
+
+    pub(super) fn len(&self) -> Result<u64, Error> {
+        self.file.size().map_err(|error| Error::io(shown(self.path), error))
+    }
+
+    /// Gives what was made its own name.
+    pub(super) fn publish(&mut self) -> Result<(), Error> {
+        let named = match &self.state {
+            State::Kept | State::Named => return Ok(()),
+            State::Nameless => {
+                let nameless = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+                rustix::fs::linkat(CWD, nameless, CWD, self.path, AtFlags::SYMLINK_FOLLOW)
+            }
+            State::Beside(beside) => beside.rename(self.path),
+        };
+        match named {
+            Ok(()) => self.state = State::Named,
+            Err(Errno::EXIST) => {
+                return Err(Error::Occupied(format!("{} has come into being meanwhile", shown(self.path))));
+            }
+            Err(error) => return Err(Error::io(format!("naming {}", shown(self.path)), error.into())),
+        }
+        Ok(())
+    }
+
+    pub(super) fn keep(mut self) {
+        self.state = State::Kept;
+    }
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        if let State::Named = self.state {
+            // The failure that led here is what is told.
+            let _ = fs::remove_file(self.path);
+        }
+    }
+}
+
+const READ_WRITE: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC);
+const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn nameless(path: &Path) -> io::Result<(File, State)> {
+    Ok((rustix::fs::open(folder(path), READ_WRITE | OFlags::TMPFILE, OURS)?.into(), State::Nameless))
+}
+
+/// What to do where that was refused.
+fn without_tmpfile(error: io::Error, path: &Path) -> io::Result<(File, State)> {
+    match error.raw_os_error() {
+        // Both are what file systems say that cannot.
+        Some(libc::EOPNOTSUPP | libc::EISDIR) => Beside::make(path),
+        _ => Err(error),
+    }
+}
+
+/// A file's other name. It goes with this, and at a signal that ends the program.
+struct Beside {
+    path: PathBuf,
+    signals: Vec<SigId>,
+}
+
+impl Beside {
+    fn make(path: &Path) -> io::Result<(File, State)> {
+        let own = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut name = OsString::from(".");
+        name.push(own);
+        name.push(format!(".{}", uuid::Uuid::new_v4().simple()));
+        let path = folder(path).join(name);
+        let file = rustix::fs::open(&path, READ_WRITE | OFlags::CREATE | OFlags::EXCL, OURS)?;
+        let mut beside = Self { path, signals: Vec::new() };
+        let name = CString::new(beside.path.as_os_str().as_bytes())?;
+        for signal in [SIGTERM, SIGINT] {
+            let name = name.clone();
+            let remove = move || {
+                // SAFETY: the name is one, and is kept by the handler, which is never given back.
+                unsafe { libc::unlink(name.as_ptr()) };
+                let _ = emulate_default_handler(signal);
+            };
+            // SAFETY: what it does at a signal are two calls that may be made there (signal-safety(7), and the latter's
+            // documentation): it neither allocates nor locks, and does not unwind.
+            beside.signals.push(unsafe { register(signal, remove) }?);
+        }
+        Ok((file.into(), State::Beside(beside)))
+    }
+
+    /// Takes the name `path` in place of this one, if nobody has it.
+    fn rename(&self, path: &Path) -> Result<(), Errno> {
+        match rustix::fs::renameat_with(CWD, &self.path, CWD, path, RenameFlags::NOREPLACE) {
+            // A file system that does not know that; a second name is refused if it is taken, too.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rustix::fs::link(&self.path, path),
+            renamed => renamed,
+        }
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // It is gone already where it was renamed.
+        let _ = fs::remove_file(&self.path);
+        for signal in self.signals.drain(..) {
+            unregister(signal);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::process::ExitStatusExt;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<OsString> {
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    }
+
+    /// As on a file system that has no files without a name.
+    fn made(path: &Path) -> Target<'_> {
+        let refused = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+        Target::make(path, 5000, without_tmpfile(refused, path)).unwrap()
+    }
+
+    #[test]
+    fn what_is_made_beside_its_name_has_it_when_it_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let mut target = made(&path);
+        let before = names(folder.path());
+        assert!(before.len() == 1 && before[0] != "a", "{before:?}");
+        target.publish().unwrap();
+        assert_eq!(names(folder.path()), ["a"]);
+        target.keep();
+        let there = fs::metadata(&path).unwrap();
+        assert_eq!((there.len(), there.mode() & 0o777), (5000, 0o600));
+        // Neither of these stays: one that failed before it had its name, and one that failed then.
+        let other = folder.path().join("b");
+        drop(made(&other));
+        let mut target = made(&other);
+        target.publish().unwrap();
+        drop(target);
+        assert_eq!(names(folder.path()), ["a"]);
+    }
+
+    #[test]
+    fn a_name_that_was_taken_meanwhile_stays_theirs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let mut target = made(&path);
+        fs::write(&path, "theirs").unwrap();
+        assert!(matches!(target.publish(), Err(Error::Occupied(_))));
+        drop(target);
+        assert_eq!(names(folder.path()), ["a"]);
+        assert_eq!(fs::read(&path).unwrap(), b"theirs");
+    }
+
+    /// It runs itself in another process, which is ended.
+    #[test]
+    fn a_signal_leaves_no_file_behind() {
+        const FOLDER: &str = "PAGEMILL_CRYPT_TEST_FOLDER";
+        if let Some(folder) = std::env::var_os(FOLDER) {
+            let path = Path::new(&folder).join("a");
+            let _target = made(&path);
+            std::thread::sleep(Duration::from_secs(600));
+            return;
+        }
+        for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+            let folder = tempfile::tempdir().unwrap();
+            let this = [module_path!().split_once("::").unwrap().1, "a_signal_leaves_no_file_behind"].join("::");
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", &this])
+                .env(FOLDER, folder.path())
+                .stdout(std::process::Stdio::null())
+                .spawn()
+                .unwrap();
+            // It is as long as it is to be when the handlers are there.
+            let is_made = || {
+                names(folder.path())
+                    .first()
+                    .is_some_and(|name| fs::metadata(folder.path().join(name)).is_ok_and(|there| there.len() == 5000))
+            };
+            while !is_made() {
+                assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+            assert_eq!(child.wait().unwrap().signal(), Some(signal.as_raw()));
+            assert_eq!(names(folder.path()), Vec::<OsString>::new());
+        }
+    }
+}
