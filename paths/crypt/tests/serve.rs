@@ -265,6 +265,30 @@ fn stopping_finishes_what_was_begun() {
 }
 
 #[test]
+fn a_server_that_is_dropped_stops() {
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        let len = MIB;
+        let file = bench.file("image", len);
+        let setup = Setup { way, ..Setup::new() };
+        let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(len, 512), setup) else { continue };
+        let mut client = Client::connect(&served);
+        client.send(command::WRITE, 0, 5, 0, 8192);
+        std::io::Write::write_all(&mut client.0, &[7; 4096]).unwrap();
+        let mut idle = Client::connect(&served);
+        thread::scope(|scope| {
+            let dropping = scope.spawn(|| served.drop_server());
+            assert_eq!(std::io::Read::read(&mut idle.0, &mut [0]).unwrap(), 0);
+            std::io::Write::write_all(&mut client.0, &[7; 4096]).unwrap();
+            assert_eq!(client.reply(), (0, 5), "{way:?}: what was begun is finished");
+            drop((client, idle));
+            assert_eq!(dropping.join().unwrap().validate().handed_out, 0, "{way:?}");
+        });
+        assert!(plain_contents(&file, 512)[..8192] == [7; 8192], "{way:?}");
+    }
+}
+
+#[test]
 fn what_comes_while_it_stops_is_answered_so() {
     const SHUTDOWN: u32 = 108;
     let bench = Bench::with(&[]).unwrap();

@@ -89,7 +89,7 @@ impl Hand {
     }
 }
 
-/// A volume being served.
+/// A volume being served. Dropped, it stops as by [`Server::stop`], and nobody is told what came of it.
 pub struct Server {
     shared: Arc<Shared>,
     hands: Vec<Hand>,
@@ -230,11 +230,7 @@ impl Server {
     /// # Errors
     /// What stopped a thread, or what the disk said.
     pub fn stop(mut self) -> io::Result<MemoryStats> {
-        let mut has_panicked = false;
-        self.hands.iter().for_each(|hand| hand.tell(Message::Stop));
-        for hand in self.hands.drain(..) {
-            has_panicked |= hand.thread.join().is_err();
-        }
+        let has_panicked = self.end();
         let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         let synced = self.shared.path.disk.sync();
         if has_panicked {
@@ -242,6 +238,24 @@ impl Server {
         }
         failure.map_or(Ok(()), Err).and(synced)?;
         Ok(self.memory_stats())
+    }
+
+    /// Returns when the threads have ended: whether one has panicked.
+    fn end(&mut self) -> bool {
+        self.hands.iter().for_each(|hand| hand.tell(Message::Stop));
+        // All of them, whatever became of the first.
+        self.hands.drain(..).map(|hand| hand.thread.join()).fold(false, |has_panicked, end| has_panicked | end.is_err())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let has_threads = !self.hands.is_empty();
+        self.end();
+        if has_threads {
+            // What it says was to be heard from `stop`.
+            let _ = self.shared.path.disk.sync();
+        }
     }
 }
 

@@ -161,6 +161,15 @@ impl Served {
         stats
     }
 
+    /// Drops the server; the allocator that it had.
+    pub(crate) fn drop_server(self) -> Allocator {
+        let Self { allocator, server, stop, accepting, .. } = self;
+        drop(stop);
+        accepting.join().unwrap();
+        drop(Arc::into_inner(server).expect("nobody else has the server"));
+        allocator
+    }
+
     /// Waits until so many clients are there.
     pub(crate) fn wait_for_connections(&self, count: usize) {
         for _ in 0..2000 {
