@@ -102,6 +102,15 @@ pub struct Session {
     /// The beginning of a message whose end has not come.
     partial: Vec<u8>,
     agreed: Agreed,
+    ending: Ending,
+}
+
+/// Whether the server ends, and a client that negotiates has been told so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    No,
+    Untold,
+    Told,
 }
 
 /// What was negotiated.
@@ -146,7 +155,7 @@ impl Session {
     #[must_use]
     pub fn new(config: Arc<Config>, out: &mut Vec<u8>) -> Self {
         negotiate::greet(out);
-        Self { config, state: State::ClientFlags, partial: Vec::new(), agreed: Agreed::default() }
+        Self { config, state: State::ClientFlags, partial: Vec::new(), agreed: Agreed::default(), ending: Ending::No }
     }
 
     /// Takes the next message, or a part of it, from the beginning of `input`; answers go to `out`. Returns how many bytes
@@ -207,6 +216,20 @@ impl Session {
             self.state = State::SkipPayload { export, left: u64::from(request.len) };
         }
         self.replies().error(request.cookie, fault, out);
+    }
+
+    /// The server ends: all further options are answered with that. Requests are not: see [`Session::refuse`].
+    pub fn shut_down(&mut self) {
+        if self.ending == Ending::No {
+            self.ending = Ending::Untold;
+        }
+    }
+
+    /// True while a client negotiates that has still to be told that the server ends.
+    #[must_use]
+    pub fn owes_refusal(&self) -> bool {
+        let is_over = matches!(self.state, State::Requests { .. } | State::SkipPayload { .. } | State::Closed);
+        self.ending == Ending::Untold && !is_over
     }
 
     /// How this session's requests are answered.

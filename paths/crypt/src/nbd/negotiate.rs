@@ -1,6 +1,6 @@
 //! The handshake: the greeting, the client's flags, options and their answers.
 use super::requests::flags;
-use super::{Event, MAX_NAME, MAX_OPTION, MAX_PAYLOAD, MAX_SKIPPED, Session, State, Tls};
+use super::{Ending, Event, MAX_NAME, MAX_OPTION, MAX_PAYLOAD, MAX_SKIPPED, Session, State, Tls};
 
 const GREETING: u64 = 0x4e42_444d_4147_4943; // "NBDMAGIC"
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054; // "IHAVEOPT"
@@ -38,6 +38,7 @@ mod reply {
     pub(super) const INVALID: u32 = 0x8000_0003;
     pub(super) const TLS_REQUIRED: u32 = 0x8000_0005;
     pub(super) const UNKNOWN: u32 = 0x8000_0006;
+    pub(super) const SHUTDOWN: u32 = 0x8000_0007;
     pub(super) const BLOCK_SIZE_REQUIRED: u32 = 0x8000_0008;
     pub(super) const TOO_BIG: u32 = 0x8000_0009;
 }
@@ -141,8 +142,13 @@ impl Session {
                 say(option, reply::ACK, &[], out);
                 return Event::Goodbye;
             }
-            option::STARTTLS => return self.start_tls(data, out),
             // The oldest option has no answer but the export itself.
+            option::EXPORT_NAME if self.ending != Ending::No => return Event::Violation("the server ends"),
+            _ if self.ending != Ending::No => {
+                self.ending = Ending::Told;
+                say(option, reply::SHUTDOWN, b"the server ends", out);
+            }
+            option::STARTTLS => return self.start_tls(data, out),
             option::EXPORT_NAME if is_closed_to_it => return Event::Violation("it asks for an export before TLS"),
             option::EXPORT_NAME => return self.export_by_name(data, out),
             _ if is_closed_to_it => say(option, reply::TLS_REQUIRED, b"begin with TLS", out),

@@ -49,6 +49,8 @@ const TURN: usize = 4 << 20;
 const CALL: usize = 256 << 10;
 /// Extents that one answer has at most.
 const MAX_EXTENTS: usize = 256;
+/// For how long a client may do what it has still to do when all is said.
+const LINGER: Duration = Duration::from_secs(1);
 /// Whoever moves fewer bytes in the time limit has stalled.
 const CRAWL: usize = 64 << 10;
 
@@ -108,7 +110,7 @@ struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Open,
-    /// The server stops: what was begun is finished, and what else has come is refused.
+    /// The server stops: what was begun is finished, and what else has come is refused. Who negotiates is told so once.
     Draining,
     /// The client said goodbye, broke the protocol or sends no more: what was begun is finished.
     Closing,
@@ -488,9 +490,11 @@ impl Connection {
     }
 
     /// The server stops.
-    pub(super) fn drain(&mut self) {
+    pub(super) fn drain(&mut self, now: Instant) {
         if self.life == Life::Open {
-            self.life = if self.session.export().is_some() { Life::Draining } else { Life::Closing };
+            self.life = Life::Draining;
+            self.session.shut_down();
+            self.heard.restart(now);
         }
     }
 
@@ -513,7 +517,7 @@ impl Connection {
                 self.socket.end_sending();
                 self.die(path);
             }
-            Life::Draining if is_idle && self.blocked == Blocked::Input => {
+            Life::Draining if is_idle && self.blocked == Blocked::Input && !self.session.owes_refusal() => {
                 self.socket.end_sending();
                 self.life = Life::Lingering;
                 self.heard.restart(now);
@@ -543,11 +547,17 @@ impl Connection {
         }
         let negotiates = self.life == Life::Open && self.session.export().is_none();
         let negotiates_for = if negotiates { now - self.born } else { Duration::ZERO };
-        let lingers = self.life == Life::Lingering && now - self.heard.since > limits.stop.min(Duration::from_secs(1));
+        // Who negotiates while the server stops has as long to be told so as others have to close.
+        let is_mute = self.life == Life::Draining && self.session.owes_refusal();
+        let lingers = self.life == Life::Lingering || is_mute;
+        let lingers = lingers && now - self.heard.since > limits.stop.min(LINGER);
         let is_late = negotiates_for > limits.handshake
             || now - self.heard.since > limits.stall
             || now - self.spoken.since > limits.stall;
         if (is_late || lingers) && !self.is_dead() {
+            if is_mute {
+                self.socket.end_sending();
+            }
             self.die(path);
         }
     }

@@ -119,7 +119,7 @@ impl Worker {
                     self.stop_at.get_or_insert(now + self.shared.limits.stop);
                     for number in 0..self.clients.len() {
                         if let Some(client) = &mut self.clients[number] {
-                            client.connection.drain();
+                            client.connection.drain(now);
                             self.queue(number);
                         }
                     }
@@ -140,7 +140,7 @@ impl Worker {
             return;
         };
         if self.stop_at.is_some() {
-            connection.drain();
+            connection.drain(now);
         }
         self.clients[number] = Some(Client { connection, interest: None, is_hung: false, is_queued: false });
         self.queue(number);
