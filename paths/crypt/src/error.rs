@@ -76,6 +76,7 @@ fn after_io(kind: io::ErrorKind) -> Option<&'static str> {
     match kind {
         io::ErrorKind::NotFound => Some("check the name"),
         io::ErrorKind::PermissionDenied => Some("ask its owner for the right, or name another"),
+        io::ErrorKind::AddrInUse => Some("end who has it, or choose another address"),
         io::ErrorKind::StorageFull => Some("make room, or choose another place"),
         _ => None,
     }

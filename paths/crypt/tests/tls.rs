@@ -225,13 +225,26 @@ fn stopping_answers_by_tls_what_was_begun() {
 fn keys_that_do_not_fit_are_refused() {
     let (ours, other) = (Certificates::new(), Certificates::new());
     let refused = |chain: &str, key: &str, authorities: Option<&str>| {
-        TlsServer::new(chain.as_bytes(), key.as_bytes(), authorities.map(str::as_bytes)).unwrap_err().to_string()
+        let authorities = authorities.map(|text| pem("ca.pem", text));
+        TlsServer::new(pem("cert.pem", chain), pem("key.pem", key), authorities).unwrap_err().to_string()
     };
     let (chain, key) = (&ours.server.certificate, &ours.server.key);
-    assert!(refused("", key, None).contains("no certificate"));
-    assert!(refused(chain, "", None).contains("no private key"));
-    assert!(refused(chain, chain, None).contains("no private key"));
-    assert!(refused(chain, &other.server.key, None).contains("certificate and key"));
-    assert!(refused(chain, key, Some("nothing")).contains("clients' authorities"));
-    TlsServer::new(chain.as_bytes(), key.as_bytes(), Some(other.authority.as_bytes())).unwrap();
+    // Each names the file, says what is wrong with it, and what to do.
+    let damaged = chain.replacen("MII", "***", 1);
+    for (said, file, why, next) in [
+        (refused("", key, None), "cert.pem: ", "no certificate in PEM", "name the file with the server's certificate"),
+        (refused(&damaged, key, None), "cert.pem: ", "no certificate in PEM (", "name the file with the server's"),
+        (refused(chain, "", None), "key.pem: ", "no private key in PEM (", "name the file with the certificate's"),
+        (refused(chain, chain, None), "key.pem: ", "no private key in PEM (", "name the file with the certificate's"),
+        (refused(chain, &other.server.key, None), "cert.pem with key.pem: ", "KeyMismatch", "its own key"),
+        (
+            refused(chain, key, Some("nothing")),
+            "ca.pem: ",
+            "no certificate in PEM",
+            "name the file with the authorities",
+        ),
+    ] {
+        assert!(said.starts_with(file) && said.contains(why) && said.contains(next), "{said}");
+    }
+    TlsServer::new(pem("", chain), pem("", key), Some(pem("", &other.authority))).unwrap();
 }

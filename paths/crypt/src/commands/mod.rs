@@ -7,6 +7,7 @@
 mod format;
 mod info;
 mod keys;
+mod listen;
 mod mount;
 mod open;
 pub mod passphrase;

@@ -1,29 +1,25 @@
 //! `pagemill crypt serve`.
 use std::io;
-use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use pagemill::{Allocator, PAGE_SIZE};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 use zeroize::Zeroizing;
 
+use super::listen::{Place, listen};
 use super::open::{OpenArgs, Opened};
 use super::{Said, shown};
 use crate::Error;
 use crate::nbd::{Config, Export, Tls};
-use crate::serve::{DataPath, Disk, Form, Limits, Listener, Memory, MemoryStats, Options, Server, TlsServer, Way};
+use crate::serve::{DataPath, Disk, Form, Limits, Memory, MemoryStats, Options, Pem, Server, TlsServer, Way};
 
 /// The longest part of a request that goes through the pool at once: what most clients ask for at most.
 const PART: usize = 1 << 20;
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
 
 /// Serve a volume to NBD clients, until SIGTERM or SIGINT
 ///
@@ -84,18 +80,6 @@ pub(super) struct ServeArgs {
     ways: Ways,
 }
 
-#[derive(Args, Debug)]
-#[group(required = true, multiple = false)]
-struct Place {
-    /// Serve on a socket of this name, which only this user may open
-    #[arg(long, value_name = "PATH")]
-    unix: Option<PathBuf>,
-
-    /// Serve on this address and port: 127.0.0.1:10809
-    #[arg(long, value_name = "ADDR")]
-    tcp: Option<SocketAddr>,
-}
-
 /// With them, a client gets nothing but by TLS.
 #[derive(Args, Debug)]
 struct TlsArgs {
@@ -115,10 +99,16 @@ struct TlsArgs {
 impl TlsArgs {
     fn server(&self) -> Result<Option<TlsServer>, Error> {
         let (Some(chain), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
-        let read = |path: &PathBuf| std::fs::read(path).map_err(|error| Error::io(shown(path), error));
-        let key = Zeroizing::new(read(key)?);
+        let read = |path: &PathBuf| match std::fs::read(path) {
+            Ok(text) => Ok((shown(path), Zeroizing::new(text))),
+            Err(error) => Err(Error::io(shown(path), error)),
+        };
+        let (chain, key) = (read(chain)?, read(key)?);
         let authorities = self.tls_client_ca.as_ref().map(read).transpose()?;
-        TlsServer::new(&read(chain)?, &key, authorities.as_deref()).map(Some)
+        fn pem((from, text): &(String, Zeroizing<Vec<u8>>)) -> Pem<'_> {
+            Pem { from, text }
+        }
+        TlsServer::new(pem(&chain), pem(&key), authorities.as_ref().map(pem)).map(Some)
     }
 }
 
@@ -249,98 +239,10 @@ fn told(stats: &MemoryStats) -> Vec<String> {
 }
 
 /// A descriptor that is readable once the program is to end.
-pub(super) fn signals() -> io::Result<UnixStream> {
+pub(super) fn signals() -> std::io::Result<UnixStream> {
     let (stop, signalled) = UnixStream::pair()?;
     for signal in [SIGTERM, SIGINT] {
         pipe::register(signal, signalled.try_clone()?)?;
     }
     Ok(stop)
-}
-
-/// The socket's name, which goes when the server does; unless somebody else's socket has that name by then.
-struct SocketFile(Option<(PathBuf, [u64; 2])>);
-
-impl SocketFile {
-    fn new(path: &Path) -> io::Result<Self> {
-        Ok(Self(Some((path.to_owned(), identity(path)?))))
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if let Some((path, own)) = &self.0
-            && identity(path).is_ok_and(|there| there == *own)
-        {
-            // The next server replaces what stays.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-/// Which file has this name.
-fn identity(path: &Path) -> io::Result<[u64; 2]> {
-    let there = std::fs::symlink_metadata(path)?;
-    Ok([there.dev(), there.ino()])
-}
-
-fn listen(place: &Place, scheme: &str) -> Result<(Listener, SocketFile, String), Error> {
-    if let Some(path) = &place.unix {
-        let listener = listen_unix(path).and_then(|listener| Ok((listener, SocketFile::new(path)?)));
-        let (listener, file) = listener.map_err(|error| Error::io(shown(path), error))?;
-        let place = format!("{scheme}+unix:///?socket={}", shown(path));
-        return Ok((Listener::Unix(listener), file, place));
-    }
-    let Some(address) = place.tcp else { unreachable!("one of the two is given") };
-    let listener = TcpListener::bind(address).map_err(|error| Error::io(address.to_string(), error))?;
-    let address = listener.local_addr().map_err(|error| Error::io(address.to_string(), error))?;
-    Ok((Listener::Tcp(listener), SocketFile(None), format!("{scheme}://{address}")))
-}
-
-/// A socket that nobody else may open at any time: it has its mode before it has its name.
-fn listen_unix(path: &Path) -> io::Result<UnixListener> {
-    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
-    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
-    rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
-    let address = SocketAddrUnix::new(path)?;
-    match rustix::net::bind(&socket, &address) {
-        Err(rustix::io::Errno::ADDRINUSE) => {
-            make_room(path)?;
-            rustix::net::bind(&socket, &address)?;
-        }
-        bound => bound?,
-    }
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.into())
-}
-
-/// Removes a socket that its process left behind.
-fn make_room(path: &Path) -> io::Result<()> {
-    let refused = |why| Err(io::Error::new(io::ErrorKind::AddrInUse, why));
-    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
-        return refused("there is a file of that name, which is no socket");
-    }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
-        _ => refused("another process answers there already"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_takes_away_its_own_socket_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
-        let place = Place { unix: Some(path.clone()), tcp: None };
-        let (_first, its_file, _) = listen(&place, "nbd").unwrap();
-        // Somebody clears the name, and another server takes it.
-        std::fs::remove_file(&path).unwrap();
-        let (_second, others_file, _) = listen(&place, "nbd").unwrap();
-        drop(its_file);
-        UnixStream::connect(&path).unwrap();
-        drop(others_file);
-        assert!(!path.exists());
-    }
 }

@@ -231,7 +231,7 @@ mod tests {
         if let Some(folder) = std::env::var_os(FOLDER) {
             let path = Path::new(&folder).join("a");
             let _target = made(&path);
-            std::thread::sleep(Duration::from_secs(600));
+            std::thread::sleep(Duration::from_secs(120));
             return;
         }
         for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {

@@ -40,7 +40,7 @@ pub use disk::{Disk, Way};
 pub use memory::{Form, Memory, MemoryStats, Patience};
 pub use path::DataPath;
 pub use server::{Listener, Options, Server};
-pub use tls::TlsServer;
+pub use tls::{Pem, TlsServer};
 
 use crate::nbd::Config;
 

@@ -25,47 +25,68 @@ const READS: usize = 16;
 #[derive(Clone, Debug)]
 pub struct TlsServer(Arc<ServerConfig>);
 
+/// A text in PEM, and where it comes from, for what there is to say of it.
+#[derive(Clone, Copy)]
+pub struct Pem<'a> {
+    /// The file's name, or whatever tells a user which text it is.
+    pub from: &'a str,
+    /// What is in it.
+    pub text: &'a [u8],
+}
+
 impl TlsServer {
     /// From texts in PEM: the server's certificate and those that lead to its authority, the certificate's key, and, if
     /// clients have to show one too, the authorities of theirs. TLS 1.2 and 1.3; no session is kept or resumed.
     ///
     /// # Errors
-    /// [`Error::Request`] for what is no such text, and a key that is not the certificate's.
-    pub fn new(chain: &[u8], key: &[u8], client_authorities: Option<&[u8]>) -> Result<Self, Error> {
-        let chain = certificates(chain, "the server's certificate")?;
-        let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|error| Error::Request(format!("the server's TLS key: no private key in PEM: {error}")))?;
+    /// [`Error::Request`] for what is no such text, and a key that is not the certificate's: which it is, and what to do.
+    pub fn new(chain: Pem<'_>, key: Pem<'_>, client_authorities: Option<Pem<'_>>) -> Result<Self, Error> {
+        let certificates_of_server = certificates(chain, "the server's certificate and those of its authorities")?;
+        let private = PrivateKeyDer::from_pem_slice(key.text).map_err(|error| {
+            Error::Request(format!(
+                "{}: no private key in PEM ({error}): name the file with the certificate's, without a passphrase \
+                 (openssl pkey takes it off)",
+                key.from
+            ))
+        })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let refused = |error: rustls::Error| Error::Request(format!("the server's certificate and key: {error}"));
+        let refused = |error: rustls::Error| {
+            let (chain, key) = (chain.from, key.from);
+            Error::Request(format!("{chain} with {key}: {error}: name a certificate of a server, and its own key"))
+        };
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
         let builder = builder.with_safe_default_protocol_versions().map_err(refused)?;
         let builder = match client_authorities {
             None => builder.with_no_client_auth(),
-            Some(text) => {
-                let what = "the clients' authorities";
+            Some(authorities) => {
+                let what = "the authorities that sign clients' certificates";
+                let unfit = |why: String| Error::Request(format!("{}: {why}: name {what}", authorities.from));
                 let mut roots = RootCertStore::empty();
-                for authority in certificates(text, what)? {
-                    roots.add(authority).map_err(|error| Error::Request(format!("{what}: {error}")))?;
+                for authority in certificates(authorities, what)? {
+                    roots.add(authority).map_err(|error| unfit(error.to_string()))?;
                 }
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-                let verifier = verifier.build().map_err(|error| Error::Request(format!("{what}: {error}")))?;
-                builder.with_client_cert_verifier(verifier)
+                builder.with_client_cert_verifier(verifier.build().map_err(|error| unfit(error.to_string()))?)
             }
         };
-        let mut config = builder.with_single_cert(chain, key).map_err(refused)?;
+        let mut config = builder.with_single_cert(certificates_of_server, private).map_err(refused)?;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Self(Arc::new(config)))
     }
 }
 
-fn certificates(text: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
-    match all {
-        Ok(all) if !all.is_empty() => Ok(all),
-        Ok(_) => Err(Error::Request(format!("{what}: no certificate in PEM"))),
-        Err(error) => Err(Error::Request(format!("{what}: no certificates in PEM: {error}"))),
-    }
+fn certificates(pem: Pem<'_>, wanted: &str) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.text).collect();
+    let why = match all {
+        Ok(all) if !all.is_empty() => return Ok(all),
+        Ok(_) => String::new(),
+        Err(error) => format!(" ({error})"),
+    };
+    let from = pem.from;
+    Err(Error::Request(format!(
+        "{from}: no certificate in PEM{why}: name the file with {wanted} (openssl x509 makes PEM of other forms)"
+    )))
 }
 
 /// One client's.

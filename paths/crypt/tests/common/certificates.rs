@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagemill_crypt::serve::TlsServer;
+use pagemill_crypt::serve::{Pem, TlsServer};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -18,6 +18,10 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 pub(crate) struct Pair {
     pub(crate) certificate: String,
     pub(crate) key: String,
+}
+
+pub(crate) fn pem<'a>(from: &'a str, text: &'a str) -> Pem<'a> {
+    Pem { from, text: text.as_bytes() }
 }
 
 /// An authority, and whom it has signed.
@@ -52,8 +56,8 @@ impl Certificates {
 
     /// What a server shows; and asks for, if it does.
     pub(crate) fn for_server(&self, asks: bool) -> TlsServer {
-        let asked = asks.then_some(self.authority.as_bytes());
-        TlsServer::new(self.server.certificate.as_bytes(), self.server.key.as_bytes(), asked).unwrap()
+        let asked = asks.then_some(pem("authority", &self.authority));
+        TlsServer::new(pem("certificate", &self.server.certificate), pem("key", &self.server.key), asked).unwrap()
     }
 
     /// A folder as GnuTLS's users have it; with the client's own certificate, or without.

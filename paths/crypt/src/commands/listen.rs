@@ -1,0 +1,200 @@
+//! Where a server is reached: an address, or a socket with a name, which is its own.
+//!
+//! A socket stays when its process was killed, and the next server replaces it. Between finding that nobody answers there and
+//! having bound its own, another one must not do the same: it would remove the socket of the first. So a name is made, and
+//! looked at, under a lock (I1): a file beside it, which is there for that moment only.
+use std::ffi::OsString;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+
+use super::shown;
+use crate::Error;
+use crate::serve::Listener;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub(super) struct Place {
+    /// Serve on a socket of this name, which only this user may open
+    #[arg(long, value_name = "PATH")]
+    unix: Option<PathBuf>,
+
+    /// Serve on this address and port: 127.0.0.1:10809
+    #[arg(long, value_name = "ADDR")]
+    pub(super) tcp: Option<SocketAddr>,
+}
+
+/// What is listened to, its name for as long as that is to stay, and its URI.
+pub(super) fn listen(place: &Place, scheme: &str) -> Result<(Listener, SocketFile, String), Error> {
+    if let Some(path) = &place.unix {
+        let (listener, file) = listen_unix(path).map_err(|error| Error::io(shown(path), error))?;
+        let place = format!("{scheme}+unix:///?socket={}", shown(path));
+        return Ok((Listener::Unix(listener), file, place));
+    }
+    let Some(address) = place.tcp else { unreachable!("one of the two is given") };
+    let listener = TcpListener::bind(address).map_err(|error| Error::io(address.to_string(), error))?;
+    let address = listener.local_addr().map_err(|error| Error::io(address.to_string(), error))?;
+    Ok((Listener::Tcp(listener), SocketFile(None), format!("{scheme}://{address}")))
+}
+
+/// A socket that nobody else may open at any time: it has its mode before it has its name.
+fn listen_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
+    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+    rustix::fs::fchmod(&socket, OURS)?;
+    let address = SocketAddrUnix::new(path)?;
+    let _lock = NameLock::take(path)?;
+    match rustix::net::bind(&socket, &address) {
+        Err(rustix::io::Errno::ADDRINUSE) => {
+            make_room(path)?;
+            rustix::net::bind(&socket, &address)?;
+        }
+        bound => bound?,
+    }
+    let file = SocketFile(Some((path.to_owned(), identity(path)?)));
+    // Until it listens it looks like one that was left behind: that, too, is nobody's to see.
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok((socket.into(), file))
+}
+
+/// Removes a socket that its process left behind.
+fn make_room(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(there) if there.file_type().is_socket() => {}
+        Ok(_) => return Err(in_use("there is a file of that name, which is no socket")),
+        Err(error) => return gone(error),
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).or_else(gone),
+        _ => Err(in_use("another process answers there already")),
+    }
+}
+
+/// Its process has removed it meanwhile.
+fn gone(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+fn in_use(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::AddrInUse, format!("the address is in use: {why}"))
+}
+
+/// The right to make a socket of some name.
+struct NameLock {
+    path: PathBuf,
+    /// Locked, until it is closed.
+    _file: File,
+}
+
+impl NameLock {
+    fn take(socket: &Path) -> io::Result<Self> {
+        let mut path = OsString::from(socket);
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        loop {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = File::from(rustix::fs::open(&path, flags, OURS)?);
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(in_use("another process is about to serve there")),
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+            // Whoever had it has removed it, perhaps between our opening and locking: then it locks nobody out.
+            let own = file.metadata()?;
+            if identity(&path).is_ok_and(|there| there == [own.dev(), own.ino()]) {
+                return Ok(Self { path, _file: file });
+            }
+        }
+    }
+}
+
+impl Drop for NameLock {
+    fn drop(&mut self) {
+        // What stays is locked by nobody, and serves the next one.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The socket's name, which goes when the server does; unless somebody else's socket has that name by then.
+pub(super) struct SocketFile(Option<(PathBuf, [u64; 2])>);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Some((path, own)) = &self.0
+            && identity(path).is_ok_and(|there| there == *own)
+        {
+            // The next server replaces what stays.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Which file has this name.
+fn identity(path: &Path) -> io::Result<[u64; 2]> {
+    let there = fs::symlink_metadata(path)?;
+    Ok([there.dev(), there.ino()])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn a_server_takes_away_its_own_socket_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let place = Place { unix: Some(path.clone()), tcp: None };
+        let (_first, its_file, _) = listen(&place, "nbd").unwrap();
+        // Somebody clears the name, and another server takes it.
+        fs::remove_file(&path).unwrap();
+        let (_second, others_file, _) = listen(&place, "nbd").unwrap();
+        drop(its_file);
+        UnixStream::connect(&path).unwrap();
+        drop(others_file);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn of_servers_that_start_at_once_one_has_the_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        for round in 0..300 {
+            // Left behind by a process that is gone, or there is none; a lock was left behind as well.
+            if round % 3 > 0 {
+                drop(UnixListener::bind(&path).unwrap());
+            }
+            if round % 2 > 0 {
+                File::create(folder.path().join("socket.lock")).unwrap();
+            }
+            let start = Barrier::new(4);
+            let started: Vec<_> = std::thread::scope(|scope| {
+                let begin = || {
+                    start.wait();
+                    listen_unix(&path)
+                };
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(begin)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let (have, have_not): (Vec<_>, Vec<_>) = started.into_iter().partition(Result::is_ok);
+            let refusals: Vec<_> = have_not.into_iter().map(|refused| refused.err().unwrap()).collect();
+            assert_eq!(have.len(), 1, "round {round}: {refusals:?}");
+            assert!(refusals.iter().all(|error| error.kind() == io::ErrorKind::AddrInUse), "{refusals:?}");
+            UnixStream::connect(&path).unwrap();
+            drop(have);
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "round {round}: all is gone");
+        }
+    }
+}
