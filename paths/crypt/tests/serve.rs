@@ -255,8 +255,8 @@ fn stopping_finishes_what_was_begun() {
             std::io::Write::write_all(&mut client.0, &noise[half..]).unwrap();
             assert_eq!(client.reply(), (0, 5), "{way:?}");
             // And then nothing more, for either.
-            assert_eq!(std::io::Read::read(&mut client.0, &mut [0]).unwrap(), 0);
-            assert_eq!(std::io::Read::read(&mut idle.0, &mut [0]).unwrap(), 0);
+            client.until_end();
+            idle.until_end();
             drop((client, idle));
             stopping.join().unwrap();
         });
@@ -278,7 +278,7 @@ fn a_server_that_is_dropped_stops() {
         let mut idle = Client::connect(&served);
         thread::scope(|scope| {
             let dropping = scope.spawn(|| served.drop_server());
-            assert_eq!(std::io::Read::read(&mut idle.0, &mut [0]).unwrap(), 0);
+            idle.until_end();
             std::io::Write::write_all(&mut client.0, &[7; 4096]).unwrap();
             assert_eq!(client.reply(), (0, 5), "{way:?}: what was begun is finished");
             drop((client, idle));
@@ -305,7 +305,7 @@ fn what_comes_while_it_stops_is_answered_so() {
         thread::scope(|scope| {
             let stopping = scope.spawn(|| served.stop());
             // The end for one tells that the other is being finished: they have the same thread.
-            assert_eq!(std::io::Read::read(&mut idle.0, &mut [0]).unwrap(), 0);
+            idle.until_end();
             // At once, so that all of it has come when the write is done.
             let mut rest = vec![7; 4096];
             for (number, payload) in [(command::READ, 0), (command::WRITE, 512), (command::FLUSH, 0)] {
@@ -322,7 +322,7 @@ fn what_comes_while_it_stops_is_answered_so() {
             let refused =
                 [command::READ, command::WRITE, command::FLUSH].map(|number| (SHUTDOWN, u64::from(number) + 100));
             assert_eq!(answers, [&[(0, 5)][..], &refused].concat(), "{way:?}");
-            assert_eq!(std::io::Read::read(&mut client.0, &mut [0]).unwrap(), 0);
+            client.until_end();
             drop((client, idle));
             stopping.join().unwrap();
         });

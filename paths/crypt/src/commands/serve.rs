@@ -1,5 +1,4 @@
 //! `pagemill crypt serve`.
-use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;

@@ -260,6 +260,43 @@ mod tests {
         );
     }
 
+    /// Waits until so many wait for the pool, for a while: where a lock holds them back they never will.
+    fn until_waiting(file: &PlainFile, count: usize) {
+        for _ in 0..100 {
+            if file.path.memory.pool().stats().waiting == count {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+
+    /// One page in all, which is taken: the first has to wait for it when it is about to read the sector, and again when it
+    /// is about to write it. The second comes in between.
+    #[test]
+    fn a_sector_that_is_written_in_part_is_nobody_elses_meanwhile() {
+        const SECTOR: usize = 4096;
+        for second in [512..1024, 0..SECTOR] {
+            let (file, _data) = file(SECTOR as u64, 1, 1);
+            file.write_at(0, &[1; SECTOR]).unwrap();
+            let memory = &file.path.memory;
+            let only = memory.take(SECTOR, Patience::None).unwrap().unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| file.write_at(0, &[2; 512]).unwrap());
+                until_waiting(&file, 1);
+                assert_eq!(memory.pool().stats().waiting, 1);
+                scope.spawn(|| file.write_at(second.start as u64, &vec![3; second.len()]).unwrap());
+                until_waiting(&file, 2);
+                memory.give_back(only);
+            });
+            let mut is = [0; SECTOR];
+            file.read_at(0, &mut is).unwrap();
+            let mut expected = [1; SECTOR];
+            expected[..512].fill(2);
+            expected[second.clone()].fill(3);
+            assert!(is == expected, "{second:?}: one write is lost");
+        }
+    }
+
     #[test]
     fn beyond_the_end_nothing_is_read_or_written() {
         let (file, _data) = file(512, 64, 4);

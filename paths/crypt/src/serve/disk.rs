@@ -195,6 +195,9 @@ pub(super) enum Engine {
     /// By plain calls too, the long ones by other threads.
     Helped(Help),
     Ring(Box<Ring>),
+    /// A disk that takes its time: a test does the steps.
+    #[cfg(test)]
+    Held(Vec<Op>),
 }
 
 impl Engine {
@@ -205,6 +208,11 @@ impl Engine {
             Self::Helped(help) => help.take(op).map(|op| plain_step(path, op)),
             Self::Ring(ring) => {
                 ring.submit(&path.disk, op);
+                None
+            }
+            #[cfg(test)]
+            Self::Held(ops) => {
+                ops.push(op);
                 None
             }
         }
@@ -219,6 +227,8 @@ impl Engine {
                 Ok(())
             }
             Self::Ring(ring) => ring.reap(disk, false, done),
+            #[cfg(test)]
+            Self::Held(_) => Ok(()),
         }
     }
 
@@ -227,6 +237,8 @@ impl Engine {
         match self {
             Self::Helped(help) => help.do_one(path),
             Self::Plain | Self::Ring(_) => None,
+            #[cfg(test)]
+            Self::Held(_) => None,
         }
     }
 
@@ -236,6 +248,8 @@ impl Engine {
             Self::Plain => 0,
             Self::Helped(help) => help.out(),
             Self::Ring(ring) => ring.in_flight(),
+            #[cfg(test)]
+            Self::Held(ops) => ops.len(),
         }
     }
 
@@ -245,6 +259,8 @@ impl Engine {
             Self::Plain => None,
             Self::Helped(help) => Some(help.fd()),
             Self::Ring(ring) => Some(ring.as_fd()),
+            #[cfg(test)]
+            Self::Held(_) => None,
         }
     }
 }

@@ -20,6 +20,8 @@ mod calls;
 mod connection;
 mod crew;
 mod disk;
+#[cfg(test)]
+mod fixture;
 mod memory;
 mod outbox;
 mod path;

@@ -297,3 +297,66 @@ pub(super) fn work(mut worker: Worker, wake: &OwnedFd, load: &Load) {
         shared.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::sync::{Mutex, mpsc};
+
+    use pagemill::PAGE_SIZE;
+
+    use super::*;
+    use crate::serve::Limits;
+    use crate::serve::disk::plain_step;
+    use crate::serve::fixture::*;
+    use crate::serve::memory::Patience;
+
+    /// A worker whose disk takes its time, with a pool of so many pages and no others.
+    fn worker(promised: usize) -> Worker {
+        let second = Duration::from_secs(1);
+        let shared = Shared {
+            path: path(promised, promised),
+            config: config(),
+            tls: None,
+            limits: Limits { handshake: second, stall: second, stop: second },
+            may_discard: false,
+            failure: Mutex::new(None),
+        };
+        let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let (_, letters) = mpsc::channel();
+        Worker::new(Arc::new(shared), Engine::Held(Vec::new()), letters, wake.as_fd()).unwrap()
+    }
+
+    #[test]
+    fn nobody_takes_pages_ahead_of_the_first_in_line() {
+        let (mut worker, now, load) = (worker(16), Instant::now(), Load::new(0));
+        let shared = Arc::clone(&worker.shared);
+        let held = shared.path.memory.take(8 * PAGE_SIZE, Patience::None).unwrap().unwrap();
+        // The first has a page on the disk: so the worker does not sleep in the pool. The second needs more than there is,
+        // the third less.
+        let clients: Vec<_> = [4096, 8 * PAGE_SIZE, 512]
+            .map(|len| {
+                let (client, server) = UnixStream::pair().unwrap();
+                (&client).write_all(&[negotiation(), request(WRITE, len as u32), vec![9; len]].concat()).unwrap();
+                load.fetch_add(1, Relaxed);
+                worker.welcome(Socket::unix(server).unwrap(), &load, now);
+                for _ in 0..3 {
+                    worker.serve(now, &mut Vec::new()).unwrap();
+                }
+                client
+            })
+            .into();
+        assert_eq!((worker.engine.in_flight(), &worker.line), (1, &VecDeque::from([1, 2])));
+        shared.path.memory.give_back(held);
+        worker.serve(now, &mut Vec::new()).unwrap();
+        assert_eq!((worker.engine.in_flight(), worker.line.len()), (3, 0));
+        let Engine::Held(ops) = std::mem::replace(&mut worker.engine, Engine::Plain) else { unreachable!() };
+        for op in ops {
+            let (number, done) = (op.tag.0, plain_step(&shared.path, op));
+            worker.with(number, now, |client, context| client.connection.complete(done, context));
+        }
+        assert_eq!(shared.path.memory.pool().stats().out, 0);
+        drop(clients);
+    }
+}

@@ -236,6 +236,14 @@ impl<S: Read + Write> Client<S> {
         self.0.write_all(&header.concat()).unwrap();
     }
 
+    /// Waits until the server has said all that it had to say, which was nothing.
+    pub(crate) fn until_end(&mut self) {
+        let mut rest = Vec::new();
+        // To the end, since that goes on where a wait is interrupted: the end of a ring does so to the thread that made it.
+        self.0.read_to_end(&mut rest).unwrap();
+        assert!(rest.is_empty(), "{rest:?}");
+    }
+
     /// A reply's error and cookie.
     pub(crate) fn reply(&mut self) -> (u32, u64) {
         let mut header = [0; 16];

@@ -1,55 +1,11 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use pagemill::Allocator;
-
 use super::*;
-use crate::nbd::{Export, Tls};
-use crate::secret::Locked;
-use crate::serve::{Disk, Form, Memory};
-use crate::{Geometry, SectorSize, Volume};
+use crate::serve::disk::plain_step;
+use crate::serve::fixture::*;
 
-const LEN: u64 = 1 << 20;
-
-fn path() -> DataPath {
-    let data = tempfile::tempfile().unwrap();
-    data.set_len(LEN).unwrap();
-    let geometry =
-        Geometry { offset: 0, len: LEN, sector_size: SectorSize::SMALLEST, first_unit: 0, counts_sectors: false };
-    let volume = Volume::new(&Locked::copy_of(&[7; 64]), geometry).unwrap();
-    let allocator = Allocator::builder().pages(64).build().unwrap();
-    DataPath {
-        volume,
-        disk: Disk::new(data, 0, 512, true),
-        memory: Memory::new(&allocator, 16, 1 << 20, Form::Bulk).unwrap(),
-    }
-}
-
-/// Structured replies, `base:allocation`, and the only export.
-fn negotiation() -> Vec<u8> {
-    let option = |number: u32, data: &[u8]| {
-        [b"IHAVEOPT", &number.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat()
-    };
-    let context = [&[0; 4][..], &1u32.to_be_bytes(), &15u32.to_be_bytes(), b"base:allocation"].concat();
-    [&3u32.to_be_bytes()[..], &option(8, &[]), &option(10, &context), &option(7, &[0; 6])].concat()
-}
-
-fn request(command: u16, len: u32) -> Vec<u8> {
-    let magic = 0x2560_9513u32.to_be_bytes();
-    [&magic[..], &[0; 2], &command.to_be_bytes(), &[7; 8], &[0; 8], &len.to_be_bytes()].concat()
-}
-
-fn config() -> Arc<Config> {
-    let export = Export {
-        name: String::new(),
-        description: String::new(),
-        size: LEN,
-        is_read_only: false,
-        min_block: 512,
-        preferred_block: 4096,
-    };
-    Arc::new(Config { exports: vec![export], tls: Tls::None, block_size_agreed: false })
-}
+const TEN_S: Duration = Duration::from_secs(10);
 
 /// A client, and its connection.
 fn connected(now: Instant) -> (UnixStream, Connection) {
@@ -71,12 +27,11 @@ fn turns(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now:
 #[test]
 fn who_negotiates_while_the_server_stops_is_told_so() {
     const SHUTDOWN: u32 = 0x8000_0007;
-    let (path, now) = (path(), Instant::now());
+    let (path, now) = (path(64, 16), Instant::now());
     let limits = Limits { handshake: TEN_S, stall: TEN_S, stop: TEN_S };
     let greeting = 18;
     // What comes before and behind the moment, in pieces; the end is the same.
-    let option = |number: u32| [b"IHAVEOPT", &number.to_be_bytes()[..], &[0; 4]].concat();
-    let said = [&3u32.to_be_bytes()[..], &option(3), &option(8)].concat();
+    let said = [&3u32.to_be_bytes()[..], &option(3, &[]), &option(8, &[])].concat();
     for before in [0, 3, 4, 10] {
         let (client, mut connection) = connected(now);
         (&client).write_all(&said[..before]).unwrap();
@@ -105,7 +60,7 @@ fn who_negotiates_while_the_server_stops_is_told_so() {
         connection.drain(now);
         match last {
             Some(number) => {
-                (&client).write_all(&option(number)).unwrap();
+                (&client).write_all(&option(number, &[])).unwrap();
                 turns(&mut connection, &path, &mut Engine::Plain, now);
             }
             None => connection.check(&limits, &path, now + Duration::from_millis(1100)),
@@ -118,17 +73,18 @@ fn who_negotiates_while_the_server_stops_is_told_so() {
     }
 }
 
-const TEN_S: Duration = Duration::from_secs(10);
-
 #[test]
 fn requests_without_bytes_take_their_part_of_a_turn() {
-    let path = path();
+    let path = path(64, 16);
     // Flush, trim, and block status: each is a call to the disk, or hundreds.
     for (command, len) in [(3, 0), (4, 512), (7, LEN as u32)] {
         let now = Instant::now();
         let (client, mut connection) = connected(now);
+        let context = [&[0; 4][..], &1u32.to_be_bytes(), &15u32.to_be_bytes(), b"base:allocation"].concat();
+        let flags = &3u32.to_be_bytes()[..];
+        let structured = [flags, &option(8, &[]), &option(10, &context), &option(7, &[0; 6])].concat();
         let requests = request(command, len).repeat(1000);
-        (&client).write_all(&[negotiation(), requests].concat()).unwrap();
+        (&client).write_all(&[structured, requests].concat()).unwrap();
         let turns = turns(&mut connection, &path, &mut Engine::Plain, now);
         assert!(turns >= 10, "{turns} turns for 1000 requests of kind {command}");
         drop(connection);
@@ -137,4 +93,119 @@ fn requests_without_bytes_take_their_part_of_a_turn() {
         let done = answers.windows(12).filter(|bytes| bytes[..4] == [0x66, 0x8e, 0x33, 0xef] && bytes[5] == 1);
         assert_eq!(done.count(), 1000, "of kind {command}");
     }
+}
+
+/// Does what the disk was asked, and whatever follows, until `done` says that it is enough.
+fn finish(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now: Instant, done: impl Fn() -> bool) {
+    while !done() {
+        let ops = if let Engine::Held(ops) = engine { std::mem::take(ops) } else { Vec::new() };
+        for op in ops {
+            let mut context = Context { path, tls: None, engine, now, may_take: true, may_discard: true };
+            connection.complete(plain_step(path, op), &mut context);
+        }
+        turns(connection, path, engine, now);
+        std::thread::yield_now();
+    }
+}
+
+/// What a client has under way is bounded in number and in bytes, and so are its answers; all of it is answered in the end.
+#[test]
+fn a_client_has_so_much_under_way_and_no_more() {
+    let answer = |len: usize| 16 + len;
+    for (count, len, is_held) in [(1000, 512, true), (20, LEN as usize, true), (3000, 4096, false)] {
+        let (path, now) = (path(6000, 16), Instant::now());
+        let (client, mut connection) = connected(now);
+        (&client).write_all(&[negotiation(), request(READ, len as u32).repeat(count)].concat()).unwrap();
+        let mut engine = if is_held { Engine::Held(Vec::new()) } else { Engine::Plain };
+        turns(&mut connection, &path, &mut engine, now);
+        let (flights, bytes, unsent) = (connection.flights.count(), connection.bytes, connection.outbox.len());
+        match is_held {
+            true if len == 512 => assert_eq!((flights, bytes), (MAX_ACTIVE, MAX_ACTIVE * len)),
+            true => assert_eq!((flights, bytes), (MAX_BYTES / len, MAX_BYTES)),
+            // It takes none of them.
+            false => assert!((MAX_UNSENT..=MAX_UNSENT + answer(len)).contains(&unsent), "{unsent} bytes"),
+        }
+        let reader = std::thread::spawn(move || {
+            let mut answers = vec![0; NEGOTIATED + count * answer(len)];
+            (&client).read_exact(&mut answers).unwrap();
+            (client, answers)
+        });
+        finish(&mut connection, &path, &mut engine, now, || reader.is_finished());
+        let (_client, answers) = reader.join().unwrap();
+        let is_done = |answer: &[u8]| answer[..8] == [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0];
+        assert!(answers[NEGOTIATED..].chunks(answer(len)).all(is_done));
+        assert_eq!((connection.flights.count(), connection.bytes, connection.outbox.len()), (0, 0, 0));
+    }
+}
+
+#[test]
+fn who_negotiates_has_a_limit_of_its_own() {
+    let (path, now) = (path(64, 16), Instant::now());
+    let second = Duration::from_secs(1);
+    let limits = Limits { handshake: second, stall: 100 * second, stop: 100 * second };
+    let is_gone_after = |said: &[u8], tenths: u32| {
+        let (client, mut connection) = connected(now);
+        for passed in 0..tenths {
+            let now = now + passed * second / 10;
+            // All of it at first, and then an option again and again.
+            (&client).write_all(if passed == 0 { said } else { &[] }).unwrap();
+            if said.len() == 4 {
+                (&client).write_all(&option(3, &[])).unwrap();
+            }
+            turns(&mut connection, &path, &mut Engine::Plain, now);
+        }
+        connection.check(&limits, &path, now + tenths * second / 10);
+        connection.is_dead()
+    };
+    let half = [negotiation(), request(WRITE, 512), vec![9; 100]].concat();
+    for (said, limit) in [(&[][..], 10), (&half[..2], 10), (&half[..4], 10), (&half, 1000)] {
+        assert!(!is_gone_after(said, limit - 1), "{} bytes", said.len());
+        assert!(is_gone_after(said, limit + 1), "{} bytes", said.len());
+    }
+}
+
+#[test]
+fn extents_are_whole_blocks_and_a_block_with_data_is_no_hole() {
+    const BLOCK: u64 = 16 << 10;
+    let path = path(64, 16);
+    // In the middle of a block, up to the end of one, across two, and the volume's last page.
+    for (at, len) in [(4096, 4096), (5 * BLOCK + 8192, 8192), (8 * BLOCK, BLOCK + 4096), (LEN - 4096, 4096)] {
+        let buffer = path.memory.borrow(len as usize).unwrap();
+        let op = Op { todo: Todo::Write { durable: false }, at, buffer, done: 0, is_plain: false, tag: (0, 0) };
+        plain_step(&path, op).1.unwrap();
+    }
+    if path.disk.extent(0, LEN).unwrap() != (4096, true) {
+        println!("skipped: the file system of temporary files has no holes of a page");
+        return;
+    }
+    let all = Request { command: Command::BlockStatus { one: false }, cookie: 0, at: 0, len: LEN as u32, fua: false };
+    let found = |request: &Request| -> Vec<(u64, bool)> {
+        let extents = extents(&path, request, BLOCK).unwrap();
+        extents
+            .iter()
+            .map(|extent| (u64::from(extent.len) / BLOCK, extent.is_hole && extent.len % BLOCK as u32 == 0))
+            .collect()
+    };
+    let blocks = LEN / BLOCK;
+    let whole = [(1, false), (4, true), (1, false), (2, true), (2, false), (blocks - 11, true), (1, false)];
+    assert_eq!(found(&all), whole);
+    // From the middle of a hole on, and no further than is asked.
+    let part = Request { at: 2 * BLOCK, len: 4 * BLOCK as u32, ..all };
+    assert_eq!(found(&part), [(3, true), (1, false)]);
+}
+
+#[test]
+fn who_is_not_the_first_in_line_takes_nothing() {
+    let (path, now) = (path(64, 16), Instant::now());
+    let (client, mut connection) = connected(now);
+    (&client).write_all(&[negotiation(), request(WRITE, 512), vec![9; 512]].concat()).unwrap();
+    let mut engine = Engine::Plain;
+    for (may_take, is_stalled) in [(false, true), (false, true), (true, false)] {
+        let mut context = Context { path: &path, tls: None, engine: &mut engine, now, may_take, may_discard: true };
+        connection.turn(&mut context);
+        assert_eq!(connection.is_stalled(), is_stalled);
+    }
+    let mut answers = vec![0; NEGOTIATED + 16];
+    (&client).read_exact(&mut answers).unwrap();
+    assert_eq!(path.memory.stats().waits, 1);
 }
