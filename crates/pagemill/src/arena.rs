@@ -14,7 +14,7 @@ use crate::fork;
 use crate::memory::Memory;
 use core::mem::ManuallyDrop;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use pagemill_core::atomic::AtomicU64;
 use pagemill_core::{FrameState, Invalid, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata};
 use pagemill_sys::{Batch, Mapping};
@@ -26,7 +26,8 @@ pub(crate) const GROUP: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Arena {
     base: usize,
-    bytes: usize,
+    /// 0 once it is taken out of the registry: threads that still remember it then find nothing in it.
+    bytes: AtomicUsize,
     first: u32,
     /// Where frame number 0 would be, if this arena's numbers went down that far. So would these begin: a frame's
     /// number alone leads to its page, its state and its link, without subtracting `first` on the way of every page.
@@ -86,7 +87,7 @@ impl Arena {
         let start = metadata.as_ptr::<u8>();
         Ok(Self {
             base: memory.addr(),
-            bytes,
+            bytes: AtomicUsize::new(bytes),
             first: first.as_u32(),
             zero: memory.addr().wrapping_sub(first.as_u32() as usize * PAGE_SIZE),
             states: start.wrapping_add(layout.states).wrapping_sub(first.as_u32() as usize),
@@ -127,15 +128,20 @@ impl Arena {
     pub(crate) fn base(&self) -> usize {
         self.base
     }
+    #[inline]
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes.load(Relaxed)
     }
     pub(crate) fn frames(&self) -> usize {
-        self.bytes >> PAGE_SHIFT
+        self.bytes() >> PAGE_SHIFT
+    }
+    /// It contains nothing from now on.
+    pub(crate) fn shut(&self) {
+        self.bytes.store(0, Relaxed);
     }
     #[inline]
     pub(crate) fn contains(&self, addr: usize) -> bool {
-        addr.wrapping_sub(self.base) < self.bytes
+        addr.wrapping_sub(self.base) < self.bytes()
     }
     #[inline]
     pub(crate) fn has_pfn(&self, pfn: u32) -> bool {
@@ -285,7 +291,7 @@ impl Arena {
 
     /// Bytes that the system would have to commit yet.
     pub(crate) fn uncommitted(&self) -> usize {
-        self.bytes - self.memory.resident(0, self.memory.bytes()).unwrap_or(0).min(self.bytes)
+        self.bytes() - self.memory.resident(0, self.memory.bytes()).unwrap_or(0).min(self.bytes())
     }
 
     /// Did this process inherit memory that it shares with its parent, whose pages these are?

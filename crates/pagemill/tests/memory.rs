@@ -196,6 +196,40 @@ fn a_range_that_the_caller_brings() {
 }
 
 #[test]
+fn a_range_that_is_brought_again_is_its_new_allocators_for_threads_that_remember_the_old_one() {
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, which stays.
+    let map = unsafe { libc::mmap(std::ptr::null_mut(), 4 * MIB, prot, flags, -1, 0) };
+    assert_ne!(map, libc::MAP_FAILED);
+    let start = map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(2 * MIB));
+    // Singly and as a run, which look for the arena each in their own way.
+    let (send, receive) = std::sync::mpsc::channel::<Vec<Page>>();
+    let (freed, is_freed) = std::sync::mpsc::channel();
+    let other = std::thread::spawn(move || {
+        for mut pages in receive {
+            drop(pages.pop());
+            let mut slots: Vec<_> = pages.into_iter().map(Some).collect();
+            assert_eq!(free_pages_bulk(&mut slots), 8);
+            freed.send(()).unwrap();
+        }
+    });
+    let mut between = Vec::new();
+    for pages in [512, 300, 512] {
+        // SAFETY: readable, writable, and used by nobody else until the allocator is closed.
+        let allocator = Allocator::builder().memory(unsafe { Memory::brought(start, pages) }).build().unwrap();
+        send.send(take(&allocator, 9, Gfp::KERNEL)).unwrap();
+        is_freed.recv().unwrap();
+        drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
+        assert_eq!(allocator.validate().handed_out, 0);
+        allocator.close().unwrap();
+        // It has what the system and the heap took back, which the next one would have in the same places.
+        between.push(Allocator::builder().pages(512).build().unwrap());
+    }
+    drop(send);
+    other.join().unwrap();
+}
+
+#[test]
 fn blocks_of_a_range_that_was_brought_are_aligned_in_memory() {
     let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping, which stays: what it is used for below is never touched.

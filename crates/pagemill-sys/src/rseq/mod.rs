@@ -21,7 +21,7 @@
 //! loom, miri, valgrind and the sanitizers do not see into these sections. What speaks for them is the stress test
 //! with signals, migrations and drains (`pagemill stress`), and the self-test at start-up.
 use crate::membarrier;
-use core::sync::atomic::{AtomicIsize, AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::OnceLock;
 
 #[cfg_attr(all(target_os = "linux", target_arch = "x86_64", not(miri), not(loom)), path = "x86_64.rs")]
@@ -60,23 +60,6 @@ static RESTARTS: AtomicU64 = AtomicU64::new(0);
 /// ```
 pub fn restarts() -> u64 {
     RESTARTS.load(Relaxed)
-}
-
-/// The self-test's offset, once it passed; 0 before.
-static TESTED: AtomicIsize = AtomicIsize::new(0);
-
-/// The CPU that this thread runs on, if that costs no call: once the self-test has passed.
-///
-/// ```
-/// let _ = pagemill_sys::self_test();
-/// assert!(pagemill_sys::cpu_hint().is_none_or(|cpu| cpu < pagemill_sys::possible_cpus()));
-/// ```
-#[inline]
-pub fn cpu_hint() -> Option<usize> {
-    match TESTED.load(Relaxed) {
-        0 => None,
-        offset => Some(cpu(offset) as usize),
-    }
 }
 
 /// From the thread pointer to the thread's rseq area; 0 where glibc registered none.
@@ -133,7 +116,6 @@ pub fn self_test() -> Result<(), &'static str> {
             return Err("this thread has no CPU number");
         }
         drains_restart_sections(offset)?;
-        TESTED.store(offset, Relaxed);
         Ok(())
     })
 }
