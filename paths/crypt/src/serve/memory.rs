@@ -131,20 +131,22 @@ impl Memory {
     #[must_use]
     pub fn borrow(&self, len: usize) -> Option<Buffer> {
         let count = len.div_ceil(PAGE_SIZE);
-        let mut pages = Vec::new();
-        match self.form {
+        let pages = match self.form {
             Form::Malloc => return Buffer::of_heap(len, Origin::Free),
             Form::Bulk => {
-                pages.resize_with(count, || None);
+                let mut pages = empty_slots(count);
                 let request = Bulk::exact(count).gfp(Gfp::NOWAIT);
                 self.allocator.alloc_pages_bulk_array(request, &mut pages).ok()?;
+                pages
             }
             Form::Single => {
+                let mut pages = Vec::with_capacity(count);
                 for _ in 0..count {
                     pages.push(Some(self.allocator.alloc_page(Gfp::NOWAIT).ok()?));
                 }
+                pages
             }
-        }
+        };
         Some(Buffer::of_pages(pages, len, Origin::Free))
     }
 
@@ -166,8 +168,7 @@ impl Memory {
     }
 
     fn take_bulk(&self, count: usize, patience: Patience) -> Result<Option<Vec<Option<Page>>>, Error> {
-        let mut pages = Vec::new();
-        pages.resize_with(count, || None);
+        let mut pages = empty_slots(count);
         let gfp = if patience == Patience::Wait { Gfp::NOIO } else { Gfp::NOWAIT };
         match self.pool.alloc_bulk_array(Bulk::exact(count).gfp(gfp), &mut pages) {
             Ok(()) => Ok(Some(pages)),
@@ -218,6 +219,10 @@ impl Memory {
             }
         }
     }
+}
+
+fn empty_slots(count: usize) -> Vec<Option<Page>> {
+    std::iter::repeat_with(|| None).take(count).collect()
 }
 
 #[cfg(test)]
