@@ -43,6 +43,10 @@ fn every_way_to_ask_for_memory_has_figures_beside_who_is_installed() {
         assert!([1, 256].contains(&pages) && figure > 0.0, "{line}");
         let ns = line["total_ns"].as_f64().unwrap();
         assert!((figure * ns / 1e9 * 256.0 - 1.0).abs() < 1e-6, "{line}");
+        // Operations are timed one by one over NBD alone.
+        let [p50, p99] = ["p50_us", "p99_us"].map(|name| line.get(name).and_then(Value::as_f64));
+        assert_eq!(p50.is_some(), line["bench"].as_str().unwrap().starts_with("crypt-nbd"), "{line}");
+        assert!(p50.is_none_or(|p50| p50 > 0.0 && p99.is_some_and(|p99| p99 >= p50)), "{line}");
     }
     let mut expected: BTreeSet<String> = ["bulk", "single", "malloc"].map(|form| format!("pagemill-{form}")).into();
     let served = expected.clone();

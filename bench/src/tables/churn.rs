@@ -175,6 +175,8 @@ fn one(row: &ChurnRow, start: Start, frames: &mut dyn Frames, rounds: usize, see
         // The rows go one after another.
         turns: Vec::new(),
         ideal_percent: Some(percent),
+        p50_us: None,
+        p99_us: None,
         seed: Some(seed),
     })
 }

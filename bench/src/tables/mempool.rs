@@ -90,6 +90,8 @@ fn percentile(run: &Run, bench: &'static str, at: f64, waits: &[f64]) -> Record 
         runs: waits.len(),
         turns: Vec::new(),
         ideal_percent: None,
+        p50_us: None,
+        p99_us: None,
         seed: None,
     }
 }

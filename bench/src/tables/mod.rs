@@ -163,18 +163,33 @@ pub(crate) struct CellSamples {
     pub(crate) kind: Kind,
     pub(crate) n: usize,
     pub(crate) samples: Vec<Sample>,
+    /// Of each round, where operations were timed one by one: the median and the 99th percentile, in microseconds.
+    pub(crate) latencies_us: Vec<[f64; 2]>,
     pub(crate) seed: Option<u64>,
 }
 
 impl CellSamples {
     pub(crate) fn new(bench: &'static str, row: &Row, n: usize) -> CellSamples {
-        CellSamples { bench, name: row.name, backend: row.backend, kind: row.kind, n, samples: Vec::new(), seed: None }
+        CellSamples {
+            bench,
+            name: row.name,
+            backend: row.backend,
+            kind: row.kind,
+            n,
+            samples: Vec::new(),
+            latencies_us: Vec::new(),
+            seed: None,
+        }
     }
 
     /// `None` without a sample.
     pub(crate) fn record(self) -> Option<Record> {
         let column =
             |pick: fn(&Sample) -> Option<f64>| Spread::of(&self.samples.iter().filter_map(pick).collect::<Vec<f64>>());
+        let latency = |at: usize| {
+            let of_rounds: Vec<f64> = self.latencies_us.iter().map(|both| both[at]).collect();
+            Spread::of(&of_rounds).map(|spread| spread.median)
+        };
         Some(Record {
             bench: self.bench,
             name: self.name,
@@ -186,6 +201,8 @@ impl CellSamples {
             total: column(|sample| Some(sample.total))?,
             runs: self.samples.len(),
             ideal_percent: None,
+            p50_us: latency(0),
+            p99_us: latency(1),
             seed: self.seed,
             turns: self.samples,
         })
@@ -208,19 +225,29 @@ pub(crate) fn take_turns(
     for turn in 0..rounds {
         for place in 0..cells.len() {
             let at = (place + turn) % cells.len();
-            let cell = &mut cells[at];
-            // The neighbour's round left the caches cold; a sixteenth of a round warms them again.
-            if reps[at] > 1 {
-                round(at, reps[at] / 16 + 1).map_err(|flaw| cell.flawed(flaw))?;
-            }
-            let sample = run.rounds.undisturbed(|| {
-                let before = preemptions();
-                let sample = round(at, reps[at])?;
-                Ok((sample, preemptions() != before))
-            });
-            cell.samples.push(sample.map_err(|flaw| cell.flawed(flaw))?);
+            take_turn(run, &mut cells[at], reps[at], |reps| round(at, reps))?;
         }
     }
+    Ok(())
+}
+
+/// One round of one cell, of so many repetitions.
+pub(crate) fn take_turn(
+    run: &Run,
+    cell: &mut CellSamples,
+    reps: usize,
+    mut round: impl FnMut(usize) -> Result<Sample, Flaw>,
+) -> Result<(), Error> {
+    // The neighbour's round left the caches cold; a sixteenth of a round warms them again.
+    if reps > 1 {
+        round(reps / 16 + 1).map_err(|flaw| cell.flawed(flaw))?;
+    }
+    let sample = run.rounds.undisturbed(|| {
+        let before = preemptions();
+        let sample = round(reps)?;
+        Ok((sample, preemptions() != before))
+    });
+    cell.samples.push(sample.map_err(|flaw| cell.flawed(flaw))?);
     Ok(())
 }
 

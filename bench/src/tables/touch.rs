@@ -44,6 +44,7 @@ pub(crate) fn touch(run: &mut Run) -> Result<Vec<Record>, Error> {
             kind: row.kind,
             n: TOUCH_PAGES,
             samples: Vec::new(),
+            latencies_us: Vec::new(),
             seed: None,
         };
         match open(&row) {

@@ -16,14 +16,22 @@ use crate::subject::PAGE_BYTES;
 /// What a run may take beyond its time: who needs longer hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One run against the server at `socket`, for `time`. Nanoseconds a page.
+/// What a client has seen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Seen {
+    pub(super) ns_a_page: f64,
+    /// How long operations took, of the middle one and of the one that 99 of 100 were faster than: microseconds.
+    pub(super) latency_us: [f64; 2],
+}
+
+/// One run against the server at `socket`, for `time`.
 pub(super) fn measure(
     folder: &Path,
     socket: &Path,
     cell: &Cell,
     time: Duration,
     stop: &Stop,
-) -> Result<Result<f64, Unavailable>, Error> {
+) -> Result<Result<Seen, Unavailable>, Error> {
     let (output, said) = (folder.join("fio.json"), folder.join("fio.err"));
     // What an earlier run has left must not be taken for this one's.
     let _ = fs::remove_file(&output);
@@ -54,12 +62,12 @@ pub(super) fn measure(
             let line = all.lines().find(|line| line.starts_with("fio:")).unwrap_or_default();
             Err(Unavailable(format!("fio: {status}: {line}")))
         }
-        Some(_) => ns_a_page(&text, cell).ok_or_else(|| Unavailable("fio's report says nothing of it".to_owned())),
+        Some(_) => seen(&text, cell).ok_or_else(|| Unavailable("fio's report says nothing of it".to_owned())),
     })
 }
 
 /// Out of fio's JSON, before which it may say other things.
-fn ns_a_page(text: &str, cell: &Cell) -> Option<f64> {
+fn seen(text: &str, cell: &Cell) -> Option<Seen> {
     let report: Value = serde_json::from_str(&text[text.find('{')?..]).ok()?;
     let job = &report["jobs"][0];
     if job["error"] != 0 {
@@ -67,7 +75,9 @@ fn ns_a_page(text: &str, cell: &Cell) -> Option<f64> {
     }
     let done = &job[if cell.is_write { "write" } else { "read" }];
     let (ms, operations) = (done["runtime"].as_f64()?, done["total_ios"].as_f64()?);
-    (ms > 0.0 && operations > 0.0).then(|| ms * 1e6 / (operations * cell.pages as f64))
+    let latency_ns = |percent| done["clat_ns"]["percentile"][percent].as_f64();
+    let latency_us = [latency_ns("50.000000")? / 1e3, latency_ns("99.000000")? / 1e3];
+    (ms > 0.0 && operations > 0.0).then(|| Seen { ns_a_page: ms * 1e6 / (operations * cell.pages as f64), latency_us })
 }
 
 #[cfg(test)]
@@ -76,17 +86,19 @@ mod tests {
     use crate::tables::crypt::CELLS;
 
     #[test]
-    fn a_report_gives_the_time_of_a_page_and_an_error_none() {
+    fn a_report_gives_the_time_of_a_page_and_latencies_and_an_error_none() {
         let report = |error: u32| {
             format!(
                 "fio: connected to NBD server\n{{\"jobs\":[{{\"error\":{error},\"write\":{{\"runtime\":200,\
-                 \"total_ios\":400}},\"read\":{{\"runtime\":0,\"total_ios\":0}}}}]}}"
+                 \"total_ios\":400,\"clat_ns\":{{\"percentile\":{{\"50.000000\":7500,\"99.000000\":90000}}}}}},\
+                 \"read\":{{\"runtime\":0,\"total_ios\":0}}}}]}}"
             )
         };
         // 400 times 256 pages in 200 ms.
-        assert_eq!(ns_a_page(&report(0), &CELLS[1]), Some(200e6 / 102_400.0));
-        assert_eq!(ns_a_page(&report(0), &CELLS[2]), None, "nothing was read");
-        assert_eq!(ns_a_page(&report(5), &CELLS[1]), None);
-        assert_eq!(ns_a_page("fio: no such engine", &CELLS[1]), None);
+        let expected = Seen { ns_a_page: 200e6 / 102_400.0, latency_us: [7.5, 90.0] };
+        assert_eq!(seen(&report(0), &CELLS[1]), Some(expected));
+        assert_eq!(seen(&report(0), &CELLS[2]), None, "nothing was read");
+        assert_eq!(seen(&report(5), &CELLS[1]), None);
+        assert_eq!(seen("fio: no such engine", &CELLS[1]), None);
     }
 }

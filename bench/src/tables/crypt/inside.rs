@@ -3,6 +3,10 @@
 //! As many operations as the depth says hold their pages: a new one encrypts, or reads and decrypts; the oldest is then
 //! written, or its pages go back as if they had been sent. Whoever asks has its own bytes already (16 MiB of them, in
 //! turn). Without encryption what came in is written as it is, and what was read stays as it was.
+//!
+//! All rows share the file, the key and what is written, and each round has an allocator and a pool of its own: where memory
+//! happens to lie makes one of two equal rows up to a tenth slower for as long as it has that memory. With memory
+//! that stays, rounds say nothing of that, and an interval of their ratios excludes 1 where nothing differs.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -20,7 +24,7 @@ use crate::Error;
 use crate::record::Record;
 use crate::rows::{Kind, backend_named};
 use crate::subject::PAGE_BYTES;
-use crate::tables::{CellSamples, Run, Sample, enough, take_turns};
+use crate::tables::{CellSamples, Run, Sample, enough, take_turn};
 
 /// What the server keeps for writes when nobody says how much, in pages.
 const RESERVE: usize = 1024;
@@ -34,24 +38,21 @@ pub(super) fn inside(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
     if is_compared(run) {
         rows.push((NO_ENCRYPTION, None));
     }
-    let mut rng = fastrand::Rng::with_seed(run.seed);
-    let mut entrants = Vec::new();
-    for &(name, form) in &rows {
-        let made = Entrant::new(run.backend, form, plan.image, &mut rng);
-        let mut entrant = made.map_err(|error| failed(name, error))?;
-        entrant.verify().map_err(|error| failed(name, error))?;
-        entrants.push(entrant);
-    }
+    let ground = Ground::new(run.backend, plan.image, run.seed).map_err(|error| failed("a file in memory", error))?;
+    let verify = || {
+        let verified = |form| Entrant::new(&ground, form, run.seed)?.verify();
+        rows.iter().try_for_each(|&(name, form)| verified(form).map_err(|error| failed(name, error)))
+    };
+    verify()?;
     let mut records = Vec::new();
     for cell in plan.cells() {
         run.progress.set_message(format!("crypt: {}", cell.shown));
         let mut samples: Vec<CellSamples> =
             rows.iter().map(|(name, form)| cell_samples(run, &cell, name, *form)).collect();
         let mut reps = Vec::new();
-        for (entrant, samples) in entrants.iter_mut().zip(&samples) {
+        for (&(_, form), samples) in rows.iter().zip(&samples) {
             let wrong = |error: io::Error| failed(samples.name, error);
-            // Every page is touched, and every operation of the depth is under way, before anything is timed.
-            entrant.repeat(&cell, cell.depth + 8).map_err(wrong)?;
+            let mut entrant = Entrant::under_way(&ground, form, run.seed, &cell).map_err(wrong)?;
             let mut failure = None;
             let scaled = enough(plan.round, |reps| {
                 let start = Instant::now();
@@ -61,72 +62,100 @@ pub(super) fn inside(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
             failure.map_or(Ok(()), |error| Err(wrong(error)))?;
             reps.push(scaled.map_err(|flaw| samples.flawed(flaw))?);
         }
-        let mut failure = None;
-        take_turns(run, plan.rounds, &mut samples, &reps, |at, reps| {
-            let start = Instant::now();
-            if let Err(error) = entrants[at].repeat(&cell, reps) {
-                failure.get_or_insert(failed(rows[at].0, error));
+        for turn in 0..plan.rounds_of(&cell) {
+            for place in 0..rows.len() {
+                let at = (place + turn) % rows.len();
+                let ((name, form), seed) = (rows[at], run.seed.wrapping_add(turn as u64));
+                let wrong = |error: io::Error| failed(name, error);
+                let mut entrant = Entrant::under_way(&ground, form, seed, &cell).map_err(wrong)?;
+                let mut failure = None;
+                take_turn(run, &mut samples[at], reps[at], |reps| {
+                    let start = Instant::now();
+                    if let Err(error) = entrant.repeat(&cell, reps) {
+                        failure.get_or_insert(wrong(error));
+                    }
+                    let total = start.elapsed().as_nanos() as f64 / (reps * cell.pages) as f64;
+                    Ok(Sample { alloc: None, free: None, total })
+                })?;
+                failure.map_or(Ok(()), Err)?;
             }
-            let total = start.elapsed().as_nanos() as f64 / (reps * cell.pages) as f64;
-            Ok(Sample { alloc: None, free: None, total })
-        })?;
-        failure.map_or(Ok(()), Err)?;
-        entrants.iter_mut().for_each(Entrant::drain);
+        }
         records.extend(samples.into_iter().filter_map(CellSamples::record));
         run.progress.inc(1);
     }
-    for (entrant, (name, _)) in entrants.iter_mut().zip(&rows) {
-        entrant.verify().map_err(|error| failed(name, error))?;
-    }
+    verify()?;
     Ok(records)
 }
 
 fn cell_samples(run: &Run, cell: &Cell, name: &'static str, form: Option<Form>) -> CellSamples {
     let (backend, kind) = if form.is_some() { (run.backend, Kind::Ours) } else { ("-", Kind::Floor) };
     let seed = cell.is_random.then_some(run.seed);
-    CellSamples { bench: cell.inside, name, backend, kind, n: cell.pages, samples: Vec::new(), seed }
+    let samples = Vec::new();
+    CellSamples { bench: cell.inside, name, backend, kind, n: cell.pages, samples, latencies_us: Vec::new(), seed }
 }
 
-struct Entrant {
-    path: DataPath,
+/// What all rows have in common: a file, a key, and what is written.
+struct Ground {
+    backend: &'static str,
     file: File,
-    is_encrypted: bool,
     len: usize,
+    key: Locked,
     source: Vec<u8>,
+}
+
+impl Ground {
+    fn new(backend: &'static str, len: u64, seed: u64) -> io::Result<Ground> {
+        let file = File::from(rustix::fs::memfd_create("pagemill-bench-crypt", MemfdFlags::CLOEXEC)?);
+        let mut source = vec![0; SOURCE_BYTES];
+        fastrand::Rng::with_seed(seed).fill(&mut source);
+        for at in (0..len).step_by(SOURCE_BYTES) {
+            std::os::unix::fs::FileExt::write_all_at(&file, &source, at)?;
+        }
+        let key = Locked::random(64).map_err(other)?;
+        Ok(Ground { backend, file, len: len as usize, key, source })
+    }
+}
+
+fn other(error: impl std::fmt::Display) -> io::Error {
+    io::Error::other(error.to_string())
+}
+
+/// One row, with memory of its own.
+struct Entrant<'g> {
+    ground: &'g Ground,
+    path: DataPath,
+    is_encrypted: bool,
     /// What is under way, the oldest first.
     window: VecDeque<(u64, Buffer)>,
     next: usize,
     rng: fastrand::Rng,
 }
 
-impl Entrant {
-    fn new(backend: &str, form: Option<Form>, len: u64, rng: &mut fastrand::Rng) -> io::Result<Entrant> {
-        let other = |error: &dyn std::fmt::Display| io::Error::other(error.to_string());
-        let file = File::from(rustix::fs::memfd_create("pagemill-bench-crypt", MemfdFlags::CLOEXEC)?);
-        let mut source = vec![0; SOURCE_BYTES];
-        rng.fill(&mut source);
-        for at in (0..len).step_by(SOURCE_BYTES) {
-            std::os::unix::fs::FileExt::write_all_at(&file, &source, at)?;
-        }
+impl<'g> Entrant<'g> {
+    fn new(ground: &'g Ground, form: Option<Form>, seed: u64) -> io::Result<Entrant<'g>> {
         let sector_size = SectorSize::SMALLEST;
-        let geometry = Geometry { offset: 0, len, sector_size, first_unit: 0, counts_sectors: false };
-        let key = Locked::random(64).map_err(|error| other(&error))?;
-        let volume = Volume::new(&key, geometry).map_err(|error| other(&error))?;
-        let allocator = Allocator::builder().pages(PAGES + 2 * RESERVE).backend(backend_named(backend)).build();
-        let allocator = allocator.map_err(|error| other(&error))?;
-        let memory = Memory::new(&allocator, RESERVE, 1 << 20, form.unwrap_or_default());
-        let memory = memory.map_err(|error| other(&error))?;
-        let disk = Disk::new(file.try_clone()?, 0, sector_size.bytes(), true);
+        let geometry =
+            Geometry { offset: 0, len: ground.len as u64, sector_size, first_unit: 0, counts_sectors: false };
+        let volume = Volume::new(&ground.key, geometry).map_err(other)?;
+        let backend = backend_named(ground.backend);
+        let allocator = Allocator::builder().pages(PAGES + 2 * RESERVE).backend(backend).build().map_err(other)?;
+        let memory = Memory::new(&allocator, RESERVE, 1 << 20, form.unwrap_or_default()).map_err(other)?;
+        let disk = Disk::new(ground.file.try_clone()?, 0, sector_size.bytes(), true);
         Ok(Entrant {
+            ground,
             path: DataPath { volume, disk, memory },
-            file,
             is_encrypted: form.is_some(),
-            len: len as usize,
-            source,
             window: VecDeque::new(),
             next: 0,
-            rng: rng.fork(),
+            rng: fastrand::Rng::with_seed(seed),
         })
+    }
+
+    /// The same with every operation of the cell's depth under way and every page that they need touched.
+    fn under_way(ground: &'g Ground, form: Option<Form>, seed: u64, cell: &Cell) -> io::Result<Entrant<'g>> {
+        let mut entrant = Entrant::new(ground, form, seed)?;
+        entrant.repeat(cell, cell.depth + 8)?;
+        Ok(entrant)
     }
 
     /// So many operations. Those of the depth stay under way.
@@ -134,8 +163,8 @@ impl Entrant {
         let bytes = cell.pages * PAGE_BYTES;
         for _ in 0..reps {
             self.next = match cell.is_random {
-                true => self.rng.usize(..self.len / bytes) * bytes,
-                false => (self.next + bytes) % self.len / bytes * bytes,
+                true => self.rng.usize(..self.ground.len / bytes) * bytes,
+                false => (self.next + bytes) % self.ground.len / bytes * bytes,
             };
             match cell.is_write {
                 true => self.write(self.next, bytes, cell.depth)?,
@@ -145,20 +174,31 @@ impl Entrant {
         Ok(())
     }
 
+    /// Takes a part's pages as a worker of the server does: whoever has some of the pool's does not wait for more.
     fn write(&mut self, at: usize, bytes: usize, depth: usize) -> io::Result<()> {
-        let plain = &self.source[at % SOURCE_BYTES..][..bytes];
+        let plain = &self.ground.source[at % SOURCE_BYTES..][..bytes];
         if !self.is_encrypted {
-            return whole(rustix::io::pwritev(&self.file, &[IoSlice::new(plain)], at as u64)?, bytes);
+            return whole(rustix::io::pwritev(&self.ground.file, &[IoSlice::new(plain)], at as u64)?, bytes);
         }
-        let secret = self.path.encrypted(at as u64, bytes, std::iter::once(plain), Patience::Wait);
-        let secret = secret.map_err(|error| io::Error::other(error.to_string()))?;
-        self.window.push_back((at as u64, secret.ok_or(io::ErrorKind::OutOfMemory)?));
-        if self.window.len() < depth {
-            return Ok(());
-        }
+        let secret = loop {
+            let patience = if self.window.is_empty() { Patience::Wait } else { Patience::None };
+            let secret = self.path.encrypted(at as u64, bytes, std::iter::once(plain), patience).map_err(other)?;
+            match secret {
+                Some(secret) => break secret,
+                None if self.window.is_empty() => return Err(io::ErrorKind::OutOfMemory.into()),
+                None => self.write_oldest()?,
+            }
+        };
+        self.window.push_back((at as u64, secret));
+        if self.window.len() < depth { Ok(()) } else { self.write_oldest() }
+    }
+
+    /// Ends the oldest operation under way.
+    fn write_oldest(&mut self) -> io::Result<()> {
         let Some((at, secret)) = self.window.pop_front() else { return Ok(()) };
         let vector: Vec<IoSlice> = secret.slices().map(IoSlice::new).collect();
-        let written = rustix::io::pwritev(&self.file, &vector, at)?;
+        let written = rustix::io::pwritev(&self.ground.file, &vector, at)?;
+        let bytes = secret.len();
         self.path.memory.give_back(secret);
         whole(written, bytes)
     }
@@ -166,10 +206,10 @@ impl Entrant {
     fn read(&mut self, at: usize, bytes: usize, depth: usize) -> io::Result<()> {
         let mut buffer = self.path.memory.borrow(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut vector: Vec<IoSliceMut> = buffer.slices_mut().map(IoSliceMut::new).collect();
-        whole(rustix::io::preadv(&self.file, &mut vector, at as u64)?, bytes)?;
+        whole(rustix::io::preadv(&self.ground.file, &mut vector, at as u64)?, bytes)?;
         if self.is_encrypted {
             let decrypted = self.path.decrypt(at as u64, &mut buffer);
-            decrypted.map_err(|error| io::Error::other(error.to_string()))?;
+            decrypted.map_err(other)?;
         }
         self.window.push_back((at as u64, buffer));
         if self.window.len() >= depth
@@ -187,11 +227,11 @@ impl Entrant {
     /// What is written comes back as it was, and is in the file as it should be: encrypted or not.
     fn verify(&mut self) -> io::Result<()> {
         let bytes = 256 * PAGE_BYTES;
-        let plain = self.source[..bytes].to_vec();
+        let plain = self.ground.source[..bytes].to_vec();
         self.drain();
         self.write(0, bytes, 1)?;
         let mut stored = vec![0; bytes];
-        std::os::unix::fs::FileExt::read_exact_at(&self.file, &mut stored, 0)?;
+        std::os::unix::fs::FileExt::read_exact_at(&self.ground.file, &mut stored, 0)?;
         if (stored == plain) == self.is_encrypted {
             return Err(io::Error::other("what is in the file is not encrypted as it should be"));
         }
@@ -216,9 +256,9 @@ mod tests {
 
     #[test]
     fn every_row_moves_what_it_should_and_gives_its_pages_back() {
-        let mut rng = fastrand::Rng::with_seed(1);
+        let ground = Ground::new("portable", 32 << 20, 1).unwrap();
         for form in [Some(Form::Bulk), Some(Form::Single), Some(Form::Malloc), None] {
-            let mut entrant = Entrant::new("portable", form, 32 << 20, &mut rng).unwrap();
+            let mut entrant = Entrant::new(&ground, form, 1).unwrap();
             for cell in CELLS {
                 entrant.repeat(&cell, cell.depth + 3).unwrap();
                 entrant.verify().unwrap();
@@ -228,8 +268,23 @@ mod tests {
             // The file has plain bytes in one row alone.
             entrant.write(0, 1 << 20, 1).unwrap();
             let mut stored = vec![0; 1 << 20];
-            std::os::unix::fs::FileExt::read_exact_at(&entrant.file, &mut stored, 0).unwrap();
-            assert_eq!(stored == entrant.source[..1 << 20], form.is_none());
+            std::os::unix::fs::FileExt::read_exact_at(&ground.file, &mut stored, 0).unwrap();
+            assert_eq!(stored == ground.source[..1 << 20], form.is_none());
+        }
+    }
+
+    #[test]
+    fn a_pool_with_fewer_pages_than_the_depth_needs_is_waited_for_by_nobody_who_holds_some() {
+        let ground = Ground::new("portable", 32 << 20, 1).unwrap();
+        for form in [Form::Bulk, Form::Single] {
+            let mut entrant = Entrant::new(&ground, Some(form), 1).unwrap();
+            let allocator = Allocator::builder().pages(600).build().unwrap();
+            entrant.path.memory = Memory::new(&allocator, 300, 1 << 20, form).unwrap();
+            // 16 operations of 256 pages each: two at most find pages.
+            entrant.repeat(&CELLS[1], 20).unwrap();
+            assert!((1..=2).contains(&entrant.window.len()), "{form:?}: {}", entrant.window.len());
+            entrant.verify().unwrap();
+            assert_eq!(entrant.path.memory.pool().stats().waits, 0, "{form:?}");
         }
     }
 }

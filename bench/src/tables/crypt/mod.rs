@@ -90,6 +90,11 @@ impl Plan {
         CELLS.into_iter().filter(|cell| self.is_deep || cell.depth < 256).collect()
     }
 
+    /// Rounds of this cell in this process. The deepest has 256 MiB of memory to touch before each.
+    fn rounds_of(&self, cell: &Cell) -> usize {
+        if cell.depth < 256 { self.rounds } else { self.rounds.min(6) }
+    }
+
     fn of(run: &Run) -> Plan {
         let (full, now, ms) = (crate::tables::Effort::FULL, Instant::now(), Duration::from_millis);
         match run.effort.rounds >= full.rounds {
@@ -101,7 +106,7 @@ impl Plan {
                 turn: ms(120),
                 image: 128 << 20,
                 is_deep: true,
-                until: now + Duration::from_secs(56),
+                until: now + Duration::from_secs(72),
             },
             false => Plan {
                 rounds: run.effort.rounds,

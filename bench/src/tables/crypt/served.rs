@@ -1,8 +1,11 @@
 //! Over NBD: fio on a unix socket, against each server in turn.
+//!
+//! Each turn has servers of ours that are new, with new images: where a process and its image happen to lie in memory makes one
+//! of two equal servers faster for as long as it runs, as in `inside`.
 
 use std::time::{Duration, Instant};
 
-use super::client::measure;
+use super::client::{Seen, measure};
 use super::servers::{How, Make, Place, Server, Stop};
 use super::{CELLS, Cell, FORMS, Plan, failed, is_compared};
 use crate::Error;
@@ -80,8 +83,21 @@ impl Turns<'_, '_> {
         Ok(())
     }
 
+    /// Another server of ours in the place of this one.
+    fn renew(&mut self, at: usize) -> Result<(), Error> {
+        if self.servers[at].make.kind != Kind::Ours {
+            return Ok(());
+        }
+        // It ends before the next one begins: they have the same socket and image.
+        let make = self.servers.remove(at).make;
+        let server = Server::start(make, self.run.program, self.place, self.stop)?;
+        // It worked a moment ago.
+        self.servers.insert(at, server.map_err(|why| failed(make.name, why))?);
+        Ok(())
+    }
+
     /// Every cell in every turn, so that what slows the machine for a while slows some rounds of all cells.
-    fn all(self) -> Result<Vec<Record>, Error> {
+    fn all(mut self) -> Result<Vec<Record>, Error> {
         let cells = self.plan.cells();
         let mut samples: Vec<Vec<CellSamples>> = cells.iter().map(|cell| self.samples(cell)).collect();
         // What one round of one server has taken on average in the turn before.
@@ -96,6 +112,8 @@ impl Turns<'_, '_> {
             if turn > 0 && start + of_one * rounds > self.plan.until {
                 continue;
             }
+            let starts = if turn > 0 { who.len() } else { 0 };
+            (0..starts).try_for_each(|place| self.renew(who[(place + turn) % who.len()]))?;
             for (cell, samples) in cells.iter().zip(&mut samples).filter(|(cell, _)| is_in(cell)) {
                 self.run.progress.set_message(format!("crypt: NBD, {}, turn {}", cell.shown, turn + 1));
                 for place in 0..who.len() {
@@ -104,7 +122,9 @@ impl Turns<'_, '_> {
                     if cell.depth == 256 && self.servers[at].make.how == How::QemuNbd {
                         continue;
                     }
-                    samples[at].samples.push(self.round(at, cell)?);
+                    let seen = self.round(at, cell)?;
+                    samples[at].samples.push(Sample { alloc: None, free: None, total: seen.ns_a_page });
+                    samples[at].latencies_us.push(seen.latency_us);
                 }
                 if turn == 0 {
                     self.run.progress.inc(1);
@@ -115,12 +135,11 @@ impl Turns<'_, '_> {
         Ok(samples.into_iter().flatten().filter_map(CellSamples::record).collect())
     }
 
-    fn round(&self, at: usize, cell: &Cell) -> Result<Sample, Error> {
+    fn round(&self, at: usize, cell: &Cell) -> Result<Seen, Error> {
         let server = &self.servers[at];
         let measured = measure(self.place.folder(), &server.socket, cell, self.plan.turn, self.stop)?;
         // It worked a moment ago: a table with holes would compare what was not measured together.
-        let total = measured.map_err(|why| failed(&format!("{}, {}", server.make.name, cell.shown), why))?;
-        Ok(Sample { alloc: None, free: None, total })
+        measured.map_err(|why| failed(&format!("{}, {}", server.make.name, cell.shown), why))
     }
 
     fn is_of_the_pair(&self, at: usize) -> bool {
@@ -135,6 +154,7 @@ impl Turns<'_, '_> {
             kind: server.make.kind,
             n: cell.pages,
             samples: Vec::new(),
+            latencies_us: Vec::new(),
             seed: None,
         };
         self.servers.iter().map(of).collect()
