@@ -51,18 +51,25 @@ impl Luks {
     pub fn read(store: &dyn Store) -> Result<Self, Error> {
         let size = store.size().map_err(|error| Error::io("the header's file", error))?;
         let mut first = [0; luks1::HEADER];
-        if size >= first.len() as u64 {
-            store.read_at(&mut first, 0).map_err(|error| Error::io("reading the header", error))?;
-            match luks1::Header::parse(&first, size) {
-                Err(Error::NoHeader) => {}
-                header => return header.map(Self::V1),
-            }
+        let there = first.len().min(usize::try_from(size).unwrap_or(usize::MAX));
+        store.read_at(&mut first[..there], 0).map_err(|error| Error::io("reading the header", error))?;
+        let begins_as_one = first.starts_with(&luks1::MAGIC);
+        if begins_as_one && there < first.len() {
+            return Err(Error::Header(format!("the header is cut off: {size} bytes of it are there")));
         }
-        let is_luks2 = first.starts_with(&luks1::MAGIC);
+        match luks1::Header::parse(&first, size) {
+            Err(Error::NoHeader) => {}
+            header => return header.map(Self::V1),
+        }
         match luks2::Header::read(store) {
             Ok(header) => Ok(Self::V2(header)),
             // What does not even begin as a header is none.
-            Err(Error::Header(_)) if !is_luks2 => Err(Error::NoHeader),
+            Err(Error::Header(_)) if !begins_as_one => Err(Error::NoHeader),
+            Err(Error::Header(why)) => Err(match luks1::version(&first) {
+                2 => Error::Header(why),
+                // Neither copy is one of version 2, and so it is not that this one is damaged.
+                other => Error::Unsupported(format!("the header is of LUKS version {other}; 1 and 2 are done here")),
+            }),
             Err(error) => Err(error),
         }
     }

@@ -53,6 +53,11 @@ const ALIGN: u64 = 4096;
 /// Data is aligned to this many bytes.
 const DATA_ALIGN: u64 = 1 << 20;
 
+/// The version that a header of either kind says it has.
+pub(crate) fn version(bytes: &[u8; HEADER]) -> u16 {
+    bytes.u16_at(at::VERSION)
+}
+
 /// One of the eight keyslots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
@@ -93,7 +98,7 @@ impl Header {
     /// [`Error::NoHeader`] where there is none, [`Error::Header`] for one that lies, [`Error::Unsupported`] for a cipher or a
     /// hash that is not done here.
     pub fn parse(bytes: &[u8; HEADER], store_len: u64) -> Result<Self, Error> {
-        if bytes.field(0) != MAGIC || bytes.u16_at(at::VERSION) != 1 {
+        if bytes.field(0) != MAGIC || version(bytes) != 1 {
             return Err(Error::NoHeader);
         }
         let cipher = format!("{}-{}", bytes.text::<32>(at::CIPHER), bytes.text::<32>(at::MODE));

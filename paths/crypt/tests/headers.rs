@@ -167,7 +167,11 @@ fn a_header_that_is_cut_off_is_an_error() {
     let whole = image();
     for len in [0, 1, 511, 592, 4095, 4096, 16_383] {
         let error = Luks::read(&Disk::of(whole[..len].to_vec())).unwrap_err();
-        assert!(matches!(error, Error::NoHeader | Error::Header(_)), "{len}: {error}");
+        // What is long enough to tell says what has become of it.
+        match len {
+            ..6 => assert!(matches!(error, Error::NoHeader), "{len}: {error}"),
+            _ => assert!(matches!(&error, Error::Header(why) if why.contains("cut off")), "{len}: {error}"),
+        }
     }
     // With one copy the volume is known, and its keyslot's material is missed when it is read.
     let disk = Disk::of(whole[..40_000].to_vec());
@@ -176,6 +180,16 @@ fn a_header_that_is_cut_off_is_an_error() {
     assert!(error.to_string().contains("keyslot 0"), "{error}");
     assert!(matches!(luks.geometry(40_000, false), Err(Error::Header(_))));
     assert!(matches!(Luks::read(&Disk::of(vec![0; 1 << 20])), Err(Error::NoHeader)));
+}
+
+#[test]
+fn a_header_of_another_version_is_called_that() {
+    let mut bytes = image();
+    for base in [0, SECOND] {
+        bytes[base + 6..base + 8].copy_from_slice(&3u16.to_be_bytes());
+    }
+    let error = Luks::read(&Disk::of(bytes)).unwrap_err();
+    assert!(matches!(&error, Error::Unsupported(why) if why.contains("version 3")), "{error}");
 }
 
 #[test]
