@@ -1,6 +1,6 @@
 //! A volume as a file: one file, offered through FUSE in place of another. What needs a disk (a loop device, `mkfs`, a
 //! virtual machine) works on it, without a device mapper and without a server. A request comes in by `OneFile` and goes on in
-//! [`PlainFile`], whose name is for its bytes: they are plain, whatever the volume is.
+//! [`VolumeFile`].
 //!
 //! The kernel's page cache stands in front, so reads and writes come in its sizes; a write is in the volume's file when it
 //! returns, and on the disk after `fsync`. The file has the volume's size and keeps it.
@@ -16,7 +16,7 @@ use fuser::{
 };
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::serve::PlainFile;
+use crate::serve::VolumeFile;
 
 /// How long the kernel may believe what it was told of the file: nothing of it changes.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
@@ -27,7 +27,7 @@ const LONGEST_WRITE: u32 = 1 << 20;
 #[derive(Debug)]
 pub struct Mounted {
     session: Session<OneFile>,
-    file: Arc<PlainFile>,
+    file: Arc<VolumeFile>,
     at: PathBuf,
 }
 
@@ -55,7 +55,7 @@ impl Mounted {
     ///
     /// # Errors
     /// What the system says: mounting takes `/dev/fuse`, and root or the program `fusermount3`.
-    pub fn new(file: PlainFile, at: &Path, is_read_only: bool, threads: usize) -> io::Result<Self> {
+    pub fn new(file: VolumeFile, at: &Path, is_read_only: bool, threads: usize) -> io::Result<Self> {
         let at = at.canonicalize()?;
         let way = if is_read_only { MountOption::RO } else { MountOption::RW };
         let mut config = Config::default();
@@ -89,7 +89,7 @@ impl Mounted {
 /// The file system: its root is the file.
 #[derive(Debug)]
 struct OneFile {
-    file: Arc<PlainFile>,
+    file: Arc<VolumeFile>,
     is_read_only: bool,
     since: SystemTime,
 }

@@ -7,29 +7,29 @@ use std::path::Path;
 use pagemill::Allocator;
 use pagemill_crypt::mount::Mounted;
 use pagemill_crypt::secret::Locked;
-use pagemill_crypt::serve::{DataPath, Disk, Form, Memory, PlainFile};
+use pagemill_crypt::serve::{DataPath, Disk, Form, Memory, VolumeFile};
 use pagemill_crypt::volume::Geometry;
 use pagemill_crypt::{SectorSize, Volume};
 
 const LEN: usize = 3 << 20;
 
-fn plain(image: &Path, sector: u64) -> PlainFile {
+fn plain(image: &Path, sector: u64) -> VolumeFile {
     let data = File::options().read(true).write(true).create(true).truncate(false).open(image).unwrap();
     data.set_len(LEN as u64).unwrap();
     plain_on(data, sector)
 }
 
-fn plain_on(data: File, sector: u64) -> PlainFile {
+fn plain_on(data: File, sector: u64) -> VolumeFile {
     let sector_size = SectorSize::new(sector).unwrap();
     let geometry = Geometry { offset: 0, len: LEN as u64, sector_size, first_unit: 0, counts_sectors: false };
     let volume = Volume::new(&Locked::copy_of(&[3; 64]), geometry).unwrap();
     let allocator = Allocator::builder().pages(4096).build().unwrap();
     let memory = Memory::new(&allocator, 256, 1 << 20, Form::Bulk).unwrap();
-    PlainFile::new(DataPath { volume, disk: Disk::new(data, 0, sector as usize, false), memory })
+    VolumeFile::new(DataPath { volume, disk: Disk::new(data, 0, sector as usize, false), memory })
 }
 
 /// None, and a line that says so, where nothing can be mounted.
-fn mounted(file: PlainFile, at: &Path, is_read_only: bool) -> Option<Mounted> {
+fn mounted(file: VolumeFile, at: &Path, is_read_only: bool) -> Option<Mounted> {
     match Mounted::new(file, at, is_read_only, 2) {
         Ok(mounted) => Some(mounted),
         Err(why) if matches!(why.kind(), ErrorKind::PermissionDenied | ErrorKind::NotFound) => {

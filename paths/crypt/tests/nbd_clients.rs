@@ -99,7 +99,7 @@ fn answer(image: &Image, request: &Request, payload: &[u8], replies: pagemill_cr
             image.volume.encrypt(request.at, payload, &mut bytes[place]).unwrap();
             replies.done(request.cookie, out);
         }
-        Command::WriteZeroes { .. } => {
+        Command::WriteZeroes => {
             image.volume.encrypt(request.at, &vec![0; request.len as usize], &mut bytes[place]).unwrap();
             replies.done(request.cookie, out);
         }

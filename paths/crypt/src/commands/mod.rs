@@ -8,10 +8,12 @@ mod format;
 mod info;
 mod keys;
 mod listen;
+mod memory;
 mod mount;
 mod open;
-pub mod passphrase;
+mod passphrase;
 mod serve;
+mod signals;
 mod target;
 
 use std::fs::{File, TryLockError};

@@ -6,12 +6,13 @@ use std::sync::Mutex;
 
 use clap::Args;
 
+use super::memory::MemoryArgs;
 use super::open::{OpenArgs, Opened};
-use super::serve::{MemoryArgs, signals};
+use super::signals::signals;
 use super::{Said, shown};
 use crate::Error;
 use crate::mount::Mounted;
-use crate::serve::{DataPath, Disk, PlainFile};
+use crate::serve::{DataPath, Disk, VolumeFile};
 
 /// Offer a volume as a file, through FUSE, until it is unmounted
 ///
@@ -47,7 +48,7 @@ pub(super) fn run(args: &MountArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
 
     let geometry = *volume.geometry();
     let disk = Disk::new(data, geometry.offset, geometry.sector_size.bytes(), args.memory.buffered);
-    let file = PlainFile::new(DataPath { volume, disk, memory });
+    let file = VolumeFile::new(DataPath { volume, disk, memory });
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
     let mounting =

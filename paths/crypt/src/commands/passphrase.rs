@@ -18,14 +18,14 @@ const MAX_TYPED: usize = 512;
 
 /// Where the passphrase comes from.
 #[derive(Args, Clone, Debug, Default)]
-pub struct SecretArgs {
+pub(super) struct SecretArgs {
     /// Take all bytes of this file, a line feed at its end included
     #[arg(long, value_name = "FILE", conflicts_with = "passphrase_fd")]
-    pub key_file: Option<PathBuf>,
+    pub(super) key_file: Option<PathBuf>,
 
     /// Take the first line from this descriptor (0: standard input)
     #[arg(long, value_name = "FD")]
-    pub passphrase_fd: Option<RawFd>,
+    pub(super) passphrase_fd: Option<RawFd>,
 
     /// Is it a second one, with options of its own?
     #[arg(skip)]
@@ -34,7 +34,7 @@ pub struct SecretArgs {
 
 /// Where a new keyslot's passphrase comes from.
 #[derive(Args, Clone, Debug, Default)]
-pub struct NewSecretArgs {
+pub(super) struct NewSecretArgs {
     /// The new one: all bytes of this file
     #[arg(long, value_name = "FILE", conflicts_with = "new_passphrase_fd")]
     new_key_file: Option<PathBuf>,
@@ -55,7 +55,7 @@ impl SecretArgs {
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Request`] where nobody can be asked, or the file is too long.
-    pub fn get(&self, what: &str) -> Result<Locked, Error> {
+    pub(super) fn get(&self, what: &str) -> Result<Locked, Error> {
         self.given().unwrap_or_else(|| self.typed(&format!("Passphrase for {what}: ")))
     }
 
@@ -63,7 +63,7 @@ impl SecretArgs {
     ///
     /// # Errors
     /// As for [`SecretArgs::get`]; [`Error::Request`] for an empty one, and where the two differ.
-    pub fn get_new(&self, what: &str) -> Result<Locked, Error> {
+    pub(super) fn get_new(&self, what: &str) -> Result<Locked, Error> {
         let secret = match self.given() {
             Some(secret) => secret?,
             None => {

@@ -1,24 +1,20 @@
 //! `pagemill crypt serve`.
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use pagemill::{Allocator, PAGE_SIZE};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::low_level::pipe;
+use pagemill::PAGE_SIZE;
 use zeroize::Zeroizing;
 
 use super::listen::{Place, listen};
+use super::memory::MemoryArgs;
 use super::open::{OpenArgs, Opened};
+use super::signals::signals;
 use super::{Said, shown};
 use crate::Error;
 use crate::nbd::{Config, Export, Tls};
-use crate::serve::{DataPath, Disk, Form, Limits, Memory, MemoryStats, Options, Pem, Server, TlsServer, Way};
-
-/// The longest part of a request that goes through the pool at once: what most clients ask for at most.
-const PART: usize = 1 << 20;
+use crate::serve::{DataPath, Disk, MemoryStats, Options, Pem, Server, TimeLimits, TlsServer, Way};
 
 /// Serve a volume to NBD clients, until SIGTERM or SIGINT
 ///
@@ -121,26 +117,6 @@ struct Ways {
     memory: MemoryArgs,
 }
 
-/// What is between who asks and the disk.
-#[derive(Args, Debug)]
-pub(super) struct MemoryArgs {
-    /// How memory is asked for
-    #[arg(long, value_enum, default_value_t)]
-    alloc: Form,
-
-    /// Use the system's page cache, also where it can be passed by
-    #[arg(long)]
-    pub(super) buffered: bool,
-
-    /// MiB of memory for what is under way
-    #[arg(long, value_name = "MIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    memory: u32,
-
-    /// Pages of it that are kept for writes, whatever happens
-    #[arg(long, value_name = "PAGES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
-    reserve: u32,
-}
-
 fn name(text: &str) -> Result<String, String> {
     if text.len() > 4096 { Err("a name has at most 4096 bytes".to_owned()) } else { Ok(text.to_owned()) }
 }
@@ -185,7 +161,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
         threads: args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from),
         way: args.ways.io,
         max_connections: args.max_connections.into(),
-        limits: Limits {
+        limits: TimeLimits {
             handshake: seconds(args.handshake_timeout),
             stall: seconds(args.timeout),
             stop: seconds(args.timeout),
@@ -206,20 +182,6 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     Ok(Said { out: String::new(), warnings: told(&stats) })
 }
 
-impl MemoryArgs {
-    pub(super) fn memory(&self) -> Result<Memory, Error> {
-        let pages = self.memory as usize * ((1 << 20) / PAGE_SIZE);
-        let reserve = self.reserve as usize;
-        if reserve > pages {
-            let why = format!("a reserve of {reserve} pages does not fit into {} MiB, which are {pages}", self.memory);
-            return Err(Error::Request(why));
-        }
-        let allocator = Allocator::builder().memory(pagemill::Memory::anonymous(pages).within_limit()).build();
-        let memory = allocator.and_then(|allocator| Memory::new(&allocator, reserve, PART, self.alloc));
-        memory.map_err(Error::Memory)
-    }
-}
-
 /// What there is to say of memory at the end: nothing, if there was always enough.
 fn told(stats: &MemoryStats) -> Vec<String> {
     let mut told = Vec::new();
@@ -235,13 +197,4 @@ fn told(stats: &MemoryStats) -> Vec<String> {
         ));
     }
     told
-}
-
-/// A descriptor that is readable once the program is to end.
-pub(super) fn signals() -> std::io::Result<UnixStream> {
-    let (stop, signalled) = UnixStream::pair()?;
-    for signal in [SIGTERM, SIGINT] {
-        pipe::register(signal, signalled.try_clone()?)?;
-    }
-    Ok(stop)
 }

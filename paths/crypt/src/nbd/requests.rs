@@ -55,11 +55,8 @@ pub enum Command {
     Flush,
     /// The contents are not needed any more.
     Trim,
-    /// Write zeroes.
-    WriteZeroes {
-        /// Whether the place may become a hole in the file.
-        may_hole: bool,
-    },
+    /// Write zeroes. Whether the place may become a hole is not told: a hole under a cipher reads as noise.
+    WriteZeroes,
     /// Say what is allocated.
     BlockStatus {
         /// One extent at most.
@@ -122,7 +119,7 @@ fn check(export: &Export, has_context: bool, given: u16, kind: u16, at: u64, len
         kind::WRITE => (Command::Write, 0),
         kind::FLUSH => (Command::Flush, 0),
         kind::TRIM => (Command::Trim, 0),
-        kind::WRITE_ZEROES => (Command::WriteZeroes { may_hole: given & flag::NO_HOLE == 0 }, flag::NO_HOLE),
+        kind::WRITE_ZEROES => (Command::WriteZeroes, flag::NO_HOLE),
         kind::BLOCK_STATUS => (Command::BlockStatus { one: given & flag::REQ_ONE != 0 }, flag::REQ_ONE),
         _ => return Err(Fault::Invalid),
     };
@@ -130,7 +127,7 @@ fn check(export: &Export, has_context: bool, given: u16, kind: u16, at: u64, len
     if given & !(allowed | flag::FUA) != 0 {
         return Err(Fault::Invalid);
     }
-    let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes { .. });
+    let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
     if writes && export.is_read_only {
         return Err(Fault::NotPermitted);
     }
@@ -147,7 +144,7 @@ fn check(export: &Export, has_context: bool, given: u16, kind: u16, at: u64, len
     }
     match at.checked_add(u64::from(len)) {
         Some(end) if end <= export.size => Ok(command),
-        _ if matches!(command, Command::Write | Command::WriteZeroes { .. }) => Err(Fault::NoSpace),
+        _ if matches!(command, Command::Write | Command::WriteZeroes) => Err(Fault::NoSpace),
         _ => Err(Fault::Invalid),
     }
 }

@@ -15,12 +15,12 @@ use crate::Error;
 
 /// A volume, read and written as a file is.
 #[derive(Debug)]
-pub struct PlainFile {
+pub struct VolumeFile {
     path: DataPath,
     sectors: RwLock<()>,
 }
 
-impl PlainFile {
+impl VolumeFile {
     /// Over an open volume.
     #[must_use]
     pub fn new(path: DataPath) -> Self {
@@ -188,7 +188,7 @@ mod tests {
 
     const LEN: usize = 96 << 10;
 
-    fn file(sector: u64, pages: usize, promised: usize) -> (PlainFile, std::fs::File) {
+    fn file(sector: u64, pages: usize, promised: usize) -> (VolumeFile, std::fs::File) {
         let data = tempfile::tempfile().unwrap();
         data.set_len(LEN as u64 + 1024).unwrap();
         let sector_size = SectorSize::new(sector).unwrap();
@@ -197,7 +197,7 @@ mod tests {
         let allocator = pagemill::Allocator::builder().pages(pages).build().unwrap();
         let memory = Memory::new(&allocator, promised, 1 << 20, Form::Bulk).unwrap();
         let disk = Disk::new(data.try_clone().unwrap(), 1024, sector as usize, true);
-        (PlainFile::new(DataPath { volume, disk, memory }), data)
+        (VolumeFile::new(DataPath { volume, disk, memory }), data)
     }
 
     /// Bytes at any place, in any number, against a plain array; with plenty of memory, and with the promise alone.
@@ -261,7 +261,7 @@ mod tests {
     }
 
     /// Waits until so many wait for the pool, for a while: where a lock holds them back they never will.
-    fn until_waiting(file: &PlainFile, count: usize) {
+    fn until_waiting(file: &VolumeFile, count: usize) {
         for _ in 0..100 {
             if file.path.memory.pool().stats().waiting == count {
                 return;

@@ -56,7 +56,7 @@ const CRAWL: usize = 64 << 10;
 
 /// How long clients may take.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct TimeLimits {
     /// For all of the negotiation.
     pub handshake: Duration,
     /// For 64 KiB, or the rest, of a message that has begun, or of an answer.
@@ -415,7 +415,7 @@ impl Connection {
                 let flight = self.flights.open(request, 0, false);
                 self.current = Some(Current::Write { request, flight, done: 0, part: None });
             }
-            Command::WriteZeroes { .. } => {
+            Command::WriteZeroes => {
                 let flight = self.flights.open(request, 0, false);
                 self.current = Some(Current::Zeroes { request, flight, done: 0 });
             }
@@ -538,7 +538,7 @@ impl Connection {
     }
 
     /// Ends it if the client has let others wait too long.
-    pub(super) fn check(&mut self, limits: &Limits, path: &DataPath, now: Instant) {
+    pub(super) fn check(&mut self, limits: &TimeLimits, path: &DataPath, now: Instant) {
         if (!self.owes() || !self.wants_input()) && self.life != Life::Lingering {
             self.heard.restart(now);
         }

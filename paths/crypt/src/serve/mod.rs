@@ -13,7 +13,7 @@
 //! `crew` are threads that help with long reads, and `requests` what is under way. What is no NBD client, a mount, asks
 //! by `calls`.
 //!
-//! Locks: a worker holds none while it waits, but in the pool, whose own rules are in `memory`. A caller of [`PlainFile`]
+//! Locks: a worker holds none while it waits, but in the pool, whose own rules are in `memory`. A caller of [`VolumeFile`]
 //! holds that file's sectors while it waits for the pool and the disk; neither asks for them.
 mod buffer;
 mod calls;
@@ -36,8 +36,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 pub use buffer::Buffer;
-pub use calls::PlainFile;
-pub use connection::Limits;
+pub use calls::VolumeFile;
+pub use connection::TimeLimits;
 pub use disk::{Disk, Way};
 pub use memory::{Form, Memory, MemoryStats, Patience};
 pub use path::DataPath;
@@ -51,7 +51,7 @@ struct Shared {
     path: DataPath,
     config: Arc<Config>,
     tls: Option<TlsServer>,
-    limits: Limits,
+    limits: TimeLimits,
     may_discard: bool,
     /// What has stopped a worker.
     failure: Mutex<Option<io::Error>>,

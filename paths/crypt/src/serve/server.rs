@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
 
-use super::connection::Limits;
+use super::connection::TimeLimits;
 use super::crew::Crew;
 use super::disk::{Engine, Way};
 use super::path::DataPath;
@@ -67,7 +67,7 @@ pub struct Options {
     /// Clients at a time: those beyond are hung up on.
     pub max_connections: usize,
     /// How long they may take.
-    pub limits: Limits,
+    pub limits: TimeLimits,
     /// Whether trimming makes holes, which tell whoever sees the file what is in use.
     pub may_discard: bool,
 }

@@ -6,13 +6,13 @@ use std::os::unix::net::UnixStream;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use super::tls::{Tls, TlsServer};
+use super::tls::{TlsServer, TlsSession};
 
 /// A stream socket that does not wait.
 #[derive(Debug)]
 pub(super) struct Socket {
     raw: Raw,
-    tls: Option<Box<Tls>>,
+    tls: Option<Box<TlsSession>>,
 }
 
 /// What became of a call.
@@ -40,7 +40,7 @@ impl Socket {
 
     /// From the next byte on, both ways, it is TLS. False if there is no memory for it.
     pub(super) fn start_tls(&mut self, server: &TlsServer) -> bool {
-        self.tls = Tls::new(server).map(Box::new);
+        self.tls = TlsSession::new(server).map(Box::new);
         self.tls.is_some()
     }
 

@@ -91,14 +91,14 @@ fn certificates(pem: Pem<'_>, wanted: &str) -> Result<Vec<CertificateDer<'static
 
 /// One client's.
 #[derive(Debug)]
-pub(super) struct Tls {
+pub(super) struct TlsSession {
     session: ServerConnection,
     /// Bytes that were decrypted and not handed out.
     pending: usize,
     is_broken: bool,
 }
 
-impl Tls {
+impl TlsSession {
     /// Before the client's first byte of it; none if there is no memory for one.
     pub(super) fn new(server: &TlsServer) -> Option<Self> {
         let mut session = ServerConnection::new(Arc::clone(&server.0)).ok()?;

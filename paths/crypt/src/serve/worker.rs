@@ -307,7 +307,7 @@ mod tests {
     use pagemill::PAGE_SIZE;
 
     use super::*;
-    use crate::serve::Limits;
+    use crate::serve::TimeLimits;
     use crate::serve::disk::plain_step;
     use crate::serve::fixture::*;
     use crate::serve::memory::Patience;
@@ -319,7 +319,7 @@ mod tests {
             path: path(promised, promised),
             config: config(),
             tls: None,
-            limits: Limits { handshake: second, stall: second, stop: second },
+            limits: TimeLimits { handshake: second, stall: second, stop: second },
             may_discard: false,
             failure: Mutex::new(None),
         };

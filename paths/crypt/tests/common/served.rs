@@ -14,7 +14,7 @@ use std::time::Duration;
 use pagemill::Allocator;
 use pagemill_crypt::nbd::{Config, Export, Tls};
 use pagemill_crypt::serve::{
-    DataPath, Disk, Form, Limits, Listener, Memory, MemoryStats, Options, Server, TlsServer, Way,
+    DataPath, Disk, Form, Listener, Memory, MemoryStats, Options, Server, TimeLimits, TlsServer, Way,
 };
 use pagemill_crypt::{SectorSize, Volume, plain::Plain};
 
@@ -31,13 +31,13 @@ pub(crate) struct Setup {
     pub(crate) promised: usize,
     pub(crate) threads: usize,
     pub(crate) max_connections: usize,
-    pub(crate) limits: Limits,
+    pub(crate) limits: TimeLimits,
     pub(crate) may_discard: bool,
 }
 
 impl Setup {
     pub(crate) fn new() -> Self {
-        let limits = Limits {
+        let limits = TimeLimits {
             handshake: Duration::from_secs(20),
             stall: Duration::from_secs(20),
             stop: Duration::from_secs(20),

@@ -28,7 +28,7 @@ fn turns(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now:
 fn who_negotiates_while_the_server_stops_is_told_so() {
     const SHUTDOWN: u32 = 0x8000_0007;
     let (path, now) = (path(64, 16), Instant::now());
-    let limits = Limits { handshake: TEN_S, stall: TEN_S, stop: TEN_S };
+    let limits = TimeLimits { handshake: TEN_S, stall: TEN_S, stop: TEN_S };
     let greeting = 18;
     // What comes before and behind the moment, in pieces; the end is the same.
     let said = [&3u32.to_be_bytes()[..], &option(3, &[]), &option(8, &[])].concat();
@@ -142,7 +142,7 @@ fn a_client_has_so_much_under_way_and_no_more() {
 fn who_negotiates_has_a_limit_of_its_own() {
     let (path, now) = (path(64, 16), Instant::now());
     let second = Duration::from_secs(1);
-    let limits = Limits { handshake: second, stall: 100 * second, stop: 100 * second };
+    let limits = TimeLimits { handshake: second, stall: 100 * second, stop: 100 * second };
     let is_gone_after = |said: &[u8], tenths: u32| {
         let (client, mut connection) = connected(now);
         for passed in 0..tenths {

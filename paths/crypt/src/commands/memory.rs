@@ -1,0 +1,43 @@
+//! What a program that moves a volume's bytes is told of its memory.
+use clap::Args;
+use pagemill::{Allocator, PAGE_SIZE};
+
+use crate::Error;
+use crate::serve::{Form, Memory};
+
+/// The longest part of a request that goes through the pool at once: what most clients ask for at most.
+const PART: usize = 1 << 20;
+
+/// What is between who asks and the disk.
+#[derive(Args, Debug)]
+pub(super) struct MemoryArgs {
+    /// How memory is asked for
+    #[arg(long, value_enum, default_value_t)]
+    alloc: Form,
+
+    /// Use the system's page cache, also where it can be passed by
+    #[arg(long)]
+    pub(super) buffered: bool,
+
+    /// MiB of memory for what is under way
+    #[arg(long, value_name = "MIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    memory: u32,
+
+    /// Pages of it that are kept for writes, whatever happens
+    #[arg(long, value_name = "PAGES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    reserve: u32,
+}
+
+impl MemoryArgs {
+    pub(super) fn memory(&self) -> Result<Memory, Error> {
+        let pages = self.memory as usize * ((1 << 20) / PAGE_SIZE);
+        let reserve = self.reserve as usize;
+        if reserve > pages {
+            let why = format!("a reserve of {reserve} pages does not fit into {} MiB, which are {pages}", self.memory);
+            return Err(Error::Request(why));
+        }
+        let allocator = Allocator::builder().memory(pagemill::Memory::anonymous(pages).within_limit()).build();
+        let memory = allocator.and_then(|allocator| Memory::new(&allocator, reserve, PART, self.alloc));
+        memory.map_err(Error::Memory)
+    }
+}
