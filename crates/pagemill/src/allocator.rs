@@ -167,6 +167,11 @@ impl Allocator {
         })
     }
 
+    /// Is this address in its memory?
+    pub(crate) fn has_address(&self, addr: usize) -> bool {
+        registry::by_address(addr).is_some_and(|(arena, _)| core::ptr::eq(arena.inner().nodes, self.nodes))
+    }
+
     pub(crate) fn of(nodes: &'static Nodes) -> Self {
         Self::from_owner(Arc::new(Owner(nodes)))
     }

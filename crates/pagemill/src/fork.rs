@@ -8,10 +8,13 @@
 //! is why the child believes the states alone, forgets the lists and counts the free areas again. It does so before
 //! `fork` returns there: then it has one thread, with no frame in its hands that is marked as free and is on no list.
 //!
+//! What a lock guards that a child goes on with (a pool's reserve, say) is not recounted: it is changed in sections that a
+//! fork waits for ([`no_fork`]), so that the child finds the lock free and what it guards whole.
+//!
 //! Memory that both processes see (a memfd's, or what was brought and is shared) stays the parent's: the child retires it.
 use crate::allocator::Inner;
 use crate::registry;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use pagemill_sys::ForkHooks;
 
 /// Forks between the first process and this one.
@@ -21,13 +24,66 @@ pub(crate) fn generation() -> u64 {
     GENERATION.load(Relaxed)
 }
 
-static HOOKS: ForkHooks =
-    ForkHooks { before: registry::lock_for_fork, in_parent: registry::unlock_after_fork, in_child };
+static HOOKS: ForkHooks = ForkHooks { before, in_parent, in_child };
+
+/// Sections that no fork may meet halfway, under way; above them, in steps of `FORK`, the forks that wait or go on.
+static SECTIONS: AtomicU64 = AtomicU64::new(0);
+const FORK: u64 = 1 << 32;
+
+/// Until it is dropped, no fork begins. Many threads may have one at once, and none has two.
+#[derive(Debug)]
+pub(crate) struct NoFork(());
+
+/// Goes before a lock is taken that a child has to find free, with what it guards whole.
+#[inline]
+pub(crate) fn no_fork() -> NoFork {
+    // Acquire pairs with the Release in `open`.
+    while SECTIONS.fetch_add(1, Acquire) >= FORK {
+        SECTIONS.fetch_sub(1, Relaxed);
+        while SECTIONS.load(Relaxed) >= FORK {
+            std::thread::yield_now();
+        }
+    }
+    NoFork(())
+}
+
+impl Drop for NoFork {
+    #[inline]
+    fn drop(&mut self) {
+        SECTIONS.fetch_sub(1, Release);
+    }
+}
+
+fn before() {
+    loop {
+        SECTIONS.fetch_add(FORK, Relaxed);
+        // Acquire pairs with the Release in `drop`.
+        while !SECTIONS.load(Acquire).is_multiple_of(FORK) {
+            std::thread::yield_now();
+        }
+        if registry::try_lock_for_fork() {
+            return;
+        }
+        // Whoever holds it may be on the way into a section.
+        open();
+        std::thread::yield_now();
+    }
+}
+
+fn in_parent() {
+    registry::unlock_after_fork();
+    open();
+}
+
+fn open() {
+    SECTIONS.fetch_sub(FORK, Release);
+}
 
 fn in_child() {
     GENERATION.fetch_add(1, Relaxed);
     registry::for_each(|arena| arena.inner().recover());
     registry::unlock_after_fork();
+    SECTIONS.store(0, Release); // Those of the other threads: they are not here.
 }
 
 /// Runs as the library is loaded. The system reads its fork handlers as a fork begins: a fork that met the process's

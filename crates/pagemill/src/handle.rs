@@ -35,6 +35,8 @@ pub(crate) mod sealed {
         unsafe fn from_word(word: usize) -> Self;
         /// The word of a handle, which is given up.
         fn into_word(self) -> usize;
+        /// The same, and it is kept.
+        fn word(&self) -> usize;
         /// What it holds.
         fn bytes_mut(&mut self) -> &mut [u8];
     }
@@ -99,6 +101,9 @@ impl sealed::Word for Page {
     fn into_word(self) -> usize {
         ManuallyDrop::new(self).0.get()
     }
+    fn word(&self) -> usize {
+        self.0.get()
+    }
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut **self
     }
@@ -114,6 +119,9 @@ impl sealed::Word for Block {
     #[inline]
     fn into_word(self) -> usize {
         ManuallyDrop::new(self).0.get()
+    }
+    fn word(&self) -> usize {
+        self.0.get()
     }
     fn bytes_mut(&mut self) -> &mut [u8] {
         self

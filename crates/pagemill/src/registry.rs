@@ -182,23 +182,22 @@ impl Drop for Writing {
 /// Holds the registry, as soon as nobody else does. Forks wait from the first call on.
 pub(crate) fn lock() -> Writing {
     crate::fork::watch();
-    lock_for_fork();
+    while !try_lock_for_fork() {
+        std::thread::yield_now();
+    }
     Writing
 }
 
 /// The same, if nobody holds it just now.
 pub(crate) fn try_lock() -> Option<Writing> {
     crate::fork::watch();
-    // Acquire as in `lock_for_fork`.
-    WRITING.compare_exchange(false, true, Acquire, Relaxed).ok().map(|_| Writing)
+    try_lock_for_fork().then_some(Writing)
 }
 
-/// Nobody changes the registry until [`unlock_after_fork`].
-pub(crate) fn lock_for_fork() {
+/// Nobody changes the registry until [`unlock_after_fork`], if nobody does just now.
+pub(crate) fn try_lock_for_fork() -> bool {
     // Acquire pairs with the Release in `unlock_after_fork`.
-    while WRITING.compare_exchange_weak(false, true, Acquire, Relaxed).is_err() {
-        std::thread::yield_now();
-    }
+    WRITING.compare_exchange(false, true, Acquire, Relaxed).is_ok()
 }
 
 pub(crate) fn unlock_after_fork() {

@@ -14,10 +14,4 @@ pub(crate) use std::{
     thread::{Thread, current, park, park_timeout},
 };
 
-/// Until it is dropped, no fork begins: its child would find locked what another thread holds. In a model nobody forks.
-#[cfg(not(shuttle))]
-pub(crate) fn no_fork() -> impl Drop {
-    crate::registry::lock()
-}
-#[cfg(shuttle)]
-pub(crate) fn no_fork() {}
+pub(crate) use crate::fork::{NoFork, generation, no_fork};

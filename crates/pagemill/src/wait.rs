@@ -12,8 +12,8 @@
 //! - W1 A seat is in the queue from `take_seat` until its owner leaves, whatever ends the wait.
 //! - W2 The head is woken after every free that began when it was the head, and when it becomes the head.
 use crate::sync::{
-    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Thread, current, fence, no_fork, park,
-    park_timeout,
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Thread, current, fence, generation, no_fork,
+    park, park_timeout,
 };
 use core::fmt;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -216,7 +216,7 @@ impl Waits {
         // Whoever sees the number sees a seat for each: those who come later sit behind. SeqCst: lists take nothing from
         // now on, and frees are noted, before this one tries.
         self.waiting.fetch_add(1, SeqCst);
-        let leave = Leave { waits: self, queue, seat: &seat, patience, start };
+        let leave = Leave { waits: self, queue, seat: &seat, generation: generation(), patience, start };
         self.release(queue, seats);
         let mut turn = 0;
         let got = loop {
@@ -248,7 +248,7 @@ impl Waits {
         got
     }
 
-    /// In the child of a fork nobody waits, and whoever held the queue is not there.
+    /// In the child of a fork nobody waits, and whoever held the queue is not there. Goes before everything else there.
     pub(crate) fn forget_after_fork(&self) {
         self.queue.store(core::ptr::null_mut(), Relaxed);
         self.waiting.store(0, Relaxed);
@@ -270,6 +270,7 @@ struct Leave<'w> {
     waits: &'w Waits,
     queue: &'w Queue,
     seat: &'w Arc<Seat>,
+    generation: u64,
     patience: &'w Patience<'w>,
     start: Instant,
 }
@@ -277,7 +278,7 @@ struct Leave<'w> {
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
         // If an attempt forked, nobody waits in the child, this one neither: see `forget_after_fork`.
-        if core::ptr::eq(self.waits.queue.load(Acquire), self.queue) {
+        if self.generation == generation() {
             let mut seats = self.queue.seats.lock().unwrap_or_else(PoisonError::into_inner);
             seats.retain(|seat| !Arc::ptr_eq(seat, self.seat));
             self.waits.waiting.fetch_sub(1, SeqCst);

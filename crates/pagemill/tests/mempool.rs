@@ -329,6 +329,55 @@ fn a_reserve_grows_and_shrinks() {
 }
 
 #[test]
+fn more_than_was_handed_out_is_misuse() {
+    let (allocator, pool, mut rest) = dry();
+    let mine = pool.alloc(Gfp::NOWAIT).unwrap();
+    let mut slots = [Some(mine), rest.pop(), rest.pop()];
+    assert_eq!(pool.free_bulk(&mut slots), 3);
+    let stats = pool.stats();
+    assert_eq!((stats.out, stats.misused, stats.reserve), (0, 2, RESERVE));
+    pool.free(rest.pop().unwrap());
+    assert_eq!((pool.stats().out, pool.stats().misused), (0, 3));
+    assert_eq!(handed_out(&allocator), RESERVE + rest.len(), "the others went where they are from");
+    pool.close().unwrap();
+}
+
+#[test]
+fn a_reserve_keeps_nothing_that_its_source_did_not_make() {
+    let order = Order::new(1).unwrap();
+    let allocator = Allocator::builder().pages(16).cpus(1, || 0).build().unwrap();
+    let other = Allocator::builder().pages(16).cpus(1, || 0).build().unwrap();
+    let pool = Mempool::blocks(&allocator, order, 4).unwrap();
+    let page = allocator.alloc_page(Gfp::NOWAIT).unwrap();
+    let mut mine: Vec<_> = std::iter::from_fn(|| pool.alloc(Gfp::NOWAIT).ok()).map(Some).collect();
+    let out = mine.len();
+    assert_eq!((pool.stats().out, pool.stats().reserve), (out, 0));
+    pool.free(page.into()); // Of another order.
+    pool.free(other.alloc_pages(Gfp::NOWAIT, order).unwrap()); // Of another allocator.
+    let stats = pool.stats();
+    assert_eq!((stats.out, stats.misused, stats.reserve), (out, 2, 0));
+    assert_eq!(handed_out(&other), 0);
+    pool.free_bulk(&mut mine);
+    let stats = pool.stats();
+    assert_eq!((stats.out, stats.misused, stats.reserve), (0, 2, 4));
+    pool.close().unwrap();
+    assert_eq!(handed_out(&allocator), 0);
+}
+
+#[test]
+fn a_callback_may_free_at_once_what_it_gets() {
+    let allocator = Allocator::builder().pages(RESERVE * 2).cpus(1, || 0).build().unwrap();
+    let pool = Mempool::pages(&allocator, RESERVE).unwrap();
+    let mut least = usize::MAX;
+    let each = |page| {
+        pool.free(page);
+        least = least.min(pool.stats().out);
+    };
+    pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), each).unwrap();
+    assert_eq!((least, pool.stats().out, pool.stats().misused), (0, 0, 0));
+}
+
+#[test]
 fn a_pair_of_functions_is_called_with_flags_that_neither_wait_nor_reclaim_first() {
     let flags = Mutex::new(Vec::new());
     let has_memory = AtomicBool::new(true);

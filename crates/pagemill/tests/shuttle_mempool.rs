@@ -193,3 +193,46 @@ fn a_resize_under_way_keeps_the_promise() {
         assert_eq!(world.free.lock().unwrap().len(), 3);
     });
 }
+
+/// A bulk free refills the reserve in one section: nobody sees a part of it there.
+#[test]
+fn what_is_freed_in_bulk_is_in_the_reserve_all_at_once() {
+    check(|| {
+        let world = world(0);
+        let mut all = [None; RESERVE];
+        world.pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+        let looks = thread::spawn({
+            let world = world.clone();
+            move || {
+                let reserve = world.pool.stats().reserve;
+                assert!(reserve == 0 || reserve == RESERVE, "{reserve} of {RESERVE} came first");
+            }
+        });
+        world.pool.free_bulk(&mut all);
+        looks.join().unwrap();
+        at_rest(&world, 0);
+    });
+}
+
+/// What a reserve grows by is for those who wait: here nothing else would wake them.
+#[test]
+fn a_reserve_that_grows_serves_who_waits() {
+    check(|| {
+        // The source serves who makes the reserve, and nobody else.
+        let source = |gfp| (gfp == Gfp::KERNEL | Gfp::NORETRY).then_some(7_u32);
+        let pool = Arc::new(Mempool::from_fns(source, drop, RESERVE).unwrap());
+        let mut all = [None; RESERVE];
+        pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOIO), &mut all).unwrap();
+        let waiter = thread::spawn({
+            let pool = pool.clone();
+            move || pool.alloc(Gfp::NOIO).unwrap()
+        });
+        while pool.stats().waiting == 0 {
+            thread::yield_now();
+        }
+        pool.resize(RESERVE + 1).unwrap();
+        pool.free(waiter.join().unwrap());
+        pool.free_bulk(&mut all);
+        assert_eq!((pool.stats().out, pool.stats().reserve), (0, RESERVE + 1));
+    });
+}

@@ -9,8 +9,8 @@
 //! have passed.
 //!
 //! # Invariants
-//! - M1 Of the elements in the reserve at most `min_nr` are claimed by nobody, but for those that a callback which unwound
-//!   has left there. What is freed while the reserve lacks something goes into it (C5.5).
+//! - M1 Of the elements in the reserve at most `min_nr` are claimed by nobody, but for those that a callback which unwound, or
+//!   in the child of a fork a thread that is not there, has left there. What is freed while the reserve lacks something goes into it (C5.5).
 //! - M2 The remainder of a request leaves the reserve whole: it is claimed in one section, and only while nobody waits or by
 //!   the first of those who wait (C5.3).
 //! - M3 No request waits that asks for more than `min_nr`.
@@ -21,24 +21,26 @@
 //!
 //! # Locks
 //! The reserve's lock is held for moving element handles only: no source, callback or other lock is entered with it, and it
-//! is never held together with the queue's, in [`crate::wait`]. One resize at a time holds `resizing`, in which the source is
-//! asked, and then the reserve's.
+//! is never held together with the queue's, in [`crate::wait`]. No fork begins while it is held ([`no_fork`]), so that a child
+//! finds it free and the reserve whole; whoever takes it there first forgets what the parent's threads waited for or were taking.
 //!
 //! The choices, and what shows that they do: `docs/adr/0022-the-pool.md`.
 use crate::allocator::Allocator;
 use crate::bulk::{Bulk, from_now};
 use crate::handle::{Block, Page};
 use crate::reclaim;
-use crate::sync::{AtomicUsize, Mutex, MutexGuard};
+use crate::sync::{AtomicUsize, Mutex, MutexGuard, NoFork, generation, no_fork};
 use crate::wait::{Patience, Waits};
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::{Error, Exhausted, Gfp, Invalid, Order, Why};
 use std::sync::PoisonError;
 
 mod source;
+mod stats;
 mod want;
 
 pub use source::{PageSource, Pair, Source};
+pub use stats::{ElementsOut, MempoolStats};
 use want::{Array, Callback, Claim, Want};
 
 /// Elements with a reserve of `min_nr` of them: a request for up to so many always succeeds if it may wait, as long as
@@ -49,8 +51,9 @@ use want::{Array, Callback, Claim, Want};
 ///
 /// Who holds elements of a pool must not wait for more of the same pool: a request that is split frees part by part (C5.3).
 ///
-/// A pool is its process's own: in the child of a fork its allocator goes on and it does not, since those who waited in it,
-/// or had its lock, are not there. The child makes another.
+/// In the child of a fork the pool goes on with the reserve that it had. The parent's other threads are not there: nobody
+/// waits, and what they had of the pool is out for ever. So the reserve may lack elements until others are freed, and such
+/// a pool is dropped, not [closed](Self::close).
 ///
 /// ```
 /// use pagemill::{Allocator, Bulk, Gfp, Mempool, Page};
@@ -78,8 +81,10 @@ pub struct Mempool<S: Source> {
     min_nr: AtomicUsize,
     /// Handed out and not freed.
     out: AtomicUsize,
+    misused: AtomicU64,
     waits: Waits,
-    resizing: Mutex<()>,
+    /// The process that claims and waits are of, by [`generation`]. Written with the reserve locked.
+    generation: AtomicU64,
 }
 
 struct Reserve<T> {
@@ -98,6 +103,26 @@ impl<T> core::fmt::Debug for Reserve<T> {
     }
 }
 
+/// The reserve, locked. No fork begins meanwhile.
+struct Held<'p, T> {
+    reserve: MutexGuard<'p, Reserve<T>>,
+    /// Goes last.
+    _no_fork: NoFork,
+}
+
+impl<T> core::ops::Deref for Held<'_, T> {
+    type Target = Reserve<T>;
+    fn deref(&self) -> &Reserve<T> {
+        &self.reserve
+    }
+}
+
+impl<T> core::ops::DerefMut for Held<'_, T> {
+    fn deref_mut(&mut self) -> &mut Reserve<T> {
+        &mut self.reserve
+    }
+}
+
 impl<T> Reserve<T> {
     fn available(&self) -> usize {
         self.elements.len() - self.claimed
@@ -107,72 +132,6 @@ impl<T> Reserve<T> {
         (min_nr + self.claimed).saturating_sub(self.elements.len())
     }
 }
-
-/// What a pool was and is under (C5.6). Counts are of elements.
-///
-/// ```
-/// use pagemill::{Allocator, Gfp, Mempool};
-/// let pool = Mempool::pages(&Allocator::builder().pages(64).build()?, 16)?;
-/// let page = pool.alloc(Gfp::NOIO)?;
-/// let stats = pool.stats();
-/// assert_eq!((stats.min_nr, stats.reserve, stats.out, stats.from_reserve), (16, 16, 1, 0));
-/// # pool.free(page);
-/// # Ok::<(), pagemill::Error>(())
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct MempoolStats {
-    /// The size of a full reserve.
-    pub min_nr: usize,
-    /// What it holds.
-    pub reserve: usize,
-    /// The least that it held since the pool was made or resized.
-    pub low_water: usize,
-    /// Handed out and not freed.
-    pub out: usize,
-    /// How many have left the reserve in all.
-    pub from_reserve: u64,
-    /// Requests that wait now.
-    pub waiting: usize,
-    /// Waits that ended.
-    pub waits: u64,
-    /// How long those were in all, in microseconds.
-    pub waited_us: u64,
-    /// The longest of them, in microseconds.
-    pub longest_wait_us: u64,
-}
-
-/// [`Mempool::close`] was refused: elements are out.
-///
-/// ```
-/// # use pagemill::{Allocator, Gfp, Mempool};
-/// # let pool = Mempool::pages(&Allocator::builder().pages(8).build()?, 1)?;
-/// let page = pool.alloc(Gfp::NOIO)?;
-/// let refused = pool.close().unwrap_err();
-/// assert_eq!(refused.to_string(), "the pool still has 1 element handed out; free them first");
-/// refused.pool.free(page);
-/// refused.pool.close().unwrap();
-/// # Ok::<(), pagemill::Error>(())
-/// ```
-pub struct ElementsOut<S: Source> {
-    /// The pool, as it was.
-    pub pool: Mempool<S>,
-    /// How many elements are out.
-    pub out: usize,
-}
-
-impl<S: Source> core::fmt::Display for ElementsOut<S> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let plural = if self.out == 1 { "" } else { "s" };
-        write!(f, "the pool still has {} element{plural} handed out; free them first", self.out)
-    }
-}
-impl<S: Source> core::fmt::Debug for ElementsOut<S> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        core::fmt::Display::fmt(self, f)
-    }
-}
-impl<S: Source> core::error::Error for ElementsOut<S> {}
 
 impl Mempool<PageSource<Page>> {
     /// A pool of pages with a reserve of `min_nr`.
@@ -237,9 +196,11 @@ impl<S: Source> Mempool<S> {
             lacks: AtomicUsize::new(0),
             min_nr: AtomicUsize::new(0),
             out: AtomicUsize::new(0),
+            misused: AtomicU64::new(0),
             waits: Waits::default(),
-            resizing: Mutex::new(()),
+            generation: AtomicU64::new(generation()),
         };
+        crate::fork::watch();
         pool.resize(min_nr)?;
         Ok(pool)
     }
@@ -296,28 +257,57 @@ impl<S: Source> Mempool<S> {
 
     /// Takes back what the slots hold and empties them; the reserve is refilled first, in one section (C5.5). Returns how
     /// many those were.
+    ///
+    /// An element that this pool has not handed out does not belong here. It is told where that costs nothing, when more come
+    /// back than are out or when the reserve would keep it, and is counted as [misuse](MempoolStats::misused).
     #[inline]
     pub fn free_bulk(&self, slots: &mut [Option<S::Item>]) -> usize {
         let count = slots.iter().filter(|slot| slot.is_some()).count();
-        self.out.fetch_sub(count, Relaxed);
-        if self.lacks.load(Relaxed) > 0 {
-            self.refill(slots);
+        let foreign = if self.lacks.load(Relaxed) > 0 { self.refill(slots) } else { 0 };
+        let out = self.out.fetch_sub(count - foreign, Relaxed);
+        if out < count - foreign {
+            self.refuse(count - foreign - out);
         }
         self.source.free_bulk(slots);
         if self.waits.is_awaited() {
-            self.waits.note_free();
+            self.note_free();
         }
         count
     }
 
+    /// So many more came back than were out.
     #[cold]
-    fn refill(&self, slots: &mut [Option<S::Item>]) {
+    fn refuse(&self, count: usize) {
+        self.out.fetch_add(count, Relaxed);
+        self.misused.fetch_add(count as u64, Relaxed);
+    }
+
+    /// What the reserve lacks goes there. Returns how many are none of the source's.
+    #[cold]
+    fn refill(&self, slots: &mut [Option<S::Item>]) -> usize {
+        let mut foreign = 0;
+        for slot in slots.iter_mut() {
+            if let Some(item) = slot.take_if(|item| !self.source.is_own(item)) {
+                self.source.free(item);
+                foreign += 1;
+            }
+        }
+        self.misused.fetch_add(foreign as u64, Relaxed);
         let mut reserve = self.lock();
         let min_nr = self.min_nr.load(Relaxed);
         let lacks = reserve.lacks(min_nr);
         // The order matters: no element is taken from its slot that is not kept.
         reserve.elements.extend(slots.iter_mut().filter(|slot| slot.is_some()).take(lacks).filter_map(Option::take));
         self.lacks.store(reserve.lacks(min_nr), Relaxed);
+        foreign
+    }
+
+    #[cold]
+    fn note_free(&self) {
+        if self.generation.load(Relaxed) != generation() {
+            drop(self.lock()); // In a child: those who wait are not here.
+        }
+        self.waits.note_free();
     }
 
     /// Makes the reserve larger or smaller. Growing fills it one by one; when that fails it is as it was (C5.6).
@@ -329,10 +319,17 @@ impl<S: Source> Mempool<S> {
         if min_nr == 0 || min_nr > Bulk::COUNT_MAX {
             return Err(Invalid::Reserve { min_nr, max: Bulk::COUNT_MAX }.into());
         }
-        let _one_at_a_time = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
-        let grown = min_nr.saturating_sub(self.min_nr.load(Relaxed));
-        let mut fresh = self.make(grown)?;
-        let mut reserve = self.lock();
+        let (mut fresh, mut reserve) = loop {
+            let before = self.min_nr.load(Relaxed);
+            let fresh = self.make(min_nr.saturating_sub(before))?;
+            let reserve = self.lock();
+            if self.min_nr.load(Relaxed) == before {
+                break (fresh, reserve);
+            }
+            // Another resize was first. It is not waited for: in the child of a fork it may never end.
+            drop(reserve);
+            fresh.into_iter().for_each(|item| self.source.free(item));
+        };
         let needed = reserve.needs.iter().copied().max().unwrap_or(0);
         if min_nr < needed {
             return Err(Invalid::ReserveAwaited { min_nr, needed }.into());
@@ -346,7 +343,7 @@ impl<S: Source> Mempool<S> {
         drop(reserve);
         surplus.into_iter().for_each(|item| self.source.free(item));
         if self.waits.is_awaited() {
-            self.waits.note_free();
+            self.note_free();
         }
         Ok(())
     }
@@ -391,11 +388,27 @@ impl<S: Source> Mempool<S> {
             waits: self.waits.ended.load(Relaxed),
             waited_us: self.waits.waited_us.load(Relaxed),
             longest_wait_us: self.waits.longest_us.load(Relaxed),
+            misused: self.misused.load(Relaxed),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Reserve<S::Item>> {
-        self.reserve.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Held<'_, S::Item> {
+        let no_fork = no_fork();
+        let mut reserve = self.reserve.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.generation.load(Relaxed) != generation() {
+            self.forget_parent(&mut reserve);
+        }
+        Held { reserve, _no_fork: no_fork }
+    }
+
+    /// In the child of a fork: who waited, or was taking elements out, is not there. What was promised to them stays.
+    #[cold]
+    fn forget_parent(&self, reserve: &mut Reserve<S::Item>) {
+        reserve.claimed = 0;
+        reserve.needs.clear();
+        self.lacks.store(reserve.lacks(self.min_nr.load(Relaxed)), Relaxed);
+        self.waits.forget_after_fork();
+        self.generation.store(generation(), Relaxed);
     }
 }
 
@@ -486,7 +499,7 @@ impl<S: Source> Mempool<S> {
             }
             reserve.needs.push(request.most);
         }
-        let _need = Need { pool: self, count: request.most };
+        let _need = Need { pool: self, count: request.most, generation: generation() };
         let patience = Patience { deadline: request.wait.map(from_now), cancel: request.cancel };
         let served =
             self.waits.wait(&patience, None, || attempt().map(|is_served| is_served.then_some(true)).transpose());
@@ -508,12 +521,15 @@ fn short(request: &Bulk<'_>, got: usize, order: Order) -> Error {
 struct Need<'p, S: Source> {
     pool: &'p Mempool<S>,
     count: usize,
+    generation: u64,
 }
 
 impl<S: Source> Drop for Need<'_, S> {
     fn drop(&mut self) {
         let needs = &mut self.pool.lock().needs;
-        if let Some(at) = needs.iter().position(|&need| need == self.count) {
+        // If the source forked, this is the child, where it is forgotten.
+        let at = needs.iter().position(|&need| need == self.count && self.generation == generation());
+        if let Some(at) = at {
             needs.swap_remove(at);
         }
     }
@@ -521,6 +537,7 @@ impl<S: Source> Drop for Need<'_, S> {
 
 impl<S: Source> Drop for Mempool<S> {
     fn drop(&mut self) {
+        drop(self.lock()); // In the child of a fork nothing that those had who waited is touched.
         let reserve = self.reserve.get_mut().unwrap_or_else(PoisonError::into_inner);
         reserve.elements.drain(..).for_each(|item| self.source.free(item));
     }

@@ -1,7 +1,7 @@
 //! Where a pool's elements come from.
 use crate::allocator::Allocator;
 use crate::bulk::Bulk;
-use crate::handle::{Owned, free_pages_bulk};
+use crate::handle::{Owned, addr_of_word, free_pages_bulk, order_of_word};
 use core::marker::PhantomData;
 use pagemill_core::{Error, Gfp, Order};
 
@@ -84,6 +84,11 @@ pub trait Source {
         Order::ZERO
     }
 
+    /// Can this element be one that the source made? A pool keeps no other in its reserve.
+    fn is_own(&self, _item: &Self::Item) -> bool {
+        true
+    }
+
     /// An element leaves the reserve for a request with these flags: makes it what the request asked for (`ZERO`).
     fn renew(&self, _item: &mut Self::Item, _gfp: Gfp) {}
 }
@@ -126,6 +131,10 @@ impl<T: Owned> Source for PageSource<T> {
     }
     fn order(&self) -> Order {
         self.order
+    }
+    fn is_own(&self, item: &T) -> bool {
+        let word = item.word();
+        order_of_word(word) == self.order && self.allocator.has_address(addr_of_word(word))
     }
     fn renew(&self, item: &mut T, gfp: Gfp) {
         if gfp.contains(Gfp::ZERO) {

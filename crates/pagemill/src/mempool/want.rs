@@ -1,7 +1,7 @@
 //! Where a request's elements go, and how they leave the reserve.
-use super::{Mempool, Source};
+use super::{Held, Mempool, Source};
 use crate::bulk::Bulk;
-use crate::sync::AtomicUsize;
+use crate::sync::{AtomicUsize, generation};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::Error;
 
@@ -71,10 +71,10 @@ impl<S: Source, F: FnMut(S::Item)> Want<S> for Callback<F> {
         self.missing
     }
     fn ask(&mut self, pool: &Mempool<S>, request: Bulk<'_>) -> Result<(), Error> {
-        let mut delivered = Delivered { out: &pool.out, count: 0 };
+        let mut delivered = Delivered::new(&pool.out, self.missing);
         let Self { missing, each } = self;
         *missing -= pool.source.deliver(request, *missing, &mut |item| {
-            delivered.count += 1;
+            delivered.left -= 1;
             each(item);
         })?;
         Ok(())
@@ -85,15 +85,23 @@ impl<S: Source, F: FnMut(S::Item)> Want<S> for Callback<F> {
     }
 }
 
-/// Counts what was delivered, also if the callback unwinds.
+/// Counts what the callback was asked to take, and of that in the end what it got, also if it unwinds. Before, since it may
+/// free at once what it gets.
 struct Delivered<'p> {
     out: &'p AtomicUsize,
-    count: usize,
+    left: usize,
+}
+
+impl<'p> Delivered<'p> {
+    fn new(out: &'p AtomicUsize, count: usize) -> Self {
+        out.fetch_add(count, Relaxed);
+        Self { out, left: count }
+    }
 }
 
 impl Drop for Delivered<'_> {
     fn drop(&mut self) {
-        self.out.fetch_add(self.count, Relaxed);
+        self.out.fetch_sub(self.left, Relaxed);
     }
 }
 
@@ -109,17 +117,35 @@ pub(super) struct Claim<'p, S: Source> {
     hand: [Option<S::Item>; HANDFUL],
     /// In the hand.
     held: usize,
+    /// The process that it was promised in.
+    generation: u64,
 }
 
 impl<'p, S: Source> Claim<'p, S> {
     pub(super) fn new(pool: &'p Mempool<S>, count: usize) -> Self {
-        Self { pool, left: count, hand: [const { None }; HANDFUL], held: 0 }
+        Self { pool, left: count, hand: [const { None }; HANDFUL], held: 0, generation: generation() }
+    }
+
+    /// The reserve, in which `left` elements are claimed. If the callback forked, this is the child, where no claim holds: it
+    /// claims the rest again, or gives it up if that is no longer there.
+    fn lock(&mut self) -> Held<'p, S::Item> {
+        let mut reserve = self.pool.lock();
+        if self.generation != generation() {
+            self.generation = generation();
+            if reserve.available() < self.left {
+                self.pool.out.fetch_sub(self.left, Relaxed);
+                self.left = 0;
+            }
+            reserve.claimed += self.left;
+            self.pool.lacks.store(reserve.lacks(self.pool.min_nr.load(Relaxed)), Relaxed);
+        }
+        reserve
     }
 
     pub(super) fn next(&mut self) -> Option<S::Item> {
-        if self.held == 0 {
+        if self.held == 0 && self.left > 0 {
+            let mut reserve = self.lock();
             let count = self.left.min(HANDFUL);
-            let mut reserve = self.pool.lock();
             let kept = reserve.elements.len() - count;
             for (slot, item) in self.hand.iter_mut().zip(reserve.elements.drain(kept..)) {
                 *slot = Some(item);
@@ -140,14 +166,12 @@ impl<S: Source> Drop for Claim<'_, S> {
         }
         let pool = self.pool;
         let surplus = {
-            let mut reserve = pool.lock();
+            let mut reserve = self.lock();
             reserve.claimed -= self.left;
             let min_nr = pool.min_nr.load(Relaxed);
             // What was freed meanwhile has taken the place of those that stay.
             let kept = reserve.elements.len().min(min_nr + reserve.claimed);
-            let surplus = reserve.elements.split_off(kept);
-            pool.lacks.store(reserve.lacks(min_nr), Relaxed);
-            surplus
+            reserve.elements.split_off(kept)
         };
         surplus.into_iter().for_each(|item| pool.source.free(item));
         pool.out.fetch_sub(self.left, Relaxed);
