@@ -87,9 +87,9 @@ pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
         let ran = run.limit(LIMIT).run("canary-stress")?;
         let mut tally = caught("stress", &ran, &[OWNED_TWICE, &format!("seed {SEED}")]);
 
-        let model = shell.cargo("test --locked --release -p pagemill --test model*");
-        let model = with_canary(shell, model).env("CARGO_TARGET_DIR", shell.own_target("canary"));
-        let ran = model.limit(LIMIT).run("canary-model")?;
+        // Beside the tests of test-release, whose dependencies it shares: nobody starts a test by its file's name.
+        let model = shell.cargo(&format!("test --locked {} --test model*", builds::OPTIMISED));
+        let ran = with_canary(shell, model).limit(LIMIT).run("canary-model")?;
         tally.add(caught("the model test", &ran, &[OWNED_TWICE, "panicked at"]));
         tally.add(models.join().map_err(|_| anyhow::anyhow!("canary: the models' thread panicked"))??);
         Ok(tally)
