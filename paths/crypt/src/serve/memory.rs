@@ -252,6 +252,25 @@ mod tests {
     }
 
     #[test]
+    fn what_the_allocator_had_of_too_few_goes_back() {
+        for form in [Form::Bulk, Form::Single] {
+            let allocator = Allocator::builder().pages(20).cpus(1, || 0).build().unwrap();
+            let memory = Memory::new(&allocator, 16, 1 << 20, form).unwrap();
+            let borrowed = memory.borrow(2 * PAGE_SIZE).unwrap();
+            // Two of the allocator's, twelve of the reserve.
+            let taken = memory.take(14 * PAGE_SIZE, Patience::None).unwrap().unwrap();
+            memory.give_back(borrowed);
+            assert_eq!((memory.pool().stats().reserve, allocator.validate().handed_out), (4, 18), "{form:?}");
+            assert!(memory.take(7 * PAGE_SIZE, Patience::None).unwrap().is_none(), "{form:?}");
+            let stats = memory.pool().stats();
+            // To the reserve, which lacks them.
+            assert_eq!((stats.out, stats.reserve, allocator.validate().handed_out), (14, 6, 20), "{form:?}");
+            memory.give_back(taken);
+            assert_eq!((memory.pool().stats().out, memory.pool().stats().reserve), (0, 16), "{form:?}");
+        }
+    }
+
+    #[test]
     fn who_gets_too_few_keeps_none() {
         for form in [Form::Bulk, Form::Single] {
             let memory = memory(20, 16, form);
