@@ -42,6 +42,14 @@ pub enum Error {
     /// There is something already where a volume was to be made.
     #[error("{0}")]
     Occupied(String),
+    /// The system refused to mount a volume.
+    #[error("mounting {at}: {}", said(source))]
+    Mount {
+        /// Where it was to be.
+        at: String,
+        /// What the system said.
+        source: io::Error,
+    },
     /// There are no pages for it.
     #[error("{0}")]
     Memory(pagemill::Error),
@@ -68,6 +76,9 @@ impl Error {
             Self::WrongPassphrase { .. } => "try again; mind the keyboard layout, and a line feed at a key file's end",
             Self::LastKeyslot(_) => "add another first, or say --last to lose the volume on purpose",
             Self::Occupied(_) => "name another file, or say --force to overwrite it",
+            Self::Mount { .. } => {
+                "it takes /dev/fuse (modprobe fuse), and root or the program fusermount3 (package fuse3)"
+            }
         })
     }
 }

@@ -102,7 +102,7 @@ impl Luks {
         };
         let size = store.size().map_err(|error| Error::io("the header's file", error))?;
         if size < header.end() {
-            let why = format!("{size} bytes are too few: the header alone takes {}", header.end());
+            let why = format!("{size} bytes are too few, the header alone takes {}: lengthen it", header.end());
             return Err(Error::Request(why));
         }
         let data_len = new.detached.unwrap_or(size);
@@ -354,7 +354,7 @@ pub(crate) fn no_free_slot(wanted: Option<u32>, slots: u32) -> Error {
         Some(number) if number >= slots => {
             format!("there is no keyslot {number}: they are numbered 0 to {}", slots - 1)
         }
-        Some(number) => format!("keyslot {number} is taken"),
+        Some(number) => format!("keyslot {number} is taken: name another, or leave --slot out"),
         None => format!("all {slots} keyslots are taken: remove one first"),
     })
 }

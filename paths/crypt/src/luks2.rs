@@ -287,6 +287,7 @@ impl Header {
         let mut slot_key = Locked::zeroed(key.len());
         kdf.derive(passphrase, &mut slot_key, &Limits::NONE)?;
         let material = af::seal(&slot_key, key, STRIPES, hash)?;
+        // I2, as below where a keyslot is wiped.
         luks::write_synced(store, &material, offset, &format!("keyslot {number}"))?;
         changed.write(store)?;
         *self = changed;
@@ -328,8 +329,7 @@ impl Header {
             }
             at = at.max(end.next_multiple_of(metadata::ALIGN));
         }
-        let end = 2 * self.copy.size + self.metadata.keyslots_size;
-        if end.saturating_sub(at) < size {
+        if self.end().saturating_sub(at) < size {
             return Err(Error::Request("the keyslots area is full: remove a keyslot first".to_owned()));
         }
         Ok(at)
@@ -340,7 +340,7 @@ impl Header {
         object.ok_or_else(|| Error::Header(format!("the metadata has no {name}")))
     }
 
-    /// Data begins behind the header, or lies in a file of its own from 0 on: no other place is one that a header is made with.
+    /// Data begins behind the header, or lies in a file of its own from 0 on: no other place is one that a header is made with (I3).
     fn check_data_is_behind(&self) -> Result<(), Error> {
         let begin = self.metadata.segments.values().map(|segment| segment.offset).filter(|&offset| offset > 0).min();
         match begin.filter(|&begin| begin < self.end()) {

@@ -16,12 +16,12 @@ use fuser::{
 };
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::serve::VolumeFile;
+use crate::serve::{Memory, VolumeFile};
 
 /// How long the kernel may believe what it was told of the file: nothing of it changes.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
-/// The longest write that the kernel is to send.
-const LONGEST_WRITE: u32 = 1 << 20;
+/// The longest write that the kernel is to send: one part.
+const LONGEST_WRITE: u32 = Memory::PART as u32;
 
 /// A volume that is mounted. It stays so until somebody unmounts it.
 #[derive(Debug)]

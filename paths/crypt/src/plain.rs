@@ -53,17 +53,22 @@ impl Plain {
     /// Where the data lies in a file of `data_len` bytes.
     ///
     /// # Errors
-    /// [`Error::Header`] and [`Error::Request`] where it does not fit.
+    /// [`Error::Request`] where it does not fit.
     pub fn geometry(&self, data_len: u64) -> Result<Geometry, Error> {
         let bytes = |units: u64| {
             let too_far = || Error::Request(format!("{units} units of {UNIT} bytes are beyond any file"));
             units.checked_mul(UNIT).ok_or_else(too_far)
         };
         let len = self.size.map(bytes).transpose()?;
-        let found = Geometry::within(data_len, bytes(self.offset)?, len, self.sector_size, self.skip)?;
+        let found = Geometry::within(data_len, bytes(self.offset)?, len, self.sector_size, self.skip);
+        let found = found.map_err(|error| match error {
+            // No header said so, but whoever opens it.
+            Error::Header(why) => Error::Request(format!("{why}: check where a plain volume begins, and its size")),
+            error => error,
+        })?;
         let units = self.sector_size.bytes() as u64 / UNIT;
         if self.counts_sectors && !self.skip.is_multiple_of(units) {
-            return Err(Error::Request(format!("--skip {} is no whole number of sectors", self.skip)));
+            return Err(Error::Request(format!("to skip {} units is no whole number of sectors", self.skip)));
         }
         Ok(Geometry { counts_sectors: self.counts_sectors, ..found })
     }

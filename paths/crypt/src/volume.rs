@@ -36,8 +36,7 @@ impl Geometry {
         let there = file_len.saturating_sub(offset);
         let len = match len {
             Some(len) if len > there => {
-                let why =
-                    format!("the data is {len} bytes at {offset}, and the file ends at {file_len}: it was cut off");
+                let why = format!("the data is {len} bytes at {offset}, and the file is cut off at {file_len}");
                 return Err(Error::Header(why));
             }
             Some(len) => len,

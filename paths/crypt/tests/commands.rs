@@ -228,6 +228,20 @@ fn plain_mappings() {
     let short =
         opening(&bench, &format!("@data --type plain --plain-key-size 512 --key-file {}", bench.path("pw").display()));
     assert!(short.open(false).unwrap_err().to_string().contains("a key takes 64"));
+    // No header, and so no backup of one, is to blame.
+    let beyond = opening(&bench, "@data --type plain --plain-size 1000 --key-file @key").open(false).unwrap_err();
+    assert!(matches!(&beyond, Error::Request(why) if why.contains("cut off at 65536")), "{beyond}");
+}
+
+#[test]
+fn what_is_said_of_the_other_kind_of_volume_is_refused() {
+    let bench = Bench::with(&[]).unwrap();
+    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
+    for more in ["--plain-size 8", "--plain-offset 0", "--iv-large-sectors", "--type plain --header @a"] {
+        let refused = opening(&bench, &format!("@a --key-file @pw {more}")).open(false).unwrap_err();
+        assert!(matches!(&refused, Error::Request(why) if why.ends_with("out")), "{more}: {refused}");
+    }
+    opening(&bench, "@a --key-file @pw").open(false).unwrap();
 }
 
 /// Bits, hash, options, and a place in the volume.
@@ -251,6 +265,17 @@ fn what_is_said_fits_a_terminal_and_names_no_passphrase() {
         for argument in sub.get_arguments() {
             let name = argument.get_id().as_str();
             assert!(!matches!(name, "passphrase" | "password" | "key"), "{name}");
+        }
+    }
+    for sub in command.get_subcommands_mut() {
+        let name = sub.get_name().to_owned();
+        let help = sub.render_long_help().to_string();
+        help.lines().for_each(|line| assert!(line.chars().count() <= 80, "{name}: {line}"));
+        // What stands below this heading is for them.
+        let plain = help.split("\n\n").skip_while(|part| !part.starts_with("Plain volumes:"));
+        let options = plain.flat_map(str::lines).take_while(|line| *line != "Memory and disk:");
+        for option in options.map(str::trim).filter(|line| line.starts_with("--")) {
+            assert!(option.starts_with("--plain-") || option == "--iv-large-sectors", "{name}: {option}");
         }
     }
     let error = crypt(&Bench::with(&[]).unwrap(), "info @nothing").unwrap_err();

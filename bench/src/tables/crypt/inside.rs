@@ -26,8 +26,8 @@ use crate::rows::{Kind, backend_named};
 use crate::subject::PAGE_BYTES;
 use crate::tables::{CellSamples, Run, Sample, enough, take_turn};
 
-/// What the server keeps for writes when nobody says how much, in pages.
-const RESERVE: usize = 1024;
+/// As the server has it when nobody says how much, in pages.
+const RESERVE: usize = Memory::PROMISED;
 /// Memory for the deepest cell, and as much again.
 const PAGES: usize = 2 * 256 * 256;
 const SOURCE_BYTES: usize = 16 << 20;
@@ -139,7 +139,7 @@ impl<'g> Entrant<'g> {
         let volume = Volume::new(&ground.key, geometry).map_err(other)?;
         let backend = backend_named(ground.backend);
         let allocator = Allocator::builder().pages(PAGES + 2 * RESERVE).backend(backend).build().map_err(other)?;
-        let memory = Memory::new(&allocator, RESERVE, 1 << 20, form.unwrap_or_default()).map_err(other)?;
+        let memory = Memory::new(&allocator, RESERVE, Memory::PART, form.unwrap_or_default()).map_err(other)?;
         let disk = Disk::new(ground.file.try_clone()?, 0, sector_size.bytes(), true);
         Ok(Entrant {
             ground,
@@ -279,7 +279,7 @@ mod tests {
         for form in [Form::Bulk, Form::Single] {
             let mut entrant = Entrant::new(&ground, Some(form), 1).unwrap();
             let allocator = Allocator::builder().pages(600).build().unwrap();
-            entrant.path.memory = Memory::new(&allocator, 300, 1 << 20, form).unwrap();
+            entrant.path.memory = Memory::new(&allocator, 300, Memory::PART, form).unwrap();
             // 16 operations of 256 pages each: two at most find pages.
             entrant.repeat(&CELLS[1], 20).unwrap();
             assert!((1..=2).contains(&entrant.window.len()), "{form:?}: {}", entrant.window.len());

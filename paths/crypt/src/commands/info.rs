@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use super::{Said, open_locked, shown};
+use super::{Said, json_line, open_locked, shown};
 use crate::{Error, Luks, Store, luks1, luks2};
 
 /// Show what a volume's header says, without its passphrase
@@ -72,7 +72,7 @@ pub(super) fn run(args: &InfoArgs) -> Result<Said, Error> {
     }
     let warnings = info.faults.clone();
     let out = match args.json {
-        true => format!("{}\n", serde_json::json!(info)),
+        true => json_line(&serde_json::json!(info)),
         false => info.table(),
     };
     Ok(Said { out, warnings })

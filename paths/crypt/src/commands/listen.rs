@@ -31,8 +31,12 @@ pub(super) struct Place {
     unix: Option<PathBuf>,
 
     /// Serve on this address and port: 127.0.0.1:10809
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
     pub(super) tcp: Option<SocketAddr>,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "an address in numbers and a port, as 127.0.0.1:10809 or [::1]:10809".to_owned())
 }
 
 /// What is listened to, its name for as long as that is to stay, and its URI.

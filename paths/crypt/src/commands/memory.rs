@@ -5,9 +5,6 @@ use pagemill::{Allocator, PAGE_SIZE};
 use crate::Error;
 use crate::serve::{Form, Memory};
 
-/// The longest part of a request that goes through the pool at once: what most clients ask for at most.
-const PART: usize = 1 << 20;
-
 /// What is between who asks and the disk.
 #[derive(Args, Debug)]
 pub(super) struct MemoryArgs {
@@ -24,7 +21,7 @@ pub(super) struct MemoryArgs {
     memory: u32,
 
     /// Pages of it that are kept for writes, whatever happens
-    #[arg(long, value_name = "PAGES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "PAGES", default_value_t = Memory::PROMISED as u32, value_parser = clap::value_parser!(u32).range(1..))]
     reserve: u32,
 }
 
@@ -37,7 +34,7 @@ impl MemoryArgs {
             return Err(Error::Request(why));
         }
         let allocator = Allocator::builder().memory(pagemill::Memory::anonymous(pages).within_limit()).build();
-        let memory = allocator.and_then(|allocator| Memory::new(&allocator, reserve, PART, self.alloc));
+        let memory = allocator.and_then(|allocator| Memory::new(&allocator, reserve, Memory::PART, self.alloc));
         memory.map_err(Error::Memory)
     }
 }

@@ -51,8 +51,7 @@ pub(super) fn run(args: &MountArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     let file = VolumeFile::new(DataPath { volume, disk, memory });
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
-    let mounting =
-        |error| Error::io(format!("mounting {} (it takes /dev/fuse, and root or fusermount3)", place), error);
+    let mounting = |source| Error::Mount { at: place.to_string(), source };
     let mut mounted = Mounted::new(file, &args.file, args.read_only, threads).map_err(mounting)?;
     notice(&format!("the volume is the file {place}, {} bytes; end it with: umount {place}", geometry.len));
 

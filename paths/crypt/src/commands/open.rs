@@ -40,38 +40,42 @@ pub struct OpenArgs {
     #[command(flatten)]
     limits: LimitArgs,
 
-    #[command(flatten, next_help_heading = "Plain volumes")]
+    #[command(flatten)]
     plain: PlainArgs,
 }
 
-#[derive(Args, Clone, Debug)]
+/// Each argument names its heading: one for all of them would go on to those that come behind.
+const PLAIN: &str = "Plain volumes";
+
+/// Nothing is set but what was said, so that what was said of a volume that has a header is seen.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
 struct PlainArgs {
-    /// Bits of the key: 256 or 512
-    #[arg(long = "plain-key-size", value_name = "BITS", default_value = "256", value_parser = key_size)]
-    key_size: usize,
+    /// Bits of the key: 256 or 512 [default: 256]
+    #[arg(long = "plain-key-size", help_heading = PLAIN, value_name = "BITS", value_parser = key_size)]
+    key_size: Option<usize>,
 
-    /// The hash of the passphrase; a key file is taken as it is
-    #[arg(long = "plain-hash", value_name = "HASH", default_value = "sha256", value_parser = hash)]
-    hash: Hash,
+    /// The passphrase's hash; a key file has none [default: sha256]
+    #[arg(long = "plain-hash", help_heading = PLAIN, value_name = "HASH", value_parser = hash)]
+    hash: Option<Hash>,
 
-    /// Where the data begins, in 512-byte units
-    #[arg(long = "plain-offset", value_name = "UNITS", default_value_t = 0)]
-    offset: u64,
+    /// Where the data begins, in 512-byte units [default: 0]
+    #[arg(long = "plain-offset", help_heading = PLAIN, value_name = "UNITS")]
+    offset: Option<u64>,
 
-    /// The number of the first unit
-    #[arg(long = "plain-skip", value_name = "UNITS", default_value_t = 0)]
-    skip: u64,
+    /// The number of the first unit [default: 0]
+    #[arg(long = "plain-skip", help_heading = PLAIN, value_name = "UNITS")]
+    skip: Option<u64>,
 
     /// How many units [default: all]
-    #[arg(long = "plain-size", value_name = "UNITS")]
+    #[arg(long = "plain-size", help_heading = PLAIN, value_name = "UNITS")]
     size: Option<u64>,
 
-    /// Bytes a sector
-    #[arg(long = "plain-sector-size", value_name = "BYTES", default_value = "512", value_parser = sector_size)]
-    sector_size: SectorSize,
+    /// Bytes a sector [default: 512]
+    #[arg(long = "plain-sector-size", help_heading = PLAIN, value_name = "BYTES", value_parser = sector_size)]
+    sector_size: Option<SectorSize>,
 
     /// Number sectors rather than units of 512 bytes
-    #[arg(long)]
+    #[arg(long, help_heading = PLAIN)]
     iv_large_sectors: bool,
 }
 
@@ -104,6 +108,7 @@ impl OpenArgs {
     /// # Errors
     /// As for [`Luks::open`].
     pub fn open(&self, may_write: bool) -> Result<Opened, Error> {
+        self.refuse_what_says_nothing()?;
         let data = open_locked(&self.image, may_write)?;
         let data_len = data.size().map_err(|error| Error::io(shown(&self.image), error))?;
         if self.kind == Kind::Plain {
@@ -120,15 +125,27 @@ impl OpenArgs {
         Ok(Opened { data, volume, warnings: luks.faults() })
     }
 
+    /// What is said of a volume of the other kind would be passed over, and another volume opened than was meant.
+    fn refuse_what_says_nothing(&self) -> Result<(), Error> {
+        let why = match self.kind {
+            Kind::Plain if self.header.is_some() => "a plain volume has no header: leave --header out",
+            Kind::Luks if self.plain != PlainArgs::default() => {
+                "--plain-... and --iv-large-sectors are for plain volumes: say --type plain, or leave them out"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::Request(why.to_owned()))
+    }
+
     fn plain_volume(&self, data_len: u64) -> Result<Volume, Error> {
         let PlainArgs { key_size, hash, offset, skip, size, sector_size, iv_large_sectors } = self.plain;
         let plain = Plain {
-            key_bytes: key_size / 8,
-            hash: self.secret.key_file.is_none().then_some(hash),
-            offset,
-            skip,
+            key_bytes: key_size.unwrap_or(256) / 8,
+            hash: self.secret.key_file.is_none().then_some(hash.unwrap_or(Hash::Sha256)),
+            offset: offset.unwrap_or(0),
+            skip: skip.unwrap_or(0),
             size,
-            sector_size,
+            sector_size: sector_size.unwrap_or(SectorSize::SMALLEST),
             counts_sectors: iv_large_sectors,
         };
         let geometry = plain.geometry(data_len)?;

@@ -76,7 +76,7 @@ impl SecretArgs {
             }
         };
         if secret.is_empty() {
-            return Err(Error::Request("the new passphrase is empty".to_owned()));
+            return Err(Error::Request("the new passphrase is empty: give one of a character or more".to_owned()));
         }
         Ok(secret)
     }

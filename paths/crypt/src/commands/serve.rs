@@ -64,6 +64,8 @@ pub(super) struct ServeArgs {
     max_connections: u16,
 
     /// Seconds that a client may take for 64 KiB, or what is left
+    ///
+    /// At the end, for all that was begun when the server was told to stop.
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
     timeout: u16,
 

@@ -131,7 +131,7 @@ impl VolumeFile {
 
     /// Whole sectors, at most a part of them. Returns how many bytes.
     fn write_sectors(&self, at: u64, plain: &[u8]) -> io::Result<usize> {
-        // There is nothing in it that a panic could leave broken.
+        // S1. There is nothing in it that a panic could leave broken.
         let _shared = self.sectors.read().unwrap_or_else(PoisonError::into_inner);
         self.write_alone(at, plain)
     }

@@ -137,12 +137,12 @@ impl Tray {
 }
 
 impl Help {
-    /// Takes a step that is worth it; others come back.
+    /// Takes a step that is worth it; others come back, and with them all that may hold pages of the pool (H1).
     pub(super) fn take(&mut self, op: Op) -> Option<Op> {
         if op.todo != Todo::Read || op.buffer.len() < LONG {
             return Some(op);
         }
-        self.out += 1;
+        self.out += 1; // Until it comes back from the tray, or is done by `do_one` (H2).
         let mut jobs = held(&self.board.jobs);
         jobs.queue.push_back((op, Arc::clone(&self.tray)));
         if jobs.idle > 0 {

@@ -32,7 +32,7 @@ const _: () = assert!(PIECE.is_multiple_of(4096) && PIECE / 4096 <= ENTRIES);
 /// How the disk is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Way {
-    /// By io_uring where the system allows it and the file gains by it
+    /// By io_uring where the system allows it and the file gains
     #[default]
     Auto,
     /// By io_uring, or not at all
@@ -132,7 +132,7 @@ impl Disk {
         tried != Err(rustix::io::Errno::OPNOTSUPP)
     }
 
-    /// Notes what a step has come to.
+    /// Notes what a step has come to (D1).
     pub(super) fn judge(&self, op: &Op, result: io::Result<()>) -> io::Result<()> {
         let is_durable_write = op.todo == Todo::Write { durable: true };
         if op.todo != Todo::Sync && !is_durable_write {
@@ -226,7 +226,7 @@ impl Engine {
                 help.reap(done);
                 Ok(())
             }
-            Self::Ring(ring) => ring.reap(disk, false, done),
+            Self::Ring(ring) => ring.reap(disk, done),
             #[cfg(test)]
             Self::Held(_) => Ok(()),
         }

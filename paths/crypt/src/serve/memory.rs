@@ -69,6 +69,11 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// Where nobody says otherwise, the longest part of a request that goes through the pool at once: what most clients ask for.
+    pub const PART: usize = 1 << 20;
+    /// Where nobody says otherwise, the pages of the reserve: four such parts.
+    pub const PROMISED: usize = 4 * Self::PART / PAGE_SIZE;
+
     /// Over `allocator`, with a promise of `promised` pages, and parts of at most `part` bytes.
     ///
     /// # Errors

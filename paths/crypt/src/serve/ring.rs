@@ -105,25 +105,22 @@ impl Ring {
         }
     }
 
-    pub(super) fn reap(&mut self, disk: &Disk, wait: bool, done: &mut Vec<Done>) -> io::Result<()> {
-        let before = done.len();
+    /// Tells the kernel of all that is to be done, and takes what is done.
+    pub(super) fn reap(&mut self, disk: &Disk, done: &mut Vec<Done>) -> io::Result<()> {
         loop {
-            let must_wait = wait && done.len() == before && self.in_flight() > 0;
-            self.enter(must_wait)?;
+            self.enter()?;
             self.take(disk, done);
-            let is_idle = self.ring.submission().is_empty();
-            if is_idle && !(wait && done.len() == before && self.in_flight() > 0) {
+            if self.ring.submission().is_empty() {
                 return Ok(());
             }
         }
     }
 
-    /// Tells the kernel of new steps, and waits for one if it must.
-    fn enter(&mut self, must_wait: bool) -> io::Result<()> {
-        if !must_wait && self.ring.submission().is_empty() {
+    fn enter(&mut self) -> io::Result<()> {
+        if self.ring.submission().is_empty() {
             return Ok(());
         }
-        match self.ring.submit_and_wait(usize::from(must_wait)) {
+        match self.ring.submit() {
             Ok(_) => Ok(()),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => Ok(()),
             Err(error) => Err(error),

@@ -116,6 +116,7 @@ impl TlsSession {
 
     /// As [`super::socket::Socket::receive`].
     pub(super) fn receive(&mut self, raw: &Raw, vector: &mut [IoSliceMut<'_>]) -> Moved {
+        // T2.
         for _ in 0..READS {
             match self.hand_out(vector) {
                 Ok(0) if self.is_broken => return Moved::Ended,
@@ -167,6 +168,7 @@ impl TlsSession {
 
     /// As [`super::socket::Socket::send`]: the bytes are encrypted, and may have to wait for the socket.
     pub(super) fn send(&mut self, raw: &Raw, vector: &[IoSlice<'_>]) -> Moved {
+        // All of it first (T1), and after an error nothing else (T3).
         match self.flush(raw) {
             Moved::Bytes(_) if self.is_broken => return Moved::Ended,
             Moved::Bytes(_) => {}
