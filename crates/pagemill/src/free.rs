@@ -42,7 +42,7 @@ fn free_fast(addr: usize) -> bool {
     true
 }
 
-/// The same for a page of another arena than the CPU met last, or of another mobility.
+/// The same for a page of another arena than the thread met last, or of another mobility.
 #[cold]
 #[inline(never)]
 fn free_other(addr: usize) -> bool {
@@ -182,7 +182,7 @@ fn free_slot_slow(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
 }
 
 /// Frees `n` neighbouring pages from `addr` on, at most a batch's worth, if they are of the usual kind: in the arena that
-/// this CPU met last, unmovable, each handed out as a page.
+/// this thread met last, unmovable, each handed out as a page.
 #[inline]
 pub(crate) fn free_one_run(addr: usize, n: usize) -> bool {
     if n > Batch::CAPACITY || !addr.is_multiple_of(PAGE_SIZE) {

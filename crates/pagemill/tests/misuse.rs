@@ -194,7 +194,7 @@ fn stay_here() {
     }
 }
 
-/// Also while the place where a CPU notes the arena that it met last led there: what is known of a closed arena's frames
+/// Also while the place where a thread notes the arena that it met last led there: what is known of a closed arena's frames
 /// is mapped no more.
 #[test]
 fn what_a_closed_allocator_had() {
