@@ -90,23 +90,27 @@ fn scatter(out: &mut dyn Write, records: &[Record], published: &Published) -> io
 
 /// A pool's pages by form, and how long requests waited.
 fn mempool(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
-    writeln!(
-        out,
-        "\nmempool: {POOL_PAGES} pages an operation, out and back, reserve of {POOL_PAGES}; ns a page, medians"
-    )?;
-    let mut table = plain(&["impl", "backend", "with pages", "/ array", "from the reserve", "/ array"]);
+    let backend = records.first().map_or("no row", |record| record.backend);
+    writeln!(out, "\nmempool: {POOL_PAGES} pages an operation, out and back, reserve of {POOL_PAGES}; {backend}")?;
+    writeln!(out, "ns a page, medians; from an allocator with pages, and all from the reserve")?;
+    let mut table =
+        plain(&["impl", "with pages", "min", "max", "/ array", "from the reserve", "min", "max", "/ array"]);
     let find = |bench: &str, name: &str| records.iter().find(|r| (r.bench, r.name) == (bench, name));
     for record in records.iter().filter(|record| record.bench == "mempool") {
         let cells = |bench: &str| {
-            let [this, array] = [record.name, "mempool-array"].map(|name| find(bench, name).map(|r| r.total.median));
-            let ratio = this.zip(array).map_or("-".to_owned(), |(this, array)| format!("{:.1}", this / array));
-            [this.map_or("-".to_owned(), short), ratio]
+            let [this, array] = [record.name, "mempool-array"].map(|name| find(bench, name).map(|r| r.total));
+            let ratio = this.zip(array).map(|(this, array)| format!("{:.1}", this.median / array.median));
+            let spread = this.map(|total| [total.median, total.min, total.max].map(short));
+            let missing = || "-".to_owned();
+            let [median, min, max] = spread.unwrap_or_else(|| [missing(), missing(), missing()]);
+            [median, min, max, ratio.unwrap_or_else(missing)]
         };
-        let mut line = vec![record.name.to_owned(), record.backend.to_owned()];
+        let mut line = vec![record.name.to_owned()];
         line.extend(cells("mempool"));
         line.extend(cells("mempool-dry"));
         table.add_row(line);
     }
+    align(&mut table, 1);
     writeln!(out, "{}", table.trim_fmt())?;
     let waits = records.iter().filter(|record| record.bench.starts_with("mempool-wait"));
     let waits =
@@ -525,5 +529,24 @@ mod tests {
         let wrapped = wrap(&text);
         assert!(wrapped.lines().all(|line| line.len() <= 80));
         assert_eq!(wrapped.split_whitespace().count(), 60);
+    }
+
+    #[test]
+    fn the_pool_is_shown_with_its_spread_in_80_columns() {
+        let records = [
+            record("mempool", "mempool-callback", Kind::Ours, 256, 1.25),
+            record("mempool", "mempool-array", Kind::Ours, 256, 0.5),
+            record("mempool-dry", "mempool-array", Kind::Ours, 256, 123.0),
+            record("mempool-wait-p50", "mempool-array", Kind::Ours, 256, 5000.0),
+        ];
+        let lines = lines_of("mempool", &records);
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+        let row = |name: &str| {
+            let line = lines.iter().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {lines:#?}"));
+            line.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(row("mempool-array"), "0.50 0.25 1.00 1.0 123 61.5 246 1.0");
+        assert_eq!(row("mempool-callback"), "1.25 0.62 2.50 2.5 - - - -");
+        assert!(lines.iter().any(|line| line.contains("p50 5.00")), "{lines:#?}");
     }
 }
