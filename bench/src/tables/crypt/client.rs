@@ -1,6 +1,7 @@
 //! fio as the client: one run of it, and what it says.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -22,6 +23,17 @@ pub(super) struct Seen {
     pub(super) ns_a_page: f64,
     /// How long operations took, of the middle one and of the one that 99 of 100 were faster than: microseconds.
     pub(super) latency_us: [f64; 2],
+}
+
+/// Why nobody can be measured with this `fio`: it is not there, or was built without the engine.
+pub(super) fn lacking(fio: &str) -> Option<Unavailable> {
+    let why = match Command::new(fio).arg("--enghelp=nbd").stdin(Stdio::null()).output() {
+        Ok(said) if said.status.success() => return None,
+        Ok(_) => "fio, the client, has no engine nbd".to_owned(),
+        Err(error) if error.kind() == ErrorKind::NotFound => "fio, the client, is not installed".to_owned(),
+        Err(error) => format!("fio: {error}"),
+    };
+    Some(Unavailable(why))
 }
 
 /// One run against the server at `socket`, for `time`.
@@ -84,6 +96,14 @@ fn seen(text: &str, cell: &Cell) -> Option<Seen> {
 mod tests {
     use super::*;
     use crate::tables::crypt::CELLS;
+
+    #[test]
+    fn a_client_that_is_not_there_or_lacks_the_engine_is_told_apart() {
+        let why = |fio| lacking(fio).map(|why| why.to_string());
+        assert_eq!(why("true"), None);
+        assert!(why("false").is_some_and(|why| why.contains("engine")));
+        assert!(why("/there is no such file").is_some_and(|why| why.contains("not installed")));
+    }
 
     #[test]
     fn a_report_gives_the_time_of_a_page_and_latencies_and_an_error_none() {

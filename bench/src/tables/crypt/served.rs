@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::client::{Seen, measure};
+use super::client::{Seen, lacking, measure};
 use super::servers::{How, Make, Place, Server, Stop};
 use super::{CELLS, Cell, FORMS, Plan, failed, is_compared};
 use crate::Error;
@@ -60,13 +60,8 @@ struct Turns<'r, 'a> {
 impl Turns<'_, '_> {
     /// One run of each, untimed. A peer that does not work leaves here; without the client nobody is measured.
     fn warm(&mut self) -> Result<(), Error> {
-        let is_there = std::process::Command::new("fio").arg("--version").output();
-        if let Err(error) = is_there {
-            let why = match error.kind() {
-                std::io::ErrorKind::NotFound => "fio, the client, is not installed".to_owned(),
-                _ => format!("fio: {error}"),
-            };
-            self.run.note_absent("all over NBD", "-", &Unavailable(why));
+        if let Some(why) = lacking("fio") {
+            self.run.note_absent("all over NBD", "-", &why);
             self.servers.clear();
         }
         for at in (0..self.servers.len()).rev() {
