@@ -1,4 +1,8 @@
 //! Who names an account pays, for what was delivered and no more, however the request ends (C3.4).
+#[path = "common/backends.rs"]
+mod backends;
+
+use backends::backends;
 use pagemill::{
     Account, Allocator, Block, BlockList, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageCount, PageList, Run,
     Shrink, Shrinker,
@@ -48,6 +52,51 @@ fn who_names_an_account_pays() {
     assert_eq!(allocator.alloc_pages(Gfp::NOWAIT | Gfp::ACCOUNT, Order::PAGEBLOCK).unwrap_err(), none);
     let bulk = Bulk::up_to(2).gfp(Gfp::KERNEL | Gfp::ACCOUNT);
     assert_eq!(allocator.alloc_pages_bulk_list(bulk, &mut PageList::new()).unwrap_err(), none);
+}
+
+type Form = fn(&Allocator, Bulk<'_>, usize) -> usize;
+
+/// How many pages each form gets, which go back.
+const FORMS: [(&str, Form); 4] = [
+    ("list", |allocator, request, _| {
+        allocator.alloc_pages_bulk_list(request, &mut PageList::new()).map_or(0, |delivered| delivered.blocks)
+    }),
+    ("array", |allocator, request, n| {
+        let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
+        let added = allocator.alloc_pages_bulk_array(request, &mut slots).map_or(0, |filled| filled.added);
+        assert_eq!(slots.iter().flatten().count(), added);
+        added
+    }),
+    ("callback", |allocator, request, _| {
+        let mut pages = Vec::new();
+        let delivered = allocator.alloc_pages_bulk_callback(request, |page: Page| pages.push(page));
+        assert_eq!(delivered.map_or(0, |delivered| delivered.blocks), pages.len());
+        pages.len()
+    }),
+    ("runs", |allocator, request, _| {
+        let mut runs: Vec<Run<Page>> = Vec::new();
+        allocator.alloc_pages_bulk_runs(request, &mut runs).map_or(0, |delivered| delivered.blocks)
+    }),
+];
+
+/// Whatever way serves a request, with lists that have pages and on the CPUs that there are.
+#[test]
+fn every_form_charges_for_each_size_on_either_backend() {
+    for backend in backends() {
+        let allocator = Allocator::builder().memory(Memory::anonymous(4 * PAGES)).backend(backend).build().unwrap();
+        for (n, (name, form)) in (1..=130).flat_map(|n| FORMS.map(|form| (n, form))) {
+            for is_exact in [false, true].into_iter().filter(|is_exact| !is_exact || name != "callback") {
+                let what = format!("{backend:?}, {n} pages, {name}, exactly: {is_exact}");
+                let request = if is_exact { Bulk::exact(n) } else { Bulk::up_to(n) };
+                assert_eq!(form(&allocator, request, n), n, "{what}"); // The list has pages.
+                for (limit, gets) in [(0, 0), (n - 1, if is_exact { 0 } else { n - 1 }), (n, n), (1 << 20, n)] {
+                    let account = Account::new(PageCount::new(limit));
+                    let got = form(&allocator, request.account(&account), n);
+                    assert_eq!((got, charged(&account)), (gets, gets), "{what}, an account for {limit}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -225,6 +225,7 @@ impl<'a> Bulk<'a> {
         (2..=Batch::CAPACITY).contains(&self.most)
             && self.least <= self.most
             && self.order == Order::ZERO
+            && self.account.is_none()
             && !self.is_populated()
             && self.is_anywhere()
     }
