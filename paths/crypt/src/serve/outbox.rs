@@ -7,6 +7,9 @@ use super::disk::ENTRIES;
 use super::memory::Memory;
 use super::socket::{Moved, Socket};
 
+/// Bytes of answers from which on the next ones are another piece: a piece is kept until all of it is sent.
+const ANSWERS: usize = 64 << 10;
+
 #[derive(Debug)]
 enum Piece {
     Bytes(Vec<u8>),
@@ -39,7 +42,7 @@ impl Outbox {
 
     /// Adds what `write` adds to a vector.
     pub(super) fn write<T>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-        if !matches!(self.pieces.back(), Some(Piece::Bytes(_))) {
+        if !matches!(self.pieces.back(), Some(Piece::Bytes(bytes)) if bytes.len() < ANSWERS) {
             self.pieces.push_back(Piece::Bytes(Vec::new()));
         }
         let Some(Piece::Bytes(bytes)) = self.pieces.back_mut() else { unreachable!("it was just pushed") };
@@ -117,5 +120,40 @@ fn give_back(buffer: Buffer, memory: &Memory, own: &mut Option<Buffer>) {
     match buffer.origin {
         Origin::Connection => *own = Some(buffer),
         _ => memory.give_back(buffer),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::serve::fixture::path;
+
+    /// A client that leaves some of its answers all the time gets the rest, and what was sent is kept by nobody.
+    #[test]
+    fn what_is_sent_is_let_go_although_something_is_left() {
+        const ANSWER: usize = 1000;
+        let (path, mut own, mut outbox) = (path(16, 16), None, Outbox::default());
+        let (mut client, server) = UnixStream::pair().unwrap();
+        let mut socket = Socket::unix(server).unwrap();
+        let (mut written, mut taken) = (0u32, 0u32);
+        while taken < 10_000 {
+            outbox.write(|out| out.extend(written.to_be_bytes().repeat(ANSWER / 4)));
+            written += 1;
+            let moved = outbox.send(&mut socket, &path.memory, &mut own);
+            assert!(matches!(moved, Moved::Bytes(_) | Moved::NotNow), "{moved:?}");
+            if outbox.len() < ANSWERS {
+                continue;
+            }
+            let mut answer = [0; ANSWER];
+            client.read_exact(&mut answer).unwrap();
+            assert!(answer.chunks(4).all(|bytes| bytes == taken.to_be_bytes()), "answer {taken}");
+            taken += 1;
+            let kept = |piece: &Piece| if let Piece::Bytes(bytes) = piece { bytes.capacity() } else { 0 };
+            let kept: usize = outbox.pieces.iter().map(kept).sum();
+            assert!(kept <= 8 * ANSWERS, "{kept} bytes are kept for {} that are left", outbox.len());
+        }
     }
 }
