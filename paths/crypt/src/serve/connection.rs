@@ -45,8 +45,10 @@ const MAX_BYTES: usize = 8 << 20;
 const MAX_UNSENT: usize = 256 << 10;
 /// Bytes that are done for one client before others have their turn.
 const TURN: usize = 4 << 20;
-/// What a request costs of a turn that carries no bytes and asks the disk all the same, once or for many extents.
+/// What a request costs of a turn at least that has to be on the disk before it is answered, or asks it for many extents.
 const CALL: usize = 256 << 10;
+/// What any other step on the disk costs at least: it takes as long as so many bytes do.
+const STEP: usize = 32 << 10;
 /// Extents that one answer has at most.
 const MAX_EXTENTS: usize = 256;
 /// For how long a client may do what it has still to do when all is said.
@@ -448,7 +450,8 @@ impl Connection {
     fn submit(&mut self, todo: Todo, at: u64, buffer: Buffer, flight: usize, context: &mut Context<'_>) {
         self.steps += 1;
         self.bytes += buffer.len();
-        self.turn_left = self.turn_left.saturating_sub(buffer.len());
+        let least = if todo == (Todo::Write { durable: true }) { CALL } else { STEP };
+        self.turn_left = self.turn_left.saturating_sub(buffer.len().max(least));
         let op = Op { todo, at, buffer, done: 0, is_plain: false, tag: (self.number, flight) };
         if let Some(done) = context.engine.submit(context.path, op) {
             self.complete(done, context);

@@ -108,6 +108,28 @@ fn finish(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now
     }
 }
 
+/// A short read asks the disk as well, and a write that has to be on it is a flush, too.
+#[test]
+fn small_requests_take_their_part_of_a_turn() {
+    let mut durable = request(WRITE, 512);
+    durable[5] = 1;
+    for (what, one, count, answer, at_least) in [
+        ("reads", request(READ, 512), 400, 16 + 512, 400 * STEP / TURN),
+        ("durable writes", [durable, vec![9; 512]].concat(), 100, 16, 100 * CALL / TURN),
+    ] {
+        let (path, now) = (path(2048, 16), Instant::now());
+        let (client, mut connection) = connected(now);
+        // It fits into the socket, and the answers into that and the outbox.
+        (&client).write_all(&[negotiation(), one.repeat(count)].concat()).unwrap();
+        let turns = turns(&mut connection, &path, &mut Engine::Plain, now);
+        assert!(turns >= at_least && at_least > 2, "{turns} turns for {count} {what}");
+        let reader = std::thread::spawn(move || (&client).read_exact(&mut vec![0; NEGOTIATED + count * answer]));
+        finish(&mut connection, &path, &mut Engine::Plain, now, || reader.is_finished());
+        reader.join().unwrap().unwrap();
+        assert!(connection.session.export().is_some());
+    }
+}
+
 /// What a client has under way is bounded in number and in bytes, and so are its answers; all of it is answered in the end.
 #[test]
 fn a_client_has_so_much_under_way_and_no_more() {
