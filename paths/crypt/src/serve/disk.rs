@@ -198,6 +198,9 @@ pub(super) enum Engine {
     /// A disk that takes its time: a test does the steps.
     #[cfg(test)]
     Held(Vec<Op>),
+    /// One that has done them, without an error, whenever it is asked.
+    #[cfg(test)]
+    Prompt(Vec<Op>),
 }
 
 impl Engine {
@@ -211,7 +214,7 @@ impl Engine {
                 None
             }
             #[cfg(test)]
-            Self::Held(ops) => {
+            Self::Held(ops) | Self::Prompt(ops) => {
                 ops.push(op);
                 None
             }
@@ -229,6 +232,11 @@ impl Engine {
             Self::Ring(ring) => ring.reap(disk, done),
             #[cfg(test)]
             Self::Held(_) => Ok(()),
+            #[cfg(test)]
+            Self::Prompt(ops) => {
+                done.extend(ops.drain(..).map(|op| (op, Ok(()))));
+                Ok(())
+            }
         }
     }
 
@@ -238,7 +246,7 @@ impl Engine {
             Self::Helped(help) => help.do_one(path),
             Self::Plain | Self::Ring(_) => None,
             #[cfg(test)]
-            Self::Held(_) => None,
+            Self::Held(_) | Self::Prompt(_) => None,
         }
     }
 
@@ -249,7 +257,7 @@ impl Engine {
             Self::Helped(help) => help.out(),
             Self::Ring(ring) => ring.in_flight(),
             #[cfg(test)]
-            Self::Held(ops) => ops.len(),
+            Self::Held(ops) | Self::Prompt(ops) => ops.len(),
         }
     }
 
@@ -260,7 +268,7 @@ impl Engine {
             Self::Helped(help) => Some(help.fd()),
             Self::Ring(ring) => Some(ring.as_fd()),
             #[cfg(test)]
-            Self::Held(_) => None,
+            Self::Held(_) | Self::Prompt(_) => None,
         }
     }
 }

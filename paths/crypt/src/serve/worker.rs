@@ -22,6 +22,9 @@ use super::socket::Socket;
 
 /// How often time limits are looked at.
 const TICK: Duration = Duration::from_millis(250);
+/// Times that what the disk is done with is taken before sockets are looked at again: where it answers at once, as a file
+/// in memory does, those who ask all the time would have the worker for themselves.
+const ROUNDS: usize = 8;
 const WAKE: u64 = u64::MAX;
 const RING: u64 = u64::MAX - 1;
 
@@ -170,7 +173,7 @@ impl Worker {
         }
         let mut has_done_one = false;
         self.has_more = false;
-        loop {
+        for round in 1.. {
             self.engine.reap(&self.shared.path.disk, done)?;
             if done.is_empty() {
                 // Once: somebody's socket may have something meanwhile.
@@ -192,6 +195,10 @@ impl Worker {
             for _ in 0..self.ready.len() {
                 let Some(number) = self.ready.pop_front() else { break };
                 self.turn(number, now);
+            }
+            if round == ROUNDS {
+                self.has_more = true;
+                break;
             }
         }
         while let Some(&first) = self.line.front() {
@@ -300,7 +307,7 @@ pub(super) fn work(mut worker: Worker, wake: &OwnedFd, load: &Load) {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
     use std::sync::{Mutex, mpsc};
 
@@ -312,8 +319,8 @@ mod tests {
     use crate::serve::fixture::*;
     use crate::serve::memory::Patience;
 
-    /// A worker whose disk takes its time, with a pool of so many pages and no others.
-    fn worker(promised: usize) -> Worker {
+    /// A worker, with a pool of so many pages and no others.
+    fn worker(promised: usize, engine: Engine) -> Worker {
         let second = Duration::from_secs(1);
         let shared = Shared {
             path: path(promised, promised),
@@ -325,12 +332,12 @@ mod tests {
         };
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         let (_, letters) = mpsc::channel();
-        Worker::new(Arc::new(shared), Engine::Held(Vec::new()), letters, wake.as_fd()).unwrap()
+        Worker::new(Arc::new(shared), engine, letters, wake.as_fd()).unwrap()
     }
 
     #[test]
     fn nobody_takes_pages_ahead_of_the_first_in_line() {
-        let (mut worker, now, load) = (worker(16), Instant::now(), Load::new(0));
+        let (mut worker, now, load) = (worker(16, Engine::Held(Vec::new())), Instant::now(), Load::new(0));
         let shared = Arc::clone(&worker.shared);
         let held = shared.path.memory.take(8 * PAGE_SIZE, Patience::None).unwrap().unwrap();
         // The first has a page on the disk: so the worker does not sleep in the pool. The second needs more than there is,
@@ -358,5 +365,46 @@ mod tests {
         }
         assert_eq!(shared.path.memory.pool().stats().out, 0);
         drop(clients);
+    }
+
+    /// Who asks all the time, of a disk that has always done it, does not keep others from being heard.
+    #[test]
+    fn others_are_heard_beside_who_floods() {
+        const FLUSH: u16 = 3;
+        const FLOOD: usize = 2000;
+        let (mut worker, now, load) = (worker(16, Engine::Prompt(Vec::new())), Instant::now(), Load::new(0));
+        let clients = [(); 2].map(|()| {
+            let (client, server) = UnixStream::pair().unwrap();
+            (&client).write_all(&negotiation()).unwrap();
+            load.fetch_add(1, Relaxed);
+            worker.welcome(Socket::unix(server).unwrap(), &load, now);
+            worker.serve(now, &mut Vec::new()).unwrap();
+            (&client).read_exact(&mut [0; NEGOTIATED]).unwrap();
+            client.set_nonblocking(true).unwrap();
+            client
+        });
+        let answers = |number: usize| {
+            let (mut bytes, mut count) = (vec![0; FLOOD * 16], 0);
+            while let Ok(n @ 1..) = (&clients[number]).read(&mut bytes) {
+                count += n;
+            }
+            count / 16
+        };
+        (&clients[0]).write_all(&request(FLUSH, 0).repeat(FLOOD)).unwrap();
+        worker.woken(0, EventFlags::IN);
+        worker.serve(now, &mut Vec::new()).unwrap();
+        (&clients[1]).write_all(&request(FLUSH, 0)).unwrap();
+        worker.woken(1, EventFlags::IN);
+        worker.serve(now, &mut Vec::new()).unwrap();
+        let mut answered = answers(0);
+        assert_eq!(answers(1), 1);
+        assert!((1..FLOOD).contains(&answered), "{answered} requests were answered before another's only one");
+        // Nothing else has to happen for the rest.
+        for _ in 0..FLOOD {
+            assert!(worker.has_more || answered == FLOOD);
+            worker.serve(now, &mut Vec::new()).unwrap();
+            answered += answers(0);
+        }
+        assert_eq!(answered, FLOOD);
     }
 }
