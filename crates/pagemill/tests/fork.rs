@@ -182,6 +182,52 @@ fn all(allocator: &Allocator) -> Vec<Page> {
     pages
 }
 
+/// Goes on in a child, as a callback may; this process ends as well or as badly as that does.
+fn fork_and_be_the_child() {
+    // SAFETY: as in `in_child`; this process waits and leaves by `_exit`.
+    unsafe {
+        let pid = libc::fork();
+        assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+        if pid != 0 {
+            let mut status = 0;
+            let is_well = libc::waitpid(pid, &raw mut status, 0) == pid && status == 0;
+            libc::_exit(i32::from(!is_well));
+        }
+        libc::alarm(30);
+    }
+}
+
+/// More than the lists are for, so that there are frames between the zone and the callback.
+#[test]
+fn a_child_goes_on_with_the_request_whose_callback_forked() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for (fork_at, takes) in [(1, 0), (1, 1500), (64, 1500), (65, 1500), (700, 0), (1000, 1500)] {
+        in_child(&format!("forks at page {fork_at} and takes {takes}"), || {
+            let memory = Memory::anonymous(PAGES);
+            let allocator = Allocator::builder().memory(memory).cpus(1, || 0).build().unwrap();
+            let (mut kept, mut own) = (Vec::<Page>::new(), Vec::<Page>::new());
+            let request = Bulk::up_to(1000);
+            let delivered = allocator.alloc_pages_bulk_callback(request, |page: Page| {
+                kept.push(page);
+                if kept.len() == fork_at {
+                    fork_and_be_the_child();
+                    own.extend((0..takes).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()));
+                }
+            });
+            assert_eq!((delivered.unwrap().blocks, kept.len()), (1000, 1000));
+            let mut addrs: Vec<usize> = kept.iter().chain(&own).map(Page::addr).collect();
+            addrs.sort_unstable();
+            addrs.dedup();
+            assert_eq!(addrs.len(), 1000 + takes, "pages are owned twice");
+            drop((kept, own));
+            allocator.drain();
+            let (census, stats) = (allocator.validate(), allocator.stats());
+            assert_eq!((stats.misused, stats.quarantined, census.quarantined), (0, 0, 0));
+            assert_eq!(all(&allocator).len(), census.free);
+        });
+    }
+}
+
 /// Does everything that would give memory to the system.
 fn give_all_back(allocator: &Allocator, shared: &[ArenaId]) {
     allocator.give_back();

@@ -7,6 +7,7 @@
 use crate::allocator::{Allocator, Inner};
 use crate::arena::Arena;
 use crate::bulk::request::{Bulk, Commit};
+use crate::fork::generation;
 use crate::free::finish;
 use crate::nodes::Nodes;
 use crate::slow::Ask;
@@ -198,14 +199,21 @@ impl Inner {
 struct InHand {
     zone: Option<&'static Inner>,
     frames: Handful,
+    /// When they were taken: in the child of a fork, which a callback may be, the zone has them again.
+    generation: u64,
 }
 
 impl InHand {
-    const NONE: Self = Self { zone: None, frames: Handful::new() };
+    const NONE: Self = Self { zone: None, frames: Handful::new(), generation: 0 };
 
     /// Are there frames of this zone?
     fn is_of(&self, inner: &Inner) -> bool {
-        self.zone.is_some_and(|zone| core::ptr::eq(zone, inner)) && !self.frames.is_empty()
+        self.zone.is_some_and(|zone| core::ptr::eq(zone, inner)) && !self.is_none()
+    }
+
+    /// Are there none?
+    fn is_none(&self) -> bool {
+        self.frames.is_empty() || self.generation != generation()
     }
 
     fn take(&mut self, inner: &'static Inner, most: usize, gfp: Gfp) {
@@ -213,7 +221,7 @@ impl InHand {
         let list = inner.lists.list_here(gfp.mobility());
         let floor = inner.marks.floor(gfp, Level::Low);
         self.frames = inner.zone.take_handful(&list.bound, most, gfp.mobility(), floor);
-        self.zone = Some(inner);
+        (self.zone, self.generation) = (Some(inner), generation());
     }
 
     /// Moves whole words of them to `batch`, which is empty.
@@ -224,7 +232,7 @@ impl InHand {
     }
 
     fn give_back(&mut self) {
-        if let Some(inner) = self.zone.filter(|_| !self.frames.is_empty()) {
+        if let Some(inner) = self.zone.filter(|_| !self.is_none()) {
             let mut giving = inner.zone.giving();
             giving.give_handful(&mut self.frames);
             finish(inner, giving);
