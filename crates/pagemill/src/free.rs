@@ -208,19 +208,22 @@ fn free_many(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
         return n;
     }
     let (mut at, mut freed) = (0, 0);
+    // How many the last segment had: where kinds alternate, tables for many cost more than they bring.
+    let mut last = usize::MAX;
     while at < words.len() {
         if words[at] == 0 {
             at += 1;
         } else if words.len() - at > 1
             && let Some((arena, mobility)) = page_of(words[at])
         {
-            if words.len() - at > ListPolicy::LARGE {
-                freed += large::return_words(arena, mobility, words, &mut at);
+            if words.len() - at > ListPolicy::LARGE && last >= Batch::CAPACITY {
+                last = large::return_words(arena, mobility, words, &mut at);
             } else {
                 let mut segment = Segment::new(arena, mobility);
                 at = segment.return_words(words, at);
-                freed += segment.end();
+                last = segment.end();
             }
+            freed += last;
         } else {
             freed += usize::from(free_slot(&mut words[at], misused));
             at += 1;

@@ -239,15 +239,19 @@ impl<T: Owned> List<T> {
                 return;
             }
         }
+        // As for arrays: see `free_many`.
+        let mut last = usize::MAX;
         while self.len > 0 {
             let arena = registry::by_pfn(Pfn::new(self.head));
             let word = arena.addr_of(self.head) | usize::from(self.order.get());
             match page_of(word) {
-                Some((arena, mobility)) if self.len > ListPolicy::LARGE => self.clear_large(arena, mobility),
+                Some((arena, mobility)) if self.len > ListPolicy::LARGE && last >= Batch::CAPACITY => {
+                    last = self.clear_large(arena, mobility);
+                }
                 Some((arena, mobility)) => {
                     let mut segment = Segment::new(arena, mobility);
                     self.return_segment(arena, &mut segment);
-                    segment.end();
+                    last = segment.end();
                 }
                 None => {
                     self.pop_word();
@@ -259,10 +263,10 @@ impl<T: Owned> List<T> {
     }
 
     #[inline(never)]
-    fn clear_large(&mut self, arena: &'static Arena, mobility: Mobility) {
+    fn clear_large(&mut self, arena: &'static Arena, mobility: Mobility) -> usize {
         let mut large = Large::new(arena, mobility);
         self.return_segment(arena, &mut large);
-        large.end();
+        large.end()
     }
 
     /// Frees pages from the head on, up to the first that is not of the segment's kind.

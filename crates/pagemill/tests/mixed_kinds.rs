@@ -1,0 +1,108 @@
+//! Many pages of several kinds, of two arenas and of two mobilities, freed at once in any order: all go back, each to its
+//! own (C2.3, C3.10).
+#[path = "common/backends.rs"]
+mod backends;
+
+use backends::backends;
+use pagemill::{Allocator, Backend, Bulk, Gfp, Memory, Page, PageList, free_pages_bulk};
+
+/// Pages of each kind.
+const EACH: usize = 1500;
+
+fn allocator(backend: Backend) -> Allocator {
+    Allocator::builder().memory(Memory::anonymous(4096)).backend(backend).build().unwrap()
+}
+
+fn pages(allocator: &Allocator, gfp: Gfp) -> Vec<Page> {
+    let mut slots: Vec<Option<Page>> = (0..EACH).map(|_| None).collect();
+    allocator.alloc_pages_bulk_array(Bulk::exact(EACH).gfp(gfp), &mut slots).unwrap();
+    slots.into_iter().flatten().collect()
+}
+
+fn shuffle<T>(all: &mut [T]) {
+    let mut seed = 1u64;
+    for at in (1..all.len()).rev() {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        all.swap(at, (seed >> 33) as usize % (at + 1));
+    }
+}
+
+/// One kind after the other, `run` pages at a time; none for all of them shuffled.
+fn mixed(kinds: Vec<Vec<Page>>, run: Option<usize>) -> Vec<Page> {
+    let Some(run) = run else {
+        let mut all: Vec<Page> = kinds.into_iter().flatten().collect();
+        shuffle(&mut all);
+        return all;
+    };
+    let (mut kinds, mut all): (Vec<_>, Vec<_>) = (kinds.into_iter().map(Vec::into_iter).collect(), Vec::new());
+    while kinds.iter().any(|kind| kind.len() > 0) {
+        kinds.iter_mut().for_each(|kind| all.extend(kind.by_ref().take(run)));
+    }
+    all
+}
+
+type Way = fn(Vec<Page>);
+
+/// The ways to free them.
+const WAYS: [(&str, Way); 3] = [
+    ("an array", |pages| {
+        let (count, mut slots) = (pages.len(), pages.into_iter().map(Some).collect::<Vec<_>>());
+        assert_eq!(free_pages_bulk(&mut slots), count);
+        assert!(slots.iter().all(Option::is_none));
+    }),
+    ("an array with holes", |pages| {
+        let count = pages.len();
+        let mut slots: Vec<Option<Page>> = pages
+            .into_iter()
+            .enumerate()
+            .flat_map(|(at, page)| [Some(page), None].into_iter().take(1 + at % 2))
+            .collect();
+        assert_eq!(free_pages_bulk(&mut slots), count);
+        assert!(slots.iter().all(Option::is_none));
+    }),
+    ("a list", |pages| {
+        let (count, mut list) = (pages.len(), PageList::new());
+        pages.into_iter().for_each(|page| list.push(page).unwrap());
+        assert_eq!((list.clear(), list.len()), (count, 0));
+    }),
+];
+
+#[test]
+fn all_of_them_go_back_to_their_own() {
+    for backend in backends() {
+        let both = [allocator(backend), allocator(backend)];
+        for (name, free) in WAYS {
+            for run in [Some(1), Some(2), Some(63), Some(64), Some(65), Some(600), None] {
+                let kinds =
+                    both.each_ref().map(|of| [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE].map(|gfp| pages(of, gfp)));
+                let before = both.each_ref().map(|of| of.stats());
+                free(mixed(kinds.into_iter().flatten().collect(), run));
+                for (of, before) in both.iter().zip(before) {
+                    assert_eq!(of.stats().freed - before.freed, 2 * EACH as u64, "{backend:?}, {name}, {run:?}");
+                    of.drain();
+                    let census = of.validate();
+                    assert_eq!((census.free, census.quarantined), (4096, 0), "{backend:?}, {name}, {run:?}");
+                    assert_eq!(of.stats().misused, 0);
+                }
+            }
+        }
+        both.into_iter().for_each(|of| of.close().unwrap());
+    }
+}
+
+/// Tables for many are made for many: kinds in turns go by the lists, however many pages there are.
+#[test]
+fn kinds_in_turns_do_not_go_past_the_lists() {
+    let allocator = Allocator::builder().memory(Memory::anonymous(4096)).cpus(1, || 0).build().unwrap();
+    for (name, free) in WAYS {
+        let past = |run| {
+            let kinds = [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE].map(|gfp| pages(&allocator, gfp));
+            let before = allocator.stats().direct_in;
+            free(mixed(kinds.into(), run));
+            allocator.stats().direct_in - before
+        };
+        let (in_turns, in_halves) = (past(Some(1)), past(Some(EACH)));
+        assert!(in_turns < EACH as u64 / 4, "{name}: {in_turns} pages went past the lists");
+        assert!(in_halves > EACH as u64, "{name}: {in_halves} pages went past the lists");
+    }
+}
