@@ -444,3 +444,32 @@ fn fill_holes(words: &mut [usize], mut at: usize, batch: &Batch, zero: usize, lo
     }
     at
 }
+
+#[cfg(test)]
+#[cfg(not(feature = "detection-off"))]
+mod tests {
+    use crate::{Allocator, Bulk, Memory, Mobility, Order, Page};
+    use pagemill_core::FrameState;
+
+    /// Somebody has the second page from the top, which was freed twice: the first one is in the array by then.
+    #[test]
+    fn a_small_array_that_meets_a_page_that_somebody_has_is_filled_all_the_same() {
+        let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
+        let arena = allocator.nodes().first().arena;
+        drop(allocator.alloc_page(crate::Gfp::KERNEL).unwrap()); // The list has pages.
+        let list = allocator.nodes().first().lists.list_here(Mobility::Unmovable);
+        let top: Vec<u32> = list.frames().collect();
+        let taken = top[top.len() - 2];
+        arena.set_state(taken, FrameState::handed_out(Order::ZERO, Mobility::Unmovable));
+        let mut slots: [Option<Page>; 4] = [const { None }; 4];
+        let filled = allocator.alloc_pages_bulk_array(Bulk::exact(4), &mut slots).unwrap();
+        assert_eq!((filled.added, filled.occupied, filled.first_hole), (4, 4, 4));
+        assert!(slots.iter().flatten().all(|page| page.addr() != arena.addr_of(taken)));
+        let stats = allocator.stats();
+        assert_eq!(stats.allocated - stats.freed, 4 + 1, "four pages, and the one that was put aside");
+        drop(slots);
+        allocator.drain();
+        let census = allocator.validate();
+        assert_eq!((census.handed_out, census.quarantined), (0, 1));
+    }
+}
