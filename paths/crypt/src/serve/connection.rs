@@ -506,7 +506,8 @@ impl Connection {
         if matches!(self.life, Life::Open | Life::Draining) {
             self.life = Life::Closing;
             // What it has not sent of a write does not come.
-            if let Some(Current::Write { flight, part, .. }) = self.current.take() {
+            let write = self.current.take_if(|current| matches!(current, Current::Write { .. }));
+            if let Some(Current::Write { flight, part, .. }) = write {
                 self.flights.abandon(flight);
                 part.into_iter().for_each(|part| path.memory.give_back(part.buffer));
             }
