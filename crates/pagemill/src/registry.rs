@@ -134,6 +134,7 @@ pub(crate) fn enter(
     // Release pairs with the Acquire of both readers.
     BY_NUMBER[first..first + pieces].iter().for_each(|slot| slot.store(entry, Release));
     entries_of(arena).for_each(|(slot, pfn)| slot.store(pfn | PRESENT, Release));
+    note(arena);
     Ok(arena)
 }
 

@@ -59,7 +59,7 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
-    /// Clients at a time, those included that only negotiate; those beyond are hung up on
+    /// Clients at a time, those that negotiate too; others are hung up on
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     max_connections: u16,
 
