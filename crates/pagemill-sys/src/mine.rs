@@ -9,7 +9,8 @@
 /// ```
 /// static HERE: u8 = 0;
 /// assert!(pagemill_sys::mine().is_null());
-/// pagemill_sys::set_mine((&raw const HERE).cast());
+/// // SAFETY: nobody else in this program uses it.
+/// unsafe { pagemill_sys::set_mine((&raw const HERE).cast()) };
 /// assert_eq!(pagemill_sys::mine(), (&raw const HERE).cast());
 /// assert!(std::thread::spawn(|| pagemill_sys::mine().is_null()).join().unwrap());
 /// ```
@@ -19,8 +20,17 @@ pub fn mine() -> *const () {
 }
 
 /// Sets the calling thread's [`mine`].
+///
+/// # Safety
+/// There is one word, and whoever reads it believes what it leads to: in a program with Pagemill's allocators it is theirs.
+///
+/// ```
+/// // SAFETY: as at first.
+/// unsafe { pagemill_sys::set_mine(std::ptr::null()) };
+/// assert!(pagemill_sys::mine().is_null());
+/// ```
 #[inline]
-pub fn set_mine(value: *const ()) {
+pub unsafe fn set_mine(value: *const ()) {
     word::set(value);
 }
 

@@ -44,7 +44,8 @@ fn recent_arena() -> Option<&'static Arena> {
 }
 
 fn note(arena: &'static Arena) {
-    pagemill_sys::set_mine(ptr::from_ref(arena).cast());
+    // SAFETY: an allocator's own word.
+    unsafe { pagemill_sys::set_mine(ptr::from_ref(arena).cast()) };
 }
 
 /// The arena that has this address, if one does, and the number of the frame there.
