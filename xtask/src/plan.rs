@@ -87,7 +87,8 @@ pub(crate) const STEPS: &[Step] = &[
     step("loom", "the models of the portable lists and the bit areas", &[GCC], hunts::loom),
     step("shuttle", "the models of pools and waits: nobody waits for ever", &[GCC], hunts::shuttle),
     step("canary", "stress and the models catch a bug that was put in for them", C_AND_CXX, hunts::canary),
-    step("miri", "core and the portable backend have no undefined behaviour that miri sees", MIRI, hunts::miri),
+    step("miri", "core and the portable backend have no undefined behaviour that miri sees", MIRI, hunts::miri)
+        .beside("asan"),
     step("asan", "the library's tests under AddressSanitizer", &[GCC, NIGHTLY], hunts::asan),
     step("vm", "what needs a kernel of its own: its nodes, huge pages, limits and device mapper", vm::NEEDS, vm::all)
         .beside("fuzz"),

@@ -39,6 +39,8 @@ pub(crate) const NEEDS: &[Need] = &[
 
 /// A machine that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(600);
+/// What the kernel is told. Without tests of its ciphers: under emulation one of them has hung at boot, for ever.
+const APPEND: &str = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests";
 
 /// All scripts.
 pub(crate) fn all(shell: &Shell) -> Result<Tally> {
@@ -143,7 +145,7 @@ fn boot(shell: &Shell, kernel: &Path, script: &Path, name: &str) -> Result<Tally
     let mut qemu = shell.command("qemu-system-x86_64");
     qemu.args(["-machine", "q35", "-cpu", "max", "-nographic", "-no-reboot", "-net", "none", "-kernel"]);
     qemu.args([image(kernel)?.as_os_str(), "-initrd".as_ref(), initrd.as_os_str()]);
-    qemu.args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off"]);
+    qemu.args(["-append", APPEND]);
     let machine = head("machine");
     qemu.args(if machine.is_empty() { vec!["-m".to_owned(), "1024".to_owned()] } else { machine });
     let ran = qemu.limit(LIMIT).run(&format!("vm-{name}"))?;
