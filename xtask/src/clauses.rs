@@ -15,7 +15,7 @@ use crate::tally::Tally;
 /// The sections of the contract that have to be tested or put off by now; a section
 /// is added here when its first part is built. Section 1 defines words and has no
 /// numbered clause.
-const SECTIONS: &[&str] = &["C2.", "C3.", "C4.", "C5.", "C10."];
+const SECTIONS: &[&str] = &["C2.", "C3.", "C4.", "C5.", "C6.", "C10."];
 
 /// How a row puts a clause, or the rest of one, off.
 const LATER: &str = "later: ";

@@ -376,6 +376,13 @@ pub enum MisuseKind {
     Inside,
     /// It was found on two ways at once and put aside; somebody freed it twice.
     Quarantined,
+    /// A pool was dropped with blocks out. Its pages stay as they are.
+    PoolInUse {
+        /// How many.
+        out: usize,
+    },
+    /// Somebody wrote to it while it was free, a device perhaps.
+    WrittenFree,
 }
 
 impl fmt::Display for Misuse {
@@ -390,6 +397,10 @@ impl fmt::Display for Misuse {
             MisuseKind::Unaligned => write!(f, "{addr:#x} is not the address of a page"),
             MisuseKind::Inside => write!(f, "{addr:#x} is inside a block, not its start"),
             MisuseKind::Quarantined => write!(f, "the frame at {addr:#x} is in quarantine: it was freed twice"),
+            MisuseKind::PoolInUse { out } => {
+                write!(f, "the pool with the block at {addr:#x} was dropped with {out} out; its pages stay mapped")
+            }
+            MisuseKind::WrittenFree => write!(f, "the block at {addr:#x} was written to while it was free"),
         }
     }
 }

@@ -356,6 +356,15 @@ impl PerCpu {
     /// # Errors
     /// No CPU or too many; rseq where the self-test fails; no memory.
     pub fn new(backend: Backend, cpus: usize, cpu_of: fn() -> usize) -> Result<Self, Error> {
+        let lists = Self::shut(backend, cpus, cpu_of)?;
+        lists.lists().for_each(|list| {
+            list.set_policy(ListPolicy::START);
+            list.open();
+        });
+        Ok(lists)
+    }
+
+    fn shut(backend: Backend, cpus: usize, cpu_of: fn() -> usize) -> Result<Self, Error> {
         if !(1..=Self::CPUS_MAX).contains(&cpus) {
             return Err(Invalid::Cpus { cpus, max: Self::CPUS_MAX }.into());
         }
@@ -369,15 +378,6 @@ impl PerCpu {
             errno: errno.0,
         })?;
         Ok(Self { base: map.as_ptr(), cpus: cpus as u32, backend, rseq_offset: rseq::area_offset(), cpu_of, _map: map })
-            .inspect(Self::open)
-    }
-
-    /// Sets every list to its first policy.
-    fn open(&self) {
-        self.lists().for_each(|list| {
-            list.set_policy(ListPolicy::START);
-            list.open();
-        });
     }
 
     /// Lists for the same CPUs, empty.
@@ -386,6 +386,11 @@ impl PerCpu {
     /// As [`new`](Self::new).
     pub fn another(&self) -> Result<Self, Error> {
         Self::new(self.backend, self.cpus(), self.cpu_of)
+    }
+
+    /// The same, which take nothing, and no memory, until each is given a policy and [opened](List::open); errors are the same.
+    pub fn another_shut(&self) -> Result<Self, Error> {
+        Self::shut(self.backend, self.cpus(), self.cpu_of)
     }
 
     /// The backend in force.

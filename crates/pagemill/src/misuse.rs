@@ -47,7 +47,7 @@ pub(crate) fn refuse_foreign(misuse: Misuse) -> Misuse {
     report(misuse)
 }
 
-fn report(misuse: Misuse) -> Misuse {
+pub(crate) fn report(misuse: Misuse) -> Misuse {
     // Acquire pairs with the Release in `on_misuse`.
     let hook = HOOK.load(Acquire);
     if !hook.is_null() {

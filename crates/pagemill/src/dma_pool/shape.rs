@@ -1,0 +1,155 @@
+//! How a pool cuts memory into blocks.
+use crate::device::DeviceError;
+use pagemill_core::{Order, PAGE_SIZE};
+
+/// The least that a block is (C6.2).
+const SIZE_MIN: usize = 16;
+/// A unit holds so many blocks, where that takes no more than [`UNIT_MAX`] pages: its entry in the pool's table is shared by
+/// them. At 24 bytes an entry, that is 1.5 bytes a block.
+const SHARERS: usize = 16;
+const UNIT_MAX: Order = match Order::new(4) {
+    Ok(order) => order,
+    Err(_) => Order::ZERO,
+};
+
+/// Where the blocks of a unit lie: a block of pages, which the pool grows by.
+#[derive(Debug)]
+pub(super) struct Shape {
+    /// A block's bytes.
+    pub(super) size: usize,
+    /// What its addresses are multiples of.
+    pub(super) align: usize,
+    /// What it does not cross.
+    pub(super) boundary: usize,
+    /// A unit's order, as a rule.
+    pub(super) order: Order,
+    /// Where there is none of that order, and for the first.
+    pub(super) order_least: Order,
+    /// Each block's offset in the largest unit, ascending; those of a smaller unit are the first of them. Filled up to
+    /// 2^shift with offsets that no block has.
+    pub(super) offsets: Box<[u32]>,
+    /// log2 of the offsets.
+    pub(super) shift: u32,
+}
+
+impl Shape {
+    pub(super) fn new(size: usize, align: usize, boundary: usize, is_linear: bool) -> Result<Self, DeviceError> {
+        let max = Order::MAX.bytes();
+        let align = align.max(1);
+        if !align.is_power_of_two() || align > max {
+            return Err(DeviceError::Align { align, max });
+        }
+        if !(1..=max).contains(&size) {
+            return Err(DeviceError::Size { size, max });
+        }
+        let size = size.max(SIZE_MIN).next_multiple_of(align);
+        if size > max {
+            return Err(DeviceError::Size { size, max });
+        }
+        if boundary != 0 && (!boundary.is_power_of_two() || boundary < size) {
+            return Err(DeviceError::Boundary { boundary, size });
+        }
+        let pages = size.div_ceil(PAGE_SIZE).next_power_of_two();
+        // A device may see each page elsewhere; and a block in one page is one entry in whatever list it is named in.
+        let boundary = match boundary {
+            _ if size <= PAGE_SIZE => {
+                if boundary == 0 {
+                    PAGE_SIZE
+                } else {
+                    boundary.min(PAGE_SIZE)
+                }
+            }
+            0 => pages * PAGE_SIZE,
+            given => given,
+        };
+        if !is_linear && pages > 1 {
+            return Err(DeviceError::Scattered { size });
+        }
+        let order_least = Order::new(pages.ilog2() as u8).unwrap_or(Order::MAX);
+        let mut order = order_least;
+        let mut offsets = blocks_in(order.bytes(), size, boundary);
+        while is_linear && offsets.len() < SHARERS && order < UNIT_MAX {
+            order = Order::new(order.get() + 1).unwrap_or(Order::MAX);
+            offsets = blocks_in(order.bytes(), size, boundary);
+        }
+        let shift = offsets.len().next_power_of_two().ilog2();
+        offsets.resize(1 << shift, u32::MAX);
+        Ok(Self { size, align, boundary, order, order_least, offsets: offsets.into(), shift })
+    }
+
+    /// How many blocks a unit of this order holds.
+    pub(super) fn blocks(&self, order: Order) -> usize {
+        self.offsets.partition_point(|&offset| offset as usize + self.size <= order.bytes())
+    }
+
+    /// The block at this offset in a unit.
+    pub(super) fn block_at(&self, offset: usize) -> Option<usize> {
+        let in_piece = self.boundary / self.size;
+        let block = offset / self.boundary * in_piece + offset % self.boundary / self.size;
+        (self.offsets.get(block).copied()? as usize == offset).then_some(block)
+    }
+
+    /// What a unit's address at the device has to be a multiple of, so that its blocks are aligned there and cross no
+    /// boundary.
+    pub(super) fn unit_align(&self, order: Order) -> usize {
+        self.align.max(self.boundary.min(order.bytes()))
+    }
+}
+
+/// The offsets of blocks of `size` bytes in `bytes`, none across a multiple of `boundary`.
+fn blocks_in(bytes: usize, size: usize, boundary: usize) -> Vec<u32> {
+    let pieces = (0..bytes).step_by(boundary.min(bytes));
+    let in_piece = boundary.min(bytes) / size;
+    pieces.flat_map(|piece| (0..in_piece).map(move |block| (piece + block * size) as u32)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Shape;
+    use pagemill_core::Order;
+    use proptest::prelude::*;
+
+    fn largest_blocks_are_numbered_within(order: u8) -> usize {
+        Order::new(order).unwrap().bytes()
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_aligned_apart_and_cross_no_boundary(
+            size in 1usize..70_000, align in 0u32..14, boundary in prop::option::of(4u32..20), is_linear: bool,
+        ) {
+            let (align, boundary) = (1usize << align, boundary.map_or(0, |log2| 1usize << log2));
+            let Ok(shape) = Shape::new(size, align, boundary, is_linear) else {
+                // Refused for a reason.
+                let rounded = size.max(16).next_multiple_of(align);
+                prop_assert!((boundary != 0 && boundary < rounded) || (!is_linear && rounded > 4096));
+                return Ok(());
+            };
+            prop_assert!(shape.size >= size && shape.size.is_multiple_of(align));
+            for order in [shape.order_least, shape.order] {
+                let blocks = shape.blocks(order);
+                prop_assert!(blocks >= 1 && blocks <= 1 << shape.shift);
+                let mut end = 0;
+                for (block, &offset) in shape.offsets[..blocks].iter().enumerate() {
+                    let offset = offset as usize;
+                    prop_assert!(offset >= end && offset.is_multiple_of(align));
+                    end = offset + shape.size;
+                    prop_assert!(end <= order.bytes());
+                    prop_assert!(boundary == 0 || offset / boundary == (end - 1) / boundary);
+                    prop_assert!(shape.size > 4096 || offset / 4096 == (end - 1) / 4096);
+                    prop_assert_eq!(shape.block_at(offset), Some(block));
+                    prop_assert_eq!(shape.block_at(offset + 1), None);
+                }
+            }
+            prop_assert!(is_linear || shape.order == Order::ZERO);
+            prop_assert!(shape.size <= largest_blocks_are_numbered_within(shape.order.get()));
+        }
+    }
+
+    #[test]
+    fn small_blocks_come_by_the_page_and_pages_sixteen_at_a_time() {
+        let order = |size| Shape::new(size, 1, 0, true).unwrap().order.get();
+        assert_eq!([16, 64, 256, 512, 1024, 2048, 4096, 8192].map(order), [0, 0, 0, 1, 2, 3, 4, 4]);
+        assert_eq!(Shape::new(4096, 1, 0, false).unwrap().order.get(), 0);
+    }
+}
