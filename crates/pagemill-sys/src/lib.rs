@@ -11,6 +11,7 @@
 mod batch;
 mod counters;
 mod cpu;
+pub mod device;
 mod fork;
 mod limit;
 pub mod lists;
@@ -45,6 +46,31 @@ pub use words::{are_empty, fill_neighbours, neighbours};
 pub struct Errno(pub i32);
 
 impl Errno {
+    /// It is not permitted.
+    pub const EPERM: Self = Self(libc::EPERM);
+    /// Again later, or too much locked memory.
+    pub const EAGAIN: Self = Self(libc::EAGAIN);
+    /// No memory, or too much of it locked.
+    pub const ENOMEM: Self = Self(libc::ENOMEM);
+    /// Access denied.
+    pub const EACCES: Self = Self(libc::EACCES);
+    /// An address that leads nowhere.
+    pub const EFAULT: Self = Self(libc::EFAULT);
+    /// Somebody has it.
+    pub const EBUSY: Self = Self(libc::EBUSY);
+    /// It is there already.
+    pub const EEXIST: Self = Self(libc::EEXIST);
+    /// An argument that makes no sense here, or that this system does not know.
+    pub const EINVAL: Self = Self(libc::EINVAL);
+    /// No room.
+    pub const ENOSPC: Self = Self(libc::ENOSPC);
+    /// No such system call.
+    pub const ENOSYS: Self = Self(libc::ENOSYS);
+    /// No room for buffers, or too much locked memory.
+    pub const ENOBUFS: Self = Self(libc::ENOBUFS);
+    /// Not supported.
+    pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+
     pub(crate) fn last() -> Self {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }

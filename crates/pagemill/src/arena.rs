@@ -7,6 +7,8 @@
 //! # Memory
 //! Reserved at once, committed by the system on first touch: the pages themselves; the free areas (1.1 bits a frame);
 //! the states (1 byte a frame); the links of lists (4 bytes a frame, touched by lists alone).
+mod pins;
+pub(crate) use pins::Pinned;
 mod states;
 
 use crate::allocator::Inner;
@@ -42,6 +44,7 @@ pub(crate) struct Arena {
     pub(crate) is_within_limit: bool,
     /// Some of it went back to the system, and is fresh again: fresh frames may have been handed out before.
     pub(crate) has_given_back: AtomicBool,
+    pins: pins::Pins,
     /// The [generation](crate::fork) that mapped it.
     opened_in: u64,
     pub(crate) inner: *const Inner,
@@ -96,6 +99,7 @@ impl Arena {
             is_zeroed: described.is_zeroed(),
             is_within_limit: described.is_within_limit,
             has_given_back: AtomicBool::new(false),
+            pins: pins::Pins::default(),
             opened_in: fork::generation(),
             inner: ptr::null(),
             next_closed: AtomicPtr::new(ptr::null_mut()),

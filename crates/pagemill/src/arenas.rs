@@ -98,7 +98,7 @@ impl Allocator {
     }
 
     /// Lets the allocator shrink: nothing more is handed out of that arena, and what is free of it goes back to the
-    /// system; so do pages that come back later, when this is called again. Its address space stays until the allocator
+    /// system, unless a device has it registered; so do pages that come back later, when this is called again. Its address space stays until the allocator
     /// is closed. Returns how many of its pages are still out.
     ///
     /// # Errors

@@ -3,13 +3,21 @@
 //! A [`DeviceMap`] is the one thing that differs between devices: how a piece of memory gets an address there, and loses it.
 //! A [`Device`] maps each arena of an allocator by it as soon as it sees one, so that every page has its address at once,
 //! and unmaps them when the last of its clones and of the pools over it is gone.
+mod fixed_buffers;
+mod vfio;
+
 use crate::allocator::Allocator;
+use crate::arena::Pinned;
 use crate::dma_pool::Pool;
 use crate::fork::generation;
 use core::fmt;
 use core::ops::Range;
 use pagemill_core::{Error, PAGE_SHIFT};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+pub use fixed_buffers::FixedBuffers;
+pub use vfio::VfioMap;
 
 /// Where a device finds a byte: an offset in a registered buffer, an IOVA, a physical address, a GPU's address. What it means
 /// is told by the [`DeviceMap`] that gave it.
@@ -241,6 +249,8 @@ struct Shared {
 struct Known {
     memory: Range<usize>,
     mapped: Mapped,
+    /// Until the map has let go of it.
+    _pinned: Pinned,
     next: OnceLock<Box<Self>>,
 }
 
@@ -322,9 +332,11 @@ impl Device {
             }
             place = &known.next;
         }
+        // Before the device looks: none of it is to be on its way to the system then.
+        let pinned = shared.allocator.pin(&memory);
         // SAFETY: an arena's whole memory, which stays as long as its allocator; `Shared` keeps that.
         let mapped = unsafe { shared.map.map(memory.clone()) }?;
-        let is_new = place.set(Box::new(Known { memory, mapped, next: OnceLock::new() })).is_ok();
+        let is_new = place.set(Box::new(Known { memory, mapped, _pinned: pinned, next: OnceLock::new() })).is_ok();
         debug_assert!(is_new, "whoever maps holds the lock");
         Ok(())
     }
@@ -355,6 +367,15 @@ impl Device {
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(pool);
     }
+}
+
+/// Keeps what a map needs open, whatever the caller does with its own descriptor.
+fn keep(fd: BorrowedFd<'_>, what: &'static str) -> Result<OwnedFd, DeviceError> {
+    fd.try_clone_to_owned().map_err(|error| DeviceError::System {
+        what,
+        errno: error.raw_os_error().unwrap_or(0),
+        next: "close descriptors that are not needed, or raise RLIMIT_NOFILE (ulimit -n)",
+    })
 }
 
 impl fmt::Debug for Device {

@@ -124,6 +124,7 @@ impl Inner {
         self.lists.empty_after_fork();
         let (mut block_end, mut quarantined) = (0, 0);
         self.zone.recover(|first, n| self.arena.settle_states(first.as_u32(), n, &mut block_end, &mut quarantined));
+        self.arena.forget_pins();
         self.nodes.waits.forget_after_fork();
         self.nodes.limit.iter().for_each(|limit| limit.forget_claims());
         if self.arena.is_of_parent() {

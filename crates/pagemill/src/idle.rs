@@ -3,6 +3,7 @@
 //! Whole free pageblocks go one at a time: taken from the zone like a block of order 9, released, and returned with the
 //! mark that the system has their memory (`pagemill-core/src/idle.rs`), so that they do not go twice. Requests miss one
 //! pageblock at most meanwhile. The last pageblock of an arena may be shorter. Of a retired arena single pages go too.
+//! What a device has registered stays (`arena/pins.rs`).
 use crate::allocator::{Allocator, Inner};
 use crate::free::finish;
 use crate::nodes::Nodes;
@@ -54,6 +55,7 @@ impl Inner {
         if self.arena.is_of_parent() {
             return 0; // A hole in the parent's memory it would be.
         }
+        let Some(_giving) = self.arena.giving_back() else { return 0 };
         if self.is_retired() {
             return self.give_back_unused(Unused::All, usize::MAX, 0) + self.give_back_rest();
         }
@@ -110,7 +112,8 @@ impl Inner {
 impl Allocator {
     /// Gives whole free pageblocks (2 MiB; the last one of an arena may be shorter) above the high marks back to the
     /// system, whatever lists hold included; those that nobody had a page of since they came from there are left alone. Their address space stays, and they are
-    /// committed again when they are next touched. Returns the pages that went back.
+    /// committed again when they are next touched. Of arenas that a device has registered nothing goes back until it lets go
+    /// of them. Returns the pages that went back.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, PageList};

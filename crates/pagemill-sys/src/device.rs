@@ -1,0 +1,15 @@
+//! Memory that devices reach: what the kernel is asked for, so that one finds a process's pages.
+//!
+//! | module | who reaches the memory | by |
+//! |---|---|---|
+//! | [`ring`] | the requests of an io_uring | `io_uring_register` on the ring |
+//! | [`vfio`] | a PCI device behind an IOMMU | `VFIO_IOMMU_MAP_DMA` on a Type1 container |
+//! | [`xsk`] | packets of an AF_XDP socket | `XDP_UMEM_REG` on the socket |
+//! | [`pagemap`] | a device that is told physical addresses | `/proc/self/pagemap`, `mlock` |
+//!
+//! Each function is one call of the system's, on a descriptor that the caller opened. Which address a page has, and what
+//! to tell a user when the kernel refuses, is the business of `pagemill`'s `DeviceMap`s.
+pub mod pagemap;
+pub mod ring;
+pub mod vfio;
+pub mod xsk;

@@ -1,0 +1,145 @@
+//! Memory that a device has registered stays where it is: giving it back to the system waits until no device has it.
+//!
+//! The kernel pins what is registered (io_uring, AF_XDP, VFIO): after the system took a page back, the device would go on
+//! with the old one, and the process have another at the same address. One word orders the two: it counts the calls that
+//! give back, and above them, in steps of `PIN`, the devices. Who begins one looks for the other in the same step.
+use super::Arena;
+use crate::allocator::Allocator;
+use crate::fork;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+const PIN: u64 = 1 << 32;
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(super) struct Pins(AtomicU64);
+
+/// Until it is dropped, the arena's memory does not go back to the system.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    arena: &'static Arena,
+    /// The [generation](fork) that pinned it. A child's copy of the memory is no device's.
+    generation: u64,
+}
+
+/// Until it is dropped, some of the arena's memory goes back to the system.
+#[derive(Debug)]
+pub(crate) struct GivingBack<'a>(&'a Pins);
+
+impl Arena {
+    /// For whoever registers it with a device, before that; waits for calls that give some of it back just now.
+    pub(crate) fn pin(&'static self) -> Pinned {
+        // Acquire pairs with the Release of who gives back: what is gone is gone before the device looks.
+        self.pins.0.fetch_add(PIN, Acquire);
+        while !self.pins.0.load(Acquire).is_multiple_of(PIN) {
+            std::thread::yield_now();
+        }
+        Pinned { arena: self, generation: fork::generation() }
+    }
+
+    /// For whoever gives some of it back; none while a device has it.
+    pub(crate) fn giving_back(&self) -> Option<GivingBack<'_>> {
+        // Acquire pairs with the Release of who unpins: the device is done with it.
+        let giving = self.pins.0.fetch_add(1, AcqRel) < PIN;
+        let guard = GivingBack(&self.pins);
+        giving.then_some(guard)
+    }
+
+    /// In the child of a fork: neither the devices nor those who gave back are there.
+    pub(crate) fn forget_pins(&self) {
+        self.pins.0.store(0, Relaxed);
+    }
+}
+
+impl Allocator {
+    /// [`Arena::pin`] for the arena that has this memory.
+    pub(crate) fn pin(&self, memory: &Range<usize>) -> Pinned {
+        match self.nodes().ever().iter().find(|inner| inner.arena.base() == memory.start) {
+            Some(inner) => inner.arena.pin(),
+            None => unreachable!("no arena at {:#x}, of which a device was told", memory.start),
+        }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.generation == fork::generation() {
+            self.arena.pins.0.fetch_sub(PIN, Release);
+        }
+    }
+}
+
+impl Drop for GivingBack<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Allocator, Gfp, Memory, PageCount};
+    use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+    use std::time::Instant;
+
+    /// All pages of its two arenas were handed out, and are back.
+    fn used() -> Allocator {
+        let builder = Allocator::builder().memory(Memory::anonymous(1024)).memory(Memory::anonymous(512));
+        let allocator = builder.huge_pages(false).build().unwrap();
+        let mut pages: Vec<_> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        pages.iter_mut().for_each(|page| page[0] = 1);
+        assert_eq!(pages.len(), 1536);
+        drop(pages);
+        allocator.drain();
+        allocator
+    }
+
+    #[test]
+    fn memory_goes_back_again_when_the_last_device_lets_go() {
+        let allocator = used();
+        let [first, second] = [0, 1].map(|number| allocator.nodes().ever()[number].arena);
+        let resident = || [first, second].map(|arena| arena.resident(arena.pfn_of(arena.base()), arena.frames()));
+        let (one, other, of_second) = (first.pin(), first.pin(), second.pin());
+        assert_eq!(allocator.give_back(), PageCount::new(0));
+        assert_eq!(allocator.give_back_at_most(PageCount::new(512)), PageCount::new(0));
+        drop(one);
+        assert_eq!((allocator.give_back(), resident()), (PageCount::new(0), [1024, 512]));
+        // The same of an arena that was retired.
+        let id = allocator.arenas()[1].id;
+        assert_eq!(allocator.retire(id).unwrap(), PageCount::new(0));
+        assert_eq!((allocator.give_back_idle(Instant::now()), resident()), (PageCount::new(0), [1024, 512]));
+        drop(of_second);
+        assert_eq!((allocator.retire(id).unwrap(), resident()), (PageCount::new(0), [1024, 0]));
+        drop(other);
+        assert_eq!((allocator.give_back(), resident()), (PageCount::new(1024), [0, 0]));
+    }
+
+    #[test]
+    fn no_device_begins_while_memory_goes_back() {
+        let allocator = used();
+        let arena = allocator.nodes().first().arena;
+        let (giving, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let mut met = 0;
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Relaxed) {
+                        if let Some(_guard) = arena.giving_back() {
+                            giving.fetch_add(1, Relaxed);
+                            std::thread::yield_now();
+                            giving.fetch_sub(1, Relaxed);
+                        }
+                        std::thread::yield_now();
+                    }
+                });
+            }
+            for _ in 0..2000 {
+                let pinned = arena.pin();
+                met += giving.load(Relaxed);
+                drop(pinned);
+            }
+            is_over.store(true, Relaxed);
+        });
+        assert_eq!(met, 0, "somebody gave back while a device had the arena");
+    }
+}

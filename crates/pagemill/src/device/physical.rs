@@ -1,0 +1,111 @@
+//! Physical addresses, from the process's page map.
+use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
+use core::ops::Range;
+use pagemill_core::PAGE_SIZE;
+use pagemill_sys::Errno;
+use pagemill_sys::device::pagemap;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+/// Physical addresses, for a device without an IOMMU in front of it, or one that is driven by hand. It needs CAP_SYS_ADMIN:
+/// without it the kernel shows every page in frame 0, and mapping is refused.
+///
+/// The memory is locked while it is mapped (`mlock`), and each page's address is read once. **That alone does not keep a page
+/// where it is**: the kernel swaps no locked page out, but moves one to another frame when it compacts memory or balances nodes.
+/// Pages of 2 MiB that were set aside ([`Memory::huge_pages`](crate::Memory::huge_pages)) stay; of others the addresses are right
+/// for good only where nothing moves pages: `/proc/sys/vm/compact_unevictable_allowed` and `/proc/sys/kernel/numa_balancing`
+/// are 0, and no memory is taken offline. A device that writes to an address that is no longer right writes over somebody else's
+/// memory. Behind an IOMMU use [`VfioMap`](crate::VfioMap), which pins.
+///
+/// A page's address says nothing of the next one's: a block above order 0 need not be contiguous physically, unless it lies in
+/// one page of 2 MiB.
+///
+/// ```
+/// use pagemill::{Allocator, Device, Gfp, Physical};
+/// let allocator = Allocator::builder().pages(64).build().unwrap();
+/// match Device::new(&allocator, Physical::new()) {
+///     Ok(device) => {
+///         let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+///         assert_eq!(device.address_of(page.addr() + 100).unwrap().get() % 4096, 100);
+///     }
+///     Err(why) => println!("{why}"), // says what to do
+/// }
+/// ```
+#[derive(Debug, Default)]
+pub struct Physical {
+    /// What was locked here, and was not before.
+    locked: Mutex<Vec<Range<usize>>>,
+}
+
+impl Physical {
+    /// Maps nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl DeviceMap for Physical {
+    unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
+        let was_locked = pagemap::is_locked(memory.clone()).map_err(unreadable)?;
+        pagemap::lock(memory.clone()).map_err(|errno| DeviceError::System {
+            what: "an arena cannot be locked in memory (mlock)",
+            errno: errno.0,
+            next: match errno {
+                Errno::EAGAIN => "free memory, or use a smaller arena",
+                _ => {
+                    "raise RLIMIT_MEMLOCK (ulimit -l, LimitMEMLOCK=) above the size of all arenas, have CAP_IPC_LOCK, or use less"
+                }
+            },
+        })?;
+        let addresses = addresses(memory.clone());
+        match (&addresses, was_locked) {
+            (Ok(_), false) => self.locked.lock().unwrap_or_else(PoisonError::into_inner).push(memory),
+            (Err(_), false) => pagemap::unlock(memory),
+            (_, true) => {} // Whoever locked it unlocks it.
+        }
+        addresses.map(Mapped::Pages)
+    }
+
+    fn unmap(&self, memory: Range<usize>, _: &Mapped) {
+        let mut locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = locked.iter().position(|range| *range == memory) {
+            locked.swap_remove(at);
+            pagemap::unlock(memory);
+        }
+    }
+}
+
+/// The physical address of each page.
+fn addresses(memory: Range<usize>) -> Result<Box<[DeviceAddr]>, DeviceError> {
+    let (mut addresses, mut absent) = (Vec::with_capacity(memory.len() / PAGE_SIZE), 0);
+    let mut is_hidden = false;
+    let each = |frame: Option<u64>| {
+        is_hidden |= frame == Some(0);
+        absent += usize::from(frame.is_none());
+        addresses.push(DeviceAddr::new(frame.unwrap_or(0) * PAGE_SIZE as u64));
+        Ok(())
+    };
+    pagemap::frames(memory, each).map_err(unreadable)?;
+    if is_hidden {
+        return Err(DeviceError::Unavailable {
+            what: "the kernel does not show this process physical addresses (/proc/self/pagemap says frame 0)"
+                .to_owned(),
+            next: "run as root, or with CAP_SYS_ADMIN",
+        });
+    }
+    if absent > 0 {
+        return Err(DeviceError::Unavailable {
+            what: format!("{absent} pages of locked memory have no physical address just now: the kernel moves them"),
+            next: "try again, or use pages of 2 MiB (Memory::huge_pages)",
+        });
+    }
+    Ok(addresses.into_boxed_slice())
+}
+
+fn unreadable(error: io::Error) -> DeviceError {
+    DeviceError::System {
+        what: "the process's page map cannot be read (/proc/self/pagemap, /proc/self/smaps)",
+        errno: error.raw_os_error().unwrap_or(0),
+        next: "mount /proc, and run as root or with CAP_SYS_ADMIN",
+    }
+}

@@ -1,0 +1,334 @@
+//! C6.1: addresses in io_uring's fixed buffers lead to the bytes that they are of: what is read and written through them is
+//! compared whole. Where there is no io_uring, or it is not permitted, each test says so and counts as skipped.
+use io_uring::{IoUring, opcode, squeue, types};
+use pagemill::{Allocator, Bulk, Device, DeviceAddr, DeviceError, FixedBuffers, Gfp, Memory, Page, PageList};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+
+const GIB: usize = 1 << 30;
+const FILE: usize = 1 << 20;
+
+/// A ring, if the system gives one.
+fn ring() -> Option<IoUring> {
+    IoUring::new(64).map_err(|why| println!("skipped: no io_uring here ({why})")).ok()
+}
+fn fd(ring: &IoUring) -> BorrowedFd<'_> {
+    // SAFETY: the ring is open for as long as it is borrowed.
+    unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) }
+}
+
+/// Does it refuse because such a process may not lock so much?
+fn is_lock_limit(why: &DeviceError) -> bool {
+    matches!(why, DeviceError::System { errno: libc::ENOMEM, .. })
+}
+
+fn file() -> File {
+    // SAFETY: a name that ends; a new descriptor, or -1, which is looked at.
+    let fd = unsafe { libc::memfd_create(c"pagemill-test".as_ptr(), libc::MFD_CLOEXEC) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: nobody else has it.
+    unsafe { File::from_raw_fd(fd) }
+}
+
+struct Random(u64);
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) as usize % end
+    }
+    fn bytes(&mut self, n: usize) -> Vec<u8> {
+        (0..n).map(|_| self.below(256) as u8).collect()
+    }
+}
+
+/// A request from or to `len` bytes at a device's address: nothing but that address says where.
+fn request(
+    buffers: &FixedBuffers,
+    file: &File,
+    is_read: bool,
+    addr: DeviceAddr,
+    len: usize,
+    at: usize,
+) -> squeue::Entry {
+    let start = std::ptr::with_exposed_provenance_mut(buffers.address(addr).unwrap());
+    let (file, index) = (types::Fd(file.as_raw_fd()), FixedBuffers::index(addr));
+    match is_read {
+        true => opcode::ReadFixed::new(file, start, len as u32, index).offset(at as u64).build(),
+        false => opcode::WriteFixed::new(file, start, len as u32, index).offset(at as u64).build(),
+    }
+}
+
+/// Has the ring do them all; what each of them came to.
+fn run(ring: &mut IoUring, requests: &[squeue::Entry]) -> Vec<i32> {
+    for (number, request) in requests.iter().enumerate() {
+        // SAFETY: the memory and the file are the caller's until the requests are done, which is waited for.
+        unsafe { ring.submission().push(&request.clone().user_data(number as u64)) }.unwrap();
+    }
+    let mut results = vec![0; requests.len()];
+    for _ in requests {
+        ring.submit_and_wait(1).unwrap();
+        let done = ring.completion().next().unwrap();
+        results[done.user_data() as usize] = done.result();
+    }
+    results
+}
+
+/// Rounds of requests through a page's address, on one ring after the other; pages and file are compared whole.
+fn read_and_write(rings: &mut [&mut IoUring], buffers: &FixedBuffers, device: &Device, pages: &mut [Page], seed: u64) {
+    let mut random = Random(seed);
+    println!("seed {seed:#x}");
+    let (file, mut in_file) = (file(), random.bytes(FILE));
+    file.write_all_at(&in_file, 0).unwrap();
+    let mut in_pages: Vec<Vec<u8>> = pages.iter().map(|_| random.bytes(4096)).collect();
+    pages.iter_mut().zip(&in_pages).for_each(|(page, bytes)| page.copy_from_slice(bytes));
+    for round in 0..60 {
+        // Neighbouring parts of the file, so that none is written twice in a round; each with another page.
+        let first = random.below(pages.len());
+        let parts: Vec<_> = (0..16)
+            .map(|part| {
+                let (start, place) = (random.below(4096), part * (FILE / 16));
+                let len = 1 + random.below(4096 - start);
+                let at = place + random.below(FILE / 16 - len);
+                ((first + part * 7) % pages.len(), start, len, at, random.below(2) == 0)
+            })
+            .collect();
+        let entries: Vec<_> = parts
+            .iter()
+            .map(|&(page, start, len, at, is_read)| {
+                let addr = device.address_of(pages[page].addr() + start).unwrap();
+                request(buffers, &file, is_read, addr, len, at)
+            })
+            .collect();
+        let turn = round % rings.len();
+        let results = run(rings[turn], &entries);
+        for (&(page, start, len, at, is_read), result) in parts.iter().zip(results) {
+            assert_eq!(result, len as i32);
+            let (memory, disk) = (&mut in_pages[page][start..start + len], &mut in_file[at..at + len]);
+            if is_read { memory.copy_from_slice(disk) } else { disk.copy_from_slice(memory) }
+        }
+        let mut found = vec![0; FILE];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == in_file, "the file differs after round {round}");
+        assert!(pages.iter().zip(&in_pages).all(|(page, bytes)| page[..] == bytes[..]), "a page differs after {round}");
+    }
+}
+
+/// All of an allocator with two arenas, one of them of a length that is no power of two.
+fn two_arenas() -> (Allocator, Vec<Page>) {
+    let memory = [Memory::anonymous(512), Memory::memfd(300)];
+    let builder = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory));
+    let allocator = builder.huge_pages(false).build().unwrap();
+    let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+    assert_eq!(pages.len(), 812);
+    (allocator, pages)
+}
+
+#[test]
+fn reads_and_writes_through_addresses_reach_their_bytes() {
+    let Some(mut ring) = ring() else { return };
+    let (allocator, mut pages) = two_arenas();
+    let buffers = FixedBuffers::new(fd(&ring)).unwrap();
+    let device = match Device::new(&allocator, buffers.clone()) {
+        Err(why) if is_lock_limit(&why) => return println!("skipped: {why}"),
+        device => device.unwrap(),
+    };
+    read_and_write(&mut [&mut ring], &buffers, &device, &mut pages, 0x5eed_0001);
+    // Without the device its addresses lead nowhere, and the table has room again for another.
+    let addr = device.address_of(pages[0].addr()).unwrap();
+    let file = file();
+    let entry = request(&buffers, &file, true, addr, 16, 0);
+    drop(device);
+    assert_eq!((buffers.address(addr), run(&mut ring, &[entry])), (None, vec![-libc::EFAULT]));
+    let device = Device::new(&allocator, buffers.clone()).unwrap();
+    read_and_write(&mut [&mut ring], &buffers, &device, &mut pages, 0x5eed_0002);
+    drop((device, buffers));
+    // The ring is as it was before, and may have buffers by hand.
+    FixedBuffers::with_entries(fd(&ring), 1).unwrap();
+}
+
+#[test]
+fn two_rings_share_a_table() {
+    let (Some(mut one), Some(mut other)) = (ring(), ring()) else { return };
+    let (allocator, mut pages) = two_arenas();
+    let buffers = FixedBuffers::new(fd(&one)).unwrap();
+    // Before there is memory and after: both see it.
+    match buffers.clone_to(fd(&other)) {
+        Err(why @ DeviceError::System { errno: libc::EINVAL, .. }) => return println!("skipped: {why}"),
+        shared => shared.unwrap(),
+    }
+    let device = match Device::new(&allocator, buffers.clone()) {
+        Err(why) if is_lock_limit(&why) => return println!("skipped: {why}"),
+        device => device.unwrap(),
+    };
+    let Some(mut third) = ring() else { return };
+    buffers.clone_to(fd(&third)).unwrap();
+    read_and_write(&mut [&mut one, &mut other, &mut third], &buffers, &device, &mut pages, 0x5eed_0003);
+    let addr = device.address_of(pages[700].addr()).unwrap();
+    let file = file();
+    let entry = request(&buffers, &file, true, addr, 16, 0);
+    drop(device);
+    for ring in [&mut one, &mut other, &mut third] {
+        assert_eq!(run(ring, std::slice::from_ref(&entry)), [-libc::EFAULT], "a ring still reaches the memory");
+    }
+    let why = buffers.clone_to(fd(&third)).unwrap_err();
+    assert!(why.to_string().contains("take from the other ring"), "{why}");
+}
+
+/// Address space of 1 GiB and 64 MiB for 10 MiB of memory: the same 2 MiB again and again, but for 2 MiB of its own at both
+/// ends and on both sides of 1 GiB. It begins where no piece of 1 GiB would by itself.
+struct Large {
+    start: usize,
+}
+impl Large {
+    const BYTES: usize = GIB + (64 << 20);
+    const OWN: [usize; 4] = [0, GIB - (2 << 20), GIB, Self::BYTES - (2 << 20)];
+
+    fn new() -> Self {
+        let window = file();
+        window.set_len(2 << 20).unwrap();
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, and then ones in its place that nobody uses yet.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let whole = libc::mmap(std::ptr::null_mut(), Self::BYTES + (4 << 20), protection, flags, -1, 0);
+            assert_ne!(whole, libc::MAP_FAILED);
+            let start = whole.addr().next_multiple_of(2 << 20);
+            let windows = (start..start + Self::BYTES).step_by(2 << 20);
+            for at in windows.filter(|at| !Self::OWN.contains(&(at - start))) {
+                let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+                let place = std::ptr::with_exposed_provenance_mut(at);
+                assert_ne!(libc::mmap(place, 2 << 20, protection, flags, window.as_raw_fd(), 0), libc::MAP_FAILED);
+            }
+            Self { start }
+        }
+    }
+    fn bytes(&mut self, at: usize, n: usize) -> &mut [u8] {
+        // SAFETY: mapped until the process ends, and named nowhere else.
+        unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.start + at), n) }
+    }
+}
+
+#[test]
+fn an_arena_above_the_kernels_limit_is_split() {
+    let Some(mut ring) = ring() else { return };
+    let mut large = Large::new();
+    let start = large.start;
+    // SAFETY: it stays mapped, and what is the test's own is handed out to it below.
+    let memory = unsafe { Memory::brought(std::ptr::with_exposed_provenance_mut(large.start), Large::BYTES / 4096) };
+    let allocator = Allocator::builder().memory(memory).build().unwrap();
+    let mut all = PageList::new();
+    allocator.alloc_pages_bulk_list(Bulk::exact(Large::BYTES / 4096), &mut all).unwrap();
+    let buffers = FixedBuffers::with_entries(fd(&ring), 2).unwrap();
+    let device = match Device::new(&allocator, buffers.clone()) {
+        Err(why) if is_lock_limit(&why) => return println!("skipped: {why}"),
+        device => device.unwrap(),
+    };
+    let addr = |at: usize| device.address_of(start + at).unwrap();
+    assert_eq!((FixedBuffers::index(addr(GIB - 1)), FixedBuffers::offset(addr(GIB - 1))), (0, GIB as u32 - 1));
+    assert_eq!((FixedBuffers::index(addr(GIB + 5)), FixedBuffers::offset(addr(GIB + 5))), (1, 5));
+    assert_eq!(addr(Large::BYTES - 1).get() - addr(0).get(), Large::BYTES as u64 - 1);
+
+    let mut random = Random(0x5eed_0004);
+    for at in Large::OWN.into_iter().chain([2 << 20]) {
+        large.bytes(at, 2 << 20).copy_from_slice(&random.bytes(2 << 20));
+    }
+    let file = file();
+    for round in 0..300 {
+        // One in two lies in memory of its own, next to the limit or an end; the others anywhere.
+        let len = 1 + random.below(9000);
+        let at = match random.below(2) {
+            0 => Large::OWN[random.below(4)] + random.below((2 << 20) - len),
+            _ => random.below(Large::BYTES - len),
+        };
+        if at < GIB && at + len > GIB {
+            continue; // In two buffers: not one request.
+        }
+        let expected = large.bytes(at, len).to_vec();
+        assert_eq!(run(&mut ring, &[request(&buffers, &file, false, addr(at), len, 0)]), [len as i32]);
+        let mut found = vec![0; len];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == expected, "round {round}: {len} bytes at {at:#x} were written wrong");
+        let other = random.bytes(len);
+        file.write_all_at(&other, 0).unwrap();
+        assert_eq!(run(&mut ring, &[request(&buffers, &file, true, addr(at), len, 0)]), [len as i32]);
+        assert!(large.bytes(at, len) == other, "round {round}: {len} bytes at {at:#x} were read wrong");
+    }
+    // Up to the limit and from it on; over it, and by the other buffer's index, the kernel refuses.
+    let ends =
+        [request(&buffers, &file, false, addr(GIB - 4096), 4096, 0), request(&buffers, &file, false, addr(GIB), 1, 0)];
+    assert_eq!(run(&mut ring, &ends), [4096, 1]);
+    let over = request(&buffers, &file, false, addr(GIB - 4096), 4097, 0);
+    let start = std::ptr::with_exposed_provenance_mut(large.start + GIB);
+    let foreign = opcode::WriteFixed::new(types::Fd(file.as_raw_fd()), start, 1, 0).build();
+    assert_eq!(run(&mut ring, &[over, foreign]), [-libc::EFAULT; 2]);
+    drop(device);
+
+    // Two entries are too few where one is taken.
+    let small = Allocator::builder().pages(64).build().unwrap();
+    let first = Device::new(&small, buffers.clone()).unwrap();
+    let why = Device::new(&allocator, buffers.clone()).unwrap_err();
+    assert!(why.to_string().contains("the table of 2 buffers has no 2 entries left"), "{why}");
+    drop(first);
+    Device::new(&allocator, buffers).unwrap();
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let why = FixedBuffers::new(File::open("/dev/null").unwrap().as_fd()).unwrap_err();
+    assert!(why.to_string().ends_with("use a descriptor of an io_uring's"), "{why}");
+    let Some(ring) = ring() else { return };
+    let why = FixedBuffers::with_entries(fd(&ring), 1 << 15).unwrap_err();
+    assert!(why.to_string().contains("ask for 1 to 16384"), "{why}");
+    let _buffers = FixedBuffers::new(fd(&ring)).unwrap();
+    let why = FixedBuffers::new(fd(&ring)).unwrap_err();
+    assert!(why.to_string().contains("take from the ring the buffers that it has"), "{why}");
+}
+
+/// `RLIMIT_MEMLOCK` holds for who has no CAP_IPC_LOCK: a thread can let go of its capabilities by itself.
+#[test]
+fn memory_above_the_lock_limit_is_refused() {
+    let limited = std::thread::spawn(|| {
+        let header = [0x2008_0522u32, 0]; // version 3, this thread
+        // SAFETY: a header and six words, as that version has it.
+        let dropped = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), [0u32; 6].as_ptr()) };
+        assert_eq!(dropped, 0, "{}", std::io::Error::last_os_error());
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: for the system to write.
+        unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+        let pages = (limit.rlim_cur / 4096).saturating_add(512);
+        if pages > 1 << 17 {
+            return println!("skipped: RLIMIT_MEMLOCK is {} bytes here, too much to exceed", limit.rlim_cur);
+        }
+        let Some(ring) = ring() else { return };
+        let allocator = Allocator::builder().pages(pages as usize).build().unwrap();
+        let buffers = FixedBuffers::new(fd(&ring)).unwrap();
+        let why = Device::new(&allocator, buffers.clone()).unwrap_err();
+        assert!(is_lock_limit(&why) && why.to_string().contains("RLIMIT_MEMLOCK"), "{why}");
+        // Nothing is left behind: the table takes what fits.
+        let small = Allocator::builder().pages(16).build().unwrap();
+        drop(Device::new(&small, buffers).unwrap());
+    });
+    limited.join().unwrap();
+}
+
+#[test]
+fn registered_memory_stays_until_the_device_lets_go() {
+    let Some(ring) = ring() else { return };
+    let (allocator, pages) = two_arenas();
+    let buffers = FixedBuffers::new(fd(&ring)).unwrap();
+    let device = match Device::new(&allocator, buffers) {
+        Err(why) if is_lock_limit(&why) => return println!("skipped: {why}"),
+        device => device.unwrap(),
+    };
+    drop(pages);
+    allocator.drain();
+    assert_eq!(allocator.give_back().get(), 0);
+    let again = device.clone();
+    drop(device);
+    assert_eq!(allocator.give_back().get(), 0);
+    drop(again);
+    assert_eq!(allocator.give_back().get(), 812);
+}
