@@ -4,6 +4,8 @@
 //! A [`Device`] maps each arena of an allocator by it as soon as it sees one, so that every page has its address at once,
 //! and unmaps them when the last of its clones and of the pools over it is gone.
 mod fixed_buffers;
+mod physical;
+mod umem;
 mod vfio;
 
 use crate::allocator::Allocator;
@@ -17,6 +19,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 pub use fixed_buffers::FixedBuffers;
+pub use physical::Physical;
+pub use umem::Umem;
 pub use vfio::VfioMap;
 
 /// Where a device finds a byte: an offset in a registered buffer, an IOVA, a physical address, a GPU's address. What it means

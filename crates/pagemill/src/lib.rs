@@ -91,7 +91,7 @@ pub use allocator::{Allocator, StillOut, self_test};
 pub use arenas::{ArenaId, ArenaInfo};
 pub use builder::Builder;
 pub use bulk::{Bulk, Delivered, Filled};
-pub use device::{Device, DeviceAddr, DeviceError, DeviceMap, FixedBuffers, Identity, Mapped, VfioMap};
+pub use device::{Device, DeviceAddr, DeviceError, DeviceMap, FixedBuffers, Identity, Mapped, Physical, Umem, VfioMap};
 pub use dma_pool::{BlocksOut, DmaBlock, DmaPool, DmaPoolStats};
 pub use fault::Faults;
 pub use free::{free_pages_bulk_raw, free_raw};

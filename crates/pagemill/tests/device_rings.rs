@@ -1,5 +1,9 @@
 //! C6.1: addresses in io_uring's fixed buffers lead to the bytes that they are of: what is read and written through them is
 //! compared whole. Where there is no io_uring, or it is not permitted, each test says so and counts as skipped.
+#[path = "common/caps.rs"]
+mod caps;
+
+use caps::without_capabilities;
 use io_uring::{IoUring, opcode, squeue, types};
 use pagemill::{Allocator, Bulk, Device, DeviceAddr, DeviceError, FixedBuffers, Gfp, Memory, Page, PageList};
 use std::fs::File;
@@ -290,11 +294,7 @@ fn refusals_say_what_to_do() {
 /// `RLIMIT_MEMLOCK` holds for who has no CAP_IPC_LOCK: a thread can let go of its capabilities by itself.
 #[test]
 fn memory_above_the_lock_limit_is_refused() {
-    let limited = std::thread::spawn(|| {
-        let header = [0x2008_0522u32, 0]; // version 3, this thread
-        // SAFETY: a header and six words, as that version has it.
-        let dropped = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), [0u32; 6].as_ptr()) };
-        assert_eq!(dropped, 0, "{}", std::io::Error::last_os_error());
+    without_capabilities(|| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: for the system to write.
         unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
@@ -311,7 +311,6 @@ fn memory_above_the_lock_limit_is_refused() {
         let small = Allocator::builder().pages(16).build().unwrap();
         drop(Device::new(&small, buffers).unwrap());
     });
-    limited.join().unwrap();
 }
 
 #[test]

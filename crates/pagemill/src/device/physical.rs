@@ -11,10 +11,11 @@ use std::sync::{Mutex, PoisonError};
 /// without it the kernel shows every page in frame 0, and mapping is refused.
 ///
 /// The memory is locked while it is mapped (`mlock`), and each page's address is read once. **That alone does not keep a page
-/// where it is**: the kernel swaps no locked page out, but moves one to another frame when it compacts memory or balances nodes.
+/// where it is**: the kernel swaps no locked page out, but moves one to another frame when it compacts memory, balances nodes, or
+/// joins pages into one of 2 MiB.
 /// Pages of 2 MiB that were set aside ([`Memory::huge_pages`](crate::Memory::huge_pages)) stay; of others the addresses are right
 /// for good only where nothing moves pages: `/proc/sys/vm/compact_unevictable_allowed` and `/proc/sys/kernel/numa_balancing`
-/// are 0, and no memory is taken offline. A device that writes to an address that is no longer right writes over somebody else's
+/// are 0, the allocator was built with [`huge_pages(false)`](crate::Builder::huge_pages), and no memory is taken offline. A device that writes to an address that is no longer right writes over somebody else's
 /// memory. Behind an IOMMU use [`VfioMap`](crate::VfioMap), which pins.
 ///
 /// A page's address says nothing of the next one's: a block above order 0 need not be contiguous physically, unless it lies in

@@ -1,0 +1,157 @@
+//! C6.1 for the devices that take no more than a registration: AF_XDP, physical addresses, VFIO's refusals. Where the system
+//! has one not, or does not permit it, its test says so and counts as skipped.
+#[path = "common/caps.rs"]
+mod caps;
+#[path = "common/xsk.rs"]
+mod xsk;
+
+use caps::without_capabilities;
+use pagemill::{Allocator, Device, DeviceAddr, DeviceError, Gfp, Memory, Page, Physical, Umem, VfioMap};
+use pagemill_sys::device::pagemap;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use xsk::{Xsk, socket};
+
+fn is_unpermitted(why: &DeviceError) -> bool {
+    matches!(why, DeviceError::Unavailable { .. })
+}
+
+/// A physical address for each page of an allocator, if this process may know them.
+fn physical(allocator: &Allocator) -> Option<Vec<DeviceAddr>> {
+    match Device::new(allocator, Physical::new()) {
+        Err(why)
+            if is_unpermitted(&why) || matches!(why, DeviceError::System { errno: libc::ENOMEM | libc::EPERM, .. }) =>
+        {
+            println!("skipped: {why}");
+            None
+        }
+        device => {
+            let (device, range) = (device.unwrap(), &allocator.arenas()[0].range);
+            Some(range.clone().step_by(4096).map(|addr| device.address_of(addr).unwrap()).collect())
+        }
+    }
+}
+
+#[test]
+fn two_mappings_of_a_page_have_one_physical_address() {
+    const PAGES: usize = 512;
+    let allocator = Allocator::builder().memory(Memory::memfd(PAGES)).huge_pages(false).build().unwrap();
+    let arena = &allocator.arenas()[0];
+    let fd = allocator.memfd(arena.id).unwrap();
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: new mappings; the second takes the place of a part of the first, which nobody uses.
+    let again = unsafe {
+        let room =
+            libc::mmap(std::ptr::null_mut(), 4 << 20, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+        assert_ne!(room, libc::MAP_FAILED);
+        let place = room.with_addr(room.addr().next_multiple_of(2 << 20));
+        libc::mmap(place, 2 << 20, protection, libc::MAP_SHARED | libc::MAP_FIXED, fd.as_raw_fd(), 0)
+    };
+    assert_ne!(again, libc::MAP_FAILED);
+    // SAFETY: it stays mapped; no page of either allocator is handed out.
+    let memory = unsafe { Memory::brought(again.cast(), PAGES) };
+    let other = Allocator::builder().memory(memory).build().unwrap();
+    // The kernel may move pages meanwhile: then what was seen before and after differs.
+    let found = (0..20).find_map(|_| {
+        let Some(before) = physical(&allocator) else { return Some(None) };
+        let through_other = physical(&other)?;
+        (physical(&allocator)? == before).then_some(Some((before, through_other)))
+    });
+    let Some((addresses, through_other)) = found.expect("the kernel moved pages twenty times") else { return };
+    assert_eq!(addresses, through_other);
+    assert!(addresses.iter().all(|addr| addr.get() != 0 && addr.get().is_multiple_of(4096)));
+    let mut sorted = addresses.clone();
+    sorted.sort_unstable();
+    sorted.dedup();
+    assert_eq!(sorted.len(), PAGES, "two pages at one address");
+    // Bytes of a page follow each other.
+    let device = Device::new(&allocator, Physical::new()).unwrap();
+    let byte = |at: usize| device.address_of(arena.range.start + at).unwrap().get();
+    assert_eq!(byte(7 * 4096 + 4095) - byte(7 * 4096), 4095);
+}
+
+#[test]
+fn memory_is_locked_while_it_has_physical_addresses() {
+    let (plain, locked) = (Memory::anonymous(8), Memory::anonymous(8).locked().or_ordinary());
+    let [plain, locked] = [plain, locked].map(|memory| Allocator::builder().memory(memory).build().unwrap());
+    let is_locked = |allocator: &Allocator| pagemap::is_locked(allocator.arenas()[0].range.clone()).unwrap();
+    let before = is_locked(&locked);
+    if physical(&plain).is_none() {
+        return;
+    }
+    assert!(!is_locked(&plain));
+    let devices = [&plain, &locked].map(|allocator| Device::new(allocator, Physical::new()).unwrap());
+    assert!(is_locked(&plain) && is_locked(&locked));
+    drop(devices);
+    assert_eq!((is_locked(&plain), is_locked(&locked)), (false, before), "what the allocator locked stays so");
+}
+
+#[test]
+fn without_permission_physical_addresses_are_refused_in_words() {
+    without_capabilities(|| {
+        let allocator = Allocator::builder().pages(8).build().unwrap();
+        let why = Device::new(&allocator, Physical::new()).unwrap_err();
+        assert!(why.to_string().contains("frame 0); run as root, or with CAP_SYS_ADMIN"), "{why}");
+        assert!(!pagemap::is_locked(allocator.arenas()[0].range.clone()).unwrap(), "left locked");
+    });
+}
+
+#[test]
+fn packets_are_sent_from_the_addresses_of_their_bytes() {
+    let run = || {
+        let Some(mut xsk) = Xsk::new() else { return };
+        let allocator = Allocator::builder().memory(Memory::anonymous(600)).huge_pages(false).build().unwrap();
+        let mut pages: Vec<Page> = (0..600).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+        let device = match Device::new(&allocator, Umem::new(xsk.as_fd(), 4096, 0).unwrap()) {
+            Err(why @ DeviceError::System { errno: libc::ENOBUFS, .. }) => return println!("skipped: {why}"),
+            device => device.unwrap(),
+        };
+        xsk.bind();
+        let mut state = 0x5eed_0005u64;
+        let mut below = |end: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % end
+        };
+        for round in 0..400 {
+            let len = 60 + below(1400) as usize;
+            let (page, start) = (below(600) as usize, below(4096 - len as u64) as usize);
+            let bytes: Vec<u8> = (0..len).map(|_| below(256) as u8).collect();
+            pages[page][start..start + len].copy_from_slice(&bytes);
+            let addr = device.address_of(pages[page].addr() + start).unwrap();
+            assert!(xsk.send(addr.get(), len) == bytes, "packet {round}, {len} bytes at {addr}, is another");
+        }
+        assert_eq!(allocator.give_back().get(), 0);
+    };
+    // A thread's network of its own, with a loopback interface that nobody else uses.
+    std::thread::spawn(run).join().unwrap();
+}
+
+#[test]
+fn a_umem_is_one_arena_and_one_socket() {
+    let Some(socket) = socket() else { return };
+    let memory = [Memory::anonymous(8), Memory::anonymous(8)];
+    let two = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory)).build().unwrap();
+    let why = Device::new(&two, Umem::new(socket.as_fd(), 2048, 0).unwrap()).unwrap_err();
+    if matches!(why, DeviceError::System { errno: libc::ENOBUFS, .. }) {
+        return println!("skipped: {why}");
+    }
+    assert!(why.to_string().contains("has one UMEM"), "{why}");
+    // The kernel has the first one of them until the socket is closed.
+    let one = Allocator::builder().pages(8).build().unwrap();
+    let why = Device::new(&one, Umem::new(socket.as_fd(), 4096, 256).unwrap()).unwrap_err();
+    assert!(why.to_string().contains("use a socket that has no UMEM yet"), "{why}");
+}
+
+#[test]
+fn what_is_no_device_is_refused_in_words() {
+    let null = File::open("/dev/null").unwrap();
+    let allocator = Allocator::builder().pages(8).build().unwrap();
+    let why = VfioMap::new(null.as_fd()).unwrap_err();
+    assert!(why.to_string().contains("bound to vfio-pci, and set its IOMMU to Type1"), "{why}");
+    for (chunk, headroom) in [(0, 0), (1024, 0), (3000, 0), (8192, 0), (2048, 2048)] {
+        let why = Umem::new(null.as_fd(), chunk, headroom).unwrap_err();
+        assert!(why.to_string().contains("ask for chunks of 2048 or 4096 bytes"), "{why}");
+    }
+    let why = Device::new(&allocator, Umem::new(null.as_fd(), 2048, 0).unwrap()).unwrap_err();
+    assert!(why.to_string().contains("use an AF_XDP socket"), "{why}");
+}
