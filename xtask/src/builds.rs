@@ -43,7 +43,7 @@ pub(crate) fn fmt(shell: &Shell) -> Result<Tally> {
 
 /// With optimisation, as every step that has to do with the peers: their C and C++ is compiled once then.
 pub(crate) fn clippy(shell: &Shell) -> Result<Tally> {
-    let everything = "clippy --locked --release --workspace --all-targets -- -D warnings";
+    let everything = "clippy --locked --release --workspace --all-targets --features pagemill/cuda -- -D warnings";
     shell.cargo(everything).limit(BUILD_LIMIT).run("clippy")?.expect_ok()?;
     // The one feature that changes what the library does.
     let bare = "clippy --locked --release -p pagemill --all-targets --features detection-off -- -D warnings";
@@ -72,7 +72,7 @@ pub(crate) fn oldest(shell: &Shell) -> Result<Tally> {
 
 /// All tests but those of the peers in C and C++, which `test-release` has.
 const EVERYTHING: &str =
-    "--workspace --no-default-features --features pagemill-cli/bench --lib --bins --tests --examples";
+    "--workspace --no-default-features --features pagemill-cli/bench,pagemill/cuda --lib --bins --tests --examples";
 
 pub(crate) fn test_rseq(shell: &Shell) -> Result<Tally> {
     if let Some(why) = no_rseq(shell)? {
@@ -147,7 +147,7 @@ pub(crate) fn count(step: &str, ran: crate::shell::Ran) -> Result<Tally> {
 
 pub(crate) fn doctest(shell: &Shell) -> Result<Tally> {
     let ran = shell
-        .cargo("test --locked --no-fail-fast --workspace --no-default-features --features pagemill-cli/bench --doc")
+        .cargo("test --locked --no-fail-fast --workspace --no-default-features --features pagemill-cli/bench,pagemill/cuda --doc")
         .limit(BUILD_LIMIT)
         .run("doctest")?;
     count("doctest", ran)
@@ -186,7 +186,7 @@ pub(crate) fn rustdoc(shell: &Shell) -> Result<Tally> {
     // Private items too: the modules' theories are written on them, and public items lead
     // there. The program shares its name with the library, and so its page.
     let doc =
-        shell.cargo("doc --locked --release --workspace --exclude pagemill-cli --no-deps --document-private-items");
+        shell.cargo("doc --locked --release --workspace --exclude pagemill-cli --features pagemill/cuda --no-deps --document-private-items");
     doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links")
         .limit(BUILD_LIMIT)
         .run("rustdoc")?

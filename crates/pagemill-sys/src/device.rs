@@ -6,9 +6,12 @@
 //! | [`vfio`] | a PCI device behind an IOMMU | `VFIO_IOMMU_MAP_DMA` on a Type1 container |
 //! | [`xsk`] | packets of an AF_XDP socket | `XDP_UMEM_REG` on the socket |
 //! | [`pagemap`] | a device that is told physical addresses | `/proc/self/pagemap`, `mlock` |
+//! | `cuda`, a feature | kernels and copies on a GPU | `cuMemHostRegister` of the driver, loaded then |
 //!
 //! Each function is one call of the system's, on a descriptor that the caller opened. Which address a page has, and what
 //! to tell a user when the kernel refuses, is the business of `pagemill`'s `DeviceMap`s.
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod pagemap;
 pub mod ring;
 pub mod vfio;

@@ -3,6 +3,8 @@
 //! A [`DeviceMap`] is the one thing that differs between devices: how a piece of memory gets an address there, and loses it.
 //! A [`Device`] maps each arena of an allocator by it as soon as it sees one, so that every page has its address at once,
 //! and unmaps them when the last of its clones and of the pools over it is gone.
+#[cfg(feature = "cuda")]
+mod cuda;
 mod fixed_buffers;
 mod physical;
 mod umem;
@@ -18,6 +20,8 @@ use pagemill_core::{Error, PAGE_SHIFT};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
+#[cfg(feature = "cuda")]
+pub use cuda::Cuda;
 pub use fixed_buffers::FixedBuffers;
 pub use physical::Physical;
 pub use umem::Umem;

@@ -45,6 +45,7 @@
 //! - `top`: `serve_stats`, a socket on which `pagemill top` and Prometheus read a running
 //!   process's figures.
 //! - `metrics`: the same figures for the recorder that the program has installed for the `metrics` facade.
+//! - `cuda`: `Cuda`, by which a GPU reaches memory; the driver is loaded when it is asked for.
 //! - `detection-off`: no states, so misuse is not detected (C2.4), and an allocator does not survive a fork. For measuring
 //!   what detection costs, nothing else.
 //! - `trace`: records the steps of a request, for Pagemill's own tests.
@@ -91,6 +92,8 @@ pub use allocator::{Allocator, StillOut, self_test};
 pub use arenas::{ArenaId, ArenaInfo};
 pub use builder::Builder;
 pub use bulk::{Bulk, Delivered, Filled};
+#[cfg(feature = "cuda")]
+pub use device::Cuda;
 pub use device::{Device, DeviceAddr, DeviceError, DeviceMap, FixedBuffers, Identity, Mapped, Physical, Umem, VfioMap};
 pub use dma_pool::{BlocksOut, DmaBlock, DmaPool, DmaPoolStats};
 pub use fault::Faults;

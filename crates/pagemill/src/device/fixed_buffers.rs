@@ -24,6 +24,9 @@ const _: () = assert!(ring::ENTRIES_MAX <= 1 << u16::BITS && ENTRIES <= ring::EN
 /// counts towards `RLIMIT_MEMLOCK`. Clones of this handle are of the same table: keep one to
 /// [share it with further rings](Self::clone_to).
 ///
+/// A ring of one thread's (`IORING_SETUP_SINGLE_ISSUER`) takes buffers, and lets go of them, for that thread alone: make the
+/// [`Device`](crate::Device) there and drop it there. Dropped elsewhere, the ring has the buffers until it is closed.
+///
 /// An entry of the submission queue takes the [index](Self::index) of the buffer and the byte's own address: the kernel
 /// refuses one that is not in that buffer (`EFAULT`). A page, and a block that does not lie across a multiple of 1 GiB
 /// from its arena's start, is in one buffer; only memory that was [brought](crate::Memory::brought) has other ones.

@@ -28,6 +28,9 @@ const USUAL: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=0x7f_fff
 /// commit all of it and keep it in place (`VFIO_IOMMU_MAP_DMA`), which counts towards `RLIMIT_MEMLOCK`. When the container is
 /// closed, as by the end of the process, the IOMMU stops what its devices still ask for.
 ///
+/// Arenas get the lowest addresses that are free, in their order: those of [`Memory::dma32`](crate::Memory::dma32) come below
+/// 4 GiB if they are the allocator's first.
+///
 /// ```
 /// use pagemill::VfioMap;
 /// use std::{fs::File, os::fd::AsFd};
