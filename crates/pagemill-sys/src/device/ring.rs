@@ -65,9 +65,11 @@ unsafe fn register<T>(ring: BorrowedFd<'_>, what: u32, argument: *const T, n: us
 /// file that is no ring.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let other = std::fs::File::open("/dev/null").unwrap();
 /// assert!(pagemill_sys::device::ring::make_table(other.as_fd(), 8).is_err());
+/// # }
 /// ```
 pub fn make_table(ring: BorrowedFd<'_>, n: usize) -> Result<(), Errno> {
     let table = Register { nr: n as u32, flags: IS_SPARSE, reserved: 0, data: 0, tags: 0 };
@@ -81,9 +83,11 @@ pub fn make_table(ring: BorrowedFd<'_>, n: usize) -> Result<(), Errno> {
 /// The system's: `ENXIO` if it has none.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let other = std::fs::File::open("/dev/null").unwrap();
 /// assert!(pagemill_sys::device::ring::drop_table(other.as_fd()).is_err());
+/// # }
 /// ```
 pub fn drop_table(ring: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: it takes nothing.
@@ -101,10 +105,12 @@ pub fn drop_table(ring: BorrowedFd<'_>) -> Result<(), Errno> {
 /// The ring's requests write there as they like: nobody relies on the contents but as those who make the requests agreed.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let other = std::fs::File::open("/dev/null").unwrap();
 /// // SAFETY: refused.
 /// assert!(unsafe { pagemill_sys::device::ring::set(other.as_fd(), 0, &[0..0]) }.is_err());
+/// # }
 /// ```
 pub unsafe fn set(ring: BorrowedFd<'_>, first: usize, pieces: &[Range<usize>]) -> Result<(), Errno> {
     let vector = |piece: &Range<usize>| libc::iovec {
@@ -146,9 +152,11 @@ pub unsafe fn set(ring: BorrowedFd<'_>, first: usize, pieces: &[Range<usize>]) -
 /// process and user.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let other = std::fs::File::open("/dev/null").unwrap();
 /// assert!(pagemill_sys::device::ring::clone_table(other.as_fd(), other.as_fd(), false).is_err());
+/// # }
 /// ```
 pub fn clone_table(from: BorrowedFd<'_>, to: BorrowedFd<'_>, has_table: bool) -> Result<(), Errno> {
     let flags = if has_table { REPLACE } else { 0 };

@@ -59,9 +59,11 @@ pub struct Iommu {
 /// The system's: `EINVAL` or `ENODEV` before `VFIO_SET_IOMMU`, `ENOTTY` for another kind of file.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let other = std::fs::File::open("/dev/null").unwrap();
 /// assert!(pagemill_sys::device::vfio::iommu(other.as_fd()).is_err());
+/// # }
 /// ```
 pub fn iommu(container: BorrowedFd<'_>) -> Result<Iommu, Errno> {
     let mut answer = vec![0u64; 64];
@@ -128,11 +130,13 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 /// drive them agreed.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let other = std::fs::File::open("/dev/null").unwrap();
 /// // SAFETY: refused.
 /// let refused = unsafe { pagemill_sys::device::vfio::map_dma(other.as_fd(), 0x1000..0x2000, 0x1000) };
 /// assert!(refused.is_err());
+/// # }
 /// ```
 pub unsafe fn map_dma(container: BorrowedFd<'_>, memory: Range<usize>, iova: u64) -> Result<(), Errno> {
     let map = DmaMap {
@@ -156,9 +160,11 @@ pub unsafe fn map_dma(container: BorrowedFd<'_>, memory: Range<usize>, iova: u64
 /// The system's.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let other = std::fs::File::open("/dev/null").unwrap();
 /// assert!(pagemill_sys::device::vfio::unmap_dma(other.as_fd(), 0x1000, 0x1000).is_err());
+/// # }
 /// ```
 pub fn unmap_dma(container: BorrowedFd<'_>, iova: u64, len: u64) -> Result<u64, Errno> {
     let mut unmap = DmaUnmap { argsz: size_of::<DmaUnmap>() as u32, flags: 0, iova, size: len };

@@ -15,10 +15,12 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// rings agreed.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let other = std::fs::File::open("/dev/null").unwrap();
 /// // SAFETY: refused.
 /// assert!(unsafe { pagemill_sys::device::xsk::register(other.as_fd(), 0x1000..0x2000, 2048, 0) }.is_err());
+/// # }
 /// ```
 pub unsafe fn register(socket: BorrowedFd<'_>, memory: Range<usize>, chunk: u32, headroom: u32) -> Result<(), Errno> {
     let umem = libc::xdp_umem_reg {
