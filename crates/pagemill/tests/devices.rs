@@ -12,16 +12,16 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use xsk::{Xsk, socket};
 
+/// Does it refuse because such a process may not know, or not lock so much?
 fn is_unpermitted(why: &DeviceError) -> bool {
-    matches!(why, DeviceError::Unavailable { .. })
+    matches!(why, DeviceError::Unavailable { next: "run as root, or with CAP_SYS_ADMIN", .. })
+        || matches!(why, DeviceError::System { errno: libc::ENOMEM | libc::EPERM, .. })
 }
 
 /// A physical address for each page of an allocator, if this process may know them.
 fn physical(allocator: &Allocator) -> Option<Vec<DeviceAddr>> {
     match Device::new(allocator, Physical::new()) {
-        Err(why)
-            if is_unpermitted(&why) || matches!(why, DeviceError::System { errno: libc::ENOMEM | libc::EPERM, .. }) =>
-        {
+        Err(why) if is_unpermitted(&why) => {
             println!("skipped: {why}");
             None
         }

@@ -1,7 +1,6 @@
 //! Where memory lies physically: the process's page map (`/proc/self/pagemap`), and keeping pages from leaving (`mlock`).
 use crate::Errno;
 use core::ops::Range;
-use core::ptr;
 use pagemill_core::PAGE_SIZE;
 use std::fs::{File, read_to_string};
 use std::io;
@@ -60,8 +59,9 @@ pub fn frames(memory: Range<usize>, mut each: impl FnMut(Option<u64>) -> io::Res
 /// # }
 /// ```
 pub fn lock(memory: Range<usize>) -> Result<(), Errno> {
+    // By its number: AddressSanitizer's runtime answers `mlock` by itself, and locks nothing.
     // SAFETY: it changes no contents.
-    match unsafe { libc::mlock(ptr::with_exposed_provenance(memory.start), memory.len()) } {
+    match unsafe { libc::syscall(libc::SYS_mlock, memory.start, memory.len()) } {
         0 => Ok(()),
         _ => Err(Errno::last()),
     }
@@ -70,7 +70,7 @@ pub fn lock(memory: Range<usize>) -> Result<(), Errno> {
 /// Lets memory be swapped out again, whoever locked it. [`lock`] shows it.
 pub fn unlock(memory: Range<usize>) {
     // SAFETY: it changes no contents. It fails only where nothing is mapped.
-    let _ = unsafe { libc::munlock(ptr::with_exposed_provenance(memory.start), memory.len()) };
+    let _ = unsafe { libc::syscall(libc::SYS_munlock, memory.start, memory.len()) };
 }
 
 /// Is all of it locked? [`lock`] shows it.

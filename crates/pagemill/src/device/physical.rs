@@ -76,14 +76,33 @@ impl DeviceMap for Physical {
     }
 }
 
+/// How often the page map is read until each page is somewhere: one that the kernel moves just then is nowhere.
+const LOOKS: usize = 100;
+
 /// The physical address of each page.
 fn addresses(memory: Range<usize>) -> Result<Box<[DeviceAddr]>, DeviceError> {
-    let (mut addresses, mut absent) = (Vec::with_capacity(memory.len() / PAGE_SIZE), 0);
+    let mut absent = 0;
+    for _ in 0..LOOKS {
+        let addresses = look(memory.clone())?;
+        absent = memory.len() / PAGE_SIZE - addresses.len();
+        if absent == 0 {
+            return Ok(addresses.into_boxed_slice());
+        }
+        std::thread::yield_now();
+    }
+    Err(DeviceError::Unavailable {
+        what: format!("{absent} pages of locked memory have no physical address"),
+        next: "try again when the kernel moves fewer pages, or use pages of 2 MiB (Memory::huge_pages)",
+    })
+}
+
+/// The physical addresses of the pages that have one.
+fn look(memory: Range<usize>) -> Result<Vec<DeviceAddr>, DeviceError> {
+    let mut addresses = Vec::with_capacity(memory.len() / PAGE_SIZE);
     let mut is_hidden = false;
     let each = |frame: Option<u64>| {
         is_hidden |= frame == Some(0);
-        absent += usize::from(frame.is_none());
-        addresses.push(DeviceAddr::new(frame.unwrap_or(0) * PAGE_SIZE as u64));
+        addresses.extend(frame.map(|frame| DeviceAddr::new(frame * PAGE_SIZE as u64)));
         Ok(())
     };
     pagemap::frames(memory, each).map_err(unreadable)?;
@@ -94,13 +113,7 @@ fn addresses(memory: Range<usize>) -> Result<Box<[DeviceAddr]>, DeviceError> {
             next: "run as root, or with CAP_SYS_ADMIN",
         });
     }
-    if absent > 0 {
-        return Err(DeviceError::Unavailable {
-            what: format!("{absent} pages of locked memory have no physical address just now: the kernel moves them"),
-            next: "try again, or use pages of 2 MiB (Memory::huge_pages)",
-        });
-    }
-    Ok(addresses.into_boxed_slice())
+    Ok(addresses)
 }
 
 fn unreadable(error: io::Error) -> DeviceError {
