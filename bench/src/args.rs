@@ -6,8 +6,8 @@ use crate::Error;
 use crate::rows::{Kind, OPTIONAL, Row};
 
 /// The tables, in the order in which they run.
-pub(crate) const TABLES: [&str; 10] =
-    ["batch", "burst", "scatter", "scatter-4g", "total", "touch", "churn", "threads", "mempool", "crypt"];
+pub(crate) const TABLES: [&str; 11] =
+    ["batch", "burst", "scatter", "scatter-4g", "total", "touch", "churn", "threads", "mempool", "dma", "crypt"];
 
 /// What `--only` calls the kinds of per-CPU lists.
 const BACKENDS: [&str; 2] = ["rseq", "portable"];
@@ -68,6 +68,7 @@ Tables:
   churn       2 MiB frames that survive 100 rounds of 10 % churn at half full
   threads     two processors: own pages; one takes and the other puts back
   mempool     256 pages an operation from a pool with a reserve; waits for it
+  dma         8192 small blocks out, then back; one for each of 256 reads
   crypt       an encrypted volume, in this process and served to fio by NBD
 
 Rows:

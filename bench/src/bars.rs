@@ -8,8 +8,10 @@ use std::io::{self, Write};
 
 use crate::record::Record;
 use crate::report::{align, bulk_to_single, plain, wrap};
+use crate::rows::Kind;
 use crate::stats::{Spread, short};
 use crate::tables::crypt::{CELLS, LUKS, NO_ENCRYPTION};
+use crate::tables::dma::{SELF_TEST, SHAPES};
 use crate::tables::total;
 use crate::tables::touch::TOUCH_PAGES;
 
@@ -138,6 +140,34 @@ impl Figures<'_> {
         Some(record.turns.iter().map(|turn| turn.total).collect())
     }
 
+    /// What a row of the table `dma` takes at each size; absent where one is.
+    fn blocks(&self, name: &str) -> Option<Vec<f64>> {
+        SHAPES.iter().map(|shape| median(self.served_at(SELF_TEST, name, shape.bytes))).collect()
+    }
+
+    fn served_at(&self, bench: &str, name: &str, n: usize) -> Option<Turns> {
+        let record = self.0.iter().find(|record| (record.bench, record.name, record.n) == (bench, name, n))?;
+        Some(record.turns.iter().map(|turn| turn.total).collect())
+    }
+
+    /// What links outside of the blocks cost more than links inside, and what they may: a tenth, or half a nanosecond. Of the
+    /// size at which they are furthest from it.
+    fn links(&self, outside: &str) -> Option<(f64, f64)> {
+        let of_size = |bytes| {
+            let inside = || self.served_at(SELF_TEST, "links-inside", bytes);
+            let more = difference(self.served_at(SELF_TEST, outside, bytes), inside())?;
+            Some((more, (0.1 * median(inside())?).max(0.5)))
+        };
+        let sizes: Option<Vec<(f64, f64)>> = SHAPES.iter().map(|shape| of_size(shape.bytes)).collect();
+        sizes?.into_iter().max_by(|a, b| (a.0 - a.1).total_cmp(&(b.0 - b.1)))
+    }
+
+    /// What a block of the pool takes beyond its size, of the size with the most.
+    fn beyond_size(&self) -> Option<f64> {
+        let of_pool = self.0.iter().filter(|r| (r.bench, r.name, r.kind) == (SELF_TEST, "dma-single", Kind::Ours));
+        of_pool.filter_map(|record| Some(record.bytes_a_block? - record.n as f64)).max_by(f64::total_cmp)
+    }
+
     fn least_ideal(&self) -> Option<f64> {
         let ours = self.0.iter().filter(|record| record.name == "pagemill-array" && record.backend == "rseq");
         ours.filter_map(|record| record.ideal_percent).min_by(f64::total_cmp)
@@ -180,6 +210,11 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
         bulk_to_single(records, cell).filter(|interval| interval.sure >= 0.95).map(|interval| interval.high)
     };
     let [_, write, read, small_read, small_write] = CELLS.map(|cell| cell.served);
+    let (pair, in_bulk) = (figures.blocks("dma-single"), figures.blocks("dma-bulk"));
+    let worst = |sizes: Option<&Vec<f64>>| sizes?.iter().copied().max_by(f64::total_cmp);
+    let flat = |sizes: Option<&Vec<f64>>| Some(worst(sizes)? / sizes?.iter().copied().min_by(f64::total_cmp)?);
+    // Without detection the pool itself is what has its links outside.
+    let links = figures.links(if cfg!(feature = "detection-off") { "dma-single" } else { "links-outside" });
     let bars = [
         bar("1 page, single: ns", median(single(1)), Some(AtMost(6.0)), None),
         bar("1 page, single / tls-vec", ratio(single(1), tls_one), Some(AtMost(1.5)), None),
@@ -208,6 +243,11 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
         bar("64 pages: single / array", ratio(single(64), array(64)), Some(AtLeast(5.0)), Some(AtLeast(10.0))),
         bar("64 pages: array / order-6 block split", ratio(array(64), split()), Some(AtMost(2.0)), Some(AtMost(1.2))),
         bar("64 pages: runs / order-6 block split", ratio(runs, split()), Some(AtMost(2.0)), Some(AtMost(1.2))),
+        bar("dma_pool, worst size: ns a pair", worst(pair.as_ref()), Some(AtMost(5.0)), None),
+        bar("dma_pool, largest / smallest size", flat(pair.as_ref()), Some(AtMost(1.5)), None),
+        bar("dma_pool, 64 a call, worst size: ns", worst(in_bulk.as_ref()), Some(AtMost(1.0)), None),
+        bar("links outside less inside, most: ns", links.map(|l| l.0), links.map(|l| AtMost(l.1)), None),
+        bar("dma_pool: bytes a block beyond its size", figures.beyond_size(), Some(AtMost(8.0)), None),
         bar("NBD, 1 MiB write: speed / nbdkit-luks", of_luks(write), Some(AtLeast(2.0)), None),
         bar("NBD, 1 MiB read: speed / nbdkit-luks", of_luks(read), Some(AtLeast(2.0)), None),
         bar("NBD, 4 KiB read: IOPS / nbdkit-luks", of_luks(small_read), Some(AtLeast(1.5)), None),
@@ -361,6 +401,34 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("\nupper end: of") && text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(find(&bars, "NBD, 1 MiB read").is_none());
+    }
+
+    #[test]
+    fn a_pool_is_judged_by_its_worst_size_and_links_by_what_they_may_cost() {
+        let row = |name, kind, figures: [f64; 5]| {
+            let at =
+                |(shape, figure): (&crate::rows::dma::Shape, f64)| record(SELF_TEST, name, kind, shape.bytes, figure);
+            SHAPES.iter().zip(figures).map(at).collect::<Vec<_>>()
+        };
+        let mut records = row("dma-single", Kind::Ours, [4.0, 4.0, 4.5, 6.0, 4.0]);
+        records.iter_mut().for_each(|record| record.bytes_a_block = Some(record.n as f64 + 5.5));
+        records.extend(row("dma-bulk", Kind::Ours, [0.5, 0.5, 0.75, 0.5, 0.5]));
+        let outside = if cfg!(feature = "detection-off") { "dma-single" } else { "links-outside" };
+        records.retain(|record| record.name != outside);
+        records.extend(row(outside, Kind::Ours, [4.0, 4.0, 4.5, 10.75, 4.0]));
+        records.extend(row("links-inside", Kind::Design, [3.75, 3.75, 3.75, 10.0, 5.0]));
+        let bars = judge(&records, None);
+        let links = find(&bars, "links outside less inside").unwrap();
+        assert_eq!(links.figure, 0.75, "256 B: half a nanosecond is more than a tenth; 1024 B has a tenth");
+        assert_eq!((links.bar, links.bar.unwrap().holds(links.figure)), (Some(Limit::AtMost(0.5)), false));
+        assert_eq!(find(&bars, "dma_pool, 64 a call").unwrap().figure, 0.75);
+        if outside == "links-outside" {
+            assert_eq!(find(&bars, "dma_pool, worst size").unwrap().figure, 6.0);
+            assert_eq!(find(&bars, "dma_pool, largest / smallest").unwrap().figure, 1.5);
+            assert_eq!(find(&bars, "dma_pool: bytes").unwrap().figure, 5.5);
+        }
+        records.retain(|record| (record.name, record.n) != ("links-inside", 64));
+        assert!(find(&judge(&records, None), "links").is_none(), "not without every size");
     }
 
     /// The machine is three times as slow in two turns of three, and says so of one row only.

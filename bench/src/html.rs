@@ -8,9 +8,10 @@ use crate::Error;
 use crate::bars::Bar;
 use crate::published::Published;
 use crate::record::Record;
+use crate::report::{DMA_COLUMNS, dma_published_ns};
 use crate::rows::Kind;
 use crate::stats::short;
-use crate::tables::total;
+use crate::tables::{dma, total};
 
 const SIZE: (u32, u32) = (960, 600);
 
@@ -58,6 +59,7 @@ pub(crate) fn page(header: &str, records: &[Record], bars: &[Bar], published: &P
         }
     }
     html.push_str(&total_charts(records, published)?);
+    html.push_str(&dma_charts(records, published)?);
     html.push_str(&numbers(records));
     html.push_str(&bar_table(bars));
     html.push_str("</html>\n");
@@ -80,6 +82,7 @@ fn curves(records: &[&Record], figure: impl Fn(&Record) -> Option<f64>) -> Vec<C
             Kind::Ours => format!("{} {}", record.name, record.backend),
             Kind::Floor => format!("{} (floor)", record.name),
             Kind::Peer => record.name.to_owned(),
+            Kind::Design => format!("{} (design)", record.name),
         };
         // A logarithmic axis has no zero; a floor's free is one.
         let Some(ns) = figure(record).filter(|&ns| ns >= 0.01) else { continue };
@@ -138,8 +141,36 @@ fn total_charts(records: &[Record], published: &Published) -> Result<String, Err
     Ok(html)
 }
 
-/// A chart with logarithmic axes and its legend, as SVG.
+/// `dma` by the size of a block, and what was published of it.
+fn dma_charts(records: &[Record], published: &Published) -> Result<String, Error> {
+    let present: Vec<&Record> = records.iter().filter(|record| record.bench == dma::SELF_TEST).collect();
+    if present.is_empty() {
+        return Ok(String::new());
+    }
+    let mut html = String::from("<h2>dma: small blocks out, then back</h2>\n");
+    let lines = curves(&present, |record| Some(record.total.median));
+    html.push_str(&chart_over("bytes of a block", "out and back, ns a block", &lines)?);
+    if let Some(table) = published.table("dma-pool-2023") {
+        let line = |column: &str| {
+            let at = |shape: &crate::rows::dma::Shape| {
+                Some((shape.bytes as f64, dma_published_ns(published, column, *shape)?))
+            };
+            Curve { name: column.to_owned(), points: dma::SHAPES.iter().filter_map(at).collect(), is_dashed: true }
+        };
+        let of = format!("ns a block; {}; {}", table.title, table.source);
+        push(&mut html, format_args!("<h3>Published, not of this run</h3><p>{}</p>\n", escape(&of)));
+        html.push_str(&chart_over("bytes of a block", "published", &DMA_COLUMNS.map(line))?);
+    }
+    Ok(html)
+}
+
+/// A chart over numbers of pages.
 fn chart(title: &str, curves: &[Curve]) -> Result<String, Error> {
+    chart_over("N pages", title, curves)
+}
+
+/// A chart with logarithmic axes and its legend, as SVG.
+fn chart_over(over: &str, title: &str, curves: &[Curve]) -> Result<String, Error> {
     let points = || curves.iter().flat_map(|curve| &curve.points);
     let (Some(most), Some(low), Some(high)) = (
         points().map(|point| point.0).max_by(f64::total_cmp),
@@ -164,7 +195,7 @@ fn chart(title: &str, curves: &[Curve]) -> Result<String, Error> {
         chart
             .configure_mesh()
             .light_line_style(BLACK.mix(0.05))
-            .x_desc("N pages")
+            .x_desc(over)
             .x_label_formatter(&|n| format!("{n:.0}"))
             .y_label_formatter(&|ns| short(*ns))
             .draw()
@@ -258,6 +289,16 @@ mod tests {
         assert_eq!(html.matches("<svg").count(), 2, "measured and published");
         assert_eq!(html.matches("pagemill-array rseq, K = 16").count(), 1);
         assert!(html.contains(">\nbefore\n<"), "the kernel before");
+    }
+
+    #[test]
+    fn blocks_have_a_curve_over_their_size_beside_linux() {
+        let of = |name, kind| dma::SHAPES.map(|shape| record(dma::SELF_TEST, name, kind, shape.bytes, 4.0));
+        let records = [of("dma-single", Kind::Ours), of("links-inside", Kind::Design)].concat();
+        let html = page("", &records, &[], &Published::load().unwrap()).unwrap();
+        assert_eq!(html.matches("<svg").count(), 2, "measured and published");
+        assert_eq!(html.matches("bytes of a block").count(), 2);
+        assert!(html.contains("links-inside (design)") && html.contains("one stack"), "{html}");
     }
 
     #[test]

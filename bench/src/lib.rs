@@ -32,7 +32,7 @@ use file::ReportFile;
 use machine::Machine;
 use published::Published;
 use record::Record;
-use tables::{Effort, Rounds, Run, churn, crypt, mempool, one_thread, threads, total, touch};
+use tables::{Effort, Rounds, Run, churn, crypt, dma, mempool, one_thread, threads, total, touch};
 
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
@@ -231,6 +231,7 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
         "total" => total::total(run),
         "touch" => touch::touch(run),
         "mempool" => mempool::mempool(run),
+        "dma" => dma::dma(run),
         "crypt" => crypt::crypt(run),
         "churn" => churn::churn(run),
         _ => threads::threads(run),
@@ -246,6 +247,7 @@ fn progress(plan: &args::Plan) -> ProgressBar {
         "batch" => one_thread::BATCH_SIZES.len(),
         "burst" => one_thread::burst_sizes().len(),
         "scatter" | "touch" | "mempool" => 1,
+        "dma" => dma::STEPS,
         "crypt" => crypt::STEPS,
         "total" => total::sizes().len(),
         "scatter-4g" => plan.rows.len(),

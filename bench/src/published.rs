@@ -86,9 +86,20 @@ impl Table {
 
     /// The figure in the row that begins with the number `n` under the column `column`.
     pub(crate) fn at(&self, n: usize, column: &str) -> Option<String> {
+        self.cell(n, column).map(Cell::shown).filter(|shown| !shown.is_empty())
+    }
+
+    /// The same, where it is a number.
+    pub(crate) fn number(&self, n: usize, column: &str) -> Option<f64> {
+        match self.cell(n, column)? {
+            Cell::Number(figure) => Some(*figure),
+            _ => None,
+        }
+    }
+
+    fn cell(&self, n: usize, column: &str) -> Option<&Cell> {
         let at = self.columns.iter().position(|title| title == column)?;
-        let row = self.rows.iter().find(|row| row.first() == Some(&Cell::Number(n as f64)))?;
-        row.get(at).map(Cell::shown).filter(|shown| !shown.is_empty())
+        self.rows.iter().find(|row| row.first() == Some(&Cell::Number(n as f64)))?.get(at)
     }
 }
 

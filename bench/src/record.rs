@@ -31,6 +31,8 @@ pub(crate) struct Record {
     pub(crate) p99_us: Option<f64>,
     /// 2 MiB frames free, in percent of the ideal; `churn` alone.
     pub(crate) ideal_percent: Option<f64>,
+    /// Memory that a block takes, itself included; `dma` alone, and where it is known.
+    pub(crate) bytes_a_block: Option<f64>,
     /// Random seed, where the order is random.
     pub(crate) seed: Option<u64>,
 }
@@ -63,6 +65,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     ideal_percent: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    bytes_a_block: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     mib_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     p50_us: Option<f64>,
@@ -91,6 +95,7 @@ pub(crate) fn write_json(out: &mut dyn Write, records: &[Record], machine: &Mach
             min_ns: record.total.min,
             max_ns: record.total.max,
             ideal_percent: record.ideal_percent,
+            bytes_a_block: record.bytes_a_block,
             mib_per_s: record.mib_per_s(),
             p50_us: record.p50_us,
             p99_us: record.p99_us,
@@ -122,6 +127,7 @@ pub(crate) mod tests {
             runs: 11,
             turns: vec![Sample { alloc: None, free: None, total }],
             ideal_percent: None,
+            bytes_a_block: None,
             p50_us: None,
             p99_us: None,
             seed: None,

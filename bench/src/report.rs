@@ -1,10 +1,12 @@
 //! The tables as text, aligned, within 80 columns where their contents allow.
 
 mod crypt;
+mod dma;
 
 use std::io::{self, Write};
 
 pub(crate) use crypt::bulk_to_single;
+pub(crate) use dma::{PUBLISHED_COLUMNS as DMA_COLUMNS, published_ns as dma_published_ns};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
@@ -49,6 +51,7 @@ pub(crate) fn table(
         "total" => total(out, records, published),
         "touch" => touch(out, records, published),
         "mempool" => mempool(out, records),
+        "dma" => dma::dma(out, records, published),
         "crypt" => crypt::crypt(out, records, published),
         "churn" => churn(out, records, published),
         _ => threads(out, records, published),

@@ -27,8 +27,16 @@ pub(crate) enum Flaw {
     Count { wanted: usize, held: usize },
     #[error("handed out {addr:#x}, which is not aligned to {PAGE_BYTES} bytes")]
     Unaligned { addr: usize },
-    #[error("handed out pages that overlap at {addr:#x}")]
+    #[error("handed out memory that overlaps at {addr:#x}")]
     Overlap { addr: usize },
+    #[error("got fewer than the {wanted} blocks it was asked for")]
+    ShortOfBlocks { wanted: usize },
+    #[error("holds {held} blocks after taking {wanted}")]
+    CountOfBlocks { wanted: usize, held: usize },
+    #[error("handed out a block at {addr:#x}, which is not aligned to {align} bytes")]
+    UnalignedBlock { addr: usize, align: usize },
+    #[error("tells the device that the block at {addr:#x} is at {device:#x}")]
+    Elsewhere { addr: usize, device: u64 },
     #[error("has pages that the system did not take back")]
     Kept,
     #[error("asked for {wanted} committed pages, and got {committed}")]

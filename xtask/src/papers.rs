@@ -16,7 +16,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill-core", &[]),
     ("pagemill-sys", &["pagemill-core"]),
     ("pagemill", &["pagemill-core", "pagemill-sys"]),
-    ("pagemill-bench", &["pagemill", "pagemill-crypt"]),
+    ("pagemill-bench", &["pagemill", "pagemill-core", "pagemill-sys", "pagemill-crypt"]),
     ("pagemill-model", &["pagemill"]),
     ("pagemill-crypt", &["pagemill"]),
     ("pagemill-cli", &["pagemill", "pagemill-bench", "pagemill-crypt", "pagemill-model"]),

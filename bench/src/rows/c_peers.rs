@@ -84,7 +84,7 @@ impl Drop for Glibc {
 }
 
 /// Tells glibc to keep its heap: never trimmed, and not mapped piece by piece.
-fn keep_glibc_memory() {
+pub(super) fn keep_glibc_memory() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: `mallopt` may be called at any time; it changes parameters of glibc's own.
@@ -98,7 +98,7 @@ fn keep_glibc_memory() {
 }
 
 #[cfg(feature = "mimalloc")]
-mod mimalloc {
+pub(super) mod mimalloc {
     use std::sync::Once;
 
     use crate::rows::one_by_one::OnePage;
@@ -128,7 +128,7 @@ mod mimalloc {
     }
 
     /// Never gives memory back: a negative purge delay, in mimalloc's words.
-    pub(super) fn keep_memory() {
+    pub(in crate::rows) fn keep_memory() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             // SAFETY: sets an option of mimalloc's own, which it reads at its next purge.
@@ -138,7 +138,7 @@ mod mimalloc {
 }
 
 #[cfg(feature = "jemalloc")]
-mod jemalloc {
+pub(super) mod jemalloc {
     use std::ffi::{CStr, c_char, c_void};
     use std::sync::Once;
 
@@ -188,7 +188,7 @@ mod jemalloc {
     unsafe impl Sync for Conf {}
 
     /// Checks that the options above are in force.
-    pub(super) fn keep_memory() {
+    pub(in crate::rows) fn keep_memory() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             let in_force = (option(c"opt.dirty_decay_ms"), option(c"opt.muzzy_decay_ms"));
@@ -214,14 +214,14 @@ mod jemalloc {
 }
 
 #[cfg(feature = "snmalloc")]
-mod snmalloc {
+pub(super) mod snmalloc {
     use crate::rows::Unavailable;
     use crate::rows::one_by_one::OnePage;
     use crate::subject::PAGE_BYTES;
 
     /// Its build script leaves the assertions in unless `NDEBUG` comes from outside, as `.cargo/config.toml` gives it.
     /// A figure with them would be slower than what users get.
-    pub(super) fn check_build() -> Result<(), Unavailable> {
+    pub(in crate::rows) fn check_build() -> Result<(), Unavailable> {
         if env!("BENCH_CXXFLAGS").contains("-DNDEBUG") {
             return Ok(());
         }

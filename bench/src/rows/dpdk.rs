@@ -2,9 +2,10 @@
 //! call, over ordinary memory and without root. The timed loop is C (`dpdk_shim.c`), as its users write it.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
 
+use crate::rows::dma::{BlockRow, Shape, Source};
 use crate::rows::{Kind, Row, Site, Unavailable};
 use crate::subject::{PAGE_BYTES, Subject};
 
@@ -23,6 +24,10 @@ unsafe extern "C" {
     fn pmb_dpdk_thread_enter() -> c_int;
     fn pmb_dpdk_thread_leave();
     fn pmb_dpdk_pool_new(pool: *mut RawPool, n: c_uint) -> c_int;
+    fn pmb_dpdk_blocks_new(pool: *mut RawPool, n: c_uint, bytes: c_uint) -> c_int;
+    fn pmb_dpdk_block_bytes(pool: *const RawPool) -> c_uint;
+    fn pmb_dpdk_rounds(pool: *const RawPool, blocks: *mut *mut c_void, n: c_uint, is_bulk: c_int, reps: usize)
+    -> c_int;
     fn pmb_dpdk_pool_free(pool: *mut RawPool);
     fn pmb_dpdk_take(pool: *const RawPool, pages: *mut *mut c_void, n: c_uint) -> c_int;
     fn pmb_dpdk_put(pool: *const RawPool, pages: *const *mut c_void, n: c_uint);
@@ -41,6 +46,18 @@ pub(crate) fn row() -> Row {
         });
         Ok(site)
     })
+}
+
+/// Its rows of the table `dma`: blocks as DPDK lays them out, one by one and 64 a call.
+pub(super) fn block_rows() -> Vec<BlockRow> {
+    let row = |name, is_bulk| {
+        let open = move |shape: Shape| {
+            start()?;
+            Ok(Blocks { pool: Pool::of_blocks(shape)?, is_bulk, _seat: Seat::take() })
+        };
+        BlockRow { is_in_requests: false, ..BlockRow::new(name, Kind::Peer, open) }
+    };
+    vec![row("rte-mempool", false), row("rte-mempool-bulk", true)]
 }
 
 /// Starts DPDK's environment once in a process, which is as often as it allows.
@@ -88,6 +105,19 @@ impl Pool {
         match unsafe { pmb_dpdk_pool_new(&raw mut raw, count) } {
             0 => Ok(Pool(raw)),
             rc => Err(Unavailable(format!("no mempool of {pages} pages: {}", os_error(rc)))),
+        }
+    }
+}
+
+impl Pool {
+    /// Of blocks, and what the cache of a thread may hold besides.
+    fn of_blocks(shape: Shape) -> Result<Pool, Unavailable> {
+        let mut raw = RawPool { pool: ptr::null_mut(), memory: ptr::null_mut(), bytes: 0 };
+        let count = (shape.blocks + 1024) as c_uint;
+        // SAFETY: `raw` is a pool's three words, to be written; the environment has been started.
+        match unsafe { pmb_dpdk_blocks_new(&raw mut raw, count, shape.bytes as c_uint) } {
+            0 => Ok(Pool(raw)),
+            rc => Err(Unavailable(format!("no mempool of {count} blocks: {}", os_error(rc)))),
         }
     }
 }
@@ -175,5 +205,51 @@ impl Subject for Mempool {
         assert!(n <= self.held.len(), "a runner holds at most what it was made for");
         // SAFETY: `held` has room for `n` pointers; the loop puts back what it takes.
         unsafe { pmb_dpdk_batch(&raw const self.pool.0, self.held.as_mut_ptr(), n as c_uint, reps) == 0 }
+    }
+}
+
+/// A mempool of small blocks, whose loop is in C.
+struct Blocks {
+    pool: Pool,
+    is_bulk: bool,
+    _seat: Seat,
+}
+
+impl Source for Blocks {
+    type Block = NonNull<u8>;
+
+    fn fill(&mut self, slots: &mut [Option<NonNull<u8>>]) -> bool {
+        // SAFETY: an empty slot and a pointer have one layout, and there is room for so many.
+        unsafe { pmb_dpdk_take(&raw const self.pool.0, slots.as_mut_ptr().cast(), slots.len() as c_uint) == 0 }
+    }
+
+    fn empty(&mut self, slots: &mut [Option<NonNull<u8>>]) {
+        for block in slots.iter_mut().filter_map(Option::take) {
+            let block: *mut c_void = block.as_ptr().cast();
+            // SAFETY: an object of this pool, put back once.
+            unsafe { pmb_dpdk_put(&raw const self.pool.0, &raw const block, 1) }
+        }
+    }
+
+    fn at(block: &NonNull<u8>) -> NonNull<u8> {
+        *block
+    }
+
+    /// Objects begin at a cache line, whatever their size.
+    fn align(bytes: usize) -> usize {
+        bytes.min(64)
+    }
+
+    fn bytes_a_block(&self) -> Option<f64> {
+        // SAFETY: reads three fields of the pool.
+        Some(f64::from(unsafe { pmb_dpdk_block_bytes(&raw const self.pool.0) }))
+    }
+
+    fn repeat(&mut self, slots: &mut [Option<NonNull<u8>>], reps: usize) -> bool {
+        let (blocks, n) = (slots.as_mut_ptr().cast(), slots.len() as c_uint);
+        // SAFETY: there is room for so many pointers; the loop puts back what it takes, and leaves the pointers behind.
+        let rc = unsafe { pmb_dpdk_rounds(&raw const self.pool.0, blocks, n, c_int::from(self.is_bulk), reps) };
+        slots.fill(None);
+        rc == 0
     }
 }

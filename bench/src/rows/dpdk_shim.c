@@ -90,6 +90,25 @@ int pmb_dpdk_pool_new(struct pmb_pool *p, unsigned int n)
 	return 0;
 }
 
+/* A pool of n blocks as DPDK lays them out when nobody says how. Returns 0 or a negative errno. */
+int pmb_dpdk_blocks_new(struct pmb_pool *p, unsigned int n, unsigned int bytes)
+{
+	static unsigned int serial;
+	char name[RTE_MEMPOOL_NAMESIZE];
+
+	snprintf(name, sizeof(name), "pmbb%u", __atomic_fetch_add(&serial, 1, __ATOMIC_RELAXED));
+	p->memory = MAP_FAILED;
+	p->bytes = 0;
+	p->pool = rte_mempool_create(name, n, bytes, CACHE, 0, NULL, NULL, NULL, NULL, SOCKET_ID_ANY, 0);
+	return p->pool == NULL ? -rte_errno : 0;
+}
+
+/* What one block takes: header, block and trailer. */
+unsigned int pmb_dpdk_block_bytes(const struct pmb_pool *p)
+{
+	return p->pool->header_size + p->pool->elt_size + p->pool->trailer_size;
+}
+
 static inline int take(struct rte_mempool *pool, void **pages, unsigned int n)
 {
 	unsigned int done = 0;
@@ -137,6 +156,31 @@ int pmb_dpdk_batch(const struct pmb_pool *p, void **pages, unsigned int n, size_
 		/* The caller's pages are used in between, for all that the compiler knows. */
 		__asm__ volatile("" : : "r"(pages) : "memory");
 		put(p->pool, pages, n);
+	}
+	return rc;
+}
+
+/* reps times n blocks out, then back in the same order: one by one, or AT_ONCE a call. */
+int pmb_dpdk_rounds(const struct pmb_pool *p, void **blocks, unsigned int n, int is_bulk, size_t reps)
+{
+	int rc = 0;
+	for (size_t i = 0; i < reps; i++) {
+		if (is_bulk) {
+			rc |= take(p->pool, blocks, n);
+		} else {
+			for (unsigned int at = 0; at < n; at++)
+				rc |= rte_mempool_get(p->pool, &blocks[at]);
+		}
+		if (rc != 0)
+			return rc;
+		/* The caller's blocks are used in between, for all that the compiler knows. */
+		__asm__ volatile("" : : "r"(blocks) : "memory");
+		if (is_bulk) {
+			put(p->pool, blocks, n);
+		} else {
+			for (unsigned int at = 0; at < n; at++)
+				rte_mempool_put(p->pool, blocks[at]);
+		}
 	}
 	return rc;
 }

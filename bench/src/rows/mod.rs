@@ -4,13 +4,14 @@
 //! (an allocator, a pool); each measuring thread then makes its own [`Runner`] from it.
 
 mod c_peers;
+pub(crate) mod dma;
 #[cfg(feature = "dpdk")]
 mod dpdk;
 mod floors;
 pub(crate) mod mempool;
 mod one_by_one;
 mod pagemill;
-mod region;
+pub(crate) mod region;
 mod rust_peers;
 mod touch;
 
@@ -32,6 +33,8 @@ pub(crate) enum Kind {
     Floor,
     /// What a user would pick today.
     Peer,
+    /// Another way to build what is measured, written here to compare with.
+    Design,
 }
 
 impl Kind {
@@ -40,6 +43,7 @@ impl Kind {
             Kind::Ours => "pagemill",
             Kind::Floor => "floor",
             Kind::Peer => "peer",
+            Kind::Design => "design",
         }
     }
 }

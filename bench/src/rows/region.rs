@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use crate::rows::Unavailable;
 use crate::subject::PAGE_BYTES;
 
-/// Reserved address space of whole pages. Nobody but the rows of `touch` writes to it.
+/// Reserved address space of whole pages. Nobody but the rows of `touch` and `dma` writes to it.
 pub(crate) struct Region {
     base: NonNull<libc::c_void>,
     bytes: usize,
@@ -39,6 +39,13 @@ impl Region {
 
     pub(crate) fn base(&self) -> usize {
         self.base.as_ptr() as usize
+    }
+
+    /// Blocks of a size that divides a page's, ascending.
+    pub(crate) fn blocks(&self, bytes: usize) -> impl DoubleEndedIterator<Item = NonNull<u8>> + use<> {
+        let base = self.base.cast::<u8>();
+        // SAFETY: stays within the mapping.
+        (0..self.bytes / bytes).map(move |at| unsafe { base.add(at * bytes) })
     }
 
     /// The address of each page, ascending.

@@ -175,6 +175,7 @@ fn one(row: &ChurnRow, start: Start, frames: &mut dyn Frames, rounds: usize, see
         // The rows go one after another.
         turns: Vec::new(),
         ideal_percent: Some(percent),
+        bytes_a_block: None,
         p50_us: None,
         p99_us: None,
         seed: Some(seed),

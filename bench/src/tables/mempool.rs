@@ -90,6 +90,7 @@ fn percentile(run: &Run, bench: &'static str, at: f64, waits: &[f64]) -> Record 
         runs: waits.len(),
         turns: Vec::new(),
         ideal_percent: None,
+        bytes_a_block: None,
         p50_us: None,
         p99_us: None,
         seed: None,

@@ -7,6 +7,7 @@
 
 pub(crate) mod churn;
 pub(crate) mod crypt;
+pub(crate) mod dma;
 pub(crate) mod mempool;
 pub(crate) mod one_thread;
 pub(crate) mod threads;
@@ -201,6 +202,7 @@ impl CellSamples {
             total: column(|sample| Some(sample.total))?,
             runs: self.samples.len(),
             ideal_percent: None,
+            bytes_a_block: None,
             p50_us: latency(0),
             p99_us: latency(1),
             seed: self.seed,

@@ -1,0 +1,343 @@
+//! Rows of the table `dma`: small blocks in the shape of the self test of Linux's `dma_pool`, all out one by one, then
+//! all back in the order in which they came; and as the descriptors of requests in flight.
+//!
+//! A [`Source`] hands blocks out in the form that its users would hold them in; [`Lane`] is the object-safe face of the
+//! timed loops over it, compiled for each source. Pagemill's own are in `ours`, what a program would use today in
+//! `peers`; `old_way` and `links` are designs that Pagemill was decided against, written here to compare with.
+
+mod chains;
+mod links;
+mod old_way;
+mod ours;
+mod peers;
+
+use std::hint::black_box;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use crate::rows::{Kind, Unavailable};
+use crate::subject::Flaw;
+use crate::tables::dma::requests::{Bed, Busy, Failure};
+
+/// Blocks of a bulk call.
+pub(crate) const BULK: usize = 64;
+
+/// How large, and how many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) bytes: usize,
+    pub(crate) blocks: usize,
+}
+
+type Open = Box<dyn Fn(Shape) -> Result<Box<dyn Lane>, Unavailable>>;
+
+/// A row of the table.
+pub(crate) struct BlockRow {
+    pub(crate) name: &'static str,
+    pub(crate) backend: &'static str,
+    pub(crate) kind: Kind,
+    /// Whether it takes part in the run with requests in flight too.
+    pub(crate) is_in_requests: bool,
+    pub(crate) open: Open,
+}
+
+impl BlockRow {
+    /// One of Pagemill's, on that backend.
+    fn of_pagemill<S: Source + 'static>(
+        name: &'static str,
+        backend: &'static str,
+        open: impl Fn(Shape) -> Result<S, Unavailable> + 'static,
+    ) -> BlockRow {
+        BlockRow { backend, ..BlockRow::new(name, Kind::Ours, open) }
+    }
+
+    pub(super) fn new<S: Source + 'static>(
+        name: &'static str,
+        kind: Kind,
+        open: impl Fn(Shape) -> Result<S, Unavailable> + 'static,
+    ) -> BlockRow {
+        let open = move |shape: Shape| {
+            let slots = (0..shape.blocks).map(|_| None).collect();
+            Ok(Box::new(Held { source: open(shape)?, slots, shape }) as Box<dyn Lane>)
+        };
+        BlockRow { name, backend: "-", kind, is_in_requests: kind != Kind::Design, open: Box::new(open) }
+    }
+}
+
+/// The rows, Pagemill's on that backend.
+pub(crate) fn rows(backend: &'static str) -> Vec<BlockRow> {
+    let mut rows = ours::rows(backend);
+    rows.extend([links::outside(), links::inside(), old_way::row()]);
+    rows.extend(peers::rows());
+    #[cfg(feature = "dpdk")]
+    rows.extend(super::dpdk::block_rows());
+    rows
+}
+
+/// One way of getting blocks of one size.
+pub(crate) trait Source {
+    /// What its user holds.
+    type Block;
+
+    /// Fills all `slots`, which are empty. False: there are not so many.
+    fn fill(&mut self, slots: &mut [Option<Self::Block>]) -> bool;
+
+    /// Gives back what is in `slots`, in their order.
+    fn empty(&mut self, slots: &mut [Option<Self::Block>]);
+
+    /// Where the program finds it.
+    fn at(block: &Self::Block) -> NonNull<u8>;
+
+    /// Where the device finds it, which is the same address in these tables.
+    fn device(_block: &Self::Block) -> Option<u64> {
+        None
+    }
+
+    /// What blocks of so many bytes are aligned to.
+    fn align(bytes: usize) -> usize {
+        bytes
+    }
+
+    /// Memory that a block takes, itself included, where it is known.
+    fn bytes_a_block(&self) -> Option<f64> {
+        None
+    }
+
+    /// `reps` times all blocks out and back, for rows whose own users write this loop in C.
+    #[inline]
+    fn repeat(&mut self, slots: &mut [Option<Self::Block>], reps: usize) -> bool {
+        let mut is_complete = true;
+        for _ in 0..reps {
+            is_complete &= self.fill(slots);
+            black_box(&mut *slots);
+            self.empty(slots);
+            black_box(&mut *slots);
+        }
+        is_complete
+    }
+}
+
+/// A source that has one block a call.
+pub(crate) trait OneBlock {
+    type Block;
+    fn get(&mut self) -> Option<Self::Block>;
+    fn put(&mut self, block: Self::Block);
+    fn at(block: &Self::Block) -> NonNull<u8>;
+    fn device(_block: &Self::Block) -> Option<u64> {
+        None
+    }
+    fn bytes_a_block(&self) -> Option<f64> {
+        None
+    }
+}
+
+/// [`OneBlock`], one call a block.
+pub(crate) struct Singly<O>(pub(crate) O);
+
+impl<O: OneBlock> Source for Singly<O> {
+    type Block = O::Block;
+
+    #[inline]
+    fn fill(&mut self, slots: &mut [Option<O::Block>]) -> bool {
+        for slot in slots {
+            let block = self.0.get();
+            if block.is_none() {
+                return false;
+            }
+            *slot = block;
+        }
+        true
+    }
+
+    #[inline]
+    fn empty(&mut self, slots: &mut [Option<O::Block>]) {
+        for slot in slots {
+            if let Some(block) = slot.take() {
+                self.0.put(block);
+            }
+        }
+    }
+
+    fn at(block: &O::Block) -> NonNull<u8> {
+        O::at(block)
+    }
+
+    fn device(block: &O::Block) -> Option<u64> {
+        O::device(block)
+    }
+
+    fn bytes_a_block(&self) -> Option<f64> {
+        self.0.bytes_a_block()
+    }
+}
+
+/// The timed loops over a source.
+pub(crate) trait Lane {
+    /// Takes all blocks and proves that they are so many, distinct, aligned to their size, and where the device is told.
+    fn verify(&mut self) -> Result<(), Flaw>;
+
+    /// `reps` times all blocks out and back, timed as a whole.
+    fn rounds(&mut self, reps: usize) -> Result<Duration, Flaw>;
+
+    /// The same, writing a word to each block that is out, as whoever asked for it would at least.
+    fn written_rounds(&mut self, reps: usize) -> Result<Duration, Flaw>;
+
+    /// `batches` of requests, each of which has a block while it is in flight.
+    fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Failure>;
+
+    /// Memory that a block takes, itself included, when all have been out.
+    fn bytes_a_block(&self) -> Option<f64>;
+}
+
+/// A source, and what is out.
+struct Held<S: Source> {
+    source: S,
+    slots: Vec<Option<S::Block>>,
+    shape: Shape,
+}
+
+impl<S: Source> Held<S> {
+    fn timed(&self, start: Instant, is_complete: bool) -> Result<Duration, Flaw> {
+        is_complete.then(|| start.elapsed()).ok_or(Flaw::ShortOfBlocks { wanted: self.shape.blocks })
+    }
+}
+
+impl<S: Source> Drop for Held<S> {
+    fn drop(&mut self) {
+        self.source.empty(&mut self.slots);
+    }
+}
+
+impl<S: Source> Lane for Held<S> {
+    fn verify(&mut self) -> Result<(), Flaw> {
+        let is_complete = self.source.fill(&mut self.slots);
+        let found: Vec<(usize, Option<u64>)> =
+            self.slots.iter().flatten().map(|block| (S::at(block).as_ptr() as usize, S::device(block))).collect();
+        self.source.empty(&mut self.slots);
+        is_complete.then_some(()).ok_or(Flaw::ShortOfBlocks { wanted: self.shape.blocks })?;
+        check_blocks(found, self.shape, S::align(self.shape.bytes))
+    }
+
+    #[inline(never)]
+    fn rounds(&mut self, reps: usize) -> Result<Duration, Flaw> {
+        let start = Instant::now();
+        let is_complete = self.source.repeat(&mut self.slots, reps);
+        self.timed(start, is_complete)
+    }
+
+    #[inline(never)]
+    fn written_rounds(&mut self, reps: usize) -> Result<Duration, Flaw> {
+        let mut is_complete = true;
+        let start = Instant::now();
+        for _ in 0..reps {
+            for chunk in self.slots.chunks_mut(BULK) {
+                is_complete &= self.source.fill(chunk);
+                for block in chunk.iter().flatten() {
+                    // SAFETY: the block is this program's, and has 16 bytes at least.
+                    unsafe { S::at(block).cast::<u64>().write_volatile(1) };
+                }
+            }
+            self.source.empty(&mut self.slots);
+        }
+        self.timed(start, is_complete)
+    }
+
+    fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Failure> {
+        bed.run(&mut self.source, batches)
+    }
+
+    fn bytes_a_block(&self) -> Option<f64> {
+        self.source.bytes_a_block()
+    }
+}
+
+/// Proves that these are as many blocks as the shape says, aligned so, of which no two share a byte, and that
+/// the device is told where each one is.
+fn check_blocks(mut found: Vec<(usize, Option<u64>)>, shape: Shape, align: usize) -> Result<(), Flaw> {
+    let Shape { bytes, blocks } = shape;
+    if found.len() != blocks {
+        return Err(Flaw::CountOfBlocks { wanted: blocks, held: found.len() });
+    }
+    for &(addr, device) in &found {
+        if addr == 0 || addr % align != 0 {
+            return Err(Flaw::UnalignedBlock { addr, align });
+        }
+        if let Some(device) = device.filter(|&device| device != addr as u64) {
+            return Err(Flaw::Elsewhere { addr, device });
+        }
+    }
+    found.sort_unstable();
+    match found.windows(2).find(|pair| pair[1].0 - pair[0].0 < bytes) {
+        Some(pair) => Err(Flaw::Overlap { addr: pair[1].0 }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape { bytes: 64, blocks: 3 };
+
+    #[test]
+    fn the_check_of_blocks_fails_on_each_flaw() {
+        let check = |blocks: [(usize, Option<u64>); 3]| check_blocks(blocks.to_vec(), SHAPE, 64);
+        assert_eq!(check([(192, None), (64, Some(64)), (128, None)]), Ok(()));
+        assert_eq!(check_blocks(vec![(64, None)], SHAPE, 64), Err(Flaw::CountOfBlocks { wanted: 3, held: 1 }));
+        assert_eq!(check([(192, None), (72, None), (128, None)]), Err(Flaw::UnalignedBlock { addr: 72, align: 64 }));
+        assert_eq!(check([(192, None), (0, None), (128, None)]), Err(Flaw::UnalignedBlock { addr: 0, align: 64 }));
+        assert_eq!(check_blocks(vec![(96, None); 1], Shape { bytes: 64, blocks: 1 }, 32), Ok(()));
+        assert_eq!(check([(64, None), (128, None), (64, None)]), Err(Flaw::Overlap { addr: 64 }));
+        assert_eq!(check([(192, None), (64, Some(128)), (128, None)]), Err(Flaw::Elsewhere { addr: 64, device: 128 }));
+    }
+
+    /// Every row of this build, in every shape, checked as every cell is before it is timed, and again behind each loop.
+    #[test]
+    fn every_row_hands_out_distinct_blocks_and_takes_them_back() {
+        for backend in ["rseq", "portable"] {
+            for row in rows(backend) {
+                for (bytes, blocks) in [(16, 1000), (64, 8192), (4096, 100)] {
+                    let shape = Shape { bytes, blocks };
+                    let mut lane = match (row.open)(shape) {
+                        Ok(lane) => lane,
+                        Err(reason) => {
+                            println!("skipped {} {backend}: {reason}", row.name);
+                            continue;
+                        }
+                    };
+                    let told = |flaw: Flaw| -> ! { panic!("{} {backend}, {shape:?}: {flaw}", row.name) };
+                    lane.verify().unwrap_or_else(|flaw| told(flaw));
+                    lane.rounds(3).unwrap_or_else(|flaw| told(flaw));
+                    lane.written_rounds(2).unwrap_or_else(|flaw| told(flaw));
+                    lane.verify().unwrap_or_else(|flaw| told(flaw));
+                    if let Some(all) = lane.bytes_a_block() {
+                        assert!(all >= bytes as f64, "{} takes {all} bytes for {bytes}", row.name);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A source that has one block fewer than it is asked for.
+    struct Short;
+    impl Source for Short {
+        type Block = NonNull<u8>;
+        fn fill(&mut self, _: &mut [Option<NonNull<u8>>]) -> bool {
+            false
+        }
+        fn empty(&mut self, _: &mut [Option<NonNull<u8>>]) {}
+        fn at(block: &NonNull<u8>) -> NonNull<u8> {
+            *block
+        }
+    }
+
+    #[test]
+    fn no_loop_reports_a_time_for_a_row_that_came_up_short() {
+        let row = BlockRow::new("short", Kind::Peer, |_| Ok(Short));
+        let mut lane = (row.open)(SHAPE).map_err(|_| ()).unwrap();
+        let short = Flaw::ShortOfBlocks { wanted: 3 };
+        assert_eq!(lane.verify(), Err(short.clone()));
+        assert_eq!(lane.rounds(1), Err(short.clone()));
+        assert_eq!(lane.written_rounds(1), Err(short));
+    }
+}

@@ -1,0 +1,274 @@
+//! `dma`: small blocks in the shape of the self test that was published for Linux's `dma_pool`: all of them out, then all
+//! of them back in the same order, for five sizes. And small blocks as descriptors of requests in flight: `requests`.
+//!
+//! A record's `n` is the size of a block; its time is nanoseconds for a block out and back, among requests nanoseconds a
+//! request.
+
+pub(crate) mod requests;
+
+use crate::Error;
+use crate::record::Record;
+use crate::rows::Kind;
+use crate::rows::dma::{BULK, BlockRow, Lane, Shape, rows};
+use crate::subject::Parts;
+use crate::tables::{CellSamples, Effort, Run, Sample, enough, take_turn, take_turns};
+use requests::{Bed, Failure};
+
+/// As the kernel's self test has them.
+pub(crate) const SHAPES: [Shape; 5] = [
+    Shape { bytes: 16, blocks: 8192 },
+    Shape { bytes: 64, blocks: 8192 },
+    Shape { bytes: 256, blocks: 8192 },
+    Shape { bytes: 1024, blocks: 2048 },
+    Shape { bytes: 4096, blocks: 1024 },
+];
+
+/// Steps on the bar that shows progress.
+pub(crate) const STEPS: usize = SHAPES.len() + 1;
+
+/// The parts of the table.
+pub(crate) const SELF_TEST: &str = "dma";
+/// The same, with a word written to each block.
+pub(crate) const WRITTEN: &str = "dma-written";
+/// Requests in flight: of the wall's time, and of the processor's.
+pub(crate) const REQUESTS: &str = "dma-requests";
+pub(crate) const REQUESTS_CPU: &str = "dma-requests-cpu";
+
+/// Times all blocks out and back in one turn, at full effort: as many as the self test has in all turns together.
+const LEAST_ROUNDS: usize = 100usize.div_ceil(Effort::FULL.rounds);
+
+pub(crate) fn dma(run: &mut Run) -> Result<Vec<Record>, Error> {
+    let is_shown = |row: &BlockRow| match row.kind {
+        Kind::Ours => run.rows.iter().any(|row| row.kind == Kind::Ours),
+        // With any row to compare with.
+        Kind::Design => run.rows.iter().any(|row| row.kind != Kind::Ours),
+        // `rte-mempool-bulk` goes with `rte-mempool`.
+        _ => run.rows.iter().any(|known| row.name.trim_end_matches("-bulk") == known.name),
+    };
+    let rows: Vec<BlockRow> = rows(run.backend).into_iter().filter(is_shown).collect();
+    let mut records = Vec::new();
+    for shape in SHAPES {
+        run.progress.set_message(format!("dma {} B", shape.bytes));
+        records.extend(self_test(run, &rows, shape)?);
+        run.progress.inc(1);
+    }
+    run.progress.set_message("dma: requests");
+    match Bed::new(run.seed) {
+        Ok(mut bed) => records.extend(in_flight(run, &rows, &mut bed)?),
+        Err(why) => run.note_absent(REQUESTS, "-", &why),
+    }
+    run.progress.inc(1);
+    Ok(records)
+}
+
+fn cell(bench: &'static str, row: &BlockRow, n: usize) -> CellSamples {
+    CellSamples {
+        bench,
+        name: row.name,
+        backend: row.backend,
+        kind: row.kind,
+        n,
+        samples: Vec::new(),
+        latencies_us: Vec::new(),
+        seed: None,
+    }
+}
+
+/// A row that takes part.
+struct Entrant<'a> {
+    row: &'a BlockRow,
+    lane: Box<dyn Lane>,
+}
+
+fn open<'a>(run: &mut Run, row: &'a BlockRow, shape: Shape) -> Option<Entrant<'a>> {
+    match (row.open)(shape) {
+        Ok(lane) => Some(Entrant { row, lane }),
+        Err(why) => {
+            run.note_absent(row.name, row.backend, &why);
+            None
+        }
+    }
+}
+
+/// One size: all rows out and back, and those that are Pagemill's or its design once more with a word written.
+fn self_test(run: &mut Run, rows: &[BlockRow], shape: Shape) -> Result<Vec<Record>, Error> {
+    let mut entrants: Vec<Entrant> = rows.iter().filter_map(|row| open(run, row, shape)).collect();
+    let mut records = timed(run, &mut entrants, SELF_TEST, shape, |lane, reps| lane.rounds(reps))?;
+    entrants.retain(|entrant| matches!(entrant.row.kind, Kind::Ours | Kind::Design) && entrant.row.name != "old-way");
+    records.extend(timed(run, &mut entrants, WRITTEN, shape, |lane, reps| lane.written_rounds(reps))?);
+    Ok(records)
+}
+
+fn timed(
+    run: &Run,
+    entrants: &mut [Entrant],
+    bench: &'static str,
+    shape: Shape,
+    round: impl Fn(&mut dyn Lane, usize) -> Result<std::time::Duration, crate::subject::Flaw>,
+) -> Result<Vec<Record>, Error> {
+    let mut cells: Vec<CellSamples> = entrants.iter().map(|it| cell(bench, it.row, shape.bytes)).collect();
+    let least = if run.effort.rounds >= Effort::FULL.rounds { LEAST_ROUNDS } else { 1 };
+    let mut reps = Vec::new();
+    for (entrant, cell) in entrants.iter_mut().zip(&cells) {
+        entrant.lane.verify().map_err(|flaw| cell.flawed(flaw))?;
+        let found = enough(run.effort.round, |reps| round(entrant.lane.as_mut(), reps));
+        reps.push(found.map_err(|flaw| cell.flawed(flaw))?.max(least));
+    }
+    take_turns(run, run.effort.rounds, &mut cells, &reps, |at, reps| {
+        let elapsed = round(entrants[at].lane.as_mut(), reps)?;
+        let total = elapsed.as_nanos() as f64 / (shape.blocks * reps) as f64;
+        Ok(Sample { alloc: None, free: None, total })
+    })?;
+    let mut records = Vec::new();
+    for (entrant, cell) in entrants.iter_mut().zip(cells) {
+        entrant.lane.verify().map_err(|flaw| cell.flawed(flaw))?;
+        let bytes_a_block = entrant.lane.bytes_a_block();
+        records.extend(cell.record().map(|record| Record { bytes_a_block, ..record }));
+    }
+    Ok(records)
+}
+
+/// What goes wrong here is told with the row that it happened to.
+fn failed(cell: &CellSamples, failure: &Failure) -> Error {
+    Error::Row { bench: cell.bench, name: cell.name, backend: cell.backend, n: cell.n, flaw: failure.to_string() }
+}
+
+fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Record>, Error> {
+    let opened = rows.iter().filter(|row| row.is_in_requests).filter_map(|row| open(run, row, requests::SHAPE));
+    let mut entrants: Vec<Entrant> = opened.collect();
+    let bytes = requests::SHAPE.bytes;
+    let mut cells: Vec<CellSamples> = entrants.iter().map(|it| cell(REQUESTS, it.row, bytes)).collect();
+    let mut on_cpu: Vec<CellSamples> = entrants.iter().map(|it| cell(REQUESTS_CPU, it.row, bytes)).collect();
+    let mut failure = None;
+    let mut batches = Vec::new();
+    for (entrant, cell) in entrants.iter_mut().zip(&cells) {
+        entrant.lane.verify().map_err(|flaw| cell.flawed(flaw))?;
+        // Four times as long as elsewhere, as a request is: the system takes its time unevenly.
+        let found = enough(4 * run.effort.round, |batches| {
+            Ok(match entrant.lane.requests(bed, batches) {
+                Ok(busy) => busy.wall,
+                Err(error) => {
+                    failure.get_or_insert(failed(cell, &error));
+                    4 * run.effort.round
+                }
+            })
+        });
+        batches.push(found.map_err(|flaw| cell.flawed(flaw))?);
+    }
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    for turn in 0..run.effort.rounds {
+        for place in 0..cells.len() {
+            let at = (place + turn) % cells.len();
+            let (lane, name) = (entrants[at].lane.as_mut(), on_cpu[at].clone());
+            let (mut failure, mut cpu) = (None, std::time::Duration::ZERO);
+            let of_one = |time: std::time::Duration, batches| time.as_nanos() as f64 / (batches * BULK) as f64;
+            take_turn(run, &mut cells[at], batches[at], |batches| {
+                let busy = lane.requests(bed, batches).unwrap_or_else(|error| {
+                    failure.get_or_insert(failed(&name, &error));
+                    requests::Busy::default()
+                });
+                cpu = busy.cpu / batches as u32;
+                let parts =
+                    Sample::from_parts(Parts { alloc: busy.alloc, free: busy.free }, BULK, batches, run.clock_ns);
+                Ok(Sample { total: of_one(busy.wall, batches), ..parts })
+            })?;
+            failure.map_or(Ok(()), Err)?;
+            on_cpu[at].samples.push(Sample { alloc: None, free: None, total: of_one(cpu, 1) });
+        }
+    }
+    Ok(cells.into_iter().chain(on_cpu).filter_map(CellSamples::record).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::machine::Machine;
+    use crate::rows::catalogue;
+
+    #[test]
+    fn every_row_is_what_it_says_or_tells_why_it_is_absent() {
+        let machine = Machine::unknown();
+        let all = catalogue();
+        let effort = Effort { rounds: 2, round: Duration::from_micros(1) };
+        for backend in ["rseq", "portable"] {
+            let mut run = Run::for_test(&machine, &all, effort);
+            run.backend = backend;
+            let records = dma(&mut run).unwrap();
+            run.absent.iter().for_each(|why| println!("skipped: {why}"));
+            let is_absent = |name: &str| run.absent.iter().any(|why| why.starts_with(name));
+            let has = |bench: &str, name: &str, n: usize| {
+                records.iter().any(|r| (r.bench, r.name, r.n) == (bench, name, n) && r.total.min > 0.0)
+            };
+            for row in rows(backend).iter().filter(|row| !is_absent(row.name)) {
+                for shape in SHAPES {
+                    assert!(has(SELF_TEST, row.name, shape.bytes), "{} at {}", row.name, shape.bytes);
+                }
+                if row.is_in_requests && !is_absent(REQUESTS) {
+                    assert!(has(REQUESTS, row.name, 64) && has(REQUESTS_CPU, row.name, 64), "{}", row.name);
+                }
+            }
+            for record in records.iter().filter(|record| record.bench == REQUESTS) {
+                assert!(record.alloc.is_some() && record.free.is_some() && record.runs == 2, "{}", record.name);
+            }
+            let ours = records.iter().filter(|record| record.kind == Kind::Ours);
+            assert!(ours.clone().count() > 0 && ours.clone().all(|record| record.backend == backend));
+            assert!(ours.filter(|r| r.bench == SELF_TEST).all(|r| r.bytes_a_block.is_some_and(|b| b > r.n as f64)));
+        }
+    }
+
+    #[test]
+    fn only_what_was_asked_for_is_compared_with() {
+        let machine = Machine::unknown();
+        let effort = Effort { rounds: 1, round: Duration::from_micros(1) };
+        let named =
+            |names: &[&str]| catalogue().into_iter().filter(|row| names.contains(&row.name)).collect::<Vec<_>>();
+        let shown = |names: &[&str]| {
+            let rows = named(names);
+            let mut run = Run::for_test(&machine, &rows, effort);
+            let mut names: Vec<&str> = dma(&mut run).unwrap().iter().map(|record| record.name).collect();
+            names.dedup();
+            names.sort_unstable();
+            names.dedup();
+            names
+        };
+        let alone = shown(&["pagemill-single"]);
+        assert!(alone.iter().all(|name| name.starts_with("dma-")), "{alone:?}");
+        let versus = shown(&["pagemill-single", "glibc"]);
+        assert!(versus.contains(&"glibc") && versus.contains(&"old-way"), "{versus:?}");
+        assert!(!versus.contains(&"tls-vec"), "{versus:?}");
+    }
+
+    /// A source that hands the same block to two requests: what they read is not what they asked for.
+    #[test]
+    fn requests_that_share_a_block_are_found_out() {
+        use std::ptr::NonNull;
+
+        use crate::rows::dma::Source;
+
+        struct Same(Box<[u64; 8]>);
+        impl Source for Same {
+            type Block = NonNull<u8>;
+            fn fill(&mut self, slots: &mut [Option<NonNull<u8>>]) -> bool {
+                slots.fill(Some(NonNull::from(&mut *self.0).cast()));
+                true
+            }
+            fn empty(&mut self, slots: &mut [Option<NonNull<u8>>]) {
+                slots.fill(None);
+            }
+            fn at(block: &NonNull<u8>) -> NonNull<u8> {
+                *block
+            }
+        }
+        match Bed::new(3) {
+            Ok(mut bed) => {
+                let found = bed.run(&mut Same(Box::new([0; 8])), 4);
+                assert!(matches!(found, Err(Failure::Shared { .. })), "{found:?}");
+            }
+            Err(why) => println!("skipped: {why}"),
+        }
+    }
+}
