@@ -312,8 +312,7 @@ pub struct CpuLists {
 /// ```
 /// use pagemill_core::Mobility;
 /// use pagemill_sys::{Backend, Batch, PerCpu};
-/// let lists = PerCpu::new(Backend::Portable, 1, || 0).unwrap();
-/// let list = Mobility::Unmovable;
+/// let (lists, list) = (PerCpu::new(Backend::Portable, 1, || 0).unwrap(), Mobility::Unmovable);
 /// assert!(lists.push(list, 7) && lists.push(list, 8));
 /// let mut batch = Batch::new();
 /// lists.pop_n(list, 64, &mut batch);
@@ -380,17 +379,19 @@ impl PerCpu {
         Ok(Self { base: map.as_ptr(), cpus: cpus as u32, backend, rseq_offset: rseq::area_offset(), cpu_of, _map: map })
     }
 
-    /// Lists for the same CPUs, empty.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
+    /// Lists for the same CPUs, empty; errors are the same.
     pub fn another(&self) -> Result<Self, Error> {
         Self::new(self.backend, self.cpus(), self.cpu_of)
     }
 
-    /// The same, which take nothing, and no memory, until each is given a policy and [opened](List::open); errors are the same.
+    /// The same, which take nothing, and no memory, until each is given a policy and [opened](List::open), and are so again
+    /// in the child of a fork.
     pub fn another_shut(&self) -> Result<Self, Error> {
-        Self::shut(self.backend, self.cpus(), self.cpu_of)
+        let lists = Self::shut(self.backend, self.cpus(), self.cpu_of)?;
+        let bytes = lists._map.bytes();
+        let wiped = lists._map.wipe_on_fork();
+        wiped.map_err(|errno| Invalid::System { what: "lists that no child sees", bytes, errno: errno.0 })?;
+        Ok(lists)
     }
 
     /// The backend in force.

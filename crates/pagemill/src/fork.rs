@@ -20,6 +20,7 @@ use pagemill_sys::ForkHooks;
 /// Forks between the first process and this one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
+#[inline]
 pub(crate) fn generation() -> u64 {
     GENERATION.load(Relaxed)
 }

@@ -10,7 +10,9 @@ use std::sync::{Arc, Barrier, Mutex};
 
 /// A device that sees each arena a fixed distance away, and what it was told.
 #[derive(Clone, Default)]
-struct Window(Arc<Mutex<Vec<(Range<usize>, bool)>>>);
+struct Window(Arc<Mutex<Vec<Told>>>);
+/// An arena, and whether it was mapped or unmapped.
+type Told = (Range<usize>, bool);
 const WINDOW: u64 = 1 << 50;
 
 impl DeviceMap for Window {
@@ -52,9 +54,9 @@ fn each_arena_is_mapped_once_and_unmapped_with_the_last_handle() {
     let other = DmaPool::create("second", &device, 4096, 0, 0).unwrap();
     let block = pool.alloc(Gfp::KERNEL).unwrap();
     let page = other.alloc(Gfp::KERNEL).unwrap();
-    for block in [&block, &page] {
-        assert_eq!(block.device_addr().get(), addr(block) as u64 + WINDOW);
-        assert_eq!(device.address_of(addr(block) + 63).unwrap(), block.device_addr().offset(63));
+    for (pool, block) in [(&pool, &block), (&other, &page)] {
+        assert_eq!(pool.device_addr(block).get(), addr(block) as u64 + WINDOW);
+        assert_eq!(device.address_of(addr(block) + 63).unwrap(), pool.device_addr(block).offset(63));
     }
     assert_eq!(window.0.lock().unwrap().len(), 1);
 
@@ -92,7 +94,7 @@ fn blocks_of_a_new_page_come_in_ascending_order_and_those_that_went_last_first()
 
         let mut slots: Vec<_> = (0..blocks).map(|_| None).collect();
         assert_eq!(pool.alloc_bulk(Gfp::KERNEL, &mut slots).unwrap(), blocks);
-        assert!(slots.iter().flatten().is_sorted_by_key(|block| addr(block)), "{size} in bulk");
+        assert!(slots.iter().flatten().is_sorted_by_key(addr), "{size} in bulk");
         assert_eq!(pool.free_bulk(&mut slots), blocks);
         let again = pool.alloc(Gfp::KERNEL).unwrap();
         let next = pool.alloc(Gfp::KERNEL).unwrap();
@@ -132,7 +134,7 @@ fn a_device_that_sees_each_page_elsewhere_has_an_address_for_each_byte() {
     pool.alloc_bulk(Gfp::KERNEL, &mut blocks).unwrap();
     for block in blocks.iter().flatten() {
         let (page, offset) = ((addr(block) - start) / 4096, addr(block) % 4096);
-        assert_eq!(block.device_addr().get(), ((64 - page) * 4096 + offset) as u64);
+        assert_eq!(pool.device_addr(block).get(), ((64 - page) * 4096 + offset) as u64);
     }
     pool.free_bulk(&mut blocks);
 }
@@ -417,7 +419,7 @@ proptest! {
             places.sort_unstable();
             prop_assert!(places.windows(2).all(|two| two[1] - two[0] >= pool.size()));
             for block in slots.iter().flatten() {
-                let there = block.device_addr().get() as usize;
+                let there = pool.device_addr(block).get() as usize;
                 prop_assert_eq!(there, addr(block) + WINDOW as usize);
                 prop_assert!(there.is_multiple_of(align));
                 prop_assert!(boundary == 0 || there / boundary == (there + size - 1) / boundary);

@@ -12,6 +12,8 @@
 //! - D2 A block's state says that it is out from its hand-out to its return. It is written by whoever does either, without a
 //!   lock: if two return a block at once, its number is in two places, and whoever finds it second, still out, forgets it.
 //! - D3 Units are only added.
+//! - D4 The lists of a poisoned pool, and those of a parent in the child of its fork, hold nothing and take nothing, so that
+//!   each call goes the slow way, where that is seen to.
 //!
 //! # Locks
 //! The stack's alone, held to move numbers. No page is asked for and no list is touched while it is.
@@ -25,7 +27,7 @@ use crate::registry;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use pagemill_core::{CpuId, Gfp, Misuse, MisuseKind, Mobility};
 use pagemill_sys::{Batch, PerCpu};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,14 +50,13 @@ const LIST: Mobility = Mobility::Unmovable;
 const LIST_MAX: usize = 512;
 const LIST_MIN: usize = 256;
 
-/// States.
-const FREE: u8 = 0;
-const OUT: u8 = 1;
-
 /// What a poisoned block holds while it is free, and when it is handed out: the kernel's `POOL_POISON_FREED` and
 /// `POOL_POISON_ALLOCATED`.
 const POISON_FREE: u8 = 0xa7;
 const POISON_OUT: u8 = 0xa9;
+
+/// Numbers of pools.
+static POOLS: AtomicU32 = AtomicU32::new(0);
 
 /// A block of a [`DmaPool`]. It goes back by [`DmaPool::free`]; one that is dropped instead counts as out for ever.
 ///
@@ -66,15 +67,15 @@ const POISON_OUT: u8 = 0xa9;
 /// let block = pool.zalloc(Gfp::KERNEL)?;
 /// // SAFETY: the block is ours, of 32 bytes, and no device was told of it yet.
 /// unsafe { block.as_ptr().cast::<u64>().write(0x1234) };
-/// assert_eq!(block.device_addr().get(), block.as_ptr() as u64); // what `Identity` makes it
+/// assert_eq!(pool.device_addr(&block).get(), block.as_ptr() as u64); // what `Identity` makes it
 /// # pool.free(block).unwrap();
 /// # Ok::<(), pagemill::DeviceError>(())
 /// ```
 #[derive(Debug)]
 pub struct DmaBlock {
     addr: NonNull<u8>,
-    device_addr: DeviceAddr,
-    number: u32,
+    /// The pool's number, then the block's in it.
+    tag: u64,
 }
 
 // SAFETY: whoever has it has the block's memory, as with a box; what is shared of it gives an address and no more.
@@ -87,11 +88,6 @@ impl DmaBlock {
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.addr.as_ptr()
-    }
-    /// Where the device finds that.
-    #[inline]
-    pub fn device_addr(&self) -> DeviceAddr {
-        self.device_addr
     }
 }
 
@@ -109,7 +105,7 @@ impl DmaBlock {
 /// let pool = DmaPool::create("prp list 256", &device, 256, 256, 4096)?;
 /// let mut lists = [const { None }; 64];
 /// assert_eq!(pool.alloc_bulk(Gfp::KERNEL, &mut lists)?, 64);
-/// assert!(lists.iter().flatten().all(|list| list.device_addr().get().is_multiple_of(256)));
+/// assert!(lists.iter().flatten().all(|list| pool.device_addr(list).get().is_multiple_of(256)));
 /// assert_eq!(pool.free_bulk(&mut lists), 64);
 /// pool.destroy().unwrap();
 /// # Ok::<(), pagemill::DeviceError>(())
@@ -144,6 +140,12 @@ struct Shared {
     /// All blocks.
     blocks: usize,
     units: Vec<Block>,
+}
+
+#[cold]
+#[inline(never)]
+fn not_of(name: &str) -> ! {
+    panic!("the block is not of the pool {name}")
 }
 
 impl DmaPool {
@@ -199,7 +201,7 @@ impl DmaPool {
         // All that the allocator has, and as much again if it grows; less where numbers of 32 bits end.
         let units =
             ((2 * allocator.managed_pages().get()) >> shape.order_least.get()).clamp(64, (1 << 31) >> shape.shift);
-        let (tables, stack) = Tables::new(units, shape.shift)?;
+        let (tables, stack) = Tables::new(units, &shape, POOLS.fetch_add(1, Relaxed))?;
         let shared = Shared { stack, free: 0, free_max: 0, blocks: 0, units: Vec::new() };
         let pool = Arc::new(Pool {
             lists: allocator.nodes().first().lists.another_shut()?,
@@ -226,28 +228,44 @@ impl DmaPool {
         self.0.shape.size
     }
 
+    /// Where the device finds a block's first byte.
+    ///
+    /// # Panics
+    /// If the block is another pool's.
+    #[inline]
+    pub fn device_addr(&self, block: &DmaBlock) -> DeviceAddr {
+        let find = self.0.tables.find;
+        match find.number(block.tag) {
+            // SAFETY: the pool's tag: it made the block.
+            Some(number) => unsafe { find.place(number) }.device_addr,
+            None => not_of(&self.0.name),
+        }
+    }
+
     /// One block. Its contents are unspecified, unless `gfp` has [`Gfp::ZERO`].
     ///
     /// # Errors
     /// Where the pool has none free and has to grow: [`DeviceError::Memory`] with the page allocator's, the device's if it
     /// cannot map the page. [`DeviceError::Forked`].
-    #[inline]
+    #[inline(always)]
     pub fn alloc(&self, gfp: Gfp) -> Result<DmaBlock, DeviceError> {
         let pool = &**self.0;
-        if pool.generation == generation()
-            && let Some(number) = pool.lists.pop(LIST)
-            && let Some(block) = pool.hand_out(number, gfp)
-        {
-            return Ok(block);
+        // A number until the end, in a register: a block that goes through memory is waited for.
+        let number = match pool.pop() {
+            Some(number) => number,
+            None => pool.pop_slow(gfp)?,
+        };
+        if gfp.contains(Gfp::ZERO) {
+            pool.zero(number);
         }
-        pool.alloc_slow(gfp)
+        // SAFETY: it was just taken from the pool.
+        Ok(unsafe { pool.tables.find.block(number) })
     }
 
     /// One block of zeros.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
-    #[inline]
     pub fn zalloc(&self, gfp: Gfp) -> Result<DmaBlock, DeviceError> {
         self.alloc(gfp | Gfp::ZERO)
     }
@@ -258,57 +276,51 @@ impl DmaPool {
     /// As [`alloc`](Self::alloc); the slots are as they were then.
     pub fn alloc_bulk(&self, gfp: Gfp, slots: &mut [Option<DmaBlock>]) -> Result<usize, DeviceError> {
         let pool = &**self.0;
-        let mut batch = Batch::new();
-        if pool.generation == generation() {
-            pool.lists.pop_n(LIST, slots.len(), &mut batch);
+        let (find, n) = (pool.tables.find, slots.len());
+        if !gfp.contains(Gfp::ZERO)
+            && (1..=Batch::CAPACITY).contains(&n)
+            && let Some(first) = pool.pop_run(n)
+        {
+            // SAFETY: just taken from the pool.
+            if unsafe { find.hand_out_run(first, n) } {
+                // SAFETY: as above.
+                let filled = unsafe { find.fill(slots, first, n) };
+                (first..first + (n - filled) as u32).for_each(|number| pool.undo(number));
+                return Ok(filled);
+            }
+            pool.sort_out(first, n);
         }
-        if batch.len() < slots.len() {
-            return pool.alloc_bulk_slow(gfp, slots, batch.as_slice());
-        }
-        let mut numbers = batch.as_slice();
-        let filled = pool.fill(gfp, slots, &mut numbers);
-        if !numbers.is_empty() {
-            pool.give(numbers); // Slots were full.
-        }
-        Ok(filled)
+        pool.alloc_bulk_slow(gfp, slots)
     }
 
     /// Returns a block.
     ///
     /// # Errors
     /// [`Misuse`]: it is another pool's, or free already, or this is the child of a fork. Nothing was changed then.
-    #[inline]
+    #[inline(always)]
     pub fn free(&self, block: DmaBlock) -> Result<(), Misuse> {
         let pool = &**self.0;
-        if !pool.take_back(&block) {
-            return Err(pool.refuse(&block));
-        }
-        if !pool.lists.push(LIST, block.number) {
-            pool.overflow(block.number);
-        }
-        Ok(())
+        let Some(number) = pool.take_back(&block) else { return Err(pool.refuse(&block)) };
+        if pool.lists.push(LIST, number) { Ok(()) } else { pool.overflow(number) }
     }
 
-    /// Returns what the slots hold and empties them; returns how many blocks that were. What is refused as misuse stays in its
-    /// slot, and is told to [`on_misuse`](crate::on_misuse).
+    /// Returns what the slots hold and empties them; returns how many blocks that were. Another pool's stays in its
+    /// slot; that, and a block that is free already, is told to [`on_misuse`](crate::on_misuse).
     pub fn free_bulk(&self, slots: &mut [Option<DmaBlock>]) -> usize {
         let pool = &**self.0;
+        let find = pool.tables.find;
         let mut freed = 0;
-        // From the last to the first, so that the first is on top.
+        // From the last part to the first, so that the first is on top.
         for slots in slots.rchunks_mut(Batch::CAPACITY) {
-            let mut batch = Batch::new();
-            for slot in slots.iter_mut().rev() {
-                let Some(block) = slot else { continue };
-                if pool.take_back(block) {
-                    batch.push(block.number);
-                    *slot = None;
-                } else {
-                    pool.refuse(block);
-                }
-            }
-            freed += batch.len();
-            if !batch.is_empty() && !pool.lists.push_n(LIST, &batch, 0..batch.len()) {
-                pool.overflow_batch(&batch);
+            if let Some(first) = find.run_in(slots)
+                // SAFETY: the pool's tags: it made the blocks.
+                && unsafe { find.take_back_run(first, slots.len()) }
+            {
+                slots.iter_mut().for_each(|slot| *slot = None);
+                let is_pushed = pool.lists.push_run(LIST, first, slots.len());
+                freed += if is_pushed { slots.len() } else { pool.overflow_run(first, slots.len()) };
+            } else {
+                freed += pool.free_each(slots);
             }
         }
         freed
@@ -337,7 +349,8 @@ impl DmaPool {
     /// ```
     pub unsafe fn free_raw(&self, addr: *mut u8) -> Result<(), Misuse> {
         match self.0.number_at(addr.addr()) {
-            Ok(number) => self.free(self.0.block(number)),
+            // SAFETY: of a block that there is, and that is the caller's.
+            Ok(number) => self.free(unsafe { self.0.tables.find.block(number) }),
             Err(kind) => Err(self.0.report(misuse(kind, addr.addr()))),
         }
     }
@@ -364,7 +377,7 @@ impl Drop for DmaPool {
         let is_of_parent = self.0.generation != generation();
         let out = if is_of_parent { 0 } else { self.0.stats().in_use };
         if out > 0 {
-            self.0.report(misuse(MisuseKind::PoolInUse { out }, self.0.tables.units[0].addr()));
+            self.0.report(misuse(MisuseKind::PoolInUse { out }, self.0.first_addr()));
         }
         if !is_of_parent && out == 0 {
             // SAFETY: once, here; not used after.
@@ -380,77 +393,50 @@ impl fmt::Debug for DmaPool {
 }
 
 impl Pool {
-    /// The block of a number that there is.
-    #[inline]
-    fn block(&self, number: u32) -> DmaBlock {
-        let unit = &self.tables.units[(number >> self.shape.shift) as usize];
-        let offset = self.shape.offsets[number as usize & (self.shape.offsets.len() - 1)] as usize;
-        // Inside of a unit, which is not at address 0.
-        let addr =
-            NonNull::new(core::ptr::with_exposed_provenance_mut(unit.addr() + offset)).unwrap_or(NonNull::dangling());
-        DmaBlock { addr, device_addr: DeviceAddr::new(unit.device_addr()).offset(offset), number }
+    /// Takes a block from this CPU's list and marks it as out.
+    #[inline(always)]
+    fn pop(&self) -> Option<u32> {
+        let number = self.lists.pop(LIST)?;
+        if self.hand_out(number) { Some(number) } else { None }
     }
 
-    /// Makes a number that is in nobody else's hand a block that is out. `None`: it is out already, since somebody freed it
-    /// twice (D2).
-    #[inline]
-    fn hand_out(&self, number: u32, gfp: Gfp) -> Option<DmaBlock> {
-        if !cfg!(feature = "detection-off") {
-            let state = &self.tables.states[number as usize];
-            if state.load(Relaxed) != FREE {
-                self.report(misuse(MisuseKind::Quarantined, self.block(number).as_ptr().addr()));
-                return None;
-            }
-            state.store(OUT, Relaxed);
-        }
-        let block = self.block(number);
-        if self.is_poisoned || gfp.contains(Gfp::ZERO) {
-            self.prepare(&block, gfp);
-        }
-        Some(block)
+    /// Takes neighbours from this CPU's list; the lowest number of them.
+    #[inline(always)]
+    fn pop_run(&self, n: usize) -> Option<u32> {
+        let popped = self.lists.pop_run(LIST, n);
+        if popped.is_none() && self.restock() { self.lists.pop_run(LIST, n) } else { popped }
     }
 
-    /// Sees to what a block that is handed out holds.
-    #[cold]
-    fn prepare(&self, block: &DmaBlock, gfp: Gfp) {
-        // SAFETY: the block is in this call's hand: nobody else has it. A device that still writes to it, which is looked for
-        // here, does so beside all that the process does.
-        let bytes = unsafe { core::slice::from_raw_parts_mut(block.as_ptr(), self.shape.size) };
-        if self.is_poisoned {
-            if bytes.iter().any(|&byte| byte != POISON_FREE) {
-                self.report(misuse(MisuseKind::WrittenFree, block.as_ptr().addr()));
-            }
-            bytes.fill(POISON_OUT);
+    /// Marks a number that is in this call's hand as out. False: it is out already, since somebody freed it twice (D2).
+    #[inline(always)]
+    fn hand_out(&self, number: u32) -> bool {
+        // SAFETY: numbers in hand are the pool's.
+        let is_free = unsafe { self.tables.find.hand_out(number) };
+        if !is_free {
+            self.found_out(number);
         }
-        if gfp.contains(Gfp::ZERO) {
-            bytes.fill(0);
-        }
-    }
-
-    /// Marks a block that comes back as free; false if it is none of this pool's that is out.
-    #[inline]
-    fn take_back(&self, block: &DmaBlock) -> bool {
-        if self.generation != generation() {
-            return false;
-        }
-        if !cfg!(feature = "detection-off") {
-            let unit = self.tables.units.get((block.number >> self.shape.shift) as usize);
-            let offset = self.shape.offsets[block.number as usize & (self.shape.offsets.len() - 1)] as usize;
-            let is_ours = unit.is_some_and(|unit| unit.addr().wrapping_add(offset) == block.as_ptr().addr());
-            let state = self.tables.states.get(block.number as usize);
-            let Some(state) = state.filter(|state| is_ours && state.load(Relaxed) == OUT) else { return false };
-            state.store(FREE, Relaxed);
-        }
-        if self.is_poisoned {
-            self.poison(block);
-        }
-        true
+        is_free
     }
 
     #[cold]
-    fn poison(&self, block: &DmaBlock) {
+    fn found_out(&self, number: u32) {
+        // SAFETY: numbers in hand are the pool's.
+        let block = unsafe { self.tables.find.block(number) };
+        self.report(misuse(MisuseKind::Quarantined, block.as_ptr().addr()));
+    }
+
+    #[cold]
+    fn zero(&self, number: u32) {
         // SAFETY: the block is in this call's hand.
-        unsafe { block.as_ptr().write_bytes(POISON_FREE, self.shape.size) };
+        unsafe { self.tables.find.block(number).as_ptr().write_bytes(0, self.shape.size) };
+    }
+
+    /// Marks a block that comes back as free; none if it is not this pool's, or not out.
+    #[inline(always)]
+    fn take_back(&self, block: &DmaBlock) -> Option<u32> {
+        let number = self.tables.find.number(block.tag)?;
+        // SAFETY: the pool's tag: it made the block.
+        if unsafe { self.tables.find.take_back(number) } { Some(number) } else { None }
     }
 
     /// Why a block was not taken back.
@@ -484,10 +470,14 @@ impl Pool {
         if offset >= pages.order().bytes() {
             return Err(MisuseKind::Foreign);
         }
-        match self.shape.block_at(offset) {
-            Some(block) if block < self.shape.blocks(pages.order()) => Ok(unit << self.shape.shift | block as u32),
-            _ => Err(MisuseKind::Inside),
+        match self.shape.place_of(offset) {
+            Some(place) => Ok(unit << self.shape.shift | place as u32),
+            None => Err(MisuseKind::Inside),
         }
+    }
+
+    fn first_addr(&self) -> usize {
+        self.lock().units.first().map_or(0, Block::addr)
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {

@@ -23,10 +23,11 @@ pub(super) struct Shape {
     pub(super) boundary: usize,
     /// A unit's order, as a rule.
     pub(super) order: Order,
-    /// Where there is none of that order, and for the first.
+    /// Where there is none of that order.
     pub(super) order_least: Order,
-    /// Each block's offset in the largest unit, ascending; those of a smaller unit are the first of them. Filled up to
-    /// 2^shift with offsets that no block has.
+    /// Each block's offset in the largest unit, descending, so that of neighbours on a list the one that lies above, which has
+    /// the higher number, comes first in memory. Those of a smaller unit are the last of them. Before them, up to 2^shift in
+    /// all, there are offsets that no block has.
     pub(super) offsets: Box<[u32]>,
     /// log2 of the offsets.
     pub(super) shift: u32,
@@ -74,19 +75,21 @@ impl Shape {
         }
         let shift = offsets.len().next_power_of_two().ilog2();
         offsets.resize(1 << shift, u32::MAX);
+        offsets.reverse();
         Ok(Self { size, align, boundary, order, order_least, offsets: offsets.into(), shift })
     }
 
     /// How many blocks a unit of this order holds.
     pub(super) fn blocks(&self, order: Order) -> usize {
-        self.offsets.partition_point(|&offset| offset as usize + self.size <= order.bytes())
+        self.offsets.len() - self.offsets.partition_point(|&offset| offset as usize + self.size > order.bytes())
     }
 
-    /// The block at this offset in a unit.
-    pub(super) fn block_at(&self, offset: usize) -> Option<usize> {
+    /// The place in `offsets` of the block at this offset in a unit.
+    pub(super) fn place_of(&self, offset: usize) -> Option<usize> {
         let in_piece = self.boundary / self.size;
-        let block = offset / self.boundary * in_piece + offset % self.boundary / self.size;
-        (self.offsets.get(block).copied()? as usize == offset).then_some(block)
+        let before = offset / self.boundary * in_piece + offset % self.boundary / self.size;
+        let place = self.offsets.len().checked_sub(before + 1)?;
+        (self.offsets[place] as usize == offset).then_some(place)
     }
 
     /// What a unit's address at the device has to be a multiple of, so that its blocks are aligned there and cross no
@@ -109,10 +112,6 @@ mod tests {
     use pagemill_core::Order;
     use proptest::prelude::*;
 
-    fn largest_blocks_are_numbered_within(order: u8) -> usize {
-        Order::new(order).unwrap().bytes()
-    }
-
     proptest! {
         #[test]
         fn blocks_are_aligned_apart_and_cross_no_boundary(
@@ -130,19 +129,18 @@ mod tests {
                 let blocks = shape.blocks(order);
                 prop_assert!(blocks >= 1 && blocks <= 1 << shape.shift);
                 let mut end = 0;
-                for (block, &offset) in shape.offsets[..blocks].iter().enumerate() {
+                for (before, &offset) in shape.offsets.iter().rev().take(blocks).enumerate() {
                     let offset = offset as usize;
                     prop_assert!(offset >= end && offset.is_multiple_of(align));
                     end = offset + shape.size;
                     prop_assert!(end <= order.bytes());
                     prop_assert!(boundary == 0 || offset / boundary == (end - 1) / boundary);
                     prop_assert!(shape.size > 4096 || offset / 4096 == (end - 1) / 4096);
-                    prop_assert_eq!(shape.block_at(offset), Some(block));
-                    prop_assert_eq!(shape.block_at(offset + 1), None);
+                    prop_assert_eq!(shape.place_of(offset), Some(shape.offsets.len() - 1 - before));
+                    prop_assert_eq!(shape.place_of(offset + 1), None);
                 }
             }
             prop_assert!(is_linear || shape.order == Order::ZERO);
-            prop_assert!(shape.size <= largest_blocks_are_numbered_within(shape.order.get()));
         }
     }
 

@@ -1,84 +1,135 @@
 //! When a CPU's list is empty or full: to the stack and back, and what the pool grows by.
-use super::{DmaBlock, LIST, POISON_FREE, Pool};
+use super::shape::Shape;
+use super::tables::Unit;
+use super::{DmaBlock, LIST, POISON_FREE, POISON_OUT, Pool};
 use crate::device::DeviceError;
 use crate::fork::generation;
 use crate::handle::Block;
+use crate::misuse::misuse;
 use crate::registry;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{CpuId, Gfp, ListPolicy, Order, PAGE_SIZE};
+use pagemill_core::{CpuId, Gfp, ListPolicy, Misuse, MisuseKind, PAGE_SIZE};
 use pagemill_sys::{Batch, Load};
 
 impl Pool {
     #[cold]
     #[inline(never)]
-    pub(super) fn alloc_slow(&self, gfp: Gfp) -> Result<DmaBlock, DeviceError> {
+    pub(super) fn pop_slow(&self, gfp: Gfp) -> Result<u32, DeviceError> {
         loop {
             let mut load = Load::new();
             self.take(gfp, self.limit / 2, &mut load)?;
             let (&number, rest) = load.as_slice().split_last().expect("at least one, or an error");
             self.stock(rest);
-            if let Some(block) = self.hand_out(number, gfp) {
-                return Ok(block);
+            if self.hand_out(number) {
+                self.check(number);
+                return Ok(number);
             }
         }
     }
 
-    /// `popped` are the numbers that the list had for it.
+    /// Half a list's worth from the stack for this CPU's list, if that is empty and there is some.
     #[cold]
     #[inline(never)]
-    pub(super) fn alloc_bulk_slow(
-        &self,
-        gfp: Gfp,
-        slots: &mut [Option<DmaBlock>],
-        popped: &[u32],
-    ) -> Result<usize, DeviceError> {
-        let missing = slots.iter().filter(|slot| slot.is_none()).count();
-        // In the order in which they are handed out.
-        let mut numbers: Vec<u32> = popped.iter().rev().copied().collect();
-        let mut filled = 0;
-        loop {
-            while numbers.len() < missing - filled {
-                let want = missing - filled - numbers.len();
-                let mut batch = Batch::new();
-                if self.generation == generation() {
-                    self.lists.pop_n(LIST, want, &mut batch);
-                }
-                if !batch.is_empty() {
-                    numbers.extend(batch.as_slice().iter().rev());
-                    continue;
-                }
-                let mut load = Load::new();
-                if let Err(error) = self.take(gfp, want, &mut load) {
-                    numbers.reverse();
-                    self.give(&numbers);
-                    return if filled == 0 { Err(error) } else { Ok(filled) };
-                }
-                numbers.extend(load.as_slice().iter().rev());
-            }
-            numbers.reverse();
-            let mut left = numbers.as_slice();
-            filled += self.fill(gfp, slots, &mut left);
-            self.give(left);
-            if filled >= missing {
-                return Ok(filled);
-            }
-            numbers.clear(); // Some were in two places (D2).
+    pub(super) fn restock(&self) -> bool {
+        if self.is_poisoned || self.generation != generation() || !self.lists.list_here(LIST).is_empty() {
+            return false;
         }
+        let mut load = Load::new();
+        self.unstack(self.limit / 2, &mut load);
+        self.stock(load.as_slice());
+        !load.is_empty()
     }
 
-    /// Fills empty slots with the blocks of `numbers`, from the last on, and leaves there what is over.
-    #[inline]
-    pub(super) fn fill(&self, gfp: Gfp, slots: &mut [Option<DmaBlock>], numbers: &mut &[u32]) -> usize {
-        let mut filled = 0;
-        for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
-            while slot.is_none() {
-                let Some((&number, rest)) = numbers.split_last() else { return filled };
-                *numbers = rest;
-                *slot = self.hand_out(number, gfp);
-            }
-            filled += 1;
+    /// Fills empty slots with blocks that follow each other in no particular way.
+    #[inline(never)]
+    pub(super) fn alloc_bulk_slow(&self, gfp: Gfp, slots: &mut [Option<DmaBlock>]) -> Result<usize, DeviceError> {
+        let missing = slots.iter().filter(|slot| slot.is_none()).count();
+        // In the order in which they are handed out.
+        let mut numbers: Vec<u32> = Vec::with_capacity(missing);
+        while numbers.len() < missing {
+            let want = missing - numbers.len();
+            let mut load = Load::new();
+            let mut batch = Batch::new();
+            self.lists.pop_n(LIST, want, &mut batch);
+            let taken = if batch.is_empty() {
+                if let Err(error) = self.take(gfp, want, &mut load) {
+                    numbers.into_iter().rev().for_each(|number| self.undo(number));
+                    return Err(error);
+                }
+                load.as_slice()
+            } else {
+                batch.as_slice()
+            };
+            // Those that are found to be out already (D2) are left out.
+            numbers.extend(taken.iter().rev().filter(|&&number| self.hand_out(number)));
         }
-        filled
+        for (slot, &number) in slots.iter_mut().filter(|slot| slot.is_none()).zip(&numbers) {
+            self.check(number);
+            if gfp.contains(Gfp::ZERO) {
+                self.zero(number);
+            }
+            // SAFETY: just taken from the pool.
+            *slot = Some(unsafe { self.tables.find.block(number) });
+        }
+        Ok(missing)
+    }
+
+    /// A block that was marked as out goes back without having been seen by anybody.
+    #[cold]
+    pub(super) fn undo(&self, number: u32) {
+        // SAFETY: in this call's hand.
+        unsafe { self.tables.find.take_back(number) };
+        self.give(&[number]);
+    }
+
+    /// Of `n` numbers from `first` on some are out, and somebody else's (D2): those are forgotten, the others go back.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn sort_out(&self, first: u32, n: usize) {
+        (first..first + n as u32).filter(|&number| self.hand_out(number)).for_each(|number| self.undo(number));
+    }
+
+    /// Where the pool is poisoned: finds out if somebody wrote to a block while it was free.
+    fn check(&self, number: u32) {
+        if !self.is_poisoned {
+            return;
+        }
+        // SAFETY: the block is in this call's hand: nobody else has it. A device that still writes to it, which is looked for
+        // here, does so beside all that the process does.
+        let (start, bytes) = unsafe {
+            let start = self.tables.find.block(number).as_ptr();
+            (start, core::slice::from_raw_parts_mut(start, self.shape.size))
+        };
+        if bytes.iter().any(|&byte| byte != POISON_FREE) {
+            self.report(misuse(MisuseKind::WrittenFree, start.addr()));
+        }
+        bytes.fill(POISON_OUT);
+    }
+
+    fn poison(&self, number: u32) {
+        // SAFETY: the block is in this call's hand.
+        unsafe { self.tables.find.block(number).as_ptr().write_bytes(POISON_FREE, self.shape.size) };
+    }
+
+    /// Takes back what the slots hold, block by block.
+    #[inline(never)]
+    pub(super) fn free_each(&self, slots: &mut [Option<DmaBlock>]) -> usize {
+        let mut batch = Batch::new();
+        let is_ours = self.generation == generation();
+        for slot in slots.iter_mut().rev() {
+            let Some(block) = slot else { continue };
+            match self.take_back(block).filter(|_| is_ours) {
+                Some(number) => {
+                    batch.push(number);
+                    *slot = None;
+                }
+                None => _ = self.refuse(block),
+            }
+        }
+        if !batch.is_empty() && !self.lists.push_n(LIST, &batch, 0..batch.len()) {
+            self.overflow_batch(&batch);
+        }
+        batch.len()
     }
 
     /// Takes up to `want` numbers off the stack, at least one, the top of it last; grows where it is empty.
@@ -87,14 +138,10 @@ impl Pool {
             return Err(DeviceError::Forked);
         }
         loop {
-            let mut shared = self.lock();
-            if shared.free > 0 {
-                let from = shared.free - want.clamp(1, Load::CAPACITY).min(shared.free);
-                load.push_slice(&shared.stack[from..shared.free]);
-                shared.free = from;
+            self.unstack(want, load);
+            if !load.is_empty() {
                 return Ok(());
             }
-            drop(shared);
             if let Err(error) = self.grow(gfp) {
                 // What other CPUs' lists hide.
                 let drained = |cpu| {
@@ -109,8 +156,19 @@ impl Pool {
         }
     }
 
+    /// Takes up to `want` numbers off the stack.
+    fn unstack(&self, want: usize, load: &mut Load) {
+        let mut shared = self.lock();
+        let from = shared.free - want.min(Load::CAPACITY).min(shared.free);
+        load.push_slice(&shared.stack[from..shared.free]);
+        shared.free = from;
+    }
+
     /// Puts numbers on this CPU's list, which was empty.
     fn stock(&self, numbers: &[u32]) {
+        if self.is_poisoned {
+            return self.give(numbers);
+        }
         self.open_here();
         for (i, part) in numbers.chunks(Batch::CAPACITY).enumerate() {
             let mut batch = Batch::new();
@@ -150,49 +208,83 @@ impl Pool {
         let blocks = self.shape.blocks(order);
         let mut shared = self.lock();
         let unit = shared.units.len();
-        if unit == self.tables.units.len() {
+        if unit == self.tables.units_max {
             return Err(DeviceError::Full { blocks: shared.blocks });
         }
-        self.tables.units[unit].set(addr, device_addr.get());
+        self.tables.enter(unit, Unit { addr, device_addr });
         if let Some((arena, pfn)) = registry::by_address(addr) {
             (pfn..pfn + order.frames()).for_each(|pfn| arena.link(pfn).store(unit as u32, Relaxed));
         }
         shared.units.push(pages);
         shared.blocks += blocks;
-        let first = (unit as u32) << self.shape.shift;
-        let numbers = (first..first + blocks as u32).rev();
+        let end = (unit as u32 + 1) << self.shape.shift;
+        let numbers = end - blocks as u32..end;
         let free = shared.free;
-        shared.stack[free..free + blocks].iter_mut().zip(numbers).for_each(|(entry, number)| *entry = number);
+        shared.stack[free..free + blocks].iter_mut().zip(numbers).for_each(|(place, number)| *place = number);
         shared.free += blocks;
         shared.free_max = shared.free_max.max(shared.free);
         Ok(())
     }
 
-    /// Pages for a unit: of an order above the last one's, up to the usual one, if they are at hand.
+    /// Pages for a unit: of the usual order if they are at hand, else of the least.
     fn unit(&self, gfp: Gfp) -> Result<Block, DeviceError> {
         let allocator = self.device.allocator();
-        let least = self.shape.order_least;
-        let order = least.get() as usize + self.lock().units.len();
-        if let Ok(order) = Order::new(order.min(self.shape.order.get() as usize) as u8)
-            && order > least
+        let Shape { order, order_least, .. } = self.shape;
+        if order > order_least
             && let Ok(pages) = allocator.alloc_pages(Gfp::NOWAIT, order)
         {
             return Ok(pages);
         }
-        Ok(allocator.alloc_pages(gfp, least)?)
+        Ok(allocator.alloc_pages(gfp, order_least)?)
     }
 
     // ── when it is full ────────────────────────────────────────────────────────────────────────────────────────
 
     #[cold]
     #[inline(never)]
-    pub(super) fn overflow(&self, number: u32) {
-        self.open_here();
-        if self.lists.push(LIST, number) {
-            return;
+    pub(super) fn overflow(&self, number: u32) -> Result<(), Misuse> {
+        if self.generation != generation() {
+            // SAFETY: the pool's.
+            return Err(self.refuse(&unsafe { self.tables.find.block(number) }));
         }
+        let mut one = Batch::new();
+        one.push(number);
+        self.overflow_batch(&one);
+        Ok(())
+    }
+
+    /// The same for `n` numbers from `first` on; returns how many were taken.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn overflow_run(&self, first: u32, n: usize) -> usize {
+        if self.generation != generation() {
+            return 0;
+        }
+        let mut batch = Batch::new();
+        batch.push_run(first, n);
+        self.overflow_batch(&batch);
+        n
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn overflow_batch(&self, batch: &Batch) {
+        if self.is_poisoned {
+            batch.as_slice().iter().for_each(|&number| self.poison(number));
+            return self.give(batch.as_slice());
+        }
+        self.make_room();
+        if !self.lists.push_n(LIST, batch, 0..batch.len()) {
+            self.give(batch.as_slice());
+        }
+    }
+
+    /// Half of this CPU's list goes to the stack.
+    fn make_room(&self) {
+        self.open_here();
         let mut load = Load::new();
-        while load.len() < self.limit / 2 {
+        // From the top, and below it what is below: as it lay.
+        while load.len() < self.limit / 2 && load.room() >= Batch::CAPACITY {
             let mut batch = Batch::new();
             self.lists.pop_n(LIST, Batch::CAPACITY, &mut batch);
             if batch.is_empty() {
@@ -201,18 +293,6 @@ impl Pool {
             load.push_slice(batch.as_slice());
         }
         self.give(load.as_slice());
-        if !self.lists.push(LIST, number) {
-            self.give(&[number]);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(super) fn overflow_batch(&self, batch: &Batch) {
-        self.open_here();
-        if !self.lists.push_n(LIST, batch, 0..batch.len()) {
-            self.give(batch.as_slice());
-        }
     }
 
     /// Puts numbers on the stack, the last of them on top.
