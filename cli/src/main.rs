@@ -1,7 +1,7 @@
 //! The program `pagemill`: shows the library at work.
 //!
 //! `bench` measures it (the crate `pagemill-bench`), `copy` moves a file through its pages, `crypt` makes
-//! encrypted volumes (the crate `pagemill-crypt`), `stress` looks for a page
+//! encrypted volumes (the crate `pagemill-crypt`), `nvme` drives a disk past the kernel's driver (the crate `pagemill-nvme`), `stress` looks for a page
 //! with two owners, `info` says what it found on this machine, `top` watches another process. Each is a module with its arguments and a `run`.
 mod allocator;
 mod copy;
@@ -10,6 +10,8 @@ mod crypt;
 mod failure;
 mod faults;
 mod info;
+#[cfg(feature = "nvme")]
+mod nvme;
 mod stop;
 mod stress;
 mod top;
@@ -38,6 +40,8 @@ enum Command {
     #[cfg(feature = "crypt")]
     Crypt(crypt::CryptArgs),
     Info(info::InfoArgs),
+    #[cfg(feature = "nvme")]
+    Nvme(nvme::NvmeArgs),
     Stress(stress::StressArgs),
     Top(top::TopArgs),
 }
@@ -50,6 +54,7 @@ Examples:
   pagemill copy --alloc single a b   the same with one page an allocation
   pagemill crypt format disk.img --size 1G
                                      make an encrypted volume
+  pagemill nvme identify 01:00.0     what an NVMe drive says of itself
   pagemill stress --seconds 60       look for a page with two owners
   pagemill info                      backend, CPUs, arena, and a zone's state
   pagemill top /tmp/stress.sock      watch a process that serves this socket
@@ -103,6 +108,8 @@ impl Command {
             #[cfg(feature = "crypt")]
             Self::Crypt(_) => "crypt",
             Self::Info(_) => "info",
+            #[cfg(feature = "nvme")]
+            Self::Nvme(_) => "nvme",
             Self::Stress(_) => "stress",
             Self::Top(_) => "top",
         }
@@ -116,6 +123,8 @@ impl Command {
             #[cfg(feature = "crypt")]
             Self::Crypt(args) => crypt::run(args),
             Self::Info(args) => info::run(args),
+            #[cfg(feature = "nvme")]
+            Self::Nvme(args) => nvme::run(args),
             Self::Stress(args) => stress::run(args),
             Self::Top(args) => top::run(args),
         }

@@ -19,7 +19,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill-bench", &["pagemill", "pagemill-core", "pagemill-sys", "pagemill-crypt"]),
     ("pagemill-model", &["pagemill"]),
     ("pagemill-crypt", &["pagemill"]),
-    ("pagemill-cli", &["pagemill", "pagemill-bench", "pagemill-crypt", "pagemill-model"]),
+    ("pagemill-nvme", &["pagemill"]),
+    ("pagemill-cli", &["pagemill", "pagemill-bench", "pagemill-crypt", "pagemill-model", "pagemill-nvme"]),
     ("pagemill-checks", &["pagemill"]),
     ("xtask", &[]),
 ];

@@ -4,6 +4,8 @@
 //!
 //! The script's head says what the machine has to have, a line each:
 //! - `# machine: ARGS` what QEMU gets besides
+//! - `# kernel: ARGS` what the kernel is told besides
+//! - `# disks: NAME=SIZE[,OPTION …] …` empty images that are made for it, each a drive of that name for the machine's devices
 //! - `# modules: NAME …` modules of the kernel, loaded with those that they need
 //! - `# programs: NAME …` programs of this machine, copied with their libraries
 //! - `# tests: CRATE/NAME …` tests of the workspace, at `/tests/NAME`; those of `pagemill-sys` at `/tests/sys-NAME`
@@ -145,9 +147,13 @@ fn boot(shell: &Shell, kernel: &Path, script: &Path, name: &str) -> Result<Tally
     let mut qemu = shell.command("qemu-system-x86_64");
     qemu.args(["-machine", "q35", "-cpu", "max", "-nographic", "-no-reboot", "-net", "none", "-kernel"]);
     qemu.args([image(kernel)?.as_os_str(), "-initrd".as_ref(), initrd.as_os_str()]);
-    qemu.args(["-append", APPEND]);
+    let append: Vec<_> = [APPEND.to_owned()].into_iter().chain(head("kernel")).collect();
+    qemu.args(["-append", &append.join(" ")]);
     let machine = head("machine");
     qemu.args(if machine.is_empty() { vec!["-m".to_owned(), "1024".to_owned()] } else { machine });
+    for disk in head("disks") {
+        qemu.args(["-drive", &self::disk(&root, &disk)?]);
+    }
     let ran = qemu.limit(LIMIT).run(&format!("vm-{name}"))?;
     let log = ran.log.clone();
     let text = ran.text.replace('\r', "");
@@ -158,6 +164,18 @@ fn boot(shell: &Shell, kernel: &Path, script: &Path, name: &str) -> Result<Tally
         None => bail!("never ended; everything it printed: {}\n{}", log.display(), ran.last_lines(40)),
     }
     Ok(tally)
+}
+
+/// Makes an empty image, and says what QEMU is told of it. Nothing of it is kept from one run to the next.
+fn disk(root: &Path, named: &str) -> Result<String> {
+    let (name, rest) = named.split_once('=').context("disks are named NAME=SIZE[,OPTION …]")?;
+    let (size, options) = rest.split_once(',').map_or((rest, String::new()), |(size, rest)| (size, format!(",{rest}")));
+    let mib: u64 = size.strip_suffix('M').and_then(|mib| mib.parse().ok()).context("a disk's size is a number of M")?;
+    let image = root.with_extension(format!("{name}.img"));
+    fs::File::create(&image)?.set_len(mib << 20)?;
+    // A comma in the path would end it.
+    let path = image.display().to_string().replace(',', ",,");
+    Ok(format!("file={path},if=none,format=raw,id={name}{options}"))
 }
 
 /// Copies a program, with the libraries that it is linked to, to where it finds them.

@@ -1,0 +1,447 @@
+//! A drive under load: requests go in, and come back done, or with why not.
+//!
+//! A request waits in the hands of one of three: its caller, a queue (`Queue::slots`), or the backlog of those that are to be
+//! tried again. It leaves the last two by [`Done`] alone, so nothing is lost (I1): what a reset interrupts is tried again, as
+//! a read or a write of whole blocks may be, and after [`ATTEMPTS`] it is told to have failed.
+//!
+//! A command that takes too long is aborted. If neither it nor the Abort comes back within the same time again, or the
+//! controller says that it has failed, or somebody has reset it, it is reset, and its queues are made anew.
+//!
+//! All queues are driven by one thread: a reset needs nobody's consent.
+use std::collections::VecDeque;
+use std::mem;
+use std::time::Duration;
+
+use crate::bus::Bus;
+use crate::controller::{Controller, Health};
+use crate::identify::{ControllerInfo, NamespaceInfo};
+use crate::memory::{Buffer, Held, Want};
+use crate::queue::{Completed, Queue};
+use crate::spec::{Command, io};
+use crate::{Error, Status};
+
+/// Blocks that one command can name.
+const MOST_BLOCKS: u64 = 1 << 16;
+/// Bytes of the largest command where the drive has no limit of its own.
+const MOST_BYTES: u64 = 4 << 20;
+/// How often a request is tried.
+const ATTEMPTS: u32 = 4;
+/// How long this side sleeps at most before it looks at the clock.
+const NAP: Duration = Duration::from_millis(100);
+
+/// What is asked of a drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Read,
+    Write,
+    /// Puts on the medium what was written.
+    Flush,
+}
+
+/// A request: whole blocks from `lba`, and the memory for them.
+pub(crate) struct Request {
+    pub(crate) op: Op,
+    pub(crate) lba: u64,
+    /// As many bytes as it moves; none for a flush.
+    pub(crate) buffer: Option<Buffer>,
+}
+
+/// A request that has come back.
+pub(crate) struct Done {
+    pub(crate) request: Request,
+    /// How it ended.
+    pub(crate) status: Status,
+    /// The controller never answered.
+    pub(crate) is_silent: bool,
+    /// From when it was handed in.
+    pub(crate) took: Duration,
+}
+
+/// A request on its way.
+struct Flight {
+    request: Request,
+    lists: Held,
+    command: Command,
+    begun: Duration,
+    /// When it has taken too long.
+    due: Duration,
+    is_aborted: bool,
+    attempts: u32,
+}
+
+/// How a drive is driven.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// Pairs of queues.
+    pub(crate) queues: u16,
+    /// Requests in each at a time.
+    pub(crate) depth: u16,
+    /// How long a command may take.
+    pub(crate) timeout: Duration,
+    /// Which namespace.
+    pub(crate) namespace: u32,
+    /// The controller is reset each time that so many requests are done, to see that nothing is lost.
+    pub(crate) reset_every: Option<u64>,
+}
+
+/// What happened on the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct Counts {
+    pub(crate) commands: u64,
+    pub(crate) retries: u64,
+    pub(crate) aborts: u64,
+    pub(crate) resets: u64,
+}
+
+/// A namespace of a controller that has its queues.
+pub(crate) struct Drive<B: Bus> {
+    controller: Controller<B>,
+    queues: Vec<Queue<Flight>>,
+    /// What is to be tried again.
+    backlog: VecDeque<Flight>,
+    settings: Settings,
+    info: ControllerInfo,
+    namespace: NamespaceInfo,
+    counts: Counts,
+    until_reset: u64,
+    /// When the controller is next asked whether it is well, if nothing comes back.
+    next_look: Duration,
+    /// Where the next request goes.
+    turn: usize,
+    /// What there is to tell, a line each.
+    said: Vec<String>,
+}
+
+impl<B: Bus> Drive<B> {
+    /// Starts the controller and gives it its queues.
+    pub(crate) fn start(mut controller: Controller<B>, settings: Settings) -> Result<Self, Error> {
+        controller.start()?;
+        let info = controller.info()?;
+        let id = settings.namespace;
+        let namespace = controller.namespace(id)?.ok_or_else(|| {
+            Error::Request(format!("there is no namespace {id}: `pagemill nvme identify` lists those there are"))
+        })?;
+        namespace.check_plain()?;
+        let most = controller.longest_queue() - 1;
+        if settings.depth > most {
+            let why = format!("a depth of {}: this controller's queues hold {most}", settings.depth);
+            return Err(Error::Request(why));
+        }
+        let queues = (1..=settings.queues).map(|id| Queue::new(&controller.memory, id, settings.depth + 1));
+        let mut drive = Self {
+            queues: queues.collect::<Result<_, _>>()?,
+            controller,
+            backlog: VecDeque::new(),
+            settings,
+            info,
+            namespace,
+            counts: Counts::default(),
+            until_reset: settings.reset_every.unwrap_or(u64::MAX),
+            next_look: Duration::ZERO,
+            turn: 0,
+            said: Vec::new(),
+        };
+        drive.make_queues()?;
+        Ok(drive)
+    }
+
+    fn make_queues(&mut self) -> Result<(), Error> {
+        let wanted = self.settings.queues;
+        let granted = self.controller.grant(wanted)?.min(self.controller.doorbells());
+        if granted < wanted {
+            return Err(Error::Request(format!("{wanted} queues: this controller grants {granted}")));
+        }
+        let vectors = self.controller.bus.vectors();
+        for queue in &self.queues {
+            // The admin queue has the first, and others share what there is.
+            let vector = (vectors > 0).then(|| queue.id() % vectors);
+            self.controller.create(queue, vector)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn info(&self) -> &ControllerInfo {
+        &self.info
+    }
+    pub(crate) fn namespace(&self) -> &NamespaceInfo {
+        &self.namespace
+    }
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+    /// What there is to tell since the last time.
+    pub(crate) fn said(&mut self) -> Vec<String> {
+        mem::take(&mut self.said)
+    }
+    pub(crate) fn now(&self) -> Duration {
+        self.controller.bus.now()
+    }
+    pub(crate) fn pools(&self) -> String {
+        self.controller.memory.pools()
+    }
+    #[cfg(test)]
+    pub(crate) fn bus(&self) -> &B {
+        &self.controller.bus
+    }
+
+    /// Bytes that one command may move.
+    pub(crate) fn max_transfer(&self) -> usize {
+        let by_blocks = MOST_BLOCKS * u64::from(self.namespace.block_size);
+        let most = self.info.max_transfer.unwrap_or(MOST_BYTES).min(by_blocks);
+        (most.min(1 << 30) as usize).max(self.namespace.block_size as usize)
+    }
+
+    /// Requests that are on their way.
+    pub(crate) fn out(&self) -> usize {
+        self.backlog.len() + self.queues.iter().map(Queue::out).sum::<usize>()
+    }
+    /// Whether another one can be handed in.
+    pub(crate) fn has_room(&self) -> bool {
+        self.backlog.is_empty() && self.queues.iter().any(|queue| !queue.is_full())
+    }
+
+    fn want(&self) -> Want {
+        if self.out() > 0 { Want::Soon } else { Want::Now }
+    }
+
+    /// Memory for so many bytes, or fewer. None if there is none until others come back.
+    pub(crate) fn buffer(&self, len: usize) -> Result<Option<Buffer>, Error> {
+        let (unit, want) = (self.namespace.block_size as usize, self.want());
+        match self.controller.memory.buffer(len, unit, want)? {
+            None if want == Want::Now => Err(self.controller.memory.nothing_left(len)),
+            buffer => Ok(buffer),
+        }
+    }
+
+    /// Hands a request in; the controller sees it after [`ring`](Self::ring). It comes back if there is no memory for its lists
+    /// until others come back.
+    ///
+    /// # Panics
+    /// If there is no room.
+    pub(crate) fn submit(&mut self, request: Request) -> Result<Option<Request>, Error> {
+        let (mut command, mut lists) = (Command::new(opcode(request.op), self.namespace.id), Held::None);
+        if let Some(buffer) = &request.buffer {
+            let want = self.want();
+            let Some((prp, held)) = self.controller.memory.list(buffer, want)? else {
+                return match want {
+                    Want::Soon => Ok(Some(request)),
+                    Want::Now => Err(self.controller.memory.nothing_left(buffer.len())),
+                };
+            };
+            let blocks = (buffer.len() / self.namespace.block_size as usize) as u32;
+            command = command.data(prp.first, prp.second).place(request.lba, blocks);
+            lists = held;
+        }
+        let begun = self.now();
+        self.launch(Flight { request, lists, command, begun, due: Duration::ZERO, is_aborted: false, attempts: 0 });
+        Ok(None)
+    }
+
+    fn launch(&mut self, mut flight: Flight) {
+        let count = self.queues.len();
+        let at = (0..count).map(|nth| (self.turn + nth) % count).find(|&at| !self.queues[at].is_full());
+        let at = at.expect("a request is handed in where there is room");
+        self.turn = (at + 1) % count;
+        flight.due = self.now() + self.settings.timeout;
+        flight.is_aborted = false;
+        flight.attempts += 1;
+        self.counts.commands += 1;
+        self.counts.retries += u64::from(flight.attempts > 1);
+        self.queues[at].push(flight.command, flight);
+    }
+
+    /// Tells the controller of what was handed in.
+    pub(crate) fn ring(&mut self) {
+        let stride = self.controller.stride();
+        self.queues.iter_mut().for_each(|queue| queue.ring(&self.controller.bus, stride));
+    }
+
+    /// What has come back. If nothing has, it waits for something, though not for long: whoever calls looks for signals.
+    pub(crate) fn wait(&mut self, done: &mut Vec<Done>) -> Result<(), Error> {
+        self.relaunch();
+        self.ring();
+        if self.until_reset == 0 {
+            self.until_reset = self.settings.reset_every.unwrap_or(u64::MAX);
+            self.restart("a reset was asked for")?;
+        }
+        let before = done.len();
+        self.reap(done)?;
+        if done.len() > before || self.out() == 0 {
+            return Ok(());
+        }
+        if self.controller.bus.vectors() > 0 {
+            let next = self.soonest().saturating_sub(self.now());
+            self.controller.bus.wait(next.clamp(Duration::from_millis(1), NAP))?;
+            self.reap(done)?;
+        } else {
+            std::hint::spin_loop();
+        }
+        if done.len() == before { self.look_at_the_clock(done) } else { Ok(()) }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) -> Result<(), Error> {
+        let stride = self.controller.stride();
+        for at in 0..self.queues.len() {
+            while let Some(Completed { what, status, .. }) = self.queues[at].pop()? {
+                self.land(what, status, done);
+            }
+            self.queues[at].thank(&self.controller.bus, stride);
+        }
+        Ok(())
+    }
+
+    /// A command is done: so is its request, unless it is worth another try.
+    fn land(&mut self, flight: Flight, status: Status, done: &mut Vec<Done>) {
+        if status.may_pass() && flight.attempts < ATTEMPTS {
+            self.said.push(format!("{}: {status}; trying again", self.place_of(&flight.request)));
+            self.backlog.push_back(flight);
+        } else {
+            self.finish(flight, status, false, done);
+        }
+    }
+
+    fn finish(&mut self, flight: Flight, status: Status, is_silent: bool, done: &mut Vec<Done>) {
+        self.controller.memory.unlist(flight.lists);
+        let took = self.now().saturating_sub(flight.begun);
+        // Of those that are done: if it were of those handed in, it could be reset for ever and nothing get done.
+        self.until_reset = self.until_reset.saturating_sub(1);
+        done.push(Done { request: flight.request, status, is_silent, took });
+    }
+
+    fn relaunch(&mut self) {
+        while self.queues.iter().any(|queue| !queue.is_full())
+            && let Some(flight) = self.backlog.pop_front()
+        {
+            self.launch(flight);
+        }
+    }
+
+    /// When the next command will have taken too long.
+    fn soonest(&mut self) -> Duration {
+        let dues = self.queues.iter_mut().flat_map(|queue| queue.slots().map(|(_, flight)| flight.due));
+        dues.min().unwrap_or(Duration::MAX)
+    }
+
+    fn look_at_the_clock(&mut self, done: &mut Vec<Done>) -> Result<(), Error> {
+        let now = self.now();
+        if self.next_look <= now {
+            self.next_look = now + NAP;
+            match self.controller.health()? {
+                Health::Well => {}
+                unwell => return self.restart_and_count(unwell.said(), done),
+            }
+        }
+        if self.soonest() > now {
+            return Ok(());
+        }
+        for at in 0..self.queues.len() {
+            let (queue, timeout) = (&mut self.queues[at], self.settings.timeout);
+            let id = queue.id();
+            let Some((command, flight)) = queue.slots().find(|(_, flight)| flight.due <= now) else { continue };
+            if flight.is_aborted {
+                return self.restart_and_count("a command came back neither by itself nor by an Abort", done);
+            }
+            flight.is_aborted = true;
+            flight.due = now + timeout;
+            self.counts.aborts += 1;
+            let seconds = timeout.as_secs_f64();
+            self.said.push(format!("command {command} of queue {id} took longer than {seconds} s: aborting it"));
+            if let Err(Error::Silent(why)) = self.controller.abort(id, command) {
+                return self.restart_and_count(&why, done);
+            }
+        }
+        Ok(())
+    }
+
+    /// A reset because of what happened: what was tried too often has failed.
+    fn restart_and_count(&mut self, why: &str, done: &mut Vec<Done>) -> Result<(), Error> {
+        self.restart(why)?;
+        for flight in mem::take(&mut self.backlog) {
+            if flight.attempts < ATTEMPTS {
+                self.backlog.push_back(flight);
+            } else {
+                self.finish(flight, Status::OK, true, done);
+            }
+        }
+        Ok(())
+    }
+
+    /// Resets the controller. What was out is to be tried again.
+    fn restart(&mut self, why: &str) -> Result<(), Error> {
+        let out = self.out();
+        self.said.push(format!("{why}: resetting the controller, with {out} requests to be tried again"));
+        self.counts.resets += 1;
+        // From here on it has forgotten what was out; until then what was out is in the queues.
+        self.controller.start()?;
+        for queue in &mut self.queues {
+            let mut flights = queue.clear();
+            flights.sort_by_key(|flight| flight.begun);
+            self.backlog.extend(flights);
+        }
+        self.make_queues()
+    }
+
+    /// How a request is called when something is said of it.
+    pub(crate) fn place_of(&self, request: &Request) -> String {
+        let blocks = request.buffer.as_ref().map_or(0, |buffer| buffer.len() / self.namespace.block_size as usize);
+        match request.op {
+            Op::Read => format!("reading {blocks} blocks at {}", request.lba),
+            Op::Write => format!("writing {blocks} blocks at {}", request.lba),
+            Op::Flush => "flushing".to_owned(),
+        }
+    }
+
+    /// Why a request failed, if it did.
+    pub(crate) fn failure(&self, done: &Done) -> Option<Error> {
+        let what = self.place_of(&done.request);
+        match done.status {
+            _ if done.is_silent => Some(Error::Silent(format!("{what}: no answer, though tried {ATTEMPTS} times"))),
+            status if status.is_ok() => None,
+            status => Some(Error::Status { what, status }),
+        }
+    }
+
+    /// Waits for what is out, and shuts the controller down in order.
+    pub(crate) fn shut_down(mut self) -> Result<Counts, Error> {
+        let mut done = Vec::new();
+        while self.out() > 0 {
+            self.wait(&mut done)?;
+        }
+        let counts = self.counts;
+        self.controller.shut_down()?;
+        Ok(counts)
+    }
+}
+
+impl<B: Bus> Drop for Drive<B> {
+    fn drop(&mut self) {
+        // Whatever led here is what is told; an order to shut down is tried nevertheless.
+        let _ = self.controller.shut_down();
+        let is_stopped = self.controller.stop();
+        for mut queue in mem::take(&mut self.queues) {
+            if !is_stopped {
+                queue.leak();
+            }
+            self.backlog.extend(queue.forget());
+        }
+        for flight in mem::take(&mut self.backlog) {
+            if is_stopped {
+                self.controller.memory.unlist(flight.lists);
+            } else {
+                // The controller may write to its pages for ever.
+                mem::forget(flight);
+            }
+        }
+    }
+}
+
+fn opcode(op: Op) -> u8 {
+    match op {
+        Op::Read => io::READ,
+        Op::Write => io::WRITE,
+        Op::Flush => io::FLUSH,
+    }
+}
+
+#[cfg(test)]
+mod tests;

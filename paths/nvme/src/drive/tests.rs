@@ -1,0 +1,334 @@
+//! The drive and all below it against a controller in memory.
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+
+use super::*;
+use crate::fake::{BLOCK, Behaviour, Fake, Fate};
+use crate::spec::PAGE;
+use crate::transfer::{Moved, Place, Random, Range, Transfer};
+
+const BLOCKS: usize = 20_000;
+/// Pages of memory, if nothing is to be short: more than all requests of a test have.
+const PAGES: usize = 16 << 10;
+
+fn settings(queues: u16, depth: u16) -> Settings {
+    Settings { queues, depth, timeout: Duration::from_secs(1), namespace: 1, reset_every: None }
+}
+
+fn start(behaviour: Behaviour, pages: usize, settings: Settings) -> (Fake, Result<Drive<Fake>, Error>) {
+    let (fake, memory) = Fake::new(behaviour, BLOCKS, pages, 1);
+    let controller = Controller::new(fake.clone(), memory, settings.timeout);
+    (fake, controller.and_then(|controller| Drive::start(controller, settings)))
+}
+
+fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    (0..len).map(|_| random.below(256) as u8).collect()
+}
+
+fn file(bytes: &[u8]) -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+fn content(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+const ALL: Range = Range { lba: 0, blocks: BLOCKS as u64 };
+
+fn transfer(drive: &mut Drive<Fake>, op: Op, range: Range, seed: Option<u64>, place: Place) -> Result<Moved, Error> {
+    let piece = drive.max_transfer();
+    Transfer { op, range, piece, seed, place, name: "the file" }.run(drive, &mut |_| Ok(()))
+}
+
+/// Writes a whole drive and reads it again, in random pieces on random pages: by the controller's own account, and by the file.
+fn there_and_back(behaviour: Behaviour, pages: usize, settings: Settings) -> (Fake, Counts, Moved) {
+    let (fake, drive) = start(behaviour, pages, settings);
+    let mut drive = drive.unwrap();
+    let written = bytes(BLOCKS * BLOCK, 5);
+    transfer(&mut drive, Op::Write, ALL, Some(6), Place::File(file(&written))).unwrap();
+    assert!(fake.state().disk == written, "the drive has something else");
+    let read = file(b"");
+    let moved = transfer(&mut drive, Op::Read, ALL, Some(7), Place::File(read.try_clone().unwrap())).unwrap();
+    assert!(content(&read) == written, "something else was read");
+    assert_eq!(moved.bytes, written.len() as u64);
+    let counts = drive.shut_down().unwrap();
+    assert_eq!(fake.state().complaints, Vec::<String>::new());
+    (fake, counts, moved)
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    for (queues, depth) in [(1, 1), (1, 32), (4, 8), (8, 63)] {
+        let (fake, counts, _) = there_and_back(Behaviour::default(), PAGES, settings(queues, depth));
+        assert_eq!((counts.resets, counts.aborts, counts.retries), (0, 0, 0));
+        assert_eq!(counts.commands, fake.state().ios);
+        let state = fake.state();
+        assert_eq!((state.shutdowns, state.resets), (1, 0));
+    }
+}
+
+/// Resets now and then, with whatever is out: all of it is done again.
+#[test]
+fn nothing_is_lost_in_a_reset() {
+    let (_, counts, _) =
+        there_and_back(Behaviour::default(), PAGES, Settings { reset_every: Some(7), ..settings(4, 8) });
+    assert!(counts.resets > 3 && counts.retries > 3, "{counts:?}");
+}
+
+#[test]
+fn what_does_not_come_back_is_aborted_and_tried_again() {
+    let fate = |nth| if nth % 9 == 3 { Fate::Lost } else { Fate::Done };
+    let behaviour = Behaviour { fate: Box::new(fate), aborts: true, ..Behaviour::default() };
+    let (fake, counts, _) = there_and_back(behaviour, PAGES, settings(2, 8));
+    assert!(counts.aborts > 0 && counts.retries >= counts.aborts && counts.resets == 0, "{counts:?}");
+    assert_eq!(fake.state().resets, 0);
+}
+
+#[test]
+fn what_an_abort_does_not_bring_back_a_reset_does() {
+    let fate = |nth| if nth % 25 == 3 { Fate::Lost } else { Fate::Done };
+    let behaviour = Behaviour { fate: Box::new(fate), ..Behaviour::default() };
+    let (_, counts, _) = there_and_back(behaviour, PAGES, settings(2, 8));
+    assert!(counts.aborts > 0 && counts.resets > 0 && counts.retries > 0, "{counts:?}");
+}
+
+/// Somebody else has reset the controller, or it has reset itself.
+#[test]
+fn a_reset_from_elsewhere_is_seen() {
+    let (fake, drive) = start(Behaviour::default(), PAGES, settings(2, 8));
+    let mut drive = drive.unwrap();
+    let written = bytes(BLOCKS * BLOCK, 5);
+    let other = fake.clone();
+    let mut steps = 0;
+    let check = &mut |_: &mut Drive<Fake>| {
+        steps += 1;
+        if steps == 5 {
+            other.state().reset();
+        }
+        Ok(())
+    };
+    let piece = drive.max_transfer();
+    let place = Place::File(file(&written));
+    Transfer { op: Op::Write, range: ALL, piece, seed: Some(1), place, name: "" }.run(&mut drive, check).unwrap();
+    assert!(drive.said().iter().any(|said| said.contains("somebody else has reset the controller")));
+    assert_eq!(drive.counts().resets, 1);
+    assert!(fake.state().disk == written);
+}
+
+#[test]
+fn what_never_works_is_told() {
+    let behaviour = Behaviour { fate: Box::new(|_| Fate::Lost), ..Behaviour::default() };
+    let (_, drive) = start(behaviour, PAGES, settings(1, 4));
+    let mut drive = drive.unwrap();
+    let range = Range { lba: 8, blocks: 8 };
+    let error = transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap_err();
+    assert_eq!(error.to_string(), "reading 8 blocks at 8: no answer, though tried 4 times");
+    assert_eq!(drive.counts().resets, 4);
+    // Without anything out it is as good as new.
+    drive.bus().state().behaviour.fate = Box::new(|_| Fate::Done);
+    transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap();
+}
+
+#[test]
+fn a_status_that_passes_is_tried_again_and_another_is_told() {
+    let fate = |nth| if nth % 3 == 0 { Fate::Fails(0x06) } else { Fate::Done };
+    let (_, counts, _) =
+        there_and_back(Behaviour { fate: Box::new(fate), ..Behaviour::default() }, PAGES, settings(2, 4));
+    assert!(counts.retries > 0 && counts.resets == 0);
+
+    for (status, words) in [(0x281, "unrecovered read error"), (0x06, "internal error of the controller")] {
+        let behaviour = Behaviour { fate: Box::new(move |_| Fate::Fails(status)), ..Behaviour::default() };
+        let mut drive = start(behaviour, PAGES, settings(1, 4)).1.unwrap();
+        let range = Range { lba: 0, blocks: 8 };
+        let error = transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("reading 8 blocks at 0: {words}")), "{error}");
+        assert!(error.next_step().is_some());
+    }
+}
+
+#[test]
+fn a_wrong_place_is_told() {
+    let mut drive = start(Behaviour::default(), PAGES, settings(1, 4)).1.unwrap();
+    let range = Range { lba: BLOCKS as u64 - 4, blocks: 8 };
+    let error = transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap_err();
+    assert!(error.to_string().contains("LBA out of range"), "{error}");
+    let elsewhere = Settings { namespace: 2, ..settings(1, 4) };
+    let error = start(Behaviour::default(), PAGES, elsewhere).1.err().unwrap();
+    assert!(error.to_string().starts_with("there is no namespace 2"), "{error}");
+}
+
+/// Too little memory for what is asked at a time, and then for a single command of full length.
+#[test]
+fn with_little_memory_it_takes_longer_and_nothing_is_lost() {
+    // 512 frames are the least that there is.
+    let (_, _, moved) = there_and_back(Behaviour::default(), 512, settings(2, 32));
+    assert!(moved.short > 0);
+}
+
+/// What a controller may write into a completion, and must not be believed.
+#[test]
+fn a_controller_that_breaks_the_rules_is_stopped() {
+    type Lie = fn(u64, &mut [u32; 4]);
+    let lies: [(&str, Lie); 5] = [
+        ("command 1000, which is not out", |_, words| words[3] = words[3] & !0xffff | 1000),
+        ("names queue 7", |_, words| words[2] = words[2] & 0xffff | 7 << 16),
+        ("with head 5", |_, words| words[2] = words[2] & !0xffff | 5),
+        ("with head 65535", |_, words| words[2] |= 0xffff),
+        ("which is not out", |nth, words| words[3] ^= if nth == 1 { 2 } else { 0 }),
+    ];
+    for (words, lie) in lies {
+        let (fake, drive) = start(Behaviour { lie: Box::new(lie), ..Behaviour::default() }, PAGES, settings(1, 2));
+        let mut drive = drive.unwrap();
+        let range = Range { lba: 0, blocks: 16_000 };
+        let error = transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap_err();
+        let Error::Broken(said) = &error else { panic!("{words}: {error}") };
+        assert!(said.contains(words), "{said}");
+        drop(drive);
+        assert_eq!(fake.read32(crate::spec::CSTS) & 1, 0, "it was stopped");
+    }
+}
+
+/// Any change of any bit of any completion: told, or harmless; never a panic, never a hang.
+#[test]
+fn any_bit_of_a_completion_may_be_wrong() {
+    for bit in 0..128 {
+        let lie = move |nth, words: &mut [u32; 4]| {
+            if nth % 3 == 1 {
+                words[bit / 32] ^= 1 << (bit % 32);
+            }
+        };
+        let (fake, drive) = start(Behaviour { lie: Box::new(lie), ..Behaviour::default() }, PAGES, settings(2, 4));
+        let mut drive = drive.unwrap();
+        // A command may be done whose completion is told not to be, so that it is tried again, and fails in the end.
+        let _ = transfer(&mut drive, Op::Read, Range { lba: 0, blocks: 4000 }, Some(2), Place::File(file(b"")));
+        drop(drive);
+        assert_eq!(fake.state().complaints, Vec::<String>::new(), "bit {bit}");
+    }
+}
+
+#[test]
+fn controllers_that_cannot_be_driven() {
+    let refused = |behaviour| start(behaviour, PAGES, settings(1, 4)).1.err().unwrap();
+    let error = refused(Behaviour { cap: u64::MAX, ..Behaviour::default() });
+    assert!(matches!(error, Error::Gone), "{error}");
+    let error = refused(Behaviour { cap: Behaviour::default().cap | 2 << 48, ..Behaviour::default() });
+    assert!(error.to_string().contains("pages of 16384 bytes"), "{error}");
+    let error = refused(Behaviour { cap: Behaviour::default().cap & !(1 << 37), ..Behaviour::default() });
+    assert!(error.to_string().contains("command set"), "{error}");
+    let error = refused(Behaviour { cap: Behaviour::default().cap | 15 << 32, ..Behaviour::default() });
+    assert!(error.to_string().contains("no room for a doorbell"), "{error}");
+    let error = refused(Behaviour { cap: Behaviour::default().cap & !0xffff, ..Behaviour::default() });
+    assert!(error.to_string().contains("one entry"), "{error}");
+    let error = refused(Behaviour { admins: 2, ..Behaviour::default() });
+    assert!(error.to_string().contains("no answer within 1.0 s"), "{error}");
+    let error = refused(Behaviour { identify: Box::new(|_, page| page.fill(0xff)), ..Behaviour::default() });
+    assert!(matches!(error, Error::Broken(_)), "{error}");
+    let (_, drive) = start(Behaviour { queues: 2, ..Behaviour::default() }, PAGES, settings(3, 4));
+    assert_eq!(drive.err().unwrap().to_string(), "3 queues: this controller grants 2");
+    let (_, drive) = start(Behaviour::default(), PAGES, settings(1, 64));
+    assert!(drive.err().unwrap().to_string().contains("queues hold 63"));
+}
+
+/// It does not stop when it is told to: a reset of the function does it; failing that, it is kept from memory.
+#[test]
+fn one_that_does_not_stop() {
+    let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 4));
+    fake.state().behaviour.is_stuck = true;
+    drive.unwrap().shut_down().unwrap();
+    assert_eq!(fake.state().resets, 1);
+
+    let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 4));
+    (fake.state().behaviour.is_stuck, fake.state().behaviour.can_reset) = (true, false);
+    assert!(drive.unwrap().shut_down().is_err());
+    assert!(!fake.state().is_master, "it may still write to memory");
+}
+
+/// The limit of one command: lists that go on in another, and as many as the drive's limit is said to be.
+#[test]
+fn the_largest_command() {
+    for (mdts, bytes) in [(1, 2 * PAGE), (10, 4 << 20), (0, 4 << 20), (13, 32 << 20), (63, 4 << 20)] {
+        let mut drive = start(Behaviour { mdts, ..Behaviour::default() }, PAGES, settings(1, 4)).1.unwrap();
+        assert_eq!(drive.max_transfer(), bytes, "{mdts}");
+        let blocks = (3 * bytes as u64 / BLOCK as u64 / 2).min(BLOCKS as u64 - 3);
+        let range = Range { lba: 3, blocks };
+        let read = file(b"");
+        let moved = transfer(&mut drive, Op::Read, range, None, Place::File(read)).unwrap();
+        assert_eq!(moved.bytes, range.blocks * BLOCK as u64);
+        assert_eq!(drive.bus().state().complaints, Vec::<String>::new());
+    }
+}
+
+/// A pipe gets its bytes in order, whatever order they come in.
+#[test]
+fn a_pipe_is_served_in_order() {
+    struct Sink(Rc<RefCell<Vec<u8>>>);
+    impl Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let some = bytes.len().min(1000);
+            self.0.borrow_mut().extend(&bytes[..some]);
+            Ok(some)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    for pages in [512, PAGES] {
+        let (fake, drive) = start(Behaviour { mdts: 4, ..Behaviour::default() }, pages, settings(4, 8));
+        let mut drive = drive.unwrap();
+        let there = bytes(BLOCKS * BLOCK, 3);
+        fake.state().disk.copy_from_slice(&there);
+        let sink = Rc::new(RefCell::new(Vec::new()));
+        transfer(&mut drive, Op::Read, ALL, None, Place::Writer(Box::new(Sink(Rc::clone(&sink))))).unwrap();
+        assert!(*sink.borrow() == there);
+    }
+}
+
+#[test]
+fn a_pipe_ends_where_it_ends() {
+    let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 8));
+    let mut drive = drive.unwrap();
+    let written = bytes(100 * BLOCK, 4);
+    let pipe = Box::new(io::Cursor::new(written.clone()));
+    let moved = transfer(&mut drive, Op::Write, ALL, None, Place::Reader(pipe)).unwrap();
+    assert_eq!(moved.bytes, 100 * BLOCK as u64);
+    assert!(fake.state().disk[..100 * BLOCK] == written);
+    // What is no whole block is not written, and told.
+    let pipe = Box::new(io::Cursor::new(vec![1; 3 * BLOCK + 1]));
+    let error = transfer(&mut drive, Op::Write, ALL, None, Place::Reader(pipe)).unwrap_err();
+    assert_eq!(error.to_string(), "the file ends 1 bytes into a block of 512: these are not written");
+    assert!(fake.state().disk[..3 * BLOCK].iter().all(|&byte| byte == 1));
+    assert!(fake.state().disk[3 * BLOCK..100 * BLOCK] == written[3 * BLOCK..]);
+    let error = transfer(&mut drive, Op::Write, ALL, None, Place::Reader(Box::new(Failing))).unwrap_err();
+    assert!(error.to_string().contains("the file: "), "{error}");
+}
+
+struct Failing;
+impl Read for Failing {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::Error::other("no more"))
+    }
+}
+
+#[test]
+fn the_bench_counts_what_it_did() {
+    use crate::bench::{Load, run};
+    let (fake, drive) = start(Behaviour::default(), PAGES, settings(2, 16));
+    let mut drive = drive.unwrap();
+    let time = Duration::from_secs(2);
+    let load = Load { writes: 30, size: 16 << 10, depth: 32, batch: 8, time, seed: 3 };
+    let figures = run(&mut drive, &load, &mut |_| Ok(())).unwrap();
+    let ios = fake.state().ios;
+    assert_eq!((figures.requests, figures.counts.commands), (ios, ios));
+    assert!(figures.requests > 32 && figures.p50_us > 0.0 && figures.p50_us <= figures.max_us);
+    assert_eq!(fake.state().complaints, Vec::<String>::new());
+    let wrong = Load { size: 1000, ..load };
+    assert!(run(&mut drive, &wrong, &mut |_| Ok(())).is_err());
+}

@@ -1,0 +1,440 @@
+//! A controller in memory, for tests: it reads queues, lists and data where the driver says that they lie, by the
+//! specification and not by the driver's own code. It notes what a real one would refuse, and can be made to lie.
+use std::cell::{RefCell, RefMut};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::ptr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use pagemill::{Allocator, Identity, Memory as Arena};
+
+use crate::Error;
+use crate::bus::Bus;
+use crate::memory::Memory;
+use crate::prp::{Prp, tests::walk};
+use crate::spec::{
+    ACQ, AQA, ASQ, CAP, CC, CC_EN, CC_SHAPE, CC_SHN_NORMAL, CSTS, CSTS_RDY, CSTS_SHST_DONE, DOORBELLS, PAGE, VS, admin,
+    io,
+};
+use crate::transfer::Random;
+
+/// What an I/O command comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is done.
+    Done,
+    /// It fails with this status.
+    Fails(u16),
+    /// It never comes back by itself.
+    Lost,
+}
+
+/// Changes what it says.
+type Change<N, T> = Box<dyn Fn(N, &mut T)>;
+
+/// How it behaves.
+pub(crate) struct Behaviour {
+    /// What becomes of the n-th I/O command, counted from 0 over all queues and resets.
+    pub(crate) fate: Box<dyn Fn(u64) -> Fate>,
+    /// Changes a completion before it is written: double words, their place in the queue left alone.
+    pub(crate) lie: Change<u64, [u32; 4]>,
+    /// An Abort brings the command back.
+    pub(crate) aborts: bool,
+    /// Admin commands after so many are not answered.
+    pub(crate) admins: u64,
+    /// It does not stop when it is told to.
+    pub(crate) is_stuck: bool,
+    /// A reset of the function helps then.
+    pub(crate) can_reset: bool,
+    pub(crate) cap: u64,
+    pub(crate) queues: u16,
+    pub(crate) mdts: u8,
+    /// Changes what Identify says.
+    pub(crate) identify: Change<u32, [u8; PAGE]>,
+}
+
+impl Default for Behaviour {
+    fn default() -> Self {
+        Self {
+            fate: Box::new(|_| Fate::Done),
+            lie: Box::new(|_, _| {}),
+            aborts: false,
+            admins: u64::MAX,
+            is_stuck: false,
+            can_reset: true,
+            // 64 entries, contiguous, half a second, the NVM command set.
+            cap: 63 | 1 << 16 | 1 << 24 | 1 << 37,
+            queues: 8,
+            mdts: 9,
+            identify: Box::new(|_, _| {}),
+        }
+    }
+}
+
+/// A submission queue and its completion queue.
+#[derive(Clone, Copy, Default)]
+struct Pair {
+    commands: u64,
+    completions: u64,
+    depth: u16,
+    head: u16,
+    tail: u16,
+    next: u16,
+    phase: bool,
+    /// How far the driver has read completions.
+    read: u16,
+}
+
+pub(crate) struct State {
+    pub(crate) behaviour: Behaviour,
+    registers: BTreeMap<usize, u32>,
+    pairs: BTreeMap<u16, Pair>,
+    completion_queues: BTreeMap<u16, (u64, u16)>,
+    /// Commands that were fetched and are not done: the queue, the command, its number among I/O commands.
+    pending: Vec<(u16, [u32; 16], u64)>,
+    lost: Vec<(u16, [u32; 16])>,
+    /// What it may reach.
+    memory: Range<u64>,
+    pub(crate) disk: Vec<u8>,
+    clock: Duration,
+    random: Random,
+    pub(crate) ios: u64,
+    admins: u64,
+    /// What a real controller would refuse.
+    pub(crate) complaints: Vec<String>,
+    pub(crate) is_master: bool,
+    pub(crate) resets: u32,
+    pub(crate) shutdowns: u32,
+}
+
+pub(crate) const BLOCK: usize = 512;
+
+#[derive(Clone)]
+pub(crate) struct Fake(Rc<RefCell<State>>);
+
+impl Fake {
+    /// A controller with so many blocks, and so many pages of memory that it reaches.
+    pub(crate) fn new(behaviour: Behaviour, blocks: usize, pages: usize, seed: u64) -> (Self, Memory) {
+        let allocator = Allocator::builder().memory(Arena::anonymous(pages)).build().unwrap();
+        let memory = Memory::new(&allocator, Identity).unwrap();
+        let range = allocator.arenas()[0].range.clone();
+        let state = State {
+            behaviour,
+            registers: BTreeMap::new(),
+            pairs: BTreeMap::new(),
+            completion_queues: BTreeMap::new(),
+            pending: Vec::new(),
+            lost: Vec::new(),
+            memory: range.start as u64..range.end as u64,
+            disk: vec![0; blocks * BLOCK],
+            clock: Duration::ZERO,
+            random: Random::new(seed),
+            ios: 0,
+            admins: 0,
+            complaints: Vec::new(),
+            is_master: false,
+            resets: 0,
+            shutdowns: 0,
+        };
+        (Self(Rc::new(RefCell::new(state))), memory)
+    }
+
+    pub(crate) fn state(&self) -> RefMut<'_, State> {
+        self.0.borrow_mut()
+    }
+}
+
+impl State {
+    /// The place in this process of what the driver says lies at a device address.
+    fn place(&mut self, addr: u64, len: usize) -> *mut u8 {
+        let inside = addr >= self.memory.start && addr + len as u64 <= self.memory.end;
+        assert!(inside && self.is_master, "{len} bytes at {addr:#x} are not the controller's to reach");
+        ptr::with_exposed_provenance_mut(addr as usize)
+    }
+
+    fn read(&mut self, addr: u64, bytes: &mut [u8]) {
+        let place = self.place(addr, bytes.len());
+        // SAFETY: inside of the arena, which lives as long as the driver has it, and the driver waits for its completion.
+        unsafe { ptr::copy_nonoverlapping(place, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    fn write(&mut self, addr: u64, bytes: &[u8]) {
+        let place = self.place(addr, bytes.len());
+        // SAFETY: as above.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        self.registers.get(&at).copied().unwrap_or(0)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.word(CSTS) & CSTS_RDY != 0
+    }
+
+    fn halt(&mut self) {
+        self.registers.insert(CSTS, 0);
+        self.pairs.clear();
+        self.completion_queues.clear();
+        self.pending.clear();
+        self.lost.clear();
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.halt();
+        self.registers.insert(CC, 0);
+    }
+
+    fn configure(&mut self, value: u32) {
+        let before = self.word(CC);
+        self.registers.insert(CC, value);
+        if value & CC_EN == 0 {
+            if !self.behaviour.is_stuck {
+                self.halt();
+            }
+        } else if before & CC_EN == 0 {
+            if value & CC_SHAPE != CC_SHAPE {
+                self.complaints.push(format!("configured as {value:#x}"));
+            }
+            let (aqa, low) =
+                (self.word(AQA), |state: &Self, at| u64::from(state.word(at)) | u64::from(state.word(at + 4)) << 32);
+            let (commands, completions) = (low(self, ASQ), low(self, ACQ));
+            let pair = Pair { commands, completions, depth: (aqa & 0xfff) as u16 + 1, phase: true, ..Pair::default() };
+            self.pairs.insert(0, pair);
+            self.registers.insert(CSTS, CSTS_RDY);
+        } else if value & CC_SHN_NORMAL != 0 {
+            self.shutdowns += 1;
+            let status = self.word(CSTS) | CSTS_SHST_DONE;
+            self.registers.insert(CSTS, status);
+        }
+    }
+
+    fn doorbell(&mut self, at: usize, value: u32) {
+        let (id, is_completion) = ((at / 8) as u16, at % 8 == 4);
+        let Some(mut pair) = self.pairs.get(&id).copied() else {
+            return self.complaints.push(format!("a doorbell of queue {id}, which there is not"));
+        };
+        if value >= u32::from(pair.depth) {
+            return self.complaints.push(format!("queue {id}: a doorbell of {value}"));
+        }
+        if is_completion {
+            pair.read = value as u16;
+            self.pairs.insert(id, pair);
+            return;
+        }
+        pair.tail = value as u16;
+        while pair.head != pair.tail {
+            let mut bytes = [0; 64];
+            self.read(pair.commands + 64 * u64::from(pair.head), &mut bytes);
+            let mut command = [0; 16];
+            for (word, bytes) in command.iter_mut().zip(bytes.chunks_exact(4)) {
+                *word = u32::from_le_bytes(bytes.try_into().unwrap());
+            }
+            pair.head = (pair.head + 1) % pair.depth;
+            let nth = if id == 0 { self.admins } else { self.ios };
+            self.pending.push((id, command, nth));
+            *(if id == 0 { &mut self.admins } else { &mut self.ios }) += 1;
+        }
+        self.pairs.insert(id, pair);
+    }
+
+    /// Does one of the commands that it has, any.
+    fn step(&mut self) {
+        self.clock += Duration::from_millis(1);
+        if self.pending.is_empty() || !self.is_ready() {
+            return;
+        }
+        let which = self.random.below(self.pending.len() as u64) as usize;
+        let (id, command, nth) = self.pending[which];
+        let pair = self.pairs[&id];
+        if (pair.next + 1) % pair.depth == pair.read {
+            return; // No room for a completion.
+        }
+        self.pending.remove(which);
+        if id == 0 {
+            if nth < self.behaviour.admins {
+                let (answer, status) = self.admin(&command);
+                self.complete(id, &command, answer, status, u64::MAX);
+            }
+            return;
+        }
+        match (self.behaviour.fate)(nth) {
+            Fate::Done => {
+                let status = self.transfer(&command);
+                self.complete(id, &command, 0, status, nth);
+            }
+            Fate::Fails(status) => self.complete(id, &command, 0, status, nth),
+            Fate::Lost => self.lost.push((id, command)),
+        }
+    }
+
+    fn complete(&mut self, id: u16, command: &[u32; 16], answer: u32, status: u16, nth: u64) {
+        let pair = self.pairs[&id];
+        let last = u32::from(status) << 17 | u32::from(pair.phase) << 16 | command[0] >> 16;
+        let mut words = [answer, 0, u32::from(id) << 16 | u32::from(pair.head), last];
+        if id != 0 {
+            (self.behaviour.lie)(nth, &mut words);
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.write(pair.completions + 16 * u64::from(pair.next), &bytes);
+        let pair = self.pairs.get_mut(&id).unwrap();
+        pair.next = (pair.next + 1) % pair.depth;
+        pair.phase ^= pair.next == 0;
+    }
+
+    fn admin(&mut self, command: &[u32; 16]) -> (u32, u16) {
+        let data = u64::from(command[6]) | u64::from(command[7]) << 32;
+        let (id, depth) = (command[10] as u16, (command[10] >> 16) as u16 + 1);
+        match command[0] as u8 {
+            admin::IDENTIFY => {
+                let mut page = [0; PAGE];
+                match command[10] & 0xff {
+                    admin::CNS_CONTROLLER => {
+                        (page[77], page[512], page[513], page[525]) = (self.behaviour.mdts, 0x66, 0x44, 1);
+                        page[4..8].copy_from_slice(b"fake");
+                        page[516] = 1;
+                    }
+                    admin::CNS_NAMESPACES => page[0] = 1,
+                    _ if command[1] == 1 => {
+                        page[..8].copy_from_slice(&((self.disk.len() / BLOCK) as u64).to_le_bytes());
+                        page[130] = 9;
+                    }
+                    _ => {}
+                }
+                (self.behaviour.identify)(command[10] & 0xff, &mut page);
+                self.write(data, &page);
+                (0, 0)
+            }
+            admin::SET_FEATURES => {
+                let most = u32::from(self.behaviour.queues - 1);
+                (most << 16 | most, 0)
+            }
+            admin::CREATE_CQ => {
+                self.completion_queues.insert(id, (data, depth));
+                (0, 0)
+            }
+            admin::CREATE_SQ => {
+                let Some(&(completions, other)) = self.completion_queues.get(&((command[11] >> 16) as u16)) else {
+                    return (0, 0x100);
+                };
+                if other != depth || u64::from(depth) > (self.behaviour.cap & 0xffff) + 1 {
+                    return (0, 0x102);
+                }
+                self.pairs.insert(id, Pair { commands: data, completions, depth, phase: true, ..Pair::default() });
+                (0, 0)
+            }
+            admin::ABORT => {
+                let found = self.lost.iter().position(|(queue, lost)| {
+                    u32::from(*queue) == command[10] & 0xffff && lost[0] >> 16 == command[10] >> 16
+                });
+                match found.filter(|_| self.behaviour.aborts) {
+                    Some(found) => {
+                        let (queue, lost) = self.lost.remove(found);
+                        self.complete(queue, &lost, 0, 0x07, u64::MAX);
+                        (0, 0)
+                    }
+                    None => (1, 0),
+                }
+            }
+            _ => (0, 0x01),
+        }
+    }
+
+    fn transfer(&mut self, command: &[u32; 16]) -> u16 {
+        let pair = |at: usize| u64::from(command[at]) | u64::from(command[at + 1]) << 32;
+        if command[1] != 1 {
+            return 0x400b;
+        }
+        let opcode = command[0] as u8;
+        if opcode == io::FLUSH {
+            return 0;
+        }
+        let (lba, blocks) = (pair(10), u64::from(command[12] & 0xffff) + 1);
+        let bytes = blocks as usize * BLOCK;
+        if lba + blocks > (self.disk.len() / BLOCK) as u64 {
+            return 0x4080;
+        }
+        if self.behaviour.mdts > 0 && bytes as u128 > (PAGE as u128) << self.behaviour.mdts {
+            self.complaints.push(format!("a command of {bytes} bytes"));
+            return 0x4002;
+        }
+        let prp = Prp { first: pair(6), second: pair(8) };
+        let walked = walk(prp, bytes, &mut |at| {
+            let mut entry = [0; 8];
+            self.read(at, &mut entry);
+            u64::from_le_bytes(entry)
+        });
+        let pieces = match walked {
+            Ok(pieces) => pieces,
+            Err(why) => {
+                self.complaints.push(why);
+                return 0x4013;
+            }
+        };
+        let mut at = lba as usize * BLOCK;
+        for (addr, len) in pieces {
+            let mut piece = vec![0; len];
+            if opcode == io::WRITE {
+                self.read(addr, &mut piece);
+                self.disk[at..at + len].copy_from_slice(&piece);
+            } else {
+                piece.copy_from_slice(&self.disk[at..at + len]);
+                self.write(addr, &piece);
+            }
+            at += len;
+        }
+        0
+    }
+}
+
+impl Bus for Fake {
+    fn len(&self) -> usize {
+        DOORBELLS + 0x1000
+    }
+    fn read32(&self, at: usize) -> u32 {
+        let state = self.state();
+        match at {
+            CAP => state.behaviour.cap as u32,
+            _ if at == CAP + 4 => (state.behaviour.cap >> 32) as u32,
+            VS => 0x1_0400,
+            _ => state.word(at),
+        }
+    }
+    fn write32(&self, at: usize, value: u32) {
+        let mut state = self.state();
+        match at {
+            CC => state.configure(value),
+            _ if at >= DOORBELLS => state.doorbell(at - DOORBELLS, value),
+            _ => drop(state.registers.insert(at, value)),
+        }
+    }
+    fn vectors(&self) -> u16 {
+        0
+    }
+    fn wait(&self, limit: Duration) -> Result<(), Error> {
+        let mut state = self.state();
+        state.step();
+        state.clock += limit;
+        Ok(())
+    }
+    fn now(&self) -> Duration {
+        let mut state = self.state();
+        state.step();
+        state.clock
+    }
+    fn reset(&self) -> Result<(), Error> {
+        let mut state = self.state();
+        state.resets += 1;
+        if !state.behaviour.can_reset {
+            return Err(Error::Request("it cannot be reset".to_owned()));
+        }
+        state.behaviour.is_stuck = false;
+        state.reset();
+        Ok(())
+    }
+    fn set_master(&self, may: bool) -> Result<(), Error> {
+        self.state().is_master = may;
+        Ok(())
+    }
+}

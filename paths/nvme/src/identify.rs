@@ -1,0 +1,207 @@
+//! What a controller says of itself and of its namespaces (section 5.15): two pages of fields at fixed places, each of which
+//! may be a lie.
+use serde::Serialize;
+
+use crate::Error;
+use crate::spec::PAGE;
+
+/// A controller.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct ControllerInfo {
+    /// The maker's number in PCI.
+    pub(crate) vendor: u16,
+    /// Its serial number.
+    pub(crate) serial: String,
+    /// Its model.
+    pub(crate) model: String,
+    /// Its firmware.
+    pub(crate) firmware: String,
+    /// Bytes that one command may move; none if there is no limit.
+    pub(crate) max_transfer: Option<u64>,
+    /// Namespaces that there can be.
+    pub(crate) namespaces: u32,
+    /// It may lose what it was given until it is flushed.
+    pub(crate) has_write_cache: bool,
+    /// Abort commands that it takes at once.
+    pub(crate) aborts: u16,
+}
+
+/// A namespace: blocks that are counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct NamespaceInfo {
+    /// Its number.
+    pub(crate) id: u32,
+    /// How many there are.
+    pub(crate) blocks: u64,
+    /// Bytes of one.
+    pub(crate) block_size: u32,
+    /// Bytes that go with each block, for whoever wants to protect it.
+    pub(crate) metadata: u16,
+    /// Whether blocks are protected by what goes with them.
+    pub(crate) is_protected: bool,
+}
+
+/// Fields of a page that a controller filled.
+struct Fields<'a>(&'a [u8; PAGE]);
+
+impl Fields<'_> {
+    fn u16(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.0[at], self.0[at + 1]])
+    }
+    fn u32(&self, at: usize) -> u32 {
+        u32::from(self.u16(at)) | u32::from(self.u16(at + 2)) << 16
+    }
+    fn u64(&self, at: usize) -> u64 {
+        u64::from(self.u32(at)) | u64::from(self.u32(at + 4)) << 32
+    }
+    /// Text, padded with spaces; what is not printable ASCII is not shown.
+    fn text(&self, at: usize, len: usize) -> String {
+        let shown = self.0[at..at + len].iter().map(|&byte| match byte {
+            b' '..=b'~' => char::from(byte),
+            0 => ' ',
+            _ => '?',
+        });
+        shown.collect::<String>().trim().to_owned()
+    }
+}
+
+impl ControllerInfo {
+    /// Reads the page. Entries of the wrong size in its queues are refused: nothing could be asked of it.
+    pub(crate) fn read(page: &[u8; PAGE]) -> Result<Self, Error> {
+        let fields = Fields(page);
+        let (command, completion) = (page[512], page[513]);
+        if command & 0xf > 6 || completion & 0xf > 4 || command >> 4 < 6 || completion >> 4 < 4 {
+            let why = format!("it takes queue entries of {command:#x} and {completion:#x}, not of 64 and 16 bytes");
+            return Err(Error::Broken(why));
+        }
+        Ok(Self {
+            vendor: fields.u16(0),
+            serial: fields.text(4, 20),
+            model: fields.text(24, 40),
+            firmware: fields.text(64, 8),
+            // In pages of the smallest size, which is 4096 bytes where this program works.
+            max_transfer: match page[77] {
+                0 => None,
+                shift => (PAGE as u64).checked_shl(shift.into()).filter(|bytes| bytes >> shift == PAGE as u64),
+            },
+            namespaces: fields.u32(516),
+            has_write_cache: page[525] & 1 == 1,
+            aborts: u16::from(page[258]) + 1,
+        })
+    }
+}
+
+impl NamespaceInfo {
+    /// Reads the page of namespace `id`; none if there is none of that number.
+    pub(crate) fn read(id: u32, page: &[u8; PAGE]) -> Result<Option<Self>, Error> {
+        let fields = Fields(page);
+        let blocks = fields.u64(0);
+        if blocks == 0 {
+            return Ok(None);
+        }
+        let (formats, which) = (usize::from(page[25]) + 1, page[26]);
+        let broken = |why| Err(Error::Broken(format!("namespace {id}: {why}")));
+        // Two more bits came when more than 16 formats did.
+        let nth = usize::from(which & 0xf) | if formats > 16 { usize::from(which >> 5 & 3) << 4 } else { 0 };
+        if nth >= formats || nth >= 64 {
+            return broken(format!("it has format {nth} of {formats}"));
+        }
+        let format = fields.u32(128 + 4 * nth);
+        let shift = format >> 16 & 0xff;
+        if !(9..=16).contains(&shift) {
+            return broken(format!("blocks of 2^{shift} bytes"));
+        }
+        if blocks.checked_shl(shift).is_none_or(|bytes| bytes >> shift != blocks) {
+            return broken(format!("{blocks} blocks of 2^{shift} bytes are more than there are numbers for"));
+        }
+        let (metadata, is_protected) = (format as u16, page[29] & 7 != 0);
+        Ok(Some(Self { id, blocks, block_size: 1 << shift, metadata, is_protected }))
+    }
+
+    /// Bytes of all of it.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_size)
+    }
+
+    /// Whether its blocks are all that there is to it.
+    pub(crate) fn check_plain(&self) -> Result<(), Error> {
+        if self.metadata == 0 && !self.is_protected {
+            return Ok(());
+        }
+        let Self { id, metadata, .. } = self;
+        let what = if self.is_protected { "protected by what goes with them" } else { "not alone" };
+        Err(Error::Unsupported(format!("namespace {id}: its blocks are {what}: {metadata} bytes of metadata each")))
+    }
+}
+
+/// The numbers of the namespaces that are active, as a controller lists them: ascending, up to the first 0.
+pub(crate) fn active(page: &[u8; PAGE]) -> Vec<u32> {
+    let fields = Fields(page);
+    (0..PAGE / 4).map(|nth| fields.u32(4 * nth)).take_while(|&id| id != 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_controller_is_read() {
+        let mut page = [0; PAGE];
+        page[..2].copy_from_slice(&0x1b36u16.to_le_bytes());
+        page[4..24].copy_from_slice(b"pagemill            ");
+        page[24..64].fill(b' ');
+        page[24..34].copy_from_slice(b"a \x1b[31mmodel"[..10].try_into().unwrap());
+        (page[77], page[258], page[512], page[513], page[525]) = (7, 3, 0x66, 0x44, 1);
+        page[516..520].copy_from_slice(&256u32.to_le_bytes());
+        let info = ControllerInfo::read(&page).unwrap();
+        assert_eq!((info.vendor, info.serial.as_str(), info.model.as_str()), (0x1b36, "pagemill", "a ?[31mmod"));
+        assert_eq!((info.max_transfer, info.namespaces, info.aborts), (Some(512 << 10), 256, 4));
+        assert!(info.has_write_cache);
+        page[77] = 255;
+        assert_eq!(ControllerInfo::read(&page).unwrap().max_transfer, None, "more than there are numbers for");
+        page[512] = 0x77;
+        assert!(matches!(ControllerInfo::read(&page), Err(Error::Broken(_))), "commands of 128 bytes at least");
+    }
+
+    fn namespace(blocks: u64, formats: u8, which: u8, format: u32) -> [u8; PAGE] {
+        let mut page = [0; PAGE];
+        page[..8].copy_from_slice(&blocks.to_le_bytes());
+        (page[25], page[26]) = (formats, which);
+        page[128 + 4..128 + 8].copy_from_slice(&format.to_le_bytes());
+        page
+    }
+
+    #[test]
+    fn a_namespace_is_read() {
+        let read = |page| NamespaceInfo::read(1, &page);
+        let info = read(namespace(131_072, 1, 1, 9 << 16)).unwrap().unwrap();
+        assert_eq!((info.blocks, info.block_size, info.bytes()), (131_072, 512, 64 << 20));
+        assert!(info.check_plain().is_ok());
+        assert_eq!(read(namespace(0, 1, 1, 9 << 16)).unwrap(), None);
+        let with_metadata = read(namespace(8, 1, 1, 12 << 16 | 8)).unwrap().unwrap();
+        assert!(matches!(with_metadata.check_plain(), Err(Error::Unsupported(_))));
+        for (what, page) in [
+            ("a format that is not listed", namespace(8, 0, 1, 9 << 16)),
+            ("blocks of one byte", namespace(8, 1, 1, 0)),
+            ("blocks of 2^200 bytes", namespace(8, 1, 1, 200 << 16)),
+            ("more bytes than there are numbers for", namespace(u64::MAX, 1, 1, 9 << 16)),
+        ] {
+            assert!(matches!(read(page), Err(Error::Broken(_))), "{what}");
+        }
+    }
+
+    proptest! {
+        /// Whatever a controller says of itself, it is read or refused.
+        #[test]
+        fn any_page_is_read_or_refused(bytes in prop::collection::vec(any::<u8>(), PAGE)) {
+            let page: &[u8; PAGE] = bytes.as_slice().try_into().unwrap();
+            let _ = ControllerInfo::read(page);
+            if let Ok(Some(info)) = NamespaceInfo::read(1, page) {
+                prop_assert!(info.bytes() >= info.blocks && info.block_size >= 512);
+            }
+            prop_assert!(active(page).len() <= PAGE / 4);
+        }
+    }
+}

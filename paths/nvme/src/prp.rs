@@ -1,0 +1,209 @@
+//! Where a command's data lies, as the controller wants to be told: Physical Region Page entries (section 4.3).
+//!
+//! A command has room for two. The first names the page, or the place inside of one, where the data begins. The second names
+//! the other page where there are two; for more, it names a list of entries in memory: whole pages, one after another in the
+//! data's order and anywhere in memory. A list may not cross a page; one that is not long enough has in its page's last entry
+//! the address of the next list. So the last entry of a page is a pointer if and only if more pages are to come than it
+//! itself could name (I1): both sides have to count alike, and no other mark tells the two apart.
+use crate::spec::PAGE;
+
+/// Entries of a list that fills a page.
+pub(crate) const PER_LIST: usize = PAGE / size_of::<u64>();
+/// Entries of a short list: with most commands 128 KiB or smaller, most lists take a sixteenth of a page.
+pub(crate) const PER_SHORT_LIST: usize = 32;
+/// Bytes of a short list, which are also its alignment: it never crosses a page.
+pub(crate) const SHORT_LIST_BYTES: usize = PER_SHORT_LIST * size_of::<u64>();
+
+/// A command's two entries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Prp {
+    pub(crate) first: u64,
+    pub(crate) second: u64,
+}
+
+/// What lists a command needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lists {
+    /// None: both of its pages stand in the command.
+    None,
+    /// A short one.
+    Short,
+    /// So many that each fill a page.
+    Long(usize),
+}
+
+/// What lists data on so many pages needs.
+pub(crate) fn lists_for(pages: usize) -> Lists {
+    match pages {
+        0..=2 => Lists::None,
+        _ if pages - 1 <= PER_SHORT_LIST => Lists::Short,
+        // The last list uses all of its entries for pages, those before it all but one.
+        _ => Lists::Long((pages - 2).div_ceil(PER_LIST - 1).max(1)),
+    }
+}
+
+/// Room for a list: where this process writes it, and the controller reads it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    /// Room for as many entries as the list's kind has.
+    pub(crate) at: *mut u64,
+    /// Its device address.
+    pub(crate) addr: u64,
+}
+
+/// Writes the entries for the pages at these device addresses; the first may lie inside of its page.
+///
+/// # Safety
+/// `rooms` are as many as [`lists_for`] says, of that kind; each can be written, and nobody looks at it meanwhile.
+///
+/// # Panics
+/// If there are no pages, or not as many lists as they need.
+pub(crate) unsafe fn write(pages: &[u64], rooms: &[Room]) -> Prp {
+    let [first, rest @ ..] = pages else { panic!("a command that moves data has at least one page") };
+    let (first, second) = (*first, rest.first().copied().unwrap_or(0));
+    let per_list = match lists_for(pages.len()) {
+        Lists::None => return Prp { first, second },
+        Lists::Short => PER_SHORT_LIST,
+        Lists::Long(_) => PER_LIST,
+    };
+    let mut left = rest;
+    for (nth, room) in rooms.iter().enumerate() {
+        let is_last = left.len() <= per_list;
+        let here = if is_last { left.len() } else { per_list - 1 };
+        for (at, page) in left[..here].iter().enumerate() {
+            // SAFETY: the caller's: the list has room for `per_list` entries, and `at` is below. Its alignment may be less
+            // than a u64's in a test alone, so nothing is said of it.
+            unsafe { room.at.add(at).write_unaligned(page.to_le()) };
+        }
+        left = &left[here..];
+        if is_last {
+            break;
+        }
+        let next = rooms.get(nth + 1).unwrap_or_else(|| panic!("{} lists for {} pages", rooms.len(), pages.len()));
+        // SAFETY: as above, for the last entry.
+        unsafe { room.at.add(here).write_unaligned(next.addr.to_le()) };
+    }
+    assert!(left.is_empty(), "{} lists for {} pages", rooms.len(), pages.len());
+    Prp { first, second: rooms[0].addr }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Walks the entries as a controller does that knows how many bytes it is to move, and nothing else: where the data
+    /// lies, piece by piece. `read` is its bus. An error is what a controller would refuse.
+    pub(crate) fn walk(prp: Prp, bytes: usize, read: &mut dyn FnMut(u64) -> u64) -> Result<Vec<(u64, usize)>, String> {
+        let inside = prp.first as usize % PAGE;
+        let mut pieces = vec![(prp.first, bytes.min(PAGE - inside))];
+        let mut left = bytes - pieces[0].1;
+        if left == 0 {
+            return Ok(pieces);
+        }
+        if left <= PAGE {
+            if !(prp.second as usize).is_multiple_of(PAGE) {
+                return Err(format!("the second entry {:#x} lies inside of a page", prp.second));
+            }
+            pieces.push((prp.second, left));
+            return Ok(pieces);
+        }
+        let mut at = prp.second;
+        if !at.is_multiple_of(8) {
+            return Err(format!("the list {at:#x} is not aligned"));
+        }
+        while left > 0 {
+            let entry = read(at);
+            let is_last_of_page = (at as usize + 8).is_multiple_of(PAGE);
+            if is_last_of_page && left > PAGE {
+                if !(entry as usize).is_multiple_of(PAGE) {
+                    return Err(format!("the next list {entry:#x} lies inside of a page"));
+                }
+                at = entry;
+                continue;
+            }
+            if !(entry as usize).is_multiple_of(PAGE) {
+                return Err(format!("the entry {entry:#x} lies inside of a page"));
+            }
+            pieces.push((entry, left.min(PAGE)));
+            left -= left.min(PAGE);
+            at += 8;
+        }
+        Ok(pieces)
+    }
+
+    /// Rooms of the kind that `pages` need, in a memory of their own: places `0x10_0000 * n` of the device's, for short
+    /// ones somewhere in a page.
+    fn built(pages: &[u64], short_at: u64) -> (Prp, BTreeMap<u64, u64>) {
+        let (count, per_list) = match lists_for(pages.len()) {
+            Lists::None => (0, 0),
+            Lists::Short => (1, PER_SHORT_LIST),
+            Lists::Long(count) => (count, PER_LIST),
+        };
+        let inside = if per_list == PER_SHORT_LIST { short_at * SHORT_LIST_BYTES as u64 } else { 0 };
+        // What nobody wrote is no page's address.
+        let mut memory: Vec<Vec<u64>> = vec![vec![0x0bad; per_list]; count];
+        let rooms = memory.iter_mut().zip(1..);
+        let rooms: Vec<_> =
+            rooms.map(|(list, nth)| Room { at: list.as_mut_ptr(), addr: 0xf_0000_0000 * nth + inside }).collect();
+        // SAFETY: as many lists as are needed, each a vector of that length.
+        let prp = unsafe { write(pages, &rooms) };
+        let mut seen = BTreeMap::new();
+        for (room, list) in rooms.iter().zip(&memory) {
+            seen.extend(list.iter().zip(0..).map(|(entry, nth)| (room.addr + 8 * nth, u64::from_le(*entry))));
+        }
+        (prp, seen)
+    }
+
+    proptest! {
+        /// Any length, from any place in the first page, over pages anywhere: the controller finds each byte.
+        #[test]
+        fn a_controller_that_walks_the_lists_finds_every_byte(
+            bytes in prop_oneof![1usize..20_000, 1usize..5_000_000],
+            inside in 0usize..PAGE / 4,
+            short_at in 0u64..16,
+            seed in any::<u64>(),
+        ) {
+            let inside = 4 * inside;
+            let count = (inside + bytes).div_ceil(PAGE);
+            let mut pages: Vec<u64> = (0..count as u64)
+                .map(|nth| (seed ^ nth).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20 << 12 & 0x000f_ffff_ffff_f000)
+                .collect();
+            let whole = pages.clone();
+            pages[0] += inside as u64;
+            let (prp, memory) = built(&pages, short_at);
+            let pieces = walk(prp, bytes, &mut |at| memory.get(&at).copied().unwrap_or(0x0bad)).unwrap();
+            prop_assert_eq!(pieces.iter().map(|piece| piece.1).sum::<usize>(), bytes);
+            prop_assert_eq!(pieces.len(), count);
+            for (nth, (at, len)) in pieces.iter().enumerate() {
+                let begin = if nth == 0 { inside as u64 } else { 0 };
+                prop_assert_eq!(*at, whole[nth] + begin);
+                prop_assert!(begin as usize + len <= PAGE);
+                prop_assert!(nth + 1 == count || begin as usize + len == PAGE, "a hole behind piece {}", nth);
+            }
+        }
+    }
+
+    /// Around each length at which another list begins.
+    #[test]
+    fn as_many_lists_as_are_needed_and_no_more() {
+        assert_eq!(lists_for(1), Lists::None);
+        assert_eq!(lists_for(2), Lists::None);
+        assert_eq!(lists_for(3), Lists::Short);
+        assert_eq!(lists_for(33), Lists::Short);
+        assert_eq!(lists_for(34), Lists::Long(1));
+        assert_eq!(lists_for(513), Lists::Long(1), "512 entries in one list, the last of them a page");
+        assert_eq!(lists_for(514), Lists::Long(2), "511, a pointer, 2");
+        assert_eq!(lists_for(513 + 511), Lists::Long(2));
+        assert_eq!(lists_for(513 + 512), Lists::Long(3));
+        for pages in 1..3000 {
+            let pages: Vec<u64> = (0..pages).map(|nth| 0x1000 * (nth * 7 + 1)).collect();
+            let (prp, memory) = built(&pages, 15);
+            let pieces = walk(prp, pages.len() * PAGE, &mut |at| memory[&at]).unwrap();
+            assert_eq!(pieces.iter().map(|piece| piece.0).collect::<Vec<_>>(), pages);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! A pair of queues: commands go out by the one, completions come back by the other.
+//!
+//! Both are rings in memory that the controller reads and writes by itself. The doorbells, one each, tell it how far this side
+//! is. How far *it* is, its completions say: the head of the submission queue is a field of each, and a completion is new when
+//! its phase bit differs from the last round's (section 4.1). Nothing that it writes is believed before it was checked:
+//! - I1 A command's identifier is the number of a slot, and a slot is taken from `push` to the completion that `pop` returns.
+//! - I2 A completion is for a slot that is taken, of this queue, with a head between the last one and the tail that the
+//!   controller was told. Any other is `Error::Broken`, and changes nothing.
+//! - I3 One entry of the submission queue stays empty, so that a full one differs from an empty one (section 4.1.2).
+//!
+//! The memory of both is used by the controller until it was stopped: who has a queue stops it before he lets go.
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use crate::bus::{Bus, after_phase, before_doorbell};
+use crate::memory::{Memory, Shared};
+use crate::spec::{COMMAND_BYTES, COMPLETION_BYTES, Command, DOORBELLS};
+use crate::{Error, Status};
+
+/// A command that is done.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Completed<T> {
+    /// What was handed in with it.
+    pub(crate) what: T,
+    /// The first double word: what some commands answer.
+    pub(crate) answer: u32,
+    pub(crate) status: Status,
+}
+
+/// A submission queue and the completion queue that it has for itself. `T` is what is remembered of each command.
+pub(crate) struct Queue<T> {
+    id: u16,
+    depth: u16,
+    commands: Shared,
+    completions: Shared,
+    /// Where the next command goes.
+    tail: u16,
+    /// The tail that the controller was told.
+    rung: u16,
+    /// How far the controller has fetched, as it last said.
+    head: u16,
+    /// The next completion.
+    next: u16,
+    /// The phase bit that the next completion has when it is new.
+    phase: bool,
+    /// Completions since the controller was last told of them.
+    untold: u16,
+    slots: Box<[Option<T>]>,
+    /// The slots that are not taken.
+    free: Vec<u16>,
+}
+
+impl<T> Queue<T> {
+    /// A pair that holds `depth - 1` commands. The controller is told by who makes it.
+    ///
+    /// # Panics
+    /// If `depth` is below 2.
+    pub(crate) fn new(memory: &Memory, id: u16, depth: u16) -> Result<Self, Error> {
+        assert!(depth >= 2, "a queue of {depth}");
+        let commands = Shared::new(memory, usize::from(depth) * COMMAND_BYTES)?;
+        let completions = Shared::new(memory, usize::from(depth) * COMPLETION_BYTES)?;
+        let slots = (0..depth - 1).map(|_| None).collect();
+        let free = (0..depth - 1).rev().collect();
+        Ok(Self {
+            id,
+            depth,
+            commands,
+            completions,
+            tail: 0,
+            rung: 0,
+            head: 0,
+            next: 0,
+            phase: true,
+            untold: 0,
+            slots,
+            free,
+        })
+    }
+
+    pub(crate) fn id(&self) -> u16 {
+        self.id
+    }
+    pub(crate) fn depth(&self) -> u16 {
+        self.depth
+    }
+    /// The device addresses of both rings.
+    pub(crate) fn addrs(&self) -> (u64, u64) {
+        (self.commands.addr(), self.completions.addr())
+    }
+    /// Commands that are out.
+    pub(crate) fn out(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+    pub(crate) fn is_full(&self) -> bool {
+        self.free.is_empty() || self.after(self.tail) == self.head
+    }
+    /// What is out, by its identifier.
+    pub(crate) fn slots(&mut self) -> impl Iterator<Item = (u16, &mut T)> {
+        self.slots.iter_mut().zip(0..).filter_map(|(slot, id)| Some((id, slot.as_mut()?)))
+    }
+
+    fn after(&self, at: u16) -> u16 {
+        if at + 1 == self.depth { 0 } else { at + 1 }
+    }
+    /// Entries from one place to another.
+    fn distance(&self, from: u16, to: u16) -> u16 {
+        if to >= from { to - from } else { self.depth - from + to }
+    }
+
+    /// Queues a command. The controller sees it after [`ring`](Self::ring).
+    ///
+    /// # Panics
+    /// If it is full.
+    pub(crate) fn push(&mut self, command: Command, what: T) -> u16 {
+        assert!(!self.is_full(), "queue {} is full", self.id);
+        let id = self.free.pop().expect("a queue that is not full has a free slot");
+        for (word, at) in command.with_id(id).0.into_iter().zip(0..) {
+            self.commands.write(usize::from(self.tail) * COMMAND_BYTES + 4 * at, word);
+        }
+        self.slots[usize::from(id)] = Some(what);
+        self.tail = self.after(self.tail);
+        id
+    }
+
+    /// Tells the controller of what was queued.
+    pub(crate) fn ring(&mut self, bus: &impl Bus, stride: usize) {
+        if self.rung != self.tail {
+            self.rung = self.tail;
+            before_doorbell();
+            bus.write32(DOORBELLS + 2 * usize::from(self.id) * stride, u32::from(self.tail));
+        }
+    }
+
+    /// The next completion, if there is one. After the last one, [`thank`](Self::thank) makes room for others.
+    ///
+    /// # Errors
+    /// I2 does not hold for it.
+    pub(crate) fn pop(&mut self) -> Result<Option<Completed<T>>, Error> {
+        let at = usize::from(self.next) * COMPLETION_BYTES;
+        let last = self.completions.read(at + 12);
+        if (last >> 16 & 1 == 1) != self.phase {
+            return Ok(None);
+        }
+        after_phase();
+        let place = self.completions.read(at + 8);
+        let (head, queue) = (place as u16, (place >> 16) as u16);
+        let id = last as u16;
+        if queue != self.id {
+            return Err(self.broken(format!("a completion that names queue {queue}")));
+        }
+        if head >= self.depth || self.distance(self.head, head) > self.distance(self.head, self.rung) {
+            let (told, now) = (self.rung, self.head);
+            return Err(self.broken(format!("a completion with head {head}, between {now} and {told} are commands")));
+        }
+        let Some(what) = self.slots.get_mut(usize::from(id)).and_then(Option::take) else {
+            return Err(self.broken(format!("a completion of command {id}, which is not out")));
+        };
+        let answer = self.completions.read(at);
+        self.free.push(id);
+        self.head = head;
+        self.next = self.after(self.next);
+        self.phase ^= self.next == 0;
+        self.untold += 1;
+        Ok(Some(Completed { what, answer, status: Status((last >> 17) as u16) }))
+    }
+
+    /// Gives the controller back the room of what was popped.
+    pub(crate) fn thank(&mut self, bus: &impl Bus, stride: usize) {
+        if self.untold > 0 {
+            self.untold = 0;
+            // What was read is read before the room is given back.
+            compiler_fence(Ordering::SeqCst);
+            bus.write32(DOORBELLS + (2 * usize::from(self.id) + 1) * stride, u32::from(self.next));
+        }
+    }
+
+    /// As it was when it was new; what was out is returned. Only while the controller is stopped.
+    pub(crate) fn clear(&mut self) -> Vec<T> {
+        self.commands.clear();
+        self.completions.clear();
+        (self.tail, self.rung, self.head, self.next, self.untold, self.phase) = (0, 0, 0, 0, 0, true);
+        self.forget()
+    }
+
+    /// Takes what is out off the slots.
+    pub(crate) fn forget(&mut self) -> Vec<T> {
+        self.free = (0..self.depth - 1).rev().collect();
+        self.slots.iter_mut().filter_map(Option::take).collect()
+    }
+
+    /// Never gives its memory back: see [`Shared::leak`].
+    pub(crate) fn leak(&mut self) {
+        self.commands.leak();
+        self.completions.leak();
+    }
+
+    fn broken(&self, what: String) -> Error {
+        Error::Broken(format!("queue {}: {what}", self.id))
+    }
+}

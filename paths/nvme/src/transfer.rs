@@ -1,0 +1,372 @@
+//! Moving a range of blocks between a drive and a file: in pieces, many at a time.
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+
+use crate::Error;
+use crate::bus::Bus;
+use crate::drive::{Done, Drive, Op, Request};
+use crate::memory::Buffer;
+
+/// Vectors that the system takes at once.
+const MOST_VECTORS: usize = 1024;
+
+/// Some blocks of a drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) lba: u64,
+    pub(crate) blocks: u64,
+}
+
+/// The other side of a transfer.
+pub(crate) enum Place {
+    /// Any part of it can be reached at any time; it begins where the range does.
+    File(File),
+    /// Its bytes come, or go, one after another.
+    Reader(Box<dyn Read>),
+    Writer(Box<dyn Write>),
+}
+
+/// A transfer, as it was asked for.
+pub(crate) struct Transfer<'a> {
+    pub(crate) op: Op,
+    pub(crate) range: Range,
+    /// Bytes of the largest command.
+    pub(crate) piece: usize,
+    /// Pieces of random lengths in random order, each on pages in random order, by this seed. For a `Place::File` alone.
+    pub(crate) seed: Option<u64>,
+    pub(crate) place: Place,
+    /// What this side is called.
+    pub(crate) name: &'a str,
+}
+
+/// What was moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub(crate) bytes: u64,
+    pub(crate) requests: u64,
+    /// Requests that were cut short, or had to wait, for want of memory.
+    pub(crate) short: u64,
+}
+
+/// Random numbers, the same for the same seed (xorshift64*).
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+    /// Below `end`, which is not 0.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        ((u128::from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)) * u128::from(end)) >> 64) as u64
+    }
+}
+
+/// The pieces of a range that are still to be asked for.
+enum Pieces {
+    InOrder(Range),
+    Shuffled(Vec<Range>),
+}
+
+impl Pieces {
+    fn new(range: Range, most: u64, random: Option<&mut Random>) -> Self {
+        let Some(random) = random else { return Self::InOrder(range) };
+        let (mut pieces, mut at, end) = (Vec::new(), range.lba, range.lba + range.blocks);
+        while at < end {
+            // One of eight is as long as it can be; of the others, as many have up to a block as two to four, four to eight.
+            let most_here = if random.below(8) == 0 { most } else { most >> random.below(most.ilog2() as u64 + 1) };
+            let blocks = if most_here == most { most } else { 1 + random.below(most_here) };
+            let blocks = blocks.min(end - at);
+            pieces.push(Range { lba: at, blocks });
+            at += blocks;
+        }
+        for nth in (1..pieces.len()).rev() {
+            pieces.swap(nth, random.below(nth as u64 + 1) as usize);
+        }
+        Self::Shuffled(pieces)
+    }
+
+    fn next(&mut self, most: u64) -> Option<Range> {
+        match self {
+            Self::InOrder(range) if range.blocks == 0 => None,
+            Self::InOrder(range) => {
+                let piece = Range { blocks: range.blocks.min(most), ..*range };
+                (range.lba, range.blocks) = (range.lba + piece.blocks, range.blocks - piece.blocks);
+                Some(piece)
+            }
+            Self::Shuffled(pieces) => pieces.pop(),
+        }
+    }
+
+    /// What was not asked for after all comes next.
+    fn put_back(&mut self, rest: Range) {
+        match self {
+            Self::InOrder(range) => (range.lba, range.blocks) = (rest.lba, range.blocks + rest.blocks),
+            Self::Shuffled(pieces) => pieces.push(rest),
+        }
+    }
+}
+
+impl Transfer<'_> {
+    /// Moves all of it. `check` is asked between two steps whether to go on.
+    ///
+    /// # Errors
+    /// The first thing that went wrong; what was on its way then has come back.
+    pub(crate) fn run<B: Bus>(
+        self,
+        drive: &mut Drive<B>,
+        check: &mut dyn FnMut(&mut Drive<B>) -> Result<(), Error>,
+    ) -> Result<Moved, Error> {
+        let block = u64::from(drive.namespace().block_size);
+        let mut random = self.seed.map(Random::new);
+        let most = (self.piece as u64 / block).max(1);
+        let pieces = Pieces::new(self.range, most, random.as_mut());
+        let mut way = Way {
+            transfer: self,
+            random,
+            block,
+            most,
+            pieces,
+            held_back: None,
+            early: BTreeMap::new(),
+            next: 0,
+            surplus: None,
+            moved: Moved::default(),
+        };
+        way.next = way.transfer.range.lba;
+        let mut done = Vec::new();
+        let mut failed = None;
+        loop {
+            if failed.is_none()
+                && let Err(error) = check(drive).and_then(|()| way.fill(drive))
+            {
+                // A signal ends a read of a pipe, too.
+                failed = Some(check(drive).err().unwrap_or(error));
+            }
+            if drive.out() == 0 {
+                break;
+            }
+            drive.wait(&mut done)?;
+            for done in done.drain(..) {
+                if let Some(error) = drive.failure(&done) {
+                    failed.get_or_insert(error);
+                } else if failed.is_none()
+                    && let Err(error) = way.landed(done)
+                {
+                    failed = Some(error);
+                }
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        way.finish(drive)
+    }
+}
+
+/// A transfer that is under way.
+struct Way<'a> {
+    transfer: Transfer<'a>,
+    random: Option<Random>,
+    block: u64,
+    most: u64,
+    pieces: Pieces,
+    /// A request that found no memory for its lists.
+    held_back: Option<Request>,
+    /// What was read before its turn to be written to a pipe.
+    early: BTreeMap<u64, Buffer>,
+    /// Whose turn it is.
+    next: u64,
+    /// What is wrong with the end of what came by a pipe.
+    surplus: Option<Error>,
+    moved: Moved,
+}
+
+impl Way<'_> {
+    /// Hands requests in as long as there are some, with room and memory for them.
+    fn fill<B: Bus>(&mut self, drive: &mut Drive<B>) -> Result<(), Error> {
+        while drive.has_room() && self.early.len() <= drive.out() {
+            let request = match self.held_back.take() {
+                Some(request) => request,
+                None => match self.request(drive)? {
+                    Some(request) => request,
+                    None => break,
+                },
+            };
+            if let Some(request) = drive.submit(request)? {
+                self.moved.short += 1;
+                self.held_back = Some(request);
+                break;
+            }
+            self.moved.requests += 1;
+        }
+        drive.ring();
+        Ok(())
+    }
+
+    fn request<B: Bus>(&mut self, drive: &mut Drive<B>) -> Result<Option<Request>, Error> {
+        let Some(mut piece) = self.pieces.next(self.most) else { return Ok(None) };
+        let Some(mut buffer) = drive.buffer((piece.blocks * self.block) as usize)? else {
+            self.moved.short += 1;
+            self.pieces.put_back(piece);
+            return Ok(None);
+        };
+        let got = buffer.len() as u64 / self.block;
+        if got < piece.blocks {
+            self.moved.short += 1;
+            self.pieces.put_back(Range { lba: piece.lba + got, blocks: piece.blocks - got });
+            piece.blocks = got;
+        }
+        if let Some(random) = &mut self.random {
+            buffer.scatter(|end| random.below(end as u64) as usize);
+        }
+        if self.transfer.op == Op::Write && !self.load(piece.lba, &mut buffer)? {
+            return Ok(None);
+        }
+        Ok(Some(Request { op: self.transfer.op, lba: piece.lba, buffer: Some(buffer) }))
+    }
+
+    /// Fills a buffer with what is to be written at `lba`. False if the pipe has ended; then there are no more pieces.
+    fn load(&mut self, lba: u64, buffer: &mut Buffer) -> Result<bool, Error> {
+        let name = self.transfer.name;
+        let failed = |error| Error::io(name, error);
+        match &mut self.transfer.place {
+            Place::File(file) => {
+                let at = (lba - self.transfer.range.lba) * self.block;
+                read_at(file, buffer, at).map_err(failed)?;
+                Ok(true)
+            }
+            Place::Reader(reader) => {
+                let mut got = 0;
+                for piece in buffer.pieces_mut() {
+                    let here = read_full(reader, piece).map_err(failed)?;
+                    got += here;
+                    if here < piece.len() {
+                        break;
+                    }
+                }
+                if got == buffer.len() {
+                    return Ok(true);
+                }
+                self.pieces = Pieces::InOrder(Range { lba, blocks: 0 });
+                let (block, rest) = (self.block, got as u64 % self.block);
+                if rest != 0 {
+                    let why = format!("{name} ends {rest} bytes into a block of {block}: these are not written");
+                    self.surplus = Some(Error::Request(why));
+                }
+                let whole = got - rest as usize;
+                if whole > 0 {
+                    buffer.shorten(whole);
+                }
+                Ok(whole > 0)
+            }
+            Place::Writer(_) => unreachable!("what is written to the drive is read from elsewhere"),
+        }
+    }
+
+    /// A request is done: what was read goes where it belongs.
+    fn landed(&mut self, done: Done) -> Result<(), Error> {
+        let Some(buffer) = done.request.buffer else { return Ok(()) };
+        self.moved.bytes += buffer.len() as u64;
+        if self.transfer.op != Op::Read {
+            return Ok(());
+        }
+        let name = self.transfer.name;
+        let failed = |error| Error::io(name, error);
+        match &mut self.transfer.place {
+            Place::File(file) => {
+                let at = (done.request.lba - self.transfer.range.lba) * self.block;
+                write_at(file, &buffer, at).map_err(failed)
+            }
+            Place::Writer(writer) => {
+                self.early.insert(done.request.lba, buffer);
+                while let Some(buffer) = self.early.remove(&self.next) {
+                    buffer.pieces().try_for_each(|piece| writer.write_all(piece)).map_err(failed)?;
+                    self.next += buffer.len() as u64 / self.block;
+                }
+                Ok(())
+            }
+            Place::Reader(_) => unreachable!("what is read from the drive is written elsewhere"),
+        }
+    }
+
+    /// What was written is put on the medium, and what was read into the file.
+    fn finish<B: Bus>(mut self, drive: &mut Drive<B>) -> Result<Moved, Error> {
+        let name = self.transfer.name;
+        let failed = |error| Error::io(name, error);
+        match &mut self.transfer.place {
+            Place::Writer(writer) => writer.flush().map_err(failed)?,
+            Place::File(file) if self.transfer.op == Op::Read => file.sync_data().map_err(failed)?,
+            _ => {}
+        }
+        if self.transfer.op == Op::Write && drive.info().has_write_cache {
+            flush(drive)?;
+        }
+        self.surplus.map_or(Ok(self.moved), Err)
+    }
+}
+
+/// Has the drive put on its medium what it was given.
+fn flush<B: Bus>(drive: &mut Drive<B>) -> Result<(), Error> {
+    drive.submit(Request { op: Op::Flush, lba: 0, buffer: None })?;
+    let mut done = Vec::new();
+    while drive.out() > 0 {
+        drive.wait(&mut done)?;
+    }
+    done.iter().find_map(|done| drive.failure(done)).map_or(Ok(()), Err)
+}
+
+/// Fills a buffer from a place in a file.
+fn read_at(file: &File, buffer: &mut Buffer, mut at: u64) -> io::Result<()> {
+    let mut pieces: Vec<_> = buffer.pieces_mut().map(IoSliceMut::new).collect();
+    let mut left = pieces.as_mut_slice();
+    while !left.is_empty() {
+        let most = left.len().min(MOST_VECTORS);
+        match rustix::io::preadv(file, &mut left[..most], at) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(got) => {
+                at += got as u64;
+                IoSliceMut::advance_slices(&mut left, got);
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Writes a buffer to a place in a file.
+fn write_at(file: &File, buffer: &Buffer, mut at: u64) -> io::Result<()> {
+    let mut pieces: Vec<_> = buffer.pieces().map(IoSlice::new).collect();
+    let mut left = pieces.as_mut_slice();
+    while !left.is_empty() {
+        let most = left.len().min(MOST_VECTORS);
+        match rustix::io::pwritev(file, &left[..most], at) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(put) => {
+                at += put as u64;
+                IoSlice::advance_slices(&mut left, put);
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// As many bytes as there are, up to the end.
+fn read_full(reader: &mut dyn Read, bytes: &mut [u8]) -> io::Result<usize> {
+    let mut got = 0;
+    while got < bytes.len() {
+        match reader.read(&mut bytes[got..]) {
+            Ok(0) => break,
+            Ok(more) => got += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(got)
+}
