@@ -152,7 +152,7 @@ impl OneBlock for Outside {
         block.at
     }
 
-    fn device(block: &Numbered) -> Option<u64> {
+    fn device(&self, block: &Numbered) -> Option<u64> {
         Some(block.device)
     }
 }
@@ -295,7 +295,7 @@ impl OneBlock for Inside {
         block.at
     }
 
-    fn device(block: &Plain) -> Option<u64> {
+    fn device(&self, block: &Plain) -> Option<u64> {
         Some(block.device)
     }
 }

@@ -89,7 +89,7 @@ pub(crate) trait Source {
     fn at(block: &Self::Block) -> NonNull<u8>;
 
     /// Where the device finds it, which is the same address in these tables.
-    fn device(_block: &Self::Block) -> Option<u64> {
+    fn device(&self, _block: &Self::Block) -> Option<u64> {
         None
     }
 
@@ -123,7 +123,7 @@ pub(crate) trait OneBlock {
     fn get(&mut self) -> Option<Self::Block>;
     fn put(&mut self, block: Self::Block);
     fn at(block: &Self::Block) -> NonNull<u8>;
-    fn device(_block: &Self::Block) -> Option<u64> {
+    fn device(&self, _block: &Self::Block) -> Option<u64> {
         None
     }
     fn bytes_a_block(&self) -> Option<f64> {
@@ -162,8 +162,8 @@ impl<O: OneBlock> Source for Singly<O> {
         O::at(block)
     }
 
-    fn device(block: &O::Block) -> Option<u64> {
-        O::device(block)
+    fn device(&self, block: &O::Block) -> Option<u64> {
+        self.0.device(block)
     }
 
     fn bytes_a_block(&self) -> Option<f64> {
@@ -211,8 +211,12 @@ impl<S: Source> Drop for Held<S> {
 impl<S: Source> Lane for Held<S> {
     fn verify(&mut self) -> Result<(), Flaw> {
         let is_complete = self.source.fill(&mut self.slots);
-        let found: Vec<(usize, Option<u64>)> =
-            self.slots.iter().flatten().map(|block| (S::at(block).as_ptr() as usize, S::device(block))).collect();
+        let found: Vec<(usize, Option<u64>)> = self
+            .slots
+            .iter()
+            .flatten()
+            .map(|block| (S::at(block).as_ptr() as usize, self.source.device(block)))
+            .collect();
         self.source.empty(&mut self.slots);
         is_complete.then_some(()).ok_or(Flaw::ShortOfBlocks { wanted: self.shape.blocks })?;
         check_blocks(found, self.shape, S::align(self.shape.bytes))

@@ -94,7 +94,7 @@ impl OneBlock for OldWay {
         block.at
     }
 
-    fn device(block: &Block) -> Option<u64> {
+    fn device(&self, block: &Block) -> Option<u64> {
         Some(block.device)
     }
 }

@@ -51,8 +51,8 @@ impl OneBlock for One {
         at(block)
     }
 
-    fn device(block: &DmaBlock) -> Option<u64> {
-        Some(block.device_addr().get())
+    fn device(&self, block: &DmaBlock) -> Option<u64> {
+        Some(self.0.device_addr(block).get())
     }
 
     fn bytes_a_block(&self) -> Option<f64> {
@@ -81,8 +81,8 @@ impl Source for Bulk {
         at(block)
     }
 
-    fn device(block: &DmaBlock) -> Option<u64> {
-        Some(block.device_addr().get())
+    fn device(&self, block: &DmaBlock) -> Option<u64> {
+        Some(self.0.device_addr(block).get())
     }
 
     fn bytes_a_block(&self) -> Option<f64> {
