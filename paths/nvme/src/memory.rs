@@ -112,17 +112,20 @@ impl Memory {
     }
 
     fn try_list(&self, buffer: &Buffer, gfp: Gfp) -> Result<(Prp, Held), DeviceError> {
-        let room = |block: &DmaBlock| Room { at: block.as_ptr().cast(), addr: block.device_addr().get() };
+        fn room(pool: &DmaPool, block: &DmaBlock) -> Room {
+            Room { at: block.as_ptr().cast(), addr: pool.device_addr(block).get() }
+        }
         let (rooms, held) = match prp::lists_for(buffer.addrs.len()) {
             Lists::None => (Vec::new(), Held::None),
             Lists::Short => {
                 let block = self.short.alloc(gfp)?;
-                (vec![room(&block)], Held::Short(block))
+                (vec![room(&self.short, &block)], Held::Short(block))
             }
             Lists::Long(count) => {
                 let mut blocks: Vec<_> = (0..count).map(|_| None).collect();
                 self.long.alloc_bulk(gfp, &mut blocks)?;
-                (blocks.iter().flatten().map(room).collect(), Held::Long(blocks))
+                let rooms = blocks.iter().flatten().map(|block| room(&self.long, block)).collect();
+                (rooms, Held::Long(blocks))
             }
         };
         const { assert!(PER_LIST * size_of::<u64>() == PAGE) };
