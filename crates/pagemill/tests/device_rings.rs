@@ -2,8 +2,12 @@
 //! compared whole. Where there is no io_uring, or it is not permitted, each test says so and counts as skipped.
 #[path = "common/caps.rs"]
 mod caps;
+#[cfg(not(feature = "detection-off"))]
+mod in_child;
 
 use caps::without_capabilities;
+#[cfg(not(feature = "detection-off"))]
+use in_child::in_child;
 use io_uring::{IoUring, opcode, squeue, types};
 use pagemill::{Allocator, Bulk, Device, DeviceAddr, DeviceError, FixedBuffers, Gfp, Memory, Page, PageList};
 use std::fs::File;
@@ -333,4 +337,33 @@ fn registered_memory_stays_until_the_device_lets_go() {
     assert_eq!(allocator.give_back().get(), 0);
     drop(again);
     assert_eq!(allocator.give_back().get(), 812);
+}
+
+/// An allocator without detection does not go on in a child.
+#[test]
+#[cfg(not(feature = "detection-off"))]
+fn the_child_of_a_fork_leaves_its_parents_rings_alone() {
+    let (Some(mut ring), Some(other)) = (ring(), ring()) else { return };
+    let (allocator, mut pages) = two_arenas();
+    let mut buffers = Some(FixedBuffers::new(fd(&ring)).unwrap());
+    let mut device = match within_limit(Device::new(&allocator, buffers.clone().unwrap())) {
+        None => return,
+        device => device,
+    };
+    in_child("has its parent's device", || {
+        let (device, buffers) = (device.take().unwrap(), buffers.take().unwrap());
+        assert_eq!(device.address_of(pages[0].addr()), Err(DeviceError::Forked));
+        assert_eq!(buffers.clone_to(fd(&other)), Err(DeviceError::Forked));
+        assert_eq!(Device::new(&allocator, buffers.clone()).unwrap_err(), DeviceError::Forked);
+        // Its copy of the memory is no device's: pages of it go back.
+        pages.clear();
+        allocator.drain();
+        assert_eq!(allocator.give_back().get(), 512);
+        drop((device, buffers));
+    });
+    let (Some(device), Some(buffers)) = (device, buffers) else { unreachable!("they were taken in the child") };
+    read_and_write(&mut [&mut ring], &buffers, &device, &mut pages, 0x5eed_0006);
+    drop(pages);
+    allocator.drain();
+    assert_eq!(allocator.give_back().get(), 0);
 }
