@@ -199,20 +199,21 @@ impl Large {
     const OWN: [usize; 4] = [0, GIB - (2 << 20), GIB, Self::BYTES - (2 << 20)];
 
     fn new() -> Self {
-        let window = file();
-        window.set_len(2 << 20).unwrap();
+        // Of one file: kernels before 6.5 take no buffer of several.
+        let file = file();
+        file.set_len(10 << 20).unwrap();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping, and then ones in its place that nobody uses yet.
         unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
             let whole = libc::mmap(std::ptr::null_mut(), Self::BYTES + (4 << 20), protection, flags, -1, 0);
             assert_ne!(whole, libc::MAP_FAILED);
             let start = whole.addr().next_multiple_of(2 << 20);
-            let windows = (start..start + Self::BYTES).step_by(2 << 20);
-            for at in windows.filter(|at| !Self::OWN.contains(&(at - start))) {
-                let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-                let place = std::ptr::with_exposed_provenance_mut(at);
-                assert_ne!(libc::mmap(place, 2 << 20, protection, flags, window.as_raw_fd(), 0), libc::MAP_FAILED);
+            for at in (0..Self::BYTES).step_by(2 << 20) {
+                let place = std::ptr::with_exposed_provenance_mut(start + at);
+                let part = Self::OWN.iter().position(|&own| own == at).map_or(0, |own| own as libc::off_t + 1);
+                let (flags, part) = (libc::MAP_SHARED | libc::MAP_FIXED, part << 21);
+                assert_ne!(libc::mmap(place, 2 << 20, protection, flags, file.as_raw_fd(), part), libc::MAP_FAILED);
             }
             Self { start }
         }

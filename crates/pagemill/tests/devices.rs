@@ -2,10 +2,13 @@
 //! has one not, or does not permit it, its test says so and counts as skipped.
 #[path = "common/caps.rs"]
 mod caps;
+#[path = "common/kcore.rs"]
+mod kcore;
 #[path = "common/xsk.rs"]
 mod xsk;
 
 use caps::without_capabilities;
+use kcore::Kcore;
 use pagemill::{Allocator, Device, DeviceAddr, DeviceError, Gfp, Memory, Page, Physical, Umem, VfioMap};
 use pagemill_sys::device::pagemap;
 use std::fs::File;
@@ -68,6 +71,27 @@ fn two_mappings_of_a_page_have_one_physical_address() {
     let device = Device::new(&allocator, Physical::new()).unwrap();
     let byte = |at: usize| device.address_of(arena.range.start + at).unwrap().get();
     assert_eq!(byte(7 * 4096 + 4095) - byte(7 * 4096), 4095);
+}
+
+#[test]
+fn the_kernel_has_each_page_at_its_physical_address() {
+    let Some(kernel) = Kcore::open() else { return };
+    let allocator = Allocator::builder().pages(64).huge_pages(false).build().unwrap();
+    let mut pages: Vec<Page> = (0..64).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    for (number, page) in pages.iter_mut().enumerate() {
+        page.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 13 + at / 256 + number * 7) as u8);
+    }
+    let range = allocator.arenas()[0].range.clone();
+    let found = (0..20).find_map(|_| {
+        let Some(before) = physical(&allocator) else { return Some(None) };
+        let at = |page: &Page| before[(page.addr() - range.start) / 4096].get();
+        let seen: Vec<bool> = pages.iter().map(|page| kernel.page(at(page)) == page[..]).collect();
+        // The kernel may have moved some meanwhile.
+        (physical(&allocator)? == before).then_some(Some(seen))
+    });
+    if let Some(seen) = found.expect("the kernel moved pages twenty times") {
+        assert_eq!(seen, [true; 64]);
+    }
 }
 
 #[test]

@@ -195,6 +195,7 @@ fn refusal(errno: Errno) -> DeviceError {
         Errno::EEXIST => ONE_THREAD,
         Errno::EPERM | Errno::EACCES => FORBIDDEN,
         Errno::EOPNOTSUPP => "memory of files on a disk cannot be registered: use anonymous memory or a memfd",
+        Errno::EINVAL => "before Linux 6.5 memory that was brought must be of one file, or of none; map it so",
         _ => "the arena's memory must be readable and writable, and the ring's table its own",
     };
     DeviceError::System {
