@@ -465,7 +465,8 @@ impl Pool {
         // Whatever that says of a page that is not this pool's: it is not where that unit is.
         let unit = arena.link(pfn).load(Relaxed);
         let units = self.lock();
-        let pages = units.units.get(unit as usize).ok_or(MisuseKind::Foreign)?;
+        let entered = (self.tables.units_max - 1).checked_sub(unit as usize).ok_or(MisuseKind::Foreign)?;
+        let pages = units.units.get(entered).ok_or(MisuseKind::Foreign)?;
         let offset = addr.wrapping_sub(pages.addr());
         if offset >= pages.order().bytes() {
             return Err(MisuseKind::Foreign);

@@ -1,6 +1,6 @@
 //! When a CPU's list is empty or full: to the stack and back, and what the pool grows by.
 use super::shape::Shape;
-use super::tables::Unit;
+use super::tables::{Unit, lowest_of_run};
 use super::{DmaBlock, LIST, POISON_FREE, POISON_OUT, Pool};
 use crate::device::DeviceError;
 use crate::fork::generation;
@@ -21,7 +21,9 @@ impl Pool {
             let (&number, rest) = load.as_slice().split_last().expect("at least one, or an error");
             self.stock(rest);
             if self.hand_out(number) {
-                self.check(number);
+                if self.is_poisoned {
+                    self.check(number);
+                }
                 return Ok(number);
             }
         }
@@ -44,27 +46,39 @@ impl Pool {
     #[inline(never)]
     pub(super) fn alloc_bulk_slow(&self, gfp: Gfp, slots: &mut [Option<DmaBlock>]) -> Result<usize, DeviceError> {
         let missing = slots.iter().filter(|slot| slot.is_none()).count();
+        let (mut few, mut many) = ([0; Batch::CAPACITY], Vec::new());
         // In the order in which they are handed out.
-        let mut numbers: Vec<u32> = Vec::with_capacity(missing);
-        while numbers.len() < missing {
-            let want = missing - numbers.len();
-            let mut load = Load::new();
-            let mut batch = Batch::new();
-            self.lists.pop_n(LIST, want, &mut batch);
-            let taken = if batch.is_empty() {
-                if let Err(error) = self.take(gfp, want, &mut load) {
-                    numbers.into_iter().rev().for_each(|number| self.undo(number));
-                    return Err(error);
-                }
-                load.as_slice()
-            } else {
-                batch.as_slice()
-            };
+        let numbers = match few.get_mut(..missing) {
+            Some(few) => few,
+            None => {
+                many.resize(missing, 0);
+                &mut many[..]
+            }
+        };
+        let mut have = 0;
+        while have < missing {
+            let (mut batch, mut load) = (Batch::new(), Load::new());
+            self.lists.pop_n(LIST, missing - have, &mut batch);
+            if batch.is_empty()
+                && !self.restock()
+                && let Err(error) = self.take(gfp, missing - have, &mut load)
+            {
+                numbers[..have].iter().rev().for_each(|&number| self.undo(number));
+                return Err(error);
+            }
+            let taken = if batch.is_empty() { load.as_slice() } else { batch.as_slice() };
+            let places = &mut numbers[have..have + taken.len()];
+            places.iter_mut().zip(taken.iter().rev()).for_each(|(place, &number)| *place = number);
+            let is_run = lowest_of_run(places)
+                // SAFETY: just taken from the pool.
+                .is_some_and(|low| unsafe { self.tables.find.hand_out_run(low, places.len()) });
             // Those that are found to be out already (D2) are left out.
-            numbers.extend(taken.iter().rev().filter(|&&number| self.hand_out(number)));
+            have += if is_run { places.len() } else { keep(places, |number| self.hand_out(number)) };
         }
-        for (slot, &number) in slots.iter_mut().filter(|slot| slot.is_none()).zip(&numbers) {
-            self.check(number);
+        for (slot, &number) in slots.iter_mut().filter(|slot| slot.is_none()).zip(&*numbers) {
+            if self.is_poisoned {
+                self.check(number);
+            }
             if gfp.contains(Gfp::ZERO) {
                 self.zero(number);
             }
@@ -89,11 +103,9 @@ impl Pool {
         (first..first + n as u32).filter(|&number| self.hand_out(number)).for_each(|number| self.undo(number));
     }
 
-    /// Where the pool is poisoned: finds out if somebody wrote to a block while it was free.
+    /// Finds out if somebody wrote to a block while it was free.
+    #[cold]
     fn check(&self, number: u32) {
-        if !self.is_poisoned {
-            return;
-        }
         // SAFETY: the block is in this call's hand: nobody else has it. A device that still writes to it, which is looked for
         // here, does so beside all that the process does.
         let (start, bytes) = unsafe {
@@ -111,25 +123,43 @@ impl Pool {
         unsafe { self.tables.find.block(number).as_ptr().write_bytes(POISON_FREE, self.shape.size) };
     }
 
-    /// Takes back what the slots hold, block by block.
+    /// Takes back what the slots hold, in no particular way.
     #[inline(never)]
     pub(super) fn free_each(&self, slots: &mut [Option<DmaBlock>]) -> usize {
-        let mut batch = Batch::new();
+        let find = self.tables.find;
         let is_ours = self.generation == generation();
+        let (mut numbers, mut n) = ([0; Batch::CAPACITY], 0);
         for slot in slots.iter_mut().rev() {
             let Some(block) = slot else { continue };
-            match self.take_back(block).filter(|_| is_ours) {
-                Some(number) => {
-                    batch.push(number);
-                    *slot = None;
+            match find.number(block.tag) {
+                Some(number) if is_ours => numbers[n] = number,
+                _ => {
+                    self.refuse(block);
+                    continue;
                 }
-                None => _ = self.refuse(block),
             }
+            *slot = None;
+            n += 1;
         }
-        if !batch.is_empty() && !self.lists.push_n(LIST, &batch, 0..batch.len()) {
+        let numbers = &mut numbers[..n];
+        // SAFETY: the pool's tags: it made the blocks.
+        let is_run = lowest_of_run(numbers).is_some_and(|low| unsafe { find.take_back_run(low, n) });
+        let is_taken = |number| {
+            // SAFETY: as above.
+            let is_out = unsafe { find.take_back(number) };
+            if !is_out {
+                // SAFETY: as above.
+                self.refuse(&unsafe { find.block(number) });
+            }
+            is_out
+        };
+        let kept = if is_run { n } else { keep(numbers, is_taken) };
+        let mut batch = Batch::new();
+        batch.push_slice(&numbers[..kept]);
+        if kept > 0 && !self.lists.push_n(LIST, &batch, 0..kept) {
             self.overflow_batch(&batch);
         }
-        batch.len()
+        kept
     }
 
     /// Takes up to `want` numbers off the stack, at least one, the top of it last; grows where it is empty.
@@ -207,10 +237,10 @@ impl Pool {
         }
         let blocks = self.shape.blocks(order);
         let mut shared = self.lock();
-        let unit = shared.units.len();
-        if unit == self.tables.units_max {
+        // From the last number down: what is handed out of one unit after the other are neighbours too.
+        let Some(unit) = (self.tables.units_max - 1).checked_sub(shared.units.len()) else {
             return Err(DeviceError::Full { blocks: shared.blocks });
-        }
+        };
         self.tables.enter(unit, Unit { addr, device_addr });
         if let Some((arena, pfn)) = registry::by_address(addr) {
             (pfn..pfn + order.frames()).for_each(|pfn| arena.link(pfn).store(unit as u32, Relaxed));
@@ -303,4 +333,17 @@ impl Pool {
         shared.free += numbers.len();
         shared.free_max = shared.free_max.max(shared.free);
     }
+}
+
+/// Moves those that are to be kept to the front, in their order; returns how many.
+fn keep(numbers: &mut [u32], mut is_kept: impl FnMut(u32) -> bool) -> usize {
+    let mut kept = 0;
+    for at in 0..numbers.len() {
+        let number = numbers[at];
+        if is_kept(number) {
+            numbers[kept] = number;
+            kept += 1;
+        }
+    }
+    kept
 }

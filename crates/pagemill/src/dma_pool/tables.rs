@@ -212,3 +212,17 @@ impl Find {
         unsafe { self.change_run(first, n, OUT, FREE) }
     }
 }
+
+/// The lowest of these numbers, if they follow each other, up or down.
+#[inline(always)]
+pub(super) fn lowest_of_run(numbers: &[u32]) -> Option<u32> {
+    let (&first, &last) = (numbers.first()?, numbers.last()?);
+    let step = if first <= last { 1 } else { u32::MAX };
+    let mut expected = first;
+    let differs = numbers.iter().fold(0, |differs, &number| {
+        let differs = differs | (number ^ expected);
+        expected = expected.wrapping_add(step);
+        differs
+    });
+    (differs == 0).then_some(first.min(last))
+}
