@@ -9,7 +9,9 @@ use caps::without_capabilities;
 #[cfg(not(feature = "detection-off"))]
 use in_child::in_child;
 use io_uring::{IoUring, opcode, squeue, types};
-use pagemill::{Allocator, Bulk, Device, DeviceAddr, DeviceError, FixedBuffers, Gfp, Memory, Page, PageList};
+use pagemill::{
+    Allocator, Bulk, Device, DeviceAddr, DeviceError, DmaBlock, DmaPool, FixedBuffers, Gfp, Memory, Page, PageList,
+};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::os::unix::fs::FileExt;
@@ -187,6 +189,49 @@ fn two_rings_share_a_table() {
     }
     let why = buffers.clone_to(fd(&third)).unwrap_err();
     assert!(why.to_string().contains("take from the other ring"), "{why}");
+}
+
+#[test]
+fn requests_reach_the_blocks_of_pools() {
+    let Some(mut ring) = ring() else { return };
+    let memory = [Memory::anonymous(512), Memory::memfd(300)];
+    let builder = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory));
+    let allocator = builder.huge_pages(false).build().unwrap();
+    let buffers = FixedBuffers::new(fd(&ring)).unwrap();
+    let Some(device) = within_limit(Device::new(&allocator, buffers.clone())) else { return };
+    let (file, mut random) = (file(), Random(0x5eed_0008));
+    for (size, boundary) in [(16, 0), (100, 0), (512, 4096), (4096, 0), (9000, 16384)] {
+        let pool = DmaPool::create("requests", &device, size, 0, boundary).unwrap();
+        let mut slots = [const { None::<DmaBlock> }; 32];
+        assert_eq!(pool.alloc_bulk(Gfp::KERNEL, &mut slots).unwrap(), 32);
+        let blocks: Vec<&DmaBlock> = slots.iter().flatten().collect();
+        let bytes_of = |block: &DmaBlock| {
+            // SAFETY: a block that is out, of at least that size; the device is not at it.
+            unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), size) }
+        };
+        let bytes = random.bytes(32 * size);
+        file.write_all_at(&bytes, 0).unwrap();
+        blocks.iter().for_each(|block| bytes_of(block).fill(0xee));
+        // Every other one is read into; the ones between stay as they are.
+        let read = |at: usize| request(&buffers, &file, true, pool.device_addr(blocks[at]), size, at * size);
+        let requests: Vec<_> = (0..32).step_by(2).map(read).collect();
+        assert_eq!(run(&mut ring, &requests), [size as i32; 16]);
+        for (at, block) in blocks.iter().enumerate() {
+            let part = &bytes[at * size..(at + 1) * size];
+            assert!(
+                bytes_of(block).iter().eq(part.iter().map(|byte| if at % 2 == 0 { byte } else { &0xee })),
+                "{size}: {at}"
+            );
+        }
+        // And written from, in the other order.
+        let write = |at: usize| request(&buffers, &file, false, pool.device_addr(blocks[at]), size, (31 - at) * size);
+        assert_eq!(run(&mut ring, &(0..32).map(write).collect::<Vec<_>>()), [size as i32; 32]);
+        let mut found = vec![0; 32 * size];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found.chunks(size).zip(blocks.iter().rev()).all(|(part, block)| part == bytes_of(block)), "{size}");
+        assert_eq!(pool.free_bulk(&mut slots), 32);
+        pool.destroy().unwrap();
+    }
 }
 
 /// Address space of 1 GiB and 64 MiB for 10 MiB of memory: the same 2 MiB again and again, but for 2 MiB of its own at both
