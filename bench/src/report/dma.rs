@@ -8,7 +8,7 @@ use crate::record::Record;
 use crate::rows::Kind;
 use crate::rows::dma::Shape;
 use crate::stats::{Spread, short};
-use crate::tables::dma::{REQUESTS, REQUESTS_CPU, SELF_TEST, SHAPES, WRITTEN};
+use crate::tables::dma::{REQUESTS, REQUESTS_CPU, SELF_TEST, SHAPES, SHUFFLED, WRITTEN};
 
 /// The published self test: its columns, and how often it takes all blocks.
 const PUBLISHED: &str = "dma-pool-2023";
@@ -48,8 +48,15 @@ pub(super) fn dma(out: &mut dyn Write, records: &[Record], published: &Published
     align(&mut table, 1);
     writeln!(out, "{}", table.trim_fmt())?;
 
-    writeln!(out, "\nthe same 64 at a time, a word written to each block that is out")?;
+    writeln!(out, "\nall out, 64 at a time with a word written to each, then all back")?;
     let mut table = by_size(of(WRITTEN), |record| short(record.total.median));
+    align(&mut table, 1);
+    writeln!(out, "{}", table.trim_fmt())?;
+
+    writeln!(out, "\nall out, then all back in random order: out + back")?;
+    let halves =
+        |record: &Record| [record.alloc, record.free].map(|half| half.map_or("-".to_owned(), |h| short(h.median)));
+    let mut table = by_size(of(SHUFFLED), |record| halves(record).join(" + "));
     align(&mut table, 1);
     writeln!(out, "{}", table.trim_fmt())?;
 
@@ -169,6 +176,9 @@ mod tests {
             records.push(record(SELF_TEST, "rte-mempool-bulk", Kind::Peer, shape.bytes, 1.0));
             records.push(record(WRITTEN, "dma-single", Kind::Ours, shape.bytes, 5.5));
         }
+        let mut shuffled = record(SHUFFLED, "mimalloc", Kind::Peer, 4096, 1999.8);
+        (shuffled.alloc, shuffled.free) = (Spread::of(&[999.9]), Spread::of(&[999.9]));
+        records.push(shuffled);
         records[0].bytes_a_block = Some(21.46);
         let mut reads = record(REQUESTS, "dma-bulk", Kind::Ours, 64, 1000.0);
         (reads.alloc, reads.free) = (Spread::of(&[0.4]), Spread::of(&[0.3]));
@@ -191,6 +201,7 @@ mod tests {
         assert_eq!(row("dma-single", 1), "2.25-9.00 2.25-9.00 2.25-9.00 2.25-9.00 2.25-9.00");
         assert_eq!(row("dma-single", 2), "5.50 5.50 5.50 5.50 5.50");
         assert_eq!(row("dma-single", 3), "21.5 n/a n/a n/a n/a");
+        assert_eq!(row("mimalloc", 0), "n/a n/a n/a n/a 1000 + 1000");
         assert_eq!(row("dma-bulk", 0), "1000 500 2000 990 0.40 0.30");
         assert!(lines.iter().any(|line| line.contains("rte-mempool 5.30 / 5.30")), "{lines:#?}");
     }

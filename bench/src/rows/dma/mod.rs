@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use crate::rows::{Kind, Unavailable};
-use crate::subject::Flaw;
+use crate::subject::{Flaw, Parts};
 use crate::tables::dma::requests::{Bed, Busy, Failure};
 
 /// Blocks of a bulk call.
@@ -182,6 +182,9 @@ pub(crate) trait Lane {
     /// The same, writing a word to each block that is out, as whoever asked for it would at least.
     fn written_rounds(&mut self, reps: usize) -> Result<Duration, Flaw>;
 
+    /// All blocks out, and back in a random order; the order is made untimed. A clock is read before and behind each half.
+    fn shuffled_rounds(&mut self, reps: usize, rng: &mut fastrand::Rng) -> Result<Parts, Flaw>;
+
     /// `batches` of requests, each of which has a block while it is in flight.
     fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Failure>;
 
@@ -244,6 +247,22 @@ impl<S: Source> Lane for Held<S> {
             self.source.empty(&mut self.slots);
         }
         self.timed(start, is_complete)
+    }
+
+    #[inline(never)]
+    fn shuffled_rounds(&mut self, reps: usize, rng: &mut fastrand::Rng) -> Result<Parts, Flaw> {
+        let mut parts = Parts::default();
+        let mut is_complete = true;
+        for _ in 0..reps {
+            let start = Instant::now();
+            is_complete &= self.source.fill(&mut self.slots);
+            parts.alloc += start.elapsed();
+            rng.shuffle(&mut self.slots);
+            let start = Instant::now();
+            self.source.empty(&mut self.slots);
+            parts.free += start.elapsed();
+        }
+        is_complete.then_some(parts).ok_or(Flaw::ShortOfBlocks { wanted: self.shape.blocks })
     }
 
     fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Failure> {
@@ -313,6 +332,8 @@ mod tests {
                     lane.verify().unwrap_or_else(|flaw| told(flaw));
                     lane.rounds(3).unwrap_or_else(|flaw| told(flaw));
                     lane.written_rounds(2).unwrap_or_else(|flaw| told(flaw));
+                    lane.shuffled_rounds(2, &mut fastrand::Rng::with_seed(7)).unwrap_or_else(|flaw| told(flaw));
+                    lane.rounds(1).unwrap_or_else(|flaw| told(flaw));
                     lane.verify().unwrap_or_else(|flaw| told(flaw));
                     if let Some(all) = lane.bytes_a_block() {
                         assert!(all >= bytes as f64, "{} takes {all} bytes for {bytes}", row.name);
@@ -342,6 +363,7 @@ mod tests {
         let short = Flaw::ShortOfBlocks { wanted: 3 };
         assert_eq!(lane.verify(), Err(short.clone()));
         assert_eq!(lane.rounds(1), Err(short.clone()));
+        assert_eq!(lane.shuffled_rounds(1, &mut fastrand::Rng::with_seed(7)), Err(short.clone()));
         assert_eq!(lane.written_rounds(1), Err(short));
     }
 }

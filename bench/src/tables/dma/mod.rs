@@ -6,11 +6,13 @@
 
 pub(crate) mod requests;
 
+use std::time::Duration;
+
 use crate::Error;
 use crate::record::Record;
 use crate::rows::Kind;
 use crate::rows::dma::{BULK, BlockRow, Lane, Shape, rows};
-use crate::subject::Parts;
+use crate::subject::{Flaw, Parts};
 use crate::tables::{CellSamples, Effort, Run, Sample, enough, take_turn, take_turns};
 use requests::{Bed, Failure};
 
@@ -30,6 +32,8 @@ pub(crate) const STEPS: usize = SHAPES.len() + 1;
 pub(crate) const SELF_TEST: &str = "dma";
 /// The same, with a word written to each block.
 pub(crate) const WRITTEN: &str = "dma-written";
+/// All out, then back in random order.
+pub(crate) const SHUFFLED: &str = "dma-shuffled";
 /// Requests in flight: of the wall's time, and of the processor's.
 pub(crate) const REQUESTS: &str = "dma-requests";
 pub(crate) const REQUESTS_CPU: &str = "dma-requests-cpu";
@@ -90,35 +94,50 @@ fn open<'a>(run: &mut Run, row: &'a BlockRow, shape: Shape) -> Option<Entrant<'a
     }
 }
 
-/// One size: all rows out and back, and those that are Pagemill's or its design once more with a word written.
+/// One size: all rows out and back, and some of them back in random order, or with a word written.
 fn self_test(run: &mut Run, rows: &[BlockRow], shape: Shape) -> Result<Vec<Record>, Error> {
     let mut entrants: Vec<Entrant> = rows.iter().filter_map(|row| open(run, row, shape)).collect();
-    let mut records = timed(run, &mut entrants, SELF_TEST, shape, |lane, reps| lane.rounds(reps))?;
-    entrants.retain(|entrant| matches!(entrant.row.kind, Kind::Ours | Kind::Design) && entrant.row.name != "old-way");
-    records.extend(timed(run, &mut entrants, WRITTEN, shape, |lane, reps| lane.written_rounds(reps))?);
+    let of_all = |time: Duration, reps: usize| time.as_nanos() as f64 / (shape.blocks * reps) as f64;
+    let whole = |total| Sample { alloc: None, free: None, total };
+    let least = if run.effort.rounds >= Effort::FULL.rounds { LEAST_ROUNDS } else { 1 };
+    let mut records = timed(run, entrants.iter_mut().collect(), SELF_TEST, shape, least, |lane, reps| {
+        Ok(whole(of_all(lane.rounds(reps)?, reps)))
+    })?;
+    // DPDK's loop, in C, is in the self test's order alone; and the old way takes too long.
+    entrants.retain(|entrant| !entrant.row.name.starts_with("rte-mempool") && entrant.row.name != "old-way");
+    let is_ours = |entrant: &&mut Entrant| matches!(entrant.row.kind, Kind::Ours | Kind::Design);
+    let ours = entrants.iter_mut().filter(is_ours).collect();
+    records
+        .extend(timed(run, ours, WRITTEN, shape, 1, |lane, reps| Ok(whole(of_all(lane.written_rounds(reps)?, reps))))?);
+    // Last: the pools are out of order afterwards.
+    let mut rng = fastrand::Rng::with_seed(run.seed);
+    let shuffled = timed(run, entrants.iter_mut().collect(), SHUFFLED, shape, 1, |lane, reps| {
+        let parts = lane.shuffled_rounds(reps, &mut rng)?;
+        Ok(Sample::from_parts(parts, shape.blocks, reps, run.clock_ns))
+    })?;
+    records.extend(shuffled.into_iter().map(|record| Record { seed: Some(run.seed), ..record }));
     Ok(records)
 }
 
 fn timed(
     run: &Run,
-    entrants: &mut [Entrant],
+    mut entrants: Vec<&mut Entrant>,
     bench: &'static str,
     shape: Shape,
-    round: impl Fn(&mut dyn Lane, usize) -> Result<std::time::Duration, crate::subject::Flaw>,
+    least: usize,
+    mut round: impl FnMut(&mut dyn Lane, usize) -> Result<Sample, Flaw>,
 ) -> Result<Vec<Record>, Error> {
     let mut cells: Vec<CellSamples> = entrants.iter().map(|it| cell(bench, it.row, shape.bytes)).collect();
-    let least = if run.effort.rounds >= Effort::FULL.rounds { LEAST_ROUNDS } else { 1 };
     let mut reps = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(&cells) {
         entrant.lane.verify().map_err(|flaw| cell.flawed(flaw))?;
-        let found = enough(run.effort.round, |reps| round(entrant.lane.as_mut(), reps));
+        let found = enough(run.effort.round, |reps| {
+            let sample = round(entrant.lane.as_mut(), reps)?;
+            Ok(Duration::from_nanos((sample.total * (shape.blocks * reps) as f64) as u64))
+        });
         reps.push(found.map_err(|flaw| cell.flawed(flaw))?.max(least));
     }
-    take_turns(run, run.effort.rounds, &mut cells, &reps, |at, reps| {
-        let elapsed = round(entrants[at].lane.as_mut(), reps)?;
-        let total = elapsed.as_nanos() as f64 / (shape.blocks * reps) as f64;
-        Ok(Sample { alloc: None, free: None, total })
-    })?;
+    take_turns(run, run.effort.rounds, &mut cells, &reps, |at, reps| round(entrants[at].lane.as_mut(), reps))?;
     let mut records = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(cells) {
         entrant.lane.verify().map_err(|flaw| cell.flawed(flaw))?;
@@ -162,8 +181,8 @@ fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Reco
         for place in 0..cells.len() {
             let at = (place + turn) % cells.len();
             let (lane, name) = (entrants[at].lane.as_mut(), on_cpu[at].clone());
-            let (mut failure, mut cpu) = (None, std::time::Duration::ZERO);
-            let of_one = |time: std::time::Duration, batches| time.as_nanos() as f64 / (batches * BULK) as f64;
+            let (mut failure, mut cpu) = (None, Duration::ZERO);
+            let of_one = |time: Duration, batches| time.as_nanos() as f64 / (batches * BULK) as f64;
             take_turn(run, &mut cells[at], batches[at], |batches| {
                 let busy = lane.requests(bed, batches).unwrap_or_else(|error| {
                     failure.get_or_insert(failed(&name, &error));
@@ -183,8 +202,6 @@ fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Reco
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::machine::Machine;
     use crate::rows::catalogue;
@@ -206,6 +223,9 @@ mod tests {
             for row in rows(backend).iter().filter(|row| !is_absent(row.name)) {
                 for shape in SHAPES {
                     assert!(has(SELF_TEST, row.name, shape.bytes), "{} at {}", row.name, shape.bytes);
+                    if row.is_in_requests {
+                        assert!(has(SHUFFLED, row.name, shape.bytes), "{} at {}", row.name, shape.bytes);
+                    }
                 }
                 if row.is_in_requests && !is_absent(REQUESTS) {
                     assert!(has(REQUESTS, row.name, 64) && has(REQUESTS_CPU, row.name, 64), "{}", row.name);
