@@ -1,6 +1,7 @@
 //! How a pool cuts memory into blocks.
 use crate::device::DeviceError;
 use pagemill_core::{Order, PAGE_SIZE};
+use std::sync::Arc;
 
 /// The least that a block is (C6.2).
 const SIZE_MIN: usize = 16;
@@ -27,8 +28,8 @@ pub(super) struct Shape {
     pub(super) order_least: Order,
     /// Each block's offset in the largest unit, descending, so that of neighbours on a list the one that lies above, which has
     /// the higher number, comes first in memory. Those of a smaller unit are the last of them. Before them, up to 2^shift in
-    /// all, there are offsets that no block has.
-    pub(super) offsets: Box<[u32]>,
+    /// all, there are offsets that no block has. Not a box, which would be the only way to what it holds.
+    pub(super) offsets: Arc<[u32]>,
     /// log2 of the offsets.
     pub(super) shift: u32,
 }
