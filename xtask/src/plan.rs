@@ -90,8 +90,13 @@ pub(crate) const STEPS: &[Step] = &[
     step("miri", "core and the portable backend have no undefined behaviour that miri sees", MIRI, hunts::miri)
         .beside("asan"),
     step("asan", "the library's tests under AddressSanitizer", &[GCC, NIGHTLY], hunts::asan),
-    step("vm", "what needs a kernel of its own: its nodes, huge pages, limits and device mapper", vm::NEEDS, vm::all)
-        .beside("fuzz"),
+    step(
+        "vm",
+        "what needs a kernel of its own: nodes, huge pages, limits, the device mapper, a drive",
+        vm::NEEDS,
+        vm::all,
+    )
+    .beside("fuzz"),
     step("fuzz", "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),
 ];
 

@@ -98,3 +98,63 @@ pub(crate) fn group_of(drive: &Function) -> Result<String, Error> {
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     fs::write(path, text).map_err(|error| Error::io(format!("writing {}", path.display()), error))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::pci::tests::Fake;
+
+    /// Refused, in these words, and nothing was written.
+    fn refused(fake: &Fake, words: &str) {
+        let error = bind(&fake.system, &fake.drive()).unwrap_err();
+        assert_eq!(error.to_string(), words);
+        assert!(error.next_step().is_some());
+        assert!(!fake.drive().folder.join("driver_override").exists());
+    }
+
+    #[test]
+    fn without_an_iommu_it_is_refused() {
+        let fake = Fake::new();
+        fs::remove_file(fake.drive().folder.join("iommu_group")).unwrap();
+        refused(&fake, "0000:00:02.0 has no IOMMU group: this machine has no IOMMU, or it is off");
+    }
+
+    #[test]
+    fn without_vfio_it_is_refused() {
+        refused(&Fake::new(), "the kernel's driver vfio-pci is not loaded");
+    }
+
+    #[test]
+    fn with_others_in_its_group_it_is_refused_but_for_bridges() {
+        let fake = Fake::new();
+        let other = fake.system.sys.join("bus/pci/devices/0000:00:03.0");
+        fs::create_dir_all(&other).unwrap();
+        fs::write(other.join("class"), "0x060400\n").unwrap();
+        symlink(&other, fake.drive().folder.join("iommu_group/devices/0000:00:03.0")).unwrap();
+        refused(&fake, "the kernel's driver vfio-pci is not loaded");
+        fs::write(other.join("class"), "0x020000\n").unwrap();
+        refused(&fake, "0000:00:02.0 shares IOMMU group 2 with 0000:00:03.0, which no driver has");
+    }
+
+    /// The kernel of this machine takes no notice: as it was before is what is left.
+    #[test]
+    fn what_vfio_does_not_take_is_as_it_was() {
+        let fake = Fake::new();
+        fs::create_dir_all(fake.system.sys.join("bus/pci/drivers/vfio-pci")).unwrap();
+        let error = bind(&fake.system, &fake.drive()).unwrap_err();
+        assert_eq!(error.to_string(), "0000:00:02.0: vfio-pci did not take it");
+        assert_eq!(fs::read_to_string(fake.drive().folder.join("driver_override")).unwrap(), "\n");
+    }
+
+    #[test]
+    fn only_what_vfio_has_is_given_back() {
+        let fake = Fake::new();
+        let driver = fake.system.sys.join("bus/pci/drivers/nvme");
+        fs::create_dir_all(&driver).unwrap();
+        symlink(&driver, fake.drive().folder.join("driver")).unwrap();
+        let error = unbind(&fake.system, &fake.drive()).unwrap_err();
+        assert_eq!(error.to_string(), "0000:00:02.0 is not bound to vfio-pci: nvme has it");
+    }
+}

@@ -19,6 +19,9 @@ const ADMIN_DEPTH: u16 = 16;
 /// How long this side sleeps between two looks at a register, and without interrupts at the admin queue.
 const LOOK: Duration = Duration::from_micros(500);
 
+/// How long its registers may read as all ones before it is taken for gone.
+const HIDDEN: Duration = Duration::from_secs(2);
+
 /// A controller that can be reached, and the memory that it is told of.
 ///
 /// The fields go in their order: what is shared, then the memory that it is of, which is unmapped, then the way to the device.
@@ -145,9 +148,17 @@ impl<B: Bus> Controller<B> {
         }
     }
 
+    /// Whether it is well. A reset of the function by somebody else hides its registers for a while (PCI Express gives it
+    /// 100 ms): only if they stay hidden it is gone.
     pub(crate) fn health(&self) -> Result<Health, Error> {
+        let begin = self.bus.now();
+        while self.bus.read32(CSTS) == u32::MAX {
+            if self.bus.now().saturating_sub(begin) > HIDDEN {
+                return Err(Error::Gone);
+            }
+            self.bus.wait(LOOK)?;
+        }
         match (self.bus.read32(CSTS), self.bus.read32(CC)) {
-            (u32::MAX, _) => Err(Error::Gone),
             (status, _) if status & CSTS_CFS != 0 => Ok(Health::Fatal),
             (status, configured) if status & CSTS_RDY == 0 || configured & CC_EN == 0 => Ok(Health::Disabled),
             _ => Ok(Health::Well),

@@ -262,6 +262,9 @@ impl<B: Bus> Drive<B> {
         self.ring();
         if self.until_reset == 0 {
             self.until_reset = self.settings.reset_every.unwrap_or(u64::MAX);
+            // An answer from it shows that it has fetched what it was told of. QEMU (7.2) fetches on from queues that a
+            // reset has just freed, and ends.
+            self.controller.info()?;
             self.restart("a reset was asked for")?;
         }
         let before = done.len();

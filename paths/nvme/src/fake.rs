@@ -106,6 +106,8 @@ pub(crate) struct State {
     pub(crate) is_master: bool,
     pub(crate) resets: u32,
     pub(crate) shutdowns: u32,
+    /// So many reads of the status find its registers hidden.
+    pub(crate) hidden: u32,
 }
 
 pub(crate) const BLOCK: usize = 512;
@@ -136,6 +138,7 @@ impl Fake {
             is_master: false,
             resets: 0,
             shutdowns: 0,
+            hidden: 0,
         };
         (Self(Rc::new(RefCell::new(state))), memory)
     }
@@ -393,8 +396,12 @@ impl Bus for Fake {
         DOORBELLS + 0x1000
     }
     fn read32(&self, at: usize) -> u32 {
-        let state = self.state();
+        let mut state = self.state();
         match at {
+            CSTS if state.hidden > 0 => {
+                state.hidden -= 1;
+                u32::MAX
+            }
             CAP => state.behaviour.cap as u32,
             _ if at == CAP + 4 => (state.behaviour.cap >> 32) as u32,
             VS => 0x1_0400,

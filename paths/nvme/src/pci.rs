@@ -214,7 +214,7 @@ fn names_in(folder: &Path) -> io::Result<Vec<String>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -231,15 +231,15 @@ mod tests {
     }
 
     /// A machine with one drive, in a folder.
-    struct Fake {
+    pub(crate) struct Fake {
         _folder: tempfile::TempDir,
-        system: System,
+        pub(crate) system: System,
     }
 
     const ADDRESS: &str = "0000:00:02.0";
 
     impl Fake {
-        fn new() -> Self {
+        pub(crate) fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let root = folder.path();
             let system = System { sys: root.join("sys"), proc: root.join("proc"), dev: root.join("dev") };
@@ -265,7 +265,7 @@ mod tests {
             Self { _folder: folder, system }
         }
 
-        fn drive(&self) -> Function {
+        pub(crate) fn drive(&self) -> Function {
             Function::open(&self.system, ADDRESS.parse().unwrap()).unwrap()
         }
 

@@ -77,9 +77,20 @@ pub(super) fn run(args: &BenchArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         time,
         seed: args.seed,
     };
+    let Load { depth, writes, size, .. } = load;
+    let seconds = args.seconds;
+    notice(&format!("random requests of {size} bytes, {writes} % writes, {depth} at a time, for {seconds} s"));
     let figures = bench::run(&mut drive, &load, &mut args.drive.checking(&stop, notice));
     drive.said().iter().for_each(|said| notice(said));
-    let figures = figures?;
+    let figures = match figures {
+        Ok(figures) => figures,
+        Err(interrupted @ Error::Interrupted { .. }) => {
+            // What was begun is finished first.
+            drive.shut_down()?;
+            return Err(interrupted);
+        }
+        Err(error) => return Err(error),
+    };
     let record = Record {
         address: args.drive.address.to_string(),
         model: &drive.info().model,

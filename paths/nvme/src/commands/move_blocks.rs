@@ -116,6 +116,7 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let seed = args.range.seed(is_pipe)?;
     let mut drive = args.drive.open()?;
     let blocks = args.range.count(drive.namespace().block_size.into())?.unwrap_or(0);
+    let piece = args.range.piece(&drive)?;
     let name = args.to.display().to_string();
     let failed = |error| Error::io(name.clone(), error);
     let place = if is_pipe {
@@ -129,9 +130,12 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         })?)
     };
     let range = Range { lba: args.range.lba, blocks };
-    let piece = args.range.piece(&drive)?;
     let transfer = Transfer { op: Op::Read, range, piece, seed, place, name: &name };
     let moved = transfer.run(&mut drive, &mut args.drive.checking(&stop, notice));
+    if moved.is_err() && !is_pipe && !args.force {
+        // It was made here, and is not whole. What went wrong is told, whether it goes or not.
+        let _ = std::fs::remove_file(&args.to);
+    }
     let said = finish(drive, &args.drive, moved, notice, "read", range.lba)?;
     Ok(if is_pipe { String::new() } else { said })
 }

@@ -103,7 +103,7 @@ fn what_an_abort_does_not_bring_back_a_reset_does() {
 /// Somebody else has reset the controller, or it has reset itself.
 #[test]
 fn a_reset_from_elsewhere_is_seen() {
-    let (fake, drive) = start(Behaviour::default(), PAGES, settings(2, 8));
+    let (fake, drive) = start(Behaviour { mdts: 4, ..Behaviour::default() }, PAGES, settings(2, 8));
     let mut drive = drive.unwrap();
     let written = bytes(BLOCKS * BLOCK, 5);
     let other = fake.clone();
@@ -112,15 +112,27 @@ fn a_reset_from_elsewhere_is_seen() {
         steps += 1;
         if steps == 5 {
             other.state().reset();
+            other.state().hidden = 20;
         }
         Ok(())
     };
     let piece = drive.max_transfer();
     let place = Place::File(file(&written));
     Transfer { op: Op::Write, range: ALL, piece, seed: Some(1), place, name: "" }.run(&mut drive, check).unwrap();
-    assert!(drive.said().iter().any(|said| said.contains("somebody else has reset the controller")));
+    let said = drive.said();
+    assert!(said.iter().any(|said| said.contains("somebody else has reset the controller")), "{said:?}");
     assert_eq!(drive.counts().resets, 1);
     assert!(fake.state().disk == written);
+}
+
+#[test]
+fn one_that_is_gone_is_told() {
+    let (fake, drive) =
+        start(Behaviour { fate: Box::new(|_| Fate::Lost), ..Behaviour::default() }, PAGES, settings(1, 8));
+    let mut drive = drive.unwrap();
+    fake.state().hidden = u32::MAX;
+    let error = transfer(&mut drive, Op::Read, ALL, None, Place::File(file(b""))).unwrap_err();
+    assert!(matches!(error, Error::Gone), "{error}");
 }
 
 #[test]
