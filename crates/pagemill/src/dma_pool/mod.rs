@@ -148,6 +148,12 @@ fn not_of(name: &str) -> ! {
     panic!("the block is not of the pool {name}")
 }
 
+/// Without leaving off at the first that is not, which would take longer.
+#[inline(always)]
+fn are_empty(slots: &[Option<DmaBlock>]) -> bool {
+    slots.iter().fold(0, |addrs, slot| addrs | slot.as_ref().map_or(0, |block| block.as_ptr().addr())) == 0
+}
+
 impl DmaPool {
     /// A pool of blocks of `size` bytes, at addresses that are multiples of `align` (0 for any), none across a multiple of
     /// `boundary` (0 for no such bounds). A size is at least 16, and a multiple of the alignment. A block of up to a page lies
@@ -277,16 +283,17 @@ impl DmaPool {
     pub fn alloc_bulk(&self, gfp: Gfp, slots: &mut [Option<DmaBlock>]) -> Result<usize, DeviceError> {
         let pool = &**self.0;
         let (find, n) = (pool.tables.find, slots.len());
+        // Neighbours into empty slots, as a rule: those that went together come together.
         if !gfp.contains(Gfp::ZERO)
             && (1..=Batch::CAPACITY).contains(&n)
+            && are_empty(slots)
             && let Some(first) = pool.pop_run(n)
         {
             // SAFETY: just taken from the pool.
             if unsafe { find.hand_out_run(first, n) } {
                 // SAFETY: as above.
-                let filled = unsafe { find.fill(slots, first, n) };
-                (first..first + (n - filled) as u32).for_each(|number| pool.undo(number));
-                return Ok(filled);
+                unsafe { find.fill(slots, first + n as u32) };
+                return Ok(n);
             }
             pool.sort_out(first, n);
         }

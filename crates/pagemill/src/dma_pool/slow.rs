@@ -347,3 +347,40 @@ fn keep(numbers: &mut [u32], mut is_kept: impl FnMut(u32) -> bool) -> usize {
     }
     kept
 }
+
+#[cfg(all(test, not(feature = "detection-off")))]
+mod tests {
+    use crate::{Allocator, Backend, Device, DmaBlock, DmaPool, Gfp, Identity};
+
+    /// D2: two frees of a block at once leave its number in two places. Whoever finds it while it is out forgets it.
+    #[test]
+    fn a_number_in_two_places_is_handed_out_once() {
+        for backend in [Backend::Portable, Backend::Rseq] {
+            let Ok(allocator) = Allocator::builder().pages(64).backend(backend).build() else { continue };
+            let device = Device::new(&allocator, Identity).unwrap();
+            for bulk in [0, 1, 8, 40, 100] {
+                let pool = DmaPool::create("twice", &device, 64, 0, 0).unwrap();
+                let mut slots: Vec<Option<DmaBlock>> = (0..64).map(|_| None).collect();
+                pool.alloc_bulk(Gfp::KERNEL, &mut slots).unwrap();
+                let twice: Vec<_> = slots[..20].iter().flatten().map(|block| block.tag as u32).rev().collect();
+                // On this CPU's list, where the next ones come from.
+                let one_by_one = twice.iter().filter(|&&number| !pool.0.lists.push(super::LIST, number));
+                one_by_one.for_each(|&number| pool.0.give(&[number]));
+                let mut more: Vec<Option<DmaBlock>> = (0..100).map(|_| None).collect();
+                if bulk == 0 {
+                    more.iter_mut().for_each(|slot| *slot = Some(pool.alloc(Gfp::KERNEL).unwrap()));
+                } else {
+                    more.chunks_mut(bulk).for_each(|slots| _ = pool.alloc_bulk(Gfp::KERNEL, slots).unwrap());
+                }
+                let mut places: Vec<_> =
+                    slots.iter().chain(&more).flatten().map(|block| block.as_ptr().addr()).collect();
+                places.sort_unstable();
+                places.dedup();
+                assert_eq!(places.len(), 164, "{backend}, {bulk} a call");
+                // Those that lie deeper wait for who comes to them.
+                assert!((1..=20).contains(&pool.stats().misused), "{backend}, {bulk} a call: {:?}", pool.stats());
+                assert_eq!(pool.free_bulk(&mut slots) + pool.free_bulk(&mut more), 164);
+            }
+        }
+    }
+}

@@ -133,31 +133,27 @@ impl Find {
         DmaBlock { addr: unsafe { NonNull::new_unchecked(addr) }, tag: self.tag(number) }
     }
 
-    /// Fills empty slots with blocks of numbers from `first + n - 1` down; returns how many.
+    /// Fills the slots, which are empty, with the blocks of as many numbers below `end`, from the highest down.
     #[inline(always)]
-    pub(super) unsafe fn fill(self, slots: &mut [Option<DmaBlock>], first: u32, n: usize) -> usize {
-        let mut left = n as u32;
-        let mut empty = slots.iter_mut().filter(|slot| slot.is_none());
-        while left > 0 {
-            let number = first + left - 1;
+    pub(super) unsafe fn fill(self, mut slots: &mut [Option<DmaBlock>], mut end: u32) {
+        while !slots.is_empty() {
+            let place = (end - 1) & self.mask;
+            let (here, others) = slots.split_at_mut(slots.len().min(place as usize + 1));
+            slots = others;
             // SAFETY: the unit of a block that there is, and offsets of the shape (the caller's).
             let (unit, offsets) = unsafe {
-                let here = left.min((number & self.mask) + 1);
-                let offsets = self.offsets.add(((number & self.mask) + 1 - here) as usize);
-                let unit = (*self.units.add((number >> self.shift) as usize)).addr;
-                (unit, core::slice::from_raw_parts(offsets, here as usize))
+                let unit = (*self.units.add(((end - 1) >> self.shift) as usize)).addr;
+                (unit, core::slice::from_raw_parts(self.offsets.add(place as usize + 1 - here.len()), here.len()))
             };
-            let mut tag = self.tag(number);
-            for &offset in offsets.iter().rev() {
-                let Some(slot) = empty.next() else { return n - left as usize };
+            let mut tag = self.tag(end);
+            end -= here.len() as u32;
+            for (slot, &offset) in here.iter_mut().zip(offsets.iter().rev()) {
+                tag -= 1;
                 let addr = core::ptr::with_exposed_provenance_mut(unit + offset as usize);
                 // SAFETY: inside of a unit, which is not at address 0.
                 *slot = Some(DmaBlock { addr: unsafe { NonNull::new_unchecked(addr) }, tag });
-                tag -= 1;
-                left -= 1;
             }
         }
-        n
     }
 
     #[inline(always)]
