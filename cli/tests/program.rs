@@ -20,6 +20,7 @@ fn help_shows_every_command_and_what_exit_codes_mean() {
         "crypt",
         "stress",
         "info",
+        "nvme",
         "top",
         "Examples:",
         "Exit codes:",
@@ -29,7 +30,7 @@ fn help_shows_every_command_and_what_exit_codes_mean() {
     ] {
         assert!(help.done().stdout.contains(words), "no {words:?} in {}", help.stdout);
     }
-    for command in ["bench", "copy", "crypt", "stress", "info", "top"] {
+    for command in ["bench", "copy", "crypt", "stress", "info", "nvme", "top"] {
         let help = pagemill(&[command, "--help"]);
         assert!(help.done().stdout.contains(&format!("Usage: pagemill {command}")), "{}", help.stdout);
     }
@@ -38,6 +39,7 @@ fn help_shows_every_command_and_what_exit_codes_mean() {
         &["copy", "--help"],
         &["crypt", "--help"],
         &["info", "--help"],
+        &["nvme", "--help"],
         &["stress", "--help"],
         &["top", "--help"],
     ] {
@@ -49,9 +51,24 @@ fn help_shows_every_command_and_what_exit_codes_mean() {
         assert!(help.done().stdout.contains(&format!("Usage: pagemill crypt {command}")), "{}", help.stdout);
         help.stdout.lines().for_each(|line| assert!(line.chars().count() <= 80, "crypt {command}: {line}"));
     }
+    for command in ["identify", "read", "write", "bench", "bind", "unbind"] {
+        let help = pagemill(&["nvme", command, "--help"]);
+        assert!(help.done().stdout.contains(&format!("Usage: pagemill nvme {command}")), "{}", help.stdout);
+        help.stdout.lines().for_each(|line| assert!(line.chars().count() <= 80, "nvme {command}: {line}"));
+    }
     let nothing = pagemill(&[]);
     assert_eq!(nothing.code, Some(2));
     assert!(nothing.stderr.contains("Usage: pagemill"), "{nothing:?}");
+}
+
+#[test]
+fn a_drive_that_is_not_there_is_told_in_a_line() {
+    for command in ["identify", "bench", "bind", "unbind"] {
+        let refused = pagemill(&["nvme", command, "ffff:ff:1f.7"]);
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""), "{refused:?}");
+        let said = format!("pagemill: nvme: {command}: there is no PCI device ffff:ff:1f.7; see what there is");
+        assert!(refused.stderr.starts_with(&said) && refused.stderr.lines().count() == 1, "{refused:?}");
+    }
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
 
-    /// Percent of them that write, over whatever is there
+    /// Percent that write, over what is there
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100))]
     writes: u32,
 

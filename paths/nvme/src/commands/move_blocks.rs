@@ -24,22 +24,25 @@ struct RangeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     blocks: Option<u64>,
 
-    /// How many bytes, whole blocks of them, or with K, M, G or T
+    /// How many bytes, or with K, M, G or T
     #[arg(long, value_name = "BYTES", value_parser = size, conflicts_with = "blocks")]
     bytes: Option<u64>,
 
-    /// Bytes of the largest command [default: as many as the drive takes]
+    /// Bytes of the largest command [default: the most]
     #[arg(long, value_name = "BYTES", value_parser = size)]
     transfer: Option<u64>,
 
-    /// Pieces of random length in random order, on pages in random order
+    /// Random pieces in random order, on random pages
     #[arg(long, value_name = "SEED")]
     random: Option<u64>,
 }
 
 /// Read blocks of a drive
 #[derive(Args, Debug)]
-#[command(group = ArgGroup::new("length").required(true).args(["blocks", "bytes"]))]
+#[command(
+    group = ArgGroup::new("length").required(true).args(["blocks", "bytes"]),
+    override_usage = "pagemill nvme read [OPTIONS] --bytes <BYTES> --to <FILE> <DEV>"
+)]
 pub(super) struct ReadArgs {
     #[command(flatten)]
     drive: DriveArgs,

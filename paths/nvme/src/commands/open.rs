@@ -34,19 +34,19 @@ pub(super) struct DriveArgs {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4095))]
     pub(super) depth: u16,
 
-    /// Look for completions all the time, instead of being interrupted
+    /// Look for completions; no interrupts
     #[arg(long)]
     pub(super) poll: bool,
 
-    /// MiB of memory for queues, lists and data
+    /// MiB for queues, lists and data
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     memory: u32,
 
-    /// Seconds that a command may take before it is aborted
+    /// Seconds a command may take
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     timeout: f64,
 
-    /// Reset the controller after every N requests, to see that nothing is lost
+    /// Reset it every N requests; nothing gets lost
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     reset_every: Option<u64>,
 }
