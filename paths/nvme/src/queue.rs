@@ -5,7 +5,7 @@
 //! its phase bit differs from the last round's (section 4.1). Nothing that it writes is believed before it was checked:
 //! - I1 A command's identifier is the number of a slot, and a slot is taken from `push` to the completion that `pop` returns.
 //! - I2 A completion is for a slot that is taken, of this queue, with a head between the last one and the tail that the
-//!   controller was told. Any other is `Error::Broken`, and changes nothing.
+//!   controller was told, and no more unfetched than are still out. Any other is `Error::Broken`, and changes nothing.
 //! - I3 One entry of the submission queue stays empty, so that a full one differs from an empty one (section 4.1.2).
 //!
 //! The memory of both is used by the controller until it was stopped: who has a queue stops it before he lets go.
@@ -150,6 +150,14 @@ impl<T> Queue<T> {
         if head >= self.depth || self.distance(self.head, head) > self.distance(self.head, self.rung) {
             let (told, now) = (self.rung, self.head);
             return Err(self.broken(format!("a completion with head {head}, between {now} and {told} are commands")));
+        }
+        // What it has not fetched is still out; with this command done, so many others are, of those that it was told of.
+        let (unfetched, unrung) = (self.distance(head, self.rung), self.distance(self.rung, self.tail));
+        if usize::from(unfetched) + usize::from(unrung) >= self.out().max(1) {
+            let out = self.out();
+            return Err(
+                self.broken(format!("a completion with head {head}: {unfetched} not fetched, of {out} commands"))
+            );
         }
         let Some(what) = self.slots.get_mut(usize::from(id)).and_then(Option::take) else {
             return Err(self.broken(format!("a completion of command {id}, which is not out")));

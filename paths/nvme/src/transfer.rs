@@ -36,6 +36,8 @@ pub(crate) struct Transfer<'a> {
     /// Pieces of random lengths in random order, each on pages in random order, by this seed. For a `Place::File` alone.
     pub(crate) seed: Option<u64>,
     pub(crate) place: Place,
+    /// What comes by a pipe is to end where the range does, or before.
+    pub(crate) is_to_end: bool,
     /// What this side is called.
     pub(crate) name: &'a str,
 }
@@ -121,6 +123,12 @@ impl Transfer<'_> {
         check: &mut dyn FnMut(&mut Drive<B>) -> Result<(), Error>,
     ) -> Result<Moved, Error> {
         let block = u64::from(drive.namespace().block_size);
+        let (Range { lba, blocks }, there) = (self.range, drive.namespace());
+        // What lies behind the drive's end is for the drive to refuse; this has no end, or more than could be counted.
+        if lba.checked_add(blocks).is_none() || blocks > there.blocks {
+            let (id, there) = (there.id, there.blocks);
+            return Err(Error::Request(format!("{blocks} blocks from {lba} on: namespace {id} has {there}")));
+        }
         let mut random = self.seed.map(Random::new);
         let most = (self.piece as u64 / block).max(1);
         let pieces = Pieces::new(self.range, most, random.as_mut());
@@ -163,7 +171,7 @@ impl Transfer<'_> {
         if let Some(error) = failed {
             return Err(error);
         }
-        way.finish(drive)
+        way.finish(drive).map_err(|error| check(drive).err().unwrap_or(error))
     }
 }
 
@@ -304,6 +312,15 @@ impl Way<'_> {
         }
         if self.transfer.op == Op::Write && drive.info().has_write_cache {
             flush(drive)?;
+        }
+        let Range { blocks, .. } = self.transfer.range;
+        if let Place::Reader(reader) = &mut self.transfer.place
+            && self.transfer.is_to_end
+            && self.moved.bytes == blocks * self.block
+            && read_full(reader, &mut [0]).map_err(failed)? > 0
+        {
+            let why = format!("{name} has more than the {blocks} blocks there are room for; those are written");
+            self.surplus = Some(Error::Request(why));
         }
         self.surplus.map_or(Ok(self.moved), Err)
     }

@@ -133,7 +133,7 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         })?)
     };
     let range = Range { lba: args.range.lba, blocks };
-    let transfer = Transfer { op: Op::Read, range, piece, seed, place, name: &name };
+    let transfer = Transfer { op: Op::Read, range, piece, seed, place, is_to_end: false, name: &name };
     let moved = transfer.run(&mut drive, &mut args.drive.checking(&stop, notice));
     if moved.is_err() && !is_pipe && !args.force {
         // It was made here, and is not whole. What went wrong is told, whether it goes or not.
@@ -170,7 +170,7 @@ pub(super) fn write(args: &WriteArgs, notice: &mut dyn FnMut(&str)) -> Result<St
     };
     let range = Range { lba: args.range.lba, blocks };
     let piece = args.range.piece(&drive)?;
-    let transfer = Transfer { op: Op::Write, range, piece, seed, place, name: &name };
+    let transfer = Transfer { op: Op::Write, range, piece, seed, place, is_to_end: wanted.is_none(), name: &name };
     let moved = transfer.run(&mut drive, &mut args.drive.checking(&stop, notice));
     finish(drive, &args.drive, moved, notice, "wrote", range.lba)
 }

@@ -45,7 +45,7 @@ const ALL: Range = Range { lba: 0, blocks: BLOCKS as u64 };
 
 fn transfer(drive: &mut Drive<Fake>, op: Op, range: Range, seed: Option<u64>, place: Place) -> Result<Moved, Error> {
     let piece = drive.max_transfer();
-    Transfer { op, range, piece, seed, place, name: "the file" }.run(drive, &mut |_| Ok(()))
+    Transfer { op, range, piece, seed, place, is_to_end: false, name: "the file" }.run(drive, &mut |_| Ok(()))
 }
 
 /// Writes a whole drive and reads it again, in random pieces on random pages: by the controller's own account, and by the file.
@@ -118,7 +118,9 @@ fn a_reset_from_elsewhere_is_seen() {
     };
     let piece = drive.max_transfer();
     let place = Place::File(file(&written));
-    Transfer { op: Op::Write, range: ALL, piece, seed: Some(1), place, name: "" }.run(&mut drive, check).unwrap();
+    Transfer { op: Op::Write, range: ALL, piece, seed: Some(1), place, is_to_end: false, name: "" }
+        .run(&mut drive, check)
+        .unwrap();
     let said = drive.said();
     assert!(said.iter().any(|said| said.contains("somebody else has reset the controller")), "{said:?}");
     assert_eq!(drive.counts().resets, 1);
@@ -177,6 +179,20 @@ fn a_wrong_place_is_told() {
     assert!(error.to_string().starts_with("there is no namespace 2"), "{error}");
 }
 
+/// Blocks that no drive has numbers for, and more than this one has: as they are asked for, nothing was moved.
+#[test]
+fn a_range_that_cannot_be_is_told_before_anything_moves() {
+    for (lba, blocks) in [(u64::MAX - 3, 8), (0, u64::MAX), (5, BLOCKS as u64 + 1)] {
+        for seed in [None, Some(1)] {
+            let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 4));
+            let range = Range { lba, blocks };
+            let error = transfer(&mut drive.unwrap(), Op::Read, range, seed, Place::File(file(b""))).unwrap_err();
+            let said = format!("{blocks} blocks from {lba} on: namespace 1 has {BLOCKS}");
+            assert_eq!((error.to_string(), fake.state().ios), (said, 0));
+        }
+    }
+}
+
 /// Too little memory for what is asked at a time, and then for a single command of full length.
 #[test]
 fn with_little_memory_it_takes_longer_and_nothing_is_lost() {
@@ -189,11 +205,13 @@ fn with_little_memory_it_takes_longer_and_nothing_is_lost() {
 #[test]
 fn a_controller_that_breaks_the_rules_is_stopped() {
     type Lie = fn(u64, &mut [u32; 4]);
-    let lies: [(&str, Lie); 5] = [
+    let lies: [(&str, Lie); 6] = [
         ("command 1000, which is not out", |_, words| words[3] = words[3] & !0xffff | 1000),
         ("names queue 7", |_, words| words[2] = words[2] & 0xffff | 7 << 16),
         ("with head 5", |_, words| words[2] = words[2] & !0xffff | 5),
         ("with head 65535", |_, words| words[2] |= 0xffff),
+        // As if it had done what it has not fetched. Believed, the queue is full for ever, with nothing out.
+        ("with head 0", |_, words| words[2] &= !0xffff),
         ("which is not out", |nth, words| words[3] ^= if nth == 1 { 2 } else { 0 }),
     ];
     for (words, lie) in lies {
@@ -320,6 +338,25 @@ fn a_pipe_ends_where_it_ends() {
     assert!(fake.state().disk[3 * BLOCK..100 * BLOCK] == written[3 * BLOCK..]);
     let error = transfer(&mut drive, Op::Write, ALL, None, Place::Reader(Box::new(Failing))).unwrap_err();
     assert!(error.to_string().contains("the file: "), "{error}");
+}
+
+/// What comes by a pipe and has no room on the drive is not passed over.
+#[test]
+fn a_pipe_that_has_more_than_the_drive_is_told() {
+    let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 8));
+    let mut drive = drive.unwrap();
+    let range = Range { lba: BLOCKS as u64 - 3, blocks: 3 };
+    for (len, said) in [
+        (3 * BLOCK, None),
+        (3 * BLOCK + 1, Some("the file has more than the 3 blocks there are room for; those are written")),
+    ] {
+        let place = Place::Reader(Box::new(io::Cursor::new(vec![len as u8 | 1; len])));
+        let piece = drive.max_transfer();
+        let transfer = Transfer { op: Op::Write, range, piece, seed: None, place, is_to_end: true, name: "the file" };
+        let told = transfer.run(&mut drive, &mut |_| Ok(())).err().map(|error| error.to_string());
+        assert_eq!(told.as_deref(), said);
+        assert!(fake.state().disk[(BLOCKS - 3) * BLOCK..].iter().all(|&byte| byte == len as u8 | 1));
+    }
 }
 
 struct Failing;
