@@ -18,7 +18,7 @@ use core::fmt;
 use core::ops::Range;
 use pagemill_core::{Error, PAGE_SHIFT};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 #[cfg(feature = "cuda")]
 pub use cuda::Cuda;
@@ -312,7 +312,7 @@ impl Device {
     /// [`DeviceError::NotHere`], [`DeviceError::Forked`]; for the first page of an arena that was added meanwhile, the map's.
     #[inline]
     pub fn address_of(&self, addr: usize) -> Result<DeviceAddr, DeviceError> {
-        if self.0.generation != generation() {
+        if self.is_of_parent() {
             return Err(DeviceError::Forked);
         }
         match self.0.known().find_map(|known| known.address_of(addr)) {
@@ -364,14 +364,27 @@ impl Device {
     /// # Ok::<(), pagemill::DeviceError>(())
     /// ```
     pub fn pools(&self) -> String {
-        let pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        let lines = pools.iter().filter_map(Weak::upgrade).map(|pool| format!("{}\n", pool.stats()));
-        core::iter::once("poolinfo - 0.1\n".to_owned()).chain(lines).collect()
+        let mut text = "poolinfo - 0.1\n".to_owned();
+        if !self.is_of_parent() {
+            let pools = self.lock_pools();
+            text.extend(pools.iter().filter_map(Weak::upgrade).map(|pool| format!("{}\n", pool.stats())));
+        }
+        text
+    }
+
+    /// Is this the child of a fork? Whoever held a lock then is not here.
+    #[inline]
+    pub(crate) fn is_of_parent(&self) -> bool {
+        self.0.generation != generation()
+    }
+
+    pub(crate) fn lock_pools(&self) -> MutexGuard<'_, Vec<Weak<Pool>>> {
+        self.0.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A pool over it begins.
     pub(crate) fn enter(&self, pool: Weak<Pool>) {
-        let mut pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.lock_pools();
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(pool);
     }

@@ -1,10 +1,11 @@
 //! dma_pool (C6): blocks with device addresses, their bounds, growth, misuse, what a device may do to them, and many threads.
 use pagemill::{
     Allocator, Backend, Device, DeviceAddr, DeviceError, DeviceMap, DmaBlock, DmaPool, Error, Gfp, Identity, Mapped,
-    Memory, MisuseKind,
+    Memory, MisuseKind, Shrink, Shrinker,
 };
 use proptest::prelude::*;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -184,6 +185,57 @@ fn memory_that_is_out_is_an_error_and_what_other_cpus_have_is_found_first() {
     let mut blocks = [const { None }; 16];
     assert_eq!(pool.alloc_bulk(Gfp::KERNEL, &mut blocks).unwrap(), 16);
     assert_eq!(pool.free_bulk(&mut blocks), 16);
+}
+
+/// A shrinker that panics in the middle of a request for more than there is.
+#[test]
+fn a_request_that_unwinds_gives_its_blocks_back() {
+    struct Panics;
+    impl Shrinker for Panics {
+        fn shrink(&self, _: Shrink) -> usize {
+            panic!("a shrinker that panics on purpose")
+        }
+    }
+    let allocator = allocator(512);
+    let _registered = allocator.register_shrinker(Arc::new(Panics));
+    let pool = DmaPool::create("unwound", &Device::new(&allocator, Identity).unwrap(), 1024, 0, 0).unwrap();
+    let mut blocks: Vec<_> = (0..10_000).map(|_| None).collect();
+    let ask = AssertUnwindSafe(|| pool.alloc_bulk(Gfp::KERNEL, &mut blocks));
+    assert!(catch_unwind(ask).is_err());
+    assert_eq!((blocks.iter().flatten().count(), pool.stats().in_use), (0, 0));
+    pool.destroy().unwrap();
+}
+
+/// A device that sees the first arena in one piece, and of later ones the middle pages of each four in the opposite order.
+#[test]
+fn a_block_of_several_pages_that_are_elsewhere_is_refused() {
+    struct Shuffling(AtomicUsize);
+    impl DeviceMap for Shuffling {
+        unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
+            if self.0.fetch_add(1, Relaxed) == 0 {
+                return Ok(Mapped::Linear(DeviceAddr::new(memory.start as u64)));
+            }
+            let place = |page: usize| [0, 2, 1, 3][page % 4] + page / 4 * 4;
+            let pages =
+                (0..memory.len() / 4096).map(|page| DeviceAddr::new((memory.start + place(page) * 4096) as u64));
+            Ok(Mapped::Pages(pages.collect()))
+        }
+        fn unmap(&self, _memory: Range<usize>, _mapped: &Mapped) {}
+    }
+    let allocator = allocator(512);
+    let device = Device::new(&allocator, Shuffling(AtomicUsize::new(0))).unwrap();
+    let pool = DmaPool::create("four pages", &device, 4 * 4096, 0, 0).unwrap();
+    allocator.add_memory(&Memory::anonymous(512)).unwrap();
+    let mut blocks = Vec::new();
+    let refused = loop {
+        match pool.alloc(Gfp::NOWAIT) {
+            Ok(block) => blocks.push(Some(block)),
+            Err(why) => break why,
+        }
+    };
+    assert_eq!(refused, DeviceError::Scattered { size: 4 * 4096 });
+    pool.free_bulk(&mut blocks);
+    pool.destroy().unwrap();
 }
 
 #[test]

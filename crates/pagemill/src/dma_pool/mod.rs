@@ -95,7 +95,7 @@ impl DmaBlock {
 ///
 /// A pool that is dropped with blocks out leaves its pages as they are, mapped for the device, and says so to
 /// [`on_misuse`](crate::on_misuse); [`destroy`](Self::destroy) tells how many. In the child of a fork it is the parent's: it
-/// hands out nothing there.
+/// hands out nothing there, and has nothing by its statistics.
 ///
 /// ```
 /// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
@@ -161,7 +161,7 @@ impl DmaPool {
     ///
     /// # Errors
     /// [`DeviceError`]'s `Size`, `Align`, `Boundary` and `Scattered` for what no block can be; `Memory` if the system has no
-    /// address space for the pool's tables.
+    /// address space for the pool's tables. [`DeviceError::Forked`].
     pub fn create(
         name: &str,
         device: &Device,
@@ -203,6 +203,9 @@ impl DmaPool {
     }
 
     fn new(name: &str, device: &Device, shape: Shape, is_poisoned: bool) -> Result<Self, DeviceError> {
+        if device.is_of_parent() {
+            return Err(DeviceError::Forked);
+        }
         let allocator = device.allocator();
         // All that the allocator has, and as much again if it grows; less where numbers of 32 bits end.
         let units =
@@ -493,6 +496,18 @@ impl Pool {
     }
 
     pub(crate) fn stats(&self) -> DmaPoolStats {
+        let none = DmaPoolStats {
+            name: self.name.clone(),
+            in_use: 0,
+            blocks: 0,
+            size: self.shape.size,
+            pages: 0,
+            metadata: 0,
+            misused: self.misused.load(Relaxed),
+        };
+        if self.generation != generation() {
+            return none; // Who held the lock is not here.
+        }
         let lists = (0..self.lists.cpus()).map(|cpu| &self.lists.cpu(CpuId::new(cpu as u32)).lists[LIST.index()]);
         let (mut on_lists, mut opened) = (0, 0);
         for list in lists {
@@ -505,13 +520,11 @@ impl Pool {
         // Two lines for a list's head and what its sections may write beyond its end.
         let of_lists = opened * (128 + 4 * self.limit);
         DmaPoolStats {
-            name: self.name.clone(),
             in_use: shared.blocks.saturating_sub(shared.free + on_lists),
             blocks: shared.blocks,
-            size: self.shape.size,
             pages,
             metadata: of_units + of_lists + shared.blocks + 4 * shared.free_max + 4 * self.shape.offsets.len(),
-            misused: self.misused.load(Relaxed),
+            ..none
         }
     }
 }

@@ -38,8 +38,7 @@ impl Pool {
         }
         let mut load = Load::new();
         self.unstack(self.limit / 2, &mut load);
-        self.stock(load.as_slice());
-        !load.is_empty()
+        self.stock(load.as_slice())
     }
 
     /// Fills empty slots with blocks that follow each other in no particular way.
@@ -55,27 +54,24 @@ impl Pool {
                 &mut many[..]
             }
         };
-        let mut have = 0;
-        while have < missing {
+        let mut hand = Hand { pool: self, numbers, have: 0 };
+        while hand.have < missing {
             let (mut batch, mut load) = (Batch::new(), Load::new());
-            self.lists.pop_n(LIST, missing - have, &mut batch);
-            if batch.is_empty()
-                && !self.restock()
-                && let Err(error) = self.take(gfp, missing - have, &mut load)
-            {
-                numbers[..have].iter().rev().for_each(|&number| self.undo(number));
-                return Err(error);
+            self.lists.pop_n(LIST, missing - hand.have, &mut batch);
+            if batch.is_empty() && !self.restock() {
+                self.take(gfp, missing - hand.have, &mut load)?;
             }
             let taken = if batch.is_empty() { load.as_slice() } else { batch.as_slice() };
-            let places = &mut numbers[have..have + taken.len()];
+            let places = &mut hand.numbers[hand.have..hand.have + taken.len()];
             places.iter_mut().zip(taken.iter().rev()).for_each(|(place, &number)| *place = number);
             let is_run = lowest_of_run(places)
                 // SAFETY: just taken from the pool.
                 .is_some_and(|low| unsafe { self.tables.find.hand_out_run(low, places.len()) });
             // Those that are found to be out already (D2) are left out.
-            have += if is_run { places.len() } else { keep(places, |number| self.hand_out(number)) };
+            hand.have += if is_run { places.len() } else { keep(places, |number| self.hand_out(number)) };
         }
-        for (slot, &number) in slots.iter_mut().filter(|slot| slot.is_none()).zip(&*numbers) {
+        hand.have = 0; // The slots have them from here on.
+        for (slot, &number) in slots.iter_mut().filter(|slot| slot.is_none()).zip(&*hand.numbers) {
             if self.is_poisoned {
                 self.check(number);
             }
@@ -194,19 +190,22 @@ impl Pool {
         shared.free = from;
     }
 
-    /// Puts numbers on this CPU's list, which was empty.
-    fn stock(&self, numbers: &[u32]) {
+    /// Puts numbers on this CPU's list, which was empty. False: it took none, or there are none.
+    fn stock(&self, numbers: &[u32]) -> bool {
         if self.is_poisoned {
-            return self.give(numbers);
+            self.give(numbers);
+            return false;
         }
         self.open_here();
         for (i, part) in numbers.chunks(Batch::CAPACITY).enumerate() {
             let mut batch = Batch::new();
             batch.push_slice(part);
             if !self.lists.push_n(LIST, &batch, 0..part.len()) {
-                return self.give(&numbers[i * Batch::CAPACITY..]);
+                self.give(&numbers[i * Batch::CAPACITY..]);
+                return i > 0;
             }
         }
+        !numbers.is_empty()
     }
 
     /// Lists are empty memory until their CPU comes by.
@@ -227,9 +226,10 @@ impl Pool {
         if !device_addr.get().is_multiple_of(align as u64) {
             return Err(DeviceError::Unaligned { addr: device_addr, align });
         }
-        let last = order.bytes() - PAGE_SIZE;
-        if self.device.address_of(addr + last)? != device_addr.offset(last) {
-            return Err(DeviceError::Scattered { size: self.shape.size });
+        for at in (PAGE_SIZE..order.bytes()).step_by(PAGE_SIZE) {
+            if self.device.address_of(addr + at)? != device_addr.offset(at) {
+                return Err(DeviceError::Scattered { size: self.shape.size });
+            }
         }
         if self.is_poisoned {
             // SAFETY: the pages are this call's.
@@ -335,6 +335,19 @@ impl Pool {
     }
 }
 
+/// Blocks that a call has marked as out and has not handed out: they go back if it fails or unwinds.
+struct Hand<'a> {
+    pool: &'a Pool,
+    numbers: &'a mut [u32],
+    have: usize,
+}
+
+impl Drop for Hand<'_> {
+    fn drop(&mut self) {
+        self.numbers[..self.have].iter().rev().for_each(|&number| self.pool.undo(number));
+    }
+}
+
 /// Moves those that are to be kept to the front, in their order; returns how many.
 fn keep(numbers: &mut [u32], mut is_kept: impl FnMut(u32) -> bool) -> usize {
     let mut kept = 0;
@@ -350,7 +363,7 @@ fn keep(numbers: &mut [u32], mut is_kept: impl FnMut(u32) -> bool) -> usize {
 
 #[cfg(all(test, not(feature = "detection-off")))]
 mod tests {
-    use crate::{Allocator, Backend, Device, DmaBlock, DmaPool, Gfp, Identity};
+    use crate::{Allocator, Backend, Device, DeviceError, DmaBlock, DmaPool, Gfp, Identity};
 
     /// D2: two frees of a block at once leave its number in two places. Whoever finds it while it is out forgets it.
     #[test]
@@ -382,5 +395,56 @@ mod tests {
                 assert_eq!(pool.free_bulk(&mut slots) + pool.free_bulk(&mut more), 164);
             }
         }
+    }
+
+    fn device() -> Device {
+        Device::new(&Allocator::builder().pages(64).build().unwrap(), Identity).unwrap()
+    }
+
+    #[test]
+    fn blocks_come_and_go_while_somebody_is_at_all_lists() {
+        let pool = DmaPool::create("held", &device(), 64, 0, 0).unwrap();
+        pool.0.lists.hold_after_fork();
+        for round in 1..4 {
+            let mut blocks = [const { None }; 80];
+            assert_eq!(pool.alloc_bulk(Gfp::KERNEL, &mut blocks).unwrap(), 80);
+            let block = pool.alloc(Gfp::KERNEL).unwrap();
+            assert_eq!(pool.stats().in_use, 81, "{round}");
+            pool.free(block).unwrap();
+            assert_eq!(pool.free_bulk(&mut blocks), 80);
+        }
+        pool.destroy().unwrap();
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn the_child_of_a_fork_waits_for_no_thread_of_its_parent() {
+        let device = device();
+        let pool = DmaPool::create("parent's", &device, 64, 0, 0).unwrap();
+        let block = pool.alloc(Gfp::KERNEL).unwrap();
+        // As if another thread were at it just now.
+        let locked = (pool.0.lock(), device.lock_pools());
+        // SAFETY: the child calls what may be called in the child of a program with threads.
+        match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: it ends a child that waits.
+                unsafe { libc::alarm(30) };
+                let is_right = pool.stats().blocks == 0
+                    && device.pools().lines().count() == 1
+                    && DmaPool::create("child's", &device, 64, 0, 0).is_err_and(|why| why == DeviceError::Forked)
+                    && pool.free(block).is_err();
+                // SAFETY: ends the child without what the parent's exit runs.
+                unsafe { libc::_exit(if is_right { 0 } else { 1 }) }
+            }
+            child => {
+                let mut status = 0;
+                // SAFETY: the child made above.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(status, 0);
+            }
+        }
+        drop(locked);
+        pool.free(block).unwrap();
+        pool.destroy().unwrap();
     }
 }
