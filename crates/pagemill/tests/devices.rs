@@ -108,6 +108,12 @@ fn memory_is_locked_while_it_has_physical_addresses() {
     assert!(is_locked(&plain) && is_locked(&locked));
     drop(devices);
     assert_eq!((is_locked(&plain), is_locked(&locked)), (false, before), "what the allocator locked stays so");
+    // As long as one of several devices has the addresses.
+    let [one, other] = [(); 2].map(|()| Device::new(&plain, Physical::new()).unwrap());
+    drop(one);
+    assert!(is_locked(&plain));
+    drop(other);
+    assert!(!is_locked(&plain));
 }
 
 #[test]

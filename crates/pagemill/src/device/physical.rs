@@ -1,11 +1,12 @@
 //! Physical addresses, from the process's page map.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
+use crate::fork;
 use core::ops::Range;
 use pagemill_core::PAGE_SIZE;
 use pagemill_sys::Errno;
 use pagemill_sys::device::pagemap;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Physical addresses, for a device without an IOMMU in front of it, or one that is driven by hand. It needs CAP_SYS_ADMIN:
 /// without it the kernel shows every page in frame 0, and mapping is refused.
@@ -15,7 +16,9 @@ use std::sync::{Mutex, PoisonError};
 /// joins pages into one of 2 MiB.
 /// Pages of 2 MiB that were set aside ([`Memory::huge_pages`](crate::Memory::huge_pages)) stay; of others the addresses are right
 /// for good only where nothing moves pages: `/proc/sys/vm/compact_unevictable_allowed` and `/proc/sys/kernel/numa_balancing`
-/// are 0, the allocator was built with [`huge_pages(false)`](crate::Builder::huge_pages), and no memory is taken offline. A device that writes to an address that is no longer right writes over somebody else's
+/// are 0, the allocator was built with [`huge_pages(false)`](crate::Builder::huge_pages), and no memory is taken offline.
+/// **A fork moves pages too**, of either size: the next write to a private one, by parent or child, goes to a copy in another
+/// frame. A process that drives a device so must not fork while it does. A device that writes to an address that is no longer right writes over somebody else's
 /// memory. Behind an IOMMU use [`VfioMap`](crate::VfioMap), which pins.
 ///
 /// A page's address says nothing of the next one's: a block above order 0 need not be contiguous physically, unless it lies in
@@ -34,19 +37,35 @@ use std::sync::{Mutex, PoisonError};
 /// ```
 #[derive(Debug, Default)]
 pub struct Physical {
-    /// What was locked here, and was not before.
+    /// What is locked for this.
     locked: Mutex<Vec<Range<usize>>>,
 }
 
-impl Physical {
-    /// Maps nothing yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
+/// Memory that is locked for devices of this process: the system does not count.
+static LOCKED: Mutex<Vec<Locked>> = Mutex::new(Vec::new());
+
+struct Locked {
+    memory: Range<usize>,
+    devices: usize,
+    /// The [generation](fork) that locked it; the child of a fork has its own memory, which is not locked.
+    generation: u64,
 }
 
-impl DeviceMap for Physical {
-    unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
+impl Locked {
+    fn all() -> MutexGuard<'static, Vec<Self>> {
+        LOCKED.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn is(&self, memory: &Range<usize>) -> bool {
+        self.memory == *memory && self.generation == fork::generation()
+    }
+
+    /// Locks memory for one more device. False: somebody else has locked it, who unlocks it.
+    fn lock(memory: &Range<usize>) -> Result<bool, DeviceError> {
+        let mut all = Self::all();
+        if let Some(locked) = all.iter_mut().find(|locked| locked.is(memory)) {
+            locked.devices += 1;
+            return Ok(true);
+        }
         let was_locked = pagemap::is_locked(memory.clone()).map_err(unreadable)?;
         pagemap::lock(memory.clone()).map_err(|errno| DeviceError::System {
             what: "an arena cannot be locked in memory (mlock)",
@@ -58,11 +77,39 @@ impl DeviceMap for Physical {
                 }
             },
         })?;
+        if !was_locked {
+            all.push(Self { memory: memory.clone(), devices: 1, generation: fork::generation() });
+        }
+        Ok(!was_locked)
+    }
+
+    /// For one device less.
+    fn unlock(memory: &Range<usize>) {
+        let mut all = Self::all();
+        let Some(at) = all.iter().position(|locked| locked.is(memory)) else { return };
+        all[at].devices -= 1;
+        if all[at].devices == 0 {
+            all.swap_remove(at);
+            pagemap::unlock(memory.clone());
+        }
+    }
+}
+
+impl Physical {
+    /// Maps nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl DeviceMap for Physical {
+    unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
+        let is_ours = Locked::lock(&memory)?;
         let addresses = addresses(memory.clone());
-        match (&addresses, was_locked) {
-            (Ok(_), false) => self.locked.lock().unwrap_or_else(PoisonError::into_inner).push(memory),
-            (Err(_), false) => pagemap::unlock(memory),
-            (_, true) => {} // Whoever locked it unlocks it.
+        match (&addresses, is_ours) {
+            (Ok(_), true) => self.locked.lock().unwrap_or_else(PoisonError::into_inner).push(memory),
+            (Err(_), true) => Locked::unlock(&memory),
+            (_, false) => {}
         }
         addresses.map(Mapped::Pages)
     }
@@ -71,7 +118,7 @@ impl DeviceMap for Physical {
         let mut locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = locked.iter().position(|range| *range == memory) {
             locked.swap_remove(at);
-            pagemap::unlock(memory);
+            Locked::unlock(&memory);
         }
     }
 }
