@@ -381,6 +381,12 @@ impl<B: Bus> Drive<B> {
             flights.sort_by_key(|flight| flight.begun);
             self.backlog.extend(flights);
         }
+        // What is tried again was cut for the blocks that there were: with larger ones the drive would go past its lists.
+        let (info, namespace) = (self.controller.info()?, self.controller.namespace(self.namespace.id)?);
+        let is_same = info.serial == self.info.serial && info.max_transfer == self.info.max_transfer;
+        if !is_same || namespace != Some(self.namespace) {
+            return Err(Error::Broken("the drive is another one since the reset".to_owned()));
+        }
         self.make_queues()
     }
 

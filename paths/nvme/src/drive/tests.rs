@@ -137,6 +137,20 @@ fn one_that_is_gone_is_told() {
     assert!(matches!(error, Error::Gone), "{error}");
 }
 
+/// Formatted by somebody else, with larger blocks: what was asked for is not what it would be now.
+#[test]
+fn a_drive_that_is_another_one_since_a_reset_is_told() {
+    let (fake, drive) = start(Behaviour::default(), PAGES, Settings { reset_every: Some(2), ..settings(1, 4) });
+    let mut drive = drive.unwrap();
+    fake.state().behaviour.identify = Box::new(|what, page| {
+        if what == crate::spec::admin::CNS_NAMESPACE {
+            page[130] = 12;
+        }
+    });
+    let error = transfer(&mut drive, Op::Read, ALL, None, Place::File(file(b""))).unwrap_err();
+    assert!(error.to_string().contains("the drive is another one since the reset"), "{error}");
+}
+
 #[test]
 fn what_never_works_is_told() {
     let behaviour = Behaviour { fate: Box::new(|_| Fate::Lost), ..Behaviour::default() };
