@@ -27,7 +27,7 @@ use crate::registry;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::{CpuId, Gfp, Misuse, MisuseKind, Mobility};
 use pagemill_sys::{Batch, PerCpu};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -55,8 +55,16 @@ const LIST_MIN: usize = 256;
 const POISON_FREE: u8 = 0xa7;
 const POISON_OUT: u8 = 0xa9;
 
-/// Numbers of pools.
-static POOLS: AtomicU32 = AtomicU32::new(0);
+/// Numbers of pools, of which a block's tag has 32 bits.
+static POOLS: AtomicU64 = AtomicU64::new(0);
+
+/// Another one: never one that a pool had before, whose blocks would pass for the new one's.
+fn next_number(pools: &AtomicU64) -> Result<u32, DeviceError> {
+    u32::try_from(pools.fetch_add(1, Relaxed)).map_err(|_| DeviceError::Unavailable {
+        what: "this process has made 2^32 pools, and has numbers for no more".to_owned(),
+        next: "keep pools and use them again",
+    })
+}
 
 /// A block of a [`DmaPool`]. It goes back by [`DmaPool::free`]; one that is dropped instead counts as out for ever.
 ///
@@ -210,7 +218,7 @@ impl DmaPool {
         // All that the allocator has, and as much again if it grows; less where numbers of 32 bits end.
         let units =
             ((2 * allocator.managed_pages().get()) >> shape.order_least.get()).clamp(64, (1 << 31) >> shape.shift);
-        let (tables, stack) = Tables::new(units, &shape, POOLS.fetch_add(1, Relaxed))?;
+        let (tables, stack) = Tables::new(units, &shape, next_number(&POOLS)?)?;
         let shared = Shared { stack, free: 0, free_max: 0, blocks: 0, units: Vec::new() };
         let pool = Arc::new(Pool {
             lists: allocator.nodes().first().lists.another_shut()?,

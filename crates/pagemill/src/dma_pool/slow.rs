@@ -397,6 +397,13 @@ mod tests {
         }
     }
 
+    #[test]
+    fn no_two_pools_have_one_number() {
+        let pools = core::sync::atomic::AtomicU64::new(u64::from(u32::MAX));
+        assert_eq!(super::super::next_number(&pools), Ok(u32::MAX));
+        assert!(super::super::next_number(&pools).is_err_and(|why| why.to_string().ends_with("use them again")));
+    }
+
     fn device() -> Device {
         Device::new(&Allocator::builder().pages(64).build().unwrap(), Identity).unwrap()
     }
