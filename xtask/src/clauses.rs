@@ -125,7 +125,7 @@ fn test_names(text: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    const CONTRACT: &str = "- C2.1 splits\n- C2.2 zeroes\n- C6.1 not due\n- no clause\n";
+    const CONTRACT: &str = "- C2.1 splits\n- C2.2 zeroes\n- C9.1 not due\n- no clause\n";
 
     fn judged(table: &str) -> Vec<String> {
         let source =
