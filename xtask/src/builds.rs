@@ -71,8 +71,7 @@ pub(crate) fn oldest(shell: &Shell) -> Result<Tally> {
 }
 
 /// All tests but those of the peers in C and C++, which `test-release` has.
-const EVERYTHING: &str =
-    "--workspace --no-default-features --features pagemill-cli/bench,pagemill/cuda --lib --bins --tests --examples";
+const EVERYTHING: &str = "--workspace --no-default-features --features pagemill-cli/bench,pagemill-cli/nvme,pagemill/cuda --lib --bins --tests --examples";
 
 pub(crate) fn test_rseq(shell: &Shell) -> Result<Tally> {
     if let Some(why) = no_rseq(shell)? {
@@ -147,7 +146,7 @@ pub(crate) fn count(step: &str, ran: crate::shell::Ran) -> Result<Tally> {
 
 pub(crate) fn doctest(shell: &Shell) -> Result<Tally> {
     let ran = shell
-        .cargo("test --locked --no-fail-fast --workspace --no-default-features --features pagemill-cli/bench,pagemill/cuda --doc")
+        .cargo("test --locked --no-fail-fast --workspace --no-default-features --features pagemill-cli/bench,pagemill-cli/nvme,pagemill/cuda --doc")
         .limit(BUILD_LIMIT)
         .run("doctest")?;
     count("doctest", ran)

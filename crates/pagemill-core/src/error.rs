@@ -381,6 +381,8 @@ pub enum MisuseKind {
         /// How many.
         out: usize,
     },
+    /// Two freed it at once; it is out, and is not handed out again for the second.
+    FreedTwice,
     /// Somebody wrote to it while it was free, a device perhaps.
     WrittenFree,
 }
@@ -400,6 +402,7 @@ impl fmt::Display for Misuse {
             MisuseKind::PoolInUse { out } => {
                 write!(f, "the pool with the block at {addr:#x} was dropped with {out} out; its pages stay mapped")
             }
+            MisuseKind::FreedTwice => write!(f, "the block at {addr:#x} was freed twice at once"),
             MisuseKind::WrittenFree => write!(f, "the block at {addr:#x} was written to while it was free"),
         }
     }

@@ -350,6 +350,7 @@ fn the_child_of_a_fork_gets_no_block_of_the_parents() {
     let device = Device::new(&allocator(64), window.clone()).unwrap();
     let pool = DmaPool::create("parent's", &device, 64, 0, 0).unwrap();
     let block = pool.alloc(Gfp::KERNEL).unwrap();
+    let mut kept = Some(pool.alloc(Gfp::KERNEL).unwrap());
     // SAFETY: the child calls what may be called in the child of a program with threads: it allocates by Pagemill alone.
     match unsafe { libc::fork() } {
         0 => {
@@ -357,6 +358,8 @@ fn the_child_of_a_fork_gets_no_block_of_the_parents() {
             let is_refused = pool.alloc(Gfp::KERNEL).is_err_and(|error| error == DeviceError::Forked)
                 && pool.alloc_bulk(Gfp::KERNEL, &mut slots).is_err()
                 && device.address_of(addr(&block)) == Err(DeviceError::Forked)
+                && pool.free_bulk(std::slice::from_mut(&mut kept)) == 0
+                && kept.is_some()
                 && pool.free(block).is_err();
             drop((pool, device));
             let is_unmapped = window.0.lock().unwrap().iter().any(|(_, is_mapped)| !is_mapped);
@@ -371,6 +374,7 @@ fn the_child_of_a_fork_gets_no_block_of_the_parents() {
         }
     }
     pool.free(block).unwrap();
+    assert_eq!(pool.free_bulk(std::slice::from_mut(&mut kept)), 1);
     pool.destroy().unwrap();
 }
 

@@ -258,12 +258,9 @@ impl<B: Bus> Controller<B> {
         self.disable().and(shut)
     }
 
-    /// Makes sure that it writes to no memory any more, by whatever helps. False if nothing did.
+    /// Makes sure that it writes to no memory any more: it says that it stopped, or may not reach memory. False if neither.
     pub(crate) fn stop(&mut self) -> bool {
-        let is_stopped = !self.may_be_running
-            || self.disable().is_ok()
-            || self.bus.reset().is_ok()
-            || self.bus.set_master(false).is_ok();
+        let is_stopped = !self.may_be_running || self.disable().is_ok() || self.bus.set_master(false).is_ok();
         self.may_be_running = !is_stopped;
         is_stopped
     }

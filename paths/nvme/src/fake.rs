@@ -45,8 +45,10 @@ pub(crate) struct Behaviour {
     pub(crate) admins: u64,
     /// It does not stop when it is told to.
     pub(crate) is_stuck: bool,
-    /// A reset of the function helps then.
+    /// The function can be reset.
     pub(crate) can_reset: bool,
+    /// A reset of the function makes it stop.
+    pub(crate) reset_helps: bool,
     pub(crate) cap: u64,
     pub(crate) queues: u16,
     pub(crate) mdts: u8,
@@ -63,6 +65,7 @@ impl Default for Behaviour {
             admins: u64::MAX,
             is_stuck: false,
             can_reset: true,
+            reset_helps: true,
             // 64 entries, contiguous, half a second, the NVM command set.
             cap: 63 | 1 << 16 | 1 << 24 | 1 << 37,
             queues: 8,
@@ -436,8 +439,10 @@ impl Bus for Fake {
         if !state.behaviour.can_reset {
             return Err(Error::Request("it cannot be reset".to_owned()));
         }
-        state.behaviour.is_stuck = false;
-        state.reset();
+        if state.behaviour.reset_helps {
+            state.behaviour.is_stuck = false;
+            state.reset();
+        }
         Ok(())
     }
     fn set_master(&self, may: bool) -> Result<(), Error> {

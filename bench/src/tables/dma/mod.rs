@@ -135,7 +135,8 @@ fn timed(
             let sample = round(entrant.lane.as_mut(), reps)?;
             Ok(Duration::from_nanos((sample.total * (shape.blocks * reps) as f64) as u64))
         });
-        reps.push(found.map_err(|flaw| cell.flawed(flaw))?.max(least));
+        // Two at least: a turn of one is not warmed before it.
+        reps.push(found.map_err(|flaw| cell.flawed(flaw))?.max(least.max(2)));
     }
     take_turns(run, run.effort.rounds, &mut cells, &reps, |at, reps| round(entrants[at].lane.as_mut(), reps))?;
     let mut records = Vec::new();

@@ -44,9 +44,9 @@ use tables::{Stack, Tables};
 /// The one list of each CPU's that is used: blocks have no mobility.
 const LIST: Mobility = Mobility::Unmovable;
 
-/// A list holds so many blocks, or [`LIST_MIN`] where these would be more than a MiB; half of them go to the stack and come from
-/// there at once. A round of the lock, some 40 ns, is 0.2 ns for each of 256 blocks; a list of 512 is 2 KiB, a few lines of the
-/// first cache.
+/// A list holds so many blocks; fewer, down to [`LIST_MIN`], so that they are no more than a MiB. Half of them go to the stack and
+/// come from there at once. A round of the lock, some 40 ns, is 0.2 ns for each of 256 blocks; a list of 512 is 2 KiB, which stays in
+/// the first cache.
 const LIST_MAX: usize = 512;
 const LIST_MIN: usize = 256;
 
@@ -314,7 +314,8 @@ impl DmaPool {
     /// Returns a block.
     ///
     /// # Errors
-    /// [`Misuse`]: it is another pool's, or free already, or this is the child of a fork. Nothing was changed then.
+    /// [`Misuse`]: it is another pool's, or free already, or this is the child of a fork. Nothing was changed then (of the
+    /// parent's).
     #[inline(always)]
     pub fn free(&self, block: DmaBlock) -> Result<(), Misuse> {
         let pool = &**self.0;
@@ -333,10 +334,10 @@ impl DmaPool {
             if let Some(first) = find.run_in(slots)
                 // SAFETY: the pool's tags: it made the blocks.
                 && unsafe { find.take_back_run(first, slots.len()) }
+                && (pool.lists.push_run(LIST, first, slots.len()) || pool.overflow_run(first, slots.len()))
             {
                 slots.iter_mut().for_each(|slot| *slot = None);
-                let is_pushed = pool.lists.push_run(LIST, first, slots.len());
-                freed += if is_pushed { slots.len() } else { pool.overflow_run(first, slots.len()) };
+                freed += slots.len();
             } else {
                 freed += pool.free_each(slots);
             }
@@ -378,7 +379,7 @@ impl DmaPool {
         self.0.stats()
     }
 
-    /// Gives its pages back. The device finds them no longer at an address of this pool's.
+    /// Gives its pages back to the allocator. Their arena stays mapped for the device, which must be done with them.
     ///
     /// # Errors
     /// [`BlocksOut`] if blocks are out; the pool comes back with it.
@@ -440,7 +441,7 @@ impl Pool {
     fn found_out(&self, number: u32) {
         // SAFETY: numbers in hand are the pool's.
         let block = unsafe { self.tables.find.block(number) };
-        self.report(misuse(MisuseKind::Quarantined, block.as_ptr().addr()));
+        self.report(misuse(MisuseKind::FreedTwice, block.as_ptr().addr()));
     }
 
     #[cold]

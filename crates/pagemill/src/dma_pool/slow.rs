@@ -283,17 +283,17 @@ impl Pool {
         Ok(())
     }
 
-    /// The same for `n` numbers from `first` on; returns how many were taken.
+    /// The same for `n` numbers from `first` on; false in the child of a fork.
     #[cold]
     #[inline(never)]
-    pub(super) fn overflow_run(&self, first: u32, n: usize) -> usize {
+    pub(super) fn overflow_run(&self, first: u32, n: usize) -> bool {
         if self.generation != generation() {
-            return 0;
+            return false;
         }
         let mut batch = Batch::new();
         batch.push_run(first, n);
         self.overflow_batch(&batch);
-        n
+        true
     }
 
     #[cold]

@@ -29,7 +29,7 @@ pub struct DmaPoolStats {
     pub size: usize,
     /// Pages that they take.
     pub pages: usize,
-    /// Bytes that are in use of what the pool keeps besides: its tables, and the lists of those CPUs that allocated.
+    /// Bytes that are in use of what the pool keeps besides: its tables, and the lists of those CPUs that it was used on.
     pub metadata: usize,
     /// Blocks that came back and were refused, or were written to by somebody while they were free, where that is looked for.
     pub misused: u64,

@@ -117,20 +117,31 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let stop = Stop::watch()?;
     let is_pipe = args.to == Path::new("-");
     let seed = args.range.seed(is_pipe)?;
+    let name = args.to.display().to_string();
+    let failed = |error| Error::io(name.clone(), error);
+    let is_there = || Error::Request(format!("{name} is there already; --force overwrites it"));
+    // Before the drive is touched.
+    if !is_pipe && !args.force && args.to.exists() {
+        return Err(is_there());
+    }
     let mut drive = args.drive.open()?;
     let blocks = args.range.count(drive.namespace().block_size.into())?.unwrap_or(0);
     let piece = args.range.piece(&drive)?;
-    let name = args.to.display().to_string();
-    let failed = |error| Error::io(name.clone(), error);
+    let mut old = None;
     let place = if is_pipe {
         Place::Writer(Box::new(Pipe(io::stdout().lock(), stop.clone())))
     } else {
         let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(args.force).create_new(!args.force);
-        Place::File(options.open(&args.to).map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => Error::Request(format!("{name} is there already; --force overwrites it")),
+        options.read(true).write(true).create(true).create_new(!args.force);
+        let file = options.open(&args.to).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => is_there(),
             _ => failed(error),
-        })?)
+        })?;
+        // What was in it is cut off when something else is: a request that is refused leaves it.
+        if args.force && file.metadata().map_err(failed)?.is_file() {
+            old = Some(file.try_clone().map_err(failed)?);
+        }
+        Place::File(file)
     };
     let range = Range { lba: args.range.lba, blocks };
     let transfer = Transfer { op: Op::Read, range, piece, seed, place, is_to_end: false, name: &name };
@@ -139,7 +150,11 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         // It was made here, and is not whole. What went wrong is told, whether it goes or not.
         let _ = std::fs::remove_file(&args.to);
     }
+    let bytes = blocks * u64::from(drive.namespace().block_size);
     let said = finish(drive, &args.drive, moved, notice, "read", range.lba)?;
+    if let Some(old) = old {
+        old.set_len(bytes).map_err(failed)?;
+    }
     Ok(if is_pipe { String::new() } else { said })
 }
 

@@ -289,10 +289,12 @@ fn one_that_does_not_stop() {
     drive.unwrap().shut_down().unwrap();
     assert_eq!(fake.state().resets, 1);
 
-    let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 4));
-    (fake.state().behaviour.is_stuck, fake.state().behaviour.can_reset) = (true, false);
-    assert!(drive.unwrap().shut_down().is_err());
-    assert!(!fake.state().is_master, "it may still write to memory");
+    for (can_reset, reset_helps) in [(false, true), (true, false)] {
+        let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 4));
+        fake.state().behaviour = Behaviour { is_stuck: true, can_reset, reset_helps, ..Behaviour::default() };
+        assert!(drive.unwrap().shut_down().is_err());
+        assert!(!fake.state().is_master, "it may still write to memory");
+    }
 }
 
 /// The limit of one command: lists that go on in another, and as many as the drive's limit is said to be.
