@@ -388,12 +388,8 @@ impl PerCpu {
     /// in the child of a fork.
     pub fn another_shut(&self) -> Result<Self, Error> {
         let lists = Self::shut(self.backend, self.cpus(), self.cpu_of)?;
-        let refused = |errno: crate::Errno| Invalid::System {
-            what: "lists that children do not see",
-            bytes: lists._map.bytes(),
-            errno: errno.0,
-        };
-        lists._map.wipe_on_fork().map_err(refused)?;
+        let (map, what) = (&lists._map, "lists that no child sees");
+        map.wipe_on_fork().map_err(|errno| Invalid::System { what, bytes: map.bytes(), errno: errno.0 })?;
         Ok(lists)
     }
 
