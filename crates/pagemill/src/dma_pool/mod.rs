@@ -391,16 +391,20 @@ impl DmaPool {
     }
 }
 
+/// Pools that were dropped with blocks out.
+static LEFT: Mutex<Vec<Arc<Pool>>> = Mutex::new(Vec::new());
+
 impl Drop for DmaPool {
     fn drop(&mut self) {
-        let is_of_parent = self.0.generation != generation();
-        let out = if is_of_parent { 0 } else { self.0.stats().in_use };
-        if out > 0 {
-            self.0.report(misuse(MisuseKind::PoolInUse { out }, self.0.first_addr()));
+        if self.0.generation != generation() {
+            return; // The parent's; who held a lock of it is not here.
         }
-        if !is_of_parent && out == 0 {
-            // SAFETY: once, here; not used after.
-            unsafe { ManuallyDrop::drop(&mut self.0) };
+        let out = self.0.stats().in_use;
+        // SAFETY: once, here; not used after.
+        let pool = unsafe { ManuallyDrop::take(&mut self.0) };
+        if out > 0 {
+            pool.report(misuse(MisuseKind::PoolInUse { out }, pool.first_addr()));
+            LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(pool);
         }
     }
 }
