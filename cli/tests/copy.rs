@@ -1,12 +1,11 @@
 //! `pagemill copy`: what it copies is the same, holes and permissions included, and it says what it did.
-mod common;
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::process::{Command, Stdio};
 
-use common::{Folder, Outcome, PROGRAM, go_on, large, noise, signal};
+use crate::common::{Folder, Outcome, PROGRAM, go_on, large, noise, signal, until};
 use rustix::fs::{SeekFrom, seek};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -237,9 +236,7 @@ fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$0\" copy --batch 1 src dst", PROGRAM]).current_dir(folder.path(""));
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    while folder.names() == ["src"] {
-        std::thread::sleep(std::time::Duration::from_micros(200));
-    }
+    until("a copy at work", || folder.names() != ["src"]);
     signal(&child, Signal::HUP);
     Outcome::of(child).done();
     assert!(fs::read(folder.path("dst")).unwrap() == fs::read(folder.path("src")).unwrap());

@@ -1,9 +1,8 @@
 //! `pagemill copy` with acquisitions that fail on purpose: all of the file, or a clear no and nothing left behind.
-mod common;
 
 use std::fs;
 
-use common::{Folder, noise};
+use crate::common::{Folder, noise};
 
 /// C3.14, as a user sees it: with fewer pages than it wants a copy takes shorter steps, without any it fails.
 #[test]

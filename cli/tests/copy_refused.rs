@@ -1,12 +1,11 @@
 //! `pagemill copy`: what it refuses, in words, and that nothing half-written is left.
-mod common;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use common::{Folder, PROGRAM, go_on, large, noise, signal};
+use crate::common::{Folder, PROGRAM, go_on, large, noise, signal};
 use rustix::process::Signal;
 
 #[test]

@@ -1,13 +1,11 @@
 //! `pagemill crypt serve` as a process: what was flushed survives it, signals end it, and what it refuses.
-mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use common::{Folder, PROGRAM};
+use crate::common::{Folder, PROGRAM, until};
 
 const BYTES: usize = 4 << 20;
 
@@ -41,16 +39,14 @@ fn serve(folder: &Folder, more: &[&str]) -> Serving {
     command.args(["crypt", "serve", "volume", "--key-file", "key", "--unix", "socket"]).args(more);
     command.current_dir(folder.path("")).stdin(Stdio::null()).stderr(Stdio::piped());
     let mut child = Serving(command.spawn().unwrap());
-    let start = Instant::now();
-    while !folder.path("socket").exists() {
-        assert!(start.elapsed() < Duration::from_secs(30), "it does not serve");
+    until("its socket", || {
         if let Some(status) = child.0.try_wait().unwrap() {
             let mut said = String::new();
             child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
             panic!("{status}: {said}");
         }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        folder.path("socket").exists()
+    });
     child
 }
 
@@ -209,12 +205,10 @@ fn an_interrupted_format_leaves_nothing_behind() {
             fs::read_dir(format!("/proc/{pid}/fd")).unwrap().filter_map(|file| fs::read_link(file.ok()?.path()).ok());
         files.filter(|file| file.starts_with(&inside)).count()
     };
-    let start = Instant::now();
-    while files_of(child.0.id()) < 2 {
-        assert!(start.elapsed() < Duration::from_secs(30), "it makes no files");
+    until("both files", || {
         assert!(child.0.try_wait().unwrap().is_none(), "it has ended");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        files_of(child.0.id()) == 2
+    });
     child.0.kill().unwrap();
     child.0.wait().unwrap();
     let left: Vec<_> = fs::read_dir(&inside).unwrap().map(|entry| entry.unwrap().file_name()).collect();

@@ -1,10 +1,9 @@
 //! `pagemill` itself: its help, what `info` says, and that a closed standard output is no failure.
-mod common;
 
 use std::io;
 use std::process::{Command, Stdio};
 
-use common::{Folder, Outcome, PROGRAM};
+use crate::common::{Folder, Outcome, PROGRAM};
 use serde_json::Value;
 
 fn pagemill(args: &[&str]) -> Outcome {

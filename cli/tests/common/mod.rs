@@ -1,6 +1,4 @@
 //! A folder with files to copy, and the program at work on them.
-#![expect(dead_code, reason = "each test file uses a part of it")]
-
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -10,8 +8,18 @@ use std::time::{Duration, Instant};
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_pagemill");
 
-/// Longer than any of these copies takes: what is not done by then hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// What has not come by then never comes. However busy the machine is: no test fails because it is slow.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Waits for what another process is about to do; that it never does it is the failure.
+#[track_caller]
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let limit = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < limit, "{what} never came");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
 
 /// An empty folder, removed at the end.
 pub(crate) struct Folder(tempfile::TempDir);
@@ -57,7 +65,8 @@ impl Folder {
     /// Starts a copy of `src` to `dst` that takes a while, and stops it in the middle.
     pub(crate) fn stopped_copy(&self, args: &[&str]) -> Child {
         // On a busy machine a copy can be done before it is seen at work: then another one.
-        for _ in 0..20 {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
             // What a shell starts in the background ignores SIGINT and SIGQUIT, and hands that on.
             let mut command = Command::new("env");
             command

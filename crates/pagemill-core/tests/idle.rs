@@ -1,5 +1,4 @@
 //! Which free pageblocks are given to the system, and after how long.
-#![cfg(not(loom))]
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
 use pagemill_core::{BoundBlock, Mobility, Order, Pfn, Tick, Unused, Zone, ZoneMetadata};
 

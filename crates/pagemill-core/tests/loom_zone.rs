@@ -2,12 +2,10 @@
 //! what [`Zone::validate`] proves holds when all are done (I1 to I5).
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-core --test loom_zone
+//! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-core --test tests
 //! ```
 //!
 //! With `--cfg pagemill_canary` besides, the zone has a bug and these must fail with "owned twice".
-#![cfg(loom)]
-
 use loom::cell::UnsafeCell;
 use loom::thread;
 use pagemill_core::atomic::{AtomicU32, AtomicU64};

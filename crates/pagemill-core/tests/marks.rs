@@ -1,5 +1,4 @@
 //! Marks: what a request may take is counted before it is taken.
-#![cfg(not(loom))]
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
 use pagemill_core::{BoundBlock, Mobility, Pfn, Zone, ZoneMetadata};
 

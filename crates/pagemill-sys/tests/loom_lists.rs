@@ -2,12 +2,10 @@
 //! another CPU and still uses the list, and a drain. No frame has two owners, none is lost (L1, L3).
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-sys --test loom_lists
+//! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-sys --test tests loom_lists
 //! ```
 //!
 //! With `--cfg pagemill_canary` besides, the lists have a bug and these must fail with "owned twice".
-#![cfg(loom)]
-
 use loom::thread;
 use pagemill_sys::{Batch, List};
 use std::collections::BTreeSet;

@@ -6,15 +6,13 @@
 //! Parking has no end here: what is only found because the head looks again after a while would hang, and loom says so.
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-sys --test loom_waits
+//! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-sys --test tests loom_waits
 //! ```
-#![cfg(loom)]
-
 #[expect(dead_code, unreachable_pub, reason = "it is another crate's, and not all of it is tried here")]
 #[path = "../../pagemill/src/wait.rs"]
 mod wait;
 
-mod sync {
+pub(crate) mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, fence};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use loom::thread::{Thread, current, park};

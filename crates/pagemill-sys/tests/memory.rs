@@ -1,6 +1,4 @@
 //! Each kind of memory commits, goes back, is shared and is refused as it says; read from the process's own smaps.
-#![cfg(not(any(miri, loom)))]
-
 use pagemill_sys::{Errno, HUGE_PAGE_SIZE, MapError, Mapping};
 use std::fs::read_to_string;
 use std::os::fd::AsRawFd;
@@ -124,6 +122,7 @@ fn a_memfd_really_goes_back_by_holes() {
 
 #[test]
 fn memory_that_was_locked_goes_back_too() {
+    own_process!();
     let map = guarded();
     match map.lock(GUARD, 8 * 4096) {
         Ok(()) => assert_eq!(smaps(map.addr() + GUARD, LEN, "Locked"), 8 * 4096),
@@ -244,6 +243,7 @@ fn expect(is_so: bool, what: impl FnOnce() -> String) -> Result<(), String> {
 
 #[test]
 fn another_process_maps_the_same_memory() {
+    own_process!();
     let map = Mapping::memfd(c"shared", LEN, 4096, false).unwrap();
     let private = Mapping::reserve(4096, 4096).unwrap();
     let fd = map.fd().unwrap().as_raw_fd();
@@ -300,6 +300,7 @@ fn without_ipc_lock() -> bool {
 
 #[test]
 fn a_process_that_may_not_lock_is_told_its_limit() {
+    own_process!();
     let mut now = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is written.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut now) }, 0);

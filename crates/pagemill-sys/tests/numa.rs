@@ -1,6 +1,4 @@
 //! Nodes as trees of files say them, memory bound to a node, and memory touched by many threads.
-#![cfg(not(any(miri, loom)))]
-
 use pagemill_sys::{Errno, Mapping, Topology, cpus_of, touch_parallel};
 use std::fs::{create_dir_all, write};
 use std::io::ErrorKind;

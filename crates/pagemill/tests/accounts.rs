@@ -1,8 +1,6 @@
 //! Who names an account pays, for what was delivered and no more, however the request ends (C3.4).
-#[path = "common/backends.rs"]
-mod backends;
 
-use backends::backends;
+use crate::common::backends;
 use pagemill::{
     Account, Allocator, Block, BlockList, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageCount, PageList, Run,
     Shrink, Shrinker,

@@ -44,9 +44,10 @@ fn live(build: fn() -> Allocator, is_dropped: bool) -> usize {
     bytes(&during)
 }
 
-/// The only test here: no thread of another one maps a stack or a heap meanwhile.
+/// In a process of its own: no thread of another test maps a stack or a heap meanwhile.
 #[test]
 fn a_closed_allocator_leaves_nothing_mapped() {
+    own_process!();
     const ROUNDS: usize = 32;
     let on_fake_cpus: fn() -> Allocator = || Allocator::builder().pages(PAGES).cpus(CPUS, || 5).build().unwrap();
     let mut ways = vec![("fake CPUs", on_fake_cpus)];

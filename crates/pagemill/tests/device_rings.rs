@@ -1,13 +1,9 @@
 //! C6.1: addresses in io_uring's fixed buffers lead to the bytes that they are of: what is read and written through them is
 //! compared whole. Where there is no io_uring, or it is not permitted, each test says so and counts as skipped.
-#[path = "common/caps.rs"]
-mod caps;
-#[cfg(not(feature = "detection-off"))]
-mod in_child;
 
-use caps::without_capabilities;
+use crate::common::{all_without_waiting, without_capabilities};
 #[cfg(not(feature = "detection-off"))]
-use in_child::in_child;
+use crate::in_child::in_child;
 use io_uring::{IoUring, opcode, squeue, types};
 use pagemill::{
     Allocator, Bulk, Device, DeviceAddr, DeviceError, DmaBlock, DmaPool, FixedBuffers, Gfp, Memory, Page, PageList,
@@ -141,7 +137,7 @@ fn two_arenas() -> (Allocator, Vec<Page>) {
     let memory = [Memory::anonymous(512), Memory::memfd(300)];
     let builder = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory));
     let allocator = builder.huge_pages(false).build().unwrap();
-    let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+    let pages = all_without_waiting(&allocator, Gfp::NOWAIT);
     assert_eq!(pages.len(), 812);
     (allocator, pages)
 }
@@ -389,6 +385,7 @@ fn registered_memory_stays_until_the_device_lets_go() {
 #[test]
 #[cfg(not(feature = "detection-off"))]
 fn the_child_of_a_fork_leaves_its_parents_rings_alone() {
+    own_process!();
     let (Some(mut ring), Some(other)) = (ring(), ring()) else { return };
     let (allocator, mut pages) = two_arenas();
     let mut buffers = Some(FixedBuffers::new(fd(&ring)).unwrap());

@@ -1,26 +1,25 @@
 //! C6.1: a device behind an IOMMU reaches the bytes of its addresses, and no others. The device is QEMU's `edu`, made for
 //! teaching: it copies between memory and 4 KiB of its own. The virtual machine of `tests/vm/devices.sh` has one, and names
 //! it; anywhere else this says so and counts as skipped, for it moves a device that nobody else is to use.
-#[path = "common/caps.rs"]
-mod caps;
-#[path = "common/edu.rs"]
-mod edu;
 
-use caps::without_capabilities;
-use edu::{Container, Edu, MOST};
+use crate::common::edu::{Container, Edu, MOST};
+use crate::common::{all_without_waiting, without_capabilities};
 use pagemill::{Allocator, Device, Gfp, Memory, Page, VfioMap};
 use pagemill_sys::device::vfio;
+use std::fs::File;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-/// The device's name on the bus, `0000:00:03.0`. It is one test's at a time.
-fn named() -> Option<(String, MutexGuard<'static, ()>)> {
-    static TURN: Mutex<()> = Mutex::new(());
+/// The device's name on the bus, `0000:00:03.0`. It is one test's at a time, whatever process that is in: as long as it has
+/// the file.
+fn named() -> Option<(String, File)> {
     let Ok(name) = std::env::var("PAGEMILL_TEST_EDU") else {
         println!("skipped: no device behind an IOMMU was named; cargo xtask vm devices has one");
         return None;
     };
-    Some((name, TURN.lock().unwrap_or_else(PoisonError::into_inner)))
+    let turn = File::create(std::env::temp_dir().join("pagemill-test-edu")).unwrap();
+    turn.lock().unwrap();
+    Some((name, turn))
 }
 
 struct Random(u64);
@@ -47,7 +46,7 @@ fn a_device_behind_an_iommu_reaches_the_bytes_of_its_addresses_alone() {
     let map = || VfioMap::new(container.as_fd()).unwrap().with_address_bits(32);
     let device = Device::new(&allocator, map()).unwrap();
     allocator.add_memory(&Memory::anonymous(700)).unwrap();
-    let mut pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+    let mut pages = all_without_waiting(&allocator, Gfp::NOWAIT);
     assert_eq!(pages.len(), 1600);
     let iova = |page: &Page, at: usize| device.address_of(page.addr() + at).unwrap().get();
     let mut all: Vec<u64> = pages.iter().map(|page| iova(page, 0)).collect();
@@ -92,6 +91,7 @@ fn a_device_behind_an_iommu_reaches_the_bytes_of_its_addresses_alone() {
 
 #[test]
 fn what_an_iommu_or_a_limit_does_not_allow_is_refused_in_words() {
+    own_process!();
     let Some((name, _turn)) = named() else { return };
     let why = VfioMap::new(Container::empty().as_fd()).unwrap_err();
     assert!(why.to_string().contains("set its IOMMU to Type1 first"), "{why}");

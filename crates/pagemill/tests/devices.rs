@@ -1,19 +1,13 @@
 //! C6.1 for the devices that take no more than a registration: AF_XDP, physical addresses, VFIO's refusals. Where the system
 //! has one not, or does not permit it, its test says so and counts as skipped.
-#[path = "common/caps.rs"]
-mod caps;
-#[path = "common/kcore.rs"]
-mod kcore;
-#[path = "common/xsk.rs"]
-mod xsk;
 
-use caps::without_capabilities;
-use kcore::Kcore;
+use crate::common::kcore::Kcore;
+use crate::common::without_capabilities;
+use crate::common::xsk::{Xsk, socket};
 use pagemill::{Allocator, Device, DeviceAddr, DeviceError, Gfp, Memory, Page, Physical, Umem, VfioMap};
 use pagemill_sys::device::pagemap;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
-use xsk::{Xsk, socket};
 
 /// Does it refuse because such a process may not know, or not lock so much?
 fn is_unpermitted(why: &DeviceError) -> bool {

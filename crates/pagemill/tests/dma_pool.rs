@@ -348,6 +348,7 @@ fn blocks_take_at_most_eight_bytes_more_than_their_size() {
 
 #[test]
 fn the_child_of_a_fork_gets_no_block_of_the_parents() {
+    own_process!();
     let window = Window::default();
     let device = Device::new(&allocator(64), window.clone()).unwrap();
     let pool = DmaPool::create("parent's", &device, 64, 0, 0).unwrap();

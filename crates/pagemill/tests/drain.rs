@@ -1,16 +1,11 @@
 //! C4.3 and C4.4: lists are drained by others while their owners go on; threads come, move and go; CPUs are many. No
 //! frame is lost, none has two owners.
-#[path = "common/all_back.rs"]
-mod all_back;
-#[path = "common/backends.rs"]
-mod backends;
 
-use all_back::assert_all_back;
-use backends::backends;
+use crate::common::{Over, PATIENCE, assert_all_back, backends};
 use pagemill::{Allocator, Bulk, CpuId, Error, Gfp, Invalid, Page, PageList, free_pages_bulk};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Runs `test` with an allocator of each backend that works here.
 fn with_each(pages: usize, test: impl Fn(&Allocator)) {
@@ -60,15 +55,6 @@ fn own(allocator: &Allocator, seed: u64, turns: usize, mut before: impl FnMut(u6
     pages
 }
 
-/// Ends what others do until a test is over, however it ends: a failed assertion is not to leave them at it for ever.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
 #[test]
 fn owners_go_on_while_all_is_drained() {
     with_each(4096, |allocator| {
@@ -86,7 +72,7 @@ fn owners_go_on_while_all_is_drained() {
             // Again, if the machine was busy and drains came too seldom to meet anybody.
             let started = Instant::now();
             while drains.load(Relaxed) < 100 || moved.load(Relaxed) < 1000 {
-                assert!(started.elapsed() < Duration::from_secs(30), "{drains:?} drains moved {moved:?} pages");
+                assert!(started.elapsed() < PATIENCE, "{drains:?} drains moved {moved:?} pages");
                 let owners = [1, 2, 3].map(|seed| scope.spawn(move || own(allocator, seed, 2000, |_| {})));
                 let pages: u64 = owners.into_iter().map(|owner| owner.join().unwrap()).sum();
                 assert!(pages > 0);

@@ -2,26 +2,21 @@
 //!
 //! The children do what a program would: they use whatever form comes first, take everything that is free, prove the
 //! invariants, and end. They are made while three threads of the parent do everything at once.
-#![cfg(not(feature = "detection-off"))]
 
-mod in_child;
-
-use in_child::in_child;
+use crate::common::end_if_it_hangs;
+use crate::in_child::in_child;
 use pagemill::{
     Allocator, ArenaId, Backend, Block, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageList, Why, free_pages_bulk,
 };
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Forks that a test makes.
 const FORKS: usize = 100;
 /// 16 MiB: eight pageblocks.
 const PAGES: usize = 4096;
-/// One test forks at a time: the children of one have no threads of the other.
-static ALONE: Mutex<()> = Mutex::new(());
 
 /// What a thread of the parent does until it is told to stop.
 fn hammer(allocator: &Allocator, seed: u64, stop: &AtomicBool) {
@@ -133,7 +128,6 @@ fn go_on(allocator: &Allocator, mut before: Before, first: usize) {
 }
 
 fn forks(backend: Backend) {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).backend(backend).build().unwrap();
     let stop = AtomicBool::new(false);
     // What another thread would keep.
@@ -164,11 +158,13 @@ fn forks(backend: Backend) {
 
 #[test]
 fn children_go_on_with_portable_lists() {
+    own_process!();
     forks(Backend::Portable);
 }
 
 #[test]
 fn children_go_on_with_restartable_sequences() {
+    own_process!();
     match pagemill::self_test() {
         Ok(()) => forks(Backend::Rseq),
         Err(why) => eprintln!("skipped: the rseq backend ({why})"),
@@ -193,14 +189,14 @@ fn fork_and_be_the_child() {
             let is_well = libc::waitpid(pid, &raw mut status, 0) == pid && status == 0;
             libc::_exit(i32::from(!is_well));
         }
-        libc::alarm(30);
     }
+    end_if_it_hangs();
 }
 
 /// More than the lists are for, so that there are frames between the zone and the callback.
 #[test]
 fn a_child_goes_on_with_the_request_whose_callback_forked() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    own_process!();
     for (fork_at, takes) in [(1, 0), (1, 1500), (64, 1500), (65, 1500), (700, 0), (1000, 1500)] {
         in_child(&format!("forks at page {fork_at} and takes {takes}"), || {
             let memory = Memory::anonymous(PAGES);
@@ -238,7 +234,7 @@ fn give_all_back(allocator: &Allocator, shared: &[ArenaId]) {
 
 #[test]
 fn shared_memory_is_one_owners_after_fork() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    own_process!();
     // SAFETY: a new mapping, which both processes see; nobody else uses it.
     let brought = unsafe {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
@@ -290,7 +286,7 @@ fn shared_memory_is_one_owners_after_fork() {
 
 #[test]
 fn a_child_with_shared_memory_alone_has_none() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    own_process!();
     let allocator = Allocator::builder().memory(Memory::memfd(600)).build().unwrap();
     let mut page = allocator.alloc_page(Gfp::KERNEL).ok();
     page.as_mut().unwrap().fill(b'p');

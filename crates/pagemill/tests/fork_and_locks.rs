@@ -1,23 +1,10 @@
 //! C4.4: what a child must find unlocked, whoever held it as the process forked; what it must still know; and that it
 //! is refused where it cannot know enough.
-mod in_child;
 
-use in_child::in_child;
+use crate::common::Over;
+use crate::in_child::in_child;
 use pagemill::{Allocator, Backend, Gfp, Memory, Page};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Mutex, PoisonError};
-
-/// One test forks at a time: the children of one have no threads of the other.
-static ALONE: Mutex<()> = Mutex::new(());
-
-/// Ends what others do until a test is over, however it ends: a failed assertion is not to leave them at it for ever.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, SeqCst);
-    }
-}
 
 fn build(pages: usize, backend: Backend) -> Allocator {
     Allocator::builder().memory(Memory::anonymous(pages)).backend(backend).build().unwrap()
@@ -36,7 +23,7 @@ fn make_one(pages: usize) {
 /// ever, and so does a parent that is not let go of it: all of this happens in a child, whose time is limited.
 #[test]
 fn allocators_are_made_on_both_sides_of_a_fork() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    own_process!();
     in_child("makes allocators while it forks", || {
         let kept = build(1024, Backend::Portable);
         let mut page = kept.alloc_page(Gfp::KERNEL).unwrap();
@@ -75,12 +62,13 @@ fn allocators_are_made_on_both_sides_of_a_fork() {
 #[cfg(not(feature = "detection-off"))]
 mod detecting {
     use super::*;
+    use crate::common::{PATIENCE, end_if_it_hangs, until};
     use pagemill::{
         Block, Bulk, Cancel, Memory, Order, PageList, Shrink, Shrinker, Watermarks, free_pages_bulk, free_raw,
     };
     use std::collections::HashSet;
-    use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
+    use std::sync::{Arc, Mutex};
     use std::time::{Duration, Instant};
 
     /// Gives what it has.
@@ -102,7 +90,7 @@ mod detecting {
     /// Shrinkers come and go, requests ask them, and tokens are told, as the process forks: the child does the same.
     #[test]
     fn a_child_reclaims_while_others_register_shrinkers() {
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        own_process!();
         in_child("forks while others reclaim", || {
             let allocator = build(64, Backend::Portable);
             let kept = cache(Vec::new());
@@ -146,6 +134,7 @@ mod detecting {
     /// A shrinker forks in the middle of a wait, and both go on with the request that it was asked for.
     #[test]
     fn a_child_goes_on_with_the_wait_that_it_was_forked_in() {
+        own_process!();
         struct Splits(AtomicUsize, AtomicUsize);
         impl Shrinker for Splits {
             fn shrink(&self, _: Shrink) -> usize {
@@ -153,15 +142,13 @@ mod detecting {
                     // SAFETY: the child goes on with what works after a fork, and leaves by `_exit`, or when time is up.
                     let child = unsafe { libc::fork() };
                     if child == 0 {
-                        // SAFETY: a plain system call.
-                        unsafe { libc::alarm(20) };
+                        end_if_it_hangs();
                     }
                     self.1.store(child as usize, SeqCst);
                 }
                 0
             }
         }
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         in_child("splits", || {
             let allocator = build(64, Backend::Portable);
             let mut pages: Vec<Page> = core::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
@@ -189,16 +176,14 @@ mod detecting {
     /// The thread that reclaims is not in the child; the first request below the low mark that may wait starts it again.
     #[test]
     fn a_child_reclaims_in_the_background_too() {
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        own_process!();
         let memory = Memory::anonymous(1000).watermarks(Watermarks::above(100));
         let allocator = Allocator::builder().memory(memory).background_reclaim(true).build().unwrap();
         let until_free = |pages: u64, what: &str| {
-            let limit = Instant::now() + Duration::from_secs(20);
-            while allocator.stats().free < pages {
-                assert!(Instant::now() < limit, "{what}");
-                std::thread::sleep(Duration::from_millis(1));
+            until(what, || {
                 allocator.drain();
-            }
+                allocator.stats().free >= pages
+            });
         };
         let look = |what: &str| {
             // The request for nearly all of it may wake the thread already.
@@ -207,12 +192,12 @@ mod detecting {
             allocator.alloc_pages_bulk_list(Bulk::exact(875).gfp(Gfp::NOWAIT), &mut all).unwrap();
             let registered = allocator.register_shrinker(cache(core::iter::from_fn(|| all.pop()).collect()));
             let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
-            until_free(150, &format!("{what}: nobody reclaims"));
+            until_free(150, &format!("{what}: background reclaim"));
             let stats = allocator.stats();
             assert!(stats.reclaim_background > before, "{what}: {stats:?}");
             drop((page, registered));
             // The thread may have the cache in its hand yet, for the round that it is in.
-            until_free(1000, &format!("{what}: what the cache had never came back"));
+            until_free(1000, &format!("{what}: what the cache had"));
         };
         look("the parent");
         for _ in 0..5 {
@@ -229,8 +214,8 @@ mod detecting {
     /// Blocks above a pageblock are searched for with a lock held, most of the time here, and in vain.
     #[test]
     fn a_child_gets_large_blocks_while_others_search_for_some() {
+        own_process!();
         const PAGEBLOCKS: usize = 512;
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let (order9, order10) = (Order::PAGEBLOCK, Order::new(10).unwrap());
         let allocator = build(PAGEBLOCKS * order9.pages().get(), Backend::Portable);
         let start = allocator.arenas()[0].range.start;
@@ -262,97 +247,103 @@ mod detecting {
         allocator.close().unwrap();
     }
 
-    /// All pages that are to be had.
-    fn take_all(allocator: &Allocator) -> Vec<Page> {
-        let mut all = Vec::new();
-        let request = Bulk::up_to(allocator.managed_pages().get());
-        allocator.alloc_pages_bulk_callback(request, |page: Page| all.push(page)).unwrap();
-        all
-    }
+    /// Two threads free a page at the same moment.
+    mod two_processors {
+        use super::*;
 
-    /// Has frames put aside by `allocator`, as many as `wanted` at least: two threads free a page at the same moment, which
-    /// is misuse. False: in a minute no two frees met.
-    fn put_aside(allocator: &Allocator, wanted: u64) -> bool {
-        let free = |addr: usize, later: usize| {
-            (0..later).for_each(|_| std::hint::spin_loop());
-            // SAFETY: misuse on purpose; nobody uses the page.
-            let _ = unsafe { free_raw(std::ptr::with_exposed_provenance_mut(addr), Order::ZERO) };
-        };
-        // The page that both free now: 0 when the other has seen it. And how often the other has freed one.
-        let (page, freed, limit) = (AtomicUsize::new(0), AtomicUsize::new(0), Instant::now() + Duration::from_secs(60));
-        // Where there are fewer CPUs than threads, whoever waits gives way.
-        let wait_until = |is_so: &dyn Fn() -> bool| {
-            let mut spins = 0;
-            while !is_so() {
-                spins += 1;
-                if spins % 1000 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
-            }
-        };
-        const OVER: usize = 1;
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for turn in 0.. {
-                    wait_until(&|| page.load(SeqCst) != 0);
-                    match page.swap(0, SeqCst) {
-                        OVER => return,
-                        addr => free(addr, turn / 40 % 40),
-                    }
-                    freed.store(turn + 1, SeqCst);
-                }
-            });
-            let is_done = (0..).find_map(|turn| {
-                let addr = allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw().expose_provenance();
-                page.store(addr, SeqCst);
-                wait_until(&|| page.load(SeqCst) == 0);
-                free(addr, turn % 40);
-                wait_until(&|| freed.load(SeqCst) > turn);
-                // Both copies are on a list now, or one; the second to be handed out is put aside.
-                drop(take_all(allocator));
-                let is_done = allocator.stats().quarantined >= wanted;
-                (is_done || Instant::now() > limit).then_some(is_done)
-            });
-            page.store(OVER, SeqCst);
-            is_done == Some(true)
-        })
-    }
-
-    fn put_aside_in_the_child_too(backend: Backend) {
-        const PAGES: usize = 256;
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let allocator = build(PAGES, backend);
-        if !put_aside(&allocator, 3) {
-            eprintln!("skipped: two threads never freed a page at the same moment");
-            return;
+        /// All pages that are to be had.
+        fn take_all(allocator: &Allocator) -> Vec<Page> {
+            let mut all = Vec::new();
+            let request = Bulk::up_to(allocator.managed_pages().get());
+            allocator.alloc_pages_bulk_callback(request, |page: Page| all.push(page)).unwrap();
+            all
         }
-        let own = allocator.alloc_page(Gfp::KERNEL).unwrap();
-        let aside = allocator.stats().quarantined as usize;
-        let had: HashSet<usize> = take_all(&allocator).iter().map(Page::addr).collect();
-        let look = || {
-            assert_eq!((allocator.stats().quarantined as usize, allocator.validate().quarantined), (aside, aside));
-            let all = take_all(&allocator);
-            assert_eq!(all.len(), PAGES - aside - 1, "with {aside} put aside and one out");
-            assert!(all.iter().all(|page| had.contains(&page.addr())), "a page that was put aside was handed out");
-            drop(all);
-            assert_eq!((allocator.stats().quarantined as usize, allocator.validate().handed_out), (aside, 1));
-        };
-        look();
-        in_child("counts what was put aside", || {
+
+        /// Has frames put aside by `allocator`, as many as `wanted` at least: two threads free a page at the same moment, which
+        /// is misuse. False: no two frees met.
+        fn put_aside(allocator: &Allocator, wanted: u64) -> bool {
+            let free = |addr: usize, later: usize| {
+                (0..later).for_each(|_| std::hint::spin_loop());
+                // SAFETY: misuse on purpose; nobody uses the page.
+                let _ = unsafe { free_raw(std::ptr::with_exposed_provenance_mut(addr), Order::ZERO) };
+            };
+            // The page that both free now: 0 when the other has seen it. And how often the other has freed one.
+            let (page, freed, limit) = (AtomicUsize::new(0), AtomicUsize::new(0), Instant::now() + PATIENCE);
+            // Where there are fewer CPUs than threads, whoever waits gives way.
+            let wait_until = |is_so: &dyn Fn() -> bool| {
+                let mut spins = 0;
+                while !is_so() {
+                    spins += 1;
+                    if spins % 1000 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+                }
+            };
+            const OVER: usize = 1;
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for turn in 0.. {
+                        wait_until(&|| page.load(SeqCst) != 0);
+                        match page.swap(0, SeqCst) {
+                            OVER => return,
+                            addr => free(addr, turn / 40 % 40),
+                        }
+                        freed.store(turn + 1, SeqCst);
+                    }
+                });
+                let is_done = (0..).find_map(|turn| {
+                    let addr = allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw().expose_provenance();
+                    page.store(addr, SeqCst);
+                    wait_until(&|| page.load(SeqCst) == 0);
+                    free(addr, turn % 40);
+                    wait_until(&|| freed.load(SeqCst) > turn);
+                    // Both copies are on a list now, or one; the second to be handed out is put aside.
+                    drop(take_all(allocator));
+                    let is_done = allocator.stats().quarantined >= wanted;
+                    (is_done || Instant::now() > limit).then_some(is_done)
+                });
+                page.store(OVER, SeqCst);
+                is_done == Some(true)
+            })
+        }
+
+        fn put_aside_in_the_child_too(backend: Backend) {
+            const PAGES: usize = 256;
+            let allocator = build(PAGES, backend);
+            if !put_aside(&allocator, 3) {
+                eprintln!("skipped: two threads never freed a page at the same moment");
+                return;
+            }
+            let own = allocator.alloc_page(Gfp::KERNEL).unwrap();
+            let aside = allocator.stats().quarantined as usize;
+            let had: HashSet<usize> = take_all(&allocator).iter().map(Page::addr).collect();
+            let look = || {
+                assert_eq!((allocator.stats().quarantined as usize, allocator.validate().quarantined), (aside, aside));
+                let all = take_all(&allocator);
+                assert_eq!(all.len(), PAGES - aside - 1, "with {aside} put aside and one out");
+                assert!(all.iter().all(|page| had.contains(&page.addr())), "a page that was put aside was handed out");
+                drop(all);
+                assert_eq!((allocator.stats().quarantined as usize, allocator.validate().handed_out), (aside, 1));
+            };
             look();
-            in_child("counts it once more", look);
-        });
-        drop(own);
-    }
+            in_child("counts what was put aside", || {
+                look();
+                in_child("counts it once more", look);
+            });
+            drop(own);
+        }
 
-    #[test]
-    fn what_was_put_aside_stays_so_in_a_child_with_portable_lists() {
-        put_aside_in_the_child_too(Backend::Portable);
-    }
+        #[test]
+        fn what_was_put_aside_stays_so_in_a_child_with_portable_lists() {
+            own_process!();
+            put_aside_in_the_child_too(Backend::Portable);
+        }
 
-    #[test]
-    fn what_was_put_aside_stays_so_in_a_child_with_restartable_sequences() {
-        match pagemill::self_test() {
-            Ok(()) => put_aside_in_the_child_too(Backend::Rseq),
-            Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+        #[test]
+        fn what_was_put_aside_stays_so_in_a_child_with_restartable_sequences() {
+            own_process!();
+            match pagemill::self_test() {
+                Ok(()) => put_aside_in_the_child_too(Backend::Rseq),
+                Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+            }
         }
     }
 }
@@ -361,9 +352,9 @@ mod detecting {
 #[test]
 #[cfg(feature = "detection-off")]
 fn a_child_without_states_is_refused() {
+    own_process!();
     use pagemill::{Bulk, PageList};
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut backends = vec![Backend::Portable];
     match pagemill::self_test() {
         Ok(()) => backends.push(Backend::Rseq),

@@ -1,38 +1,26 @@
 //! The child of a process that is short of memory: nobody waits there, and it goes on (C4.4), with its pools as well.
-#![cfg(not(feature = "detection-off"))] // Without frame states no child goes on: `fork_and_locks.rs` tests that.
-mod in_child;
 
-use in_child::in_child;
+use crate::common::{Over, until};
+use crate::in_child::in_child;
 use pagemill::{Allocator, BlockList, Bulk, Cancel, Gfp, Memory, Order, Page, Shrink, Shrinker, Watermarks};
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
-/// One test forks at a time: the children of one have no threads of the other.
-static ALONE: Mutex<()> = Mutex::new(());
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 fn all(allocator: &Allocator) -> Vec<Page> {
     std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect()
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < limit, "{what} never came");
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn nobody_waits_in_a_child() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    own_process!();
     let allocator = Allocator::builder().memory(Memory::anonymous(64)).cpus(1, || 0).build().unwrap();
     let mut pages = all(&allocator);
     let cancel = Cancel::new();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let request = Bulk::exact(1).order(Order::new(6).unwrap());
-            let request = request.deadline(Duration::from_secs(60)).cancel(&cancel);
+            let request = request.deadline(Duration::from_secs(3600)).cancel(&cancel);
             assert!(allocator.alloc_pages_bulk_list(request, &mut BlockList::new()).is_err());
         });
         until("a waiter", || allocator.stats().waiting == 1);
@@ -61,7 +49,7 @@ impl Shrinker for Cache {
 
 #[test]
 fn background_reclaim_begins_again_in_a_child() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    own_process!();
     let memory = Memory::anonymous(1024).watermarks(Watermarks::above(64));
     let allocator = Allocator::builder().memory(memory).background_reclaim(true).build().unwrap();
     let cache = Arc::new(Cache(Mutex::default(), AtomicI32::new(0)));
@@ -99,15 +87,6 @@ mod pools {
         Mempool::from_fns(source, drop, RESERVE).unwrap()
     }
 
-    /// Ends what others do until a test is over, however it ends.
-    struct Over<'a>(&'a AtomicBool);
-
-    impl Drop for Over<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Relaxed);
-        }
-    }
-
     fn slots(n: usize) -> Vec<Option<u32>> {
         vec![None; n]
     }
@@ -127,9 +106,7 @@ mod pools {
         assert_eq!(pool.stats().reserve, 0);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| pool.free(pool.alloc(Gfp::NOIO).unwrap()));
-            while pool.stats().waiting == 0 {
-                std::thread::yield_now();
-            }
+            until("a waiter", || pool.stats().waiting > 0);
             if n == 0 {
                 pool.resize(stats.min_nr + 1).unwrap(); // All was out: this one is new.
             }
@@ -146,7 +123,7 @@ mod pools {
 
     #[test]
     fn a_child_goes_on_with_a_pool_that_others_hold_and_wait_in() {
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        own_process!();
         in_child("forks while others use a pool", || {
             let pool = &pool();
             let is_over = AtomicBool::new(false);
@@ -174,9 +151,7 @@ mod pools {
                     }
                 });
                 for _ in 0..60 {
-                    while pool.stats().waiting == 0 {
-                        std::thread::yield_now();
-                    }
+                    until("a waiter", || pool.stats().waiting > 0);
                     in_child("goes on with the pool", || goes_on(pool));
                 }
             });
@@ -202,7 +177,7 @@ mod pools {
 
     #[test]
     fn a_callback_that_forks_gets_the_rest_in_both() {
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        own_process!();
         for (forks_at, unwinds) in [(0, false), (10, false), (RESERVE - 1, false), (10, true)] {
             in_child("forks in a callback", || {
                 let pool = pool();
@@ -233,7 +208,7 @@ mod pools {
     /// The rest that was promised may be gone in the child, when others there took it: the request comes short.
     #[test]
     fn a_callback_whose_promise_is_gone_in_the_child_comes_short() {
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        own_process!();
         in_child("takes what was promised", || {
             let pool = pool();
             let (mut got, mut pid, mut others) = (Vec::new(), None, slots(RESERVE));
@@ -266,7 +241,7 @@ mod pools {
 
     #[test]
     fn a_source_that_forks_in_a_wait_serves_both() {
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        own_process!();
         in_child("forks in a wait", || {
             let source = |gfp| {
                 let is_for_reserve = gfp == Gfp::KERNEL | Gfp::NORETRY;

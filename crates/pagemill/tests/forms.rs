@@ -1,8 +1,6 @@
 //! The four bulk forms, on both backends: counts, holes, limits, nothing leaked.
-#[path = "common/backends.rs"]
-mod backends;
 
-use backends::backends;
+use crate::common::backends;
 use pagemill::{
     Allocator, Block, BlockList, Bulk, Error, Exhausted, Faults, Filled, Gfp, Invalid, Memory, Order, PAGE_SIZE, Page,
     PageList, Run, Shortfall, Why, free_pages_bulk,
@@ -111,6 +109,7 @@ fn more_than_the_arena_has() {
 
 #[test]
 fn zero_and_full_touch_nothing() {
+    own_process!();
     for allocator in allocators(16) {
         let mut slots = empty(4);
         let nothing = Filled { added: 0, occupied: 0, first_hole: 0, shortfall: None };

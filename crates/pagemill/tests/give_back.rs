@@ -1,12 +1,7 @@
 //! Memory that goes back to the system, at once, in part and by age, and that is committed ahead; also while others work.
 //! What the system says of it counts, not what the allocator believes.
-#[path = "common/all_back.rs"]
-mod all_back;
-#[path = "common/backends.rs"]
-mod backends;
 
-use all_back::assert_all_back;
-use backends::backends;
+use crate::common::{Over, PATIENCE, assert_all_back, backends, until};
 use pagemill::{
     Allocator, Bulk, Gfp, Memory, NodeId, Order, Page, PageCount, PageList, Populated, Run, Watermarks, free_pages_bulk,
 };
@@ -123,9 +118,7 @@ fn a_step_of_reclaim_and_the_background_thread_give_back_what_is_idle() {
     // The thread looks by itself, some times a second; the test ends when it did, and has nothing in its hands any more.
     let arenas = allocator.arenas();
     let is_resident = || arenas.iter().any(|arena| resident_pages(&arena.range) > 0);
-    while is_resident() || allocator.stats().free < PAGES as u64 {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("what is idle at the system", || !is_resident() && allocator.stats().free == PAGES as u64);
     assert_all_back(&allocator);
 }
 
@@ -259,15 +252,9 @@ fn giving_back_and_retiring_race_with_owners() {
                 let (allocator, is_over) = (&allocator, &is_over);
                 scope.spawn(move || work(allocator, seed, is_over));
             }
-            struct Over<'a>(&'a AtomicBool);
-            impl Drop for Over<'_> {
-                fn drop(&mut self) {
-                    self.0.store(true, Relaxed);
-                }
-            }
             let _over = Over(&is_over);
-            let mut turn = 0;
-            while turn < 30 || (given < 10 * 512 && turn < 3000) {
+            let (mut turn, begin) = (0, Instant::now());
+            while turn < 30 || (given < 10 * 512 && begin.elapsed() < PATIENCE) {
                 turn += 1;
                 let arena = allocator.add_memory(&Memory::anonymous(1024)).unwrap();
                 for _ in 0..10 {

@@ -1,11 +1,12 @@
 //! Kinds of memory, growing and shrinking, and giving memory back: what the system says of it counts, not what the
 //! allocator believes (C2.2, C10.2).
+use crate::common::{Over, until};
 use pagemill::{
     Allocator, Backend, Bulk, Error, Faults, Gfp, Invalid, Memory, NodeId, Order, Page, PageList, ZoneKind,
     free_pages_bulk,
 };
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 const MIB: usize = 1 << 20;
 
@@ -116,6 +117,7 @@ fn resident_memory_falls_when_it_is_given_back() {
 
 #[test]
 fn a_memfd_is_shared_with_a_child_that_maps_it() {
+    own_process!();
     let allocator = Allocator::builder().pages(64).build().unwrap();
     let arena = allocator.add_memory(&Memory::memfd(512)).unwrap();
     let fd = allocator.memfd(arena).unwrap().as_raw_fd();
@@ -197,6 +199,7 @@ fn a_range_that_the_caller_brings() {
 
 #[test]
 fn a_range_that_is_brought_again_is_its_new_allocators_for_threads_that_remember_the_old_one() {
+    own_process!();
     let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping, which stays.
     let map = unsafe { libc::mmap(std::ptr::null_mut(), 4 * MIB, prot, flags, -1, 0) };
@@ -311,6 +314,7 @@ fn locks_nothing() -> i32 {
 
 #[test]
 fn memory_that_may_not_be_locked_is_said_and_fallen_back_from() {
+    own_process!();
     // SAFETY: the child uses what works after a fork: the allocator, whose promise that is, and the C library's heap.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -326,6 +330,7 @@ fn memory_that_may_not_be_locked_is_said_and_fallen_back_from() {
 
 #[test]
 fn locked_memory_is_resident_from_the_start() {
+    own_process!();
     let memory = Memory::anonymous(512).locked();
     match Allocator::builder().memory(memory).build() {
         Ok(allocator) => assert_eq!(resident_pages(&allocator.arenas()[0].range), 512),
@@ -342,10 +347,10 @@ fn an_allocator_grows_and_shrinks_while_threads_work() {
             continue;
         }
         let allocator = Allocator::builder().pages(2048).backend(backend).build().unwrap();
-        let is_over = AtomicBool::new(false);
+        let (is_over, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for seed in 0..3usize {
-                let (allocator, is_over) = (&allocator, &is_over);
+                let (allocator, is_over, turns) = (&allocator, &is_over, &turns);
                 scope.spawn(move || {
                     let mut turn = seed;
                     while !is_over.load(Relaxed) {
@@ -361,20 +366,16 @@ fn an_allocator_grows_and_shrinks_while_threads_work() {
                             assert_eq!(page[..8], (page.addr() ^ seed << 48).to_ne_bytes(), "owned twice");
                         }
                         free_pages_bulk(&mut slots);
+                        turns.fetch_add(1, Relaxed);
                     }
                 });
-            }
-            struct Over<'a>(&'a AtomicBool);
-            impl Drop for Over<'_> {
-                fn drop(&mut self) {
-                    self.0.store(true, Relaxed);
-                }
             }
             let _over = Over(&is_over);
             for _ in 0..20 {
                 let arena = allocator.add_memory(&Memory::anonymous(1024)).unwrap();
                 assert_eq!(allocator.managed_pages().get(), 3072);
-                std::thread::sleep(std::time::Duration::from_millis(3));
+                let before = turns.load(Relaxed);
+                until("some turns with the new memory", || turns.load(Relaxed) >= before + 10);
                 allocator.retire(arena).unwrap();
                 assert_eq!(allocator.managed_pages().get(), 2048);
             }

@@ -2,7 +2,7 @@
 //!
 //! Each child goes into a group of its own, made below that of this process (version 1), or beside it where the memory
 //! controller is delegated (version 2), and removed again.
-#![cfg(not(feature = "detection-off"))] // Without states no child of a fork goes on.
+use crate::common::until;
 use pagemill::{Allocator, Bulk, Error, Exhausted, Gfp, Invalid, Memory, Page, PageList, Run, Shortfall, Why};
 use std::fs::{create_dir, read_to_string, remove_dir, write};
 use std::ops::ControlFlow::Continue;
@@ -70,13 +70,11 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         // The last process may still be on its way out.
-        for _ in 0..100 {
-            if remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+        if !std::thread::panicking() {
+            until("the end of a control group's last process", || remove_dir(&self.0).is_ok());
+        } else if remove_dir(&self.0).is_err() {
+            eprintln!("{} stays", self.0.display());
         }
-        eprintln!("{} stays", self.0.display());
     }
 }
 
@@ -91,6 +89,7 @@ fn touch(pages: &mut [Page]) {
 
 #[test]
 fn without_looking_for_room_the_system_kills() {
+    own_process!();
     let Some(group) = group() else { return };
     let status = group.run(|| {
         let allocator = Allocator::builder().pages(PAGES).huge_pages(false).build().unwrap();
@@ -103,6 +102,7 @@ fn without_looking_for_room_the_system_kills() {
 
 #[test]
 fn populated_requests_bring_what_the_limit_has_room_for() {
+    own_process!();
     let Some(group) = group() else { return };
     for huge_pages in [false, true] {
         let status = group.run(|| bring_what_there_is_room_for(huge_pages));
@@ -163,6 +163,7 @@ fn bring_what_there_is_room_for(huge_pages: bool) {
 
 #[test]
 fn an_arena_within_the_limit_can_be_touched_whole() {
+    own_process!();
     let Some(group) = group() else { return };
     let status = group.run(|| {
         let large = Memory::anonymous(PAGES).within_limit();

@@ -1,4 +1,5 @@
 //! The pool with a reserve (C5), over pages and over any pair of functions.
+use crate::common::until;
 use pagemill::{
     Allocator, Bulk, Cancel, Error, Exhausted, Gfp, Invalid, Mempool, Order, Page, PageList, Shrink, Shrinker,
 };
@@ -161,9 +162,7 @@ fn a_wait_ends_when_elements_come_back() {
             pool.alloc_bulk_array(Bulk::exact(RESERVE / 2).gfp(Gfp::NOIO), &mut pages).unwrap();
             pool.free_bulk(&mut pages)
         });
-        while pool.stats().waiting == 0 {
-            std::thread::yield_now();
-        }
+        until("a waiter", || pool.stats().waiting > 0);
         // Too few for it: nothing is taken, and it waits on.
         pool.free_bulk(&mut all[..RESERVE / 4]);
         std::thread::sleep(Duration::from_millis(30));
@@ -195,11 +194,7 @@ fn waits_end_by_cancel_and_deadline_and_are_served_in_order() {
     let cancel = Cancel::new();
     let order = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        let wait_for = |count: usize| {
-            while pool.stats().waiting < count {
-                std::thread::yield_now();
-            }
-        };
+        let wait_for = |count: usize| until("a waiter", || pool.stats().waiting >= count);
         let cancelled =
             scope.spawn(|| pool.alloc_bulk_array(Bulk::exact(40).gfp(Gfp::NOIO).cancel(&cancel), &mut slots(40)));
         wait_for(1);
@@ -286,9 +281,7 @@ fn a_reserve_does_not_shrink_below_what_a_waiting_request_needs() {
             pool.alloc_bulk_array(Bulk::exact(20).gfp(Gfp::NOIO), &mut pages).unwrap();
             pool.free_bulk(&mut pages);
         });
-        while pool.stats().waiting == 0 {
-            std::thread::yield_now();
-        }
+        until("a waiter", || pool.stats().waiting > 0);
         let refused = pool.resize(19);
         let shrunk = pool.resize(20);
         // As much as the smaller reserve has, and no less than the request needs. Looked at when nobody waits any more.
@@ -462,9 +455,7 @@ fn a_shrinker_may_take_from_the_reserve_and_wait_there() {
     std::thread::scope(|scope| {
         // Reclaims, in which the shrinker waits for an element, until the pool has some again.
         let reclaims = scope.spawn(|| allocator.alloc_page(Gfp::KERNEL).map(drop));
-        while pool.stats().waiting == 0 {
-            std::thread::yield_now();
-        }
+        until("a waiter", || pool.stats().waiting > 0);
         pool.free_bulk(&mut all);
         assert_eq!(reclaims.join().unwrap(), Ok(()));
     });

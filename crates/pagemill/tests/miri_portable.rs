@@ -1,7 +1,7 @@
 //! The portable backend in small arenas, for miri: no undefined behaviour, no data race, no leak.
 //!
 //! ```text
-//! MIRIFLAGS="-Zmiri-permissive-provenance" cargo +nightly miri test -p pagemill --test miri_portable
+//! MIRIFLAGS="-Zmiri-permissive-provenance" cargo +nightly miri test -p pagemill --test tests
 //! ```
 //!
 //! The flag only silences warnings: a page's handle is its address, so provenance is exposed, on purpose. The tests also

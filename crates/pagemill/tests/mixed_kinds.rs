@@ -1,9 +1,7 @@
 //! Many pages of several kinds, of two arenas and of two mobilities, freed at once in any order: all go back, each to its
 //! own (C2.3, C3.10).
-#[path = "common/backends.rs"]
-mod backends;
 
-use backends::backends;
+use crate::common::backends;
 use pagemill::{Allocator, Backend, Bulk, Gfp, Memory, Page, PageList, free_pages_bulk};
 
 /// Pages of each kind.

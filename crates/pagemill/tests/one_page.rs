@@ -1,5 +1,4 @@
 //! Holds `docs/one-page.md` against a real trace: the steps that a page goes through, in order, and where each stands.
-#![cfg(feature = "trace")]
 use pagemill::{Allocator, Backend, Gfp};
 use pagemill_core::trace;
 use std::path::Path;

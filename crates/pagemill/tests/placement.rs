@@ -1,9 +1,7 @@
 //! Where pages are put: kinds of mobility do not share pageblocks while there is room (C3.6), and huge frames survive
 //! churn.
-#[path = "common/backends.rs"]
-mod backends;
 
-use backends::backends;
+use crate::common::backends;
 use pagemill::{Allocator, Bulk, Error, Gfp, Order, Page, PageList};
 
 const BLOCK: usize = 512;

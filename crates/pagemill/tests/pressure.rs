@@ -1,5 +1,6 @@
 //! Memory that is short: what each kind of request still gets, what reclaim brings, and faults at every acquisition
 //! (C3.4, C3.6, C3.14).
+use crate::common::until;
 use pagemill::{
     Account, Allocator, Backend, Block, BlockList, Bulk, Cancel, Delivered, Error, Exhausted, Faults, Gfp, Invalid,
     Memory, NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, Shrink, Shrinker, ShrinkerDoes,
@@ -7,7 +8,7 @@ use pagemill::{
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const MIN: u32 = 100;
 const PAGES: usize = 1000;
@@ -53,15 +54,6 @@ fn empty(n: usize) -> Vec<Option<Page>> {
 /// All that `gfp` gets, one by one.
 fn all(allocator: &Allocator, gfp: Gfp) -> Vec<Page> {
     std::iter::from_fn(|| allocator.alloc_page(gfp).ok()).collect()
-}
-
-/// Waits for what another thread is about to do; that it never does it is the failure.
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < limit, "{what} never came");
-        std::thread::sleep(Duration::from_micros(200));
-    }
 }
 
 /// A cache: has pages, counts its calls, and gives from call number `from` on.

@@ -1,28 +1,17 @@
 //! Races that once were lost: between the last page that comes back and the allocator's end, between requests that take
 //! more than they keep, between a fork and the first use.
-#[path = "common/backends.rs"]
-mod backends;
 
-use backends::backends;
+use crate::common::{Over, PATIENCE, backends};
 use pagemill::{Allocator, Block, Bulk, Gfp, Order, Page, free_pages_bulk};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Instant;
 
 /// Closes as soon as no page is out.
 fn close_when_all_are_back(mut allocator: Allocator) {
     while let Err(still_out) = allocator.close() {
         allocator = still_out.allocator;
-    }
-}
-
-/// Ends what others do until a test is over, however it ends: a failed assertion is not to leave them at it for ever.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, SeqCst);
     }
 }
 
@@ -98,22 +87,24 @@ fn a_large_request_in_vain_hides_nothing() {
     let (kept, free): (Vec<Block>, Vec<Block>) =
         blocks.partition(|block| (block.addr() - start) / order9.bytes() % 2 == 1);
     drop(free);
-    let (is_over, rounds) = (AtomicBool::new(false), AtomicUsize::new(0));
+    const EACH: usize = 20_000;
+    let (is_over, in_vain) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let _over = Over(&is_over);
         scope.spawn(|| {
             while !is_over.load(SeqCst) {
                 assert!(allocator.alloc_pages(Gfp::KERNEL, order10).is_err());
+                in_vain.fetch_add(1, SeqCst);
             }
         });
-        let begin = Instant::now();
-        while begin.elapsed() < Duration::from_millis(500) {
-            rounds.fetch_add(1, SeqCst);
+        let (begin, mut rounds) = (Instant::now(), 0);
+        while rounds < EACH || in_vain.load(SeqCst) < EACH {
+            assert!(begin.elapsed() < PATIENCE, "{in_vain:?} large requests in {rounds} rounds");
+            rounds += 1;
             let both = (allocator.alloc_pages(Gfp::KERNEL, order9), allocator.alloc_pages(Gfp::KERNEL, order9));
             assert!(both.0.is_ok() && both.1.is_ok(), "refused although two pageblocks are free");
         }
     });
-    assert!(rounds.into_inner() > 0);
     drop(kept);
     allocator.close().unwrap();
 }
@@ -123,14 +114,21 @@ fn frames_under_way_are_waited_for() {
     for backend in backends() {
         // Three threads that each hold at most one page of 64: a request that may wait is never refused.
         let allocator = Allocator::builder().pages(64).backend(backend).build().unwrap();
+        const EACH: usize = 200_000;
+        let turns = [const { AtomicUsize::new(0) }; 3];
         std::thread::scope(|scope| {
-            for mobility in [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE, Gfp::KERNEL | Gfp::RECLAIMABLE] {
-                let allocator = &allocator;
+            let mobilities = [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE, Gfp::KERNEL | Gfp::RECLAIMABLE];
+            for (own, mobility) in turns.iter().zip(mobilities) {
+                let (allocator, turns) = (&allocator, &turns);
                 scope.spawn(move || {
-                    let begin = Instant::now();
-                    while begin.elapsed() < Duration::from_millis(700) {
+                    // All of them go on until each has met the others often enough.
+                    while turns.iter().any(|turns| turns.load(Relaxed) < EACH) {
                         let page = allocator.alloc_page(mobility);
+                        if page.is_err() {
+                            turns.iter().for_each(|turns| turns.store(EACH, Relaxed)); // That the others end too.
+                        }
                         assert!(page.is_ok(), "{backend}: refused with at least 61 pages free");
+                        own.fetch_add(1, Relaxed);
                     }
                 });
             }
@@ -148,21 +146,22 @@ fn a_fork_may_meet_the_first_use() {
         let me = std::env::current_exe().unwrap();
         for delay_us in [0, 20, 50, 100, 150, 200, 300, 500, 1000] {
             let test = std::process::Command::new(&me)
-                .args(["--exact", "a_fork_may_meet_the_first_use"])
+                .args(["--exact", "races::a_fork_may_meet_the_first_use"])
                 .env(DELAY, delay_us.to_string())
                 .output()
                 .unwrap();
-            assert!(test.status.success(), "{delay_us} us: {}", String::from_utf8_lossy(&test.stdout));
+            let said = String::from_utf8_lossy(&test.stdout);
+            assert!(test.status.success() && said.contains("1 passed"), "{delay_us} us: {said}");
         }
         return;
     };
     let first_use = std::thread::spawn(|| drop(Allocator::global().alloc_page(Gfp::KERNEL).unwrap()));
-    std::thread::sleep(Duration::from_micros(delay_us.parse().unwrap()));
+    std::thread::sleep(std::time::Duration::from_micros(delay_us.parse().unwrap()));
     // SAFETY: the child allocates and exits; it runs no destructor of the parent's.
     unsafe {
         let child = libc::fork();
         if child == 0 {
-            libc::alarm(10); // A child that waits for ever is ended, and seen below.
+            crate::common::end_if_it_hangs(); // A child that waits for ever is ended, and seen below.
             // A panic would end this copy of the test's thread, and with it the child, as if all were well.
             let page = std::panic::catch_unwind(|| Allocator::global().alloc_page(Gfp::KERNEL));
             libc::_exit(i32::from(!matches!(page, Ok(Ok(_)))));

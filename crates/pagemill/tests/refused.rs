@@ -1,7 +1,7 @@
 //! What cannot be is refused as it is built or asked for, and says what was wrong (C10.1).
-mod in_child;
 
-use in_child::in_child;
+use crate::common::all_without_waiting;
+use crate::in_child::in_child;
 use pagemill::{
     Allocator, Backend, Bulk, Error, Gfp, Invalid, Memory, NodeId, NodeMask, Page, PageList, Policy, Watermarks,
 };
@@ -22,7 +22,7 @@ fn marks_at_their_limits_and_out_of_order() {
         (of(10, MAX - 4, MAX, 5), 1024 - 15),
     ] {
         let allocator = build(marks).unwrap();
-        let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        let pages = all_without_waiting(&allocator, Gfp::NOWAIT);
         assert_eq!(pages.len(), free, "{marks:?}");
         // There is no shrinker: a step finds nothing and ends.
         assert_eq!(allocator.reclaim_step().get(), 0);
@@ -90,6 +90,7 @@ fn kinds_of_request_exclude_each_other() {
 
 #[test]
 fn a_thread_for_reclaim_that_cannot_be_had_is_said() {
+    own_process!();
     in_child("may start no thread", || {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: plain system calls of this process, which ends soon. Root has no such limit: nobody does.

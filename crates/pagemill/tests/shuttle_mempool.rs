@@ -1,6 +1,5 @@
 //! The pool's promise under a model checker (C5.3): run with `RUSTFLAGS="--cfg shuttle"`. No wait times out there, so
 //! that one whose wake-up is lost, or that waits for somebody who waits for it, is a deadlock that shuttle reports.
-#![cfg(shuttle)]
 use pagemill::{Bulk, Cancel, Error, Gfp, Mempool, Source};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::atomic::{AtomicUsize, Ordering::SeqCst};

@@ -3,17 +3,15 @@
 //!
 //! Timer signals hit a thread that does nothing else than allocate and free, so that many arrive inside of sections
 //! and between them. Under restartable sequences the sections that were sent back are counted.
+use crate::common::PATIENCE;
 use pagemill::{Allocator, Backend, Bulk, Error, Gfp, Page, PageList, free_pages_bulk};
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
 use std::mem::{MaybeUninit, zeroed};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One storm at a time: its handler works on one allocator.
-static ALONE: Mutex<()> = Mutex::new(());
 static ALLOCATOR: AtomicPtr<Allocator> = AtomicPtr::new(null_mut());
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 static HANDED_OUT: AtomicU64 = AtomicU64::new(0);
@@ -179,11 +177,10 @@ fn interrupted(allocator: &Allocator, turns: u64, kept: &mut Vec<Page>) {
     assert!(kept.iter().all(is_intact), "a page was overwritten");
 }
 
-/// Interrupts a thread until enough signals were handled, and some time has passed.
+/// Interrupts a thread until enough signals were handled, some of them inside of sections.
 fn storm(backend: Backend) {
     const SIGNALS: u64 = 10_000;
     const PAGES: usize = 2048;
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let allocator = Allocator::builder().pages(PAGES).backend(backend).build().unwrap();
     let (restarts, started) = (pagemill::restarts(), Instant::now());
     HANDLED.store(0, SeqCst);
@@ -194,7 +191,7 @@ fn storm(backend: Backend) {
     let storm = Storm::start(Duration::from_micros(50));
     let is_enough =
         || HANDLED.load(Relaxed) >= SIGNALS && (backend == Backend::Portable || pagemill::restarts() > restarts);
-    while !is_enough() && started.elapsed() < Duration::from_secs(20) {
+    while !is_enough() && started.elapsed() < PATIENCE {
         interrupted(&allocator, 1000, &mut kept);
         assert_eq!(WRONG.load(SeqCst), 0, "a check in the handler failed, at this line of the test");
     }
@@ -222,6 +219,7 @@ fn storm(backend: Backend) {
 
 #[test]
 fn signals_inside_restartable_sequences() {
+    own_process!();
     match pagemill::self_test() {
         Ok(()) => storm(Backend::Rseq),
         Err(why) => eprintln!("skipped: the rseq backend ({why})"),
@@ -230,5 +228,6 @@ fn signals_inside_restartable_sequences() {
 
 #[test]
 fn signals_inside_portable_lists() {
+    own_process!();
     storm(Backend::Portable);
 }

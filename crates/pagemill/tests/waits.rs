@@ -1,12 +1,7 @@
 //! Waiting for memory: in order of arrival, with an end that the caller sets (C3.6, C10.1). Nothing here is timed:
 //! deadlines are an hour where something else has to end the wait.
-#[path = "common/all_back.rs"]
-mod all_back;
-#[path = "common/backends.rs"]
-mod backends;
 
-use all_back::assert_all_back;
-use backends::backends;
+use crate::common::{all_without_waiting, assert_all_back, backends, until};
 use pagemill::{
     Allocator, BlockList, Bulk, Cancel, Delivered, Error, Gfp, Memory, NodeId, NodeMask, Order, Page, PageList,
     Shortfall, Why, free_pages_bulk,
@@ -37,15 +32,6 @@ fn all(allocator: &Allocator) -> Vec<Page> {
 fn wait_for_one(allocator: &Allocator, cancel: &Cancel) -> Delivered {
     let mut list = PageList::new();
     allocator.alloc_pages_bulk_list(Bulk::up_to(1).deadline(HOUR).cancel(cancel), &mut list).unwrap()
-}
-
-/// Waits for what another thread is about to do; that it never does it is the failure.
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(120);
-    while !is_so() {
-        assert!(Instant::now() < limit, "{what} never came");
-        std::thread::yield_now();
-    }
 }
 
 fn until_waiting(allocator: &Allocator, n: u64) {
@@ -276,10 +262,7 @@ fn who_leaves_lets_the_next_one_try_what_is_free_already() {
             drop(pages.pop());
             // Nothing else comes back until the second one is served.
             cancel.cancel();
-            let limit = Instant::now() + Duration::from_secs(20);
-            while !page.is_finished() && Instant::now() < limit {
-                std::thread::yield_now();
-            }
+            until("the second one's page", || page.is_finished());
             endless.cancel();
             assert!(block.join().unwrap(), "one page is no block");
             assert_eq!(page.join().unwrap(), ONE);
@@ -356,7 +339,8 @@ fn memory_that_is_added_or_allowed_goes_to_who_waits() {
         let [first, other] = memory.clone();
         let allocator = Allocator::builder().memory(first).memory(other).backend(backend).build().unwrap();
         allocator.set_allowed_nodes(NodeMask::only(NodeId::ZERO)).unwrap();
-        let _all: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        // To the last one: what is left on a list is had by the next one, who then does not wait.
+        let _all = all_without_waiting(&allocator, Gfp::NOWAIT);
         let request = Bulk::exact(1).order(Order::PAGEBLOCK).deadline(HOUR);
         let wait = || allocator.alloc_pages_bulk_list(request, &mut BlockList::new());
         std::thread::scope(|scope| {
@@ -369,7 +353,7 @@ fn memory_that_is_added_or_allowed_goes_to_who_waits() {
             allocator.add_memory(&Memory::anonymous(1024)).unwrap();
             assert_eq!(waiter.join().unwrap().map(|delivered| delivered.blocks), Ok(1));
         });
-        let _more: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        let _more = all_without_waiting(&allocator, Gfp::NOWAIT);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| wait_for_one(&allocator, &Cancel::new()));
             until_waiting(&allocator, 1);

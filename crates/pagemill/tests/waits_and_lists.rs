@@ -1,8 +1,9 @@
 //! What CPUs' lists do while somebody waits, and who comes first (C3.6). Deadlines are an hour: something else ends the
 //! waits.
+use crate::common::until;
 use pagemill::{Allocator, BlockList, Bulk, Cancel, Gfp, Memory, Order, Page, PageList, Shrink, Shrinker};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const HOUR: Duration = Duration::from_secs(3600);
 const PAGES: usize = 64;
@@ -13,14 +14,6 @@ fn one_cpu() -> Allocator {
 
 fn all(allocator: &Allocator) -> Vec<Page> {
     std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect()
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < limit, "{what} never came");
-        std::thread::yield_now();
-    }
 }
 
 /// Waits for a block that there is not, until it is cancelled.

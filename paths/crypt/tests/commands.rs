@@ -1,11 +1,10 @@
 //! The subcommands, as a user calls them.
-mod common;
 
 use std::fs;
 use std::path::Path;
 
+use crate::common::*;
 use clap::Parser;
-use common::*;
 use pagemill_crypt::commands::{CryptArgs, OpenArgs, Said, run};
 use pagemill_crypt::{Error, Luks};
 

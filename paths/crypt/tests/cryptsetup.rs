@@ -1,7 +1,6 @@
 //! Headers, held against `cryptsetup` in both directions: what one makes, the other opens, with the same volume key.
-mod common;
 
-use common::*;
+use crate::common::*;
 use pagemill_crypt::kdf::KdfKind;
 use pagemill_crypt::{Error, Luks};
 

@@ -1,9 +1,8 @@
 //! Contents, held against what `cryptsetup reencrypt` and `qemu-img` make of the same bytes.
-mod common;
 
 use std::fs;
 
-use common::*;
+use crate::common::*;
 use pagemill_crypt::Luks;
 use pagemill_crypt::kdf::KdfKind;
 

@@ -1,12 +1,9 @@
 //! fio checks what it wrote: random writes from several connections with flushes among them, read back and compared by
 //! their checksums, and what the file then holds.
-mod common;
-#[path = "common/served.rs"]
-mod served;
 
-use common::*;
+use crate::common::served::*;
+use crate::common::*;
 use pagemill_crypt::serve::{Form, Way};
-use served::*;
 
 const JOBS: u64 = 3;
 const EACH: u64 = 4 * MIB;

@@ -1,10 +1,9 @@
 //! Headers that are damaged, cut off, hostile, or half written.
-mod common;
 
 use std::cell::RefCell;
 use std::io;
 
-use common::*;
+use crate::common::*;
 use pagemill_crypt::kdf::{KdfKind, Limits};
 use pagemill_crypt::{Error, Luks, Store, luks1, luks2};
 use proptest::prelude::*;

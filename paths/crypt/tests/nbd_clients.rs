@@ -1,6 +1,5 @@
 //! The NBD protocol, held against the clients that people have: `nbdinfo`, `nbdcopy`, `qemu-img`. Behind it is the
 //! simplest data path that there can be, on an encrypted volume in memory.
-mod common;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -8,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use common::*;
+use crate::common::*;
 use pagemill_crypt::nbd::{Command, Config, Event, Export, Extent, Request, Session, Tls};
 use pagemill_crypt::plain::Plain;
 use pagemill_crypt::{SectorSize, Volume};

@@ -1,16 +1,13 @@
 //! A volume served: what clients write is what they and the file have, by every way to the disk and form of memory.
-mod common;
-#[path = "common/served.rs"]
-mod served;
 
 use std::fs;
 use std::thread;
 
-use common::*;
+use crate::common::served::*;
+use crate::common::*;
 use pagemill_crypt::Luks;
 use pagemill_crypt::kdf::{KdfKind, Limits};
 use pagemill_crypt::serve::{Form, Way};
-use served::*;
 
 /// Numbers that look random, the same each time.
 struct Numbers(u64);
@@ -251,12 +248,12 @@ fn stopping_finishes_what_was_begun() {
         let mut idle = Client::connect(&served);
         thread::scope(|scope| {
             let stopping = scope.spawn(|| served.stop());
-            thread::sleep(std::time::Duration::from_millis(100));
+            // It stops: who has nothing under way is told so.
+            idle.until_end();
             std::io::Write::write_all(&mut client.0, &noise[half..]).unwrap();
             assert_eq!(client.reply(), (0, 5), "{way:?}");
-            // And then nothing more, for either.
+            // And then nothing more.
             client.until_end();
-            idle.until_end();
             drop((client, idle));
             stopping.join().unwrap();
         });

@@ -1,23 +1,17 @@
 //! A live server and clients that say anything: bytes at random, and true messages with lies in them, before negotiation,
 //! in its middle and behind it, by TLS or without. Whatever it was, an honest client is served and no page is missing.
-#[path = "common/certificates.rs"]
-mod certificates;
-mod common;
-#[path = "common/served.rs"]
-mod served;
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::{Duration, Instant};
 
-use certificates::Certificates;
-use common::*;
+use crate::common::certificates::{self, Certificates};
+use crate::common::served::*;
+use crate::common::*;
 use pagemill_crypt::serve::Way;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use served::*;
 
 const LEN: u64 = 4 * MIB;
 const PROMISED: usize = 256;
@@ -146,10 +140,7 @@ fn try_all(way: Way, is_tls: bool) {
         });
         served.wait_for_connections(0);
         let stats = || served.allocator.stats();
-        let start = Instant::now();
-        while stats().allocated - stats().freed != PROMISED as u64 && start.elapsed() < Duration::from_secs(20) {
-            thread::sleep(Duration::from_millis(5));
-        }
+        until("the last page", || stats().allocated - stats().freed == PROMISED as u64);
         prop_assert_eq!(served.server.path().memory.pool().stats().out, 0);
         prop_assert_eq!(served.allocator.validate().handed_out, PROMISED);
         let noise = pattern(5000 / 512 * 512);

@@ -1,7 +1,4 @@
 //! A disk that refuses, or takes its time: a file through FUSE, which notes what it is asked.
-mod common;
-#[path = "common/served.rs"]
-mod served;
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -10,14 +7,14 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::SystemTime;
 
-use common::*;
+use crate::common::served::*;
+use crate::common::*;
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, INodeNo, LockOwner,
     OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
 };
 use pagemill_crypt::serve::Way;
 use rustix::mount::{UnmountFlags, unmount};
-use served::*;
 
 const LEN: u64 = 4 * MIB;
 const EIO: u32 = 5;

@@ -1,10 +1,5 @@
 //! TLS: nothing but through it where it is configured, with the clients that people have; and who abuses it costs its own
 //! connection.
-#[path = "common/certificates.rs"]
-mod certificates;
-mod common;
-#[path = "common/served.rs"]
-mod served;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,10 +9,10 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-use certificates::*;
-use common::*;
+use crate::common::certificates::*;
+use crate::common::served::*;
+use crate::common::*;
 use pagemill_crypt::serve::{Listener, TlsServer};
-use served::*;
 
 const LEN: u64 = 8 * MIB;
 
@@ -196,6 +191,22 @@ fn who_abuses_tls_costs_its_own_connection() {
     served.stop();
 }
 
+/// The server has an answer for it, and nobody to take that. The limits are ten minutes: nothing else ends it.
+#[test]
+fn who_hangs_up_in_its_handshake_is_forgotten_at_once() {
+    let bench = Bench::with(&[]).unwrap();
+    let certificates = Certificates::new();
+    let served = start(&bench, Setup { threads: 1, ..Setup::new() }, certificates.for_server(false));
+    let mut hello = Vec::new();
+    let mut pair = certificates.connect(UnixStream::pair().unwrap().0);
+    pair.conn.write_tls(&mut hello).unwrap();
+    // While the server's only thread answers the first, the others come and go.
+    let streams: Vec<_> = (0..50).map(|_| agreed(&served.socket)).collect();
+    streams.into_iter().for_each(|mut stream| stream.write_all(&hello).unwrap());
+    served.wait_for_connections(0);
+    served.stop();
+}
+
 #[test]
 fn stopping_answers_by_tls_what_was_begun() {
     let bench = Bench::with(&[]).unwrap();
@@ -208,13 +219,12 @@ fn stopping_answers_by_tls_what_was_begun() {
     let mut begins = agreed(&served.socket);
     thread::scope(|scope| {
         let stopping = scope.spawn(|| served.stop());
-        thread::sleep(Duration::from_millis(100));
+        // In the middle of its handshake: TLS's own word for it, which is an alert, of the kind "warning", number 0.
+        assert_eq!(rest(&mut begins), [21, 3, 3, 0, 2, 1, 0]);
         client.0.write_all(&noise[noise.len() / 2..]).unwrap();
         assert_eq!(client.reply(), (0, 5));
         // Said in so many words: an end that anybody could have made is an error.
         assert_eq!(client.0.read(&mut [0]).unwrap(), 0);
-        // In the middle of its handshake: TLS's own word for it, which is an alert, of the kind "warning", number 0.
-        assert_eq!(rest(&mut begins), [21, 3, 3, 0, 2, 1, 0]);
         drop(client);
         stopping.join().unwrap();
     });

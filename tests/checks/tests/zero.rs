@@ -1,5 +1,5 @@
 //! C2.2: a page asked for with ZERO is zero, and one that is known to be zero is not zeroed
-//! again. Alone in its program, because it watches how much memory the process has.
+//! again. Alone in its process, because it watches how much memory that has.
 
 use pagemill::{Allocator, Bulk, Gfp, Page, free_pages_bulk};
 
@@ -15,6 +15,7 @@ fn resident() -> usize {
 
 #[test]
 fn fresh_pages_are_zero_without_being_written_and_used_ones_are_zeroed() {
+    own_process!();
     let memory = Allocator::builder().pages(PAGES).huge_pages(false).build().expect("64 MiB of address space");
     let all_zeroed = Bulk::exact(PAGES).gfp(Gfp::KERNEL | Gfp::ZERO);
     let mut pages: Vec<Option<Page>> = (0..PAGES).map(|_| None).collect();

@@ -102,7 +102,12 @@ impl Xsk {
         address.sll_ifindex = interface as i32;
         bind(&packets, &address);
         // If nothing arrives the test is to fail, not to hang.
-        set(&packets, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &libc::timeval { tv_sec: 60, tv_usec: 0 });
+        set(
+            &packets,
+            libc::SOL_SOCKET,
+            libc::SO_RCVTIMEO,
+            &libc::timeval { tv_sec: super::PATIENCE.as_secs() as i64, tv_usec: 0 },
+        );
         Some(Self { socket, packets, interface, rings: None })
     }
 

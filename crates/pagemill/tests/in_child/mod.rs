@@ -1,4 +1,5 @@
 //! Doing something in a child process.
+use crate::common::end_if_it_hangs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs `child` in a child process, and asserts that it ends well.
@@ -8,8 +9,7 @@ pub(crate) fn in_child(what: &str, child: impl FnOnce()) {
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
     if pid == 0 {
-        // SAFETY: a plain system call. It ends a child that hangs.
-        unsafe { libc::alarm(30) };
+        end_if_it_hangs();
         let ended = catch_unwind(AssertUnwindSafe(child));
         if let Err(why) = &ended {
             let text = why.downcast_ref::<String>().map(String::as_str).or(why.downcast_ref::<&str>().copied());

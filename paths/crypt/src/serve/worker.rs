@@ -238,7 +238,9 @@ impl Worker {
             }
             _ => {}
         }
-        if client.connection.is_ready() || (client.is_hung && client.connection.wants_input()) {
+        // The system says no more of a socket that was hung up on. The next call learns of the end, in either direction.
+        let meets_the_end = client.connection.wants_input() || client.connection.wants_output();
+        if client.connection.is_ready() || (client.is_hung && meets_the_end) {
             self.queue(number);
         }
         self.listen(number);

@@ -1,13 +1,12 @@
 //! Certificates for an hour, and a client that shows and trusts them.
-#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
+use crate::common::PATIENCE;
 use pagemill_crypt::serve::{Pem, TlsServer};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustls::pki_types::pem::PemObject;
@@ -104,7 +103,7 @@ pub(crate) fn answer(stream: &mut impl Read) -> (u32, u32) {
 /// A client that has been greeted and has said its flags.
 pub(crate) fn greeted(socket: &Path) -> UnixStream {
     let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
     stream.write_all(&3u32.to_be_bytes()).unwrap();
     stream

@@ -1,5 +1,4 @@
 //! A volume on a server in this process, and a client that says what it likes.
-#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -9,7 +8,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use pagemill::Allocator;
 use pagemill_crypt::nbd::{Config, Export, Tls};
@@ -18,7 +16,7 @@ use pagemill_crypt::serve::{
 };
 use pagemill_crypt::{SectorSize, Volume, plain::Plain};
 
-use crate::common::{Bench, pattern};
+use crate::common::{Bench, PATIENCE, pattern, until};
 
 pub(crate) const PART: usize = 1 << 20;
 
@@ -37,11 +35,7 @@ pub(crate) struct Setup {
 
 impl Setup {
     pub(crate) fn new() -> Self {
-        let limits = TimeLimits {
-            handshake: Duration::from_secs(20),
-            stall: Duration::from_secs(20),
-            stop: Duration::from_secs(20),
-        };
+        let limits = TimeLimits { handshake: PATIENCE, stall: PATIENCE, stop: PATIENCE };
         Self {
             form: Form::Bulk,
             way: Way::Auto,
@@ -172,20 +166,13 @@ impl Served {
 
     /// Waits until so many clients are there.
     pub(crate) fn wait_for_connections(&self, count: usize) {
-        for _ in 0..2000 {
-            if self.server.connections() == count {
-                return;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        panic!("{} clients, not {count}", self.server.connections());
+        until(&format!("the number of {count} clients"), || self.server.connections() == count);
     }
 }
 
 pub(crate) mod command {
     pub(crate) const READ: u16 = 0;
     pub(crate) const WRITE: u16 = 1;
-    pub(crate) const DISCONNECT: u16 = 2;
     pub(crate) const FLUSH: u16 = 3;
     pub(crate) const TRIM: u16 = 4;
     pub(crate) const WRITE_ZEROES: u16 = 6;
@@ -198,7 +185,7 @@ pub(crate) struct Client<S = UnixStream>(pub(crate) S);
 impl Client {
     pub(crate) fn connect(served: &Served) -> Self {
         let mut stream = UnixStream::connect(&served.socket).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.read_exact(&mut [0; 18]).unwrap();
         // Fixed newstyle, no zeroes.
         stream.write_all(&3u32.to_be_bytes()).unwrap();

@@ -1,0 +1,12 @@
+//! The tests of the program `pagemill`, in one program.
+mod common;
+
+mod bench_crypt;
+mod copy;
+mod copy_faults;
+mod copy_refused;
+mod crypt_mount;
+mod crypt_serve;
+mod program;
+mod stress;
+mod top;

@@ -1,0 +1,11 @@
+//! The tests of `pagemill-core` by its public interface, in one program.
+
+// Loom's atomics work in its models alone: there are tests for it, and no others.
+#[cfg(not(loom))]
+mod idle;
+#[cfg(loom)]
+mod loom_zone;
+#[cfg(not(loom))]
+mod marks;
+#[cfg(not(loom))]
+mod policy;

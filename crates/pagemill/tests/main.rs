@@ -1,0 +1,76 @@
+//! The tests of `pagemill` by its public interface: one program, since linking one for each file takes longer than running
+//! them. Plain `cargo test` runs them as threads of one process; see `own_process.rs`.
+#[cfg(not(any(miri, shuttle)))]
+#[macro_use]
+#[path = "../../../tests/own_process.rs"]
+mod own_process;
+
+/// `cfg-if`'s, as far as it is needed here. rustfmt knows it by name, and formats the files that it names.
+macro_rules! cfg_if {
+    (if #[cfg($this:meta)] { $($here:item)* } else { $($else:item)* }) => {
+        $(#[cfg($this)] $here)*
+        $(#[cfg(not($this))] $else)*
+    };
+}
+
+// A model checker's atomics work in its models alone, and miri starts no process, maps no file and takes its time: each has
+// tests that are made for it.
+cfg_if! {
+    if #[cfg(any(miri, shuttle))] {
+        #[cfg(miri)]
+        mod miri_dma_pool;
+        #[cfg(miri)]
+        mod miri_portable;
+        #[cfg(shuttle)]
+        mod shuttle_mempool;
+    } else {
+        mod common;
+        mod in_child;
+
+        mod accounts;
+        mod close;
+        #[cfg(feature = "cuda")]
+        mod device_cuda;
+        mod device_rings;
+        mod device_vfio;
+        mod devices;
+        mod dma_pool;
+        mod drain;
+        mod fork_and_locks;
+        mod forms;
+        mod give_back;
+        mod list_policy;
+        mod memory;
+        mod mempool;
+        #[cfg(feature = "metrics")]
+        mod metrics_facade;
+        mod miri_dma_pool;
+        mod miri_portable;
+        mod mixed_kinds;
+        mod model;
+        mod model_nodes;
+        mod nodes;
+        #[cfg(feature = "trace")]
+        mod one_page;
+        mod placement;
+        mod pressure;
+        mod races;
+        mod refused;
+        #[cfg(feature = "top")]
+        mod serve_stats;
+        mod shrinkers;
+        mod signals;
+        mod waits;
+        mod waits_and_lists;
+
+        // Without frame states no child of a fork goes on, and no misuse is seen.
+        #[cfg(not(feature = "detection-off"))]
+        mod fork;
+        #[cfg(not(feature = "detection-off"))]
+        mod fork_short;
+        #[cfg(not(feature = "detection-off"))]
+        mod memory_limit;
+        #[cfg(not(feature = "detection-off"))]
+        mod misuse;
+    }
+}

@@ -1,0 +1,19 @@
+//! What the checks do for encrypted volumes; read by xtask/src/paths.rs.
+
+use super::Path;
+use crate::tools::{CRYPTSETUP, Need};
+
+pub(super) const CHECKS: Path = Path {
+    name: "crypt",
+    package: "pagemill-crypt",
+    wants: &[
+        CRYPTSETUP,
+        // Writes and reads LUKS1 volumes.
+        Need::Deb("qemu-utils", &["qemu-img", "--version"]),
+        // `nbdinfo` and `nbdcopy`.
+        Need::Deb("libnbd-bin", &["nbdcopy", "--version"]),
+        // Writes over NBD and verifies what it wrote.
+        Need::Deb("fio", &["fio", "--version"]),
+    ],
+    program_tests: &["crypt_mount", "crypt_serve", "bench_crypt"],
+};

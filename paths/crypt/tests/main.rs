@@ -1,0 +1,21 @@
+//! The tests of `pagemill-crypt` by its public interface, in one program.
+#[macro_use]
+#[path = "../../../tests/own_process.rs"]
+mod own_process;
+
+mod common;
+
+mod cipher;
+mod commands;
+mod cryptsetup;
+mod data;
+mod fio;
+mod headers;
+mod mount;
+mod nbd;
+mod nbd_clients;
+mod serve;
+mod serve_any_bytes;
+mod serve_disk;
+mod serve_hostile;
+mod tls;
