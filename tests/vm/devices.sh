@@ -4,10 +4,10 @@
 # machine: -device intel-iommu,intremap=on,caching-mode=on
 # machine: -device edu,addr=03.0,dma_mask=0xffffffff
 # modules: vfio-pci vfio_iommu_type1
-# tests: pagemill/device_vfio pagemill/devices pagemill/device_rings
+# tests: pagemill
 export PAGEMILL_TEST_EDU=0000:00:03.0
 echo vfio-pci > /sys/bus/pci/devices/$PAGEMILL_TEST_EDU/driver_override
 echo $PAGEMILL_TEST_EDU > /sys/bus/pci/drivers_probe
-for test in device_vfio devices device_rings; do
-    "/tests/$test" --show-output
-done
+# One at a time: there is one device.
+export AT_ONCE=1
+tests pagemill device_vfio:: devices:: device_rings::

@@ -1,6 +1,4 @@
 # The library's own tests on two nodes, where an allocator that says nothing has an arena on each.
 # machine: -smp 4 -m 1024 -object memory-backend-ram,id=m0,size=512M -object memory-backend-ram,id=m1,size=512M -numa node,nodeid=0,memdev=m0,cpus=0-1 -numa node,nodeid=1,memdev=m1,cpus=2-3 -numa dist,src=0,dst=1,val=20
-# tests: pagemill/forms pagemill/misuse pagemill/close pagemill/give_back pagemill/pressure pagemill/waits pagemill/nodes
-for test in forms misuse close give_back pressure waits nodes; do
-    "/tests/$test" --test-threads=2
-done
+# tests: pagemill
+tests pagemill forms:: misuse:: close:: give_back:: pressure:: waits:: nodes:: --skip model_nodes::

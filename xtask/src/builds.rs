@@ -1,4 +1,9 @@
 //! Formatting, lints, builds and the ordinary tests.
+//!
+//! Nearly all of it is built in one folder, by one profile and from one choice of packages, so that what the project depends
+//! on is compiled once: cargo gives each choice of packages features of its own, and each profile objects of its own. The
+//! profile is the one that a user builds with. Tests have assertions and overflow checks besides ([`checked`]), in the
+//! project's own crates: Cargo.toml keeps both away from the others.
 
 use std::fs;
 use std::path::Path;
@@ -6,9 +11,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::paths;
 use crate::plan::OLDEST;
-use crate::shell::Shell;
+use crate::shell::{Cmd, Shell};
+use crate::suites::{self, Built, Suite};
 use crate::tally::{self, Tally};
+use crate::{change, papers};
 
 /// The crates that a user links.
 pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-sys -p pagemill";
@@ -16,8 +24,35 @@ pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-sys -p pagemill";
 /// The fuzz targets are no member of the workspace: they are built on nightly alone.
 const FUZZ: &str = "fuzz/Cargo.toml";
 
-/// A build from nothing, with the C of the peers, on two processors.
-const BUILD_LIMIT: Duration = Duration::from_secs(900);
+/// The processor time of a build from nothing, with the C of the peers.
+pub(crate) const BUILD_LIMIT: Duration = Duration::from_secs(1800);
+
+/// All crates, with the features that no program of the project turns on.
+const WORKSPACE: &str = "--workspace --features pagemill/cuda";
+
+/// The project's crates, that [`checked`] compiles with little optimisation: optimising them takes longer than their tests
+/// save by it.
+const LIGHTLY: &[&str] = &[
+    "pagemill-core",
+    "pagemill-sys",
+    "pagemill",
+    "pagemill-bench",
+    "pagemill-cli",
+    "pagemill-crypt",
+    "pagemill-nvme",
+    "pagemill-checks",
+];
+
+/// A cargo command with assertions and overflow checks in the project's own crates.
+fn checked<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
+    let (task, rest) = args.split_once(' ').unwrap_or((args, ""));
+    let lightly: String =
+        LIGHTLY.iter().map(|name| format!(" --config profile.release.package.{name}.opt-level=1")).collect();
+    let cargo = shell.cargo(&format!("{task}{lightly} {rest}")).limit(BUILD_LIMIT);
+    let cargo = cargo.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+    // A panic names its line by itself.
+    cargo.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true").env("CARGO_PROFILE_RELEASE_DEBUG", "none")
+}
 
 pub(crate) fn fmt(shell: &Shell) -> Result<Tally> {
     let mut tally = Tally::default();
@@ -35,26 +70,28 @@ pub(crate) fn fmt(shell: &Shell) -> Result<Tally> {
             ran.expect_ok()?;
         } else {
             let first = files.iter().take(8).map(|file| format!("\n{file}")).collect::<String>();
-            tally.failures.push(format!("fmt: {what}: cargo fmt would change {} places{first}", files.len()));
+            tally.fail("", format!("{what}: cargo fmt would change {} places{first}", files.len()));
         }
     }
     Ok(tally)
 }
 
-/// With optimisation, as every step that has to do with the peers: their C and C++ is compiled once then.
+/// Warm, it looks at what changed and at what depends on that.
 pub(crate) fn clippy(shell: &Shell) -> Result<Tally> {
-    let everything = "clippy --locked --release --workspace --all-targets --features pagemill/cuda -- -D warnings";
-    shell.cargo(everything).limit(BUILD_LIMIT).run("clippy")?.expect_ok()?;
-    // The one feature that changes what the library does.
-    let bare = "clippy --locked --release -p pagemill --all-targets --features detection-off -- -D warnings";
-    shell.cargo(bare).limit(BUILD_LIMIT).run("clippy-detection-off")?.expect_ok()?;
-    Ok(Tally::pass("all targets, and pagemill with detection-off"))
+    let everything = format!("clippy --locked --release {WORKSPACE} --all-targets -- -D warnings");
+    shell.cargo(&everything).limit(BUILD_LIMIT).run("clippy")?.expect_ok()?;
+    if !shell.is_quick {
+        // The one feature that changes what the library does.
+        let bare = "clippy --locked --release -p pagemill --all-targets --features detection-off -- -D warnings";
+        shell.cargo(bare).limit(BUILD_LIMIT).run("clippy-detection-off")?.expect_ok()?;
+    }
+    Ok(Tally::pass("all targets"))
 }
 
 /// `pagemill` must build for a user who has no C compiler but the linker's driver: a
 /// build script that asks for one gets a program that fails.
 pub(crate) fn library(shell: &Shell) -> Result<Tally> {
-    let build = shell.cargo("build --locked -p pagemill").env("CC", "false").env("CXX", "false");
+    let build = shell.cargo("build --locked --release -p pagemill").env("CC", "false").env("CXX", "false");
     build.limit(BUILD_LIMIT).run("build")?.expect_ok()?;
     Ok(Tally::pass("cargo build -p pagemill, with CC and CXX set to a program that fails"))
 }
@@ -70,20 +107,73 @@ pub(crate) fn oldest(shell: &Shell) -> Result<Tally> {
     Ok(Tally::pass(format!("Rust {OLDEST}")))
 }
 
-/// All tests but those of the peers in C and C++, which `test-release` has.
-const EVERYTHING: &str = "--workspace --no-default-features --features pagemill-cli/bench,pagemill-cli/nvme,pagemill/cuda --lib --bins --tests --examples";
-
-pub(crate) fn test_rseq(shell: &Shell) -> Result<Tally> {
-    if let Some(why) = no_rseq(shell)? {
-        return Ok(Tally::skip("test-rseq", why));
-    }
-    tests(shell, "test-rseq", EVERYTHING, Some("rseq"))
+/// Builds every test, but of the paths that this change can be without.
+fn everything(shell: &Shell) -> Result<Built> {
+    let left_out = left_out(shell)?;
+    let left_out: String = left_out.iter().map(|path| format!(" --exclude {}", path.package)).collect();
+    let test = format!("test --locked --release {WORKSPACE}{left_out} --lib --bins --tests --examples");
+    suites::build(checked(shell, &test), "build-tests")
 }
 
-pub(crate) fn test_portable(shell: &Shell) -> Result<Tally> {
-    // Volumes are served by public calls, whatever lists are below: `test-rseq` tests them, or where there are none this step.
-    let volumes = if no_rseq(shell)?.is_none() { " --exclude pagemill-crypt" } else { "" };
-    tests(shell, "test-portable", &format!("{EVERYTHING}{volumes}"), Some("portable"))
+/// The paths that nothing was changed in, where this change lies within other paths alone.
+fn left_out(shell: &Shell) -> Result<Vec<&'static paths::Path>> {
+    Ok(if shell.is_all { Vec::new() } else { paths::untouched(&change::files(shell)?) })
+}
+
+pub(crate) fn tests(shell: &Shell) -> Result<Tally> {
+    let built = everything(shell)?;
+    let left_out = left_out(shell)?;
+    let of_others: Vec<_> =
+        left_out.iter().flat_map(|path| path.program_tests).map(|name| format!("{name}::")).collect();
+    let is_of_others = |package: &str, test: &str| {
+        package == "pagemill-cli" && of_others.iter().any(|module| test.starts_with(module.as_str()))
+    };
+    let suite = Suite::new(shell, "tests").only(|program, test| !is_of_others(&program.package, test));
+    let mut tally = match no_rseq(shell, &built)? {
+        None => suite.env("PAGEMILL_BACKEND", "rseq").run(&built.tests)?,
+        Some(why) => {
+            // The portable lists stand in for them, and it is said.
+            let mut tally = suite.run(&built.tests)?;
+            tally.add(Tally::skip("tests", format!("restartable sequences: {why}")));
+            tally
+        }
+    };
+    if !left_out.is_empty() {
+        let names: Vec<_> = left_out.iter().map(|path| path.name).collect();
+        tally.notes.push(format!("left to `cargo xtask test --all`, as nothing of it changed: {}", names.join(", ")));
+    }
+    some(tally, "tests")
+}
+
+/// Integration tests that take whichever backend they are given; the others choose theirs, or run both.
+const TAKE_A_BACKEND: &[(&str, &[&str])] = &[];
+
+/// The tests that choose no backend, on the portable lists.
+pub(crate) fn portable(shell: &Shell) -> Result<Tally> {
+    let built = everything(shell)?;
+    let takes = |program: &suites::Program, test: &str| {
+        let modules =
+            TAKE_A_BACKEND.iter().find(|(package, _)| *package == program.package).map(|(_, modules)| *modules);
+        let module = test.split("::").next().unwrap_or_default();
+        modules.is_some_and(|modules| program.kind == "lib" || modules.contains(&module))
+    };
+    let suite = Suite::new(shell, "portable").only(takes).env("PAGEMILL_BACKEND", "portable");
+    some(suite.run(&built.tests)?, "portable")
+}
+
+/// The unit tests of the crates in which something changed since main.
+pub(crate) fn unit(shell: &Shell) -> Result<Tally> {
+    let files = change::files(shell)?;
+    let packages = change::packages(&files, &papers::folders(shell)?);
+    if packages.is_empty() {
+        return Ok(Tally { notes: vec!["no crate has changed since main".to_owned()], ..Tally::default() });
+    }
+    let named: String = packages.iter().map(|name| format!(" -p {name}")).collect();
+    let test = format!("test --locked --release{named} --lib --bins");
+    let built = suites::build(checked(shell, &test), "build-unit")?;
+    let mut tally = Suite::new(shell, "unit").run(&built.tests)?;
+    tally.notes.push(packages.into_iter().collect::<Vec<_>>().join(", "));
+    Ok(tally)
 }
 
 /// The library and the bench, with the features that the program has, so that the step `release` finds most of it built.
@@ -92,23 +182,29 @@ pub(crate) const OPTIMISED: &str =
     "--release -p pagemill-core -p pagemill-sys -p pagemill -p pagemill-bench --features pagemill/top";
 
 pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
-    tests(shell, "test-release", &format!("{OPTIMISED} --lib --tests"), None)
+    let test = shell.cargo(&format!("test --locked {OPTIMISED} --lib --tests")).limit(BUILD_LIMIT);
+    let built = suites::build(test, "build-test-release")?;
+    some(Suite::new(shell, "test-release").run(&built.tests)?, "test-release")
 }
 
 /// What is measured without misuse detection is an allocator too: the tests that hold nothing of detection.
 pub(crate) fn test_detection_off(shell: &Shell) -> Result<Tally> {
-    tests(shell, "test-detection-off", "-p pagemill --features detection-off --lib --tests", None)
+    let test = checked(shell, "test --locked --release -p pagemill --features detection-off --lib --tests");
+    let built = suites::build(test, "build-test-detection-off")?;
+    some(Suite::new(shell, "test-detection-off").run(&built.tests)?, "test-detection-off")
 }
 
 /// docs/one-page.md against the steps that a page really goes through.
 pub(crate) fn one_page(shell: &Shell) -> Result<Tally> {
-    tests(shell, "one-page", "-p pagemill --features trace --test one_page", None)
+    let test = checked(shell, "test --locked --release -p pagemill --features trace --test one_page");
+    let built = suites::build(test, "build-one-page")?;
+    some(Suite::new(shell, "one-page").run(&built.tests)?, "one-page")
 }
 
 /// Why restartable sequences cannot be had here, if they cannot; asked of the library.
-pub(crate) fn no_rseq(shell: &Shell) -> Result<Option<String>> {
-    let ask = shell.cargo("run --locked --quiet -p pagemill-checks --bin backend").env("PAGEMILL_BACKEND", "rseq");
-    let ran = ask.limit(BUILD_LIMIT).run("backend")?;
+fn no_rseq(shell: &Shell, built: &Built) -> Result<Option<String>> {
+    let backend = built.programs.get("backend").context("pagemill-checks has a program `backend`")?;
+    let ran = shell.command(backend).env("PAGEMILL_BACKEND", "rseq").run("tests-backend")?;
     if let Some(why) = ran.text.lines().find_map(|line| line.strip_prefix("unavailable: ")) {
         return Ok(Some(why.to_owned()));
     }
@@ -117,39 +213,32 @@ pub(crate) fn no_rseq(shell: &Shell) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Runs the tests that `which` selects and counts them; with a backend, forced.
-fn tests(shell: &Shell, step: &str, which: &str, backend: Option<&str>) -> Result<Tally> {
-    let mut cargo = shell.cargo(&format!("test --locked --no-fail-fast {which} -- --show-output"));
-    if let Some(backend) = backend {
-        cargo = cargo.env("PAGEMILL_BACKEND", backend);
-    }
-    let ran = cargo.limit(BUILD_LIMIT).run(step)?;
-    count(step, ran)
-}
-
-/// Counts the tests of a run that was to end well and to run at least one.
-pub(crate) fn count(step: &str, ran: crate::shell::Ran) -> Result<Tally> {
-    let tally = tally::of_tests(step, &ran.text);
-    if !ran.is_ok() && tally.failures.is_empty() {
-        ran.expect_ok()?;
-        return Ok(tally);
-    }
-    let mut tally = tally;
-    if !ran.is_ok() {
-        let first = tally.failures.remove(0);
-        tally.failures.insert(0, format!("{first}\n{}\n{}", ran.how_it_ended(), tally::said_by_failures(&ran.text)));
-    } else if tally.passed == 0 && tally.skips.is_empty() {
-        tally.failures.push(format!("{step}: ran no test at all"));
+/// A step that ran no test at all has failed.
+pub(crate) fn some(mut tally: Tally, step: &str) -> Result<Tally> {
+    if tally.passed == 0 && tally.skips.is_empty() && tally.failures.is_empty() {
+        tally.fail("", format!("{step} ran no test at all"));
     }
     Ok(tally)
 }
 
+/// Counts the tests of a cargo command that runs them itself, was to end well and to run at least one.
+pub(crate) fn count(step: &str, ran: crate::shell::Ran) -> Result<Tally> {
+    let mut tally = tally::of_tests(step, &ran.text);
+    if !ran.is_ok() {
+        let Some(first) = tally.failures.first_mut() else {
+            ran.expect_ok()?;
+            return Ok(tally);
+        };
+        first.why = format!("{}\n{}", ran.how_it_ended(), tally::said_by_failures(&ran.text));
+    }
+    some(tally, step)
+}
+
 pub(crate) fn doctest(shell: &Shell) -> Result<Tally> {
-    let ran = shell
-        .cargo("test --locked --no-fail-fast --workspace --no-default-features --features pagemill-cli/bench,pagemill-cli/nvme,pagemill/cuda --doc")
-        .limit(BUILD_LIMIT)
-        .run("doctest")?;
-    count("doctest", ran)
+    count(
+        "doctest",
+        checked(shell, &format!("test --locked --no-fail-fast --release {WORKSPACE} --doc")).run("doctest")?,
+    )
 }
 
 /// The names of the Rust programs in a folder, sorted; at least one.
@@ -168,14 +257,13 @@ pub(crate) fn programs_in(folder: &Path) -> Result<Vec<String>> {
 
 /// Runs each program in crates/pagemill/examples.
 pub(crate) fn examples(shell: &Shell) -> Result<Tally> {
-    let folder = shell.root.join("crates/pagemill/examples");
-    let names = programs_in(&folder)?;
+    let built = everything(shell)?;
     let mut tally = Tally::default();
-    for name in names {
-        let ran = shell.cargo(&format!("run --locked --quiet -p pagemill --example {name}")).limit(BUILD_LIMIT);
-        match ran.run(&format!("example-{name}"))?.expect_ok() {
+    for name in programs_in(&shell.root.join("crates/pagemill/examples"))? {
+        let program = built.programs.get(&name).with_context(|| format!("cargo built no example {name}"))?;
+        match shell.command(program).run(&format!("examples-{name}"))?.expect_ok() {
             Ok(_) => tally.add(Tally::pass(name)),
-            Err(error) => tally.failures.push(format!("example {name}: {error:#}")),
+            Err(error) => tally.fail(format!("examples/{name}"), format!("{error:#}")),
         }
     }
     Ok(tally)

@@ -4,16 +4,17 @@
 //! None of the first four sees into the restartable sequences' assembly. The evidence
 //! for that is stress (with signals inside sections), not loom, miri or a sanitizer.
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::time::Duration;
+use std::{fs, thread};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 
-use crate::builds;
+use crate::builds::{self, BUILD_LIMIT};
 use crate::shell::{Cmd, Ran, Shell};
+use crate::suites::{self, Suite};
 use crate::tally::Tally;
-
-/// Any of these steps may build from nothing.
-const LIMIT: Duration = Duration::from_secs(900);
 
 /// The seed of every run that does not look for a new one.
 const SEED: u64 = 1;
@@ -23,88 +24,128 @@ const OWNED_TWICE: &str = "owned twice";
 
 /// Seconds that each fuzz target gets.
 const FUZZ_S: u32 = 20;
+/// What each hunt of the tier `long` gets, in seconds.
+const LONG_S: u32 = 600;
 
 pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
-    let ran = loom_tests(shell).run("loom")?;
-    builds::count("loom", ran)
+    builds::count("loom", loom_tests(shell, &[])?.run("loom")?)
 }
 
 /// Pools and waits, each model under some ten thousand schedules.
 pub(crate) fn shuttle(shell: &Shell) -> Result<Tally> {
-    let ran = shuttle_tests(shell).run("shuttle")?;
-    builds::count("shuttle", ran)
+    builds::count("shuttle", shuttle_tests(shell, &[])?.run("shuttle")?)
 }
 
-fn shuttle_tests(shell: &Shell) -> Cmd<'_> {
-    let cargo = shell.cargo("test --locked --release --no-fail-fast -p pagemill --test shuttle*");
-    cargo.rustflags("--cfg shuttle", "shuttle").limit(LIMIT)
+fn loom_tests<'a>(shell: &'a Shell, more: &[&str]) -> Result<Cmd<'a>> {
+    let test = "test --locked --release --no-fail-fast -p pagemill-core -p pagemill-sys --test tests";
+    with_cfg(shell, shell.cargo(test), &[&["loom"], more].concat())
 }
 
-fn loom_tests(shell: &Shell) -> Cmd<'_> {
-    let cargo = shell.cargo("test --locked --release --no-fail-fast -p pagemill-core -p pagemill-sys --test loom*");
-    cargo.rustflags("--cfg loom", "loom").limit(LIMIT)
+fn shuttle_tests<'a>(shell: &'a Shell, more: &[&str]) -> Result<Cmd<'a>> {
+    let test = "test --locked --release --no-fail-fast -p pagemill --test tests";
+    with_cfg(shell, shell.cargo(test), &[&["shuttle"], more].concat())
 }
 
-/// Has cargo compile the project's own crates with the canary. What they depend on is the same without it.
-fn with_canary<'a>(shell: &Shell, cargo: Cmd<'a>) -> Cmd<'a> {
-    cargo.env("RUSTC_WORKSPACE_WRAPPER", shell.root.join("tests/canary/rustc"))
+/// The switch that compiles the bugs in which hunters must find.
+const CANARY: &str = "pagemill_canary";
+
+/// Has cargo compile the project's own crates with these cfgs, beside those without: what they depend on is the same and is
+/// compiled once. What is built goes to a folder of its own, where nobody takes it for the program without them.
+fn with_cfg<'a>(shell: &'a Shell, cargo: Cmd<'a>, cfgs: &[&str]) -> Result<Cmd<'a>> {
+    let name = cfgs.join("+");
+    // What cargo calls for rustc (RUSTC_WORKSPACE_WRAPPER), for the crates of this project and no other.
+    let wrapper: PathBuf = shell.own_target("rustc").join(&name);
+    fs::create_dir_all(shell.own_target("rustc"))?;
+    let flags: String = cfgs.iter().map(|cfg| format!(" --cfg {cfg}")).collect();
+    fs::write(&wrapper, format!("#!/bin/sh\nexec \"$@\"{flags}\n"))?;
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
+    let cargo = cargo.env("RUSTC_WORKSPACE_WRAPPER", wrapper).limit(BUILD_LIMIT);
+    Ok(cargo.env("CARGO_BUILD_BUILD_DIR", &shell.target).env("CARGO_TARGET_DIR", shell.own_target(&name)))
 }
 
 pub(crate) fn stress(shell: &Shell) -> Result<Tally> {
+    stresses(shell, "stress", &["--seconds 5 --threads 4"])
+}
+
+/// Ten minutes of each kind of stress, with a seed that nobody has tried.
+pub(crate) fn long_stress(shell: &Shell) -> Result<Tally> {
+    let kinds = ["", "--tight"].map(|kind| format!("--seconds {LONG_S} --threads 4 {kind}"));
+    stresses(shell, "long-stress", &kinds.each_ref().map(String::as_str))
+}
+
+/// Each of these stresses on each backend. Those of the tier `long` say their seed.
+fn stresses(shell: &Shell, step: &str, kinds: &[&str]) -> Result<Tally> {
+    // What a word of the backend's absence looks like (pagemill::Invalid::Backend).
+    const UNAVAILABLE: &str = "restartable sequences";
     let mut tally = Tally::default();
     for backend in ["rseq", "portable"] {
-        if backend == "rseq"
-            && let Some(why) = builds::no_rseq(shell)?
-        {
-            tally.add(Tally::skip("stress/rseq", why));
-            continue;
+        for kind in kinds {
+            let seed = if step == "stress" { SEED } else { new_seed() };
+            let run = shell.cargo(&format!("run --locked --release -- stress --seed {seed} {kind}"));
+            let run =
+                run.env("PAGEMILL_BACKEND", backend).limit(BUILD_LIMIT + Duration::from_secs(4 * u64::from(LONG_S)));
+            let ran = run.run(&format!("{step}-{backend}"))?;
+            if backend == "rseq"
+                && !ran.is_ok()
+                && ran.text.contains(UNAVAILABLE)
+                && ran.text.contains("PAGEMILL_BACKEND")
+            {
+                tally.add(Tally::skip(format!("{step}/rseq"), last_line(&ran.text)));
+                continue;
+            }
+            let ran = ran.expect_ok()?;
+            tally.add(Tally::pass(format!("{backend} {kind}: {}", last_line(&ran.text))));
         }
-        let run = shell.cargo(&format!("run --locked --release -- stress --seconds 5 --seed {SEED} --threads 4"));
-        let run = run.env("PAGEMILL_BACKEND", backend).limit(LIMIT);
-        let ran = run.run(&format!("stress-{backend}"))?.expect_ok()?;
-        tally.add(Tally::pass(format!("{backend}: {}", last_line(&ran.text))));
     }
     Ok(tally)
 }
 
+/// Models and property tests at many times their schedules, from a seed that nobody has tried.
+pub(crate) fn long_models(shell: &Shell) -> Result<Tally> {
+    let mut tally = builds::count(
+        "long-models",
+        shuttle_tests(shell, &[])?.env("PAGEMILL_SCHEDULES", "1000000").run("long-shuttle")?,
+    )?;
+    let test = format!("test --locked {} --lib --tests", builds::OPTIMISED);
+    let built = suites::build(shell.cargo(&test).limit(BUILD_LIMIT), "long-models-build")?;
+    let seed = new_seed();
+    let suite = Suite::new(shell, "long-models").only(|_, test| test.starts_with("model"));
+    tally.add(suite.env("PROPTEST_CASES", "20000").env("PROPTEST_RNG_SEED", seed.to_string()).run(&built.tests)?);
+    tally.notes.push(format!("PROPTEST_RNG_SEED={seed}"));
+    Ok(tally)
+}
+
+fn new_seed() -> u64 {
+    use std::time::{SystemTime, UNIX_EPOCH};
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(SEED, |time| time.as_secs())
+}
+
 /// Compiles the canary in and demands that each hunter fails, and for that reason.
 pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
-    // They compile crate after crate, on one processor most of the time: two lanes, each with folders of its own.
-    std::thread::scope(|scope| {
-        let models = scope.spawn(|| -> Result<Tally> {
-            let ran = with_canary(shell, loom_tests(shell)).run("canary-loom")?;
-            let mut tally = caught("loom", &ran, &[OWNED_TWICE, "panicked at"]);
-            let ran = with_canary(shell, shuttle_tests(shell)).run("canary-shuttle")?;
-            tally.add(caught("shuttle", &ran, &["deadlock!", "panicked at"]));
-            Ok(tally)
-        });
-        // In a folder of its own, where nobody takes the program for the one without the bug; so without the bench and the
-        // volumes, whose many crates would be compiled for it again.
-        let stress = format!("stress --seconds 30 --seed {SEED} --threads 4");
-        let run = shell.cargo(&format!("run --locked --release -p pagemill-cli --no-default-features -- {stress}"));
-        let run = with_canary(shell, run).env("PAGEMILL_BACKEND", "portable");
-        let run = run.env("CARGO_TARGET_DIR", shell.own_target("canary"));
-        let ran = run.limit(LIMIT).run("canary-stress")?;
-        let mut tally = caught("stress", &ran, &[OWNED_TWICE, &format!("seed {SEED}")]);
-
-        // Beside the tests of test-release, whose dependencies it shares: nobody starts a test by its file's name.
-        let model = shell.cargo(&format!("test --locked {} --test model*", builds::OPTIMISED));
-        let ran = with_canary(shell, model).limit(LIMIT).run("canary-model")?;
-        tally.add(caught("the model test", &ran, &[OWNED_TWICE, "panicked at"]));
-        tally.add(models.join().map_err(|_| anyhow::anyhow!("canary: the models' thread panicked"))??);
-        Ok(tally)
-    })
+    let ran = loom_tests(shell, &[CANARY])?.run("canary-loom")?;
+    let mut tally = caught("loom", &ran, &[OWNED_TWICE, "panicked at"]);
+    let ran = shuttle_tests(shell, &[CANARY])?.run("canary-shuttle")?;
+    tally.add(caught("shuttle", &ran, &["deadlock!", "panicked at"]));
+    // Without the bench and the volumes, whose crates would be compiled for it again.
+    let stress = format!("stress --seconds 30 --seed {SEED} --threads 4");
+    let run = shell.cargo(&format!("run --locked --release -p pagemill-cli --no-default-features -- {stress}"));
+    let ran = with_cfg(shell, run.env("PAGEMILL_BACKEND", "portable"), &[CANARY])?.run("canary-stress")?;
+    tally.add(caught("stress", &ran, &[OWNED_TWICE, &format!("seed {SEED}")]));
+    let model = shell.cargo("test --locked --release -p pagemill --features pagemill/top --test tests -- model::");
+    let ran = with_cfg(shell, model, &[CANARY])?.run("canary-model")?;
+    tally.add(caught("the model test", &ran, &[OWNED_TWICE, "panicked at"]));
+    Ok(tally)
 }
 
 /// A hunter caught the canary when it failed and said each of `words`.
 fn caught(hunter: &str, ran: &Ran, words: &[&str]) -> Tally {
     let mut problems = Vec::new();
     if ran.is_ok() {
-        problems.push(format!("canary: {hunter} did not notice it; everything it printed: {}", ran.log.display()));
+        problems.push(format!("{hunter} did not notice it; everything it printed: {}", ran.log.display()));
     }
     for word in words.iter().filter(|word| !ran.text.contains(*word)) {
         let how = ran.how_it_ended();
-        problems.push(format!("canary: {hunter} did not say {word:?}; {how}\n{}", ran.last_lines(20)));
+        problems.push(format!("{hunter} did not say {word:?}; {how}\n{}", ran.last_lines(20)));
     }
     let line = ran.text.lines().find(|line| line.contains(words[0])).unwrap_or_default();
     Tally::from_problems(problems, format!("{hunter} caught it: {}", line.trim()))
@@ -121,31 +162,39 @@ pub(crate) fn miri(shell: &Shell) -> Result<Tally> {
         let mut cargo = shell.nightly(&test);
         cargo = cargo.env("PAGEMILL_BACKEND", "portable").env("MIRIFLAGS", FLAGS);
         cargo = cargo.env("CARGO_TARGET_DIR", shell.own_target("miri"));
-        cargo.limit(LIMIT).run(name).and_then(|ran| builds::count(name, ran)).unwrap_or_else(|error| {
-            let failures = vec![format!("{name}: {error:#}")];
-            Tally { failures, ..Tally::default() }
-        })
+        let counted = cargo.limit(BUILD_LIMIT).run(name).and_then(|ran| builds::count(name, ran));
+        counted.unwrap_or_else(|error| Tally::failure("", format!("{name}: {error:#}")))
     };
     // Miri has one thread of its own for whatever it runs: the two halves take about as long, side by side.
-    std::thread::scope(|scope| {
-        let path = scope.spawn(|| part("miri-pagemill", "-p pagemill --test miri_*"));
+    thread::scope(|scope| {
+        let path = scope.spawn(|| part("miri-pagemill", "-p pagemill --test tests"));
         let mut tally = part("miri-core", "-p pagemill-core");
         tally.add(part("miri-sys", "-p pagemill-sys"));
-        tally.add(path.join().map_err(|_| anyhow::anyhow!("miri-pagemill: its thread panicked"))?);
+        tally.add(path.join().map_err(|_| anyhow!("miri-pagemill: its thread panicked"))?);
         Ok(tally)
     })
 }
 
 pub(crate) fn asan(shell: &Shell) -> Result<Tally> {
     // Core forbids `unsafe`: there is nothing for it to see.
-    let test = "test --locked --no-fail-fast --target x86_64-unknown-linux-gnu -p pagemill-sys -p pagemill --lib --tests \
-        -- --show-output";
-    let cargo = shell.nightly(test).rustflags("-Zsanitizer=address", "asan");
-    builds::count("asan", cargo.limit(LIMIT).run("asan")?)
+    const TARGET: &str = "x86_64-unknown-linux-gnu";
+    let test = format!("test --locked --target {TARGET} -p pagemill-sys -p pagemill --lib --tests");
+    let test = shell.nightly(&test).rustflags("-Zsanitizer=address", "asan").limit(BUILD_LIMIT);
+    let built = suites::build(test, "asan-build")?;
+    builds::some(Suite::new(shell, "asan").run(&built.tests)?, "asan")
 }
 
-/// Builds the fuzz targets with the flags that `cargo fuzz` uses, without needing it.
 pub(crate) fn fuzz(shell: &Shell) -> Result<Tally> {
+    fuzz_for(shell, FUZZ_S, SEED)
+}
+
+/// Ten minutes of each target, with a seed that nobody has tried.
+pub(crate) fn long_fuzz(shell: &Shell) -> Result<Tally> {
+    fuzz_for(shell, LONG_S, new_seed())
+}
+
+/// Builds the fuzz targets with the flags that `cargo fuzz` uses, without needing it, and runs each for so long.
+fn fuzz_for(shell: &Shell, seconds: u32, seed: u64) -> Result<Tally> {
     const FLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module \
         -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
         -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
@@ -153,31 +202,31 @@ pub(crate) fn fuzz(shell: &Shell) -> Result<Tally> {
     const TARGET: &str = "x86_64-unknown-linux-gnu";
     let names = builds::programs_in(&shell.root.join("fuzz/fuzz_targets"))?;
     let build = format!("build --release --target {TARGET} --manifest-path fuzz/Cargo.toml");
-    shell.nightly(&build).rustflags(FLAGS, "fuzz").limit(LIMIT).run("fuzz-build")?.expect_ok()?;
+    shell.nightly(&build).rustflags(FLAGS, "fuzz").limit(BUILD_LIMIT).run("fuzz-build")?.expect_ok()?;
     // Each has one thread of its own.
     let hunt = |name: &String| -> Result<Tally> {
         let program = shell.own_target("fuzz").join(TARGET).join("release").join(name);
         let artifacts = shell.own_target("fuzz").join(format!("found-{name}-"));
         let run = shell
             .command(program)
-            .arg(format!("-max_total_time={FUZZ_S}"))
-            .arg(format!("-seed={SEED}"))
+            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-seed={seed}"))
             .arg(format!("-artifact_prefix={}", artifacts.display()));
-        let ran = run.limit(LIMIT).run(&format!("fuzz-{name}"))?.expect_ok()?;
+        let ran = run.limit(Duration::from_secs(2 * u64::from(LONG_S))).run(&format!("fuzz-{name}"))?.expect_ok()?;
         // libFuzzer's own last word: `Done 12345 runs in 21 second(s)`.
         let done = ran.text.lines().rev().find(|line| line.starts_with("Done ")).unwrap_or_default();
         let runs: u64 = done.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
-        ensure!(runs > 100, "{name}: only {runs} inputs in {FUZZ_S} s; {}", ran.how_it_ended());
+        ensure!(runs > 100, "{name}: only {runs} inputs in {seconds} s; {}", ran.how_it_ended());
         Ok(Tally::pass(format!("{name}: {done}")))
     };
     let mut tally = Tally::default();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let hunts: Vec<_> = names.iter().map(|name| (name, scope.spawn(move || hunt(name)))).collect();
         for (name, hunting) in hunts {
             match hunting.join() {
                 Ok(Ok(found)) => tally.add(found),
-                Ok(Err(error)) => tally.failures.push(format!("fuzz/{name}: {error:#}")),
-                Err(_) => tally.failures.push(format!("fuzz/{name}: its thread panicked")),
+                Ok(Err(error)) => tally.fail("", format!("{name}: {error:#}")),
+                Err(_) => tally.fail("", format!("{name}: its thread panicked")),
             }
         }
     });

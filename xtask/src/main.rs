@@ -1,30 +1,34 @@
-//! Pagemill's own checks.
-//!
-//! `cargo xtask test` is exactly what continuous integration runs; `.ci/run` is the
-//! same with no skip allowed but the hardware that `.ci/skips-allowed` names.
+//! Pagemill's own checks, in tiers: `cargo xtask quick`, `test`, `test --all` (which `.ci/run` runs with no skip allowed
+//! but the hardware that `.ci/skips-allowed` names) and `long`.
 //!
 //! Where to read on: [`plan`] lists the steps in their order, [`runner`] runs them
 //! and counts, [`tools`] says what the machine lacks. The steps themselves are in
-//! [`builds`] (compiler, lints, tests), [`hunts`] (model checkers, sanitizers,
-//! stress, the canary), [`binaries`] (what the compiler made) and [`papers`] (what
-//! the documents claim).
+//! [`builds`] (compiler, lints, tests by way of [`suites`]), [`hunts`] (model checkers, sanitizers,
+//! stress, the canary), [`binaries`] (what the compiler made), [`vm`] and [`papers`] (what
+//! the documents claim). [`shell`] starts every command, and [`watch`] ends those that hang.
 
 mod binaries;
 mod builds;
+mod change;
 mod clauses;
 mod hunts;
 mod papers;
+mod paths;
 mod plan;
+mod progress;
 mod readme;
 mod runner;
 mod shell;
+mod suites;
 mod tally;
 mod tools;
 mod vm;
+mod watch;
 
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use plan::Tier;
 
 /// Pagemill's own checks.
 #[derive(Parser)]
@@ -36,40 +40,59 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Run every check, in order; the last line counts them.
-    Test(TestArgs),
+    /// Check what changed since main: format, documents, lints, unit tests. A minute or two.
+    Quick(TestArgs),
+    /// Run each test once, in about 12 minutes from a clean checkout; with --all also in the other builds and on the other
+    /// machines, in about 25.
+    Test {
+        /// Optimised, under AddressSanitizer and miri, with a bug put in, without detection, fuzzed, in virtual machines.
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        args: TestArgs,
+    },
+    /// Run what takes hours: long stress, models and fuzzing, whole machines of another kind.
+    Long(TestArgs),
     /// Run tests that need a kernel to themselves, in a virtual machine (QEMU's emulation, Debian's kernel); the scripts of
-    /// these names in tests/vm, all of them for none.
+    /// these names in tests/vm, those of `test --all` for none.
     Vm {
         /// A script's name.
         names: Vec<String>,
     },
-    /// List the steps of `test`: name, what it shows, what it needs.
+    /// List the steps: name, tier, how long each takes, what it shows.
     List,
 }
 
-/// How `cargo xtask test` runs.
-#[derive(Args)]
+/// How the checks run.
+#[derive(Args, Default)]
 struct TestArgs {
-    /// Only these steps, by name (`cargo xtask list` prints them).
+    /// Only these steps, by name, of whichever tier (`cargo xtask list` prints them).
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     only: Vec<String>,
+    /// Only tests whose names hold this.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
     /// Count a skip as a failure, unless .ci/skips-allowed names it.
     #[arg(long)]
     no_skips: bool,
     /// Install nothing: say what is missing and go on with what is here.
     #[arg(long)]
     no_install: bool,
-    /// Print what each command prints as it runs, not only when it fails.
+    /// Print what each command prints as it ends, not only when it fails.
     #[arg(long, short)]
     verbose: bool,
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Task::Test(args) => runner::test(&args),
+        Task::Quick(args) => runner::test(Tier::Quick, &args),
+        Task::Test { all, args } => runner::test(if all { Tier::All } else { Tier::Test }, &args),
+        Task::Long(args) => runner::test(Tier::Long, &args),
         Task::Vm { names } => runner::vm(&names),
-        Task::List => plan::print().map(|()| true),
+        Task::List => {
+            plan::print();
+            Ok(true)
+        }
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -247,6 +247,15 @@ fn names_in_cell(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
 
+/// The workspace's packages, each with its folder relative to the root.
+pub(crate) fn folders(shell: &Shell) -> Result<BTreeMap<String, String>> {
+    let folder = |package: &Value| -> Option<String> {
+        let folder = Path::new(package["manifest_path"].as_str()?).parent()?;
+        Some(folder.strip_prefix(&shell.root).ok()?.display().to_string())
+    };
+    Ok(workspace(shell)?.iter().filter_map(|package| Some((name_of(package).to_owned(), folder(package)?))).collect())
+}
+
 /// Every package that anything here is built from.
 fn all_packages(shell: &Shell) -> Result<Vec<Value>> {
     let mut all = metadata(shell, "--locked --all-features")?;

@@ -1,12 +1,26 @@
-//! The steps of `cargo xtask test`, in their order: what is quick and often broken
-//! comes first.
+//! The steps of the checks, in their order: what is quick and often broken comes first. Each belongs to a [`Tier`].
 
 use anyhow::{Result, bail};
+use clap::ValueEnum;
 
+use crate::paths;
 use crate::shell::Shell;
 use crate::tally::Tally;
-use crate::tools::{CRYPTSETUP, FIO, GCC, GIT, GXX, LIBNBD, MAKE, Need, QEMU_IMG};
+use crate::tools::{GCC, GIT, GXX, MAKE, Need};
 use crate::{binaries, builds, clauses, hunts, papers, readme, vm};
+
+/// How much is run: each tier has what the ones before it have, but [`Tier::Long`], which has its own steps alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Tier {
+    /// `cargo xtask quick`: what a change could have broken, while one works on it.
+    Quick,
+    /// `cargo xtask test`: each test once.
+    Test,
+    /// `cargo xtask test --all`: the same code in other builds and on other machines; what `.ci/run` runs.
+    All,
+    /// `cargo xtask long`: what takes hours.
+    Long,
+}
 
 /// One step.
 pub(crate) struct Step {
@@ -14,10 +28,16 @@ pub(crate) struct Step {
     pub(crate) name: &'static str,
     /// What it shows, in a line.
     pub(crate) shows: &'static str,
+    /// The first tier that has it.
+    pub(crate) tier: Tier,
+    /// True when no later tier has it, because they have more than it.
+    pub(crate) is_for_one_tier: bool,
+    /// How long it takes from a clean checkout on two idle processors, in seconds, when the steps before it are done.
+    pub(crate) about_s: u64,
     /// What it cannot do without.
     pub(crate) needs: &'static [Need],
     /// What some of its tests cannot do without.
-    pub(crate) wants: &'static [Need],
+    pub(crate) wants: fn() -> Vec<Need>,
     /// The next step, if it can be done at the same time: neither of the two keeps two processors busy.
     pub(crate) beside: Option<&'static str>,
     /// Does it. An error is one failed check.
@@ -29,88 +49,134 @@ const MIRI: &[Need] = &[GCC, NIGHTLY, Need::Nightly("miri"), Need::Nightly("rust
 /// `rust-version` in Cargo.toml; the step `oldest` holds the two together.
 pub(crate) const OLDEST: &str = "1.89";
 const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
-/// Programs that tests compare with; a test whose program is missing says so, and the others run.
-const ORACLES: &[Need] = &[CRYPTSETUP, FIO, LIBNBD, QEMU_IMG];
+const LINTS: &[Need] = &[Need::Component("clippy"), GCC, GXX, MAKE];
+
+use Tier::{All, Long, Quick, Test};
 
 /// Every step there is.
 pub(crate) const STEPS: &[Step] = &[
-    step("fmt", "the code is formatted", &[Need::Component("rustfmt")], builds::fmt),
-    step("layers", "no crate knows one that stands above it", &[], papers::layers),
-    step("lengths", "no source file has grown out of hand", &[GIT], papers::lengths),
-    step("paths", "no file names a place on the machine it was written on", &[GIT], papers::machine_paths),
-    step("links", "the documents' links lead somewhere", &[GIT], papers::links),
-    step("licences", "each dependency's licence and source is one that deny.toml allows", &[], papers::licences),
-    step("dependencies", "docs/dependencies.md says why each direct dependency is there", &[], papers::dependencies),
-    step("clauses", "docs/clauses.md names tests that exist for each clause", &[GIT], clauses::check),
-    step("build", "the library builds with no C compiler in reach", &[GCC], builds::library),
-    step("clippy", "no lint has anything to say", &[Need::Component("clippy"), GCC, GXX, MAKE], builds::clippy),
+    step("fmt", Quick, 2, "the code is formatted", &[Need::Component("rustfmt")], builds::fmt),
+    step("layers", Quick, 1, "no crate knows one that stands above it", &[], papers::layers),
+    step("lengths", Quick, 1, "no source file has grown out of hand", &[GIT], papers::lengths),
+    step("paths", Quick, 1, "no file names a place on the machine it was written on", &[GIT], papers::machine_paths),
+    step("links", Quick, 1, "the documents' links lead somewhere", &[GIT], papers::links),
+    step("licences", Quick, 1, "deny.toml allows each dependency's licence and source", &[], papers::licences),
+    step("dependencies", Quick, 1, "docs/dependencies.md says why each dependency is there", &[], papers::dependencies),
+    step("clauses", Quick, 1, "docs/clauses.md names tests that exist for each clause", &[GIT], clauses::check),
+    step("clippy", Quick, 110, "no lint has anything to say", LINTS, builds::clippy),
+    step("unit", Quick, 60, "the unit tests of the crates that changed", C_AND_CXX, builds::unit).in_one_tier(),
+    step("build", Test, 10, "the library builds with no C compiler in reach", &[GCC], builds::library),
     step(
         "oldest",
+        Test,
+        10,
         "the library builds with the oldest Rust that it promises",
         &[GCC, Need::Toolchain(OLDEST)],
         builds::oldest,
     ),
-    step("test-rseq", "the tests, on restartable sequences", &[GCC], builds::test_rseq).wanting(ORACLES),
-    step("test-portable", "the tests, on the portable lists", &[GCC], builds::test_portable),
+    step("tests", Test, 200, "each test, on restartable sequences where there are any", C_AND_CXX, builds::tests)
+        .wanting(paths::wants),
+    step("portable", Test, 30, "the tests that choose no backend, on the portable lists", C_AND_CXX, builds::portable),
+    step("doctest", Test, 30, "the examples in the documentation and in the README run", C_AND_CXX, builds::doctest),
+    step("examples", Test, 5, "the example programs run", C_AND_CXX, builds::examples),
+    step("one-page", Test, 20, "docs/one-page.md tells what a page goes through", &[GCC], builds::one_page),
+    step("loom", Test, 60, "the models of the portable lists and the bit areas", &[GCC], hunts::loom).beside("shuttle"),
+    step("shuttle", Test, 30, "the models of pools and waits: nobody waits for ever", &[GCC], hunts::shuttle),
+    step("release", Test, 60, "the program builds as a user builds it", C_AND_CXX, builds::release),
+    step("readme", Test, 120, "the README's commands run as they stand", C_AND_CXX, readme::commands).beside("stress"),
+    step("stress", Test, 15, "five seconds of stress on each backend", C_AND_CXX, hunts::stress),
+    step("sizes", Test, 5, "the hot functions are no longer than they may be", &[GCC], binaries::sizes),
+    step(
+        "no-os",
+        Test,
+        5,
+        "core links and works with no operating system's library",
+        &[GCC, Need::Target("x86_64-unknown-none")],
+        binaries::no_os,
+    ),
+    step("rustdoc", All, 30, "the documentation builds without a warning", C_AND_CXX, builds::rustdoc),
     step(
         "test-release",
-        "the tests of the library and of the bench with its peers, optimised, on both backends",
+        All,
+        90,
+        "the tests of the library and of the bench with its peers, without assertions",
         C_AND_CXX,
         builds::test_release,
     ),
     step(
         "test-detection-off",
+        All,
+        40,
         "the library's tests, without the detection of misuse that measuring may switch off",
-        &[GCC],
+        C_AND_CXX,
         builds::test_detection_off,
     ),
-    step("one-page", "docs/one-page.md tells what a page goes through", &[GCC], builds::one_page),
-    step("doctest", "the examples in the documentation and in the README run", &[GCC], builds::doctest),
-    step("examples", "the example programs run", &[GCC], builds::examples),
-    step("rustdoc", "the documentation builds without a warning", C_AND_CXX, builds::rustdoc),
-    step("release", "the program builds as a user builds it", C_AND_CXX, builds::release),
-    step("readme", "the README's commands run as they stand", C_AND_CXX, readme::commands),
-    step("stress", "five seconds of stress on each backend", C_AND_CXX, hunts::stress),
-    step("sizes", "the hot functions are no longer than they may be", &[GCC], binaries::sizes),
-    step(
-        "no-os",
-        "core links and works with no operating system's library",
-        &[GCC, Need::Target("x86_64-unknown-none")],
-        binaries::no_os,
-    ),
+    step("canary", All, 120, "stress and the models catch a bug that was put in for them", C_AND_CXX, hunts::canary),
     step(
         "aarch64",
+        All,
+        15,
         "the restartable sequences' descriptors and signatures on aarch64",
         &[Need::Target("aarch64-unknown-linux-gnu")],
         binaries::aarch64,
     ),
-    step("loom", "the models of the portable lists and the bit areas", &[GCC], hunts::loom),
-    step("shuttle", "the models of pools and waits: nobody waits for ever", &[GCC], hunts::shuttle),
-    step("canary", "stress and the models catch a bug that was put in for them", C_AND_CXX, hunts::canary),
-    step("miri", "core and the portable backend have no undefined behaviour that miri sees", MIRI, hunts::miri)
-        .beside("asan"),
-    step("asan", "the library's tests under AddressSanitizer", &[GCC, NIGHTLY], hunts::asan),
+    step(
+        "miri",
+        All,
+        120,
+        "core and the portable backend have no undefined behaviour that miri sees",
+        MIRI,
+        hunts::miri,
+    )
+    .beside("asan"),
+    step("asan", All, 120, "the library's tests under AddressSanitizer", &[GCC, NIGHTLY], hunts::asan),
     step(
         "vm",
+        All,
+        150,
         "what needs a kernel of its own: nodes, huge pages, limits, the device mapper, a drive",
         vm::NEEDS,
         vm::all,
     )
     .beside("fuzz"),
-    step("fuzz", "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),
+    step("fuzz", All, 120, "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),
+    step("aarch64-vm", All, 240, "the library's tests and stress on aarch64", vm::NEEDS_AARCH64, vm::aarch64),
+    step("long-stress", Long, 2500, "ten minutes of each stress on each backend", C_AND_CXX, hunts::long_stress),
+    step("long-models", Long, 1300, "models and properties at many times their schedules", &[GCC], hunts::long_models),
+    step("long-fuzz", Long, 700, "ten minutes of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::long_fuzz),
+    step(
+        "long-aarch64",
+        Long,
+        3600,
+        "all of it on aarch64, and on pages of 16 KiB",
+        vm::NEEDS_AARCH64,
+        vm::aarch64_long,
+    ),
 ];
 
 const fn step(
     name: &'static str,
+    tier: Tier,
+    about_s: u64,
     shows: &'static str,
     needs: &'static [Need],
     run: fn(&Shell) -> Result<Tally>,
 ) -> Step {
-    Step { name, shows, needs, wants: &[], beside: None, run }
+    Step {
+        name,
+        shows,
+        tier,
+        is_for_one_tier: matches!(tier, Long),
+        about_s,
+        needs,
+        wants: Vec::new,
+        beside: None,
+        run,
+    }
 }
 
 impl Step {
-    const fn wanting(mut self, wants: &'static [Need]) -> Self {
+    const fn wanting(mut self, wants: fn() -> Vec<Need>) -> Self {
         self.wants = wants;
         self
     }
@@ -119,26 +185,42 @@ impl Step {
         self.beside = Some(next);
         self
     }
+
+    const fn in_one_tier(mut self) -> Self {
+        self.is_for_one_tier = true;
+        self
+    }
+
+    fn is_in(&self, tier: Tier) -> bool {
+        if tier == Long || self.is_for_one_tier { self.tier == tier } else { self.tier <= tier }
+    }
+
+    /// What it needs, and what some of its tests do.
+    pub(crate) fn needs_and_wants(&self) -> Vec<Need> {
+        self.needs.iter().copied().chain((self.wants)()).collect()
+    }
 }
 
-/// The steps that `--only` names, in the plan's order; all of them when it names none.
-pub(crate) fn chosen(only: &[String]) -> Result<Vec<&'static Step>> {
+/// The steps of a tier; of those, or whichever else they name, the ones in `only` when it names any. In the plan's order.
+pub(crate) fn chosen(tier: Tier, only: &[String]) -> Result<Vec<&'static Step>> {
     if let Some(unknown) = only.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
         bail!("there is no step {unknown:?}; `cargo xtask list` prints them");
     }
-    Ok(STEPS.iter().filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)).collect())
+    let is_chosen = |step: &Step| if only.is_empty() { step.is_in(tier) } else { only.iter().any(|n| n == step.name) };
+    Ok(STEPS.iter().filter(|step| is_chosen(step)).collect())
 }
 
 /// Prints the plan.
-pub(crate) fn print() -> Result<()> {
+pub(crate) fn print() {
+    println!("step                first in  about  shows");
     for step in STEPS {
-        println!("{:<19} {}", step.name, step.shows);
-        if !(step.needs.is_empty() && step.wants.is_empty()) {
-            let needs: Vec<_> = step.needs.iter().chain(step.wants).map(|need| need.name()).collect();
-            println!("{:<19}     needs {}", "", needs.join(", "));
-        }
+        let tier = step.tier.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        println!("{:<19} {tier:<6} {:>6} s  {}", step.name, step.about_s, step.shows);
     }
-    Ok(())
+    println!(
+        "\nquick: `cargo xtask quick`; test: `cargo xtask test`; all: `cargo xtask test --all`; long: `cargo xtask long`."
+    );
+    println!("Seconds are of two idle processors and a clean checkout, each step behind those before it.");
 }
 
 #[cfg(test)]
@@ -149,11 +231,22 @@ mod tests {
     fn only_keeps_the_plans_order_and_refuses_what_it_does_not_know() {
         let names = |only: &[&str]| {
             let only: Vec<_> = only.iter().map(|name| (*name).to_owned()).collect();
-            chosen(&only).map(|steps| steps.iter().map(|step| step.name).collect::<Vec<_>>())
+            chosen(Test, &only).map(|steps| steps.iter().map(|step| step.name).collect::<Vec<_>>())
         };
         assert_eq!(names(&["clippy", "fmt"]).unwrap(), ["fmt", "clippy"]);
-        assert_eq!(names(&[]).unwrap().len(), STEPS.len());
+        assert_eq!(names(&["asan"]).unwrap(), ["asan"], "a step of another tier, by name");
         assert!(names(&["clipy"]).is_err());
+    }
+
+    #[test]
+    fn each_tier_has_what_the_ones_before_it_have_and_more() {
+        let names = |tier| chosen(tier, &[]).unwrap().iter().map(|step| step.name).collect::<Vec<_>>();
+        let (quick, test, all, long) = (names(Quick), names(Test), names(All), names(Long));
+        assert!(quick.contains(&"fmt") && quick.contains(&"unit"));
+        assert!(quick.iter().all(|name| *name == "unit" || test.contains(name)), "{quick:?}");
+        assert!(test.iter().all(|name| all.contains(name)) && test.len() < all.len(), "{test:?}");
+        assert!(long.iter().all(|name| !all.contains(name)) && !long.is_empty(), "{long:?}");
+        assert_eq!(all.len() + long.len() + 1, STEPS.len(), "every step is in a tier");
     }
 
     #[test]

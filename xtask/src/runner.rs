@@ -1,85 +1,121 @@
 //! Runs the steps one after the other, times them, and says at the end what passed,
 //! what failed and what was skipped.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::TestArgs;
-use crate::plan::{self, Step};
+use crate::plan::{self, Step, Tier};
+use crate::progress::minutes;
 use crate::shell::Shell;
 use crate::tally::{Skip, Tally};
 use crate::tools::{self, Need};
-use crate::vm;
+use crate::{vm, watch};
 
-/// The whole run may take this long on two processors, from a clean checkout.
-const LIMIT: Duration = Duration::from_secs(25 * 60);
+/// The processor time that all steps of `test --all` may use together. Half of it on each of two processors is what they
+/// take; other work on the machine does not count.
+const MAY_USE: Duration = Duration::from_secs(70 * 60);
 
-/// Runs `cargo xtask test`. True when nothing failed.
-pub(crate) fn test(args: &TestArgs) -> Result<bool> {
+/// What one step found, and what it took.
+struct Done {
+    step: &'static Step,
+    tally: Tally,
+    took: Duration,
+    /// Its processor time; of two steps done together, all of it stands at the first.
+    used: Duration,
+}
+
+/// Runs the steps of a tier. True when nothing failed.
+pub(crate) fn test(tier: Tier, args: &TestArgs) -> Result<bool> {
     let start = Instant::now();
-    let steps = plan::chosen(&args.only)?;
-    let mut shell = Shell::new(args.is_verbose())?;
+    let steps = plan::chosen(tier, &args.only)?;
+    let mut shell = Shell::new(args.verbose)?;
+    shell.filter.clone_from(&args.filter);
+    shell.is_quick = tier == Tier::Quick;
+    shell.is_all = tier >= Tier::All || !args.only.is_empty();
     let allowed = AllowedSkips::read(&shell)?;
-    let needs: Vec<Need> = steps.iter().flat_map(|step| step.needs.iter().chain(step.wants).copied()).collect();
+    let needs: Vec<Need> = steps.iter().flat_map(|step| step.needs_and_wants()).collect();
     let missing = tools::provide(&shell, &needs, !args.no_install)?;
     fetch(&mut shell)?;
+    let brought = watch::of_children();
 
-    let mut total = Tally::default();
+    let mut done: Vec<Done> = Vec::new();
     let mut left = &steps[..];
+    let mut took = Took::read(&shell);
     while let [step, ..] = left {
+        if watch::is_interrupted() {
+            bail!("interrupted before the step {}", step.name);
+        }
         let is_pair = left.get(1).is_some_and(|next| step.beside == Some(next.name));
         let (together, rest) = left.split_at(if is_pair { 2 } else { 1 });
-        let done = |step: &Step| {
-            let begun = Instant::now();
-            let tally = run_step(step, &shell, &missing);
-            (tally, begun.elapsed())
-        };
-        std::thread::scope(|scope| -> Result<()> {
-            let running: Vec<_> = together.iter().map(|step| (step.name, scope.spawn(|| done(step)))).collect();
-            for (name, step) in running {
-                print_start(name);
-                let (tally, took) = step.join().map_err(|_| anyhow!("{name}: its thread panicked"))?;
-                print_end(&tally, took);
-                total.add(tally);
-            }
-            Ok(())
-        })?;
+        done.extend(run(together, &shell, &missing, &mut took, if args.no_skips { Some(&allowed) } else { None })?);
         left = rest;
     }
-    let is_whole = args.only.is_empty();
-    if is_whole && start.elapsed() > LIMIT {
-        // Said, and not failed: a machine that does other work beside it is slow and no worse.
-        println!("\nthis took longer than the {} minutes that it should on 2 cores", LIMIT.as_secs() / 60);
+    took.write(&shell)?;
+
+    let used = watch::of_children().saturating_sub(brought);
+    if tier == Tier::All && args.only.is_empty() && used > MAY_USE {
+        let why = format!("all steps used {} of processor time, {} are allowed", minutes(used), minutes(MAY_USE));
+        let last = done.last_mut().context("there is a step")?;
+        last.tally.fail("budget", why);
     }
-    if args.no_skips {
-        forbid_skips(&mut total, &allowed);
+    Ok(print_summary(&done, start.elapsed(), used, tier, args))
+}
+
+/// Runs one step, or two at the same time.
+fn run(
+    together: &[&'static Step],
+    shell: &Shell,
+    missing: &BTreeSet<Need>,
+    took: &mut Took,
+    allowed: Option<&AllowedSkips>,
+) -> Result<Vec<Done>> {
+    let before = watch::of_children();
+    let mut done = std::thread::scope(|scope| -> Result<Vec<Done>> {
+        let mut running = Vec::new();
+        for &step in together {
+            let log = shell.log(&format!("{}*", step.name));
+            let log = log.strip_prefix(&shell.root).unwrap_or(&log).display().to_string();
+            shell.progress.begin(step.name, took.of(step), &log);
+            running.push(scope.spawn(move || {
+                let begun = Instant::now();
+                let tally = run_step(step, shell, missing);
+                Done { step, tally, took: begun.elapsed(), used: Duration::ZERO }
+            }));
+        }
+        let joined = running.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a step's thread panicked")));
+        joined.collect()
+    })?;
+    done[0].used = watch::of_children().saturating_sub(before);
+    for done in &mut done {
+        if let Some(allowed) = allowed {
+            forbid_skips(&mut done.tally, allowed);
+        }
+        if done.tally.failures.is_empty() && shell.filter.is_none() {
+            took.0.insert(done.step.name.to_owned(), done.took.as_secs());
+        }
+        shell.progress.end(done.step.name, &report(done));
     }
-    print_summary(&total, start.elapsed());
-    Ok(total.failures.is_empty())
+    Ok(done)
 }
 
 /// Runs `cargo xtask vm`. True when nothing failed.
 pub(crate) fn vm(names: &[String]) -> Result<bool> {
-    let start = Instant::now();
     let shell = Shell::new(false)?;
-    let missing = tools::provide(&shell, vm::NEEDS, true)?;
+    let missing = tools::provide(&shell, &vm::needs(&shell, names)?, true)?;
     if let Some(need) = missing.first() {
         bail!("{} is missing", need.name());
     }
     let tally = vm::some(&shell, names)?;
     tally.notes.iter().for_each(|note| println!("{note}"));
-    tally.failures.iter().for_each(|failure| println!("failed: {failure}"));
-    print_summary(&tally, start.elapsed());
+    tally.failures.iter().for_each(|failure| println!("failed: {}: {}", failure.name, failure.why));
+    println!("\n{}", counts(&tally));
     Ok(tally.failures.is_empty())
-}
-
-impl TestArgs {
-    fn is_verbose(&self) -> bool {
-        self.verbose
-    }
 }
 
 /// One step, with everything that can go wrong turned into a count.
@@ -87,18 +123,41 @@ fn run_step(step: &Step, shell: &Shell, missing: &BTreeSet<Need>) -> Tally {
     if let Some(need) = step.needs.iter().find(|need| missing.contains(need)) {
         return Tally::skip(step.name, format!("{} is missing", need.name()));
     }
-    match (step.run)(shell) {
-        Ok(tally) => tally,
-        Err(error) => Tally { failures: vec![format!("{}: {error:#}", step.name)], ..Tally::default() },
+    let mut tally = (step.run)(shell).unwrap_or_else(|error| Tally::failure("", format!("{error:#}")));
+    for failure in tally.failures.iter_mut().filter(|failure| failure.name.is_empty()) {
+        step.name.clone_into(&mut failure.name);
+    }
+    tally
+}
+
+/// How long steps took here the last time, in seconds: what a person may expect of this machine.
+struct Took(BTreeMap<String, u64>);
+
+impl Took {
+    fn place(shell: &Shell) -> PathBuf {
+        shell.own_target("took.json")
+    }
+
+    fn read(shell: &Shell) -> Self {
+        let text = fs::read_to_string(Self::place(shell)).unwrap_or_default();
+        Self(serde_json::from_str(&text).unwrap_or_default())
+    }
+
+    fn of(&self, step: &Step) -> Duration {
+        Duration::from_secs(self.0.get(step.name).copied().unwrap_or(step.about_s))
+    }
+
+    fn write(&self, shell: &Shell) -> Result<()> {
+        Ok(fs::write(Self::place(shell), serde_json::to_string(&self.0)?)?)
     }
 }
 
 /// Brings the dependencies, or finds out that they are here already.
 fn fetch(shell: &mut Shell) -> Result<()> {
-    if shell.cargo("fetch --locked").limit(Duration::from_secs(300)).run("fetch")?.is_ok() {
+    if shell.cargo("fetch --locked").run("fetch")?.is_ok() {
         return Ok(());
     }
-    let online = fs::read_to_string(shell.own_target("logs").join("fetch.log"))?;
+    let online = fs::read_to_string(shell.log("fetch"))?;
     shell.is_offline = true;
     if shell.cargo("fetch --locked").run("fetch-offline")?.is_ok() {
         println!("network: none; every dependency is on this machine already, going on without it");
@@ -107,14 +166,9 @@ fn fetch(shell: &mut Shell) -> Result<()> {
     bail!("cargo fetch --locked fails, and so does doing without a network:\n{online}")
 }
 
-fn print_start(name: &str) {
-    use std::io::Write;
-    print!("{name:<20}");
-    // A terminal that cannot be written to shows in the next println.
-    drop(std::io::stdout().flush());
-}
-
-fn print_end(tally: &Tally, took: Duration) {
+/// A step's lines once it has ended.
+fn report(done: &Done) -> String {
+    let Done { step, tally, took, used } = done;
     let verdict = if !tally.failures.is_empty() {
         "FAILED"
     } else if tally.passed == 0 && !tally.skips.is_empty() {
@@ -122,36 +176,60 @@ fn print_end(tally: &Tally, took: Duration) {
     } else {
         "ok"
     };
-    println!("{verdict:<8} {:>7.1} s   {}", took.as_secs_f64(), counts(tally));
+    let (took, used) = (took.as_secs_f64(), used.as_secs_f64() / 60.0);
+    let mut text = format!("{:<20} {verdict:<8} {took:>6.1} s {used:>5.1} min cpu  {}", step.name, counts(tally));
     for note in &tally.notes {
         for line in note.lines() {
-            println!("    {line}");
+            // Writing to a string cannot fail.
+            let _ = write!(text, "\n    {line}");
         }
     }
     for failure in &tally.failures {
-        println!("    failed: {failure}");
+        let _ = write!(text, "\n    failed: {}: {}", failure.name, failure.why);
     }
+    text
 }
 
 fn counts(tally: &Tally) -> String {
     format!("{} passed, {} failed, {} skipped", tally.passed, tally.failures.len(), tally.skips.len())
 }
 
-fn print_summary(total: &Tally, took: Duration) {
-    println!("\n{} min {} s in all", took.as_secs() / 60, took.as_secs() % 60);
-    if !total.skips.is_empty() {
+/// The table of steps, what was skipped, what failed and how to run that alone. True when nothing failed.
+fn print_summary(done: &[Done], took: Duration, used: Duration, tier: Tier, args: &TestArgs) -> bool {
+    let mut total = Tally::default();
+    done.iter().for_each(|done| total.add(done.tally.clone()));
+    println!("\n{} in all, {} of processor time", minutes(took), minutes(used));
+    // A test that several steps skip is one.
+    let skips: BTreeMap<_, _> = total.skips.iter().map(|Skip { name, reason }| (name, reason)).collect();
+    if !skips.is_empty() {
         println!("\nskipped:");
-        for Skip { name, reason } in &total.skips {
-            println!("    {name}: {reason}");
-        }
+        skips.iter().for_each(|(name, reason)| println!("    {name}: {reason}"));
     }
     if !total.failures.is_empty() {
-        println!("\nfailed:");
-        for failure in &total.failures {
-            println!("    {}", failure.lines().next().unwrap_or_default());
+        println!("\nfailed, and how to run it alone:");
+        for Done { step, tally, .. } in done {
+            for failure in &tally.failures {
+                println!("    {}", failure.name);
+                println!("        {}", again(step, &failure.name, tier, args));
+            }
         }
     }
-    println!("\n{}", counts(total));
+    println!("\n{}", counts(&total));
+    total.failures.is_empty()
+}
+
+/// The command that runs what failed, and nothing else.
+fn again(step: &Step, failed: &str, tier: Tier, args: &TestArgs) -> String {
+    let task = match tier {
+        Tier::Quick => "quick",
+        Tier::Long => "long",
+        Tier::Test | Tier::All => "test",
+    };
+    let no_skips = if args.no_skips { " --no-skips" } else { "" };
+    // step/package/test
+    let filter = failed.strip_prefix(step.name).and_then(|rest| rest.strip_prefix('/')?.split_once('/'));
+    let filter = filter.map(|(_, test)| format!(" --filter {test}")).unwrap_or_default();
+    format!("cargo xtask {task}{no_skips} --only {}{filter}", step.name)
 }
 
 /// The hardware that `.ci/skips-allowed` lets a run do without.
@@ -177,14 +255,23 @@ impl AllowedSkips {
 fn forbid_skips(total: &mut Tally, allowed: &AllowedSkips) {
     let (kept, forbidden): (Vec<_>, Vec<_>) = total.skips.drain(..).partition(|skip| allowed.has(&skip.name));
     total.skips = kept;
-    total.failures.extend(
-        forbidden.into_iter().map(|s| format!("skipped, and that is not allowed here: {}: {}", s.name, s.reason)),
-    );
+    for Skip { name, reason } in forbidden {
+        total.fail(name, format!("skipped, and that is not allowed here: {reason}"));
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_failed_is_run_alone_by_step_and_test() {
+        let step = plan::STEPS.iter().find(|step| step.name == "asan").unwrap();
+        let args = TestArgs::default();
+        let of = |failed| again(step, failed, Tier::All, &args);
+        assert_eq!(of("asan/pagemill/forms::a_list"), "cargo xtask test --only asan --filter forms::a_list");
+        assert_eq!(of("asan"), "cargo xtask test --only asan");
+    }
 
     #[test]
     fn a_skip_that_is_not_named_becomes_a_failure() {
@@ -194,6 +281,8 @@ mod tests {
         total.add(Tally::skip("hugetlb2", "none reserved"));
         forbid_skips(&mut total, &allowed);
         assert_eq!(total.skips.len(), 2);
-        assert_eq!(total.failures, ["skipped, and that is not allowed here: hugetlb2: none reserved"]);
+        assert_eq!(total.failures.len(), 1);
+        assert_eq!(total.failures[0].name, "hugetlb2");
+        assert!(total.failures[0].why.contains("none reserved"));
     }
 }

@@ -1,15 +1,22 @@
 //! Running a command: what it prints goes to a log that the step can read, and it
-//! ends when its time is up.
+//! ends when its time is up ([`watch`]).
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-/// The checkout and the places where a run leaves its traces.
+use crate::progress::Progress;
+use crate::tally;
+use crate::watch::{self, End};
+
+/// The processor time that a command may use which says nothing else.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// The checkout, the places where a run leaves its traces, and what was asked of it.
 pub(crate) struct Shell {
     /// The repository's root.
     pub(crate) root: PathBuf,
@@ -19,12 +26,20 @@ pub(crate) struct Shell {
     pub(crate) is_offline: bool,
     /// Show what commands print as they run.
     pub(crate) is_verbose: bool,
+    /// Only tests whose names hold this, when it is said.
+    pub(crate) filter: Option<String>,
+    /// Look no further than at what changed.
+    pub(crate) is_quick: bool,
+    /// Each test of each path, whatever changed.
+    pub(crate) is_all: bool,
+    /// Where steps show how far they are.
+    pub(crate) progress: Progress,
 }
 
 /// What a command left behind.
 pub(crate) struct Ran {
     /// How it ended.
-    pub(crate) status: ExitStatus,
+    pub(crate) end: End,
     /// Everything it printed, both streams in order.
     pub(crate) text: String,
     /// Where that is on disk.
@@ -34,7 +49,7 @@ pub(crate) struct Ran {
 impl Ran {
     /// True when the command ended well.
     pub(crate) fn is_ok(&self) -> bool {
-        self.status.success()
+        matches!(self.end, End::Itself(status) if status.success())
     }
 
     /// Fails with the last lines of the output unless the command ended well.
@@ -45,21 +60,14 @@ impl Ran {
         bail!("{}\n{}", self.how_it_ended(), self.last_lines(40))
     }
 
-    /// One line on how the command ended. `timeout` reports 124 when time is up.
+    /// One line on how the command ended.
     pub(crate) fn how_it_ended(&self) -> String {
-        let log = self.log.display();
-        match self.status.code() {
-            Some(124 | 137) => format!("ran out of time; everything it printed: {log}"),
-            Some(code) => format!("ended with {code}; everything it printed: {log}"),
-            None => format!("{}; everything it printed: {log}", self.status),
-        }
+        format!("{}; everything it printed: {}", self.end, self.log.display())
     }
 
     /// The last `count` lines of the output, indented.
     pub(crate) fn last_lines(&self, count: usize) -> String {
-        let lines: Vec<_> = self.text.lines().collect();
-        let from = lines.len().saturating_sub(count);
-        lines[from..].iter().map(|line| format!("    {line}\n")).collect()
+        tally::last_lines(&self.text, count)
     }
 }
 
@@ -72,14 +80,25 @@ impl Shell {
             Some(dir) => root.join(dir),
             None => root.join("target"),
         };
-        fs::create_dir_all(target.join("xtask"))?;
-        Ok(Self { root, target, is_offline: false, is_verbose })
+        fs::create_dir_all(target.join("xtask/logs"))?;
+        let progress = Progress::default();
+        Ok(Self { root, target, is_offline: false, is_verbose, filter: None, is_quick: false, is_all: false, progress })
+    }
+
+    /// Whether a test of this name is to run.
+    pub(crate) fn is_wanted(&self, test: &str) -> bool {
+        self.filter.as_ref().is_none_or(|filter| test.contains(filter))
     }
 
     /// A directory of its own for a build whose flags differ from the ordinary
     /// one's, so that neither build throws the other's away.
     pub(crate) fn own_target(&self, name: &str) -> PathBuf {
         self.target.join("xtask").join(name)
+    }
+
+    /// Where what a command or a step prints is kept.
+    pub(crate) fn log(&self, name: &str) -> PathBuf {
+        self.own_target("logs").join(format!("{name}.log"))
     }
 
     /// A cargo command on the toolchain that `rust-toolchain` or the user chose.
@@ -102,14 +121,13 @@ impl Shell {
 
     /// Any program, started in the repository's root.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Cmd<'_> {
-        // `timeout` ends a command with everything that the command started.
-        let mut command = Command::new("timeout");
+        let mut command = Command::new(program);
         command.current_dir(&self.root).stdin(Stdio::null());
         // What cargo set for this program is not meant for the ones it starts.
         for name in ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_PKG_NAME", "CARGO_PKG_VERSION"] {
             command.env_remove(name);
         }
-        Cmd { shell: self, command, program: program.as_ref().to_owned(), args: Vec::new(), limit_s: 600 }
+        Cmd { shell: self, command, limit: LIMIT }
     }
 }
 
@@ -117,20 +135,18 @@ impl Shell {
 pub(crate) struct Cmd<'a> {
     shell: &'a Shell,
     command: Command,
-    program: std::ffi::OsString,
-    args: Vec<std::ffi::OsString>,
-    limit_s: u64,
+    limit: Duration,
 }
 
 impl Cmd<'_> {
     /// Adds arguments.
     pub(crate) fn args<S: AsRef<OsStr>>(&mut self, args: impl IntoIterator<Item = S>) {
-        self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self.command.args(args);
     }
 
     /// Adds one argument.
     pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
-        self.args.push(arg.as_ref().to_owned());
+        self.command.arg(arg);
         self
     }
 
@@ -152,29 +168,28 @@ impl Cmd<'_> {
         self
     }
 
-    /// How long it may take; ten minutes unless said otherwise.
+    /// How much processor time it may use; ten minutes unless said otherwise.
     pub(crate) fn limit(mut self, limit: Duration) -> Self {
-        self.limit_s = limit.as_secs();
+        self.limit = limit;
         self
     }
 
     /// Runs it to its end. An error means that it could not be started at all.
     pub(crate) fn run(mut self, log_name: &str) -> Result<Ran> {
-        let log = self.shell.own_target("logs").join(format!("{log_name}.log"));
-        fs::create_dir_all(log.parent().expect("a file in a directory"))?;
+        let log = self.shell.log(log_name);
         let file = File::create(&log).with_context(|| log.display().to_string())?;
-        self.command.arg("--kill-after=5").arg(self.limit_s.to_string()).arg(&self.program).args(&self.args);
         self.command.stdout(file.try_clone()?).stderr(file);
-        let program = self.program.to_string_lossy().into_owned();
+        let program = self.command.get_program().to_string_lossy().into_owned();
         if self.shell.is_verbose {
-            let args: Vec<_> = self.args.iter().map(|arg| arg.to_string_lossy()).collect();
+            let args: Vec<_> = self.command.get_args().map(OsStr::to_string_lossy).collect();
             println!("$ {program} {}", args.join(" "));
         }
-        let status = self.command.status().with_context(|| format!("starting {program} by way of timeout"))?;
+        let (end, _) =
+            watch::run(&mut self.command, self.limit, watch::IDLE).with_context(|| format!("running {program}"))?;
         let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         if self.shell.is_verbose {
             print!("{text}");
         }
-        Ok(Ran { status, text, log })
+        Ok(Ran { end, text, log })
     }
 }

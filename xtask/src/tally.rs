@@ -3,10 +3,19 @@
 /// Something that did not run here, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Skip {
-    /// The step, or `step/test` for one test of it.
+    /// The step, or `package/test` for a test: the same in each step that runs it.
     pub(crate) name: String,
     /// What is missing.
     pub(crate) reason: String,
+}
+
+/// A check that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// `step/package/test` for a test; empty for the step itself.
+    pub(crate) name: String,
+    /// What went wrong, in as many lines as it takes.
+    pub(crate) why: String,
 }
 
 /// The outcome of one step.
@@ -14,8 +23,8 @@ pub(crate) struct Skip {
 pub(crate) struct Tally {
     /// Checks and tests that passed.
     pub(crate) passed: usize,
-    /// Checks and tests that failed, one line each.
-    pub(crate) failures: Vec<String>,
+    /// Checks and tests that failed.
+    pub(crate) failures: Vec<Failure>,
     /// Checks and tests that did not run.
     pub(crate) skips: Vec<Skip>,
     /// What the step wants to be seen even when it passes.
@@ -34,11 +43,24 @@ impl Tally {
         Self { skips: vec![skip], ..Self::default() }
     }
 
+    /// One check that failed.
+    pub(crate) fn failure(name: impl Into<String>, why: impl Into<String>) -> Self {
+        let mut tally = Self::default();
+        tally.fail(name, why);
+        tally
+    }
+
+    /// Adds a check that failed.
+    pub(crate) fn fail(&mut self, name: impl Into<String>, why: impl Into<String>) {
+        self.failures.push(Failure { name: name.into(), why: why.into() });
+    }
+
     /// One check: passed when `problems` is empty, else one failure for each. The note
     /// is printed either way.
     pub(crate) fn from_problems(problems: Vec<String>, note: impl Into<String>) -> Self {
         let passed = usize::from(problems.is_empty());
-        Self { passed, failures: problems, notes: vec![note.into()], skips: Vec::new() }
+        let failures = problems.into_iter().map(|why| Failure { name: String::new(), why }).collect();
+        Self { passed, failures, notes: vec![note.into()], skips: Vec::new() }
     }
 
     /// Adds what another part of the same step found.
@@ -73,7 +95,7 @@ pub(crate) fn of_tests(step: &str, output: &str) -> Tally {
             tally.skips.push(Skip { name, reason: reason.trim().to_owned() });
         } else if let Some((name, rest)) = line.strip_prefix("test ").and_then(|l| l.split_once(" ... ")) {
             if rest.starts_with("FAILED") {
-                tally.failures.push(format!("{step}/{name}"));
+                tally.fail(format!("{step}/{name}"), "");
             } else if let Some(reason) = rest.strip_prefix("ignored") {
                 let reason = reason.trim_start_matches([',', ' ']);
                 let reason = if reason.is_empty() { "ignored without a reason" } else { reason };
@@ -108,6 +130,12 @@ pub(crate) fn said_by_failures(output: &str) -> String {
         }
     }
     said
+}
+
+/// The last `count` lines of a text, indented.
+pub(crate) fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].iter().map(|line| format!("    {line}\n")).collect()
 }
 
 /// The test whose output follows: `---- name stdout ----`.
@@ -146,7 +174,7 @@ test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; 
     fn counts_tests_and_takes_their_own_word_for_a_skip() {
         let tally = of_tests("tests", OUTPUT);
         assert_eq!(tally.passed, 1);
-        assert_eq!(tally.failures, ["tests/a::merges"]);
+        assert_eq!(tally.failures.iter().map(|failure| &failure.name).collect::<Vec<_>>(), ["tests/a::merges"]);
         let skips: Vec<_> = tally.skips.iter().map(|s| (s.name.as_str(), s.reason.as_str())).collect();
         assert_eq!(
             skips,

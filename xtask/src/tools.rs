@@ -31,15 +31,8 @@ pub(crate) const GXX: Need = Need::Deb("g++", &["g++", "--version"]);
 pub(crate) const MAKE: Need = Need::Deb("make", &["make", "--version"]);
 /// Lists the files that belong to the project.
 pub(crate) const GIT: Need = Need::Deb("git", &["git", "--version"]);
-/// Makes and opens volumes, for the tests of `paths/crypt` to compare with.
+/// Makes and opens volumes.
 pub(crate) const CRYPTSETUP: Need = Need::Deb("cryptsetup-bin", &["cryptsetup", "--version"]);
-/// Writes and reads LUKS1 volumes, for the same tests.
-pub(crate) const QEMU_IMG: Need = Need::Deb("qemu-utils", &["qemu-img", "--version"]);
-/// `nbdinfo` and `nbdcopy`, for the tests of the NBD protocol.
-pub(crate) const LIBNBD: Need = Need::Deb("libnbd-bin", &["nbdcopy", "--version"]);
-
-/// Writes over NBD and verifies what it wrote.
-pub(crate) const FIO: Need = Need::Deb("fio", &["fio", "--version"]);
 
 impl Need {
     /// How it is called when something is said about it.

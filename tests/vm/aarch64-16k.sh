@@ -1,0 +1,14 @@
+# All tests of the library on a kernel whose pages have 16 KiB.
+# arch: aarch64
+# tier: long
+# minutes: 60
+# kernel-package: linux-image-6.12-arm64-16k
+# machine: -smp 2 -m 2048
+# tests: pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill
+# crate: pagemill-cli
+for program in pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill; do
+    tests $program
+done
+for backend in rseq portable; do
+    PAGEMILL_BACKEND=$backend check stress $backend pagemill stress --seconds 20 --seed 1
+done

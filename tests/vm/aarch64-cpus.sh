@@ -1,0 +1,14 @@
+# A minute of each stress on aarch64 with four processors, and the tests in which threads meet.
+# arch: aarch64
+# tier: long
+# minutes: 60
+# machine: -smp 4 -m 2048
+# tests: pagemill-sys pagemill
+# crate: pagemill-cli
+for backend in rseq portable; do
+    export PAGEMILL_BACKEND=$backend
+    tests pagemill-sys drain::
+    tests pagemill drain:: fork:: races:: signals:: waits:: waits_and_lists::
+    check stress $backend pagemill stress --seconds 60 --seed 1
+    check stress $backend-tight pagemill stress --seconds 60 --seed 1 --tight
+done

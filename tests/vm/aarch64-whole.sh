@@ -1,0 +1,15 @@
+# All tests of the library on aarch64, on each backend, and a minute of each stress.
+# arch: aarch64
+# tier: long
+# minutes: 120
+# machine: -smp 2 -m 2048
+# tests: pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill
+# crate: pagemill-cli
+for backend in rseq portable; do
+    export PAGEMILL_BACKEND=$backend
+    for program in pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill; do
+        tests $program
+    done
+    check stress $backend pagemill stress --seconds 60 --seed 1
+    check stress $backend-tight pagemill stress --seconds 60 --seed 1 --tight
+done

@@ -1,0 +1,18 @@
+# What matters on aarch64, whose memory model and restartable sequences are others than those of x86-64: the tests of lists,
+# drains, signals, forks and races, and stress on both backends. All tests are in aarch64-whole.
+# arch: aarch64
+# machine: -smp 2 -m 2048
+# tests: pagemill-sys.unit pagemill-sys pagemill.unit pagemill
+# crate: pagemill-cli
+tests pagemill-sys.unit
+tests pagemill-sys
+tests pagemill.unit
+# Less the three that take longest, half a minute to a minute each: two count pages, and one forks once more.
+tests pagemill accounts:: devices:: drain:: fork_and_locks:: fork_short:: forms:: list_policy:: mempool:: misuse:: \
+    races:: refused:: signals:: waits:: waits_and_lists:: \
+    --skip lists_hold_their_share_of_a_small_zone_at_most --skip blocks_of_every_order_in_every_form \
+    --skip allocators_are_made_on_both_sides_of_a_fork
+PROPTEST_CASES=20 tests pagemill model:: --skip large_arenas
+for backend in rseq portable; do
+    PAGEMILL_BACKEND=$backend check stress $backend pagemill stress --seconds 5 --threads 4 --seed 1
+done

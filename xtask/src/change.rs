@@ -1,0 +1,53 @@
+//! What has changed since `main`: what `quick` looks at, and what `test` may leave to `test --all`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Result;
+
+use crate::shell::Shell;
+
+/// The files that differ from where this branch left `main`, as the remote has it or else as it is here; and those that git
+/// does not know yet. Empty where nothing differs, and where there is no `main` to compare with.
+pub(crate) fn files(shell: &Shell) -> Result<BTreeSet<String>> {
+    let git = |args: &[&str]| -> Result<Option<String>> {
+        let mut git = shell.command("git");
+        git.args(args);
+        let ran = git.run("git-change")?;
+        Ok(ran.is_ok().then_some(ran.text))
+    };
+    let mut base = None;
+    for main in ["origin/main", "main"] {
+        if base.is_none() {
+            base = git(&["merge-base", "HEAD", main])?;
+        }
+    }
+    let Some(base) = base else { return Ok(BTreeSet::new()) };
+    let changed = git(&["diff", "--name-only", base.trim()])?.unwrap_or_default();
+    let new = git(&["ls-files", "--others", "--exclude-standard"])?.unwrap_or_default();
+    Ok(changed.lines().chain(new.lines()).map(str::to_owned).collect())
+}
+
+/// The packages that these files belong to, by the package whose folder holds a file; `folders` are relative to the root.
+pub(crate) fn packages(files: &BTreeSet<String>, folders: &BTreeMap<String, String>) -> BTreeSet<String> {
+    let holder = |file: &str| {
+        let holds = |folder: &str| file.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
+        folders.iter().filter(|(_, folder)| holds(folder)).max_by_key(|(_, folder)| folder.len()).map(|(name, _)| name)
+    };
+    files.iter().filter_map(|file| holder(file)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_belongs_to_the_package_whose_folder_is_nearest() {
+        let folders = [("a", "crates/a"), ("a-tests", "crates/a/tests"), ("ab", "crates/ab")];
+        let folders = folders.map(|(name, folder)| (name.to_owned(), folder.to_owned())).into();
+        let of = |file: &str| packages(&BTreeSet::from([file.to_owned()]), &folders).into_iter().next();
+        assert_eq!(of("crates/a/src/lib.rs").as_deref(), Some("a"));
+        assert_eq!(of("crates/a/tests/x.rs").as_deref(), Some("a-tests"));
+        assert_eq!(of("crates/ab/src/lib.rs").as_deref(), Some("ab"));
+        assert_eq!(of("README.md"), None);
+    }
+}

@@ -1,0 +1,64 @@
+//! What a person sees while steps run: on a terminal one line a step that moves, elsewhere one line as it begins.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// The steps that run now.
+pub(crate) struct Progress {
+    lines: MultiProgress,
+    running: Mutex<BTreeMap<&'static str, ProgressBar>>,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        let lines = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
+        Self { lines, running: Mutex::default() }
+    }
+}
+
+impl Progress {
+    /// A step begins, that took so long before; its log is there from now on.
+    pub(crate) fn begin(&self, step: &'static str, about: Duration, log: &str) {
+        let about = minutes(about);
+        if self.lines.is_hidden() {
+            println!("{step:<20} about {about}; {log}");
+            return;
+        }
+        let style =
+            ProgressStyle::with_template("{prefix:<20} {elapsed} of about {msg}").expect("a template of its own");
+        let line = self.lines.add(ProgressBar::new_spinner().with_style(style).with_prefix(step));
+        line.set_message(format!("{about}; {log}"));
+        line.enable_steady_tick(Duration::from_secs(1));
+        self.running().insert(step, line);
+    }
+
+    /// So many tests of a step are done.
+    pub(crate) fn done(&self, step: &str, done: usize, of: usize) {
+        if let Some(line) = self.running().get(step) {
+            line.set_prefix(format!("{step} {done}/{of}"));
+        }
+    }
+
+    /// A step has ended, and these lines say how.
+    pub(crate) fn end(&self, step: &str, lines: &str) {
+        if let Some(line) = self.running().remove(step) {
+            line.finish_and_clear();
+        }
+        self.lines.suspend(|| println!("{lines}"));
+    }
+
+    fn running(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, ProgressBar>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// `12 s`, or `3 min 5 s`.
+pub(crate) fn minutes(time: Duration) -> String {
+    match time.as_secs() {
+        s @ 0..60 => format!("{s} s"),
+        s => format!("{} min {} s", s / 60, s % 60),
+    }
+}

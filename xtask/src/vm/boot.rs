@@ -1,0 +1,271 @@
+//! Puts a machine together for a script, starts it, and reads what it printed.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::debian::{self, Kernel};
+use super::{Arch, Script, found};
+use crate::builds::{BUILD_LIMIT, OPTIMISED};
+use crate::shell::{Cmd, Ran, Shell};
+use crate::suites;
+use crate::tally::Tally;
+
+/// What `tests/vm/init` prints first.
+const STARTED: &str = "vm: started";
+/// What the kernel is told. Without tests of its ciphers: under emulation one of them has hung at boot, for ever.
+const APPEND: &str = "quiet panic=-1 mitigations=off cryptomgr.notests";
+/// How much longer than its processor time a machine may take. One that hangs still counts its clock, and so is not idle.
+const WALL: u64 = 3;
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+/// The library's tests, and what the program is made of: so cargo gives all that these depend on the features that both
+/// want, and compiles it once.
+const CROSS: &str = "-p pagemill-core -p pagemill-sys -p pagemill -p pagemill-nvme --features pagemill/top";
+/// The features of the program that take no C compiler.
+const CROSS_PROGRAM: &str = "--no-default-features --features nvme";
+
+impl Arch {
+    /// QEMU for it, with the options that every machine has.
+    fn qemu(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::X86_64 => ("qemu-system-x86_64", &["-machine", "q35", "-cpu", "max"]),
+            // QEMU's own way to authenticate pointers: the architecture's takes most of the time.
+            Self::Aarch64 => ("qemu-system-aarch64", &["-machine", "virt", "-cpu", "max,pauth-impdef=on"]),
+        }
+    }
+
+    fn console(self) -> &'static str {
+        match self {
+            Self::X86_64 => "ttyS0",
+            Self::Aarch64 => "ttyAMA0",
+        }
+    }
+}
+
+/// Runs the script in a machine of its own.
+pub(super) fn run(shell: &Shell, script: &Script) -> Result<Tally> {
+    let kernel = Kernel::fetch(shell, script.arch, script.head("kernel-package").first().map(String::as_str))?;
+    let root = shell.own_target("vm").join(&script.name);
+    fill(shell, script, &root)?;
+    modules(shell, &kernel, &root, &script.head("modules"))?;
+    let initrd = root.with_extension("cpio");
+    let pack = format!("find . | cpio --quiet -o -H newc > {}", quoted(&initrd));
+    shell.command("sh").arg("-c").arg(pack).current_dir(&root).run("vm-pack")?.expect_ok()?;
+
+    let start = || start(shell, script, &kernel, &root, &initrd);
+    let mut ran = start()?;
+    let mut times = "";
+    if !ran.text.contains(STARTED) {
+        // A kernel that hangs as it boots, which emulated ones do at times, has run nothing of ours.
+        ran = start()?;
+        times = ", at the second start: the first time the kernel did not come to our program";
+    }
+    judge(script, &ran, times)
+}
+
+fn judge(script: &Script, ran: &Ran, times: &str) -> Result<Tally> {
+    let text = ran.text.replace('\r', "");
+    let mut tally = found::read(&text);
+    match text.lines().find_map(|line| line.strip_prefix("vm: the test ended with ")) {
+        Some("0") if tally.failures.is_empty() => {
+            tally.add(Tally::pass(format!("{}: ended well{times}", script.name)));
+        }
+        Some("0") => {}
+        code => {
+            let how = code.map_or_else(|| format!("never ended: {}", ran.end), |code| format!("ended with {code}"));
+            tally.fail("", format!("{how}; everything it printed: {}\n{}", ran.log.display(), ran.last_lines(40)));
+        }
+    }
+    Ok(tally)
+}
+
+/// Makes the root file system in a folder.
+fn fill(shell: &Shell, script: &Script, root: &Path) -> Result<()> {
+    if root.exists() {
+        fs::remove_dir_all(root)?;
+    }
+    for folder in ["bin", "sbin", "proc", "sys", "dev", "tmp", "run", "mnt", "tests", "modules", "etc", "lib"] {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    let files = shell.root.join("tests/vm");
+    put(&files.join("init"), &root.join("init"))?;
+    for entry in fs::read_dir(files.join("bin"))? {
+        let entry = entry?;
+        put(&entry.path(), &root.join("bin").join(entry.file_name()))?;
+    }
+    fs::copy(&script.path, root.join("test.sh"))?;
+    fs::write(root.join("etc/filter"), shell.filter.as_deref().unwrap_or_default())?;
+
+    let programs = script.head("programs");
+    match script.arch {
+        Arch::X86_64 => {
+            for program in ["busybox".to_owned()].iter().chain(&programs) {
+                put_linked(&which(program)?, root, &format!("bin/{program}"))?;
+            }
+        }
+        Arch::Aarch64 => {
+            ensure!(programs.is_empty(), "programs of this machine do not run on aarch64");
+            put_userland(&debian::userland(shell, script.arch)?, root)?;
+        }
+    }
+    let tests = script.head("tests");
+    let built = if tests.is_empty() { Vec::new() } else { test_programs(shell, script.arch)? };
+    for name in &tests {
+        let (package, kind) = name.strip_suffix(".unit").map_or((name.as_str(), "test"), |package| (package, "lib"));
+        let program = built.iter().find(|program| program.package == package && program.kind == kind);
+        let program = program.with_context(|| format!("cargo built no {name}"))?;
+        put_built(script.arch, &program.path, root, &format!("tests/{name}"))?;
+    }
+    for package in script.head("crate") {
+        put_built(script.arch, &program(shell, script.arch, &package)?, root, "bin/pagemill")?;
+    }
+    Ok(())
+}
+
+fn start(shell: &Shell, script: &Script, kernel: &Kernel, root: &Path, initrd: &Path) -> Result<Ran> {
+    let limit = script.limit()?;
+    let (program, options) = script.arch.qemu();
+    let mut qemu =
+        shell.command("timeout").arg("--kill-after=5").arg((WALL * limit.as_secs()).to_string()).arg(program);
+    qemu.args(options);
+    qemu.args(["-nographic", "-no-reboot", "-net", "none", "-kernel"]);
+    qemu.args([kernel.image().as_os_str(), "-initrd".as_ref(), initrd.as_os_str()]);
+    let console = format!("console={}", script.arch.console());
+    let append: Vec<_> = [console, APPEND.to_owned()].into_iter().chain(script.head("kernel")).collect();
+    qemu.args(["-append", &append.join(" ")]);
+    let machine = script.head("machine");
+    qemu.args(if machine.is_empty() { vec!["-m".to_owned(), "1024".to_owned()] } else { machine });
+    for disk in script.head("disks") {
+        qemu.args(["-drive", &self::disk(root, &disk)?]);
+    }
+    qemu.limit(limit).run(&format!("vm-{}", script.name))
+}
+
+/// Makes an empty image, and says what QEMU is told of it. Nothing of it is kept from one run to the next.
+fn disk(root: &Path, named: &str) -> Result<String> {
+    let (name, rest) = named.split_once('=').context("disks are named NAME=SIZE[,OPTION …]")?;
+    let (size, options) = rest.split_once(',').map_or((rest, String::new()), |(size, rest)| (size, format!(",{rest}")));
+    let mib: u64 = size.strip_suffix('M').and_then(|mib| mib.parse().ok()).context("a disk's size is a number of M")?;
+    let image = root.with_extension(format!("{name}.img"));
+    fs::File::create(&image)?.set_len(mib << 20)?;
+    // A comma in the path would end it.
+    let path = image.display().to_string().replace(',', ",,");
+    Ok(format!("file={path},if=none,format=raw,id={name}{options}"))
+}
+
+/// Copies a program to where it is to be.
+fn put(program: &Path, to: &Path) -> Result<()> {
+    fs::copy(program, to).with_context(|| program.display().to_string())?;
+    Ok(fs::set_permissions(to, fs::Permissions::from_mode(0o755))?)
+}
+
+/// Copies what cargo built: with this machine's libraries, or to where another processor's are.
+fn put_built(arch: Arch, program: &Path, root: &Path, to: &str) -> Result<()> {
+    match arch {
+        Arch::X86_64 => put_linked(program, root, to),
+        Arch::Aarch64 => put(program, &root.join(to)),
+    }
+}
+
+/// Copies a program, with the libraries that it is linked to, to where it finds them.
+fn put_linked(program: &Path, root: &Path, to: &str) -> Result<()> {
+    put(program, &root.join(to))?;
+    let listed = Command::new("ldd").arg(program).output()?;
+    for library in String::from_utf8_lossy(&listed.stdout).lines().filter_map(|line| {
+        let path = line.split_once("=> ").map_or(line, |(_, path)| path);
+        path.split_whitespace().next().filter(|path| path.starts_with('/'))
+    }) {
+        let place = root.join(library.trim_start_matches('/'));
+        fs::create_dir_all(place.parent().context("a library in a folder")?)?;
+        fs::copy(library, place)?;
+    }
+    Ok(())
+}
+
+/// Copies the shell, and the libraries that Rust's programs are linked to, all into one folder.
+fn put_userland(userland: &Path, root: &Path) -> Result<()> {
+    let find = |name: &str| {
+        // Debian moves them below /usr.
+        let folders =
+            ["bin", "lib", "lib/aarch64-linux-gnu"].iter().flat_map(|it| [it.to_string(), format!("usr/{it}")]);
+        let place = folders.map(|folder| userland.join(folder).join(name)).find(|path| path.exists());
+        place.with_context(|| format!("Debian's packages have no {name}"))
+    };
+    put(&find("busybox")?, &root.join("bin/busybox"))?;
+    for library in ["ld-linux-aarch64.so.1", "libc.so.6", "libm.so.6", "libgcc_s.so.1"] {
+        put(&find(library)?, &root.join("lib").join(library))?;
+    }
+    Ok(())
+}
+
+fn which(program: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders: Vec<_> = std::env::split_paths(&path).collect();
+    folders.extend(["/sbin".into(), "/usr/sbin".into()]);
+    let found = folders.into_iter().map(|folder| folder.join(program)).find(|path| path.is_file());
+    found.with_context(|| format!("there is no program {program} here; install the Debian package that has it"))
+}
+
+/// A cargo command for the other processor, with the assertions that the tests have on this one.
+fn cross<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
+    let cargo = shell.cargo(&format!("{args} --target {TARGET}")).limit(BUILD_LIMIT);
+    cargo
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
+        .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true")
+        .env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true")
+        // Less to compile, to pack and to unpack.
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+}
+
+/// Builds the programs with tests: on this processor the same that `test-release` builds.
+fn test_programs(shell: &Shell, arch: Arch) -> Result<Vec<suites::Program>> {
+    let cargo = match arch {
+        Arch::X86_64 => shell.cargo(&format!("test --locked {OPTIMISED} --lib --tests")).limit(BUILD_LIMIT),
+        Arch::Aarch64 => cross(shell, &format!("test --locked --release {CROSS} --lib --tests")),
+    };
+    Ok(suites::build(cargo, "vm-build-tests")?.tests)
+}
+
+/// Builds the program `pagemill`; for another processor without what takes its C compiler.
+fn program(shell: &Shell, arch: Arch, package: &str) -> Result<PathBuf> {
+    let build = format!("build --locked --release -p {package}");
+    let (cargo, folder) = match arch {
+        Arch::X86_64 => (shell.cargo(&build).limit(BUILD_LIMIT), shell.target.join("release")),
+        Arch::Aarch64 => (cross(shell, &format!("{build} {CROSS_PROGRAM}")), shell.target.join(TARGET).join("release")),
+    };
+    cargo.run("vm-build")?.expect_ok()?;
+    let program = folder.join("pagemill");
+    if !program.exists() {
+        bail!("{package} has no program pagemill");
+    }
+    Ok(program)
+}
+
+/// The modules and what they need, in the order in which they can be loaded.
+fn modules(shell: &Shell, kernel: &Kernel, root: &Path, names: &[String]) -> Result<()> {
+    let mut order = Vec::new();
+    for name in names {
+        let mut modprobe = shell.command("/sbin/modprobe");
+        modprobe.args(["-S".as_ref(), kernel.version.as_ref(), "-d".as_ref(), kernel.root.as_os_str()]);
+        let ran = modprobe.arg("--show-depends").arg(name).run("vm-modules")?.expect_ok()?;
+        for path in ran.text.lines().filter_map(|line| line.strip_prefix("insmod ")) {
+            // Behind the file's name come options of this machine's, which the other does not need.
+            let (folder, file) = path.trim().rsplit_once('/').context("a module is a file")?;
+            let file = file.split_whitespace().next().unwrap_or_default().to_owned();
+            let path = Path::new(folder).join(&file);
+            if !order.contains(&file) {
+                fs::copy(&path, root.join("modules").join(&file)).with_context(|| path.display().to_string())?;
+                order.push(file);
+            }
+        }
+    }
+    Ok(fs::write(root.join("modules/order"), order.join("\n"))?)
+}
+
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}

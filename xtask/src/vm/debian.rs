@@ -1,0 +1,138 @@
+//! Packages of Debian that are downloaded and unpacked, not installed: kernels, and what programs for another processor
+//! are linked to. They stay in cargo's target directory, so that a second run needs no network.
+//!
+//! apt reads the machine's own sources, but keeps lists of its own here: the machine's configuration stays as it is (no
+//! `dpkg --add-architecture`, which every other user of apt would notice), and no right of root's is needed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::Arch;
+use crate::shell::{Cmd, Shell};
+
+impl Arch {
+    /// How Debian calls it.
+    fn debian(self) -> &'static str {
+        match self {
+            Self::X86_64 => "amd64",
+            Self::Aarch64 => "arm64",
+        }
+    }
+}
+
+/// A kernel with its modules, unpacked.
+pub(super) struct Kernel {
+    /// The root that it would be installed in.
+    pub(super) root: PathBuf,
+    pub(super) version: String,
+}
+
+impl Kernel {
+    /// The kernel that `package` depends on; without one, the release's ordinary one.
+    pub(super) fn fetch(shell: &Shell, arch: Arch, package: Option<&str>) -> Result<Self> {
+        let ordinary = format!("linux-image-{}", arch.debian());
+        let package = package.unwrap_or(&ordinary);
+        let root = unpacked(shell, arch, package, |apt, folder| {
+            let depends = apt.command("apt-cache").arg("depends").arg(package).run("vm-package")?.expect_ok()?;
+            let kernel = depends.text.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
+            let kernel = kernel.with_context(|| format!("{package} depends on no kernel"))?.to_owned();
+            apt.unpack(&[kernel.as_str()], folder)?;
+            let version = version(folder)?;
+            shell.command("/sbin/depmod").arg("-b").arg(folder).arg(version).run("vm-depmod")?.expect_ok()?;
+            Ok(())
+        })?;
+        Ok(Self { version: version(&root)?, root })
+    }
+
+    pub(super) fn image(&self) -> PathBuf {
+        self.root.join(format!("boot/vmlinuz-{}", self.version))
+    }
+}
+
+fn version(root: &Path) -> Result<String> {
+    let modules = fs::read_dir(root.join("lib/modules"))?.next().context("a kernel without modules")??;
+    Ok(modules.file_name().to_string_lossy().into_owned())
+}
+
+/// What programs for `arch` need to run: a shell with its commands, and the C library.
+pub(super) fn userland(shell: &Shell, arch: Arch) -> Result<PathBuf> {
+    let name = format!("userland-{}", arch.debian());
+    unpacked(shell, arch, &name, |apt, folder| apt.unpack(&["busybox-static", "libc6", "libgcc-s1"], folder))
+}
+
+/// The folder of this name. `fill` fills it, unless that was done before; it appears only once it is complete.
+fn unpacked(
+    shell: &Shell,
+    arch: Arch,
+    name: &str,
+    fill: impl FnOnce(&Apt<'_>, &Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let folder = shell.own_target("vm-debian").join(name);
+    if folder.exists() {
+        return Ok(folder);
+    }
+    let begun = folder.with_extension("begun");
+    if begun.exists() {
+        fs::remove_dir_all(&begun)?;
+    }
+    fs::create_dir_all(&begun)?;
+    let apt = Apt::new(shell, arch)?;
+    fill(&apt, &begun).with_context(|| format!("bringing {name} of Debian's packages"))?;
+    fs::rename(&begun, &folder)?;
+    fs::remove_dir_all(apt.state)?;
+    Ok(folder)
+}
+
+/// apt with lists of its own.
+struct Apt<'a> {
+    shell: &'a Shell,
+    arch: &'static str,
+    state: PathBuf,
+}
+
+impl<'a> Apt<'a> {
+    fn new(shell: &'a Shell, arch: Arch) -> Result<Self> {
+        let arch = arch.debian();
+        let apt = Self { shell, arch, state: shell.own_target("vm-debian").join(format!("apt-{arch}")) };
+        for folder in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(apt.state.join(folder))?;
+        }
+        fs::write(apt.state.join("status"), "")?;
+        apt.command("apt-get").arg("update").run("vm-apt-update")?.expect_ok()?;
+        Ok(apt)
+    }
+
+    fn command(&self, program: &str) -> Cmd<'a> {
+        let state = self.state.display();
+        let mut command = self.shell.command(program);
+        for option in [
+            format!("Dir::State={state}"),
+            format!("Dir::State::status={state}/status"),
+            format!("Dir::Cache={state}/cache"),
+            format!("APT::Architecture={}", self.arch),
+            format!("APT::Architectures={}", self.arch),
+            // The user `_apt` may not be allowed to write here.
+            "APT::Sandbox::User=".to_owned(),
+        ] {
+            command.args(["-o", &option]);
+        }
+        command
+    }
+
+    /// Downloads packages and unpacks them.
+    fn unpack(&self, packages: &[&str], folder: &Path) -> Result<()> {
+        let mut download = self.command("apt-get").current_dir(&self.state).arg("download");
+        download.args(packages);
+        download.run("vm-download")?.expect_ok()?;
+        for entry in fs::read_dir(&self.state)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|end| end == "deb") {
+                let unpack = self.shell.command("dpkg-deb").arg("-x").arg(&path).arg(folder);
+                unpack.run("vm-unpack")?.expect_ok()?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! Reads what a machine printed.
+//!
+//! `tests/vm/bin/check` writes a block for each check, in one piece, so that two at a time do not mix:
+//! ```text
+//! vm: begin pagemill misuse::a_test
+//! what it printed
+//! vm: end 0 pagemill misuse::a_test
+//! ```
+//! and `tests/vm/bin/tests` says how many there will be of a package: a line that the kernel wrote into is not a test that
+//! nobody misses.
+
+use std::collections::BTreeMap;
+
+use crate::tally::{self, Tally};
+
+/// What the blocks in `text` say. Failures and skips are called `PACKAGE/TEST`.
+pub(super) fn read(text: &str) -> Tally {
+    let mut tally = Tally::default();
+    let (mut wanted, mut seen) = (BTreeMap::<&str, usize>::new(), BTreeMap::<&str, usize>::new());
+    let mut block: Option<(&str, Vec<&str>)> = None;
+    for line in text.lines() {
+        if let Some(counted) = line.strip_prefix("vm: tests ") {
+            if let Some((count, package)) = counted.split_once(" of ") {
+                *wanted.entry(package).or_default() += count.trim().parse().unwrap_or(0);
+            }
+        } else if let Some(name) = line.strip_prefix("vm: begin ") {
+            block = Some((name, Vec::new()));
+        } else if let Some((code, ended)) = line.strip_prefix("vm: end ").and_then(|rest| rest.split_once(' ')) {
+            let Some((_, lines)) = block.take().filter(|(name, _)| *name == ended) else { continue };
+            let (package, name) = ended.split_once(' ').unwrap_or((ended, ""));
+            *seen.entry(package).or_default() += 1;
+            tally.add(one(&format!("{package}/{name}"), code, &lines.join("\n")));
+        } else if let Some((_, lines)) = &mut block {
+            lines.push(line);
+        }
+    }
+    for (package, count) in wanted {
+        let seen = seen.get(package).copied().unwrap_or(0);
+        if seen != count {
+            tally.fail("", format!("{package} has {count} tests here, and {seen} of them said how they ended"));
+        }
+    }
+    tally
+}
+
+/// What one check says of itself.
+fn one(name: &str, code: &str, said: &str) -> Tally {
+    const LINES: usize = 40;
+    let mut tally = tally::of_tests("", said);
+    if code == "0" {
+        if tally.skips.is_empty() {
+            return Tally { passed: 1, ..Tally::default() };
+        }
+        tally.skips.truncate(1);
+        tally.skips.iter_mut().for_each(|skip| name.clone_into(&mut skip.name));
+        return Tally { skips: tally.skips, ..Tally::default() };
+    }
+    let failed = tally::said_by_failures(said);
+    let failed = if failed.is_empty() { tally::last_lines(said, LINES) } else { failed };
+    Tally::failure(name, format!("{}\n{failed}", how_it_ended(code)))
+}
+
+/// A shell says 128 and the signal's number; `timeout` says 143 or 137 for its SIGTERM or SIGKILL.
+fn how_it_ended(code: &str) -> String {
+    match code {
+        "143" => "ran out of time".to_owned(),
+        _ => format!("ended with {code}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tally::Skip;
+
+    const PASSED: &str = "vm: begin pagemill a::splits\n\nrunning 1 test\ntest a::splits ... ok\n\n\
+        test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 8 filtered out\nvm: end 0 pagemill a::splits\n";
+    const SKIPPED: &str = "vm: begin pagemill a::numa\nrunning 1 test\ntest a::numa ... ok\n\nsuccesses:\n\n\
+        ---- a::numa stdout ----\nskipped: one node\nskipped: one node\n\n\
+        test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 8 filtered out\nvm: end 0 pagemill a::numa\n";
+    const FAILED: &str = "vm: begin pagemill a::merges\nrunning 1 test\ntest a::merges ... FAILED\n\nfailures:\n\n\
+        ---- a::merges stdout ----\nleft 1, right 2\n\n\nfailures:\n    a::merges\n\n\
+        test result: FAILED. 0 passed; 1 failed\nvm: end 101 pagemill a::merges\n";
+    const KILLED: &str = "vm: begin pagemill a::dies\nrunning 1 test\nvm: end 139 pagemill a::dies\n";
+
+    #[test]
+    fn tests_pass_are_skipped_fail_or_die() {
+        let tally = read(&format!("vm: tests 4 of pagemill\n{PASSED}{SKIPPED}some noise\n{FAILED}{KILLED}"));
+        assert_eq!(tally.passed, 1);
+        assert_eq!(tally.skips, [Skip { name: "pagemill/a::numa".to_owned(), reason: "one node".to_owned() }]);
+        let names: Vec<_> = tally.failures.iter().map(|failure| failure.name.as_str()).collect();
+        assert_eq!(names, ["pagemill/a::merges", "pagemill/a::dies"]);
+        assert!(tally.failures[0].why.contains("left 1, right 2"), "{:?}", tally.failures);
+        assert!(tally.failures[1].why.contains("139"), "{:?}", tally.failures);
+    }
+
+    #[test]
+    fn a_test_that_says_nothing_is_missed() {
+        let tally = read(&format!("vm: tests 1 of pagemill\nvm: tests 1 of pagemill\n{PASSED}"));
+        assert_eq!((tally.passed, tally.failures.len()), (1, 1));
+        assert!(tally.failures[0].why.contains("2 tests here, and 1 of them"), "{:?}", tally.failures);
+        // A line that something else was written into begins no block, and ends none.
+        let tally = read(&format!("vm: tests 1 of pagemill\n[  1.0] {PASSED}"));
+        assert_eq!((tally.passed, tally.failures.len()), (0, 1));
+    }
+
+    #[test]
+    fn a_check_that_is_no_test_passes_or_fails() {
+        let tally = read("vm: begin stress rseq\n5 s, nothing found\nvm: end 0 stress rseq\n");
+        assert_eq!((tally.passed, tally.failures.len()), (1, 0));
+        let tally = read("vm: begin stress rseq\nowned twice\nvm: end 1 stress rseq\n");
+        assert_eq!(tally.failures[0].name, "stress/rseq");
+        assert!(tally.failures[0].why.contains("owned twice"));
+    }
+}

@@ -1,0 +1,235 @@
+//! Waits for a child process and ends it when it goes on for too long.
+//!
+//! Too long is said in processor time, which other programs on the machine do not use up: a child, with all that it
+//! started, may use so many processor minutes, and is ended besides when it uses none for ten minutes. So a limit means the
+//! same on a busy machine as on an idle one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
+
+/// A child that uses no processor time for so long waits for something that does not come.
+pub(crate) const IDLE: Duration = Duration::from_secs(600);
+/// Less than this in [`IDLE`] is none: what programs use that only look now and then whether something came.
+const NONE: Duration = Duration::from_millis(500);
+/// How often the processor time of a child is added up.
+const LOOK: Duration = Duration::from_secs(1);
+/// Ticks of `/proc/PID/stat` in a second; the same on every Linux that Rust runs on.
+const TICKS_PER_S: u64 = 100;
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// By itself.
+    Itself(ExitStatus),
+    /// It had used the processor time that it may use.
+    OutOfTime(Duration),
+    /// It had used none for ten minutes.
+    Idle(Duration),
+    /// Somebody interrupted the checks.
+    Interrupted,
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Itself(status) => match status.code() {
+                Some(code) => write!(f, "ended with {code}"),
+                None => write!(f, "ended by {status}"),
+            },
+            Self::OutOfTime(limit) => write!(f, "was ended: it used {} s of processor time", limit.as_secs()),
+            Self::Idle(idle) => write!(f, "was ended: it used no processor time for {} s", idle.as_secs()),
+            Self::Interrupted => write!(f, "was interrupted"),
+        }
+    }
+}
+
+/// True once SIGINT, SIGTERM or SIGHUP has come: children are ended then, and nothing more is begun.
+pub(crate) fn is_interrupted() -> bool {
+    interrupted().load(Ordering::Relaxed)
+}
+
+fn interrupted() -> &'static Arc<AtomicBool> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    static FLAG: std::sync::OnceLock<Arc<AtomicBool>> = std::sync::OnceLock::new();
+    FLAG.get_or_init(|| {
+        let flag = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, Arc::clone(&flag)).expect("these signals can be caught");
+        }
+        flag
+    })
+}
+
+/// Starts `command` in a process group of its own, waits for it, and returns how it ended and the processor time that it
+/// and what it started have used. It may use `limit`, and none for as long as `idle`.
+pub(crate) fn run(command: &mut Command, limit: Duration, idle: Duration) -> io::Result<(End, Duration)> {
+    interrupted();
+    let mut child = command.process_group(0).spawn()?;
+    let pid = Pid::from_child(&child);
+    let mut nap = Duration::from_millis(1);
+    let mut looked = Instant::now();
+    let (mut used, mut used_when_it_moved, mut moved) = (Duration::ZERO, Duration::ZERO, Instant::now());
+    let end = loop {
+        // It stays a process until its time has been read.
+        let ended = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)?;
+        if ended.is_some() {
+            used = used.max(stat(pid.as_raw_nonzero().get()).map_or(used, |stat| stat.used));
+            break End::Itself(child.wait()?);
+        }
+        if is_interrupted() {
+            break End::Interrupted;
+        }
+        if looked.elapsed() >= LOOK {
+            looked = Instant::now();
+            // What an orphan used is not known any more once it has ended.
+            used = used.max(of_tree(pid));
+            if used >= used_when_it_moved + NONE {
+                (used_when_it_moved, moved) = (used, Instant::now());
+            }
+            if used > limit {
+                break End::OutOfTime(limit);
+            }
+            if moved.elapsed() > idle {
+                break End::Idle(idle);
+            }
+        }
+        std::thread::sleep(nap);
+        nap = (nap * 2).min(Duration::from_millis(50));
+    };
+    if !matches!(end, End::Itself(_)) {
+        end_all(&mut child)?;
+    }
+    Ok((end, used))
+}
+
+/// Ends a child and everything that it started, also what has left its process group.
+fn end_all(child: &mut Child) -> io::Result<()> {
+    let pid = Pid::from_child(child);
+    let left: Vec<_> = tree(pid).into_keys().filter_map(Pid::from_raw).collect();
+    // An error says that it has ended, which is what is wanted.
+    let _ = kill_process_group(pid, Signal::KILL);
+    for process in left {
+        let _ = kill_process(process, Signal::KILL);
+    }
+    child.wait().map(drop)
+}
+
+/// What the living processes of a tree have used, with their children that ended.
+fn of_tree(root: Pid) -> Duration {
+    tree(root).values().sum()
+}
+
+/// A process with all that descend from it or are in its process group, each with the time that it has used.
+fn tree(root: Pid) -> BTreeMap<i32, Duration> {
+    let root = root.as_raw_nonzero().get();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let all: Vec<(i32, Stat)> = pids.filter_map(|pid| Some((pid, stat(pid)?))).collect();
+    let mut found: BTreeSet<i32> =
+        all.iter().filter(|(pid, stat)| *pid == root || stat.group == root).map(|(pid, _)| *pid).collect();
+    loop {
+        let children = all.iter().filter(|(_, stat)| found.contains(&stat.parent)).map(|(pid, _)| *pid);
+        let more: Vec<_> = children.filter(|pid| !found.contains(pid)).collect();
+        if more.is_empty() {
+            break;
+        }
+        found.extend(more);
+    }
+    all.into_iter().filter(|(pid, _)| found.contains(pid)).map(|(pid, stat)| (pid, stat.used)).collect()
+}
+
+/// What this program's children have used that it has waited for, each with its own.
+pub(crate) fn of_children() -> Duration {
+    stat(std::process::id().cast_signed()).map_or(Duration::ZERO, |stat| stat.by_children)
+}
+
+struct Stat {
+    parent: i32,
+    group: i32,
+    used: Duration,
+    by_children: Duration,
+}
+
+/// What proc(5) says of a process; nothing once it has ended and its parent knows.
+fn stat(pid: i32) -> Option<Stat> {
+    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Reads a line of proc(5)'s `stat`. The program's name, in brackets, may hold anything.
+fn parse(text: &str) -> Option<Stat> {
+    let fields: Vec<_> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |from: usize| -> Option<Duration> {
+        let both = fields.get(from..from + 2)?.iter().map(|field| field.parse::<u64>());
+        let ticks = both.sum::<Result<u64, _>>().ok()?;
+        Some(Duration::from_millis(ticks * 1000 / TICKS_PER_S))
+    };
+    let (own, by_children) = (ticks(11)?, ticks(13)?);
+    Some(Stat {
+        parent: fields.get(1)?.parse().ok()?,
+        group: fields.get(2)?.parse().ok()?,
+        used: own + by_children,
+        by_children,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(script);
+        command
+    }
+
+    #[test]
+    fn a_line_of_stat_is_read_whatever_the_programs_name() {
+        let line = "7 (a) b (c) S 3 5 5 0 -1 4194560 1 2 3 4 150 50 25 75 20 0 1 0 9 0 0";
+        let stat = parse(line).unwrap();
+        assert_eq!((stat.parent, stat.group), (3, 5));
+        assert_eq!(stat.used, Duration::from_secs(3));
+        assert_eq!(stat.by_children, Duration::from_secs(1));
+        assert!(parse("7 (a) S 3").is_none());
+    }
+
+    #[test]
+    fn a_child_that_uses_its_processor_time_up_is_ended_with_what_it_started() {
+        let file = std::env::temp_dir().join(format!("pagemill-watch-{}", std::process::id()));
+        let spin = format!("setsid sh -c 'echo $$ > {0}; while :; do :; done' & while :; do :; done", file.display());
+        let (end, used) = run(&mut sh(&spin), Duration::from_millis(1500), IDLE).unwrap();
+        assert_eq!(end, End::OutOfTime(Duration::from_millis(1500)));
+        assert!(used >= Duration::from_millis(1500), "{used:?}");
+        let started: i32 = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+        fs::remove_file(file).unwrap();
+        // It may be a zombie for as long as nobody has waited for it.
+        let state = || fs::read_to_string(format!("/proc/{started}/stat")).ok();
+        while state().is_some_and(|text| !text.contains(") Z")) {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_child_that_only_waits_is_ended() {
+        let idle = Duration::from_millis(1500);
+        let (end, used) = run(&mut sh("sleep 100000 & wait"), IDLE, idle).unwrap();
+        assert_eq!(end, End::Idle(idle));
+        assert!(used < NONE, "{used:?}");
+    }
+
+    #[test]
+    fn processor_time_is_what_the_child_and_its_children_used() {
+        let (end, used) =
+            run(&mut sh("(i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done); exit 3"), IDLE, IDLE).unwrap();
+        assert!(matches!(end, End::Itself(status) if status.code() == Some(3)), "{end}");
+        assert!(used > Duration::ZERO);
+        assert!(of_children() >= used, "{:?} {used:?}", of_children());
+    }
+}
