@@ -111,7 +111,8 @@ pub(crate) fn oldest(shell: &Shell) -> Result<Tally> {
 fn everything(shell: &Shell) -> Result<Built> {
     let left_out = left_out(shell)?;
     let left_out: String = left_out.iter().map(|path| format!(" --exclude {}", path.package)).collect();
-    let test = format!("test --locked --release {WORKSPACE}{left_out} --lib --bins --tests --examples");
+    // Without a choice of targets examples come as programs, and with `--examples` as test harnesses.
+    let test = format!("test --locked --release {WORKSPACE}{left_out}");
     suites::build(checked(shell, &test), "build-tests")
 }
 
@@ -145,8 +146,27 @@ pub(crate) fn tests(shell: &Shell) -> Result<Tally> {
     some(tally, "tests")
 }
 
-/// Integration tests that take whichever backend they are given; the others choose theirs, or run both.
-const TAKE_A_BACKEND: &[(&str, &[&str])] = &[];
+/// Files of tests that take whichever backend they are given; the others choose theirs, run both, or have no lists below.
+const TAKE_A_BACKEND: &[(&str, &[&str])] = &[
+    (
+        "pagemill",
+        &[
+            "dma_pool",
+            "fork",
+            "fork_and_locks",
+            "fork_short",
+            "forms",
+            "give_back",
+            "memory",
+            "memory_limit",
+            "pressure",
+            "races",
+            "refused",
+            "shrinkers",
+        ],
+    ),
+    ("pagemill-checks", &["zero"]),
+];
 
 /// The tests that choose no backend, on the portable lists.
 pub(crate) fn portable(shell: &Shell) -> Result<Tally> {
@@ -176,10 +196,8 @@ pub(crate) fn unit(shell: &Shell) -> Result<Tally> {
     Ok(tally)
 }
 
-/// The library and the bench, with the features that the program has, so that the step `release` finds most of it built.
-/// Who takes the same finds all of it built: cargo gives each choice of packages features of its own.
-pub(crate) const OPTIMISED: &str =
-    "--release -p pagemill-core -p pagemill-sys -p pagemill -p pagemill-bench --features pagemill/top";
+/// The library as a user builds it, with the features that the program has.
+pub(crate) const OPTIMISED: &str = "--release -p pagemill-core -p pagemill-sys -p pagemill --features pagemill/top";
 
 pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
     let test = shell.cargo(&format!("test --locked {OPTIMISED} --lib --tests")).limit(BUILD_LIMIT);
@@ -196,7 +214,7 @@ pub(crate) fn test_detection_off(shell: &Shell) -> Result<Tally> {
 
 /// docs/one-page.md against the steps that a page really goes through.
 pub(crate) fn one_page(shell: &Shell) -> Result<Tally> {
-    let test = checked(shell, "test --locked --release -p pagemill --features trace --test one_page");
+    let test = checked(shell, "test --locked --release -p pagemill --features trace --test tests");
     let built = suites::build(test, "build-one-page")?;
     some(Suite::new(shell, "one-page").run(&built.tests)?, "one-page")
 }

@@ -99,7 +99,7 @@ pub(crate) const STEPS: &[Step] = &[
         "test-release",
         All,
         90,
-        "the tests of the library and of the bench with its peers, without assertions",
+        "the tests of the library as a user builds it, without assertions",
         C_AND_CXX,
         builds::test_release,
     ),

@@ -22,11 +22,14 @@ impl Default for Progress {
 impl Progress {
     /// A step begins, that took so long before; its log is there from now on.
     pub(crate) fn begin(&self, step: &'static str, about: Duration, log: &str) {
-        let about = minutes(about);
         if self.lines.is_hidden() {
-            println!("{step:<20} about {about}; {log}");
+            // What is over at once says how it ended, and no more.
+            if about > Duration::from_secs(2) {
+                println!("{step:<20} about {}; {log}", minutes(about));
+            }
             return;
         }
+        let about = minutes(about);
         let style =
             ProgressStyle::with_template("{prefix:<20} {elapsed} of about {msg}").expect("a template of its own");
         let line = self.lines.add(ProgressBar::new_spinner().with_style(style).with_prefix(step));

@@ -55,12 +55,15 @@ impl Test<'_> {
     }
 }
 
+/// Whether a test of a program, by name, is one of those to run.
+type Choice<'a> = Box<dyn Fn(&Program, &str) -> bool + Sync + 'a>;
+
 /// What runs tests: which of them, and with what around them.
 pub(crate) struct Suite<'a> {
     shell: &'a Shell,
     step: &'static str,
     envs: Vec<(&'static str, String)>,
-    is_chosen: Box<dyn Fn(&Program, &str) -> bool + Sync + 'a>,
+    is_chosen: Choice<'a>,
 }
 
 /// What a `cargo test` command built.

@@ -1,5 +1,5 @@
 //! The tests of `pagemill-sys` by its public interface, in one program.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, miri)))]
 #[macro_use]
 #[path = "../../../tests/own_process.rs"]
 mod own_process;

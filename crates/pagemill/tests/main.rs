@@ -1,6 +1,6 @@
 //! The tests of `pagemill` by its public interface: one program, since linking one for each file takes longer than running
 //! them. Plain `cargo test` runs them as threads of one process; see `own_process.rs`.
-#[cfg(not(any(miri, shuttle)))]
+#[cfg(not(any(miri, shuttle, feature = "trace")))]
 #[macro_use]
 #[path = "../../../tests/own_process.rs"]
 mod own_process;
@@ -14,9 +14,11 @@ macro_rules! cfg_if {
 }
 
 // A model checker's atomics work in its models alone, and miri starts no process, maps no file and takes its time: each has
-// tests that are made for it.
+// tests that are made for it. With the trace on there is one test to run, and the others have run without it.
 cfg_if! {
-    if #[cfg(any(miri, shuttle))] {
+    if #[cfg(any(miri, shuttle, feature = "trace"))] {
+        #[cfg(feature = "trace")]
+        mod one_page;
         #[cfg(miri)]
         mod miri_dma_pool;
         #[cfg(miri)]
@@ -50,8 +52,6 @@ cfg_if! {
         mod model;
         mod model_nodes;
         mod nodes;
-        #[cfg(feature = "trace")]
-        mod one_page;
         mod placement;
         mod pressure;
         mod races;

@@ -7,7 +7,11 @@ use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 
 /// So many different schedules of each model.
-const SCHEDULES: usize = 20_000;
+/// The variable `PAGEMILL_SCHEDULES` names another number, for a hunt.
+fn schedules() -> usize {
+    let asked = std::env::var("PAGEMILL_SCHEDULES").ok().map(|n| n.parse().expect("PAGEMILL_SCHEDULES is a number"));
+    asked.unwrap_or(20_000)
+}
 const RESERVE: usize = 3;
 
 /// Elements are numbers, each of which has one owner. The source has some beyond the reserve, and fails whenever it likes.
@@ -53,8 +57,8 @@ fn at_rest(world: &World, beyond: u32) {
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let model = std::sync::Arc::new(model);
     let random = model.clone();
-    shuttle::check_random(move || random(), SCHEDULES);
-    shuttle::check_pct(move || model(), SCHEDULES, 3);
+    shuttle::check_random(move || random(), schedules());
+    shuttle::check_pct(move || model(), schedules(), 3);
 }
 
 #[test]
