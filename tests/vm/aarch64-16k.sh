@@ -6,9 +6,11 @@
 # machine: -smp 2 -m 2048
 # tests: pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill
 # crate: pagemill-cli
+# Some wait here for what does not come.
+export LIMIT=100
 for program in pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill; do
     tests $program
 done
 for backend in rseq portable; do
-    PAGEMILL_BACKEND=$backend check stress $backend pagemill stress --seconds 20 --seed 1
+    PAGEMILL_BACKEND=$backend check pagemill-cli stress-$backend pagemill stress --seconds 10 --seed 1
 done

@@ -5,11 +5,12 @@
 # machine: -smp 2 -m 2048
 # tests: pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill
 # crate: pagemill-cli
+echo 16 > /proc/sys/vm/nr_hugepages
 for backend in rseq portable; do
     export PAGEMILL_BACKEND=$backend
     for program in pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill; do
         tests $program
     done
-    check stress $backend pagemill stress --seconds 60 --seed 1
-    check stress $backend-tight pagemill stress --seconds 60 --seed 1 --tight
+    check pagemill-cli stress-$backend pagemill stress --seconds 60 --seed 1
+    check pagemill-cli stress-$backend-tight pagemill stress --seconds 60 --seed 1 --tight
 done

@@ -16,8 +16,9 @@ use crate::tally::Tally;
 
 /// What `tests/vm/init` prints first.
 const STARTED: &str = "vm: started";
-/// What the kernel is told. Without tests of its ciphers: under emulation one of them has hung at boot, for ever.
-const APPEND: &str = "quiet panic=-1 mitigations=off cryptomgr.notests";
+/// What the kernel is told. Without tests of its ciphers: under emulation one of them has hung at boot, for ever. Without
+/// random addresses: QEMU translates a program once for each address that it lies at, which takes a third of a second a process.
+const APPEND: &str = "quiet panic=-1 mitigations=off cryptomgr.notests norandmaps";
 /// How much longer than its processor time a machine may take. One that hangs still counts its clock, and so is not idle.
 const WALL: u64 = 3;
 

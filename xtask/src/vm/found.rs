@@ -106,10 +106,11 @@ mod tests {
 
     #[test]
     fn a_check_that_is_no_test_passes_or_fails() {
-        let tally = read("vm: begin stress rseq\n5 s, nothing found\nvm: end 0 stress rseq\n");
+        let tally =
+            read("vm: begin pagemill-cli stress-rseq\n5 s, nothing found\nvm: end 0 pagemill-cli stress-rseq\n");
         assert_eq!((tally.passed, tally.failures.len()), (1, 0));
-        let tally = read("vm: begin stress rseq\nowned twice\nvm: end 1 stress rseq\n");
-        assert_eq!(tally.failures[0].name, "stress/rseq");
+        let tally = read("vm: begin pagemill-cli stress-rseq\nowned twice\nvm: end 1 pagemill-cli stress-rseq\n");
+        assert_eq!(tally.failures[0].name, "pagemill-cli/stress-rseq");
         assert!(tally.failures[0].why.contains("owned twice"));
     }
 }
