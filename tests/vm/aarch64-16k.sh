@@ -12,5 +12,5 @@ for program in pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys p
     tests $program
 done
 for backend in rseq portable; do
-    PAGEMILL_BACKEND=$backend check pagemill-cli stress-$backend pagemill stress --seconds 10 --seed 1
+    PAGEMILL_BACKEND=$backend check pagemill-cli stress-$backend pagemill stress --seconds 10 --seed 1 --threads 2
 done

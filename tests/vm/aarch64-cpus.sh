@@ -9,6 +9,6 @@ for backend in rseq portable; do
     export PAGEMILL_BACKEND=$backend
     tests pagemill-sys drain::
     tests pagemill drain:: fork:: races:: signals:: waits:: waits_and_lists::
-    check pagemill-cli stress-$backend pagemill stress --seconds 60 --seed 1
-    check pagemill-cli stress-$backend-tight pagemill stress --seconds 60 --seed 1 --tight
+    check pagemill-cli stress-$backend pagemill stress --seconds 60 --seed 1 --threads 4
+    check pagemill-cli stress-$backend-tight pagemill stress --seconds 60 --seed 1 --threads 4 --tight
 done

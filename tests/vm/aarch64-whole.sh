@@ -11,6 +11,6 @@ for backend in rseq portable; do
     for program in pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill; do
         tests $program
     done
-    check pagemill-cli stress-$backend pagemill stress --seconds 60 --seed 1
-    check pagemill-cli stress-$backend-tight pagemill stress --seconds 60 --seed 1 --tight
+    check pagemill-cli stress-$backend pagemill stress --seconds 60 --seed 1 --threads 2
+    check pagemill-cli stress-$backend-tight pagemill stress --seconds 60 --seed 1 --threads 2 --tight
 done

@@ -29,7 +29,7 @@ const INHERITED: usize = 60;
 /// Operations of a child.
 const CHILD_OPS: usize = 150;
 /// A child that takes longer hangs.
-const CHILD_LIMIT: Duration = Duration::from_secs(20);
+const CHILD_LIMIT: Duration = Duration::from_secs(600);
 
 /// Forks; the child goes on with its copy of the allocator, validates it, and must end well.
 pub(super) fn fork(round: &Round, rng: &mut Rng) -> Result<(), String> {

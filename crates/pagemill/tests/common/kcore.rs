@@ -29,11 +29,10 @@ impl Kcore {
 
     /// The page at a physical address.
     pub(crate) fn page(&self, addr: u64) -> [u8; 4096] {
-        let &(first, _, at) = self
-            .pieces
-            .iter()
-            .find(|piece| (piece.0..piece.0 + piece.1).contains(&addr))
-            .expect("memory that is there");
+        // The kernel's own image is a piece besides, within the memory that holds it: arm64 takes parts of it away after the
+        // boot, and what is there by then is read as zeros by way of the image.
+        let pieces = self.pieces.iter().filter(|piece| (piece.0..piece.0 + piece.1).contains(&addr));
+        let &(first, _, at) = pieces.max_by_key(|piece| piece.1).expect("memory that is there");
         let mut page = [0; 4096];
         self.file.read_exact_at(&mut page, at + (addr - first)).unwrap();
         page
