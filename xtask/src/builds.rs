@@ -30,28 +30,33 @@ pub(crate) const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 /// All crates, with the features that no program of the project turns on.
 const WORKSPACE: &str = "--workspace --features pagemill/cuda";
 
-/// The project's crates, that [`checked`] compiles with little optimisation: optimising them takes longer than their tests
-/// save by it.
-const LIGHTLY: &[&str] = &[
-    "pagemill-core",
-    "pagemill-sys",
-    "pagemill",
-    "pagemill-bench",
-    "pagemill-cli",
-    "pagemill-crypt",
-    "pagemill-nvme",
-    "pagemill-checks",
+/// The optimisation of the project's crates by [`checked`]: optimising them takes longer than their tests save by it, but for
+/// what tests do millions of times.
+const LIGHTLY: &[(&str, u8)] = &[
+    ("pagemill-core", 1),
+    ("pagemill-sys", 1),
+    ("pagemill", 1),
+    ("pagemill-crypt", 1),
+    ("pagemill-bench", 0),
+    ("pagemill-cli", 0),
+    ("pagemill-nvme", 0),
+    ("pagemill-checks", 0),
 ];
 
-/// A cargo command with assertions and overflow checks in the project's own crates.
-fn checked<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
+/// A cargo command that optimises the project's own crates no more than their tests need.
+pub(crate) fn lightly<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
     let (task, rest) = args.split_once(' ').unwrap_or((args, ""));
-    let lightly: String =
-        LIGHTLY.iter().map(|name| format!(" --config profile.release.package.{name}.opt-level=1")).collect();
-    let cargo = shell.cargo(&format!("{task}{lightly} {rest}")).limit(BUILD_LIMIT);
-    let cargo = cargo.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+    let levels =
+        LIGHTLY.iter().map(|(name, level)| format!(" --config profile.release.package.{name}.opt-level={level}"));
     // A panic names its line by itself.
-    cargo.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true").env("CARGO_PROFILE_RELEASE_DEBUG", "none")
+    let cargo = shell.cargo(&format!("{task}{} {rest}", levels.collect::<String>()));
+    cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "none").limit(BUILD_LIMIT)
+}
+
+/// The same, with assertions and overflow checks in them.
+fn checked<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
+    let cargo = lightly(shell, args).env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+    cargo.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true")
 }
 
 pub(crate) fn fmt(shell: &Shell) -> Result<Tally> {

@@ -28,7 +28,7 @@ const FUZZ_S: u32 = 20;
 const LONG_S: u32 = 600;
 
 pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
-    builds::count("loom", loom_tests(shell, &[])?.run("loom")?)
+    builds::count("loom", loom_tests(shell, &[], "")?.run("loom")?)
 }
 
 /// Pools and waits, each model under some ten thousand schedules.
@@ -36,14 +36,15 @@ pub(crate) fn shuttle(shell: &Shell) -> Result<Tally> {
     builds::count("shuttle", shuttle_tests(shell, &[])?.run("shuttle")?)
 }
 
-fn loom_tests<'a>(shell: &'a Shell, more: &[&str]) -> Result<Cmd<'a>> {
-    let test = "test --locked --release --no-fail-fast -p pagemill-core -p pagemill-sys --test tests";
-    with_cfg(shell, shell.cargo(test), &[&["loom"], more].concat())
+fn loom_tests<'a>(shell: &'a Shell, more: &[&str], which: &str) -> Result<Cmd<'a>> {
+    let test =
+        format!("test --locked --release --no-fail-fast -p pagemill-core -p pagemill-sys --test tests -- {which}");
+    with_cfg(shell, shell.cargo(&test), &[&["loom"], more].concat())
 }
 
 fn shuttle_tests<'a>(shell: &'a Shell, more: &[&str]) -> Result<Cmd<'a>> {
     let test = "test --locked --release --no-fail-fast -p pagemill --test tests";
-    with_cfg(shell, shell.cargo(test), &[&["shuttle"], more].concat())
+    with_cfg(shell, builds::lightly(shell, test), &[&["shuttle"], more].concat())
 }
 
 /// The switch that compiles the bugs in which hunters must find.
@@ -122,17 +123,19 @@ fn new_seed() -> u64 {
 
 /// Compiles the canary in and demands that each hunter fails, and for that reason.
 pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
-    let ran = loom_tests(shell, &[CANARY])?.run("canary-loom")?;
+    // Of the models those that take a moment, one of each crate.
+    let ran = loom_tests(shell, &[CANARY], "two_take_what_is_left two_owners_pop")?.run("canary-loom")?;
     let mut tally = caught("loom", &ran, &[OWNED_TWICE, "panicked at"]);
     let ran = shuttle_tests(shell, &[CANARY])?.run("canary-shuttle")?;
     tally.add(caught("shuttle", &ran, &["deadlock!", "panicked at"]));
     // Without the bench and the volumes, whose crates would be compiled for it again.
     let stress = format!("stress --seconds 30 --seed {SEED} --threads 4");
-    let run = shell.cargo(&format!("run --locked --release -p pagemill-cli --no-default-features -- {stress}"));
-    let ran = with_cfg(shell, run.env("PAGEMILL_BACKEND", "portable"), &[CANARY])?.run("canary-stress")?;
+    let run = format!("run --locked --release -p pagemill-cli --no-default-features -- {stress}");
+    let run = builds::lightly(shell, &run).env("PAGEMILL_BACKEND", "portable");
+    let ran = with_cfg(shell, run, &[CANARY])?.run("canary-stress")?;
     tally.add(caught("stress", &ran, &[OWNED_TWICE, &format!("seed {SEED}")]));
-    let model = shell.cargo("test --locked --release -p pagemill --features pagemill/top --test tests -- model::");
-    let ran = with_cfg(shell, model, &[CANARY])?.run("canary-model")?;
+    let model = "test --locked --release -p pagemill --features pagemill/top --test tests -- model::";
+    let ran = with_cfg(shell, builds::lightly(shell, model), &[CANARY])?.run("canary-model")?;
     tally.add(caught("the model test", &ran, &[OWNED_TWICE, "panicked at"]));
     Ok(tally)
 }

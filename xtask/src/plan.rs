@@ -145,13 +145,14 @@ pub(crate) const STEPS: &[Step] = &[
     step("long-models", Long, 1300, "models and properties at many times their schedules", &[GCC], hunts::long_models),
     step("long-fuzz", Long, 700, "ten minutes of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::long_fuzz),
     step(
-        "long-aarch64",
+        "long-machines",
         Long,
-        3600,
-        "all of it on aarch64, and on pages of 16 KiB",
+        5400,
+        "all tests of the library on two nodes, on aarch64, and on pages of 16 KiB",
         vm::NEEDS_AARCH64,
-        vm::aarch64_long,
-    ),
+        vm::long,
+    )
+    .wanting(vm::needs_x86_64),
 ];
 
 const fn step(

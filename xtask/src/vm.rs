@@ -55,6 +55,11 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Deb("nbd-client", &["/sbin/nbd-client", "-V"]),
 ];
 
+/// The same, for a step that has other scripts besides.
+pub(crate) fn needs_x86_64() -> Vec<Need> {
+    NEEDS.to_vec()
+}
+
 /// What the scripts on aarch64 need.
 pub(crate) const NEEDS_AARCH64: &[Need] = &[
     crate::tools::GCC,
@@ -159,18 +164,16 @@ pub(crate) fn all(shell: &Shell) -> Result<Tally> {
 
 /// What matters most on aarch64, in a few minutes.
 pub(crate) fn aarch64(shell: &Shell) -> Result<Tally> {
-    run(shell, "aarch64-vm", &of_aarch64(shell, false)?)
-}
-
-/// All tests on aarch64, with long stress, and on pages of 16 KiB.
-pub(crate) fn aarch64_long(shell: &Shell) -> Result<Tally> {
-    run(shell, "long-aarch64", &of_aarch64(shell, true)?)
-}
-
-fn of_aarch64(shell: &Shell, is_long: bool) -> Result<Vec<Script>> {
     let mut scripts = scripts(shell)?;
-    scripts.retain(|script| script.arch == Arch::Aarch64 && script.is_long == is_long);
-    Ok(scripts)
+    scripts.retain(|script| script.arch == Arch::Aarch64 && !script.is_long);
+    run(shell, "aarch64-vm", &scripts)
+}
+
+/// All tests on two nodes and on aarch64, there with long stress and on pages of 16 KiB too.
+pub(crate) fn long(shell: &Shell) -> Result<Tally> {
+    let mut scripts = scripts(shell)?;
+    scripts.retain(|script| script.is_long);
+    run(shell, "long-machines", &scripts)
 }
 
 /// Runs scripts, one machine after the other.
