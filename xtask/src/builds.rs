@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::paths;
 use crate::plan::OLDEST;
-use crate::shell::{Cmd, Shell};
+use crate::shell::{Cmd, Ran, Shell};
 use crate::suites::{self, Built, Suite};
 use crate::tally::{self, Tally};
 use crate::{change, papers};
@@ -53,10 +53,16 @@ pub(crate) fn lightly<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
     cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "none").limit(BUILD_LIMIT)
 }
 
+/// Shares what is compiled with the ordinary build, and puts what comes out into a folder of its own, where nobody takes it for
+/// the program that a user builds.
+pub(crate) fn beside<'a>(shell: &'a Shell, cargo: Cmd<'a>, name: &str) -> Cmd<'a> {
+    cargo.env("CARGO_BUILD_BUILD_DIR", &shell.target).env("CARGO_TARGET_DIR", shell.own_target(name))
+}
+
 /// The same, with assertions and overflow checks in them.
 fn checked<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
     let cargo = lightly(shell, args).env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
-    cargo.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true")
+    beside(shell, cargo.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true"), "checked")
 }
 
 pub(crate) fn fmt(shell: &Shell) -> Result<Tally> {
@@ -113,21 +119,21 @@ pub(crate) fn oldest(shell: &Shell) -> Result<Tally> {
 }
 
 /// Builds every test, but of the paths that this change can be without.
-fn everything(shell: &Shell) -> Result<Built> {
+fn everything(shell: &Shell, step: &str) -> Result<Built> {
     let left_out = left_out(shell)?;
     let left_out: String = left_out.iter().map(|path| format!(" --exclude {}", path.package)).collect();
     // Without a choice of targets examples come as programs, and with `--examples` as test harnesses.
     let test = format!("test --locked --release {WORKSPACE}{left_out}");
-    suites::build(checked(shell, &test), "build-tests")
+    suites::build(checked(shell, &test), &format!("{step}-build"))
 }
 
 /// The paths that nothing was changed in, where this change lies within other paths alone.
 fn left_out(shell: &Shell) -> Result<Vec<&'static paths::Path>> {
-    Ok(if shell.is_all { Vec::new() } else { paths::untouched(&change::files(shell)?) })
+    Ok(if shell.is_all { Vec::new() } else { paths::untouched(&change::files(shell)?.unwrap_or_default()) })
 }
 
 pub(crate) fn tests(shell: &Shell) -> Result<Tally> {
-    let built = everything(shell)?;
+    let built = everything(shell, "tests")?;
     let left_out = left_out(shell)?;
     let of_others: Vec<_> =
         left_out.iter().flat_map(|path| path.program_tests).map(|name| format!("{name}::")).collect();
@@ -135,27 +141,27 @@ pub(crate) fn tests(shell: &Shell) -> Result<Tally> {
         package == "pagemill-cli" && of_others.iter().any(|module| test.starts_with(module.as_str()))
     };
     let suite = Suite::new(shell, "tests").only(|program, test| !is_of_others(&program.package, test));
-    let mut tally = match no_rseq(shell, &built)? {
-        None => suite.env("PAGEMILL_BACKEND", "rseq").run(&built.tests)?,
-        Some(why) => {
-            // The portable lists stand in for them, and it is said.
-            let mut tally = suite.run(&built.tests)?;
-            tally.add(Tally::skip("tests", format!("restartable sequences: {why}")));
-            tally
-        }
-    };
+    // Nothing is forced: a test that looks at both backends does so, and the others get what a user gets.
+    let why = no_rseq(shell, &built)?;
+    let mut tally = suite.run(&built.tests)?;
+    if let Some(why) = why {
+        // The portable lists stood in for them, and it is said.
+        tally.add(Tally::skip("tests", format!("restartable sequences: {why}")));
+    }
     if !left_out.is_empty() {
         let names: Vec<_> = left_out.iter().map(|path| path.name).collect();
         tally.notes.push(format!("left to `cargo xtask test --all`, as nothing of it changed: {}", names.join(", ")));
     }
-    some(tally, "tests")
+    at_least_one(shell, tally, "tests")
 }
 
-/// Files of tests that take whichever backend they are given; the others choose theirs, run both, or have no lists below.
+/// Files of tests that take whichever backend they are given; the others choose theirs, run both, or come to no list.
 const TAKE_A_BACKEND: &[(&str, &[&str])] = &[
     (
         "pagemill",
         &[
+            "device_rings",
+            "devices",
             "dma_pool",
             "fork",
             "fork_and_locks",
@@ -164,9 +170,11 @@ const TAKE_A_BACKEND: &[(&str, &[&str])] = &[
             "give_back",
             "memory",
             "memory_limit",
+            "metrics_facade",
             "pressure",
             "races",
             "refused",
+            "serve_stats",
             "shrinkers",
         ],
     ),
@@ -175,7 +183,7 @@ const TAKE_A_BACKEND: &[(&str, &[&str])] = &[
 
 /// The tests that choose no backend, on the portable lists.
 pub(crate) fn portable(shell: &Shell) -> Result<Tally> {
-    let built = everything(shell)?;
+    let built = everything(shell, "portable")?;
     let takes = |program: &suites::Program, test: &str| {
         let modules =
             TAKE_A_BACKEND.iter().find(|(package, _)| *package == program.package).map(|(_, modules)| *modules);
@@ -183,19 +191,27 @@ pub(crate) fn portable(shell: &Shell) -> Result<Tally> {
         modules.is_some_and(|modules| program.kind == "lib" || modules.contains(&module))
     };
     let suite = Suite::new(shell, "portable").only(takes).env("PAGEMILL_BACKEND", "portable");
-    some(suite.run(&built.tests)?, "portable")
+    at_least_one(shell, suite.run(&built.tests)?, "portable")
 }
 
 /// The unit tests of the crates in which something changed since main.
 pub(crate) fn unit(shell: &Shell) -> Result<Tally> {
-    let files = change::files(shell)?;
-    let packages = change::packages(&files, &papers::folders(shell)?);
+    let folders = papers::folders(shell)?;
+    let packages = match change::files(shell)? {
+        Some(files) => change::packages(&files, &folders),
+        // There is no main to compare with: all of them.
+        None => folders.keys().cloned().collect(),
+    };
     if packages.is_empty() {
         return Ok(Tally { notes: vec!["no crate has changed since main".to_owned()], ..Tally::default() });
     }
     let named: String = packages.iter().map(|name| format!(" -p {name}")).collect();
-    let test = format!("test --locked --release{named} --lib --bins");
-    let built = suites::build(checked(shell, &test), "build-unit")?;
+    // Cargo refuses to look for a library where there is none.
+    let has_library =
+        |name: &&String| folders.get(*name).is_some_and(|it| shell.root.join(it).join("src/lib.rs").exists());
+    let library = if packages.iter().any(|name| has_library(&name)) { " --lib" } else { "" };
+    let test = format!("test --locked --release{named}{library} --bins");
+    let built = suites::build(checked(shell, &test), "unit-build")?;
     let mut tally = Suite::new(shell, "unit").run(&built.tests)?;
     tally.notes.push(packages.into_iter().collect::<Vec<_>>().join(", "));
     Ok(tally)
@@ -206,22 +222,22 @@ pub(crate) const OPTIMISED: &str = "--release -p pagemill-core -p pagemill-sys -
 
 pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
     let test = shell.cargo(&format!("test --locked {OPTIMISED} --lib --tests")).limit(BUILD_LIMIT);
-    let built = suites::build(test, "build-test-release")?;
-    some(Suite::new(shell, "test-release").run(&built.tests)?, "test-release")
+    let built = suites::build(test, "test-release-build")?;
+    at_least_one(shell, Suite::new(shell, "test-release").run(&built.tests)?, "test-release")
 }
 
 /// What is measured without misuse detection is an allocator too: the tests that hold nothing of detection.
 pub(crate) fn test_detection_off(shell: &Shell) -> Result<Tally> {
     let test = checked(shell, "test --locked --release -p pagemill --features detection-off --lib --tests");
-    let built = suites::build(test, "build-test-detection-off")?;
-    some(Suite::new(shell, "test-detection-off").run(&built.tests)?, "test-detection-off")
+    let built = suites::build(test, "test-detection-off-build")?;
+    at_least_one(shell, Suite::new(shell, "test-detection-off").run(&built.tests)?, "test-detection-off")
 }
 
 /// docs/one-page.md against the steps that a page really goes through.
 pub(crate) fn one_page(shell: &Shell) -> Result<Tally> {
     let test = checked(shell, "test --locked --release -p pagemill --features trace --test tests");
-    let built = suites::build(test, "build-one-page")?;
-    some(Suite::new(shell, "one-page").run(&built.tests)?, "one-page")
+    let built = suites::build(test, "one-page-build")?;
+    at_least_one(shell, Suite::new(shell, "one-page").run(&built.tests)?, "one-page")
 }
 
 /// Why restartable sequences cannot be had here, if they cannot; asked of the library.
@@ -236,16 +252,16 @@ fn no_rseq(shell: &Shell, built: &Built) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// A step that ran no test at all has failed.
-pub(crate) fn some(mut tally: Tally, step: &str) -> Result<Tally> {
-    if tally.passed == 0 && tally.skips.is_empty() && tally.failures.is_empty() {
+/// A step that ran no test at all has failed, unless only some tests were asked for.
+pub(crate) fn at_least_one(shell: &Shell, mut tally: Tally, step: &str) -> Result<Tally> {
+    if shell.filter.is_none() && tally.passed == 0 && tally.skips.is_empty() && tally.failures.is_empty() {
         tally.fail("", format!("{step} ran no test at all"));
     }
     Ok(tally)
 }
 
 /// Counts the tests of a cargo command that runs them itself, was to end well and to run at least one.
-pub(crate) fn count(step: &str, ran: crate::shell::Ran) -> Result<Tally> {
+pub(crate) fn count(shell: &Shell, step: &str, ran: Ran) -> Result<Tally> {
     let mut tally = tally::of_tests(step, &ran.text);
     if !ran.is_ok() {
         let Some(first) = tally.failures.first_mut() else {
@@ -254,14 +270,13 @@ pub(crate) fn count(step: &str, ran: crate::shell::Ran) -> Result<Tally> {
         };
         first.why = format!("{}\n{}", ran.how_it_ended(), tally::said_by_failures(&ran.text));
     }
-    some(tally, step)
+    at_least_one(shell, tally, step)
 }
 
 pub(crate) fn doctest(shell: &Shell) -> Result<Tally> {
-    count(
-        "doctest",
-        checked(shell, &format!("test --locked --no-fail-fast --release {WORKSPACE} --doc")).run("doctest")?,
-    )
+    let mut test = checked(shell, &format!("test --locked --no-fail-fast --release {WORKSPACE} --doc --"));
+    test.args(&shell.filter);
+    count(shell, "doctest", test.run("doctest")?)
 }
 
 /// The names of the Rust programs in a folder, sorted; at least one.
@@ -280,7 +295,7 @@ pub(crate) fn programs_in(folder: &Path) -> Result<Vec<String>> {
 
 /// Runs each program in crates/pagemill/examples.
 pub(crate) fn examples(shell: &Shell) -> Result<Tally> {
-    let built = everything(shell)?;
+    let built = everything(shell, "examples")?;
     let mut tally = Tally::default();
     for name in programs_in(&shell.root.join("crates/pagemill/examples"))? {
         let program = built.programs.get(&name).with_context(|| format!("cargo built no example {name}"))?;

@@ -4,27 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 
-use crate::shell::Shell;
+use crate::shell::{Ran, Shell};
 
 /// The files that differ from where this branch left `main`, as the remote has it or else as it is here; and those that git
-/// does not know yet. Empty where nothing differs, and where there is no `main` to compare with.
-pub(crate) fn files(shell: &Shell) -> Result<BTreeSet<String>> {
-    let git = |args: &[&str]| -> Result<Option<String>> {
+/// does not know yet. `None` where there is no `main` to compare with.
+pub(crate) fn files(shell: &Shell) -> Result<Option<BTreeSet<String>>> {
+    let git = |args: &[&str]| -> Result<Ran> {
         let mut git = shell.command("git");
         git.args(args);
-        let ran = git.run("git-change")?;
-        Ok(ran.is_ok().then_some(ran.text))
+        git.run("git-change")
     };
     let mut base = None;
     for main in ["origin/main", "main"] {
-        if base.is_none() {
-            base = git(&["merge-base", "HEAD", main])?;
-        }
+        let ran = git(&["merge-base", "HEAD", main])?;
+        // A warning may stand beside the commit.
+        let is_commit = |line: &&str| line.len() >= 40 && line.bytes().all(|byte| byte.is_ascii_hexdigit());
+        base = base.or_else(|| ran.text.lines().find(is_commit).filter(|_| ran.is_ok()).map(str::to_owned));
     }
-    let Some(base) = base else { return Ok(BTreeSet::new()) };
-    let changed = git(&["diff", "--name-only", base.trim()])?.unwrap_or_default();
-    let new = git(&["ls-files", "--others", "--exclude-standard"])?.unwrap_or_default();
-    Ok(changed.lines().chain(new.lines()).map(str::to_owned).collect())
+    let Some(base) = base else { return Ok(None) };
+    let changed = git(&["diff", "--name-only", &base])?.expect_ok()?;
+    let new = git(&["ls-files", "--others", "--exclude-standard"])?.expect_ok()?;
+    Ok(Some(changed.text.lines().chain(new.text.lines()).map(str::to_owned).collect()))
 }
 
 /// The packages that these files belong to, by the package whose folder holds a file; `folders` are relative to the root.

@@ -43,12 +43,26 @@ pub(crate) fn check(shell: &Shell) -> Result<Tally> {
     let contract = read("docs/contract.md")?;
     let table = read("docs/clauses.md")?;
     let mut tests: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
+    let mut left_out = Vec::new();
     for path in project_files(shell)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs")) {
         let text = fs::read_to_string(shell.root.join(&path))?;
+        // A crate's tests are one program, which has the files that it names.
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let main = path.with_file_name("main.rs");
+        if path.parent().is_some_and(|folder| folder.ends_with("tests"))
+            && main != path
+            && shell.root.join(&main).exists()
+        {
+            let named = format!("mod {stem};");
+            if !fs::read_to_string(shell.root.join(&main))?.lines().any(|line| line.trim_start().ends_with(&named)) {
+                left_out.push(format!("{} does not say `{named}`: its tests are never run", main.display()));
+            }
+        }
         tests.insert(path, test_names(&text).map(str::to_owned).collect());
     }
     let rows: Vec<_> = table.lines().filter_map(row).collect();
-    let (problems, note) = judge(&clauses(&contract), &rows, &tests);
+    let (mut problems, note) = judge(&clauses(&contract), &rows, &tests);
+    problems.extend(left_out);
     Ok(Tally::from_problems(problems, note))
 }
 

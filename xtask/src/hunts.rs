@@ -28,30 +28,36 @@ const FUZZ_S: u32 = 20;
 const LONG_S: u32 = 600;
 
 pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
-    builds::count("loom", loom_tests(shell, &[], "")?.run("loom")?)
+    builds::count(shell, "loom", loom_tests(shell, &[], wanted(shell))?.run("loom")?)
 }
 
 /// Pools and waits, each model under some ten thousand schedules.
 pub(crate) fn shuttle(shell: &Shell) -> Result<Tally> {
-    builds::count("shuttle", shuttle_tests(shell, &[])?.run("shuttle")?)
+    builds::count(shell, "shuttle", shuttle_tests(shell, &[], wanted(shell))?.run("shuttle")?)
 }
 
 fn loom_tests<'a>(shell: &'a Shell, more: &[&str], which: &str) -> Result<Cmd<'a>> {
-    let test =
-        format!("test --locked --release --no-fail-fast -p pagemill-core -p pagemill-sys --test tests -- {which}");
+    let test = format!(
+        "test --locked --release --no-fail-fast -p pagemill-core -p pagemill-sys --test tests -- --show-output {which}"
+    );
     with_cfg(shell, shell.cargo(&test), &[&["loom"], more].concat())
 }
 
-fn shuttle_tests<'a>(shell: &'a Shell, more: &[&str]) -> Result<Cmd<'a>> {
-    let test = "test --locked --release --no-fail-fast -p pagemill --test tests";
-    with_cfg(shell, builds::lightly(shell, test), &[&["shuttle"], more].concat())
+fn shuttle_tests<'a>(shell: &'a Shell, more: &[&str], which: &str) -> Result<Cmd<'a>> {
+    let test = format!("test --locked --release --no-fail-fast -p pagemill --test tests -- --show-output {which}");
+    with_cfg(shell, builds::lightly(shell, &test), &[&["shuttle"], more].concat())
+}
+
+/// What of the tests was asked for.
+fn wanted(shell: &Shell) -> &str {
+    shell.filter.as_deref().unwrap_or_default()
 }
 
 /// The switch that compiles the bugs in which hunters must find.
 const CANARY: &str = "pagemill_canary";
 
 /// Has cargo compile the project's own crates with these cfgs, beside those without: what they depend on is the same and is
-/// compiled once. What is built goes to a folder of its own, where nobody takes it for the program without them.
+/// compiled once.
 fn with_cfg<'a>(shell: &'a Shell, cargo: Cmd<'a>, cfgs: &[&str]) -> Result<Cmd<'a>> {
     let name = cfgs.join("+");
     // What cargo calls for rustc (RUSTC_WORKSPACE_WRAPPER), for the crates of this project and no other.
@@ -61,7 +67,7 @@ fn with_cfg<'a>(shell: &'a Shell, cargo: Cmd<'a>, cfgs: &[&str]) -> Result<Cmd<'
     fs::write(&wrapper, format!("#!/bin/sh\nexec \"$@\"{flags}\n"))?;
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
     let cargo = cargo.env("RUSTC_WORKSPACE_WRAPPER", wrapper).limit(BUILD_LIMIT);
-    Ok(cargo.env("CARGO_BUILD_BUILD_DIR", &shell.target).env("CARGO_TARGET_DIR", shell.own_target(&name)))
+    Ok(builds::beside(shell, cargo, &name))
 }
 
 pub(crate) fn stress(shell: &Shell) -> Result<Tally> {
@@ -94,8 +100,10 @@ fn stresses(shell: &Shell, step: &str, kinds: &[&str]) -> Result<Tally> {
                 tally.add(Tally::skip(format!("{step}/rseq"), last_line(&ran.text)));
                 continue;
             }
-            let ran = ran.expect_ok()?;
-            tally.add(Tally::pass(format!("{backend} {kind}: {}", last_line(&ran.text))));
+            match ran.expect_ok() {
+                Ok(ran) => tally.add(Tally::pass(format!("{backend} {kind}: {}", last_line(&ran.text)))),
+                Err(error) => tally.fail("", format!("{backend} {kind}: {error:#}")),
+            }
         }
     }
     Ok(tally)
@@ -103,30 +111,35 @@ fn stresses(shell: &Shell, step: &str, kinds: &[&str]) -> Result<Tally> {
 
 /// Models and property tests at many times their schedules, from a seed that nobody has tried.
 pub(crate) fn long_models(shell: &Shell) -> Result<Tally> {
-    let mut tally = builds::count(
-        "long-models",
-        shuttle_tests(shell, &[])?.env("PAGEMILL_SCHEDULES", "1000000").run("long-shuttle")?,
-    )?;
+    let models = shuttle_tests(shell, &[], wanted(shell))?.env("PAGEMILL_SCHEDULES", "1000000");
+    let mut tally = builds::count(shell, "long-models", models.run("long-models-shuttle")?)?;
     let test = format!("test --locked {} --lib --tests", builds::OPTIMISED);
     let built = suites::build(shell.cargo(&test).limit(BUILD_LIMIT), "long-models-build")?;
     let seed = new_seed();
     let suite = Suite::new(shell, "long-models").only(|_, test| test.starts_with("model"));
     tally.add(suite.env("PROPTEST_CASES", "20000").env("PROPTEST_RNG_SEED", seed.to_string()).run(&built.tests)?);
-    tally.notes.push(format!("PROPTEST_RNG_SEED={seed}"));
+    tally.notes.push(format!("again with PAGEMILL_SEED={seed}"));
     Ok(tally)
 }
 
+/// `PAGEMILL_SEED`, to run one again; else one that nobody has tried.
 fn new_seed() -> u64 {
     use std::time::{SystemTime, UNIX_EPOCH};
+    if let Some(seed) = std::env::var("PAGEMILL_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        return seed;
+    }
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(SEED, |time| time.as_secs())
 }
 
 /// Compiles the canary in and demands that each hunter fails, and for that reason.
 pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
     // Of the models those that take a moment, one of each crate.
-    let ran = loom_tests(shell, &[CANARY], "two_take_what_is_left two_owners_pop")?.run("canary-loom")?;
-    let mut tally = caught("loom", &ran, &[OWNED_TWICE, "panicked at"]);
-    let ran = shuttle_tests(shell, &[CANARY])?.run("canary-shuttle")?;
+    let mut tally = Tally::default();
+    for model in ["two_take_what_is_left", "two_owners_pop"] {
+        let ran = loom_tests(shell, &[CANARY], model)?.run(&format!("canary-loom-{model}"))?;
+        tally.add(caught("loom", &ran, &[OWNED_TWICE, "panicked at", "0 passed; 1 failed"]));
+    }
+    let ran = shuttle_tests(shell, &[CANARY], "")?.run("canary-shuttle")?;
     tally.add(caught("shuttle", &ran, &["deadlock!", "panicked at"]));
     // Without the bench and the volumes, whose crates would be compiled for it again.
     let stress = format!("stress --seconds 30 --seed {SEED} --threads 4");
@@ -161,11 +174,12 @@ pub(crate) fn miri(shell: &Shell) -> Result<Tally> {
     // Miri has no restartable sequences: the tests of their backend have nothing to run there.
     const LEAVE_OUT: &str = "restartable_sequences";
     let part = |name: &str, which: &str| {
-        let test = format!("miri test --locked --no-fail-fast {which} -- --show-output --skip {LEAVE_OUT}");
+        let test =
+            format!("miri test --locked --no-fail-fast {which} -- --show-output --skip {LEAVE_OUT} {}", wanted(shell));
         let mut cargo = shell.nightly(&test);
         cargo = cargo.env("PAGEMILL_BACKEND", "portable").env("MIRIFLAGS", FLAGS);
         cargo = cargo.env("CARGO_TARGET_DIR", shell.own_target("miri"));
-        let counted = cargo.limit(BUILD_LIMIT).run(name).and_then(|ran| builds::count(name, ran));
+        let counted = cargo.limit(BUILD_LIMIT).run(name).and_then(|ran| builds::count(shell, name, ran));
         counted.unwrap_or_else(|error| Tally::failure("", format!("{name}: {error:#}")))
     };
     // Miri has one thread of its own for whatever it runs: the two halves take about as long, side by side.
@@ -184,7 +198,7 @@ pub(crate) fn asan(shell: &Shell) -> Result<Tally> {
     let test = format!("test --locked --target {TARGET} -p pagemill-sys -p pagemill --lib --tests");
     let test = shell.nightly(&test).rustflags("-Zsanitizer=address", "asan").limit(BUILD_LIMIT);
     let built = suites::build(test, "asan-build")?;
-    builds::some(Suite::new(shell, "asan").run(&built.tests)?, "asan")
+    builds::at_least_one(shell, Suite::new(shell, "asan").run(&built.tests)?, "asan")
 }
 
 pub(crate) fn fuzz(shell: &Shell) -> Result<Tally> {

@@ -53,8 +53,8 @@ enum Task {
     },
     /// Run what takes hours: long stress, models and fuzzing, whole machines of another kind.
     Long(TestArgs),
-    /// Run tests that need a kernel to themselves, in a virtual machine (QEMU's emulation, Debian's kernel); the scripts of
-    /// these names in tests/vm, those of `test --all` for none.
+    /// Run tests that need a kernel to themselves, in a virtual machine (QEMU's emulation, Debian's kernel): the scripts of
+    /// these names in tests/vm; for none, those of the step `vm`.
     Vm {
         /// A script's name.
         names: Vec<String>,

@@ -38,8 +38,10 @@ pub(crate) struct Step {
     pub(crate) needs: &'static [Need],
     /// What some of its tests cannot do without.
     pub(crate) wants: fn() -> Vec<Need>,
-    /// The next step, if it can be done at the same time: neither of the two keeps two processors busy.
+    /// The next step, if it is done at the same time: one of the two leaves a processor idle for much of its time.
     pub(crate) beside: Option<&'static str>,
+    /// How the names of its logs begin.
+    pub(crate) logs: &'static str,
     /// Does it. An error is one failed check.
     pub(crate) run: fn(&Shell) -> Result<Tally>,
 }
@@ -85,7 +87,8 @@ pub(crate) const STEPS: &[Step] = &[
     step("release", Test, 60, "the program builds as a user builds it", C_AND_CXX, builds::release),
     step("readme", Test, 120, "the README's commands run as they stand", C_AND_CXX, readme::commands).beside("stress"),
     step("stress", Test, 15, "five seconds of stress on each backend", C_AND_CXX, hunts::stress),
-    step("sizes", Test, 5, "the hot functions are no longer than they may be", &[GCC], binaries::sizes),
+    step("sizes", Test, 5, "the hot functions are no longer than they may be", &[GCC], binaries::sizes)
+        .logging("object"),
     step(
         "no-os",
         Test,
@@ -119,7 +122,8 @@ pub(crate) const STEPS: &[Step] = &[
         "the restartable sequences' descriptors and signatures on aarch64",
         &[Need::Target("aarch64-unknown-linux-gnu")],
         binaries::aarch64,
-    ),
+    )
+    .logging("object"),
     step(
         "miri",
         All,
@@ -127,8 +131,7 @@ pub(crate) const STEPS: &[Step] = &[
         "core and the portable backend have no undefined behaviour that miri sees",
         MIRI,
         hunts::miri,
-    )
-    .beside("asan"),
+    ),
     step("asan", All, 120, "the library's tests under AddressSanitizer", &[GCC, NIGHTLY], hunts::asan),
     step(
         "vm",
@@ -140,10 +143,19 @@ pub(crate) const STEPS: &[Step] = &[
     )
     .beside("fuzz"),
     step("fuzz", All, 120, "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),
-    step("aarch64-vm", All, 240, "the library's tests and stress on aarch64", vm::NEEDS_AARCH64, vm::aarch64),
+    step(
+        "aarch64-vm",
+        All,
+        240,
+        "what matters of the library's tests, and stress, on aarch64",
+        vm::NEEDS_AARCH64,
+        vm::aarch64,
+    )
+    .logging("vm"),
     step("long-stress", Long, 2500, "ten minutes of each stress on each backend", C_AND_CXX, hunts::long_stress),
     step("long-models", Long, 1300, "models and properties at many times their schedules", &[GCC], hunts::long_models),
-    step("long-fuzz", Long, 700, "ten minutes of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::long_fuzz),
+    step("long-fuzz", Long, 700, "ten minutes of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::long_fuzz)
+        .logging("fuzz"),
     step(
         "long-machines",
         Long,
@@ -152,7 +164,8 @@ pub(crate) const STEPS: &[Step] = &[
         vm::NEEDS_AARCH64,
         vm::long,
     )
-    .wanting(vm::needs_x86_64),
+    .wanting(vm::needs_x86_64)
+    .logging("vm"),
 ];
 
 const fn step(
@@ -172,6 +185,7 @@ const fn step(
         needs,
         wants: Vec::new,
         beside: None,
+        logs: name,
         run,
     }
 }
@@ -179,6 +193,11 @@ const fn step(
 impl Step {
     const fn wanting(mut self, wants: fn() -> Vec<Need>) -> Self {
         self.wants = wants;
+        self
+    }
+
+    const fn logging(mut self, logs: &'static str) -> Self {
+        self.logs = logs;
         self
     }
 

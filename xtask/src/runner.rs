@@ -17,9 +17,11 @@ use crate::tally::{Skip, Tally};
 use crate::tools::{self, Need};
 use crate::{vm, watch};
 
-/// The processor time that all steps of `test --all` may use together. Half of it on each of two processors is what they
-/// take; other work on the machine does not count.
+/// The processor time that all steps of `test --all` may use together; other work on the machine does not count.
 const MAY_USE: Duration = Duration::from_secs(70 * 60);
+
+/// How a failure is called that is of all steps together.
+const BUDGET: &str = "budget";
 
 /// What one step found, and what it took.
 struct Done {
@@ -49,7 +51,8 @@ pub(crate) fn test(tier: Tier, args: &TestArgs) -> Result<bool> {
     let mut took = Took::read(&shell);
     while let [step, ..] = left {
         if watch::is_interrupted() {
-            bail!("interrupted before the step {}", step.name);
+            println!("interrupted before the step {}", step.name);
+            break;
         }
         let is_pair = left.get(1).is_some_and(|next| step.beside == Some(next.name));
         let (together, rest) = left.split_at(if is_pair { 2 } else { 1 });
@@ -60,9 +63,8 @@ pub(crate) fn test(tier: Tier, args: &TestArgs) -> Result<bool> {
 
     let used = watch::of_children().saturating_sub(brought);
     if tier == Tier::All && args.only.is_empty() && used > MAY_USE {
-        let why = format!("all steps used {} of processor time, {} are allowed", minutes(used), minutes(MAY_USE));
         let last = done.last_mut().context("there is a step")?;
-        last.tally.fail("budget", why);
+        last.tally.fail(BUDGET, format!("all steps used {}, {} are allowed", minutes(used), minutes(MAY_USE)));
     }
     Ok(print_summary(&done, start.elapsed(), used, tier, args))
 }
@@ -79,7 +81,7 @@ fn run(
     let mut done = std::thread::scope(|scope| -> Result<Vec<Done>> {
         let mut running = Vec::new();
         for &step in together {
-            let log = shell.log(&format!("{}*", step.name));
+            let log = shell.log(&format!("{}*", step.logs));
             let log = log.strip_prefix(&shell.root).unwrap_or(&log).display().to_string();
             shell.progress.begin(step.name, took.of(step), &log);
             running.push(scope.spawn(move || {
@@ -94,9 +96,9 @@ fn run(
     done[0].used = watch::of_children().saturating_sub(before);
     for done in &mut done {
         if let Some(allowed) = allowed {
-            forbid_skips(&mut done.tally, allowed);
+            forbid_skips(done.step.name, &mut done.tally, allowed);
         }
-        if done.tally.failures.is_empty() && shell.filter.is_none() {
+        if done.tally.failures.is_empty() && done.tally.passed > 0 && shell.filter.is_none() {
             took.0.insert(done.step.name.to_owned(), done.took.as_secs());
         }
         shell.progress.end(done.step.name, &report(done));
@@ -214,8 +216,13 @@ fn print_summary(done: &[Done], took: Duration, used: Duration, tier: Tier, args
             }
         }
     }
-    println!("\n{}", counts(&total));
-    total.failures.is_empty()
+    // A skip counts once here, as above.
+    println!("\n{} passed, {} failed, {} skipped", total.passed, total.failures.len(), skips.len());
+    let has_run = total.passed + skips.len() > 0;
+    if !has_run {
+        println!("no step had anything to run{}", if args.filter.is_some() { ": no test has such a name" } else { "" });
+    }
+    total.failures.is_empty() && has_run && !watch::is_interrupted()
 }
 
 /// The command that runs what failed, and nothing else.
@@ -226,9 +233,17 @@ fn again(step: &Step, failed: &str, tier: Tier, args: &TestArgs) -> String {
         Tier::Test | Tier::All => "test",
     };
     let no_skips = if args.no_skips { " --no-skips" } else { "" };
-    // step/package/test
-    let filter = failed.strip_prefix(step.name).and_then(|rest| rest.strip_prefix('/')?.split_once('/'));
-    let filter = filter.map(|(_, test)| format!(" --filter {test}")).unwrap_or_default();
+    if failed == BUDGET {
+        return format!("cargo xtask {task} --all");
+    }
+    if let Some(script) = failed.strip_prefix(vm::SCRIPT) {
+        return format!("cargo xtask vm {script}");
+    }
+    // step/package/test, and step/test where cargo runs it.
+    let test = failed.strip_prefix(step.name).and_then(|rest| rest.strip_prefix('/'));
+    let test =
+        test.map(|rest| if rest.contains("::") { rest.split_once('/').map_or(rest, |(_, test)| test) } else { rest });
+    let filter = test.map(|test| format!(" --filter '{test}'")).unwrap_or_default();
     format!("cargo xtask {task}{no_skips} --only {}{filter}", step.name)
 }
 
@@ -252,10 +267,11 @@ impl AllowedSkips {
 }
 
 /// With `--no-skips`, a skip that is not allowed is a failure.
-fn forbid_skips(total: &mut Tally, allowed: &AllowedSkips) {
+fn forbid_skips(step: &str, total: &mut Tally, allowed: &AllowedSkips) {
     let (kept, forbidden): (Vec<_>, Vec<_>) = total.skips.drain(..).partition(|skip| allowed.has(&skip.name));
     total.skips = kept;
     for Skip { name, reason } in forbidden {
+        let name = if name.contains('/') { format!("{step}/{name}") } else { name };
         total.fail(name, format!("skipped, and that is not allowed here: {reason}"));
     }
 }
@@ -269,8 +285,11 @@ mod tests {
         let step = plan::STEPS.iter().find(|step| step.name == "asan").unwrap();
         let args = TestArgs::default();
         let of = |failed| again(step, failed, Tier::All, &args);
-        assert_eq!(of("asan/pagemill/forms::a_list"), "cargo xtask test --only asan --filter forms::a_list");
+        assert_eq!(of("asan/pagemill/forms::a_list"), "cargo xtask test --only asan --filter 'forms::a_list'");
+        assert_eq!(of("asan/loom_zone::two"), "cargo xtask test --only asan --filter 'loom_zone::two'", "no package");
         assert_eq!(of("asan"), "cargo xtask test --only asan");
+        assert_eq!(of("budget"), "cargo xtask test --all");
+        assert_eq!(of("script nvme"), "cargo xtask vm nvme");
     }
 
     #[test]
@@ -279,7 +298,7 @@ mod tests {
         let mut total = Tally::skip("tests/numa::two_nodes", "one node");
         total.add(Tally::skip("hugetlb", "none reserved"));
         total.add(Tally::skip("hugetlb2", "none reserved"));
-        forbid_skips(&mut total, &allowed);
+        forbid_skips("tests", &mut total, &allowed);
         assert_eq!(total.skips.len(), 2);
         assert_eq!(total.failures.len(), 1);
         assert_eq!(total.failures[0].name, "hugetlb2");

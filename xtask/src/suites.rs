@@ -1,7 +1,7 @@
 //! Test programs, and a process of its own for each test.
 //!
 //! Each crate has one program for its unit tests and one for those in its folder `tests`. Here they are built, asked for
-//! their tests, and started once for each test, as many at a time as there are processors. So a test that changes its
+//! their tests, and started once for each test, two at a time for each processor. So a test that changes its
 //! process (a limit, a signal handler, a fork, a lock that nobody gives back) changes nobody else's, and one that hangs or
 //! is killed is known by name. A test that two processors must run at the same time stands in a module
 //! [`TWO_PROCESSORS`], and nothing else of the step runs beside it.
@@ -26,7 +26,7 @@ const TWO_PROCESSORS: &str = "two_processors";
 /// Tells a test that its process is its own; `tests/own_process.rs` reads it.
 const OWN_PROCESS: (&str, &str) = ("PAGEMILL_TEST_PROCESS", "own");
 /// The processor time that one test may use.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(1800);
 
 /// A program with tests.
 #[derive(Clone, Debug)]
@@ -138,7 +138,8 @@ impl<'a> Suite<'a> {
             tests.into_iter().partition(|test| test.name.split("::").any(|part| part == TWO_PROCESSORS));
         let log = self.shell.log(self.step);
         let log = Mutex::new(File::create(&log).with_context(|| log.display().to_string())?);
-        let lanes = std::thread::available_parallelism().map_or(1, usize::from);
+        // Two for each processor: many tests wait for a program that they have started.
+        let lanes = 2 * std::thread::available_parallelism().map_or(1, usize::from);
         let (mut total, mut done) = (Tally::default(), 0);
         for (queue, lanes) in [(together, lanes), (alone, 1)] {
             let queue = Mutex::new(queue);
@@ -180,7 +181,11 @@ impl<'a> Suite<'a> {
     fn started(&self, test: &Test<'_>) -> Result<(End, Duration, String)> {
         let mut output = tempfile::tempfile()?;
         let mut command = Command::new(&test.program.path);
-        command.args([&test.name, "--exact", "--show-output"]).current_dir(&test.program.folder).stdin(Stdio::null());
+        // Of one thread libtest would write a test's name and what the test says on one line.
+        command
+            .args([&test.name, "--exact", "--show-output", "--test-threads=2"])
+            .current_dir(&test.program.folder)
+            .stdin(Stdio::null());
         command.stdout(output.try_clone()?).stderr(output.try_clone()?);
         // As `cargo test` has it. The same commit, the same verdict: property tests begin at one seed here.
         command.env("CARGO_MANIFEST_DIR", &test.program.folder).env(OWN_PROCESS.0, OWN_PROCESS.1);

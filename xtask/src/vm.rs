@@ -41,6 +41,9 @@ const CPIO: Need = Need::Deb("cpio", &["cpio", "--version"]);
 const KMOD: Need = Need::Deb("kmod", &["/sbin/modprobe", "--version"]);
 const DPKG: Need = Need::Deb("dpkg-dev", &["dpkg-deb", "--version"]);
 
+/// How the failure of a whole script begins.
+pub(crate) const SCRIPT: &str = "script ";
+
 /// What the scripts on x86-64 need.
 pub(crate) const NEEDS: &[Need] = &[
     crate::tools::GCC,
@@ -191,9 +194,10 @@ fn run(shell: &Shell, step: &str, scripts: &[Script]) -> Result<Tally> {
                 found = known.judge(&script.name, found, shell.filter.is_some());
                 for failure in &mut found.failures {
                     failure.why = format!("in {}: {}", script.name, failure.why);
-                    if !failure.name.is_empty() {
-                        failure.name = format!("{step}/{}", failure.name);
-                    }
+                    failure.name = match failure.name.as_str() {
+                        "" => format!("{SCRIPT}{}", script.name),
+                        test => format!("{step}/{test}"),
+                    };
                 }
                 // Under a name of its own: what other machines may skip is what this one is made for.
                 for skip in &mut found.skips {
@@ -202,7 +206,7 @@ fn run(shell: &Shell, step: &str, scripts: &[Script]) -> Result<Tally> {
                 }
                 tally.add(found);
             }
-            Err(error) => tally.fail("", format!("{}: {error:#}", script.name)),
+            Err(error) => tally.fail(format!("{SCRIPT}{}", script.name), format!("{error:#}")),
         }
     }
     Ok(tally)

@@ -47,6 +47,9 @@ pub(super) fn read(text: &str) -> Tally {
 fn one(name: &str, code: &str, said: &str) -> Tally {
     const LINES: usize = 40;
     let mut tally = tally::of_tests("", said);
+    if said.contains("running 0 tests") {
+        return Tally::failure(name, "there is no such test");
+    }
     if code == "0" {
         if tally.skips.is_empty() {
             return Tally { passed: 1, ..Tally::default() };
