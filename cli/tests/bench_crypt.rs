@@ -81,7 +81,7 @@ fn a_signal_ends_it_with_its_servers_and_files() {
         return;
     }
     let mut child = Command::new(PROGRAM)
-        .args(["bench", "--only", "crypt", "--vs", "none", "--quick"])
+        .args(["bench", "--only", "crypt", "--vs", "none"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

@@ -8,7 +8,7 @@
 # modules: vfio-pci vfio_iommu_type1 nvme ext4 crc32c_generic
 # programs: cmp mkfs.ext4
 # crate: pagemill-cli
-set -u
+set -u -o pipefail
 drive=0000:00:02.0
 slow=0000:00:03.0
 

@@ -22,7 +22,7 @@ pub(crate) fn files(shell: &Shell) -> Result<Option<BTreeSet<String>>> {
         base = base.or_else(|| ran.text.lines().find(is_commit).filter(|_| ran.is_ok()).map(str::to_owned));
     }
     let Some(base) = base else { return Ok(None) };
-    let changed = git(&["diff", "--name-only", &base])?.expect_ok()?;
+    let changed = git(&["diff", "--name-only", "--no-renames", &base])?.expect_ok()?;
     let new = git(&["ls-files", "--others", "--exclude-standard"])?.expect_ok()?;
     Ok(Some(changed.text.lines().chain(new.text.lines()).map(str::to_owned).collect()))
 }

@@ -28,12 +28,22 @@ const FUZZ_S: u32 = 20;
 const LONG_S: u32 = 600;
 
 pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
-    builds::count(shell, "loom", loom_tests(shell, &[], wanted(shell))?.run("loom")?)
+    modelled(shell, "loom", loom_tests(shell, &[], wanted(shell))?, &["loom_zone::", "loom_lists::", "loom_waits::"])
 }
 
 /// Pools and waits, each model under some ten thousand schedules.
 pub(crate) fn shuttle(shell: &Shell) -> Result<Tally> {
-    builds::count(shell, "shuttle", shuttle_tests(shell, &[], wanted(shell))?.run("shuttle")?)
+    modelled(shell, "shuttle", shuttle_tests(shell, &[], wanted(shell))?, &["shuttle_mempool::"])
+}
+
+/// Runs models, and demands that some of each of these modules ran: without their cfg there are ordinary tests in their place.
+fn modelled(shell: &Shell, step: &str, cargo: Cmd<'_>, modules: &[&str]) -> Result<Tally> {
+    let ran = cargo.run(step)?;
+    let is_missing = |module: &&&str| shell.filter.is_none() && !ran.text.contains(&format!("test {module}"));
+    let missing: Vec<_> = modules.iter().filter(is_missing).map(|module| format!("no model of {module} ran")).collect();
+    let mut tally = builds::count(shell, step, ran)?;
+    missing.into_iter().for_each(|why| tally.fail("", why));
+    Ok(tally)
 }
 
 fn loom_tests<'a>(shell: &'a Shell, more: &[&str], which: &str) -> Result<Cmd<'a>> {
@@ -142,7 +152,7 @@ pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
     let ran = shuttle_tests(shell, &[CANARY], "")?.run("canary-shuttle")?;
     tally.add(caught("shuttle", &ran, &["deadlock!", "panicked at"]));
     // Without the bench and the volumes, whose crates would be compiled for it again.
-    let stress = format!("stress --seconds 30 --seed {SEED} --threads 4");
+    let stress = format!("stress --seconds 300 --seed {SEED} --threads 4");
     let run = format!("run --locked --release -p pagemill-cli --no-default-features -- {stress}");
     let run = builds::lightly(shell, &run).env("PAGEMILL_BACKEND", "portable");
     let ran = with_cfg(shell, run, &[CANARY])?.run("canary-stress")?;
@@ -233,7 +243,7 @@ fn fuzz_for(shell: &Shell, seconds: u32, seed: u64) -> Result<Tally> {
         // libFuzzer's own last word: `Done 12345 runs in 21 second(s)`.
         let done = ran.text.lines().rev().find(|line| line.starts_with("Done ")).unwrap_or_default();
         let runs: u64 = done.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
-        ensure!(runs > 100, "{name}: only {runs} inputs in {seconds} s; {}", ran.how_it_ended());
+        ensure!(runs > 0, "{name}: only {runs} inputs in {seconds} s; {}", ran.how_it_ended());
         Ok(Tally::pass(format!("{name}: {done}")))
     };
     let mut tally = Tally::default();

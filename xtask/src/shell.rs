@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
 
 use crate::progress::Progress;
 use crate::tally;
@@ -18,6 +19,8 @@ const LIMIT: Duration = Duration::from_secs(600);
 
 /// The checkout, the places where a run leaves its traces, and what was asked of it.
 pub(crate) struct Shell {
+    /// Held for as long as this is there.
+    _lock: File,
     /// The repository's root.
     pub(crate) root: PathBuf,
     /// Cargo's target directory for ordinary builds.
@@ -81,8 +84,24 @@ impl Shell {
             None => root.join("target"),
         };
         fs::create_dir_all(target.join("xtask/logs"))?;
+        // Logs, disks and the README's files have the same names in each run.
+        let lock = File::create(target.join("xtask/lock"))?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            eprintln!("cargo xtask: another run is under way in {}; waiting for its end", target.display());
+            flock(&lock, FlockOperation::LockExclusive)?;
+        }
         let progress = Progress::default();
-        Ok(Self { root, target, is_offline: false, is_verbose, filter: None, is_quick: false, is_all: false, progress })
+        Ok(Self {
+            _lock: lock,
+            root,
+            target,
+            is_offline: false,
+            is_verbose,
+            filter: None,
+            is_quick: false,
+            is_all: false,
+            progress,
+        })
     }
 
     /// Whether a test of this name is to run.

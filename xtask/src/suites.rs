@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -194,21 +194,28 @@ impl<'a> Suite<'a> {
         }
         command.envs(self.envs.iter().map(|(name, value)| (name, value)));
         let (end, used) = watch::run(&mut command, LIMIT, watch::IDLE)?;
-        let mut text = Vec::new();
-        use std::io::{Read, Seek};
-        output.rewind()?;
-        output.read_to_end(&mut text)?;
-        Ok((end, used, String::from_utf8_lossy(&text).into_owned()))
+        Ok((end, used, read_all(&mut output)?))
     }
+}
+
+/// What a file holds, from its beginning.
+fn read_all(file: &mut File) -> Result<String> {
+    let mut text = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// A program's tests by name.
 fn list(program: &Program) -> Result<Vec<String>> {
+    let mut output = tempfile::tempfile()?;
     let mut list = Command::new(&program.path);
     list.current_dir(&program.folder).args(["--list", "--format", "terse"]).stdin(Stdio::null());
-    let output = list.output().with_context(|| program.path.display().to_string())?;
-    ensure!(output.status.success(), "{} --list ended with {}", program.path.display(), output.status);
-    let text = String::from_utf8_lossy(&output.stdout);
+    list.stdout(output.try_clone()?).stderr(Stdio::null());
+    let (end, _) = watch::run(&mut list, LIMIT, watch::IDLE).with_context(|| program.path.display().to_string())?;
+    let is_ok = matches!(end, End::Itself(status) if status.success());
+    ensure!(is_ok, "{} --list {end}", program.path.display());
+    let text = read_all(&mut output)?;
     Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 

@@ -19,7 +19,9 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_pro
 /// the eleventh is for what it says of that.
 pub(crate) const IDLE: Duration = Duration::from_secs(660);
 /// Less than this in [`IDLE`] is none: what programs use that only look now and then whether something came.
-const NONE: Duration = Duration::from_millis(500);
+const NONE: Duration = Duration::from_secs(5);
+/// How long what was ended may take to be gone. It may never be: the kernel can hold it.
+const GONE: Duration = Duration::from_secs(60);
 /// How often the processor time of a child is added up.
 const LOOK: Duration = Duration::from_secs(1);
 /// Ticks of `/proc/PID/stat` in a second; the same on every Linux that Rust runs on.
@@ -62,11 +64,25 @@ fn interrupted() -> &'static Arc<AtomicBool> {
     static FLAG: std::sync::OnceLock<Arc<AtomicBool>> = std::sync::OnceLock::new();
     FLAG.get_or_init(|| {
         let flag = Arc::new(AtomicBool::new(false));
+        // What nohup(1) has made deaf to SIGHUP stays so.
+        let is_deaf = fs::read_to_string("/proc/self/status").is_ok_and(|text| ignores_hup(&text));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, Arc::clone(&flag)).expect("these signals can be caught");
+            if signal == SIGHUP && is_deaf {
+                continue;
+            }
+            // The second one ends this program at once.
+            signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&flag))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)))
+                .expect("these signals can be caught");
         }
         flag
     })
+}
+
+/// Whether proc(5)'s `status` says that SIGHUP, the lowest bit, is ignored.
+fn ignores_hup(status: &str) -> bool {
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).is_some_and(|bits| bits & 1 == 1)
 }
 
 /// Starts `command` in a process group of its own, waits for it, and returns how it ended and the processor time that it
@@ -77,28 +93,32 @@ pub(crate) fn run(command: &mut Command, limit: Duration, idle: Duration) -> io:
     let pid = Pid::from_child(&child);
     let mut nap = Duration::from_millis(1);
     let mut looked = Instant::now();
-    let (mut used, mut used_when_it_moved, mut moved) = (Duration::ZERO, Duration::ZERO, Instant::now());
+    let (mut used, mut used_when_it_moved, mut still) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
     let end = loop {
         // It stays a process until its time has been read.
         let ended = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)?;
         if ended.is_some() {
             used = used.max(stat(pid.as_raw_nonzero().get()).map_or(used, |stat| stat.used));
+            // What it has left behind is ended. The group's number is its own for as long as nobody has waited for it.
+            let _ = kill_process_group(pid, Signal::KILL);
             break End::Itself(child.wait()?);
         }
         if is_interrupted() {
             break End::Interrupted;
         }
         if looked.elapsed() >= LOOK {
+            // Of a look that comes late no more counts: all of the machine may have stood still.
+            still += looked.elapsed().min(3 * LOOK);
             looked = Instant::now();
             // What an orphan used is not known any more once it has ended.
             used = used.max(of_tree(pid));
             if used >= used_when_it_moved + NONE {
-                (used_when_it_moved, moved) = (used, Instant::now());
+                (used_when_it_moved, still) = (used, Duration::ZERO);
             }
             if used > limit {
                 break End::OutOfTime(limit);
             }
-            if moved.elapsed() > idle {
+            if still > idle {
                 break End::Idle(idle);
             }
         }
@@ -120,7 +140,11 @@ fn end_all(child: &mut Child) -> io::Result<()> {
     for process in left {
         let _ = kill_process(process, Signal::KILL);
     }
-    child.wait().map(drop)
+    let end = Instant::now();
+    while child.try_wait()?.is_none() && end.elapsed() < GONE {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 /// What the living processes of a tree have used, with their children that ended.
@@ -199,6 +223,25 @@ mod tests {
         assert_eq!(stat.used, Duration::from_secs(3));
         assert_eq!(stat.by_children, Duration::from_secs(1));
         assert!(parse("7 (a) S 3").is_none());
+    }
+
+    #[test]
+    fn nohup_is_seen() {
+        assert!(ignores_hup("Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0\n"));
+        assert!(!ignores_hup("SigIgn:\t0000000000001000\n"));
+        assert!(!ignores_hup("Name:\tx\n"));
+    }
+
+    #[test]
+    fn what_a_child_leaves_behind_is_ended_with_it() {
+        let file = std::env::temp_dir().join(format!("pagemill-left-{}", std::process::id()));
+        let (end, _) = run(&mut sh(&format!("sleep 100000 & echo $! > {}", file.display())), IDLE, IDLE).unwrap();
+        assert!(matches!(end, End::Itself(status) if status.success()), "{end}");
+        let left: i32 = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+        fs::remove_file(file).unwrap();
+        while fs::read_to_string(format!("/proc/{left}/stat")).is_ok_and(|text| !text.contains(") Z")) {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

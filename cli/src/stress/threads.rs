@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::found::Found;
 
-/// Threads that have not ended this long after the round hang.
-const HANG: Duration = Duration::from_secs(30);
+/// Threads that have not ended this long after the round hang. A busy machine may keep them from it for minutes.
+const HANG: Duration = Duration::from_secs(600);
 
 /// Waits for all of them. One that panicked has found something.
 pub(super) fn end(threads: Vec<JoinHandle<()>>, found: &Found) -> Result<(), String> {

@@ -20,7 +20,7 @@ const STARTED: &str = "vm: started";
 /// random addresses: QEMU translates a program once for each address that it lies at, which takes a third of a second a process.
 const APPEND: &str = "quiet panic=-1 mitigations=off cryptomgr.notests norandmaps";
 /// How much longer than its processor time a machine may take. One that hangs still counts its clock, and so is not idle.
-const WALL: u64 = 3;
+const WALL: u64 = 10;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// The library's tests, and what the program is made of: so cargo gives all that these depend on the features that both

@@ -6,10 +6,10 @@
 //! what it printed
 //! vm: end 0 pagemill misuse::a_test
 //! ```
-//! and `tests/vm/bin/tests` says how many there will be of a package: a line that the kernel wrote into is not a test that
+//! and says how many there will be of a package, as `tests/vm/bin/tests` does for all of its tests: a line that the kernel wrote into is not a test that
 //! nobody misses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tally::{self, Tally};
 
@@ -17,11 +17,15 @@ use crate::tally::{self, Tally};
 pub(super) fn read(text: &str) -> Tally {
     let mut tally = Tally::default();
     let (mut wanted, mut seen) = (BTreeMap::<&str, usize>::new(), BTreeMap::<&str, usize>::new());
+    // The packages that have announced tests.
+    let mut are_tests = BTreeSet::new();
     let mut block: Option<(&str, Vec<&str>)> = None;
     for line in text.lines() {
-        if let Some(counted) = line.strip_prefix("vm: tests ") {
+        let tests = line.strip_prefix("vm: tests ");
+        if let Some(counted) = tests.or(line.strip_prefix("vm: checks ")) {
             if let Some((count, package)) = counted.split_once(" of ") {
                 *wanted.entry(package).or_default() += count.trim().parse().unwrap_or(0);
+                are_tests.extend(tests.map(|_| package));
             }
         } else if let Some(name) = line.strip_prefix("vm: begin ") {
             block = Some((name, Vec::new()));
@@ -29,7 +33,10 @@ pub(super) fn read(text: &str) -> Tally {
             let Some((_, lines)) = block.take().filter(|(name, _)| *name == ended) else { continue };
             let (package, name) = ended.split_once(' ').unwrap_or((ended, ""));
             *seen.entry(package).or_default() += 1;
-            tally.add(one(&format!("{package}/{name}"), code, &lines.join("\n")));
+            if !wanted.contains_key(package) {
+                tally.fail("", format!("nobody said that {package} would be checked"));
+            }
+            tally.add(one(&format!("{package}/{name}"), code, &lines.join("\n"), are_tests.contains(package)));
         } else if let Some((_, lines)) = &mut block {
             lines.push(line);
         }
@@ -37,18 +44,18 @@ pub(super) fn read(text: &str) -> Tally {
     for (package, count) in wanted {
         let seen = seen.get(package).copied().unwrap_or(0);
         if seen != count {
-            tally.fail("", format!("{package} has {count} tests here, and {seen} of them said how they ended"));
+            tally.fail("", format!("{package} has {count} checks here, and {seen} of them said how they ended"));
         }
     }
     tally
 }
 
 /// What one check says of itself.
-fn one(name: &str, code: &str, said: &str) -> Tally {
+fn one(name: &str, code: &str, said: &str, is_test: bool) -> Tally {
     const LINES: usize = 40;
     let mut tally = tally::of_tests("", said);
-    if said.contains("running 0 tests") {
-        return Tally::failure(name, "there is no such test");
+    if code == "0" && is_test && tally.passed + tally.skips.len() != 1 {
+        return Tally::failure(name, format!("one test was to run, and {} passed", tally.passed));
     }
     if code == "0" {
         if tally.skips.is_empty() {
@@ -101,7 +108,7 @@ mod tests {
     fn a_test_that_says_nothing_is_missed() {
         let tally = read(&format!("vm: tests 1 of pagemill\nvm: tests 1 of pagemill\n{PASSED}"));
         assert_eq!((tally.passed, tally.failures.len()), (1, 1));
-        assert!(tally.failures[0].why.contains("2 tests here, and 1 of them"), "{:?}", tally.failures);
+        assert!(tally.failures[0].why.contains("2 checks here, and 1 of them"), "{:?}", tally.failures);
         // A line that something else was written into begins no block, and ends none.
         let tally = read(&format!("vm: tests 1 of pagemill\n[  1.0] {PASSED}"));
         assert_eq!((tally.passed, tally.failures.len()), (0, 1));
@@ -109,11 +116,22 @@ mod tests {
 
     #[test]
     fn a_check_that_is_no_test_passes_or_fails() {
-        let tally =
-            read("vm: begin pagemill-cli stress-rseq\n5 s, nothing found\nvm: end 0 pagemill-cli stress-rseq\n");
+        let tally = read(
+            "vm: checks 1 of pagemill-cli\nvm: begin pagemill-cli stress-rseq\n5 s, nothing found\nvm: end 0 pagemill-cli stress-rseq\n",
+        );
         assert_eq!((tally.passed, tally.failures.len()), (1, 0));
-        let tally = read("vm: begin pagemill-cli stress-rseq\nowned twice\nvm: end 1 pagemill-cli stress-rseq\n");
+        let ended = "vm: begin pagemill-cli stress-rseq\nowned twice\nvm: end 1 pagemill-cli stress-rseq\n";
+        let tally = read(&format!("vm: checks 1 of pagemill-cli\n{ended}"));
         assert_eq!(tally.failures[0].name, "pagemill-cli/stress-rseq");
         assert!(tally.failures[0].why.contains("owned twice"));
+        assert_eq!(read("vm: checks 1 of pagemill-cli\n").failures.len(), 1, "its end was never seen");
+        assert!(!read(ended).failures[0].why.is_empty(), "nobody announced it");
+    }
+
+    #[test]
+    fn a_program_that_ends_well_without_running_its_test_has_failed() {
+        let tally =
+            read("vm: tests 1 of pagemill\nvm: begin pagemill a::b\nrunning 0 tests\nvm: end 0 pagemill a::b\n");
+        assert_eq!((tally.passed, tally.failures.len()), (0, 1));
     }
 }

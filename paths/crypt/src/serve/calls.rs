@@ -260,9 +260,9 @@ mod tests {
         );
     }
 
-    /// Waits until so many wait for the pool, for a while: where a lock holds them back they never will.
-    fn until_waiting(file: &VolumeFile, count: usize) {
-        for _ in 0..100 {
+    /// Waits until so many wait for the pool, `looks` times: where a lock holds them back they never will.
+    fn until_waiting(file: &VolumeFile, count: usize, looks: usize) {
+        for _ in 0..looks {
             if file.path.memory.pool().stats().waiting == count {
                 return;
             }
@@ -282,10 +282,10 @@ mod tests {
             let only = memory.take(SECTOR, Patience::None).unwrap().unwrap();
             std::thread::scope(|scope| {
                 scope.spawn(|| file.write_at(0, &[2; 512]).unwrap());
-                until_waiting(&file, 1);
+                until_waiting(&file, 1, 300_000); // Ten minutes: it comes.
                 assert_eq!(memory.pool().stats().waiting, 1);
                 scope.spawn(|| file.write_at(second.start as u64, &vec![3; second.len()]).unwrap());
-                until_waiting(&file, 2);
+                until_waiting(&file, 2, 100);
                 memory.give_back(only);
             });
             let mut is = [0; SECTOR];
