@@ -65,13 +65,15 @@ pub(super) fn run(shell: &Shell, script: &Script) -> Result<Tally> {
         ran = start()?;
         times = ", at the second start: the first time the kernel did not come to our program";
     }
-    judge(script, &ran, times)
+    judge(script, &ran, times, shell.filter.is_some())
 }
 
-fn judge(script: &Script, ran: &Ran, times: &str) -> Result<Tally> {
+/// `is_part`: only some tests were asked for, of which this machine may have none.
+fn judge(script: &Script, ran: &Ran, times: &str, is_part: bool) -> Result<Tally> {
     let text = ran.text.replace('\r', "");
     let mut tally = found::read(&text);
     match text.lines().find_map(|line| line.strip_prefix("vm: the test ended with ")) {
+        Some("0") if is_part && tally.passed + tally.skips.len() == 0 => {}
         Some("0") if tally.failures.is_empty() => {
             tally.add(Tally::pass(format!("{}: ended well{times}", script.name)));
         }
