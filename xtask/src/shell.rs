@@ -142,10 +142,11 @@ impl Shell {
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Cmd<'_> {
         let mut command = Command::new(program);
         command.current_dir(&self.root).stdin(Stdio::null());
-        // What cargo set for this program is not meant for the ones it starts.
-        for name in ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_PKG_NAME", "CARGO_PKG_VERSION"] {
-            command.env_remove(name);
-        }
+        // What cargo set for this program is not meant for the ones it starts. Build scripts look at some of it, and would run
+        // again for whoever builds without it.
+        let is_ours =
+            |name: &OsStr| ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|it| name.to_string_lossy().starts_with(it));
+        std::env::vars_os().filter(|(name, _)| is_ours(name)).for_each(|(name, _)| _ = command.env_remove(name));
         Cmd { shell: self, command, limit: LIMIT }
     }
 }

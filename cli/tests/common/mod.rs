@@ -1,4 +1,7 @@
 //! A folder with files to copy, and the program at work on them.
+#[path = "../../../tests/patience.rs"]
+mod patience;
+pub(crate) use patience::{PATIENCE, until};
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -7,19 +10,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_pagemill");
-
-/// What has not come by then never comes. However busy the machine is: no test fails because it is slow.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
-
-/// Waits for what another process is about to do; that it never does it is the failure.
-#[track_caller]
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let limit = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < limit, "{what} never came");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// An empty folder, removed at the end.
 pub(crate) struct Folder(tempfile::TempDir);

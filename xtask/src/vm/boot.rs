@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::debian::{self, Kernel};
 use super::{Arch, Script, found};
-use crate::builds::{BUILD_LIMIT, OPTIMISED};
+use crate::builds::{BUILD_LIMIT, OPTIMISED, lightly};
 use crate::shell::{Cmd, Ran, Shell};
 use crate::suites;
 use crate::tally::Tally;
@@ -214,13 +214,11 @@ fn which(program: &str) -> Result<PathBuf> {
 }
 
 /// A cargo command for the other processor. Without assertions, as what runs in machines with this one: emulated, they would
-/// take much of the time that a test or a child of stress may take.
+/// take much of the time that a test or a child of stress may take. And with little optimisation and no lines for backtraces:
+/// there is less to compile, to pack and to unpack.
 fn cross<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
-    let cargo = shell.cargo(&format!("{args} --target {TARGET}")).limit(BUILD_LIMIT);
-    cargo
-        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
-        // Less to compile, to pack and to unpack.
-        .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+    let cargo = lightly(shell, &format!("{args} --target {TARGET}"));
+    cargo.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
 }
 
 /// Builds the programs with tests: on this processor the same that `test-release` builds.

@@ -15,7 +15,7 @@ use crate::rows::Unavailable;
 use crate::subject::PAGE_BYTES;
 
 /// What a run may take beyond its time: who needs longer hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a client has seen.
 #[derive(Debug, Clone, Copy, PartialEq)]

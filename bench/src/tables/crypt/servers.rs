@@ -24,7 +24,7 @@ use crate::rows::{Kind, Unavailable};
 /// Where files are in memory.
 const IN_MEMORY: &str = "/dev/shm";
 /// How long a server may take to answer, and to end.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a child is looked after.
 const PAUSE: Duration = Duration::from_millis(2);
 

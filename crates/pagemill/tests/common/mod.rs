@@ -4,6 +4,8 @@ mod backends;
 mod caps;
 pub(crate) mod edu;
 pub(crate) mod kcore;
+#[path = "../../../../tests/patience.rs"]
+mod patience;
 pub(crate) mod xsk;
 
 pub(crate) use all_back::assert_all_back;
@@ -11,21 +13,8 @@ pub(crate) use backends::backends;
 pub(crate) use caps::without_capabilities;
 
 use pagemill::{Allocator, Gfp, Page};
+pub(crate) use patience::{PATIENCE, until};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
-
-/// What has not come by then never comes. However busy the machine is: no test fails because it is slow.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
-
-/// Waits for what another thread or process is about to do; that it never does it is the failure.
-#[track_caller]
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let limit = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < limit, "{what} never came");
-        std::thread::sleep(Duration::from_micros(100));
-    }
-}
 
 /// Ends what others do until a test is over, however it ends: a failed assertion is not to leave them at it for ever.
 pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);

@@ -1,13 +1,16 @@
 //! What the tests with other programs share: a folder, and running `cryptsetup` and `qemu-img` in it.
 pub(crate) mod certificates;
+#[path = "../../../../tests/patience.rs"]
+mod patience;
 pub(crate) mod served;
 
+pub(crate) use patience::{PATIENCE, until};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pagemill_crypt::cipher::SectorSize;
 use pagemill_crypt::kdf::{KdfChoice, KdfKind, Limits};
@@ -18,19 +21,6 @@ use pagemill_crypt::{Error, Hash, Luks};
 pub(crate) const PASSPHRASE: &[u8] = b"correct horse";
 pub(crate) const OTHER: &[u8] = b"battery staple\n";
 pub(crate) const MIB: u64 = 1 << 20;
-
-/// What has not come by then never comes. However busy the machine is: no test fails because it is slow.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
-
-/// Waits for what another thread is about to do; that it never does it is the failure.
-#[track_caller]
-pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
-    let limit = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < limit, "{what} never came");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// A folder with the passphrases in files, and the tools, if they are here.
 pub(crate) struct Bench {
