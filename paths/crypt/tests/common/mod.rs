@@ -9,7 +9,6 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::thread;
 use std::time::Duration;
 
 use pagemill_crypt::cipher::SectorSize;
