@@ -218,7 +218,7 @@ fn print_summary(done: &[Done], took: Duration, used: Duration, tier: Tier, args
     }
     // A skip counts once here, as above.
     println!("\n{} passed, {} failed, {} skipped", total.passed, total.failures.len(), skips.len());
-    let has_run = total.passed + skips.len() > 0;
+    let has_run = total.passed + total.failures.len() + skips.len() > 0;
     if !has_run {
         println!("no step had anything to run{}", if args.filter.is_some() { ": no test has such a name" } else { "" });
     }
