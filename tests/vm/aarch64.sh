@@ -16,7 +16,7 @@ tests pagemill accounts:: devices:: drain:: fork_and_locks:: fork_short:: forms:
     --skip allocators_are_made_on_both_sides_of_a_fork --skip what_was_put_aside_stays_so_in_a_child \
     --skip a_thousand_waiters_are_served_in_order_of_arrival --skip two_threads_free_the_same_block_at_once
 PROPTEST_CASES=20 tests pagemill model:: --skip large_arenas --skip worlds_that_share_an_allocator
-# Few threads and pages: a child of stress has 20 s, and four threads beside it use up what the emulation has.
+# Few threads and pages: four threads beside a child of stress use up what the emulation has.
 for backend in rseq portable; do
     PAGEMILL_BACKEND=$backend check pagemill-cli stress-$backend \
         pagemill stress --seconds 5 --seed 1 --threads 2 --pages 20011

@@ -243,7 +243,7 @@ fn fuzz_for(shell: &Shell, seconds: u32, seed: u64) -> Result<Tally> {
         // libFuzzer's own last word: `Done 12345 runs in 21 second(s)`.
         let done = ran.text.lines().rev().find(|line| line.starts_with("Done ")).unwrap_or_default();
         let runs: u64 = done.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
-        ensure!(runs > 0, "{name}: only {runs} inputs in {seconds} s; {}", ran.how_it_ended());
+        ensure!(runs > 10, "{name}: only {runs} inputs in {seconds} s; {}", ran.how_it_ended());
         Ok(Tally::pass(format!("{name}: {done}")))
     };
     let mut tally = Tally::default();

@@ -42,8 +42,8 @@ struct Cli {
 enum Task {
     /// Check what changed since main: format, documents, lints, unit tests. A minute or two.
     Quick(TestArgs),
-    /// Run each test once, in about 12 minutes from a clean checkout; with --all also in the other builds and on the other
-    /// machines, in about 25.
+    /// Run each test once, in about 15 minutes from a clean checkout; with --all also in the other builds and on the other
+    /// machines, in about 35.
     Test {
         /// Optimised, under AddressSanitizer and miri, with a bug put in, without detection, fuzzed, in virtual machines.
         #[arg(long)]

@@ -1,7 +1,7 @@
 //! Waits for a child process and ends it when it goes on for too long.
 //!
 //! Too long is said in processor time, which other programs on the machine do not use up: a child, with all that it
-//! started, may use so many processor minutes, and is ended besides when it uses none for ten minutes. So a limit means the
+//! started, may use so many processor minutes, and is ended besides when it uses none for eleven minutes. So a limit means the
 //! same on a busy machine as on an idle one.
 
 use std::collections::{BTreeMap, BTreeSet};
