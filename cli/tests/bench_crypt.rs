@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::common::{Folder, PROGRAM, until};
@@ -74,14 +76,20 @@ fn every_way_to_ask_for_memory_has_figures_beside_who_is_installed() {
     assert!(text.contains("bulk / single from"), "{text}");
 }
 
+/// The client is one that never ends, however long the signal takes to come.
 #[test]
 fn a_signal_ends_it_with_its_servers_and_files() {
-    if !is_installed("fio") {
-        println!("skipped: fio is not installed");
-        return;
-    }
+    let folder = Folder::new();
+    let client = folder.path("fio");
+    // It has the engine, and waits in every run for somebody to write to where nobody does.
+    fs::write(&client, "#!/bin/sh\ncase \"$1\" in --enghelp*) exit 0;; esac\nread -r line < \"${0%/*}/nobody\"\n").unwrap();
+    fs::set_permissions(&client, fs::Permissions::from_mode(0o755)).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, folder.path("nobody"), rustix::fs::Mode::RWXU).unwrap();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = [PathBuf::from(client.parent().unwrap())].into_iter().chain(std::env::split_paths(&path));
     let mut child = Command::new(PROGRAM)
-        .args(["bench", "--only", "crypt", "--vs", "none"])
+        .args(["bench", "--only", "crypt", "--vs", "none", "--quick"])
+        .env("PATH", std::env::join_paths(path).unwrap())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -101,7 +109,6 @@ fn a_signal_ends_it_with_its_servers_and_files() {
     assert!(fs::exists(&place).unwrap());
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT).unwrap();
     let ended = child.wait_with_output().unwrap();
-    use std::os::unix::process::ExitStatusExt;
     let said = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.signal(), Some(2), "{said}");
     assert!(said.contains("SIGINT"), "{said}");

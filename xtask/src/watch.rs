@@ -1,7 +1,7 @@
 //! Waits for a child process and ends it when it goes on for too long.
 //!
 //! Too long is said in processor time, which other programs on the machine do not use up: a child, with all that it
-//! started, may use so many processor minutes, and is ended besides when it uses none for eleven minutes. So a limit means the
+//! started, may use so many processor minutes, and is ended besides when it uses none for twelve minutes. So a limit means the
 //! same on a busy machine as on an idle one.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
-/// A child that uses no processor time for so long waits for something that does not come. A test gives up after ten minutes;
-/// the eleventh is for what it says of that.
-pub(crate) const IDLE: Duration = Duration::from_secs(660);
+/// A child that uses no processor time for so long waits for something that does not come. A test gives up after ten minutes,
+/// the child of a fork after eleven; the twelfth is for what they say of that.
+pub(crate) const IDLE: Duration = Duration::from_secs(720);
 /// Less than this in [`IDLE`] is none: what programs use that only look now and then whether something came.
 const NONE: Duration = Duration::from_secs(5);
 /// How long what was ended may take to be gone. It may never be: the kernel can hold it.

@@ -62,7 +62,7 @@ fn allocators_are_made_on_both_sides_of_a_fork() {
 #[cfg(not(feature = "detection-off"))]
 mod detecting {
     use super::*;
-    use crate::common::{PATIENCE, end_if_it_hangs, until};
+    use crate::common::{PATIENCE, all_without_waiting, end_if_it_hangs, until};
     use pagemill::{
         Block, Bulk, Cancel, Memory, Order, PageList, Shrink, Shrinker, Watermarks, free_pages_bulk, free_raw,
     };
@@ -151,7 +151,7 @@ mod detecting {
         }
         in_child("splits", || {
             let allocator = build(64, Backend::Portable);
-            let mut pages: Vec<Page> = core::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+            let mut pages: Vec<Page> = all_without_waiting(&allocator, Gfp::NOWAIT);
             let splits = Arc::new(Splits(AtomicUsize::new(0), AtomicUsize::new(0)));
             let registered = allocator.register_shrinker(splits.clone());
             assert!(allocator.alloc_page(Gfp::KERNEL).is_err());

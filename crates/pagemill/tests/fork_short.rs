@@ -1,21 +1,17 @@
 //! The child of a process that is short of memory: nobody waits there, and it goes on (C4.4), with its pools as well.
 
-use crate::common::{Over, until};
+use crate::common::{Over, all_without_waiting, until};
 use crate::in_child::in_child;
 use pagemill::{Allocator, BlockList, Bulk, Cancel, Gfp, Memory, Order, Page, Shrink, Shrinker, Watermarks};
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-fn all(allocator: &Allocator) -> Vec<Page> {
-    std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect()
-}
-
 #[test]
 fn nobody_waits_in_a_child() {
     own_process!();
     let allocator = Allocator::builder().memory(Memory::anonymous(64)).cpus(1, || 0).build().unwrap();
-    let mut pages = all(&allocator);
+    let mut pages = all_without_waiting(&allocator, Gfp::NOWAIT);
     let cancel = Cancel::new();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -56,7 +52,7 @@ fn background_reclaim_begins_again_in_a_child() {
     let _registered = allocator.register_shrinker(cache.clone());
     // Above its marks, so that the parent's thread is at rest.
     in_child("has its own thread", || {
-        let mut pages = all(&allocator);
+        let mut pages = all_without_waiting(&allocator, Gfp::NOWAIT);
         // Between min and low.
         pages.truncate(pages.len() - 8);
         cache.0.lock().unwrap().extend(pages);

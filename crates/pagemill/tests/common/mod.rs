@@ -39,8 +39,8 @@ pub(crate) fn all_without_waiting(allocator: &Allocator, gfp: Gfp) -> Vec<Page> 
     }
 }
 
-/// Ends this process, the child of a fork, if it hangs.
+/// Ends this process, the child of a fork, if it hangs; later than [`until`] gives up, which says what never came.
 pub(crate) fn end_if_it_hangs() {
     // SAFETY: a plain system call.
-    unsafe { libc::alarm(PATIENCE.as_secs() as u32) };
+    unsafe { libc::alarm(PATIENCE.as_secs() as u32 + 60) };
 }
