@@ -82,7 +82,8 @@ fn a_signal_ends_it_with_its_servers_and_files() {
     let folder = Folder::new();
     let client = folder.path("fio");
     // It has the engine, and waits in every run for somebody to write to where nobody does.
-    fs::write(&client, "#!/bin/sh\ncase \"$1\" in --enghelp*) exit 0;; esac\nread -r line < \"${0%/*}/nobody\"\n").unwrap();
+    fs::write(&client, "#!/bin/sh\ncase \"$1\" in --enghelp*) exit 0;; esac\nread -r line < \"${0%/*}/nobody\"\n")
+        .unwrap();
     fs::set_permissions(&client, fs::Permissions::from_mode(0o755)).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, folder.path("nobody"), rustix::fs::Mode::RWXU).unwrap();
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -46,8 +46,11 @@ const LIGHTLY: &[(&str, u8)] = &[
 /// A cargo command that optimises the project's own crates no more than their tests need.
 pub(crate) fn lightly<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
     let (task, rest) = args.split_once(' ').unwrap_or((args, ""));
-    let levels =
-        LIGHTLY.iter().map(|(name, level)| format!(" --config profile.release.package.{name}.opt-level={level}"));
+    // In four parts each, not sixteen: that compiles a tenth less twice, and two processors are as busy.
+    let levels = LIGHTLY.iter().map(|(name, level)| {
+        let key = format!("--config profile.release.package.{name}");
+        format!(" {key}.opt-level={level} {key}.codegen-units=4")
+    });
     // A panic names its line by itself.
     let cargo = shell.cargo(&format!("{task}{} {rest}", levels.collect::<String>()));
     cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "none").limit(BUILD_LIMIT)

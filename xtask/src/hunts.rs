@@ -178,14 +178,27 @@ fn caught(hunter: &str, ran: &Ran, words: &[&str]) -> Tally {
 }
 
 pub(crate) fn miri(shell: &Shell) -> Result<Tally> {
+    // It takes minutes for two files in which it can see little: they have one thread, and the crate has no `unsafe`.
+    miri_for(shell, "miri", "--skip idle:: --skip policy::")
+}
+
+/// Those two files as well.
+pub(crate) fn long_miri(shell: &Shell) -> Result<Tally> {
+    miri_for(shell, "long-miri", "")
+}
+
+fn miri_for(shell: &Shell, step: &str, but: &str) -> Result<Tally> {
     // An address is a page's name here, so pointers are made from integers. The number of
     // processors and the system's memory are read from files.
     const FLAGS: &str = "-Zmiri-permissive-provenance -Zmiri-disable-isolation";
     // Miri has no restartable sequences: the tests of their backend have nothing to run there.
     const LEAVE_OUT: &str = "restartable_sequences";
-    let part = |name: &str, which: &str| {
-        let test =
-            format!("miri test --locked --no-fail-fast {which} -- --show-output --skip {LEAVE_OUT} {}", wanted(shell));
+    let part = |part: &str, which: &str| {
+        let name = &format!("{step}-{part}");
+        let test = format!(
+            "miri test --locked --no-fail-fast {which} -- --show-output --skip {LEAVE_OUT} {but} {}",
+            wanted(shell)
+        );
         let mut cargo = shell.nightly(&test);
         cargo = cargo.env("PAGEMILL_BACKEND", "portable").env("MIRIFLAGS", FLAGS);
         cargo = cargo.env("CARGO_TARGET_DIR", shell.own_target("miri"));
@@ -194,10 +207,10 @@ pub(crate) fn miri(shell: &Shell) -> Result<Tally> {
     };
     // Miri has one thread of its own for whatever it runs: the two halves take about as long, side by side.
     thread::scope(|scope| {
-        let path = scope.spawn(|| part("miri-pagemill", "-p pagemill --test tests"));
-        let mut tally = part("miri-core", "-p pagemill-core");
-        tally.add(part("miri-sys", "-p pagemill-sys"));
-        tally.add(path.join().map_err(|_| anyhow!("miri-pagemill: its thread panicked"))?);
+        let path = scope.spawn(|| part("pagemill", "-p pagemill --test tests"));
+        let mut tally = part("core", "-p pagemill-core");
+        tally.add(part("sys", "-p pagemill-sys"));
+        tally.add(path.join().map_err(|_| anyhow!("{step}-pagemill: its thread panicked"))?);
         Ok(tally)
     })
 }

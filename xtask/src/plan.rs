@@ -154,6 +154,7 @@ pub(crate) const STEPS: &[Step] = &[
     .logging("vm"),
     step("long-stress", Long, 2500, "ten minutes of each stress on each backend", C_AND_CXX, hunts::long_stress),
     step("long-models", Long, 1300, "models and properties at many times their schedules", &[GCC], hunts::long_models),
+    step("long-miri", Long, 400, "all of core under miri, what has one thread too", MIRI, hunts::long_miri),
     step("long-fuzz", Long, 700, "ten minutes of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::long_fuzz)
         .logging("fuzz"),
     step(
