@@ -77,7 +77,10 @@ for how in '--queues 1' '--queues 1 --poll' '--queues 4' '--queues 4 --poll'; do
 done
 
 echo '== what is asked wrongly is told in words'
-said 'LBA out of range (status 0/80h); check --lba' pagemill nvme read $drive --lba 32766 --blocks 8 --to none
+said '8 blocks from 32766 on: namespace 1 has 32768' pagemill nvme read $drive --lba 32766 --blocks 8 --to none
+said '8 blocks from 32766 on: namespace 1 has 32768' pagemill nvme write $drive --lba 32766 --blocks 8 --from written
+pagemill nvme read $drive --bytes 16M --to read --force
+/bin/cmp written read || fails 'a write that was refused wrote something'
 said 'there is no namespace 2' pagemill nvme read $drive --namespace 2 --blocks 8 --to none
 said 'this controller grants 8' pagemill nvme bench $drive --queues 9
 said 'say --overwrite' pagemill nvme bench $drive --writes 1

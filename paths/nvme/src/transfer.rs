@@ -124,8 +124,8 @@ impl Transfer<'_> {
     ) -> Result<Moved, Error> {
         let block = u64::from(drive.namespace().block_size);
         let (Range { lba, blocks }, there) = (self.range, drive.namespace());
-        // What lies behind the drive's end is for the drive to refuse; this has no end, or more than could be counted.
-        if lba.checked_add(blocks).is_none() || blocks > there.blocks {
+        // All of it is known to be there before any of it is touched: the drive would refuse what lies behind its end alone.
+        if lba.checked_add(blocks).is_none_or(|end| end > there.blocks) {
             let (id, there) = (there.id, there.blocks);
             return Err(Error::Request(format!("{blocks} blocks from {lba} on: namespace {id} has {there}")));
         }

@@ -150,10 +150,10 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         // It was made here, and is not whole. What went wrong is told, whether it goes or not.
         let _ = std::fs::remove_file(&args.to);
     }
-    let bytes = blocks * u64::from(drive.namespace().block_size);
+    let block = u64::from(drive.namespace().block_size);
     let said = finish(drive, &args.drive, moved, notice, "read", range.lba)?;
     if let Some(old) = old {
-        old.set_len(bytes).map_err(failed)?;
+        old.set_len(blocks * block).map_err(failed)?;
     }
     Ok(if is_pipe { String::new() } else { said })
 }

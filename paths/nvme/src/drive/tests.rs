@@ -185,24 +185,35 @@ fn a_status_that_passes_is_tried_again_and_another_is_told() {
 #[test]
 fn a_wrong_place_is_told() {
     let mut drive = start(Behaviour::default(), PAGES, settings(1, 4)).1.unwrap();
-    let range = Range { lba: BLOCKS as u64 - 4, blocks: 8 };
-    let error = transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap_err();
+    let buffer = drive.buffer(8 * BLOCK).unwrap();
+    assert!(drive.submit(Request { op: Op::Read, lba: BLOCKS as u64 - 4, buffer }).unwrap().is_none());
+    let mut done = Vec::new();
+    while drive.out() > 0 {
+        drive.wait(&mut done).unwrap();
+    }
+    let error = drive.failure(&done[0]).unwrap();
     assert!(error.to_string().contains("LBA out of range"), "{error}");
     let elsewhere = Settings { namespace: 2, ..settings(1, 4) };
     let error = start(Behaviour::default(), PAGES, elsewhere).1.err().unwrap();
     assert!(error.to_string().starts_with("there is no namespace 2"), "{error}");
 }
 
-/// Blocks that no drive has numbers for, and more than this one has: as they are asked for, nothing was moved.
+/// Blocks that no drive has numbers for, more than this one has, and some behind its end: nothing is moved, read or written.
 #[test]
-fn a_range_that_cannot_be_is_told_before_anything_moves() {
-    for (lba, blocks) in [(u64::MAX - 3, 8), (0, u64::MAX), (5, BLOCKS as u64 + 1)] {
-        for seed in [None, Some(1)] {
-            let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 4));
+fn a_range_past_the_end_is_refused_before_anything_moves() {
+    let all = BLOCKS as u64;
+    for (lba, blocks) in
+        [(u64::MAX - 3, 8), (0, u64::MAX), (5, all + 1), (all - 64, 65), (0, all + 1), (all, 1), (all + 1, 1)]
+    {
+        for (op, seed) in [(Op::Write, None), (Op::Write, Some(1)), (Op::Read, None), (Op::Read, Some(1))] {
+            // Pieces of 16 blocks: those before the end would be done.
+            let (fake, drive) = start(Behaviour { mdts: 1, ..Behaviour::default() }, PAGES, settings(1, 4));
             let range = Range { lba, blocks };
-            let error = transfer(&mut drive.unwrap(), Op::Read, range, seed, Place::File(file(b""))).unwrap_err();
+            let place = Place::File(file(&[7; 65 * BLOCK]));
+            let error = transfer(&mut drive.unwrap(), op, range, seed, place).unwrap_err();
+            assert!(fake.state().disk.iter().all(|&byte| byte == 0), "something was written: {error}");
             let said = format!("{blocks} blocks from {lba} on: namespace 1 has {BLOCKS}");
-            assert_eq!((error.to_string(), fake.state().ios), (said, 0));
+            assert_eq!((error.to_string(), fake.state().ios), (said, 0), "{op:?}");
         }
     }
 }
