@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::bus::Bus;
-use crate::identify::{ControllerInfo, NamespaceInfo, active};
+use crate::identify::{ControllerInfo, NamespaceInfo, active, check_command_set};
 use crate::memory::{Memory, Shared};
 use crate::queue::Queue;
 use crate::spec::{
@@ -209,7 +209,20 @@ impl<B: Bus> Controller<B> {
         Ok(active(&self.identify(0, admin::CNS_NAMESPACES, "its namespaces")?))
     }
 
+    /// A namespace of plain blocks; none if there is none of that number.
+    ///
+    /// # Errors
+    /// `Unsupported` if it is for other commands.
     pub(crate) fn namespace(&mut self, id: u32) -> Result<Option<NamespaceInfo>, Error> {
+        if self.cap.has_command_sets() {
+            let what = format!("the command set of namespace {id}");
+            match self.identify(id, admin::CNS_DESCRIPTORS, &what) {
+                Ok(page) => check_command_set(id, &page)?,
+                // There is no such namespace, which is told below, or no list, and then there are plain blocks alone.
+                Err(Error::Status { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
         let page = self.identify(id, admin::CNS_NAMESPACE, &format!("namespace {id}"))?;
         NamespaceInfo::read(id, &page)
     }

@@ -121,7 +121,7 @@ impl<B: Bus> Drive<B> {
         let namespace = controller.namespace(id)?.ok_or_else(|| {
             Error::Request(format!("there is no namespace {id}: `pagemill nvme identify` lists those there are"))
         })?;
-        namespace.check_plain()?;
+        namespace.check_plain(&info)?;
         let most = controller.longest_queue() - 1;
         if settings.depth > most {
             let why = format!("a depth of {}: this controller's queues hold {most}", settings.depth);
@@ -187,11 +187,11 @@ impl<B: Bus> Drive<B> {
     /// Bytes that one command may move.
     pub(crate) fn max_transfer(&self) -> usize {
         let by_blocks = MOST_BLOCKS * u64::from(self.namespace.block_size);
-        let most = self.info.max_transfer.unwrap_or(MOST_BYTES).min(by_blocks);
-        (most.min(1 << 30) as usize).max(self.namespace.block_size as usize)
+        // One block at least: `check_plain` saw to that.
+        self.info.max_transfer.unwrap_or(MOST_BYTES).min(by_blocks).min(1 << 30) as usize
     }
 
-    /// Requests that are on their way.
+    /// Requests that are on their way, and those that are done whose slots an Abort still names.
     pub(crate) fn out(&self) -> usize {
         self.backlog.len() + self.queues.iter().map(Queue::out).sum::<usize>()
     }

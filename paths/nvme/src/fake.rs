@@ -302,6 +302,8 @@ impl State {
                         page[516] = 1;
                     }
                     admin::CNS_NAMESPACES => page[0] = 1,
+                    // An identifier of 8 bytes, and the command set of plain blocks.
+                    admin::CNS_DESCRIPTORS => (page[0], page[1], page[12], page[13]) = (1, 8, 4, 1),
                     _ if command[1] == 1 => {
                         page[..8].copy_from_slice(&((self.disk.len() / BLOCK) as u64).to_le_bytes());
                         page[130] = 9;

@@ -5,6 +5,11 @@ use serde::Serialize;
 use crate::Error;
 use crate::spec::PAGE;
 
+/// The shift of the largest block that is driven.
+const MOST_SHIFT: u32 = 16;
+/// In the list of what identifies a namespace, the type of its command set.
+const COMMAND_SET: u8 = 4;
+
 /// A controller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ControllerInfo {
@@ -108,8 +113,13 @@ impl NamespaceInfo {
         }
         let format = fields.u32(128 + 4 * nth);
         let shift = format >> 16 & 0xff;
-        if !(9..=16).contains(&shift) {
+        if !(9..32).contains(&shift) {
             return broken(format!("blocks of 2^{shift} bytes"));
+        }
+        if shift > MOST_SHIFT {
+            let (block, most) = (1u32 << shift, 1u32 << MOST_SHIFT);
+            let why = format!("namespace {id}: blocks of {block} bytes are not driven here: {most} are the most");
+            return Err(Error::Unsupported(why));
         }
         if blocks.checked_shl(shift).is_none_or(|bytes| bytes >> shift != blocks) {
             return broken(format!("{blocks} blocks of 2^{shift} bytes are more than there are numbers for"));
@@ -123,15 +133,44 @@ impl NamespaceInfo {
         self.blocks * u64::from(self.block_size)
     }
 
-    /// Whether its blocks are all that there is to it.
-    pub(crate) fn check_plain(&self) -> Result<(), Error> {
-        if self.metadata == 0 && !self.is_protected {
+    /// Whether its blocks are all that there is to it, and a command of this controller can move one.
+    pub(crate) fn check_plain(&self, controller: &ControllerInfo) -> Result<(), Error> {
+        let Self { id, metadata, block_size, .. } = self;
+        if let Some(most) = controller.max_transfer
+            && u64::from(*block_size) > most
+        {
+            let why = format!("a command of this controller moves up to {most}");
+            return Err(Error::Unsupported(format!("namespace {id}: it has blocks of {block_size} bytes, and {why}")));
+        }
+        if *metadata == 0 && !self.is_protected {
             return Ok(());
         }
-        let Self { id, metadata, .. } = self;
         let what = if self.is_protected { "protected by what goes with them" } else { "not alone" };
         Err(Error::Unsupported(format!("namespace {id}: its blocks are {what}: {metadata} bytes of metadata each")))
     }
+}
+
+/// Whether a namespace is for reads and writes of any block, by the list of what identifies it: entries of a type, a length, two
+/// unused bytes and so many bytes, up to a type or a length of 0. A list that does not say is one of such a namespace.
+pub(crate) fn check_command_set(id: u32, page: &[u8; PAGE]) -> Result<(), Error> {
+    let mut rest = page.as_slice();
+    let set = loop {
+        let [kind, len, _, _, tail @ ..] = rest else { break 0 };
+        match (*kind, tail.get(..usize::from(*len))) {
+            (0, _) | (_, None | Some([])) => break 0,
+            (COMMAND_SET, Some(value)) => break value[0],
+            (_, Some(value)) => rest = &tail[value.len()..],
+        }
+    };
+    let what = match set {
+        0 => return Ok(()),
+        1 => "holds keys and values".to_owned(),
+        2 => "is zoned".to_owned(),
+        _ => format!("is for command set {set}"),
+    };
+    Err(Error::Unsupported(format!(
+        "namespace {id} {what}: only plain blocks, to be written in any order, are driven here"
+    )))
 }
 
 /// The numbers of the namespaces that are active, as a controller lists them: ascending, up to the first 0.
@@ -178,10 +217,13 @@ mod tests {
         let read = |page| NamespaceInfo::read(1, &page);
         let info = read(namespace(131_072, 1, 1, 9 << 16)).unwrap().unwrap();
         assert_eq!((info.blocks, info.block_size, info.bytes()), (131_072, 512, 64 << 20));
-        assert!(info.check_plain().is_ok());
+        let mut page = [0; PAGE];
+        (page[512], page[513]) = (0x66, 0x44);
+        let controller = ControllerInfo::read(&page).unwrap();
+        assert!(info.check_plain(&controller).is_ok());
         assert_eq!(read(namespace(0, 1, 1, 9 << 16)).unwrap(), None);
         let with_metadata = read(namespace(8, 1, 1, 12 << 16 | 8)).unwrap().unwrap();
-        assert!(matches!(with_metadata.check_plain(), Err(Error::Unsupported(_))));
+        assert!(matches!(with_metadata.check_plain(&controller), Err(Error::Unsupported(_))));
         for (what, page) in [
             ("a format that is not listed", namespace(8, 0, 1, 9 << 16)),
             ("blocks of one byte", namespace(8, 1, 1, 0)),
@@ -190,6 +232,22 @@ mod tests {
         ] {
             assert!(matches!(read(page), Err(Error::Broken(_))), "{what}");
         }
+    }
+
+    #[test]
+    fn the_command_set_is_found_in_the_list_of_identifiers() {
+        let said = |list: &[u8]| {
+            let mut page = [0; PAGE];
+            page[..list.len()].copy_from_slice(list);
+            check_command_set(7, &page).err().map(|error| error.to_string())
+        };
+        assert_eq!(said(&[]), None);
+        assert_eq!(said(&[4, 1, 0, 0, 0]), None);
+        // An identifier of 8 bytes (type 1) comes first.
+        let zoned = said(&[1, 8, 0, 0, 9, 9, 9, 9, 9, 9, 9, 9, 4, 1, 0, 0, 2]).unwrap();
+        assert!(zoned.starts_with("namespace 7 is zoned: only plain blocks"), "{zoned}");
+        assert!(said(&[4, 1, 0, 0, 1]).unwrap().starts_with("namespace 7 holds keys and values"));
+        assert!(said(&[4, 1, 0, 0, 9]).unwrap().starts_with("namespace 7 is for command set 9"));
     }
 
     proptest! {
@@ -201,6 +259,7 @@ mod tests {
             if let Ok(Some(info)) = NamespaceInfo::read(1, page) {
                 prop_assert!(info.bytes() >= info.blocks && info.block_size >= 512);
             }
+            let _ = check_command_set(1, page);
             prop_assert!(active(page).len() <= PAGE / 4);
         }
     }

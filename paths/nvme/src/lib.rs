@@ -12,7 +12,7 @@
 //!
 //! A controller is not trusted: what it says of itself (`identify`) and of its commands is checked before it is believed, and what
 //! it writes elsewhere the IOMMU stops. What is not done: metadata and protection of blocks, controllers whose pages are larger
-//! than 4 KiB, namespaces that are managed, fabrics.
+//! than 4 KiB, zoned namespaces and those of keys and values, namespaces that are managed, fabrics.
 mod bench;
 mod bind;
 mod bus;

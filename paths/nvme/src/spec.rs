@@ -1,4 +1,4 @@
-//! The numbers of the NVM Express base specification (revision 1.4, sections 3 to 5) that are used here.
+//! The numbers of the NVM Express base specification (revision 1.4, sections 3 to 5; command sets by revision 2.0) that are used here.
 //!
 //! Registers, by their offset in the controller's first memory range; the fields of the two that are taken apart; operation
 //! codes; and what a command looks like.
@@ -65,6 +65,10 @@ impl Capabilities {
     pub(crate) fn has_nvm(self) -> bool {
         self.0 >> 37 & 1 == 1
     }
+    /// Whether its namespaces say which command set they are for; without, all are for that one.
+    pub(crate) fn has_command_sets(self) -> bool {
+        self.0 >> 43 & 1 == 1
+    }
     /// The shift of the smallest page that it takes.
     pub(crate) fn smallest_page(self) -> u32 {
         12 + (self.0 >> 48 & 0xf) as u32
@@ -84,6 +88,8 @@ pub(crate) mod admin {
     pub(crate) const CNS_CONTROLLER: u32 = 1;
     /// What Identify is asked for: the namespaces that are active.
     pub(crate) const CNS_NAMESPACES: u32 = 2;
+    /// What Identify is asked for: the list of what identifies a namespace.
+    pub(crate) const CNS_DESCRIPTORS: u32 = 3;
     /// The feature that is the number of queues.
     pub(crate) const QUEUES: u32 = 0x07;
 }
@@ -153,7 +159,8 @@ mod tests {
         // 2048 entries, contiguous, 7.5 s, a stride of 8, the NVM command set, pages from 4 KiB.
         let cap = Capabilities(2047 | 1 << 16 | 15 << 24 | 1 << 32 | 1 << 37);
         assert_eq!((cap.longest_queue(), cap.ready_ms(), cap.stride()), (2048, 7500, 8));
-        assert!(cap.has_nvm());
+        assert!(cap.has_nvm() && !cap.has_command_sets());
+        assert!(Capabilities(1 << 43).has_command_sets());
         assert_eq!(cap.smallest_page(), 12);
         assert_eq!(Capabilities(3 << 48).smallest_page(), 15);
     }

@@ -36,6 +36,8 @@ struct Report {
     /// Requests that each holds.
     depth: u16,
     active: Vec<NamespaceInfo>,
+    /// Why others that are active are not driven here.
+    unsupported: Vec<String>,
 }
 
 pub(super) fn run(args: &IdentifyArgs) -> Result<String, Error> {
@@ -44,14 +46,22 @@ pub(super) fn run(args: &IdentifyArgs) -> Result<String, Error> {
     let info = controller.info()?;
     let queues = controller.grant(controller.doorbells().clamp(1, MANY))?.min(controller.doorbells());
     let numbers = controller.namespaces()?;
-    let active = numbers.into_iter().map(|id| controller.namespace(id)).collect::<Result<Vec<_>, _>>()?;
+    let (mut active, mut unsupported) = (Vec::new(), Vec::new());
+    for id in numbers {
+        match controller.namespace(id) {
+            Ok(namespace) => active.extend(namespace),
+            Err(Error::Unsupported(why)) => unsupported.push(why),
+            Err(error) => return Err(error),
+        }
+    }
     let report = Report {
         address: args.address.to_string(),
         version: format!("{major}.{minor}.{patch}"),
         controller: info,
         queues,
         depth: controller.longest_queue() - 1,
-        active: active.into_iter().flatten().collect(),
+        active,
+        unsupported,
     };
     controller.shut_down()?;
     Ok(if args.json { json_line(&report) } else { report.table() })
@@ -84,6 +94,9 @@ impl Report {
             let guard = if *is_protected { ", protected" } else { "" };
             let what = format!("{blocks} blocks of {block_size} bytes, {mib:.1} MiB{extra}{guard}");
             let _ = writeln!(text, "{:<16}{what}", format!("namespace {id}"));
+        }
+        for why in &self.unsupported {
+            let _ = writeln!(text, "{:<16}{why}", "not driven");
         }
         text
     }

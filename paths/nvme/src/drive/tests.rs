@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::fake::{BLOCK, Behaviour, Fake, Fate};
-use crate::spec::PAGE;
+use crate::spec::{PAGE, admin};
 use crate::transfer::{Moved, Place, Random, Range, Transfer};
 
 const BLOCKS: usize = 20_000;
@@ -143,7 +143,7 @@ fn a_drive_that_is_another_one_since_a_reset_is_told() {
     let (fake, drive) = start(Behaviour::default(), PAGES, Settings { reset_every: Some(2), ..settings(1, 4) });
     let mut drive = drive.unwrap();
     fake.state().behaviour.identify = Box::new(|what, page| {
-        if what == crate::spec::admin::CNS_NAMESPACE {
+        if what == admin::CNS_NAMESPACE {
             page[130] = 12;
         }
     });
@@ -290,6 +290,52 @@ fn controllers_that_cannot_be_driven() {
     assert_eq!(drive.err().unwrap().to_string(), "3 queues: this controller grants 2");
     let (_, drive) = start(Behaviour::default(), PAGES, settings(1, 64));
     assert!(drive.err().unwrap().to_string().contains("queues hold 63"));
+}
+
+/// A start that is refused: which namespace and why is said, and to use the kernel's driver.
+fn unsupported(behaviour: Behaviour, words: &str) {
+    let (fake, drive) = start(behaviour, PAGES, settings(1, 4));
+    let error = drive.err().expect(words);
+    assert_eq!(error.to_string(), words);
+    assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
+    assert!(error.next_step().is_some_and(|next| next.contains("kernel's driver")));
+    assert_eq!(fake.state().ios, 0);
+}
+
+#[test]
+fn namespaces_of_other_command_sets_are_refused() {
+    let set = |set: u8| Behaviour {
+        cap: Behaviour::default().cap | 1 << 43,
+        identify: Box::new(move |what, page| {
+            if what == admin::CNS_DESCRIPTORS {
+                page[16] = set;
+            }
+        }),
+        ..Behaviour::default()
+    };
+    let only = "only plain blocks, to be written in any order, are driven here";
+    unsupported(set(2), &format!("namespace 1 is zoned: {only}"));
+    unsupported(set(1), &format!("namespace 1 holds keys and values: {only}"));
+    assert!(start(set(0), PAGES, settings(1, 4)).1.is_ok());
+}
+
+#[test]
+fn blocks_larger_than_a_command_are_refused() {
+    let blocks = |mdts, shift: u8| Behaviour {
+        mdts,
+        identify: Box::new(move |what, page| {
+            if what == admin::CNS_NAMESPACE {
+                page[130] = shift;
+            }
+        }),
+        ..Behaviour::default()
+    };
+    let why = "it has blocks of 16384 bytes, and a command of this controller moves up to 8192";
+    unsupported(blocks(1, 14), &format!("namespace 1: {why}"));
+    unsupported(blocks(0, 17), "namespace 1: blocks of 131072 bytes are not driven here: 65536 are the most");
+    for (mdts, shift) in [(0, 16), (1, 13)] {
+        assert!(start(blocks(mdts, shift), PAGES, settings(1, 4)).1.is_ok());
+    }
 }
 
 /// It does not stop when it is told to: a reset of the function does it; failing that, it is kept from memory.
