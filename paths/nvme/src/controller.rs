@@ -2,6 +2,7 @@
 //!
 //! Nothing of the memory that it was told of is given back while it may still write there (I1): [`Controller::stop`] says whether
 //! it was stopped for certain, by whichever means, and if not, the memory is leaked.
+use std::mem;
 use std::time::Duration;
 
 use crate::Error;
@@ -14,7 +15,7 @@ use crate::spec::{
     Capabilities, Command, DOORBELLS, PAGE, VS, admin,
 };
 
-/// Entries of the admin queues: one command is out at a time, and more only after time-outs.
+/// Entries of the admin queues: one command that is waited for is out at a time, and some Aborts.
 const ADMIN_DEPTH: u16 = 16;
 /// How long this side sleeps between two looks at a register, and without interrupts at the admin queue.
 const LOOK: Duration = Duration::from_micros(500);
@@ -26,9 +27,12 @@ const HIDDEN: Duration = Duration::from_secs(2);
 ///
 /// The fields go in their order: what is shared, then the memory that it is of, which is unmapped, then the way to the device.
 pub(crate) struct Controller<B: Bus> {
-    /// Each command's number, to tell an answer that came late from one's own.
-    admin: Queue<u64>,
+    admin: Queue<Asked>,
     asked: u64,
+    /// Aborts that are out.
+    aborts: u16,
+    /// Commands whose Abort was answered, by queue and identifier.
+    answered: Vec<(u16, u16)>,
     /// What Identify fills.
     page: Shared,
     pub(crate) memory: Memory,
@@ -37,6 +41,14 @@ pub(crate) struct Controller<B: Bus> {
     /// How long an admin command may take.
     timeout: Duration,
     may_be_running: bool,
+}
+
+/// What an admin command is for.
+enum Asked {
+    /// Its answer is waited for; the number tells an answer that came late from the one that is waited for.
+    Answer(u64),
+    /// To abort a command of a queue. Nobody waits for it.
+    Abort { queue: u16, id: u16, since: Duration },
 }
 
 /// Whether a controller is in a state to answer.
@@ -74,7 +86,8 @@ impl<B: Bus> Controller<B> {
         let depth = ADMIN_DEPTH.min(cap.longest_queue().min(usize::from(u16::MAX)) as u16);
         let admin = Queue::new(&memory, 0, depth)?;
         let page = Shared::new(&memory, PAGE)?;
-        Ok(Self { admin, asked: 0, page, memory, bus, cap, timeout, may_be_running: false })
+        let (asked, aborts, answered, may_be_running) = (0, 0, Vec::new(), false);
+        Ok(Self { admin, asked, aborts, answered, page, memory, bus, cap, timeout, may_be_running })
     }
 
     /// The version of the specification that it says it keeps to.
@@ -102,6 +115,7 @@ impl<B: Bus> Controller<B> {
         self.bus.set_master(true)?;
         self.disable()?;
         self.admin.clear();
+        (self.aborts, self.answered) = (0, Vec::new());
         let (commands, completions) = self.admin.addrs();
         let last = u32::from(self.admin.depth() - 1);
         self.bus.write32(AQA, last << 16 | last);
@@ -171,15 +185,17 @@ impl<B: Bus> Controller<B> {
             return Err(Error::Silent(format!("{}: the controller answers no admin command", what())));
         }
         self.asked += 1;
-        self.admin.push(command, self.asked);
+        self.admin.push(command, Asked::Answer(self.asked));
         self.admin.ring(&self.bus, self.cap.stride());
         let begin = self.bus.now();
         let done = loop {
             let popped = self.admin.pop()?;
             self.admin.thank(&self.bus, self.cap.stride());
             match popped {
-                Some(done) if done.what == self.asked => break done,
-                Some(_) => {}
+                Some(done) => match done.what {
+                    Asked::Answer(number) if number == self.asked => break done,
+                    what => self.note(&what),
+                },
                 None if self.bus.now().saturating_sub(begin) > self.timeout => {
                     let limit = self.timeout.as_secs_f64();
                     return Err(Error::Silent(format!("{}: no answer within {limit:.1} s", what())));
@@ -248,12 +264,46 @@ impl<B: Bus> Controller<B> {
         Ok(())
     }
 
-    /// Asks it to give a command up. It may be too late for that, or not able to: the command's own completion tells.
-    pub(crate) fn abort(&mut self, queue: u16, id: u16) -> Result<(), Error> {
+    /// Asks it to give a command up, and does not wait for its answer. False if it has as many Aborts as it takes, which is
+    /// `most`.
+    pub(crate) fn abort(&mut self, queue: u16, id: u16, most: u16) -> bool {
+        // One slot stays for commands that are waited for, if there are two.
+        let most = most.min((self.admin.depth() - 2).max(1));
+        if self.aborts >= most || self.admin.is_full() {
+            return false;
+        }
         let command = Command::new(admin::ABORT, 0).word(10, u32::from(id) << 16 | u32::from(queue));
-        match self.ask(command, || format!("aborting command {id} of queue {queue}")) {
-            Ok(_) | Err(Error::Status { .. }) => Ok(()),
-            Err(error) => Err(error),
+        self.admin.push(command, Asked::Abort { queue, id, since: self.bus.now() });
+        self.admin.ring(&self.bus, self.cap.stride());
+        self.aborts += 1;
+        true
+    }
+
+    /// The commands whose Abort was answered since the last time, by queue and identifier. An Abort may be too late, or not
+    /// able to: the command's own completion tells.
+    pub(crate) fn answered(&mut self) -> Result<Vec<(u16, u16)>, Error> {
+        if self.aborts > 0 {
+            while let Some(done) = self.admin.pop()? {
+                self.note(&done.what);
+            }
+            self.admin.thank(&self.bus, self.cap.stride());
+        }
+        Ok(mem::take(&mut self.answered))
+    }
+
+    /// What came back though it is not waited for: an Abort, or what was given up.
+    fn note(&mut self, what: &Asked) {
+        if let &Asked::Abort { queue, id, .. } = what {
+            self.aborts -= 1;
+            self.answered.push((queue, id));
+        }
+    }
+
+    /// Since when the oldest Abort is out.
+    pub(crate) fn aborting_since(&mut self) -> Option<Duration> {
+        match self.admin.oldest()?.1 {
+            Asked::Abort { since, .. } => Some(*since),
+            Asked::Answer(_) => None,
         }
     }
 

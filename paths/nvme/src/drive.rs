@@ -4,8 +4,9 @@
 //! tried again. It leaves the last two by [`Done`] alone, so nothing is lost (I1): what a reset interrupts is tried again, as
 //! a read or a write of whole blocks may be, and after [`ATTEMPTS`] it is told to have failed.
 //!
-//! A command that takes too long is aborted. If neither it nor the Abort comes back within the same time again, or the
-//! controller says that it has failed, or somebody has reset it, it is reset, and its queues are made anew.
+//! A command that takes too long is aborted; the others go on meanwhile. If the command or the Abort is still out after the
+//! same time again, or the controller says that it has failed, or somebody has reset it, it is reset, and its queues are made
+//! anew. Each queue knows its oldest command, so looking for late ones costs the same however many are out.
 //!
 //! All queues are driven by one thread: a reset needs nobody's consent.
 use std::collections::VecDeque;
@@ -91,6 +92,8 @@ pub(crate) struct Counts {
     pub(crate) retries: u64,
     pub(crate) aborts: u64,
     pub(crate) resets: u64,
+    /// Completions whose head of the submission queue cannot be. Nothing depends on it.
+    pub(crate) wrong_heads: u64,
 }
 
 /// A namespace of a controller that has its queues.
@@ -269,23 +272,37 @@ impl<B: Bus> Drive<B> {
         }
         let before = done.len();
         self.reap(done)?;
-        if done.len() > before || self.out() == 0 {
-            return Ok(());
+        if done.len() == before && self.out() > 0 {
+            if self.controller.bus.vectors() > 0 {
+                let next = self.soonest().saturating_sub(self.now());
+                self.controller.bus.wait(next.clamp(Duration::from_millis(1), NAP))?;
+                self.reap(done)?;
+            } else {
+                std::hint::spin_loop();
+            }
+            if done.len() == before
+                && let Some(why) = self.look_at_health()?
+            {
+                return self.restart_and_count(why, done);
+            }
         }
-        if self.controller.bus.vectors() > 0 {
-            let next = self.soonest().saturating_sub(self.now());
-            self.controller.bus.wait(next.clamp(Duration::from_millis(1), NAP))?;
-            self.reap(done)?;
-        } else {
-            std::hint::spin_loop();
-        }
-        if done.len() == before { self.look_at_the_clock(done) } else { Ok(()) }
+        // However many have come back: a command that is lost is to be found while others go on.
+        self.look_at_the_clock(done)
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) -> Result<(), Error> {
+        for (queue, id) in self.controller.answered()? {
+            self.queues[usize::from(queue) - 1].release(id);
+        }
         let stride = self.controller.stride();
         for at in 0..self.queues.len() {
-            while let Some(Completed { what, status, .. }) = self.queues[at].pop()? {
+            while let Some(Completed { what, status, has_wrong_head, .. }) = self.queues[at].pop()? {
+                if has_wrong_head && self.counts.wrong_heads == 0 {
+                    let id = self.queues[at].id();
+                    let why = "goes back, or past what was queued; it is not needed, and such are only counted";
+                    self.said.push(format!("queue {id}: the head in a completion {why}"));
+                }
+                self.counts.wrong_heads += u64::from(has_wrong_head);
                 self.land(what, status, done);
             }
             self.queues[at].thank(&self.controller.bus, stride);
@@ -321,36 +338,46 @@ impl<B: Bus> Drive<B> {
 
     /// When the next command will have taken too long.
     fn soonest(&mut self) -> Duration {
-        let dues = self.queues.iter_mut().flat_map(|queue| queue.slots().map(|(_, flight)| flight.due));
+        let dues = self.queues.iter_mut().filter_map(|queue| Some(queue.oldest()?.1.due));
         dues.min().unwrap_or(Duration::MAX)
     }
 
-    fn look_at_the_clock(&mut self, done: &mut Vec<Done>) -> Result<(), Error> {
+    /// Why the controller is to be reset, if it says so itself. It is asked now and then.
+    fn look_at_health(&mut self) -> Result<Option<&'static str>, Error> {
         let now = self.now();
-        if self.next_look <= now {
-            self.next_look = now + NAP;
-            match self.controller.health()? {
-                Health::Well => {}
-                unwell => return self.restart_and_count(unwell.said(), done),
-            }
+        if self.next_look > now {
+            return Ok(None);
         }
-        if self.soonest() > now {
-            return Ok(());
+        self.next_look = now + NAP;
+        let health = self.controller.health()?;
+        Ok((health != Health::Well).then(|| health.said()))
+    }
+
+    /// Has commands aborted that take too long. All are given the same time, so each queue's oldest is its first to be due.
+    fn look_at_the_clock(&mut self, done: &mut Vec<Done>) -> Result<(), Error> {
+        let (now, timeout) = (self.now(), self.settings.timeout);
+        if self.controller.aborting_since().is_some_and(|since| now.saturating_sub(since) >= timeout) {
+            let why = format!("no answer to an Abort within {} s", timeout.as_secs_f64());
+            return self.restart_and_count(&why, done);
         }
-        for at in 0..self.queues.len() {
-            let (queue, timeout) = (&mut self.queues[at], self.settings.timeout);
+        for queue in &mut self.queues {
             let id = queue.id();
-            let Some((command, flight)) = queue.slots().find(|(_, flight)| flight.due <= now) else { continue };
-            if flight.is_aborted {
-                return self.restart_and_count("a command came back neither by itself nor by an Abort", done);
-            }
-            flight.is_aborted = true;
-            flight.due = now + timeout;
-            self.counts.aborts += 1;
-            let seconds = timeout.as_secs_f64();
-            self.said.push(format!("command {command} of queue {id} took longer than {seconds} s: aborting it"));
-            if let Err(Error::Silent(why)) = self.controller.abort(id, command) {
-                return self.restart_and_count(&why, done);
+            while let Some((command, flight)) = queue.oldest()
+                && flight.due <= now
+            {
+                if flight.is_aborted {
+                    return self.restart_and_count("a command came back neither by itself nor by an Abort", done);
+                }
+                // With as many Aborts out as the controller takes, this one's turn comes when another is answered.
+                if !self.controller.abort(id, command, self.info.aborts) {
+                    break;
+                }
+                flight.is_aborted = true;
+                flight.due = now + timeout;
+                queue.keep(command);
+                self.counts.aborts += 1;
+                let seconds = timeout.as_secs_f64();
+                self.said.push(format!("command {command} of queue {id} took longer than {seconds} s: aborting it"));
             }
         }
         Ok(())
@@ -371,7 +398,7 @@ impl<B: Bus> Drive<B> {
 
     /// Resets the controller. What was out is to be tried again.
     fn restart(&mut self, why: &str) -> Result<(), Error> {
-        let out = self.out();
+        let out = self.backlog.len() + self.queues.iter().map(Queue::commands).sum::<usize>();
         self.said.push(format!("{why}: resetting the controller, with {out} requests to be tried again"));
         self.counts.resets += 1;
         // From here on it has forgotten what was out; until then what was out is in the queues.

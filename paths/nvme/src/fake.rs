@@ -2,6 +2,7 @@
 //! specification and not by the driver's own code. It notes what a real one would refuse, and can be made to lie.
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
+use std::mem;
 use std::ops::Range;
 use std::ptr;
 use std::rc::Rc;
@@ -41,6 +42,10 @@ pub(crate) struct Behaviour {
     pub(crate) lie: Change<u64, [u32; 4]>,
     /// An Abort brings the command back.
     pub(crate) aborts: bool,
+    /// Aborts stay undone.
+    pub(crate) holds_aborts: bool,
+    /// Interrupts that it has.
+    pub(crate) vectors: u16,
     /// Admin commands after so many are not answered.
     pub(crate) admins: u64,
     /// It does not stop when it is told to.
@@ -62,6 +67,8 @@ impl Default for Behaviour {
             fate: Box::new(|_| Fate::Done),
             lie: Box::new(|_, _| {}),
             aborts: false,
+            holds_aborts: false,
+            vectors: 0,
             admins: u64::MAX,
             is_stuck: false,
             can_reset: true,
@@ -114,6 +121,8 @@ pub(crate) struct State {
 }
 
 pub(crate) const BLOCK: usize = 512;
+/// Aborts that it takes at once.
+pub(crate) const ABORTS: usize = 2;
 
 #[derive(Clone)]
 pub(crate) struct Fake(Rc<RefCell<State>>);
@@ -238,6 +247,11 @@ impl State {
                 *word = u32::from_le_bytes(bytes.try_into().unwrap());
             }
             pair.head = (pair.head + 1) % pair.depth;
+            let is_abort = |(id, command): (u16, &[u32; 16])| id == 0 && command[0] as u8 == admin::ABORT;
+            let aborts = self.pending.iter().filter(|(id, command, _)| is_abort((*id, command))).count();
+            if is_abort((id, &command)) && aborts == ABORTS {
+                self.complaints.push(format!("more than {ABORTS} Aborts at once"));
+            }
             let nth = if id == 0 { self.admins } else { self.ios };
             self.pending.push((id, command, nth));
             *(if id == 0 { &mut self.admins } else { &mut self.ios }) += 1;
@@ -245,25 +259,29 @@ impl State {
         self.pairs.insert(id, pair);
     }
 
-    /// Does one of the commands that it has, any.
-    fn step(&mut self) {
+    /// Does one of the commands that it has, any. False if none completes.
+    fn step(&mut self) -> bool {
         self.clock += Duration::from_millis(1);
         if self.pending.is_empty() || !self.is_ready() {
-            return;
+            return false;
         }
         let which = self.random.below(self.pending.len() as u64) as usize;
         let (id, command, nth) = self.pending[which];
         let pair = self.pairs[&id];
         if (pair.next + 1) % pair.depth == pair.read {
-            return; // No room for a completion.
+            return false; // No room for a completion.
+        }
+        if id == 0 && command[0] as u8 == admin::ABORT && self.behaviour.holds_aborts {
+            return false;
         }
         self.pending.remove(which);
         if id == 0 {
-            if nth < self.behaviour.admins {
+            let is_answered = nth < self.behaviour.admins;
+            if is_answered {
                 let (answer, status) = self.admin(&command);
                 self.complete(id, &command, answer, status, u64::MAX);
             }
-            return;
+            return is_answered;
         }
         match (self.behaviour.fate)(nth) {
             Fate::Done => {
@@ -271,7 +289,24 @@ impl State {
                 self.complete(id, &command, 0, status, nth);
             }
             Fate::Fails(status) => self.complete(id, &command, 0, status, nth),
-            Fate::Lost => self.lost.push((id, command)),
+            Fate::Lost => {
+                self.lost.push((id, command));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Commands that were lost.
+    pub(crate) fn lost(&self) -> usize {
+        self.lost.len()
+    }
+
+    /// Does what was lost after all.
+    pub(crate) fn find(&mut self) {
+        for (id, command) in mem::take(&mut self.lost) {
+            let status = self.transfer(&command);
+            self.complete(id, &command, 0, status, u64::MAX);
         }
     }
 
@@ -299,7 +334,7 @@ impl State {
                     admin::CNS_CONTROLLER => {
                         (page[77], page[512], page[513], page[525]) = (self.behaviour.mdts, 0x66, 0x44, 1);
                         page[4..8].copy_from_slice(b"fake");
-                        page[516] = 1;
+                        (page[258], page[516]) = (ABORTS as u8 - 1, 1);
                     }
                     admin::CNS_NAMESPACES => page[0] = 1,
                     // An identifier of 8 bytes, and the command set of plain blocks.
@@ -422,12 +457,13 @@ impl Bus for Fake {
         }
     }
     fn vectors(&self) -> u16 {
-        0
+        self.state().behaviour.vectors
     }
     fn wait(&self, limit: Duration) -> Result<(), Error> {
         let mut state = self.state();
-        state.step();
-        state.clock += limit;
+        if !state.step() {
+            state.clock += limit;
+        }
         Ok(())
     }
     fn now(&self) -> Duration {

@@ -6,8 +6,8 @@
 //! 2. `vfio` opens it: registers, interrupts, and the IOMMU that keeps it from memory that is not its own. To the rest it is a
 //!    `bus`, which tests have in memory (`fake`).
 //! 3. `transfer` and `bench` make requests: data on pages of one bulk call each, wherever they are (`memory`).
-//! 4. `drive` takes them: lists of their pages (`prp`), a command (`spec`) in one of several queues (`queue`). It brings back what
-//!    is done, with its `status` in words; what takes too long is aborted, and what does not answer is reset.
+//! 4. `drive` takes them: lists of their pages (`prp`), a command (`spec`) in one of several queues (`queue`, and `order` for
+//!    which command is the oldest). It brings back what is done, with its `status` in words; what takes too long is aborted, and what does not answer is reset.
 //! 5. `controller` starts, asks and stops it. Nothing that it was told of is freed while it could still write there.
 //!
 //! A controller is not trusted: what it says of itself (`identify`) and of its commands is checked before it is believed, and what
@@ -25,6 +25,7 @@ mod fake;
 mod histogram;
 mod identify;
 mod memory;
+mod order;
 mod pci;
 mod prp;
 mod queue;

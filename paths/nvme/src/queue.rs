@@ -1,18 +1,22 @@
 //! A pair of queues: commands go out by the one, completions come back by the other.
 //!
 //! Both are rings in memory that the controller reads and writes by itself. The doorbells, one each, tell it how far this side
-//! is. How far *it* is, its completions say: the head of the submission queue is a field of each, and a completion is new when
-//! its phase bit differs from the last round's (section 4.1). Nothing that it writes is believed before it was checked:
-//! - I1 A command's identifier is the number of a slot, and a slot is taken from `push` to the completion that `pop` returns.
-//! - I2 A completion is for a slot that is taken, of this queue, with a head between the last one and the tail that the
-//!   controller was told, and no more unfetched than are still out. Any other is `Error::Broken`, and changes nothing.
-//! - I3 One entry of the submission queue stays empty, so that a full one differs from an empty one (section 4.1.2).
+//! is. A completion is new when its phase bit differs from the last round's (section 4.1). Nothing that the controller writes is
+//! believed before it was checked:
+//! - I1 A command's identifier is the number of a slot, and a slot is taken from `push` to the completion that `pop` returns. A
+//!   slot that is kept (`keep`) is not reused until `release`: an Abort that is under way names it.
+//! - I2 A completion is for a slot that is taken, of this queue. Any other is `Error::Broken`, and changes nothing.
+//! - I3 There is one slot fewer than entries, and every command that the controller has not fetched holds a slot. A free slot
+//!   therefore implies a free entry, with one more that stays empty (section 4.1.2). The head of the submission queue, a field of
+//!   each completion, is not needed for that: some controllers report heads that go backwards. Wrong heads are reported, no more.
+//! - I4 `order` has the slots that are taken, ordered by when they were pushed, or kept.
 //!
 //! The memory of both is used by the controller until it was stopped: who has a queue stops it before he lets go.
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use crate::bus::{Bus, after_phase, before_doorbell};
 use crate::memory::{Memory, Shared};
+use crate::order::Order;
 use crate::spec::{COMMAND_BYTES, COMPLETION_BYTES, Command, DOORBELLS};
 use crate::{Error, Status};
 
@@ -24,6 +28,14 @@ pub(crate) struct Completed<T> {
     /// The first double word: what some commands answer.
     pub(crate) answer: u32,
     pub(crate) status: Status,
+    /// The head that came with it is behind the last one, or beyond the tail.
+    pub(crate) has_wrong_head: bool,
+}
+
+/// The place of one command.
+struct Slot<T> {
+    what: Option<T>,
+    is_kept: bool,
 }
 
 /// A submission queue and the completion queue that it has for itself. `T` is what is remembered of each command.
@@ -36,7 +48,7 @@ pub(crate) struct Queue<T> {
     tail: u16,
     /// The tail that the controller was told.
     rung: u16,
-    /// How far the controller has fetched, as it last said.
+    /// How far the controller has fetched, as it last said: a hint (I3).
     head: u16,
     /// The next completion.
     next: u16,
@@ -44,9 +56,13 @@ pub(crate) struct Queue<T> {
     phase: bool,
     /// Completions since the controller was last told of them.
     untold: u16,
-    slots: Box<[Option<T>]>,
-    /// The slots that are not taken.
+    slots: Box<[Slot<T>]>,
+    /// The slots that are neither taken nor kept.
     free: Vec<u16>,
+    order: Order,
+    /// How often a slot was looked at for what is in it.
+    #[cfg(test)]
+    pub(crate) looks: usize,
 }
 
 impl<T> Queue<T> {
@@ -58,7 +74,7 @@ impl<T> Queue<T> {
         assert!(depth >= 2, "a queue of {depth}");
         let commands = Shared::new(memory, usize::from(depth) * COMMAND_BYTES)?;
         let completions = Shared::new(memory, usize::from(depth) * COMPLETION_BYTES)?;
-        let slots = (0..depth - 1).map(|_| None).collect();
+        let slots = (0..depth - 1).map(|_| Slot { what: None, is_kept: false }).collect();
         let free = (0..depth - 1).rev().collect();
         Ok(Self {
             id,
@@ -73,6 +89,9 @@ impl<T> Queue<T> {
             untold: 0,
             slots,
             free,
+            order: Order::new(depth - 1),
+            #[cfg(test)]
+            looks: 0,
         })
     }
 
@@ -86,16 +105,41 @@ impl<T> Queue<T> {
     pub(crate) fn addrs(&self) -> (u64, u64) {
         (self.commands.addr(), self.completions.addr())
     }
-    /// Commands that are out.
+    /// Slots that are taken or kept.
     pub(crate) fn out(&self) -> usize {
         self.slots.len() - self.free.len()
     }
-    pub(crate) fn is_full(&self) -> bool {
-        self.free.is_empty() || self.after(self.tail) == self.head
+    /// Commands that are out.
+    pub(crate) fn commands(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.what.is_some()).count()
     }
-    /// What is out, by its identifier.
-    pub(crate) fn slots(&mut self) -> impl Iterator<Item = (u16, &mut T)> {
-        self.slots.iter_mut().zip(0..).filter_map(|(slot, id)| Some((id, slot.as_mut()?)))
+    pub(crate) fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+    /// The command that is out for longest, since it was pushed or kept, and its identifier.
+    pub(crate) fn oldest(&mut self) -> Option<(u16, &mut T)> {
+        #[cfg(test)]
+        {
+            self.looks += 1;
+        }
+        let id = self.order.first()?;
+        Some((id, self.slots[usize::from(id)].what.as_mut()?))
+    }
+
+    /// Keeps a command's slot from being reused after its completion. The command counts as the newest from now on.
+    pub(crate) fn keep(&mut self, id: u16) {
+        self.slots[usize::from(id)].is_kept = true;
+        self.order.remove(id);
+        self.order.push(id);
+    }
+
+    /// Ends what [`keep`](Self::keep) began.
+    pub(crate) fn release(&mut self, id: u16) {
+        let slot = &mut self.slots[usize::from(id)];
+        if slot.is_kept && slot.what.is_none() {
+            self.free.push(id);
+        }
+        slot.is_kept = false;
     }
 
     fn after(&self, at: u16) -> u16 {
@@ -116,7 +160,8 @@ impl<T> Queue<T> {
         for (word, at) in command.with_id(id).0.into_iter().zip(0..) {
             self.commands.write(usize::from(self.tail) * COMMAND_BYTES + 4 * at, word);
         }
-        self.slots[usize::from(id)] = Some(what);
+        self.slots[usize::from(id)].what = Some(what);
+        self.order.push(id);
         self.tail = self.after(self.tail);
         id
     }
@@ -147,28 +192,24 @@ impl<T> Queue<T> {
         if queue != self.id {
             return Err(self.broken(format!("a completion that names queue {queue}")));
         }
-        if head >= self.depth || self.distance(self.head, head) > self.distance(self.head, self.rung) {
-            let (told, now) = (self.rung, self.head);
-            return Err(self.broken(format!("a completion with head {head}, between {now} and {told} are commands")));
-        }
-        // What it has not fetched is still out; with this command done, so many others are, of those that it was told of.
-        let (unfetched, unrung) = (self.distance(head, self.rung), self.distance(self.rung, self.tail));
-        if usize::from(unfetched) + usize::from(unrung) >= self.out().max(1) {
-            let out = self.out();
-            return Err(
-                self.broken(format!("a completion with head {head}: {unfetched} not fetched, of {out} commands"))
-            );
-        }
-        let Some(what) = self.slots.get_mut(usize::from(id)).and_then(Option::take) else {
+        let slot = self.slots.get_mut(usize::from(id));
+        let Some((what, is_kept)) = slot.and_then(|slot| Some((slot.what.take()?, slot.is_kept))) else {
             return Err(self.broken(format!("a completion of command {id}, which is not out")));
         };
+        self.order.remove(id);
+        if !is_kept {
+            self.free.push(id);
+        }
+        let told = self.distance(self.head, self.rung);
+        let has_wrong_head = head >= self.depth || self.distance(self.head, head) > told;
+        if !has_wrong_head {
+            self.head = head;
+        }
         let answer = self.completions.read(at);
-        self.free.push(id);
-        self.head = head;
         self.next = self.after(self.next);
         self.phase ^= self.next == 0;
         self.untold += 1;
-        Ok(Some(Completed { what, answer, status: Status((last >> 17) as u16) }))
+        Ok(Some(Completed { what, answer, status: Status((last >> 17) as u16), has_wrong_head }))
     }
 
     /// Gives the controller back the room of what was popped.
@@ -192,7 +233,9 @@ impl<T> Queue<T> {
     /// Takes what is out off the slots.
     pub(crate) fn forget(&mut self) -> Vec<T> {
         self.free = (0..self.depth - 1).rev().collect();
-        self.slots.iter_mut().filter_map(Option::take).collect()
+        self.order.clear();
+        self.slots.iter_mut().for_each(|slot| slot.is_kept = false);
+        self.slots.iter_mut().filter_map(|slot| slot.what.take()).collect()
     }
 
     /// Never gives its memory back: see [`Shared::leak`].
