@@ -12,6 +12,8 @@ pub(super) const CHECKS: Path = Path {
         Need::Deb("qemu-utils", &["qemu-img", "--version"]),
         // `nbdinfo` and `nbdcopy`.
         Need::Deb("libnbd-bin", &["nbdcopy", "--version"]),
+        // libnbd in Python: requests that no program sends.
+        Need::Deb("python3-libnbd", &["/usr/bin/python3", "-c", "import nbd"]),
         // Writes over NBD and verifies what it wrote.
         Need::Deb("fio", &["fio", "--version"]),
     ],

@@ -339,7 +339,7 @@ fn requests_that_cannot_be_get_the_protocols_errors() {
         // The connection goes on.
         assert!(matches!(client.request(0, READ, 4096, 4096), Event::Request(_)));
     }
-    // Of a write that is refused, the payload is skipped, whatever is in it.
+    // Of a write that is refused, the payload is skipped, whatever is in it, and then it is answered.
     for (export, flags, at, len, expected) in [
         ("small", 0, MIB, 70, NOSPC),
         ("small", 1 << 9, 0, 70, INVAL),
@@ -350,16 +350,28 @@ fn requests_that_cannot_be_get_the_protocols_errors() {
         let mut client = Client::new(Tls::None);
         client.go(export);
         client.request(flags, WRITE, at, len);
+        let payload = &request_bytes(0, DISC, 0, 0).repeat(3)[..len as usize];
+        if let Some((last, most)) = payload.split_last() {
+            client.send(most);
+            assert!(client.out.is_empty(), "{export} {flags} {at} {len}: it is answered before its payload has come");
+            client.send(&[*last]);
+        }
         assert_eq!(client.simple_error(), expected);
-        client.send(&request_bytes(0, DISC, 0, 0).repeat(3)[..len as usize]);
-        assert!(client.out.is_empty());
         let next = client.request(1, READ, 4096, 4096);
         let expected = Request { command: Command::Read, cookie: COOKIE, at: 4096, len: 4096, fua: true };
         assert_eq!(next, Event::Request(expected));
     }
+    // However long it is.
     let mut client = Client::new(Tls::None);
     client.go("small");
-    assert!(matches!(client.request(0, WRITE, 0, u32::MAX), Event::Violation(_)));
+    client.request(0, WRITE, 0, u32::MAX);
+    let chunk = vec![7; 1 << 20];
+    for at in (0..u64::from(u32::MAX)).step_by(chunk.len()) {
+        assert!(client.out.is_empty() && client.session.owes_bytes(), "after {at} bytes");
+        client.send(&chunk[..chunk.len().min((u64::from(u32::MAX) - at) as usize)]);
+    }
+    assert_eq!(client.simple_error(), INVAL);
+    assert!(!client.session.owes_bytes());
     let mut client = Client::new(Tls::None);
     client.go("small");
     assert!(matches!(client.send(&[0; 28]), Event::Violation(_)));

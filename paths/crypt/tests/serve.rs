@@ -185,6 +185,45 @@ fn nbdcopy_and_qemu_write_what_the_file_then_holds() {
     }
 }
 
+/// Five writes at once, one of them beyond the end, which libnbd sends only where it is told not to look.
+const FIVE: &str = "
+import nbd, sys
+client = nbd.NBD()
+client.set_strict_mode(0)
+client.connect_uri(sys.argv[1])
+size = client.get_size()
+errors = {}
+def note(place):
+    def done(error):
+        errors[place] = error.value
+        return 1
+    return done
+for place, at in enumerate([0, 4096, size, 8192, 12288]):
+    client.aio_pwrite(bytes([7]) * (1 << 20 if at == size else 4096), at, completion=note(place))
+while len(errors) < 5:
+    client.poll(-1)
+assert [errors[place] for place in range(5)] == [0, 0, 28, 0, 0], errors
+assert client.pread(16384, 0) == bytes([7]) * 16384
+client.shutdown()
+";
+
+#[test]
+fn libnbd_has_one_write_refused_among_five() {
+    let Some(bench) = Bench::with(&["/usr/bin/python3"]) else { return };
+    if !bench.run("/usr/bin/python3 -m nbd --version").status.success() {
+        eprintln!("skipped: python3-libnbd is not installed");
+        return;
+    }
+    write(&bench.path("five.py"), FIVE.as_bytes());
+    for way in [Way::Plain, Way::Uring] {
+        bench.file("image", MIB);
+        let setup = Setup { way, ..Setup::new() };
+        let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(MIB, 512), setup) else { continue };
+        bench.ok(&format!("/usr/bin/python3 five.py {}", served.uri()));
+        served.stop();
+    }
+}
+
 #[test]
 fn cryptsetup_decrypts_what_was_written_through_the_server() {
     let Some(bench) = Bench::with(&["cryptsetup", "nbdcopy"]) else { return };
@@ -308,10 +347,7 @@ fn what_comes_while_it_stops_is_answered_so() {
             let mut rest = vec![7; 4096];
             for (number, payload) in [(command::READ, 0), (command::WRITE, 512), (command::FLUSH, 0)] {
                 let (len, cookie) = (if number == command::FLUSH { 0 } else { 512u32 }, u64::from(number) + 100);
-                rest.extend(0x2560_9513u32.to_be_bytes());
-                rest.extend(
-                    [&[0, 0], &number.to_be_bytes()[..], &cookie.to_be_bytes(), &[0; 8], &len.to_be_bytes()].concat(),
-                );
+                rest.extend(header(number, 0, cookie, 0, len));
                 rest.extend(vec![9; payload]);
             }
             std::io::Write::write_all(&mut client.0, &rest).unwrap();

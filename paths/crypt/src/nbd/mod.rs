@@ -5,7 +5,8 @@
 //! be answered collects in a buffer that it passes in, and what is to be *done* comes back as an [`Event`]:
 //! - Negotiation is answered here, all of it.
 //! - A request that cannot be (beyond the end, unknown flags, unaligned, a write to what is read-only) is answered here
-//!   with the protocol's error; a write's payload is skipped.
+//!   with the protocol's error. A write's payload is skipped first: clients know a write's cookie once they have sent all of
+//!   it, and take an earlier answer for one to nothing that they asked.
 //! - What is left is [`Event::Request`]: it is in order, and the data path does it. The payload of a write has not been
 //!   read: `len` bytes of the stream are the data path's, which reads them straight into its pages, before it feeds on.
 //!   When it is done, in any order, it writes a reply with [`Replies`].
@@ -142,10 +143,12 @@ enum State {
     Requests {
         export: usize,
     },
-    /// The payload of a write that was refused.
+    /// The payload of a write that is refused. It is answered behind the last byte.
     SkipPayload {
         export: usize,
-        left: u64,
+        left: u32,
+        cookie: u64,
+        fault: Fault,
     },
     Closed,
 }
@@ -177,11 +180,10 @@ impl Session {
                 }
                 return (taken as usize, Event::Continue);
             }
-            State::SkipPayload { export, left } => {
-                let taken = left.min(input.len() as u64);
-                let left = left - taken;
-                self.state = if left > 0 { State::SkipPayload { export, left } } else { State::Requests { export } };
-                return (taken as usize, Event::Continue);
+            State::SkipPayload { export, left, cookie, fault } => {
+                let taken = (left as usize).min(input.len());
+                self.skip_payload(export, left - taken as u32, cookie, fault, out);
+                return (taken, Event::Continue);
             }
             State::ClientFlags => 4,
             State::OptionHeader => negotiate::OPTION_HEADER,
@@ -210,12 +212,23 @@ impl Session {
         self.agreed = Agreed { is_encrypted: true, no_zeroes: self.agreed.no_zeroes, ..Agreed::default() };
     }
 
-    /// Answers a request, which was handed out last, with an error; a write's payload is skipped.
+    /// Answers a request, which was handed out last, with an error; a write once its payload has been fed, and skipped.
     pub fn refuse(&mut self, request: &Request, fault: Fault, out: &mut Vec<u8>) {
-        if let (State::Requests { export }, Command::Write) = (self.state, request.command) {
-            self.state = State::SkipPayload { export, left: u64::from(request.len) };
+        match (self.state, request.command) {
+            (State::Requests { export }, Command::Write) => {
+                self.skip_payload(export, request.len, request.cookie, fault, out);
+            }
+            _ => self.replies().error(request.cookie, fault, out),
         }
-        self.replies().error(request.cookie, fault, out);
+    }
+
+    /// So many bytes of a refused write's payload are still to come. Nothing of them is kept, so it may be any number.
+    fn skip_payload(&mut self, export: usize, left: u32, cookie: u64, fault: Fault, out: &mut Vec<u8>) {
+        self.state = State::SkipPayload { export, left, cookie, fault };
+        if left == 0 {
+            self.state = State::Requests { export };
+            self.replies().error(cookie, fault, out);
+        }
     }
 
     /// The server ends: all further options are answered with that. Requests are not: see [`Session::refuse`].

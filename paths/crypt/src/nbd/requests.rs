@@ -1,6 +1,6 @@
 //! The transmission phase: requests, looked at until they are in order.
 use super::replies::Fault;
-use super::{Event, Export, MAX_PAYLOAD, Session, State};
+use super::{Event, Export, MAX_PAYLOAD, Session};
 
 const MAGIC: u32 = 0x2560_9513;
 /// Magic, flags, type, cookie, offset, length.
@@ -96,16 +96,10 @@ impl Session {
         match check(export, self.agreed.allocation.is_some(), given, kind, at, len) {
             Ok(command) => Event::Request(Request { command, cookie, at, len, fua: given & flag::FUA != 0 }),
             Err(fault) => {
-                if kind == kind::WRITE {
-                    if u64::from(len) > super::MAX_SKIPPED + u64::from(MAX_PAYLOAD) {
-                        return Event::Violation("a write is longer than any that is taken");
-                    }
-                    self.state = match len {
-                        0 => State::Requests { export: number },
-                        _ => State::SkipPayload { export: number, left: u64::from(len) },
-                    };
+                match kind {
+                    kind::WRITE => self.skip_payload(number, len, cookie, fault, out),
+                    _ => self.replies().error(cookie, fault, out),
                 }
-                self.replies().error(cookie, fault, out);
                 Event::Continue
             }
         }

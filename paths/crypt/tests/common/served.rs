@@ -179,6 +179,19 @@ pub(crate) mod command {
 }
 pub(crate) const FUA: u16 = 1;
 
+/// What a request begins with.
+pub(crate) fn header(command: u16, flags: u16, cookie: u64, at: u64, len: u32) -> Vec<u8> {
+    let header = [
+        &0x2560_9513u32.to_be_bytes()[..],
+        &flags.to_be_bytes(),
+        &command.to_be_bytes(),
+        &cookie.to_be_bytes(),
+        &at.to_be_bytes(),
+        &len.to_be_bytes(),
+    ];
+    header.concat()
+}
+
 /// A client past negotiation, with simple replies.
 pub(crate) struct Client<S = UnixStream>(pub(crate) S);
 
@@ -212,15 +225,7 @@ impl<S: Read + Write> Client<S> {
     }
 
     pub(crate) fn send(&mut self, command: u16, flags: u16, cookie: u64, at: u64, len: u32) {
-        let header = [
-            &0x2560_9513u32.to_be_bytes()[..],
-            &flags.to_be_bytes(),
-            &command.to_be_bytes(),
-            &cookie.to_be_bytes(),
-            &at.to_be_bytes(),
-            &len.to_be_bytes(),
-        ];
-        self.0.write_all(&header.concat()).unwrap();
+        self.0.write_all(&header(command, flags, cookie, at, len)).unwrap();
     }
 
     /// Waits until the server has said all that it had to say, which was nothing.
