@@ -268,6 +268,34 @@ fn what_the_disk_refuses_is_told_to_whom_it_concerns() {
 }
 
 #[test]
+fn a_failed_durable_write_fails_no_flush_and_a_failed_flush_fails_those_of_all() {
+    on_disk(|disk, _, served, way| {
+        let mut clients = [(); 3].map(|()| Client::connect(&served));
+        for len in [512, 300 << 10, 2 << 20] {
+            disk.with(|state| state.write_fails = Some(EIO));
+            assert_eq!(clients[0].write(0, &pattern(len), FUA), Err(EIO), "{way:?}, {len}");
+            assert_eq!(clients[0].ask(command::WRITE_ZEROES, FUA, 0, len as u32), Err(EIO), "{way:?}, {len}");
+            disk.with(|state| state.write_fails = None);
+            for client in &mut clients {
+                assert_eq!(client.ask(command::FLUSH, 0, 0, 0), Ok(()), "{way:?}, {len}: the failure was another's");
+                assert_eq!(client.write(8192, &[1; 4096], FUA), Ok(()), "{way:?}, {len}");
+            }
+        }
+        // One client's flush is for what all have written. The system tells of a failure once.
+        clients[1].write(0, &[2; 4096], 0).unwrap();
+        disk.with(|state| state.sync_fails = Some(EIO));
+        assert_eq!(clients[0].ask(command::FLUSH, 0, 0, 0), Err(EIO), "{way:?}");
+        disk.with(|state| state.sync_fails = None);
+        let later = Client::connect(&served);
+        for client in clients.iter_mut().chain(&mut [later]) {
+            assert_eq!(client.ask(command::FLUSH, 0, 0, 0), Err(EIO), "{way:?}: the write is still not on the disk");
+        }
+        drop(clients);
+        assert!(served.try_stop().is_err(), "{way:?}");
+    });
+}
+
+#[test]
 fn what_finds_no_room_was_not_promised() {
     on_disk(|disk, _, served, way| {
         let mut client = Client::connect(&served);

@@ -139,7 +139,7 @@ impl VolumeFile {
     fn write_alone(&self, at: u64, plain: &[u8]) -> io::Result<usize> {
         let secret = self.path.encrypted(at, plain.len(), std::iter::once(plain), Patience::Wait).map_err(said)?;
         let secret = secret.ok_or(io::ErrorKind::OutOfMemory)?;
-        let (secret, result) = self.step(Todo::Write { durable: false }, at, secret);
+        let (secret, result) = self.step(Todo::Write, at, secret);
         self.path.memory.give_back(secret);
         result.map(|()| plain.len())
     }

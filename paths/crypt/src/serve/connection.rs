@@ -408,7 +408,7 @@ impl Connection {
 
     fn begin(&mut self, request: Request, context: &mut Context<'_>) {
         let in_file = context.path.in_file(request.at);
-        if matches!(request.command, Command::Flush | Command::Trim | Command::BlockStatus { .. }) {
+        if matches!(request.command, Command::Trim | Command::BlockStatus { .. }) {
             self.turn_left = self.turn_left.saturating_sub(CALL);
         }
         match request.command {
@@ -450,7 +450,7 @@ impl Connection {
     fn submit(&mut self, todo: Todo, at: u64, buffer: Buffer, flight: usize, context: &mut Context<'_>) {
         self.steps += 1;
         self.bytes += buffer.len();
-        let least = if todo == (Todo::Write { durable: true }) { CALL } else { STEP };
+        let least = if todo == Todo::Sync { CALL } else { STEP };
         self.turn_left = self.turn_left.saturating_sub(buffer.len().max(least));
         let op = Op { todo, at, buffer, done: 0, is_plain: false, tag: (self.number, flight) };
         if let Some(done) = context.engine.submit(context.path, op) {
@@ -470,16 +470,15 @@ impl Connection {
             return self.slow_part_done(op, result, path);
         }
         let number = op.tag.1;
-        let todo = op.todo;
-        let follows = self.flights.step_done(number, op, result, path);
-        if follows && matches!(todo, Todo::Punch { .. }) {
-            return self.submit(Todo::Sync, 0, Buffer::none(), number, context);
-        }
-        self.answer_if_done(number);
+        self.flights.step_done(number, op, result, path);
+        self.answer_if_done(number, context);
     }
 
-    /// Answers a request whose steps are done.
-    fn answer_if_done(&mut self, number: usize) {
+    /// Answers a request whose steps are done; what is to be durable takes one more, behind all the others.
+    fn answer_if_done(&mut self, number: usize, context: &mut Context<'_>) {
+        if self.flights.begin_sync(number) {
+            return self.submit(Todo::Sync, 0, Buffer::none(), number, context);
+        }
         let Some(flight) = self.flights.take_done(number) else { return };
         let (replies, request) = (self.session.replies(), flight.request);
         match (flight.fault, request.command) {

@@ -1,15 +1,16 @@
 //! The file or block device under a volume, and the two ways to it: system calls that return when it is done, and a ring.
 //!
 //! Invariant: once what was answered may be lost, nothing is said to be durable any more (D1). The system tells of what it
-//! could not write back once, to whoever asks first; those who ask later lost data just the same. Which failures are of that
-//! kind:
-//! - A failed sync is: what it was to bring to the disk had been answered.
-//! - A failed write is not. Its client is told, and nobody was promised anything.
-//! - A failed write that was to be durable is both in one call. Where there was no room, `refuses_to_write` tells which part has
-//!   failed; any other error is taken for the sync's.
+//! could not write back once, to whoever asks first; those who ask later lost data just the same. So a failed sync fails all
+//! later ones: what it was to bring to the disk had been answered, and is not there. A failed write fails nobody else: its
+//! client is told, and nobody was promised anything.
+//!
+//! What is to be durable is therefore written, and then synced. One call for both (`RWF_DSYNC`) would not say which of them has
+//! failed, and through the page cache it would take the system's only word of what others have lost.
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -21,6 +22,7 @@ use super::buffer::{Buffer, Origin};
 use super::crew::Help;
 use super::path::DataPath;
 use super::ring::Ring;
+use super::syncs::Syncs;
 
 /// The most runs that the system takes with one call (UIO_MAXIOV).
 pub(super) const ENTRIES: usize = 1024;
@@ -45,10 +47,7 @@ pub enum Way {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Todo {
     Read,
-    /// On the disk when it is done, if it is `durable`.
-    Write {
-        durable: bool,
-    },
+    Write,
     /// All that was written before is on the disk when it is done.
     Sync,
     /// Makes a hole of so many bytes.
@@ -81,6 +80,8 @@ pub struct Disk {
     file: File,
     is_direct: bool,
     has_failed: AtomicBool,
+    /// A sync that begins behind one that fails must not succeed.
+    pub(super) syncs: Arc<Syncs>,
 }
 
 impl Disk {
@@ -88,7 +89,7 @@ impl Disk {
     /// system's page cache is passed by, if the file system lets it.
     #[must_use]
     pub fn new(file: File, offset: u64, block: usize, buffered: bool) -> Self {
-        let mut disk = Self { file, is_direct: false, has_failed: AtomicBool::new(false) };
+        let mut disk = Self { file, is_direct: false, has_failed: AtomicBool::new(false), syncs: Arc::default() };
         disk.is_direct = !buffered && disk.go_direct(offset, block).is_ok();
         disk
     }
@@ -134,15 +135,11 @@ impl Disk {
 
     /// Notes what a step has come to (D1).
     pub(super) fn judge(&self, op: &Op, result: io::Result<()>) -> io::Result<()> {
-        let is_durable_write = op.todo == Todo::Write { durable: true };
-        if op.todo != Todo::Sync && !is_durable_write {
+        if op.todo != Todo::Sync {
             return result;
         }
-        if let Err(error) = &result
-            && !(is_durable_write && is_want_of_room(error) && self.refuses_to_write(op))
-        {
-            // Relaxed: the flag alone is read, and whoever is told later is told through a socket.
-            self.has_failed.store(true, Relaxed);
+        if result.is_err() {
+            self.note_failure();
         }
         match self.has_failed.load(Relaxed) {
             true => result.and(Err(io::Error::other("the disk has lost what was written"))),
@@ -150,14 +147,9 @@ impl Disk {
         }
     }
 
-    /// Whether it was the write that found no room, in a call that writes and makes durable: then it finds none without the
-    /// second part either. If it does, what found none was the writing back, of who knows what.
-    #[cold]
-    fn refuses_to_write(&self, op: &Op) -> bool {
-        let mut vector = Vec::new();
-        op.buffer.window(op.done, ENTRIES, &mut vector);
-        let again = retried(|| Ok(rustix::io::pwritev(&self.file, &vector, op.at + op.done as u64)?));
-        again.is_err_and(|error| is_want_of_room(&error))
+    fn note_failure(&self) {
+        // Relaxed: the flag alone is read, and whoever is told later is told through a socket.
+        self.has_failed.store(true, Relaxed);
     }
 
     /// Where the data, or the hole, at `at` ends, and whether it is a hole.
@@ -176,10 +168,19 @@ impl Disk {
         Ok((hole.clamp(at + 1, end), false))
     }
 
+    fn sync_data(&self) -> io::Result<()> {
+        let _turn = self.syncs.wait();
+        let result = retried(|| self.file.sync_data());
+        if result.is_err() {
+            self.note_failure();
+        }
+        result
+    }
+
     /// Returns when all that was written is on the disk.
     pub(super) fn sync(&self) -> io::Result<()> {
         let op = Op { todo: Todo::Sync, at: 0, buffer: Buffer::none(), done: 0, is_plain: false, tag: (0, 0) };
-        self.judge(&op, self.file.sync_data())
+        self.judge(&op, self.sync_data())
     }
 }
 
@@ -300,7 +301,7 @@ pub(super) fn plain_step(path: &DataPath, mut op: Op) -> Done {
 fn step(path: &DataPath, op: &mut Op) -> io::Result<()> {
     let disk = &path.disk;
     match op.todo {
-        Todo::Sync => disk.file.sync_data(),
+        Todo::Sync => disk.sync_data(),
         Todo::Punch { len } => {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             Ok(rustix::fs::fallocate(&disk.file, flags, op.at, len)?)
@@ -321,17 +322,11 @@ fn step(path: &DataPath, op: &mut Op) -> io::Result<()> {
             }
             Ok(())
         }
-        Todo::Write { durable } => {
-            let flags = if durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+        Todo::Write => {
             while op.done < op.buffer.len() {
                 let mut vector: Vec<IoSlice<'_>> = Vec::new();
                 op.buffer.window(op.done, ENTRIES, &mut vector);
-                let at = op.at + op.done as u64;
-                let written = match durable {
-                    true => rustix::io::pwritev2(&disk.file, &vector, at, flags)?,
-                    false => rustix::io::pwritev(&disk.file, &vector, at)?,
-                };
-                match written {
+                match rustix::io::pwritev(&disk.file, &vector, op.at + op.done as u64)? {
                     0 => return Err(io::ErrorKind::WriteZero.into()),
                     n => op.done += n,
                 }

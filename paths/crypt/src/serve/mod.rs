@@ -10,7 +10,7 @@
 //! disk of its own. A `connection` is one client's state; it feeds [`crate::nbd`] and moves bytes by `socket`, with `tls` or without, and `outbox`.
 //! [`DataPath`] encrypts and decrypts between the buffers of [`Memory`]; `disk` and `ring` read and write them.
 //!
-//! `crew` are threads that help with long reads, and `requests` what is under way. What is no NBD client, a mount, asks
+//! `crew` are threads that help with long reads, `syncs` lets one sync at a time begin, and `requests` is what is under way. What is no NBD client, a mount, asks
 //! by `calls`.
 //!
 //! Locks: a worker holds none while it waits, but in the pool, whose own rules are in `memory`. A caller of [`VolumeFile`]
@@ -29,6 +29,7 @@ mod requests;
 mod ring;
 mod server;
 mod socket;
+mod syncs;
 mod tls;
 mod worker;
 

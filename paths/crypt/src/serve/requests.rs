@@ -5,7 +5,7 @@ use super::buffer::Buffer;
 use super::disk::{Op, Todo, is_want_of_room};
 use super::memory::Memory;
 use super::path::DataPath;
-use crate::nbd::{Fault, Request};
+use crate::nbd::{Command, Fault, Request};
 
 /// A request under way.
 #[derive(Debug)]
@@ -16,10 +16,18 @@ pub(super) struct Flight {
     pub(super) fault: Option<Fault>,
     /// Steps on the disk.
     left: usize,
+    /// One of them has still to bring to the disk what the others do.
+    owes_sync: bool,
     /// No more steps will come.
     has_begun_all: bool,
     /// Nobody is to be answered.
     is_abandoned: bool,
+}
+
+impl Flight {
+    fn is_done(&self) -> bool {
+        self.left == 0 && self.has_begun_all
+    }
 }
 
 /// One connection's requests.
@@ -36,8 +44,16 @@ impl Flights {
 
     /// A new one with `steps` to come; all of them if `is_all`.
     pub(super) fn open(&mut self, request: Request, steps: usize, is_all: bool) -> usize {
-        let flight =
-            Flight { request, parts: Vec::new(), fault: None, left: steps, has_begun_all: is_all, is_abandoned: false };
+        let writes = matches!(request.command, Command::Write | Command::WriteZeroes | Command::Trim);
+        let flight = Flight {
+            request,
+            parts: Vec::new(),
+            fault: None,
+            left: steps,
+            owes_sync: request.fua && writes,
+            has_begun_all: is_all,
+            is_abandoned: false,
+        };
         match self.free.pop() {
             Some(number) => {
                 self.slots[number] = Some(flight);
@@ -75,8 +91,19 @@ impl Flights {
         let _ = self.take_done(number);
     }
 
-    /// A step is done. True if another one has to follow it, which is counted: what was discarded is to be durable.
-    pub(super) fn step_done(&mut self, number: usize, mut op: Op, result: io::Result<()>, path: &DataPath) -> bool {
+    /// True if a step has to follow, which is counted: what all the others have done is to be durable. A step of its own, so
+    /// that it is known what has failed: to write it, which concerns its client, or to bring it to the disk, which concerns all.
+    pub(super) fn begin_sync(&mut self, number: usize) -> bool {
+        let flight = self.get(number);
+        let begins = flight.owes_sync && flight.is_done() && flight.fault.is_none() && !flight.is_abandoned;
+        if begins {
+            (flight.owes_sync, flight.left) = (false, 1);
+        }
+        begins
+    }
+
+    /// A step is done.
+    pub(super) fn step_done(&mut self, number: usize, mut op: Op, result: io::Result<()>, path: &DataPath) {
         let flight = self.get(number);
         flight.left -= 1;
         let result = match (op.todo, result) {
@@ -100,21 +127,17 @@ impl Flights {
                         flight.parts.resize_with(index + 1, || None);
                     }
                     flight.parts[index] = Some(op.buffer);
-                    return false;
+                    return;
                 }
                 Err(_) => flight.fault = Some(Fault::Io),
             }
         }
         path.memory.give_back(op.buffer);
-        let follows = matches!(op.todo, Todo::Punch { .. }) && flight.request.fua && flight.fault.is_none();
-        flight.left += usize::from(follows);
-        follows
     }
 
     /// Removes a request whose steps are done. None while some are not, and for one that nobody waits for.
     pub(super) fn take_done(&mut self, number: usize) -> Option<Flight> {
-        let flight = self.get(number);
-        if flight.left > 0 || !flight.has_begun_all {
+        if !self.get(number).is_done() {
             return None;
         }
         self.free.push(number);

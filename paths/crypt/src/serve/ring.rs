@@ -2,18 +2,21 @@
 //!
 //! Invariants: the kernel may touch a step's buffer and vector from `push` until its completion has been taken, and
 //! nobody else does (R1). A ring that is dropped waits for what is on its way; if it cannot, it leaks those buffers (R2).
+//! Syncs that wait for their turn go with one call when it comes, and what becomes of that is told to all of them.
 //! The allocator's arenas are registered where the system lets us: then a step whose buffer is one run is done without the
 //! kernel looking up its pages each time.
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 use rustix::fd::FromRawFd;
 
 use super::disk::{Disk, Done, ENTRIES, Op, Todo};
+use super::syncs::Turn;
 
 /// Places in the ring; what is beyond waits here.
 const PLACES: usize = 256;
@@ -25,10 +28,15 @@ pub(super) struct Ring {
     free: Vec<usize>,
     /// Slots whose step is to be pushed.
     ready: VecDeque<usize>,
+    /// Slots of syncs that wait for their turn.
+    syncs: VecDeque<usize>,
+    /// The sync that the kernel has, and the slots of others that are done when it is.
+    turn: Option<Turn>,
+    along: Vec<usize>,
     /// Steps that the kernel has.
     pushed: usize,
-    /// Becomes readable when something is done.
-    event: OwnedFd,
+    /// Becomes readable when something is done, or a sync's turn has come.
+    event: Arc<OwnedFd>,
     /// The arenas that are registered, in their order.
     registered: Vec<Range<usize>>,
 }
@@ -51,7 +59,7 @@ impl Ring {
         let event = match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
             -1 => return Err(io::Error::last_os_error()),
             // SAFETY: it was just made, and is nobody else's.
-            fd => unsafe { OwnedFd::from_raw_fd(fd) },
+            fd => Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }),
         };
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         let buffers: Vec<_> = arenas
@@ -65,7 +73,8 @@ impl Ring {
         // kernel writes to there it writes for steps alone.
         let registered = unsafe { ring.submitter().register_buffers(&buffers) }.map(|()| arenas.to_vec());
         let registered = registered.unwrap_or_default();
-        Ok(Self { ring, slots: Vec::new(), free: Vec::new(), ready: VecDeque::new(), pushed: 0, event, registered })
+        let (slots, free, ready, syncs, along) = (Vec::new(), Vec::new(), VecDeque::new(), VecDeque::new(), Vec::new());
+        Ok(Self { ring, slots, free, ready, syncs, turn: None, along, pushed: 0, event, registered })
     }
 
     /// Whether the arenas are registered.
@@ -78,7 +87,7 @@ impl Ring {
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.pushed + self.ready.len()
+        self.pushed + self.ready.len() + self.syncs.len() + self.along.len()
     }
 
     pub(super) fn submit(&mut self, disk: &Disk, op: Op) {
@@ -86,13 +95,30 @@ impl Ring {
             self.slots.push(Slot::default());
             self.slots.len() - 1
         });
+        let is_sync = op.todo == Todo::Sync;
         self.slots[number].op = Some(op);
-        self.ready.push_back(number);
+        match is_sync {
+            true => self.syncs.push_back(number),
+            false => self.ready.push_back(number),
+        }
         self.push(disk);
+    }
+
+    /// Begins the syncs that wait, if it is their turn.
+    fn begin_syncs(&mut self, disk: &Disk) {
+        if self.syncs.is_empty() || self.turn.is_some() {
+            return;
+        }
+        self.turn = disk.syncs.try_begin(&self.event);
+        if self.turn.is_some() {
+            self.ready.extend(self.syncs.pop_front());
+            self.along.extend(self.syncs.drain(..));
+        }
     }
 
     /// Puts steps into the ring while it has places.
     fn push(&mut self, disk: &Disk) {
+        self.begin_syncs(disk);
         while self.pushed < PLACES {
             let Some(number) = self.ready.pop_front() else { return };
             let entry = self.slots[number].entry(disk, &self.registered).user_data(number as u64);
@@ -132,21 +158,35 @@ impl Ring {
         let mut count = [0u8; 8];
         // Empty or not: the completions are looked at in any case.
         let _ = rustix::io::read(&self.event, &mut count);
-        while let Some(completion) = self.ring.completion().next() {
+        loop {
+            let next = self.ring.completion().next();
+            let Some(completion) = next else { break };
             let (number, result) = (completion.user_data() as usize, completion.result());
             self.slots[number].is_pushed = false;
             self.pushed -= 1;
             match self.slots[number].advance(result) {
                 None => self.ready.push_back(number),
                 Some(result) => {
-                    let Some(op) = self.slots[number].op.take() else { unreachable!("slot {number} was pushed empty") };
-                    self.free.push(number);
-                    let result = disk.judge(&op, result);
-                    done.push((op, result));
+                    if self.finish(number, result, disk, done) == Todo::Sync {
+                        // Noted: another one may begin.
+                        self.turn = None;
+                        for number in std::mem::take(&mut self.along) {
+                            self.finish(number, Ok(()), disk, done);
+                        }
+                    }
                 }
             }
         }
         self.push(disk);
+    }
+
+    fn finish(&mut self, number: usize, result: io::Result<()>, disk: &Disk, done: &mut Vec<Done>) -> Todo {
+        let Some(op) = self.slots[number].op.take() else { unreachable!("slot {number} was pushed empty") };
+        let todo = op.todo;
+        self.free.push(number);
+        let result = disk.judge(&op, result);
+        done.push((op, result));
+        todo
     }
 }
 
@@ -172,7 +212,7 @@ impl Slot {
                 };
                 self.vector.extend(window.iter_mut().map(entry));
             }
-            Todo::Write { .. } => {
+            Todo::Write => {
                 let mut window = Vec::new();
                 op.buffer.window(op.done, ENTRIES, &mut window);
                 let entry = |slice: &io::IoSlice<'_>| libc::iovec {
@@ -182,7 +222,6 @@ impl Slot {
                 self.vector.extend(window.iter().map(entry));
             }
         }
-        let dsync = if op.todo == (Todo::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
         if let [only] = self.vector[..] {
             let start = only.iov_base as usize;
             let inside = |arena: &Range<usize>| arena.contains(&start) && start + only.iov_len <= arena.end;
@@ -190,14 +229,14 @@ impl Slot {
             if let Some(index) = registered.iter().position(inside) {
                 return match op.todo {
                     Todo::Read => opcode::ReadFixed::new(file, base, len, index as u16).offset(at).build(),
-                    _ => opcode::WriteFixed::new(file, base, len, index as u16).offset(at).rw_flags(dsync).build(),
+                    _ => opcode::WriteFixed::new(file, base, len, index as u16).offset(at).build(),
                 };
             }
         }
         let (first, entries) = (self.vector.as_ptr(), self.vector.len() as u32);
         match op.todo {
             Todo::Read => opcode::Readv::new(file, first, entries).offset(at).build(),
-            _ => opcode::Writev::new(file, first, entries).offset(at).rw_flags(dsync).build(),
+            _ => opcode::Writev::new(file, first, entries).offset(at).build(),
         }
     }
 
@@ -212,7 +251,7 @@ impl Slot {
         match op.todo {
             Todo::Sync | Todo::Punch { .. } => return Some(Ok(())),
             Todo::Read if result == 0 => return Some(Err(io::ErrorKind::UnexpectedEof.into())),
-            Todo::Write { .. } if result == 0 => return Some(Err(io::ErrorKind::WriteZero.into())),
+            Todo::Write if result == 0 => return Some(Err(io::ErrorKind::WriteZero.into())),
             _ => op.done += result as usize,
         }
         (op.done == op.buffer.len()).then_some(Ok(()))
@@ -238,5 +277,53 @@ impl Drop for Ring {
                 self.pushed -= 1;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::buffer::Buffer;
+    use crate::serve::fixture::path;
+
+    /// The first one's failure would be told to it alone, and the second must not have succeeded before that is seen.
+    #[test]
+    fn a_sync_begins_when_what_came_of_the_one_before_is_known() {
+        let (Ok(mut first), Ok(mut second)) = (Ring::new(&[]), Ring::new(&[])) else {
+            println!("skipped: the system refuses io_uring");
+            return;
+        };
+        let path = path(16, 16);
+        let sync = |request| Op {
+            todo: Todo::Sync,
+            at: 0,
+            buffer: Buffer::none(),
+            done: 0,
+            is_plain: false,
+            tag: (0, request),
+        };
+        let is_woken = |ring: &Ring| {
+            let mut fds = [rustix::event::PollFd::new(&*ring.event, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 600, tv_nsec: 0 })).unwrap() == 1
+        };
+        first.submit(&path.disk, sync(0));
+        let mut done = Vec::new();
+        for request in 0..3 {
+            second.submit(&path.disk, sync(request));
+            second.reap(&path.disk, &mut done).unwrap();
+        }
+        assert_eq!((second.in_flight(), second.pushed, done.len()), (3, 0, 0));
+        path.disk.judge(&sync(0), Err(io::Error::from_raw_os_error(libc::EIO))).unwrap_err();
+        while first.in_flight() > 0 {
+            first.reap(&path.disk, &mut done).unwrap();
+        }
+        assert!(is_woken(&second), "its turn has come");
+        second.push(&path.disk);
+        assert_eq!((second.in_flight(), second.pushed), (3, 1), "one call for all three");
+        while second.in_flight() > 0 {
+            second.reap(&path.disk, &mut done).unwrap();
+        }
+        assert_eq!(done.len(), 4);
+        assert!(done.iter().all(|(_, result)| result.is_err()), "{done:?}");
     }
 }

@@ -131,7 +131,7 @@ impl Connection {
             match secret {
                 Ok(Some(secret)) => {
                     self.flights.more(flight);
-                    self.submit(Todo::Write { durable: request.fua }, path.in_file(at), secret, flight, context);
+                    self.submit(Todo::Write, path.in_file(at), secret, flight, context);
                 }
                 Ok(None) => {
                     self.current = Some(Current::Write { request, flight, done, part });
@@ -146,7 +146,7 @@ impl Connection {
             done += count;
         }
         self.flights.all_begun(flight);
-        self.answer_if_done(flight);
+        self.answer_if_done(flight, context);
         None
     }
 
@@ -169,7 +169,7 @@ impl Connection {
                 match taken(&mut self.stalled, context, |patience| path.encrypted_zeroes(at, count, patience)) {
                     Ok(Some(secret)) => {
                         self.flights.more(flight);
-                        self.submit(Todo::Write { durable: request.fua }, path.in_file(at), secret, flight, context);
+                        self.submit(Todo::Write, path.in_file(at), secret, flight, context);
                         done += count;
                         None
                     }
@@ -187,7 +187,7 @@ impl Connection {
             }
         }
         self.flights.all_begun(flight);
-        self.answer_if_done(flight);
+        self.answer_if_done(flight, context);
         None
     }
 }
