@@ -1,7 +1,8 @@
 //! `pagemill crypt serve` as a process: what was flushed survives it, signals end it, and what it refuses.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
@@ -9,9 +10,14 @@ use crate::common::{Folder, PROGRAM, until};
 
 const BYTES: usize = 4 << 20;
 
+/// A volume of [`BYTES`].
 fn format(folder: &Folder) {
+    format_file_of(folder, "20M");
+}
+
+fn format_file_of(folder: &Folder, size: &str) {
     folder.file("key", &[7; 32]);
-    let args = "crypt format volume --size 20M --key-file key --kdf pbkdf2 --kdf-iterations 1000";
+    let args = format!("crypt format volume --size {size} --key-file key --kdf pbkdf2 --kdf-iterations 1000");
     let made = folder.run(Command::new(PROGRAM).args(args.split(' ')));
     assert_eq!(made.code, Some(0), "{}", made.stderr);
 }
@@ -103,6 +109,43 @@ fn signals_end_it_and_its_socket_goes() {
         let first = child.first_line();
         assert!(first.contains("serving 4194304 bytes at") && first.contains("3 threads"), "{first}");
     }
+}
+
+/// What was copied by then was answered, and every later write is refused, in words that libnbd understands.
+#[test]
+fn a_copy_that_meets_sigterm_is_told_so_and_keeps_its_connections() {
+    if !has_nbdcopy() {
+        return;
+    }
+    let folder = Folder::new();
+    format_file_of(&folder, "80M");
+    let volume = File::open(folder.path("volume")).unwrap();
+    let mut is_told = false;
+    for round in 0..5 {
+        // Another one each time, so that a write shows.
+        folder.file("raw", &vec![round + 1; 16 * BYTES]);
+        let sector = || {
+            let mut bytes = [0; 512];
+            volume.read_exact_at(&mut bytes, 20 << 20).unwrap();
+            bytes
+        };
+        let before = sector();
+        let mut server = serve(&folder, &["--threads", "2", "--io", if round % 2 == 0 { "auto" } else { "plain" }]);
+        let mut copy = Command::new("nbdcopy");
+        copy.args(["--connections=4", "raw", &uri(&folder)]).current_dir(folder.path(""));
+        let mut copy = Serving(copy.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+        until("a write", || sector() != before || copy.0.try_wait().unwrap().is_some());
+        // SAFETY: a signal to a child that has not been waited for.
+        unsafe { libc::kill(server.0.id() as i32, libc::SIGTERM) };
+        let mut said = String::new();
+        copy.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let is_whole = copy.0.wait().unwrap().success();
+        assert_eq!(server.0.wait().unwrap().code(), Some(0), "round {round}");
+        assert!(!said.contains("cookie"), "round {round}: {said}");
+        is_told |= is_whole || said.contains("Cannot send after transport endpoint shutdown");
+    }
+    // Not each time: a copy that gets no processor for a second is taken for silent.
+    assert!(is_told, "its connections ended without a word");
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! A volume served: what clients write is what they and the file have, by every way to the disk and form of memory.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::thread;
 
 use crate::common::served::*;
@@ -362,6 +366,88 @@ fn what_comes_while_it_stops_is_answered_so() {
         });
         let contents = plain_contents(&file, 512);
         assert!(contents[..8192] == [7; 8192] && contents[8192..].iter().all(|&byte| byte == 0), "{way:?}");
+    }
+}
+
+/// Bytes of a write under load, and how many places of that length a client writes to: more than it has on the disk at once.
+const EACH: usize = 40 << 10;
+const PLACES: u64 = 256;
+
+/// Writes from `at` on until a write is refused, and says goodbye when the last one is answered: the errors, by cookie.
+/// The last byte of each write goes together with the next header, so that something of the client's is always begun.
+fn write_until_refused(mut client: Client, at: u64, answered: &AtomicUsize) -> Vec<u32> {
+    let (whole, total, is_refused) = (AtomicU64::new(0), AtomicU64::new(u64::MAX), AtomicBool::new(false));
+    let mut writer = client.0.try_clone().unwrap();
+    let next = |cookie| header(command::WRITE, 0, cookie, at + cookie % PLACES * EACH as u64, EACH as u32);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            writer.write_all(&next(0)).unwrap();
+            for cookie in 0.. {
+                let byte = cookie as u8;
+                writer.write_all(&[byte; EACH - 1]).unwrap();
+                let is_last = is_refused.load(SeqCst);
+                if is_last {
+                    total.store(cookie + 1, SeqCst);
+                }
+                whole.store(cookie + 1, SeqCst);
+                let then = if is_last { header(command::DISCONNECT, 0, 0, 0, 0) } else { next(cookie + 1) };
+                writer.write_all(&[&[byte], &then[..]].concat()).unwrap();
+                if is_last {
+                    return;
+                }
+            }
+        });
+        let mut errors = BTreeMap::new();
+        while total.load(SeqCst) != errors.len() as u64 {
+            let (error, cookie) = client.reply();
+            assert!(cookie < whole.load(SeqCst), "write {cookie} is answered ({error}) before its payload has come");
+            assert_eq!(errors.insert(cookie, error), None, "write {cookie} is answered twice");
+            answered.fetch_add(1, SeqCst);
+            is_refused.fetch_or(error != 0, SeqCst);
+        }
+        client.until_end();
+        errors.into_values().collect()
+    })
+}
+
+#[test]
+fn under_load_each_request_is_answered_once_while_it_stops() {
+    const CLIENTS: u64 = 4;
+    const SHUTDOWN: u32 = 108;
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        let each = PLACES * EACH as u64;
+        let file = bench.file("image", CLIENTS * each);
+        let volume = plain_volume(CLIENTS * each, 512);
+        let Some(served) = Served::start(&bench, bench.open("image"), volume, Setup { way, ..Setup::new() }) else {
+            continue;
+        };
+        let answered = [const { AtomicUsize::new(0) }; CLIENTS as usize];
+        let errors: Vec<_> = thread::scope(|scope| {
+            let clients: Vec<_> = (0..CLIENTS)
+                .zip(&answered)
+                .map(|(number, answered)| {
+                    let client = Client::connect(&served);
+                    scope.spawn(move || write_until_refused(client, number * each, answered))
+                })
+                .collect();
+            let is_under_way = |answered: &AtomicUsize| answered.load(SeqCst) > 20;
+            until("an answer to everybody", || {
+                answered.iter().all(is_under_way) || clients.iter().any(thread::ScopedJoinHandle::is_finished)
+            });
+            served.stop();
+            clients.into_iter().map(|client| client.join().unwrap()).collect()
+        });
+        let contents = plain_contents(&file, 512);
+        for (number, errors) in errors.into_iter().enumerate() {
+            let done = errors.iter().take_while(|&&error| error == 0).count();
+            assert!(errors[done..].iter().all(|&error| error == SHUTDOWN), "{way:?}: {errors:?}");
+            // What was answered is there, and nothing of what was refused.
+            for cookie in done.saturating_sub(PLACES as usize)..done {
+                let at = number * each as usize + cookie % PLACES as usize * EACH;
+                assert!(contents[at..at + EACH] == [cookie as u8; EACH], "{way:?}, client {number}, write {cookie}");
+            }
+        }
     }
 }
 

@@ -19,7 +19,8 @@ use crate::serve::{DataPath, Disk, MemoryStats, Options, Pem, Server, TimeLimits
 /// Serve a volume to NBD clients, until SIGTERM or SIGINT
 ///
 /// Clients see what the volume holds; what lies in the file is encrypted.
-/// On SIGTERM, what was begun is finished, answered and put on the disk.
+/// On SIGTERM, what was begun is finished, answered and put on the disk;
+/// later requests are refused.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(super) struct ServeArgs {

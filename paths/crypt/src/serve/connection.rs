@@ -51,7 +51,7 @@ const CALL: usize = 256 << 10;
 const STEP: usize = 32 << 10;
 /// Extents that one answer has at most.
 const MAX_EXTENTS: usize = 256;
-/// For how long a client may do what it has still to do when all is said.
+/// While the server stops: how long a client must be silent before it is hung up on, and how long it may then take to close.
 const LINGER: Duration = Duration::from_secs(1);
 /// Whoever moves fewer bytes in the time limit has stalled.
 const CRAWL: usize = 64 << 10;
@@ -112,7 +112,8 @@ struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Open,
-    /// The server stops: what was begun is finished, and what else has come is refused. Who negotiates is told so once.
+    /// The server stops: what was begun is finished, and every later request is refused, until the client closes or is
+    /// silent. A client that negotiates is told so once.
     Draining,
     /// The client said goodbye, broke the protocol or sends no more: what was begun is finished.
     Closing,
@@ -513,20 +514,35 @@ impl Connection {
         }
     }
 
+    /// Nothing of its is under way.
+    fn is_idle(&self) -> bool {
+        self.steps == 0 && !self.wants_output() && self.current.is_none() && self.flights.count() == 0
+    }
+
     fn finish_if_over(&mut self, path: &DataPath, now: Instant) {
-        let is_idle = self.steps == 0 && !self.wants_output() && self.current.is_none() && self.flights.count() == 0;
         match self.life {
-            Life::Closing if is_idle => {
+            Life::Closing if self.is_idle() => {
                 self.socket.end_sending();
                 self.die(path);
             }
-            Life::Draining if is_idle && self.blocked == Blocked::Input && !self.session.owes_refusal() => {
-                self.socket.end_sending();
-                self.life = Life::Lingering;
-                self.heard.restart(now);
+            // Who negotiates has been told. Others may be about to ask, and are answered: see `check`.
+            Life::Draining
+                if self.wants_input()
+                    && self.is_idle()
+                    && self.session.export().is_none()
+                    && !self.session.owes_refusal() =>
+            {
+                self.linger(now);
             }
             _ => {}
         }
+    }
+
+    /// Says that nothing more will come.
+    fn linger(&mut self, now: Instant) {
+        self.socket.end_sending();
+        self.life = Life::Lingering;
+        self.heard.restart(now);
     }
 
     /// Ends it at once.
@@ -542,7 +558,9 @@ impl Connection {
 
     /// Ends it if the client has let others wait too long.
     pub(super) fn check(&mut self, limits: &TimeLimits, path: &DataPath, now: Instant) {
-        if (!self.owes() || !self.wants_input()) && self.life != Life::Lingering {
+        // Answered, and in the middle of nothing: the next request, or the end, is the client's to send.
+        let is_silent = self.life == Life::Draining && self.wants_input() && self.is_idle() && !self.owes();
+        if (!self.owes() || !self.wants_input()) && self.life != Life::Lingering && !is_silent {
             self.heard.restart(now);
         }
         if !self.wants_output() {
@@ -552,11 +570,13 @@ impl Connection {
         let negotiates_for = if negotiates { now - self.born } else { Duration::ZERO };
         // Who negotiates while the server stops has as long to be told so as others have to close.
         let is_mute = self.life == Life::Draining && self.session.owes_refusal();
-        let lingers = self.life == Life::Lingering || is_mute;
-        let lingers = lingers && now - self.heard.since > limits.stop.min(LINGER);
-        let is_late = negotiates_for > limits.handshake
-            || now - self.heard.since > limits.stall
-            || now - self.spoken.since > limits.stall;
+        let is_over = now - self.heard.since > limits.stop.min(LINGER);
+        if is_silent && is_over {
+            return self.linger(now);
+        }
+        let lingers = (self.life == Life::Lingering || is_mute) && is_over;
+        let stalls = |stall| now - self.heard.since > stall || now - self.spoken.since > stall;
+        let is_late = negotiates_for > limits.handshake || stalls(limits.stall);
         if (is_late || lingers) && !self.is_dead() {
             if is_mute {
                 self.socket.end_sending();

@@ -186,6 +186,41 @@ fn who_negotiates_has_a_limit_of_its_own() {
     }
 }
 
+/// A client that is silent while the server stops may be about to ask, and is answered for a second.
+#[test]
+fn a_client_that_asks_while_the_server_stops_is_refused_and_one_that_is_silent_is_hung_up_on() {
+    const SHUTTING_DOWN: u8 = 108;
+    let (path, now) = (path(64, 16), Instant::now());
+    let limits = TimeLimits { handshake: TEN_S, stall: 100 * TEN_S, stop: TEN_S };
+    let (client, mut connection) = connected(now);
+    (&client).write_all(&negotiation()).unwrap();
+    turns(&mut connection, &path, &mut Engine::Plain, now);
+    (&client).read_exact(&mut [0; NEGOTIATED]).unwrap();
+    connection.drain(now);
+    turns(&mut connection, &path, &mut Engine::Plain, now);
+    let mut passed = Duration::ZERO;
+    for said in [request(READ, 512), [request(WRITE, 512), vec![9; 512]].concat()] {
+        passed += Duration::from_millis(900);
+        connection.check(&limits, &path, now + passed);
+        // In the middle of a request it has its time.
+        let (most, last) = said.split_at(said.len() - 1);
+        (&client).write_all(most).unwrap();
+        turns(&mut connection, &path, &mut Engine::Plain, now + passed);
+        passed += Duration::from_millis(9900);
+        connection.check(&limits, &path, now + passed);
+        (&client).write_all(last).unwrap();
+        turns(&mut connection, &path, &mut Engine::Plain, now + passed);
+        let mut answer = [0; 16];
+        (&client).read_exact(&mut answer).unwrap();
+        assert_eq!(answer[4..8], [0, 0, 0, SHUTTING_DOWN]);
+    }
+    connection.check(&limits, &path, now + passed + Duration::from_millis(1100));
+    assert_eq!((&client).read(&mut [0]).unwrap(), 0, "it is told that nothing more comes");
+    assert!(!connection.is_dead(), "and may close first");
+    connection.check(&limits, &path, now + passed + Duration::from_millis(2300));
+    assert!(connection.is_dead());
+}
+
 #[test]
 fn extents_are_whole_blocks_and_a_block_with_data_is_no_hole() {
     const BLOCK: u64 = 16 << 10;
