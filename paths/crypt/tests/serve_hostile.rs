@@ -19,7 +19,7 @@ fn start(bench: &Bench, setup: Setup) -> Option<Served> {
 /// Whoever stalls is gone after this. Others beside them are not to be taken for such, however busy the machine is.
 fn impatient() -> Setup {
     let mut setup = Setup::new();
-    (setup.limits.handshake, setup.limits.stall) = (Duration::from_secs(5), Duration::from_secs(5));
+    (setup.limits.handshake, setup.limits.stall) = (Duration::from_secs(5), Some(Duration::from_secs(5)));
     setup
 }
 
@@ -125,6 +125,45 @@ fn who_takes_no_answers_is_hung_up_on_and_holds_no_page_of_the_pool() {
     served.wait_for_connections(0);
     nothing_is_missing(&served, 256);
     served.stop();
+}
+
+#[test]
+fn paused_clients_hold_up_nobody_and_go_on_later() {
+    const NO_SPACE: u32 = 28;
+    let bench = Bench::with(&[]).unwrap();
+    let noise = pattern(1 << 20);
+    let (half, rest) = noise.split_at(1 << 19);
+    for way in [Way::Plain, Way::Uring] {
+        // One thread for all of them, and room for one part beside the reserve, which the first has.
+        let setup = Setup { way, threads: 1, pages: 256 + 300, ..Setup::new() };
+        let Some(served) = start(&bench, setup) else { continue };
+        let [mut writer, mut refused, mut reader, mut good] = [(); 4].map(|()| Client::connect(&served));
+        writer.send(command::WRITE, 0, 1, 0, 1 << 20);
+        writer.0.write_all(half).unwrap();
+        refused.send(command::WRITE, 0, 2, LEN, 1 << 20);
+        refused.0.write_all(half).unwrap();
+        for cookie in 0..8 {
+            reader.send(command::READ, 0, cookie, 0, 1 << 20);
+        }
+        for round in 1..8 {
+            good.write(round << 20, &noise, FUA).unwrap();
+            good.ask(command::FLUSH, 0, 0, 0).unwrap();
+            assert!(good.read(round << 20, 1 << 20).unwrap() == noise, "{way:?}, round {round}");
+        }
+        assert_eq!(served.server.connections(), 4);
+        assert_eq!(served.server.path().memory.pool().stats().out, 0);
+        writer.0.write_all(rest).unwrap();
+        assert_eq!(writer.reply(), (0, 1), "{way:?}");
+        refused.0.write_all(rest).unwrap();
+        assert_eq!(refused.reply(), (NO_SPACE, 2), "{way:?}");
+        for cookie in 0..8 {
+            assert_eq!(reader.reply(), (0, cookie), "{way:?}");
+            reader.0.read_exact(&mut vec![0; 1 << 20]).unwrap();
+        }
+        assert!(good.read(0, 1 << 20).unwrap() == noise, "{way:?}");
+        drop((writer, refused, reader, good));
+        assert!(served.stop().short > 0, "{way:?}: there were pages for everybody");
+    }
 }
 
 /// A client knows the cookie of a write whose payload it has sent. An answer before that is one to nothing.

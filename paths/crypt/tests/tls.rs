@@ -139,7 +139,7 @@ fn who_abuses_tls_costs_its_own_connection() {
     let bench = Bench::with(&[]).unwrap();
     let certificates = Certificates::new();
     let mut setup = Setup::new();
-    (setup.limits.handshake, setup.limits.stall) = (Duration::from_secs(5), Duration::from_secs(5));
+    (setup.limits.handshake, setup.limits.stall) = (Duration::from_secs(5), Some(Duration::from_secs(5)));
     let served = start(&bench, setup, certificates.for_server(true));
     let mut good = Client::go(certificates.connect(agreed(&served.socket)));
 

@@ -64,11 +64,14 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     max_connections: u16,
 
-    /// Seconds that a client may take for 64 KiB, or what is left
-    ///
-    /// At the end, for all that was begun when the server was told to stop.
-    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Hang up on a client that takes longer than S seconds for 64 KiB in the
+    /// middle of a request or an answer; 0: never, it may be paused
+    #[arg(long, value_name = "S", default_value_t = 0, verbatim_doc_comment)]
     timeout: u16,
+
+    /// Seconds for what was begun when the server is told to stop
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
+    stop_timeout: u16,
 
     /// Seconds that a client may take to negotiate
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
@@ -76,6 +79,17 @@ pub(super) struct ServeArgs {
 
     #[command(flatten, next_help_heading = "Memory and disk")]
     ways: Ways,
+}
+
+impl ServeArgs {
+    fn limits(&self) -> TimeLimits {
+        let seconds = |seconds: u16| Duration::from_secs(seconds.into());
+        TimeLimits {
+            handshake: seconds(self.handshake_timeout),
+            stall: (self.timeout > 0).then(|| seconds(self.timeout)),
+            stop: seconds(self.stop_timeout),
+        }
+    }
 }
 
 /// With them, a client gets nothing but by TLS.
@@ -153,7 +167,6 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
         preferred_block: block.max(PAGE_SIZE) as u32,
     };
     let disk = Disk::new(data, geometry.offset, block, args.ways.memory.buffered);
-    let seconds = |seconds: u16| Duration::from_secs(seconds.into());
     let options = Options {
         config: Config {
             exports: vec![export],
@@ -164,11 +177,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
         threads: args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from),
         way: args.ways.io,
         max_connections: args.max_connections.into(),
-        limits: TimeLimits {
-            handshake: seconds(args.handshake_timeout),
-            stall: seconds(args.timeout),
-            stop: seconds(args.timeout),
-        },
+        limits: args.limits(),
         may_discard: args.discard,
     };
     let stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
@@ -200,4 +209,32 @@ fn told(stats: &MemoryStats) -> Vec<String> {
         ));
     }
     told
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    #[test]
+    fn a_client_that_is_past_negotiation_has_no_time_limit_unless_one_is_given() {
+        let limits = |more: &[&str]| {
+            let line = [&["serve", "volume", "--unix", "socket"], more].concat();
+            Line::try_parse_from(line).map(|line| line.args.limits()).unwrap()
+        };
+        let unless_told = limits(&[]);
+        assert_eq!((unless_told.stall, unless_told.handshake), (None, Duration::from_secs(10)));
+        assert_eq!(
+            (limits(&["--timeout", "0"]).stall, limits(&["--timeout", "9"]).stall),
+            (None, Some(Duration::from_secs(9)))
+        );
+        assert_eq!(limits(&["--stop-timeout", "7"]).stop, Duration::from_secs(7));
+    }
 }

@@ -61,8 +61,9 @@ const CRAWL: usize = 64 << 10;
 pub struct TimeLimits {
     /// For all of the negotiation.
     pub handshake: Duration,
-    /// For 64 KiB, or the rest, of a message that has begun, or of an answer.
-    pub stall: Duration,
+    /// For 64 KiB, or the rest, of a message that has begun, or of an answer. Without one, a client may pause there for as
+    /// long as it likes: it is not dead for that, and what it holds is bounded.
+    pub stall: Option<Duration>,
     /// For what was begun when the server was told to stop.
     pub stop: Duration,
 }
@@ -576,7 +577,7 @@ impl Connection {
         }
         let lingers = (self.life == Life::Lingering || is_mute) && is_over;
         let stalls = |stall| now - self.heard.since > stall || now - self.spoken.since > stall;
-        let is_late = negotiates_for > limits.handshake || stalls(limits.stall);
+        let is_late = negotiates_for > limits.handshake || limits.stall.is_some_and(stalls);
         if (is_late || lingers) && !self.is_dead() {
             if is_mute {
                 self.socket.end_sending();

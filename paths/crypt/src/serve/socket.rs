@@ -3,10 +3,17 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
-use rustix::net::{SendAncillaryBuffer, SendFlags};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sockopt};
 
 use super::tls::{TlsServer, TlsSession};
+
+/// The system asks a client that has been silent for so long whether it is there, so often, and so many times. One whose
+/// machine or network is gone is hung up on after two minutes; one that is paused answers, since its system does.
+const KEEP_IDLE: Duration = Duration::from_secs(60);
+const KEEP_INTERVAL: Duration = Duration::from_secs(10);
+const KEEP_COUNT: u32 = 6;
 
 /// A stream socket that does not wait.
 #[derive(Debug)]
@@ -35,6 +42,10 @@ impl Socket {
     pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, KEEP_IDLE)?;
+        sockopt::set_tcp_keepintvl(&stream, KEEP_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&stream, KEEP_COUNT)?;
         Ok(Self { raw: Raw(stream.into()), tls: None })
     }
 
@@ -116,5 +127,23 @@ impl Raw {
                 Err(_) => Moved::Ended,
             };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn the_system_looks_for_tcp_clients_that_are_dead() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = Socket::tcp(listener.accept().unwrap().0).unwrap();
+        assert!(sockopt::socket_keepalive(&socket).unwrap());
+        let idle = sockopt::tcp_keepidle(&socket).unwrap();
+        let asked = sockopt::tcp_keepintvl(&socket).unwrap() * sockopt::tcp_keepcnt(&socket).unwrap();
+        assert_eq!(idle + asked, Duration::from_secs(120));
     }
 }

@@ -328,7 +328,7 @@ mod tests {
             path: path(promised, promised),
             config: config(),
             tls: None,
-            limits: TimeLimits { handshake: second, stall: second, stop: second },
+            limits: TimeLimits { handshake: second, stall: Some(second), stop: second },
             may_discard: false,
             failure: Mutex::new(None),
         };

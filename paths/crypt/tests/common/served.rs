@@ -35,7 +35,7 @@ pub(crate) struct Setup {
 
 impl Setup {
     pub(crate) fn new() -> Self {
-        let limits = TimeLimits { handshake: PATIENCE, stall: PATIENCE, stop: PATIENCE };
+        let limits = TimeLimits { handshake: PATIENCE, stall: None, stop: PATIENCE };
         Self {
             form: Form::Bulk,
             way: Way::Auto,

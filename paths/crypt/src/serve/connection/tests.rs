@@ -28,7 +28,7 @@ fn turns(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now:
 fn who_negotiates_while_the_server_stops_is_told_so() {
     const SHUTDOWN: u32 = 0x8000_0007;
     let (path, now) = (path(64, 16), Instant::now());
-    let limits = TimeLimits { handshake: TEN_S, stall: TEN_S, stop: TEN_S };
+    let limits = TimeLimits { handshake: TEN_S, stall: Some(TEN_S), stop: TEN_S };
     let greeting = 18;
     // What comes before and behind the moment, in pieces; the end is the same.
     let said = [&3u32.to_be_bytes()[..], &option(3, &[]), &option(8, &[])].concat();
@@ -164,7 +164,7 @@ fn a_client_has_so_much_under_way_and_no_more() {
 fn who_negotiates_has_a_limit_of_its_own() {
     let (path, now) = (path(64, 16), Instant::now());
     let second = Duration::from_secs(1);
-    let limits = TimeLimits { handshake: second, stall: 100 * second, stop: 100 * second };
+    let limits = TimeLimits { handshake: second, stall: Some(100 * second), stop: 100 * second };
     let is_gone_after = |said: &[u8], tenths: u32| {
         let (client, mut connection) = connected(now);
         for passed in 0..tenths {
@@ -186,12 +186,36 @@ fn who_negotiates_has_a_limit_of_its_own() {
     }
 }
 
+/// Paused in the middle of a header, of writes short and long, of a refused one, and with answers that it does not take.
+#[test]
+fn a_client_that_pauses_is_kept_unless_there_is_a_limit() {
+    let hour = Duration::from_secs(3600);
+    let write = |len: u32, sent: usize| [request(WRITE, len), vec![9; sent]].concat();
+    for said in [
+        request(READ, 512)[..20].to_vec(),
+        write(512, 511),
+        write(LEN as u32, 1000),
+        write(2 * LEN as u32, 1000),
+        request(READ, LEN as u32),
+    ] {
+        for (stall, is_kept) in [(None, true), (Some(TEN_S), false)] {
+            let (path, now) = (path(600, 16), Instant::now());
+            let limits = TimeLimits { handshake: TEN_S, stall, stop: TEN_S };
+            let (client, mut connection) = connected(now);
+            (&client).write_all(&[negotiation(), said.clone()].concat()).unwrap();
+            turns(&mut connection, &path, &mut Engine::Plain, now);
+            connection.check(&limits, &path, now + hour);
+            assert_eq!(!connection.is_dead(), is_kept, "{} bytes, {stall:?}", said.len());
+        }
+    }
+}
+
 /// A client that is silent while the server stops may be about to ask, and is answered for a second.
 #[test]
 fn a_client_that_asks_while_the_server_stops_is_refused_and_one_that_is_silent_is_hung_up_on() {
     const SHUTTING_DOWN: u8 = 108;
     let (path, now) = (path(64, 16), Instant::now());
-    let limits = TimeLimits { handshake: TEN_S, stall: 100 * TEN_S, stop: TEN_S };
+    let limits = TimeLimits { handshake: TEN_S, stall: None, stop: TEN_S };
     let (client, mut connection) = connected(now);
     (&client).write_all(&negotiation()).unwrap();
     turns(&mut connection, &path, &mut Engine::Plain, now);
