@@ -30,11 +30,16 @@ pub enum Error {
     /// Another program has the file.
     #[error("{0}: another program is using it")]
     Busy(String),
+    /// Something else has been written where a copy of the header was.
+    #[error("{0}")]
+    Overwritten(String),
     /// No keyslot opens with this passphrase.
-    #[error("no keyslot opens with this passphrase ({tried} tried)")]
+    #[error("no keyslot opens with this passphrase ({tried} tried{})", behind(not_tried))]
     WrongPassphrase {
         /// Keyslots that were tried.
         tried: usize,
+        /// Those that cannot be used here, each with the reason; empty where there is none.
+        not_tried: String,
     },
     /// Removing this keyslot would leave none.
     #[error("keyslot {0} is the last one: without it nobody can open the volume again")]
@@ -69,10 +74,16 @@ impl Error {
         Some(match self {
             Self::Io { .. } | Self::Request(_) | Self::Memory(_) => return None,
             Self::NoHeader => "check the name; if the header lies in a file of its own, say which (--help tells how)",
-            Self::Header(_) => "restore the header from its backup (cryptsetup luksHeaderRestore)",
+            Self::Header(_) => {
+                "restore the header from its backup (cryptsetup luksHeaderRestore); passphrases that were removed since \
+                 then open it again"
+            }
             Self::Unsupported(_) => "open it with cryptsetup",
             Self::TooExpensive(_) => "if you trust this header, allow more with --max-kdf-memory or --max-kdf-work",
             Self::Busy(_) => "wait until it is done, or end it",
+            Self::Overwritten(_) => {
+                "look at what it is (wipefs); if it is the volume that you want, restore the copy with: cryptsetup repair"
+            }
             Self::WrongPassphrase { .. } => "try again; mind the keyboard layout, and a line feed at a key file's end",
             Self::LastKeyslot(_) => "add another first, or say --last to lose the volume on purpose",
             Self::Occupied(_) => "name another file, or say --force to overwrite it",
@@ -91,6 +102,11 @@ fn after_io(kind: io::ErrorKind) -> Option<&'static str> {
         io::ErrorKind::StorageFull => Some("make room, or choose another place"),
         _ => None,
     }
+}
+
+/// What stands behind a count.
+fn behind(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("; not tried: {text}") }
 }
 
 /// What the system said, without the number that Rust adds.

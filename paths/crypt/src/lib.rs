@@ -13,7 +13,7 @@
 //!
 //! Every length, offset, count and text in a header is taken for a lie until it is checked: reading one never panics, and
 //! what it costs to open is looked at before it is spent. What is not done: integrity tags, re-encryption, ciphers other
-//! than `aes-xts-plain64`, tokens.
+//! than `aes-xts-plain64`, tokens. A volume that has them is whole: it is shown, and left to `cryptsetup`.
 mod af;
 mod bytes;
 pub mod cipher;

@@ -131,8 +131,12 @@ impl Luks {
         only: Option<u32>,
         limits: &Limits,
     ) -> Result<(u32, Locked), Error> {
-        if let Some(number) = only.filter(|number| !self.used().contains(number)) {
-            return Err(Error::Request(format!("there is no keyslot {number}: `crypt info` lists them")));
+        if let Some(number) = only {
+            self.check_slot(number)?;
+            if !self.openers().is_empty() && !self.openers().contains(&number) {
+                let why = format!("keyslot {number} holds the key of something else: it does not open the volume");
+                return Err(Error::Request(why));
+            }
         }
         let found = match self {
             Self::V1(header) => header.unlock(store, passphrase, only, limits),
@@ -203,7 +207,7 @@ impl Luks {
         }
     }
 
-    /// Numbers of the keyslots that hold a passphrase.
+    /// Numbers of the keyslots that hold a passphrase, of a kind that is known here.
     #[must_use]
     pub fn used(&self) -> Vec<u32> {
         match self {
@@ -218,6 +222,51 @@ impl Luks {
         match self {
             Self::V1(header) => header.used(),
             Self::V2(header) => header.openers(),
+        }
+    }
+
+    /// That keyslot `number` is there, and of a kind that is known here.
+    ///
+    /// # Errors
+    /// [`Error::Request`] where it is not there, [`Error::Unsupported`].
+    pub fn check_slot(&self, number: u32) -> Result<(), Error> {
+        match self {
+            Self::V2(header) => header.check_slot(number),
+            Self::V1(header) if header.used().contains(&number) => Ok(()),
+            Self::V1(_) => Err(no_such_slot(number)),
+        }
+    }
+
+    /// That some keyslot can be tried here, if there are any: before anybody is asked for a passphrase.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with what stands against each.
+    pub fn check_openers(&self) -> Result<(), Error> {
+        match self {
+            Self::V1(header) => header.check_supported(),
+            Self::V2(header) => header.check_openers(),
+        }
+    }
+
+    /// That nothing but this volume claims its place, so that writing to it spoils nothing else.
+    ///
+    /// # Errors
+    /// [`Error::Overwritten`].
+    pub fn check_not_written_over(&self) -> Result<(), Error> {
+        match self {
+            Self::V1(_) => Ok(()),
+            Self::V2(header) => header.check_not_written_over(),
+        }
+    }
+
+    /// That keys can be added and removed here.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], [`Error::Overwritten`].
+    pub fn check_changeable(&self) -> Result<(), Error> {
+        match self {
+            Self::V1(header) => header.check_supported(),
+            Self::V2(header) => header.check_changeable(),
         }
     }
 
@@ -316,21 +365,35 @@ fn clear(store: &dyn Store, len: u64) -> io::Result<()> {
 }
 
 /// Tries keyslots in turn: the number of the first that opens, and the volume key. One that cannot be tried stops nobody from
-/// trying the others, unless it is the disk that fails.
+/// trying the others, unless it is the disk that fails; where none opens it is told of.
 pub(crate) fn first_that_opens(
     numbers: impl Iterator<Item = u32>,
     mut try_slot: impl FnMut(u32) -> Result<Option<Locked>, Error>,
 ) -> Result<(u32, Locked), Error> {
-    let (mut tried, mut stopped) = (0, None);
+    let (mut tried, mut not_tried, mut stopped) = (0, Vec::new(), None);
     for number in numbers {
         match try_slot(number) {
             Ok(Some(key)) => return Ok((number, key)),
             Ok(None) => tried += 1,
             Err(error @ Error::Io { .. }) => return Err(error),
+            Err(Error::Unsupported(why)) => not_tried.push(why),
             Err(error) => stopped = stopped.or(Some(error)),
         }
     }
-    Err(stopped.unwrap_or(Error::WrongPassphrase { tried }))
+    Err(match stopped {
+        Some(error) => error,
+        None if tried == 0 && !not_tried.is_empty() => none_usable(&not_tried),
+        None => Error::WrongPassphrase { tried, not_tried: not_tried.join("; ") },
+    })
+}
+
+/// There are keyslots, and this is what stands against each.
+pub(crate) fn none_usable(why: &[String]) -> Error {
+    Error::Unsupported(format!("no keyslot can be used here: {}", why.join("; ")))
+}
+
+pub(crate) fn no_such_slot(number: u32) -> Error {
+    Error::Request(format!("there is no keyslot {number}: `crypt info` lists them"))
 }
 
 /// Writes, and returns when it is on the disk.

@@ -75,8 +75,10 @@ pub struct Slot {
 /// A header that was read and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The hash of PBKDF2 and the splitter.
-    pub hash: Hash,
+    /// The cipher and its mode.
+    pub cipher: String,
+    /// The hash of PBKDF2 and the splitter, by name.
+    pub hash: String,
     /// Where the data begins in 512-byte units; 0 where the header is detached.
     pub payload: u32,
     /// Bytes of the volume key.
@@ -95,30 +97,26 @@ impl Header {
     /// Reads a header out of its bytes. `store_len` is how long the file is that it came from.
     ///
     /// # Errors
-    /// [`Error::NoHeader`] where there is none, [`Error::Header`] for one that lies, [`Error::Unsupported`] for a cipher or a
-    /// hash that is not done here.
+    /// [`Error::NoHeader`] where there is none, [`Error::Header`] for one that lies. A cipher or a hash that is not done here
+    /// is told of when it is to be used.
     pub fn parse(bytes: &[u8; HEADER], store_len: u64) -> Result<Self, Error> {
         if bytes.field(0) != MAGIC || version(bytes) != 1 {
             return Err(Error::NoHeader);
         }
-        let cipher = format!("{}-{}", bytes.text::<32>(at::CIPHER), bytes.text::<32>(at::MODE));
-        if cipher != crate::CIPHER {
-            return Err(Error::Unsupported(format!("the cipher {cipher:?} is not {}", crate::CIPHER)));
-        }
-        let key_bytes = bytes.u32_at(at::KEY_BYTES) as usize;
-        if !matches!(key_bytes, 32 | 64) {
-            return Err(Error::Header(format!("a volume key of {key_bytes} bytes; {} has 32 or 64", crate::CIPHER)));
-        }
         let header = Self {
-            hash: Hash::named(&bytes.text::<32>(at::HASH))?,
+            cipher: format!("{}-{}", bytes.text::<32>(at::CIPHER), bytes.text::<32>(at::MODE)),
+            hash: bytes.text::<32>(at::HASH),
             payload: bytes.u32_at(at::PAYLOAD),
-            key_bytes,
+            key_bytes: bytes.u32_at(at::KEY_BYTES) as usize,
             digest: bytes.field(at::DIGEST),
             digest_salt: bytes.field(at::DIGEST_SALT),
             digest_iterations: bytes.u32_at(at::DIGEST_ITERATIONS),
             uuid: bytes.field(at::UUID),
             slots: (0..SLOTS).map(|slot| Slot::parse(bytes, slot)).collect::<Result<_, _>>()?,
         };
+        if header.key_bytes == 0 {
+            return Err(Error::Header("a volume key of 0 bytes".to_owned()));
+        }
         if header.digest_iterations == 0 {
             return Err(Error::Header("the digest of the volume key has 0 iterations".to_owned()));
         }
@@ -130,6 +128,23 @@ impl Header {
     #[must_use]
     pub fn uuid(&self) -> String {
         shown(&self.uuid)
+    }
+
+    /// That this program knows its cipher, its hash and the key's length.
+    pub(crate) fn check_supported(&self) -> Result<(), Error> {
+        let Self { cipher, key_bytes, .. } = self;
+        if cipher != crate::CIPHER {
+            return Err(Error::Unsupported(format!("the cipher {cipher:?} is not {}", crate::CIPHER)));
+        }
+        if !matches!(key_bytes, 32 | 64) {
+            let why = format!("a volume key of {key_bytes} bytes; {} is done here with 32 or 64", crate::CIPHER);
+            return Err(Error::Unsupported(why));
+        }
+        self.hash().map(drop)
+    }
+
+    fn hash(&self) -> Result<Hash, Error> {
+        Hash::named(&self.hash)
     }
 
     /// Active keyslots lie behind the header, before the data, within the file, and apart from each other.
@@ -167,14 +182,14 @@ impl Header {
         u64::from(self.payload) * UNIT
     }
 
-    /// The header as it stands on the disk.
+    /// The header as it stands on the disk: one with what is done here, which whoever changes it has looked at.
     fn bytes(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         put(&mut bytes, 0, &MAGIC);
         put(&mut bytes, at::VERSION, &1u16.to_be_bytes());
         put(&mut bytes, at::CIPHER, b"aes");
         put(&mut bytes, at::MODE, b"xts-plain64");
-        put(&mut bytes, at::HASH, self.hash.name().as_bytes());
+        put(&mut bytes, at::HASH, self.hash.as_bytes());
         put(&mut bytes, at::PAYLOAD, &self.payload.to_be_bytes());
         put(&mut bytes, at::KEY_BYTES, &(self.key_bytes as u32).to_be_bytes());
         put(&mut bytes, at::DIGEST, &self.digest);
@@ -209,7 +224,8 @@ impl Header {
             stripes: STRIPES as u32,
         });
         let mut header = Self {
-            hash,
+            cipher: crate::CIPHER.to_owned(),
+            hash: hash.name().to_owned(),
             payload: if is_detached { 0 } else { (end.next_multiple_of(DATA_ALIGN) / UNIT) as u32 },
             key_bytes: key.len(),
             digest: [0; DIGEST],
@@ -222,7 +238,7 @@ impl Header {
             slots: slots.collect(),
         };
         random(&mut header.digest_salt)?;
-        header.digest = header.digest_of(key);
+        hash.pbkdf2(key, &header.digest_salt, header.digest_iterations, &mut header.digest);
         Ok(header)
     }
 
@@ -230,16 +246,6 @@ impl Header {
     pub(crate) fn end(&self) -> u64 {
         let end = self.slots.iter().map(|slot| self.area(slot).end).max().unwrap_or(0);
         end.next_multiple_of(ALIGN).max(self.payload_at())
-    }
-
-    fn digest_of(&self, key: &[u8]) -> [u8; DIGEST] {
-        let mut digest = [0; DIGEST];
-        self.hash.pbkdf2(key, &self.digest_salt, self.digest_iterations, &mut digest);
-        digest
-    }
-
-    fn kdf(&self, slot: &Slot) -> Kdf {
-        Kdf::Pbkdf2 { hash: self.hash, iterations: slot.iterations, salt: slot.salt.to_vec() }
     }
 
     /// The number of the keyslot that `passphrase` opens, and the volume key. `only` restricts it to one keyslot.
@@ -253,6 +259,7 @@ impl Header {
         only: Option<u32>,
         limits: &Limits,
     ) -> Result<(u32, Locked), Error> {
+        self.check_supported()?;
         let numbers = self.used().into_iter().filter(|&number| only.is_none_or(|only| only == number));
         first_that_opens(numbers, |number| self.try_slot(store, number, passphrase, limits))
     }
@@ -265,15 +272,15 @@ impl Header {
         passphrase: &[u8],
         limits: &Limits,
     ) -> Result<Option<Locked>, Error> {
-        let slot = &self.slots[number as usize];
+        let (hash, slot) = (self.hash()?, &self.slots[number as usize]);
         let mut slot_key = Locked::zeroed(self.key_bytes);
-        self.kdf(slot).derive(passphrase, &mut slot_key, limits)?;
+        let kdf = Kdf::Pbkdf2 { hash, iterations: slot.iterations, salt: slot.salt.to_vec() };
+        kdf.derive(passphrase, &mut slot_key, limits)?;
         let area = self.area(slot);
         let mut material = Locked::zeroed((area.end - area.start) as usize);
         store.read_at(&mut material, area.start).map_err(|e| Error::io(format!("keyslot {number}"), e))?;
-        let key = af::open(&slot_key, material, self.key_bytes, slot.stripes as usize, self.hash)?;
-        let digest =
-            Kdf::Pbkdf2 { hash: self.hash, iterations: self.digest_iterations, salt: self.digest_salt.to_vec() };
+        let key = af::open(&slot_key, material, self.key_bytes, slot.stripes as usize, hash)?;
+        let digest = Kdf::Pbkdf2 { hash, iterations: self.digest_iterations, salt: self.digest_salt.to_vec() };
         let mut found = [0; DIGEST];
         digest.derive(&key, &mut found, limits)?;
         Ok(bool::from(found.ct_eq(&self.digest)).then_some(key))
@@ -288,6 +295,8 @@ impl Header {
         choice: &KdfChoice,
         wanted: Option<u32>,
     ) -> Result<u32, Error> {
+        self.check_supported()?;
+        let hash = self.hash()?;
         if choice.kind != KdfKind::Pbkdf2 {
             return Err(Error::Request("a LUKS1 keyslot is made with pbkdf2 alone: say --kdf pbkdf2".to_owned()));
         }
@@ -295,7 +304,7 @@ impl Header {
         let Some(number) = wanted.or_else(|| (0..SLOTS).find(is_free)).filter(is_free) else {
             return Err(luks::no_free_slot(wanted, SLOTS));
         };
-        let made = KdfChoice { hash: self.hash, ..*choice }.make(self.key_bytes)?;
+        let made = KdfChoice { hash, ..*choice }.make(self.key_bytes)?;
         let mut slot = self.slots[number as usize].clone();
         let Kdf::Pbkdf2 { iterations, salt, .. } = &made else { unreachable!("PBKDF2 was asked for") };
         slot.is_active = true;
@@ -309,7 +318,7 @@ impl Header {
 
         let mut slot_key = Locked::zeroed(self.key_bytes);
         made.derive(passphrase, &mut slot_key, &Limits::NONE)?;
-        let material = af::seal(&slot_key, key, STRIPES, self.hash)?;
+        let material = af::seal(&slot_key, key, STRIPES, hash)?;
         luks::write_synced(store, &material, changed.area(&slot).start, &format!("keyslot {number}"))?;
         changed.write(store)?;
         *self = changed;
@@ -318,8 +327,9 @@ impl Header {
 
     /// Wipes a keyslot, and writes the header without it.
     pub(crate) fn remove(&mut self, store: &dyn Store, number: u32) -> Result<(), Error> {
+        self.check_supported()?;
         let active = self.slots.get(number as usize).filter(|slot| slot.is_active);
-        let Some(slot) = active else { return Err(Error::Request(format!("there is no keyslot {number}"))) };
+        let Some(slot) = active else { return Err(luks::no_such_slot(number)) };
         luks::wipe(store, self.area(slot), &format!("keyslot {number}"))?;
         let slot = &mut self.slots[number as usize];
         (slot.is_active, slot.iterations, slot.salt) = (false, 0, [0; SALT]);
@@ -338,8 +348,9 @@ impl Header {
     /// Where the data lies in a file of `data_len` bytes.
     ///
     /// # Errors
-    /// [`Error::Header`] when there is none in it.
+    /// [`Error::Header`] when there is none in it, [`Error::Unsupported`].
     pub fn geometry(&self, data_len: u64) -> Result<Geometry, Error> {
+        self.check_supported()?;
         Geometry::within(data_len, self.payload_at(), None, SectorSize::SMALLEST, 0)
     }
 }

@@ -8,6 +8,7 @@
 //! - I2: no copy on the disk names key material that is not on the disk yet: it is written and synced first. What is
 //!   removed is wiped first: a crash then leaves a keyslot that opens nothing, and not a key that nobody knows of.
 //! - I3: nothing is written while some of what belongs to the header reaches into the data.
+//! - I4: nothing is written where something else was written over the primary copy: nobody knows which of them is wanted.
 mod copy;
 mod metadata;
 
@@ -24,7 +25,7 @@ use crate::store::Store;
 use crate::volume::Geometry;
 use crate::{CIPHER, Error, SectorSize};
 use copy::{Copy, SIZES, Which};
-pub use metadata::{Keyslot, Metadata, Segment};
+pub use metadata::{Keyslot, Metadata, Other, Segment};
 
 /// Bytes of each copy that is made here.
 const HEADER: u64 = SIZES[0];
@@ -39,6 +40,8 @@ pub struct Header {
     metadata: Metadata,
     /// What is wrong with each copy: the primary, the secondary.
     faults: [Option<String>; 2],
+    /// Something else stands where the primary copy was.
+    is_written_over: bool,
 }
 
 impl Header {
@@ -46,7 +49,7 @@ impl Header {
     ///
     /// # Errors
     /// [`Error::Header`] with what is wrong with both when neither is whole, also where there never was one;
-    /// [`Error::Io`].
+    /// [`Error::Unsupported`], [`Error::Io`].
     pub fn read(store: &dyn Store) -> Result<Self, Error> {
         let primary = Self::read_copy(store, Which::Primary, 0);
         let secondary = match &primary {
@@ -58,7 +61,19 @@ impl Header {
                 if first.is_ok() { first } else { tries.find(Result::is_ok).unwrap_or(first) }
             }
         };
-        Self::choose(primary, secondary)
+        let is_written_over = match (&primary, &secondary) {
+            (Err(_), Ok(Self { copy, .. })) => {
+                let mut there = vec![0; copy.size as usize];
+                store.read_at(&mut there, 0).is_ok() && copy.is_written_over(&there)
+            }
+            _ => false,
+        };
+        let mut chosen = Self::choose(primary, secondary)?;
+        if is_written_over {
+            chosen.is_written_over = true;
+            chosen.faults[0] = Some("something else has been written over it".to_owned());
+        }
+        Ok(chosen)
     }
 
     fn choose(primary: Result<Self, Error>, secondary: Result<Self, Error>) -> Result<Self, Error> {
@@ -75,6 +90,14 @@ impl Header {
             (Ok(primary), Err(why)) => Ok(Self { faults: [None, Some(why.to_string())], ..primary }),
             (Err(why), Ok(secondary)) => Ok(Self { faults: [Some(why.to_string()), None], ..secondary }),
             (Err(Error::Io { what, source }), _) => Err(Error::Io { what, source }),
+            (Err(primary @ Error::Unsupported(_)), Err(secondary))
+            | (Err(primary), Err(secondary @ Error::Unsupported(_))) => {
+                let why = match (primary.to_string(), secondary.to_string()) {
+                    (primary, secondary) if primary == secondary => primary,
+                    (primary, secondary) => format!("primary copy: {primary}; secondary copy: {secondary}"),
+                };
+                Err(Error::Unsupported(format!("the header is not read here: {why}")))
+            }
             (Err(primary), Err(secondary)) => Err(Error::Header(format!(
                 "both copies of the header are damaged: primary: {primary}; secondary: {secondary}"
             ))),
@@ -100,7 +123,7 @@ impl Header {
         let json: Value = serde_json::from_slice(&copy.json)
             .map_err(|error| Error::Header(format!("its metadata is no JSON: {error}")))?;
         let metadata = Metadata::read(&json, copy.size)?;
-        Ok(Self { copy, json, metadata, faults: [None, None] })
+        Ok(Self { copy, json, metadata, faults: [None, None], is_written_over: false })
     }
 
     /// The checked metadata.
@@ -181,14 +204,59 @@ impl Header {
             json: Vec::new(),
         };
         let metadata = Metadata::read(&json, HEADER)?;
-        Ok(Self { copy, json, metadata, faults: [None, None] })
+        Ok(Self { copy, json, metadata, faults: [None, None], is_written_over: false })
     }
 
     /// Numbers of the keyslots whose key some digest vouches for as the volume's.
     pub(crate) fn openers(&self) -> Vec<u32> {
         let Ok((segment, _)) = self.metadata.segment() else { return Vec::new() };
-        let opens = |number: &u32| self.metadata.digest(segment, *number).is_some();
-        self.metadata.keyslots.keys().copied().filter(opens).collect()
+        let Metadata { keyslots, others, .. } = &self.metadata;
+        let mut numbers: Vec<_> = keyslots.keys().chain(others.keys()).copied().collect();
+        numbers.retain(|&number| self.metadata.digest(segment, number).is_some());
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// Why keyslot `number`, which is there, does not open the volume here; none if it may.
+    #[must_use]
+    pub fn not_used(&self, number: u32) -> Option<String> {
+        if let Some(other) = self.metadata.others.get(&number) {
+            return Some(other.why.clone());
+        }
+        let is_bound = |(segment, _)| self.metadata.digest(segment, number).is_some();
+        if !self.metadata.segment().map_or(true, is_bound) {
+            return Some("it holds the key of something else".to_owned());
+        }
+        self.metadata.keyslots.get(&number)?.check_usable().err().map(|error| error.to_string())
+    }
+
+    /// That one of the keyslots for the volume's key can be used here, if there are any.
+    pub(crate) fn check_openers(&self) -> Result<(), Error> {
+        self.metadata.segment()?;
+        let openers = self.openers();
+        let why = openers.iter().map(|&number| Some(format!("keyslot {number}: {}", self.not_used(number)?)));
+        match why.collect::<Option<Vec<_>>>() {
+            Some(why) if !why.is_empty() => Err(luks::none_usable(&why)),
+            _ => Ok(()),
+        }
+    }
+
+    /// That nothing but this volume claims its place (I4).
+    pub(crate) fn check_not_written_over(&self) -> Result<(), Error> {
+        match self.is_written_over {
+            false => Ok(()),
+            true => Err(Error::Overwritten(
+                "something else has been written over the primary copy of the header; the volume can be read by the other \
+                 one, and is not written to"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    /// That keys can be added and removed.
+    pub(crate) fn check_changeable(&self) -> Result<(), Error> {
+        self.metadata.check_requirements()?;
+        self.check_not_written_over()
     }
 
     /// The first byte behind the keyslots area.
@@ -208,8 +276,8 @@ impl Header {
         limits: &Limits,
     ) -> Result<(u32, Locked), Error> {
         let (segment, _) = self.metadata.segment()?;
-        let mut numbers: Vec<_> =
-            self.metadata.keyslots.iter().map(|(&n, slot)| (slot.priority.unwrap_or(1), n)).collect();
+        let priority = |number: u32| self.metadata.keyslots.get(&number).and_then(|slot| slot.priority).unwrap_or(1);
+        let mut numbers: Vec<_> = self.openers().into_iter().map(|number| (priority(number), number)).collect();
         numbers.retain(|&(priority, number)| only.map_or(priority > 0, |only| only == number));
         numbers.sort_by_key(|&(priority, number)| (std::cmp::Reverse(priority), number));
         let numbers = numbers.into_iter().map(|(_, number)| number);
@@ -225,9 +293,17 @@ impl Header {
         passphrase: &[u8],
         limits: &Limits,
     ) -> Result<Option<Locked>, Error> {
-        let slot = &self.metadata.keyslots[&number];
+        let of_slot = |error| match error {
+            Error::Unsupported(why) => Error::Unsupported(format!("keyslot {number}: {why}")),
+            error => error,
+        };
+        let Some(slot) = self.metadata.keyslots.get(&number) else {
+            let why = self.not_used(number).unwrap_or_default();
+            return Err(of_slot(Error::Unsupported(why)));
+        };
+        slot.check_usable().map_err(of_slot)?;
         let Some(digest) = self.metadata.digest(segment, number) else { return Ok(None) };
-        let (digest, expected) = digest.check()?;
+        let (digest, expected) = digest.check().map_err(of_slot)?;
         let mut slot_key = Locked::zeroed(slot.area_key_size()?);
         let (hash, stripes) = (slot.hash()?, slot.af.stripes as usize);
         slot.kdf.kdf()?.derive(passphrase, &mut slot_key, limits)?;
@@ -248,6 +324,7 @@ impl Header {
         choice: &KdfChoice,
         wanted: Option<u32>,
     ) -> Result<u32, Error> {
+        self.check_changeable()?;
         let (segment, _) = self.metadata.segment()?;
         let is_free = |number: &u32| {
             let Metadata { keyslots, others, .. } = &self.metadata;
@@ -296,10 +373,9 @@ impl Header {
 
     /// Wipes a keyslot, and writes the header without it.
     pub(crate) fn remove(&mut self, store: &dyn Store, number: u32) -> Result<(), Error> {
-        self.metadata.check_requirements()?;
-        let Some(slot) = self.metadata.keyslots.get(&number) else {
-            return Err(Error::Request(format!("there is no keyslot {number}")));
-        };
+        self.check_changeable()?;
+        self.check_slot(number)?;
+        let slot = &self.metadata.keyslots[&number];
         let area = slot.area.offset..slot.area.offset + slot.area.size;
         let mut changed = self.clone();
         let name = number.to_string();
@@ -316,6 +392,15 @@ impl Header {
         changed.write(store)?;
         *self = changed;
         Ok(())
+    }
+
+    /// That keyslot `number` is there, and of a kind that is known here.
+    pub(crate) fn check_slot(&self, number: u32) -> Result<(), Error> {
+        match self.metadata.others.get(&number) {
+            Some(Other { why, .. }) => Err(Error::Unsupported(format!("keyslot {number}: {why}"))),
+            None if self.metadata.keyslots.contains_key(&number) => Ok(()),
+            None => Err(luks::no_such_slot(number)),
+        }
     }
 
     /// The first place of `size` bytes in the keyslots area that nobody has.
@@ -359,6 +444,7 @@ impl Header {
     fn prepare(&mut self) -> Result<(), Error> {
         self.metadata = Metadata::read(&self.json, self.copy.size)?;
         self.check_data_is_behind()?;
+        self.check_not_written_over()?;
         self.copy.json = self.json.to_string().into_bytes();
         self.copy.bytes(Which::Primary).map(drop)
     }

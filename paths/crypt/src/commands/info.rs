@@ -46,10 +46,12 @@ struct Info {
 #[derive(Serialize)]
 struct Slot {
     number: u32,
-    key_bits: usize,
-    kdf: String,
-    area_offset: u64,
-    area_bytes: u64,
+    key_bits: Option<usize>,
+    kdf: Option<String>,
+    area_offset: Option<u64>,
+    area_bytes: Option<u64>,
+    /// Why it does not open the volume here, if so.
+    not_used: Option<String>,
 }
 
 pub(super) fn run(args: &InfoArgs) -> Result<Said, Error> {
@@ -70,6 +72,9 @@ pub(super) fn run(args: &InfoArgs) -> Result<Said, Error> {
         }
         Err(error) => info.not_opened = Some(error.to_string()),
     }
+    if let (None, Err(error)) = (&info.not_opened, luks.check_openers()) {
+        info.not_opened = Some(error.to_string());
+    }
     let warnings = info.faults.clone();
     let out = match args.json {
         true => json_line(&serde_json::json!(info)),
@@ -82,16 +87,17 @@ fn of_luks1(header: &luks1::Header) -> Info {
     let active = (0..).zip(&header.slots).filter(|(_, slot)| slot.is_active);
     let keyslots = active.map(|(number, slot)| Slot {
         number,
-        key_bits: 8 * header.key_bytes,
-        kdf: format!("pbkdf2 ({}), {} iterations", header.hash.name(), slot.iterations),
-        area_offset: u64::from(slot.material) * crate::volume::UNIT,
-        area_bytes: crate::af::material_len(header.key_bytes, slot.stripes as usize) as u64,
+        key_bits: Some(8 * header.key_bytes),
+        kdf: Some(format!("pbkdf2 ({}), {} iterations", header.hash, slot.iterations)),
+        area_offset: Some(u64::from(slot.material) * crate::volume::UNIT),
+        area_bytes: Some(crate::af::material_len(header.key_bytes, slot.stripes as usize) as u64),
+        not_used: None,
     });
     Info {
         kind: "luks1",
         uuid: header.uuid(),
         label: String::new(),
-        cipher: crate::CIPHER.to_owned(),
+        cipher: header.cipher.clone(),
         key_bits: Some(8 * header.key_bytes),
         keyslots: keyslots.collect(),
         ..Info::empty()
@@ -100,20 +106,32 @@ fn of_luks1(header: &luks1::Header) -> Info {
 
 fn of_luks2(header: &luks2::Header) -> Info {
     let metadata = header.metadata();
-    let keyslots = metadata.keyslots.iter().map(|(&number, slot)| Slot {
+    let known = metadata.keyslots.iter().map(|(&number, slot)| Slot {
         number,
-        key_bits: 8 * slot.key_size,
-        kdf: slot.kdf.describe(),
-        area_offset: slot.area.offset,
-        area_bytes: slot.area.size,
+        key_bits: Some(8 * slot.key_size),
+        kdf: Some(slot.kdf.describe()),
+        area_offset: Some(slot.area.offset),
+        area_bytes: Some(slot.area.size),
+        not_used: header.not_used(number),
     });
-    let keyslots: Vec<_> = keyslots.collect();
+    let others = metadata.others.iter().map(|(&number, other)| Slot {
+        number,
+        key_bits: None,
+        kdf: None,
+        area_offset: other.area.as_ref().map(|area| area.offset),
+        area_bytes: other.area.as_ref().map(|area| area.size),
+        not_used: Some(other.why.clone()),
+    });
+    let mut keyslots: Vec<_> = known.chain(others).collect();
+    keyslots.sort_by_key(|slot| slot.number);
+    let openers = header.openers();
+    let of_volume = keyslots.iter().find(|slot| openers.contains(&slot.number)).or(keyslots.first());
     Info {
         kind: "luks2",
         uuid: header.uuid(),
         label: header.label(),
         cipher: metadata.segments.values().next().map_or_else(String::new, |segment| segment.encryption.clone()),
-        key_bits: keyslots.first().map(|slot| slot.key_bits),
+        key_bits: of_volume.and_then(|slot| slot.key_bits),
         keyslots,
         tokens: metadata.tokens,
         ..Info::empty()
@@ -157,8 +175,10 @@ impl Info {
             // Writing to a string can't fail.
             let _ = writeln!(text, "{name:<16}{value}");
         }
-        for Slot { number, kdf, .. } in &self.keyslots {
-            let _ = writeln!(text, "{:<16}{}", format!("keyslot {number}"), plain_text(kdf));
+        for Slot { number, kdf, not_used, .. } in &self.keyslots {
+            let not_used = not_used.as_ref().map(|why| format!("not used: {why}"));
+            let said: Vec<_> = [kdf.clone(), not_used].into_iter().flatten().collect();
+            let _ = writeln!(text, "{:<16}{}", format!("keyslot {number}"), plain_text(&said.join("; ")));
         }
         text
     }

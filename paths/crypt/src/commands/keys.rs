@@ -31,9 +31,13 @@ struct HeaderArgs {
 }
 
 impl HeaderArgs {
+    /// What cannot be done is said before anybody types.
     fn open(&self, may_write: bool) -> Result<(File, Luks), Error> {
         let file = open_locked(self.header.as_ref().unwrap_or(&self.image), may_write)?;
         let luks = Luks::read(&file)?;
+        if may_write {
+            luks.check_changeable()?;
+        }
         Ok((file, luks))
     }
 
@@ -101,6 +105,7 @@ pub(super) struct RemoveArgs {
 pub(super) fn test(args: &TestArgs) -> Result<Said, Error> {
     let HeaderArgs { image, secret, limits, .. } = &args.header;
     let (file, luks) = args.header.open(false)?;
+    luks.check_openers()?;
     let (number, _) = luks.unlock(&file, &secret.get(&shown(image))?, args.slot, &limits.limits())?;
     Ok(args.header.said(number, &format!("keyslot {number} opens"), luks.faults()))
 }
@@ -109,6 +114,7 @@ pub(super) fn add(args: &AddArgs) -> Result<Said, Error> {
     let HeaderArgs { image, secret, limits, .. } = &args.header;
     let (file, mut luks) = args.header.open(true)?;
     let warnings = mended(&luks);
+    luks.check_openers()?;
     let (_, key) = luks.unlock(&file, &secret.get(&shown(image))?, None, &limits.limits())?;
     let new = SecretArgs::from(args.new.clone()).get_new(&shown(image))?;
     let choice = args.kdf.choice(luks.default_kdf());
@@ -124,12 +130,10 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
         // Whoever gives the volume up need not open it.
         Some(number) if args.last && luks.openers() == [number] => number,
         Some(number) if luks.openers() == [number] => return Err(Error::LastKeyslot(number)),
-        Some(number) if !luks.used().contains(&number) => {
-            return Err(Error::Request(format!("there is no keyslot {number}: `crypt info` lists them")));
-        }
         Some(number) => {
+            luks.check_slot(number)?;
             let passphrase = secret.get(&format!("{}, of another keyslot than {number}", shown(image)))?;
-            let others = luks.used().into_iter().filter(|&other| other != number);
+            let others = luks.openers().into_iter().filter(|&other| other != number);
             first_that_opens(others, |other| match luks.unlock(&file, &passphrase, Some(other), &limits.limits()) {
                 Ok((_, key)) => Ok(Some(key)),
                 Err(Error::WrongPassphrase { .. }) => Ok(None),

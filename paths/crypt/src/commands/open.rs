@@ -120,6 +120,10 @@ impl OpenArgs {
         let luks = Luks::read(store)?;
         // What cannot be opened is said before anybody types.
         luks.geometry(data_len, detached.is_some())?;
+        luks.check_openers()?;
+        if may_write {
+            luks.check_not_written_over()?;
+        }
         let passphrase = self.secret.get(&shown(&self.image))?;
         let volume = luks.open(store, &passphrase, data_len, detached.is_some(), &self.limits.limits())?;
         Ok(Opened { data, volume, warnings: luks.faults() })

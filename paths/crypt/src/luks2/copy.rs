@@ -1,5 +1,7 @@
 //! One of the two copies of a LUKS2 header: 4096 bytes of fixed fields, then JSON up to `hdr_size`, all of it under one
 //! checksum (the LUKS2 On-Disk Format Specification, section 2.1).
+use std::ops::Range;
+
 use crate::Error;
 use crate::bytes::{Fields, put};
 use crate::hash::Hash;
@@ -120,6 +122,31 @@ impl Copy {
         sum_of(&bytes, self.checksum, &mut sum);
         put(&mut bytes, at::CHECKSUM, &sum);
         Ok(bytes)
+    }
+
+    /// Whether `there`, which stands in the primary copy's place and is damaged, was written by something else. `self` is
+    /// the secondary copy. Damage leaves a header's magic or its UUID, and few bytes that are neither what belongs there nor
+    /// zero; a superblock does not. Nothing is lost by writing over zeroes.
+    pub(crate) fn is_written_over(&self, there: &[u8]) -> bool {
+        /// What a header has of its own at every change of it.
+        const CHANGES: [Range<usize>; 4] = [
+            at::SEQUENCE..at::CHECKSUM_NAME,
+            at::SALT..at::OFFSET,
+            at::CHECKSUM..at::CHECKSUM + CHECKSUM,
+            FIXED..usize::MAX,
+        ];
+        /// Bytes: fewer than any superblock has.
+        const FEW: usize = 16;
+        let Ok(own) = self.bytes(Which::Primary) else { return false };
+        let stays = |place: usize| !CHANGES.iter().any(|changes| changes.contains(&place));
+        let is_text = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+        let foreign = |&(place, (byte, own)): &(usize, (&u8, &u8))| {
+            *byte != 0 && if stays(place) { byte != own } else { place >= FIXED && !is_text(*byte) }
+        };
+        let strange = there.iter().zip(&own).enumerate().filter(foreign).count();
+        let is_same = |field: Range<usize>| there.get(field.clone()) == own.get(field);
+        let is_header = is_same(0..at::VERSION) || is_same(at::UUID..at::SUBSYSTEM);
+        strange > FEW || (!is_header && there.iter().take(FIXED).any(|&byte| byte != 0))
     }
 
     /// Where it belongs.

@@ -4,7 +4,8 @@
 //! priorities, fields of later versions) stays as it was.
 //!
 //! Invariants: in a [`Metadata`] key material lies in the keyslots area, in areas apart from each other, and fits its own
-//! (I1). What [`Digest::check`] returns has at least 20 bytes, so that no key matches by having nothing to compare (I2).
+//! (I1), whatever kind of keyslot it is of. What is of a kind that is not known here is no damage: it is kept apart, with the
+//! reason why it is not used. What [`Digest::check`] returns has at least 20 bytes, so that no key matches by having nothing to compare (I2).
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -30,8 +31,8 @@ pub(crate) const ALIGN: u64 = 4096;
 pub struct Metadata {
     /// The keyslots that hold a passphrase, by number.
     pub keyslots: BTreeMap<u32, Keyslot>,
-    /// Keyslots of other types, by number: the area of each, if it has one.
-    pub(crate) others: BTreeMap<u32, Option<Area>>,
+    /// Keyslots that are not read here, by number.
+    pub others: BTreeMap<u32, Other>,
     /// The digests, by number.
     pub digests: BTreeMap<u32, Digest>,
     /// The segments, by number.
@@ -57,6 +58,15 @@ pub struct Keyslot {
     pub kdf: KdfText,
     /// 0: only when it is named; 1: in turn; 2: first.
     pub priority: Option<u8>,
+}
+
+/// A keyslot of another type, or one with a part that is not known here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Other {
+    /// Why it is not used.
+    pub why: String,
+    /// Where its material lies, if it has some.
+    pub area: Option<Area>,
 }
 
 /// A splitter's parameters.
@@ -172,11 +182,11 @@ impl Metadata {
             let number = id(number)
                 .filter(|&number| number < MAX_SLOTS)
                 .ok_or_else(|| wrong("keyslots", format!("{number:?} is no number below {MAX_SLOTS}")))?;
-            if value.get("type").and_then(Value::as_str) == Some("luks2") {
-                found.keyslots.insert(number, of(value, "keyslot", number)?);
-            } else {
+            if let Some(why) = unknown_part(value) {
                 let area = value.get("area").map(|area| of(area, "the area of keyslot", number)).transpose()?;
-                found.others.insert(number, area);
+                found.others.insert(number, Other { why, area });
+            } else {
+                found.keyslots.insert(number, of(value, "keyslot", number)?);
             }
         }
         found.check(header_size)?;
@@ -204,15 +214,10 @@ impl Metadata {
         }
         for (number, slot) in &self.keyslots {
             let what = format!("keyslot {number}");
-            if !matches!(slot.key_size, 32 | 64) || !matches!(slot.area.key_size, 32 | 64) {
-                return Err(wrong(&what, "its keys have neither 32 nor 64 bytes"));
-            }
-            if slot.af.stripes == 0 || af::material_len(slot.key_size, slot.af.stripes as usize) as u64 > slot.area.size
-            {
-                return Err(wrong(&what, format!("{} stripes do not fit its area", slot.af.stripes)));
-            }
-            if slot.af.kind != "luks1" {
-                return Err(wrong(&what, format!("its splitter is {:?}", slot.af.kind)));
+            let (key, stripes, room) = (slot.key_size, slot.af.stripes as usize, slot.area.size);
+            let len = key.checked_mul(stripes).filter(|&len| 0 < len && len as u64 <= room);
+            if len.is_none() || af::material_len(key, stripes) as u64 > room {
+                return Err(wrong(&what, format!("{stripes} stripes of {key} bytes do not fit its area")));
             }
         }
         Ok(())
@@ -221,7 +226,7 @@ impl Metadata {
     /// The areas in use, each with its keyslot's number.
     pub(crate) fn areas(&self) -> impl Iterator<Item = (u32, &Area)> {
         let own = self.keyslots.iter().map(|(&number, slot)| (number, &slot.area));
-        own.chain(self.others.iter().filter_map(|(&number, area)| Some((number, area.as_ref()?))))
+        own.chain(self.others.iter().filter_map(|(&number, other)| Some((number, other.area.as_ref()?))))
     }
 
     /// The one segment that a volume has when nothing is under way.
@@ -232,7 +237,7 @@ impl Metadata {
         match (current.next(), current.next()) {
             (Some((&number, segment)), None) => Ok((number, segment)),
             (None, _) => Err(wrong("segments", "there is none")),
-            _ => Err(Error::Unsupported("the volume has several segments: a re-encryption is under way".to_owned())),
+            _ => Err(Error::Unsupported("the volume has several segments; one is done here".to_owned())),
         }
     }
 
@@ -240,7 +245,12 @@ impl Metadata {
         match self.requirements.as_slice() {
             [] => Ok(()),
             // In quotes, where what would move a terminal's cursor is spelt out.
-            needed => Err(Error::Unsupported(format!("the volume requires {needed:?}"))),
+            needed => Err(Error::Unsupported(match needed.iter().any(|need| need.contains("reencrypt")) {
+                true => {
+                    format!("a re-encryption is under way (the volume requires {needed:?}), which is not done here")
+                }
+                false => format!("the volume requires {needed:?}, which is not done here"),
+            })),
         }
     }
 
@@ -258,10 +268,25 @@ impl Keyslot {
 
     /// Bytes of the key that encrypts its area.
     pub(crate) fn area_key_size(&self) -> Result<usize, Error> {
-        match self.area.encryption.as_str() {
-            crate::CIPHER => Ok(self.area.key_size),
-            other => Err(Error::Unsupported(format!("the cipher {other:?} of a keyslot is not {}", crate::CIPHER))),
+        let Area { encryption, key_size, .. } = &self.area;
+        match (encryption.as_str(), key_size) {
+            (crate::CIPHER, 32 | 64) => Ok(*key_size),
+            _ => Err(Error::Unsupported(format!(
+                "its cipher is {encryption:?} with {key_size} bytes of key, not {} with 32 or 64",
+                crate::CIPHER
+            ))),
         }
+    }
+
+    /// Whether this program can use it.
+    pub(crate) fn check_usable(&self) -> Result<(), Error> {
+        if !matches!(self.key_size, 32 | 64) {
+            let bits = 8 * self.key_size;
+            return Err(Error::Unsupported(format!("it holds a key of {bits} bits; 256 and 512 are done here")));
+        }
+        self.area_key_size()?;
+        self.hash()?;
+        self.kdf.kdf().map(drop)
     }
 }
 
@@ -325,8 +350,9 @@ impl Segment {
         if self.integrity.is_some() {
             return Err(Error::Unsupported("the data has integrity tags".to_owned()));
         }
-        SectorSize::new(self.sector_size)
-            .ok_or_else(|| wrong("segment", format!("sectors of {} bytes", self.sector_size)))
+        let why =
+            || format!("the data has sectors of {} bytes; 512, 1024, 2048 and 4096 are done here", self.sector_size);
+        SectorSize::new(self.sector_size).ok_or_else(|| Error::Unsupported(why()))
     }
 }
 
@@ -372,6 +398,25 @@ fn decimal(text: &str) -> Option<u64> {
 /// The number under which an object stands.
 fn id(text: &str) -> Option<u32> {
     decimal(text).and_then(|number| u32::try_from(number).ok())
+}
+
+/// The part of a keyslot that is of a kind which is not known here, in words. A part that has no kind is damaged, and told of
+/// where it is read.
+fn unknown_part(keyslot: &Value) -> Option<String> {
+    if keyslot.get("type").is_none() {
+        return Some("it has no type".to_owned());
+    }
+    let known: [(_, _, &[&str]); 4] = [
+        ("/type", "type", &["luks2"]),
+        ("/area/type", "area", &["raw"]),
+        ("/af/type", "splitter", &["luks1"]),
+        ("/kdf/type", "function", &["pbkdf2", "argon2i", "argon2id"]),
+    ];
+    known.into_iter().find_map(|(place, what, names)| {
+        let kind = keyslot.pointer(place)?;
+        (!kind.as_str().is_some_and(|kind| names.contains(&kind)))
+            .then(|| format!("its {what} {kind} is not done here"))
+    })
 }
 
 /// The objects under `name`, each with its key.
