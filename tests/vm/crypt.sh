@@ -72,6 +72,43 @@ both_ways() {
     cryptsetup close plain
 }
 
+# fails WORD COMMAND…: the command is refused, and says the word.
+fails() {
+    word=$1
+    shift
+    if said=$("$@" 2>&1); then
+        echo "not refused: $*"
+        exit 1
+    fi
+    echo "$said" | grep -F -e "$word" || { echo "refused in other words: $said"; exit 1; }
+}
+
+echo '== a device is one user'"'"'s, and so is the file behind it'
+cheap='--kdf pbkdf2 --kdf-iterations 1000 --key-file key'
+truncate -s 40M disk.img
+device=$(losetup -f)
+losetup "$device" disk.img
+mkfs.ext4 -q -b 4096 "$device"
+fails --force pagemill crypt format "$device" $cheap
+mount "$device" /mnt
+fails 'in use' pagemill crypt format "$device" --force $cheap
+fails 'in use' pagemill crypt format disk.img --force $cheap
+fails 'in use' pagemill crypt serve "$device" --type plain --key-file key --unix /tmp/served
+umount /mnt
+pagemill crypt format "$device" --force $cheap
+serves "$device"
+fails 'in use' cryptsetup open --disable-keyring --key-file key "$device" plain
+fails 'another program is using it' pagemill crypt serve disk.img --key-file key --unix /tmp/other
+head -c 32 /dev/urandom > second
+pagemill crypt add-key "$device" --new-key-file second $cheap
+cryptsetup luksKillSlot --batch-mode --key-file key "$device" 1
+serves_no_more
+has_kernel "$device"
+fails 'in use' pagemill crypt serve "$device" --key-file key --unix /tmp/served
+cryptsetup close plain
+losetup -d "$device"
+rm disk.img second
+
 # The last number is the file's MiB: a LUKS2 header has 16 of them.
 for kind in 'luks2 4096 512 24' 'luks2 512 256 24' 'luks1 512 512 10'; do
     set -- $kind

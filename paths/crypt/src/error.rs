@@ -30,6 +30,9 @@ pub enum Error {
     /// Another program has the file.
     #[error("{0}: another program is using it")]
     Busy(String),
+    /// The block device is mounted, or another program or device has it for itself.
+    #[error("{0} is in use: it is mounted, or another program or device has it")]
+    Held(String),
     /// Something else has been written where a copy of the header was.
     #[error("{0}")]
     Overwritten(String),
@@ -81,6 +84,7 @@ impl Error {
             Self::Unsupported(_) => "open it with cryptsetup",
             Self::TooExpensive(_) => "if you trust this header, allow more with --max-kdf-memory or --max-kdf-work",
             Self::Busy(_) => "wait until it is done, or end it",
+            Self::Held(_) => "lsblk shows by what: unmount that, or close it",
             Self::Overwritten(_) => {
                 "look at what it is (wipefs); if it is the volume that you want, restore the copy with: cryptsetup repair"
             }

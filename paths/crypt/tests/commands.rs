@@ -94,11 +94,46 @@ fn what_is_there_is_not_overwritten() {
     assert!(matches!(format(""), Err(Error::Occupied(_))));
     assert!(fs::read(bench.path("a")).unwrap() == bytes);
     format("--force").unwrap();
-    // A file that somebody else holds is left alone.
+    // Not in what is read first, nor anywhere that a signature stands.
+    let mut bytes = vec![0; 20 << 20];
+    bytes[10_000_000] = 1;
+    write(&bench.path("a"), &bytes);
+    assert!(matches!(format(""), Err(Error::Occupied(why)) if why.contains("10000000")));
+    format("--force").unwrap();
+    // A file whose header somebody else changes is left alone.
     let held = bench.open("a");
     held.lock().unwrap();
     assert!(matches!(format("--force"), Err(Error::Busy(_))));
     assert!(matches!(crypt(&bench, "info @a"), Err(Error::Busy(_))));
+}
+
+#[test]
+fn keys_change_beside_an_open_volume() {
+    let bench = Bench::with(&[]).unwrap();
+    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
+    for may_write in [true, false] {
+        let opened = opening(&bench, "@a --key-file @pw").open(may_write).unwrap();
+        assert!(crypt(&bench, "info @a").unwrap().out.contains("keyslot 0"));
+        crypt(&bench, &format!("add-key @a --key-file @pw --new-key-file @other {CHEAP}")).unwrap();
+        crypt(&bench, "test-passphrase @a --key-file @other --slot 1").unwrap();
+        crypt(&bench, "remove-key @a --key-file @pw --slot 1").unwrap();
+        assert!(matches!(crypt(&bench, &format!("format @a --force --key-file @pw {CHEAP}")), Err(Error::Busy(_))));
+        let again = |may_write| opening(&bench, "@a --key-file @pw").open(may_write);
+        assert!(matches!(again(true), Err(Error::Busy(_))));
+        assert_eq!(again(false).is_ok(), !may_write, "readers share it");
+        drop(opened);
+    }
+    crypt(&bench, &format!("format @a --force --key-file @pw {CHEAP}")).unwrap();
+}
+
+#[test]
+fn a_signature_that_wipefs_knows_is_named() {
+    let Some(bench) = Bench::with(&["wipefs", "mkswap"]) else { return };
+    bench.file("a", 20 << 20);
+    bench.ok("mkswap a");
+    let refused = crypt(&bench, &format!("format @a --key-file @pw {CHEAP}")).unwrap_err();
+    assert!(matches!(&refused, Error::Occupied(why) if why.contains("swap at 0xff6")), "{refused}");
+    crypt(&bench, &format!("format @a --force --key-file @pw {CHEAP}")).unwrap();
 }
 
 #[test]
@@ -155,7 +190,7 @@ fn a_volume_opens_with_its_header_elsewhere() {
     assert!(crypt(&bench, "info @data").is_err_and(|error| matches!(error, Error::NoHeader)));
     let opened = opening(&bench, "@data --header @header --key-file @pw").open(true).unwrap();
     assert_eq!((opened.volume.geometry().offset, opened.volume.geometry().len), (0, 3 << 20));
-    assert!(crypt(&bench, "info @data --header @header").is_err(), "the data is in use");
+    assert!(crypt(&bench, &format!("format @data --header @other-header --key-file @pw {CHEAP}")).is_err());
     drop(opened);
     assert!(crypt(&bench, "info @data --header @header").unwrap().out.contains("3145728"));
 }

@@ -9,6 +9,7 @@ mod cipher;
 mod commands;
 mod cryptsetup;
 mod data;
+mod devices;
 mod fio;
 mod headers;
 mod mount;

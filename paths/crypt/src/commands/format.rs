@@ -5,15 +5,14 @@ use clap::{Args, ValueEnum};
 
 use super::open::{key_size, sector_size};
 use super::passphrase::SecretArgs;
+use super::signatures::refuse_what_is_there;
 use super::target::Target;
 use super::{KdfArgs, Said, json_line, shown};
 use crate::cipher::SectorSize;
 use crate::kdf::KdfKind;
 use crate::luks::New;
-use crate::{Error, Luks, Store};
+use crate::{Error, Luks};
 
-/// How much of an image is looked at before it is overwritten.
-const LOOKED_AT: u64 = 1 << 20;
 /// Bytes of a detached header's file that is made here.
 const HEADER_FILE: u64 = 16 << 20;
 
@@ -58,7 +57,7 @@ pub(super) struct FormatArgs {
     #[arg(long, default_value = "", hide_default_value = true)]
     label: String,
 
-    /// Overwrite what is there
+    /// Overwrite what is there, unless it is mounted or in use
     #[arg(long)]
     force: bool,
 
@@ -131,21 +130,6 @@ pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
         args.key_size,
     );
     Ok(Said { out, warnings: Vec::new() })
-}
-
-fn refuse_what_is_there(target: &Target<'_>) -> Result<(), Error> {
-    let path = shown(target.path);
-    match Luks::read(&target.file) {
-        Err(Error::NoHeader) => {}
-        Err(error @ Error::Io { .. }) => return Err(error),
-        _ => return Err(Error::Occupied(format!("{path} has a LUKS header, and overwriting it loses its data"))),
-    }
-    let mut start = vec![0; target.len()?.min(LOOKED_AT) as usize];
-    target.file.read_at(&mut start, 0).map_err(|error| Error::io(path.clone(), error))?;
-    match start.iter().any(|&byte| byte != 0) {
-        true => Err(Error::Occupied(format!("{path} is not empty"))),
-        false => Ok(()),
-    }
 }
 
 fn size(text: &str) -> Result<u64, String> {

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use super::{Said, json_line, open_locked, shown};
+use super::hold::open_header;
+use super::{Said, json_line, shown};
 use crate::{Error, Luks, Store, luks1, luks2};
 
 /// Show what a volume's header says, without its passphrase
@@ -55,10 +56,10 @@ struct Slot {
 }
 
 pub(super) fn run(args: &InfoArgs) -> Result<Said, Error> {
-    let data = open_locked(&args.image, false)?;
+    let data = open_header(&args.image, false)?;
     let data_len = data.size().map_err(|error| Error::io(shown(&args.image), error))?;
-    let detached = args.header.as_deref().map(|path| open_locked(path, false)).transpose()?;
-    let luks = Luks::read(detached.as_ref().unwrap_or(&data))?;
+    let detached = args.header.as_deref().map(|path| open_header(path, false)).transpose()?;
+    let luks = Luks::read(&**detached.as_ref().unwrap_or(&data))?;
     let mut info = match &luks {
         Luks::V1(header) => of_luks1(header),
         Luks::V2(header) => of_luks2(header),

@@ -1,11 +1,11 @@
 //! `pagemill crypt test-passphrase`, `add-key`, `remove-key`.
-use std::fs::File;
 use std::path::PathBuf;
 
 use clap::Args;
 
+use super::hold::{HeaderFile, open_header};
 use super::passphrase::{NewSecretArgs, SecretArgs};
-use super::{KdfArgs, LimitArgs, Said, json_line, open_locked, shown};
+use super::{KdfArgs, LimitArgs, Said, json_line, shown};
 use crate::luks::first_that_opens;
 use crate::{Error, Luks};
 
@@ -32,9 +32,9 @@ struct HeaderArgs {
 
 impl HeaderArgs {
     /// What cannot be done is said before anybody types.
-    fn open(&self, may_write: bool) -> Result<(File, Luks), Error> {
-        let file = open_locked(self.header.as_ref().unwrap_or(&self.image), may_write)?;
-        let luks = Luks::read(&file)?;
+    fn open(&self, may_write: bool) -> Result<(HeaderFile, Luks), Error> {
+        let file = open_header(self.header.as_ref().unwrap_or(&self.image), may_write)?;
+        let luks = Luks::read(&*file)?;
         if may_write {
             luks.check_changeable()?;
         }
@@ -106,7 +106,7 @@ pub(super) fn test(args: &TestArgs) -> Result<Said, Error> {
     let HeaderArgs { image, secret, limits, .. } = &args.header;
     let (file, luks) = args.header.open(false)?;
     luks.check_openers()?;
-    let (number, _) = luks.unlock(&file, &secret.get(&shown(image))?, args.slot, &limits.limits())?;
+    let (number, _) = luks.unlock(&*file, &secret.get(&shown(image))?, args.slot, &limits.limits())?;
     Ok(args.header.said(number, &format!("keyslot {number} opens"), luks.faults()))
 }
 
@@ -115,10 +115,10 @@ pub(super) fn add(args: &AddArgs) -> Result<Said, Error> {
     let (file, mut luks) = args.header.open(true)?;
     let warnings = mended(&luks);
     luks.check_openers()?;
-    let (_, key) = luks.unlock(&file, &secret.get(&shown(image))?, None, &limits.limits())?;
+    let (_, key) = luks.unlock(&*file, &secret.get(&shown(image))?, None, &limits.limits())?;
     let new = SecretArgs::from(args.new.clone()).get_new(&shown(image))?;
     let choice = args.kdf.choice(luks.default_kdf());
-    let number = luks.add_key(&file, &key, &new, &choice, args.slot)?;
+    let number = luks.add_key(&*file, &key, &new, &choice, args.slot)?;
     Ok(args.header.said(number, &format!("the new passphrase is in keyslot {number}"), warnings))
 }
 
@@ -134,16 +134,16 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
             luks.check_slot(number)?;
             let passphrase = secret.get(&format!("{}, of another keyslot than {number}", shown(image)))?;
             let others = luks.openers().into_iter().filter(|&other| other != number);
-            first_that_opens(others, |other| match luks.unlock(&file, &passphrase, Some(other), &limits.limits()) {
+            first_that_opens(others, |other| match luks.unlock(&*file, &passphrase, Some(other), &limits.limits()) {
                 Ok((_, key)) => Ok(Some(key)),
                 Err(Error::WrongPassphrase { .. }) => Ok(None),
                 Err(error) => Err(error),
             })?;
             number
         }
-        None => luks.unlock(&file, &secret.get(&shown(image))?, None, &limits.limits())?.0,
+        None => luks.unlock(&*file, &secret.get(&shown(image))?, None, &limits.limits())?.0,
     };
-    luks.remove_key(&file, number, args.last)?;
+    luks.remove_key(&*file, number, args.last)?;
     Ok(args.header.said(number, &format!("keyslot {number} is wiped"), warnings))
 }
 

@@ -1,10 +1,11 @@
 //! `pagemill crypt`: the subcommands that make volumes, look after their keys, and serve or mount them. Each is its arguments
 //! and a `run`.
 //!
-//! A subcommand returns what it has to say ([`Said`]), or says it while it runs; printing is the program's part. The header's
-//! file is locked (`flock`, as `cryptsetup` does for images) while it is read and changed, so two changes never cross; the
-//! data's file is, as long as the volume is open.
+//! A subcommand returns what it has to say ([`Said`]), or says it while it runs; printing is the program's part. A header is
+//! locked while it is read and changed, so two changes never cross; data is claimed as long as the volume is open. Keys can
+//! be changed meanwhile.
 mod format;
+mod hold;
 mod info;
 mod keys;
 mod listen;
@@ -14,10 +15,9 @@ mod open;
 mod passphrase;
 mod serve;
 mod signals;
+mod signatures;
 mod target;
 
-use std::fs::{File, TryLockError};
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use clap::{Args, Subcommand};
@@ -25,6 +25,7 @@ use clap::{Args, Subcommand};
 use crate::kdf::{KdfChoice, KdfKind, Limits};
 use crate::secret::lock_failure;
 use crate::{Error, Hash};
+pub use hold::Claim;
 pub use open::{OpenArgs, Opened};
 
 /// Make encrypted volumes, look after their keys, and serve them
@@ -183,32 +184,6 @@ fn json_line(object: &serde_json::Value) -> String {
 
 fn hash(name: &str) -> Result<Hash, String> {
     Hash::named(name).map_err(|error| error.to_string())
-}
-
-/// Opens a file that is there, and locks it: for this program alone if it is to be changed.
-fn open_locked(path: &Path, may_write: bool) -> Result<File, Error> {
-    refuse_what_has_no_blocks(path)?;
-    let file = File::options().read(true).write(may_write).open(path).map_err(|error| Error::io(shown(path), error))?;
-    lock(&file, path, may_write)?;
-    Ok(file)
-}
-
-/// Before it is opened: opening a pipe would wait for its other end.
-fn refuse_what_has_no_blocks(path: &Path) -> Result<(), Error> {
-    let kind = path.metadata().map_err(|error| Error::io(shown(path), error))?.file_type();
-    if kind.is_file() || kind.is_block_device() {
-        return Ok(());
-    }
-    let what = if kind.is_dir() { "a directory" } else { "a pipe, socket or character device" };
-    Err(Error::Request(format!("{} is {what}: name a file or a block device", shown(path))))
-}
-
-fn lock(file: &File, path: &Path, may_write: bool) -> Result<(), Error> {
-    match if may_write { file.try_lock() } else { file.try_lock_shared() } {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => Err(Error::Busy(shown(path))),
-        Err(TryLockError::Error(error)) => Err(Error::io(format!("locking {}", shown(path)), error)),
-    }
 }
 
 fn shown(path: &Path) -> String {

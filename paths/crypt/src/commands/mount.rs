@@ -43,7 +43,7 @@ pub(super) fn run(args: &MountArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     // Before the passphrase is asked for.
     let memory = args.memory.memory()?;
     let place = Place::new(&args.file)?;
-    let Opened { data, volume, warnings } = args.open.open(!args.read_only)?;
+    let Opened { data, volume, warnings, claim: _claim } = args.open.open(!args.read_only)?;
     warnings.iter().for_each(|warning| notice(warning));
 
     let geometry = *volume.geometry();

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::hold::{Claim, MetadataLock, open_claimed, open_header};
 use super::passphrase::SecretArgs;
-use super::{LimitArgs, hash, open_locked, shown};
+use super::{LimitArgs, hash, shown};
 use crate::cipher::SectorSize;
 use crate::plain::Plain;
 use crate::volume::Volume;
@@ -98,25 +99,32 @@ pub struct Opened {
     pub volume: Volume,
     /// What is wrong, though it serves.
     pub warnings: Vec<String>,
+    /// What keeps others from the data, for as long as it is used.
+    pub claim: Claim,
 }
 
 impl OpenArgs {
     /// Opens the data's file, reads the header, asks for the passphrase, and finds the key.
     ///
-    /// The data's file is locked, shared where `may_write` is not set; so is the header's, for as long as it is read.
+    /// The data is claimed: for this program alone, but for a file where `may_write` is not set. The header's metadata is
+    /// locked while it is read.
     ///
     /// # Errors
     /// As for [`Luks::open`].
     pub fn open(&self, may_write: bool) -> Result<Opened, Error> {
         self.refuse_what_says_nothing()?;
-        let data = open_locked(&self.image, may_write)?;
+        let (data, claim) = open_claimed(&self.image, may_write)?;
         let data_len = data.size().map_err(|error| Error::io(shown(&self.image), error))?;
         if self.kind == Kind::Plain {
             let (volume, warnings) = (self.plain_volume(data_len)?, Vec::new());
-            return Ok(Opened { data, volume, warnings });
+            return Ok(Opened { data, volume, warnings, claim });
         }
-        let detached = self.header.as_deref().map(|path| open_locked(path, false)).transpose()?;
-        let store = detached.as_ref().unwrap_or(&data);
+        let detached = self.header.as_deref().map(|path| open_header(path, false)).transpose()?;
+        let lock = match detached {
+            Some(_) => None,
+            None => Some(MetadataLock::take(&data, &self.image, false)?),
+        };
+        let store = detached.as_deref().unwrap_or(&data);
         let luks = Luks::read(store)?;
         // What cannot be opened is said before anybody types.
         luks.geometry(data_len, detached.is_some())?;
@@ -126,7 +134,8 @@ impl OpenArgs {
         }
         let passphrase = self.secret.get(&shown(&self.image))?;
         let volume = luks.open(store, &passphrase, data_len, detached.is_some(), &self.limits.limits())?;
-        Ok(Opened { data, volume, warnings: luks.faults() })
+        drop(lock);
+        Ok(Opened { data, volume, warnings: luks.faults(), claim })
     }
 
     /// What is said of a volume of the other kind would be passed over, and another volume opened than was meant.

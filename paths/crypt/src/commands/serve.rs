@@ -153,7 +153,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     // Before the passphrase is asked for.
     let tls = args.tls.server()?;
     let memory = args.ways.memory.memory()?;
-    let Opened { data, volume, warnings } = args.open.open(!args.read_only)?;
+    let Opened { data, volume, warnings, claim: _claim } = args.open.open(!args.read_only)?;
     warnings.iter().for_each(|warning| notice(warning));
 
     let geometry = *volume.geometry();

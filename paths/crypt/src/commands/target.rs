@@ -17,13 +17,16 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::{emulate_default_handler, register, unregister};
 
-use super::{lock, open_locked, shown};
+use super::hold::{Claim, MetadataLock, open_claimed};
+use super::shown;
 use crate::{Error, Store};
 
 pub(super) struct Target<'a> {
     pub(super) path: &'a Path,
     pub(super) file: File,
     state: State,
+    /// Nobody else uses it meanwhile, nor reads its header.
+    _locks: (Claim, MetadataLock),
 }
 
 enum State {
@@ -40,7 +43,9 @@ enum State {
 impl<'a> Target<'a> {
     pub(super) fn open(path: &'a Path, size: Option<u64>) -> Result<Self, Error> {
         if path.exists() {
-            let there = Self { path, file: open_locked(path, true)?, state: State::Kept };
+            let (file, claim) = open_claimed(path, true)?;
+            let lock = MetadataLock::take(&file, path, true)?;
+            let there = Self { path, file, state: State::Kept, _locks: (claim, lock) };
             return match size {
                 Some(size) if there.len()? != size => {
                     let why = format!("{} has {} bytes already: leave --size out", shown(path), there.len()?);
@@ -57,8 +62,9 @@ impl<'a> Target<'a> {
 
     fn make(path: &'a Path, size: u64, made: io::Result<(File, State)>) -> Result<Self, Error> {
         let (file, state) = made.map_err(|error| Error::io(shown(path), error))?;
-        let made = Self { path, file, state };
-        lock(&made.file, path, true)?;
+        let claim = Claim::of_file(&file, path, true)?;
+        let lock = MetadataLock::take(&file, path, true)?;
+        let made = Self { path, file, state, _locks: (claim, lock) };
         made.file
             .set_len(size)
             .map_err(|error| Error::io(format!("making {} {size} bytes long", shown(path)), error))?;
