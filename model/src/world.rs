@@ -34,7 +34,8 @@ pub fn set_fake_cpu(cpu: usize) {
 pub struct Failure(String);
 
 impl Failure {
-    pub(crate) fn new(what: impl Into<String>) -> Self {
+    /// That it is this.
+    pub fn new(what: impl Into<String>) -> Self {
         Self(what.into())
     }
 }
@@ -368,7 +369,7 @@ impl World {
             self.ledger.look(block.addr(), block.order(), *tag)?;
         }
         if self.zones.is_some() {
-            let census = self.allocator.validate();
+            let census = self.allocator.validate().map_err(|misfit| Failure::new(misfit.to_string()))?;
             let out = self.ledger.owners().filter(|&owner| owner != 0).count();
             demand!(
                 census.handed_out == self.out && out == self.out,

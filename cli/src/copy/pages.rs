@@ -144,7 +144,7 @@ mod tests {
             buffer.give_back(form, &mut tally);
             assert!(buffer.window(0, PAGE_SIZE).is_empty());
         }
-        assert_eq!(allocator.validate().handed_out, 0);
+        assert_eq!(allocator.validate().unwrap().handed_out, 0);
     }
 
     #[test]

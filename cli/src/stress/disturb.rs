@@ -96,6 +96,8 @@ fn child_lives(round: &Round, seed: u64, inherited: Vec<Holding>) -> Result<(), 
         }
     }
     world.finish()?;
-    round.allocator.validate();
-    Ok(())
+    match round.allocator.validate() {
+        Ok(_) => Ok(()),
+        Err(misfit) => Err(Failure::new(misfit.to_string())),
+    }
 }

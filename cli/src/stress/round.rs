@@ -1,6 +1,5 @@
 //! One round: an allocator, everything that works with it, and the account at the end.
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -173,8 +172,8 @@ impl Round {
             let tag = self.ledger.owner_of(self.ledger.addr_of(frame));
             return Err(format!("frame {frame} lost: {tag:#x} has it, and nobody gave it back"));
         }
-        let census = catch_unwind(AssertUnwindSafe(|| self.allocator.validate()));
-        let Ok(census) = census else { return Err("a frame is lost or owned twice, see the panic above".into()) };
+        let lost = |misfit| format!("a frame is lost or owned twice: {misfit}");
+        let census = self.allocator.validate().map_err(lost)?;
         let stats = self.allocator.stats();
         if census.quarantined != 0 || stats.quarantined != 0 || stats.misused != 0 {
             let (aside, refused) = (stats.quarantined, stats.misused);

@@ -6,7 +6,6 @@
 //! looks whether a zone ever falls below what `ATOMIC` must leave. In the end every frame is accounted for, and what
 //! was never met is not called tried.
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
@@ -198,8 +197,8 @@ impl Tight {
         if let Some(frame) = self.ledger.owners().position(|owner| owner != 0) {
             return Err(format!("frame {frame} lost: nobody gave it back"));
         }
-        let census = catch_unwind(AssertUnwindSafe(|| self.allocator.validate()));
-        let Ok(census) = census else { return Err("a frame is lost or owned twice, see the panic above".into()) };
+        let lost = |misfit| format!("a frame is lost or owned twice: {misfit}");
+        let census = self.allocator.validate().map_err(lost)?;
         let stats = self.allocator.stats();
         let wrong = [
             ("quarantined", stats.quarantined, 0),

@@ -75,7 +75,7 @@ pub use nodes::{NodeId, NodeMask, Policy, ZoneKind, interleave_share, zonelist_p
 pub use policy::{ListPolicy, SlowEvent};
 pub use state::FrameState;
 pub use units::{CpuId, Order, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn};
-pub use validate::{BuddyInfo, ZoneCensus};
+pub use validate::{BuddyInfo, Misfit, ZoneCensus};
 pub use zone::{BoundBlock, Zone, ZoneMetadata};
 
 /// The atomics that the zone's metadata is made of: the core ones, or loom's when the models run.

@@ -1,4 +1,4 @@
-//! Walks a zone at rest and proves its invariants; shows what is free by order, as `/proc/buddyinfo` does.
+//! Walks a zone and proves its invariants, if it is at rest; shows what is free by order, as `/proc/buddyinfo` does.
 use crate::area::{BLOCK_WORDS, Entry, aligned_runs, run_mask};
 use crate::index::Class;
 use crate::sync::Ordering::{Acquire, Relaxed};
@@ -13,7 +13,7 @@ use core::fmt;
 /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
 /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
 /// let zone = Zone::new(Pfn::new(0), 600, &bits, &areas).unwrap();
-/// let census = zone.validate();
+/// let census = zone.validate().unwrap();
 /// assert_eq!((census.free, census.whole), (600, 0));
 /// assert_eq!(zone.buddy_info().free_blocks(pagemill_core::Order::PAGEBLOCK), 1);
 /// ```
@@ -23,6 +23,94 @@ pub struct ZoneCensus {
     pub free: usize,
     /// Frames in blocks of order 9 and up that are handed out.
     pub whole: usize,
+}
+
+/// Two things that a walk over the frames saw disagree. Somebody changed one of them between two looks; or nobody was at
+/// them, and it is a fault of Pagemill's own (C10.1).
+///
+/// ```
+/// let misfit = pagemill_core::Misfit::Sum { counted: 7, found: 8 };
+/// assert_eq!(misfit.to_string(), "I4: the zone counts 7 free frames, and its pageblocks 8");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Misfit {
+    /// A pageblock that is handed out whole has free frames, or not all bits set.
+    #[error("I3: whole pageblock {block} counts {counted} free frames and has {set} bits")]
+    Whole {
+        /// Its place in the zone.
+        block: usize,
+        /// What it counts.
+        counted: u32,
+        /// Bits.
+        set: u32,
+    },
+    /// A pageblock's count is not that of its bits.
+    #[error("I4: pageblock {block} counts {counted} free frames and has {set} bits")]
+    Count {
+        /// Its place in the zone.
+        block: usize,
+        /// What it counts.
+        counted: u32,
+        /// Bits.
+        set: u32,
+    },
+    /// The zone's count is not that of its pageblocks.
+    #[error("I4: the zone counts {counted} free frames, and its pageblocks {found}")]
+    Sum {
+        /// What it counts.
+        counted: usize,
+        /// What they do.
+        found: usize,
+    },
+    /// The index does not lead to a pageblock where it should.
+    #[error("I5: pageblock {block} with {free} free frames is not filed under its class")]
+    Unfiled {
+        /// Its place in the zone.
+        block: usize,
+        /// What it counts.
+        free: u32,
+    },
+    /// A list holds a frame of another zone.
+    #[error("L1: a list holds {pfn}, which is not of its zone")]
+    OtherZones {
+        /// The frame.
+        pfn: Pfn,
+    },
+    /// Two lists hold a frame, or one holds it twice.
+    #[error("L1: {pfn} is on lists twice")]
+    ListedTwice {
+        /// The frame.
+        pfn: Pfn,
+    },
+    /// A frame's state does not say where it is.
+    #[error("{pfn} is {state:?} and in {places} free places")]
+    State {
+        /// The frame.
+        pfn: Pfn,
+        /// Its state.
+        state: FrameState,
+        /// How often it is in the free areas and on lists.
+        places: usize,
+    },
+    /// A frame inside of a block that is handed out looks as if it were not.
+    #[error("{pfn} of a block that is handed out is {state:?} and in {places} free places")]
+    OfBlock {
+        /// The frame.
+        pfn: Pfn,
+        /// Its state.
+        state: FrameState,
+        /// As above.
+        places: usize,
+    },
+    /// Frames are missing, or too many.
+    #[error("C10.2: {found} frames are somewhere, and {managed} are managed")]
+    Managed {
+        /// Those that were found.
+        found: usize,
+        /// Those that there are.
+        managed: usize,
+    },
 }
 
 /// Free blocks by order, each counted once with the largest order it merges to.
@@ -52,38 +140,33 @@ impl Zone<'_> {
         !is_whole && self.bits[self.word_of(pfn)].load(Acquire) >> (pfn.as_u32() % 64) & 1 == 1
     }
 
-    /// Proves I3, I4 and I5. Nobody may use the zone meanwhile.
+    /// Proves I3, I4 and I5 of a zone that nobody uses meanwhile.
     ///
-    /// # Panics
-    /// Where an invariant is broken, with both values: it is a fault of Pagemill's own (C10.1).
-    pub fn validate(&self) -> ZoneCensus {
+    /// # Errors
+    /// The first [`Misfit`]: a zone at rest has none.
+    pub fn validate(&self) -> Result<ZoneCensus, Misfit> {
         let mut census = ZoneCensus::default();
         for (block, area) in self.areas.iter().enumerate() {
             let (entry, frames) = (Entry(area.load(Acquire)), self.frames_of(block));
             let set: u32 = self.words_of(block).iter().map(|word| word.load(Acquire).count_ones()).sum();
+            let counted = entry.free();
             if entry.is_whole() {
-                assert!(
-                    entry.free() == 0 && set == frames,
-                    "I3: whole block {block} has count {} and {set} bits",
-                    entry.free()
-                );
+                if counted != 0 || set != frames {
+                    return Err(Misfit::Whole { block, counted, set });
+                }
                 census.whole += frames as usize;
             } else {
-                assert_eq!(
-                    entry.free(),
-                    set,
-                    "I4: block {block} counts {} free frames and has {set} bits",
-                    entry.free()
-                );
+                if counted != set {
+                    return Err(Misfit::Count { block, counted, set });
+                }
                 census.free += set as usize;
             }
-            if let Some(class) = Class::of(entry, frames) {
-                assert!(self.index.contains(class, block), "I5: block {block} is not filed under {class:?}");
+            if Class::of(entry, frames).is_some_and(|class| !self.index.contains(class, block)) {
+                return Err(Misfit::Unfiled { block, free: counted });
             }
         }
-        let counter = self.free_frames();
-        assert_eq!(counter, census.free, "I4: the zone counts {counter} free frames and its blocks {}", census.free);
-        census
+        let (counted, found) = (self.free_frames(), census.free);
+        if counted == found { Ok(census) } else { Err(Misfit::Sum { counted, found }) }
     }
 
     /// Counts everything again from the states of the frames: in the child after a fork, where other threads stopped

@@ -22,7 +22,7 @@ fn taken(zone: &Zone<'_>, which: Unused, floor: u32, is_gone: bool) -> Vec<u32> 
         zone.return_unused(pfn, is_gone).unwrap();
         pfns.push(pfn.as_u32());
     }
-    zone.validate();
+    zone.validate().unwrap();
     pfns
 }
 
@@ -97,7 +97,7 @@ fn the_rest_of_a_zone_is_what_is_free_beside_what_is_taken() {
             let mut giving = zone.giving();
             frames.into_iter().for_each(|pfn| giving.give(pfn));
             assert_eq!(giving.finish().frames, numbers.len());
-            zone.validate();
+            zone.validate().unwrap();
             numbers
         };
         let one = zone.alloc_block(Order::ZERO, Mobility::Movable, 0).unwrap();

@@ -139,7 +139,7 @@ impl Model {
 
     /// At rest: what nobody owns is free, and all of it can be had.
     fn settle(&self) {
-        let census = self.zone().validate();
+        let census = self.zone().validate().unwrap();
         let owned: Vec<u32> = self.owned.lock().unwrap().iter().copied().collect();
         assert_eq!(census.free + owned.len(), self.zone().managed_frames() as usize, "a frame is lost");
         self.take(census.free);

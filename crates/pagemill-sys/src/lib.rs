@@ -9,6 +9,7 @@
 //! ```
 
 mod batch;
+mod cells;
 mod counters;
 mod cpu;
 pub mod device;
@@ -25,6 +26,7 @@ mod touch;
 mod words;
 
 pub use batch::{Batch, Frames, Load};
+pub use cells::{bytes_differ, count_up, do_count_up, set_bytes};
 pub use cpu::{current_cpu, current_thread, possible_cpus};
 pub use fork::{ForkHooks, on_fork};
 pub use limit::{Claim, MemoryLimit};

@@ -30,6 +30,6 @@ fn main() -> Result<(), Error> {
 
     // The whole array goes back in one call, which empties it.
     assert_eq!(free_pages_bulk(&mut slots), SLOTS);
-    assert_eq!(memory.validate().handed_out, 0);
+    assert_eq!(memory.validate().unwrap().handed_out, 0);
     Ok(())
 }

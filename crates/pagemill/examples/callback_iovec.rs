@@ -47,6 +47,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{}: {bytes} bytes, which add up to {sum}, in {calls} calls of {entries} entries", path.display());
     let plain: u64 = std::fs::read(&path)?.iter().map(|&byte| u64::from(byte)).sum();
     assert_eq!(sum, plain);
-    assert_eq!(memory.validate().handed_out, 0);
+    assert_eq!(memory.validate().unwrap().handed_out, 0);
     Ok(())
 }

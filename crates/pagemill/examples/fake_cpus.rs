@@ -21,18 +21,18 @@ fn main() -> Result<(), Error> {
             println!("CPU {cpu} had frame {} first", page.pfn().as_u32());
         }
     }
-    let census = memory.validate();
+    let census = memory.validate().unwrap();
     println!("{} pages on lists, {} free in the zone", census.listed, census.free);
     assert!(census.listed >= 64 * 32 && census.handed_out == 0);
 
     // Another CPU's list can be drained, while its owner goes on.
     let drained = memory.drain_cpu(CpuId::new(17))?;
     println!("CPU 17 had {drained}");
-    assert_eq!(memory.validate().listed, census.listed - drained.get());
+    assert_eq!(memory.validate().unwrap().listed, census.listed - drained.get());
     assert!(memory.drain_cpu(CpuId::new(64)).is_err(), "there are CPUs 0 to 63");
 
     memory.drain();
-    assert_eq!(memory.validate().free, memory.managed_pages().get());
+    assert_eq!(memory.validate().unwrap().free, memory.managed_pages().get());
     println!("\n{}", memory.buddyinfo());
     Ok(())
 }

@@ -48,6 +48,6 @@ fn main() -> Result<(), Error> {
     assert_eq!((stats.from_reserve, stats.low_water, stats.out), (2 * 1000 * PAGES as u64, 0, 0));
     pool.close().expect("all of its pages came back");
     drop(hog);
-    assert_eq!(memory.validate().handed_out, 0);
+    assert_eq!(memory.validate().unwrap().handed_out, 0);
     Ok(())
 }

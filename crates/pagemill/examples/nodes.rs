@@ -55,6 +55,6 @@ fn main() -> Result<(), Error> {
 
     drop((page, other));
     println!("{}", memory.buddyinfo());
-    assert_eq!(memory.validate().handed_out, 0);
+    assert_eq!(memory.validate().unwrap().handed_out, 0);
     Ok(())
 }

@@ -27,6 +27,6 @@ fn main() -> Result<(), Error> {
     println!("8 blocks of order 4 in {} runs", blocks.len());
     assert_eq!(blocks.iter().map(Run::bytes).sum::<usize>(), 8 * 16 * 4096);
     drop(blocks);
-    assert_eq!(memory.validate().handed_out, 0);
+    assert_eq!(memory.validate().unwrap().handed_out, 0);
     Ok(())
 }

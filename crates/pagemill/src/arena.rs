@@ -19,7 +19,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use pagemill_core::atomic::AtomicU64;
 use pagemill_core::{FrameState, Invalid, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata};
-use pagemill_sys::{Batch, Mapping};
+use pagemill_sys::{Batch, Mapping, count_up, do_count_up};
 
 /// Links and addresses are compared this many at a time.
 pub(crate) const GROUP: usize = 8;
@@ -189,33 +189,23 @@ impl Arena {
     #[inline]
     pub(crate) fn link_run(&self, first: u32, n: usize) {
         debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
-        // SAFETY: the links of frames that belong to the caller's list.
-        let links = unsafe { core::slice::from_raw_parts_mut(self.links.wrapping_add(first as usize), n) };
-        links.iter_mut().zip(first + 1..).for_each(|(link, next)| *link = next);
+        // SAFETY: in the table. Other lists may look at these links meanwhile, and do it as `link` or `cells` do.
+        unsafe { count_up(self.links.wrapping_add(first as usize), n, first + 1) };
     }
 
-    /// Is each of these `n` neighbours linked to the next, the last to whatever comes after it?
+    /// Is each of these `n` neighbours linked to the next, the last to whatever comes after it? Links of frames that are not
+    /// this list's are looked at too: if it is so, all of them are this list's, since each is linked to from the one before.
     #[inline]
     pub(crate) fn are_linked(&self, first: u32, n: usize) -> bool {
-        if !self.has_pfn(first + n as u32 - 1) {
-            return false;
-        }
-        // SAFETY: in the table. Links of frames that are not this list's are read and not believed: nobody writes them as
-        // a rule, and what is half written is not taken for a link.
-        let links = unsafe { core::slice::from_raw_parts(self.links.wrapping_add(first as usize), n - 1) };
-        links.iter().zip(first + 1..).fold(0, |differs, (link, next)| differs | (link ^ next)) == 0
+        // SAFETY: in the table. Whoever's the links are, they are loaded and stored as `link` or `cells` do.
+        self.has_pfn(first + n as u32 - 1)
+            && unsafe { do_count_up(self.links.wrapping_add(first as usize), n - 1, first + 1) }
     }
 
-    /// If each of the `N` frames from `first` is linked to its neighbour: what the last one is linked to.
+    /// If each of the `N` frames from `first` [is linked](Self::are_linked) to its neighbour: what the last one is linked to.
     #[inline]
     pub(crate) fn linked_run<const N: usize>(&self, first: u32) -> Option<u32> {
-        if !self.has_pfn(first + N as u32 - 1) {
-            return None;
-        }
-        // SAFETY: in the table. Links of frames that are not this list's are read and not believed.
-        let links = unsafe { self.links.wrapping_add(first as usize).cast::<[u32; N]>().read_volatile() };
-        let differs = (0..N - 1).fold(0, |differs, i| differs | (links[i] ^ (first + 1 + i as u32)));
-        (differs == 0).then_some(links[N - 1])
+        self.are_linked(first, N).then(|| self.link(first + N as u32 - 1).load(Relaxed))
     }
 
     /// What a frame of metadata costs, in bits, for free and used (C10.3).

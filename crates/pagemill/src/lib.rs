@@ -104,8 +104,8 @@ pub use memory::Memory;
 pub use mempool::{ElementsOut, Mempool, MempoolStats, PageSource, Pair, Source};
 pub use misuse::on_misuse;
 pub use pagemill_core::{
-    BuddyInfo, CpuId, Error, Exhausted, Gfp, Invalid, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order, PAGE_SIZE,
-    PageCount, Pfn, Policy, Shortfall, Watermarks, Why, ZoneKind,
+    BuddyInfo, CpuId, Error, Exhausted, Gfp, Invalid, Misfit, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order,
+    PAGE_SIZE, PageCount, Pfn, Policy, Shortfall, Watermarks, Why, ZoneKind,
 };
 pub use pagemill_sys::{Backend, restarts};
 pub use populate::Populated;

@@ -5,7 +5,7 @@ use crate::misuse::foreign_count;
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::atomic::AtomicU64;
-use pagemill_core::{BuddyInfo, CpuId, FrameState, Gfp, Level, NodeId, Order, Watermarks, ZoneKind};
+use pagemill_core::{BuddyInfo, CpuId, FrameState, Gfp, Level, Misfit, NodeId, Order, Pfn, Watermarks, ZoneKind};
 use pagemill_sys::CpuStats;
 
 /// Counters of an allocator, summed over its CPUs. Read without a lock: exact at rest, close while others work.
@@ -115,7 +115,7 @@ impl Stats {
 /// ```
 /// let allocator = pagemill::Allocator::builder().pages(100).build()?;
 /// let page = allocator.alloc_page(pagemill::Gfp::KERNEL)?;
-/// let census = allocator.validate();
+/// let census = allocator.validate().unwrap();
 /// assert_eq!(census.handed_out, 1);
 /// assert_eq!(census.free + census.listed + census.handed_out + census.quarantined, census.managed);
 /// # Ok::<(), pagemill::Error>(())
@@ -285,18 +285,34 @@ impl Allocator {
         VmStat(self.stats())
     }
 
-    /// Walks every frame and proves that each is in one place: free and merged, on one list, handed out, or put
-    /// aside. Nobody may use the allocator meanwhile.
+    /// Walks every frame of an allocator at rest and proves that each is in one place (C10.2): free and merged, on one list,
+    /// handed out, or put aside.
     ///
-    /// # Panics
-    /// If an invariant is broken, which is a fault of Pagemill's own (C10.1); with both values.
-    pub fn validate(&self) -> Census {
-        self.nodes().ever().iter().map(|arena| arena.validate()).fold(Census::default(), |sum, zone| Census {
-            managed: sum.managed + zone.managed,
-            free: sum.free + zone.free,
-            listed: sum.listed + zone.listed,
-            handed_out: sum.handed_out + zone.handed_out,
-            quarantined: sum.quarantined + zone.quarantined,
+    /// It may be called at any time. Of an allocator that is in use, also by a bulk request whose callback calls this, it may
+    /// see frames on their way, which fit nowhere: that proves nothing, neither does it harm.
+    ///
+    /// # Errors
+    /// [`Misfit`], with both values: the first two things that disagreed. If nobody used the allocator, it is a fault of
+    /// Pagemill's own (C10.1).
+    ///
+    /// ```
+    /// let allocator = pagemill::Allocator::builder().pages(512).build()?;
+    /// match allocator.validate() {
+    ///     Ok(census) => assert_eq!(census.free, 512),
+    ///     Err(misfit) => panic!("{misfit}"), // nobody else has this allocator
+    /// }
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn validate(&self) -> Result<Census, Misfit> {
+        self.nodes().ever().iter().try_fold(Census::default(), |sum, arena| {
+            let zone = arena.validate()?;
+            Ok(Census {
+                managed: sum.managed + zone.managed,
+                free: sum.free + zone.free,
+                listed: sum.listed + zone.listed,
+                handed_out: sum.handed_out + zone.handed_out,
+                quarantined: sum.quarantined + zone.quarantined,
+            })
         })
     }
 }
@@ -415,51 +431,51 @@ impl Inner {
         }
     }
 
-    fn validate(&self) -> Census {
+    fn validate(&self) -> Result<Census, Misfit> {
         self.check_generation();
-        let zone = self.zone.validate();
-        let frames = self.arena.frames();
-        let mut census = Census { managed: frames, free: zone.free, ..Census::default() };
+        let zone = self.zone.validate()?;
+        let managed = self.arena.frames();
+        let mut census = Census { managed, free: zone.free, ..Census::default() };
         let first = self.zone.start().as_u32();
-        let mut on_list = vec![false; frames];
+        let mut on_list = vec![false; managed];
         for pfn in self.lists.lists().flat_map(|list| list.frames()) {
-            assert!(self.arena.has_pfn(pfn), "L1: a list holds frame {pfn:#x}, which is not of its zone");
-            let seen = &mut on_list[(pfn - first) as usize];
-            assert!(!*seen, "L1: frame {pfn:#x} is on lists twice");
-            *seen = true;
+            let Some(seen) = on_list.get_mut(pfn.wrapping_sub(first) as usize) else {
+                return Err(Misfit::OtherZones { pfn: Pfn::new(pfn) });
+            };
+            if core::mem::replace(seen, true) {
+                return Err(Misfit::ListedTwice { pfn: Pfn::new(pfn) });
+            }
             census.listed += 1;
         }
+        let free = census.free + census.listed;
         if cfg!(feature = "detection-off") {
             census.quarantined = self.quarantined.load(Relaxed) as usize;
-            census.handed_out = frames - census.free - census.listed - census.quarantined;
-            return census;
+            let found = free + census.quarantined;
+            census.handed_out = managed.checked_sub(found).ok_or(Misfit::Managed { found, managed })?;
+            return Ok(census);
         }
         let mut inside = 0;
-        for (pfn, &is_listed) in (first..).zip(&on_list) {
-            let (state, is_in_zone) = (self.arena.state(pfn), self.zone.is_free(pagemill_core::Pfn::new(pfn)));
-            let places = usize::from(is_listed) + usize::from(is_in_zone);
+        for (pfn, &is_listed) in (first..).map(Pfn::new).zip(&on_list) {
+            let state = self.arena.state(pfn.as_u32());
+            let places = usize::from(is_listed) + usize::from(self.zone.is_free(pfn));
             match state.order() {
                 _ if inside > 0 => {
-                    assert!(
-                        state == FrameState::INSIDE && places == 0,
-                        "frame {pfn:#x} of a block is {state:?}, in {places} places"
-                    );
+                    if state != FrameState::INSIDE || places > 0 {
+                        return Err(Misfit::OfBlock { pfn, state, places });
+                    }
                     inside -= 1;
                 }
-                Some(order) => {
-                    assert_eq!(places, 0, "frame {pfn:#x} is handed out and in {places} free places");
+                Some(order) if places == 0 => {
                     census.handed_out += order.frames() as usize;
                     inside = order.frames() - 1;
                 }
                 None if state == FrameState::QUARANTINED => census.quarantined += 1,
-                None => {
-                    assert!(state.is_free() && places == 1, "frame {pfn:#x} is {state:?} and in {places} free places")
-                }
+                None if state.is_free() && places == 1 => {}
+                _ => return Err(Misfit::State { pfn, state, places }),
             }
         }
-        let sum = census.free + census.listed + census.handed_out + census.quarantined;
-        assert_eq!(sum, frames, "C10.2: {census:?} adds up to {sum}, and {frames} are managed");
-        census
+        let found = free + census.handed_out + census.quarantined;
+        if found == managed { Ok(census) } else { Err(Misfit::Managed { found, managed }) }
     }
 }
 

@@ -129,7 +129,7 @@ fn a_callback_that_unwinds_pays_for_what_it_got() {
     assert_eq!(charged(&account), 3 * 4);
     drop((kept, got));
     allocator.drain();
-    assert_eq!(allocator.validate().free, PAGES);
+    assert_eq!(allocator.validate().unwrap().free, PAGES);
 }
 
 struct Panics;
@@ -151,7 +151,7 @@ fn a_request_that_unwinds_leaves_the_array_and_the_account() {
         assert!(catch_unwind(AssertUnwindSafe(ask)).is_err());
         assert_eq!(charged(&account), 0);
         allocator.drain();
-        allocator.validate().free
+        allocator.validate().unwrap().free
     };
     let mut slots: Vec<Option<Page>> = (0..PAGES + 100).map(|_| None).collect();
     slots[7] = Some(allocator.alloc_page(Gfp::NOWAIT).unwrap());

@@ -103,7 +103,7 @@ fn begin(allocator: &Allocator, before: &mut Before, first: usize) {
 fn go_on(allocator: &Allocator, mut before: Before, first: usize) {
     begin(allocator, &mut before, first);
     allocator.drain();
-    let census = allocator.validate();
+    let census = allocator.validate().unwrap();
     assert_eq!((census.quarantined, allocator.stats().quarantined), (0, 0), "a frame was on two ways");
     // All that is free can be had, and nothing that is out.
     let mut all = Vec::new();
@@ -116,13 +116,13 @@ fn go_on(allocator: &Allocator, mut before: Before, first: usize) {
     }
     assert!(before.page.iter().all(|page| page[..64].iter().all(|&byte| byte == 0xaa)), "a page was overwritten");
     drop(all);
-    assert_eq!(allocator.validate().handed_out, census.handed_out);
+    assert_eq!(allocator.validate().unwrap().handed_out, census.handed_out);
     assert_eq!(allocator.stats().misused, 0);
     if first == 7 {
         in_child("is a grandchild", || {
             drop(before);
             allocator.drain();
-            assert_eq!(allocator.validate().handed_out, census.handed_out - 25);
+            assert_eq!(allocator.validate().unwrap().handed_out, census.handed_out - 25);
         });
     }
 }
@@ -152,7 +152,7 @@ fn forks(backend: Backend) {
     // Nothing of that was felt in the parent.
     drop(others);
     allocator.drain();
-    assert_eq!(allocator.validate().free, PAGES);
+    assert_eq!(allocator.validate().unwrap().free, PAGES);
     allocator.close().unwrap();
 }
 
@@ -217,7 +217,7 @@ fn a_child_goes_on_with_the_request_whose_callback_forked() {
             assert_eq!(addrs.len(), 1000 + takes, "pages are owned twice");
             drop((kept, own));
             allocator.drain();
-            let (census, stats) = (allocator.validate(), allocator.stats());
+            let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
             assert_eq!((stats.misused, stats.quarantined, census.quarantined), (0, 0, 0));
             assert_eq!(all(&allocator).len(), census.free);
         });
@@ -271,7 +271,7 @@ fn shared_memory_is_one_owners_after_fork() {
         drop(got);
         in_child("inherits from a child", || assert_eq!(all(&allocator).len(), 512));
         assert_eq!(allocator.retire(own).unwrap().get(), 0);
-        assert_eq!(allocator.validate().handed_out, 0);
+        assert_eq!(allocator.validate().unwrap().handed_out, 0);
     });
     assert!(mine.iter().all(|page| page.iter().all(|&byte| byte == b'p')), "the child took memory of its parent's");
     // To the parent it is as if nothing had happened.
@@ -280,7 +280,7 @@ fn shared_memory_is_one_owners_after_fork() {
     drop((rest, mine));
     give_all_back(&allocator, &shared);
     allocator.drain();
-    assert_eq!(allocator.validate().handed_out, 0);
+    assert_eq!(allocator.validate().unwrap().handed_out, 0);
     allocator.close().unwrap();
 }
 

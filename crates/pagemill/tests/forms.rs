@@ -20,7 +20,7 @@ fn empty(n: usize) -> Vec<Option<Page>> {
 
 /// At the end of a test: nothing is out, and everything that was handed out came back.
 fn assert_all_back(allocator: Allocator) {
-    let (census, stats) = (allocator.validate(), allocator.stats());
+    let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
     assert_eq!(census.handed_out, 0);
     assert_eq!(stats.allocated, stats.freed);
     assert_eq!(stats.misused, 0);
@@ -177,7 +177,7 @@ fn all_or_nothing_leaves_everything_as_it_was() {
         let error = allocator.alloc_pages_bulk_array(Bulk::exact(30), &mut slots).unwrap_err();
         assert_eq!(error, Error::Exhausted(Exhausted { wanted: 30, got: 20, order: 0, why: Why::Exhausted }));
         assert_eq!(slots.iter().flatten().map(Page::addr).collect::<Vec<_>>(), [kept]);
-        assert_eq!(allocator.validate().handed_out, 1);
+        assert_eq!(allocator.validate().unwrap().handed_out, 1);
 
         let mut list = PageList::new();
         list.push(slots[3].take().unwrap()).unwrap();
@@ -254,7 +254,7 @@ fn a_callback_may_allocate_and_unwind() {
                 })
             }));
             assert!(unwound.is_err());
-            assert_eq!(allocator.validate().handed_out, 0);
+            assert_eq!(allocator.validate().unwrap().handed_out, 0);
         }
         assert_all_back(allocator);
     }
@@ -288,7 +288,7 @@ fn blocks_of_every_order_in_every_form() {
             }
             drop(blocks);
             allocator.drain();
-            assert_eq!(allocator.validate().free, 4 << 18, "order {order:?}");
+            assert_eq!(allocator.validate().unwrap().free, 4 << 18, "order {order:?}");
         }
         assert_eq!(allocator.buddyinfo().free_blocks(Order::MAX), 4);
         assert_all_back(allocator);

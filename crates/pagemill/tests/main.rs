@@ -69,6 +69,8 @@ cfg_if! {
         #[cfg(not(feature = "detection-off"))]
         mod fork_short;
         #[cfg(not(feature = "detection-off"))]
+        mod in_motion;
+        #[cfg(not(feature = "detection-off"))]
         mod memory_limit;
         #[cfg(not(feature = "detection-off"))]
         mod misuse;

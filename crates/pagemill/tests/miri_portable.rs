@@ -19,7 +19,7 @@ fn allocator(pages: usize) -> Allocator {
 }
 
 fn close(allocator: Allocator) {
-    assert_eq!(allocator.validate().handed_out, 0);
+    assert_eq!(allocator.validate().unwrap().handed_out, 0);
     let stats = allocator.stats();
     assert_eq!((stats.allocated, stats.quarantined), (stats.freed, 0));
     allocator.close().unwrap();
@@ -162,6 +162,56 @@ fn threads_on_three_cpus_pass_pages_on() {
                 allocator.drain_cpu(CpuId::new(n as u32 % 3)).unwrap();
             }
             list.for_each(|mut page| page[4095] = 2);
+        }
+    });
+    close(allocator);
+}
+
+/// A list that is freed looks at the links of frames beside its own: are they in order? Those may be another thread's, who
+/// links them just then.
+#[test]
+fn two_threads_link_and_free_pages_that_lie_among_each_others() {
+    let allocator = allocator(200);
+    // Every second page; and two of every four, so that a list begins with neighbours.
+    for group in [1, 2] {
+        let mut pages: Vec<Page> = (0..160).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+        pages.sort_unstable_by_key(Page::addr);
+        let mut lists = [PageList::new(), PageList::new()];
+        for (i, page) in pages.into_iter().enumerate() {
+            lists[i / group % 2].push(page).unwrap();
+        }
+        std::thread::scope(|scope| {
+            for mut list in lists {
+                scope.spawn(move || {
+                    let rest: Vec<Page> = list.by_ref().skip(30).collect();
+                    let mut other = PageList::new();
+                    rest.into_iter().for_each(|page| other.push(page).unwrap());
+                    assert_eq!(other.clear(), 50);
+                });
+            }
+        });
+    }
+    close(allocator);
+}
+
+/// C10.2 is for rest, but may be asked at any time: it looks at what others write, and says so if that fits nowhere.
+#[test]
+fn others_work_while_everything_is_validated() {
+    let allocator = allocator(200);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for turn in 0..if cfg!(miri) { 4 } else { 2000 } {
+                let mut list = PageList::new();
+                allocator.alloc_pages_bulk_list(Bulk::up_to(40 + turn % 30), &mut list).unwrap();
+                drop(allocator.alloc_pages(Gfp::KERNEL, Order::new(3).unwrap()));
+                drop(list);
+                drop(allocator.alloc_page(Gfp::KERNEL));
+            }
+        });
+        for _ in 0..if cfg!(miri) { 6 } else { 2000 } {
+            if let Ok(census) = allocator.validate() {
+                assert_eq!(census.managed, 200);
+            }
         }
     });
     close(allocator);

@@ -78,7 +78,7 @@ fn all_of_them_go_back_to_their_own() {
                 for (of, before) in both.iter().zip(before) {
                     assert_eq!(of.stats().freed - before.freed, 2 * EACH as u64, "{backend:?}, {name}, {run:?}");
                     of.drain();
-                    let census = of.validate();
+                    let census = of.validate().unwrap();
                     assert_eq!((census.free, census.quarantined), (4096, 0), "{backend:?}, {name}, {run:?}");
                     assert_eq!(of.stats().misused, 0);
                 }

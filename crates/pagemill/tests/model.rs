@@ -124,7 +124,7 @@ fn share(allocator: Allocator, seed: u64, ops: usize) {
     assert!(failures.is_empty(), "seed {seed}: {found}{}", failures.join("; "));
     assert_eq!(stats.quarantined, 0, "seed {seed}: a frame owned twice was put in quarantine");
     assert_eq!(stats.misused, 0, "seed {seed}: a free of what its owner had was refused, or a frame owned twice");
-    let census = allocator.validate();
+    let census = allocator.validate().unwrap();
     assert_eq!(census.handed_out, 0, "seed {seed}: frames are lost");
     assert_eq!(stats.allocated, stats.freed, "seed {seed}");
     allocator.close().unwrap();

@@ -77,7 +77,7 @@ fn by_node(allocator: &Allocator) -> Vec<Stats> {
 
 fn assert_all_back(allocator: &Allocator) {
     allocator.drain();
-    let (census, stats) = (allocator.validate(), allocator.stats());
+    let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
     assert_eq!((census.free, census.managed), (census.managed, allocator.managed_pages().get()));
     assert_eq!((stats.allocated, stats.misused), (stats.freed, 0));
     assert_eq!(stats.numa_hit + stats.numa_miss, stats.allocated);

@@ -42,7 +42,7 @@ fn with_marks() -> Memory {
 
 fn assert_all_back(allocator: &Allocator) {
     allocator.drain();
-    let (census, stats) = (allocator.validate(), allocator.stats());
+    let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
     assert_eq!((census.free, census.managed), (census.managed, allocator.managed_pages().get()));
     assert_eq!((stats.allocated, stats.misused, stats.quarantined), (stats.freed, 0, 0));
 }

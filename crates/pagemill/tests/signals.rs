@@ -207,12 +207,12 @@ fn storm(backend: Backend) {
     assert!(of_handler.iter().flatten().all(is_intact));
     let owned: HashSet<usize> = of_handler.iter().flatten().chain(&kept).map(Page::addr).collect();
     assert_eq!(owned.len(), of_handler.iter().flatten().count() + kept.len(), "a page is owned twice");
-    assert_eq!(allocator.validate().handed_out, owned.len(), "a page is lost");
+    assert_eq!(allocator.validate().unwrap().handed_out, owned.len(), "a page is lost");
     free_pages_bulk(of_handler);
     drop(kept);
     allocator.drain();
     let stats = allocator.stats();
-    assert_eq!((allocator.validate().free, stats.misused, stats.quarantined), (PAGES, 0, 0));
+    assert_eq!((allocator.validate().unwrap().free, stats.misused, stats.quarantined), (PAGES, 0, 0));
     assert_eq!(stats.allocated, stats.freed);
     allocator.close().unwrap();
 }

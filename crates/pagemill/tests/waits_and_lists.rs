@@ -106,5 +106,5 @@ fn of_two_that_each_have_part_one_gives_way() {
         let _ = may.join().unwrap(); // All or nothing, by who came first.
     });
     allocator.drain();
-    assert_eq!(allocator.validate().free, PAGES);
+    assert_eq!(allocator.validate().unwrap().free, PAGES);
 }

@@ -323,7 +323,7 @@ fn a_server_that_is_dropped_stops() {
             std::io::Write::write_all(&mut client.0, &[7; 4096]).unwrap();
             assert_eq!(client.reply(), (0, 5), "{way:?}: what was begun is finished");
             drop((client, idle));
-            assert_eq!(dropping.join().unwrap().validate().handed_out, 0, "{way:?}");
+            assert_eq!(dropping.join().unwrap().validate().unwrap().handed_out, 0, "{way:?}");
         });
         assert!(plain_contents(&file, 512)[..8192] == [7; 8192], "{way:?}");
     }

@@ -142,7 +142,7 @@ fn try_all(way: Way, is_tls: bool) {
         let stats = || served.allocator.stats();
         until("the last page", || stats().allocated - stats().freed == PROMISED as u64);
         prop_assert_eq!(served.server.path().memory.pool().stats().out, 0);
-        prop_assert_eq!(served.allocator.validate().handed_out, PROMISED);
+        prop_assert_eq!(served.allocator.validate().unwrap().handed_out, PROMISED);
         let noise = pattern(5000 / 512 * 512);
         if is_tls {
             let mut good = Client::go(certificates.connect(certificates::agreed(&served.socket)));

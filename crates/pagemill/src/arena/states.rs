@@ -1,11 +1,12 @@
 //! The state of each frame: whose it is, and the checks of that at hand-out and when it comes back (C2.4).
 //!
-//! A byte a frame, written by the frame's owner alone. In a run of neighbours they are looked at and written as words.
+//! A byte a frame, written by the frame's owner alone, and looked at by anybody: whoever frees what is not his, and
+//! `validate`. So each is an atomic. In a run of neighbours they are looked at and written several at once (`pagemill-sys/src/cells.rs`).
 use super::{Arena, GROUP};
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use pagemill_core::{FrameState, Mobility, Order, PAGE_SIZE, step};
-use pagemill_sys::Batch;
+use pagemill_sys::{Batch, bytes_differ, set_bytes};
 
 impl Arena {
     #[inline]
@@ -63,12 +64,9 @@ impl Arena {
         if cfg!(feature = "detection-off") {
             return true;
         }
-        // SAFETY: the frames came off a list or out of the free areas, so they are ours alone; nobody else
-        // writes their bytes unless one was freed twice, which is what is looked for.
-        let states = unsafe { self.states_of(first, n) };
-        let are_free = all_free(states);
+        let are_free = self.are_free(first, n);
         if are_free {
-            set_all(states, FrameState::handed_out(Order::ZERO, mobility).as_byte());
+            self.set_states(first, n, FrameState::handed_out(Order::ZERO, mobility));
         }
         are_free
     }
@@ -77,15 +75,12 @@ impl Arena {
         let (mut at, mut kept) = (0, 0);
         let pfns = batch.as_mut_slice();
         while at < pfns.len() {
-            if let Some(first) = pfns[at..].first_chunk::<GROUP>().and_then(group_run) {
-                // SAFETY: as in `hand_out_run`.
-                let states = unsafe { self.states_of(first, GROUP) };
-                if all_free(states) {
-                    set_all(states, FrameState::handed_out(Order::ZERO, mobility).as_byte());
-                    pfns.copy_within(at..at + GROUP, kept);
-                    (at, kept) = (at + GROUP, kept + GROUP);
-                    continue;
-                }
+            if let Some(first) = pfns[at..].first_chunk::<GROUP>().and_then(group_run)
+                && self.hand_out_run(first, GROUP, mobility)
+            {
+                pfns.copy_within(at..at + GROUP, kept);
+                (at, kept) = (at + GROUP, kept + GROUP);
+                continue;
             }
             let pfn = pfns[at];
             if self.hand_out(pfn, mobility) {
@@ -141,22 +136,31 @@ impl Arena {
         if cfg!(feature = "detection-off") {
             return true;
         }
-        // SAFETY: frames of this arena that the caller owns, or claims to; see `hand_out_run`.
-        let states = unsafe { self.states_of(first, n) };
-        let are_out = all_are(states, FrameState::handed_out(Order::ZERO, mobility).as_byte());
+        let are_out = self.states_differ(first, n, FrameState::handed_out(Order::ZERO, mobility), !0) == 0;
         if are_out {
-            set_all(states, FrameState::FREE.as_byte());
+            self.set_states(first, n, FrameState::FREE);
         }
         are_out
     }
 
-    /// The states of neighbouring frames, of which the caller is the owner.
-    #[expect(clippy::mut_from_ref, reason = "the bytes of a frame belong to its owner, who holds one such slice")]
+    /// Which of these bits any of `n` neighbours' states has unlike `state`.
     #[inline]
-    unsafe fn states_of(&self, first: u32, n: usize) -> &mut [u8] {
+    fn states_differ(&self, first: u32, n: usize, state: FrameState, bits: u8) -> u64 {
         debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
-        // SAFETY: inside the table; the caller owns the frames.
-        unsafe { core::slice::from_raw_parts_mut(self.states.wrapping_add(first as usize), n) }
+        // SAFETY: inside the table, all of which is loaded and stored as `state_cell` or `cells` do.
+        unsafe { bytes_differ(self.states.wrapping_add(first as usize), n, state.as_byte(), bits) }
+    }
+    /// Are these all states of free frames?
+    #[inline]
+    fn are_free(&self, first: u32, n: usize) -> bool {
+        // Fresh or not, that is the lowest bit.
+        self.states_differ(first, n, FrameState::FREE, !FrameState::FREE.as_byte()) == 0
+    }
+    #[inline]
+    fn set_states(&self, first: u32, n: usize, state: FrameState) {
+        debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
+        // SAFETY: as in `states_differ`.
+        unsafe { set_bytes(self.states.wrapping_add(first as usize), n, state.as_byte()) }
     }
 
     /// Marks a block as handed out. The first frame of it that is not free, if one is not; then nothing is changed.
@@ -164,13 +168,14 @@ impl Arena {
         if cfg!(feature = "detection-off") {
             return Ok(());
         }
-        // SAFETY: the block came out of the free areas, so it is the caller's.
-        let states = unsafe { self.states_of(pfn, order.frames() as usize) };
-        if let Some(at) = states.iter().position(|&byte| !FrameState::from_byte(byte).is_free()) {
-            return Err(pfn + at as u32);
+        let n = order.frames() as usize;
+        if !self.are_free(pfn, n)
+            && let Some(taken) = (pfn..pfn + order.frames()).find(|&pfn| !self.state(pfn).is_free())
+        {
+            return Err(taken);
         }
-        states.fill(FrameState::INSIDE.as_byte());
-        states[0] = FrameState::handed_out(order, mobility).as_byte();
+        self.set_states(pfn, n, FrameState::INSIDE);
+        self.set_state(pfn, FrameState::handed_out(order, mobility));
         Ok(())
     }
 
@@ -182,8 +187,7 @@ impl Arena {
     /// Marks `n` neighbouring frames of which the caller is the owner: who had them, or who took them out of the zone.
     pub(super) fn mark(&self, first: u32, n: usize, state: FrameState) {
         if !cfg!(feature = "detection-off") {
-            // SAFETY: the caller's.
-            unsafe { self.states_of(first, n) }.fill(state.as_byte());
+            self.set_states(first, n, state);
         }
     }
 
@@ -196,9 +200,10 @@ impl Arena {
         block_end: &mut u32,
         quarantined: &mut u64,
     ) -> &[FrameState] {
-        // SAFETY: frames of this arena, in a process that has one thread.
-        let states = unsafe { self.states_of(first, n) };
-        let is_settled = first >= *block_end && all_free(states);
+        let is_settled = first >= *block_end && self.are_free(first, n);
+        debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
+        // SAFETY: inside the table, in a process that has one thread, which has no other such slice.
+        let states = unsafe { core::slice::from_raw_parts_mut(self.states.wrapping_add(first as usize), n) };
         for (pfn, byte) in (first..).zip(&mut *states).filter(|_| !is_settled) {
             let state = FrameState::from_byte(*byte);
             if pfn < *block_end {
@@ -240,65 +245,6 @@ fn group_run(pfns: &[u32; GROUP]) -> Option<u32> {
     let first = pfns[0];
     let differs = (0..GROUP).fold(0, |differs, i| differs | (pfns[i] ^ first.wrapping_add(i as u32)));
     (differs == 0).then_some(first)
-}
-
-// States are looked at and written eight at a time, as words; a tail of fewer as four, two and one. Both sides cut it alike,
-// so that a load finds what it wants in one store and need not wait for the cache.
-
-/// Four, two and one of what is left below eight.
-#[inline]
-fn tail_of(tail: &[u8]) -> u64 {
-    let (fours, tail) = tail.as_chunks::<4>();
-    let (twos, tail) = tail.as_chunks::<2>();
-    let four = fours.first().map_or(0, |four| u32::from_ne_bytes(*four));
-    let two = twos.first().map_or(0, |two| u16::from_ne_bytes(*two));
-    u64::from(four) | u64::from(two) | u64::from(tail.first().copied().unwrap_or(0))
-}
-
-/// Are these all states of free frames?
-#[inline]
-fn all_free(states: &[u8]) -> bool {
-    const NOT_FREE: u8 = !FrameState::FREE.as_byte();
-    let (words, tail) = states.as_chunks::<8>();
-    let in_words = words.iter().fold(0, |any, word| any | u64::from_ne_bytes(*word));
-    (in_words | tail_of(tail)) & u64::from_ne_bytes([NOT_FREE; 8]) == 0
-}
-
-/// Are these all `state`?
-#[inline]
-fn all_are(states: &[u8], state: u8) -> bool {
-    let (words, tail) = states.as_chunks::<8>();
-    let expected = [state; 8];
-    let differs = |differs, word: &[u8; 8]| differs | (u64::from_ne_bytes(*word) ^ u64::from_ne_bytes(expected));
-    let in_words = words.iter().fold(0, differs);
-    let (fours, tail) = tail.as_chunks::<4>();
-    let (twos, tail) = tail.as_chunks::<2>();
-    in_words == 0
-        && fours.first().is_none_or(|four| *four == [state; 4])
-        && twos.first().is_none_or(|two| *two == [state; 2])
-        && tail.first().is_none_or(|one| *one == state)
-}
-
-/// Sets all to `state`. A loop over words that the compiler does not know: for one that it knows it would call `memset`,
-/// which costs more than a few words do.
-#[inline]
-fn set_all(states: &mut [u8], state: u8) {
-    let (words, tail) = states.as_chunks_mut::<8>();
-    if !words.is_empty() {
-        let word = core::hint::black_box(u64::from_ne_bytes([state; 8])).to_ne_bytes();
-        words.iter_mut().for_each(|place| *place = word);
-    }
-    let (fours, tail) = tail.as_chunks_mut::<4>();
-    let (twos, tail) = tail.as_chunks_mut::<2>();
-    if let Some(four) = fours.first_mut() {
-        *four = [state; 4];
-    }
-    if let Some(two) = twos.first_mut() {
-        *two = [state; 2];
-    }
-    if let Some(one) = tail.first_mut() {
-        *one = state;
-    }
 }
 
 #[cfg(test)]
@@ -351,7 +297,7 @@ mod tests {
         assert_eq!(free(one).unwrap_err().kind, MisuseKind::Quarantined);
         free(other).unwrap();
         allocator.drain();
-        let census = allocator.validate();
+        let census = allocator.validate().unwrap();
         assert_eq!((census.free, census.quarantined, census.handed_out), (1, 511, 0));
         assert_eq!(allocator.alloc_page(Gfp::KERNEL).unwrap().addr(), arena.addr_of(other));
     }

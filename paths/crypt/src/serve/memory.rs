@@ -252,7 +252,7 @@ mod tests {
                 memory.give_back(borrowed);
             }
             assert_eq!(memory.pool().stats().out, 0, "{form:?}");
-            assert_eq!(memory.allocator().validate().handed_out, 64, "{form:?}: the reserve and nothing else");
+            assert_eq!(memory.allocator().validate().unwrap().handed_out, 64, "{form:?}: the reserve and nothing else");
         }
     }
 
@@ -265,11 +265,11 @@ mod tests {
             // Two of the allocator's, twelve of the reserve.
             let taken = memory.take(14 * PAGE_SIZE, Patience::None).unwrap().unwrap();
             memory.give_back(borrowed);
-            assert_eq!((memory.pool().stats().reserve, allocator.validate().handed_out), (4, 18), "{form:?}");
+            assert_eq!((memory.pool().stats().reserve, allocator.validate().unwrap().handed_out), (4, 18), "{form:?}");
             assert!(memory.take(7 * PAGE_SIZE, Patience::None).unwrap().is_none(), "{form:?}");
             let stats = memory.pool().stats();
             // To the reserve, which lacks them.
-            assert_eq!((stats.out, stats.reserve, allocator.validate().handed_out), (14, 6, 20), "{form:?}");
+            assert_eq!((stats.out, stats.reserve, allocator.validate().unwrap().handed_out), (14, 6, 20), "{form:?}");
             memory.give_back(taken);
             assert_eq!((memory.pool().stats().out, memory.pool().stats().reserve), (0, 16), "{form:?}");
         }

@@ -150,7 +150,7 @@ impl Served {
         let server = Arc::into_inner(server).expect("nobody else has the server");
         let stats = server.stop();
         // Clients may have been under way a moment ago: now nobody is.
-        let census = allocator.validate();
+        let census = allocator.validate().unwrap();
         assert_eq!(census.handed_out, 0, "pages are still out, {out} of the pool before");
         stats
     }

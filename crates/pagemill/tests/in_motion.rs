@@ -1,0 +1,35 @@
+//! `validate` of an allocator that is in use (C10.2 is for rest): it says what does not fit, and does not panic.
+use crate::common::{Over, assert_all_back, backends, until};
+use pagemill::{Allocator, Bulk, Gfp, Misfit, Page, PageList};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+#[test]
+fn frames_in_the_hands_of_a_request_are_a_misfit_and_no_panic() {
+    let allocator = Allocator::builder().pages(4096).build().unwrap();
+    let mut seen = None;
+    // So large a request has taken a whole pageblock when it hands out the first page.
+    let each = |_: Page| _ = seen.get_or_insert_with(|| allocator.validate());
+    allocator.alloc_pages_bulk_callback(Bulk::up_to(1000), each).unwrap();
+    assert!(matches!(seen, Some(Err(Misfit::State { places: 0, state, .. })) if state.is_free()), "{seen:?}");
+    assert_all_back(&allocator);
+}
+
+#[test]
+fn an_allocator_that_is_busy_can_be_validated() {
+    for backend in backends() {
+        let allocator = Allocator::builder().pages(4096).backend(backend).build().unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _over = Over(&is_over);
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    let mut list = PageList::new();
+                    allocator.alloc_pages_bulk_list(Bulk::up_to(300), &mut list).unwrap();
+                    drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
+                }
+            });
+            until("a frame on its way", || allocator.validate().is_err());
+        });
+        assert_all_back(&allocator);
+    }
+}
