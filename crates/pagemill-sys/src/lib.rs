@@ -8,6 +8,7 @@
 //! assert_eq!(map.addr() % (1 << 21), 0);
 //! ```
 
+mod backend;
 mod batch;
 mod cells;
 mod counters;

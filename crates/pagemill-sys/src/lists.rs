@@ -14,7 +14,8 @@
 //! # Invariants
 //! - L1 `items[..top]` are frames that nobody else has. Above `top` is garbage.
 //! - L2 Under rseq, only sections on the list's own CPU touch a list whose `held` is 0. Whoever set `held` and then
-//!   restarted that CPU's sections is alone with it.
+//!   restarted that CPU's sections is alone with it. Where the system refuses to restart them, nobody but those sections
+//!   touches the list. Its limit may change at any time: a section keeps to the one that it read, for which there are slots.
 //! - L3 Portable: whoever set `held` is alone with the list.
 //! - L4 Under rseq on x86-64 `items[run..top]` follow each other by one, so that a run of them is taken as one number and a
 //!   count. Every push sees to it before its commit, for the top that there is and for the one that comes; a pop keeps
@@ -22,10 +23,10 @@
 //!   its section. Elsewhere nothing is known of their order, and `run` means nothing.
 //!
 //! A list that is held, full or empty sends its caller to the zone; nobody waits for a list but whoever drains it.
+pub use crate::backend::Backend;
 use crate::batch::PAD;
 pub use crate::counters::{BulkCall, CpuStats};
 use crate::{Batch, Frames, Mapping, membarrier, rseq};
-use core::fmt;
 use core::mem::{offset_of, size_of};
 use core::ops::Range;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -43,43 +44,6 @@ const HEADER_BYTES: usize = 64;
 /// What the top of the word means.
 const TOP: u64 = 0xffff;
 const POPPED_SHIFT: u32 = 16;
-
-/// Which mechanism moves frames on and off the lists.
-///
-/// ```
-/// use pagemill_sys::Backend;
-/// assert_eq!("portable".parse(), Ok(Backend::Portable));
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Backend {
-    /// Restartable sequences.
-    Rseq,
-    /// A try-lock per list.
-    Portable,
-}
-
-impl Backend {
-    /// Its name, as `PAGEMILL_BACKEND` takes it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Rseq => "rseq",
-            Self::Portable => "portable",
-        }
-    }
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl core::str::FromStr for Backend {
-    type Err = Invalid;
-    fn from_str(name: &str) -> Result<Self, Invalid> {
-        [Self::Rseq, Self::Portable].into_iter().find(|backend| backend.name() == name).ok_or(Invalid::BackendName)
-    }
-}
 
 /// One list. Zeroed memory is an empty list that takes nothing: `set_policy` opens it.
 #[repr(C, align(64))]
@@ -566,7 +530,11 @@ impl PerCpu {
 
     /// Takes everything off one CPU's list of that mobility, a batch at a time, as whatever thread on whatever CPU
     /// (C4.3). The owner goes to the zone meanwhile. Returns how many frames went through `give`.
-    pub fn drain(&self, cpu: CpuId, mobility: Mobility, mut give: impl FnMut(&[u32])) -> usize {
+    ///
+    /// `None`: the system refuses to restart the sections of that CPU, as a sandbox may that was put up after the
+    /// self-test. The list is left alone then, and its CPU goes on with it. The list of the CPU that this runs on is
+    /// drained all the same, by sections.
+    pub fn drain(&self, cpu: CpuId, mobility: Mobility, mut give: impl FnMut(&[u32])) -> Option<usize> {
         step!("PerCpu::drain");
         let list = &self.cpu(cpu).lists[mobility.index()];
         let held = loop {
@@ -578,11 +546,39 @@ impl PerCpu {
         if self.backend == Backend::Rseq {
             // SeqCst: `held` is written before the barrier restarts the sections that have not seen it.
             core::sync::atomic::fence(SeqCst);
-            if let Err(errno) = membarrier::restart_sections(cpu.get()) {
-                panic!("membarrier worked in the self-test and fails now: {errno:?}");
+            if membarrier::restart_sections(cpu.get()).is_err() {
+                // A section that read `held` before may still commit (L2), so nothing but `held` may be touched.
+                drop(held);
+                return (cpu == self.here()).then(|| self.drain_by_sections(list.len(), mobility, &mut give));
             }
         }
-        held.drain(&mut give)
+        Some(held.drain(&mut give))
+    }
+
+    /// Takes up to `most` frames off the list of the CPU that this runs on, for the zone.
+    fn drain_by_sections(&self, most: usize, mobility: Mobility, give: &mut impl FnMut(&[u32])) -> usize {
+        let mut drained = 0;
+        while drained < most {
+            let mut batch = Batch::new();
+            self.pop_n(mobility, most - drained, &mut batch);
+            if batch.is_empty() {
+                break;
+            }
+            // On another CPU's list if the thread was moved in between: their sum is right.
+            self.list_here(mobility).note_overflowed(batch.len());
+            drained += batch.len();
+            give(batch.as_slice());
+        }
+        drained
+    }
+
+    /// Frames on lists of which [`drain`](Self::drain) may have left some alone; whoever pushed them is done with the
+    /// list. None under the portable backend, which leaves none alone.
+    pub fn left_alone(&self) -> usize {
+        match self.backend {
+            Backend::Rseq => self.lists().map(List::len).sum(),
+            Backend::Portable => 0,
+        }
     }
 
     /// In the child of a fork: holds all lists, whoever did before, so that every caller goes the slow way.

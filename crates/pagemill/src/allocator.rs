@@ -205,6 +205,9 @@ impl Allocator {
 
     /// Takes what all CPUs' lists hold back to the zones. Their owners go on meanwhile (C4.3). Returns the pages that
     /// were moved.
+    ///
+    /// Restartable sequences take `membarrier` for the lists of other CPUs. Where a sandbox that was put up after the
+    /// allocator was built forbids it, those lists are left alone: what they hold serves requests on their own CPUs.
     pub fn drain(&self) -> PageCount {
         PageCount::new(self.nodes.drain_all())
     }
@@ -284,8 +287,11 @@ impl Inner {
             let list = &self.lists.cpu(cpu).lists[mobility.index()];
             if !list.is_empty() {
                 let mut giving = self.zone.giving();
-                drained += self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
+                let given = self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
                 finish(self, giving);
+                // A list that cannot be drained is left as it is, its policy too.
+                let Some(given) = given else { continue };
+                drained += given;
             }
             self.zone.unbind(&list.bound);
             list.set_policy(ListPolicy::start(self.limit_max));
@@ -336,10 +342,13 @@ impl Inner {
         }
     }
 
-    /// How many frames are neither in the zone nor put aside. Right when the lists are drained and nobody is at it.
+    /// How many frames are neither in the zone, nor put aside, nor on lists that cannot be drained. Right when the other
+    /// lists are drained and nobody is at it.
     pub(crate) fn out_at_rest(&self) -> usize {
+        // The zone first, by an acquiring load: a page that is freed may push others from a list to the zone, and none may
+        // count twice.
         let here = self.zone.free_frames() + self.quarantined.load(Relaxed) as usize;
-        self.arena.frames().saturating_sub(here)
+        self.arena.frames().saturating_sub(here + self.lists.left_alone())
     }
 
     /// Frames that were in the free areas already when they came back: each was on two ways at once, and is free once

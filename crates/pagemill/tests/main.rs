@@ -56,6 +56,7 @@ cfg_if! {
         mod pressure;
         mod races;
         mod refused;
+        mod sandbox;
         #[cfg(feature = "top")]
         mod serve_stats;
         mod shrinkers;

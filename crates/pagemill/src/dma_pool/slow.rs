@@ -173,9 +173,9 @@ impl Pool {
                 let drained = |cpu| {
                     let cpu = CpuId::new(cpu as u32);
                     let list = &self.lists.cpu(cpu).lists[LIST.index()];
-                    if list.is_empty() { 0 } else { self.lists.drain(cpu, LIST, |numbers| self.give(numbers)) }
+                    if list.is_empty() { None } else { self.lists.drain(cpu, LIST, |numbers| self.give(numbers)) }
                 };
-                if (0..self.lists.cpus()).map(drained).sum::<usize>() == 0 {
+                if (0..self.lists.cpus()).filter_map(drained).sum::<usize>() == 0 {
                     return Err(error);
                 }
             }
