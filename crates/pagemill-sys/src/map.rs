@@ -9,7 +9,8 @@
 //! | brought by the caller | [`Mapping::adopt`] | the caller knows | not at all: it stays the caller's |
 //!
 //! Invariants: I1, `addr..addr + len` is mapped, readable and writable, while the mapping lives. I2, it is unmapped on
-//! drop exactly where this module mapped it. I3, what [`Mapping::release`] gave back reads zero.
+//! drop exactly where this module mapped it. I3, what [`Mapping::release`] gave back reads zero. I4, whatever the system
+//! is told of a range that this module mapped consists of whole pages of the system.
 //!
 //! A kind's file descriptor maps the same memory into another process; see [`Mapping::fd`]. This module is not what
 //! decides when memory is committed or given back: that is the arena's business.
@@ -18,6 +19,7 @@ mod error;
 mod os;
 
 use crate::Errno;
+use crate::page::system_page;
 use core::ffi::CStr;
 use pagemill_core::PAGE_SIZE;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -56,7 +58,7 @@ enum Kind {
 }
 
 impl Mapping {
-    /// Reserves `len` bytes of private anonymous memory aligned to `align`, a power of two. Nothing is charged before
+    /// Reserves `len` bytes, rounded up to the system's pages, of private anonymous memory aligned to `align`, a power of two. Nothing is charged before
     /// it is touched.
     ///
     /// # Errors
@@ -65,9 +67,11 @@ impl Mapping {
     /// # Panics
     /// When `len` is zero or `align` is no power of two; so do the other kinds.
     pub fn reserve(len: usize, align: usize) -> Result<Self, Errno> {
-        let len = whole_pages(len, align, PAGE_SIZE)?;
+        let page = system_page();
+        let len = whole_pages(len, align, page)?;
+        let align = align.max(page);
         // The system aligns to a page; ask for more and cut what is over.
-        let slack = align.saturating_sub(PAGE_SIZE);
+        let slack = (align - PAGE_SIZE).next_multiple_of(page);
         let size = len.checked_add(slack).ok_or(Errno(libc::ENOMEM))?;
         let base = os::map(size)?;
         let addr = base.next_multiple_of(align);
@@ -120,7 +124,7 @@ impl Mapping {
     /// # }
     /// ```
     pub fn memfd(name: &CStr, len: usize, align: usize, is_huge: bool) -> Result<Self, MapError> {
-        let page = if is_huge { HUGE_PAGE_SIZE } else { PAGE_SIZE };
+        let page = if is_huge { HUGE_PAGE_SIZE } else { system_page() };
         let len = whole_pages(len, align, page).map_err(MapError::of("memfd_create"))?;
         let fd = os::memory_file(name, len, is_huge)?;
         let refused = |errno| if is_huge { MapError::of_huge(errno, len) } else { MapError::of("mmap")(errno) };
@@ -171,15 +175,16 @@ impl Mapping {
         core::ptr::with_exposed_provenance_mut(self.addr)
     }
 
-    /// The bytes of a page that the system commits and takes back, which offsets and lengths below are multiples of.
+    /// The bytes of a page that the system commits and takes back.
     ///
     /// ```
-    /// assert_eq!(pagemill_sys::Mapping::reserve(1, 1).unwrap().page_bytes(), 4096);
+    /// let map = pagemill_sys::Mapping::reserve(1, 1).unwrap();
+    /// assert_eq!(map.page_bytes(), pagemill_sys::system_page());
     /// ```
     pub fn page_bytes(&self) -> usize {
         match self.kind {
             Kind::Private { is_huge: true } | Kind::Memfd { is_huge: true, .. } => HUGE_PAGE_SIZE,
-            _ => PAGE_SIZE,
+            _ => system_page(),
         }
     }
 

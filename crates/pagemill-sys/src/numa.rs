@@ -112,7 +112,7 @@ impl Topology {
     fn one_node() -> Self {
         // SAFETY: sysconf reads no memory of ours.
         let pages = if cfg!(miri) { 0 } else { unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) } };
-        let bytes = usize::try_from(pages).unwrap_or(0).saturating_mul(pagemill_core::PAGE_SIZE);
+        let bytes = usize::try_from(pages).unwrap_or(0).saturating_mul(crate::page::real_page());
         let cpus = (0..cpu::possible_cpus()).collect();
         Self { nodes: vec![Node { id: 0, cpus, bytes }], distances: vec![vec![10]] }
     }
@@ -200,7 +200,7 @@ impl Mapping {
     /// }
     /// ```
     pub fn bind(&self, offset: usize, len: usize, node: usize, is_strict: bool) -> Result<(), Errno> {
-        let addr = self.part(offset, len)?;
+        let pages = self.part_outward(offset, len)?;
         /// What to do with pages that lie elsewhere; `linux/mempolicy.h`.
         const STRICT: usize = 1;
         const MOVE: usize = 2;
@@ -216,7 +216,9 @@ impl Mapping {
         // The system reads one bit less than it is told of.
         let bits = MAX_NODES + 1;
         // SAFETY: the range is ours, and where its memory lies changes no contents; the mask has that many bits.
-        let rc = unsafe { libc::syscall(libc::SYS_mbind, addr, len, policy as usize, nodes.as_ptr(), bits, flags) };
+        let rc = unsafe {
+            libc::syscall(libc::SYS_mbind, pages.start, pages.len(), policy as usize, nodes.as_ptr(), bits, flags)
+        };
         if rc == 0 { Ok(()) } else { Err(Errno::last()) }
     }
 }

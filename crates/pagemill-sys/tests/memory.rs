@@ -136,6 +136,28 @@ fn memory_that_was_locked_goes_back_too() {
     }
 }
 
+/// As on a system with pages of 16 KiB: it would round by itself, and take back what lies beside.
+#[test]
+fn a_system_with_larger_pages_is_told_of_whole_ones() {
+    own_process!();
+    const PAGE: usize = 4 * 4096;
+    pagemill_sys::pretend_system_page(PAGE);
+    let (refused, memfd) = (Err(Errno(libc::EINVAL)), Mapping::memfd(c"large pages", 3 * 4096, 4096, false).unwrap());
+    for map in [Mapping::reserve(3 * 4096, 4096).unwrap(), Mapping::reserve(PAGE, 1 << 21).unwrap(), memfd] {
+        assert_eq!((map.bytes(), map.page_bytes(), map.addr() % PAGE), (PAGE, PAGE, 0));
+        if map.populate(4096, 4096).is_ok() {
+            assert_eq!((map.resident(0, PAGE), map.resident(4096, 8192)), (Ok(PAGE), Ok(8192)));
+        }
+        fill(&map, 0, PAGE, 7);
+        for (offset, len) in [(0, 4096), (4096, 4096), (0, 3 * 4096), (4096, 3 * 4096)] {
+            assert_eq!(release(&map, offset, len), refused, "{len} bytes at {offset}");
+        }
+        assert!(is_all(&map, 0, PAGE, 7));
+        release(&map, 0, PAGE).unwrap();
+        assert!(is_all(&map, 0, PAGE, 0));
+    }
+}
+
 #[test]
 fn ranges_that_cannot_be_are_refused() {
     let map = Mapping::reserve(1 << 16, 4096).unwrap();

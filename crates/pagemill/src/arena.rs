@@ -268,8 +268,11 @@ impl Arena {
     /// they had never been handed out. False: the system refuses.
     pub(crate) fn give_back(&self, first: u32, n: usize) -> bool {
         let offset = self.addr_of(first) - self.base;
+        // Behind the last frame the system's last page is nobody's.
+        let end = offset + n * PAGE_SIZE;
+        let end = if end == self.bytes() { self.memory.bytes() } else { end };
         // SAFETY: the caller took the frames out of the zone: nobody has one of them.
-        if unsafe { self.memory.release(offset, n * PAGE_SIZE) }.is_err() {
+        if unsafe { self.memory.release(offset, end - offset) }.is_err() {
             return false;
         }
         self.has_given_back.store(true, Relaxed);

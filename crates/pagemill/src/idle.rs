@@ -88,7 +88,7 @@ impl Inner {
     /// What is free in the other pageblocks of a retired arena.
     fn give_back_rest(&self) -> usize {
         if self.arena.memory().page_bytes() > PAGE_SIZE {
-            return 0; // The system takes no part of such a page.
+            return 0; // The system takes no part of such a page: of 2 MiB, or of its own where those are larger.
         }
         let (mut given, mut from) = (0, 0);
         let mut words = Vec::new();

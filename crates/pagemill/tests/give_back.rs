@@ -357,3 +357,32 @@ fn of_a_retired_arena_every_page_goes_back_that_is_free() {
         }
     }
 }
+
+/// As on a system with pages of 16 KiB, which takes back whole ones, and so what lies beside a page of 4 KiB.
+#[test]
+fn a_system_with_larger_pages_takes_back_nothing_that_is_in_use() {
+    own_process!();
+    pagemill_sys::pretend_system_page(4 * 4096);
+    for memory in [Memory::anonymous(1701), Memory::memfd(1701)] {
+        let builder = Allocator::builder().huge_pages(false).memory(Memory::anonymous(64));
+        let allocator = builder.memory(memory).build().unwrap();
+        let arena = allocator.arenas()[1].clone();
+        let mut pages = take(&allocator, 1765);
+        pages.iter_mut().for_each(|page| page[9] = 9);
+        let number = |page: &Page| (page.addr() - arena.range.start) / 4096;
+        pages.retain(|page| arena.range.contains(&page.addr()) && number(page) < 1024 && number(page) % 7 == 0);
+        // Of the first two pageblocks some pages are out, and others beside them; the other two, one of 165 pages, go back.
+        assert_eq!(allocator.give_back().get(), 512 + 165 + 64);
+        let is_beside_them = |at: usize| at < 1024;
+        let is_as_it_was = |pages: &[Page]| pages.iter().all(|page| page[9] == 9);
+        assert!(is_as_it_was(&pages));
+        assert!(are_resident(&arena.range).into_iter().enumerate().all(|(at, is)| is == is_beside_them(at)));
+        // Retired, it would give single pages back too.
+        assert_eq!(allocator.retire(arena.id).unwrap().get(), pages.len());
+        assert!(is_as_it_was(&pages));
+        drop(pages);
+        assert_eq!(allocator.retire(arena.id).unwrap().get(), 0);
+        assert_eq!(resident_pages(&arena.range), 0);
+        allocator.close().unwrap();
+    }
+}

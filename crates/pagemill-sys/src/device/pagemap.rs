@@ -1,5 +1,6 @@
 //! Where memory lies physically: the process's page map (`/proc/self/pagemap`), and keeping pages from leaving (`mlock`).
 use crate::Errno;
+use crate::page::{outward, real_page};
 use core::ops::Range;
 use pagemill_core::PAGE_SIZE;
 use std::fs::{File, read_to_string};
@@ -30,16 +31,30 @@ const FRAME: u64 = (1 << 55) - 1;
 /// ```
 pub fn frames(memory: Range<usize>, mut each: impl FnMut(Option<u64>) -> io::Result<()>) -> io::Result<()> {
     let map = File::open("/proc/self/pagemap")?;
-    let mut entries = vec![0; ENTRIES.min(memory.len() / PAGE_SIZE) * 8];
-    for start in memory.clone().step_by(ENTRIES * PAGE_SIZE) {
-        let n = ((memory.end - start) / PAGE_SIZE).min(ENTRIES);
-        map.read_exact_at(&mut entries[..n * 8], (start / PAGE_SIZE * 8) as u64)?;
-        for entry in entries[..n * 8].as_chunks().0 {
-            let entry = u64::from_ne_bytes(*entry);
-            each((entry & IS_PRESENT != 0).then_some(entry & FRAME))?;
+    let page = real_page();
+    let pages = outward(memory.clone(), page);
+    let mut entries = vec![0; ENTRIES.min(pages.len() / page) * 8];
+    for start in pages.clone().step_by(ENTRIES * page) {
+        let n = ((pages.end - start) / page).min(ENTRIES);
+        map.read_exact_at(&mut entries[..n * 8], (start / page * 8) as u64)?;
+        for (at, entry) in (start..).step_by(page).zip(entries[..n * 8].as_chunks().0) {
+            let frames = frames_of(u64::from_ne_bytes(*entry), at, page, &memory);
+            frames.into_iter().try_for_each(&mut each)?;
         }
     }
     Ok(())
+}
+
+/// What an entry says of the pages of `memory` in the system's page of `page` bytes at `at`.
+fn frames_of(entry: u64, at: usize, page: usize, memory: &Range<usize>) -> impl IntoIterator<Item = Option<u64>> {
+    let frame = (entry & IS_PRESENT != 0).then_some(entry & FRAME);
+    let parts = (at.max(memory.start)..(at + page).min(memory.end)).step_by(PAGE_SIZE);
+    // Frame 0 stands for all that are not shown.
+    let frame_at = move |part: usize| match frame? {
+        0 => Some(0),
+        frame => Some(frame * (page / PAGE_SIZE) as u64 + ((part - at) / PAGE_SIZE) as u64),
+    };
+    parts.map(frame_at)
 }
 
 /// Commits memory and keeps it from being swapped out.
@@ -101,7 +116,17 @@ fn is_locked_in(maps: &str, memory: Range<usize>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_locked_in;
+    use super::{IS_PRESENT, frames_of, is_locked_in};
+
+    #[test]
+    fn a_large_page_of_the_system_holds_several_frames_in_order() {
+        let of = |entry, at, page, memory| frames_of(entry, at, page, &memory).into_iter().collect::<Vec<_>>();
+        assert_eq!(of(IS_PRESENT | 7, 0x4000, 0x1000, 0x4000..0x9000), [Some(7)]);
+        assert_eq!(of(IS_PRESENT | 7, 0x4000, 0x4000, 0x4000..0x9000), [28, 29, 30, 31].map(Some));
+        assert_eq!(of(IS_PRESENT | 7, 0x4000, 0x4000, 0x5000..0x7000), [29, 30].map(Some));
+        assert_eq!(of(IS_PRESENT, 0x4000, 0x4000, 0x4000..0x6000), [Some(0); 2], "not shown");
+        assert_eq!(of(7, 0x4000, 0x4000, 0x4000..0x6000), [None; 2], "not there");
+    }
 
     #[test]
     fn locked_is_what_is_locked_whole() {

@@ -1,10 +1,14 @@
 //! Having the system commit memory, keep it, and take it back.
-use super::{Kind, MapError, Mapping, os};
+use super::{HUGE_PAGE_SIZE, Kind, MapError, Mapping, os};
 use crate::Errno;
+use crate::page::{is_whole, outward};
+use core::ops::Range;
+use pagemill_core::PAGE_SIZE;
 use std::os::fd::AsFd;
 
-/// Offsets and lengths are bytes, multiples of [`Mapping::page_bytes`]; `EINVAL` when they are not, or reach over the
-/// end. No bytes are no work.
+/// Offsets and lengths are bytes, multiples of a page of Pagemill's, and of 2 MiB where [`Mapping::page_bytes`] are; `EINVAL`
+/// when they are not, or reach over the end. No bytes are no work. The system commits and keeps all of its pages that a range
+/// has a part of.
 impl Mapping {
     /// Has the system commit the range in one call, zero where nobody wrote, instead of page by page at the first
     /// touch. Changes no contents. Where it fails a part may have been committed.
@@ -22,15 +26,16 @@ impl Mapping {
     /// assert!(map.populate(4096, 1 << 20).is_err(), "that is more than there is");
     /// ```
     pub fn populate(&self, offset: usize, len: usize) -> Result<(), Errno> {
-        os::populate(self.part(offset, len)?, len)
+        os::populate(self.part_outward(offset, len)?)
     }
 
     /// Gives the range's memory back to the system; afterwards it reads zero, in every process that shares it, and
     /// commits again when it is touched. Works on locked memory, which is then no longer resident.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for memory that was [adopted](Self::adopt). The system's: `EINVAL` for private hugetlb before Linux
-    /// 5.18, or for other memory that it will not take back.
+    /// `EOPNOTSUPP` for memory that was [adopted](Self::adopt). `EINVAL` when the range does not consist of whole
+    /// [pages](Self::page_bytes). The system's: `EINVAL` for private hugetlb before Linux 5.18, or for other memory that it
+    /// will not take back.
     ///
     /// # Safety
     /// The range is free: nobody relies on its contents or holds a reference into it.
@@ -48,6 +53,9 @@ impl Mapping {
         let addr = self.part(offset, len)?;
         if len == 0 {
             return Ok(());
+        }
+        if !is_whole(&(addr..addr + len), self.page_bytes()) {
+            return Err(Errno(libc::EINVAL)); // Of a part of its page the system would take the rest back too.
         }
         match &self.kind {
             Kind::Private { .. } => os::discard(addr, len),
@@ -86,13 +94,19 @@ impl Mapping {
     /// }
     /// ```
     pub fn lock(&self, offset: usize, len: usize) -> Result<(), MapError> {
-        let addr = self.part(offset, len).map_err(MapError::of("mlock"))?;
-        os::lock(addr, len).map_err(|errno| MapError::of_lock(errno, len))
+        let pages = self.part_outward(offset, len).map_err(MapError::of("mlock"))?;
+        os::lock(pages.start, pages.len()).map_err(|errno| MapError::of_lock(errno, len))
     }
 
-    /// The range's first address, if it is one of whole pages of this mapping.
-    pub(crate) fn part(&self, offset: usize, len: usize) -> Result<usize, Errno> {
-        let page = self.page_bytes();
+    /// All of the system's pages that a part of the mapping has a share in.
+    pub(crate) fn part_outward(&self, offset: usize, len: usize) -> Result<Range<usize>, Errno> {
+        let addr = self.part(offset, len)?;
+        Ok(outward(addr..addr + len, self.page_bytes()))
+    }
+
+    /// The first address of a part of the mapping.
+    fn part(&self, offset: usize, len: usize) -> Result<usize, Errno> {
+        let page = if self.page_bytes() < HUGE_PAGE_SIZE { PAGE_SIZE } else { HUGE_PAGE_SIZE };
         let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         let is_whole = offset.is_multiple_of(page) && len.is_multiple_of(page);
         if is_inside && is_whole { Ok(self.addr + offset) } else { Err(Errno(libc::EINVAL)) }

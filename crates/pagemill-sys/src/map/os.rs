@@ -13,9 +13,10 @@ pub(super) fn number_in(path: &str) -> Option<usize> {
 mod real {
     use super::super::MapError;
     use crate::Errno;
+    use crate::page::{is_whole, outward, real_page, system_page};
     use core::ffi::CStr;
+    use core::ops::Range;
     use core::ptr::{null_mut, with_exposed_provenance_mut};
-    use pagemill_core::PAGE_SIZE;
     use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
     const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -110,13 +111,15 @@ mod real {
         Ok(fd)
     }
 
-    pub(in super::super) fn populate(addr: usize, len: usize) -> Result<(), Errno> {
-        // SAFETY: the range is ours, and populating changes no contents.
-        done(unsafe { libc::madvise(with_exposed_provenance_mut(addr), len, libc::MADV_POPULATE_WRITE) })
+    pub(in super::super) fn populate(pages: Range<usize>) -> Result<(), Errno> {
+        let start = with_exposed_provenance_mut(pages.start);
+        // SAFETY: the range is ours, with the rest of its first and last page, and populating changes no contents.
+        done(unsafe { libc::madvise(start, pages.len(), libc::MADV_POPULATE_WRITE) })
     }
 
     /// Takes the memory out of a range of private anonymous memory.
     pub(in super::super) fn discard(addr: usize, len: usize) -> Result<(), Errno> {
+        debug_assert!(is_whole(&(addr..addr + len), system_page()), "I4: {len} bytes at {addr:#x} to be taken back");
         /// The same for locked memory, which plain advice refuses; `asm-generic/mman-common.h`, since Linux 5.18.
         const DONTNEED_LOCKED: i32 = 24;
         // SAFETY: the range is ours, and the caller of `release` says that nobody uses it.
@@ -129,6 +132,7 @@ mod real {
 
     /// Takes the memory out of a range of a file; it reads zero in every mapping of it.
     pub(in super::super) fn punch_hole(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<(), Errno> {
+        debug_assert!(is_whole(&(offset..offset + len), system_page()), "I4: {len} bytes at {offset:#x} of a file");
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         loop {
             // SAFETY: numbers alone; the caller of `release` says that nobody uses the range. It lies in the file, whose
@@ -141,15 +145,18 @@ mod real {
     }
 
     pub(in super::super) fn resident(addr: usize, len: usize) -> Result<usize, Errno> {
+        let (page, range) = (real_page(), addr..addr + len);
+        let pages = outward(range.clone(), page);
         let mut found = 0;
         let mut is_there = [0_u8; 4096];
-        for start in (addr..addr + len).step_by(is_there.len() * PAGE_SIZE) {
-            let piece = (addr + len - start).min(is_there.len() * PAGE_SIZE);
+        for start in pages.clone().step_by(is_there.len() * page) {
+            let piece = (pages.end - start).min(is_there.len() * page);
             // SAFETY: the array has a byte for each page of the piece; the range is only looked at.
             done(unsafe { libc::mincore(with_exposed_provenance_mut(start), piece, is_there.as_mut_ptr()) })?;
-            found += is_there[..piece / PAGE_SIZE].iter().filter(|&&byte| byte & 1 != 0).count();
+            let there = (start..).step_by(page).zip(&is_there[..piece / page]).filter(|(_, byte)| **byte & 1 != 0);
+            found += there.map(|(at, _)| (at + page).min(range.end) - at.max(range.start)).sum::<usize>();
         }
-        Ok(found * PAGE_SIZE)
+        Ok(found)
     }
 
     pub(in super::super) fn lock(addr: usize, len: usize) -> Result<(), Errno> {
@@ -204,6 +211,7 @@ mod stand_in {
     use super::super::MapError;
     use crate::Errno;
     use core::ffi::CStr;
+    use core::ops::Range;
     use core::ptr::with_exposed_provenance_mut;
     use std::alloc::{Layout, alloc_zeroed, dealloc};
     use std::os::fd::{BorrowedFd, OwnedFd};
@@ -227,7 +235,7 @@ mod stand_in {
     pub(in super::super) fn memory_file(_: &CStr, _: usize, _: bool) -> Result<OwnedFd, MapError> {
         Err(MapError::of("memfd_create")(Errno(libc::ENOSYS)))
     }
-    pub(in super::super) fn populate(_: usize, _: usize) -> Result<(), Errno> {
+    pub(in super::super) fn populate(_: Range<usize>) -> Result<(), Errno> {
         Ok(())
     }
     pub(in super::super) fn discard(addr: usize, len: usize) -> Result<(), Errno> {
