@@ -127,11 +127,13 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
         }
     }
 
-    /// Writes what is still collected.
-    pub fn finish(mut self) -> Given {
+    /// Writes what is still collected. By reference: the tables are large, and a copy is stack that a signal handler may not
+    /// have.
+    pub fn finish(&mut self) -> Given {
         (0..SLOTS).for_each(|slot| self.write(slot));
         (0..self.counts.len()).for_each(|place| self.write_count(place));
-        self.zone.add_free(self.given.frames);
-        self.given
+        let given = core::mem::take(&mut self.given);
+        self.zone.add_free(given.frames);
+        given
     }
 }

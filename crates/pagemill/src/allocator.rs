@@ -288,7 +288,7 @@ impl Inner {
             if !list.is_empty() {
                 let mut giving = self.zone.giving();
                 let given = self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
-                finish(self, giving);
+                finish(self, &mut giving);
                 // A list that cannot be drained is left as it is, its policy too.
                 let Some(given) = given else { continue };
                 drained += given;

@@ -234,7 +234,7 @@ fn free_many(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
 
 /// Completes what goes to the zone, and tells who waits for it. Those may be the allocator's last pages: nothing of
 /// its arenas is touched afterwards but for misuse.
-pub(crate) fn finish<const N: usize>(inner: &Inner, giving: Giving<'_, '_, N>) {
+pub(crate) fn finish<const N: usize>(inner: &Inner, giving: &mut Giving<'_, '_, N>) {
     let nodes = inner.nodes;
     let given = giving.finish();
     if given.doubles > 0 {

@@ -103,7 +103,7 @@ impl Inner {
                 given += if self.arena.give_back(run[0], run.len()) { resident } else { 0 };
             }
             giving.give_slice(&pages);
-            finish(self, giving);
+            finish(self, &mut giving);
         }
         given
     }

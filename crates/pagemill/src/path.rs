@@ -11,7 +11,7 @@ use crate::slow::Ask;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Error, FrameState, Gfp, Level, MisuseKind, Mobility, Order, Pfn, SlowEvent, step};
 use pagemill_sys::lists::BulkCall;
-use pagemill_sys::{Batch, CpuStats, Frames, Load};
+use pagemill_sys::{Batch, CpuStats, Frames, List, Load};
 
 impl Allocator {
     /// One page.
@@ -169,7 +169,7 @@ impl Inner {
     }
 
     /// Takes `want` frames (at most a batch's room) from the zone into `batch`, and as many more for the list as its
-    /// policy says; all of them above the mark. Returns how many are in the batch. Not prepared.
+    /// policy says; all of them above the mark. Returns how many are in the batch, which was empty. Not prepared.
     pub(crate) fn refill(&self, gfp: Gfp, level: Level, want: usize, batch: &mut Batch) -> usize {
         step!("Inner::refill");
         self.check_generation();
@@ -183,9 +183,6 @@ impl Inner {
         list.set_policy(policy.after(SlowEvent::Refill, self.limit_max));
         cpu.stats.refills.fetch_add(1, Relaxed);
 
-        // One trip for all. The last part is the caller's, the rest goes on the list: so when the caller's pages come
-        // back, on top of the others, the list is in order again, and whole runs are taken from it.
-        let mut load = Load::new();
         // While free memory falls, so does what lists take of it: a quarter of what lies above low at most, and nothing
         // below.
         let floor = self.marks.floor(gfp, level);
@@ -194,18 +191,62 @@ impl Inner {
             _ if level == Level::Min || self.is_low.load(Relaxed) => 0,
             low => (self.zone.free_frames().saturating_sub(low) / 4).min(policy.batch as usize),
         };
-        self.take_from_zone(&list.bound, want.max(share), mobility, floor, &mut load);
+        let direct = if gfp.may_wait() {
+            self.load(list, want.max(share), want, mobility, floor, batch)
+        } else {
+            self.load_in_parts(list, share, want, mobility, floor, batch)
+        };
+        cpu.stats.direct_out.fetch_add(direct as u64, Relaxed);
+        batch.len()
+    }
+
+    /// Takes `all` frames from the zone, `want` of them for the caller. One trip for all. The last part is the caller's, the
+    /// rest goes on the list: so when the caller's pages come back, on top of the others, the list is in order again, and
+    /// whole runs are taken from it.
+    #[inline(never)]
+    fn load(&self, list: &List, all: usize, want: usize, mobility: Mobility, floor: u32, batch: &mut Batch) -> usize {
+        let mut load = Load::new();
+        self.take_from_zone(&list.bound, all, mobility, floor, &mut load);
         let kept = load.len().saturating_sub(want);
         batch.push_slice(&load.as_slice()[kept..]);
         let direct = load.len() - kept;
-        cpu.stats.direct_out.fetch_add(direct as u64, Relaxed);
         load.truncate(kept);
         self.put_on_list(mobility, &load);
         direct
     }
 
+    /// The same for a caller that may be a signal handler, with little stack: a part at a time. Others may take the last
+    /// frames in between: then the caller gets what is on the list.
+    #[inline(never)]
+    fn load_in_parts(
+        &self,
+        list: &List,
+        all: usize,
+        want: usize,
+        mobility: Mobility,
+        floor: u32,
+        batch: &mut Batch,
+    ) -> usize {
+        let mut left = all.min(self.zone.free_frames().saturating_sub(floor as usize)).saturating_sub(want);
+        while left > 0 {
+            let mut part = Batch::new();
+            let n = left.min(Batch::CAPACITY);
+            self.take_from_zone(&list.bound, n, mobility, floor, &mut part);
+            self.put_on_list(mobility, &part);
+            if part.len() < n {
+                break;
+            }
+            left -= n;
+        }
+        let direct = self.take_from_zone(&list.bound, want, mobility, floor, batch);
+        if batch.is_empty() {
+            self.lists.pop_n(mobility, want, batch);
+        }
+        direct
+    }
+
     /// Puts frames from the zone on this CPU's list, or back where it takes no more.
-    fn put_on_list(&self, mobility: Mobility, load: &Load) {
+    fn put_on_list<const ROOM: usize>(&self, mobility: Mobility, load: &Frames<ROOM>) {
         step!("Inner::put_on_list");
         for start in (0..load.len()).step_by(Batch::CAPACITY) {
             let end = load.len().min(start + Batch::CAPACITY);
@@ -234,11 +275,12 @@ impl Inner {
         self.zone.take(bound, want, mobility, floor, &mut |first: Pfn, mask| batch.push_bits(first.as_u32(), mask))
     }
 
-    /// Returns frames whose states say free to the zone.
+    /// Returns frames whose states say free to the zone. Out of line, that no caller has its tables on the stack twice.
+    #[inline(never)]
     pub(crate) fn give_to_zone(&self, pfns: &[u32]) {
         let mut giving = self.zone.giving();
         giving.give_slice(pfns);
-        finish(self, giving);
+        finish(self, &mut giving);
     }
 
     /// A block above order 0 from a pageblock of the request's mobility, marked as handed out, zeroed if asked for.
@@ -288,6 +330,23 @@ impl Inner {
         None
     }
 
+    /// Moves `n` frames of this CPU's list to the zone.
+    #[inline(never)]
+    fn make_room(&self, mobility: Mobility, n: usize) {
+        let (mut giving, mut left) = (self.zone.giving(), n);
+        while left > 0 {
+            let mut out = Batch::new();
+            self.lists.pop_n(mobility, left, &mut out);
+            if out.is_empty() {
+                break;
+            }
+            self.lists.list_here(mobility).note_overflowed(out.len());
+            left -= out.len();
+            giving.give_slice(out.as_slice());
+        }
+        finish(self, &mut giving);
+    }
+
     /// What a list moves when it is full: half of it at most, more while drains follow drains.
     #[cold]
     #[inline(never)]
@@ -312,19 +371,7 @@ impl Inner {
             cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
             return self.give_to_zone(batch.as_slice());
         }
-        let mut giving = self.zone.giving();
-        let mut left = policy.batch as usize;
-        while left > 0 {
-            let mut out = Batch::new();
-            self.lists.pop_n(mobility, left, &mut out);
-            if out.is_empty() {
-                break;
-            }
-            self.lists.list_here(mobility).note_overflowed(out.len());
-            left -= out.len();
-            giving.give_slice(out.as_slice());
-        }
-        finish(self, giving);
+        self.make_room(mobility, policy.batch as usize);
         if !self.lists.push_n(mobility, batch, 0..batch.len()) {
             self.stats_here().direct_in.fetch_add(batch.len() as u64, Relaxed);
             self.give_to_zone(batch.as_slice());

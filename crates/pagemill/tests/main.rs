@@ -61,6 +61,7 @@ cfg_if! {
         mod serve_stats;
         mod shrinkers;
         mod signals;
+        mod stack;
         mod waits;
         mod waits_and_lists;
 

@@ -231,11 +231,13 @@ impl InHand {
         }
     }
 
+    /// Out of line: the tables for it are not to be on every large request's stack.
+    #[inline(never)]
     fn give_back(&mut self) {
         if let Some(inner) = self.zone.filter(|_| !self.is_none()) {
             let mut giving = inner.zone.giving();
             giving.give_handful(&mut self.frames);
-            finish(inner, giving);
+            finish(inner, &mut giving);
         }
     }
 }

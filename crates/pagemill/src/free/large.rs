@@ -57,14 +57,15 @@ impl Large {
 
     /// Counts the call and completes it. Those may be the allocator's last pages: nothing of it is touched after that.
     /// Returns how many pages there were.
-    pub(crate) fn end(self) -> usize {
+    pub(crate) fn end(&mut self) -> usize {
         let inner = self.arena.inner();
         if self.pages > 1 {
             inner.lists.count_bulk(BulkCall::Free, self.pages);
         }
         inner.stats_here().direct_in.fetch_add(self.pages as u64, Relaxed);
-        finish(inner, self.giving);
-        self.pages
+        let pages = self.pages;
+        finish(inner, &mut self.giving);
+        pages
     }
 }
 
