@@ -47,13 +47,23 @@ impl Zone<'_> {
         (0..self.areas.len()).find_map(|block| self.alloc_in(block, order, mobility))
     }
 
+    /// Has the pageblock a run of this order, 8 at most?
+    fn has_run(&self, block: usize, order: Order) -> bool {
+        let (span, in_word) = ((order.frames() as usize).div_ceil(64), order.get().min(6));
+        let is_run = |group: &[AtomicU64]| group.iter().all(|word| aligned_runs(word.load(Relaxed), in_word) != 0);
+        self.words_of(block).chunks(span).any(is_run)
+    }
+
     fn alloc_in(&self, block: usize, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
+        if self.is_withheld(block) { None } else { self.run_of(block, order, mobility) }
+    }
+
+    fn run_of(&self, block: usize, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
         let words = self.words_of(block);
         let span = (order.frames() as usize).div_ceil(64);
         let in_word = order.get().min(6);
         // Look before reserving: most blocks of a fragmented zone have no run of this order.
-        let has_run = |group: &[AtomicU64]| group.iter().all(|word| aligned_runs(word.load(Relaxed), in_word) != 0);
-        if !words.chunks(span).any(has_run) || self.reserve(block, order.frames(), order.frames(), mobility) == 0 {
+        if !self.has_run(block, order) || self.reserve(block, order.frames(), order.frames(), mobility) == 0 {
             return None;
         }
         let found = words.chunks(span).enumerate().find_map(|(i, group)| {
@@ -99,7 +109,8 @@ impl Zone<'_> {
     fn claim_span(&self, first: usize, span: usize, order: Order) -> Option<usize> {
         // Look before claiming: what is claimed in vain is hidden from others meanwhile.
         let is_unused = |area: &AtomicU32| Entry(area.load(Relaxed)).free() == PAGEBLOCK_FRAMES;
-        if !self.areas.get(first..first + span)?.iter().all(is_unused) {
+        let is_whole = self.areas.get(first..first + span)?.iter().all(is_unused);
+        if !is_whole || (first..first + span).any(|block| self.is_withheld(block)) {
             return None;
         }
         let taken = (first..first + span).find(|&block| !self.claim_whole(block, order, block == first));
@@ -112,6 +123,51 @@ impl Zone<'_> {
                 None
             }
         }
+    }
+
+    /// Takes nothing of one pageblock any more, so that a block of `order`, 9 at most, comes to be whole in it: the one with
+    /// the most free frames of those behind pageblock number `from`, or of all if there is none. Requests that took some of
+    /// it before go on. Returns its number; none if no pageblock has room for such a block. One is withheld at a time.
+    pub fn withhold(&self, order: Order, from: usize) -> Option<usize> {
+        let fits = |block: &usize| {
+            let entry = Entry(self.areas[*block].load(Relaxed));
+            !entry.is_whole() && entry.free() > 0 && self.frames_of(*block) >= order.frames()
+        };
+        let free_of = |block: &usize| Entry(self.areas[*block].load(Relaxed)).free();
+        let behind = (from + 1..self.areas.len()).filter(fits).max_by_key(free_of);
+        let block = behind.or_else(|| (0..self.areas.len()).filter(fits).max_by_key(free_of))?;
+        self.withheld.store(block as u32 + 1, Relaxed);
+        Some(block)
+    }
+
+    /// Takes a block of `order` of the pageblock that is withheld, if it has one and `floor` frames stay free.
+    pub fn take_withheld(&self, order: Order, floor: u32) -> Option<Pfn> {
+        let block = (self.withheld.load(Relaxed) as usize).checked_sub(1)?;
+        let frames = order.frames() as usize;
+        let claim = self.claim(frames, floor)?;
+        let pfn = match order {
+            _ if claim.frames < frames || order > Order::PAGEBLOCK => None,
+            Order::PAGEBLOCK => self.claim_whole(block, order, true).then(|| self.first_of_word(block * BLOCK_WORDS)),
+            _ => self.run_of(block, order, None),
+        };
+        self.settle(claim, if pfn.is_some() { frames } else { 0 });
+        pfn
+    }
+
+    /// How many frames are free and withheld.
+    pub fn withheld_frames(&self) -> u32 {
+        let block = (self.withheld.load(Relaxed) as usize).checked_sub(1);
+        block.map_or(0, |block| Entry(self.areas[block].load(Relaxed)).free())
+    }
+
+    /// Requests may take all that is free again.
+    pub fn end_withholding(&self) {
+        self.withheld.store(0, Relaxed);
+    }
+
+    /// Relaxed: whoever has seen the pageblock before goes on with it, and whoever withholds it waits for that to end.
+    pub(crate) fn is_withheld(&self, block: usize) -> bool {
+        self.withheld.load(Relaxed) == block as u32 + 1
     }
 
     fn lock_large(&self) {

@@ -124,6 +124,16 @@ pub enum Invalid {
         /// The largest that is taken.
         max: usize,
     },
+    /// More at once than the allocator has, less what its marks keep from the request: it would wait for ever.
+    #[error("{blocks} blocks of order {order} at once are more than there can ever be for this request, {most}")]
+    MoreThanManaged {
+        /// What the request must have.
+        blocks: usize,
+        /// The order of its blocks.
+        order: u8,
+        /// The most that it could have with everything free.
+        most: usize,
+    },
     /// `AtLeast(k, n)` with k above n.
     #[error("at least {at_least} of at most {up_to} cannot be reached")]
     AtLeastAboveUpTo {

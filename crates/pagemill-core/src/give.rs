@@ -127,6 +127,12 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
         }
     }
 
+    /// How many frames were given so far, doubles among them.
+    pub fn frames(&self) -> usize {
+        let collected = self.masks.iter().map(|mask| mask.count_ones() as usize).sum::<usize>();
+        collected + self.given.frames + self.given.doubles
+    }
+
     /// Writes what is still collected. By reference: the tables are large, and a copy is stack that a signal handler may not
     /// have.
     pub fn finish(&mut self) -> Given {

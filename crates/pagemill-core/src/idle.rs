@@ -61,7 +61,7 @@ impl Zone<'_> {
             let block = *from;
             *from += 1;
             let (entry, frames) = (Entry(self.areas[block].load(Relaxed)), self.frames_of(block));
-            if entry.free() != frames || entry.mark() == Entry::GONE || frames > most {
+            if entry.free() != frames || entry.mark() == Entry::GONE || frames > most || self.is_withheld(block) {
                 continue;
             }
             if let Unused::Since { now, ticks } = which {

@@ -108,6 +108,8 @@ pub struct Zone<'m> {
     pub(crate) free: AtomicUsize,
     /// Held while a block above order 9 is put together.
     pub(crate) large: AtomicU32,
+    /// The pageblock that nothing is taken of, plus one: see [`withhold`](Zone::withhold).
+    pub(crate) withheld: AtomicU32,
 }
 
 /// What a request may take; see [`Zone::claim`].
@@ -148,6 +150,7 @@ impl<'m> Zone<'m> {
             index,
             free: AtomicUsize::new(frames as usize),
             large: AtomicU32::new(0),
+            withheld: AtomicU32::new(0),
         };
         for block in 0..blocks {
             let free = zone.frames_of(block);
@@ -295,7 +298,8 @@ impl<'m> Zone<'m> {
         let free_of = |block: &usize| Entry(self.areas[*block].load(Relaxed)).free();
         let mut taken = None;
         for _ in 0..SWEEPS {
-            let block = (0..self.areas.len()).filter(|block| free_of(block) > 0).max_by_key(free_of)?;
+            let has_some = |block: &usize| free_of(block) > 0 && !self.is_withheld(*block);
+            let block = (0..self.areas.len()).filter(has_some).max_by_key(free_of)?;
             let mut emit = |first: Pfn, mask: u64| taken = Some(first.offset(mask.trailing_zeros()));
             if self.take_from(block, 1, None, &mut emit) == 1 {
                 return taken;
@@ -360,6 +364,9 @@ impl<'m> Zone<'m> {
         emit: &mut impl FnMut(Pfn, u64),
     ) -> u32 {
         step!("Zone::take_from");
+        if self.is_withheld(block) {
+            return 0;
+        }
         let reserved = self.reserve(block, 1, want, mobility);
         if reserved == 0 {
             return 0;
@@ -463,6 +470,7 @@ impl<'m> Zone<'m> {
     pub(crate) fn reset_after_fork(&self, free: usize) {
         self.free.store(free, Relaxed);
         self.large.store(0, Relaxed);
+        self.end_withholding();
     }
 
     // ── numbers ────────────────────────────────────────────────────────────────────────────────────────────────

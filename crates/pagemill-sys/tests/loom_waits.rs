@@ -1,5 +1,5 @@
 //! Every interleaving of those who wait for memory, those who free some and those who cancel, by loom: whoever is owed
-//! something is woken, in the order of arrival. `pagemill` itself is not built for loom, so its file is taken as it is.
+//! something is woken, in the order of arrival among those who lack the same, and behind nobody else. `pagemill` itself is not built for loom, so its file is taken as it is.
 //! Its own model of the queue, by shuttle, has more threads; loom knows besides what memory that is ordered weakly may
 //! do.
 //!
@@ -38,15 +38,19 @@ use wait::{Cancel, Patience, Waits};
 #[derive(Default)]
 struct Memory {
     free: AtomicUsize,
-    waits: Waits,
+    /// By how many frames they lack.
+    waits: Waits<usize>,
     served: AtomicUsize,
 }
 
 impl Memory {
     /// One frame, in the order in which frames are taken; none if `cancel` says so before.
     fn take(&self, cancel: Option<&Cancel>) -> Option<usize> {
-        self.waits.wait(&Patience { deadline: None, cancel }, None, || {
-            let lower = |free: usize| free.checked_sub(1);
+        self.take_all(1, cancel)
+    }
+    fn take_all(&self, n: usize, cancel: Option<&Cancel>) -> Option<usize> {
+        self.waits.wait(n, &Patience { deadline: None, cancel }, None, |_| {
+            let lower = |free: usize| free.checked_sub(n);
             self.free.fetch_update(AcqRel, Acquire, lower).ok()?;
             Some(self.served.fetch_add(1, Relaxed))
         })
@@ -54,7 +58,7 @@ impl Memory {
     /// As whoever frees does while somebody waits.
     fn give(&self) {
         self.free.fetch_add(1, AcqRel);
-        self.waits.note_free();
+        self.waits.note_free(&|lack| self.free.load(Relaxed) >= lack);
     }
     /// Until so many wait.
     fn await_waiters(&self, n: usize) {
@@ -147,5 +151,36 @@ fn a_head_that_is_cancelled_as_something_comes_passes_it_on() {
         }
         assert!(next.join().unwrap().is_some());
         assert_eq!(memory.waits.len(), 0);
+    });
+}
+
+#[test]
+fn two_frees_that_are_enough_together_wake_who_lacks_two() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let its = Arc::clone(&memory);
+        let waiter = thread::spawn(move || its.take_all(2, None));
+        let its = Arc::clone(&memory);
+        let giver = thread::spawn(move || its.give());
+        memory.give();
+        giver.join().unwrap();
+        assert_eq!(waiter.join().unwrap(), Some(0));
+    });
+}
+
+#[test]
+fn who_lacks_what_never_comes_holds_up_nobody() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let cancel = Cancel::new();
+        let (its, token) = (Arc::clone(&memory), cancel.clone());
+        let never = thread::spawn(move || its.take_all(9, Some(&token)));
+        memory.await_waiters(1);
+        let its = Arc::clone(&memory);
+        let other = thread::spawn(move || its.take(None));
+        memory.give();
+        assert_eq!(other.join().unwrap(), Some(0));
+        cancel.cancel();
+        assert_eq!(never.join().unwrap(), None);
     });
 }

@@ -7,7 +7,7 @@ use crate::nodes::Nodes;
 use crate::registry;
 use core::fmt;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicU64, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 use pagemill_core::{
     CpuId, Error, Gfp, Given, Invalid, Level, ListPolicy, MisuseKind, Mobility, NodeId, NodeMask, PageCount,
     Watermarks, Zone, ZoneKind, step,
@@ -33,6 +33,8 @@ pub(crate) struct Inner {
     pub(crate) retired: AtomicBool,
     /// It fell below its low mark, and is not above the high one yet.
     pub(crate) is_low: AtomicBool,
+    /// Frames that are free, and are kept for the request that claims them.
+    pub(crate) claimed: AtomicU32,
     /// Frames that a list may hold: its share of the zone, so that CPUs cannot hide much of a small one.
     pub(crate) limit_max: u32,
     /// Entries of frames that were found on two ways at once, and put aside.

@@ -6,7 +6,7 @@ use crate::memory::Memory;
 use crate::nodes::{Layout, Nodes};
 use crate::{fork, registry};
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use pagemill_core::{Error, Invalid, ListPolicy, NodeId, PAGE_SIZE, Policy, interleave_share};
 use pagemill_sys::{Backend, List, MemoryLimit, PerCpu, current_cpu, possible_cpus};
 use std::time::Duration;
@@ -310,6 +310,7 @@ impl Nodes {
                 marks: memory.marks,
                 retired: AtomicBool::new(false),
                 is_low: AtomicBool::new(false),
+                claimed: AtomicU32::new(0),
                 limit_max: (share as u32).clamp(1, List::LIMIT_MAX),
                 quarantined: AtomicU64::new(0),
                 misused: AtomicU64::new(0),

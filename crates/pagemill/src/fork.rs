@@ -127,6 +127,8 @@ impl Inner {
         self.zone.recover(|first, n| self.arena.settle_states(first.as_u32(), n, &mut block_end, &mut quarantined));
         self.arena.forget_pins();
         self.nodes.waits.forget_after_fork();
+        self.nodes.claims.forget_after_fork();
+        self.claimed.store(0, Relaxed);
         self.nodes.limit.iter().for_each(|limit| limit.forget_claims());
         if self.arena.is_of_parent() {
             // Whatever is free there the parent hands out.

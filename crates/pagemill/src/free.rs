@@ -99,10 +99,9 @@ fn free_slow(addr: usize, order: Order) -> Result<(), Misuse> {
     stats.blocks_in.fetch_add(1, Relaxed);
     stats.block_pages_in.fetch_add(u64::from(order.frames()), Relaxed);
     let nodes = inner.nodes;
+    nodes.claim_freed(inner, || order.frames() as usize);
     let freed = inner.zone.free_block(Pfn::new(pfn), order);
-    if nodes.waits.is_awaited() {
-        nodes.waits.note_free();
-    }
+    nodes.note_free();
     freed.map_err(|kind| {
         // Somebody else freed it at the same moment, and has counted it.
         stats.blocks_in.fetch_sub(1, Relaxed);
@@ -236,13 +235,12 @@ fn free_many(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
 /// its arenas is touched afterwards but for misuse.
 pub(crate) fn finish<const N: usize>(inner: &Inner, giving: &mut Giving<'_, '_, N>) {
     let nodes = inner.nodes;
+    nodes.claim_freed(inner, || giving.frames());
     let given = giving.finish();
     if given.doubles > 0 {
         inner.note_doubles(given);
     }
-    if nodes.waits.is_awaited() {
-        nodes.waits.note_free();
-    }
+    nodes.note_free();
 }
 
 /// Frees `n` neighbouring blocks of `order` from `addr` on.

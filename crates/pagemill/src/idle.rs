@@ -78,9 +78,7 @@ impl Inner {
                 unreachable!("{first} was taken a moment ago");
             }
             given += if is_gone { resident } else { 0 };
-            if self.nodes.waits.is_awaited() {
-                self.nodes.waits.note_free();
-            }
+            self.nodes.note_free();
         }
         given
     }

@@ -66,6 +66,7 @@ mod arena;
 mod arenas;
 mod builder;
 mod bulk;
+mod claim;
 mod device;
 mod dma_pool;
 mod fault;

@@ -61,13 +61,16 @@ impl<T: Owned> List<T> {
         self.order
     }
 
-    /// An empty list of this order, whose blocks may be appended to this one.
+    /// Can blocks of this order be added?
+    ///
+    /// # Errors
+    /// [`Invalid::ListOrder`].
     #[inline]
-    pub(crate) fn empty_like(&self, order: Order) -> Result<Self, Error> {
+    pub(crate) fn check_order(&self, order: Order) -> Result<(), Error> {
         if self.len > 0 && self.order != order {
             return Err(Invalid::ListOrder { list: self.order.get(), other: order.get() }.into());
         }
-        Ok(Self::of_order(order))
+        Ok(())
     }
 
     /// Can a page be added?
@@ -210,7 +213,7 @@ impl<T: Owned> List<T> {
             core::mem::swap(self, other);
             return Ok(());
         }
-        self.empty_like(other.order)?;
+        self.check_order(other.order)?;
         self.link_behind_tail(other.head);
         self.tail = other.tail;
         self.len += core::mem::take(&mut other.len);

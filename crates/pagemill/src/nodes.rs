@@ -13,8 +13,10 @@
 //!
 //! [`here`]: Nodes::here
 use crate::allocator::Inner;
+use crate::claim::Claims;
 use crate::idle::Idle;
 use crate::reclaim::Reclaim;
+use crate::slow::Lack;
 use crate::wait::Waits;
 use crate::{fault, registry};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -115,7 +117,8 @@ pub(crate) struct Nodes {
     allowed: AtomicU64,
     /// Where the last interleaved page came from.
     turn: AtomicU32,
-    pub(crate) waits: Waits,
+    pub(crate) waits: Waits<Lack>,
+    pub(crate) claims: Claims,
     pub(crate) reclaim: Reclaim,
     pub(crate) faults: OnceLock<fault::Faults>,
     /// After how long free memory goes back to the system, if it does.
@@ -143,6 +146,7 @@ impl Nodes {
             allowed: AtomicU64::new(NodeMask::ALL.as_bits()),
             turn: AtomicU32::new(0),
             waits: Waits::default(),
+            claims: Claims::default(),
             reclaim: Reclaim::default(),
             faults: OnceLock::new(),
             idle: OnceLock::new(),
@@ -278,7 +282,7 @@ impl Nodes {
     fn tell_who_waits(&self) {
         if self.waits.is_awaited() {
             self.all().iter().for_each(|arena| arena.shut_lists());
-            self.waits.note_free();
+            self.waits.note_free(&|_| true);
         }
     }
     /// Every arena that was ever added, retired ones too, in the order in which they came.

@@ -131,7 +131,7 @@ impl Inner {
         if self.is_refused_by_fault(gfp) {
             return None;
         }
-        let pfn = self.zone.steal(self.marks.floor(gfp, level))?;
+        let pfn = self.zone.steal(self.floor(gfp, level))?;
         let stats = self.stats_here();
         stats.steals.fetch_add(1, Relaxed);
         stats.direct_out.fetch_add(1, Relaxed);
@@ -185,8 +185,8 @@ impl Inner {
 
         // While free memory falls, so does what lists take of it: a quarter of what lies above low at most, and nothing
         // below.
-        let floor = self.marks.floor(gfp, level);
-        let share = match self.marks.floor(Gfp::NOWAIT, Level::Low) as usize {
+        let floor = self.floor(gfp, level);
+        let share = match self.floor(Gfp::NOWAIT, Level::Low) as usize {
             0 => policy.batch as usize,
             _ if level == Level::Min || self.is_low.load(Relaxed) => 0,
             low => (self.zone.free_frames().saturating_sub(low) / 4).min(policy.batch as usize),
@@ -289,7 +289,9 @@ impl Inner {
         if self.is_refused_by_fault(gfp) {
             return None;
         }
-        let pfn = self.zone.alloc_block(order, gfp.mobility(), self.marks.floor(gfp, level))?;
+        let floor = self.floor(gfp, level);
+        let withheld = self.take_withheld(order, floor);
+        let pfn = withheld.or_else(|| self.zone.alloc_block(order, gfp.mobility(), floor))?;
         self.prepare_block(pfn.as_u32(), gfp, order)
     }
 
@@ -298,7 +300,7 @@ impl Inner {
         if self.is_refused_by_fault(gfp) {
             return None;
         }
-        let pfn = self.zone.steal_block(order, self.marks.floor(gfp, level))?;
+        let pfn = self.zone.steal_block(order, self.floor(gfp, level))?;
         self.stats_here().steals.fetch_add(u64::from(order.frames()), Relaxed);
         self.prepare_block(pfn.as_u32(), gfp, order)
     }

@@ -136,7 +136,7 @@ impl<'v, T: Owned> Runs<'v, T> {
     }
 
     /// Frees what was added.
-    pub(crate) fn undo(self) {
+    pub(crate) fn undo(&mut self) {
         self.runs.truncate(self.before);
     }
 }

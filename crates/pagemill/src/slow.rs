@@ -2,6 +2,7 @@
 //!
 //! Cold and out of line as a whole. Bulk requests come here for one block at a time, when nothing is left in bulk.
 use crate::allocator::Inner;
+use crate::claim::Claim;
 use crate::nodes::Nodes;
 use crate::reclaim::{self, WeakAllocator};
 use crate::wait::{Cancel, Patience};
@@ -13,16 +14,71 @@ use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Ord
 pub(crate) struct Ask<'c> {
     pub(crate) gfp: Gfp,
     pub(crate) order: Order,
+    /// How far one block of it may go.
+    pub(crate) effort: Effort,
     /// Nodes that the caller allows; the allocator's allowed set is looked at besides, at every step.
     pub(crate) nodes: NodeMask,
     pub(crate) policy: Policy,
     pub(crate) patience: Patience<'c>,
 }
 
+/// How far a request goes for one block, where its flags allow it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Effort {
+    /// It takes what there is.
+    Take,
+    /// It has shrinkers called too. It holds other blocks, and so does not wait (C3.20).
+    Reclaim,
+    /// It waits too.
+    Wait,
+}
+
+/// What a request that waits lacks: requests of one kind are served in the order in which they came, and no other waits
+/// for them (C3.20).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Lack {
+    order: Order,
+    /// So many blocks at once.
+    blocks: usize,
+    nodes: NodeMask,
+    is_dma32: bool,
+}
+
+impl Lack {
+    pub(crate) fn order(&self) -> Order {
+        self.order
+    }
+    pub(crate) fn nodes(&self) -> NodeMask {
+        self.nodes
+    }
+    /// Is it one block of several frames?
+    pub(crate) fn is_one_block(&self) -> bool {
+        self.blocks == 1 && self.order != Order::ZERO
+    }
+    pub(crate) fn frames(&self) -> usize {
+        self.blocks * self.order.frames() as usize
+    }
+    /// Flags by which an arena serves it.
+    fn gfp(&self) -> Gfp {
+        if self.is_dma32 { Gfp::KERNEL | Gfp::DMA32 } else { Gfp::KERNEL }
+    }
+    pub(crate) fn is_served_by(&self, arena: &Inner) -> bool {
+        self.nodes.contains(arena.node) && arena.kind.serves(self.gfp()) && !arena.is_retired()
+    }
+}
+
 impl<'c> Ask<'c> {
     /// For a request that says nothing but its flags.
     pub(crate) fn plain(nodes: &Nodes, gfp: Gfp, order: Order) -> Self {
-        Self { gfp, order, nodes: NodeMask::ALL, policy: nodes.policy(), patience: Patience::default() }
+        let (policy, patience) = (nodes.policy(), Patience::default());
+        Self { gfp, order, effort: Effort::Wait, nodes: NodeMask::ALL, policy, patience }
+    }
+
+    /// What it waits for, from node `from` on, where it needs so many blocks at once.
+    pub(crate) fn lack(&self, from: NodeId, blocks: usize) -> Lack {
+        let only = if self.gfp.contains(Gfp::THISNODE) { NodeMask::only(from) } else { NodeMask::ALL };
+        let nodes = self.nodes.and(self.policy.nodes()).and(only);
+        Lack { order: self.order, blocks, nodes, is_dma32: self.gfp.contains(Gfp::DMA32) }
     }
 
     /// The nodes that its blocks come from in turn; none where they don't.
@@ -31,6 +87,11 @@ impl<'c> Ask<'c> {
             Policy::Interleave(among) => among.and(self.nodes).and(nodes.allowed()).and(nodes.populated()),
             _ => NodeMask::NONE,
         }
+    }
+
+    /// Does it wait for as long as it says, also where nothing promises that memory comes back?
+    fn is_endless(&self) -> bool {
+        self.gfp.contains(Gfp::NOFAIL) || self.patience.deadline.is_some()
     }
 
     /// The node to begin with, for `n` blocks: where they come from nodes in turn, each takes one. `THISNODE` without
@@ -114,11 +175,12 @@ impl Nodes {
         self.first().stats_here().shortfalls.fetch_add(1, Relaxed);
     }
 
-    /// One block by every means that the request's flags allow, from node `from` on. Marked as handed out, zeroed if
-    /// asked for.
+    /// One block by every means that the request's flags and effort allow, from node `from` on. Marked as handed out,
+    /// zeroed if asked for.
     ///
     /// # Errors
-    /// [`Invalid::ReclaimInShrinker`]: a request that may reclaim, from inside a shrinker.
+    /// [`Invalid::ReclaimInShrinker`]: a request that may reclaim, from inside a shrinker. [`Invalid::MoreThanManaged`]: there is
+    /// none, and never will be.
     pub(crate) fn take_one(
         &self,
         ask: &Ask<'_>,
@@ -126,19 +188,89 @@ impl Nodes {
         owner: &dyn Fn() -> WeakAllocator,
     ) -> Result<Option<Taken>, Error> {
         step!("Nodes::take_one");
-        if !ask.gfp.may_wait() {
-            return Ok(self.try_levels(ask, from, None));
-        }
-        if reclaim::is_reclaiming() {
+        let lack = ask.lack(from, 1);
+        let may_wait = ask.gfp.may_wait();
+        if may_wait && reclaim::is_reclaiming() {
             return Err(Invalid::ReclaimInShrinker.into());
         }
-        // Nobody overtakes who waits.
-        if !self.waits.is_awaited()
-            && let Some(taken) = self.try_levels(ask, from, Some(owner))
-        {
+        // Who waits for the same came first. Those who must have several blocks have looked.
+        let is_behind = may_wait && ask.effort == Effort::Wait && self.waits.has(lack);
+        if !is_behind && let Some(taken) = self.try_levels(ask, from, may_wait.then_some(owner)) {
             return Ok(Some(taken));
         }
-        Ok(self.take_by_reclaim(ask, from).or_else(|| self.take_by_waiting(ask, from)))
+        self.check_lack(lack, ask.gfp)?;
+        if !may_wait || ask.effort == Effort::Take {
+            return Ok(None);
+        }
+        if !is_behind && let Some(taken) = self.take_by_reclaim(ask, from) {
+            return Ok(Some(taken));
+        }
+        let is_for_line = self.may_wait_in_line(ask, lack);
+        Ok(match ask.effort {
+            Effort::Wait if is_for_line => self.wait_in_line(ask, lack, &mut || self.try_levels(ask, from, None)),
+            _ if is_for_line || ask.gfp.contains(Gfp::NORETRY) => None,
+            _ => self.take_from_others_hands(ask, from),
+        })
+    }
+
+    /// Refuses nodes of which there is none here.
+    ///
+    /// # Errors
+    /// [`Invalid::NoSuchNode`].
+    pub(crate) fn check_nodes(&self, lack: Lack) -> Result<(), Error> {
+        if self.ever().iter().any(|arena| lack.nodes.contains(arena.node)) {
+            return Ok(());
+        }
+        Err(Invalid::NoSuchNode { nodes: lack.nodes.as_bits() }.into())
+    }
+
+    /// Refuses what no state of the allocator could serve: more at once than its zones have, less what their marks keep
+    /// from the request.
+    ///
+    /// # Errors
+    /// [`Invalid::MoreThanManaged`].
+    #[cold]
+    pub(crate) fn check_lack(&self, lack: Lack, gfp: Gfp) -> Result<(), Error> {
+        let frames = lack.order.frames() as usize;
+        let blocks_of = |arena: &Inner| {
+            let kept = arena.marks.floor(gfp, Level::Min) as usize;
+            arena.arena.frames().saturating_sub(kept) / frames
+        };
+        let most: usize = self.in_use().filter(|arena| lack.is_served_by(arena)).map(blocks_of).sum();
+        // Without any arena, all were retired, or are a parent process's: that is another reason.
+        if lack.blocks <= most || !self.in_use().any(|arena| lack.is_served_by(arena)) {
+            return Ok(());
+        }
+        Err(Invalid::MoreThanManaged { blocks: lack.blocks, order: lack.order.get(), most }.into())
+    }
+
+    /// May there be enough for a request that waits for this? A free in a signal handler asks too, and one of the last page
+    /// that is out: the arenas are there as long as somebody waits, and whoever asks holds the lines, so that nobody leaves.
+    /// What is claimed counts: its claimant may be asked for.
+    pub(crate) fn is_hopeful(&self, lack: Lack) -> bool {
+        self.may_have(lack, |arena| arena.marks.floor(lack.gfp(), Level::Min))
+    }
+
+    /// Are there so many frames free, above what `floor` says of each arena?
+    fn may_have(&self, lack: Lack, floor: impl Fn(&Inner) -> u32) -> bool {
+        let above = |arena: &&'static Inner| arena.zone.free_frames().saturating_sub(floor(arena) as usize);
+        let free: usize = self.all().iter().filter(|arena| lack.is_served_by(arena)).map(above).sum();
+        free >= lack.frames()
+    }
+
+    /// The same for a request that is about to take several blocks, in lists too: it would have all of them in hand for a
+    /// moment, and then give them back, and meanwhile others would find none.
+    pub(crate) fn has_enough(&self, lack: Lack) -> bool {
+        let has = || self.may_have(lack, |arena| arena.floor(lack.gfp(), Level::Min));
+        lack.blocks == 1 || has() || (self.drain_all() > 0 && has())
+    }
+
+    /// Memory came back: whoever waits for it tries again. See [`claim_freed`](Self::claim_freed), which goes before.
+    #[inline]
+    pub(crate) fn note_free(&self) {
+        if self.waits.is_awaited() {
+            self.waits.note_free(&|lack| self.is_hopeful(lack));
+        }
     }
 
     /// What lies above the low marks, then what lies above those that the flags reach down to; `owner` is told to
@@ -175,6 +307,9 @@ impl Nodes {
 
     /// Counts pages of `arena` that a request got that wanted them of node `from` (C3.13): hits are what is left.
     pub(crate) fn count_node(&self, ask: &Ask<'_>, from: NodeId, arena: &Inner, pages: usize) {
+        if self.waits.is_awaited() {
+            self.waits.note_served();
+        }
         let pages = pages as u64;
         // A node that cannot serve it cannot be missed: the nearest that can stands for it.
         let wanted =
@@ -191,7 +326,7 @@ impl Nodes {
 
     /// Rounds of direct reclaim, each followed by another try.
     fn take_by_reclaim(&self, ask: &Ask<'_>, from: NodeId) -> Option<Taken> {
-        if self.waits.is_awaited() || !self.reclaim.has_shrinkers() {
+        if !self.reclaim.has_shrinkers() {
             return None;
         }
         let rounds = if ask.gfp.contains(Gfp::NORETRY) { 1 } else { ROUNDS };
@@ -211,27 +346,32 @@ impl Nodes {
         None
     }
 
-    /// Waits for its turn: for as long as the request says, as long as shrinkers may still bring something, or as
-    /// frames are under way in others' hands.
-    fn take_by_waiting(&self, ask: &Ask<'_>, from: NodeId) -> Option<Taken> {
-        let is_endless = ask.gfp.contains(Gfp::NOFAIL) || ask.patience.deadline.is_some();
-        if ask.gfp.contains(Gfp::NORETRY) && !is_endless {
-            return None;
-        }
-        let has_shrinkers = self.reclaim.has_shrinkers();
-        if !is_endless && !has_shrinkers && !self.waits.is_awaited() {
-            return self.take_from_others_hands(ask, from);
-        }
+    /// Does a request wait that found nothing? For as long as it says; else as long as shrinkers may still bring
+    /// something, or behind others that lack the same.
+    pub(crate) fn may_wait_in_line(&self, ask: &Ask<'_>, lack: Lack) -> bool {
+        let is_bounded = || !ask.gfp.contains(Gfp::NORETRY) && (self.reclaim.has_shrinkers() || self.waits.has(lack));
+        ask.gfp.may_wait() && (ask.is_endless() || is_bounded())
+    }
+
+    /// Waits for its turn, and tries until `attempt` brings something.
+    pub(crate) fn wait_in_line<T>(
+        &self,
+        ask: &Ask<'_>,
+        lack: Lack,
+        attempt: &mut dyn FnMut() -> Option<T>,
+    ) -> Option<T> {
         let rounds = if ask.gfp.contains(Gfp::RETRY_MAYFAIL) { 4 * ROUNDS } else { ROUNDS };
+        let has_shrinkers = self.reclaim.has_shrinkers();
         self.shut_lists();
         let _opens = OpensLists(self);
-        self.waits.wait(&ask.patience, (!is_endless).then_some(rounds), || {
+        let mut claim = Claim::new(self, lack);
+        self.waits.wait(lack, &ask.patience, (!ask.is_endless()).then_some(rounds), |is_overtaken| {
             // Whoever stopped waiting just then may have opened them.
             self.shut_lists();
             if has_shrinkers {
-                self.reclaim.direct(ask.gfp, ask.order.frames() as usize);
+                self.reclaim.direct(ask.gfp, lack.blocks * lack.order.frames() as usize);
             }
-            self.try_levels(ask, from, None)
+            claim.attempt(is_overtaken, &mut *attempt)
         })
     }
 

@@ -385,7 +385,7 @@ impl Inner {
     /// while it was on its way.
     #[cold]
     pub(crate) fn has_frames_under_way(&self, gfp: Gfp) -> bool {
-        let kept = (self.marks.floor(gfp, Level::Min) as usize).min(self.zone.free_frames());
+        let kept = (self.floor(gfp, Level::Min) as usize).min(self.zone.free_frames());
         // Both wrap at 2^48. What comes back between the two sums makes the difference small, or negative.
         let out = (self.allocated().wrapping_sub(self.freed()) << 16) as i64 >> 16;
         out + (self.quarantined.load(Relaxed) as i64) + (kept as i64) < self.arena.frames() as i64

@@ -1,16 +1,21 @@
-//! Waiting for memory: first come first served, with a deadline and a way to cancel.
+//! Waiting for memory: requests of one kind in the order in which they came, with a deadline and a way to cancel.
 //!
-//! A request that may wait and finds nothing takes a seat at the end of a queue. The one at its head alone tries, again
-//! whenever something came back; when it is served, or gives up, the next one is woken. While anybody waits, the
-//! per-CPU lists take nothing: what is freed goes to the zone, where the head finds it. Bulk requests that may wait take
-//! nothing past those who do.
+//! A request that may wait and finds nothing takes a seat at the end of the line of its kind: of the requests that lack
+//! the same (C3.20). The head of each line tries, again whenever something came back that may be enough for it; when it is
+//! served, or gives up, the next one of its line is woken. So no line holds up another. A pool has one kind, and so one
+//! line (C5.3). While a request waits for the page allocator, the per-CPU lists accept nothing: freed pages go to the
+//! zone, where the heads find them.
 //!
-//! Whoever frees may be a signal handler, so telling the head takes no lock for certain: it tries the queue's, and if it
-//! is held, its holder looks at the number of frees again when it lets go.
+//! A head that was overtaken [`OVERTAKINGS`] times by requests of other lines is told so, and may claim what comes back
+//! from then on.
+//!
+//! A signal handler may free, so telling the heads takes no lock for certain: it tries the lock, and if somebody holds it,
+//! the holder looks at the number of frees again when it lets go.
 //!
 //! # Invariants
-//! - W1 A seat is in the queue from `take_seat` until its owner leaves, whatever ends the wait.
-//! - W2 The head is woken after every free that began when it was the head, and when it becomes the head.
+//! - W1 A seat is in its line from the moment that it is taken until its owner leaves, whatever ends the wait.
+//! - W2 A head is woken after every free that began when it was a head and that may be enough for it, and when it becomes
+//!   one.
 use crate::sync::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Thread, current, fence, generation, no_fork,
     park, park_timeout,
@@ -99,30 +104,59 @@ struct Seat {
     is_head: AtomicBool,
 }
 
-#[derive(Debug, Default)]
-struct Queue {
-    seats: Mutex<VecDeque<Arc<Seat>>>,
+/// Requests that lack the same, in the order in which they came; one at least.
+#[derive(Debug)]
+struct Line<K> {
+    kind: K,
+    seats: VecDeque<Arc<Seat>>,
 }
 
-/// Those who wait for one allocator's memory.
-#[derive(Debug, Default)]
-pub(crate) struct Waits {
+#[derive(Debug)]
+struct Lines<K> {
+    lines: Mutex<Vec<Line<K>>>,
+}
+
+type Held<'q, K> = MutexGuard<'q, Vec<Line<K>>>;
+
+/// Those who wait for one allocator's memory or for one pool's elements.
+#[derive(Debug)]
+pub(crate) struct Waits<K = ()> {
     /// Null until somebody waits; made anew in the child of a fork, where nobody does.
-    queue: AtomicPtr<Queue>,
+    lines: AtomicPtr<Lines<K>>,
     /// Seats taken. Not 0: lists take nothing.
     waiting: AtomicUsize,
     /// Times that something was given back while somebody waited.
     frees: AtomicU64,
+    /// Requests that were served while somebody waited.
+    served: AtomicU64,
     /// For statistics: waits that ended, and how long they were.
     pub(crate) ended: AtomicU64,
     pub(crate) waited_us: AtomicU64,
     pub(crate) longest_us: AtomicU64,
 }
 
-/// The head looks again after so long, for what reached a list just before the lists were shut.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+impl<K> Default for Waits<K> {
+    fn default() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            lines: AtomicPtr::new(core::ptr::null_mut()),
+            waiting: AtomicUsize::new(0),
+            frees: zero(),
+            served: zero(),
+            ended: zero(),
+            waited_us: zero(),
+            longest_us: zero(),
+        }
+    }
+}
 
-impl Waits {
+/// A head looks again after so long, for what reached a list just before the lists were shut.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// So many requests may be served past a head before it may claim what comes back: more than that many threads take at
+/// once, and few enough that their time is short beside [`LOOK_AGAIN`].
+const OVERTAKINGS: u64 = 64;
+
+impl<K: Copy + PartialEq> Waits<K> {
     /// Does somebody wait?
     #[inline]
     pub(crate) fn is_awaited(&self) -> bool {
@@ -131,100 +165,122 @@ impl Waits {
     pub(crate) fn len(&self) -> usize {
         self.waiting.load(Relaxed)
     }
+    /// Does a request of this kind wait? Whoever may wait stands behind it, and takes nothing that it lacks.
+    pub(crate) fn has(&self, kind: K) -> bool {
+        self.is_awaited()
+            && self.made().is_some_and(|lines| {
+                lines.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|line| line.kind == kind)
+            })
+    }
+    /// A request was served while others wait.
+    pub(crate) fn note_served(&self) {
+        self.served.fetch_add(1, Relaxed);
+    }
 
-    /// Something came back.
+    /// Something came back; `is_hopeful` says for which kinds it may be enough, and may be called in a signal handler.
     #[cold]
-    pub(crate) fn note_free(&self) {
+    pub(crate) fn note_free(&self, is_hopeful: &dyn Fn(K) -> bool) {
         // Release pairs with the Acquire in `release`: a head that is woken for this free finds what was freed.
         self.frees.fetch_add(1, Release);
         // SeqCst pairs with the fence in `release`: either this finds the lock free, or its holder sees the new number.
         fence(SeqCst);
-        self.wake_head();
-    }
-
-    /// Wakes the head, unless somebody holds the queue, who will.
-    fn wake_head(&self) {
-        // SAFETY: null, or a box's that goes with `self`.
-        let Some(queue) = (unsafe { self.queue.load(Acquire).as_ref() }) else { return };
-        match queue.seats.try_lock() {
-            Ok(seats) => self.release(queue, seats),
-            Err(TryLockError::Poisoned(seats)) => self.release(queue, seats.into_inner()),
+        let Some(lines) = self.made() else { return };
+        match lines.lines.try_lock() {
+            Ok(held) => self.release(lines, held, is_hopeful),
+            Err(TryLockError::Poisoned(held)) => self.release(lines, held.into_inner(), is_hopeful),
             Err(TryLockError::WouldBlock) => {}
         }
     }
 
-    /// Wakes the head and lets go of the queue; again if something came back meanwhile.
-    fn release<'q>(&self, queue: &'q Queue, mut seats: MutexGuard<'q, VecDeque<Arc<Seat>>>) {
+    /// Wakes the heads that there is hope for and those who have just become one, and lets go of the lines; all of them if
+    /// something came back meanwhile.
+    fn release<'q>(&self, lines: &'q Lines<K>, mut held: Held<'q, K>, mut is_hopeful: &dyn Fn(K) -> bool) {
         loop {
             // Acquire pairs with the Release in `note_free`.
             let before = self.frees.load(Acquire);
-            if let Some(head) = seats.front() {
+            for line in held.iter() {
+                let Some(head) = line.seats.front() else { continue };
                 // Release pairs with the Acquire in `wait`.
-                head.is_head.store(true, Release);
-                head.thread.unpark();
+                if !head.is_head.swap(true, Release) || is_hopeful(line.kind) {
+                    head.thread.unpark();
+                }
             }
-            drop(seats);
+            drop(held);
             // SeqCst as in `note_free`.
             fence(SeqCst);
             if self.frees.load(Relaxed) == before {
                 return;
             }
-            match queue.seats.try_lock() {
-                Ok(again) => seats = again,
-                Err(TryLockError::Poisoned(again)) => seats = again.into_inner(),
+            // Of that free nothing is known here.
+            is_hopeful = &|_| true;
+            match lines.lines.try_lock() {
+                Ok(again) => held = again,
+                Err(TryLockError::Poisoned(again)) => held = again.into_inner(),
                 Err(TryLockError::WouldBlock) => return,
             }
         }
     }
 
-    fn queue(&self) -> &Queue {
-        let queue = self.queue.load(Acquire);
-        if queue.is_null() {
-            let fresh = Box::into_raw(Box::default());
-            // Its Release and Acquire pair with each other and with the other loads of it: whoever loses uses the winner's.
-            if let Err(theirs) = self.queue.compare_exchange(queue, fresh, SeqCst, Acquire) {
-                // SAFETY: made above, and nobody saw it.
-                drop(unsafe { Box::from_raw(fresh) });
-                // SAFETY: as below.
-                return unsafe { &*theirs };
-            }
-            // SAFETY: as below.
-            return unsafe { &*fresh };
-        }
-        // SAFETY: a box's that goes with `self`, or that the child of a fork has forgotten.
-        unsafe { &*queue }
+    /// The lines, if there are any.
+    fn made(&self) -> Option<&Lines<K>> {
+        // SAFETY: null, or a box's that goes with `self`, or that the child of a fork has forgotten.
+        unsafe { self.lines.load(Acquire).as_ref() }
     }
 
-    /// Waits for its turn, then tries until `attempt` brings something, `patience` ends, or `attempt` has failed `turns`
-    /// times, once for every time that something came back or [`LOOK_AGAIN`] passed; or its turn has not come while so many
-    /// of the latter passed.
+    fn lines(&self) -> &Lines<K> {
+        if let Some(lines) = self.made() {
+            return lines;
+        }
+        let fresh = Box::into_raw(Box::new(Lines { lines: Mutex::new(Vec::new()) }));
+        // Its Release and Acquire pair with each other and with the other loads of it: whoever loses uses the winner's.
+        match self.lines.compare_exchange(core::ptr::null_mut(), fresh, SeqCst, Acquire) {
+            // SAFETY: as in `made`.
+            Ok(_) => unsafe { &*fresh },
+            Err(theirs) => {
+                // SAFETY: made above, and nobody saw it.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: as in `made`.
+                unsafe { &*theirs }
+            }
+        }
+    }
+
+    /// Waits for its turn among its kind, then tries until `attempt` brings something, `patience` ends, or `attempt` has
+    /// failed `turns` times, once for every time that something came back or [`LOOK_AGAIN`] passed; or its turn has not come
+    /// while so many of the latter passed. `attempt` is told whether the request was overtaken often.
     pub(crate) fn wait<T>(
         &self,
+        kind: K,
         patience: &Patience<'_>,
         turns: Option<u32>,
-        mut attempt: impl FnMut() -> Option<T>,
+        mut attempt: impl FnMut(bool) -> Option<T>,
     ) -> Option<T> {
         let start = Instant::now();
         // Who tries a bounded number of times waits no longer than that in line: the head may never give up, and wait for
         // just those pages that the ones behind it have.
         let in_line_until = turns.map(|turns| start + LOOK_AGAIN * turns);
-        let queue = self.queue();
+        let lines = self.lines();
         let seat = Arc::new(Seat { thread: current(), is_head: AtomicBool::new(false) });
         patience.cancel.inspect(|cancel| cancel.enter());
-        let mut seats = queue.seats.lock().unwrap_or_else(PoisonError::into_inner);
-        seats.push_back(seat.clone());
+        let mut held = lines.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        match held.iter_mut().find(|line| line.kind == kind) {
+            Some(line) => line.seats.push_back(seat.clone()),
+            None => held.push(Line { kind, seats: VecDeque::from([seat.clone()]) }),
+        }
         // Whoever sees the number sees a seat for each: those who come later sit behind. SeqCst: lists take nothing from
         // now on, and frees are noted, before this one tries.
         self.waiting.fetch_add(1, SeqCst);
-        let leave = Leave { waits: self, queue, seat: &seat, generation: generation(), patience, start };
-        self.release(queue, seats);
-        let mut turn = 0;
+        let leave = Leave { waits: self, lines, seat: &seat, kind, generation: generation(), patience, start };
+        self.release(lines, held, &|_| false);
+        let (mut turn, mut overtaken_from) = (0, None);
         let got = loop {
             if patience.is_over() {
                 break None;
             }
             if seat.is_head.load(Acquire) {
-                if let Some(got) = attempt() {
+                let served = self.served.load(Relaxed);
+                let overtakings = served.wrapping_sub(*overtaken_from.get_or_insert(served));
+                if let Some(got) = attempt(overtakings >= OVERTAKINGS) {
                     break Some(got);
                 }
                 turn += 1;
@@ -248,46 +304,179 @@ impl Waits {
         got
     }
 
-    /// In the child of a fork nobody waits, and whoever held the queue is not there. Goes before everything else there.
+    /// In the child of a fork nobody waits, and whoever held the lines is not there. Goes before everything else there.
     pub(crate) fn forget_after_fork(&self) {
-        self.queue.store(core::ptr::null_mut(), Relaxed);
+        self.lines.store(core::ptr::null_mut(), Relaxed);
         self.waiting.store(0, Relaxed);
     }
 }
 
-impl Drop for Waits {
+impl<K> Drop for Waits<K> {
     fn drop(&mut self) {
-        let queue = self.queue.load(Relaxed);
-        if !queue.is_null() {
+        let lines = self.lines.load(Relaxed);
+        if !lines.is_null() {
             // SAFETY: a box's, and nobody waits or frees any more.
-            drop(unsafe { Box::from_raw(queue) });
+            drop(unsafe { Box::from_raw(lines) });
         }
     }
 }
 
 /// Gives a seat up, however the wait ends; also if an attempt unwinds.
-struct Leave<'w> {
-    waits: &'w Waits,
-    queue: &'w Queue,
+struct Leave<'w, K: Copy + PartialEq> {
+    waits: &'w Waits<K>,
+    lines: &'w Lines<K>,
     seat: &'w Arc<Seat>,
+    kind: K,
     generation: u64,
     patience: &'w Patience<'w>,
     start: Instant,
 }
 
-impl Drop for Leave<'_> {
+impl<K: Copy + PartialEq> Drop for Leave<'_, K> {
     fn drop(&mut self) {
         // If an attempt forked, nobody waits in the child, this one neither: see `forget_after_fork`.
         if self.generation == generation() {
-            let mut seats = self.queue.seats.lock().unwrap_or_else(PoisonError::into_inner);
-            seats.retain(|seat| !Arc::ptr_eq(seat, self.seat));
+            let mut held = self.lines.lines.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(at) = held.iter().position(|line| line.kind == self.kind) {
+                held[at].seats.retain(|seat| !Arc::ptr_eq(seat, self.seat));
+                if held[at].seats.is_empty() {
+                    held.remove(at);
+                }
+            }
             self.waits.waiting.fetch_sub(1, SeqCst);
-            self.waits.release(self.queue, seats);
+            self.waits.release(self.lines, held, &|_| false);
         }
         self.patience.cancel.inspect(|cancel| cancel.leave());
         self.waits.ended.fetch_add(1, Relaxed);
         let waited_us = self.start.elapsed().as_micros() as u64;
         self.waits.waited_us.fetch_add(waited_us, Relaxed);
         self.waits.longest_us.fetch_max(waited_us, Relaxed);
+    }
+}
+
+/// Lines under a model checker, over memory that is a number: run with `--cfg shuttle`. No wait times out there, so that a
+/// wake-up that is lost, or a line that holds up another, is a deadlock that shuttle reports.
+#[cfg(all(test, shuttle))]
+mod shuttle_lines {
+    use super::*;
+    use shuttle::sync::atomic::AtomicUsize;
+    use shuttle::sync::{Arc, Mutex};
+    use shuttle::thread;
+
+    #[derive(Default)]
+    struct World {
+        free: AtomicUsize,
+        waits: Waits<usize>,
+        /// Who was served, of those who wait for the same.
+        served: Mutex<Vec<usize>>,
+    }
+
+    impl World {
+        fn new(free: usize) -> Arc<Self> {
+            Arc::new(Self { free: AtomicUsize::new(free), ..Self::default() })
+        }
+        fn take(&self, n: usize) -> Option<()> {
+            self.free.fetch_update(SeqCst, SeqCst, |free| free.checked_sub(n)).ok().map(|_| ())
+        }
+        fn alloc(&self, n: usize, patience: &Patience<'_>) -> Option<()> {
+            if !self.waits.has(n) && self.take(n).is_some() {
+                return Some(());
+            }
+            self.waits.wait(n, patience, None, |_| self.take(n))
+        }
+        fn free(&self, n: usize) {
+            self.free.fetch_add(n, SeqCst);
+            if self.waits.is_awaited() {
+                self.waits.note_free(&|kind| self.free.load(SeqCst) >= kind);
+            }
+        }
+        fn at_rest(&self, free: usize) {
+            assert_eq!((self.free.load(SeqCst), self.waits.len()), (free, 0));
+        }
+    }
+
+    fn check(model: impl Fn() + Send + Sync + 'static) {
+        let asked = std::env::var("PAGEMILL_SCHEDULES").ok();
+        let schedules = asked.map_or(20_000, |n| n.parse().expect("PAGEMILL_SCHEDULES is a number"));
+        let model = std::sync::Arc::new(model);
+        let random = model.clone();
+        shuttle::check_random(move || random(), schedules);
+        shuttle::check_pct(move || model(), schedules, 3);
+    }
+
+    #[test]
+    fn everybody_is_served_whatever_they_lack() {
+        check(|| {
+            let world = World::new(3);
+            let threads: Vec<_> = [[1, 3], [2, 2], [3, 1]]
+                .into_iter()
+                .map(|wants| {
+                    let world = world.clone();
+                    thread::spawn(move || {
+                        for n in wants {
+                            world.alloc(n, &Patience::default()).unwrap();
+                            world.free(n);
+                        }
+                    })
+                })
+                .collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            world.at_rest(3);
+        });
+    }
+
+    /// Nothing ever serves the first, until it is cancelled; all others go on before that.
+    #[test]
+    fn a_line_that_cannot_be_served_holds_up_no_other() {
+        check(|| {
+            let world = World::new(2);
+            let cancel = Cancel::new();
+            let stuck = {
+                let (world, cancel) = (world.clone(), cancel.clone());
+                thread::spawn(move || {
+                    let patience = Patience { deadline: None, cancel: Some(&cancel) };
+                    assert!(world.alloc(9, &patience).is_none());
+                })
+            };
+            let others: Vec<_> = [1, 2, 2]
+                .into_iter()
+                .map(|n| {
+                    let world = world.clone();
+                    thread::spawn(move || {
+                        world.alloc(n, &Patience::default()).unwrap();
+                        world.free(n);
+                    })
+                })
+                .collect();
+            others.into_iter().for_each(|thread| thread.join().unwrap());
+            cancel.cancel();
+            stuck.join().unwrap();
+            world.at_rest(2);
+        });
+    }
+
+    #[test]
+    fn a_line_keeps_its_order() {
+        check(|| {
+            let world = World::new(0);
+            let threads: Vec<_> = (0..3)
+                .map(|number| {
+                    let waiting = world.waits.len();
+                    let other = world.clone();
+                    let thread = thread::spawn(move || {
+                        let served = |_| other.take(1).inspect(|()| other.served.lock().unwrap().push(number));
+                        other.waits.wait(1, &Patience::default(), None, served).unwrap();
+                    });
+                    while world.waits.len() == waiting {
+                        thread::yield_now();
+                    }
+                    thread
+                })
+                .collect();
+            world.free(1);
+            world.free(2);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!(*world.served.lock().unwrap(), [0, 1, 2]);
+        });
     }
 }

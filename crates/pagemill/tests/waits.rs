@@ -1,11 +1,13 @@
-//! Waiting for memory: in order of arrival, with an end that the caller sets (C3.6, C10.1). Nothing here is timed:
-//! deadlines are an hour where something else has to end the wait.
+//! Waiting for memory (C3.20): requests that lack the same in order of arrival, nobody behind a request that lacks something
+//! else, with an end that the caller sets. Nothing here is timed: deadlines are an hour where something else has to end the
+//! wait.
 
-use crate::common::{all_without_waiting, assert_all_back, backends, until};
+use crate::common::{Over, all_without_waiting, assert_all_back, backends, until};
 use pagemill::{
-    Allocator, BlockList, Bulk, Cancel, Delivered, Error, Gfp, Memory, NodeId, NodeMask, Order, Page, PageList,
-    Shortfall, Why, free_pages_bulk,
+    Allocator, BlockList, Bulk, Cancel, Delivered, Error, Gfp, Invalid, Memory, NodeId, NodeMask, Order, Page,
+    PageList, Run, Shortfall, Watermarks, Why, free_pages_bulk,
 };
+use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -91,7 +93,7 @@ fn blocks_are_waited_for_too() {
 }
 
 #[test]
-fn a_thousand_waiters_are_served_in_order_of_arrival() {
+fn a_thousand_waiters_of_one_kind_are_served_in_order_of_arrival() {
     const WAITERS: usize = 1000;
     with_each(1, |allocator| {
         let pages = all(allocator);
@@ -124,64 +126,263 @@ fn a_thousand_waiters_are_served_in_order_of_arrival() {
     });
 }
 
+/// One request waits that nothing there can serve; meanwhile all others are served at once, that can be.
+fn holds_up_nobody(allocator: &Allocator, request: Bulk<'_>) {
+    let (before, cancel) = (allocator.stats(), Cancel::new());
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let request = request.deadline(HOUR).cancel(&cancel);
+            let mut blocks = BlockList::new();
+            assert_eq!(
+                allocator.alloc_pages_bulk_list(request, &mut blocks).map_or(0, |delivered| delivered.blocks),
+                0
+            );
+        });
+        until_waiting(allocator, 1);
+        for gfp in [Gfp::KERNEL, Gfp::NOIO, Gfp::KERNEL | Gfp::NORETRY, Gfp::NOWAIT] {
+            let pages: Vec<Page> = (0..20).map(|_| allocator.alloc_page(gfp).unwrap()).collect();
+            let mut list = PageList::new();
+            for request in [Bulk::up_to(64), Bulk::exact(64), Bulk::at_least(2, 64)] {
+                let delivered = allocator.alloc_pages_bulk_list(request.gfp(gfp), &mut list).unwrap();
+                assert_eq!((delivered.blocks, delivered.shortfall), (64, None), "{gfp:?} {request:?}");
+            }
+            assert!(allocator.alloc_pages(gfp, Order::new(3).unwrap()).is_ok());
+            drop(pages);
+        }
+        assert_eq!(allocator.stats().waiting, 1);
+        cancel.cancel();
+        waiter.join().unwrap();
+    });
+    let stats = allocator.stats();
+    assert_eq!((stats.shortfalls - before.shortfalls, stats.waits - before.waits), (1, 1), "its own alone");
+}
+
 #[test]
-fn nobody_who_may_wait_overtakes() {
+fn a_block_that_cannot_be_had_holds_up_nobody() {
+    with_each(16_384, |allocator| {
+        // One page of each pageblock stays out: there is no block of order 9, and nearly all memory is free.
+        let mut pages = all(allocator);
+        pages.retain(|page| page.addr() % Order::PAGEBLOCK.bytes() == 0);
+        allocator.drain();
+        assert!(allocator.stats().free > 16_000);
+        holds_up_nobody(allocator, Bulk::exact(1).order(Order::PAGEBLOCK));
+        drop(pages);
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
+fn a_node_or_zone_that_has_nothing_left_holds_up_nobody() {
+    let second = NodeId::new(1).unwrap();
+    for backend in backends() {
+        let builder = Allocator::builder().memory(Memory::anonymous(4096)).backend(backend);
+        let builder = builder.memory(Memory::anonymous(512).dma32()).memory(Memory::anonymous(512).node(second));
+        let allocator = builder.build().unwrap();
+        for request in [Bulk::up_to(1).exact_node(second), Bulk::up_to(1).gfp(Gfp::KERNEL | Gfp::DMA32)] {
+            let mut pages: Vec<Page> = Vec::new();
+            let one = request.deadline(Duration::ZERO);
+            while allocator.alloc_pages_bulk_callback(one, |page| pages.push(page)).unwrap().blocks > 0 {}
+            assert_eq!(pages.len(), 512);
+            holds_up_nobody(&allocator, request);
+        }
+    }
+}
+
+#[test]
+fn a_number_that_is_out_holds_up_nobody() {
+    with_each(16_384, |allocator| {
+        let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+        holds_up_nobody(allocator, Bulk::exact(16_384));
+        drop(page);
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
+fn what_could_never_be_had_is_invalid_at_once() {
+    let marks = Watermarks { min: 100, low: 110, high: 120, lowmem_reserve: 0 };
+    for backend in backends() {
+        let memory = Memory::anonymous(16_384).watermarks(marks);
+        let allocator = Allocator::builder().memory(memory).backend(backend).build().unwrap();
+        let never = |blocks, order, most| Error::Invalid(Invalid::MoreThanManaged { blocks, order, most });
+        let (mut list, mut blocks) = (PageList::new(), BlockList::new());
+        for gfp in [Gfp::KERNEL, Gfp::NOWAIT, Gfp::KERNEL | Gfp::NOFAIL] {
+            let all = 16_384 - 100;
+            let error = allocator.alloc_pages_bulk_list(Bulk::exact(all + 1).gfp(gfp).deadline(HOUR), &mut list);
+            assert_eq!(error.unwrap_err(), never(all + 1, 0, all), "{gfp:?}");
+            let order = Order::new(18).unwrap();
+            assert_eq!(allocator.alloc_pages(gfp, order).unwrap_err(), never(1, 18, 0));
+            for request in [Bulk::up_to(3), Bulk::exact(1)] {
+                let request = request.order(order).gfp(gfp).deadline(HOUR);
+                assert_eq!(allocator.alloc_pages_bulk_list(request, &mut blocks).unwrap_err(), never(1, 18, 0));
+            }
+            let nowhere = Bulk::up_to(1).exact_node(NodeId::new(3).unwrap()).gfp(gfp).deadline(HOUR);
+            let error = allocator.alloc_pages_bulk_list(nowhere, &mut list).unwrap_err();
+            assert_eq!(error, Error::Invalid(Invalid::NoSuchNode { nodes: 8 }));
+        }
+        // And as many as there are is a request like any other.
+        let all = allocator.alloc_pages_bulk_list(Bulk::exact(16_384 - 100), &mut list).unwrap();
+        assert_eq!((all.blocks, allocator.stats().waits), (16_284, 0));
+    }
+}
+
+#[test]
+fn who_can_be_served_does_not_wait_for_who_cannot() {
     with_each(2, |allocator| {
         let mut pages = all(allocator);
-        let served = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             let block = scope.spawn(|| {
-                // Wants both, and came first.
                 let mut blocks = pagemill::BlockList::new();
                 let request = Bulk::exact(1).order(Order::new(1).unwrap()).deadline(HOUR);
-                allocator.alloc_pages_bulk_list(request, &mut blocks).unwrap();
-                served.fetch_add(1, Relaxed)
+                allocator.alloc_pages_bulk_list(request, &mut blocks).map(|delivered| delivered.blocks)
             });
             until_waiting(allocator, 1);
-            let page = scope.spawn(|| {
-                wait_for_one(allocator, &Cancel::new());
-                served.fetch_add(1, Relaxed)
-            });
+            let page = scope.spawn(|| wait_for_one(allocator, &Cancel::new()));
             until_waiting(allocator, 2);
-            // One page is no block, and the other one's turn has not come.
+            // One page is no block: it goes to the one who came later, and from there to the next.
             drop(pages.pop());
-            let request = Bulk::exact(1).deadline(Duration::from_millis(50));
-            assert!(allocator.alloc_pages_bulk_list(request, &mut PageList::new()).is_err());
-            assert_eq!((served.load(Relaxed), allocator.stats().waiting), (0, 2));
+            assert_eq!(page.join().unwrap(), ONE);
+            drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
+            assert_eq!(allocator.stats().waiting, 1);
             drop(pages.pop());
-            let order = (block.join().unwrap(), page.join().unwrap());
-            assert_eq!(order, (0, 1));
+            assert_eq!(block.join().unwrap(), Ok(1));
         });
         assert_all_back(allocator);
     });
 }
 
 #[test]
-fn nobody_who_may_wait_overtakes_in_bulk() {
+fn who_must_have_several_holds_nothing_while_it_waits() {
     with_each(64, |allocator| {
+        let mut pages = all(allocator);
         std::thread::scope(|scope| {
-            let mut pages = all(allocator);
-            pages.sort_unstable_by_key(Page::addr);
-            let block = scope.spawn(|| {
-                let mut blocks = pagemill::BlockList::new();
-                let request = Bulk::exact(1).order(Order::new(6).unwrap()).deadline(HOUR);
-                allocator.alloc_pages_bulk_list(request, &mut blocks).map(|delivered| delivered.blocks)
+            let form = |request: Bulk<'_>, n: usize| match n % 3 {
+                0 => allocator.alloc_pages_bulk_list(request, &mut PageList::new()).map(|_| ()),
+                1 => allocator.alloc_pages_bulk_runs(request, &mut Vec::<Run<Page>>::new()).map(|_| ()),
+                _ => {
+                    let mut slots: Vec<Option<Page>> = (0..64).map(|_| None).collect();
+                    allocator.alloc_pages_bulk_array(request, &mut slots).map(|_| ())
+                }
+            };
+            let waiters: Vec<_> =
+                (0..6).map(|n| scope.spawn(move || form(Bulk::at_least(40, 50 + n).deadline(HOUR), n))).collect();
+            until_waiting(allocator, 6);
+            for free in 1..40 {
+                drop(pages.pop());
+                // Whatever came back is there for whoever can use it, once all have looked at it.
+                let mut all = PageList::new();
+                until("all that is free", || {
+                    let request = Bulk::exact(free).gfp(Gfp::NOWAIT);
+                    allocator.alloc_pages_bulk_list(request, &mut all).is_ok()
+                });
+            }
+            assert_eq!(allocator.stats().waiting, 6);
+            drop(pages);
+            waiters.into_iter().for_each(|waiter| waiter.join().unwrap().unwrap());
+        });
+        assert_all_back(allocator);
+    });
+}
+
+/// Two always fit, and each frees what it got at once: nobody waits for ever.
+#[test]
+fn three_that_each_want_half_take_turns() {
+    with_each(2048, |allocator| {
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let mut list = PageList::new();
+                        allocator.alloc_pages_bulk_list(Bulk::exact(1024).deadline(HOUR), &mut list).unwrap();
+                    }
+                });
+            }
+        });
+        assert_all_back(allocator);
+    });
+}
+
+/// Others take and free pages all the time, and leave next to none. A request for much is overtaken by them, claims what
+/// comes back, and is served; so are the others, before and after.
+fn is_served_beside_others(pages: usize, request: Bulk<'_>, blocks: usize) {
+    with_each(pages, |allocator| {
+        let (is_over, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            let _over = Over(&is_over);
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let mut mine: VecDeque<Page> = VecDeque::new();
+                    while !is_over.load(Relaxed) {
+                        // One for one, so that without a claim there are never more than a few free.
+                        match allocator.alloc_page(Gfp::KERNEL) {
+                            Ok(page) => mine.push_back(page),
+                            Err(_) => drop(mine.pop_front()),
+                        }
+                        if mine.len() > pages / 3 - 4 {
+                            mine.pop_front();
+                            turns.fetch_add(1, Relaxed);
+                        }
+                    }
+                });
+            }
+            until("others at work", || turns.load(Relaxed) > 20);
+            let waiter = scope.spawn(move || {
+                let mut list = BlockList::new();
+                allocator.alloc_pages_bulk_list(request.deadline(HOUR), &mut list).map(|delivered| delivered.blocks)
+            });
+            until("its turn", || waiter.is_finished());
+            assert_eq!(waiter.join().unwrap(), Ok(blocks));
+            let before = turns.load(Relaxed);
+            until("the others' turns", || turns.load(Relaxed) > before + 20);
+        });
+        assert_all_back(allocator);
+    });
+}
+
+#[test]
+fn a_number_that_others_overtake_is_claimed() {
+    is_served_beside_others(512, Bulk::exact(200), 200);
+}
+
+#[test]
+fn a_block_that_others_overtake_is_claimed() {
+    is_served_beside_others(2048, Bulk::exact(1).order(Order::PAGEBLOCK), 1);
+    is_served_beside_others(2048, Bulk::exact(1).order(Order::new(7).unwrap()), 1);
+}
+
+/// What a claim lacks may never come back: the others go on.
+#[test]
+fn a_claim_that_comes_to_nothing_ends() {
+    with_each(64, |allocator| {
+        let mut kept = all(allocator);
+        drop(kept.split_off(4));
+        let (cancel, is_over, turns) = (Cancel::new(), AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            let _over = Over(&is_over);
+            let waiter = scope.spawn(|| {
+                // Four of them stay out.
+                let request = Bulk::exact(62).deadline(HOUR).cancel(&cancel);
+                allocator.alloc_pages_bulk_list(request, &mut PageList::new()).is_err()
             });
             until_waiting(allocator, 1);
-            drop(pages.split_off(1));
-            // It waits for the last page; who comes later may wait, and does, before those that are free.
-            let mut list = PageList::new();
-            for request in [Bulk::up_to(8), Bulk::exact(8), Bulk::at_least(2, 40)] {
-                let after = request.deadline(Duration::from_millis(20));
-                let got = allocator.alloc_pages_bulk_list(after, &mut list).map_or(0, |delivered| delivered.blocks);
-                assert_eq!((got, allocator.stats().waiting), (0, 1), "{request:?}");
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Relaxed) {
+                        let few = Bulk::exact(4).deadline(HOUR).cancel(&cancel);
+                        turns.fetch_add(
+                            allocator.alloc_pages_bulk_list(few, &mut PageList::new()).map_or(0, |_| 1),
+                            Relaxed,
+                        );
+                    }
+                });
             }
-            // Who may not wait takes what there is.
-            let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(8).gfp(Gfp::NOWAIT), &mut list).unwrap();
-            assert_eq!(delivered.blocks, 8);
-            drop((list, pages));
-            assert_eq!(block.join().unwrap(), Ok(1));
+            // Many times as many as it takes to claim.
+            until("the others' turns", || turns.load(Relaxed) > 5000);
+            is_over.store(true, Relaxed);
+            cancel.cancel();
+            assert!(waiter.join().unwrap());
         });
+        drop(kept);
         assert_all_back(allocator);
     });
 }
@@ -342,7 +543,9 @@ fn memory_that_is_added_or_allowed_goes_to_who_waits() {
     for backend in backends() {
         let memory = [Memory::anonymous(64), Memory::anonymous(64).node(second)];
         let [first, other] = memory.clone();
-        let allocator = Allocator::builder().memory(first).memory(other).backend(backend).build().unwrap();
+        let whole = Memory::anonymous(1024);
+        let builder = Allocator::builder().memory(first).memory(other).memory(whole).backend(backend);
+        let allocator = builder.build().unwrap();
         allocator.set_allowed_nodes(NodeMask::only(NodeId::ZERO)).unwrap();
         // To the last one: what is left on a list is had by the next one, who then does not wait.
         let _all = all_without_waiting(&allocator, Gfp::NOWAIT);

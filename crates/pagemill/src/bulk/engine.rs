@@ -10,9 +10,11 @@ use crate::bulk::request::{Bulk, Commit};
 use crate::fork::generation;
 use crate::free::finish;
 use crate::nodes::Nodes;
-use crate::slow::Ask;
+use crate::slow::{Ask, Effort};
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Gfp, Handful, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why, interleave_share};
+use pagemill_core::{
+    Error, Gfp, Handful, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why, interleave_share,
+};
 use pagemill_sys::Batch;
 use pagemill_sys::lists::BulkCall;
 
@@ -82,14 +84,16 @@ impl Allocator {
                         continue;
                     };
                     // Who stood in line goes on in bulk when nobody else does.
-                    let goes_on = core::mem::take(&mut slow.is_in_line) && !nodes.waits.is_awaited();
+                    let goes_on = core::mem::take(&mut slow.is_in_line) && !nodes.waits.has(request.lack(nodes, 1));
                     slow.stage = if goes_on { Stage::ZONES } else { Stage::Single { is_tried: true } };
                     arena.stats_here().fallbacks.fetch_add(u64::from(!slow.is_single), Relaxed);
                     batch.push(pfn);
                     return Some((arena.arena, None));
                 }
                 Stage::Over => {
-                    nodes.count_shortfall();
+                    if request.least == 0 {
+                        nodes.count_shortfall();
+                    }
                     return None;
                 }
             }
@@ -143,10 +147,74 @@ impl Allocator {
         if request.commit == Commit::Refused {
             return Why::Uncommitted;
         }
-        if request.account.is_some_and(|account| account.is_full(needed * request.order.frames() as usize)) {
+        if request.is_refused(needed) {
             return Why::Account;
         }
         self.nodes().why(&request.ask(self.nodes()))
+    }
+}
+
+impl Allocator {
+    /// What `attempt` brings, which gives back what it took where that was too little: at once, or when enough has come back
+    /// for a request that may wait. `needed` blocks are what must come at once; 0 is no wait of this kind.
+    ///
+    /// # Errors
+    /// There can never be so many.
+    #[inline]
+    pub(super) fn all_or_wait<T>(
+        &self,
+        request: &mut Bulk<'_>,
+        needed: usize,
+        mut attempt: impl FnMut(&mut Bulk<'_>) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        if needed == 0 || self.may_try(request, needed) {
+            let got = attempt(request);
+            if got.is_some() || needed == 0 {
+                return Ok(got);
+            }
+        }
+        self.wait_for_all(request, needed, &mut attempt)
+    }
+
+    /// May a request that must have so many blocks take them? Not if others wait who lack the same, nor if there are too few: a
+    /// list's batch apart, those would be missing elsewhere until it gave them back.
+    #[inline]
+    fn may_try(&self, request: &Bulk<'_>, needed: usize) -> bool {
+        let is_awaited = self.nodes().waits.is_awaited();
+        (needed <= Batch::CAPACITY && !is_awaited) || self.may_try_many(request, needed)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn may_try_many(&self, request: &Bulk<'_>, needed: usize) -> bool {
+        let nodes = self.nodes();
+        let lack = request.lack(nodes, needed);
+        let may_wait = request.gfp.may_wait();
+        !(may_wait && nodes.waits.has(lack))
+            && (needed <= Batch::CAPACITY || (may_wait && nodes.reclaim.has_shrinkers()) || nodes.has_enough(lack))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_for_all<T>(
+        &self,
+        request: &mut Bulk<'_>,
+        needed: usize,
+        attempt: &mut dyn FnMut(&mut Bulk<'_>) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let nodes = self.nodes();
+        let (ask, lack) = (request.ask(nodes), request.lack(nodes, needed));
+        nodes.check_lack(lack, ask.gfp)?;
+        if crate::reclaim::is_reclaiming() || request.is_refused(needed) || !nodes.may_wait_in_line(&ask, lack) {
+            return Ok(None);
+        }
+        request.effort = Effort::Take; // The line has the shrinkers called.
+        let mut attempt = || match if nodes.has_enough(lack) { attempt(request) } else { None } {
+            None if request.is_refused(needed) => Some(None), // Time brings nothing.
+            None => None,
+            got => Some(got),
+        };
+        Ok(nodes.wait_in_line(&ask, lack, &mut attempt).flatten())
     }
 }
 
@@ -219,7 +287,7 @@ impl InHand {
     fn take(&mut self, inner: &'static Inner, most: usize, gfp: Gfp) {
         self.give_back();
         let list = inner.lists.list_here(gfp.mobility());
-        let floor = inner.marks.floor(gfp, Level::Low);
+        let floor = inner.floor(gfp, Level::Low);
         self.frames = inner.zone.take_handful(&list.bound, most, gfp.mobility(), floor);
         (self.zone, self.generation) = (Some(inner), generation());
     }
@@ -339,7 +407,7 @@ pub(super) struct Slow {
     is_single: bool,
     /// It goes past the lists, with this in hand.
     past_list: Option<InHand>,
-    /// Others waited when it began: it takes one block in its turn first.
+    /// Others waited for a block when it began: it takes one in its turn first.
     is_in_line: bool,
     /// The node whose zonelist it walks.
     from: NodeId,
@@ -385,11 +453,14 @@ impl Slow {
         }
     }
 
-    /// Leaves the list for the zones; one block alone, and whoever may wait while others do, for the single path.
+    /// Leaves the list for the zones; one block alone, and who may wait while others wait for a block, for the single path.
     fn begin(&mut self, nodes: &Nodes, ask: &Ask<'_>) {
         self.from = ask.first_node(nodes, self.most);
         self.among = ask.among(nodes);
-        self.is_in_line = !self.is_single && ask.gfp.may_wait() && nodes.waits.is_awaited();
+        self.is_in_line = !self.is_single
+            && ask.effort == Effort::Wait
+            && ask.gfp.may_wait()
+            && nodes.waits.has(ask.lack(self.from, 1));
         if !self.among.is_empty() {
             self.turns_left = 2 * self.among.count() - 1;
             self.share = interleave_share(self.most, self.among.count(), 0);

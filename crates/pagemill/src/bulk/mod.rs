@@ -88,18 +88,22 @@ impl Allocator {
             return Ok(Delivered { blocks: request.most, shortfall: None });
         }
         request.begin(self.nodes(), T::ANY_ORDER)?;
-        let mut fresh = list.empty_like(request.order)?;
-        let blocks = if request.is_populated() {
-            fresh = self.populated(&mut request);
-            fresh.len()
-        } else {
-            self.bulk(&request, request.most, true, |arena, batch, run| fresh.push_batch(arena, batch, run))
-        };
-        if blocks < request.least {
-            return Err(request.missed(self, blocks, blocks)); // What there is goes back with `fresh`.
-        }
+        list.check_order(request.order)?;
+        let (needed, mut got) = (request.least, 0);
+        let served = self.all_or_wait(&mut request, needed, |request| {
+            let mut fresh = List::of_order(request.order);
+            if request.is_populated() {
+                fresh = self.populated(request);
+                got = fresh.len();
+            } else {
+                got = self.bulk(request, request.most, true, |arena, batch, run| fresh.push_batch(arena, batch, run));
+            }
+            // What there is goes back with `fresh`.
+            request.keeps(got, needed).then_some(fresh)
+        });
+        let Some(mut fresh) = served? else { return Err(request.missed(self, got)) };
         list.append(&mut fresh)?;
-        Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks) })
+        Ok(Delivered { blocks: got, shortfall: self.shortfall(&request, got) })
     }
 
     /// Hands each block to a function, which owns it from then on (the callback form). The function may allocate; if
@@ -204,18 +208,25 @@ impl Allocator {
             return Ok(Delivered { blocks: request.most, shortfall: None });
         }
         request.begin(self.nodes(), T::ANY_ORDER)?;
-        let blocks = if request.is_populated() {
-            self.populated(&mut request).map(|block| fresh.push(block)).count()
-        } else {
-            self.bulk(&request, request.most, false, |arena, batch, run| {
-                fresh.push_batch(arena.addr_of_zero(), batch, run);
-            })
-        };
-        if blocks < request.least {
-            fresh.undo();
-            return Err(request.missed(self, blocks, blocks));
+        let (needed, mut got) = (request.least, 0);
+        let served = self.all_or_wait(&mut request, needed, |request| {
+            got = if request.is_populated() {
+                self.populated(request).map(|block| fresh.push(block)).count()
+            } else {
+                self.bulk(request, request.most, false, |arena, batch, run| {
+                    fresh.push_batch(arena.addr_of_zero(), batch, run);
+                })
+            };
+            let is_kept = request.keeps(got, needed);
+            if !is_kept {
+                fresh.undo();
+            }
+            is_kept.then_some(())
+        });
+        if served?.is_none() {
+            return Err(request.missed(self, got));
         }
-        Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks) })
+        Ok(Delivered { blocks: got, shortfall: self.shortfall(&request, got) })
     }
 }
 
@@ -317,14 +328,21 @@ impl Allocator {
         let n = request.most;
         let slots = words.len();
         let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
-        let (added, first_hole) = match request.is_populated() {
-            true => self.fill_populated(&mut request, words),
-            false => self.fill(&request, words),
-        };
+        let occupied = if request.least == 0 { 0 } else { words.iter().filter(|&&word| word != 0).count() };
+        let (needed, mut got) = (request.least.saturating_sub(occupied), 0);
+        let served = self.all_or_wait(&mut request, needed, |request| {
+            let filled = match request.is_populated() {
+                true => self.fill_populated(request, words),
+                false => self.fill(request, words),
+            };
+            got = filled.0;
+            request.keeps(got, needed).then_some(filled)
+        });
+        let Some((added, first_hole)) = served? else { return Err(request.missed(self, occupied + got)) };
         if first_hole == n {
             return Ok(Filled { added, occupied: n, first_hole, shortfall: None });
         }
-        let occupied = request.fell_short(self, words, added)?;
+        let occupied = words.iter().filter(|&&word| word != 0).count();
         Ok(Filled { added, occupied, first_hole, shortfall: self.shortfall(&request, occupied) })
     }
 

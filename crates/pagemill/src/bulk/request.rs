@@ -2,7 +2,7 @@
 use crate::account::Account;
 use crate::allocator::Allocator;
 use crate::nodes::Nodes;
-use crate::slow::Ask;
+use crate::slow::{Ask, Effort, Lack};
 use crate::wait::{Cancel, Patience};
 use pagemill_core::{Error, Exhausted, Gfp, Invalid, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
 use pagemill_sys::Batch;
@@ -36,6 +36,8 @@ pub struct Bulk<'a> {
     pub(crate) cancel: Option<&'a Cancel>,
     pub(super) account: Option<&'a Account>,
     pub(super) commit: Commit,
+    /// How far one attempt goes: a request that must have several blocks waits with nothing in hand.
+    pub(super) effort: Effort,
 }
 
 /// When what a request brings is committed.
@@ -88,12 +90,13 @@ impl<'a> Bulk<'a> {
             cancel: None,
             account: None,
             commit: Commit::Lazily,
+            effort: if k == 0 { Effort::Wait } else { Effort::Reclaim },
         }
     }
     /// The same request for up to `n`.
     #[inline]
     pub(crate) const fn up_to_again(self, n: usize) -> Self {
-        Self { least: 0, most: n, ..self }
+        Self { least: 0, most: n, effort: Effort::Wait, ..self }
     }
     /// The same request with other flags, by which it waits nowhere.
     #[inline]
@@ -102,10 +105,8 @@ impl<'a> Bulk<'a> {
     }
     /// All `n`, or an error and nothing.
     ///
-    /// While it waits it keeps what it has. So two requests that may wait for ever ([`Gfp::NOFAIL`]), and together ask for
-    /// more than there is, may each have what the other one waits for: as with locks, say a [`deadline`](Self::deadline) or
-    /// [`cancel`](Self::cancel) where that can be, and what the one has goes to the other. So it is with
-    /// [`at_least`](Self::at_least), and with single requests one after the other.
+    /// It takes all or waits with nothing in hand (C3.20), as [`at_least`](Self::at_least) does: two such requests never wait
+    /// for each other. Single requests one after the other may: a thread that holds pages and waits for more keeps them.
     #[inline]
     pub const fn exact(n: usize) -> Self {
         Self::at_least(n, n)
@@ -240,10 +241,23 @@ impl<'a> Bulk<'a> {
         Ask {
             gfp: self.gfp,
             order: self.order,
+            effort: self.effort,
             nodes: self.nodes,
             policy: self.policy.unwrap_or(nodes.policy()),
             patience: Patience { deadline: self.deadline, cancel: self.cancel },
         }
+    }
+
+    /// What it lacks where it must have so many blocks at once.
+    pub(super) fn lack(&self, nodes: &Nodes, blocks: usize) -> Lack {
+        let ask = self.ask(nodes);
+        ask.lack(ask.policy.first(nodes.node()), blocks)
+    }
+
+    /// Does something else than memory refuse so many more blocks: its account, or the system, which would not commit them?
+    pub(super) fn is_refused(&self, needed: usize) -> bool {
+        let frames = needed * self.order.frames() as usize;
+        self.commit == Commit::Refused || self.account.is_some_and(|account| account.is_full(frames))
     }
 
     /// Begins a call: its time counts from now. Refuses what cannot be.
@@ -255,7 +269,7 @@ impl<'a> Bulk<'a> {
         let is_usual = self.least <= self.most
             && self.most <= Self::COUNT_MAX
             && self.order == Order::ZERO
-            && self.policy.is_none()
+            && self.is_anywhere()
             && self.gfp.is_plain();
         if is_usual { Ok(()) } else { self.check_each(nodes, is_any_order) }
     }
@@ -278,23 +292,17 @@ impl<'a> Bulk<'a> {
         if self.policy.is_some_and(Policy::is_of_none) {
             return Err(Invalid::NoSuchNode { nodes: 0 }.into());
         }
-        nodes.check(self.gfp)
+        nodes.check(self.gfp)?;
+        let lack = self.lack(nodes, 1);
+        nodes.check_nodes(lack)?;
+        nodes.check_lack(lack, self.gfp)
     }
 
-    /// How many slots are occupied after an array request that left holes and filled `added`; an error if it had to take
-    /// those back.
+    /// The error of a request that got `got`, fewer than it must have; they went back.
     #[cold]
-    #[inline(never)]
-    pub(super) fn fell_short(self, allocator: &Allocator, words: &[usize], added: usize) -> Result<usize, Error> {
-        let occupied = words.iter().filter(|&&word| word != 0).count();
-        if occupied < self.least { Err(self.missed(allocator, occupied + added, added)) } else { Ok(occupied) }
-    }
-
-    /// The error of a request that got too few; `added` of them by this call, which go back and are not paid for.
-    #[cold]
-    pub(super) fn missed(self, allocator: &Allocator, got: usize, added: usize) -> Error {
-        let why = allocator.why(&self, self.least - got);
-        self.refund(added);
+    pub(super) fn missed(&self, allocator: &Allocator, got: usize) -> Error {
+        let why = allocator.why(self, self.least - got);
+        allocator.nodes().count_shortfall();
         Exhausted { wanted: self.least, got, order: self.order.get(), why }.into()
     }
 }
@@ -342,6 +350,14 @@ impl Bulk<'_> {
             return 0;
         }
         granted
+    }
+    /// Does an attempt keep the blocks that it got? If they are fewer than it needs, it gives them back, and is not charged.
+    #[inline]
+    pub(super) fn keeps(&self, got: usize, needed: usize) -> bool {
+        if got < needed {
+            self.refund(got);
+        }
+        got >= needed
     }
     #[cold]
     pub(super) fn refund(&self, blocks: usize) {

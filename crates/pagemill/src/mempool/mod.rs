@@ -307,7 +307,7 @@ impl<S: Source> Mempool<S> {
         if self.generation.load(Relaxed) != generation() {
             drop(self.lock()); // In a child: those who wait are not here.
         }
-        self.waits.note_free();
+        self.waits.note_free(&|()| true);
     }
 
     /// Makes the reserve larger or smaller. Growing fills it one by one; when that fails it is as it was (C5.6).
@@ -502,7 +502,7 @@ impl<S: Source> Mempool<S> {
         let _need = Need { pool: self, count: request.most, generation: generation() };
         let patience = Patience { deadline: request.wait.map(from_now), cancel: request.cancel };
         let served =
-            self.waits.wait(&patience, None, || attempt().map(|is_served| is_served.then_some(true)).transpose());
+            self.waits.wait((), &patience, None, |_| attempt().map(|is_served| is_served.then_some(true)).transpose());
         served.unwrap_or(Ok(false))
     }
 }
