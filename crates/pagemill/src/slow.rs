@@ -218,7 +218,9 @@ impl Nodes {
     /// # Errors
     /// [`Invalid::NoSuchNode`].
     pub(crate) fn check_nodes(&self, lack: Lack) -> Result<(), Error> {
-        if self.ever().iter().any(|arena| lack.nodes.contains(arena.node)) {
+        // Retired ones too: what is left of their node's is another reason.
+        let mut ever = core::iter::successors(self.newest(), |arena| arena.older);
+        if ever.any(|arena| lack.nodes.contains(arena.node)) {
             return Ok(());
         }
         Err(Invalid::NoSuchNode { nodes: lack.nodes.as_bits() }.into())
