@@ -189,9 +189,10 @@ impl Allocator {
     fn may_try_many(&self, request: &Bulk<'_>, needed: usize) -> bool {
         let nodes = self.nodes();
         let lack = request.lack(nodes, needed);
-        let may_wait = request.gfp.may_wait();
-        !(may_wait && nodes.waits.has(lack))
-            && (needed <= Batch::CAPACITY || (may_wait && nodes.reclaim.has_shrinkers()) || nodes.has_enough(lack))
+        // One that may not wait may be a signal handler's: it takes no lock and drains nothing.
+        !request.gfp.may_wait()
+            || (!nodes.waits.has(lack)
+                && (needed <= Batch::CAPACITY || nodes.reclaim.has_shrinkers() || nodes.has_enough(lack)))
     }
 
     #[cold]

@@ -293,6 +293,9 @@ impl<'a> Bulk<'a> {
             return Err(Invalid::NoSuchNode { nodes: 0 }.into());
         }
         nodes.check(self.gfp)?;
+        if self.most == 0 {
+            return Ok(()); // Nothing is asked of any (C3.3).
+        }
         let lack = self.lack(nodes, 1);
         nodes.check_nodes(lack)?;
         nodes.check_lack(lack, self.gfp)
