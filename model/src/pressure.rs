@@ -150,7 +150,7 @@ impl World {
         let Some(&piece) = built.machine.spares.get(at - built.machine.pieces.len()) else { return Ok(()) };
         let first = zones.zones.iter().map(|zone| zone.piece.pages).sum();
         let expect = Expect::new(first..first + piece.pages);
-        match self.allocator.add_memory(&built.memory(at)) {
+        match self.allocator.add_memory(built.memory(at)) {
             Ok(arena) => self.cache.added.push((at, arena)),
             Err(error) => return Err(Failure::new(format!("{piece:?} was not added: {error}"))),
         }

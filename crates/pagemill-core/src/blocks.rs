@@ -203,12 +203,12 @@ impl Zone<'_> {
         is_released
     }
 
-    /// Gives one block of `order` back.
+    /// Gives one block of `order` back. Whether it completed a [closed](Self::close) zone.
     ///
     /// # Errors
     /// The misuse that its bits or entry show; nothing is changed then. Of two threads that free one block at once, at
     /// least one is told, and the block is free once.
-    pub fn free_block(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
+    pub fn free_block(&self, pfn: Pfn, order: Order) -> Result<bool, MisuseKind> {
         self.check_in_zone(pfn, order)?;
         let block = self.block_of(pfn);
         if order >= Order::PAGEBLOCK {
@@ -221,8 +221,7 @@ impl Zone<'_> {
             (block + 1..block + span).for_each(|block| {
                 self.release_whole(block, Entry::whole(order.get(), false));
             });
-            self.add_free(order.frames() as usize);
-            return Ok(());
+            return Ok(self.add_free(order.frames() as usize));
         }
         let first = self.word_of(pfn);
         let span = (order.frames() as usize).div_ceil(64);
@@ -232,11 +231,12 @@ impl Zone<'_> {
         }
         // Only bits that were not set count: somebody may be freeing the same block just now.
         let freed = (first..first + span).map(|word| (mask & !self.set_bits(word, mask)).count_ones()).sum();
+        let mut is_complete = false;
         if freed > 0 {
             self.raise(block, freed);
-            self.add_free(freed as usize);
+            is_complete = self.add_free(freed as usize);
         }
-        if freed == order.frames() { Ok(()) } else { Err(MisuseKind::DoubleFree) }
+        if freed == order.frames() { Ok(is_complete) } else { Err(MisuseKind::DoubleFree) }
     }
 
     /// Turns a block that is handed out into its pages, each of which is given back on its own from then on (C2.1).

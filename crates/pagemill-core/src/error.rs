@@ -250,6 +250,21 @@ pub enum Invalid {
         /// What the limit leaves, in bytes.
         room: usize,
     },
+    /// Memory that was brought lies in an arena.
+    #[error(
+        "memory at {start:#x} to {end:#x} cannot be managed: an arena lies at {other_start:#x} to {other_end:#x}, and each \
+         page has one owner; close the allocator that has it first, or bring other memory"
+    )]
+    Overlap {
+        /// Where it begins.
+        start: usize,
+        /// Where it ends.
+        end: usize,
+        /// Where the arena begins.
+        other_start: usize,
+        /// Where the arena ends.
+        other_end: usize,
+    },
     /// Memory that was brought is not aligned.
     #[error(
         "memory at {addr:#x} cannot be managed: it must be aligned to {align} bytes; bring what begins at {:#x}, the next \

@@ -20,6 +20,8 @@ pub struct Given {
     pub doubles: usize,
     /// The last of those.
     pub last_double: Option<Pfn>,
+    /// The zone was [closed](Zone::close), and these were its last frames: whoever gave them is alone with it.
+    pub is_complete: bool,
 }
 
 /// Frames on their way back to a zone; [`finish`](Self::finish) completes it. See [`Zone::giving`].
@@ -138,8 +140,8 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
     pub fn finish(&mut self) -> Given {
         (0..SLOTS).for_each(|slot| self.write(slot));
         (0..self.counts.len()).for_each(|place| self.write_count(place));
-        let given = core::mem::take(&mut self.given);
-        self.zone.add_free(given.frames);
+        let mut given = core::mem::take(&mut self.given);
+        given.is_complete = self.zone.add_free(given.frames);
         given
     }
 }

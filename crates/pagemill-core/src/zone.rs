@@ -104,13 +104,16 @@ pub struct Zone<'m> {
     pub(crate) bits: &'m [AtomicU64],
     pub(crate) areas: &'m [AtomicU32],
     pub(crate) index: BlockIndex<'m>,
-    /// Free frames, changed once a section.
+    /// Free frames, changed once a section; [`CLOSED`] above them once it is closed.
     pub(crate) free: AtomicUsize,
     /// Held while a block above order 9 is put together.
     pub(crate) large: AtomicU32,
     /// The pageblock that nothing is taken of, plus one: see [`withhold`](Zone::withhold).
     pub(crate) withheld: AtomicU32,
 }
+
+/// Added to the counter of free frames when the zone is closed: beyond every count, and short of one that went below 0.
+const CLOSED: usize = 1 << (usize::BITS - 2);
 
 /// What a request may take; see [`Zone::claim`].
 pub(crate) struct Claim {
@@ -461,9 +464,33 @@ impl<'m> Zone<'m> {
         }
     }
 
-    pub(crate) fn add_free(&self, n: usize) {
-        // Release pairs with the Acquire in `free_frames`.
-        self.free.fetch_add(n, Release);
+    /// Counts frames that were given back. Whether those completed a [closed](Self::close) zone.
+    pub(crate) fn add_free(&self, n: usize) -> bool {
+        // Release pairs with the Acquire in `free_frames`. AcqRel: whoever completes a closed zone, here or in `close`, sees
+        // what all others did to it before.
+        let before = self.free.fetch_add(n, AcqRel);
+        n > 0 && before.wrapping_add(n) == CLOSED + self.frames as usize
+    }
+
+    /// Says that no request will come any more and that `aside` of the frames never come back. Returns whether all others
+    /// are free. If not, exactly one give or [`free_block`](Self::free_block) will say that it completed the zone: the one
+    /// that brings the last frame. Whoever is told so is alone with the zone, and may take its metadata away.
+    ///
+    /// ```
+    /// # use pagemill_core::{BoundBlock, Mobility, Order, Pfn, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};
+    /// # let need = ZoneMetadata::for_frames(600);
+    /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
+    /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
+    /// let zone = Zone::new(Pfn::new(0), 600, &bits, &areas).unwrap();
+    /// let [one, other] = [0, 0].map(|_| zone.alloc_block(Order::ZERO, Mobility::Unmovable, 0).unwrap());
+    /// assert!(!zone.close(0));
+    /// assert_eq!(zone.free_block(one, Order::ZERO), Ok(false));
+    /// assert_eq!(zone.free_block(other, Order::ZERO), Ok(true));
+    /// ```
+    pub fn close(&self, aside: usize) -> bool {
+        // AcqRel as in `add_free`.
+        let before = self.free.fetch_add(CLOSED + aside, AcqRel);
+        before.wrapping_add(aside) == self.frames as usize
     }
 
     /// In the child after a fork: the counter is what was counted, and whoever held the lock is gone.

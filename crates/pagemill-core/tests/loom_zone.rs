@@ -134,7 +134,7 @@ impl Model {
 
     fn free(&self, (block, order): (Pfn, Order)) {
         self.disown(block.as_u32()..block.as_u32() + order.frames());
-        assert_eq!(self.zone().free_block(block, order), Ok(()));
+        assert_eq!(self.zone().free_block(block, order), Ok(false));
     }
 
     /// At rest: what nobody owns is free, and all of it can be had.
@@ -477,4 +477,41 @@ fn a_block_freed_twice_is_free_once() {
     block_freed_twice(130, 7);
     block_freed_twice(PAGEBLOCK_FRAMES, 9);
     block_freed_twice(2 * PAGEBLOCK_FRAMES, 10);
+}
+
+/// Nobody will ask any more, and the last frames come back meanwhile: exactly one of those who bring them, or who closes
+/// the zone, is told that all are back, and is alone with it then.
+#[test]
+fn one_is_told_that_a_closed_zone_is_complete() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let model = Model::new(130);
+        let frames = model.take(3);
+        let block = model.alloc(0).unwrap();
+        // What stands for the metadata: read by all, and written to by whoever takes it away.
+        let metadata = Arc::new(UnsafeCell::new(()));
+        let look = |metadata: &UnsafeCell<()>| metadata.with(|_| ());
+        let end = |metadata: &UnsafeCell<()>, is_complete: bool| {
+            is_complete.then(|| metadata.with_mut(|_| ()));
+            usize::from(is_complete)
+        };
+        let giver = {
+            let (model, metadata) = (Arc::clone(&model), Arc::clone(&metadata));
+            thread::spawn(move || {
+                look(&metadata);
+                end(&metadata, model.give_unchecked(&frames).is_complete)
+            })
+        };
+        let freer = {
+            let (model, metadata) = (Arc::clone(&model), Arc::clone(&metadata));
+            thread::spawn(move || {
+                look(&metadata);
+                end(&metadata, model.zone().free_block(block.0, block.1).unwrap())
+            })
+        };
+        look(&metadata);
+        let told = end(&metadata, model.zone().close(0));
+        assert_eq!(told + giver.join().unwrap() + freer.join().unwrap(), 1);
+    });
 }

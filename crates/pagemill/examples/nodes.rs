@@ -47,7 +47,7 @@ fn main() -> Result<(), Error> {
     memory.set_allowed_nodes(NodeMask::ALL)?;
 
     // Memory comes, and goes again: what is out of it stays its owner's.
-    let more = memory.add_memory(&Memory::anonymous(512).node(far))?;
+    let more = memory.add_memory(Memory::anonymous(512).node(far))?;
     println!("{} with what was added", memory.managed_pages());
     assert_eq!(memory.managed_pages().get(), 2 * 4096 + 512);
     assert_eq!(memory.retire(more)?.get(), 0, "none of its pages were out");

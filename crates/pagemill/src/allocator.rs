@@ -2,12 +2,14 @@
 use crate::arena::Arena;
 use crate::builder::Builder;
 use crate::free::finish;
+use crate::memory::Memory;
 use crate::misuse::misuse;
 use crate::nodes::Nodes;
 use crate::registry;
 use core::fmt;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
+use core::mem::ManuallyDrop;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
 use pagemill_core::{
     CpuId, Error, Gfp, Given, Invalid, Level, ListPolicy, MisuseKind, Mobility, NodeId, NodeMask, PageCount,
     Watermarks, Zone, ZoneKind, step,
@@ -15,11 +17,12 @@ use pagemill_core::{
 use pagemill_sys::{Backend, List, PerCpu};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// An arena in use: its zone, and the lists above that. It lives until the allocator is closed; pages find it through
-/// their arena.
+/// An arena in use: its zone, and the lists above that. It lives until no handle of the allocator is left and all pages are
+/// back; pages find it through their arena.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) lists: PerCpu,
+    /// Unmapped by [`end`](Self::end).
+    pub(crate) lists: ManuallyDrop<PerCpu>,
     pub(crate) arena: &'static Arena,
     pub(crate) zone: Zone<'static>,
     /// The allocator's other arenas, and what they share.
@@ -29,6 +32,14 @@ pub(crate) struct Inner {
     pub(crate) node: NodeId,
     pub(crate) kind: ZoneKind,
     pub(crate) marks: Watermarks,
+    /// What it was made of.
+    pub(crate) described: Memory,
+    /// How often it was had again after it was retired.
+    pub(crate) turn: AtomicU32,
+    /// No handle of the allocator is left.
+    pub(crate) is_left: AtomicBool,
+    /// Calls that open its lists just now.
+    pub(crate) opening: AtomicU32,
     /// It gives nothing any more, and what comes back goes to the system.
     pub(crate) retired: AtomicBool,
     /// It fell below its low mark, and is not above the high one yet.
@@ -43,12 +54,15 @@ pub(crate) struct Inner {
     pub(crate) misused: AtomicU64,
     /// The number of forks before this process that the allocator has dealt with.
     pub(crate) generation: AtomicU64,
+    /// Of the arenas that have ended: see `registry::bury`.
+    pub(crate) next_ended: AtomicPtr<Self>,
 }
 
 /// An allocator of pages: a handle that is cheap to clone, and that threads share or take with them. See the
 /// [crate's front page](crate) for a program.
 ///
-/// Pages keep their allocator alive: when the last handle is dropped while pages are out, its memory stays.
+/// Pages keep their memory alive: when the last handle is dropped while pages are out, each arena stays until its last page
+/// comes back, and goes then.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp};
@@ -86,7 +100,7 @@ impl fmt::Debug for Allocator {
     }
 }
 
-/// Frees the allocator when the last handle is gone.
+/// Ends the allocator when the last handle is gone.
 #[derive(Debug)]
 pub(crate) struct Owner(&'static Nodes);
 
@@ -99,21 +113,15 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.0.reclaim.stop();
-        let arenas = self.0.ever();
-        arenas.iter().for_each(|inner| _ = inner.drain_all());
-        if arenas.iter().any(|inner| inner.out_at_rest() != 0) {
-            return; // Pages are out: their memory must stay, and they come back to it.
-        }
-        for inner in arenas {
+        for inner in self.0.ever() {
             let arena = inner.arena;
-            registry::remove(arena);
-            // SAFETY: a box's in `Nodes::open`; no handle is left, no page is out, and the registry leads here no more.
-            // The zone borrows the arena's metadata, so it goes first.
-            unsafe {
-                drop(Box::from_raw(arena.inner.cast_mut()));
-                arena.unmap();
+            if inner.leave() {
+                registry::come_home(arena);
             }
         }
+        registry::bury();
+        // SAFETY: the part of the handles, once, and none is left.
+        unsafe { Nodes::let_go(self.0.kept()) };
     }
 }
 
@@ -280,14 +288,49 @@ impl Inner {
         (0..self.lists.cpus()).map(|cpu| self.drain_cpu(CpuId::new(cpu as u32))).sum()
     }
 
+    /// No handle of the allocator is left: whatever comes back goes to the zone. Returns whether all pages are back. If not,
+    /// whoever brings the last one will be told so, and nothing of this is to be touched any more.
+    pub(crate) fn leave(&self) -> bool {
+        self.is_left.store(true, Relaxed);
+        self.retired.store(true, Relaxed);
+        // SeqCst pairs with the one in `open_lists`: whoever opens lists is waited for here, or sees that it is retired.
+        fence(SeqCst);
+        while self.opening.load(Acquire) > 0 {
+            std::thread::yield_now();
+        }
+        self.shut_lists();
+        self.drain_all();
+        if self.out_at_rest() != 0 {
+            // Some are in somebody's hands, who may just have put them on a list that was open. Who comes after a drain,
+            // which nobody overtakes, sees that it is shut.
+            for cpu in 0..self.lists.cpus() {
+                self.drain_lists(CpuId::new(cpu as u32), |_| true);
+            }
+        }
+        self.zone.close(self.quarantined.load(Relaxed) as usize)
+    }
+
+    /// Unmaps its lists.
+    ///
+    /// # Safety
+    /// Once, when nobody uses it any more but for what stands on the heap.
+    pub(crate) unsafe fn end(this: *mut Self) {
+        // SAFETY: the copy is dropped here, once, as the caller promises; the original never is.
+        drop(unsafe { ManuallyDrop::into_inner((&raw const (*this).lists).read()) });
+    }
+
     /// Returns one CPU's lists' frames to the zone.
     pub(crate) fn drain_cpu(&self, cpu: CpuId) -> usize {
         step!("Inner::drain_cpu");
         self.check_generation();
+        self.drain_lists(cpu, |list| !list.is_empty())
+    }
+
+    fn drain_lists(&self, cpu: CpuId, is_due: impl Fn(&List) -> bool) -> usize {
         let mut drained = 0;
         for mobility in Mobility::ALL {
             let list = &self.lists.cpu(cpu).lists[mobility.index()];
-            if !list.is_empty() {
+            if is_due(list) {
                 let mut giving = self.zone.giving();
                 let given = self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
                 finish(self, &mut giving);
@@ -312,15 +355,19 @@ impl Inner {
     }
     /// Lists take again what comes back, unless somebody waits for it, it is a reserve's, or it goes to the system.
     pub(crate) fn open_lists(&self) {
-        if self.goes_past_lists() {
-            return;
-        }
-        self.lists.lists().for_each(List::open);
-        // SeqCst pairs with the fence in `shut_lists`: who has a reason is seen here, or shuts them after this.
+        self.opening.fetch_add(1, SeqCst);
+        // SeqCst pairs with the fence in `leave`.
         fence(SeqCst);
-        if self.goes_past_lists() {
-            self.shut_lists();
+        if !self.goes_past_lists() {
+            self.lists.lists().for_each(List::open);
+            // SeqCst pairs with the fence in `shut_lists`: who has a reason is seen here, or shuts them after this.
+            fence(SeqCst);
+            if self.goes_past_lists() {
+                self.shut_lists();
+            }
         }
+        // Release pairs with the Acquire in `leave`: the lists are open, or shut again.
+        self.opening.fetch_sub(1, Release);
     }
     /// Does what comes back go to the zone, where others find it?
     pub(crate) fn goes_past_lists(&self) -> bool {

@@ -7,6 +7,16 @@
 //! # Memory
 //! Reserved at once, committed by the system on first touch: the pages themselves; the free areas (1.1 bits a frame);
 //! the states (1 byte a frame); the links of lists (4 bytes a frame, touched by lists alone).
+//!
+//! # Life
+//! An [`Arena`] is never freed, because a thread may look at the arena that it met last at any time (`registry.rs`). It is
+//! reused: it has a [`Body`] while it stands for memory, and gets another one when it stands for other memory.
+//!
+//! # Invariants
+//! - A1 `span` is one word, so that whoever looks sees the range of one arena and never a mixture of two; so is `numbers`.
+//! - A2 Only code that has a page or frame of the arena, a handle of its allocator, or the registry touches the body: so the
+//!   body is there, and stays. To everybody else both words say that the address or number belongs elsewhere: a page that
+//!   somebody has lies in one arena, which was entered after whatever lay there before was shut.
 mod pins;
 pub(crate) use pins::Pinned;
 mod states;
@@ -14,9 +24,12 @@ mod states;
 use crate::allocator::Inner;
 use crate::fork;
 use crate::memory::Memory;
-use core::mem::ManuallyDrop;
+use core::cell::UnsafeCell;
+use core::fmt;
+use core::mem::MaybeUninit;
+use core::ops::{Deref, Range};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use pagemill_core::atomic::AtomicU64;
 use pagemill_core::{FrameState, Invalid, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata};
 use pagemill_sys::{Batch, Mapping, count_up, do_count_up};
@@ -25,11 +38,21 @@ use pagemill_sys::{Batch, Mapping, count_up, do_count_up};
 pub(crate) const GROUP: usize = 8;
 
 /// See the [module](self).
-#[derive(Debug)]
 pub(crate) struct Arena {
+    /// The address, a multiple of 2 MiB below 2^48, times 2^11, and the number of frames; 0 while it stands for nothing.
+    span: AtomicU64,
+    /// The first frame's number times 2^32, and the number of frames; 0 while it stands for nothing.
+    numbers: AtomicU64,
+    /// In one of the registry's stacks: the arena below.
+    pub(crate) next: AtomicPtr<Arena>,
+    body: UnsafeCell<MaybeUninit<Body>>,
+}
+
+/// What an arena has while it stands for memory.
+#[derive(Debug)]
+pub(crate) struct Body {
     base: usize,
-    /// 0 once it is taken out of the registry: threads that still remember it then find nothing in it.
-    bytes: AtomicUsize,
+    frames: u32,
     first: u32,
     /// Where frame number 0 would be, if this arena's numbers went down that far. So would these begin: a frame's
     /// number alone leads to its page, its state and its link, without subtracting `first` on the way of every page.
@@ -38,8 +61,10 @@ pub(crate) struct Arena {
     states: *mut u8,
     /// One link a frame.
     links: *mut u32,
-    /// What nobody ever had of it is zero.
+    /// Frames that nobody ever had are zero.
     is_zeroed: bool,
+    /// Somebody else may write to its pages at any time: [`Allocator::memfd`](crate::Allocator::memfd) handed out its file.
+    is_handed_on: AtomicBool,
     /// It was cut to what the process's limit had room for, which is for it alone.
     pub(crate) is_within_limit: bool,
     /// Some of it went back to the system, and is fresh again: fresh frames may have been handed out before.
@@ -48,10 +73,23 @@ pub(crate) struct Arena {
     /// The [generation](crate::fork) that mapped it.
     opened_in: u64,
     pub(crate) inner: *const Inner,
-    /// Of the arenas that are unmapped: see [`registry::remove`](crate::registry::remove).
-    pub(crate) next_closed: AtomicPtr<Arena>,
-    memory: ManuallyDrop<Mapping>,
-    metadata: ManuallyDrop<Mapping>,
+    memory: Mapping,
+    metadata: Mapping,
+}
+
+impl Deref for Arena {
+    type Target = Body;
+    #[inline]
+    fn deref(&self) -> &Body {
+        // SAFETY: the body is there, and nobody writes to it meanwhile (A2).
+        unsafe { (*self.body.get()).assume_init_ref() }
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena").field("span", &self.span).finish_non_exhaustive()
+    }
 }
 
 // SAFETY: the pointers lead into the arena's own mappings; who may touch which byte is told at each access.
@@ -78,11 +116,10 @@ impl Layout {
     }
 }
 
-impl Arena {
-    /// An arena of `frames` frames over `memory`, the first numbered `first`.
+impl Body {
+    /// That of an arena over `memory`, whose first frame is numbered `first`. Its `inner` is still to be set.
     pub(crate) fn over(memory: Mapping, described: &Memory, first: Pfn) -> Result<Self, Invalid> {
         let frames = described.pages();
-        let bytes = frames * PAGE_SIZE;
         let system = |what, bytes| move |errno: pagemill_sys::Errno| Invalid::System { what, bytes, errno: errno.0 };
         let layout = Layout::of(frames);
         let metadata =
@@ -90,21 +127,21 @@ impl Arena {
         let start = metadata.as_ptr::<u8>();
         Ok(Self {
             base: memory.addr(),
-            bytes: AtomicUsize::new(bytes),
+            frames: frames as u32,
             first: first.as_u32(),
             zero: memory.addr().wrapping_sub(first.as_u32() as usize * PAGE_SIZE),
             states: start.wrapping_add(layout.states).wrapping_sub(first.as_u32() as usize),
             // `layout.links` is page-aligned.
             links: start.wrapping_add(layout.links).cast::<u32>().wrapping_sub(first.as_u32() as usize),
             is_zeroed: described.is_zeroed(),
+            is_handed_on: AtomicBool::new(false),
             is_within_limit: described.is_within_limit,
             has_given_back: AtomicBool::new(false),
             pins: pins::Pins::default(),
             opened_in: fork::generation(),
             inner: ptr::null(),
-            next_closed: AtomicPtr::new(ptr::null_mut()),
-            memory: ManuallyDrop::new(memory),
-            metadata: ManuallyDrop::new(metadata),
+            memory,
+            metadata,
         })
     }
 
@@ -113,8 +150,7 @@ impl Arena {
     /// # Safety
     /// At most one, dropped before the arena.
     pub(crate) unsafe fn zone(&self) -> Result<Zone<'static>, Invalid> {
-        let frames = self.frames();
-        let layout = Layout::of(frames);
+        let layout = Layout::of(self.frames as usize);
         let start = self.metadata.as_ptr::<u8>();
         // SAFETY: zeroed memory of that size and alignment is a valid slice of atomics; the caller sees to its life.
         let (words, areas) = unsafe {
@@ -126,30 +162,73 @@ impl Arena {
                 ),
             )
         };
-        Zone::new(Pfn::new(self.first), frames as u32, words, areas)
+        Zone::new(Pfn::new(self.first), self.frames, words, areas)
+    }
+}
+
+impl Arena {
+    /// One that stands for nothing yet.
+    pub(crate) const fn new() -> Self {
+        Self {
+            span: AtomicU64::new(0),
+            numbers: AtomicU64::new(0),
+            next: AtomicPtr::new(ptr::null_mut()),
+            body: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+
+    /// Has it stand for this memory from now on.
+    ///
+    /// # Safety
+    /// It stands for nothing, and whoever holds the registry alone knows of it.
+    pub(crate) unsafe fn begin(&self, body: Body) {
+        let (base, first, frames) = (body.base as u64, u64::from(body.first), u64::from(body.frames));
+        // SAFETY: nobody touches the body (A2), and the caller is alone in beginning one.
+        unsafe { (*self.body.get()).write(body) };
+        // Release pairs with the Acquire in `contains`: the body is there.
+        self.span.store(base << 11 | frames, Release);
+        self.numbers.store(first << 32 | frames, Release);
+    }
+
+    /// It stands for nothing from now on, and its memory goes back to the system. Nothing here needs more than a signal
+    /// handler may do.
+    ///
+    /// # Safety
+    /// No page of it is out, nobody uses its metadata any more, and the registry leads here no more.
+    pub(crate) unsafe fn end(&self) {
+        self.span.store(0, Relaxed);
+        self.numbers.store(0, Relaxed);
+        // SAFETY: nobody touches the body from here on, as the caller promises (A2).
+        unsafe { (*self.body.get()).assume_init_drop() };
+    }
+
+    #[inline]
+    pub(crate) fn contains(&self, addr: usize) -> bool {
+        // Acquire pairs with the Release in `begin`.
+        let span = self.span.load(Acquire);
+        let base = (span >> 32) << 21;
+        (addr as u64).wrapping_sub(base) >> PAGE_SHIFT < span & u64::from(u32::MAX)
+    }
+    #[inline]
+    pub(crate) fn has_pfn(&self, pfn: u32) -> bool {
+        let numbers = self.numbers.load(Relaxed);
+        pfn.wrapping_sub((numbers >> 32) as u32) < numbers as u32
     }
 
     pub(crate) fn base(&self) -> usize {
         self.base
     }
+    /// Its addresses.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.base..self.base + self.bytes()
+    }
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes.load(Relaxed)
+        self.frames() << PAGE_SHIFT
     }
+    #[inline]
     pub(crate) fn frames(&self) -> usize {
-        self.bytes() >> PAGE_SHIFT
-    }
-    /// It contains nothing from now on.
-    pub(crate) fn shut(&self) {
-        self.bytes.store(0, Relaxed);
-    }
-    #[inline]
-    pub(crate) fn contains(&self, addr: usize) -> bool {
-        addr.wrapping_sub(self.base) < self.bytes()
-    }
-    #[inline]
-    pub(crate) fn has_pfn(&self, pfn: u32) -> bool {
-        (pfn.wrapping_sub(self.first) as usize) < self.frames()
+        self.frames as usize
     }
     /// The allocator that the arena belongs to.
     #[inline]
@@ -175,56 +254,10 @@ impl Arena {
         (addr.wrapping_sub(self.zero) >> PAGE_SHIFT) as u32
     }
 
-    // ── links ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    /// A frame's link, where a list keeps the number of its next one.
-    #[inline]
-    pub(crate) fn link(&self, pfn: u32) -> &AtomicU32 {
-        debug_assert!(self.has_pfn(pfn));
-        // SAFETY: a frame of this arena has a link, for as long as the arena lives.
-        unsafe { AtomicU32::from_ptr(self.links.wrapping_add(pfn as usize)) }
-    }
-
-    /// Links neighbouring frames, each to the next, the last to whatever comes after it.
-    #[inline]
-    pub(crate) fn link_run(&self, first: u32, n: usize) {
-        debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
-        // SAFETY: in the table. Other lists may look at these links meanwhile, and do it as `link` or `cells` do.
-        unsafe { count_up(self.links.wrapping_add(first as usize), n, first + 1) };
-    }
-
-    /// Is each of these `n` neighbours linked to the next, the last to whatever comes after it? Links of frames that are not
-    /// this list's are looked at too: if it is so, all of them are this list's, since each is linked to from the one before.
-    #[inline]
-    pub(crate) fn are_linked(&self, first: u32, n: usize) -> bool {
-        // SAFETY: in the table. Whoever's the links are, they are loaded and stored as `link` or `cells` do.
-        self.has_pfn(first + n as u32 - 1)
-            && unsafe { do_count_up(self.links.wrapping_add(first as usize), n - 1, first + 1) }
-    }
-
-    /// If each of the `N` frames from `first` [is linked](Self::are_linked) to its neighbour: what the last one is linked to.
-    #[inline]
-    pub(crate) fn linked_run<const N: usize>(&self, first: u32) -> Option<u32> {
-        self.are_linked(first, N).then(|| self.link(first + N as u32 - 1).load(Relaxed))
-    }
-
     /// What a frame of metadata costs, in bits, for free and used (C10.3).
     pub(crate) fn metadata_bits_per_frame(&self) -> f64 {
         let frames = self.frames() as u32;
         ZoneMetadata::for_frames(frames).bits_per_frame(frames)
-    }
-
-    /// Gives the memory back to the system. What is left, a hundred bytes or so, stays for ever: somebody may be looking
-    /// at it in the registry, to see that an address is another arena's.
-    ///
-    /// # Safety
-    /// Once, when nobody uses its pages and its metadata any more.
-    pub(crate) unsafe fn unmap(&self) {
-        // SAFETY: the copies are dropped here, once, as the caller promises; the originals never are.
-        unsafe {
-            drop(ptr::read(&*self.memory));
-            drop(ptr::read(&*self.metadata));
-        }
     }
 
     /// Has the system commit `n` neighbouring blocks from `first` on, in one call. Returns how many it did, from the first
@@ -276,7 +309,7 @@ impl Arena {
             return false;
         }
         self.has_given_back.store(true, Relaxed);
-        self.mark(first, n, if self.is_zeroed { FrameState::FRESH } else { FrameState::FREE });
+        self.mark(first, n, if self.is_zeroed() { FrameState::FRESH } else { FrameState::FREE });
         true
     }
 
@@ -299,5 +332,51 @@ impl Arena {
     /// The mapping with the pages.
     pub(crate) fn memory(&self) -> &Mapping {
         &self.memory
+    }
+
+    /// Does nobody else see its pages, neither another process nor whoever was given its file?
+    pub(crate) fn is_lone(&self) -> bool {
+        !self.is_handed_on.load(Relaxed) && !self.is_of_parent()
+    }
+    /// From now on somebody else may write to its pages.
+    pub(crate) fn hand_on(&self) {
+        self.is_handed_on.store(true, Relaxed);
+    }
+    /// Is a frame that nobody had since the system gave it known to be zero?
+    pub(crate) fn is_zeroed(&self) -> bool {
+        self.is_zeroed && !self.is_handed_on.load(Relaxed)
+    }
+
+    // ── links ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// A frame's link, where a list keeps the number of its next one.
+    #[inline]
+    pub(crate) fn link(&self, pfn: u32) -> &AtomicU32 {
+        debug_assert!(self.has_pfn(pfn));
+        // SAFETY: a frame of this arena has a link, for as long as the arena lives.
+        unsafe { AtomicU32::from_ptr(self.links.wrapping_add(pfn as usize)) }
+    }
+
+    /// Links neighbouring frames, each to the next, the last to whatever comes after it.
+    #[inline]
+    pub(crate) fn link_run(&self, first: u32, n: usize) {
+        debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
+        // SAFETY: in the table. Other lists may look at these links meanwhile, and do it as `link` or `cells` do.
+        unsafe { count_up(self.links.wrapping_add(first as usize), n, first + 1) };
+    }
+
+    /// Is each of these `n` neighbours linked to the next, the last to whatever comes after it? Links of frames that are not
+    /// this list's are looked at too: if it is so, all of them are this list's, since each is linked to from the one before.
+    #[inline]
+    pub(crate) fn are_linked(&self, first: u32, n: usize) -> bool {
+        // SAFETY: in the table. Whoever's the links are, they are loaded and stored as `link` or `cells` do.
+        self.has_pfn(first + n as u32 - 1)
+            && unsafe { do_count_up(self.links.wrapping_add(first as usize), n - 1, first + 1) }
+    }
+
+    /// If each of the `N` frames from `first` [is linked](Self::are_linked) to its neighbour: what the last one is linked to.
+    #[inline]
+    pub(crate) fn linked_run<const N: usize>(&self, first: u32) -> Option<u32> {
+        self.are_linked(first, N).then(|| self.link(first + N as u32 - 1).load(Relaxed))
     }
 }

@@ -12,7 +12,7 @@ use pagemill_core::{Error, Invalid, NodeId, PageCount, Unused, ZoneKind};
 /// ```
 /// use pagemill::{Allocator, Memory};
 /// let allocator = Allocator::builder().pages(64).build()?;
-/// let more = allocator.add_memory(&Memory::anonymous(512))?;
+/// let more = allocator.add_memory(Memory::anonymous(512))?;
 /// assert_eq!(allocator.managed_pages().get(), 576);
 /// assert_eq!(allocator.retire(more)?.get(), 0); // no page of it is out
 /// assert_eq!(allocator.managed_pages().get(), 64);
@@ -20,9 +20,10 @@ use pagemill_core::{Error, Invalid, NodeId, PageCount, Unused, ZoneKind};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ArenaId {
-    /// The address of what its allocator's arenas share, which is never freed.
-    allocator: usize,
+    allocator: u64,
     number: usize,
+    /// How often it was had again before.
+    turn: u32,
 }
 
 /// What an arena is: see [`Allocator::arenas`].
@@ -44,12 +45,35 @@ pub struct ArenaInfo {
 }
 
 impl Nodes {
-    fn id(&self, number: usize) -> ArenaId {
-        ArenaId { allocator: core::ptr::from_ref(self).addr(), number }
+    fn id(&self, number: usize, arena: &Inner) -> ArenaId {
+        ArenaId { allocator: self.number, number, turn: arena.turn.load(Relaxed) }
     }
     fn by_id(&self, id: ArenaId) -> Option<&'static Inner> {
         let arena = self.ever().get(id.number).copied();
-        arena.filter(|_| id == self.id(id.number))
+        arena.filter(|arena| id == self.id(id.number, arena))
+    }
+
+    /// An arena that was retired, of memory like this, of which nothing is out: it is as good as a new one, and who found it
+    /// before it was retired may still look at it.
+    fn retired_like(&self, memory: &Memory) -> Option<(usize, &'static Inner)> {
+        let is_like = |inner: &Inner| {
+            inner.is_retired() && inner.arena.is_lone() && memory.is_served_by_retired(&inner.described)
+        };
+        let is_whole = |inner: &Inner| {
+            inner.drain_all();
+            inner.zone.free_frames() == inner.arena.frames()
+        };
+        self.ever().into_iter().enumerate().find(|(_, inner)| is_like(inner) && is_whole(inner))
+    }
+
+    /// Has an arena in use again that was retired.
+    fn take_up(&self, held: &registry::Writing, inner: &Inner) {
+        inner.turn.fetch_add(1, Relaxed);
+        inner.is_low.store(false, Relaxed);
+        inner.retired.store(false, Relaxed);
+        inner.open_lists();
+        self.publish(held);
+        self.tell_who_waits();
     }
 }
 
@@ -68,14 +92,15 @@ impl Allocator {
     /// let page = allocator.alloc_page(Gfp::KERNEL)?;
     /// assert!(arenas.iter().any(|arena| arena.range.contains(&page.addr())));
     /// // What another process is to map.
-    /// assert!(allocator.memfd(arenas[0].id).is_none() && allocator.memfd(arenas[1].id).is_some());
+    /// // SAFETY: nobody writes by it here.
+    /// assert!(unsafe { allocator.memfd(arenas[0].id).is_none() && allocator.memfd(arenas[1].id).is_some() });
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn arenas(&self) -> Vec<ArenaInfo> {
         let nodes = self.nodes();
         let describe = |(number, inner): (usize, &&'static Inner)| ArenaInfo {
-            id: nodes.id(number),
-            range: inner.arena.base()..inner.arena.base() + inner.arena.bytes(),
+            id: nodes.id(number, inner),
+            range: inner.arena.range(),
             pages: PageCount::new(inner.arena.frames()),
             node: inner.node,
             kind: inner.kind,
@@ -84,25 +109,32 @@ impl Allocator {
         nodes.ever().iter().enumerate().map(describe).collect()
     }
 
-    /// Lets the allocator grow.
+    /// Lets the allocator grow. If an arena of memory like this was [retired](Self::retire) and none of its pages is out, it is
+    /// taken up again, by another [`ArenaId`]; its statistics go on.
     ///
     /// # Errors
     /// As [`Builder::build`](crate::Builder::build).
-    pub fn add_memory(&self, memory: &Memory) -> Result<ArenaId, Error> {
+    pub fn add_memory(&self, memory: Memory) -> Result<ArenaId, Error> {
+        registry::bury();
         let held = registry::lock();
         let nodes = self.nodes();
+        if let Some((number, retired)) = nodes.retired_like(&memory) {
+            nodes.take_up(&held, retired);
+            return Ok(nodes.id(number, retired));
+        }
         let lists = nodes.first().lists.another()?;
         let number = nodes.ever().len();
-        nodes.open(&held, memory, lists)?;
-        Ok(nodes.id(number))
+        let added = nodes.open(&held, memory, lists)?;
+        Ok(nodes.id(number, added))
     }
 
     /// Lets the allocator shrink: nothing more is handed out of that arena, and what is free of it goes back to the
     /// system, unless a device has it registered; so do pages that come back later, when this is called again. Its address space stays until the allocator
-    /// is closed. Returns how many of its pages are still out.
+    /// is closed, for memory like it that is [added](Self::add_memory). Returns how many of its pages are still out.
     ///
     /// # Errors
-    /// [`Invalid::LastArena`]: an allocator keeps one. [`Invalid::NoSuchArena`]: it is another allocator's.
+    /// [`Invalid::LastArena`]: an allocator keeps one. [`Invalid::NoSuchArena`]: it is another allocator's, or its memory was
+    /// taken up again since, and has another name.
     pub fn retire(&self, arena: ArenaId) -> Result<PageCount, Error> {
         let held = registry::lock();
         let nodes = self.nodes();
@@ -125,7 +157,7 @@ impl Allocator {
     /// use pagemill::{Allocator, Memory};
     /// let allocator = Allocator::builder().pages(64).build()?;
     /// let before = allocator.notes().len();
-    /// allocator.add_memory(&Memory::anonymous(64).locked().or_ordinary())?;
+    /// allocator.add_memory(Memory::anonymous(64).locked().or_ordinary())?;
     /// match allocator.notes().get(before) {
     ///     None => println!("locked"),
     ///     Some(why) => println!("not locked: {why}"),
@@ -137,8 +169,17 @@ impl Allocator {
     }
 
     /// The file behind an arena made of one, for another process to map; none if this one is not, or another allocator's.
-    /// [`Memory::memfd`] shows how.
-    pub fn memfd(&self, arena: ArenaId) -> Option<std::os::fd::BorrowedFd<'_>> {
-        self.nodes().by_id(arena).and_then(|inner| inner.arena.memory().fd())
+    /// [`Memory::memfd`] shows how. From then on each page that is asked for with `ZERO` is zeroed, whatever is known of it.
+    ///
+    /// # Safety
+    /// Whoever has the file can write to every page, by `write`, by a mapping of it, or by a hole punched into it. They must
+    /// not while a reference to the page's bytes lives: while a [`Page`](crate::Page) or [`Block`](crate::Block) is
+    /// dereferenced, only what agreed so with its owner may write, to bytes that are then read as raw memory
+    /// ([`as_ptr`](crate::Page::as_ptr)). Nobody may write to a page that is not handed out to somebody who agreed to it.
+    pub unsafe fn memfd(&self, arena: ArenaId) -> Option<std::os::fd::BorrowedFd<'_>> {
+        let inner = self.nodes().by_id(arena)?;
+        let fd = inner.arena.memory().fd()?;
+        inner.arena.hand_on();
+        Some(fd)
     }
 }

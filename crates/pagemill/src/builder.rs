@@ -1,17 +1,18 @@
 //! What an allocator is to be made of.
 use crate::allocator::{Allocator, Inner};
-use crate::arena::Arena;
+use crate::arena::Body;
 use crate::fault::Faults;
 use crate::memory::Memory;
 use crate::nodes::{Layout, Nodes};
 use crate::{fork, registry};
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use pagemill_core::{Error, Invalid, ListPolicy, NodeId, PAGE_SIZE, Policy, interleave_share};
 use pagemill_sys::{Backend, List, MemoryLimit, PerCpu, current_cpu, possible_cpus};
 use std::time::Duration;
 
-/// Describes an allocator; [`build`](Self::build) makes it.
+/// Describes one allocator; [`build`](Self::build) makes it.
 ///
 /// ```
 /// use pagemill::{Allocator, Backend};
@@ -21,7 +22,6 @@ use std::time::Duration;
 /// assert!(Allocator::builder().pages(0).build().is_err());
 /// # Ok::<(), pagemill::Error>(())
 /// ```
-#[derive(Clone)]
 pub struct Builder {
     pages: Option<usize>,
     backend: Option<Backend>,
@@ -198,7 +198,8 @@ impl Builder {
     ///
     /// # Errors
     /// [`Invalid`], saying what was asked for that cannot be had.
-    pub fn build(&self) -> Result<Allocator, Error> {
+    pub fn build(self) -> Result<Allocator, Error> {
+        registry::bury();
         let mut begun = None;
         let held = registry::lock();
         self.build_held(&held, &mut begun)
@@ -206,20 +207,20 @@ impl Builder {
 
     /// What was opened before something was refused is left in `begun`: it closes where the registry is held no more.
     pub(crate) fn build_held(
-        &self,
+        mut self,
         held: &registry::Writing,
         begun: &mut Option<Allocator>,
     ) -> Result<Allocator, Error> {
         let cpus = self.lists()?.cpus();
-        let layout = match (&self.layout, self.cpus) {
-            (Some(layout), _) => layout.clone(),
+        let layout = match (self.layout.take(), self.cpus) {
+            (Some(layout), _) => layout,
             (None, Some(_)) => Layout::flat(cpus),
             (None, None) => Layout::of_system(cpus),
         };
         if layout.node_of_cpu.len() < cpus {
             return Err(Invalid::NodesOfCpus { cpus, named: layout.node_of_cpu.len() }.into());
         }
-        let mut memory = self.memory.clone();
+        let mut memory = core::mem::take(&mut self.memory);
         if memory.is_empty() || self.pages.is_some() {
             let (pages, nodes) = (self.pages.unwrap_or_else(half_of_memory), layout.system_nodes.len().max(1));
             let share =
@@ -235,13 +236,13 @@ impl Builder {
         {
             return Err(Invalid::NoSuchNode { nodes: among.as_bits() }.into());
         }
-        let faults = match &self.faults {
-            Some(faults) => Some(faults.clone()),
+        let faults = match self.faults.take() {
+            Some(faults) => Some(faults),
             None => Faults::from_env()?,
         };
-        let nodes = Nodes::new(layout, self.policy, self.huge_pages).keep();
+        let nodes = Nodes::new(held, layout, self.policy, self.huge_pages).keep();
         let allocator = begun.insert(Allocator::of(nodes)).clone();
-        for memory in &memory {
+        for memory in memory {
             nodes.open(held, memory, self.lists()?)?;
         }
         if let Some(faults) = faults {
@@ -282,25 +283,28 @@ impl Nodes {
     pub(crate) fn open(
         &'static self,
         held: &registry::Writing,
-        memory: &Memory,
+        memory: Memory,
         lists: PerCpu,
     ) -> Result<&'static Inner, Error> {
         memory.marks.check()?;
-        let memory = &self.within_limit(memory)?;
+        let memory = self.within_limit(memory)?;
         let pages = memory.pages();
         if !(1..=registry::FRAMES_MAX).contains(&pages) {
             return Err(Invalid::ArenaSize { pages, max: registry::FRAMES_MAX }.into());
         }
+        if let Some(range) = memory.brought_range() {
+            registry::check_apart(held, &range)?;
+        }
         let share = pages / (8 * lists.cpus());
-        let arena = registry::enter(held, memory.lead(), pages, |first| {
-            let mut arena = Box::new(Arena::over(self.map(memory)?, memory, first)?);
-            // SAFETY: the only zone over this arena; `Owner` drops it first.
-            let zone = unsafe { arena.zone() }?;
-            let inner = Box::into_raw(Box::<Inner>::new_uninit()).cast::<Inner>();
-            arena.inner = inner;
-            let arena: &'static Arena = Box::leak(arena);
-            let parts = Inner {
-                lists,
+        let arena = registry::enter(held, memory.lead(), pages, |first, arena| {
+            let mapping = self.map(&memory)?;
+            // Also where the system put it: somebody may have unmapped what they had brought.
+            registry::check_apart(held, &(mapping.addr()..mapping.addr() + mapping.bytes()))?;
+            let mut body = Body::over(mapping, &memory, first)?;
+            // SAFETY: the only zone over this arena; `registry::bury` drops it, when nobody uses it any more.
+            let zone = unsafe { body.zone() }?;
+            let inner = Inner {
+                lists: ManuallyDrop::new(lists),
                 arena,
                 zone,
                 nodes: self,
@@ -308,17 +312,22 @@ impl Nodes {
                 node: memory.node,
                 kind: memory.kind,
                 marks: memory.marks,
+                described: memory,
+                turn: AtomicU32::new(0),
+                opening: AtomicU32::new(0),
                 retired: AtomicBool::new(false),
+                is_left: AtomicBool::new(false),
                 is_low: AtomicBool::new(false),
                 claimed: AtomicU32::new(0),
                 limit_max: (share as u32).clamp(1, List::LIMIT_MAX),
                 quarantined: AtomicU64::new(0),
                 misused: AtomicU64::new(0),
                 generation: AtomicU64::new(fork::generation()),
+                next_ended: AtomicPtr::default(),
             };
-            // SAFETY: room for it, which nobody else knows of yet. `Owner` makes a box of it again.
-            unsafe { inner.write(parts) };
-            Ok(arena)
+            // `registry::bury` makes a box of it again.
+            body.inner = Box::into_raw(Box::new(inner));
+            Ok(body)
         })?;
         let inner = arena.inner();
         for list in inner.lists.lists() {

@@ -242,7 +242,6 @@ pub enum DeviceError {
 pub struct Device(Arc<Shared>);
 
 struct Shared {
-    allocator: Allocator,
     map: Box<dyn DeviceMap>,
     /// The arenas, in the order in which they were mapped. They are only ever added to.
     first: OnceLock<Box<Known>>,
@@ -251,6 +250,8 @@ struct Shared {
     /// The process that mapped them, by [`generation`].
     generation: u64,
     pools: Mutex<Vec<Weak<Pool>>>,
+    /// Goes last: an arena that is pinned has to be there when it is let go of.
+    allocator: Allocator,
 }
 
 /// An arena that the device knows.
@@ -290,12 +291,12 @@ impl Device {
     pub fn new(allocator: &Allocator, map: impl DeviceMap + 'static) -> Result<Self, DeviceError> {
         crate::fork::watch(); // `generation` is to be true.
         let device = Self(Arc::new(Shared {
-            allocator: allocator.clone(),
             map: Box::new(map),
             first: OnceLock::new(),
             mapping: Mutex::new(()),
             generation: generation(),
             pools: Mutex::default(),
+            allocator: allocator.clone(),
         }));
         allocator.arenas().into_iter().try_for_each(|arena| device.map(arena.range))?;
         Ok(device)

@@ -82,7 +82,12 @@ fn open() {
 
 fn in_child() {
     GENERATION.fetch_add(1, Relaxed);
-    registry::for_each(|arena| arena.inner().recover());
+    registry::forget_home();
+    registry::for_each(|arena| {
+        if arena.inner().recover() {
+            registry::come_home(arena);
+        }
+    });
     registry::unlock_after_fork();
     SECTIONS.store(0, Release); // Those of the other threads: they are not here.
 }
@@ -114,10 +119,12 @@ impl Inner {
         }
     }
 
-    fn recover(&self) {
+    /// Returns whether no handle and no page of it is left.
+    fn recover(&self) -> bool {
         if cfg!(feature = "detection-off") {
             // No states: every path becomes a slow one, and is refused there.
-            return self.lists.hold_after_fork();
+            self.lists.hold_after_fork();
+            return false;
         }
         for list in self.lists.lists() {
             self.zone.unbind(&list.bound);
@@ -126,10 +133,16 @@ impl Inner {
         let (mut block_end, mut quarantined) = (0, 0);
         self.zone.recover(|first, n| self.arena.settle_states(first.as_u32(), n, &mut block_end, &mut quarantined));
         self.arena.forget_pins();
+        self.opening.store(0, Relaxed);
         self.nodes.waits.forget_after_fork();
         self.nodes.claims.forget_after_fork();
         self.claimed.store(0, Relaxed);
         self.nodes.limit.iter().for_each(|limit| limit.forget_claims());
+        self.quarantined.store(quarantined, Relaxed);
+        self.generation.store(generation(), Relaxed);
+        if self.is_left.load(Relaxed) {
+            return self.zone.close(quarantined as usize);
+        }
         if self.arena.is_of_parent() {
             // Whatever is free there the parent hands out.
             self.retired.store(true, Relaxed);
@@ -138,8 +151,7 @@ impl Inner {
         } else if !self.is_retired() {
             self.open_lists();
         }
-        self.quarantined.store(quarantined, Relaxed);
-        self.generation.store(generation(), Relaxed);
+        false
     }
 }
 

@@ -98,11 +98,14 @@ fn free_slow(addr: usize, order: Order) -> Result<(), Misuse> {
     let stats = inner.stats_here();
     stats.blocks_in.fetch_add(1, Relaxed);
     stats.block_pages_in.fetch_add(u64::from(order.frames()), Relaxed);
-    let nodes = inner.nodes;
-    nodes.claim_freed(inner, || order.frames() as usize);
+    let waits = inner.nodes.waits;
+    inner.nodes.claim_freed(inner, || order.frames() as usize);
     let freed = inner.zone.free_block(Pfn::new(pfn), order);
-    nodes.note_free();
-    freed.map_err(|kind| {
+    waits.note_memory();
+    if freed == Ok(true) {
+        registry::come_home(arena);
+    }
+    freed.map(drop).map_err(|kind| {
         // Somebody else freed it at the same moment, and has counted it.
         stats.blocks_in.fetch_sub(1, Relaxed);
         stats.block_pages_in.fetch_sub(u64::from(order.frames()), Relaxed);
@@ -231,16 +234,19 @@ fn free_many(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
     freed
 }
 
-/// Completes what goes to the zone, and tells who waits for it. Those may be the allocator's last pages: nothing of
-/// its arenas is touched afterwards but for misuse.
+/// Completes what goes to the zone, and tells who waits for it. Those may be the allocator's last pages: nothing of it is
+/// touched afterwards but who [waits](crate::nodes::Awaited), and for misuse. If no handle is left either, the arena ends.
 pub(crate) fn finish<const N: usize>(inner: &Inner, giving: &mut Giving<'_, '_, N>) {
-    let nodes = inner.nodes;
-    nodes.claim_freed(inner, || giving.frames());
+    let (arena, waits) = (inner.arena, inner.nodes.waits);
+    inner.nodes.claim_freed(inner, || giving.frames());
     let given = giving.finish();
     if given.doubles > 0 {
         inner.note_doubles(given);
     }
-    nodes.note_free();
+    waits.note_memory();
+    if given.is_complete {
+        registry::come_home(arena);
+    }
 }
 
 /// Frees `n` neighbouring blocks of `order` from `addr` on.

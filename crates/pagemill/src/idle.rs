@@ -78,7 +78,7 @@ impl Inner {
                 unreachable!("{first} was taken a moment ago");
             }
             given += if is_gone { resident } else { 0 };
-            self.nodes.note_free();
+            self.nodes.waits.note_memory();
         }
         given
     }

@@ -1,10 +1,12 @@
 //! Memory for an allocator: how much, of what kind, on which node, with which marks.
 use crate::allocator::Inner;
 use crate::nodes::Nodes;
+use core::ops::Range;
 use pagemill_core::{Invalid, NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Watermarks, ZoneKind};
 use pagemill_sys::{HUGE_PAGE_SIZE, MapError, Mapping};
 
-/// A piece of memory that an allocator is to manage: an arena.
+/// A piece of memory that an allocator is to manage: an arena. An allocator takes it by value, and there is no second one like
+/// it: [brought](Self::brought) memory has one owner.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Memory};
@@ -14,7 +16,7 @@ use pagemill_sys::{HUGE_PAGE_SIZE, MapError, Mapping};
 /// # drop(reachable);
 /// # Ok::<(), pagemill::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Memory {
     backing: Backing,
     pub(crate) node: NodeId,
@@ -25,7 +27,7 @@ pub struct Memory {
     pub(crate) is_within_limit: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Backing {
     Anonymous { pages: usize },
     HugePages { pages: usize },
@@ -77,7 +79,8 @@ impl Memory {
     /// let mut page = allocator.alloc_page(Gfp::KERNEL)?;
     /// page[..5].copy_from_slice(b"hello");
     /// // What another process sees that was sent the descriptor, and where the page lies.
-    /// let file = File::from(allocator.memfd(arena.id).unwrap().try_clone_to_owned().unwrap());
+    /// // SAFETY: nobody writes to the file here.
+    /// let file = File::from(unsafe { allocator.memfd(arena.id) }.unwrap().try_clone_to_owned().unwrap());
     /// let mut text = [0; 5];
     /// file.read_exact_at(&mut text, (page.addr() - arena.range.start) as u64).unwrap();
     /// assert_eq!(&text, b"hello");
@@ -93,8 +96,10 @@ impl Memory {
     /// Memory that the caller has mapped: `pages` pages from `start`, aligned to 2 MiB. It is not unmapped when the
     /// allocator closes. Its contents count as unspecified. Larger blocks lie where their size divides the address.
     ///
+    /// No part of it may lie in an arena, so neither in a block of another allocator: see [`Invalid::Overlap`].
+    ///
     /// # Safety
-    /// It is readable and writable until the allocator is closed, and nobody else uses it meanwhile.
+    /// It is readable and writable until the allocator is closed and every page is back, and nobody else uses it meanwhile.
     ///
     /// ```
     /// use pagemill::{Allocator, Gfp, Memory, PAGE_SIZE};
@@ -109,6 +114,15 @@ impl Memory {
     /// let page = allocator.alloc_page(Gfp::KERNEL)?;
     /// assert!((0..4 << 20).contains(&(page.addr() - start.addr())));
     /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    ///
+    /// One call makes memory for one allocator:
+    /// ```compile_fail,E0382
+    /// # use pagemill::{Allocator, Memory};
+    /// fn two_owners(memory: Memory) {
+    ///     let one = Allocator::builder().memory(memory).build();
+    ///     let other = Allocator::builder().memory(memory).build();
+    /// }
     /// ```
     pub unsafe fn brought(start: *mut u8, pages: usize) -> Self {
         Self::of(Backing::Brought { start: start.expose_provenance(), pages })
@@ -197,14 +211,32 @@ impl Memory {
     }
 
     /// The same with so many pages.
-    fn resized(&self, pages: usize) -> Self {
+    fn resized(self, pages: usize) -> Self {
         let backing = match self.backing {
             Backing::Anonymous { .. } => Backing::Anonymous { pages },
             Backing::HugePages { .. } => Backing::HugePages { pages },
             Backing::Memfd { is_huge, .. } => Backing::Memfd { pages, is_huge },
             Backing::Brought { start, .. } => Backing::Brought { start, pages },
         };
-        Self { backing, ..self.clone() }
+        Self { backing, ..self }
+    }
+
+    /// Its addresses, if it was brought.
+    pub(crate) fn brought_range(&self) -> Option<Range<usize>> {
+        match self.backing {
+            Backing::Brought { start, pages } => Some(start..start.saturating_add(pages.saturating_mul(PAGE_SIZE))),
+            _ => None,
+        }
+    }
+
+    /// Can an arena that was retired, and of which nothing is out, stand for this memory? Not where the system set memory
+    /// aside or locked it, which is over once it is retired.
+    pub(crate) fn is_served_by_retired(&self, retired: &Self) -> bool {
+        let is_set_aside = matches!(self.backing, Backing::HugePages { .. } | Backing::Memfd { is_huge: true, .. });
+        let described =
+            |memory: &Self| (memory.backing, memory.node, memory.kind, memory.marks, memory.may_be_ordinary);
+        let is_plain = |memory: &Self| !memory.is_locked && !memory.is_within_limit;
+        !is_set_aside && described(self) == described(retired) && is_plain(self) && is_plain(retired)
     }
 
     /// Is what nobody ever had of it zero?
@@ -262,7 +294,7 @@ impl Memory {
             Backing::Memfd { .. } => Backing::Memfd { pages, is_huge: false },
             other => other,
         };
-        Self { backing, ..self.clone() }
+        Self { backing, ..*self }
     }
 }
 
@@ -277,17 +309,17 @@ fn refusal(why: MapError, bytes: usize) -> Invalid {
 impl Nodes {
     /// The memory as it is described, or as much of it as the process's limit has room for where it must; then notes how
     /// much that was.
-    pub(crate) fn within_limit(&self, memory: &Memory) -> Result<Memory, Invalid> {
+    pub(crate) fn within_limit(&self, memory: Memory) -> Result<Memory, Invalid> {
         let room = match &self.limit {
             Some(limit) if memory.is_within_limit => limit.room(),
-            _ => return Ok(memory.clone()),
+            _ => return Ok(memory),
         };
         // What others of this allocator's were given of the same room, and have not touched yet.
         let promised = |arena: &&Inner| arena.arena.is_within_limit.then(|| arena.arena.uncommitted());
         let room = room.saturating_sub(self.ever().iter().filter_map(promised).sum());
         let wanted = memory.pages().saturating_mul(PAGE_SIZE);
         if wanted <= room {
-            return Ok(memory.clone());
+            return Ok(memory);
         }
         let why = Invalid::MemoryLimit { wanted, room };
         let whole = room >> Order::PAGEBLOCK.bytes().ilog2() << PAGEBLOCK_FRAMES.ilog2();

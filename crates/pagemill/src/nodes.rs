@@ -6,10 +6,11 @@
 //! its own, with its own marks; in dumps, arenas of one node and kind are one zone.
 //!
 //! # Invariants
-//! - N1 An arena that was added stays until the allocator closes; one that was retired is passed over and gives its
-//!   memory back, and keeps its metadata. So whoever walks needs no lock.
-//! - N2 What is published (`only`, `by_cpu`, the zonelists) changes under the registry's lock alone, and is never freed;
-//!   nor is this itself, some hundred bytes: whoever freed an allocator's last page may still ask if somebody waits.
+//! - N1 An arena that was added stays until the last handle is gone; one that was retired is passed over and gives its
+//!   memory back, and keeps its metadata, until memory like it is added. So whoever walks, and so has a handle, needs no lock.
+//! - N2 What is published (`only`, `by_cpu`, the zonelists) changes under the registry's lock alone, and is freed with this.
+//! - N3 This is freed when no handle is left and the last arena has ended. Only `waits` is not: whoever freed an arena's last
+//!   page may still ask if somebody waits. It serves another allocator then, whose requests look again in vain at worst.
 //!
 //! [`here`]: Nodes::here
 use crate::allocator::Inner;
@@ -19,11 +20,12 @@ use crate::reclaim::Reclaim;
 use crate::slow::Lack;
 use crate::wait::Waits;
 use crate::{fault, registry};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use core::ops::Deref;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use pagemill_core::{CpuId, Error, Gfp, Invalid, NodeId, NodeMask, Policy, zonelist_place};
 use pagemill_sys::{MemoryLimit, Topology};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Where nodes are, and CPUs on them: the system's, or what a test says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +97,13 @@ fn mems_allowed(status: &str) -> Option<Vec<usize>> {
 /// The arenas in the order in which requests that prefer each node try them.
 type Zonelists = Vec<Vec<&'static Inner>>;
 
+fn is_same(one: &Zonelists, other: &Zonelists) -> bool {
+    let is_same = |one: &Vec<&Inner>, other: &Vec<&Inner>| {
+        one.len() == other.len() && one.iter().zip(other).all(|(one, other)| core::ptr::eq(*one, *other))
+    };
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| is_same(one, other))
+}
+
 #[derive(Debug)]
 pub(crate) struct Nodes {
     /// The arena whose lists serve plain requests on every CPU; null where CPUs differ.
@@ -105,9 +114,13 @@ pub(crate) struct Nodes {
     oldest: AtomicPtr<Inner>,
     /// The last one that was published, and those before, which somebody may still walk.
     zonelists: AtomicPtr<Zonelists>,
-    walked: Mutex<Vec<&'static Zonelists>>,
-    /// The one that was made before this.
-    made_before: AtomicPtr<Nodes>,
+    walked: Mutex<Vec<AtomicPtr<Zonelists>>>,
+    /// Itself, as the box that it came from.
+    kept: AtomicPtr<Nodes>,
+    /// What keeps it: the handles together are one, and each arena is one.
+    parts: AtomicUsize,
+    /// No two have the same.
+    pub(crate) number: u64,
     /// The arena that was added last; each leads to the one before. No lock: a child of a fork reads it too.
     newest: AtomicPtr<Inner>,
     notes: Mutex<Vec<Invalid>>,
@@ -117,7 +130,7 @@ pub(crate) struct Nodes {
     allowed: AtomicU64,
     /// Where the last interleaved page came from.
     turn: AtomicU32,
-    pub(crate) waits: Waits<Lack>,
+    pub(crate) waits: &'static Awaited,
     pub(crate) claims: Claims,
     pub(crate) reclaim: Reclaim,
     pub(crate) faults: OnceLock<fault::Faults>,
@@ -129,23 +142,74 @@ pub(crate) struct Nodes {
     pub(crate) limit: Option<MemoryLimit>,
 }
 
+/// Those who wait for an allocator's memory. It is never freed (N3).
+#[derive(Debug, Default)]
+pub(crate) struct Awaited {
+    waits: Waits<Lack>,
+    /// The allocator that it serves, or did last.
+    of: AtomicPtr<Nodes>,
+}
+
+impl Deref for Awaited {
+    type Target = Waits<Lack>;
+    fn deref(&self) -> &Waits<Lack> {
+        &self.waits
+    }
+}
+
+impl Awaited {
+    /// Memory came back: whoever waits for it tries again. See [`claim_freed`](Nodes::claim_freed), which goes before.
+    #[inline]
+    pub(crate) fn note_memory(&self) {
+        if self.waits.is_awaited() {
+            // SAFETY: it is asked with the lines held, and one who waits there. So the allocator that this serves now has a
+            // handle, whoever's memory came back; and it was set before anybody could wait.
+            self.waits.note_free(&|lack| unsafe { &*self.of.load(Relaxed) }.is_hopeful(lack));
+        }
+    }
+}
+
+/// Those of allocators that are gone (N3). Locked by whoever holds the registry, so that no fork meets it locked.
+static WAITS: Mutex<Vec<&Awaited>> = Mutex::new(Vec::new());
+
+fn waits_of_none(_held: &registry::Writing) -> MutexGuard<'static, Vec<&'static Awaited>> {
+    WAITS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        let walked = core::mem::take(&mut self.walked).into_inner().unwrap_or_else(PoisonError::into_inner);
+        for zonelists in walked.into_iter().map(AtomicPtr::into_inner).chain([*self.zonelists.get_mut()]) {
+            // SAFETY: a box's, and nobody walks it any more.
+            drop(unsafe { Box::from_raw(zonelists) });
+        }
+        // Nobody waits: who did had a handle.
+        waits_of_none(&registry::lock()).push(self.waits);
+    }
+}
+
 impl Nodes {
     /// Of no arena yet.
-    pub(crate) fn new(layout: Layout, policy: Policy, huge_pages: bool) -> Self {
+    pub(crate) fn new(held: &registry::Writing, layout: Layout, policy: Policy, huge_pages: bool) -> Self {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let waits = waits_of_none(held).pop().unwrap_or_else(|| Box::leak(Box::default()));
+        [&waits.ended, &waits.waited_us, &waits.longest_us].iter().for_each(|counter| counter.store(0, Relaxed));
         Self {
             only: AtomicPtr::default(),
             by_cpu: layout.node_of_cpu.iter().map(|_| AtomicPtr::default()).collect(),
             oldest: AtomicPtr::default(),
             zonelists: AtomicPtr::new(Box::into_raw(Box::default())),
             walked: Mutex::default(),
-            made_before: AtomicPtr::default(),
+            kept: AtomicPtr::default(),
+            parts: AtomicUsize::new(1),
+            number: MADE.fetch_add(1, Relaxed),
             newest: AtomicPtr::default(),
             notes: Mutex::default(),
             layout,
             policy,
             allowed: AtomicU64::new(NodeMask::ALL.as_bits()),
             turn: AtomicU32::new(0),
-            waits: Waits::default(),
+            waits,
             claims: Claims::default(),
             reclaim: Reclaim::default(),
             faults: OnceLock::new(),
@@ -155,13 +219,30 @@ impl Nodes {
         }
     }
 
-    /// Keeps it for ever (N2), where a tool that looks for leaks finds it.
+    /// Keeps it until all its parts are [let go](Self::let_go).
     pub(crate) fn keep(self) -> &'static Self {
-        static MADE: AtomicPtr<Nodes> = AtomicPtr::new(core::ptr::null_mut());
-        let kept: &'static Self = Box::leak(Box::new(self));
-        // Nobody follows these: any order will do.
-        kept.made_before.store(MADE.swap(core::ptr::from_ref(kept).cast_mut(), Relaxed), Relaxed);
-        kept
+        let kept = Box::into_raw(Box::new(self));
+        // SAFETY: a box's.
+        let this = unsafe { &*kept };
+        this.kept.store(kept, Relaxed);
+        this.waits.of.store(kept, Relaxed);
+        this
+    }
+    /// Itself, for [`let_go`](Self::let_go).
+    pub(crate) fn kept(&self) -> *mut Self {
+        self.kept.load(Relaxed)
+    }
+
+    /// Lets go of one part; frees it with the last.
+    ///
+    /// # Safety
+    /// `this` is [`kept`](Self::kept), and the caller has the part: of an arena that has ended, or of the handles.
+    pub(crate) unsafe fn let_go(this: *mut Self) {
+        // SAFETY: there, as the caller has a part of it. AcqRel: whoever frees it sees what all others did to it before.
+        if unsafe { (*this).parts.fetch_sub(1, AcqRel) } == 1 {
+            // SAFETY: `keep` made it of a box, and no part of it is left.
+            drop(unsafe { Box::from_raw(this) });
+        }
     }
 
     /// The arena whose lists serve plain requests of this CPU.
@@ -266,8 +347,9 @@ impl Nodes {
         // SAFETY: as in `here`.
         unsafe { self.newest.load(Acquire).as_ref() }
     }
-    /// Adds an arena, whose `older` is the newest up to now.
+    /// Adds an arena, whose `older` is the newest up to now, and which is one more part.
     pub(crate) fn add(&self, held: &registry::Writing, arena: &'static Inner) {
+        self.parts.fetch_add(1, Relaxed);
         let added = core::ptr::from_ref(arena).cast_mut();
         if self.oldest.load(Relaxed).is_null() {
             // Release pairs with the Acquire in `cpu`.
@@ -279,7 +361,7 @@ impl Nodes {
         self.tell_who_waits();
     }
     /// There may be memory for them that there was not; what comes back of it goes to the zones.
-    fn tell_who_waits(&self) {
+    pub(crate) fn tell_who_waits(&self) {
         if self.waits.is_awaited() {
             self.all().iter().for_each(|arena| arena.shut_lists());
             self.waits.note_free(&|_| true);
@@ -315,10 +397,17 @@ impl Nodes {
                 list
             })
             .collect();
-        // Release pairs with the Acquire in `zonelists`.
-        let before = self.zonelists.swap(Box::into_raw(Box::new(lists)), Release);
+        let mut walked = self.walked.lock().unwrap_or_else(PoisonError::into_inner);
+        // The same arenas may have been in use before.
         // SAFETY: from `new` or from here, and kept: somebody may be walking it.
-        self.walked.lock().unwrap_or_else(PoisonError::into_inner).push(unsafe { &*before });
+        let same = walked.iter().position(|kept| is_same(unsafe { &*kept.load(Relaxed) }, &lists));
+        let fresh = match same {
+            Some(at) => walked.swap_remove(at).into_inner(),
+            None => Box::into_raw(Box::new(lists)),
+        };
+        // Release pairs with the Acquire in `zonelists`.
+        walked.push(AtomicPtr::new(self.zonelists.swap(fresh, Release)));
+        drop(walked);
         self.choose();
     }
 

@@ -4,12 +4,23 @@
 //! one table of 16384 entries leads back. Its first number lies in the first piece as its address does in memory. Addresses go through two levels: 16384 entries of 16 GiB,
 //! each a leaf of 8192 entries of 2 MiB, made when an arena first comes to lie there and kept for ever.
 //!
-//! Reads take no lock: a pointer found here is that of an arena whose allocator lives, or lived until all its pages
-//! had come back. Writers hold the one lock; it is never taken by a page's path.
-use crate::arena::Arena;
+//! Reads take no lock: a pointer found here, or remembered by a thread, is that of an arena, which is never freed; whether it
+//! is still the one that was looked for, [`Arena::contains`] and [`Arena::has_pfn`] say. Writers hold the one lock; it is
+//! never waited for by a page's path.
+//!
+//! # Where an arena goes
+//! When no handle of its allocator is left and its last page is back, whoever brought that page puts it on [`HOME`]. It may be
+//! a signal handler: it goes on only if nobody holds the registry; else whoever does looks at the stack when it lets go. The
+//! arena's memory and numbers go at once. What it has on the heap waits on [`ENDED`] for the next call that may free it
+//! ([`bury`]), and the arena itself on [`FREE`] for its next memory.
+use crate::allocator::Inner;
+use crate::arena::{Arena, Body};
+use crate::nodes::Nodes;
+use core::ops::Range;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use pagemill_core::{Invalid, Order, PAGE_SHIFT, PAGEBLOCK_FRAMES, Pfn, step};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, fence};
+use pagemill_core::{Invalid, Order, Pfn, step};
 
 /// log2 of the bytes an entry of a leaf stands for: a pageblock.
 const GRANULE_SHIFT: u32 = 21;
@@ -39,7 +50,7 @@ static WRITING: AtomicBool = AtomicBool::new(false);
 /// allocation (4 ns of 12). A thread's and not a CPU's, whose number would stand on that way too (2 ns of 8).
 #[inline]
 fn recent_arena() -> Option<&'static Arena> {
-    // SAFETY: null, or what `note` set. Arenas are leaked; only their memory goes, and then they contain nothing (`remove`).
+    // SAFETY: null, or what `note` set. Arenas are never freed.
     unsafe { pagemill_sys::mine().cast::<Arena>().as_ref() }
 }
 
@@ -77,14 +88,14 @@ fn by_levels(addr: usize) -> Option<(&'static Arena, u32)> {
     if entry & PRESENT == 0 {
         return None;
     }
-    let pfn = entry - PRESENT + (addr >> PAGE_SHIFT) as u32 % PAGEBLOCK_FRAMES;
-    // SAFETY: as in `by_address`.
-    let arena = unsafe { BY_NUMBER[(pfn >> PIECE_SHIFT) as usize].load(Acquire).as_ref() }?;
+    // SAFETY: as in `recent_arena`.
+    let arena = unsafe { BY_NUMBER[(entry >> PIECE_SHIFT) as usize].load(Acquire).as_ref() }?;
     if !arena.contains(addr) {
         return None;
     }
     note(arena);
-    Some((arena, pfn))
+    // Not by the entry, which may be that of an arena that lay there before.
+    Some((arena, arena.pfn_of(addr)))
 }
 
 /// The arena that has this frame number.
@@ -104,7 +115,7 @@ pub(crate) fn by_pfn(pfn: Pfn) -> &'static Arena {
 fn by_piece(pfn: Pfn) -> &'static Arena {
     // Acquire pairs with the Release in `enter`.
     let arena = BY_NUMBER[(pfn.as_u32() >> PIECE_SHIFT) as usize].load(Acquire);
-    // SAFETY: as in `by_address`.
+    // SAFETY: as in `recent_arena`.
     match unsafe { arena.as_ref() } {
         Some(arena) => {
             note(arena);
@@ -114,13 +125,27 @@ fn by_piece(pfn: Pfn) -> &'static Arena {
     }
 }
 
+/// Refuses a range in which some arena lies: each address has one owner.
+pub(crate) fn check_apart(_held: &Writing, range: &Range<usize>) -> Result<(), Invalid> {
+    let mut refused = Ok(());
+    for_each(|arena| {
+        let other = arena.range();
+        if range.start < other.end && other.start < range.end {
+            let (start, end) = (range.start, range.end);
+            refused = Err(Invalid::Overlap { start, end, other_start: other.start, other_end: other.end });
+        }
+    });
+    refused
+}
+
 /// With the registry held: finds frame numbers for an arena of `frames` frames that begins `lead` frames after where its
-/// largest block might, calls `make` with the first, and enters what it made.
+/// largest block might, calls `make` with the first and with the arena
+/// that it is for, and enters what it made.
 pub(crate) fn enter(
     _held: &Writing,
     lead: usize,
     frames: usize,
-    make: impl FnOnce(Pfn) -> Result<&'static Arena, Invalid>,
+    make: impl FnOnce(Pfn, &'static Arena) -> Result<Body, Invalid>,
 ) -> Result<&'static Arena, Invalid> {
     let pieces = (lead + frames).div_ceil(1 << PIECE_SHIFT);
     let mut first = 0;
@@ -130,7 +155,20 @@ pub(crate) fn enter(
     if first + pieces > PIECES {
         return Err(Invalid::FrameNumbers { max: FRAMES_MAX });
     }
-    let arena = make(Pfn::new(((first << PIECE_SHIFT) + lead) as u32))?;
+    // SAFETY: null, or an arena, and those are never freed.
+    let arena = match unsafe { FREE.load(Relaxed).as_ref() } {
+        Some(free) => free,
+        None => {
+            let fresh = Box::into_raw(Box::new(Arena::new()));
+            FREE.store(fresh, Relaxed);
+            // SAFETY: a box's, kept for ever.
+            unsafe { &*fresh }
+        }
+    };
+    let body = make(Pfn::new(((first << PIECE_SHIFT) + lead) as u32), arena)?;
+    FREE.store(arena.next.load(Relaxed), Relaxed);
+    // SAFETY: it was free, and the registry is held.
+    unsafe { arena.begin(body) };
     let entry = ptr::from_ref(arena).cast_mut();
     // Release pairs with the Acquire of both readers.
     BY_NUMBER[first..first + pieces].iter().for_each(|slot| slot.store(entry, Release));
@@ -139,22 +177,96 @@ pub(crate) fn enter(
     Ok(arena)
 }
 
-/// The arenas that were taken out. They stay (see `unmap`), and in sight: what nothing leads to, leak checkers report.
-static CLOSED: Slot = AtomicPtr::new(ptr::null_mut());
+/// Arenas whose last page is back, by their `next`. All of these are in sight: what nothing leads to, leak checkers report.
+static HOME: Slot = AtomicPtr::new(ptr::null_mut());
+/// Arenas that stand for nothing, by their `next`. Changed by whoever holds the registry.
+static FREE: Slot = AtomicPtr::new(ptr::null_mut());
+/// What is left of ended arenas on the heap, by `next_ended`. Changed by whoever holds the registry.
+static ENDED: AtomicPtr<Inner> = AtomicPtr::new(ptr::null_mut());
 
-/// Takes an arena out.
-pub(crate) fn remove(arena: &'static Arena) {
-    let _writing = lock();
-    entries_of(arena).for_each(|(slot, _)| slot.store(0, Release));
+/// The last page of an arena without an owner is back, and the caller, perhaps a signal handler, was told that it brought it.
+#[cold]
+#[inline(never)]
+pub(crate) fn come_home(arena: &'static Arena) {
     let entry = ptr::from_ref(arena).cast_mut();
-    // Whoever has a page of an arena that comes to lie there later, or to have these numbers, sees this: it is entered after.
-    arena.shut();
-    for slot in &BY_NUMBER {
-        if slot.load(Relaxed) == entry {
-            slot.store(ptr::null_mut(), Release);
+    let mut top = HOME.load(Relaxed);
+    loop {
+        arena.next.store(top, Relaxed);
+        // Release pairs with the Acquire in `end_those_at_home`.
+        match HOME.compare_exchange_weak(top, entry, Release, Relaxed) {
+            Ok(_) => break,
+            Err(now) => top = now,
         }
     }
-    arena.next_closed.store(CLOSED.swap(entry, Relaxed), Relaxed);
+    // SeqCst pairs with the fence in `unlock_after_fork`: this finds the registry free, or its holder finds the arena.
+    fence(SeqCst);
+    end_those_at_home();
+}
+
+/// Ends the arenas whose last page is back, unless somebody holds the registry, who will.
+fn end_those_at_home() {
+    while !HOME.load(Relaxed).is_null() && try_lock_for_fork() {
+        let mut next = HOME.swap(ptr::null_mut(), Acquire);
+        // SAFETY: null, or an arena, and those are never freed.
+        while let Some(arena) = unsafe { next.as_ref() } {
+            next = arena.next.load(Relaxed);
+            end(arena);
+        }
+        WRITING.store(false, Release);
+        // SeqCst as in `unlock_after_fork`.
+        fence(SeqCst);
+    }
+}
+
+/// With the registry held: gives the memory of an arena to the system, and its numbers to others. Does only what a signal
+/// handler may do.
+fn end(arena: &'static Arena) {
+    take_out(arena);
+    let inner = arena.inner.cast_mut();
+    // SAFETY: the zone is closed and complete. So no page of the arena is out, whoever brought one touches nothing of it any
+    // more, and no handle is left that leads to it; nor does the registry. `inner` is a box's, and not on the way yet.
+    unsafe {
+        Inner::end(inner);
+        arena.end();
+        (*inner).next_ended.store(ENDED.load(Relaxed), Relaxed);
+    }
+    ENDED.store(inner, Relaxed);
+    arena.next.store(FREE.load(Relaxed), Relaxed);
+    FREE.store(ptr::from_ref(arena).cast_mut(), Relaxed);
+}
+
+/// Frees what ended arenas have on the heap; for calls that no signal handler may make. Locks the registry.
+pub(crate) fn bury() {
+    let mut next = {
+        let _held = lock();
+        ENDED.swap(ptr::null_mut(), Relaxed)
+    };
+    while !next.is_null() {
+        // SAFETY: a box's in `Nodes::open`, which nobody else takes off the list, and nobody uses any more.
+        let inner = unsafe { Box::from_raw(next) };
+        next = inner.next_ended.load(Relaxed);
+        let nodes = inner.nodes.kept();
+        drop(inner);
+        // SAFETY: of one of its arenas, once.
+        unsafe { Nodes::let_go(nodes) };
+    }
+}
+
+/// In the child of a fork: each arena is looked at again.
+pub(crate) fn forget_home() {
+    HOME.store(ptr::null_mut(), Relaxed);
+}
+
+/// Takes an arena out.
+fn take_out(arena: &'static Arena) {
+    entries_of(arena).for_each(|(slot, _)| slot.store(0, Release));
+    let entry = ptr::from_ref(arena).cast_mut();
+    for slot in &BY_NUMBER[arena.pfn_of(arena.base()) as usize >> PIECE_SHIFT..] {
+        if slot.load(Relaxed) != entry {
+            break;
+        }
+        slot.store(ptr::null_mut(), Release);
+    }
 }
 
 /// Every arena, each once.
@@ -204,6 +316,9 @@ pub(crate) fn try_lock_for_fork() -> bool {
 
 pub(crate) fn unlock_after_fork() {
     WRITING.store(false, Release);
+    // SeqCst pairs with the fence in `come_home`.
+    fence(SeqCst);
+    end_those_at_home();
 }
 
 /// Where an arena's granules are entered, each with its first frame.
@@ -224,4 +339,25 @@ fn leaf_for(granule: usize) -> &'static Leaf {
     // Release pairs with the Acquire in `by_levels`.
     slot.store(leaf, Release);
     leaf
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{by_address, lock};
+    use crate::{Allocator, Gfp};
+
+    #[test]
+    fn an_arena_that_comes_home_while_the_registry_is_held_ends_when_it_is_let_go() {
+        let allocator = Allocator::builder().pages(64).build().unwrap();
+        let (page, number) = (allocator.alloc_page(Gfp::KERNEL).unwrap(), allocator.nodes().number);
+        let addr = page.addr();
+        // By its allocator: another one's may come to lie there.
+        let is_there = || by_address(addr).is_some_and(|(arena, _)| arena.inner().nodes.number == number);
+        drop(allocator);
+        let held = lock();
+        drop(page);
+        assert!(is_there());
+        drop(held);
+        assert!(!is_there());
+    }
 }

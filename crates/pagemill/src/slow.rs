@@ -267,14 +267,6 @@ impl Nodes {
         lack.blocks == 1 || has() || (self.drain_all() > 0 && has())
     }
 
-    /// Memory came back: whoever waits for it tries again. See [`claim_freed`](Self::claim_freed), which goes before.
-    #[inline]
-    pub(crate) fn note_free(&self) {
-        if self.waits.is_awaited() {
-            self.waits.note_free(&|lack| self.is_hopeful(lack));
-        }
-    }
-
     /// What lies above the low marks, then what lies above those that the flags reach down to; `owner` is told to
     /// [`wake`](reclaim::Reclaim::wake).
     fn try_levels(&self, ask: &Ask<'_>, from: NodeId, owner: Option<&dyn Fn() -> WeakAllocator>) -> Option<Taken> {

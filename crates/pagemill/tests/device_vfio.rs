@@ -45,7 +45,7 @@ fn a_device_behind_an_iommu_reaches_the_bytes_of_its_addresses_alone() {
     // What edu can say; so they lie in order from 1 MiB on, and the kernel allows them.
     let map = || VfioMap::new(container.as_fd()).unwrap().with_address_bits(32);
     let device = Device::new(&allocator, map()).unwrap();
-    allocator.add_memory(&Memory::anonymous(700)).unwrap();
+    allocator.add_memory(Memory::anonymous(700)).unwrap();
     let mut pages = all_without_waiting(&allocator, Gfp::NOWAIT);
     assert_eq!(pages.len(), 1600);
     let iova = |page: &Page, at: usize| device.address_of(page.addr() + at).unwrap().get();

@@ -34,7 +34,8 @@ fn two_mappings_of_a_page_have_one_physical_address() {
     const PAGES: usize = 512;
     let allocator = Allocator::builder().memory(Memory::memfd(PAGES)).huge_pages(false).build().unwrap();
     let arena = &allocator.arenas()[0];
-    let fd = allocator.memfd(arena.id).unwrap();
+    // SAFETY: nobody writes by it.
+    let fd = unsafe { allocator.memfd(arena.id) }.unwrap();
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: new mappings; the second takes the place of a part of the first, which nobody uses.
     let again = unsafe {

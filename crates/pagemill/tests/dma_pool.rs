@@ -64,7 +64,7 @@ fn each_arena_is_mapped_once_and_unmapped_with_the_last_handle() {
     assert_eq!(window.0.lock().unwrap().len(), 1);
 
     // One that is added later: when a page of it is met.
-    let more = allocator.add_memory(&Memory::anonymous(512)).unwrap();
+    let more = allocator.add_memory(Memory::anonymous(512)).unwrap();
     let range = allocator.arenas().into_iter().find(|arena| arena.id == more).unwrap().range;
     assert_eq!(device.address_of(range.start).unwrap().get(), range.start as u64 + WINDOW);
     device.address_of(range.end - 1).unwrap();
@@ -227,7 +227,7 @@ fn a_block_of_several_pages_that_are_elsewhere_is_refused() {
     let allocator = allocator(512);
     let device = Device::new(&allocator, Shuffling(AtomicUsize::new(0))).unwrap();
     let pool = DmaPool::create("four pages", &device, 4 * 4096, 0, 0).unwrap();
-    allocator.add_memory(&Memory::anonymous(512)).unwrap();
+    allocator.add_memory(Memory::anonymous(512)).unwrap();
     let mut blocks = Vec::new();
     let refused = loop {
         match pool.alloc(Gfp::NOWAIT) {

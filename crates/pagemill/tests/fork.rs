@@ -245,7 +245,7 @@ fn shared_memory_is_one_owners_after_fork() {
     let idle = Duration::from_secs(60);
     let builder = Allocator::builder().memory(Memory::anonymous(512)).give_back_after(idle);
     let allocator = builder.build().unwrap();
-    let shared = [Memory::memfd(700), brought].map(|memory| allocator.add_memory(&memory).unwrap());
+    let shared = [Memory::memfd(700), brought].map(|memory| allocator.add_memory(memory).unwrap());
     let mut mine = all(&allocator);
     assert_eq!(mine.len(), 512 + 700 + 512);
     mine.iter_mut().for_each(|page| page.fill(b'p'));
@@ -265,7 +265,7 @@ fn shared_memory_is_one_owners_after_fork() {
         give_all_back(&allocator, &shared);
         assert!(all(&allocator).iter().all(|page| first.contains(&page.addr())));
         // What it adds is its own, and its child's again is not.
-        let own = allocator.add_memory(&Memory::memfd(512)).unwrap();
+        let own = allocator.add_memory(Memory::memfd(512)).unwrap();
         let got = all(&allocator);
         assert_eq!(got.len(), 1024);
         drop(got);
@@ -299,7 +299,7 @@ fn a_child_with_shared_memory_alone_has_none() {
         assert_eq!((allocator.drain().get(), allocator.give_back().get(), allocator.cpus() > 0), (0, 0, true));
         assert_eq!((allocator.managed_pages().get(), allocator.stats().free), (0, 0));
         // It goes on with memory of its own, which it then has to keep.
-        let more = allocator.add_memory(&Memory::anonymous(64)).unwrap();
+        let more = allocator.add_memory(Memory::anonymous(64)).unwrap();
         assert_eq!(all(&allocator).len(), 64);
         assert_eq!(allocator.retire(more), Err(Error::Invalid(Invalid::LastArena)));
     });

@@ -256,7 +256,7 @@ fn giving_back_and_retiring_race_with_owners() {
             let (mut turn, begin) = (0, Instant::now());
             while turn < 30 || (given < 10 * 512 && begin.elapsed() < PATIENCE) {
                 turn += 1;
-                let arena = allocator.add_memory(&Memory::anonymous(1024)).unwrap();
+                let arena = allocator.add_memory(Memory::anonymous(1024)).unwrap();
                 for _ in 0..10 {
                     given += match turn % 3 {
                         0 => allocator.give_back(),

@@ -38,6 +38,7 @@ cfg_if! {
         mod devices;
         mod dma_pool;
         mod drain;
+        mod ends;
         mod fork_and_locks;
         mod forms;
         mod give_back;

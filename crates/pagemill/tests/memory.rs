@@ -119,8 +119,9 @@ fn resident_memory_falls_when_it_is_given_back() {
 fn a_memfd_is_shared_with_a_child_that_maps_it() {
     own_process!();
     let allocator = Allocator::builder().pages(64).build().unwrap();
-    let arena = allocator.add_memory(&Memory::memfd(512)).unwrap();
-    let fd = allocator.memfd(arena).unwrap().as_raw_fd();
+    let arena = allocator.add_memory(Memory::memfd(512)).unwrap();
+    // SAFETY: the child writes to one page, which is not looked at meanwhile.
+    let fd = unsafe { allocator.memfd(arena) }.unwrap().as_raw_fd();
     // All of the first arena, so that the rest is the file's.
     let mut pages = take(&allocator, 576, Gfp::KERNEL);
     let file = smaps_range("pagemill");
@@ -268,13 +269,13 @@ fn free_huge_pages() -> usize {
 fn huge_pages_that_are_not_there_are_said_and_fallen_back_from() {
     // More than are set aside anywhere, and no more address space than a process has.
     let wanted = free_huge_pages() + 8;
-    for memory in [Memory::huge_pages(wanted * 512), Memory::memfd_of_huge_pages(wanted * 512)] {
-        let refused = Allocator::builder().memory(memory.clone()).build().unwrap_err();
+    for memory in [Memory::huge_pages, Memory::memfd_of_huge_pages].map(|kind| move || kind(wanted * 512)) {
+        let refused = Allocator::builder().memory(memory()).build().unwrap_err();
         let Error::Invalid(Invalid::HugePages { wanted: said, free, .. }) = refused else { panic!("{refused}") };
         assert_eq!((said, free), (wanted, free_huge_pages()));
         assert!(refused.to_string().contains("/proc/sys/vm/nr_hugepages"), "{refused}");
 
-        let allocator = Allocator::builder().memory(memory.or_ordinary()).build().unwrap();
+        let allocator = Allocator::builder().memory(memory().or_ordinary()).build().unwrap();
         assert_eq!(allocator.notes(), [refused]);
         let mut pages = take(&allocator, 600, Gfp::KERNEL);
         dirty(&mut pages);
@@ -283,7 +284,7 @@ fn huge_pages_that_are_not_there_are_said_and_fallen_back_from() {
     }
     let plain = Allocator::builder().pages(8).build().unwrap();
     assert!(plain.notes().is_empty());
-    let refused = plain.add_memory(&Memory::huge_pages(wanted * 512));
+    let refused = plain.add_memory(Memory::huge_pages(wanted * 512));
     assert!(refused.is_err() && plain.managed_pages().get() == 8);
 }
 
@@ -300,12 +301,12 @@ fn locks_nothing() -> i32 {
             return 11;
         }
     }
-    let locked = Memory::anonymous(512).locked();
-    let Err(Error::Invalid(why)) = Allocator::builder().memory(locked.clone()).build() else { return 12 };
+    let locked = || Memory::anonymous(512).locked();
+    let Err(Error::Invalid(why)) = Allocator::builder().memory(locked()).build() else { return 12 };
     if !matches!(why, Invalid::LockLimit { limit: 0, .. }) {
         return 13;
     }
-    let Ok(allocator) = Allocator::builder().memory(locked.or_ordinary()).build() else { return 14 };
+    let Ok(allocator) = Allocator::builder().memory(locked().or_ordinary()).build() else { return 14 };
     if allocator.notes() != [Error::Invalid(why)] || allocator.alloc_page(Gfp::KERNEL).is_err() {
         return 15;
     }
@@ -372,7 +373,7 @@ fn an_allocator_grows_and_shrinks_while_threads_work() {
             }
             let _over = Over(&is_over);
             for _ in 0..20 {
-                let arena = allocator.add_memory(&Memory::anonymous(1024)).unwrap();
+                let arena = allocator.add_memory(Memory::anonymous(1024)).unwrap();
                 assert_eq!(allocator.managed_pages().get(), 3072);
                 let before = turns.load(Relaxed);
                 until("some turns with the new memory", || turns.load(Relaxed) >= before + 10);
@@ -390,7 +391,7 @@ fn an_allocator_grows_and_shrinks_while_threads_work() {
 fn pages_of_a_retired_arena_go_back_when_they_come() {
     let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
     let first = allocator.arenas()[0].range.clone();
-    let more = allocator.add_memory(&Memory::anonymous(512)).unwrap();
+    let more = allocator.add_memory(Memory::anonymous(512)).unwrap();
     let mut pages = take(&allocator, 1024, Gfp::KERNEL);
     dirty(&mut pages);
     // All but ten of the new arena's are back when it is retired.
@@ -413,7 +414,7 @@ fn pages_of_a_retired_arena_go_back_when_they_come() {
     drop(old);
     // The last one stays.
     let last = Allocator::builder().pages(8).build().unwrap();
-    let second = last.add_memory(&Memory::anonymous(8)).unwrap();
+    let second = last.add_memory(Memory::anonymous(8)).unwrap();
     last.retire(second).unwrap();
     assert_all_back(&allocator);
     allocator.close().unwrap();
@@ -438,11 +439,12 @@ fn blocks_and_lists_of_several_arenas() {
 #[test]
 fn an_arena_is_its_own_allocators() {
     let [one, other] = [(); 2].map(|()| Allocator::builder().memory(Memory::anonymous(64)).build().unwrap());
-    let arena = one.add_memory(&Memory::memfd(64)).unwrap();
-    let same_number = other.add_memory(&Memory::memfd(128)).unwrap();
+    let arena = one.add_memory(Memory::memfd(64)).unwrap();
+    let same_number = other.add_memory(Memory::memfd(128)).unwrap();
     assert_ne!(arena, same_number);
     assert_eq!(other.retire(arena), Err(Error::Invalid(Invalid::NoSuchArena)));
-    assert!(other.memfd(arena).is_none() && one.memfd(arena).is_some());
+    // SAFETY: nobody writes by it.
+    assert!(unsafe { other.memfd(arena).is_none() && one.memfd(arena).is_some() });
     assert_eq!((one.managed_pages().get(), other.managed_pages().get()), (128, 192));
     one.retire(arena).unwrap();
     assert_eq!((one.managed_pages().get(), other.managed_pages().get()), (64, 192));
@@ -470,7 +472,7 @@ fn memory_that_is_added_asks_for_huge_pages_as_the_first_did() {
     for huge_pages in [false, true] {
         let first = Memory::anonymous(512);
         let allocator = Allocator::builder().memory(first).huge_pages(huge_pages).build().unwrap();
-        allocator.add_memory(&Memory::anonymous(1024)).unwrap();
+        allocator.add_memory(Memory::anonymous(1024)).unwrap();
         let pages = take(&allocator, 1536, Gfp::KERNEL);
         let advice = pages.iter().step_by(256).map(|page| huge_advice(page.addr()));
         assert!(advice.eq([(huge_pages, !huge_pages); 6]), "{huge_pages}");
@@ -523,7 +525,7 @@ fn arenas_stand_in_the_order_in_which_they_came() {
     let allocator = Allocator::builder().memory(low).memory(Memory::memfd(100)).build().unwrap();
     let before = allocator.arenas();
     // Requests try this one first.
-    let third = allocator.add_memory(&Memory::anonymous(512)).unwrap();
+    let third = allocator.add_memory(Memory::anonymous(512)).unwrap();
     let arenas = allocator.arenas();
     assert_eq!(arenas[..2], before);
     let told = arenas.iter().map(|arena| (arena.pages.get(), arena.kind, arena.node)).collect::<Vec<_>>();
@@ -533,7 +535,8 @@ fn arenas_stand_in_the_order_in_which_they_came() {
     for page in take(&allocator, 676, Gfp::KERNEL) {
         assert_eq!(arenas.iter().filter(|arena| arena.range.contains(&page.addr())).count(), 1);
     }
-    let fd = allocator.memfd(arenas[1].id).unwrap();
+    // SAFETY: nobody writes by it.
+    let fd = unsafe { allocator.memfd(arenas[1].id) }.unwrap();
     // SAFETY: asks for the file's size alone.
     let bytes = unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_END) };
     assert_eq!((bytes, arenas[1].range.len()), (100 * 4096, 100 * 4096));

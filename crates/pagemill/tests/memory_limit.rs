@@ -166,13 +166,13 @@ fn an_arena_within_the_limit_can_be_touched_whole() {
     own_process!();
     let Some(group) = group() else { return };
     let status = group.run(|| {
-        let large = Memory::anonymous(PAGES).within_limit();
-        let allocator = Allocator::builder().memory(large.clone()).huge_pages(false).build().unwrap();
+        let large = || Memory::anonymous(PAGES).within_limit();
+        let allocator = Allocator::builder().memory(large()).huge_pages(false).build().unwrap();
         let [Error::Invalid(Invalid::MemoryLimit { wanted, room })] = allocator.notes()[..] else { panic!() };
         let managed = allocator.managed_pages().get();
         assert!(wanted == PAGES * 4096 && room < LIMIT && managed * 4096 <= room && managed * 4096 > LIMIT / 2);
         // What is promised to the first is not promised again.
-        assert!(matches!(allocator.add_memory(&large), Err(Error::Invalid(Invalid::MemoryLimit { .. }))));
+        assert!(matches!(allocator.add_memory(large()), Err(Error::Invalid(Invalid::MemoryLimit { .. }))));
         let small = Allocator::builder().memory(Memory::anonymous(512).within_limit()).build().unwrap();
         assert!(small.notes().is_empty());
         drop(small);

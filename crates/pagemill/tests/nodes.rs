@@ -429,7 +429,7 @@ fn a_bulk_call_is_counted_where_its_pages_came_from() {
 fn counters_of_a_zone_never_go_backwards() {
     let allocator = four_nodes(512);
     go_to(2);
-    let more = [1, 1, 3].map(|id| allocator.add_memory(&Memory::anonymous(256).node(node(id))).unwrap());
+    let more = [1, 1, 3].map(|id| allocator.add_memory(Memory::anonymous(256).node(node(id))).unwrap());
     let (pages, _) = bulk(&allocator, Bulk::up_to(1000).exact_node(node(1)));
     assert_eq!(pages.len(), 1000);
     let kept = bulk(&allocator, Bulk::up_to(5).exact_node(node(1))).0;

@@ -16,12 +16,12 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 /// Runs `test` with an allocator of each backend: fake CPUs with portable lists, and the thread kept on one CPU with
 /// restartable sequences, so that no list of another CPU hides pages from requests that may not drain it.
-fn with_each(memory: &Memory, test: impl Fn(&Allocator)) {
-    test(&Allocator::builder().memory(memory.clone()).cpus(1, || 0).build().unwrap());
+fn with_each(memory: impl Fn() -> Memory, test: impl Fn(&Allocator)) {
+    test(&Allocator::builder().memory(memory()).cpus(1, || 0).build().unwrap());
     match pagemill::self_test() {
         Ok(()) => {
             stay_on_this_cpu();
-            test(&Allocator::builder().memory(memory.clone()).backend(Backend::Rseq).build().unwrap());
+            test(&Allocator::builder().memory(memory()).backend(Backend::Rseq).build().unwrap());
         }
         Err(why) => eprintln!("skipped: the rseq backend ({why})"),
     }
@@ -89,7 +89,7 @@ impl Shrinker for Cache {
 
 #[test]
 fn single_requests_reach_down_to_their_marks() {
-    with_each(&with_marks(), |allocator| {
+    with_each(with_marks, |allocator| {
         let pages = all(allocator, Gfp::NOWAIT);
         assert_eq!(pages.len(), PAGES - MIN as usize);
         let why = Why::BelowMark;
@@ -112,7 +112,7 @@ fn single_requests_reach_down_to_their_marks() {
 
 #[test]
 fn what_atomic_gives_back_is_the_reserves() {
-    with_each(&with_marks(), |allocator| {
+    with_each(with_marks, |allocator| {
         let mut pages = all(allocator, Gfp::NOWAIT);
         let reserve = all(allocator, Gfp::ATOMIC);
         assert_eq!(reserve.len(), MIN as usize / 2);
@@ -133,7 +133,7 @@ fn what_atomic_gives_back_is_the_reserves() {
 #[test]
 fn atomic_never_gets_below_half_of_min() {
     const THREADS: usize = 4;
-    with_each(&with_marks(), |allocator| {
+    with_each(with_marks, |allocator| {
         for _ in 0..20 {
             let taken: usize = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..THREADS)
@@ -164,7 +164,7 @@ fn atomic_never_gets_below_half_of_min() {
 #[test]
 fn bulk_stays_above_low_but_for_one() {
     let low = (MIN + MIN / 4) as usize;
-    with_each(&with_marks(), |allocator| {
+    with_each(with_marks, |allocator| {
         for n in [PAGES, 400] {
             // A large request, and several small ones that fill lists.
             let mut list = PageList::new();
@@ -204,146 +204,161 @@ fn bulk_stays_above_low_but_for_one() {
 
 #[test]
 fn every_shortfall_says_why() {
-    with_each(&Memory::anonymous(64), |allocator| {
-        let mut list = PageList::new();
-        let mut why = |request: Bulk<'_>| {
-            let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
-            list.clear();
-            (delivered.blocks, delivered.shortfall)
-        };
-        assert_eq!(why(Bulk::up_to(65)), (64, Some(Shortfall { missing: 1, why: Why::Exhausted })));
-        assert_eq!(why(Bulk::up_to(64)), (64, None));
-        let elsewhere = NodeMask::only(NodeId::new(1).unwrap());
-        assert_eq!(why(Bulk::up_to(8).nodes(elsewhere)), (0, Some(Shortfall { missing: 8, why: Why::NotAllowed })));
-        let account = Account::new(PageCount::new(10));
-        let paid = Bulk::up_to(16).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
-        assert_eq!(why(paid), (10, Some(Shortfall { missing: 6, why: Why::Account })));
-        assert_eq!(account.charged().get(), 10);
-        assert_eq!(why(paid), (0, Some(Shortfall { missing: 16, why: Why::Account })));
-        // Who asks for more than there is pays for what came.
-        let rich = Account::new(PageCount::new(1000));
-        let paid = Bulk::up_to(100).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
-        assert_eq!(why(paid), (64, Some(Shortfall { missing: 36, why: Why::Exhausted })));
-        assert_eq!(rich.charged().get(), 64);
-        let cancel = Cancel::new();
-        cancel.cancel();
-        let cancelled = Bulk::up_to(65).deadline(HOUR).cancel(&cancel);
-        assert_eq!(why(cancelled), (64, Some(Shortfall { missing: 1, why: Why::Cancelled })));
+    with_each(
+        || Memory::anonymous(64),
+        |allocator| {
+            let mut list = PageList::new();
+            let mut why = |request: Bulk<'_>| {
+                let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
+                list.clear();
+                (delivered.blocks, delivered.shortfall)
+            };
+            assert_eq!(why(Bulk::up_to(65)), (64, Some(Shortfall { missing: 1, why: Why::Exhausted })));
+            assert_eq!(why(Bulk::up_to(64)), (64, None));
+            let elsewhere = NodeMask::only(NodeId::new(1).unwrap());
+            assert_eq!(why(Bulk::up_to(8).nodes(elsewhere)), (0, Some(Shortfall { missing: 8, why: Why::NotAllowed })));
+            let account = Account::new(PageCount::new(10));
+            let paid = Bulk::up_to(16).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
+            assert_eq!(why(paid), (10, Some(Shortfall { missing: 6, why: Why::Account })));
+            assert_eq!(account.charged().get(), 10);
+            assert_eq!(why(paid), (0, Some(Shortfall { missing: 16, why: Why::Account })));
+            // Who asks for more than there is pays for what came.
+            let rich = Account::new(PageCount::new(1000));
+            let paid = Bulk::up_to(100).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
+            assert_eq!(why(paid), (64, Some(Shortfall { missing: 36, why: Why::Exhausted })));
+            assert_eq!(rich.charged().get(), 64);
+            let cancel = Cancel::new();
+            cancel.cancel();
+            let cancelled = Bulk::up_to(65).deadline(HOUR).cancel(&cancel);
+            assert_eq!(why(cancelled), (64, Some(Shortfall { missing: 1, why: Why::Cancelled })));
 
-        // What must come and does not says why too, and is not paid for.
-        let short = Bulk::exact(11).gfp(Gfp::KERNEL | Gfp::ACCOUNT);
-        let poor = Account::new(PageCount::new(10));
-        let mut slots = empty(70);
-        let refused = |wanted, got, why| Error::Exhausted(Exhausted { wanted, got, order: 0, why });
-        let error = allocator.alloc_pages_bulk_list(short.account(&poor), &mut list).unwrap_err();
-        assert_eq!(error, refused(11, 0, Why::Account));
-        assert_eq!((list.len(), poor.charged().get()), (0, 0));
-        let rich = Account::new(PageCount::new(1000));
-        let all = Bulk::exact(70).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
-        let missing = refused(70, 64, Why::Exhausted);
-        assert_eq!(allocator.alloc_pages_bulk_list(all, &mut list).unwrap_err(), missing);
-        assert_eq!(allocator.alloc_pages_bulk_array(all, &mut slots).unwrap_err(), missing);
-        assert_eq!(allocator.alloc_pages_bulk_runs(all, &mut Vec::<Run<Page>>::new()).unwrap_err(), missing);
-        assert_eq!(rich.charged().get(), 0);
-        let here = Bulk::exact(8).nodes(elsewhere);
-        let error = allocator.alloc_pages_bulk_array(here, &mut slots).unwrap_err();
-        assert_eq!(error, refused(8, 0, Why::NotAllowed));
-        let error = allocator.alloc_pages_bulk_list(Bulk::exact(65).deadline(HOUR).cancel(&cancel), &mut list);
-        assert_eq!(error.unwrap_err(), refused(65, 64, Why::Cancelled));
-        let nobody = allocator.alloc_pages_bulk_list(short, &mut list);
-        assert_eq!(nobody.unwrap_err(), Error::Invalid(Invalid::NoAccount));
-        assert_all_back(allocator);
-    });
+            // What must come and does not says why too, and is not paid for.
+            let short = Bulk::exact(11).gfp(Gfp::KERNEL | Gfp::ACCOUNT);
+            let poor = Account::new(PageCount::new(10));
+            let mut slots = empty(70);
+            let refused = |wanted, got, why| Error::Exhausted(Exhausted { wanted, got, order: 0, why });
+            let error = allocator.alloc_pages_bulk_list(short.account(&poor), &mut list).unwrap_err();
+            assert_eq!(error, refused(11, 0, Why::Account));
+            assert_eq!((list.len(), poor.charged().get()), (0, 0));
+            let rich = Account::new(PageCount::new(1000));
+            let all = Bulk::exact(70).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
+            let missing = refused(70, 64, Why::Exhausted);
+            assert_eq!(allocator.alloc_pages_bulk_list(all, &mut list).unwrap_err(), missing);
+            assert_eq!(allocator.alloc_pages_bulk_array(all, &mut slots).unwrap_err(), missing);
+            assert_eq!(allocator.alloc_pages_bulk_runs(all, &mut Vec::<Run<Page>>::new()).unwrap_err(), missing);
+            assert_eq!(rich.charged().get(), 0);
+            let here = Bulk::exact(8).nodes(elsewhere);
+            let error = allocator.alloc_pages_bulk_array(here, &mut slots).unwrap_err();
+            assert_eq!(error, refused(8, 0, Why::NotAllowed));
+            let error = allocator.alloc_pages_bulk_list(Bulk::exact(65).deadline(HOUR).cancel(&cancel), &mut list);
+            assert_eq!(error.unwrap_err(), refused(65, 64, Why::Cancelled));
+            let nobody = allocator.alloc_pages_bulk_list(short, &mut list);
+            assert_eq!(nobody.unwrap_err(), Error::Invalid(Invalid::NoAccount));
+            assert_all_back(allocator);
+        },
+    );
 }
 
 #[test]
 fn a_request_that_may_wait_gets_what_shrinkers_give() {
-    with_each(&Memory::anonymous(64), |allocator| {
-        let cache = Arc::new(Cache { from: 3, ..Cache::of(all(allocator, Gfp::NOWAIT)) });
-        let registered = allocator.register_shrinker(cache.clone());
-        assert_eq!(cache.pages.lock().unwrap().len(), 64);
-        for gfp in [Gfp::NOWAIT, Gfp::ATOMIC, Gfp::NOWAIT | Gfp::NOWARN] {
-            assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))));
-            let mut slots = empty(4);
-            let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(4).gfp(gfp), &mut slots).unwrap();
-            assert_eq!((filled.added, filled.shortfall), (0, Some(Shortfall { missing: 4, why: Why::Exhausted })));
-        }
-        let before = allocator.stats();
-        assert_eq!((cache.calls(), before.waits, before.reclaim_direct), (0, 0, 0));
-        let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
-        let stats = allocator.stats();
-        assert_eq!((cache.calls(), stats.waits, stats.reclaim_direct, stats.reclaimed), (3, 1, 3, 64));
-        assert_eq!(stats.shortfalls, before.shortfalls);
-        // One that gives at once makes nobody wait, and serves bulk requests as well.
-        drop(page);
-        *cache.pages.lock().unwrap() = all(allocator, Gfp::NOWAIT);
-        let mut list = PageList::new();
-        allocator.alloc_pages_bulk_list(Bulk::exact(64), &mut list).unwrap();
-        assert_eq!((cache.calls(), allocator.stats().waits), (4, 1));
-        drop((list, registered));
-        allocator.drain();
-        let _all = all(allocator, Gfp::NOWAIT);
-        assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
-        assert_eq!(cache.calls(), 4, "a shrinker that is not registered any more");
-    });
+    with_each(
+        || Memory::anonymous(64),
+        |allocator| {
+            let cache = Arc::new(Cache { from: 3, ..Cache::of(all(allocator, Gfp::NOWAIT)) });
+            let registered = allocator.register_shrinker(cache.clone());
+            assert_eq!(cache.pages.lock().unwrap().len(), 64);
+            for gfp in [Gfp::NOWAIT, Gfp::ATOMIC, Gfp::NOWAIT | Gfp::NOWARN] {
+                assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))));
+                let mut slots = empty(4);
+                let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(4).gfp(gfp), &mut slots).unwrap();
+                assert_eq!((filled.added, filled.shortfall), (0, Some(Shortfall { missing: 4, why: Why::Exhausted })));
+            }
+            let before = allocator.stats();
+            assert_eq!((cache.calls(), before.waits, before.reclaim_direct), (0, 0, 0));
+            let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+            let stats = allocator.stats();
+            assert_eq!((cache.calls(), stats.waits, stats.reclaim_direct, stats.reclaimed), (3, 1, 3, 64));
+            assert_eq!(stats.shortfalls, before.shortfalls);
+            // One that gives at once makes nobody wait, and serves bulk requests as well.
+            drop(page);
+            *cache.pages.lock().unwrap() = all(allocator, Gfp::NOWAIT);
+            let mut list = PageList::new();
+            allocator.alloc_pages_bulk_list(Bulk::exact(64), &mut list).unwrap();
+            assert_eq!((cache.calls(), allocator.stats().waits), (4, 1));
+            drop((list, registered));
+            allocator.drain();
+            let _all = all(allocator, Gfp::NOWAIT);
+            assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
+            assert_eq!(cache.calls(), 4, "a shrinker that is not registered any more");
+        },
+    );
 }
 
 #[test]
 fn flags_bound_the_rounds() {
     let none = || Cache { from: usize::MAX, ..Cache::of(Vec::new()) };
-    with_each(&Memory::anonymous(8), |allocator| {
-        let _all = all(allocator, Gfp::NOWAIT);
-        for (gfp, calls) in [
-            (Gfp::KERNEL | Gfp::NORETRY, 1),
-            (Gfp::KERNEL, 1 + 16),
-            (Gfp::NOIO, 1 + 16),
-            (Gfp::KERNEL | Gfp::RETRY_MAYFAIL, 1 + 64),
-        ] {
-            let cache = Arc::new(none());
-            let _registered = allocator.register_shrinker(cache.clone());
-            assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))));
-            assert_eq!(cache.calls(), calls, "{gfp:?}");
-        }
-    });
+    with_each(
+        || Memory::anonymous(8),
+        |allocator| {
+            let _all = all(allocator, Gfp::NOWAIT);
+            for (gfp, calls) in [
+                (Gfp::KERNEL | Gfp::NORETRY, 1),
+                (Gfp::KERNEL, 1 + 16),
+                (Gfp::NOIO, 1 + 16),
+                (Gfp::KERNEL | Gfp::RETRY_MAYFAIL, 1 + 64),
+            ] {
+                let cache = Arc::new(none());
+                let _registered = allocator.register_shrinker(cache.clone());
+                assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))));
+                assert_eq!(cache.calls(), calls, "{gfp:?}");
+            }
+        },
+    );
 }
 
 #[test]
 fn nofail_goes_on() {
-    with_each(&Memory::anonymous(8), |allocator| {
-        // Longer than any other request would try.
-        let cache = Arc::new(Cache { from: 80, ..Cache::of(all(allocator, Gfp::NOWAIT)) });
-        let registered = allocator.register_shrinker(cache.clone());
-        let page = allocator.alloc_page(Gfp::KERNEL | Gfp::NOFAIL).unwrap();
-        assert_eq!((cache.calls(), allocator.stats().waits), (80, 1));
-        drop((registered, page));
-        // Without any shrinker it waits for who frees.
-        let mut pages = all(allocator, Gfp::NOWAIT);
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| allocator.alloc_page(Gfp::NOFS | Gfp::NOFAIL).is_ok());
-            until("a waiter", || allocator.stats().waiting == 1);
-            drop(pages.pop());
-            assert!(waiter.join().unwrap());
-        });
-        drop(pages);
-        assert_all_back(allocator);
-    });
+    with_each(
+        || Memory::anonymous(8),
+        |allocator| {
+            // Longer than any other request would try.
+            let cache = Arc::new(Cache { from: 80, ..Cache::of(all(allocator, Gfp::NOWAIT)) });
+            let registered = allocator.register_shrinker(cache.clone());
+            let page = allocator.alloc_page(Gfp::KERNEL | Gfp::NOFAIL).unwrap();
+            assert_eq!((cache.calls(), allocator.stats().waits), (80, 1));
+            drop((registered, page));
+            // Without any shrinker it waits for who frees.
+            let mut pages = all(allocator, Gfp::NOWAIT);
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| allocator.alloc_page(Gfp::NOFS | Gfp::NOFAIL).is_ok());
+                until("a waiter", || allocator.stats().waiting == 1);
+                drop(pages.pop());
+                assert!(waiter.join().unwrap());
+            });
+            drop(pages);
+            assert_all_back(allocator);
+        },
+    );
 }
 
 #[test]
 fn reclaim_calls_no_shrinker_that_the_flags_exclude() {
     use ShrinkerDoes::{Filesystem, Io, Nothing};
-    with_each(&Memory::anonymous(8), |allocator| {
-        for (gfp, called) in
-            [(Gfp::KERNEL, [true, true, true]), (Gfp::NOFS, [true, true, false]), (Gfp::NOIO, [true, false, false])]
-        {
-            let _all = all(allocator, Gfp::NOWAIT);
-            let caches = [Nothing, Io, Filesystem]
-                .map(|does| Arc::new(Cache { does, from: usize::MAX, ..Cache::of(Vec::new()) }));
-            let _registered = caches.each_ref().map(|cache| allocator.register_shrinker(cache.clone()));
-            assert!(allocator.alloc_page(gfp | Gfp::NORETRY).is_err());
-            assert_eq!(caches.each_ref().map(|cache| cache.calls() > 0), called, "{gfp:?}");
-        }
-    });
+    with_each(
+        || Memory::anonymous(8),
+        |allocator| {
+            for (gfp, called) in
+                [(Gfp::KERNEL, [true, true, true]), (Gfp::NOFS, [true, true, false]), (Gfp::NOIO, [true, false, false])]
+            {
+                let _all = all(allocator, Gfp::NOWAIT);
+                let caches = [Nothing, Io, Filesystem]
+                    .map(|does| Arc::new(Cache { does, from: usize::MAX, ..Cache::of(Vec::new()) }));
+                let _registered = caches.each_ref().map(|cache| allocator.register_shrinker(cache.clone()));
+                assert!(allocator.alloc_page(gfp | Gfp::NORETRY).is_err());
+                assert_eq!(caches.each_ref().map(|cache| cache.calls() > 0), called, "{gfp:?}");
+            }
+        },
+    );
 }
 
 /// Allocates where it may not.
@@ -365,19 +380,22 @@ impl Shrinker for Recursive {
 
 #[test]
 fn a_shrinker_may_not_reclaim() {
-    with_each(&Memory::anonymous(8), |allocator| {
-        let _all = all(allocator, Gfp::NOWAIT);
-        let allocators = Mutex::new(Some(allocator.clone()));
-        let shrinker = Arc::new(Recursive { allocator: allocators, seen: Mutex::default() });
-        let registered = allocator.register_shrinker(shrinker.clone());
-        assert!(allocator.alloc_page(Gfp::KERNEL | Gfp::NORETRY).is_err());
-        let refused = Some(Error::Invalid(Invalid::ReclaimInShrinker));
-        assert_eq!(*shrinker.seen.lock().unwrap(), [refused, refused, None]);
-        // Outside of it, this thread may again.
-        drop(registered);
-        assert!(matches!(allocator.alloc_page(Gfp::KERNEL), Err(Error::Exhausted(_))));
-        shrinker.allocator.lock().unwrap().take();
-    });
+    with_each(
+        || Memory::anonymous(8),
+        |allocator| {
+            let _all = all(allocator, Gfp::NOWAIT);
+            let allocators = Mutex::new(Some(allocator.clone()));
+            let shrinker = Arc::new(Recursive { allocator: allocators, seen: Mutex::default() });
+            let registered = allocator.register_shrinker(shrinker.clone());
+            assert!(allocator.alloc_page(Gfp::KERNEL | Gfp::NORETRY).is_err());
+            let refused = Some(Error::Invalid(Invalid::ReclaimInShrinker));
+            assert_eq!(*shrinker.seen.lock().unwrap(), [refused, refused, None]);
+            // Outside of it, this thread may again.
+            drop(registered);
+            assert!(matches!(allocator.alloc_page(Gfp::KERNEL), Err(Error::Exhausted(_))));
+            shrinker.allocator.lock().unwrap().take();
+        },
+    );
 }
 
 #[test]
@@ -385,21 +403,24 @@ fn a_step_of_reclaim_reaches_high() {
     // Low and high are further apart than a round asks for at least.
     const MIN: u32 = 400;
     let high = MIN as usize * 3 / 2;
-    with_each(&Memory::anonymous(PAGES).watermarks(Watermarks::above(MIN)), |allocator| {
-        let cache = Arc::new(Cache::of(all(allocator, Gfp::NOWAIT)));
-        let _registered = allocator.register_shrinker(cache.clone());
-        assert_eq!(allocator.stats().free, u64::from(MIN));
-        // At once as many as are missing to `high`; a round asks for a batch of 64 at least.
-        let missing = (high - MIN as usize).max(64);
-        assert_eq!(allocator.reclaim_step().get(), missing);
-        let stats = allocator.stats();
-        assert_eq!((stats.free as usize, cache.calls()), (MIN as usize + missing, 1));
-        assert_eq!((stats.reclaim_background, stats.reclaimed), (1, missing as u64));
-        assert_eq!(allocator.reclaim_step().get(), 0, "above its marks");
-        assert_eq!(cache.calls(), 1);
-        cache.pages.lock().unwrap().clear();
-        assert_all_back(allocator);
-    });
+    with_each(
+        || Memory::anonymous(PAGES).watermarks(Watermarks::above(MIN)),
+        |allocator| {
+            let cache = Arc::new(Cache::of(all(allocator, Gfp::NOWAIT)));
+            let _registered = allocator.register_shrinker(cache.clone());
+            assert_eq!(allocator.stats().free, u64::from(MIN));
+            // At once as many as are missing to `high`; a round asks for a batch of 64 at least.
+            let missing = (high - MIN as usize).max(64);
+            assert_eq!(allocator.reclaim_step().get(), missing);
+            let stats = allocator.stats();
+            assert_eq!((stats.free as usize, cache.calls()), (MIN as usize + missing, 1));
+            assert_eq!((stats.reclaim_background, stats.reclaimed), (1, missing as u64));
+            assert_eq!(allocator.reclaim_step().get(), 0, "above its marks");
+            assert_eq!(cache.calls(), 1);
+            cache.pages.lock().unwrap().clear();
+            assert_all_back(allocator);
+        },
+    );
 }
 
 #[test]
@@ -439,7 +460,7 @@ fn background_reclaim_reaches_high() {
 
 #[test]
 fn lists_take_less_while_free_memory_falls() {
-    with_each(&with_marks(), |allocator| {
+    with_each(with_marks, |allocator| {
         let mut pages = Vec::new();
         let mut most = Vec::new();
         while let Ok(page) = allocator.alloc_page(Gfp::NOWAIT) {
@@ -694,12 +715,18 @@ fn faults_meet_requests_that_reclaim_too() {
 
 #[test]
 fn an_account_that_has_less_than_a_block_says_so() {
-    with_each(&Memory::anonymous(64), |allocator| {
-        let account = Account::new(PageCount::new(10));
-        let paid = Bulk::up_to(4).order(Order::new(2).unwrap()).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
-        let mut list = BlockList::new();
-        let delivered = allocator.alloc_pages_bulk_list(paid, &mut list).unwrap();
-        assert_eq!(delivered, Delivered { blocks: 2, shortfall: Some(Shortfall { missing: 2, why: Why::Account }) });
-        assert_eq!(account.charged().get(), 8);
-    });
+    with_each(
+        || Memory::anonymous(64),
+        |allocator| {
+            let account = Account::new(PageCount::new(10));
+            let paid = Bulk::up_to(4).order(Order::new(2).unwrap()).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
+            let mut list = BlockList::new();
+            let delivered = allocator.alloc_pages_bulk_list(paid, &mut list).unwrap();
+            assert_eq!(
+                delivered,
+                Delivered { blocks: 2, shortfall: Some(Shortfall { missing: 2, why: Why::Account }) }
+            );
+            assert_eq!(account.charged().get(), 8);
+        },
+    );
 }

@@ -31,7 +31,7 @@ fn marks_at_their_limits_and_out_of_order() {
         let Watermarks { min, low, high, .. } = marks;
         assert_eq!(build(marks).unwrap_err(), Error::Invalid(Invalid::Watermarks { min, low, high }));
         let allocator = build(Watermarks::NONE).unwrap();
-        assert!(allocator.add_memory(&Memory::anonymous(512).watermarks(marks)).is_err());
+        assert!(allocator.add_memory(Memory::anonymous(512).watermarks(marks)).is_err());
         assert_eq!(allocator.managed_pages().get(), 1024);
     }
 }
@@ -98,10 +98,10 @@ fn a_thread_for_reclaim_that_cannot_be_had_is_said() {
         // SAFETY: as above. Who is nobody already may not, and need not.
         unsafe { libc::setuid(65534) };
         // The other one needs a thread for its self-test.
-        let builder = Allocator::builder().memory(Memory::anonymous(64)).backend(Backend::Portable);
-        let refused = builder.clone().background_reclaim(true).build().unwrap_err();
+        let builder = || Allocator::builder().memory(Memory::anonymous(64)).backend(Backend::Portable);
+        let refused = builder().background_reclaim(true).build().unwrap_err();
         assert_eq!(refused, Error::Invalid(Invalid::NoThread { errno: libc::EAGAIN }));
         assert!(refused.to_string().contains("reclaim_step"), "{refused}");
-        builder.build().unwrap().close().unwrap();
+        builder().build().unwrap().close().unwrap();
     });
 }

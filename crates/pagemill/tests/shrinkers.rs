@@ -90,7 +90,7 @@ fn a_step_of_reclaim_goes_on_while_what_comes_is_of_a_retired_arena() {
     let first = allocator.arenas()[0].id;
     let mut pages = all(&allocator);
     let of_first = pages.len();
-    allocator.add_memory(&Memory::anonymous(PAGES).watermarks(marks)).unwrap();
+    allocator.add_memory(Memory::anonymous(PAGES).watermarks(marks)).unwrap();
     pages.extend(all(&allocator));
     allocator.retire(first).unwrap();
     // One page a round, and those of the retired arena first.

@@ -541,8 +541,7 @@ fn deadlines_end_waits() {
 fn memory_that_is_added_or_allowed_goes_to_who_waits() {
     let second = NodeId::new(1).unwrap();
     for backend in backends() {
-        let memory = [Memory::anonymous(64), Memory::anonymous(64).node(second)];
-        let [first, other] = memory.clone();
+        let (first, other) = (Memory::anonymous(64), Memory::anonymous(64).node(second));
         let whole = Memory::anonymous(1024);
         let builder = Allocator::builder().memory(first).memory(other).memory(whole).backend(backend);
         let allocator = builder.build().unwrap();
@@ -555,10 +554,10 @@ fn memory_that_is_added_or_allowed_goes_to_who_waits() {
             let waiter = scope.spawn(wait);
             until_waiting(&allocator, 1);
             // Too little for who waits: what others take of it comes back to its zone.
-            allocator.add_memory(&memory[0]).unwrap();
+            allocator.add_memory(Memory::anonymous(64)).unwrap();
             drop(allocator.alloc_page(Gfp::NOWAIT).unwrap());
             assert_eq!((allocator.stats().listed, allocator.stats().waiting), (0, 1));
-            allocator.add_memory(&Memory::anonymous(1024)).unwrap();
+            allocator.add_memory(Memory::anonymous(1024)).unwrap();
             assert_eq!(waiter.join().unwrap().map(|delivered| delivered.blocks), Ok(1));
         });
         let _more = all_without_waiting(&allocator, Gfp::NOWAIT);

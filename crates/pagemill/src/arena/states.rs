@@ -224,7 +224,7 @@ impl Arena {
     pub(crate) fn zero(&self, pfn: u32, order: Order) {
         for pfn in pfn..pfn + order.frames() {
             let state = self.state(pfn);
-            if cfg!(feature = "detection-off") || !self.is_zeroed || (state.is_free() && state != FrameState::FRESH) {
+            if cfg!(feature = "detection-off") || !self.is_zeroed() || (state.is_free() && state != FrameState::FRESH) {
                 let page = ptr::with_exposed_provenance_mut::<u8>(self.addr_of(pfn));
                 // SAFETY: a page of this arena, which the caller took and has not handed on.
                 unsafe { page.write_bytes(0, PAGE_SIZE) };

@@ -1,0 +1,384 @@
+//! How allocators and arenas end: with the last page, on whatever thread, and without a trace.
+use crate::common::{backends, until};
+use crate::in_child::in_child;
+use pagemill::{
+    Allocator, Backend, Block, Bulk, Error, Gfp, Invalid, Memory, MisuseKind, Order, Page, PageList, free_pages_bulk,
+    free_raw,
+};
+use std::ops::Range;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
+
+/// More than there are pieces of frame numbers.
+const CYCLES: usize = 20_000;
+const MIB: usize = 1 << 20;
+
+/// One on one CPU, so that the system is asked for little.
+fn small() -> Allocator {
+    Allocator::builder().memory(Memory::anonymous(512)).cpus(1, || 0).build().unwrap()
+}
+
+/// The bytes of address space and of memory that this process has.
+fn size_and_resident() -> [usize; 2] {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let mut pages = statm.split_whitespace().map(|pages| pages.parse::<usize>().unwrap());
+    [(); 2].map(|()| pages.next().unwrap() * 4096)
+}
+
+/// Runs `cycle` often. What each of them left would be seen: the bound is 53 bytes a cycle.
+fn is_flat(what: &str, mut cycle: impl FnMut()) {
+    (0..200).for_each(|_| cycle()); // Tables that are made once, and the heap.
+    let before = size_and_resident();
+    (0..CYCLES).for_each(|_| cycle());
+    let after = size_and_resident();
+    for (what, before, after) in [("address space", before[0], after[0]), ("memory", before[1], after[1])]
+        .map(|(kind, before, after)| (format!("{what}: bytes of {kind}"), before, after))
+    {
+        assert!(after <= before + MIB, "{what}: {before} before, {after} after {CYCLES} cycles");
+    }
+}
+
+fn is_mapped(range: &Range<usize>) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().any(|line| {
+        let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|addr| usize::from_str_radix(addr, 16).unwrap());
+        start < range.end && range.start < end
+    })
+}
+
+#[test]
+fn dropping_the_handle_before_the_page_leaves_nothing() {
+    own_process!();
+    is_flat("the handle first, then its page", || {
+        let allocator = small();
+        let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+        drop(allocator);
+        drop(page);
+    });
+}
+
+#[test]
+fn creating_and_dropping_an_allocator_leaves_nothing() {
+    own_process!();
+    is_flat("an allocator", || drop(small()));
+}
+
+#[test]
+fn adding_and_retiring_memory_leaves_nothing() {
+    own_process!();
+    let allocator = small();
+    is_flat("an arena added and retired", || {
+        let arena = allocator.add_memory(Memory::anonymous(512)).unwrap();
+        assert_eq!(allocator.retire(arena).unwrap().get(), 0);
+    });
+    assert_eq!(allocator.arenas().len(), 2);
+}
+
+#[test]
+fn each_arena_ends_with_its_own_last_page() {
+    own_process!();
+    for backend in backends() {
+        let builder = Allocator::builder().memory(Memory::anonymous(512)).memory(Memory::anonymous(1024));
+        let allocator = builder.memory(Memory::memfd(300)).backend(backend).build().unwrap();
+        let ranges = allocator.arenas().into_iter().map(|arena| arena.range).collect::<Vec<_>>();
+        let mut pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        assert_eq!(pages.len(), 512 + 1024 + 300);
+        let clone = allocator.clone();
+        drop(allocator);
+        let mut first = pages.extract_if(.., |page| ranges[0].contains(&page.addr())).collect::<Vec<_>>();
+        drop(clone);
+        let there = || [0, 1, 2].map(|at: usize| is_mapped(&ranges[at]));
+        let last = first.pop();
+        drop(first);
+        assert_eq!(there(), [true; 3], "{backend}");
+        drop(last);
+        assert_eq!(there(), [false, true, true], "{backend}");
+        let mut slots: Vec<Option<Page>> = pages.drain(..).map(Some).collect();
+        assert_eq!(free_pages_bulk(&mut slots), 1324);
+        assert_eq!(there(), [false; 3], "{backend}");
+    }
+}
+
+#[test]
+fn the_last_block_ends_the_arena_however_it_comes_back() {
+    own_process!();
+    let big = Order::new(10).unwrap();
+    type Keep = fn(&Allocator) -> Box<dyn FnOnce()>;
+    fn kept<T: 'static>(what: T) -> Box<dyn FnOnce()> {
+        Box::new(move || drop(what))
+    }
+    let ways: [(&str, Keep); 6] = [
+        ("a page", |allocator| kept(allocator.alloc_page(Gfp::KERNEL).unwrap())),
+        ("a movable page", |allocator| kept(allocator.alloc_page(Gfp::KERNEL | Gfp::MOVABLE).unwrap())),
+        ("a block", |allocator| kept(allocator.alloc_pages(Gfp::KERNEL, Order::new(3).unwrap()).unwrap())),
+        ("a list", |allocator| {
+            let mut list = PageList::new();
+            allocator.alloc_pages_bulk_list(Bulk::exact(50), &mut list).unwrap();
+            kept(list)
+        }),
+        ("a large list", |allocator| {
+            let mut list = PageList::new();
+            allocator.alloc_pages_bulk_list(Bulk::exact(2000), &mut list).unwrap();
+            kept(list)
+        }),
+        ("the pages of a block", |allocator| {
+            kept(allocator.alloc_pages(Gfp::KERNEL, Order::new(2).unwrap()).unwrap().split().collect::<Vec<_>>())
+        }),
+    ];
+    for backend in backends() {
+        for (what, keep) in ways {
+            let allocator = Allocator::builder().memory(Memory::anonymous(4096)).backend(backend).build().unwrap();
+            let range = allocator.arenas()[0].range.clone();
+            let block: Block = allocator.alloc_pages(Gfp::KERNEL, big).unwrap();
+            let free = keep(&allocator);
+            drop(allocator);
+            drop(block);
+            assert!(is_mapped(&range), "{what}, {backend}: the arena went before its last pages");
+            free();
+            assert!(!is_mapped(&range), "{what}, {backend}: the arena stays");
+        }
+    }
+}
+
+/// The last page comes back on one thread while the last handle is dropped on another.
+#[test]
+fn the_last_page_and_the_last_handle_may_go_at_once() {
+    own_process!();
+    const ROUNDS: usize = 3000;
+    let begin = Barrier::new(3);
+    for backend in backends() {
+        let [first, second] = [(); 2].map(|()| AtomicPtr::<Vec<Page>>::default());
+        let is_over = AtomicUsize::new(0);
+        let take = |from: &AtomicPtr<Vec<Page>>| {
+            // SAFETY: a box's, which is taken once.
+            unsafe { Box::from_raw(from.swap(std::ptr::null_mut(), SeqCst)) }
+        };
+        std::thread::scope(|scope| {
+            for from in [&first, &second] {
+                scope.spawn(|| {
+                    loop {
+                        begin.wait();
+                        if is_over.load(SeqCst) == 1 {
+                            return;
+                        }
+                        drop(take(from));
+                        begin.wait();
+                    }
+                });
+            }
+            for round in 0..ROUNDS {
+                let builder = Allocator::builder().memory(Memory::anonymous(512)).backend(backend);
+                let allocator = builder.build().unwrap();
+                let range = allocator.arenas()[0].range.clone();
+                let some = |n: usize| {
+                    let pages = (0..n).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect::<Vec<_>>();
+                    Box::into_raw(Box::new(pages))
+                };
+                // Few enough for a list, or more than one takes.
+                let n = [1, 2, 70][round % 3];
+                first.store(some(n), SeqCst);
+                second.store(some(1), SeqCst);
+                begin.wait();
+                drop(allocator);
+                begin.wait();
+                assert!(!is_mapped(&range), "{backend}, round {round}: the arena at {range:x?} stays");
+            }
+            is_over.store(1, SeqCst);
+            begin.wait();
+        });
+    }
+}
+
+/// A signal handler may free (C2.5), so also the last page.
+#[test]
+fn a_signal_handler_frees_the_last_page() {
+    own_process!();
+    static LAST: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+    static FREED: AtomicUsize = AtomicUsize::new(0);
+    extern "C" fn handler(_signal: i32) {
+        // SAFETY: errno is this thread's.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: as above.
+        let before = unsafe { errno.read() };
+        let last = LAST.swap(std::ptr::null_mut(), SeqCst);
+        // SAFETY: the page was given up to the handler.
+        let is_freed = last.is_null() || unsafe { free_raw(last, Order::ZERO) }.is_ok();
+        // SAFETY: as above.
+        let is_errno_kept = unsafe { errno.read() } == before;
+        FREED.fetch_add(usize::from(is_freed && is_errno_kept && !last.is_null()), SeqCst);
+    }
+    // SAFETY: the handler does what this test is about, and atomics.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as extern "C" fn(i32) as usize;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
+    }
+    for backend in backends() {
+        let allocator = Allocator::builder().memory(Memory::anonymous(512)).backend(backend).build().unwrap();
+        let range = allocator.arenas()[0].range.clone();
+        LAST.store(allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw(), SeqCst);
+        drop(allocator);
+        assert!(is_mapped(&range));
+        let before = FREED.load(SeqCst);
+        // SAFETY: to this thread, which has a handler for it.
+        assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0);
+        assert_eq!(FREED.load(SeqCst), before + 1, "{backend}");
+        assert!(!is_mapped(&range), "{backend}");
+    }
+    // Into a thread that builds and drops allocators, and so holds the registry most of the time.
+    const ROUNDS: usize = 200;
+    let mut before = 0;
+    let is_over = AtomicUsize::new(0);
+    let builder_thread = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: always allowed.
+            builder_thread.store(unsafe { libc::pthread_self() } as usize, SeqCst);
+            while is_over.load(SeqCst) == 0 {
+                drop(small());
+            }
+        });
+        until("the thread", || builder_thread.load(SeqCst) != 0);
+        for round in 0..ROUNDS {
+            if round == 20 {
+                before = size_and_resident()[0];
+            }
+            let allocator = small();
+            LAST.store(allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw(), SeqCst);
+            drop(allocator);
+            let freed = FREED.load(SeqCst);
+            // SAFETY: a thread that runs until `is_over`.
+            assert_eq!(unsafe { libc::pthread_kill(builder_thread.load(SeqCst) as libc::pthread_t, libc::SIGUSR1) }, 0);
+            until("the handler", || FREED.load(SeqCst) > freed);
+        }
+        is_over.store(1, SeqCst);
+    });
+    // None of those stays; what they would be is 2 MiB each.
+    let after = size_and_resident()[0];
+    assert!(after < before + ROUNDS / 2 * MIB, "{before} bytes of address space before, {after} after");
+}
+
+#[test]
+#[cfg(not(feature = "detection-off"))]
+fn the_child_of_a_fork_ends_an_arena_with_its_last_page_and_the_parents_stays() {
+    own_process!();
+    let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
+    let range = allocator.arenas()[0].range.clone();
+    let mut pages: Vec<Page> = (0..100).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    pages.iter_mut().for_each(|page| page.fill(b'p'));
+    pages.truncate(60);
+    drop(allocator);
+    in_child("ends its own", || {
+        pages.truncate(1);
+        assert!(is_mapped(&range) && pages[0][7] == b'p');
+        pages.clear();
+        assert!(!is_mapped(&range));
+        drop(small());
+    });
+    assert!(pages.len() == 60 && pages.iter().all(|page| page.iter().all(|&byte| byte == b'p')));
+    pages.truncate(1);
+    assert!(is_mapped(&range));
+    pages.clear();
+    assert!(!is_mapped(&range));
+}
+
+/// A thread remembers the arena that it met last, which may stand for other memory when it frees next.
+#[test]
+fn an_address_of_an_arena_that_ended_is_foreign() {
+    own_process!();
+    for _ in 0..100 {
+        let allocator = small();
+        let page = allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw();
+        // SAFETY: the page is ours.
+        unsafe { free_raw(page, Order::ZERO) }.unwrap();
+        drop(allocator);
+        // Larger, so that it lies elsewhere, and one may be where the old one was.
+        let other = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
+        let is_there = other.arenas()[0].range.contains(&page.addr());
+        // SAFETY: misuse, on purpose: nobody has that page.
+        let refused = unsafe { free_raw(page, Order::ZERO) }.unwrap_err();
+        assert!(refused.kind == MisuseKind::Foreign || (is_there && cfg!(feature = "detection-off")), "{refused}");
+        assert_eq!(other.validate().free, 1024);
+    }
+}
+
+fn map_2_mib_aligned(bytes: usize) -> *mut u8 {
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, which stays.
+    let map = unsafe { libc::mmap(std::ptr::null_mut(), bytes + 2 * MIB, prot, flags, -1, 0) };
+    assert_ne!(map, libc::MAP_FAILED);
+    map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(2 * MIB))
+}
+
+#[test]
+fn memory_that_overlaps_an_arena_is_refused() {
+    let start = map_2_mib_aligned(8 * MIB);
+    // SAFETY: each time a part of the mapping; what overlaps is refused, which is what this test is about.
+    let memory = |at: usize, len: usize| unsafe { Memory::brought(start.wrapping_add(at * MIB), len * MIB / 4096) };
+    let one = Allocator::builder().memory(memory(2, 4)).build().unwrap();
+    let page = one.alloc_page(Gfp::KERNEL).unwrap();
+    for (at, len) in [(2, 4), (0, 8), (0, 3), (4, 4), (4, 1)] {
+        let refused = Allocator::builder().memory(memory(at, len)).build().unwrap_err();
+        let range = |at: usize, len: usize| (start.addr() + at * MIB, start.addr() + (at + len) * MIB);
+        let ((start, end), (other_start, other_end)) = (range(at, len), range(2, 4));
+        assert_eq!(refused, Error::Invalid(Invalid::Overlap { start, end, other_start, other_end }));
+        assert!(refused.to_string().contains(&format!("an arena lies at {other_start:#x} to {other_end:#x}")));
+        assert_eq!(one.add_memory(memory(at, len)).unwrap_err(), refused);
+    }
+    // Its neighbours are had, and what the refused ones named is as it was.
+    let beside = Allocator::builder().memory(memory(0, 2)).memory(memory(6, 2)).build().unwrap();
+    drop(page);
+    assert_eq!((one.validate().handed_out, beside.managed_pages().get()), (0, 1024));
+    one.close().unwrap();
+    Allocator::builder().memory(memory(2, 4)).build().unwrap().close().unwrap();
+}
+
+#[test]
+fn an_arena_in_a_block_of_another_allocator_is_refused_and_the_block_comes_back() {
+    let allocator = Allocator::builder().memory(Memory::anonymous(1024)).build().unwrap();
+    let mut block = allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).unwrap();
+    // SAFETY: the block is ours, and outlives the allocator, if one is made.
+    let memory = unsafe { Memory::brought(block.as_mut_ptr(), 512) };
+    let refused = Allocator::builder().memory(memory).build();
+    assert!(matches!(refused, Err(Error::Invalid(Invalid::Overlap { .. }))));
+    block.free().unwrap();
+    allocator.close().unwrap();
+}
+
+#[test]
+fn zero_means_zero_although_others_have_the_file() {
+    use std::{fs::File, os::unix::fs::FileExt};
+    let allocator = Allocator::builder().memory(Memory::memfd(64)).build().unwrap();
+    let arena = allocator.arenas()[0].id;
+    // SAFETY: no page is out when the file is written to.
+    let file = File::from(unsafe { allocator.memfd(arena) }.unwrap().try_clone_to_owned().unwrap());
+    // As another process may, before anybody had a page.
+    file.write_all_at(&[7; 64 * 4096], 0).unwrap();
+    let pages: Vec<Page> = (0..64).map(|_| allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).unwrap()).collect();
+    assert!(pages.iter().all(|page| page.iter().all(|&byte| byte == 0)), "a page that is not zero");
+}
+
+#[test]
+fn memory_that_is_added_again_has_another_name() {
+    let allocator = Allocator::builder().memory(Memory::anonymous(64)).backend(Backend::Portable).build().unwrap();
+    let first = allocator.add_memory(Memory::anonymous(512)).unwrap();
+    let range = allocator.arenas()[1].range.clone();
+    let mut pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+    pages.iter_mut().for_each(|page| page.fill(7));
+    pages.retain(|page| range.contains(&page.addr()));
+    assert_eq!(allocator.retire(first).unwrap().get(), 512);
+    // Some of it is out: other memory is had.
+    let second = allocator.add_memory(Memory::anonymous(512)).unwrap();
+    assert_eq!((allocator.arenas().len(), allocator.managed_pages().get()), (3, 576));
+    pages.clear();
+    // Memory that is described otherwise is not what was retired.
+    allocator.add_memory(Memory::anonymous(512).dma32()).unwrap();
+    assert_eq!(allocator.arenas().len(), 4);
+    let again = allocator.add_memory(Memory::anonymous(512)).unwrap();
+    assert_eq!((allocator.arenas().len(), allocator.arenas()[1].range.clone()), (4, range));
+    assert!(again != first && again != second);
+    assert_eq!(allocator.retire(first), Err(Error::Invalid(Invalid::NoSuchArena)));
+    let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT | Gfp::ZERO).ok()).collect();
+    assert!(pages.len() >= 64 + 1024 && pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
+}
