@@ -1,5 +1,6 @@
 //! How allocators and arenas end: with the last page, on whatever thread, and without a trace.
-use crate::common::{backends, until};
+use crate::common::{Over, backends, until};
+#[cfg(not(feature = "detection-off"))]
 use crate::in_child::in_child;
 use pagemill::{
     Allocator, Backend, Block, Bulk, Error, Gfp, Invalid, Memory, MisuseKind, Order, Page, PageList, free_pages_bulk,
@@ -7,7 +8,8 @@ use pagemill::{
 };
 use std::ops::Range;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::sync_channel;
 
 /// More than there are pieces of frame numbers.
 const CYCLES: usize = 20_000;
@@ -146,46 +148,35 @@ fn the_last_block_ends_the_arena_however_it_comes_back() {
 fn the_last_page_and_the_last_handle_may_go_at_once() {
     own_process!();
     const ROUNDS: usize = 3000;
-    let begin = Barrier::new(3);
     for backend in backends() {
-        let [first, second] = [(); 2].map(|()| AtomicPtr::<Vec<Page>>::default());
-        let is_over = AtomicUsize::new(0);
-        let take = |from: &AtomicPtr<Vec<Page>>| {
-            // SAFETY: a box's, which is taken once.
-            unsafe { Box::from_raw(from.swap(std::ptr::null_mut(), SeqCst)) }
-        };
+        let [first, second] = [(); 2].map(|()| sync_channel::<Vec<Page>>(1));
+        let (begin, (done, is_done)) = (Barrier::new(3), sync_channel(2));
         std::thread::scope(|scope| {
-            for from in [&first, &second] {
-                scope.spawn(|| {
-                    loop {
+            // They end when there is nobody any more who sends to them.
+            let [first, second] = [first, second].map(|(send, receive)| {
+                let (begin, done) = (&begin, done.clone());
+                scope.spawn(move || {
+                    for pages in receive {
                         begin.wait();
-                        if is_over.load(SeqCst) == 1 {
-                            return;
-                        }
-                        drop(take(from));
-                        begin.wait();
+                        drop(pages);
+                        done.send(()).unwrap();
                     }
                 });
-            }
+                send
+            });
             for round in 0..ROUNDS {
                 let builder = Allocator::builder().memory(Memory::anonymous(512)).backend(backend);
                 let allocator = builder.build().unwrap();
                 let range = allocator.arenas()[0].range.clone();
-                let some = |n: usize| {
-                    let pages = (0..n).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect::<Vec<_>>();
-                    Box::into_raw(Box::new(pages))
-                };
+                let some = |n: usize| (0..n).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
                 // Few enough for a list, or more than one takes.
-                let n = [1, 2, 70][round % 3];
-                first.store(some(n), SeqCst);
-                second.store(some(1), SeqCst);
+                let pages: [Vec<Page>; 2] = [[1, 2, 70][round % 3], 1].map(some);
+                [&first, &second].into_iter().zip(pages).for_each(|(send, pages)| send.send(pages).unwrap());
                 begin.wait();
                 drop(allocator);
-                begin.wait();
+                (0..2).for_each(|_| is_done.recv().unwrap());
                 assert!(!is_mapped(&range), "{backend}, round {round}: the arena at {range:x?} stays");
             }
-            is_over.store(1, SeqCst);
-            begin.wait();
         });
     }
 }
@@ -229,13 +220,14 @@ fn a_signal_handler_frees_the_last_page() {
     // Into a thread that builds and drops allocators, and so holds the registry most of the time.
     const ROUNDS: usize = 200;
     let mut before = 0;
-    let is_over = AtomicUsize::new(0);
+    let is_over = AtomicBool::new(false);
     let builder_thread = AtomicUsize::new(0);
     std::thread::scope(|scope| {
+        let _over = Over(&is_over);
         scope.spawn(|| {
             // SAFETY: always allowed.
             builder_thread.store(unsafe { libc::pthread_self() } as usize, SeqCst);
-            while is_over.load(SeqCst) == 0 {
+            while !is_over.load(SeqCst) {
                 drop(small());
             }
         });
@@ -252,7 +244,6 @@ fn a_signal_handler_frees_the_last_page() {
             assert_eq!(unsafe { libc::pthread_kill(builder_thread.load(SeqCst) as libc::pthread_t, libc::SIGUSR1) }, 0);
             until("the handler", || FREED.load(SeqCst) > freed);
         }
-        is_over.store(1, SeqCst);
     });
     // None of those stays; what they would be is 2 MiB each.
     let after = size_and_resident()[0];
