@@ -4,7 +4,7 @@ use crate::builder::Builder;
 use crate::free::finish;
 use crate::memory::Memory;
 use crate::misuse::misuse;
-use crate::nodes::Nodes;
+use crate::nodes::{Kept, Nodes};
 use crate::registry;
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -84,7 +84,7 @@ pub(crate) struct Inner {
 /// must not use Pagemill, unless to exec.
 #[derive(Clone)]
 pub struct Allocator {
-    nodes: &'static Nodes,
+    nodes: Kept,
     owner: Arc<Owner>,
 }
 
@@ -93,7 +93,7 @@ impl fmt::Debug for Allocator {
         let stats = self.stats();
         f.debug_struct("Allocator")
             .field("backend", &format_args!("{}", self.backend()))
-            .field("arenas", &self.nodes.in_use().count())
+            .field("arenas", &self.nodes().in_use().count())
             .field("pages", &self.managed_pages().get())
             .field("out", &stats.allocated.saturating_sub(stats.freed))
             .finish()
@@ -102,18 +102,18 @@ impl fmt::Debug for Allocator {
 
 /// Ends the allocator when the last handle is gone.
 #[derive(Debug)]
-pub(crate) struct Owner(&'static Nodes);
+pub(crate) struct Owner(Kept);
 
 impl Owner {
     pub(crate) fn nodes(&self) -> &'static Nodes {
-        self.0
+        self.0.get()
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.0.reclaim.stop();
-        for inner in self.0.ever() {
+        self.nodes().reclaim.stop();
+        for inner in self.nodes().ever() {
             let arena = inner.arena;
             if inner.leave() {
                 registry::come_home(arena);
@@ -121,7 +121,7 @@ impl Drop for Owner {
         }
         registry::bury();
         // SAFETY: the part of the handles, once, and none is left.
-        unsafe { Nodes::let_go(self.0.kept()) };
+        unsafe { self.0.let_go() };
     }
 }
 
@@ -179,18 +179,18 @@ impl Allocator {
 
     /// Is this address in its memory?
     pub(crate) fn has_address(&self, addr: usize) -> bool {
-        registry::by_address(addr).is_some_and(|(arena, _)| core::ptr::eq(arena.inner().nodes, self.nodes))
+        registry::by_address(addr).is_some_and(|(arena, _)| core::ptr::eq(arena.inner().nodes, self.nodes()))
     }
 
     pub(crate) fn of(nodes: &'static Nodes) -> Self {
-        Self::from_owner(Arc::new(Owner(nodes)))
+        Self::from_owner(Arc::new(Owner(nodes.kept())))
     }
     pub(crate) fn from_owner(owner: Arc<Owner>) -> Self {
-        Self { nodes: owner.nodes(), owner }
+        Self { nodes: owner.0, owner }
     }
     #[inline]
     pub(crate) fn nodes(&self) -> &'static Nodes {
-        self.nodes
+        self.nodes.get()
     }
     pub(crate) fn weak(&self) -> Weak<Owner> {
         Arc::downgrade(&self.owner)
@@ -198,19 +198,19 @@ impl Allocator {
 
     /// The list backend in force.
     pub fn backend(&self) -> Backend {
-        self.nodes.first().lists.backend()
+        self.nodes().first().lists.backend()
     }
     /// How many CPUs have lists.
     pub fn cpus(&self) -> usize {
-        self.nodes.first().lists.cpus()
+        self.nodes().first().lists.cpus()
     }
     /// How many pages it manages.
     pub fn managed_pages(&self) -> PageCount {
-        PageCount::new(self.nodes.in_use().map(|inner| inner.arena.frames()).sum())
+        PageCount::new(self.nodes().in_use().map(|inner| inner.arena.frames()).sum())
     }
     /// What the free/used state of a frame costs, in bits (C10.3: at most 2).
     pub fn metadata_bits_per_frame(&self) -> f64 {
-        self.nodes.first().arena.metadata_bits_per_frame()
+        self.nodes().first().arena.metadata_bits_per_frame()
     }
 
     /// Takes what all CPUs' lists hold back to the zones. Their owners go on meanwhile (C4.3). Returns the pages that
@@ -219,7 +219,7 @@ impl Allocator {
     /// Restartable sequences take `membarrier` for the lists of other CPUs. Where a sandbox that was put up after the
     /// allocator was built forbids it, those lists are left alone: what they hold serves requests on their own CPUs.
     pub fn drain(&self) -> PageCount {
-        PageCount::new(self.nodes.drain_all())
+        PageCount::new(self.nodes().drain_all())
     }
     /// Takes what one CPU's lists hold back to the zones.
     ///
@@ -229,7 +229,7 @@ impl Allocator {
         if cpu.get() >= self.cpus() {
             return Err(Invalid::Cpus { cpus: cpu.get() + 1, max: self.cpus() }.into());
         }
-        Ok(PageCount::new(self.nodes.all().iter().map(|inner| inner.drain_cpu(cpu)).sum()))
+        Ok(PageCount::new(self.nodes().all().iter().map(|inner| inner.drain_cpu(cpu)).sum()))
     }
 
     /// Allows requests the memory of these nodes alone, from each request's next refill on (C3.7: the kernel's cpuset).
@@ -246,7 +246,7 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn set_allowed_nodes(&self, nodes: NodeMask) -> Result<(), Error> {
-        Ok(self.nodes.set_allowed(&registry::lock(), nodes)?)
+        Ok(self.nodes().set_allowed(&registry::lock(), nodes)?)
     }
 
     /// Closes this handle, and with it the allocator if no other one is left. `Ok` says that no page is out, not that the
@@ -256,7 +256,7 @@ impl Allocator {
     /// # Errors
     /// [`StillOut`] with the number of pages, while some are out; nothing has changed then.
     pub fn close(self) -> Result<(), StillOut> {
-        let arenas = self.nodes.ever();
+        let arenas = self.nodes().ever();
         arenas.iter().for_each(|inner| _ = inner.drain_all());
         match arenas.iter().map(|inner| inner.out_at_rest()).sum() {
             0 => Ok(()),

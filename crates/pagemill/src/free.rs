@@ -102,15 +102,21 @@ fn free_slow(addr: usize, order: Order) -> Result<(), Misuse> {
     inner.nodes.claim_freed(inner, || order.frames() as usize);
     let freed = inner.zone.free_block(Pfn::new(pfn), order);
     waits.note_memory();
-    if freed == Ok(true) {
-        registry::come_home(arena);
+    match freed {
+        Ok(is_complete) => {
+            // Nothing of it is looked at from here on.
+            if is_complete {
+                registry::come_home(arena);
+            }
+            Ok(())
+        }
+        Err(kind) => {
+            // Somebody else freed it at the same moment, and has counted it.
+            stats.blocks_in.fetch_sub(1, Relaxed);
+            stats.block_pages_in.fetch_sub(u64::from(order.frames()), Relaxed);
+            Err(refused(kind))
+        }
     }
-    freed.map(drop).map_err(|kind| {
-        // Somebody else freed it at the same moment, and has counted it.
-        stats.blocks_in.fetch_sub(1, Relaxed);
-        stats.block_pages_in.fetch_sub(u64::from(order.frames()), Relaxed);
-        refused(kind)
-    })
 }
 
 /// Is this a block of this order that is handed out?

@@ -21,6 +21,7 @@ use crate::slow::Lack;
 use crate::wait::Waits;
 use crate::{fault, registry};
 use core::ops::Deref;
+use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use pagemill_core::{CpuId, Error, Gfp, Invalid, NodeId, NodeMask, Policy, zonelist_place};
@@ -116,7 +117,7 @@ pub(crate) struct Nodes {
     zonelists: AtomicPtr<Zonelists>,
     walked: Mutex<Vec<AtomicPtr<Zonelists>>>,
     /// Itself, as the box that it came from.
-    kept: AtomicPtr<Nodes>,
+    kept: OnceLock<Kept>,
     /// What keeps it: the handles together are one, and each arena is one.
     parts: AtomicUsize,
     /// No two have the same.
@@ -176,6 +177,36 @@ fn waits_of_none(_held: &registry::Writing) -> MutexGuard<'static, Vec<&'static 
     WAITS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Leads to an allocator's [`Nodes`] as long as whoever has it has a part of that. It is no reference, which would promise
+/// that those are there until the call ends that got it, and a handle may be the last one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept(NonNull<Nodes>);
+
+// SAFETY: as a shared reference to what any thread may use.
+unsafe impl Send for Kept where for<'a> &'a Nodes: Send {}
+// SAFETY: as for Send.
+unsafe impl Sync for Kept where for<'a> &'a Nodes: Send {}
+
+impl Kept {
+    #[inline]
+    pub(crate) fn get(self) -> &'static Nodes {
+        // SAFETY: there, as the caller has a part of it.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Lets go of one part; frees it with the last.
+    ///
+    /// # Safety
+    /// The caller has the part, of an arena that has ended, or of the handles, and uses nothing of it from here on.
+    pub(crate) unsafe fn let_go(self) {
+        // AcqRel: whoever frees it sees what all others did to it before.
+        if self.get().parts.fetch_sub(1, AcqRel) == 1 {
+            // SAFETY: `keep` made it of a box, and no part of it is left.
+            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        }
+    }
+}
+
 impl Drop for Nodes {
     fn drop(&mut self) {
         let walked = core::mem::take(&mut self.walked).into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -200,7 +231,7 @@ impl Nodes {
             oldest: AtomicPtr::default(),
             zonelists: AtomicPtr::new(Box::into_raw(Box::default())),
             walked: Mutex::default(),
-            kept: AtomicPtr::default(),
+            kept: OnceLock::new(),
             parts: AtomicUsize::new(1),
             number: MADE.fetch_add(1, Relaxed),
             newest: AtomicPtr::default(),
@@ -219,29 +250,18 @@ impl Nodes {
         }
     }
 
-    /// Keeps it until all its parts are [let go](Self::let_go).
+    /// Keeps it until all its parts are [let go](Kept::let_go).
     pub(crate) fn keep(self) -> &'static Self {
-        let kept = Box::into_raw(Box::new(self));
-        // SAFETY: a box's.
-        let this = unsafe { &*kept };
-        this.kept.store(kept, Relaxed);
-        this.waits.of.store(kept, Relaxed);
-        this
+        let kept = Kept(NonNull::from(Box::leak(Box::new(self))));
+        kept.get().kept.get_or_init(|| kept);
+        kept.get().waits.of.store(kept.0.as_ptr(), Relaxed);
+        kept.get()
     }
-    /// Itself, for [`let_go`](Self::let_go).
-    pub(crate) fn kept(&self) -> *mut Self {
-        self.kept.load(Relaxed)
-    }
-
-    /// Lets go of one part; frees it with the last.
-    ///
-    /// # Safety
-    /// `this` is [`kept`](Self::kept), and the caller has the part: of an arena that has ended, or of the handles.
-    pub(crate) unsafe fn let_go(this: *mut Self) {
-        // SAFETY: there, as the caller has a part of it. AcqRel: whoever frees it sees what all others did to it before.
-        if unsafe { (*this).parts.fetch_sub(1, AcqRel) } == 1 {
-            // SAFETY: `keep` made it of a box, and no part of it is left.
-            drop(unsafe { Box::from_raw(this) });
+    /// Itself, as whoever has a part of it keeps it.
+    pub(crate) fn kept(&self) -> Kept {
+        match self.kept.get() {
+            Some(&kept) => kept,
+            None => unreachable!("`keep` sets it"),
         }
     }
 

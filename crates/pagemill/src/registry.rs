@@ -15,7 +15,6 @@
 //! ([`bury`]), and the arena itself on [`FREE`] for its next memory.
 use crate::allocator::Inner;
 use crate::arena::{Arena, Body};
-use crate::nodes::Nodes;
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -248,7 +247,7 @@ pub(crate) fn bury() {
         let nodes = inner.nodes.kept();
         drop(inner);
         // SAFETY: of one of its arenas, once.
-        unsafe { Nodes::let_go(nodes) };
+        unsafe { nodes.let_go() };
     }
 }
 
