@@ -44,8 +44,8 @@ pub(crate) struct Inner {
     pub(crate) retired: AtomicBool,
     /// It fell below its low mark, and is not above the high one yet.
     pub(crate) is_low: AtomicBool,
-    /// Frames that are free, and are kept for the request that claims them.
-    pub(crate) claimed: AtomicU32,
+    /// Frames that are free, and are kept for the request that claims them; times 2^32, that claim's number.
+    pub(crate) claimed: AtomicU64,
     /// Frames that a list may hold: its share of the zone, so that CPUs cannot hide much of a small one.
     pub(crate) limit_max: u32,
     /// Entries of frames that were found on two ways at once, and put aside.
@@ -307,7 +307,12 @@ impl Inner {
                 self.drain_lists(CpuId::new(cpu as u32), |_| true);
             }
         }
-        self.zone.close(self.quarantined.load(Relaxed) as usize)
+        let quarantined = self.quarantined.load(Relaxed) as usize;
+        // On lists that cannot be drained. With pages out they do not count: whoever frees one may push others of its list to
+        // the zone, where they would count once more; so the arena stays then.
+        let left =
+            if self.out_at_rest() == 0 { self.arena.frames() - self.zone.free_frames() - quarantined } else { 0 };
+        self.zone.close(quarantined + left)
     }
 
     /// Unmaps its lists.

@@ -318,7 +318,7 @@ impl Nodes {
                 retired: AtomicBool::new(false),
                 is_left: AtomicBool::new(false),
                 is_low: AtomicBool::new(false),
-                claimed: AtomicU32::new(0),
+                claimed: AtomicU64::new(0),
                 limit_max: (share as u32).clamp(1, List::LIMIT_MAX),
                 quarantined: AtomicU64::new(0),
                 misused: AtomicU64::new(0),

@@ -1,10 +1,11 @@
 //! What a request claims that others overtook often (C3.20).
 //!
-//! It stands beside the lines of those who wait (`wait.rs`); an allocator has one claim at a time. A request for single pages, or for several blocks, claims a number: frames that are freed from then on
-//! are counted to it ([`Nodes::claim_freed`]) and lie above nobody else's mark ([`Inner::floor`]) until it takes them. A
-//! request for one block of an order up to 9 claims a pageblock: nobody else takes anything of that until the block is
-//! whole. What was free before stays everybody's. A claim that gets no further for [`PATIENCE`] ends, and may begin again after
-//! as long: it may lack just those pages that others cannot free before they have got some.
+//! It stands beside the lines of those who wait (`wait.rs`); an allocator has one claim at a time. A request for single
+//! pages, or for several blocks, claims a number: frames that are freed from then on are counted to it
+//! ([`Nodes::claim_freed`]) and lie above nobody else's mark ([`Inner::floor`]) until it takes them. A request for one block
+//! of an order up to 9 claims a pageblock: nobody else takes anything of that until the block is whole. What was free
+//! before stays everybody's. A claim that gets no further for [`PATIENCE`] ends, and may begin again after as long: it may
+//! lack just those pages that others cannot free before they have got some.
 //!
 //! # Invariant
 //! - Q1 What is claimed of a zone is at most what the claimant lacks, and none once its claim has ended.
@@ -13,7 +14,7 @@ use crate::nodes::Nodes;
 use crate::slow::Lack;
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU64};
 use pagemill_core::{Gfp, Level, NodeMask, Order, Pfn};
 use std::time::{Duration, Instant};
 
@@ -24,10 +25,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     is_held: AtomicBool,
-    /// Frames that are still to be counted to it, and the nodes that they may be of.
-    wanted: AtomicUsize,
+    /// Frames that are still to be counted to the claim; times 2^32, its number. Whoever counts is late at times: what it
+    /// adds to an arena says for which claim it is.
+    wanted: AtomicU64,
+    /// The nodes that those frames may be of; told before `wanted`.
     nodes: AtomicU64,
 }
+
+const NUMBER: u32 = 32;
 
 thread_local! {
     /// Does this thread try to take what it has claimed? Looked at only where something is claimed.
@@ -46,35 +51,46 @@ impl Nodes {
     /// Counts `frames` to whoever claims some, before they are free: so nobody else finds them there.
     #[inline]
     pub(crate) fn claim_freed(&self, arena: &Inner, frames: impl FnOnce() -> usize) {
-        if self.claims.wanted.load(Relaxed) > 0 {
+        if self.claims.wanted.load(Relaxed) as u32 > 0 {
             self.count_to_claim(arena, frames());
         }
     }
 
     #[cold]
     fn count_to_claim(&self, arena: &Inner, n: usize) {
-        if !NodeMask::from_bits(self.claims.nodes.load(Relaxed)).contains(arena.node) {
-            return;
-        }
-        let less = |wanted: usize| Some(wanted.saturating_sub(n));
-        let before = self.claims.wanted.fetch_update(Relaxed, Relaxed, less).unwrap_or(0);
-        arena.claimed.fetch_add(before.min(n) as u32, Relaxed);
+        let claims = &self.claims;
+        let share = |wanted: u64| u64::from(wanted as u32).min(n as u64);
+        let may = || NodeMask::from_bits(claims.nodes.load(Relaxed)).contains(arena.node);
+        let less = |wanted: u64| (share(wanted) > 0 && may()).then(|| wanted - share(wanted));
+        // Acquire pairs with the Release in `begin`: the nodes are that claim's.
+        let Ok(before) = claims.wanted.fetch_update(Acquire, Acquire, less) else { return };
+        let (number, counted) = (before >> NUMBER, share(before));
+        let add = |claimed: u64| match claimed >> NUMBER {
+            same if same == number => Some(claimed + counted),
+            of => ((number.wrapping_sub(of) as i32) > 0).then_some(number << NUMBER | counted),
+        };
+        let _ = arena.claimed.fetch_update(Relaxed, Relaxed, add); // Refused: that claim has ended.
     }
 }
 
 impl Inner {
+    /// Frames that are counted to the claim.
+    fn claimed_frames(&self) -> u32 {
+        let claimed = self.claimed.load(Relaxed);
+        let is_its = || claimed >> NUMBER == self.nodes.claims.wanted.load(Relaxed) >> NUMBER;
+        if claimed as u32 > 0 && is_its() { claimed as u32 } else { 0 }
+    }
+
     /// How many frames must stay when a request with these flags takes some: what its marks keep, and what is claimed.
     pub(crate) fn floor(&self, gfp: Gfp, level: Level) -> u32 {
         let kept = self.marks.floor(gfp, level);
-        match self.claimed.load(Relaxed).saturating_add(self.zone.withheld_frames()) {
+        match self.claimed_frames().saturating_add(self.zone.withheld_frames()) {
             0 => kept,
             _ if IS_CLAIMANT.get() => kept,
             claimed => kept.saturating_add(claimed),
         }
     }
-}
 
-impl Inner {
     /// A block of the pageblock that is withheld for this request.
     pub(crate) fn take_withheld(&self, order: Order, floor: u32) -> Option<Pfn> {
         let is_for_this = self.zone.withheld_frames() >= order.frames() && IS_CLAIMANT.get();
@@ -129,7 +145,7 @@ impl<'n> Claim<'n> {
     fn frames(&self) -> usize {
         match self.block {
             Some((arena, _)) => arena.zone.withheld_frames() as usize,
-            None => self.nodes.all().iter().map(|arena| arena.claimed.load(Relaxed) as usize).sum(),
+            None => self.nodes.all().iter().map(|arena| arena.claimed_frames() as usize).sum(),
         }
     }
 
@@ -150,15 +166,17 @@ impl<'n> Claim<'n> {
                 arenas.filter_map(|arena| Some((arena, arena.zone.withhold(self.lack.order(), from(arena))?))).next();
         } else {
             claims.nodes.store(self.lack.nodes().as_bits(), Relaxed);
-            claims.wanted.store(self.lack.frames(), Relaxed);
+            let number = claims.wanted.load(Relaxed) >> NUMBER;
+            claims.wanted.store(number << NUMBER | self.lack.frames() as u64, Release);
         }
     }
 
     fn end(&mut self) {
         (self.is_held, self.since) = (false, Some(Instant::now()));
-        self.nodes.claims.wanted.store(0, Relaxed);
-        for arena in self.nodes.all() {
-            arena.claimed.store(0, Relaxed);
+        // With the next number nothing is claimed of any arena.
+        let next = (self.nodes.claims.wanted.load(Relaxed) >> NUMBER) as u32;
+        self.nodes.claims.wanted.store(u64::from(next.wrapping_add(1)) << NUMBER, Relaxed);
+        if let Some((arena, _)) = self.block {
             arena.zone.end_withholding();
         }
         // Release pairs with the Acquire in `begin`.
