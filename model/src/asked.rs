@@ -3,7 +3,7 @@ use crate::expect::Bounds;
 use crate::plan::{Hidden, Plan, Wanted, Zone};
 use crate::request::{Ends, How, Place, Request};
 use crate::world::{Failure, World, demand};
-use pagemill::{Account, Error, Exhausted, Gfp, NodeId, Shortfall, Stats, Why, ZoneInfo, ZoneKind};
+use pagemill::{Account, Error, Exhausted, Gfp, Invalid, NodeId, Shortfall, Stats, Why, ZoneInfo, ZoneKind};
 
 /// A request under way.
 #[derive(Debug)]
@@ -18,6 +18,9 @@ pub(crate) struct Asked {
     turns: usize,
     /// Frames of each zone that are not out and not on a list, as far as is known: at least.
     bare: Vec<usize>,
+    /// Why nothing that happened could serve it; `None` where that is not known. It may have been stopped before.
+    refusals: Option<Vec<Invalid>>,
+    is_stopped: bool,
     /// Waits that had ended before, unless somebody else waited meanwhile.
     waits: Option<u64>,
 }
@@ -62,7 +65,11 @@ impl World {
         let n = wanted.missing;
         let bare = zones.zones.iter().zip(&listed).map(|(zone, listed)| zone.expect.free().saturating_sub(*listed));
         let (bare, got) = (bare.collect(), vec![0; zones.zones.len()]);
-        self.asked = Some(Asked { request, plan, got, had, turns: n, bare, waits: Some(self.allocator.stats().waits) });
+        let at_once = if request.ask.most() > 0 { vec![1, wanted.needed] } else { Vec::new() };
+        let refusals = at_once.into_iter().filter_map(|blocks| zones.refusal(&request, here, blocks)).collect();
+        let (waits, is_stopped) = (Some(self.allocator.stats().waits), n == 0);
+        self.asked =
+            Some(Asked { request, plan, got, had, turns: n, bare, refusals: Some(refusals), is_stopped, waits });
         (request, request.account())
     }
 
@@ -76,7 +83,8 @@ impl World {
             divided: None,
             is_in_vain: None,
         };
-        Asked { request, plan, got: Vec::new(), had, turns: 0, bare: Vec::new(), waits: None }
+        let (got, bare) = (Vec::new(), Vec::new());
+        Asked { request, plan, got, had, turns: 0, bare, refusals: None, is_stopped: false, waits: None }
     }
 
     /// The node of the CPU that this runs on.
@@ -112,6 +120,27 @@ impl World {
         self.asked().plan.bounds
     }
 
+    /// Compares what refused the request, if something did, with what had to. An error that is none of these is a failure.
+    pub(crate) fn check_refusal(&mut self, error: Option<&Error>) -> Result<(), Failure> {
+        let Asked { request, refusals, is_stopped, .. } = self.asked();
+        let known = refusals.as_ref();
+        match error {
+            Some(Error::Invalid(why)) => {
+                let is_right = known
+                    .map_or(matches!(*why, Invalid::MoreThanManaged { blocks, most, .. } if blocks > most), |known| {
+                        known.contains(why)
+                    });
+                demand!(is_right, "{request:?} was refused: {why}; not {known:?}");
+                self.counts_are_unknown();
+            }
+            _ => demand!(
+                *is_stopped || known.is_none_or(Vec::is_empty),
+                "{request:?} was not refused, as {known:?}, but {error:?}"
+            ),
+        }
+        Ok(())
+    }
+
     /// Compares what a bulk request brought. Returns what was added, 0 on an error.
     pub(crate) fn settle(
         &mut self,
@@ -125,6 +154,7 @@ impl World {
         let frames = request.order.pages().get();
         let charged = account.charged().get();
         let how = format!("{request:?} with {had} occupied");
+        self.check_refusal(result.as_ref().err())?;
         match result {
             Ok((added, shortfall)) => {
                 demand!(bounds.admit(added), "{how} brought {added}, not {bounds:?}");
@@ -144,14 +174,19 @@ impl World {
             }
             Err(Error::Exhausted(Exhausted { wanted, got, why, .. })) => {
                 demand!(least > 0 && got < least && wanted == least, "{how} failed with {got} of {wanted}: {why}");
-                let is_due = (had + bounds.low..=had + bounds.high).contains(&got);
+                // More than a list's batch are not taken where the count says that there are too few.
+                let is_untried = request.gfp.may_wait() && least - had > 64 && got == had;
+                let is_due = is_untried || (had + bounds.low..=had + bounds.high).contains(&got);
                 demand!(is_due, "{how} failed with {got}, not {bounds:?} more");
                 self.check_why(why, got - had, least - got)?;
                 demand!(charged == 0, "{how} failed and was charged {charged} pages");
                 self.counts_are_unknown();
                 Ok(0)
             }
-            Err(error) => Err(Failure::new(format!("{how} failed: {error}"))),
+            Err(_) => {
+                demand!(charged == 0, "{how} was refused and was charged {charged} pages");
+                Ok(0)
+            }
         }
     }
 

@@ -20,6 +20,7 @@ impl World {
         };
         self.reconcile()?;
         let bounds = self.bounds();
+        self.check_refusal(result.as_ref().err())?;
         match result {
             Ok(block) => {
                 demand!(bounds.high == 1, "a block of order {} came, and there is none", order.get());
@@ -32,7 +33,7 @@ impl World {
                 demand!(exhausted.wanted - exhausted.got == 1, "one block failed, and {exhausted:?}");
                 self.check_why(exhausted.why, 0, 1)?;
             }
-            Err(error) => return Err(Failure::new(format!("{gfp:?}: {error}"))),
+            Err(_) => {}
         }
         self.end()
     }
@@ -66,7 +67,12 @@ impl World {
         let result = self.allocator.alloc_pages_bulk_list(request.bulk(&account), &mut hand.list);
         if had > 0 && of != order {
             let is_refused = matches!(result, Err(Error::Invalid(Invalid::ListOrder { .. })));
-            demand!(is_refused, "a list of order {} took order {}: {result:?}", of.get(), order.get());
+            demand!(
+                is_refused || self.check_refusal(result.as_ref().err()).is_ok(),
+                "a list of order {} took order {}: {result:?}",
+                of.get(),
+                order.get()
+            );
             self.asked = None;
         } else {
             let added = self.settle(&account, result.map(|done| (done.blocks, done.shortfall)))?;

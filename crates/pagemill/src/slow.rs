@@ -213,24 +213,11 @@ impl Nodes {
         })
     }
 
-    /// Refuses nodes of which there is none here.
+    /// Refuses what no state of the allocator could serve: nodes that it does not have, and more at once than its zones have,
+    /// less what their marks keep from the request.
     ///
     /// # Errors
-    /// [`Invalid::NoSuchNode`].
-    pub(crate) fn check_nodes(&self, lack: Lack) -> Result<(), Error> {
-        // Retired ones too: what is left of their node's is another reason.
-        let mut ever = core::iter::successors(self.newest(), |arena| arena.older);
-        if ever.any(|arena| lack.nodes.contains(arena.node)) {
-            return Ok(());
-        }
-        Err(Invalid::NoSuchNode { nodes: lack.nodes.as_bits() }.into())
-    }
-
-    /// Refuses what no state of the allocator could serve: more at once than its zones have, less what their marks keep
-    /// from the request.
-    ///
-    /// # Errors
-    /// [`Invalid::MoreThanManaged`].
+    /// [`Invalid::NoSuchNode`], [`Invalid::MoreThanManaged`].
     #[cold]
     pub(crate) fn check_lack(&self, lack: Lack, gfp: Gfp) -> Result<(), Error> {
         let frames = lack.order.frames() as usize;
@@ -238,12 +225,19 @@ impl Nodes {
             let kept = arena.marks.floor(gfp, Level::Min) as usize;
             arena.arena.frames().saturating_sub(kept) / frames
         };
-        let most: usize = self.in_use().filter(|arena| lack.is_served_by(arena)).map(blocks_of).sum();
-        // Without any arena, all were retired, or are a parent process's: that is another reason.
-        if lack.blocks <= most || !self.in_use().any(|arena| lack.is_served_by(arena)) {
-            return Ok(());
+        let serve = || self.in_use().filter(|arena| lack.is_served_by(arena));
+        let most: usize = serve().map(blocks_of).sum();
+        if lack.blocks <= most {
+            Ok(())
+        } else if serve().next().is_some() {
+            Err(Invalid::MoreThanManaged { blocks: lack.blocks, order: lack.order.get(), most }.into())
+        } else if core::iter::successors(self.newest(), |arena| arena.older)
+            .any(|arena| lack.nodes.contains(arena.node))
+        {
+            Ok(()) // All of those were retired, or are a parent process's: that is another reason.
+        } else {
+            Err(Invalid::NoSuchNode { nodes: lack.nodes.as_bits() }.into())
         }
-        Err(Invalid::MoreThanManaged { blocks: lack.blocks, order: lack.order.get(), most }.into())
     }
 
     /// May there be enough for a request that waits for this? A free in a signal handler asks too, and one of the last page

@@ -175,7 +175,9 @@ fn all_or_nothing_leaves_everything_as_it_was() {
         slots[3] = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
         let kept = slots[3].as_ref().unwrap().addr();
         let error = allocator.alloc_pages_bulk_array(Bulk::exact(30), &mut slots).unwrap_err();
-        assert_eq!(error, Error::Exhausted(Exhausted { wanted: 30, got: 20, order: 0, why: Why::Exhausted }));
+        assert_eq!(error, Error::Invalid(Invalid::MoreThanManaged { blocks: 29, order: 0, most: 20 }));
+        let error = allocator.alloc_pages_bulk_array(Bulk::exact(21), &mut slots).unwrap_err();
+        assert_eq!(error, Error::Exhausted(Exhausted { wanted: 21, got: 20, order: 0, why: Why::Exhausted }));
         assert_eq!(slots.iter().flatten().map(Page::addr).collect::<Vec<_>>(), [kept]);
         assert_eq!(allocator.validate().unwrap().handed_out, 1);
 

@@ -296,9 +296,7 @@ impl<'a> Bulk<'a> {
         if self.most == 0 {
             return Ok(()); // Nothing is asked of any (C3.3).
         }
-        let lack = self.lack(nodes, 1);
-        nodes.check_nodes(lack)?;
-        nodes.check_lack(lack, self.gfp)
+        nodes.check_lack(self.lack(nodes, 1), self.gfp)
     }
 
     /// The error of a request that got `got`, fewer than it must have; they went back.
