@@ -132,6 +132,9 @@ impl World {
                     });
                 demand!(is_right, "{request:?} was refused: {why}; not {known:?}");
                 self.counts_are_unknown();
+                if let Some(asked) = &mut self.asked {
+                    asked.plan.is_in_vain = Some(false); // It does not wait first.
+                }
             }
             _ => demand!(
                 *is_stopped || known.is_none_or(Vec::is_empty),
