@@ -120,10 +120,19 @@ impl World {
         self.asked().plan.bounds
     }
 
+    /// Time would bring the request nothing that it has to have.
+    fn waits_no_more(&mut self) {
+        if let Some(asked) = &mut self.asked {
+            asked.plan.is_in_vain = asked.plan.is_in_vain.and(Some(false));
+        }
+    }
+
     /// Compares what refused the request, if something did, with what had to. An error that is none of these is a failure.
     pub(crate) fn check_refusal(&mut self, error: Option<&Error>) -> Result<(), Failure> {
-        let Asked { request, refusals, is_stopped, .. } = self.asked();
-        let known = refusals.as_ref();
+        let Asked { request, plan, refusals, is_stopped, .. } = self.asked();
+        // Which of the nodes that take turns was meant is nobody else's business.
+        let is_in_turn = request.gfp.contains(Gfp::THISNODE) && plan.wanted.is_none();
+        let known = refusals.as_ref().filter(|known| !is_in_turn || !known.is_empty());
         match error {
             Some(Error::Invalid(why)) => {
                 let is_right = known
@@ -132,9 +141,7 @@ impl World {
                     });
                 demand!(is_right, "{request:?} was refused: {why}; not {known:?}");
                 self.counts_are_unknown();
-                if let Some(asked) = &mut self.asked {
-                    asked.plan.is_in_vain = Some(false); // It does not wait first.
-                }
+                self.waits_no_more();
             }
             _ => demand!(
                 *is_stopped || known.is_none_or(Vec::is_empty),
@@ -163,6 +170,9 @@ impl World {
                 demand!(bounds.admit(added), "{how} brought {added}, not {bounds:?}");
                 let now = had + added;
                 demand!(now >= least, "{how} came back with {now} and no error");
+                if least > had {
+                    self.waits_no_more();
+                }
                 demand!(
                     shortfall.is_some() == (now < most) && shortfall.is_none_or(|short| short.missing == most - now),
                     "{how} has {now} and says {shortfall:?}"
