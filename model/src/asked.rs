@@ -170,7 +170,7 @@ impl World {
                 demand!(bounds.admit(added), "{how} brought {added}, not {bounds:?}");
                 let now = had + added;
                 demand!(now >= least, "{how} came back with {now} and no error");
-                if least > had {
+                if least > 0 {
                     self.waits_no_more();
                 }
                 demand!(

@@ -131,13 +131,20 @@ impl Allocator {
         (Some((inner.arena, run)), true)
     }
 
-    /// Why a request brought fewer than it asked for, if it did.
+    /// Why a request brought fewer than it asked for, if it did; `added` blocks came now, of `got` that it has.
+    ///
+    /// # Errors
+    /// None came, and none ever can.
     #[inline]
-    pub(super) fn shortfall(&self, request: &Bulk<'_>, got: usize) -> Option<Shortfall> {
+    pub(super) fn shortfall(&self, request: &Bulk<'_>, got: usize, added: usize) -> Result<Option<Shortfall>, Error> {
         if got == request.most {
-            return None;
+            return Ok(None);
         }
-        Some(Shortfall { missing: request.most - got, why: self.why(request, 1) })
+        let why = self.why(request, 1);
+        if added == 0 && why != Why::Account {
+            self.nodes().check_lack(request.lack(self.nodes(), 1), request.gfp)?;
+        }
+        Ok(Some(Shortfall { missing: request.most - got, why }))
     }
 
     /// Why it did; `needed` more had to come.

@@ -103,7 +103,7 @@ impl Allocator {
         });
         let Some(mut fresh) = served? else { return Err(request.missed(self, got)) };
         list.append(&mut fresh)?;
-        Ok(Delivered { blocks: got, shortfall: self.shortfall(&request, got) })
+        Ok(Delivered { blocks: got, shortfall: self.shortfall(&request, got, got)? })
     }
 
     /// Hands each block to a function, which owns it from then on (the callback form). The function may allocate; if
@@ -152,7 +152,7 @@ impl Allocator {
                 each(block);
             }
             drop(undelivered);
-            return Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks) });
+            return Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks, blocks)? });
         }
         let order = usize::from(request.order.get());
         let (mut taking, mut slow, mut batch) = (Taking::new(self, &request, request.most, false), None, Batch::new());
@@ -172,7 +172,7 @@ impl Allocator {
             }
         }
         let blocks = taking.end();
-        Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks) })
+        Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks, blocks)? })
     }
 
     /// Delivers contiguous runs, neighbouring blocks merged (the runs form): what an I/O vector wants.
@@ -226,7 +226,7 @@ impl Allocator {
         if served?.is_none() {
             return Err(request.missed(self, got));
         }
-        Ok(Delivered { blocks: got, shortfall: self.shortfall(&request, got) })
+        Ok(Delivered { blocks: got, shortfall: self.shortfall(&request, got, got)? })
     }
 }
 
@@ -343,7 +343,7 @@ impl Allocator {
             return Ok(Filled { added, occupied: n, first_hole, shortfall: None });
         }
         let occupied = words.iter().filter(|&&word| word != 0).count();
-        Ok(Filled { added, occupied, first_hole, shortfall: self.shortfall(&request, occupied) })
+        Ok(Filled { added, occupied, first_hole, shortfall: self.shortfall(&request, occupied, added)? })
     }
 
     /// All holes of a small array by the single path, page by page, which costs less than a batch. Returns how many those were;
