@@ -129,10 +129,8 @@ impl World {
 
     /// Compares what refused the request, if something did, with what had to. An error that is none of these is a failure.
     pub(crate) fn check_refusal(&mut self, error: Option<&Error>) -> Result<(), Failure> {
-        let Asked { request, plan, refusals, is_stopped, .. } = self.asked();
-        // Which of the nodes that take turns was meant is nobody else's business.
-        let is_in_turn = request.gfp.contains(Gfp::THISNODE) && plan.wanted.is_none();
-        let known = refusals.as_ref().filter(|known| !is_in_turn || !known.is_empty());
+        let Asked { request, refusals, is_stopped, .. } = self.asked();
+        let known = refusals.as_ref();
         match error {
             Some(Error::Invalid(why)) => {
                 let is_right = known
@@ -142,6 +140,7 @@ impl World {
                 demand!(is_right, "{request:?} was refused: {why}; not {known:?}");
                 self.counts_are_unknown();
                 self.waits_no_more();
+                self.zones.iter_mut().for_each(|zones| zones.turn = None); // It may have taken one first.
             }
             _ => demand!(
                 *is_stopped || known.is_none_or(Vec::is_empty),

@@ -214,7 +214,7 @@ impl Zones {
     /// Why no state of the allocator could serve a request that is made on node `here` and must have so many blocks at once.
     pub(crate) fn refusal(&self, request: &Request, here: NodeId, blocks: usize) -> Option<Invalid> {
         let policy = request.how.place.policy().unwrap_or(self.policy);
-        let is_here_only = request.gfp.contains(Gfp::THISNODE);
+        let is_here_only = request.gfp.contains(Gfp::THISNODE) && !matches!(policy, Policy::Interleave(_));
         let only = if is_here_only { NodeMask::only(policy.first(here)) } else { NodeMask::ALL };
         let nodes = request.how.place.nodes().and(policy.nodes()).and(only);
         let is_of_them = |zone: &&Zone| nodes.contains(zone.piece.node);

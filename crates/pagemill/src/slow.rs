@@ -76,7 +76,11 @@ impl<'c> Ask<'c> {
 
     /// What it waits for, from node `from` on, where it needs so many blocks at once.
     pub(crate) fn lack(&self, from: NodeId, blocks: usize) -> Lack {
-        let only = if self.gfp.contains(Gfp::THISNODE) { NodeMask::only(from) } else { NodeMask::ALL };
+        let only = match self.policy {
+            Policy::Interleave(_) => NodeMask::ALL, // Whose turn it is, the next one does not know.
+            _ if self.gfp.contains(Gfp::THISNODE) => NodeMask::only(from),
+            _ => NodeMask::ALL,
+        };
         let nodes = self.nodes.and(self.policy.nodes()).and(only);
         Lack { order: self.order, blocks, nodes, is_dma32: self.gfp.contains(Gfp::DMA32) }
     }
