@@ -192,3 +192,38 @@ impl Drop for Claim<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::NUMBER;
+    use crate::{Allocator, NodeMask};
+    use core::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn what_is_freed_late_is_counted_to_no_later_claim() {
+        let allocator = Allocator::builder().pages(64).build().unwrap();
+        let (nodes, arena) = (allocator.nodes(), allocator.nodes().first());
+        let claims = &nodes.claims;
+        claims.nodes.store(NodeMask::ALL.as_bits(), Relaxed);
+        let begin = |number: u64, wanted: u64| claims.wanted.store(number << NUMBER | wanted, Relaxed);
+        begin(1, 3);
+        nodes.claim_freed(arena, || 2);
+        assert_eq!((arena.claimed_frames(), claims.wanted.load(Relaxed)), (2, 1 << NUMBER | 1));
+        nodes.claim_freed(arena, || 2);
+        assert_eq!(arena.claimed_frames(), 3, "no more than is lacked");
+        // The claim ends; the next one begins with nothing, whatever was counted to the last.
+        begin(2, 0);
+        assert_eq!(arena.claimed_frames(), 0);
+        begin(2, 5);
+        nodes.claim_freed(arena, || 1);
+        assert_eq!(arena.claimed_frames(), 1);
+        // Somebody who saw the second one counts when the third has something.
+        arena.claimed.store(3 << NUMBER | 4, Relaxed);
+        begin(2, 5);
+        nodes.claim_freed(arena, || 1);
+        begin(3, 0);
+        assert_eq!(arena.claimed_frames(), 4);
+        begin(0, 0);
+        arena.claimed.store(0, Relaxed);
+    }
+}
