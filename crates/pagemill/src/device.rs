@@ -16,7 +16,7 @@ use crate::dma_pool::Pool;
 use crate::fork::generation;
 use core::fmt;
 use core::ops::Range;
-use pagemill_core::{Error, PAGE_SHIFT};
+use pagemill_core::{Error, PAGE_SHIFT, PAGE_SIZE};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -51,10 +51,21 @@ impl DeviceAddr {
         self.0
     }
     /// So many bytes further on.
+    ///
+    /// # Panics
+    /// If no device has such an address: it is beyond 2^64.
     #[inline]
     #[must_use]
     pub const fn offset(self, bytes: usize) -> Self {
-        Self(self.0 + bytes as u64)
+        match self.0.checked_add(bytes as u64) {
+            Some(addr) => Self(addr),
+            None => panic!("an offset that leads beyond the last address of a device"),
+        }
+    }
+    /// The same in memory that is mapped, whose last byte has an address: [`check`] has seen to it.
+    #[inline]
+    pub(crate) const fn within(self, bytes: usize) -> Self {
+        Self(self.0.wrapping_add(bytes as u64))
     }
 }
 
@@ -108,7 +119,7 @@ pub trait DeviceMap: Send + Sync {
 pub enum Mapped {
     /// Its first byte there; the rest follows it as it does here.
     Linear(DeviceAddr),
-    /// Each of its pages there; only the bytes of a page follow each other.
+    /// Each of its pages there, as many as it has; only the bytes of a page follow each other.
     Pages(Box<[DeviceAddr]>),
 }
 
@@ -200,6 +211,22 @@ pub enum DeviceError {
         /// What it is to be a multiple of.
         align: usize,
     },
+    /// A [`DeviceMap`] gave fewer addresses than the arena has pages, or more.
+    #[error("the device's map gave {given} addresses for {pages} pages; have it give one for each")]
+    Miscounted {
+        /// The addresses.
+        given: usize,
+        /// The pages.
+        pages: usize,
+    },
+    /// A [`DeviceMap`] gave an address that not all bytes from there on can have.
+    #[error("{bytes} bytes at {addr} reach beyond the last address of a device; have its map give a lower one")]
+    Beyond {
+        /// Where.
+        addr: DeviceAddr,
+        /// How many lie there.
+        bytes: usize,
+    },
     /// An address outside of the allocator's memory.
     #[error("{addr:#x} is outside of the memory of this device's allocator; ask for pages of that")]
     NotHere {
@@ -271,8 +298,9 @@ impl Known {
             return None;
         }
         Some(match &self.mapped {
-            Mapped::Linear(first) => first.offset(offset),
-            Mapped::Pages(pages) => pages[offset >> PAGE_SHIFT].offset(offset & ((1 << PAGE_SHIFT) - 1)),
+            Mapped::Linear(first) => first.within(offset),
+            // One for each page, as `check` says.
+            Mapped::Pages(pages) => pages[offset >> PAGE_SHIFT].within(offset & (PAGE_SIZE - 1)),
         })
     }
 }
@@ -287,7 +315,8 @@ impl Device {
     /// Maps the allocator's arenas by `map`.
     ///
     /// # Errors
-    /// The map's; what it had mapped before is unmapped again.
+    /// The map's, or [`DeviceError::Miscounted`] and [`DeviceError::Beyond`] where it gives what cannot be; what it had mapped
+    /// is unmapped again.
     pub fn new(allocator: &Allocator, map: impl DeviceMap + 'static) -> Result<Self, DeviceError> {
         crate::fork::watch(); // `generation` is to be true.
         let device = Self(Arc::new(Shared {
@@ -345,6 +374,7 @@ impl Device {
         let pinned = shared.allocator.pin(&memory);
         // SAFETY: an arena's whole memory, which stays as long as its allocator; `Shared` keeps that.
         let mapped = unsafe { shared.map.map(memory.clone()) }?;
+        check(memory.len(), &mapped).inspect_err(|_| shared.map.unmap(memory.clone(), &mapped))?;
         let is_new = place.set(Box::new(Known { memory, mapped, _pinned: pinned, next: OnceLock::new() })).is_ok();
         debug_assert!(is_new, "whoever maps holds the lock");
         Ok(())
@@ -388,6 +418,22 @@ impl Device {
         let mut pools = self.lock_pools();
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(pool);
+    }
+}
+
+/// Has each of so many bytes an address?
+fn check(bytes: usize, mapped: &Mapped) -> Result<(), DeviceError> {
+    let (addrs, each) = match mapped {
+        Mapped::Linear(first) => (core::slice::from_ref(first), bytes),
+        Mapped::Pages(pages) => (&**pages, PAGE_SIZE),
+    };
+    if addrs.len() * each != bytes {
+        return Err(DeviceError::Miscounted { given: addrs.len(), pages: bytes / PAGE_SIZE });
+    }
+    let is_beyond = |addr: &&DeviceAddr| addr.0.checked_add(each as u64 - 1).is_none();
+    match addrs.iter().find(is_beyond) {
+        Some(&addr) => Err(DeviceError::Beyond { addr, bytes: each }),
+        None => Ok(()),
     }
 }
 

@@ -160,6 +160,54 @@ fn a_device_whose_addresses_are_less_aligned_is_refused() {
 }
 
 #[test]
+fn a_map_that_gives_impossible_addresses_is_refused_in_words_and_unmapped() {
+    /// Says this of every arena.
+    struct Says(Mapped, Arc<AtomicUsize>);
+    impl DeviceMap for Says {
+        unsafe fn map(&self, _: Range<usize>) -> Result<Mapped, DeviceError> {
+            self.1.fetch_add(1, Relaxed);
+            Ok(self.0.clone())
+        }
+        fn unmap(&self, _: Range<usize>, mapped: &Mapped) {
+            assert_eq!(*mapped, self.0);
+            self.1.fetch_sub(1, Relaxed);
+        }
+    }
+    let pages = |count: u64| Mapped::Pages((1..=count).map(|page| DeviceAddr::new(page << 12)).collect());
+    let last_page = DeviceAddr::new(u64::MAX << 12);
+    let mapped = Arc::new(AtomicUsize::new(0));
+    let new = |says: &Mapped| {
+        let allocator = allocator(64);
+        let device = Device::new(&allocator, Says(says.clone(), mapped.clone()));
+        // The last byte of all, which none may have told of.
+        device.map(|device| device.address_of(allocator.arenas()[0].range.end - 1).map(DeviceAddr::get))
+    };
+    for (says, words) in [
+        (pages(63), "the device's map gave 63 addresses for 64 pages; have it give one for each"),
+        (pages(0), "the device's map gave 0 addresses for 64 pages"),
+        (pages(65), "the device's map gave 65 addresses for 64 pages"),
+        (Mapped::Linear(last_page), "262144 bytes at 0xfffffffffffff000 reach beyond the last address"),
+        (Mapped::Pages([DeviceAddr::new(!0 - 4094); 64].into()), "4096 bytes at 0xfffffffffffff001 reach beyond"),
+    ] {
+        let why = new(&says).unwrap_err();
+        assert!(why.to_string().contains(words), "{why}");
+        assert_eq!(mapped.load(Relaxed), 0, "what is refused is unmapped");
+    }
+    // The last address is one.
+    assert_eq!(new(&Mapped::Linear(DeviceAddr::new(u64::MAX - (64 << 12) + 1))).unwrap(), Ok(u64::MAX));
+    assert_eq!(new(&Mapped::Pages([last_page; 64].into())).unwrap(), Ok(u64::MAX));
+}
+
+#[test]
+fn an_offset_beyond_the_last_device_address_panics_in_words() {
+    let last = DeviceAddr::new(u64::MAX - 8);
+    assert_eq!(last.offset(8).get(), u64::MAX);
+    let why = catch_unwind(|| last.offset(9)).unwrap_err();
+    let why = why.downcast_ref::<&str>().copied().unwrap_or_default();
+    assert!(why.contains("beyond the last address of a device"), "{why}");
+}
+
+#[test]
 fn memory_that_is_out_is_an_error_and_what_other_cpus_have_is_found_first() {
     let device = Device::new(&allocator(4), Identity).unwrap();
     let pool = DmaPool::create("small", &device, 256, 0, 0).unwrap();

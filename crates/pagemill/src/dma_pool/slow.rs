@@ -227,7 +227,7 @@ impl Pool {
             return Err(DeviceError::Unaligned { addr: device_addr, align });
         }
         for at in (PAGE_SIZE..order.bytes()).step_by(PAGE_SIZE) {
-            if self.device.address_of(addr + at)? != device_addr.offset(at) {
+            if self.device.address_of(addr + at)? != device_addr.within(at) {
                 return Err(DeviceError::Scattered { size: self.shape.size });
             }
         }

@@ -120,7 +120,7 @@ impl Find {
         unsafe {
             let unit = *self.units.add((number >> self.shift) as usize);
             let offset = *self.offsets.add((number & self.mask) as usize) as usize;
-            Unit { addr: unit.addr + offset, device_addr: unit.device_addr.offset(offset) }
+            Unit { addr: unit.addr + offset, device_addr: unit.device_addr.within(offset) }
         }
     }
 
