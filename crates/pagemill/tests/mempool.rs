@@ -1,7 +1,7 @@
 //! The pool with a reserve (C5), over pages and over any pair of functions.
 use crate::common::until;
 use pagemill::{
-    Allocator, Bulk, Cancel, Error, Exhausted, Gfp, Invalid, Mempool, Order, Page, PageList, Shrink, Shrinker,
+    Allocator, Bulk, Cancel, Error, Exhausted, Gfp, Invalid, Mempool, Order, Page, PageList, Shrink, Shrinker, Source,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -355,6 +355,64 @@ fn a_reserve_keeps_nothing_that_its_source_did_not_make() {
     assert_eq!((stats.out, stats.misused, stats.reserve), (0, 2, 4));
     pool.close().unwrap();
     assert_eq!(handed_out(&allocator), 0);
+}
+
+/// A source that says of every request by how much it was more than it was.
+struct Lies {
+    by: isize,
+    made: AtomicUsize,
+    /// The source fills or delivers this many more than it is asked for, or fewer.
+    does: isize,
+}
+
+impl Source for Lies {
+    type Item = Box<usize>;
+    fn alloc(&self, _: Bulk<'_>) -> Result<Option<Self::Item>, Error> {
+        Ok(Some(Box::new(self.made.fetch_add(1, Relaxed))))
+    }
+    fn free(&self, _: Self::Item) {
+        self.made.fetch_sub(1, Relaxed);
+    }
+    fn fill(&self, request: Bulk<'_>, slots: &mut [Option<Self::Item>]) -> Result<usize, Error> {
+        let most = slots.len().saturating_add_signed(self.does);
+        let mut filled = 0_usize;
+        for slot in slots.iter_mut().take(most).filter(|slot| slot.is_none()) {
+            *slot = self.alloc(request)?;
+            filled += 1;
+        }
+        Ok(filled.saturating_add_signed(self.by))
+    }
+    fn deliver(&self, request: Bulk<'_>, count: usize, each: &mut dyn FnMut(Self::Item)) -> Result<usize, Error> {
+        let count = count.saturating_add_signed(self.does);
+        for _ in 0..count {
+            self.alloc(request)?.into_iter().for_each(&mut *each);
+        }
+        Ok(count.saturating_add_signed(self.by))
+    }
+}
+
+#[test]
+fn a_source_that_lies_about_what_it_did_is_counted_as_misuse_and_nothing_else() {
+    for (by, does) in
+        [(1, 0), (-1, 0), (1, -1), (10, -3), (-10, 0), (isize::MAX, -10), (0, 1), (-2, 2), (3, 2), (1, -10)]
+    {
+        let pool = Mempool::new(Lies { by, does, made: AtomicUsize::new(0) }, 8).unwrap();
+        for n in [1, 5, 8] {
+            let request = Bulk::exact(n).gfp(Gfp::NOWAIT);
+            let mut items = slots(n);
+            pool.alloc_bulk_array(request, &mut items).unwrap();
+            assert!(items.iter().all(Option::is_some), "{by} {does}");
+            assert_eq!(pool.stats().out, n, "{by} {does}");
+            assert_eq!((pool.free_bulk(&mut items), pool.stats().out), (n, 0));
+            pool.alloc_bulk_callback(request, |item| items.push(Some(item))).unwrap();
+            assert_eq!((items.iter().flatten().count(), pool.stats().out), (n, n), "{by} {does}");
+            assert_eq!((pool.free_bulk(&mut items), pool.stats().out), (n, 0));
+        }
+        pool.free(pool.alloc(Gfp::NOWAIT).unwrap());
+        let stats = pool.stats();
+        assert_eq!((stats.out, stats.reserve), (0, 8));
+        assert!(stats.misused > 0, "{by} {does}");
+    }
 }
 
 #[test]

@@ -282,6 +282,12 @@ impl<S: Source> Mempool<S> {
         self.misused.fetch_add(count as u64, Relaxed);
     }
 
+    /// The source did something else than it said.
+    #[cold]
+    fn note_lie(&self) {
+        self.misused.fetch_add(1, Relaxed);
+    }
+
     /// What the reserve lacks goes there. Returns how many are none of the source's.
     #[cold]
     fn refill(&self, slots: &mut [Option<S::Item>]) -> usize {

@@ -42,7 +42,7 @@ pub trait Source {
     /// Takes an element back.
     fn free(&self, item: Self::Item);
 
-    /// Fills the empty slots, as many as it can; returns how many it filled.
+    /// Fills the empty slots, as many as it can, and leaves the others; returns how many it filled.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc); nothing was filled then.
@@ -59,7 +59,7 @@ pub trait Source {
         Ok(filled)
     }
 
-    /// Hands over up to `count` elements, each to `each`; returns how many.
+    /// Hands over up to `count` elements, each to `each`; returns how many. Those above `count` come back at once.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc); nothing was handed over then.

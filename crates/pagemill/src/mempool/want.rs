@@ -9,7 +9,7 @@ use pagemill_core::Error;
 pub(super) trait Want<S: Source> {
     /// How many elements it still needs.
     fn missing(&self) -> usize;
-    /// Takes what the source has for it, and counts that as out.
+    /// Takes what the source has for it, and counts that as out: what it did, whatever it says.
     fn ask(&mut self, pool: &Mempool<S>, request: Bulk<'_>) -> Result<(), Error>;
     /// Takes one from the reserve.
     fn put(&mut self, item: S::Item);
@@ -37,12 +37,14 @@ impl<S: Source> Want<S> for Array<'_, S::Item> {
     }
     #[inline]
     fn ask(&mut self, pool: &Mempool<S>, request: Bulk<'_>) -> Result<(), Error> {
-        let added = pool.source.fill(request, self.slots)?;
+        let before = empty(self.slots);
+        let said = pool.source.fill(request, self.slots);
+        (self.missing, self.at) = (empty(self.slots), 0);
+        let added = before.saturating_sub(self.missing);
         pool.out.fetch_add(added, Relaxed);
-        self.missing = match added == self.slots.len() {
-            true => 0,
-            false => self.slots.iter().filter(|slot| slot.is_none()).count(),
-        };
+        if said? != added {
+            pool.note_lie();
+        }
         Ok(())
     }
     fn put(&mut self, item: S::Item) {
@@ -52,6 +54,11 @@ impl<S: Source> Want<S> for Array<'_, S::Item> {
         self.slots[self.at] = Some(item);
         self.missing -= 1;
     }
+}
+
+#[inline]
+fn empty<T>(slots: &[Option<T>]) -> usize {
+    slots.iter().filter(|slot| slot.is_none()).count()
 }
 
 /// The callback form.
@@ -71,12 +78,20 @@ impl<S: Source, F: FnMut(S::Item)> Want<S> for Callback<F> {
         self.missing
     }
     fn ask(&mut self, pool: &Mempool<S>, request: Bulk<'_>) -> Result<(), Error> {
-        let mut delivered = Delivered::new(&pool.out, self.missing);
+        let before = self.missing;
+        let mut delivered = Delivered::new(&pool.out, before);
         let Self { missing, each } = self;
-        *missing -= pool.source.deliver(request, *missing, &mut |item| {
+        let said = pool.source.deliver(request, before, &mut |item| {
+            if *missing == 0 {
+                return pool.source.free(item); // More than it was asked for.
+            }
             delivered.left -= 1;
+            *missing -= 1;
             each(item);
         })?;
+        if said != before - self.missing {
+            pool.note_lie();
+        }
         Ok(())
     }
     fn put(&mut self, item: S::Item) {
