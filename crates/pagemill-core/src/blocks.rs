@@ -179,6 +179,7 @@ impl Zone<'_> {
     fn claim_whole(&self, block: usize, order: Order, is_head: bool) -> bool {
         let area = &self.areas[block];
         let mut entry = Entry(area.load(Relaxed));
+        self.note_use(block);
         while entry.free() == PAGEBLOCK_FRAMES {
             // SeqCst as in `reserve`. A bound block is taken too: its CPU finds it empty and binds another.
             match area.compare_exchange_weak(entry.0, Entry::whole(order.get(), is_head).0, SeqCst, Relaxed) {

@@ -76,6 +76,7 @@ impl Zone<'_> {
             }
             let claim = self.claim(frames as usize, floor)?;
             let whole = Entry::whole(Order::PAGEBLOCK.get(), true);
+            self.note_use(block);
             let is_taken = claim.frames == frames as usize
                 && self.areas[block].compare_exchange(entry.0, whole.0, SeqCst, Relaxed).is_ok();
             self.settle(claim, if is_taken { frames as usize } else { 0 });

@@ -62,6 +62,7 @@ mod sync;
 #[doc(hidden)]
 pub mod trace;
 mod units;
+mod used;
 mod validate;
 mod zone;
 
@@ -75,6 +76,7 @@ pub use nodes::{NodeId, NodeMask, Policy, ZoneKind, interleave_share, zonelist_p
 pub use policy::{ListPolicy, SlowEvent};
 pub use state::FrameState;
 pub use units::{CpuId, Order, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn};
+pub use used::use_words_for;
 pub use validate::{BuddyInfo, Misfit, ZoneCensus};
 pub use zone::{BoundBlock, Zone, ZoneMetadata};
 

@@ -2,11 +2,11 @@
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicU32, AtomicU64};
 #[cfg(not(loom))]
-pub(crate) use core::sync::atomic::{AtomicUsize, Ordering};
+pub(crate) use core::sync::atomic::{AtomicUsize, Ordering, fence};
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64};
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering, fence};
 
 /// Tells the processor, or loom's scheduler, that this thread waits for another.
 #[inline]

@@ -172,11 +172,17 @@ impl Zone<'_> {
     /// Counts everything again from the states of the frames: in the child after a fork, where other threads stopped
     /// for ever in the middle of an operation, and where the parts of the metadata are copies of different moments, so
     /// that nothing else here can be believed. `states_of` says the states of that many frames from one on; it is asked
-    /// once for each pageblock, in ascending order. Nobody may use the zone meanwhile.
+    /// once for each pageblock, in ascending order, but for those that lie where [nothing was ever
+    /// used](Self::noting_use). Nobody may use the zone meanwhile.
     pub fn recover<'s>(&self, mut states_of: impl FnMut(Pfn, usize) -> &'s [FrameState]) {
         let (mut free, mut whole) = (0, None);
         for (block, area) in self.areas.iter().enumerate() {
-            let (entry, frames) = (Entry(area.load(Acquire)), self.frames_of(block));
+            let frames = self.frames_of(block);
+            if whole.is_none() && !self.was_used(block) {
+                free += frames as usize;
+                continue;
+            }
+            let entry = Entry(area.load(Acquire));
             let states = states_of(self.first_of_word(block * BLOCK_WORDS), frames as usize);
             let next = match (whole.take(), states.first().and_then(|first| first.order())) {
                 (Some((order, more)), _) => {

@@ -110,6 +110,8 @@ pub struct Zone<'m> {
     pub(crate) large: AtomicU32,
     /// The pageblock that nothing is taken of, plus one: see [`withhold`](Zone::withhold).
     pub(crate) withheld: AtomicU32,
+    /// Which parts of it were ever used, if that is noted: see [`crate::used`].
+    pub(crate) used: &'m [AtomicU32],
 }
 
 /// Added to the counter of free frames when the zone is closed: beyond every count, and short of one that went below 0.
@@ -154,6 +156,7 @@ impl<'m> Zone<'m> {
             free: AtomicUsize::new(frames as usize),
             large: AtomicU32::new(0),
             withheld: AtomicU32::new(0),
+            used: &[],
         };
         for block in 0..blocks {
             let free = zone.frames_of(block);
@@ -348,8 +351,10 @@ impl<'m> Zone<'m> {
                 let actual = Class::of(entry, self.frames_of(block));
                 if actual != Some(class) {
                     self.file(block, Some(class), actual);
-                } else if self.areas[block].compare_exchange(entry.0, entry.with_bound(true).0, SeqCst, Relaxed).is_ok()
-                {
+                    continue;
+                }
+                self.note_use(block);
+                if self.areas[block].compare_exchange(entry.0, entry.with_bound(true).0, SeqCst, Relaxed).is_ok() {
                     self.file(block, Some(class), None);
                     return Some(block);
                 }
@@ -417,6 +422,7 @@ impl<'m> Zone<'m> {
             let n = entry.free().min(most);
             let mut next = entry.with_free(entry.free() - n);
             if is_unused {
+                self.note_use(block);
                 next = next.with_mobility(mobility.unwrap_or(Mobility::Unmovable));
             }
             // Acquires what the Release half in `raise` published: the bits that the count speaks of. SeqCst: see `file`.

@@ -9,3 +9,5 @@ mod loom_zone;
 mod marks;
 #[cfg(not(loom))]
 mod policy;
+#[cfg(not(loom))]
+mod used;

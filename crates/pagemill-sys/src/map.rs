@@ -1,4 +1,4 @@
-//! Memory that an arena is made of: five kinds, one way to use them.
+//! Memory that an arena is made of, and what is noted of it: six kinds, one way to use them.
 //!
 //! | kind | made by | commits | goes back by |
 //! |---|---|---|---|
@@ -6,6 +6,7 @@
 //! | private hugetlb | [`Mapping::huge`] | 2 MiB at a time, out of what is reserved at once | `MADV_DONTNEED` (Linux 5.18) |
 //! | memfd | [`Mapping::memfd`] | page by page, as any process touches it | a hole punched into the file |
 //! | memfd of hugetlb | [`Mapping::memfd`] | 2 MiB at a time, reserved at once | a hole punched into the file |
+//! | shared with children | [`Mapping::shared`] | page by page, as a process of the family touches it | not at all |
 //! | brought by the caller | [`Mapping::adopt`] | the caller knows | not at all: it stays the caller's |
 //!
 //! Invariants: I1, `addr..addr + len` is mapped, readable and writable, while the mapping lives. I2, it is unmapped on
@@ -54,6 +55,7 @@ pub struct Mapping {
 enum Kind {
     Private { is_huge: bool },
     Memfd { fd: OwnedFd, is_huge: bool },
+    Shared,
     Brought { is_shared: bool },
 }
 
@@ -132,6 +134,37 @@ impl Mapping {
         Ok(Self { addr, len, whole: (addr, len), kind: Kind::Memfd { fd, is_huge } })
     }
 
+    /// Reserves `len` bytes, rounded up to the system's pages, of anonymous memory that this process shares with the children
+    /// of its forks, and they with theirs.
+    ///
+    /// # Errors
+    /// The system's, when it refuses.
+    ///
+    /// ```
+    /// let map = pagemill_sys::Mapping::shared(100).unwrap();
+    /// assert!(map.is_shared() && map.fd().is_none() && map.bytes() == pagemill_sys::system_page());
+    /// ```
+    pub fn shared(len: usize) -> Result<Self, Errno> {
+        let len = whole_pages(len, 1, system_page())?;
+        let addr = os::map_shared(len)?;
+        Ok(Self { addr, len, whole: (addr, len), kind: Kind::Shared })
+    }
+
+    /// In the child of a fork that inherited [shared](Self::shared) memory: has a copy of its own in place of it, as it is now,
+    /// which its own children share. Without effect on memory of another kind.
+    ///
+    /// # Errors
+    /// The system's; it is shared as before then.
+    ///
+    /// # Safety
+    /// Nobody writes to it in this process meanwhile.
+    pub unsafe fn part_from_parent(&self) -> Result<(), Errno> {
+        match self.kind {
+            Kind::Shared => os::renew_shared(self.addr, self.len),
+            _ => Ok(()),
+        }
+    }
+
     /// Takes a range that the caller brings: pinned, device or static memory, or another process's memfd. It is not
     /// unmapped on drop, never given back, and need not be zero. Counts as [shared](Self::is_shared) unless
     /// `/proc/self/maps` says that all of it is private.
@@ -196,7 +229,7 @@ impl Mapping {
     pub fn is_shared(&self) -> bool {
         match self.kind {
             Kind::Private { .. } => false,
-            Kind::Memfd { .. } => true,
+            Kind::Memfd { .. } | Kind::Shared => true,
             Kind::Brought { is_shared } => is_shared,
         }
     }

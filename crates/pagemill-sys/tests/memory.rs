@@ -2,6 +2,7 @@
 use pagemill_sys::{Errno, HUGE_PAGE_SIZE, MapError, Mapping};
 use std::fs::read_to_string;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 /// What is written and looked at; around it lie guards that keep the system from merging it with other memory.
 const LEN: usize = 16 << 20;
@@ -388,4 +389,33 @@ fn a_mapping_that_is_dropped_leaves_nothing() {
     assert!(is_named("gone-with-its-owner"));
     drop(map);
     assert!(!is_named("gone-with-its-owner"));
+}
+
+#[test]
+fn a_child_sees_what_its_parent_writes_until_it_parts() {
+    let map = Mapping::shared(5000).unwrap();
+    // SAFETY: ours, of that size and zero; it is used by atomics alone.
+    let [word, last] = [0, 4996].map(|at| unsafe { AtomicU32::from_ptr(map.as_ptr::<u8>().add(at).cast()) });
+    last.store(7, SeqCst);
+    // SAFETY: the child does what needs no lock, and ends.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        // SAFETY: numbers alone.
+        unsafe { libc::alarm(600) };
+        while word.load(SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        // SAFETY: this process has one thread.
+        let is_parted = unsafe { map.part_from_parent() }.is_ok();
+        let is_same = (word.load(SeqCst), last.load(SeqCst)) == (1, 7);
+        word.store(2, SeqCst);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!is_parted || !is_same)) }
+    }
+    word.store(1, SeqCst);
+    let mut status = 0;
+    // SAFETY: our child, and a place for its status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!((status, word.load(SeqCst)), (0, 1));
 }

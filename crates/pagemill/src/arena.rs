@@ -6,7 +6,8 @@
 //!
 //! # Memory
 //! Reserved at once, committed by the system on first touch: the pages themselves; the free areas (1.1 bits a frame);
-//! the states (1 byte a frame); the links of lists (4 bytes a frame, touched by lists alone).
+//! the states (1 byte a frame); the links of lists (4 bytes a frame, touched by lists alone). Of an arena above a GiB also the
+//! notes of what was used (a bit for 128 MiB), which the child of a fork shares.
 //!
 //! # Life
 //! An [`Arena`] is never freed, because a thread may look at the arena that it met last at any time (`registry.rs`). It is
@@ -31,7 +32,7 @@ use core::ops::{Deref, Range};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use pagemill_core::atomic::AtomicU64;
-use pagemill_core::{FrameState, Invalid, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata};
+use pagemill_core::{FrameState, Invalid, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata, use_words_for};
 use pagemill_sys::{Batch, Mapping, count_up, do_count_up};
 
 /// Links and addresses are compared this many at a time.
@@ -75,6 +76,8 @@ pub(crate) struct Body {
     pub(crate) inner: *const Inner,
     memory: Mapping,
     metadata: Mapping,
+    /// What of a large arena was ever used; a child shares it.
+    used: Option<Mapping>,
 }
 
 impl Deref for Arena {
@@ -96,6 +99,9 @@ impl fmt::Debug for Arena {
 unsafe impl Send for Arena {}
 // SAFETY: as for Send.
 unsafe impl Sync for Arena {}
+
+/// An arena of more frames, a GiB, has it noted what of it is used: of a smaller one, the child of a fork looks at everything.
+const SMALL: usize = 1 << 18;
 
 /// Where the parts of the metadata lie.
 struct Layout {
@@ -124,6 +130,9 @@ impl Body {
         let layout = Layout::of(frames);
         let metadata =
             Mapping::reserve(layout.bytes, PAGE_SIZE).map_err(system("an arena's metadata", layout.bytes))?;
+        let note = use_words_for(frames as u32) * 4;
+        let used =
+            (frames > SMALL).then(|| Mapping::shared(note)).transpose().map_err(system("an arena's notes", note))?;
         let start = metadata.as_ptr::<u8>();
         Ok(Self {
             base: memory.addr(),
@@ -142,6 +151,7 @@ impl Body {
             inner: ptr::null(),
             memory,
             metadata,
+            used,
         })
     }
 
@@ -162,7 +172,10 @@ impl Body {
                 ),
             )
         };
-        Zone::new(Pfn::new(self.first), self.frames, words, areas)
+        let zone = Zone::new(Pfn::new(self.first), self.frames, words, areas)?;
+        let Some(used) = &self.used else { return Ok(zone) };
+        // SAFETY: as above; other processes of the family use it as this one does, by atomics.
+        Ok(zone.noting_use(unsafe { core::slice::from_raw_parts(used.as_ptr(), use_words_for(self.frames)) }))
     }
 }
 
@@ -345,6 +358,14 @@ impl Arena {
     /// Is a frame that nobody had since the system gave it known to be zero?
     pub(crate) fn is_zeroed(&self) -> bool {
         self.is_zeroed && !self.is_handed_on.load(Relaxed)
+    }
+
+    /// In the child of a fork, once it has read what was used: it shares the notes with its own children alone. Else whoever
+    /// takes a child over could have its parent's later children hand out what is owned.
+    pub(crate) fn keep_own_notes(&self) {
+        // SAFETY: notes are written by threads that take frames, and this process has this thread alone, which takes none here.
+        // If the system has no memory for others, they stay shared.
+        let _ = self.used.as_ref().map(|used| unsafe { used.part_from_parent() });
     }
 
     // ── links ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -132,6 +132,7 @@ impl Inner {
         self.lists.empty_after_fork();
         let (mut block_end, mut quarantined) = (0, 0);
         self.zone.recover(|first, n| self.arena.settle_states(first.as_u32(), n, &mut block_end, &mut quarantined));
+        self.arena.keep_own_notes();
         self.arena.forget_pins();
         self.opening.store(0, Relaxed);
         self.nodes.waits.forget_after_fork();

@@ -306,3 +306,72 @@ fn a_child_with_shared_memory_alone_has_none() {
     assert!(page.unwrap().iter().all(|&byte| byte == b'p'));
     assert_eq!(all(&allocator).len(), 600);
 }
+
+/// Page faults that this process has met, but for those that a disk took part in.
+fn faults() -> i64 {
+    // SAFETY: zero is a valid value of this structure of numbers, which the call fills.
+    unsafe {
+        let mut usage: libc::rusage = core::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_SELF, &raw mut usage), 0);
+        usage.ru_minflt
+    }
+}
+
+/// The state of each 4096 frames is a page of metadata: 65,536 pages for the largest of these arenas.
+#[test]
+fn a_child_looks_only_at_what_was_used_of_a_large_arena() {
+    own_process!();
+    // Or one fault would bring 512 of those pages.
+    // SAFETY: numbers alone.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) }, 0);
+    // 1 TiB, or what the system's overcommit lets through.
+    let large = [28, 24].into_iter().find_map(|log2| Allocator::builder().pages(1 << log2).build().ok());
+    let Some(large) = large else { return println!("skipped: no address space for an arena of 64 GiB") };
+    let mut kept: Vec<Page> = (0..700).map(|_| large.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    kept.iter_mut().for_each(|page| page[0] = b'p');
+    let managed = large.managed_pages().get() as u64;
+    in_child("has a large arena", || {
+        let before = faults();
+        assert!(before < 2000, "{before} page faults before the first step");
+        assert_eq!(large.stats().free, managed - 700);
+        let mut got: Vec<Page> = (0..70_000).map(|_| large.alloc_page(Gfp::KERNEL).unwrap()).collect();
+        got.iter_mut().for_each(|page| page[0] = b'c');
+        assert!(kept.iter().all(|page| page[0] == b'p'), "a page is owned twice");
+        kept.clear();
+        drop(got);
+        // And once more, with what was used here.
+        in_child("is a grandchild", || {
+            assert!(faults() < 3000, "{} page faults before the first step", faults());
+            assert_eq!(large.stats().free, managed);
+        });
+    });
+    assert_eq!(large.stats().misused, 0);
+}
+
+#[test]
+fn a_child_finds_what_is_out_wherever_it_lies_in_a_large_arena() {
+    own_process!();
+    const GIB: usize = 1 << 18;
+    let allocator = Allocator::builder().memory(Memory::anonymous(3 * GIB)).build().unwrap();
+    // Blocks in two other places than the pages, with nothing taken in between.
+    let mut blocks: Vec<Block> =
+        (0..12).map(|_| allocator.alloc_pages(Gfp::KERNEL, Order::new(16).unwrap()).unwrap()).collect();
+    let used: Vec<Block> = [10, 7, 0].map(|at| blocks.swap_remove(at)).into();
+    let small = blocks.pop().unwrap().split().step_by(513).collect::<Vec<Page>>();
+    drop((used, blocks.split_off(2)));
+    allocator.drain();
+    let out = 2 * (1 << 16) + small.len();
+    assert_eq!(allocator.validate().unwrap().handed_out, out);
+    let mut owned: HashSet<usize> = small.iter().map(Page::addr).collect();
+    owned.extend(blocks.iter().flat_map(|block| (block.addr()..block.addr() + block.len()).step_by(4096)));
+    in_child("finds them", || {
+        let census = allocator.validate().unwrap();
+        assert_eq!((census.free, census.handed_out), (3 * GIB - out, out));
+        let all: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        assert_eq!(all.len(), census.free);
+        assert!(all.iter().all(|page| owned.insert(page.addr())), "a page is owned twice");
+        drop((all, blocks, small));
+        allocator.drain();
+        assert_eq!(allocator.validate().unwrap().free, 3 * GIB);
+    });
+}

@@ -33,7 +33,7 @@ impl Mapping {
     /// commits again when it is touched. Works on locked memory, which is then no longer resident.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for memory that was [adopted](Self::adopt). `EINVAL` when the range does not consist of whole
+    /// `EOPNOTSUPP` for memory that was [adopted](Self::adopt) or is [shared](Self::shared). `EINVAL` when the range does not consist of whole
     /// [pages](Self::page_bytes). The system's: `EINVAL` for private hugetlb before Linux 5.18, or for other memory that it
     /// will not take back.
     ///
@@ -60,7 +60,7 @@ impl Mapping {
         match &self.kind {
             Kind::Private { .. } => os::discard(addr, len),
             Kind::Memfd { fd, .. } => os::punch_hole(fd.as_fd(), offset, len),
-            Kind::Brought { .. } => Err(Errno(libc::EOPNOTSUPP)),
+            Kind::Brought { .. } | Kind::Shared => Err(Errno(libc::EOPNOTSUPP)),
         }
     }
 

@@ -30,6 +30,29 @@ mod real {
         map_anywhere(len, READ_WRITE, flags)
     }
 
+    pub(in super::super) fn map_shared(len: usize) -> Result<usize, Errno> {
+        map_anywhere(len, READ_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS)
+    }
+
+    /// Puts a copy of shared anonymous memory in its place.
+    pub(in super::super) fn renew_shared(addr: usize, len: usize) -> Result<(), Errno> {
+        let copy = map_shared(len)?;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both are mapped with this length, and the copy is ours alone. Of this process nobody writes to the other
+        // (the caller's); what another process writes meanwhile is copied or not. It keeps its place.
+        let moved = unsafe {
+            let (old, new) = (with_exposed_provenance_mut::<u8>(addr), with_exposed_provenance_mut::<u8>(copy));
+            new.copy_from_nonoverlapping(old, len);
+            libc::mremap(new.cast(), len, len, flags, old)
+        };
+        if moved == libc::MAP_FAILED {
+            let why = Errno::last();
+            unmap(copy, len);
+            return Err(why);
+        }
+        Ok(())
+    }
+
     fn map_anywhere(len: usize, protection: i32, flags: i32) -> Result<usize, Errno> {
         // SAFETY: a new mapping where the system likes; it overlaps nothing.
         let base = unsafe { libc::mmap(null_mut(), len, protection, flags, -1, 0) };
@@ -222,6 +245,12 @@ mod stand_in {
     pub(in super::super) fn map(len: usize) -> Result<usize, Errno> {
         // SAFETY: the size is not zero.
         Ok(unsafe { alloc_zeroed(layout(len)) }.expose_provenance())
+    }
+    pub(in super::super) fn map_shared(len: usize) -> Result<usize, Errno> {
+        map(len)
+    }
+    pub(in super::super) fn renew_shared(_: usize, _: usize) -> Result<(), Errno> {
+        Ok(())
     }
     pub(in super::super) fn unmap(addr: usize, len: usize) {
         if len > 0 {
