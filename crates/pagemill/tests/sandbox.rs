@@ -1,6 +1,16 @@
+//! Systems that say less than usual, and sandboxes.
+//!
 //! C4.3 in a sandbox that was put up after the allocator was built and forbids `membarrier`: lists of other CPUs cannot be
-//! drained. They are left alone, and nothing panics.
-use pagemill::{Allocator, Backend, CpuId, Device, DmaPool, Gfp, Identity, Page};
+//! drained. They are left alone, and nothing panics. And where there is no `/proc`, no `/sys` or no folder of nodes: a mount
+//! namespace of the test's own has none.
+use crate::common::{all_without_waiting, assert_all_back};
+use pagemill::{
+    Allocator, Backend, Bulk, CpuId, Device, DmaPool, Gfp, Identity, Memory, NodeId, Order, Page, Physical,
+};
+use std::ffi::CStr;
+use std::fs;
+use std::ops::ControlFlow::Continue;
+use std::time::Duration;
 
 const PAGES: usize = 2048;
 
@@ -73,7 +83,7 @@ fn lists_that_a_sandbox_keeps_from_being_drained_stay_with_their_cpus() {
     let range = allocator.arenas()[0].range.clone();
     for (cpu, gfp) in [(other, Gfp::KERNEL), (here, Gfp::KERNEL | Gfp::MOVABLE)] {
         stay_on(cpu);
-        drop(allocator.alloc_page(gfp).unwrap());
+        allocator.alloc_page(gfp).unwrap()[0] = 1;
     }
     let listed = allocator.stats().listed;
     forbid_membarrier();
@@ -124,4 +134,111 @@ fn a_pool_of_blocks_goes_on_in_a_sandbox_that_keeps_its_lists_from_being_drained
     assert!(mine > 0 && blocks.len() > mine, "{mine} blocks, and {} in all", blocks.len());
     blocks.into_iter().for_each(|block| pool.free(block).unwrap());
     pool.destroy().unwrap();
+}
+
+/// An empty folder in place of this one, for this thread and those that it starts. Says why not.
+fn hide(folder: &CStr) -> Option<()> {
+    let done = |rc: i32| {
+        let why = std::io::Error::last_os_error();
+        (rc == 0).then_some(()).ok_or_else(|| println!("skipped: no right to hide {folder:?} ({why})")).ok()
+    };
+    let none = std::ptr::null();
+    // SAFETY: the strings end in zeros; what is mounted is seen in this namespace alone.
+    unsafe {
+        done(libc::unshare(libc::CLONE_NEWNS))?;
+        done(libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()))?;
+        done(libc::mount(c"none".as_ptr(), folder.as_ptr(), c"tmpfs".as_ptr(), 0, none.cast()))
+    }
+}
+
+/// Does whatever a program does, without what it asks the system for by files.
+fn use_everything() {
+    for backend in [Backend::Portable, Backend::Rseq] {
+        let memory = [Memory::anonymous(3000), Memory::memfd(700), Memory::anonymous(512).within_limit()];
+        let builder = memory.into_iter().fold(Allocator::builder(), pagemill::Builder::memory);
+        let builder = builder.backend(backend).huge_pages(false).give_back_after(Duration::from_secs(60));
+        let Ok(allocator) = builder.background_reclaim(true).build() else {
+            assert_eq!(backend, Backend::Rseq, "the portable backend is to be had everywhere");
+            continue;
+        };
+        assert_eq!((allocator.managed_pages().get(), allocator.notes().len()), (4212, 0));
+        let mut pages = all_without_waiting(&allocator, Gfp::KERNEL | Gfp::ZERO);
+        assert_eq!(pages.len(), 4212);
+        assert!(pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
+        pages.iter_mut().for_each(|page| page[0] = 1);
+        drop(pages);
+        assert_eq!(allocator.give_back().get(), 4212);
+        let _ = allocator.populate(|_| Continue(())).unwrap();
+        let mut slots: Vec<Option<Page>> = (0..600).map(|_| None).collect();
+        let here = Bulk::exact(600).populated().exact_node(NodeId::new(0).unwrap());
+        allocator.alloc_pages_bulk_array(here, &mut slots).unwrap();
+        drop(allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).unwrap());
+        drop(slots);
+        assert_eq!(allocator.reclaim_step().get(), 0);
+        assert!(!allocator.zoneinfo()[0].to_string().is_empty());
+        // SAFETY: new memory, which stays mapped until the process ends, and which nobody else uses.
+        let brought = unsafe {
+            let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let map = libc::mmap(std::ptr::null_mut(), 4 << 20, access, flags, -1, 0);
+            assert_ne!(map, libc::MAP_FAILED);
+            Memory::brought(map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(2 << 20)), 512)
+        };
+        let other = Allocator::builder().memory(brought).build().unwrap();
+        drop(other.alloc_page(Gfp::KERNEL).unwrap());
+        other.close().unwrap();
+        assert_all_back(&allocator);
+        allocator.close().unwrap();
+    }
+    let default = Allocator::global();
+    assert!(default.managed_pages().get() > 0);
+    drop(default.alloc_page(Gfp::KERNEL).unwrap());
+}
+
+#[test]
+fn without_a_folder_of_nodes_there_is_one_node() {
+    own_process!();
+    let cpus = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap();
+    if hide(c"/sys/devices/system").is_none() {
+        return;
+    }
+    fs::create_dir("/sys/devices/system/cpu").unwrap();
+    fs::write("/sys/devices/system/cpu/possible", cpus).unwrap();
+    use_everything();
+    let allocator = Allocator::builder().pages(64).build().unwrap();
+    assert_eq!(allocator.zoneinfo().len(), 1);
+}
+
+#[test]
+fn without_sys_a_cpu_may_be_another_than_the_system_counts() {
+    own_process!();
+    let last = two_cpus().map(|(_, second)| second);
+    if hide(c"/sys").is_none() {
+        return;
+    }
+    use_everything();
+    // The number of CPUs is now that of those which the process may use.
+    if let Some(last) = last {
+        stay_on(last);
+        use_everything();
+    }
+}
+
+#[test]
+fn without_proc_a_program_goes_on() {
+    own_process!();
+    if hide(c"/proc").is_none() {
+        return;
+    }
+    use_everything();
+    let allocator = Allocator::builder().pages(64).build().unwrap();
+    let why = Device::new(&allocator, Physical::new()).unwrap_err();
+    assert!(why.to_string().contains("mount /proc"), "{why}");
+}
+
+#[test]
+fn without_proc_and_sys_a_program_goes_on() {
+    own_process!();
+    if hide(c"/proc").and_then(|()| hide(c"/sys")).is_some() {
+        use_everything();
+    }
 }
