@@ -34,8 +34,6 @@ impl Bounds {
 struct Pageblock {
     free: usize,
     frames: usize,
-    /// Somebody had frames of it since the system gave it, or took it back.
-    is_used: bool,
     /// While frames of it are out, and if it can be told.
     mobility: Option<Mobility>,
 }
@@ -55,7 +53,7 @@ impl Expect {
         let frames = numbers.len();
         let block = |first: usize| {
             let frames = (frames - first).min(PAGEBLOCK);
-            Pageblock { free: frames, frames, is_used: false, mobility: None }
+            Pageblock { free: frames, frames, mobility: None }
         };
         Self { blocks: (0..frames).step_by(PAGEBLOCK).map(block).collect(), numbers, free: frames }
     }
@@ -72,24 +70,6 @@ impl Expect {
     pub(crate) fn has(&self, frame: usize) -> bool {
         self.numbers.contains(&frame)
     }
-    /// Free pageblocks go to the system, so that `keep` frames stay committed: how many pages those are. At least those
-    /// that somebody had; what lists had of others nobody saw.
-    pub(crate) fn given_back(&mut self, keep: usize) -> Bounds {
-        let committed: usize = self.blocks.iter().filter(|block| block.is_used).map(|block| block.free).sum();
-        let mut left = Bounds { low: committed.saturating_sub(keep), high: self.free.saturating_sub(keep) };
-        let mut given = Bounds { low: 0, high: 0 };
-        // The last one, which may be shorter, fits where the others do not.
-        for block in self.blocks.iter_mut().filter(|block| block.free == block.frames) {
-            if core::mem::take(&mut block.is_used) && block.frames <= left.low {
-                (given.low, left.low) = (given.low + block.frames, left.low - block.frames);
-            }
-            if block.frames <= left.high {
-                (given.high, left.high) = (given.high + block.frames, left.high - block.frames);
-            }
-        }
-        given
-    }
-
     /// The mobility of the pageblock of a frame that is out, if it can be told.
     pub(crate) fn mobility_of(&self, frame: usize) -> Option<Mobility> {
         self.blocks[(frame - self.numbers.start) / PAGEBLOCK].mobility
@@ -115,7 +95,6 @@ impl Expect {
                 (None, told) => block.mobility = told,
                 _ => {}
             }
-            block.is_used = true;
             let n = left.min(PAGEBLOCK);
             (block.free, left) = (block.free - n, left - n);
             if left == 0 {

@@ -52,6 +52,39 @@ pub enum Unused {
     },
 }
 
+/// What is free of a pageblock; see [`Zone::next_part`].
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// The pageblock's first frame.
+    pub first: Pfn,
+    /// A bit for each frame that is free.
+    pub free: [u64; BLOCK_WORDS],
+    /// Nothing of it is taken.
+    pub is_unused: bool,
+    /// A CPU draws from it.
+    pub is_bound: bool,
+}
+
+impl Part {
+    /// Each word of it: the frame of its bit 0, and the word.
+    ///
+    /// ```
+    /// # use pagemill_core::{Mobility, Order, Pfn, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};
+    /// # let need = ZoneMetadata::for_frames(512);
+    /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
+    /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
+    /// let zone = Zone::new(Pfn::new(0), 512, &bits, &areas).unwrap();
+    /// assert!(zone.next_part(&mut 0).is_none(), "the system has not committed any of it");
+    /// zone.alloc_block(Order::ZERO, Mobility::Movable, 0).unwrap();
+    /// let part = zone.next_part(&mut 0).unwrap();
+    /// assert_eq!(part.words().nth(1), Some((Pfn::new(64), !0)));
+    /// ```
+    pub fn words(&self) -> impl Iterator<Item = (Pfn, u64)> {
+        let first = self.first;
+        (0..).zip(self.free).map(move |(word, bits)| (first.offset(64 * word), bits))
+    }
+}
+
 impl Zone<'_> {
     /// Takes the next pageblock from number `from` on in which nothing is taken and whose memory the system does not have,
     /// of at most `most` frames, as long as `floor` frames stay free. `from` moves behind it. Returns its first frame and
@@ -105,24 +138,37 @@ impl Zone<'_> {
         Ok(())
     }
 
-    /// Takes all that is free in the next pageblock from number `from` on of which something is taken, for a zone that hands
-    /// out no more. `from` moves behind it. Each word that gives some is handed to `emit` as (frame of its bit 0, the bits
-    /// taken). False: there is no more. The caller gives the frames back by [`giving`](Self::giving).
-    pub fn take_rest(&self, from: &mut usize, emit: &mut impl FnMut(Pfn, u64)) -> bool {
+    /// The next pageblock from number `from` on that has free frames, but for those whose memory the system has. `from` moves
+    /// behind it. Others may take them at any moment.
+    pub fn next_part(&self, from: &mut usize) -> Option<Part> {
         while *from < self.areas.len() {
             let block = *from;
             *from += 1;
-            let free = Entry(self.areas[block].load(Relaxed)).free();
-            if free == 0 || free == self.frames_of(block) {
+            let entry = Entry(self.areas[block].load(Relaxed));
+            let is_unused = entry.free() == self.frames_of(block);
+            if entry.free() == 0 || is_unused && entry.mark() == Entry::GONE {
                 continue;
             }
-            let taken = self.take_from(block, free, None, emit);
-            self.free.fetch_sub(taken as usize, Relaxed);
-            if taken > 0 {
-                return true;
-            }
+            let mut free = [0; BLOCK_WORDS];
+            free.iter_mut().zip(self.words_of(block)).for_each(|(copy, word)| *copy = word.load(Relaxed));
+            let first = self.first_of_word(block * BLOCK_WORDS);
+            return Some(Part { first, free, is_unused, is_bound: entry.is_bound() });
         }
-        false
+        None
+    }
+
+    /// Takes what is free of the pageblock that begins with `first` and of which something is taken, as long as `floor` frames
+    /// stay free. Each word that gives some is handed to `emit` as (frame of its bit 0, the bits
+    /// taken). Returns how many frames those were. The caller gives them back by [`giving`](Self::giving).
+    pub fn take_part(&self, first: Pfn, floor: u32, emit: &mut impl FnMut(Pfn, u64)) -> usize {
+        let block = self.block_of(first);
+        let free = Entry(self.areas[block].load(Relaxed)).free();
+        if free == self.frames_of(block) {
+            return 0; // It goes as a whole.
+        }
+        let Some(claim) = self.claim(free as usize, floor) else { return 0 };
+        let taken = self.take_from(block, claim.frames as u32, None, emit);
+        self.settle(claim, taken as usize)
     }
 
     /// How many free frames stand in pageblocks whose memory the system has.

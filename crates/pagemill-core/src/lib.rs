@@ -70,7 +70,7 @@ pub use error::{Error, Exhausted, Invalid, Misuse, MisuseKind, Shortfall, Why};
 pub use gfp::{Gfp, Mobility};
 pub use give::{Given, Giving};
 pub use handful::Handful;
-pub use idle::{Tick, Unused};
+pub use idle::{Part, Tick, Unused};
 pub use marks::{Level, Watermarks};
 pub use nodes::{NodeId, NodeMask, Policy, ZoneKind, interleave_share, zonelist_place};
 pub use policy::{ListPolicy, SlowEvent};

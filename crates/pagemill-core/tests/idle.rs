@@ -86,22 +86,33 @@ fn age_counts_from_when_a_pageblock_was_seen_free() {
     });
 }
 
-#[test]
-fn the_rest_of_a_zone_is_what_is_free_beside_what_is_taken() {
-    with_zone(|zone| {
-        let rest = |zone: &Zone<'_>| {
-            let (mut from, mut frames) = (0, Vec::new());
-            let mut emit =
-                |first: Pfn, mask: u64| frames.extend((0..64).filter(|i| mask >> i & 1 == 1).map(|i| first.offset(i)));
-            while zone.take_rest(&mut from, &mut emit) {}
-            let numbers: Vec<u32> = frames.iter().map(|pfn| pfn.as_u32()).collect();
-            assert_eq!(zone.free_frames() + numbers.len() + 2, FRAMES as usize);
-            let mut giving = zone.giving();
-            frames.into_iter().for_each(|pfn| giving.give(pfn));
-            assert_eq!(giving.finish().frames, numbers.len());
-            zone.validate().unwrap();
-            numbers
+/// Takes what is free beside what is taken, as long as `floor` frames stay free, and gives it back.
+fn parts(zone: &Zone<'_>, floor: u32) -> Vec<u32> {
+    let (mut from, mut frames) = (0, Vec::new());
+    let free = zone.free_frames();
+    while let Some(part) = zone.next_part(&mut from) {
+        let mut taken = Vec::new();
+        let mut emit = |first: Pfn, mask: u64| {
+            assert!(part.words().any(|(word, free)| word == first && mask & !free == 0));
+            taken.extend((0..64).filter(|i| mask >> i & 1 == 1).map(|i| first.offset(i)));
         };
+        let n = zone.take_part(part.first, floor, &mut emit);
+        assert_eq!((taken.len(), part.is_unused && n > 0), (n, false));
+        frames.extend(taken);
+    }
+    assert_eq!(zone.free_frames() + frames.len(), free);
+    let numbers = frames.iter().map(|pfn| pfn.as_u32()).collect();
+    let mut giving = zone.giving();
+    frames.into_iter().for_each(|pfn| giving.give(pfn));
+    assert_eq!(giving.finish().doubles, 0);
+    zone.validate().unwrap();
+    numbers
+}
+
+#[test]
+fn the_parts_of_a_zone_are_what_is_free_beside_what_is_taken() {
+    with_zone(|zone| {
+        assert_eq!(parts(zone, 0), []);
         let one = zone.alloc_block(Order::ZERO, Mobility::Movable, 0).unwrap();
         let other = zone.alloc_block(Order::ZERO, Mobility::Unmovable, 0).unwrap();
         let block = |pfn: Pfn| pfn.as_u32() / 512 * 512;
@@ -109,7 +120,10 @@ fn the_rest_of_a_zone_is_what_is_free_beside_what_is_taken() {
         let is_beside = |pfn: &u32| [block(one), block(other)].contains(&(pfn / 512 * 512));
         let beside = (0..FRAMES).filter(|pfn| is_beside(pfn) && *pfn != one.as_u32() && *pfn != other.as_u32());
         let beside: Vec<u32> = beside.collect();
-        assert_eq!(rest(zone), beside);
-        assert_eq!(rest(zone), beside);
+        assert_eq!(parts(zone, 0), beside);
+        assert_eq!(parts(zone, 0), beside);
+        // Down to a floor.
+        assert_eq!(parts(zone, FRAMES - 2 - 600), beside[..600]);
+        assert_eq!(parts(zone, FRAMES - 2), []);
     });
 }

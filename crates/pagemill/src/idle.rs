@@ -2,17 +2,26 @@
 //!
 //! Whole free pageblocks go one at a time: taken from the zone like a block of order 9, released, and returned with the
 //! mark that the system has their memory (`pagemill-core/src/idle.rs`), so that they do not go twice. Requests miss one
-//! pageblock at most meanwhile. The last pageblock of an arena may be shorter. Of a retired arena single pages go too.
+//! pageblock at most meanwhile. The last pageblock of an arena may be shorter.
+//!
+//! Of a pageblock with pages out the free ones go at a call of the program's, where that takes no huge page apart: taken
+//! from the zone as single frames, they go in runs of [`RUN`] or more, and all are given to the zone again. No mark tells that
+//! they went: their states do, fresh again, and the system. Of a retired arena pages go singly too.
+//!
 //! What a device has registered stays (`arena/pins.rs`).
 use crate::allocator::{Allocator, Inner};
 use crate::free::finish;
 use crate::nodes::Nodes;
+use core::iter;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::{PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn, Tick, Unused};
 use std::time::{Duration, Instant};
 
 /// Ages are told in this many parts: what goes back is an eighth older than was said at most.
 const PARTS: u16 = 8;
+
+/// Of a pageblock with pages out, free pages go back where so many lie together: each run is a call of the system.
+const RUN: usize = 16;
 
 /// After how long free memory goes back.
 #[derive(Debug)]
@@ -57,12 +66,36 @@ impl Inner {
         }
         let Some(_giving) = self.arena.giving_back() else { return 0 };
         if self.is_retired() {
-            return self.give_back_unused(Unused::All, usize::MAX, 0) + self.give_back_rest();
+            return self.give_back_unused(Unused::All, usize::MAX, 0) + self.give_back_parts(usize::MAX, 0, 1);
         }
+        // How long single pages were free nobody knows.
+        let is_in_parts = which == Unused::All && self.goes_in_parts();
         // What stays is to be committed: what the system has already is not counted as free.
-        let committed = self.zone.free_frames().saturating_sub(self.zone.gone_frames());
-        let most = most.min(committed.saturating_sub(self.marks.high as usize));
-        self.give_back_unused(which, most, self.marks.high)
+        let high = self.marks.high;
+        let committed = match is_in_parts && high > 0 {
+            true => self.free_and_resident(),
+            false => self.zone.free_frames().saturating_sub(self.zone.gone_frames()),
+        };
+        let most = most.min(committed.saturating_sub(high as usize));
+        let given = self.give_back_unused(which, most, high);
+        if is_in_parts { given + self.give_back_parts(most - given, high, RUN) } else { given }
+    }
+
+    /// May less than a pageblock go back? Not of a page of 2 MiB, which the system would take apart, and of which it takes
+    /// nothing where it is hugetlb; nor of a page of the system's own that is larger than Pagemill's.
+    fn goes_in_parts(&self) -> bool {
+        self.arena.memory().page_bytes() == PAGE_SIZE && (self.is_retired() || !self.nodes.huge_pages())
+    }
+
+    /// Free pages that the system has committed, by what it says; without those of runs that are too short to go back.
+    fn free_and_resident(&self) -> usize {
+        let mut from = 0;
+        let parts = iter::from_fn(|| self.zone.next_part(&mut from));
+        parts.map(|part| runs(&pages_of(part.words()), RUN).map(|run| self.resident(run)).sum::<usize>()).sum()
+    }
+
+    fn resident(&self, run: &[u32]) -> usize {
+        self.arena.resident(run[0], run.len())
     }
 
     /// Pageblocks of which nothing is taken, up to `most` pages, as long as `floor` stay free.
@@ -71,8 +104,8 @@ impl Inner {
         let left = |given: usize| (most - given).min(PAGEBLOCK_FRAMES as usize) as u32;
         while let Some((first, frames)) = self.zone.take_unused(&mut from, which, floor, left(given)) {
             let n = frames as usize;
-            // Of a retired one single pages may have gone before.
-            let resident = if self.is_retired() { self.arena.resident(first.as_u32(), n) } else { n };
+            // Of one that goes in parts some may have gone before.
+            let resident = if self.goes_in_parts() { self.arena.resident(first.as_u32(), n) } else { n };
             let is_gone = self.arena.give_back(first.as_u32(), n);
             if self.zone.return_unused(first, is_gone).is_err() {
                 unreachable!("{first} was taken a moment ago");
@@ -83,22 +116,32 @@ impl Inner {
         given
     }
 
-    /// What is free in the other pageblocks of a retired arena.
-    fn give_back_rest(&self) -> usize {
-        if self.arena.memory().page_bytes() > PAGE_SIZE {
-            return 0; // The system takes no part of such a page: of 2 MiB, or of its own where those are larger.
-        }
-        let (mut given, mut from) = (0, 0);
-        let mut words = Vec::new();
-        while self.zone.take_rest(&mut from, &mut |first, mask| words.push((first, mask))) {
+    /// What is free in the other pageblocks, up to `most` pages and as long as `floor` stay free, in runs of `least` or more.
+    fn give_back_parts(&self, most: usize, floor: u32, least: usize) -> usize {
+        let (mut given, mut from, mut is_refused) = (0, 0, !self.goes_in_parts());
+        while !is_refused
+            && given < most
+            && let Some(part) = self.zone.next_part(&mut from)
+        {
+            // What is fresh and not resident never was, or went before; what is neither is swapped out.
+            let may_go = |run: &[u32]| !self.arena.are_fresh(run[0], run.len()) || self.resident(run) > 0;
+            let is_left_alone = part.is_unused || part.is_bound && !self.is_retired();
+            if is_left_alone || !runs(&pages_of(part.words()), least).any(may_go) {
+                continue;
+            }
+            let mut words = Vec::new();
+            self.zone.take_part(part.first, floor, &mut |first, mask| words.push((first, mask)));
+            let pages = pages_of(words);
             let mut giving = self.zone.giving();
-            let pages = words.drain(..).flat_map(|(first, mask): (Pfn, u64)| {
-                (0..64).filter(move |bit| mask >> bit & 1 == 1).map(move |bit| first.as_u32() + bit)
-            });
-            let pages: Vec<u32> = pages.collect();
-            for run in pages.chunk_by(|one, next| one + 1 == *next) {
-                let resident = self.arena.resident(run[0], run.len());
-                given += if self.arena.give_back(run[0], run.len()) { resident } else { 0 };
+            for run in runs(&pages, least) {
+                // In pieces that fit into what is left.
+                for piece in run.chunks((most - given).max(1)).filter(|piece| may_go(piece)) {
+                    let resident = self.resident(piece);
+                    if resident <= most - given && !is_refused {
+                        is_refused = !self.arena.give_back(piece[0], piece.len());
+                        given += if is_refused { 0 } else { resident };
+                    }
+                }
             }
             giving.give_slice(&pages);
             finish(self, &mut giving);
@@ -107,11 +150,26 @@ impl Inner {
     }
 }
 
+/// The frames whose bits are set: of words, each with the frame of its bit 0.
+fn pages_of(words: impl IntoIterator<Item = (Pfn, u64)>) -> Vec<u32> {
+    let bits = |(first, mask): (Pfn, u64)| {
+        (0..64).filter(move |bit| mask >> bit & 1 == 1).map(move |bit| first.as_u32() + bit)
+    };
+    words.into_iter().flat_map(bits).collect()
+}
+
+/// Those that follow each other, `least` or more together.
+fn runs(pages: &[u32], least: usize) -> impl Iterator<Item = &[u32]> {
+    pages.chunk_by(|one, next| one + 1 == *next).filter(move |run| run.len() >= least)
+}
+
 impl Allocator {
-    /// Gives whole free pageblocks (2 MiB; the last one of an arena may be shorter) above the high marks back to the
-    /// system, whatever lists hold included; those that nobody had a page of since they came from there are left alone. Their address space stays, and they are
-    /// committed again when they are next touched. Of arenas that a device has registered nothing goes back until it lets go
-    /// of them. Returns the pages that went back.
+    /// Gives free memory above the high marks back to the system, whatever lists hold included: whole free pageblocks
+    /// (2 MiB; the last one of an arena may be shorter), then, where the allocator [uses no huge
+    /// pages](crate::Builder::huge_pages) and the system's own have 4 KiB, free parts of the others, of 16 neighbouring pages or
+    /// more. What nobody had since it came from there is left alone. Addresses stay, and memory is committed again
+    /// when it is next touched. Of arenas that a device has registered nothing goes back until it lets go of them. Returns
+    /// the pages that went back.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, PageList};
@@ -127,7 +185,7 @@ impl Allocator {
         self.give_back_at_most(PageCount::new(usize::MAX))
     }
 
-    /// The same of so many pages at most, in whole pageblocks.
+    /// The same of so many pages at most. A pageblock of which nothing is in use goes whole or not at all.
     ///
     /// ```
     /// # use pagemill::{Allocator, Bulk, PageCount, PageList};
@@ -145,9 +203,9 @@ impl Allocator {
         PageCount::new(given)
     }
 
-    /// Gives back what was free for as long as [`Builder::give_back_after`](crate::Builder::give_back_after) says, `now`
+    /// Gives back whole free pageblocks that were free for as long as [`Builder::give_back_after`](crate::Builder::give_back_after) says, `now`
     /// being the time: a part of [`reclaim_step`](Self::reclaim_step), for programs that keep their own time. Time counts
-    /// from when a pageblock was seen free by an earlier call; one within an eighth of the age after the last one does
+    /// from when one was seen free by an earlier call; one within an eighth of the age after the last one does
     /// nothing. Returns the pages that went back.
     ///
     /// ```

@@ -70,8 +70,77 @@ fn the_high_marks_worth_stays() {
     take(&allocator, PAGES - 1250).iter_mut().for_each(|page| page[0] = 1);
     allocator.drain();
     // 13 pageblocks and a part of one; 1500 pages of them are to stay.
-    assert_eq!((resident_pages(&range), allocator.give_back().get()), (PAGES - 1250, 11 * 512));
-    assert_eq!((resident_pages(&range), allocator.give_back().get()), (PAGES - 1250 - 11 * 512, 0));
+    assert_eq!((resident_pages(&range), allocator.give_back().get()), (PAGES - 1250, 10 * 512));
+    assert_eq!((resident_pages(&range), allocator.give_back().get()), (PAGES - 1250 - 10 * 512, 0));
+    assert_all_back(&allocator);
+}
+
+/// One page of each pageblock stays out, in the middle; all pages were written to.
+fn keep_one_of_each_pageblock(allocator: &Allocator, range: &Range<usize>) -> Vec<Page> {
+    let mut pages = take(allocator, PAGES);
+    pages.iter_mut().for_each(|page| page.fill(9));
+    pages.retain(|page| (page.addr() - range.start) / 4096 % 512 == 200);
+    assert_eq!(pages.len(), PAGES / 512);
+    pages
+}
+
+#[test]
+fn the_free_part_of_a_pageblock_goes_back_and_the_pages_in_use_stay() {
+    for memory in [Memory::anonymous(PAGES), Memory::memfd(PAGES)] {
+        let (allocator, range) = with(memory, None);
+        let kept = keep_one_of_each_pageblock(&allocator, &range);
+        let is_kept = |resident: &[bool]| resident.iter().enumerate().all(|(at, &is)| is == (at % 512 == 200));
+        // Little by little, each time what is left.
+        for so_far in (100..=700).step_by(100) {
+            let given = allocator.give_back_at_most(PageCount::new(100)).get();
+            assert_eq!((given, resident_pages(&range)), (100, PAGES - so_far));
+        }
+        let given = allocator.give_back().get();
+        assert_eq!((given, resident_pages(&range)), (PAGES - kept.len() - 700, kept.len()));
+        assert!(is_kept(&are_resident(&range)));
+        assert_eq!(allocator.give_back().get(), 0, "it is gone");
+        assert!(kept.iter().all(|page| page.iter().all(|&byte| byte == 9)));
+        // What is taken again is zero.
+        let zeroed = (0..PAGES - kept.len()).map(|_| allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).unwrap());
+        let mut zeroed: Vec<Page> = zeroed.collect();
+        assert!(zeroed.iter().all(|page| page.iter().all(|&byte| byte == 0)));
+        zeroed.iter_mut().for_each(|page| page[0] = 1);
+        // Runs of free pages that are shorter than 16 are not worth a call each.
+        zeroed.retain(|page| (page.addr() - range.start) / 4096 % 8 == 0);
+        allocator.drain();
+        assert_eq!((allocator.give_back().get(), resident_pages(&range)), (0, PAGES));
+        drop((kept, zeroed));
+        allocator.drain();
+        assert_eq!((allocator.give_back().get(), resident_pages(&range)), (PAGES, 0));
+        assert_all_back(&allocator);
+    }
+}
+
+#[test]
+fn the_high_marks_worth_stays_of_parts_too() {
+    let (allocator, range) = with(Memory::anonymous(PAGES).watermarks(Watermarks::above(1000)), None);
+    let mut pages = take(&allocator, PAGES - 1250);
+    pages.iter_mut().for_each(|page| page[0] = 1);
+    pages.retain(|page| (page.addr() - range.start) / 4096 % 512 == 200);
+    let out = pages.len();
+    allocator.drain();
+    let resident = resident_pages(&range);
+    assert_eq!(resident, PAGES - 1250);
+    // 1500 free pages stay committed.
+    assert_eq!(allocator.give_back().get(), resident - out - 1500);
+    assert_eq!((allocator.give_back().get(), resident_pages(&range)), (0, out + 1500));
+    drop(pages);
+    assert_all_back(&allocator);
+}
+
+#[test]
+fn no_part_of_a_pageblock_goes_back_where_the_system_may_use_huge_pages() {
+    let allocator = Allocator::builder().pages(PAGES).build().unwrap();
+    let range = allocator.arenas()[0].range.clone();
+    let kept = keep_one_of_each_pageblock(&allocator, &range);
+    assert_eq!((allocator.give_back().get(), resident_pages(&range)), (0, PAGES));
+    drop(kept);
+    assert_eq!(allocator.give_back().get(), PAGES);
     assert_all_back(&allocator);
 }
 
@@ -242,9 +311,13 @@ fn work(allocator: &Allocator, seed: usize, is_over: &AtomicBool) {
 
 #[test]
 fn giving_back_and_retiring_race_with_owners() {
-    for backend in backends() {
-        let builder = Allocator::builder().pages(2048).backend(backend).give_back_after(Duration::ZERO);
-        let allocator = builder.build().unwrap();
+    for (backend, huge_pages) in backends().into_iter().flat_map(|backend| [(backend, false), (backend, true)]) {
+        let builder = Allocator::builder().pages(2048).huge_pages(huge_pages).backend(backend);
+        let allocator = builder.give_back_after(Duration::ZERO).build().unwrap();
+        // Where free parts of pageblocks go back too, the first arena has no whole one.
+        let mut kept = if huge_pages { Vec::new() } else { take(&allocator, 2048) };
+        kept.retain(|page| page.addr() / 4096 % 512 == 300);
+        kept.iter_mut().for_each(|page| page.fill(0xee));
         let is_over = AtomicBool::new(false);
         let mut given = 0;
         std::thread::scope(|scope| {
@@ -270,6 +343,8 @@ fn giving_back_and_retiring_race_with_owners() {
             }
         });
         assert!(given >= 10 * 512, "{given} pages went back meanwhile");
+        assert!(kept.iter().all(|page| page.iter().all(|&byte| byte == 0xee)), "a page in use went back");
+        drop(kept);
         allocator.drain();
         let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
         assert_eq!(census.free, census.managed, "retired arenas included");

@@ -156,6 +156,10 @@ impl Arena {
         // Fresh or not, that is the lowest bit.
         self.states_differ(first, n, FrameState::FREE, !FrameState::FREE.as_byte()) == 0
     }
+    /// Were none of these, all free, handed out since the system gave them? A hint while others take them.
+    pub(crate) fn are_fresh(&self, first: u32, n: usize) -> bool {
+        self.states_differ(first, n, FrameState::FRESH, !0) == 0
+    }
     #[inline]
     fn set_states(&self, first: u32, n: usize, state: FrameState) {
         debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
