@@ -7,11 +7,15 @@ const BLOCKS: usize = 4 * 64 + 7;
 const FRAMES: u32 = BLOCKS as u32 * 512;
 
 fn with_zone(test: impl FnOnce(&Zone<'_>)) {
-    let need = ZoneMetadata::for_frames(FRAMES);
+    with_frames(FRAMES, test);
+}
+
+fn with_frames(frames: u32, test: impl FnOnce(&Zone<'_>)) {
+    let need = ZoneMetadata::for_frames(frames);
     let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
     let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
-    let used: Vec<AtomicU32> = (0..use_words_for(FRAMES)).map(|_| AtomicU32::new(0)).collect();
-    test(&Zone::new(Pfn::new(0), FRAMES, &bits, &areas).unwrap().noting_use(&used));
+    let used: Vec<AtomicU32> = (0..use_words_for(frames)).map(|_| AtomicU32::new(0)).collect();
+    test(&Zone::new(Pfn::new(0), frames, &bits, &areas).unwrap().noting_use(&used));
 }
 
 /// Recovers the zone by these states, which all lie in the given regions; it may look at no others.
@@ -22,7 +26,7 @@ fn recover(zone: &Zone<'_>, states: &[FrameState], regions: &[usize]) {
         looked.push(first / 512);
         &states[first..first + n]
     });
-    let expected: Vec<usize> = (0..BLOCKS).filter(|block| regions.contains(&(block / 64))).collect();
+    let expected: Vec<usize> = (0..states.len() / 512).filter(|block| regions.contains(&(block / 64))).collect();
     assert_eq!(looked, expected);
     let free = states.iter().filter(|state| state.is_free()).count();
     assert_eq!((zone.free_frames(), zone.validate().unwrap().free), (free, free));
@@ -51,6 +55,22 @@ fn recovery_looks_at_used_regions_alone() {
             states[at] = FrameState::handed_out(order(log2), Mobility::Movable);
         }
         recover(zone, &states, &[0, 1, 4]);
+    });
+}
+
+/// A list has chosen a pageblock, and got nothing of it.
+#[test]
+fn a_pageblock_that_is_bound_is_used() {
+    with_frames(65 * 512, |zone| {
+        let mut states = vec![FrameState::FRESH; 65 * 512];
+        let order = Order::new(15).unwrap();
+        assert_eq!(zone.alloc_block(order, Mobility::Movable, 0), Some(Pfn::new(0)));
+        states[0] = FrameState::handed_out(order, Mobility::Movable);
+        states[1..64 * 512].fill(FrameState::INSIDE);
+        assert_eq!(zone.withhold(Order::PAGEBLOCK, 0), Some(64));
+        let bound = BoundBlock::new();
+        assert_eq!(zone.take(&bound, 1, Mobility::Movable, 0, &mut |_, _| {}), 0);
+        recover(zone, &states, &[0, 1]);
     });
 }
 
