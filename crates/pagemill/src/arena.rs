@@ -355,9 +355,10 @@ impl Arena {
     pub(crate) fn hand_on(&self) {
         self.is_handed_on.store(true, Relaxed);
     }
-    /// Is a frame that nobody had since the system gave it known to be zero?
+    /// Is a frame that nobody had since the system gave it known to be zero? Not in the child of a fork: what another thread
+    /// of the parent did to it meanwhile, the child may have and the state that it copied may not say.
     pub(crate) fn is_zeroed(&self) -> bool {
-        self.is_zeroed && !self.is_handed_on.load(Relaxed)
+        self.is_zeroed && !self.is_handed_on.load(Relaxed) && self.opened_in == fork::generation()
     }
 
     /// In the child of a fork, once it has read what was used: it shares the notes with its own children alone. Else whoever

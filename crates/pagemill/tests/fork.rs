@@ -375,3 +375,21 @@ fn a_child_finds_what_is_out_wherever_it_lies_in_a_large_arena() {
         assert_eq!(allocator.validate().unwrap().free, 3 * GIB);
     });
 }
+
+#[test]
+fn a_child_believes_no_page_to_be_zero_that_its_parent_had_not_handed_out() {
+    // Another thread of the parent may have taken such a page while the system copied the process: its state was copied
+    // before that, and its bytes after.
+    let allocator = Allocator::builder().pages(64).huge_pages(false).build().unwrap();
+    let is_written = |page: &Page| {
+        let mut there = 0;
+        // SAFETY: one page, and room for what is said of it.
+        assert_eq!(unsafe { libc::mincore(page.addr() as *mut libc::c_void, page.len(), &mut there) }, 0);
+        there & 1 == 1
+    };
+    assert!(!is_written(&allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).unwrap()));
+    in_child("zeroes pages that were fresh", || {
+        let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).ok()).collect();
+        assert_eq!((pages.len(), pages.iter().filter(|page| is_written(page)).count()), (64, 64));
+    });
+}
