@@ -73,15 +73,15 @@ impl MemoryLimit {
         self.groups.iter().map(Group::limit).min().unwrap_or(usize::MAX)
     }
 
-    /// What may be committed beside what is, in bytes, some of it kept for other needs.
+    /// Bytes that may still be committed, less a margin for page tables, stacks and the heap.
     pub fn room(&self) -> usize {
         let left = self.groups.iter().map(Group::left).min().unwrap_or(usize::MAX);
         let room = left.saturating_sub(SLACK);
         (room - room.div_ceil(BESIDE + 1)).saturating_sub(self.claimed.load(Relaxed))
     }
 
-    /// Sets room aside for `bytes` that are about to be committed, until what this returns is dropped; none if there is not
-    /// so much.
+    /// Sets room aside for `bytes` that are about to be committed, until the returned [`Claim`] is dropped. `None` if there is
+    /// not that much room.
     ///
     /// ```
     /// if let Some(limit) = pagemill_sys::MemoryLimit::of_process() {

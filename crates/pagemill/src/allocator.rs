@@ -288,12 +288,14 @@ impl Inner {
         (0..self.lists.cpus()).map(|cpu| self.drain_cpu(CpuId::new(cpu as u32))).sum()
     }
 
-    /// No handle of the allocator is left: whatever comes back goes to the zone. Returns whether all pages are back. If not,
-    /// whoever brings the last one will be told so, and nothing of this is to be touched any more.
+    /// Called when the allocator's last handle is gone. From then on freed pages go to the zone and not to a list.
+    ///
+    /// Returns whether all pages are back. If they are not, the call that frees the last page will learn that from the zone
+    /// and end the arena. That may happen on another thread at any time: do not touch `self` after `false`.
     pub(crate) fn leave(&self) -> bool {
         self.is_left.store(true, Relaxed);
         self.retired.store(true, Relaxed);
-        // SeqCst pairs with the one in `open_lists`: whoever opens lists is waited for here, or sees that it is retired.
+        // SeqCst pairs with the one in `open_lists`: a thread that opens lists is waited for here, or sees `retired`.
         fence(SeqCst);
         while self.opening.load(Acquire) > 0 {
             std::thread::yield_now();
@@ -301,8 +303,8 @@ impl Inner {
         self.shut_lists();
         self.drain_all();
         if self.out_at_rest() != 0 {
-            // Some are in somebody's hands, who may just have put them on a list that was open. Who comes after a drain,
-            // which nobody overtakes, sees that it is shut.
+            // Some pages are not back. A thread may have put one of them on a list just before the list was shut, so drain
+            // again. A thread that reaches a list after this drain sees that the list is shut.
             for cpu in 0..self.lists.cpus() {
                 self.drain_lists(CpuId::new(cpu as u32), |_| true);
             }
@@ -315,10 +317,11 @@ impl Inner {
         self.zone.close(quarantined + left)
     }
 
-    /// Unmaps its lists.
+    /// Unmaps the memory of the lists.
     ///
     /// # Safety
-    /// Once, when nobody uses it any more but for what stands on the heap.
+    /// Call this once for each `Inner`, and only when no thread uses its lists any more. Its other fields stay valid: they are
+    /// on the heap and are freed later.
     pub(crate) unsafe fn end(this: *mut Self) {
         // SAFETY: the copy is dropped here, once, as the caller promises; the original never is.
         drop(unsafe { ManuallyDrop::into_inner((&raw const (*this).lists).read()) });
@@ -352,20 +355,21 @@ impl Inner {
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Relaxed)
     }
-    /// Lists take nothing until they are opened again.
+    /// Lists accept no freed pages until they are opened again.
     pub(crate) fn shut_lists(&self) {
         // SeqCst: the reason was stored before, see `open_lists`.
         fence(SeqCst);
         self.lists.lists().for_each(List::shut);
     }
-    /// Lists take again what comes back, unless somebody waits for it, it is a reserve's, or it goes to the system.
+    /// Lists accept freed pages again unless a request waits, the zone is low, or the arena is retired.
     pub(crate) fn open_lists(&self) {
         self.opening.fetch_add(1, SeqCst);
         // SeqCst pairs with the fence in `leave`.
         fence(SeqCst);
         if !self.goes_past_lists() {
             self.lists.lists().for_each(List::open);
-            // SeqCst pairs with the fence in `shut_lists`: who has a reason is seen here, or shuts them after this.
+            // SeqCst pairs with the fence in `shut_lists`: a thread with a reason to shut them is seen here, or shuts them
+            // after this.
             fence(SeqCst);
             if self.goes_past_lists() {
                 self.shut_lists();
@@ -374,20 +378,20 @@ impl Inner {
         // Release pairs with the Acquire in `leave`: the lists are open, or shut again.
         self.opening.fetch_sub(1, Release);
     }
-    /// Does what comes back go to the zone, where others find it?
+    /// Whether freed pages go to the zone, where every CPU finds them, and not to a list.
     pub(crate) fn goes_past_lists(&self) -> bool {
         self.is_retired() || self.is_low.load(Relaxed) || self.nodes.waits.is_awaited()
     }
 
-    /// Pages of this zone were handed out. If it is below its low mark now, its lists are shut until it is above the high
-    /// one: what comes back is its reserve's, and on a list anybody would find it.
+    /// Called after pages of this zone were handed out. Below the zone's low mark its lists are shut until it is above the
+    /// high mark: freed pages refill the zone's reserve, and on a list any request could take them.
     pub(crate) fn shut_lists_below_low(&self) {
         let low = self.marks.floor(Gfp::NOWAIT, Level::Low) as usize;
         if low > 0 && self.zone.free_frames() < low && !self.is_low.swap(true, Relaxed) {
             self.shut_lists();
         }
     }
-    /// Opens its lists again where it is above its high mark; for whoever has pages of it in hand.
+    /// Opens the lists again if the zone is above its high mark. The caller owns a page of the zone, so the arena stays.
     pub(crate) fn open_lists_above_high(&self) {
         let high = (self.marks.high as usize).saturating_add(self.marks.lowmem_reserve as usize);
         if self.is_low.load(Relaxed) && self.zone.free_frames() >= high {
@@ -396,8 +400,8 @@ impl Inner {
         }
     }
 
-    /// How many frames are neither in the zone, nor put aside, nor on lists that cannot be drained. Right when the other
-    /// lists are drained and nobody is at it.
+    /// How many frames are neither in the zone, nor put aside, nor on lists that cannot be drained. Exact only when all other
+    /// lists are drained and no thread allocates or frees.
     pub(crate) fn out_at_rest(&self) -> usize {
         // The zone first, by an acquiring load: a page that is freed may push others from a list to the zone, and none may
         // count twice.
@@ -405,8 +409,8 @@ impl Inner {
         self.arena.frames().saturating_sub(here + self.lists.left_alone())
     }
 
-    /// Frames that were in the free areas already when they came back: each was on two ways at once, and is free once
-    /// from now on. All are counted, one is named.
+    /// Reports frames that were already in the free areas when they were freed: each was freed twice, and is free once from
+    /// now on. All are counted; the last one is named.
     #[inline]
     pub(crate) fn note_doubles(&self, given: Given) {
         if let Some(pfn) = given.last_double {

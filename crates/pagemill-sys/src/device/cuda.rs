@@ -160,15 +160,15 @@ impl Cuda {
         Ok(Self { functions, context, primary: Some(device) })
     }
 
-    /// Has GPUs find `memory`, which the driver commits and keeps in place until it is [unregistered](Self::unregister).
-    /// Returns its first byte's address there; the others follow.
+    /// Makes `memory` reachable for GPUs. The driver commits it and keeps it in place until it is
+    /// [unregistered](Self::unregister). Returns the address of its first byte on the GPUs; the other bytes follow it.
     ///
     /// # Errors
     /// [`CudaError::Call`].
     ///
     /// # Safety
-    /// GPUs write there as they like: nobody relies on the contents but as those who start kernels and copies agreed. It stays
-    /// mapped until it is unregistered.
+    /// Until `memory` is unregistered, its contents may change as the kernels and copies on the GPUs dictate, and the caller
+    /// keeps it mapped.
     pub unsafe fn register(&self, memory: Range<usize>) -> Result<u64, CudaError> {
         let start = ptr::with_exposed_provenance_mut(memory.start);
         self.in_context(|cuda| {

@@ -94,15 +94,15 @@ pub fn drop_table(ring: BorrowedFd<'_>) -> Result<(), Errno> {
     unsafe { register(ring, UNREGISTER_BUFFERS, ptr::null::<u8>(), 0) }.map(|_| ())
 }
 
-/// Sets the entries of a ring's table from `first` on, each to a piece of memory, which the kernel commits and keeps in place;
-/// or empties it, for a piece of no bytes. All of them, or none.
+/// Sets the entries of a ring's table of buffers from `first` on, one for each piece of memory. An empty piece empties its
+/// entry. The kernel commits the memory and keeps it in place. Either all entries are set or none.
 ///
 /// # Errors
 /// The system's: `ENOMEM` above `RLIMIT_MEMLOCK`, `EFAULT` for memory that is not there or a piece above [`BUFFER_MAX`],
 /// `EINVAL` for entries that the table does not have.
 ///
 /// # Safety
-/// The ring's requests write there as they like: nobody relies on the contents but as those who make the requests agreed.
+/// The contents of `pieces` may change as the ring's requests dictate, for as long as they are in the table.
 ///
 /// ```
 /// # #[cfg(not(miri))] {

@@ -118,16 +118,15 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..at + 8)?.try_into().map(u64::from_ne_bytes).ok()
 }
 
-/// Has the container's devices find `memory` at `iova`, for reading and writing. The kernel commits all of it and keeps it
-/// where it is until it is unmapped or the container is closed.
+/// Maps `memory` at `iova` for the container's devices, which may then read and write it. The kernel commits all of it and
+/// keeps it in place until it is unmapped or the container is closed.
 ///
 /// # Errors
 /// The system's: `ENOMEM` above `RLIMIT_MEMLOCK`, `EEXIST` where something is mapped there already, `ENOSPC` when there are
 /// no more entries, `EINVAL` for addresses that are not whole pages of the IOMMU's or outside of what it allows.
 ///
 /// # Safety
-/// The container's devices write there as they like: while it is mapped nobody relies on the contents but as those who
-/// drive them agreed.
+/// While `memory` is mapped, its contents may change as the container's devices, and the programs that drive them, dictate.
 ///
 /// ```
 /// # #[cfg(not(miri))] {

@@ -3,16 +3,16 @@ use crate::Errno;
 use core::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Has the socket's packets lie in `memory`, in chunks of `chunk` bytes each, of which the first `headroom` are left free. The
-/// kernel commits all of it and keeps it in place until the socket is closed: there is no way back before.
+/// Makes `memory` the place of the socket's packets, in chunks of `chunk` bytes, of which the first `headroom` are left free.
+/// The kernel commits all of it and keeps it in place until the socket is closed; it cannot be unregistered before.
 ///
 /// # Errors
 /// The system's: `EBUSY` if the socket has memory, `EINVAL` for a chunk that is no power of two from 2048 to the page's size,
 /// `ENOBUFS` above `RLIMIT_MEMLOCK`, `ENOPROTOOPT` or `EOPNOTSUPP` for another kind of socket.
 ///
 /// # Safety
-/// The interface that the socket is bound to writes there as it likes: nobody relies on the contents but as those who fill its
-/// rings agreed.
+/// Until the socket is closed, the contents of `memory` may change: the interface writes received packets into the chunks that
+/// the socket's fill ring names.
 ///
 /// ```
 /// # #[cfg(not(miri))] {
