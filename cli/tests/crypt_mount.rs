@@ -102,7 +102,7 @@ fn a_mount_whose_process_was_killed_is_named_with_the_way_out() {
 fn what_is_there_is_not_hidden() {
     let folder = folder();
     fs::write(folder.path().join("full"), b"mine").unwrap();
-    for (at, why) in [("full", "not empty"), (".", "not a file"), ("no/such", "No such file")] {
+    for (at, why) in [("full", "not empty"), (".", "not a file"), ("no/such", "the folder no does not exist")] {
         let refused = pagemill(folder.path(), &["mount", "image", at, "--key-file", "key"]).output().unwrap();
         assert!(!refused.status.success() && said(&refused).contains(why), "{at}: {}", said(&refused));
     }

@@ -1,5 +1,6 @@
 //! What can go wrong, and what to do about it.
 use std::io;
+use std::path::Path;
 
 /// Why something about an encrypted volume did not work. [`Error::next_step`] says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -16,8 +17,21 @@ pub enum Error {
     #[error("{0}")]
     Request(String),
     /// There is neither a LUKS1 nor a LUKS2 header.
-    #[error("no LUKS header is there")]
-    NoHeader,
+    #[error("{}no LUKS header is there", before(file))]
+    NoHeader {
+        /// Where it was looked for; empty where that has no name.
+        file: String,
+    },
+    /// The file ends before the volume does, as a copy does that was not finished. No header is to blame.
+    #[error("{}cut off at {has} bytes: it should have at least {needs}", before(file))]
+    CutOff {
+        /// Which file; empty where it has no name.
+        file: String,
+        /// Its bytes.
+        has: u64,
+        /// The bytes that are known to belong to it.
+        needs: u64,
+    },
     /// There is a header, and it is damaged or lies.
     #[error("{0}")]
     Header(String),
@@ -36,13 +50,18 @@ pub enum Error {
     /// Something else has been written where a copy of the header was.
     #[error("{0}")]
     Overwritten(String),
+    /// The two copies of a header are whole, and of different volumes.
+    #[error("{0}")]
+    TwoVolumes(String),
     /// No keyslot opens with this passphrase.
-    #[error("no keyslot opens with this passphrase ({tried} tried{})", behind(not_tried))]
+    #[error("no keyslot opens with this passphrase ({tried} tried{}{})", behind(not_tried), empty(*is_empty))]
     WrongPassphrase {
         /// Keyslots that were tried.
         tried: usize,
         /// Those that cannot be used here, each with the reason; empty where there is none.
         not_tried: String,
+        /// Whether the passphrase has no byte.
+        is_empty: bool,
     },
     /// Removing this keyslot would leave none.
     #[error("keyslot {0} is the last one: without it nobody can open the volume again")]
@@ -68,6 +87,33 @@ impl Error {
         Self::Io { what: what.into(), source }
     }
 
+    pub(crate) fn cut_off(has: u64, needs: u64) -> Self {
+        Self::CutOff { file: String::new(), has, needs }
+    }
+
+    /// The same, of a header or data in `path`: the file is named where the error is about its contents.
+    pub(crate) fn in_file(self, path: &Path) -> Self {
+        let path = path.display();
+        match self {
+            Self::NoHeader { file } if file.is_empty() => Self::NoHeader { file: path.to_string() },
+            Self::CutOff { file, has, needs } if file.is_empty() => Self::CutOff { file: path.to_string(), has, needs },
+            Self::Header(why) => Self::Header(format!("{path}: {why}")),
+            Self::Overwritten(why) => Self::Overwritten(format!("{path}: {why}")),
+            Self::TwoVolumes(why) => Self::TwoVolumes(format!("{path}: {why}")),
+            error => error,
+        }
+    }
+
+    /// The same, where `passphrase` is what was tried.
+    pub(crate) fn of_passphrase(self, passphrase: &[u8]) -> Self {
+        match self {
+            Self::WrongPassphrase { tried, not_tried, .. } => {
+                Self::WrongPassphrase { tried, not_tried, is_empty: passphrase.is_empty() }
+            }
+            error => error,
+        }
+    }
+
     /// What the user can do about it, in a few words.
     #[must_use]
     pub fn next_step(&self) -> Option<&'static str> {
@@ -76,7 +122,11 @@ impl Error {
         }
         Some(match self {
             Self::Io { .. } | Self::Request(_) | Self::Memory(_) => return None,
-            Self::NoHeader => "check the name; if the header lies in a file of its own, say which (--help tells how)",
+            Self::NoHeader { .. } => {
+                "if the header is in a file of its own, name that one with --header FILE; if the volume is still to be \
+                 made, `pagemill crypt format` makes it"
+            }
+            Self::CutOff { .. } => "use a whole copy of the file: what is missing cannot be made up for",
             Self::Header(_) => {
                 "restore the header from its backup (cryptsetup luksHeaderRestore); passphrases that were removed since \
                  then open it again"
@@ -87,6 +137,14 @@ impl Error {
             Self::Held(_) => "lsblk shows by what: unmount that, or close it",
             Self::Overwritten(_) => {
                 "look at what it is (wipefs); if it is the volume that you want, restore the copy with: cryptsetup repair"
+            }
+            Self::TwoVolumes(_) => {
+                "keep a copy of the file's first 16 MiB, find out whose data it is, then fill the first 4096 bytes of the \
+                 other volume's copy with zeroes; do not open it with cryptsetup before that, which may write one copy \
+                 over the other"
+            }
+            Self::WrongPassphrase { is_empty: true, .. } => {
+                "type it, or name the key file or descriptor that has it: the one that was named is empty"
             }
             Self::WrongPassphrase { .. } => "try again; mind the keyboard layout, and a line feed at a key file's end",
             Self::LastKeyslot(_) => "add another first, or say --last to lose the volume on purpose",
@@ -108,9 +166,18 @@ fn after_io(kind: io::ErrorKind) -> Option<&'static str> {
     }
 }
 
+/// What stands before a failure that is about a file.
+fn before(file: &str) -> String {
+    if file.is_empty() { String::new() } else { format!("{file}: ") }
+}
+
 /// What stands behind a count.
 fn behind(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("; not tried: {text}") }
+}
+
+fn empty(is_empty: bool) -> &'static str {
+    if is_empty { "; the passphrase is empty" } else { "" }
 }
 
 /// What the system said, without the number that Rust adds.

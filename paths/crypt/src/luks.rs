@@ -47,7 +47,8 @@ impl Luks {
     /// Reads the header at the beginning of `store`.
     ///
     /// # Errors
-    /// [`Error::NoHeader`] where there is none; [`Error::Header`] for one that is damaged or lies; [`Error::Unsupported`].
+    /// [`Error::NoHeader`] where there is none; [`Error::Header`] for one that is damaged or lies; [`Error::CutOff`] where the
+    /// file ends within it; [`Error::Unsupported`].
     pub fn read(store: &dyn Store) -> Result<Self, Error> {
         let size = store.size().map_err(|error| Error::io("the header's file", error))?;
         let mut first = [0; luks1::HEADER];
@@ -55,17 +56,18 @@ impl Luks {
         store.read_at(&mut first[..there], 0).map_err(|error| Error::io("reading the header", error))?;
         let begins_as_one = first.starts_with(&luks1::MAGIC);
         if begins_as_one && there < first.len() {
-            return Err(Error::Header(format!("the header is cut off: {size} bytes of it are there")));
+            return Err(Error::cut_off(size, header_len(&first)));
         }
         match luks1::Header::parse(&first, size) {
-            Err(Error::NoHeader) => {}
+            Err(Error::NoHeader { .. }) => {}
             header => return header.map(Self::V1),
         }
         match luks2::Header::read(store) {
             Ok(header) => Ok(Self::V2(header)),
             // What does not even begin as a header is none.
-            Err(Error::Header(_)) if !begins_as_one => Err(Error::NoHeader),
+            Err(Error::Header(_)) if !begins_as_one => Err(Error::NoHeader { file: String::new() }),
             Err(Error::Header(why)) => Err(match luks1::version(&first) {
+                2 if size < header_len(&first) => Error::cut_off(size, header_len(&first)),
                 2 => Error::Header(why),
                 // Neither copy is one of version 2, and so it is not that this one is damaged.
                 other => Error::Unsupported(format!("the header is of LUKS version {other}; 1 and 2 are done here")),
@@ -80,36 +82,14 @@ impl Luks {
     /// [`Error::Request`] for what cannot be, [`Error::Io`].
     pub fn format(store: &dyn Store, new: &New, passphrase: &[u8]) -> Result<Self, Error> {
         let key = Locked::random(new.key_bytes)?;
-        if !matches!(new.key_bytes, 32 | 64) {
-            return Err(Error::Request(format!("a key of {} bits: it has 256 or 512", 8 * new.key_bytes)));
-        }
+        let size = store.size().map_err(|error| Error::io("the header's file", error))?;
         // Where the keyslot's cost is said, the digest's is not to be measured either.
         let digest_iterations = new.kdf.iterations.map(|_| crate::kdf::MIN_ITERATIONS);
+        let mut header = Self::without_keyslots(new, &key, digest_iterations)?;
         let is_detached = new.detached.is_some();
-        let mut header = match new.version {
-            1 if new.sector_size != SectorSize::SMALLEST => {
-                return Err(Error::Request("LUKS1 has sectors of 512 bytes alone: say --type luks2".to_owned()));
-            }
-            1 if !new.label.is_empty() => {
-                return Err(Error::Request("LUKS1 has no label: say --type luks2".to_owned()));
-            }
-            1 => Self::V1(luks1::Header::new(&key, new.hash, is_detached, digest_iterations)?),
-            2 => {
-                let New { hash, sector_size, label, .. } = new;
-                Self::V2(luks2::Header::new(&key, *hash, *sector_size, label, is_detached, digest_iterations)?)
-            }
-            other => return Err(Error::Request(format!("there is no LUKS{other}"))),
-        };
-        let size = store.size().map_err(|error| Error::io("the header's file", error))?;
-        if size < header.end() {
-            let why = format!("{size} bytes are too few, the header alone takes {}: lengthen it", header.end());
-            return Err(Error::Request(why));
-        }
         let data_len = new.detached.unwrap_or(size);
-        let geometry = header.geometry(data_len, is_detached).map_err(|error| match error {
-            Error::Header(why) => Error::Request(format!("{why}: lengthen it")), // None was there to be restored.
-            error => error,
-        })?;
+        check_room(&header, new, size)?;
+        let geometry = header.geometry(data_len, is_detached)?;
         if new.sector_size > SectorSize::SMALLEST && geometry.offset + geometry.len != data_len {
             let (odd, sector) = (data_len - geometry.offset - geometry.len, new.sector_size.bytes());
             let why = format!("the data's size is {odd} bytes off a multiple of {sector}: cut them off, or add some");
@@ -118,6 +98,34 @@ impl Luks {
         let store = ClearedAtFirstWrite { store, len: header.end(), is_cleared: Cell::new(false) };
         header.add_key(&store, &key, passphrase, &new.kdf, Some(0))?;
         Ok(header)
+    }
+
+    /// That such a volume can be, with its header in a file of `size` bytes: before anybody is asked for a passphrase.
+    ///
+    /// # Errors
+    /// [`Error::Request`].
+    pub(crate) fn check_new(new: &New, size: u64) -> Result<(), Error> {
+        let key = Locked::zeroed(new.key_bytes);
+        check_room(&Self::without_keyslots(new, &key, Some(crate::kdf::MIN_ITERATIONS))?, new, size)
+    }
+
+    fn without_keyslots(new: &New, key: &Locked, digest_iterations: Option<u32>) -> Result<Self, Error> {
+        if !matches!(new.key_bytes, 32 | 64) {
+            return Err(Error::Request(format!("a key of {} bits: it has 256 or 512", 8 * new.key_bytes)));
+        }
+        let is_detached = new.detached.is_some();
+        match new.version {
+            1 if new.sector_size != SectorSize::SMALLEST => {
+                Err(Error::Request("LUKS1 has sectors of 512 bytes alone: say --type luks2".to_owned()))
+            }
+            1 if !new.label.is_empty() => Err(Error::Request("LUKS1 has no label: say --type luks2".to_owned())),
+            1 => Ok(Self::V1(luks1::Header::new(key, new.hash, is_detached, digest_iterations)?)),
+            2 => {
+                let New { hash, sector_size, label, .. } = new;
+                Ok(Self::V2(luks2::Header::new(key, *hash, *sector_size, label, is_detached, digest_iterations)?))
+            }
+            other => Err(Error::Request(format!("there is no LUKS{other}"))),
+        }
     }
 
     /// The number of the keyslot that `passphrase` opens, and the volume key. `only` restricts it to one keyslot.
@@ -143,13 +151,14 @@ impl Luks {
             Self::V2(header) => header.unlock(store, passphrase, only, limits),
         };
         scrub_stack();
-        found
+        found.map_err(|error| error.of_passphrase(passphrase))
     }
 
     /// Opens the volume whose data is in a file of `data_len` bytes, the header's own unless `is_detached`.
     ///
     /// # Errors
-    /// As for [`Luks::unlock`]; [`Error::Header`] and [`Error::Request`] where the data does not fit its file.
+    /// As for [`Luks::unlock`]; [`Error::CutOff`], [`Error::Header`] and [`Error::Request`] where the data does not fit its
+    /// file.
     pub fn open(
         &self,
         store: &dyn Store,
@@ -251,7 +260,7 @@ impl Luks {
     /// That nothing but this volume claims its place, so that writing to it spoils nothing else.
     ///
     /// # Errors
-    /// [`Error::Overwritten`].
+    /// [`Error::Overwritten`], [`Error::TwoVolumes`].
     pub fn check_not_written_over(&self) -> Result<(), Error> {
         match self {
             Self::V1(_) => Ok(()),
@@ -262,7 +271,7 @@ impl Luks {
     /// That keys can be added and removed here.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], [`Error::Overwritten`].
+    /// [`Error::Unsupported`], [`Error::Overwritten`], [`Error::TwoVolumes`].
     pub fn check_changeable(&self) -> Result<(), Error> {
         match self {
             Self::V1(header) => header.check_supported(),
@@ -319,6 +328,27 @@ impl Luks {
             Self::V1(_) => KdfKind::Pbkdf2,
             Self::V2(_) => KdfKind::Argon2id,
         }
+    }
+}
+
+/// Bytes that the header which begins with `first` has at least, keyslots apart: both copies in version 2.
+fn header_len(first: &[u8; luks1::HEADER]) -> u64 {
+    if luks1::version(first) == 2 { luks2::copies_len(first) } else { first.len() as u64 }
+}
+
+/// That there is room for a new `header`, in a file of `size` bytes, and for a sector of data.
+fn check_room(header: &Luks, new: &New, size: u64) -> Result<(), Error> {
+    let sector = new.sector_size.bytes() as u64;
+    let files = match new.detached {
+        None => [Some(("the file", size, header.end() + sector)), None],
+        Some(data) => [Some(("the header's file", size, header.end())), Some(("the data's file", data, sector))],
+    };
+    match files.into_iter().flatten().find(|&(_, has, least)| has < least) {
+        None => Ok(()),
+        Some((what, has, least)) => Err(Error::Request(format!(
+            "{what} has {has} bytes: for LUKS{} with {sector}-byte sectors the smallest size that works is {least} bytes",
+            new.version
+        ))),
     }
 }
 
@@ -383,7 +413,21 @@ pub(crate) fn first_that_opens(
     Err(match stopped {
         Some(error) => error,
         None if tried == 0 && !not_tried.is_empty() => none_usable(&not_tried),
-        None => Error::WrongPassphrase { tried, not_tried: not_tried.join("; ") },
+        None => Error::WrongPassphrase { tried, not_tried: not_tried.join("; "), is_empty: false },
+    })
+}
+
+/// Reads key material. `needs`: bytes that the file has at least, where it is whole.
+pub(crate) fn read_material(
+    store: &dyn Store,
+    number: u32,
+    material: &mut [u8],
+    at: u64,
+    needs: u64,
+) -> Result<(), Error> {
+    store.read_at(material, at).map_err(|error| match (error.kind(), store.size()) {
+        (io::ErrorKind::UnexpectedEof, Ok(has)) => Error::cut_off(has, needs.max(at + material.len() as u64)),
+        _ => Error::io(format!("keyslot {number}"), error),
     })
 }
 

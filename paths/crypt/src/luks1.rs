@@ -97,11 +97,12 @@ impl Header {
     /// Reads a header out of its bytes. `store_len` is how long the file is that it came from.
     ///
     /// # Errors
-    /// [`Error::NoHeader`] where there is none, [`Error::Header`] for one that lies. A cipher or a hash that is not done here
+    /// [`Error::NoHeader`] where there is none, [`Error::Header`] for one that lies, [`Error::CutOff`] where key material lies
+    /// beyond the file. A cipher or a hash that is not done here
     /// is told of when it is to be used.
     pub fn parse(bytes: &[u8; HEADER], store_len: u64) -> Result<Self, Error> {
         if bytes.field(0) != MAGIC || version(bytes) != 1 {
-            return Err(Error::NoHeader);
+            return Err(Error::NoHeader { file: String::new() });
         }
         let header = Self {
             cipher: format!("{}-{}", bytes.text::<32>(at::CIPHER), bytes.text::<32>(at::MODE)),
@@ -155,13 +156,16 @@ impl Header {
                 "the data begins at {begin}, inside the header, which has {HEADER} bytes"
             )));
         }
-        let data = if self.payload == 0 { store_len } else { self.payload_at().min(store_len) };
+        let data = if self.payload == 0 { u64::MAX } else { self.payload_at() };
         let active = || (0..).zip(&self.slots).filter(|(_, slot)| slot.is_active);
         for (i, slot) in active() {
             let area = self.area(slot);
             if area.start < HEADER as u64 || area.end > data {
                 let why = format!("keyslot {i}: its key material is at {area:?}, outside of {HEADER}..{data}");
                 return Err(Error::Header(why));
+            }
+            if area.end > store_len {
+                return Err(Error::cut_off(store_len, area.end.max(self.payload_at())));
             }
             for (other, neighbour) in active().filter(|&(other, _)| other < i) {
                 if self.area(neighbour).start < area.end && area.start < self.area(neighbour).end {
@@ -278,7 +282,7 @@ impl Header {
         kdf.derive(passphrase, &mut slot_key, limits)?;
         let area = self.area(slot);
         let mut material = Locked::zeroed((area.end - area.start) as usize);
-        store.read_at(&mut material, area.start).map_err(|e| Error::io(format!("keyslot {number}"), e))?;
+        luks::read_material(store, number, &mut material, area.start, self.payload_at())?;
         let key = af::open(&slot_key, material, self.key_bytes, slot.stripes as usize, hash)?;
         let digest = Kdf::Pbkdf2 { hash, iterations: self.digest_iterations, salt: self.digest_salt.to_vec() };
         let mut found = [0; DIGEST];
@@ -348,7 +352,7 @@ impl Header {
     /// Where the data lies in a file of `data_len` bytes.
     ///
     /// # Errors
-    /// [`Error::Header`] when there is none in it, [`Error::Unsupported`].
+    /// [`Error::CutOff`] when there is none in it, [`Error::Unsupported`].
     pub fn geometry(&self, data_len: u64) -> Result<Geometry, Error> {
         self.check_supported()?;
         Geometry::within(data_len, self.payload_at(), None, SectorSize::SMALLEST, 0)

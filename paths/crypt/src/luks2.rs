@@ -8,7 +8,8 @@
 //! - I2: no copy on the disk names key material that is not on the disk yet: it is written and synced first. What is
 //!   removed is wiped first: a crash then leaves a keyslot that opens nothing, and not a key that nobody knows of.
 //! - I3: nothing is written while some of what belongs to the header reaches into the data.
-//! - I4: nothing is written where something else was written over the primary copy: nobody knows which of them is wanted.
+//! - I4: nothing is written where something else was written over the primary copy, or where the copies are of different
+//!   volumes: nobody knows which of them is wanted.
 mod copy;
 mod metadata;
 
@@ -24,6 +25,7 @@ use crate::secret::{Locked, random};
 use crate::store::Store;
 use crate::volume::Geometry;
 use crate::{CIPHER, Error, SectorSize};
+pub(crate) use copy::copies_len;
 use copy::{Copy, SIZES, Which};
 pub use metadata::{Keyslot, Metadata, Other, Segment};
 
@@ -40,8 +42,16 @@ pub struct Header {
     metadata: Metadata,
     /// What is wrong with each copy: the primary, the secondary.
     faults: [Option<String>; 2],
-    /// Something else stands where the primary copy was.
-    is_written_over: bool,
+    /// What stands in the place of one copy and is not this volume's (I4).
+    stranger: Option<Stranger>,
+}
+
+#[derive(Clone, Debug)]
+enum Stranger {
+    /// Something that is no header, over the primary copy.
+    Something,
+    /// A whole header of another volume. The UUIDs of the primary and the secondary copy.
+    Volume([String; 2]),
 }
 
 impl Header {
@@ -70,7 +80,7 @@ impl Header {
         };
         let mut chosen = Self::choose(primary, secondary)?;
         if is_written_over {
-            chosen.is_written_over = true;
+            chosen.stranger = Some(Stranger::Something);
             chosen.faults[0] = Some("something else has been written over it".to_owned());
         }
         Ok(chosen)
@@ -78,6 +88,18 @@ impl Header {
 
     fn choose(primary: Result<Self, Error>, secondary: Result<Self, Error>) -> Result<Self, Error> {
         match (primary, secondary) {
+            // Sequence numbers of two volumes say nothing about which is wanted; one has to be shown.
+            (Ok(primary), Ok(secondary)) if primary.uuid() != secondary.uuid() => {
+                let uuids = [primary.uuid(), secondary.uuid()];
+                let stranger = Some(Stranger::Volume(uuids.clone()));
+                let why = |own: usize| {
+                    Some(format!("it is of another volume, with the UUID {} and not {}", uuids[1 - own], uuids[own]))
+                };
+                Ok(match primary.copy.sequence < secondary.copy.sequence {
+                    true => Self { faults: [why(1), None], stranger, ..secondary },
+                    false => Self { faults: [None, why(0)], stranger, ..primary },
+                })
+            }
             (Ok(primary), Ok(secondary)) if primary.copy.sequence < secondary.copy.sequence => {
                 let why = format!("older than the secondary: {} < {}", primary.copy.sequence, secondary.copy.sequence);
                 Ok(Self { faults: [Some(why), None], ..secondary })
@@ -123,7 +145,7 @@ impl Header {
         let json: Value = serde_json::from_slice(&copy.json)
             .map_err(|error| Error::Header(format!("its metadata is no JSON: {error}")))?;
         let metadata = Metadata::read(&json, copy.size)?;
-        Ok(Self { copy, json, metadata, faults: [None, None], is_written_over: false })
+        Ok(Self { copy, json, metadata, faults: [None, None], stranger: None })
     }
 
     /// The checked metadata.
@@ -147,8 +169,11 @@ impl Header {
     /// What is wrong with the copies of the header: a line each.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
-        let named = ["primary", "secondary"].into_iter().zip(&self.faults);
-        named.filter_map(|(name, why)| Some(format!("{name} copy of the header: {}", why.as_ref()?))).collect()
+        let named = [("primary", "secondary"), ("secondary", "primary")].into_iter().zip(&self.faults);
+        let told = |((name, other), why): (_, &Option<String>)| {
+            Some(format!("{name} copy of the header: {}; the {other} copy is used", why.as_ref()?))
+        };
+        named.filter_map(told).collect()
     }
 
     /// A header for a volume with `key`, without a keyslot yet.
@@ -204,7 +229,7 @@ impl Header {
             json: Vec::new(),
         };
         let metadata = Metadata::read(&json, HEADER)?;
-        Ok(Self { copy, json, metadata, faults: [None, None], is_written_over: false })
+        Ok(Self { copy, json, metadata, faults: [None, None], stranger: None })
     }
 
     /// Numbers of the keyslots whose key some digest vouches for as the volume's.
@@ -243,13 +268,18 @@ impl Header {
 
     /// That nothing but this volume claims its place (I4).
     pub(crate) fn check_not_written_over(&self) -> Result<(), Error> {
-        match self.is_written_over {
-            false => Ok(()),
-            true => Err(Error::Overwritten(
+        match &self.stranger {
+            None => Ok(()),
+            Some(Stranger::Something) => Err(Error::Overwritten(
                 "something else has been written over the primary copy of the header; the volume can be read by the other \
                  one, and is not written to"
                     .to_owned(),
             )),
+            Some(Stranger::Volume([primary, secondary])) => Err(Error::TwoVolumes(format!(
+                "the primary copy of the header, at 0, is of volume {primary}, and the secondary copy, at {}, of volume \
+                 {secondary}: nothing is written",
+                self.copy.size
+            ))),
         }
     }
 
@@ -281,7 +311,16 @@ impl Header {
         numbers.retain(|&(priority, number)| only.map_or(priority > 0, |only| only == number));
         numbers.sort_by_key(|&(priority, number)| (std::cmp::Reverse(priority), number));
         let numbers = numbers.into_iter().map(|(_, number)| number);
-        first_that_opens(numbers, |number| self.try_slot(store, segment, number, passphrase, limits))
+        let found = first_that_opens(numbers, |number| self.try_slot(store, segment, number, passphrase, limits));
+        found.map_err(|error| match (error, &self.stranger) {
+            (Error::WrongPassphrase { tried, mut not_tried, is_empty }, Some(Stranger::Volume(uuids))) => {
+                let other = if self.faults[0].is_some() { &uuids[0] } else { &uuids[1] };
+                not_tried.push_str(if not_tried.is_empty() { "" } else { "; " });
+                not_tried.push_str(&format!("those of the other copy of the header, which is of volume {other}"));
+                Error::WrongPassphrase { tried, not_tried, is_empty }
+            }
+            (error, _) => error,
+        })
     }
 
     /// The volume key out of one keyslot, if `passphrase` opens it.
@@ -308,7 +347,8 @@ impl Header {
         let (hash, stripes) = (slot.hash()?, slot.af.stripes as usize);
         slot.kdf.kdf()?.derive(passphrase, &mut slot_key, limits)?;
         let mut material = Locked::zeroed(af::material_len(slot.key_size, stripes));
-        store.read_at(&mut material, slot.area.offset).map_err(|e| Error::io(format!("keyslot {number}"), e))?;
+        let data = self.metadata.segments[&segment].offset;
+        luks::read_material(store, number, &mut material, slot.area.offset, data)?;
         let key = af::open(&slot_key, material, slot.key_size, stripes, hash)?;
         let mut found = vec![0; expected.len()];
         digest.derive(&key, &mut found, limits)?;
@@ -469,7 +509,8 @@ impl Header {
     /// Where the data lies in a file of `data_len` bytes.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what cannot be opened here, [`Error::Header`] and [`Error::Request`] for what does not fit.
+    /// [`Error::Unsupported`] for what cannot be opened here, [`Error::CutOff`], [`Error::Header`] and [`Error::Request`] for
+    /// what does not fit.
     pub fn geometry(&self, data_len: u64) -> Result<Geometry, Error> {
         let (_, segment) = self.metadata.segment()?;
         let sector_size = segment.sector_size()?;

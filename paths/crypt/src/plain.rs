@@ -62,8 +62,12 @@ impl Plain {
         let len = self.size.map(bytes).transpose()?;
         let found = Geometry::within(data_len, bytes(self.offset)?, len, self.sector_size, self.skip);
         let found = found.map_err(|error| match error {
-            // No header said so, but whoever opens it.
-            Error::Header(why) => Error::Request(format!("{why}: check where a plain volume begins, and its size")),
+            // Where the volume begins and ends is what the caller said.
+            Error::CutOff { has, needs, .. } => Error::Request(format!(
+                "the file is cut off at {has} bytes, and a plain volume that begins and ends there needs {needs} or more: \
+                 check its offset and its size, or use a whole copy of the file"
+            )),
+            Error::Header(why) => Error::Request(why),
             error => error,
         })?;
         let units = self.sector_size.bytes() as u64 / UNIT;

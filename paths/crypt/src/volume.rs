@@ -22,7 +22,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// `len` bytes, or all that a file of `file_len` bytes has behind `offset`.
+    /// `len` bytes, or all that a file of `file_len` bytes has behind `offset`: one sector or more.
     ///
     /// A last part below 512 bytes is left out, as a loop device does; what is then no whole number of sectors is an
     /// error, as it is for `cryptsetup`.
@@ -34,21 +34,21 @@ impl Geometry {
         first_unit: u64,
     ) -> Result<Self, Error> {
         let there = file_len.saturating_sub(offset);
-        let len = match len {
-            Some(len) if len > there => {
-                let why = format!("the data is {len} bytes at {offset}, and the file is cut off at {file_len}");
-                return Err(Error::Header(why));
-            }
-            Some(len) => len,
-            None => there / UNIT * UNIT,
-        };
-        if len == 0 {
-            return Err(Error::Header(format!("no data: it begins at {offset}, and the file ends at {file_len}")));
+        let sector = sector_size.bytes() as u64;
+        let least = len.unwrap_or(sector);
+        if least > there {
+            return Err(Error::cut_off(file_len, offset.saturating_add(least)));
         }
-        if !len.is_multiple_of(sector_size.bytes() as u64) {
-            let size = sector_size.bytes();
-            let why =
-                format!("{len} bytes of data are no whole number of {size}-byte sectors: lengthen the file or cut it");
+        let len = len.unwrap_or(there / UNIT * UNIT);
+        if len == 0 {
+            return Err(Error::Header("the size of the data is given as 0 bytes".to_owned()));
+        }
+        if !len.is_multiple_of(sector) {
+            let why = format!(
+                "{len} bytes of data are not a whole number of {sector}-byte sectors: if the file was cut off, use a whole \
+                 copy; otherwise lengthen it by {} bytes",
+                sector - len % sector
+            );
             return Err(Error::Request(why));
         }
         Ok(Self { offset, len, sector_size, first_unit, counts_sectors: false })

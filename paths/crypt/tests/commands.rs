@@ -151,7 +151,10 @@ fn what_cannot_be_formatted_is_left_as_it_was() {
     }
     // A header without room for data behind it: there is no backup to speak of.
     let error = format(&format!("@b --size 16M {CHEAP}")).unwrap_err();
-    assert!(matches!(&error, Error::Request(why) if why.ends_with("lengthen it")), "{error}");
+    assert!(
+        matches!(&error, Error::Request(why) if why.contains("the smallest size that works is 16781312 bytes")),
+        "{error}"
+    );
     assert!(!bench.path("b").exists());
 }
 
@@ -168,26 +171,12 @@ fn only_what_has_blocks_is_opened() {
 }
 
 #[test]
-fn a_fault_is_told_of_and_mended() {
-    let bench = Bench::with(&[]).unwrap();
-    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
-    let mut bytes = fs::read(bench.path("a")).unwrap();
-    bytes[5000] ^= 1;
-    write(&bench.path("a"), &bytes);
-    let info = crypt(&bench, "info @a").unwrap();
-    assert_eq!(info.warnings, ["primary copy of the header: its checksum is wrong"]);
-    let added = crypt(&bench, &format!("add-key @a --key-file @pw --new-key-file @other {CHEAP}")).unwrap();
-    assert!(added.warnings[0].ends_with("mended by this change"), "{:?}", added.warnings);
-    assert!(crypt(&bench, "info @a").unwrap().warnings.is_empty());
-}
-
-#[test]
 fn a_volume_opens_with_its_header_elsewhere() {
     let bench = Bench::with(&[]).unwrap();
     let made = format!("format @data --size 3M --header @header --key-file @pw {CHEAP}");
     crypt(&bench, &made).unwrap();
     assert_eq!(fs::metadata(bench.path("data")).unwrap().len(), 3 << 20);
-    assert!(crypt(&bench, "info @data").is_err_and(|error| matches!(error, Error::NoHeader)));
+    assert!(crypt(&bench, "info @data").is_err_and(|error| matches!(error, Error::NoHeader { .. })));
     let opened = opening(&bench, "@data --header @header --key-file @pw").open(true).unwrap();
     assert_eq!((opened.volume.geometry().offset, opened.volume.geometry().len), (0, 3 << 20));
     assert!(crypt(&bench, &format!("format @data --header @other-header --key-file @pw {CHEAP}")).is_err());
@@ -326,7 +315,7 @@ fn keys_of_a_detached_header_are_looked_after_beside_the_data() {
     bench.file("data", 4 << 20);
     crypt(&bench, &format!("format @data --header @header --key-file @pw {CHEAP}")).unwrap();
     let before = fs::read(bench.path("data")).unwrap();
-    assert!(matches!(crypt(&bench, "test-passphrase @data --key-file @pw"), Err(Error::NoHeader)));
+    assert!(matches!(crypt(&bench, "test-passphrase @data --key-file @pw"), Err(Error::NoHeader { .. })));
     let header = "@data --header @header --key-file @pw";
     assert!(crypt(&bench, &format!("test-passphrase {header}")).unwrap().out.contains("data: keyslot 0 opens"));
     crypt(&bench, &format!("add-key {header} --new-key-file @other --slot 3 {CHEAP}")).unwrap();

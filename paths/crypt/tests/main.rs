@@ -5,6 +5,7 @@ mod own_process;
 
 mod common;
 
+mod advice;
 mod cipher;
 mod commands;
 mod cryptsetup;

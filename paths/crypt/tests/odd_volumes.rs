@@ -142,7 +142,8 @@ fn a_primary_header_under_a_file_system_is_not_written_over_as_cryptsetup_does_n
     assert!(!bench.run(&format!("cryptsetup luksAddKey {QUICK} a other")).status.success());
 
     let shown = crypt(&bench, "info @a").unwrap();
-    assert_eq!(shown.warnings, ["primary copy of the header: something else has been written over it"]);
+    let fault = "primary copy of the header: something else has been written over it";
+    assert!(shown.warnings.len() == 1 && shown.warnings[0].contains(fault), "{:?}", shown.warnings);
     assert_eq!(opening(&bench, "@a --key-file @pw").open(false).unwrap().warnings, shown.warnings);
     for refused in [
         crypt(&bench, &format!("add-key @a --key-file @pw --new-key-file @other {CHEAP}")).unwrap_err(),

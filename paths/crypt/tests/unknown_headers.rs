@@ -129,7 +129,8 @@ fn nothing_is_written_where_something_else_is_in_the_primary_copys_place() {
         let disk = Disk::of(bytes.clone());
         // It is read, and says so.
         let (mut luks, key) = opened(&disk);
-        assert_eq!(luks.faults(), ["primary copy of the header: something else has been written over it"], "{what}");
+        let fault = "primary copy of the header: something else has been written over it; the secondary copy is used";
+        assert_eq!(luks.faults(), [fault], "{what}");
         let added = luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None);
         for error in [added.map(|_| ()).unwrap_err(), luks.remove_key(&disk, 0, true).unwrap_err()] {
             assert!(error.to_string().contains("written over"), "{what}: {error}");
@@ -145,6 +146,65 @@ fn nothing_is_written_where_something_else_is_in_the_primary_copys_place() {
         let (mut luks, key) = opened(&disk);
         luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
         assert!(Luks::read(&disk).unwrap().faults().is_empty(), "{len}");
+    }
+}
+
+/// As `dd` of the wrong file leaves it. Sequence numbers of two volumes say nothing about which is wanted.
+#[test]
+fn a_header_of_another_volume_is_not_taken_for_an_older_copy() {
+    let limits = Limits::default();
+    let (whole, other) = (image(), image());
+    let more_often_changed = |bytes: &Vec<u8>| {
+        let disk = Disk::of(bytes.clone());
+        let (mut luks, key) = opened(&disk);
+        luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
+        disk.now.into_inner()
+    };
+    let uuid = |bytes: &Vec<u8>| Luks::read(&Disk::of(bytes.clone())).unwrap().uuid();
+    let (own, foreign) = (uuid(&whole), uuid(&other));
+    for place in [0, SECOND] {
+        for (own_one, foreign_one) in [
+            (whole.clone(), other.clone()),
+            (more_often_changed(&whole), other.clone()),
+            (whole.clone(), more_often_changed(&other)),
+        ] {
+            let mut bytes = own_one.clone();
+            bytes[place..place + SECOND].copy_from_slice(&foreign_one[place..place + SECOND]);
+            let disk = Disk::of(bytes.clone());
+            let mut luks = Luks::read(&disk).unwrap();
+            let faults = luks.faults();
+            assert!(faults.len() == 1 && faults[0].contains("another volume"), "{faults:?}");
+            assert!(faults[0].contains(&own) && faults[0].contains(&foreign), "{faults:?}");
+            // The passphrase tells which one is the data's: key material lies behind both, and is of one of them.
+            match luks.unlock(&disk, PASSPHRASE, None, &limits) {
+                Ok(_) => assert_eq!(luks.uuid(), own),
+                Err(error) => {
+                    assert!(luks.uuid() == foreign, "{error}");
+                    assert!(matches!(error, Error::WrongPassphrase { .. }), "{error}");
+                    assert!(error.to_string().contains("the other copy of the header"), "{error}");
+                    assert!(error.to_string().contains(&own), "{error}");
+                }
+            }
+            let key = pagemill_crypt::secret::Locked::copy_of(&[0; 32]);
+            let added = luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None);
+            for error in [added.map(drop).unwrap_err(), luks.remove_key(&disk, 0, true).unwrap_err()] {
+                let (first, second) = if place == 0 { (&foreign, &own) } else { (&own, &foreign) };
+                let words =
+                    format!("the primary copy of the header, at 0, is of volume {first}, and the secondary copy");
+                assert!(error.to_string().contains(&words), "{error}");
+                assert!(error.to_string().contains(&format!("at {SECOND}, of volume {second}")), "{error}");
+                assert!(error.next_step().is_some_and(|next| next.contains("zero")), "{error}");
+            }
+            assert!(luks.check_not_written_over().is_err(), "nor is the data written to");
+            assert!(*disk.now.borrow() == bytes);
+            // What it says to do helps.
+            bytes[place..place + 4096].fill(0);
+            let disk = Disk::of(bytes);
+            let (mut luks, key) = opened(&disk);
+            assert_eq!(luks.uuid(), own);
+            luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), Some(5)).unwrap();
+            assert!(Luks::read(&disk).unwrap().faults().is_empty());
+        }
     }
 }
 

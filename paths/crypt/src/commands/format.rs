@@ -3,6 +3,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::hold::refuse_one_file;
 use super::open::{key_size, sector_size};
 use super::passphrase::SecretArgs;
 use super::signatures::refuse_what_is_there;
@@ -73,16 +74,17 @@ pub(super) struct FormatArgs {
 }
 
 pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
-    let mut data = Target::open(&args.image, args.size)?;
+    let default_kdf = if args.version == Version::Luks1 { KdfKind::Pbkdf2 } else { KdfKind::Argon2id };
+    let kdf = args.kdf.choice(default_kdf)?;
     let header = args.header.as_deref();
+    header.map_or(Ok(()), |header| refuse_one_file(&args.image, header))?;
+    let mut data = Target::open(&args.image, args.size)?;
     let mut header = header.map(|path| Target::open(path, (!path.exists()).then_some(HEADER_FILE))).transpose()?;
     let data_len = data.len()?;
     let store = header.as_ref().unwrap_or(&data);
     if !args.force {
         refuse_what_is_there(store)?;
     }
-    let passphrase = args.secret.get_new(&shown(&args.image))?;
-    let default_kdf = if args.version == Version::Luks1 { KdfKind::Pbkdf2 } else { KdfKind::Argon2id };
     // Where the header ends is a multiple of the largest sector: what is behind it is as even as the whole.
     let default_sector = match args.version {
         Version::Luks2 if data_len.is_multiple_of(SectorSize::LARGEST.bytes() as u64) => SectorSize::LARGEST,
@@ -93,10 +95,12 @@ pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
         key_bytes: args.key_size / 8,
         sector_size: args.sector_size.unwrap_or(default_sector),
         hash: args.kdf.hash,
-        kdf: args.kdf.choice(default_kdf),
+        kdf,
         label: args.label.clone(),
         detached: header.as_ref().map(|_| data_len),
     };
+    Luks::check_new(&new, store.len()?)?;
+    let passphrase = args.secret.get_new(&shown(&args.image))?;
     let luks = Luks::format(&store.file, &new, &passphrase)?;
     let geometry = luks.geometry(data_len, header.is_some())?;
     // Both have their names before either stays.

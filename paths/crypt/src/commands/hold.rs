@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{major, minor};
 
-use super::shown;
+use super::{folder, shown};
 use crate::Error;
 
 /// Where `cryptsetup` locks devices' metadata.
@@ -100,6 +100,30 @@ fn flock(file: &File, path: &Path, may_write: bool) -> Result<(), Error> {
         Err(TryLockError::WouldBlock) => Err(Error::Busy(shown(path))),
         Err(TryLockError::Error(error)) => Err(Error::io(format!("locking {}", shown(path)), error)),
     }
+}
+
+/// Refuses a header in the same file as the data: what is written to one of them would be written over the other.
+pub(super) fn refuse_one_file(data: &Path, header: &Path) -> Result<(), Error> {
+    let is_one = match (data.metadata(), header.metadata()) {
+        (Ok(data), Ok(header)) if data.file_type().is_block_device() => {
+            header.file_type().is_block_device() && data.rdev() == header.rdev()
+        }
+        (Ok(data), Ok(header)) => (data.dev(), data.ino()) == (header.dev(), header.ino()),
+        // Both are to be made.
+        (Err(_), Err(_)) => {
+            let place = |path| Some((fs::canonicalize(folder(path)).ok()?, path.file_name()?.to_owned()));
+            place(data).is_some_and(|data| Some(data) == place(header))
+        }
+        _ => false,
+    };
+    if !is_one {
+        return Ok(());
+    }
+    let (data, header) = (shown(data), shown(header));
+    let why = format!(
+        "the data ({data}) and its header ({header}) are the same file: name another one with --header, or leave --header out"
+    );
+    Err(Error::Request(why))
 }
 
 /// Whether `path` is the name of `file`.

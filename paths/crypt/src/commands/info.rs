@@ -6,8 +6,12 @@ use clap::Args;
 use serde::Serialize;
 
 use super::hold::open_header;
-use super::{Said, json_line, shown};
-use crate::{Error, Luks, Store, luks1, luks2};
+use super::{Said, faults, json_line, shown};
+use crate::volume::UNIT;
+use crate::{Error, Luks, SectorSize, Store, luks1, luks2};
+
+/// LUKS2 keeps the key's length with each keyslot, and nowhere else.
+const NO_KEY_SIZE: &str = "not said by any keyslot that is known here";
 
 /// Show what a volume's header says, without its passphrase
 #[derive(Args, Debug)]
@@ -42,6 +46,9 @@ struct Info {
     tokens: usize,
     /// What is wrong with the header, though it serves.
     faults: Vec<String>,
+    /// How many parts the data has; what is said of it is said of one.
+    #[serde(skip)]
+    segments: usize,
 }
 
 #[derive(Serialize)]
@@ -59,7 +66,8 @@ pub(super) fn run(args: &InfoArgs) -> Result<Said, Error> {
     let data = open_header(&args.image, false)?;
     let data_len = data.size().map_err(|error| Error::io(shown(&args.image), error))?;
     let detached = args.header.as_deref().map(|path| open_header(path, false)).transpose()?;
-    let luks = Luks::read(&**detached.as_ref().unwrap_or(&data))?;
+    let of_header = args.header.as_ref().unwrap_or(&args.image);
+    let luks = Luks::read(&**detached.as_ref().unwrap_or(&data)).map_err(|error| error.in_file(of_header))?;
     let mut info = match &luks {
         Luks::V1(header) => of_luks1(header),
         Luks::V2(header) => of_luks2(header),
@@ -76,7 +84,7 @@ pub(super) fn run(args: &InfoArgs) -> Result<Said, Error> {
     if let (None, Err(error)) = (&info.not_opened, luks.check_openers()) {
         info.not_opened = Some(error.to_string());
     }
-    let warnings = info.faults.clone();
+    let warnings = faults(&luks, of_header);
     let out = match args.json {
         true => json_line(&serde_json::json!(info)),
         false => info.table(),
@@ -90,7 +98,7 @@ fn of_luks1(header: &luks1::Header) -> Info {
         number,
         key_bits: Some(8 * header.key_bytes),
         kdf: Some(format!("pbkdf2 ({}), {} iterations", header.hash, slot.iterations)),
-        area_offset: Some(u64::from(slot.material) * crate::volume::UNIT),
+        area_offset: Some(u64::from(slot.material) * UNIT),
         area_bytes: Some(crate::af::material_len(header.key_bytes, slot.stripes as usize) as u64),
         not_used: None,
     });
@@ -100,6 +108,9 @@ fn of_luks1(header: &luks1::Header) -> Info {
         label: String::new(),
         cipher: header.cipher.clone(),
         key_bits: Some(8 * header.key_bytes),
+        sector_size: Some(SectorSize::SMALLEST.bytes()),
+        data_offset: Some(u64::from(header.payload) * UNIT),
+        segments: 1,
         keyslots: keyslots.collect(),
         ..Info::empty()
     }
@@ -126,6 +137,10 @@ fn of_luks2(header: &luks2::Header) -> Info {
     let mut keyslots: Vec<_> = known.chain(others).collect();
     keyslots.sort_by_key(|slot| slot.number);
     let openers = header.openers();
+    let mut segments = metadata.current_segments().map(|(_, segment)| segment);
+    let first = segments.next();
+    let count = usize::from(first.is_some()) + segments.count();
+    let only = first.filter(|_| count == 1);
     let of_volume = keyslots.iter().find(|slot| openers.contains(&slot.number)).or(keyslots.first());
     Info {
         kind: "luks2",
@@ -133,6 +148,10 @@ fn of_luks2(header: &luks2::Header) -> Info {
         label: header.label(),
         cipher: metadata.segments.values().next().map_or_else(String::new, |segment| segment.encryption.clone()),
         key_bits: of_volume.and_then(|slot| slot.key_bits),
+        sector_size: only.map(|segment| segment.sector_size as usize).filter(|&bytes| bytes > 0),
+        data_offset: only.map(|segment| segment.offset),
+        data_bytes: only.and_then(|segment| segment.size),
+        segments: count,
         keyslots,
         tokens: metadata.tokens,
         ..Info::empty()
@@ -154,20 +173,29 @@ impl Info {
             keyslots: Vec::new(),
             tokens: 0,
             faults: Vec::new(),
+            segments: 0,
         }
     }
 
     fn table(&self) -> String {
-        let number = |n: Option<u64>| n.map_or("unknown".to_owned(), |n| n.to_string());
+        let of_segment = |n: Option<u64>| match (n, self.segments) {
+            (Some(n), _) => n.to_string(),
+            (None, 1) => "not said by the header".to_owned(),
+            (None, segments) => format!("not shown: the data has {segments} segments"),
+        };
+        let len = match self.data_bytes {
+            None if self.segments == 1 => "all of its file, from there to the end".to_owned(),
+            len => of_segment(len),
+        };
         let rows = [
             ("type", self.kind.to_owned()),
             ("UUID", plain_text(&self.uuid)),
             ("label", plain_text(&self.label)),
             ("cipher", plain_text(&self.cipher)),
-            ("key", self.key_bits.map_or("unknown".to_owned(), |bits| format!("{bits} bits"))),
-            ("sector size", number(self.sector_size.map(|n| n as u64))),
-            ("data begins at", number(self.data_offset)),
-            ("bytes of data", number(self.data_bytes)),
+            ("key", self.key_bits.map_or_else(|| NO_KEY_SIZE.to_owned(), |bits| format!("{bits} bits"))),
+            ("sector size", of_segment(self.sector_size.map(|n| n as u64))),
+            ("data begins at", of_segment(self.data_offset)),
+            ("bytes of data", len),
             ("tokens", self.tokens.to_string()),
             ("can't be opened", self.not_opened.as_deref().map_or_else(String::new, plain_text)),
         ];
@@ -180,6 +208,9 @@ impl Info {
             let not_used = not_used.as_ref().map(|why| format!("not used: {why}"));
             let said: Vec<_> = [kdf.clone(), not_used].into_iter().flatten().collect();
             let _ = writeln!(text, "{:<16}{}", format!("keyslot {number}"), plain_text(&said.join("; ")));
+        }
+        if self.keyslots.is_empty() {
+            let _ = writeln!(text, "{:<16}none: no passphrase opens it", "keyslots");
         }
         text
     }

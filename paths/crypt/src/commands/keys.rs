@@ -1,11 +1,11 @@
 //! `pagemill crypt test-passphrase`, `add-key`, `remove-key`.
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use super::hold::{HeaderFile, open_header};
 use super::passphrase::{NewSecretArgs, SecretArgs};
-use super::{KdfArgs, LimitArgs, Said, json_line, shown};
+use super::{KdfArgs, LimitArgs, Said, faults, json_line, shown};
 use crate::luks::first_that_opens;
 use crate::{Error, Luks};
 
@@ -31,9 +31,14 @@ struct HeaderArgs {
 }
 
 impl HeaderArgs {
+    /// The file with the header.
+    fn file(&self) -> &Path {
+        self.header.as_ref().unwrap_or(&self.image)
+    }
+
     /// What cannot be done is said before anybody types.
     fn open(&self, may_write: bool) -> Result<(HeaderFile, Luks), Error> {
-        let file = open_header(self.header.as_ref().unwrap_or(&self.image), may_write)?;
+        let file = open_header(self.file(), may_write)?;
         let luks = Luks::read(&*file)?;
         if may_write {
             luks.check_changeable()?;
@@ -103,29 +108,41 @@ pub(super) struct RemoveArgs {
 }
 
 pub(super) fn test(args: &TestArgs) -> Result<Said, Error> {
+    try_test(args).map_err(|error| error.in_file(args.header.file()))
+}
+
+pub(super) fn add(args: &AddArgs) -> Result<Said, Error> {
+    try_add(args).map_err(|error| error.in_file(args.header.file()))
+}
+
+pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
+    try_remove(args).map_err(|error| error.in_file(args.header.file()))
+}
+
+fn try_test(args: &TestArgs) -> Result<Said, Error> {
     let HeaderArgs { image, secret, limits, .. } = &args.header;
     let (file, luks) = args.header.open(false)?;
     luks.check_openers()?;
     let (number, _) = luks.unlock(&*file, &secret.get(&shown(image))?, args.slot, &limits.limits())?;
-    Ok(args.header.said(number, &format!("keyslot {number} opens"), luks.faults()))
+    Ok(args.header.said(number, &format!("keyslot {number} opens"), faults(&luks, args.header.file())))
 }
 
-pub(super) fn add(args: &AddArgs) -> Result<Said, Error> {
+fn try_add(args: &AddArgs) -> Result<Said, Error> {
     let HeaderArgs { image, secret, limits, .. } = &args.header;
     let (file, mut luks) = args.header.open(true)?;
-    let warnings = mended(&luks);
+    let choice = args.kdf.choice(luks.default_kdf())?;
+    let warnings = mended(&luks, args.header.file());
     luks.check_openers()?;
     let (_, key) = luks.unlock(&*file, &secret.get(&shown(image))?, None, &limits.limits())?;
     let new = SecretArgs::from(args.new.clone()).get_new(&shown(image))?;
-    let choice = args.kdf.choice(luks.default_kdf());
     let number = luks.add_key(&*file, &key, &new, &choice, args.slot)?;
     Ok(args.header.said(number, &format!("the new passphrase is in keyslot {number}"), warnings))
 }
 
-pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
+fn try_remove(args: &RemoveArgs) -> Result<Said, Error> {
     let HeaderArgs { image, secret, limits, .. } = &args.header;
     let (file, mut luks) = args.header.open(true)?;
-    let warnings = mended(&luks);
+    let warnings = mended(&luks, args.header.file());
     let number = match args.slot {
         // Whoever gives the volume up need not open it.
         Some(number) if args.last && luks.openers() == [number] => number,
@@ -138,7 +155,8 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
                 Ok((_, key)) => Ok(Some(key)),
                 Err(Error::WrongPassphrase { .. }) => Ok(None),
                 Err(error) => Err(error),
-            })?;
+            })
+            .map_err(|error| error.of_passphrase(&passphrase))?;
             number
         }
         None => luks.unlock(&*file, &secret.get(&shown(image))?, None, &limits.limits())?.0,
@@ -148,6 +166,6 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
 }
 
 /// What was wrong with a header that is about to be written anew.
-fn mended(luks: &Luks) -> Vec<String> {
-    luks.faults().into_iter().map(|fault| format!("{fault}; mended by this change")).collect()
+fn mended(luks: &Luks, path: &Path) -> Vec<String> {
+    luks.faults().into_iter().map(|fault| format!("{}: {fault}; mended by this change", shown(path))).collect()
 }

@@ -15,24 +15,48 @@ use clap::Args;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
-use super::shown;
+use super::{need_folder, shown};
 use crate::Error;
 use crate::serve::Listener;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+/// Bytes of a socket's name: the system's structure holds a zero behind them.
+const LONGEST: usize = size_of::<libc::sockaddr_un>() - std::mem::offset_of!(libc::sockaddr_un, sun_path) - 1;
 const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
 
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 pub(super) struct Place {
-    /// Serve on a socket of this name, which only this user may open
+    /// Serve on a unix socket of this name; only this user may connect
     #[arg(long, value_name = "PATH")]
     unix: Option<PathBuf>,
 
-    /// Serve on this address and port: 127.0.0.1:10809
+    /// Serve on this address and port, as 127.0.0.1:10809
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub(super) tcp: Option<SocketAddr>,
+}
+
+impl Place {
+    /// Refuses a name that cannot be a socket's.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let Some(path) = &self.unix else { return Ok(()) };
+        let name = shown(path);
+        Err(Error::Request(match fs::symlink_metadata(path) {
+            _ if path.is_dir() => format!("{name} is a directory: name a socket in it, as {name}/pagemill.sock"),
+            Ok(there) if !there.file_type().is_socket() => {
+                format!("{name} is not a socket: name another one")
+            }
+            _ if SocketAddrUnix::new(path).is_err() => {
+                let len = path.as_os_str().len();
+                format!(
+                    "the name {name} is {len} bytes long, and a socket's has {LONGEST} at most: choose a shorter one, or \
+                     change to its folder and leave that out"
+                )
+            }
+            _ => return need_folder(path),
+        }))
+    }
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {

@@ -24,7 +24,7 @@ use clap::{Args, Subcommand};
 
 use crate::kdf::{KdfChoice, KdfKind, Limits};
 use crate::secret::lock_failure;
-use crate::{Error, Hash};
+use crate::{Error, Hash, Luks};
 pub use hold::Claim;
 pub use open::{OpenArgs, Opened};
 
@@ -118,13 +118,13 @@ pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error
 /// What opening a header may cost.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct LimitArgs {
-    /// Memory that a key may take, in MiB; a header asks for it
+    /// The most memory, in MiB, that a header may ask for to make a key
     #[arg(long, value_name = "MIB", default_value_t = Limits::default().memory_kib >> 10)]
     max_kdf_memory: u64,
 
-    /// Work that a key may take
+    /// The most work that a header may ask for to make a key
     ///
-    /// Iterations of pbkdf2, or passes of argon2 times KiB; each takes a
+    /// In iterations of pbkdf2, or passes of argon2 times KiB: each takes a
     /// microsecond or less.
     #[arg(long, value_name = "N", default_value_t = Limits::default().work, verbatim_doc_comment)]
     max_kdf_work: u64,
@@ -165,15 +165,52 @@ struct KdfArgs {
 }
 
 impl KdfArgs {
-    fn choice(&self, default: KdfKind) -> KdfChoice {
-        KdfChoice {
-            kind: self.kdf.unwrap_or(default),
+    /// What was asked for. What would be passed over is refused.
+    fn choice(&self, default: KdfKind) -> Result<KdfChoice, Error> {
+        let kind = self.kdf.unwrap_or(default);
+        let of_argon2 = [("--kdf-memory", self.kdf_memory), ("--kdf-lanes", self.kdf_lanes)];
+        if kind == KdfKind::Pbkdf2
+            && let Some((option, _)) = of_argon2.iter().find(|(_, value)| value.is_some())
+        {
+            let why = format!(
+                "{option} is for argon2, and the keyslot is to be made with pbkdf2: leave it out, or in LUKS2 say --kdf \
+                 argon2id"
+            );
+            return Err(Error::Request(why));
+        }
+        Ok(KdfChoice {
+            kind,
             hash: self.hash,
             target: std::time::Duration::from_millis(self.iter_time),
             iterations: self.kdf_iterations,
             memory_kib: self.kdf_memory,
             lanes: self.kdf_lanes,
+        })
+    }
+}
+
+/// What is wrong with the header in `path`, though it serves, and what mends it: a line each.
+fn faults(luks: &Luks, path: &Path) -> Vec<String> {
+    let next = match luks.check_changeable() {
+        Ok(()) => "the next add-key or remove-key mends it",
+        Err(error) => error.next_step().unwrap_or_default(),
+    };
+    luks.faults().into_iter().map(|fault| format!("{}: {fault}; {next}", shown(path))).collect()
+}
+
+/// The folder that a file is in.
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Refuses the name of a file that is to be made in a folder that is not there.
+fn need_folder(path: &Path) -> Result<(), Error> {
+    match folder(path).try_exists() {
+        Ok(false) => {
+            let folder = shown(folder(path));
+            Err(Error::Request(format!("the folder {folder} does not exist: make it first, or name another")))
         }
+        _ => Ok(()),
     }
 }
 

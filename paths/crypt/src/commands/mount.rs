@@ -9,7 +9,7 @@ use clap::Args;
 use super::memory::MemoryArgs;
 use super::open::{OpenArgs, Opened};
 use super::signals::signals;
-use super::{Said, shown};
+use super::{Said, need_folder, shown};
 use crate::Error;
 use crate::mount::Mounted;
 use crate::serve::{DataPath, Disk, VolumeFile};
@@ -88,6 +88,7 @@ struct Place {
 
 impl Place {
     fn new(path: &Path) -> Result<Self, Error> {
+        need_folder(path)?;
         let was_made = match fs::symlink_metadata(path) {
             Ok(there) if there.is_file() && there.len() == 0 => false,
             Ok(there) if there.is_file() => {

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::hold::{Claim, MetadataLock, open_claimed, open_header};
+use super::hold::{Claim, MetadataLock, open_claimed, open_header, refuse_one_file};
 use super::passphrase::SecretArgs;
-use super::{LimitArgs, hash, shown};
+use super::{LimitArgs, faults, hash, shown};
 use crate::cipher::SectorSize;
 use crate::plain::Plain;
 use crate::volume::Volume;
@@ -113,29 +113,33 @@ impl OpenArgs {
     /// As for [`Luks::open`].
     pub fn open(&self, may_write: bool) -> Result<Opened, Error> {
         self.refuse_what_says_nothing()?;
+        let header = self.header.as_deref();
+        header.map_or(Ok(()), |header| refuse_one_file(&self.image, header))?;
+        let of_header = |error: Error| error.in_file(header.unwrap_or(&self.image));
         let (data, claim) = open_claimed(&self.image, may_write)?;
         let data_len = data.size().map_err(|error| Error::io(shown(&self.image), error))?;
         if self.kind == Kind::Plain {
             let (volume, warnings) = (self.plain_volume(data_len)?, Vec::new());
             return Ok(Opened { data, volume, warnings, claim });
         }
-        let detached = self.header.as_deref().map(|path| open_header(path, false)).transpose()?;
+        let detached = header.map(|path| open_header(path, false)).transpose()?;
         let lock = match detached {
             Some(_) => None,
             None => Some(MetadataLock::take(&data, &self.image, false)?),
         };
         let store = detached.as_deref().unwrap_or(&data);
-        let luks = Luks::read(store)?;
+        let luks = Luks::read(store).map_err(of_header)?;
         // What cannot be opened is said before anybody types.
-        luks.geometry(data_len, detached.is_some())?;
-        luks.check_openers()?;
+        luks.geometry(data_len, detached.is_some()).map_err(|error| error.in_file(&self.image))?;
+        luks.check_openers().map_err(of_header)?;
         if may_write {
-            luks.check_not_written_over()?;
+            luks.check_not_written_over().map_err(of_header)?;
         }
         let passphrase = self.secret.get(&shown(&self.image))?;
-        let volume = luks.open(store, &passphrase, data_len, detached.is_some(), &self.limits.limits())?;
+        let volume = luks.open(store, &passphrase, data_len, detached.is_some(), &self.limits.limits());
+        let volume = volume.map_err(of_header)?;
         drop(lock);
-        Ok(Opened { data, volume, warnings: luks.faults(), claim })
+        Ok(Opened { data, volume, warnings: faults(&luks, header.unwrap_or(&self.image)), claim })
     }
 
     /// What is said of a volume of the other kind would be passed over, and another volume opened than was meant.

@@ -19,11 +19,11 @@ const MAX_TYPED: usize = 512;
 /// Where the passphrase comes from.
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct SecretArgs {
-    /// Take all bytes of this file, a line feed at its end included
+    /// Read the passphrase from FILE: all bytes, a line feed at its end too
     #[arg(long, value_name = "FILE", conflicts_with = "passphrase_fd")]
     pub(super) key_file: Option<PathBuf>,
 
-    /// Take the first line from this descriptor (0: standard input)
+    /// Read the passphrase, a line, from this descriptor (0: standard input)
     #[arg(long, value_name = "FD")]
     pub(super) passphrase_fd: Option<RawFd>,
 
@@ -76,7 +76,14 @@ impl SecretArgs {
             }
         };
         if secret.is_empty() {
-            return Err(Error::Request("the new passphrase is empty: give one of a character or more".to_owned()));
+            let why = match &self.key_file {
+                Some(path) => format!(
+                    "the key file {0} is empty: put a key into it first, as this does: head -c 32 /dev/urandom > {0}",
+                    shown(path)
+                ),
+                None => "the new passphrase is empty: give one of a character or more".to_owned(),
+            };
+            return Err(Error::Request(why));
         }
         Ok(secret)
     }

@@ -151,6 +151,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
         return Err(Error::Request(why));
     }
     // Before the passphrase is asked for.
+    args.place.check()?;
     let tls = args.tls.server()?;
     let memory = args.ways.memory.memory()?;
     let Opened { data, volume, warnings, claim: _claim } = args.open.open(!args.read_only)?;

@@ -19,7 +19,7 @@ const PLACE: u64 = 4096;
 pub(super) fn refuse_what_is_there(target: &Target<'_>) -> Result<(), Error> {
     let path = shown(target.path);
     match Luks::read(&target.file) {
-        Err(Error::NoHeader) => {}
+        Err(Error::NoHeader { .. }) => {}
         Err(error @ Error::Io { .. }) => return Err(error),
         _ => return Err(Error::Occupied(format!("{path} has a LUKS header, and overwriting it loses its data"))),
     }

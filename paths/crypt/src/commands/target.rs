@@ -18,7 +18,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::{emulate_default_handler, register, unregister};
 
 use super::hold::{Claim, MetadataLock, open_claimed};
-use super::shown;
+use super::{folder, need_folder, shown};
 use crate::{Error, Store};
 
 pub(super) struct Target<'a> {
@@ -42,6 +42,13 @@ enum State {
 
 impl<'a> Target<'a> {
     pub(super) fn open(path: &'a Path, size: Option<u64>) -> Result<Self, Error> {
+        if let (false, Ok(link)) = (path.exists(), fs::read_link(path)) {
+            let (path, link) = (shown(path), shown(&link));
+            let why = format!(
+                "{path} is a symbolic link to {link}, which does not exist: name the file itself, or remove the link"
+            );
+            return Err(Error::Request(why));
+        }
         if path.exists() {
             let (file, claim) = open_claimed(path, true)?;
             let lock = MetadataLock::take(&file, path, true)?;
@@ -57,6 +64,7 @@ impl<'a> Target<'a> {
         let Some(size) = size else {
             return Err(Error::Request(format!("{} is not there: say --size to make it", shown(path))));
         };
+        need_folder(path)?;
         Self::make(path, size, nameless(path).or_else(|error| without_tmpfile(error, path)))
     }
 
@@ -111,10 +119,6 @@ impl Drop for Target<'_> {
 
 const READ_WRITE: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC);
 const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
-
-fn folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
 
 fn nameless(path: &Path) -> io::Result<(File, State)> {
     Ok((rustix::fs::open(folder(path), READ_WRITE | OFlags::TMPFILE, OURS)?.into(), State::Nameless))

@@ -158,6 +158,12 @@ impl Copy {
     }
 }
 
+/// Bytes of both copies, by what the primary one begins with.
+pub(crate) fn copies_len(first: &[u8; crate::luks1::HEADER]) -> u64 {
+    let size = first.u64_at(at::SIZE);
+    2 * if SIZES.contains(&size) { size } else { SIZES[0] }
+}
+
 /// The size that the copy at `offset` gives, if the beginning of its fixed fields is in order.
 fn size_of_copy(bytes: &[u8], which: Which, offset: u64) -> Result<usize, Error> {
     let Some(fixed) = bytes.first_chunk::<FIXED>() else {

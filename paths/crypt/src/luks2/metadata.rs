@@ -139,7 +139,7 @@ pub struct Segment {
     #[serde(default)]
     pub encryption: String,
     #[serde(default)]
-    sector_size: u64,
+    pub(crate) sector_size: u64,
     integrity: Option<Value>,
     #[serde(default)]
     flags: Vec<String>,
@@ -232,13 +232,18 @@ impl Metadata {
     /// The one segment that a volume has when nothing is under way.
     pub(crate) fn segment(&self) -> Result<(u32, &Segment), Error> {
         self.check_requirements()?;
-        let mut current =
-            self.segments.iter().filter(|(_, segment)| !segment.flags.iter().any(|f| f.starts_with("backup")));
+        let mut current = self.current_segments();
         match (current.next(), current.next()) {
-            (Some((&number, segment)), None) => Ok((number, segment)),
+            (Some(only), None) => Ok(only),
             (None, _) => Err(wrong("segments", "there is none")),
             _ => Err(Error::Unsupported("the volume has several segments; one is done here".to_owned())),
         }
+    }
+
+    /// The segments that the data is in now, each with its number.
+    pub(crate) fn current_segments(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        let is_current = |segment: &Segment| !segment.flags.iter().any(|flag| flag.starts_with("backup"));
+        self.segments.iter().map(|(&number, segment)| (number, segment)).filter(move |(_, segment)| is_current(segment))
     }
 
     pub(crate) fn check_requirements(&self) -> Result<(), Error> {
