@@ -96,6 +96,30 @@ fn what_was_flushed_is_there_after_kill_9() {
     }
 }
 
+/// As a newcomer types it, in a folder with a volume and its key.
+#[test]
+fn the_example_in_its_help_runs() {
+    let folder = Folder::new();
+    format(&folder);
+    fs::rename(folder.path("volume"), folder.path("disk.img")).unwrap();
+    fs::rename(folder.path("key"), folder.path("disk.key")).unwrap();
+    let help = folder.run(Command::new(PROGRAM).args(["crypt", "serve", "--help"]));
+    let lines = help.stdout.lines().skip_while(|line| !line.starts_with("Example")).skip(1);
+    let example: Vec<_> = lines.map_while(|line| line.strip_prefix("  ")).collect();
+    let [server, client] = example[..] else { panic!("{}", help.stdout) };
+    let args = server.strip_prefix("pagemill ").unwrap().split(' ');
+    let mut command = Command::new(PROGRAM);
+    command.args(args).current_dir(folder.path("")).stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut serving = Serving(command.spawn().unwrap());
+    let first = serving.first_line();
+    assert!(first.contains("serving 4194304 bytes"), "{first}");
+    if has_nbdcopy() {
+        let copied = folder.run(Command::new("sh").args(["-c", client]));
+        assert_eq!(copied.code, Some(0), "{}", copied.stderr);
+        assert_eq!(fs::metadata(folder.path("copy.img")).unwrap().len(), BYTES as u64);
+    }
+}
+
 #[test]
 fn signals_end_it_and_its_socket_goes() {
     for signal in [libc::SIGTERM, libc::SIGINT] {

@@ -8,19 +8,19 @@ use crate::serve::{Form, Memory};
 /// What is between who asks and the disk.
 #[derive(Args, Debug)]
 pub(super) struct MemoryArgs {
-    /// How memory is asked for
+    /// How memory is allocated for a request
     #[arg(long, value_enum, default_value_t)]
     alloc: Form,
 
-    /// Use the system's page cache, also where it can be passed by
+    /// Use the page cache even where direct I/O works
     #[arg(long)]
     pub(super) buffered: bool,
 
-    /// MiB of memory for what is under way
+    /// Memory for requests under way, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     memory: u32,
 
-    /// Pages of it that are kept for writes, whatever happens
+    /// Pages of it that are reserved for writes
     #[arg(long, value_name = "PAGES", default_value_t = Memory::PROMISED as u32, value_parser = clap::value_parser!(u32).range(1..))]
     reserve: u32,
 }

@@ -18,11 +18,11 @@ use crate::serve::{DataPath, Disk, MemoryStats, Options, Pem, Server, TimeLimits
 
 /// Serve a volume to NBD clients, until SIGTERM or SIGINT
 ///
-/// Clients see what the volume holds; what lies in the file is encrypted.
-/// On SIGTERM, what was begun is finished, answered and put on the disk;
-/// later requests are refused.
+/// Clients read and write plain data; in the file it is encrypted. When told to
+/// stop, the server finishes and answers the requests that it has begun, puts
+/// their data on the disk, and refuses later ones.
 #[derive(Args, Debug)]
-#[command(verbatim_doc_comment)]
+#[command(verbatim_doc_comment, after_help = EXAMPLE)]
 pub(super) struct ServeArgs {
     #[command(flatten)]
     open: OpenArgs,
@@ -30,46 +30,47 @@ pub(super) struct ServeArgs {
     #[command(flatten)]
     place: Place,
 
-    /// The export's name, which clients ask for; any serves for none
+    /// The export's name; a client that asks for none gets it too
     #[arg(long, default_value = "", value_parser = name)]
     name: String,
 
-    /// Refuse to write
+    /// Refuse clients' writes
     #[arg(long)]
     read_only: bool,
 
-    /// Let clients in that do not ask for the block size, and were told
+    /// Accept clients that do not ask for the block size
     ///
-    /// For sectors of 4096 bytes: nbd-client -b 4096. A request for a part
-    /// of a block is refused.
+    /// For volumes with 4096-byte sectors, where the client is told the size
+    /// by other means: nbd-client -b 4096. A request for part of a sector is
+    /// refused.
     #[arg(long, verbatim_doc_comment)]
     block_size_agreed: bool,
 
     #[command(flatten)]
     tls: TlsArgs,
 
-    /// Serve without TLS on an address that others reach
+    /// Serve without TLS on an address that other machines can reach
     #[arg(long)]
     allow_plaintext: bool,
 
-    /// Let clients' trims make holes, which show what is in use
+    /// Let trims make holes in the file; holes show which parts are in use
     #[arg(long)]
     discard: bool,
 
-    /// Threads [default: as many as processors]
+    /// Threads [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
-    /// Clients at a time, those that negotiate too; others are hung up on
+    /// Clients at a time, from the moment they connect; more are disconnected
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     max_connections: u16,
 
-    /// Hang up on a client that takes longer than S seconds for 64 KiB in the
-    /// middle of a request or an answer; 0: never, it may be paused
+    /// Disconnect a client that moves less than 64 KiB in S seconds in the
+    /// middle of a request or a reply; 0: never, so that clients may pause
     #[arg(long, value_name = "S", default_value_t = 0, verbatim_doc_comment)]
     timeout: u16,
 
-    /// Seconds for what was begun when the server is told to stop
+    /// Seconds for finishing requests when the server is told to stop
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
     stop_timeout: u16,
 
@@ -80,6 +81,11 @@ pub(super) struct ServeArgs {
     #[command(flatten, next_help_heading = "Memory and disk")]
     ways: Ways,
 }
+
+const EXAMPLE: &str = "\
+Example, with the client in a second terminal:
+  pagemill crypt serve disk.img --key-file disk.key --unix disk.sock
+  nbdcopy 'nbd+unix:///?socket=disk.sock' copy.img";
 
 impl ServeArgs {
     fn limits(&self) -> TimeLimits {
@@ -92,18 +98,18 @@ impl ServeArgs {
     }
 }
 
-/// With them, a client gets nothing but by TLS.
+/// With a certificate, clients are served by TLS alone.
 #[derive(Args, Debug)]
 struct TlsArgs {
-    /// Serve by TLS alone: the server's certificate and its chain, in PEM
+    /// Require TLS; FILE has the server's certificate and its chain, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
 
-    /// The certificate's key, in PEM
+    /// The certificate's private key, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 
-    /// Let clients in whose certificates one of these authorities signed
+    /// Accept only clients whose certificate one of these authorities signed
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
 }
@@ -126,7 +132,7 @@ impl TlsArgs {
 
 #[derive(Args, Debug)]
 struct Ways {
-    /// How the disk is asked
+    /// How the disk is read and written
     #[arg(long, value_enum, default_value_t)]
     io: Way,
 

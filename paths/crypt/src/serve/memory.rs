@@ -30,7 +30,7 @@ pub enum Form {
     Bulk,
     /// The same pages with a call each
     Single,
-    /// One aligned buffer of the system's malloc, without a promise
+    /// One aligned buffer of malloc; writes may be refused
     Malloc,
 }
 
