@@ -28,7 +28,12 @@ const FUZZ_S: u32 = 20;
 const LONG_S: u32 = 600;
 
 pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
-    modelled(shell, "loom", loom_tests(shell, &[], wanted(shell))?, &["loom_zone::", "loom_lists::", "loom_waits::"])
+    modelled(
+        shell,
+        "loom",
+        loom_tests(shell, &[], wanted(shell))?,
+        &["loom_zone::", "loom_lists::", "loom_locks::", "loom_waits::"],
+    )
 }
 
 /// Pools and waits, each model under some ten thousand schedules.

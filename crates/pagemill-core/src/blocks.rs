@@ -5,7 +5,7 @@
 use crate::area::{BLOCK_WORDS, Entry, aligned_runs, best_run, run_mask};
 use crate::error::MisuseKind;
 use crate::index::{Class, UNUSED};
-use crate::sync::{AtomicU32, AtomicU64, Ordering, spin_wait};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
@@ -82,10 +82,9 @@ impl Zone<'_> {
         let mut found = if span == 1 { self.find_span(1, order) } else { None };
         if found.is_none() {
             // A single pageblock too: somebody with the lock may be about to give back what he took in vain.
-            self.lock_large();
+            self.large.take(self.sleep);
             found = self.find_span(span, order);
-            // Release pairs with the Acquire in `lock_large`.
-            self.large.store(0, Release);
+            self.large.release(self.sleep);
         }
         found.map(|block| self.first_of_word(block * BLOCK_WORDS))
     }
@@ -168,12 +167,6 @@ impl Zone<'_> {
     /// Relaxed: whoever has seen the pageblock before goes on with it, and whoever withholds it waits for that to end.
     pub(crate) fn is_withheld(&self, block: usize) -> bool {
         self.withheld.load(Relaxed) == block as u32 + 1
-    }
-
-    fn lock_large(&self) {
-        while self.large.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
-            spin_wait();
-        }
     }
 
     fn claim_whole(&self, block: usize, order: Order, is_head: bool) -> bool {
@@ -302,4 +295,35 @@ fn claim_run(group: &[AtomicU64], in_word: u8) -> Option<u32> {
         }
     }
     Some(0)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{Sleep, ZoneMetadata};
+    use std::vec::Vec;
+
+    #[test]
+    fn a_request_for_a_large_block_sleeps_while_another_one_searches() {
+        static SLEPT: AtomicU32 = AtomicU32::new(0);
+        static WOKEN: AtomicU32 = AtomicU32::new(0);
+        // The other one shares the CPU: it goes on, and lets go, when this one sleeps and not before.
+        let sleep = Sleep {
+            wait: |word, _| {
+                SLEPT.fetch_add(1, Relaxed);
+                word.store(0, Release);
+            },
+            wake: |_| _ = WOKEN.fetch_add(1, Relaxed),
+        };
+        const FRAMES: u32 = 2048;
+        let need = ZoneMetadata::for_frames(FRAMES);
+        let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
+        let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
+        let zone = Zone::new(Pfn::new(0), FRAMES, &bits, &areas).unwrap().sleeping(sleep);
+        assert!(zone.large.try_take());
+        assert_eq!(zone.alloc_block(Order::new(10).unwrap(), Mobility::Unmovable, 0), Some(Pfn::new(0)));
+        // Once each: what a lock was waited for is told to whoever may wait as well.
+        assert_eq!((SLEPT.load(Relaxed), WOKEN.load(Relaxed)), (1, 1));
+        assert!(zone.large.try_take());
+    }
 }

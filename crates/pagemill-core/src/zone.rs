@@ -26,6 +26,7 @@ use crate::error::Invalid;
 use crate::give::Giving;
 use crate::handful::Handful;
 use crate::index::{BlockIndex, Class, UNUSED};
+use crate::lock::{Lock, Sleep};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, latest_u32};
 use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -107,7 +108,9 @@ pub struct Zone<'m> {
     /// Free frames, changed once a section; [`CLOSED`] above them once it is closed.
     pub(crate) free: AtomicUsize,
     /// Held while a block above order 9 is put together.
-    pub(crate) large: AtomicU32,
+    pub(crate) large: Lock,
+    /// How its waiters sleep.
+    pub(crate) sleep: Sleep,
     /// The pageblock that nothing is taken of, plus one: see [`withhold`](Zone::withhold).
     pub(crate) withheld: AtomicU32,
     /// Which parts of it were ever used, if that is noted: see [`crate::used`].
@@ -154,7 +157,8 @@ impl<'m> Zone<'m> {
             areas,
             index,
             free: AtomicUsize::new(frames as usize),
-            large: AtomicU32::new(0),
+            large: Lock::new(),
+            sleep: Sleep::SPIN,
             withheld: AtomicU32::new(0),
             used: &[],
         };
@@ -169,6 +173,11 @@ impl<'m> Zone<'m> {
             zone.file(block, None, Class::of(entry, free));
         }
         Ok(zone)
+    }
+
+    /// The same zone, whose requests for blocks above a pageblock sleep so while they wait for one another; else they spin.
+    pub fn sleeping(self, sleep: Sleep) -> Self {
+        Self { sleep, ..self }
     }
 
     /// Its first frame.
@@ -502,7 +511,7 @@ impl<'m> Zone<'m> {
     /// In the child after a fork: the counter is what was counted, and whoever held the lock is gone.
     pub(crate) fn reset_after_fork(&self, free: usize) {
         self.free.store(free, Relaxed);
-        self.large.store(0, Relaxed);
+        self.large.free_after_fork();
         self.end_withholding();
     }
 

@@ -26,12 +26,12 @@
 pub use crate::backend::Backend;
 use crate::batch::PAD;
 pub use crate::counters::{BulkCall, CpuStats};
-use crate::{Batch, Frames, Mapping, membarrier, rseq};
+use crate::{Batch, Frames, Mapping, SLEEP, membarrier, rseq};
 use core::mem::{offset_of, size_of};
 use core::ops::Range;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, CpuId, Error, Invalid, ListPolicy, Mobility, step};
+use pagemill_core::{BoundBlock, CpuId, Error, Invalid, ListPolicy, Lock, Mobility, step};
 
 /// Slots of a list: what is left of 8 KiB after the header, so that one frame of metadata serves two lists.
 #[cfg(not(loom))]
@@ -53,8 +53,8 @@ pub struct List {
     word: AtomicU64,
     /// Frames that the list may hold; a copy of the policy's for the sections.
     limit: AtomicU32,
-    /// Not 0: somebody else is at it.
-    held: AtomicU32,
+    /// Its word is not 0: somebody else is at it.
+    held: Lock,
     /// L4.
     run: AtomicU32,
     policy: AtomicU64,
@@ -95,7 +95,7 @@ impl List {
         let list = Self {
             word: AtomicU64::new(0),
             limit: AtomicU32::new(0),
-            held: AtomicU32::new(0),
+            held: Lock::new(),
             run: AtomicU32::new(0),
             policy: AtomicU64::new(0),
             refilled: AtomicU64::new(0),
@@ -171,18 +171,24 @@ impl List {
         self.items.0[..self.len()].iter().map(|item| item.load(Relaxed))
     }
 
-    /// Tries to be alone with the list: the portable backend's section, and the first half of a drain.
+    /// Tries to be alone with the list: the portable backend's section.
     #[inline]
     fn try_hold(&self) -> Option<Held<'_>> {
-        // Acquire pairs with the Release in `Held::drop`: the stack as the last holder left it. A release that pairs
-        // with the sections' read of `held` is not needed here: under rseq the caller restarts them first.
-        let is_mine = self.held.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
+        // The stack is as the last holder left it. A release that pairs with the sections' read of `held` is not needed
+        // here: under rseq the caller restarts them first.
+        let is_mine = self.held.try_take();
         if cfg!(pagemill_canary) {
             // The canary: a bug that stress and the model must find. It goes on although somebody is at it.
             return Some(Held { list: self });
         }
         // Not `then_some`: a `Held` that is made only to be dropped lets go of somebody else's list.
         if is_mine { Some(Held { list: self }) } else { None }
+    }
+
+    /// The same, when nobody else is: the first half of a drain.
+    fn hold(&self) -> Held<'_> {
+        self.held.take(SLEEP);
+        Held { list: self }
     }
 
     /// Portable: pops up to `want` into `batch`, which is empty. `None`: somebody is at the list.
@@ -256,8 +262,8 @@ impl Held<'_> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release pairs with the Acquire in `try_hold`, and with the acquiring read of `held` in a section.
-        self.list.held.store(0, Release);
+        // Its Release pairs with the Acquire of the next holder, and with the acquiring read of `held` in a section.
+        self.list.held.release(SLEEP);
     }
 }
 
@@ -537,12 +543,7 @@ impl PerCpu {
     pub fn drain(&self, cpu: CpuId, mobility: Mobility, mut give: impl FnMut(&[u32])) -> Option<usize> {
         step!("PerCpu::drain");
         let list = &self.cpu(cpu).lists[mobility.index()];
-        let held = loop {
-            match list.try_hold() {
-                Some(held) => break held,
-                None => std::thread::yield_now(),
-            }
-        };
+        let held = list.hold();
         if self.backend == Backend::Rseq {
             // SeqCst: `held` is written before the barrier restarts the sections that have not seen it.
             core::sync::atomic::fence(SeqCst);
@@ -583,14 +584,14 @@ impl PerCpu {
 
     /// In the child of a fork: holds all lists, whoever did before, so that every caller goes the slow way.
     pub fn hold_after_fork(&self) {
-        self.lists().for_each(|list| list.held.store(1, Relaxed));
+        self.lists().for_each(|list| list.held.hold_after_fork());
     }
     /// In the child of a fork: forgets what is on the lists, which the zone takes up, and who held them.
     pub fn empty_after_fork(&self) {
         for list in self.lists() {
             let top = list.word.fetch_and(!TOP, Relaxed) & TOP;
             list.drained.fetch_add(top, Relaxed);
-            list.held.store(0, Release);
+            list.held.free_after_fork();
         }
     }
 }

@@ -1,5 +1,8 @@
 //! The tests of `pagemill-sys` by its public interface, in one program.
 #[cfg(not(any(loom, miri)))]
+#[path = "../../../tests/fifo.rs"]
+mod fifo;
+#[cfg(not(any(loom, miri)))]
 #[macro_use]
 #[path = "../../../tests/own_process.rs"]
 mod own_process;
@@ -9,6 +12,8 @@ mod own_process;
 mod drain;
 #[cfg(loom)]
 mod loom_lists;
+#[cfg(loom)]
+mod loom_locks;
 #[cfg(loom)]
 mod loom_waits;
 // Where the file of `pagemill` looks for it that `loom_waits` tries.

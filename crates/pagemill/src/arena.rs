@@ -172,7 +172,7 @@ impl Body {
                 ),
             )
         };
-        let zone = Zone::new(Pfn::new(self.first), self.frames, words, areas)?;
+        let zone = Zone::new(Pfn::new(self.first), self.frames, words, areas)?.sleeping(pagemill_sys::SLEEP);
         let Some(used) = &self.used else { return Ok(zone) };
         // SAFETY: as above; other processes of the family use it as this one does, by atomics.
         Ok(zone.noting_use(unsafe { core::slice::from_raw_parts(used.as_ptr(), use_words_for(self.frames)) }))

@@ -23,6 +23,7 @@
 use crate::membarrier;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 #[cfg_attr(all(target_os = "linux", target_arch = "x86_64", not(miri), not(loom)), path = "x86_64.rs")]
 #[cfg_attr(all(target_os = "linux", target_arch = "aarch64", not(miri), not(loom)), path = "aarch64.rs")]
@@ -137,7 +138,8 @@ fn drains_restart_sections(offset: isize) -> Result<(), &'static str> {
     let cpu = loop {
         match INSIDE.load(Relaxed) {
             0 if spinner.is_finished() => return Err("a section could not be entered"),
-            0 => std::thread::yield_now(),
+            // A section wakes nobody, and may have this CPU alone to begin on. The spinner ends by itself.
+            0 => std::thread::sleep(Duration::from_micros(50)),
             cpu => break cpu - 1,
         }
     };
