@@ -8,13 +8,13 @@ use crate::nodes::{Kept, Nodes};
 use crate::registry;
 use core::fmt;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
 use pagemill_core::{
     CpuId, Error, Gfp, Given, Invalid, Level, ListPolicy, MisuseKind, Mobility, NodeId, NodeMask, PageCount,
     Watermarks, Zone, ZoneKind, step,
 };
-use pagemill_sys::{Backend, List, PerCpu};
+use pagemill_sys::{Backend, List, PerCpu, Sections};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// An arena in use: its zone, and the lists above that. It lives until no handle of the allocator is left and all pages are
@@ -39,7 +39,7 @@ pub(crate) struct Inner {
     /// No handle of the allocator is left.
     pub(crate) is_left: AtomicBool,
     /// Calls that open its lists just now.
-    pub(crate) opening: AtomicU32,
+    pub(crate) opening: Sections,
     /// It gives nothing any more, and what comes back goes to the system.
     pub(crate) retired: AtomicBool,
     /// It fell below its low mark, and is not above the high one yet.
@@ -295,11 +295,8 @@ impl Inner {
     pub(crate) fn leave(&self) -> bool {
         self.is_left.store(true, Relaxed);
         self.retired.store(true, Relaxed);
-        // SeqCst pairs with the one in `open_lists`: a thread that opens lists is waited for here, or sees `retired`.
-        fence(SeqCst);
-        while self.opening.load(Acquire) > 0 {
-            std::thread::yield_now();
-        }
+        // Whoever opens lists is waited for, and nobody does so from now on.
+        self.opening.hold_back();
         self.shut_lists();
         self.drain_all();
         if self.out_at_rest() != 0 {
@@ -363,9 +360,9 @@ impl Inner {
     }
     /// Lists accept freed pages again unless a request waits, the zone is low, or the arena is retired.
     pub(crate) fn open_lists(&self) {
-        self.opening.fetch_add(1, SeqCst);
-        // SeqCst pairs with the fence in `leave`.
-        fence(SeqCst);
+        if !self.opening.try_enter() {
+            return; // It is left, and so retired.
+        }
         if !self.goes_past_lists() {
             self.lists.lists().for_each(List::open);
             // SeqCst pairs with the fence in `shut_lists`: a thread with a reason to shut them is seen here, or shuts them
@@ -375,8 +372,8 @@ impl Inner {
                 self.shut_lists();
             }
         }
-        // Release pairs with the Acquire in `leave`: the lists are open, or shut again.
-        self.opening.fetch_sub(1, Release);
+        // The lists are open, or shut again. Nothing of this is to be touched from here on: see `leave`.
+        self.opening.leave();
     }
     /// Whether freed pages go to the zone, where every CPU finds them, and not to a list.
     pub(crate) fn goes_past_lists(&self) -> bool {

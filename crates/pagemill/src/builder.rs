@@ -9,7 +9,7 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use pagemill_core::{Error, Invalid, ListPolicy, NodeId, PAGE_SIZE, Policy, interleave_share};
-use pagemill_sys::{Backend, List, MemoryLimit, PerCpu, current_cpu, possible_cpus};
+use pagemill_sys::{Backend, List, MemoryLimit, PerCpu, Sections, current_cpu, possible_cpus};
 use std::time::Duration;
 
 /// Describes one allocator; [`build`](Self::build) makes it.
@@ -314,7 +314,7 @@ impl Nodes {
                 marks: memory.marks,
                 described: memory,
                 turn: AtomicU32::new(0),
-                opening: AtomicU32::new(0),
+                opening: Sections::new(),
                 retired: AtomicBool::new(false),
                 is_left: AtomicBool::new(false),
                 is_low: AtomicBool::new(false),

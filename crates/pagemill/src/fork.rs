@@ -11,11 +11,16 @@
 //! What a lock guards that a child goes on with (a pool's reserve, say) is not recounted: it is changed in sections that a
 //! fork waits for ([`no_fork`]), so that the child finds the lock free and what it guards whole.
 //!
+//! # Order of locks
+//! The registry, then sections. A fork waits for its turn at the registry while sections come and go, since the registry's
+//! holder may be on the way into one; then it holds new sections back, and waits for those under way. They end: nobody asks for
+//! the registry in a section.
+//!
 //! Memory that both processes see (a memfd's, or what was brought and is shared) stays the parent's: the child retires it.
 use crate::allocator::Inner;
 use crate::registry;
-use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use pagemill_sys::ForkHooks;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use pagemill_sys::{ForkHooks, Sections};
 
 /// Forks between the first process and this one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -27,9 +32,8 @@ pub(crate) fn generation() -> u64 {
 
 static HOOKS: ForkHooks = ForkHooks { before, in_parent, in_child };
 
-/// Sections that no fork may meet halfway, under way; above them, in steps of `FORK`, the forks that wait or go on.
-static SECTIONS: AtomicU64 = AtomicU64::new(0);
-const FORK: u64 = 1 << 32;
+/// Sections that no fork may meet halfway.
+static SECTIONS: Sections = Sections::new();
 
 /// Until it is dropped, no fork begins. Many threads may have one at once, and none has two.
 #[derive(Debug)]
@@ -38,46 +42,25 @@ pub(crate) struct NoFork(());
 /// Goes before a lock is taken that a child has to find free, with what it guards whole.
 #[inline]
 pub(crate) fn no_fork() -> NoFork {
-    // Acquire pairs with the Release in `open`.
-    while SECTIONS.fetch_add(1, Acquire) >= FORK {
-        SECTIONS.fetch_sub(1, Relaxed);
-        while SECTIONS.load(Relaxed) >= FORK {
-            std::thread::yield_now();
-        }
-    }
+    SECTIONS.enter();
     NoFork(())
 }
 
 impl Drop for NoFork {
     #[inline]
     fn drop(&mut self) {
-        SECTIONS.fetch_sub(1, Release);
+        SECTIONS.leave();
     }
 }
 
 fn before() {
-    loop {
-        SECTIONS.fetch_add(FORK, Relaxed);
-        // Acquire pairs with the Release in `drop`.
-        while !SECTIONS.load(Acquire).is_multiple_of(FORK) {
-            std::thread::yield_now();
-        }
-        if registry::try_lock_for_fork() {
-            return;
-        }
-        // Whoever holds it may be on the way into a section.
-        open();
-        std::thread::yield_now();
-    }
+    registry::lock_for_fork();
+    SECTIONS.hold_back();
 }
 
 fn in_parent() {
+    SECTIONS.let_in();
     registry::unlock_after_fork();
-    open();
-}
-
-fn open() {
-    SECTIONS.fetch_sub(FORK, Release);
 }
 
 fn in_child() {
@@ -88,8 +71,8 @@ fn in_child() {
             registry::come_home(arena);
         }
     });
-    registry::unlock_after_fork();
-    SECTIONS.store(0, Release); // Those of the other threads: they are not here.
+    registry::unlock_in_child();
+    SECTIONS.forget_after_fork(); // Those of the other threads: they are not here.
 }
 
 /// Runs as the library is loaded. The system reads its fork handlers as a fork begins: a fork that met the process's
@@ -134,7 +117,7 @@ impl Inner {
         self.zone.recover(|first, n| self.arena.settle_states(first.as_u32(), n, &mut block_end, &mut quarantined));
         self.arena.keep_own_notes();
         self.arena.forget_pins();
-        self.opening.store(0, Relaxed);
+        self.opening.forget_after_fork();
         self.nodes.waits.forget_after_fork();
         self.nodes.claims.forget_after_fork();
         self.claimed.store(0, Relaxed);
@@ -159,4 +142,60 @@ impl Inner {
 #[cold]
 fn cannot_go_on() -> ! {
     panic!("an allocator without frame states (detection-off) cannot go on after fork")
+}
+
+#[cfg(all(test, not(any(miri, shuttle))))]
+mod tests {
+    use super::{before, in_parent, no_fork};
+    use crate::{fifo, registry};
+
+    #[track_caller]
+    fn assert_sleeps(hold: impl FnOnce(&dyn Fn()) + Send, wait: impl FnOnce() + Send) {
+        match fifo::sleeps(hold, wait) {
+            Ok(times) => assert!(times > 0, "it kept what it waits for off the CPU"),
+            Err(why) => println!("skipped: {why}"),
+        }
+    }
+
+    /// What a fork does before and after there are two processes.
+    fn fork_with(between: impl FnOnce()) {
+        before();
+        between();
+        in_parent();
+    }
+
+    #[test]
+    fn the_registry_is_waited_for_asleep() {
+        let hold = |others: &dyn Fn()| {
+            let held = registry::lock();
+            others();
+            drop(held);
+        };
+        assert_sleeps(hold, || drop(registry::lock()));
+    }
+
+    #[test]
+    fn a_fork_waits_for_the_registry_asleep() {
+        let hold = |others: &dyn Fn()| {
+            let held = registry::lock();
+            others();
+            drop(held);
+        };
+        assert_sleeps(hold, || fork_with(|| {}));
+    }
+
+    #[test]
+    fn a_fork_waits_for_a_section_asleep() {
+        let hold = |others: &dyn Fn()| {
+            let section = no_fork();
+            others();
+            drop(section);
+        };
+        assert_sleeps(hold, || fork_with(|| {}));
+    }
+
+    #[test]
+    fn a_section_waits_for_a_fork_asleep() {
+        assert_sleeps(|others| fork_with(others), || drop(no_fork()));
+    }
 }

@@ -70,6 +70,9 @@ mod claim;
 mod device;
 mod dma_pool;
 mod fault;
+#[cfg(all(test, not(any(miri, shuttle))))]
+#[path = "../../../tests/fifo.rs"]
+mod fifo;
 mod fork;
 mod free;
 mod handle;

@@ -18,8 +18,9 @@ use crate::arena::{Arena, Body};
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, fence};
+use core::sync::atomic::{AtomicPtr, AtomicU32, fence};
 use pagemill_core::{Invalid, Order, Pfn, step};
+use pagemill_sys::ForkLock;
 
 /// log2 of the bytes an entry of a leaf stands for: a pageblock.
 const GRANULE_SHIFT: u32 = 21;
@@ -43,7 +44,8 @@ static LEAVES: [AtomicPtr<Leaf>; 1 << (ADDRESS_BITS - LEAF_SHIFT)] =
     [const { AtomicPtr::new(ptr::null_mut()) }; 1 << (ADDRESS_BITS - LEAF_SHIFT)];
 static BY_NUMBER: [Slot; PIECES] = [const { AtomicPtr::new(ptr::null_mut()) }; PIECES];
 /// Held by whoever makes or closes an allocator, or forks. Not a mutex: a fork lets go of it in two processes.
-static WRITING: AtomicBool = AtomicBool::new(false);
+static WRITING: ForkLock = ForkLock::new();
+
 /// The arena that this thread met last. Looked at first, by a branch that the processor predicts: otherwise what is done
 /// with a page waits for three loads that depend on its address, one after the other, on the way from a free to the next
 /// allocation (4 ns of 12). A thread's and not a CPU's, whose number would stand on that way too (2 ns of 8).
@@ -204,14 +206,14 @@ pub(crate) fn come_home(arena: &'static Arena) {
 
 /// Ends the arenas whose last page is back, unless somebody holds the registry, who will.
 fn end_those_at_home() {
-    while !HOME.load(Relaxed).is_null() && try_lock_for_fork() {
+    while !HOME.load(Relaxed).is_null() && WRITING.try_take() {
         let mut next = HOME.swap(ptr::null_mut(), Acquire);
         // SAFETY: null, or an arena, and those are never freed.
         while let Some(arena) = unsafe { next.as_ref() } {
             next = arena.next.load(Relaxed);
             end(arena);
         }
-        WRITING.store(false, Release);
+        WRITING.release();
         // SeqCst as in `unlock_after_fork`.
         fence(SeqCst);
     }
@@ -295,28 +297,30 @@ impl Drop for Writing {
 /// Holds the registry, as soon as nobody else does. Forks wait from the first call on.
 pub(crate) fn lock() -> Writing {
     crate::fork::watch();
-    while !try_lock_for_fork() {
-        std::thread::yield_now();
-    }
+    WRITING.take();
     Writing
 }
 
 /// The same, if nobody holds it just now.
 pub(crate) fn try_lock() -> Option<Writing> {
     crate::fork::watch();
-    try_lock_for_fork().then_some(Writing)
+    if WRITING.try_take() { Some(Writing) } else { None }
 }
 
-/// Nobody changes the registry until [`unlock_after_fork`], if nobody does just now.
-pub(crate) fn try_lock_for_fork() -> bool {
-    // Acquire pairs with the Release in `unlock_after_fork`.
-    WRITING.compare_exchange(false, true, Acquire, Relaxed).is_ok()
+/// Nobody changes the registry until [`unlock_after_fork`], or [`unlock_in_child`]. Whoever asks for it from now on stands behind.
+pub(crate) fn lock_for_fork() {
+    WRITING.take_for_fork();
 }
 
 pub(crate) fn unlock_after_fork() {
-    WRITING.store(false, Release);
+    WRITING.release();
     // SeqCst pairs with the fence in `come_home`.
     fence(SeqCst);
+    end_those_at_home();
+}
+
+pub(crate) fn unlock_in_child() {
+    WRITING.free_after_fork();
     end_those_at_home();
 }
 

@@ -4,7 +4,7 @@
 use crate::common::Over;
 use crate::in_child::in_child;
 use pagemill::{Allocator, Backend, Gfp, Memory, Page};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 fn build(pages: usize, backend: Backend) -> Allocator {
     Allocator::builder().memory(Memory::anonymous(pages)).backend(backend).build().unwrap()
@@ -59,6 +59,45 @@ fn allocators_are_made_on_both_sides_of_a_fork() {
     });
 }
 
+/// A fork that waits for the registry stands in line: who makes allocators overtakes it once, and not again and again.
+#[test]
+fn a_fork_is_not_kept_waiting_by_threads_that_make_allocators() {
+    own_process!();
+    const THREADS: usize = 8;
+    let (made, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let mut overtakings: Vec<i32> = std::thread::scope(|scope| {
+        let _over = Over(&is_over);
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while !is_over.load(SeqCst) {
+                    make_one(64);
+                    made.fetch_add(1, SeqCst);
+                }
+            });
+        }
+        let fork = || {
+            let before = made.load(SeqCst);
+            // SAFETY: the child leaves at once, by `_exit`.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // It has the number of the moment at which the fork had its turn.
+                let overtaken = made.load(SeqCst) - before;
+                // SAFETY: ends the process.
+                unsafe { libc::_exit(overtaken.min(255) as i32) };
+            }
+            let mut status = 0;
+            // SAFETY: our child, and a place for its status.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert!(libc::WIFEXITED(status), "the child ended with {status:#x}");
+            libc::WEXITSTATUS(status)
+        };
+        (0..21).map(|_| fork()).collect()
+    });
+    overtakings.sort_unstable();
+    // Not the worst: between the count and the fork this thread may lose its CPU.
+    assert!(overtakings[10] <= 2 * THREADS as i32, "allocators that others made while it waited: {overtakings:?}");
+}
+
 #[cfg(not(feature = "detection-off"))]
 mod detecting {
     use super::*;
@@ -67,7 +106,6 @@ mod detecting {
         Block, Bulk, Cancel, Memory, Order, PageList, Shrink, Shrinker, Watermarks, free_pages_bulk, free_raw,
     };
     use std::collections::HashSet;
-    use std::sync::atomic::AtomicUsize;
     use std::sync::{Arc, Mutex};
     use std::time::{Duration, Instant};
 

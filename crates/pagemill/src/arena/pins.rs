@@ -1,19 +1,24 @@
 //! Memory that a device has registered stays where it is: giving it back to the system waits until no device has it.
 //!
 //! The kernel pins what is registered (io_uring, AF_XDP, VFIO): after the system took a page back, the device would go on
-//! with the old one, and the process have another at the same address. One word orders the two: it counts the calls that
-//! give back, and above them, in steps of `PIN`, the devices. Who begins one looks for the other in the same step.
+//! with the old one, and the process have another at the same address. So giving back is a section, which the first
+//! device holds back and the last one lets in again.
 use super::Arena;
 use crate::allocator::Allocator;
 use crate::fork;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-
-const PIN: u64 = 1 << 32;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use pagemill_core::Lock;
+use pagemill_sys::{SLEEP, Sections};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
-pub(super) struct Pins(AtomicU64);
+pub(super) struct Pins {
+    giving: Sections,
+    /// Changed with `lock` held.
+    devices: AtomicUsize,
+    lock: Lock,
+}
 
 /// Until it is dropped, the arena's memory does not go back to the system.
 #[derive(Debug)]
@@ -30,25 +35,25 @@ pub(crate) struct GivingBack<'a>(&'a Pins);
 impl Arena {
     /// For whoever registers it with a device, before that; waits for calls that give some of it back just now.
     pub(crate) fn pin(&'static self) -> Pinned {
-        // Acquire pairs with the Release of who gives back: what is gone is gone before the device looks.
-        self.pins.0.fetch_add(PIN, Acquire);
-        while !self.pins.0.load(Acquire).is_multiple_of(PIN) {
-            std::thread::yield_now();
+        let pins = &self.pins;
+        pins.lock.take(SLEEP);
+        if pins.devices.fetch_add(1, Relaxed) == 0 {
+            pins.giving.hold_back();
         }
+        pins.lock.release(SLEEP);
         Pinned { arena: self, generation: fork::generation() }
     }
 
     /// For whoever gives some of it back; none while a device has it.
     pub(crate) fn giving_back(&self) -> Option<GivingBack<'_>> {
-        // Acquire pairs with the Release of who unpins: the device is done with it.
-        let giving = self.pins.0.fetch_add(1, AcqRel) < PIN;
-        let guard = GivingBack(&self.pins);
-        giving.then_some(guard)
+        if self.pins.giving.try_enter() { Some(GivingBack(&self.pins)) } else { None }
     }
 
     /// In the child of a fork: neither the devices nor those who gave back are there.
     pub(crate) fn forget_pins(&self) {
-        self.pins.0.store(0, Relaxed);
+        self.pins.giving.forget_after_fork();
+        self.pins.devices.store(0, Relaxed);
+        self.pins.lock.free_after_fork();
     }
 }
 
@@ -64,15 +69,21 @@ impl Allocator {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if self.generation == fork::generation() {
-            self.arena.pins.0.fetch_sub(PIN, Release);
+        if self.generation != fork::generation() {
+            return;
         }
+        let pins = &self.arena.pins;
+        pins.lock.take(SLEEP);
+        if pins.devices.fetch_sub(1, Relaxed) == 1 {
+            pins.giving.let_in();
+        }
+        pins.lock.release(SLEEP);
     }
 }
 
 impl Drop for GivingBack<'_> {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Release);
+        self.0.giving.leave();
     }
 }
 
@@ -141,5 +152,21 @@ mod tests {
             is_over.store(true, Relaxed);
         });
         assert_eq!(met, 0, "somebody gave back while a device had the arena");
+    }
+
+    #[test]
+    #[cfg(not(any(miri, shuttle)))]
+    fn a_device_waits_asleep_until_no_memory_goes_back() {
+        let allocator = Allocator::builder().pages(64).build().unwrap();
+        let arena = allocator.nodes().first().arena;
+        let hold = |others: &dyn Fn()| {
+            let giving = arena.giving_back().unwrap();
+            others();
+            drop(giving);
+        };
+        match crate::fifo::sleeps(hold, || drop(arena.pin())) {
+            Ok(times) => assert!(times > 0, "it kept what it waits for off the CPU"),
+            Err(why) => println!("skipped: {why}"),
+        }
     }
 }
