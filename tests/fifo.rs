@@ -1,11 +1,11 @@
-//! Threads that nothing of lower priority interrupts (`SCHED_FIFO`), on one CPU with what they wait for: one that spins, or
-//! yields, keeps that from going on for ever.
+//! A `SCHED_FIFO` thread on one CPU with what it waits for. If it spins or yields instead of sleeping, the other thread, of
+//! lower priority, does not go on.
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 
-/// Runs `hold` on a thread of its own. When that calls what it is given, a `SCHED_FIFO` thread on the same CPU runs `wait`, until
-/// it sleeps. Returns how often `wait` slept: 0 is a thread that was kept off the CPU for its own good, by the kernel. `Err`: such
-/// threads are not permitted here.
+/// Runs `hold` on a thread of its own. When `hold` calls its argument, a `SCHED_FIFO` thread on the same CPU runs `wait`; `hold`
+/// goes on when that thread sleeps. Returns how often `wait` slept. 0: it never did, and `hold` went on only because the kernel
+/// throttled the other thread. `Err`: such threads are not permitted here.
 pub(crate) fn sleeps(hold: impl FnOnce(&dyn Fn()) + Send, wait: impl FnOnce() + Send) -> Result<i64, String> {
     let (says_ready, is_ready) = channel();
     let is_asked = &AtomicBool::new(false);

@@ -5,8 +5,8 @@
 //!
 //! # Invariants
 //! - K1 At most one thread is between a `take` (or a `try_take` that returned true) and the `release`.
-//! - K2 While a thread sleeps, the word is `AWAITED`, or a thread that was woken is about to set it so: each release wakes one,
-//!   and the one that is woken says `AWAITED` whether or not others still sleep. So no wake-up is lost.
+//! - K2 While a thread sleeps, the word is `AWAITED`, or a thread that was woken is about to set it to that. Each release of an
+//!   `AWAITED` lock wakes one thread, which sets `AWAITED` again, whether or not others still sleep. So no wake-up is lost.
 use crate::sync::{AtomicU32, Ordering, spin_wait};
 use Ordering::{Acquire, Relaxed, Release};
 

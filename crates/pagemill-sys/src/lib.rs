@@ -14,6 +14,9 @@ mod cells;
 mod counters;
 mod cpu;
 pub mod device;
+#[cfg(all(test, not(any(loom, miri))))]
+#[path = "../../../tests/fifo.rs"]
+mod fifo;
 mod fork;
 mod limit;
 pub mod lists;

@@ -26,12 +26,16 @@
 pub use crate::backend::Backend;
 use crate::batch::PAD;
 pub use crate::counters::{BulkCall, CpuStats};
-use crate::{Batch, Frames, Mapping, SLEEP, membarrier, rseq};
+use crate::{Batch, Frames, Mapping, rseq};
 use core::mem::{offset_of, size_of};
 use core::ops::Range;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
 use pagemill_core::{BoundBlock, CpuId, Error, Invalid, ListPolicy, Lock, Mobility, step};
+
+mod drain;
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests;
 
 /// Slots of a list: what is left of 8 KiB after the header, so that one frame of metadata serves two lists.
 #[cfg(not(loom))]
@@ -53,10 +57,12 @@ pub struct List {
     word: AtomicU64,
     /// Frames that the list may hold; a copy of the policy's for the sections.
     limit: AtomicU32,
-    /// Its word is not 0: somebody else is at it.
-    held: Lock,
+    /// Not 0: somebody else is at it.
+    held: AtomicU32,
     /// L4.
     run: AtomicU32,
+    /// Held by the one drain that may wait for the list.
+    draining: Lock,
     policy: AtomicU64,
     /// Frames that came from the zone, and that went there.
     refilled: AtomicU64,
@@ -95,8 +101,9 @@ impl List {
         let list = Self {
             word: AtomicU64::new(0),
             limit: AtomicU32::new(0),
-            held: Lock::new(),
+            held: AtomicU32::new(0),
             run: AtomicU32::new(0),
+            draining: Lock::new(),
             policy: AtomicU64::new(0),
             refilled: AtomicU64::new(0),
             drained: AtomicU64::new(0),
@@ -171,24 +178,18 @@ impl List {
         self.items.0[..self.len()].iter().map(|item| item.load(Relaxed))
     }
 
-    /// Tries to be alone with the list: the portable backend's section.
+    /// Tries to be alone with the list: the portable backend's section, and the first half of a drain.
     #[inline]
     fn try_hold(&self) -> Option<Held<'_>> {
-        // The stack is as the last holder left it. A release that pairs with the sections' read of `held` is not needed
-        // here: under rseq the caller restarts them first.
-        let is_mine = self.held.try_take();
+        // Acquire pairs with the Release in `Held::drop`: the stack as the last holder left it. A release that pairs
+        // with the sections' read of `held` is not needed here: under rseq the caller restarts them first.
+        let is_mine = self.held.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
         if cfg!(pagemill_canary) {
             // The canary: a bug that stress and the model must find. It goes on although somebody is at it.
             return Some(Held { list: self });
         }
         // Not `then_some`: a `Held` that is made only to be dropped lets go of somebody else's list.
         if is_mine { Some(Held { list: self }) } else { None }
-    }
-
-    /// The same, when nobody else is: the first half of a drain.
-    fn hold(&self) -> Held<'_> {
-        self.held.take(SLEEP);
-        Held { list: self }
     }
 
     /// Portable: pops up to `want` into `batch`, which is empty. `None`: somebody is at the list.
@@ -240,30 +241,13 @@ impl Held<'_> {
         self.list.word.store(word + pfns.len() as u64, Relaxed);
         true
     }
-
-    /// Takes everything off, a batch at a time. Returns how many frames went through `give`.
-    fn drain(&self, give: &mut impl FnMut(&[u32])) -> usize {
-        let mut drained = 0;
-        loop {
-            let n = self.list.len().min(Batch::CAPACITY);
-            if n == 0 {
-                return drained;
-            }
-            // Noted first, so that frames under way never look as if they were out.
-            self.list.drained.fetch_add(n as u64, Relaxed);
-            let mut batch = Batch::new();
-            self.pop_n(n, &mut batch, 0);
-            drained += n;
-            give(batch.as_slice());
-        }
-    }
 }
 
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Its Release pairs with the Acquire of the next holder, and with the acquiring read of `held` in a section.
-        self.list.held.release(SLEEP);
+        // Release pairs with the Acquire in `try_hold`, and with the acquiring read of `held` in a section.
+        self.list.held.store(0, Release);
     }
 }
 
@@ -534,64 +518,20 @@ impl PerCpu {
         }
     }
 
-    /// Takes everything off one CPU's list of that mobility, a batch at a time, as whatever thread on whatever CPU
-    /// (C4.3). The owner goes to the zone meanwhile. Returns how many frames went through `give`.
-    ///
-    /// `None`: the system refuses to restart the sections of that CPU, as a sandbox may that was put up after the
-    /// self-test. The list is left alone then, and its CPU goes on with it. The list of the CPU that this runs on is
-    /// drained all the same, by sections.
-    pub fn drain(&self, cpu: CpuId, mobility: Mobility, mut give: impl FnMut(&[u32])) -> Option<usize> {
-        step!("PerCpu::drain");
-        let list = &self.cpu(cpu).lists[mobility.index()];
-        let held = list.hold();
-        if self.backend == Backend::Rseq {
-            // SeqCst: `held` is written before the barrier restarts the sections that have not seen it.
-            core::sync::atomic::fence(SeqCst);
-            if membarrier::restart_sections(cpu.get()).is_err() {
-                // A section that read `held` before may still commit (L2), so nothing but `held` may be touched.
-                drop(held);
-                return (cpu == self.here()).then(|| self.drain_by_sections(list.len(), mobility, &mut give));
-            }
-        }
-        Some(held.drain(&mut give))
-    }
-
-    /// Takes up to `most` frames off the list of the CPU that this runs on, for the zone.
-    fn drain_by_sections(&self, most: usize, mobility: Mobility, give: &mut impl FnMut(&[u32])) -> usize {
-        let mut drained = 0;
-        while drained < most {
-            let mut batch = Batch::new();
-            self.pop_n(mobility, most - drained, &mut batch);
-            if batch.is_empty() {
-                break;
-            }
-            // On another CPU's list if the thread was moved in between: their sum is right.
-            self.list_here(mobility).note_overflowed(batch.len());
-            drained += batch.len();
-            give(batch.as_slice());
-        }
-        drained
-    }
-
-    /// Frames on lists of which [`drain`](Self::drain) may have left some alone; whoever pushed them is done with the
-    /// list. None under the portable backend, which leaves none alone.
-    pub fn left_alone(&self) -> usize {
-        match self.backend {
-            Backend::Rseq => self.lists().map(List::len).sum(),
-            Backend::Portable => 0,
-        }
-    }
-
     /// In the child of a fork: holds all lists, whoever did before, so that every caller goes the slow way.
     pub fn hold_after_fork(&self) {
-        self.lists().for_each(|list| list.held.hold_after_fork());
+        self.lists().for_each(|list| {
+            list.held.store(1, Relaxed);
+            list.draining.free_after_fork();
+        });
     }
     /// In the child of a fork: forgets what is on the lists, which the zone takes up, and who held them.
     pub fn empty_after_fork(&self) {
         for list in self.lists() {
             let top = list.word.fetch_and(!TOP, Relaxed) & TOP;
             list.drained.fetch_add(top, Relaxed);
-            list.held.free_after_fork();
+            list.held.store(0, Release);
+            list.draining.free_after_fork();
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Sections that many threads are in at once, and a thread that waits until none is under way and keeps new ones out meanwhile: for
-//! a fork, for a device that pins memory, at the end of an arena.
+//! Sections that many threads are in at once, and a thread that waits until none is under way and keeps new ones out from then on:
+//! because it forks, because a device pins memory, or because an arena ends.
 //!
 //! # Invariants
 //! - S1 When `hold_back` returns, the sections that began before it are over, and none begins before `let_in`.
@@ -8,8 +8,8 @@
 //!   `let_in` changes `opened` after it let them in. So it sees the one or the other.
 //!
 //! # Order of locks
-//! What `hold_back`'s caller needs besides, it takes before; and what it has, nobody takes in a section. Then every
-//! section ends, and so does the wait.
+//! A thread takes all other locks that it needs before it calls `hold_back`, and no section takes a lock that such a thread
+//! holds. So every section ends, and so does the wait.
 use crate::sleep::{wait, wake_all};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pagemill_core::atomic::AtomicU32;

@@ -23,9 +23,9 @@ pub const SLEEP: Sleep = Sleep { wait: system::wait, wake: system::wake };
 
 /// A lock for what a fork copies: the fork takes it too, and lets go of it in both processes.
 ///
-/// Threads that take it again and again may overtake one another, which keeps the processor busy, but no fork for long: a
-/// thread that comes while a fork waits stands behind it until one fork has got the lock. So each other thread overtakes a fork
-/// once at most, and forks in turn do not keep others out.
+/// Threads may overtake one another, which keeps the processor busy. A fork is overtaken by each of them once at most: a
+/// thread that comes while a fork waits sleeps until one fork has got the lock. For one fork's turn, not until no fork waits, so
+/// that threads that fork again and again do not keep others out.
 ///
 /// ```
 /// let lock = pagemill_sys::ForkLock::new();
@@ -56,7 +56,7 @@ impl ForkLock {
     /// Takes it when its turn comes.
     #[inline]
     pub fn take(&self) {
-        // Relaxed: which of the two came first is nobody's business, if they came at the same moment.
+        // Relaxed: if a fork comes at the same moment, either may be first.
         let forks = self.forks.load(Relaxed);
         if forks != 0 {
             // Once, whatever ends it: later forks stand behind this one.

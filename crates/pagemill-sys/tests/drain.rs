@@ -80,19 +80,6 @@ fn a_restartable_sequences_owner_goes_on() {
     }
 }
 
-#[test]
-#[cfg(not(miri))] // It knows no such threads.
-fn a_drain_waits_asleep_for_another_one() {
-    let lists = PerCpu::new(Backend::Portable, 1, || 0).unwrap();
-    assert!(lists.push(KIND, 7));
-    let hold = |others: &dyn Fn()| assert_eq!(lists.drain(CpuId::new(0), KIND, |_| others()), Some(1));
-    let wait = || assert_eq!(lists.drain(CpuId::new(0), KIND, |_| {}), Some(0));
-    match crate::fifo::sleeps(hold, wait) {
-        Ok(times) => assert!(times > 0, "it kept what it waits for off the CPU"),
-        Err(why) => println!("skipped: {why}"),
-    }
-}
-
 /// Four threads push and pop one portable list's frames, and one drains it all the time.
 #[test]
 fn nothing_is_lost_or_doubled_by_drains() {

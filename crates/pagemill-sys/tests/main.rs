@@ -1,8 +1,5 @@
 //! The tests of `pagemill-sys` by its public interface, in one program.
 #[cfg(not(any(loom, miri)))]
-#[path = "../../../tests/fifo.rs"]
-mod fifo;
-#[cfg(not(any(loom, miri)))]
 #[macro_use]
 #[path = "../../../tests/own_process.rs"]
 mod own_process;
