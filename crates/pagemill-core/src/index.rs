@@ -81,6 +81,11 @@ impl<'m> BlockIndex<'m> {
     pub(crate) fn contains(&self, class: Class, block: usize) -> bool {
         self.leaf(class, block / 64).load(SeqCst) >> (block % 64) & 1 == 1
     }
+    /// Does it stand there, and do both levels lead to it?
+    pub(crate) fn leads_to(&self, class: Class, block: usize) -> bool {
+        let word = block / 64;
+        self.contains(class, block) && self.summary(class, word / 64).load(SeqCst) >> (word % 64) & 1 == 1
+    }
 
     pub(crate) fn insert(&self, class: Class, block: usize) {
         let word = block / 64;

@@ -161,7 +161,7 @@ impl Zone<'_> {
                 }
                 census.free += set as usize;
             }
-            if Class::of(entry, frames).is_some_and(|class| !self.index.contains(class, block)) {
+            if Class::of(entry, frames).is_some_and(|class| !self.index.leads_to(class, block)) {
                 return Err(Misfit::Unfiled { block, free: counted });
             }
         }

@@ -9,8 +9,11 @@
 use loom::cell::UnsafeCell;
 use loom::thread;
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, Given, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone, ZoneMetadata};
+use pagemill_core::{
+    BoundBlock, Given, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Tick, Unused, Zone, ZoneMetadata,
+};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 const KIND: Mobility = Mobility::Unmovable;
@@ -132,6 +135,13 @@ impl Model {
         Some((block, order))
     }
 
+    /// What was served, if it was.
+    fn own_some(&self, block: Option<(Pfn, u32)>) {
+        let Some((block, frames)) = block else { return };
+        self.own(block.as_u32()..block.as_u32() + frames);
+        self.served.lock().unwrap().push(frames.ilog2() as u8);
+    }
+
     fn free(&self, (block, order): (Pfn, Order)) {
         self.disown(block.as_u32()..block.as_u32() + order.frames());
         assert_eq!(self.zone().free_block(block, order), Ok(false));
@@ -230,6 +240,20 @@ fn a_class_is_entered_by_two_and_left_by_one() {
             nearly_empty(70, 15),
             vec![|model| model.give(&[3]), |model| model.give(&[4]), |model| {
                 model.alloc(1);
+            }],
+        )
+    });
+}
+
+#[test]
+fn what_is_counted_as_free_can_be_had() {
+    explore(3, || {
+        (
+            nearly_empty(70, 0),
+            vec![|model| model.give(&[3]), |model| {
+                if model.zone().free_frames() > 0 {
+                    assert_eq!(model.take(1), [3], "counted too early");
+                }
             }],
         )
     });
@@ -394,6 +418,100 @@ fn a_pageblock_taken_in_vain_is_missed_by_nobody() {
 }
 
 #[test]
+fn large_blocks_tried_in_vain_are_missed_by_no_other_large_request() {
+    // Of four pageblocks order 11 wants all, order 10 two, and order 9 takes one without waiting for anybody. If that keeps
+    // order 11 from succeeding, the other two are served, although order 11 had their pageblocks in hand for a moment.
+    explore_then(
+        2,
+        || {
+            let threads: Vec<fn(&Model)> =
+                vec![|model| _ = model.alloc(11), |model| _ = model.alloc(10), |model| _ = model.alloc(9)];
+            (Model::new(4 * PAGEBLOCK_FRAMES), threads)
+        },
+        |model| {
+            let mut served = model.served.lock().unwrap().clone();
+            served.sort_unstable();
+            assert!([&[11][..], &[9, 10]].contains(&&served[..]), "only {served:?} were served");
+        },
+    );
+}
+
+#[test]
+fn giving_back_and_a_request_leave_what_the_mark_says() {
+    // Two pageblocks are free, and one of them is to stay.
+    const MARK: u32 = PAGEBLOCK_FRAMES;
+    explore_then(
+        3,
+        || {
+            let model = Model::new(2 * PAGEBLOCK_FRAMES);
+            model.zone().note_committed();
+            let threads: Vec<fn(&Model)> = vec![
+                |model| model.own_some(model.zone().take_unused(&mut 0, Unused::All, MARK, PAGEBLOCK_FRAMES)),
+                |model| {
+                    let block = model.zone().alloc_block(Order::PAGEBLOCK, KIND, MARK);
+                    model.own_some(block.map(|block| (block, PAGEBLOCK_FRAMES)));
+                },
+            ];
+            (model, threads)
+        },
+        |model| assert!(model.served.lock().unwrap().len() <= 1, "below the mark"),
+    );
+}
+
+#[test]
+fn a_pageblock_that_was_used_a_moment_ago_is_not_given_back() {
+    static IS_USED: AtomicBool = AtomicBool::new(false);
+    explore(3, || {
+        let model = Model::new(PAGEBLOCK_FRAMES);
+        model.zone().note_committed();
+        // Seen free long ago.
+        let seen = Unused::Since { now: Tick::new(1), ticks: 8 };
+        assert_eq!(model.zone().take_unused(&mut 0, seen, 0, PAGEBLOCK_FRAMES), None);
+        IS_USED.store(false, SeqCst);
+        let threads: Vec<fn(&Model)> = vec![
+            |model| {
+                let due = Unused::Since { now: Tick::new(100), ticks: 8 };
+                if let Some((block, _)) = model.zone().take_unused(&mut 0, due, 0, PAGEBLOCK_FRAMES) {
+                    assert!(!IS_USED.load(SeqCst), "it was used meanwhile");
+                    model.zone().return_unused(block, true).unwrap();
+                }
+            },
+            |model| {
+                if let Some(block) = model.alloc(0) {
+                    model.free(block);
+                    IS_USED.store(true, SeqCst);
+                }
+            },
+        ];
+        (model, threads)
+    });
+}
+
+/// The index finds pageblocks behind the first 64 by its upper level alone.
+#[test]
+fn a_pageblock_that_enters_a_class_as_the_last_one_leaves_it_is_found() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.max_branches = 20_000;
+    builder.check(|| {
+        let model = Model::new(66 * PAGEBLOCK_FRAMES);
+        let alloc = |order: u8| model.zone().alloc_block(Order::new(order).unwrap(), KIND, 0).unwrap();
+        // Number 64 alone is free, and 65 comes back while it goes.
+        alloc(15);
+        let [stays, last] = [alloc(9), alloc(9)];
+        model.zone().free_block(stays, Order::PAGEBLOCK).unwrap();
+        let giver = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.zone().free_block(last, Order::PAGEBLOCK).unwrap())
+        };
+        let taken = model.zone().alloc_block(Order::PAGEBLOCK, KIND, 0);
+        giver.join().unwrap();
+        assert!(taken.is_some());
+        model.zone().validate().unwrap();
+    });
+}
+
+#[test]
 fn a_steal_and_a_take_of_the_last_frame() {
     explore(3, || {
         (
@@ -492,26 +610,30 @@ fn one_is_told_that_a_closed_zone_is_complete() {
         // What stands for the metadata: read by all, and written to by whoever takes it away.
         let metadata = Arc::new(UnsafeCell::new(()));
         let look = |metadata: &UnsafeCell<()>| metadata.with(|_| ());
-        let end = |metadata: &UnsafeCell<()>, is_complete: bool| {
-            is_complete.then(|| metadata.with_mut(|_| ()));
+        let end = |model: &Model, metadata: &UnsafeCell<()>, is_complete: bool| {
+            if is_complete {
+                metadata.with_mut(|_| ());
+                // Each pageblock counts all of its frames, so there is no rest of one.
+                assert!(!model.zone().take_rest(&mut 0, &mut |_, _| ()), "somebody is still to count frames");
+            }
             usize::from(is_complete)
         };
         let giver = {
             let (model, metadata) = (Arc::clone(&model), Arc::clone(&metadata));
             thread::spawn(move || {
                 look(&metadata);
-                end(&metadata, model.give_unchecked(&frames).is_complete)
+                end(&model, &metadata, model.give_unchecked(&frames).is_complete)
             })
         };
         let freer = {
             let (model, metadata) = (Arc::clone(&model), Arc::clone(&metadata));
             thread::spawn(move || {
                 look(&metadata);
-                end(&metadata, model.zone().free_block(block.0, block.1).unwrap())
+                end(&model, &metadata, model.zone().free_block(block.0, block.1).unwrap())
             })
         };
         look(&metadata);
-        let told = end(&metadata, model.zone().close(0));
+        let told = end(&model, &metadata, model.zone().close(0));
         assert_eq!(told + giver.join().unwrap() + freer.join().unwrap(), 1);
     });
 }

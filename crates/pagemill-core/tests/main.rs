@@ -11,3 +11,5 @@ mod marks;
 mod policy;
 #[cfg(not(loom))]
 mod used;
+#[cfg(not(loom))]
+mod zone;
