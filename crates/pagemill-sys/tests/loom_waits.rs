@@ -184,3 +184,16 @@ fn who_lacks_what_never_comes_holds_up_nobody() {
         assert_eq!(never.join().unwrap(), None);
     });
 }
+
+#[test]
+fn a_cancel_forgets_who_waits_no_longer() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let cancel = Cancel::new();
+        let (its, token) = (Arc::clone(&memory), cancel.clone());
+        let waiter = thread::spawn(move || its.take(Some(&token)));
+        memory.give();
+        assert_eq!(waiter.join().unwrap(), Some(0));
+        assert_eq!(cancel.waiting(), 0);
+    });
+}

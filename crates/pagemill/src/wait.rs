@@ -10,7 +10,8 @@
 //! from then on.
 //!
 //! A signal handler may free, so telling the heads takes no lock for certain: it tries the lock, and if somebody holds it,
-//! the holder looks at the number of frees again when it lets go.
+//! the holder tells them. So whoever held it compares the number of frees with the number that heads were told of, before it
+//! lets go, and looks again afterwards.
 //!
 //! # Invariants
 //! - W1 A seat is in its line from the moment that it is taken until its owner leaves, whatever ends the wait.
@@ -77,6 +78,11 @@ impl Cancel {
         let me = current().id();
         self.change(|waiting| waiting.iter().position(|thread| thread.id() == me).map(|at| waiting.swap_remove(at)));
     }
+    /// How many threads wait that it would end the waits of.
+    #[cfg(loom)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.change(|waiting| waiting.len())
+    }
     /// So that no fork meets it locked.
     fn change<T>(&self, change: impl FnOnce(&mut Vec<Thread>) -> T) -> T {
         let _held = no_fork();
@@ -117,6 +123,8 @@ struct Lines<K> {
 }
 
 type Held<'q, K> = MutexGuard<'q, Vec<Line<K>>>;
+/// A free: how many there were before it, and for which kinds it may be enough.
+type Free<'f, K> = (u64, &'f dyn Fn(K) -> bool);
 
 /// Those who wait for one allocator's memory or for one pool's elements.
 #[derive(Debug)]
@@ -127,6 +135,8 @@ pub(crate) struct Waits<K = ()> {
     waiting: AtomicUsize,
     /// Times that something was given back while somebody waited.
     frees: AtomicU64,
+    /// How many of those the heads were told of; changed by whoever holds the lines.
+    told: AtomicU64,
     /// Requests that were served while somebody waited.
     served: AtomicU64,
     /// For statistics: waits that ended, and how long they were.
@@ -142,6 +152,7 @@ impl<K> Default for Waits<K> {
             lines: AtomicPtr::new(core::ptr::null_mut()),
             waiting: AtomicUsize::new(0),
             frees: zero(),
+            told: zero(),
             served: zero(),
             ended: zero(),
             waited_us: zero(),
@@ -169,7 +180,10 @@ impl<K: Copy + PartialEq> Waits<K> {
     pub(crate) fn has(&self, kind: K) -> bool {
         self.is_awaited()
             && self.made().is_some_and(|lines| {
-                lines.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|line| line.kind == kind)
+                let held = lines.lines.lock().unwrap_or_else(PoisonError::into_inner);
+                let is_there = held.iter().any(|line| line.kind == kind);
+                self.release(lines, held, None);
+                is_there
             })
     }
     /// A request was served while others wait.
@@ -181,38 +195,44 @@ impl<K: Copy + PartialEq> Waits<K> {
     #[cold]
     pub(crate) fn note_free(&self, is_hopeful: &dyn Fn(K) -> bool) {
         // Release pairs with the Acquire in `release`: a head that is woken for this free finds what was freed.
-        self.frees.fetch_add(1, Release);
+        let before = self.frees.fetch_add(1, Release);
         // SeqCst pairs with the fence in `release`: either this finds the lock free, or its holder sees the new number.
         fence(SeqCst);
         let Some(lines) = self.made() else { return };
         match lines.lines.try_lock() {
-            Ok(held) => self.release(lines, held, is_hopeful),
-            Err(TryLockError::Poisoned(held)) => self.release(lines, held.into_inner(), is_hopeful),
+            Ok(held) => self.release(lines, held, Some((before, is_hopeful))),
+            Err(TryLockError::Poisoned(held)) => self.release(lines, held.into_inner(), Some((before, is_hopeful))),
             Err(TryLockError::WouldBlock) => {}
         }
     }
 
-    /// Wakes the heads that there is hope for and those who have just become one, and lets go of the lines; all of them if
-    /// something came back meanwhile.
-    fn release<'q>(&self, lines: &'q Lines<K>, mut held: Held<'q, K>, mut is_hopeful: &dyn Fn(K) -> bool) {
+    /// Wakes those who have just become a head, and the heads that something came back for since they were told, and lets go
+    /// of the lines; again if something came back meanwhile. `own` is the caller's own free, if this is for one: how many there
+    /// were before it, and whom it may be enough for. Of others nothing is known here.
+    fn release<'q>(&self, lines: &'q Lines<K>, mut held: Held<'q, K>, own: Option<Free<'_, K>>) {
         loop {
             // Acquire pairs with the Release in `note_free`.
-            let before = self.frees.load(Acquire);
+            let frees = self.frees.load(Acquire);
+            let told = self.told.load(Relaxed);
+            self.told.store(frees, Relaxed);
+            let is_own_alone = own.is_some_and(|(before, _)| told == before && frees == before.wrapping_add(1));
             for line in held.iter() {
                 let Some(head) = line.seats.front() else { continue };
+                let is_due = match own {
+                    Some((_, is_hopeful)) if is_own_alone => is_hopeful(line.kind),
+                    _ => told != frees,
+                };
                 // Release pairs with the Acquire in `wait`.
-                if !head.is_head.swap(true, Release) || is_hopeful(line.kind) {
+                if !head.is_head.swap(true, Release) || is_due {
                     head.thread.unpark();
                 }
             }
             drop(held);
             // SeqCst as in `note_free`.
             fence(SeqCst);
-            if self.frees.load(Relaxed) == before {
+            if self.frees.load(Relaxed) == frees {
                 return;
             }
-            // Of that free nothing is known here.
-            is_hopeful = &|_| true;
             match lines.lines.try_lock() {
                 Ok(again) => held = again,
                 Err(TryLockError::Poisoned(again)) => held = again.into_inner(),
@@ -271,7 +291,7 @@ impl<K: Copy + PartialEq> Waits<K> {
         // now on, and frees are noted, before this one tries.
         self.waiting.fetch_add(1, SeqCst);
         let leave = Leave { waits: self, lines, seat: &seat, kind, generation: generation(), patience, start };
-        self.release(lines, held, &|_| false);
+        self.release(lines, held, None);
         let (mut turn, mut overtaken_from) = (0, None);
         let got = loop {
             if patience.is_over() {
@@ -344,7 +364,7 @@ impl<K: Copy + PartialEq> Drop for Leave<'_, K> {
                 }
             }
             self.waits.waiting.fetch_sub(1, SeqCst);
-            self.waits.release(self.lines, held, &|_| false);
+            self.waits.release(self.lines, held, None);
         }
         self.patience.cancel.inspect(|cancel| cancel.leave());
         self.waits.ended.fetch_add(1, Relaxed);
@@ -452,6 +472,21 @@ mod shuttle_lines {
             cancel.cancel();
             stuck.join().unwrap();
             world.at_rest(2);
+        });
+    }
+
+    #[test]
+    fn whoever_only_looks_at_the_lines_loses_no_wake_up() {
+        check(|| {
+            let world = World::new(0);
+            let other = world.clone();
+            let waiter = thread::spawn(move || other.alloc(1, &Patience::default()).unwrap());
+            let other = world.clone();
+            let looker = thread::spawn(move || other.waits.has(1));
+            world.free(1);
+            waiter.join().unwrap();
+            looker.join().unwrap();
+            world.at_rest(0);
         });
     }
 
