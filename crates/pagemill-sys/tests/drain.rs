@@ -228,3 +228,39 @@ mod two_processors {
         assert!(drained > 0, "nothing was drained while the owner went on");
     }
 }
+
+/// What the child of a fork finds that met a drain: a list that somebody holds who is not there.
+fn child_releases(backend: Backend) {
+    let lists = PerCpu::new(backend, pagemill_sys::possible_cpus(), || 0).unwrap();
+    let cpu = CpuId::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            stay_on_cpu_0();
+            assert!((0..10).all(|pfn| lists.push(KIND, pfn)));
+            let mut batches = 0;
+            lists.drain(cpu, KIND, |_| {
+                batches += 1;
+                assert!(!lists.push(KIND, 10), "a list is being drained");
+                lists.empty_after_fork();
+                assert!(lists.push(KIND, 10), "nobody drains it in the child");
+                assert_eq!(lists.pop(KIND), Some(10));
+                assert_eq!(lists.drain(cpu, KIND, |_| ()), Some(0));
+            });
+            assert_eq!(batches, 1);
+        });
+    });
+}
+
+#[test]
+fn a_child_uses_portable_lists_that_a_drain_held_as_the_process_forked() {
+    child_releases(Backend::Portable);
+}
+
+#[test]
+#[cfg(not(miri))] // It sees no assembly.
+fn a_child_uses_restartable_sequences_lists_that_a_drain_held_as_the_process_forked() {
+    match pagemill_sys::self_test() {
+        Ok(()) => child_releases(Backend::Rseq),
+        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    }
+}

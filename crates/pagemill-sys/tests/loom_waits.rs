@@ -1,5 +1,6 @@
 //! Every interleaving of those who wait for memory, those who free some and those who cancel, by loom: whoever is owed
 //! something is woken, in the order of arrival among those who lack the same, and behind nobody else. `pagemill` itself is not built for loom, so its file is taken as it is.
+//! So is the file by which lists are shut meanwhile.
 //! Its own model of the queue, by shuttle, has more threads; loom knows besides what memory that is ordered weakly may
 //! do.
 //!
@@ -11,6 +12,9 @@
 #[expect(dead_code, unreachable_pub, reason = "it is another crate's, and not all of it is tried here")]
 #[path = "../../pagemill/src/wait.rs"]
 mod wait;
+
+#[path = "../../pagemill/src/shutting.rs"]
+mod shutting;
 
 pub(crate) mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, fence};
@@ -30,8 +34,8 @@ pub(crate) mod sync {
 use loom::model::Builder;
 use loom::sync::Arc;
 use loom::thread;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use sync::AtomicUsize;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use sync::{AtomicBool, AtomicUsize};
 use wait::{Cancel, Patience, Waits};
 
 /// Memory of which there is none at first, and who waits for it.
@@ -195,5 +199,36 @@ fn a_cancel_forgets_who_waits_no_longer() {
         memory.give();
         assert_eq!(waiter.join().unwrap(), Some(0));
         assert_eq!(cancel.waiting(), 0);
+    });
+}
+
+/// One has a reason to shut lists, while two others, whose reasons are gone, open them.
+#[test]
+fn lists_are_shut_as_long_as_there_is_a_reason() {
+    #[derive(Default)]
+    struct Lists {
+        has_reason: AtomicBool,
+        limit: AtomicUsize,
+    }
+    impl Lists {
+        fn shut(&self) {
+            shutting::shut(|| self.limit.store(0, Relaxed));
+        }
+        fn open(&self) {
+            shutting::open(|| self.has_reason.load(Relaxed), || self.limit.store(1, Relaxed), || self.shut());
+        }
+    }
+    check(|| {
+        let lists = Arc::new(Lists::default());
+        let openers: Vec<_> = (0..2)
+            .map(|_| {
+                let lists = Arc::clone(&lists);
+                thread::spawn(move || lists.open())
+            })
+            .collect();
+        lists.has_reason.store(true, Relaxed);
+        lists.shut();
+        openers.into_iter().for_each(|opener| opener.join().unwrap());
+        assert_eq!(lists.limit.load(SeqCst), 0, "they are open");
     });
 }

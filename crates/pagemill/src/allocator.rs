@@ -6,6 +6,7 @@ use crate::memory::Memory;
 use crate::misuse::misuse;
 use crate::nodes::{Kept, Nodes};
 use crate::registry;
+use crate::shutting;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -354,24 +355,15 @@ impl Inner {
     }
     /// Lists accept no freed pages until they are opened again.
     pub(crate) fn shut_lists(&self) {
-        // SeqCst: the reason was stored before, see `open_lists`.
-        fence(SeqCst);
-        self.lists.lists().for_each(List::shut);
+        shutting::shut(|| self.lists.lists().for_each(List::shut));
     }
     /// Lists accept freed pages again unless a request waits, the zone is low, or the arena is retired.
     pub(crate) fn open_lists(&self) {
         if !self.opening.try_enter() {
             return; // It is left, and so retired.
         }
-        if !self.goes_past_lists() {
-            self.lists.lists().for_each(List::open);
-            // SeqCst pairs with the fence in `shut_lists`: a thread with a reason to shut them is seen here, or shuts them
-            // after this.
-            fence(SeqCst);
-            if self.goes_past_lists() {
-                self.shut_lists();
-            }
-        }
+        let open = || self.lists.lists().for_each(List::open);
+        shutting::open(|| self.goes_past_lists(), open, || self.shut_lists());
         // The lists are open, or shut again. Nothing of this is to be touched from here on: see `leave`.
         self.opening.leave();
     }

@@ -88,6 +88,7 @@ mod reclaim;
 mod registry;
 mod run;
 mod seeing;
+mod shutting;
 mod slow;
 mod stats;
 mod sync;

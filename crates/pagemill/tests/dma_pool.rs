@@ -402,6 +402,10 @@ fn the_child_of_a_fork_gets_no_block_of_the_parents() {
     let pool = DmaPool::create("parent's", &device, 64, 0, 0).unwrap();
     let block = pool.alloc(Gfp::KERNEL).unwrap();
     let mut kept = Some(pool.alloc(Gfp::KERNEL).unwrap());
+    // With blocks out that pool keeps its device. Nothing keeps this one.
+    let other_window = Window::default();
+    let other = Device::new(&allocator(64), other_window.clone()).unwrap();
+    let is_unmapped = |window: &Window| window.0.lock().unwrap().iter().any(|(_, is_mapped)| !is_mapped);
     // SAFETY: the child calls what may be called in the child of a program with threads: it allocates by Pagemill alone.
     match unsafe { libc::fork() } {
         0 => {
@@ -412,8 +416,8 @@ fn the_child_of_a_fork_gets_no_block_of_the_parents() {
                 && pool.free_bulk(std::slice::from_mut(&mut kept)) == 0
                 && kept.is_some()
                 && pool.free(block).is_err();
-            drop((pool, device));
-            let is_unmapped = window.0.lock().unwrap().iter().any(|(_, is_mapped)| !is_mapped);
+            drop((pool, device, other));
+            let is_unmapped = is_unmapped(&window) || is_unmapped(&other_window);
             // SAFETY: ends the child without what the parent's exit runs.
             unsafe { libc::_exit(if is_refused && !is_unmapped { 0 } else { 1 }) }
         }
@@ -424,6 +428,8 @@ fn the_child_of_a_fork_gets_no_block_of_the_parents() {
             assert_eq!(status, 0);
         }
     }
+    drop(other);
+    assert!(is_unmapped(&other_window), "the parent unmaps what it mapped");
     pool.free(block).unwrap();
     assert_eq!(pool.free_bulk(std::slice::from_mut(&mut kept)), 1);
     pool.destroy().unwrap();

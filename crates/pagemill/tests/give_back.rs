@@ -145,6 +145,34 @@ fn no_part_of_a_pageblock_goes_back_where_the_system_may_use_huge_pages() {
 }
 
 #[test]
+fn what_is_taken_while_memory_goes_back_counts_towards_the_high_mark() {
+    const PAGES: usize = 64 * 512;
+    let marks = Watermarks { high: PAGES as u32 / 2, ..Watermarks::NONE };
+    let (allocator, range) = with(Memory::anonymous(PAGES).watermarks(marks), None);
+    // The pageblocks that the system has not got, by their first pages: all would take longer than giving them back.
+    let here = || (0..64).filter(|at| resident_pages(&(range.start + (at << 21)..range.start + (at << 21) + 4096)) > 0);
+    until("requests in the middle of giving back", || {
+        take(&allocator, PAGES).iter_mut().for_each(|page| page[9] = 9);
+        allocator.drain();
+        std::thread::scope(|scope| {
+            let giver = scope.spawn(|| allocator.give_back());
+            while here().count() == 64 && !giver.is_finished() {
+                std::hint::spin_loop();
+            }
+            // Nothing is left above the mark.
+            let pages = take(&allocator, PAGES / 2);
+            let (is_in_time, before) = (!giver.is_finished(), here().count());
+            let given = giver.join().unwrap().get();
+            // One pageblock was on its way.
+            assert!(here().count() + 1 >= before, "{given} pages went back, {before} pageblocks were there");
+            drop(pages);
+            is_in_time && before > 32 + 1
+        })
+    });
+    assert_all_back(&allocator);
+}
+
+#[test]
 fn what_nobody_used_for_long_goes_back() {
     for memory in [Memory::anonymous(PAGES), Memory::memfd(PAGES)] {
         let (allocator, range) = with(memory, Some(MINUTE));

@@ -1,7 +1,7 @@
 //! What CPUs' lists do while somebody waits, and who comes first (C3.6). Deadlines are an hour: something else ends the
 //! waits.
 use crate::common::until;
-use pagemill::{Allocator, BlockList, Bulk, Cancel, Gfp, Memory, Order, Page, PageList, Shrink, Shrinker};
+use pagemill::{Allocator, BlockList, Bulk, Cancel, Gfp, Memory, Order, Page, PageList, Shrink, Shrinker, Watermarks};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,6 +44,24 @@ fn lists_take_nothing_while_anybody_waits_and_then_again() {
         other.join().unwrap();
     });
     assert_eq!((allocator.stats().waiting, listed_of_a_free(&mut pages)), (0, 1));
+}
+
+#[test]
+fn lists_of_a_zone_below_its_low_mark_stay_shut_as_a_wait_ends() {
+    let memory = Memory::anonymous(PAGES).watermarks(Watermarks::above(16));
+    let allocator = Allocator::builder().memory(memory).cpus(1, || 0).build().unwrap();
+    let mut pages = all(&allocator);
+    let cancel = Cancel::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let request = Bulk::exact(1).order(Order::new(5).unwrap()).deadline(HOUR).cancel(&cancel);
+            assert!(allocator.alloc_pages_bulk_list(request, &mut BlockList::new()).is_err());
+        });
+        until("a waiter", || allocator.stats().waiting == 1);
+        cancel.cancel();
+    });
+    drop(pages.pop());
+    assert_eq!((allocator.stats().free, allocator.stats().listed), (17, 0));
 }
 
 /// Gives a page to requests of one thread alone.

@@ -90,7 +90,7 @@ impl Drop for GivingBack<'_> {
 #[cfg(test)]
 mod tests {
     use crate::{Allocator, Gfp, Memory, PageCount};
-    use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+    use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use std::time::Instant;
 
     /// All pages of its two arenas were handed out, and are back.
@@ -127,31 +127,42 @@ mod tests {
 
     #[test]
     fn no_device_begins_while_memory_goes_back() {
+        const ROUNDS: usize = 1000;
         let allocator = used();
         let arena = allocator.nodes().first().arena;
-        let (giving, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let mut met = 0;
+        // The last round in which a device asked for the arena, in which memory went back, and in which the device had it.
+        let [asked, gone, had] = [const { AtomicUsize::new(0) }; 3];
+        let until = |round: &AtomicUsize, n| {
+            while round.load(SeqCst) < n {
+                std::thread::yield_now()
+            }
+        };
+        let mut early = 0;
         std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    while !is_over.load(Relaxed) {
-                        if let Some(_guard) = arena.giving_back() {
-                            giving.fetch_add(1, Relaxed);
-                            std::thread::yield_now();
-                            giving.fetch_sub(1, Relaxed);
-                        }
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    let giving = arena.giving_back();
+                    assert!(giving.is_some(), "no device has it");
+                    asked.store(round, SeqCst);
+                    // Nobody else may give back as soon as the device waits for those who do.
+                    while arena.giving_back().is_some() && had.load(SeqCst) < round {
                         std::thread::yield_now();
                     }
-                });
-            }
-            for _ in 0..2000 {
+                    (0..3).for_each(|_| std::thread::yield_now());
+                    gone.store(round, SeqCst);
+                    drop(giving);
+                    until(&had, round);
+                }
+            });
+            for round in 1..=ROUNDS {
+                until(&asked, round);
                 let pinned = arena.pin();
-                met += giving.load(Relaxed);
+                early += usize::from(gone.load(SeqCst) < round);
                 drop(pinned);
+                had.store(round, SeqCst);
             }
-            is_over.store(true, Relaxed);
         });
-        assert_eq!(met, 0, "somebody gave back while a device had the arena");
+        assert_eq!(early, 0, "a device had the arena while somebody gave some of it back");
     }
 
     #[test]
