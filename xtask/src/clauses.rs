@@ -1,5 +1,6 @@
 //! Holds docs/clauses.md against the contract and the tests: each clause names at
-//! least one test that exists, or says why it comes later.
+//! least one test that exists, or says why it comes later. The same for docs/faults.md: each
+//! fault that tests have to see names those that do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -63,6 +64,9 @@ pub(crate) fn check(shell: &Shell) -> Result<Tally> {
     let rows: Vec<_> = table.lines().filter_map(row).collect();
     let (mut problems, note) = judge(&clauses(&contract), &rows, &tests);
     problems.extend(left_out);
+    let (unseen, faults) = judge_faults(&read("docs/faults.md")?, &tests);
+    problems.extend(unseen);
+    let note = format!("{note}; {faults} faults that tests see");
     Ok(Tally::from_problems(problems, note))
 }
 
@@ -76,10 +80,9 @@ fn judge(clauses: &[&str], rows: &[Row<'_>], tests: &BTreeMap<PathBuf, BTreeSet<
         }
         for name in row.evidence.split('`').skip(1).step_by(2) {
             cited += 1;
-            let exists = match (name.split_once("::"), name.strip_prefix(CHECK)) {
-                (Some((file, test)), _) => tests.get(Path::new(file)).is_some_and(|names| names.contains(test)),
-                (None, Some(check)) => STEPS.iter().any(|step| step.name == check),
-                (None, None) => false,
+            let exists = match name.strip_prefix(CHECK) {
+                Some(check) if !name.contains("::") => STEPS.iter().any(|step| step.name == check),
+                _ => is_test(name, tests),
             };
             if !exists {
                 problems.push(format!("docs/clauses.md: {}: there is no test {name}", row.clause));
@@ -101,6 +104,33 @@ fn judge(clauses: &[&str], rows: &[Row<'_>], tests: &BTreeMap<PathBuf, BTreeSet<
         }
     }
     (problems, format!("{} clauses, {later} of them wholly for later; {cited} tests named", clauses.len()))
+}
+
+/// A test by its file and function.
+fn is_test(name: &str, tests: &BTreeMap<PathBuf, BTreeSet<String>>) -> bool {
+    name.split_once("::")
+        .is_some_and(|(file, test)| tests.get(Path::new(file)).is_some_and(|names| names.contains(test)))
+}
+
+/// Of rows `| fault | file | tests | how they fail |`: what is wrong with them, and how many there are.
+fn judge_faults(table: &str, tests: &BTreeMap<PathBuf, BTreeSet<String>>) -> (Vec<String>, usize) {
+    let (mut problems, mut rows) = (Vec::new(), 0);
+    let lines = table.lines().skip_while(|line| !line.starts_with("|---")).skip(1).filter(|line| line.starts_with('|'));
+    for line in lines {
+        rows += 1;
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [fault, _file, seen_by, _how] = cells[..] else {
+            problems.push(format!("docs/faults.md: {line}: not four columns"));
+            continue;
+        };
+        let names: Vec<_> = seen_by.split('`').skip(1).step_by(2).collect();
+        if names.is_empty() {
+            problems.push(format!("docs/faults.md: {fault}: no test sees it"));
+        }
+        let missing = names.iter().filter(|name| !is_test(name, tests));
+        problems.extend(missing.map(|name| format!("docs/faults.md: {fault}: there is no test {name}")));
+    }
+    (problems, rows)
 }
 
 /// The numbered clauses of the contract's sections that are due.
@@ -153,6 +183,17 @@ mod tests {
     fn each_clause_names_a_test_or_a_reason() {
         let good = "| clause | what | tests |\n|---|---|---|\n| C2.1 | it | `a.rs::splits` |\n| C2.2 | it | later: no pages yet |\n";
         assert_eq!(judged(good), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_fault_names_tests_that_exist() {
+        let tests = BTreeMap::from([(PathBuf::from("a.rs"), BTreeSet::from(["sees".to_owned()]))]);
+        let of =
+            |row: &str| judge_faults(&format!("| fault | file | tests | how |\n|---|---|---|---|\n{row}\n"), &tests);
+        assert_eq!(of("| no lock | b.rs | `a.rs::sees` | it hangs |"), (Vec::new(), 1));
+        for wrong in ["`a.rs::looks` | x |", "`b.rs::sees` | x |", "somebody | x |", "`a.rs::sees` |"] {
+            assert_eq!(of(&format!("| no lock | b.rs | {wrong}")).0.len(), 1, "{wrong}");
+        }
     }
 
     #[test]

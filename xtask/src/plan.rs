@@ -64,7 +64,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("links", Quick, 1, "the documents' links lead somewhere", &[GIT], papers::links),
     step("licences", Quick, 1, "deny.toml allows each dependency's licence and source", &[], papers::licences),
     step("dependencies", Quick, 1, "docs/dependencies.md says why each dependency is there", &[], papers::dependencies),
-    step("clauses", Quick, 1, "docs/clauses.md names tests that exist for each clause", &[GIT], clauses::check),
+    step("clauses", Quick, 1, "tests that exist are named for each clause, and for each fault", &[GIT], clauses::check),
     step("clippy", Quick, 110, "no lint has anything to say", LINTS, builds::clippy),
     step("unit", Quick, 60, "the unit tests of the crates that changed", C_AND_CXX, builds::unit).in_one_tier(),
     step("build", Test, 10, "the library builds with no C compiler in reach", &[GCC], builds::library),

@@ -1,9 +1,10 @@
 //! Races that once were lost: between the last page that comes back and the allocator's end, between requests that take
 //! more than they keep, between a fork and the first use.
 
-use crate::common::{Over, PATIENCE, backends};
-use pagemill::{Allocator, Block, Bulk, Gfp, Order, Page, free_pages_bulk};
+use crate::common::{Over, PATIENCE, assert_all_back, backends};
+use pagemill::{Allocator, Block, Bulk, Gfp, Memory, Order, Page, free_pages_bulk};
 use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Instant;
@@ -135,6 +136,58 @@ fn frames_under_way_are_waited_for() {
         });
         allocator.close().unwrap();
     }
+}
+
+#[test]
+fn a_request_waits_for_what_another_has_in_its_hands() {
+    // A CPU number that does something as it is asked for the so manieth time.
+    thread_local! {
+        static ASKS: Cell<usize> = const { Cell::new(0) };
+        static THEN: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };
+    }
+    fn at_ask(number: usize, then: impl FnOnce() + 'static) {
+        ASKS.set(number);
+        THEN.set(Some(Box::new(then)));
+    }
+    fn cpu() -> usize {
+        let left = ASKS.replace(ASKS.get().saturating_sub(1));
+        if left == 1
+            && let Some(then) = THEN.take()
+        {
+            then();
+        }
+        0
+    }
+    const PAGES: u64 = 64;
+    // A request asks fewer times before it waits, and more often until it gives up.
+    const MANY: usize = 100;
+    let mut were_under_way = 0;
+    for number in 1.. {
+        let memory = Memory::anonymous(PAGES as usize);
+        let allocator = Allocator::builder().memory(memory).cpus(1, cpu).build().unwrap();
+        let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+        allocator.drain();
+        let seen = Rc::new(Cell::new(None));
+        let (its, tells) = (allocator.clone(), seen.clone());
+        at_ask(number, move || {
+            let rest: Vec<Page> = std::iter::from_fn(|| its.alloc_page(Gfp::NOWAIT).ok()).collect();
+            let stats = its.stats();
+            // A page comes back while the next request waits, if it does.
+            at_ask(MANY, || drop(page));
+            let is_served = its.alloc_page(Gfp::KERNEL).is_ok();
+            let has_waited = THEN.take().is_none();
+            tells.set(Some((stats.allocated - stats.freed < PAGES, is_served, has_waited)));
+            drop(rest);
+        });
+        // Whatever this one has in its hands, it keeps for as long.
+        drop(allocator.alloc_page(Gfp::KERNEL));
+        THEN.set(None);
+        let Some((are_under_way, is_served, has_waited)) = seen.get() else { break };
+        assert_eq!((is_served, has_waited), (are_under_way, are_under_way), "at the CPU number's ask {number}");
+        were_under_way += usize::from(are_under_way);
+        assert_all_back(&allocator);
+    }
+    assert!(were_under_way > 0);
 }
 
 #[test]
