@@ -9,8 +9,8 @@ use crate::registry;
 use crate::shutting;
 use core::fmt;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use pagemill_core::{
     CpuId, Error, Gfp, Given, Invalid, Level, ListPolicy, MisuseKind, Mobility, NodeId, NodeMask, PageCount,
     Watermarks, Zone, ZoneKind, step,
