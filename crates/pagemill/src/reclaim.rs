@@ -114,10 +114,11 @@ impl ShrinkerDoes {
 ///         0
 ///     }
 /// }
-/// let allocator = Allocator::builder().pages(8).build()?;
+/// let allocator = Allocator::builder().pages(16).build()?;
+/// let _page = allocator.alloc_page(Gfp::KERNEL)?;
 /// let witness = Arc::new(Witness(Mutex::default()));
 /// let registered = allocator.register_shrinker(witness.clone());
-/// let order = pagemill::Order::new(4)?; // more than there is
+/// let order = pagemill::Order::new(4)?; // 16 pages: one more than are free
 /// assert!(allocator.alloc_pages(Gfp::NOIO | Gfp::NORETRY, order).is_err());
 /// let asked = witness.0.lock().unwrap()[0];
 /// assert!(asked.pages >= 16 && !asked.gfp.may_io());
