@@ -6,7 +6,7 @@
 //! marks; then the single path is tried, for one block or until the request has what it must have (C3.6, C3.8).
 use crate::allocator::{Allocator, Inner};
 use crate::arena::Arena;
-use crate::bulk::request::{Bulk, Commit};
+use crate::bulk::request::{Bulk, Commit, Delivered};
 use crate::fork::generation;
 use crate::free::finish;
 use crate::nodes::Nodes;
@@ -131,11 +131,30 @@ impl Allocator {
         (Some((inner.arena, run)), true)
     }
 
+    /// What a request came to that brought so many blocks.
+    ///
+    /// # Errors
+    /// None, and none ever can be.
+    #[inline]
+    pub(super) fn delivered(&self, request: &Bulk<'_>, blocks: usize) -> Result<Delivered, Error> {
+        if blocks == request.most {
+            return Ok(Delivered { blocks, shortfall: None });
+        }
+        self.delivered_short(request, blocks)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn delivered_short(&self, request: &Bulk<'_>, blocks: usize) -> Result<Delivered, Error> {
+        Ok(Delivered { blocks, shortfall: self.shortfall(request, blocks, blocks)? })
+    }
+
     /// Why a request brought fewer than it asked for, if it did; `added` blocks came now, of `got` that it has.
     ///
     /// # Errors
     /// None came, and none ever can.
-    #[inline]
+    #[cold]
+    #[inline(never)]
     pub(super) fn shortfall(&self, request: &Bulk<'_>, got: usize, added: usize) -> Result<Option<Shortfall>, Error> {
         if got == request.most {
             return Ok(None);

@@ -103,7 +103,7 @@ impl Allocator {
         });
         let Some(mut fresh) = served? else { return Err(request.missed(self, got)) };
         list.append(&mut fresh)?;
-        Ok(Delivered { blocks: got, shortfall: self.shortfall(&request, got, got)? })
+        self.delivered(&request, got)
     }
 
     /// Hands each block to a function, which owns it from then on (the callback form). The function may allocate; if
@@ -152,7 +152,7 @@ impl Allocator {
                 each(block);
             }
             drop(undelivered);
-            return Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks, blocks)? });
+            return self.delivered(&request, blocks);
         }
         let order = usize::from(request.order.get());
         let (mut taking, mut slow, mut batch) = (Taking::new(self, &request, request.most, false), None, Batch::new());
@@ -172,7 +172,7 @@ impl Allocator {
             }
         }
         let blocks = taking.end();
-        Ok(Delivered { blocks, shortfall: self.shortfall(&request, blocks, blocks)? })
+        self.delivered(&request, blocks)
     }
 
     /// Delivers contiguous runs, neighbouring blocks merged (the runs form): what an I/O vector wants.
@@ -226,7 +226,7 @@ impl Allocator {
         if served?.is_none() {
             return Err(request.missed(self, got));
         }
-        Ok(Delivered { blocks: got, shortfall: self.shortfall(&request, got, got)? })
+        self.delivered(&request, got)
     }
 }
 
