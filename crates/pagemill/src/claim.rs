@@ -1,11 +1,17 @@
-//! What a request claims that others overtook often (C3.20).
+//! Claims: how memory comes together for a request that others overtake (C3.20, ADR 29).
 //!
-//! It stands beside the lines of those who wait (`wait.rs`); an allocator has one claim at a time. A request for single
-//! pages, or for several blocks, claims a number: frames that are freed from then on are counted to it
-//! ([`Nodes::claim_freed`]) and lie above nobody else's mark ([`Inner::floor`]) until it takes them. A request for one block
-//! of an order up to 9 claims a pageblock: nobody else takes anything of that until the block is whole. What was free
-//! before stays everybody's. A claim that gets no further for [`PATIENCE`] ends, and may begin again after as long: it may
-//! lack just those pages that others cannot free before they have got some.
+//! A request that waits for much would never be served while others take each page as it comes back. So the head of a line
+//! (`wait.rs`) that was overtaken often *claims* memory: what comes back is kept for it. Everyone else goes on with what was
+//! free before, and with what comes back beyond the claim. An allocator has one claim at a time.
+//!
+//! - A request for single pages, or for several blocks, claims a *number* of frames. Each free counts its frames to the claim
+//!   before they are free ([`Nodes::claim_freed`]). For all others that many frames lie below the mark ([`Inner::floor`]).
+//! - A request for one block of order 1 to 9 claims a *pageblock*. The zone withholds that ([`pagemill_core::Zone::withhold`]):
+//!   nobody else takes anything of it until the block is whole.
+//!
+//! While the claimant tries, [`IS_CLAIMANT`] is set on its thread, and what it has claimed does not count against it. A claim
+//! ends with its request's wait. It also ends, for a while, when nothing was added to it for [`PATIENCE`]: the threads that have
+//! the missing pages may need a page before they can free theirs.
 //!
 //! # Invariant
 //! - Q1 What is claimed of a zone is at most what the claimant lacks, and none once its claim has ended.
@@ -18,24 +24,24 @@ use core::sync::atomic::{AtomicBool, AtomicU64};
 use pagemill_core::{Gfp, Level, NodeMask, Order, Pfn};
 use std::time::{Duration, Instant};
 
-/// A claim that nothing was added to for so long ends, and so long it is before the next one.
+/// A claim ends when nothing was added to it for so long, and its request claims nothing again for as long.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The claim of an allocator, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     is_held: AtomicBool,
-    /// Frames that are still to be counted to the claim; times 2^32, its number. Whoever counts is late at times: what it
-    /// adds to an arena says for which claim it is.
+    /// Below: how many frames are still to be counted to the claim. Above, times 2^32: the claim's number. A free that is late
+    /// may count when its claim has ended; by the number its frames are not taken for the next claim's.
     wanted: AtomicU64,
-    /// The nodes that those frames may be of; told before `wanted`.
+    /// The nodes that those frames may be of; stored before `wanted`.
     nodes: AtomicU64,
 }
 
 const NUMBER: u32 = 32;
 
 thread_local! {
-    /// Does this thread try to take what it has claimed? Looked at only where something is claimed.
+    /// Does this thread try to take what its request has claimed? Read only where something is claimed.
     static IS_CLAIMANT: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -48,7 +54,8 @@ impl Claims {
 }
 
 impl Nodes {
-    /// Counts `frames` to whoever claims some, before they are free: so nobody else finds them there.
+    /// Counts frames that are about to be free to the claim, if there is one: before they are free, so that no other request
+    /// takes them first.
     #[inline]
     pub(crate) fn claim_freed(&self, arena: &Inner, frames: impl FnOnce() -> usize) {
         if self.claims.wanted.load(Relaxed) as u32 > 0 {
@@ -74,7 +81,7 @@ impl Nodes {
 }
 
 impl Inner {
-    /// Frames that are counted to the claim.
+    /// Frames of this arena that are counted to the claim.
     fn claimed_frames(&self) -> u32 {
         let claimed = self.claimed.load(Relaxed);
         let is_its = || claimed >> NUMBER == self.nodes.claims.wanted.load(Relaxed) >> NUMBER;
@@ -98,16 +105,17 @@ impl Inner {
     }
 }
 
-/// What a request that waits has claimed, or will.
+/// The claim of one request that waits; it begins when the request was overtaken often.
 #[derive(Debug)]
 pub(crate) struct Claim<'n> {
     nodes: &'n Nodes,
     lack: Lack,
     is_held: bool,
-    /// How many frames it has, at most so far, and since when; or when it ended.
+    /// The most frames that it had so far.
     best: usize,
+    /// Since when it has had those; or when it last ended.
     since: Option<Instant>,
-    /// The pageblock, and its arena; the last one after the claim has ended.
+    /// The pageblock and its arena. After the claim has ended: the last one, so that the next claim takes another.
     block: Option<(&'static Inner, usize)>,
 }
 
@@ -117,7 +125,7 @@ impl<'n> Claim<'n> {
         Self { nodes, lack, is_held: false, best: 0, since: None, block: None }
     }
 
-    /// One try, by what it has claimed if it was overtaken often.
+    /// One attempt, with what is claimed. Begins the claim if the request was overtaken often, ends it if it gets no further.
     pub(crate) fn attempt<T>(&mut self, is_overtaken: bool, attempt: impl FnOnce() -> Option<T>) -> Option<T> {
         let has_rested = self.since.is_none_or(|since| since.elapsed() >= PATIENCE);
         if self.is_held && self.frames() > self.best {
@@ -141,7 +149,7 @@ impl<'n> Claim<'n> {
         attempt()
     }
 
-    /// How many frames it has.
+    /// How many frames are claimed and free by now.
     fn frames(&self) -> usize {
         match self.block {
             Some((arena, _)) => arena.zone.withheld_frames() as usize,

@@ -1,6 +1,17 @@
-//! The slow path of one block: zone by zone down to the marks, then reclaim, then waiting (C3.6).
+//! The slow path: zone by zone down to the marks, then reclaim, then waiting (C3.6).
 //!
-//! Cold and out of line as a whole. Bulk requests come here for one block at a time, when nothing is left in bulk.
+//! [`Nodes::take_one`] does this for one block, as far as the request's flags and its [`Effort`] go. A request that may wait
+//! skips the first two steps where another one waits that lacks the same.
+//!
+//! 1. Every zone above its low mark, then down to the mark that the flags reach; lists are drained on the way.
+//! 2. Shrinkers, and another try after each round.
+//! 3. A seat in line (`wait.rs`), if the request says how long it waits, a shrinker is registered, or others wait for the same.
+//!    There it may come to a claim (`claim.rs`).
+//! 4. Else, for a single page, some milliseconds as long as other threads have frames in their hands.
+//!
+//! Cold and out of line as a whole. A bulk request comes here for one block at a time, when nothing is left in bulk. One that
+//! must have several blocks takes its seat itself, with nothing in hand (`Allocator::all_or_wait` in `bulk/engine.rs`): for all
+//! of its blocks, by [`Nodes::wait_in_line`].
 use crate::allocator::Inner;
 use crate::claim::Claim;
 use crate::nodes::Nodes;
@@ -27,14 +38,13 @@ pub(crate) struct Ask<'c> {
 pub(crate) enum Effort {
     /// It takes what there is.
     Take,
-    /// It has shrinkers called too. It holds other blocks, and so does not wait (C3.20).
+    /// It has shrinkers called too. It has other blocks in hand, and so does not wait (C3.20).
     Reclaim,
     /// It waits too.
     Wait,
 }
 
-/// What a request that waits lacks: requests of one kind are served in the order in which they came, and no other waits
-/// for them (C3.20).
+/// What a request lacks while it waits. Requests that lack the same stand in one line (`wait.rs`, C3.20).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lack {
     order: Order,
@@ -58,7 +68,7 @@ impl Lack {
     pub(crate) fn frames(&self) -> usize {
         self.blocks * self.order.frames() as usize
     }
-    /// Flags by which an arena serves it.
+    /// The least flags with its zones: other flags do not tell kinds apart.
     fn gfp(&self) -> Gfp {
         if self.is_dma32 { Gfp::KERNEL | Gfp::DMA32 } else { Gfp::KERNEL }
     }
@@ -74,10 +84,10 @@ impl<'c> Ask<'c> {
         Self { gfp, order, effort: Effort::Wait, nodes: NodeMask::ALL, policy, patience }
     }
 
-    /// What it waits for, from node `from` on, where it needs so many blocks at once.
+    /// What it lacks while it needs `blocks` blocks at once; `from` is the node that it begins with.
     pub(crate) fn lack(&self, from: NodeId, blocks: usize) -> Lack {
         let only = match self.policy {
-            Policy::Interleave(_) => NodeMask::ALL, // Whose turn it is, the next one does not know.
+            Policy::Interleave(_) => NodeMask::ALL, // The turn moves on with each request: it tells no kinds apart.
             _ if self.gfp.contains(Gfp::THISNODE) => NodeMask::only(from),
             _ => NodeMask::ALL,
         };
@@ -115,12 +125,11 @@ impl<'c> Ask<'c> {
     }
 }
 
-/// Rounds of reclaim that leave a request unserved, whatever shrinkers say that they freed, before it stands in line, and
-/// there once more before it gives up: as many as the kernel's `MAX_RECLAIM_RETRIES`.
+/// Rounds of reclaim before a request takes a seat in line, whatever shrinkers say that they freed; and rounds there before it
+/// gives up. As many as the kernel's `MAX_RECLAIM_RETRIES`.
 const ROUNDS: u32 = 16;
-/// How often a request looks again for frames that others have in their hands, on the way between a list and the zone:
-/// at once at first, then every 50 us, 20 ms in all, in which even a thread that was preempted with frames in its hands
-/// runs again.
+/// How often a request looks again while other threads have frames in their hands, between a list and the zone: at once at
+/// first, then every 50 us, 20 ms in all. In that time a thread that was preempted with frames in its hands runs again.
 const TURNS: u32 = 400;
 const AT_ONCE: u32 = 32;
 
@@ -197,7 +206,7 @@ impl Nodes {
         if may_wait && reclaim::is_reclaiming() {
             return Err(Invalid::ReclaimInShrinker.into());
         }
-        // Who waits for the same came first. Those who must have several blocks have looked.
+        // Another request that lacks the same came first. Requests that must have several blocks have looked already.
         let is_behind = may_wait && ask.effort == Effort::Wait && self.waits.has(lack);
         if !is_behind && let Some(taken) = self.try_levels(ask, from, may_wait.then_some(owner)) {
             return Ok(Some(taken));
@@ -217,8 +226,8 @@ impl Nodes {
         })
     }
 
-    /// Refuses what no state of the allocator could serve: nodes that it does not have, and more at once than its zones have,
-    /// less what their marks keep from the request.
+    /// Refuses what no state of the allocator could serve: nodes that it does not have, and more blocks at once than its zones
+    /// have, less what their marks keep from the request.
     ///
     /// # Errors
     /// [`Invalid::NoSuchNode`], [`Invalid::MoreThanManaged`].
@@ -238,15 +247,16 @@ impl Nodes {
         } else if core::iter::successors(self.newest(), |arena| arena.older)
             .any(|arena| lack.nodes.contains(arena.node))
         {
-            Ok(()) // All of those were retired, or are a parent process's: that is another reason.
+            Ok(()) // All arenas there are retired, or a parent process's: the request is short, and not invalid.
         } else {
             Err(Invalid::NoSuchNode { nodes: lack.nodes.as_bits() }.into())
         }
     }
 
-    /// May there be enough for a request that waits for this? A free in a signal handler asks too, and one of the last page
-    /// that is out: the arenas are there as long as somebody waits, and whoever asks holds the lines, so that nobody leaves.
-    /// What is claimed counts: its claimant may be asked for.
+    /// May there be enough now for a request that waits with this lack? Claimed frames count: it may be the claimant's.
+    ///
+    /// Called by frees with the lines held, perhaps in a signal handler, perhaps for the last page that was out. The arenas are
+    /// there all the same: a request waits, which has a handle, and none leaves its line while the lines are held.
     pub(crate) fn is_hopeful(&self, lack: Lack) -> bool {
         self.may_have(lack, |arena| arena.marks.floor(lack.gfp(), Level::Min))
     }
@@ -258,8 +268,8 @@ impl Nodes {
         free >= lack.frames()
     }
 
-    /// The same for a request that is about to take several blocks, in lists too: it would have all of them in hand for a
-    /// moment, and then give them back, and meanwhile others would find none.
+    /// Is there enough for a request that is about to take several blocks, in lists too? If it tried without, it would have all
+    /// free memory in hand for a moment before it gave that back, and others would find none.
     pub(crate) fn has_enough(&self, lack: Lack) -> bool {
         let has = || self.may_have(lack, |arena| arena.floor(lack.gfp(), Level::Min));
         lack.blocks == 1 || has() || (self.drain_all() > 0 && has())
@@ -332,7 +342,7 @@ impl Nodes {
                 return Some(taken);
             }
             if came == 0 {
-                break; // Now it is a matter of time: others come first if they came first.
+                break; // Only time can help now, and that is spent in line.
             }
         }
         None
@@ -345,7 +355,7 @@ impl Nodes {
         ask.gfp.may_wait() && (ask.is_endless() || is_bounded())
     }
 
-    /// Waits for its turn, and tries until `attempt` brings something.
+    /// Waits in the line of `lack`, with the lists shut, and tries until `attempt` brings something or the wait ends.
     pub(crate) fn wait_in_line<T>(
         &self,
         ask: &Ask<'_>,
@@ -358,7 +368,7 @@ impl Nodes {
         let _opens = OpensLists(self);
         let mut claim = Claim::new(self, lack);
         self.waits.wait(lack, &ask.patience, (!ask.is_endless()).then_some(rounds), |is_overtaken| {
-            // Whoever stopped waiting just then may have opened them.
+            // A request that stopped waiting at this moment may have opened them.
             self.shut_lists();
             if has_shrinkers {
                 self.reclaim.direct(ask.gfp, lack.blocks * lack.order.frames() as usize);
@@ -367,6 +377,7 @@ impl Nodes {
         })
     }
 
+    /// A page that another thread has in its hands, once that has reached a list or the zone.
     fn take_from_others_hands(&self, ask: &Ask<'_>, from: NodeId) -> Option<Taken> {
         if ask.order != Order::ZERO || self.faults.get().is_some() {
             return None; // Single frames under way make no block; and what is refused on purpose stays so.
@@ -388,13 +399,13 @@ impl Nodes {
         None
     }
 
-    /// What is freed from now on goes to the zones, where the first of those who wait finds it.
+    /// What is freed from now on goes to the zones, where the heads of the lines find it.
     fn shut_lists(&self) {
         self.all().iter().for_each(|arena| arena.shut_lists());
     }
 }
 
-/// When a wait is over, however it ends: a shrinker may have unwound.
+/// Opens lists as a wait ends, also where a shrinker unwinds.
 struct OpensLists<'n>(&'n Nodes);
 
 impl Drop for OpensLists<'_> {

@@ -1,17 +1,23 @@
-//! Waiting for memory: requests of one kind in the order in which they came, with a deadline and a way to cancel.
+//! Waiting, for an allocator's memory or for a pool's elements, with a deadline and a way to cancel.
 //!
-//! A request that may wait and finds nothing takes a seat at the end of the line of its kind: of the requests that lack
-//! the same (C3.20). The head of each line tries, again whenever something came back that may be enough for it; when it is
-//! served, or gives up, the next one of its line is woken. So no line holds up another. A pool has one kind, and so one
-//! line (C5.3). While a request waits for the page allocator, the per-CPU lists accept nothing: freed pages go to the
-//! zone, where the heads find them.
+//! # Where a request waits
+//! A request that may wait and found too little takes a seat at the end of the line of its kind. Requests are of one kind if
+//! they lack the same (`Lack` in `slow.rs`, C3.20); a pool has one kind, and so one line (C5.3). Only the first of each line,
+//! its head, tries; all others sleep. So a line keeps its order, and no line holds up another.
 //!
-//! A head that was overtaken [`OVERTAKINGS`] times by requests of other lines is told so, and may claim what comes back
-//! from then on.
+//! # What wakes it
+//! A free wakes the heads for which it may be enough ([`Waits::note_free`]). A request that leaves its line, served or not,
+//! wakes the next one. While a request waits for memory, the per-CPU lists accept no freed pages (`Nodes::wait_in_line`): each
+//! goes to the zone, and that free wakes. A head looks again every [`LOOK_AGAIN`] besides, for a page that reached a list just
+//! before.
 //!
-//! A signal handler may free, so telling the heads takes no lock for certain: it tries the lock, and if somebody holds it,
-//! the holder tells them. So whoever held it compares the number of frees with the number that heads were told of, before it
-//! lets go, and looks again afterwards.
+//! A signal handler may free, and must not wait for a lock. So a free tries the lock of the lines, and leaves the waking to its
+//! holder if it is held. Every holder therefore lets go by [`Waits::release`], which compares the number of frees with the
+//! number that the heads were told of, and looks again after it has let go.
+//!
+//! # Overtaking
+//! A line that cannot be served lets others pass. When [`OVERTAKINGS`] requests were served since a request became a head, its
+//! attempts are told so; one for memory claims some then (`claim.rs`).
 //!
 //! # Invariants
 //! - W1 A seat is in its line from the moment that it is taken until its owner leaves, whatever ends the wait.
@@ -78,12 +84,12 @@ impl Cancel {
         let me = current().id();
         self.change(|waiting| waiting.iter().position(|thread| thread.id() == me).map(|at| waiting.swap_remove(at)));
     }
-    /// How many threads wait that it would end the waits of.
+    /// How many threads wait with it.
     #[cfg(loom)]
     pub(crate) fn waiting(&self) -> usize {
         self.change(|waiting| waiting.len())
     }
-    /// So that no fork meets it locked.
+    /// Changes the list of waiting threads, in a section that no fork meets halfway.
     fn change<T>(&self, change: impl FnOnce(&mut Vec<Thread>) -> T) -> T {
         let _held = no_fork();
         change(&mut self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner))
@@ -123,15 +129,15 @@ struct Lines<K> {
 }
 
 type Held<'q, K> = MutexGuard<'q, Vec<Line<K>>>;
-/// A free: how many there were before it, and for which kinds it may be enough.
+/// A free: how many there were before it, and a function that says whether there may be enough for a kind now.
 type Free<'f, K> = (u64, &'f dyn Fn(K) -> bool);
 
-/// Those who wait for one allocator's memory or for one pool's elements.
+/// The requests that wait for one allocator's memory or for one pool's elements.
 #[derive(Debug)]
 pub(crate) struct Waits<K = ()> {
     /// Null until somebody waits; made anew in the child of a fork, where nobody does.
     lines: AtomicPtr<Lines<K>>,
-    /// Seats taken. Not 0: lists take nothing.
+    /// Seats taken. While it is not 0, per-CPU lists stay shut.
     waiting: AtomicUsize,
     /// Times that something was given back while somebody waited.
     frees: AtomicU64,
@@ -163,8 +169,8 @@ impl<K> Default for Waits<K> {
 
 /// A head looks again after so long, for what reached a list just before the lists were shut.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// So many requests may be served past a head before it may claim what comes back: more than that many threads take at
-/// once, and few enough that their time is short beside [`LOOK_AGAIN`].
+/// A head may claim what comes back after so many requests were served past it: more than the threads of a program ask for at
+/// the same moment, and few enough to be served well within [`LOOK_AGAIN`].
 const OVERTAKINGS: u64 = 64;
 
 impl<K: Copy + PartialEq> Waits<K> {
@@ -176,7 +182,7 @@ impl<K: Copy + PartialEq> Waits<K> {
     pub(crate) fn len(&self) -> usize {
         self.waiting.load(Relaxed)
     }
-    /// Does a request of this kind wait? Whoever may wait stands behind it, and takes nothing that it lacks.
+    /// Does a request of this kind wait? A new one of that kind that may wait lines up behind it before it tries.
     pub(crate) fn has(&self, kind: K) -> bool {
         self.is_awaited()
             && self.made().is_some_and(|lines| {
@@ -191,7 +197,8 @@ impl<K: Copy + PartialEq> Waits<K> {
         self.served.fetch_add(1, Relaxed);
     }
 
-    /// Something came back; `is_hopeful` says for which kinds it may be enough, and may be called in a signal handler.
+    /// Something came back: wakes the heads of those kinds for which `is_hopeful` says that there may be enough now. May be
+    /// called in a signal handler, and so may `is_hopeful`, which is called with the lines held.
     #[cold]
     pub(crate) fn note_free(&self, is_hopeful: &dyn Fn(K) -> bool) {
         // Release pairs with the Acquire in `release`: a head that is woken for this free finds what was freed.
@@ -206,9 +213,10 @@ impl<K: Copy + PartialEq> Waits<K> {
         }
     }
 
-    /// Wakes those who have just become a head, and the heads that something came back for since they were told, and lets go
-    /// of the lines; again if something came back meanwhile. `own` is the caller's own free, if this is for one: how many there
-    /// were before it, and whom it may be enough for. Of others nothing is known here.
+    /// Lets go of the lines. Before that it wakes requests that have just become a head, and heads for which something came
+    /// back since they were last told; afterwards it looks whether something came back meanwhile, and begins again. `own` is
+    /// the caller's free, if it made one. If that is the only new one, heads that it is too little for sleep on; for a free of
+    /// another thread, which could not get the lines, all heads are woken.
     fn release<'q>(&self, lines: &'q Lines<K>, mut held: Held<'q, K>, own: Option<Free<'_, K>>) {
         loop {
             // Acquire pairs with the Release in `note_free`.
@@ -265,9 +273,9 @@ impl<K: Copy + PartialEq> Waits<K> {
         }
     }
 
-    /// Waits for its turn among its kind, then tries until `attempt` brings something, `patience` ends, or `attempt` has
-    /// failed `turns` times, once for every time that something came back or [`LOOK_AGAIN`] passed; or its turn has not come
-    /// while so many of the latter passed. `attempt` is told whether the request was overtaken often.
+    /// Waits for its turn among its kind, then calls `attempt` whenever something came back or [`LOOK_AGAIN`] passed, until that
+    /// brings something or `patience` ends. With `turns` it also ends when `attempt` has failed so many times, or when it has
+    /// stood behind others for as many times [`LOOK_AGAIN`]. `attempt` is told whether the request was overtaken often.
     pub(crate) fn wait<T>(
         &self,
         kind: K,
@@ -276,8 +284,8 @@ impl<K: Copy + PartialEq> Waits<K> {
         mut attempt: impl FnMut(bool) -> Option<T>,
     ) -> Option<T> {
         let start = Instant::now();
-        // Who tries a bounded number of times waits no longer than that in line: the head may never give up, and wait for
-        // just those pages that the ones behind it have.
+        // A request with a bounded number of tries waits behind others no longer than those would take: the head may never
+        // give up, and may lack just those pages that the threads behind it hold.
         let in_line_until = turns.map(|turns| start + LOOK_AGAIN * turns);
         let lines = self.lines();
         let seat = Arc::new(Seat { thread: current(), is_head: AtomicBool::new(false) });
@@ -287,8 +295,8 @@ impl<K: Copy + PartialEq> Waits<K> {
             Some(line) => line.seats.push_back(seat.clone()),
             None => held.push(Line { kind, seats: VecDeque::from([seat.clone()]) }),
         }
-        // Whoever sees the number sees a seat for each: those who come later sit behind. SeqCst: lists take nothing from
-        // now on, and frees are noted, before this one tries.
+        // Added with the lines held, so whoever reads the number and then takes the lines finds all these seats. SeqCst: from
+        // now on lists stay shut and frees are noted, before this request tries.
         self.waiting.fetch_add(1, SeqCst);
         let leave = Leave { waits: self, lines, seat: &seat, kind, generation: generation(), patience, start };
         self.release(lines, held, None);
@@ -324,7 +332,7 @@ impl<K: Copy + PartialEq> Waits<K> {
         got
     }
 
-    /// In the child of a fork nobody waits, and whoever held the lines is not there. Goes before everything else there.
+    /// In the child of a fork: nobody waits, and the thread that held the lines is not there. Called before anything else there.
     pub(crate) fn forget_after_fork(&self) {
         self.lines.store(core::ptr::null_mut(), Relaxed);
         self.waiting.store(0, Relaxed);
@@ -354,7 +362,7 @@ struct Leave<'w, K: Copy + PartialEq> {
 
 impl<K: Copy + PartialEq> Drop for Leave<'_, K> {
     fn drop(&mut self) {
-        // If an attempt forked, nobody waits in the child, this one neither: see `forget_after_fork`.
+        // If an attempt forked, the child has forgotten all seats, this one too: see `forget_after_fork`.
         if self.generation == generation() {
             let mut held = self.lines.lines.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(at) = held.iter().position(|line| line.kind == self.kind) {
