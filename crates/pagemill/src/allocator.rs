@@ -35,17 +35,17 @@ pub(crate) struct Inner {
     pub(crate) marks: Watermarks,
     /// What it was made of.
     pub(crate) described: Memory,
-    /// How often it was had again after it was retired.
+    /// How often it was taken up again after it was retired.
     pub(crate) turn: AtomicU32,
     /// No handle of the allocator is left.
-    pub(crate) is_left: AtomicBool,
-    /// Calls that open its lists just now.
+    pub(crate) is_ownerless: AtomicBool,
+    /// Calls that open its lists just now. `leave` holds them back for good.
     pub(crate) opening: Sections,
     /// It gives nothing any more, and what comes back goes to the system.
     pub(crate) retired: AtomicBool,
     /// It fell below its low mark, and is not above the high one yet.
     pub(crate) is_low: AtomicBool,
-    /// Frames that are free, and are kept for the request that claims them; times 2^32, that claim's number.
+    /// Below: free frames that are kept for the request that claims them. Above, times 2^32: that claim's number.
     pub(crate) claimed: AtomicU64,
     /// Frames that a list may hold: its share of the zone, so that CPUs cannot hide much of a small one.
     pub(crate) limit_max: u32,
@@ -55,7 +55,7 @@ pub(crate) struct Inner {
     pub(crate) misused: AtomicU64,
     /// The number of forks before this process that the allocator has dealt with.
     pub(crate) generation: AtomicU64,
-    /// Of the arenas that have ended: see `registry::bury`.
+    /// The next one on `registry::ENDED`.
     pub(crate) next_ended: AtomicPtr<Self>,
 }
 
@@ -294,9 +294,9 @@ impl Inner {
     /// Returns whether all pages are back. If they are not, the call that frees the last page will learn that from the zone
     /// and end the arena. That may happen on another thread at any time: do not touch `self` after `false`.
     pub(crate) fn leave(&self) -> bool {
-        self.is_left.store(true, Relaxed);
+        self.is_ownerless.store(true, Relaxed);
         self.retired.store(true, Relaxed);
-        // Whoever opens lists is waited for, and nobody does so from now on.
+        // Waits for calls that are opening lists. None does so from now on.
         self.opening.hold_back();
         self.shut_lists();
         self.drain_all();
@@ -308,8 +308,8 @@ impl Inner {
             }
         }
         let quarantined = self.quarantined.load(Relaxed) as usize;
-        // On lists that cannot be drained. With pages out they do not count: whoever frees one may push others of its list to
-        // the zone, where they would count once more; so the arena stays then.
+        // Frames on lists that cannot be drained. With pages out they do not count, and the arena stays: a free may push
+        // others of its list to the zone, where they would count once more.
         let left =
             if self.out_at_rest() == 0 { self.arena.frames() - self.zone.free_frames() - quarantined } else { 0 };
         self.zone.close(quarantined + left)
@@ -360,7 +360,7 @@ impl Inner {
     /// Lists accept freed pages again unless a request waits, the zone is low, or the arena is retired.
     pub(crate) fn open_lists(&self) {
         if !self.opening.try_enter() {
-            return; // It is left, and so retired.
+            return; // No handle is left: see `leave`.
         }
         let open = || self.lists.lists().for_each(List::open);
         shutting::open(|| self.goes_past_lists(), open, || self.shut_lists());

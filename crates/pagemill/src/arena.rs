@@ -10,14 +10,15 @@
 //! notes of what was used (a bit for 128 MiB), which the child of a fork shares.
 //!
 //! # Life
-//! An [`Arena`] is never freed, because a thread may look at the arena that it met last at any time (`registry.rs`). It is
-//! reused: it has a [`Body`] while it stands for memory, and gets another one when it stands for other memory.
+//! The header, [`Arena`], is never freed, because a thread may look at the arena that it met last at any time. It is reused: it
+//! has a [`Body`] while it stands for memory, and gets another one when it stands for other memory. An arena ends when its
+//! allocator has no handle and its last page is back; how, and on which thread, `registry.rs` says.
 //!
 //! # Invariants
 //! - A1 `span` is one word, so that whoever looks sees the range of one arena and never a mixture of two; so is `numbers`.
 //! - A2 Only code that has a page or frame of the arena, a handle of its allocator, or the registry touches the body: so the
-//!   body is there, and stays. To everybody else both words say that the address or number belongs elsewhere: a page that
-//!   somebody has lies in one arena, which was entered after whatever lay there before was shut.
+//!   body is there, and stays. All other code finds by the two words that its address or number is not here, and touches
+//!   nothing else. The words do not deceive: an arena is entered after what lay there before has ended.
 mod pins;
 pub(crate) use pins::Pinned;
 mod states;
@@ -243,11 +244,11 @@ impl Arena {
     pub(crate) fn frames(&self) -> usize {
         self.frames as usize
     }
-    /// The allocator that the arena belongs to.
+    /// Its zone and lists, and by them its allocator.
     #[inline]
     pub(crate) fn inner(&self) -> &'static Inner {
-        // SAFETY: set before the arena is entered in the registry, to the allocator that owns the arena and lives as
-        // long.
+        // SAFETY: set before the arena is entered in the registry; freed after the arena has ended, when nobody touches its
+        // body any more (A2).
         unsafe { &*self.inner }
     }
 

@@ -22,7 +22,7 @@ use pagemill_core::{Error, Invalid, NodeId, PageCount, Unused, ZoneKind};
 pub struct ArenaId {
     allocator: u64,
     number: usize,
-    /// How often it was had again before.
+    /// How often it was taken up again before.
     turn: u32,
 }
 
@@ -53,8 +53,8 @@ impl Nodes {
         arena.filter(|arena| id == self.id(id.number, arena))
     }
 
-    /// An arena that was retired, of memory like this, of which nothing is out: it is as good as a new one, and who found it
-    /// before it was retired may still look at it.
+    /// An arena that was retired, of memory like this, of which nothing is out. It is as good as a new one, and a request that
+    /// still walks over it from before finds a valid arena.
     fn retired_like(&self, memory: &Memory) -> Option<(usize, &'static Inner)> {
         let is_like = |inner: &Inner| {
             inner.is_retired() && inner.arena.is_lone() && memory.is_served_by_retired(&inner.described)

@@ -316,7 +316,7 @@ impl Nodes {
                 turn: AtomicU32::new(0),
                 opening: Sections::new(),
                 retired: AtomicBool::new(false),
-                is_left: AtomicBool::new(false),
+                is_ownerless: AtomicBool::new(false),
                 is_low: AtomicBool::new(false),
                 claimed: AtomicU64::new(0),
                 limit_max: (share as u32).clamp(1, List::LIMIT_MAX),

@@ -124,7 +124,7 @@ impl Inner {
         self.nodes.limit.iter().for_each(|limit| limit.forget_claims());
         self.quarantined.store(quarantined, Relaxed);
         self.generation.store(generation(), Relaxed);
-        if self.is_left.load(Relaxed) {
+        if self.is_ownerless.load(Relaxed) {
             return self.zone.close(quarantined as usize);
         }
         if self.arena.is_of_parent() {

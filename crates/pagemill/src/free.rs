@@ -240,8 +240,8 @@ fn free_many(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
     freed
 }
 
-/// Completes what goes to the zone, and tells who waits for it. Those may be the allocator's last pages: nothing of it is
-/// touched afterwards but who [waits](crate::nodes::Awaited), and for misuse. If no handle is left either, the arena ends.
+/// Completes what goes to the zone, and wakes requests that wait for it. Those may be the allocator's last pages: nothing of it
+/// is touched afterwards but its [waits](crate::nodes::MemoryWaits), and for misuse. If no handle is left either, the arena ends.
 pub(crate) fn finish<const N: usize>(inner: &Inner, giving: &mut Giving<'_, '_, N>) {
     let (arena, waits) = (inner.arena, inner.nodes.waits);
     inner.nodes.claim_freed(inner, || giving.frames());

@@ -32,8 +32,9 @@
 //! # When memory is short
 //! An arena without [`Watermarks`] gives all it has. A request that may wait ([`Gfp::KERNEL`], `NOIO`, `NOFS`) asks each
 //! registered [`Shrinker`] for pages; with [`Bulk::deadline`] it then waits that long for some to come back, with
-//! [`Gfp::NOFAIL`] for ever, and a [`Cancel`] ends it. What comes back short says why: [`Why`]. Whoever frees memory by using
-//! some, as a disk's driver does, keeps enough for one operation in a [`Mempool`]. [`Faults`] try what a program does then.
+//! [`Gfp::NOFAIL`] for ever, and a [`Cancel`] ends it. What comes back short says why: [`Why`]. A program that needs
+//! memory in order to free memory, as a disk's driver does, keeps enough for one operation in a [`Mempool`]. [`Faults`] try what
+//! a program does then.
 //!
 //! # What the memory of this crate is for
 //! For each page: 1.1 bits for free and used, 1 byte of state (misuse detection), 4 bytes of list link; for each arena and

@@ -1,16 +1,20 @@
 //! All the memory of an allocator: its arenas by node and kind, and which of them a request is to try, in which order
 //! (C3.6, C3.7).
 //!
-//! Stands between a request and the arenas. A plain request takes from the lists of one arena, the nearest: [`here`]
-//! is one look at a word where all CPUs have the same, and else one at the CPU's. All others walk a zonelist. Each arena stands there as a zone of
-//! its own, with its own marks; in dumps, arenas of one node and kind are one zone.
+//! Stands between a request and the arenas. A plain request takes from the lists of one arena, the nearest: [`here`] is one
+//! look at a word where all CPUs have the same, and else one at the CPU's. All others walk a zonelist. Each arena stands there
+//! as a zone of its own, with its own marks; in dumps, arenas of one node and kind are one zone.
+//!
+//! # How long it lives
+//! A [`Nodes`] is kept by its parts: all handles together are one, each arena is one. So it outlives the last handle as long as
+//! pages are out, and the call that lets go of the last part frees it. Until then [`Kept`] leads to it.
 //!
 //! # Invariants
-//! - N1 An arena that was added stays until the last handle is gone; one that was retired is passed over and gives its
-//!   memory back, and keeps its metadata, until memory like it is added. So whoever walks, and so has a handle, needs no lock.
+//! - N1 An arena that was added stays until the last handle is gone. One that was retired is passed over, and has its metadata
+//!   but no memory, until memory like it is added. So a thread that walks a zonelist, which has a handle, needs no lock.
 //! - N2 What is published (`only`, `by_cpu`, the zonelists) changes under the registry's lock alone, and is freed with this.
-//! - N3 This is freed when no handle is left and the last arena has ended. Only `waits` is not: whoever freed an arena's last
-//!   page may still ask if somebody waits. It serves another allocator then, whose requests look again in vain at worst.
+//! - N3 `waits` alone is never freed: a thread that freed the last page of an arena may still ask whether a request waits. It
+//!   serves another allocator later; at worst such a late question wakes a request there in vain.
 //!
 //! [`here`]: Nodes::here
 use crate::allocator::Inner;
@@ -118,7 +122,7 @@ pub(crate) struct Nodes {
     walked: Mutex<Vec<AtomicPtr<Zonelists>>>,
     /// Itself, as the box that it came from.
     kept: OnceLock<Kept>,
-    /// What keeps it: the handles together are one, and each arena is one.
+    /// How many parts keep it: see the module.
     parts: AtomicUsize,
     /// No two have the same.
     pub(crate) number: u64,
@@ -131,7 +135,7 @@ pub(crate) struct Nodes {
     allowed: AtomicU64,
     /// Where the last interleaved page came from.
     turn: AtomicU32,
-    pub(crate) waits: &'static Awaited,
+    pub(crate) waits: &'static MemoryWaits,
     pub(crate) claims: Claims,
     pub(crate) reclaim: Reclaim,
     pub(crate) faults: OnceLock<fault::Faults>,
@@ -143,42 +147,42 @@ pub(crate) struct Nodes {
     pub(crate) limit: Option<MemoryLimit>,
 }
 
-/// Those who wait for an allocator's memory. It is never freed (N3).
+/// The requests that wait for an allocator's memory. It is never freed (N3).
 #[derive(Debug, Default)]
-pub(crate) struct Awaited {
+pub(crate) struct MemoryWaits {
     waits: Waits<Lack>,
     /// The allocator that it serves, or did last.
     of: AtomicPtr<Nodes>,
 }
 
-impl Deref for Awaited {
+impl Deref for MemoryWaits {
     type Target = Waits<Lack>;
     fn deref(&self) -> &Waits<Lack> {
         &self.waits
     }
 }
 
-impl Awaited {
-    /// Memory came back: whoever waits for it tries again. See [`claim_freed`](Nodes::claim_freed), which goes before.
+impl MemoryWaits {
+    /// Memory came back: wakes requests that it may be enough for. [`claim_freed`](Nodes::claim_freed) goes before.
     #[inline]
     pub(crate) fn note_memory(&self) {
         if self.waits.is_awaited() {
-            // SAFETY: it is asked with the lines held, and one who waits there. So the allocator that this serves now has a
-            // handle, whoever's memory came back; and it was set before anybody could wait.
+            // SAFETY: `is_hopeful` is called with the lines held and a request in them, which has a handle. So the allocator
+            // that this serves now is there, also if the memory was another one's; and `of` was set before anybody could wait.
             self.waits.note_free(&|lack| unsafe { &*self.of.load(Relaxed) }.is_hopeful(lack));
         }
     }
 }
 
-/// Those of allocators that are gone (N3). Locked by whoever holds the registry, so that no fork meets it locked.
-static WAITS: Mutex<Vec<&Awaited>> = Mutex::new(Vec::new());
+/// Those that serve no allocator now (N3). Locked with the registry held, so that no fork meets it locked.
+static UNUSED_WAITS: Mutex<Vec<&MemoryWaits>> = Mutex::new(Vec::new());
 
-fn waits_of_none(_held: &registry::Writing) -> MutexGuard<'static, Vec<&'static Awaited>> {
-    WAITS.lock().unwrap_or_else(PoisonError::into_inner)
+fn unused_waits(_held: &registry::Writing) -> MutexGuard<'static, Vec<&'static MemoryWaits>> {
+    UNUSED_WAITS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Leads to an allocator's [`Nodes`] as long as whoever has it has a part of that. It is no reference, which would promise
-/// that those are there until the call ends that got it, and a handle may be the last one.
+/// Leads to an allocator's [`Nodes`] as long as its holder has a part of them. It is not a reference: one has to be valid until
+/// the call that was given it returns, and the call that drops the last handle frees them earlier.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept(NonNull<Nodes>);
 
@@ -214,8 +218,8 @@ impl Drop for Nodes {
             // SAFETY: a box's, and nobody walks it any more.
             drop(unsafe { Box::from_raw(zonelists) });
         }
-        // Nobody waits: who did had a handle.
-        waits_of_none(&registry::lock()).push(self.waits);
+        // Nobody waits: a request that waits has a handle.
+        unused_waits(&registry::lock()).push(self.waits);
     }
 }
 
@@ -223,7 +227,7 @@ impl Nodes {
     /// Of no arena yet.
     pub(crate) fn new(held: &registry::Writing, layout: Layout, policy: Policy, huge_pages: bool) -> Self {
         static MADE: AtomicU64 = AtomicU64::new(0);
-        let waits = waits_of_none(held).pop().unwrap_or_else(|| Box::leak(Box::default()));
+        let waits = unused_waits(held).pop().unwrap_or_else(|| Box::leak(Box::default()));
         [&waits.ended, &waits.waited_us, &waits.longest_us].iter().for_each(|counter| counter.store(0, Relaxed));
         Self {
             only: AtomicPtr::default(),
@@ -380,7 +384,7 @@ impl Nodes {
         self.publish(held);
         self.tell_who_waits();
     }
-    /// There may be memory for them that there was not; what comes back of it goes to the zones.
+    /// Requests that wait may be served by memory that is new, or allowed only now. Its lists are shut like all others.
     pub(crate) fn tell_who_waits(&self) {
         if self.waits.is_awaited() {
             self.all().iter().for_each(|arena| arena.shut_lists());

@@ -1,18 +1,22 @@
-//! Which arena an address or a frame number belongs to; how freeing needs no allocator argument.
+//! Which arena an address or a frame number belongs to; how freeing needs no allocator argument. And how an arena ends.
 //!
-//! Frame numbers are process-wide: an arena gets pieces of 2^18 of them (1 GiB), so that a list may span arenas and
-//! one table of 16384 entries leads back. Its first number lies in the first piece as its address does in memory. Addresses go through two levels: 16384 entries of 16 GiB,
-//! each a leaf of 8192 entries of 2 MiB, made when an arena first comes to lie there and kept for ever.
+//! Frame numbers are process-wide: an arena gets pieces of 2^18 of them (1 GiB), so that a list may span arenas and one table of
+//! 16384 entries leads back. Its first number lies as far beyond a multiple of its largest block as its address does, so what
+//! is aligned by number is aligned by address. Addresses go through two levels: 16384 entries of 16 GiB, each a leaf of 8192
+//! entries of 2 MiB, made when an arena first comes to lie there and kept for ever.
 //!
-//! Reads take no lock: a pointer found here, or remembered by a thread, is that of an arena, which is never freed; whether it
-//! is still the one that was looked for, [`Arena::contains`] and [`Arena::has_pfn`] say. Writers hold the one lock; it is
-//! never waited for by a page's path.
+//! Reads take no lock: a pointer that is found here, or remembered by a thread, is that of an [`Arena`], which is never freed.
+//! Whether it still stands for the memory that was looked for, [`Arena::contains`] and [`Arena::has_pfn`] say. Writers hold the
+//! one lock ([`lock`]); no page's path waits for it.
 //!
-//! # Where an arena goes
-//! When no handle of its allocator is left and its last page is back, whoever brought that page puts it on [`HOME`]. It may be
-//! a signal handler: it goes on only if nobody holds the registry; else whoever does looks at the stack when it lets go. The
-//! arena's memory and numbers go at once. What it has on the heap waits on [`ENDED`] for the next call that may free it
-//! ([`bury`]), and the arena itself on [`FREE`] for its next memory.
+//! # How an arena ends (ADR 30)
+//! 1. The allocator's last handle is dropped: `Inner::leave` shuts the lists, drains them and closes the zone. Each page that is
+//!    still out goes to the zone from then on, and the call that brings the last one is told so.
+//! 2. That call, perhaps in a signal handler, puts the arena on [`HOME`] ([`come_home`]). It goes on if nobody holds the registry;
+//!    else the holder finds the arena there when it lets go.
+//! 3. [`end`] takes the arena's addresses and numbers out of the tables and unmaps its memory. The header goes on [`FREE`], for the
+//!    next arena; what the arena has on the heap, its [`Inner`], goes on [`ENDED`].
+//! 4. The next call that may free memory of the heap does that with all of [`ENDED`] ([`bury`]).
 use crate::allocator::Inner;
 use crate::arena::{Arena, Body};
 use core::ops::Range;
@@ -139,9 +143,8 @@ pub(crate) fn check_apart(_held: &Writing, range: &Range<usize>) -> Result<(), I
     refused
 }
 
-/// With the registry held: finds frame numbers for an arena of `frames` frames that begins `lead` frames after where its
-/// largest block might, calls `make` with the first and with the arena
-/// that it is for, and enters what it made.
+/// With the registry held: finds frame numbers for an arena of `frames` frames that begins `lead` frames beyond a multiple of its
+/// largest block. Calls `make` with the first number and the header of the arena, and enters what that made.
 pub(crate) fn enter(
     _held: &Writing,
     lead: usize,
@@ -178,14 +181,16 @@ pub(crate) fn enter(
     Ok(arena)
 }
 
-/// Arenas whose last page is back, by their `next`. All of these are in sight: what nothing leads to, leak checkers report.
+/// Arenas without a handle whose last page is back, by their `next`. Whatever is kept is on one of these three stacks: leak
+/// checkers report memory that nothing leads to.
 static HOME: Slot = AtomicPtr::new(ptr::null_mut());
-/// Arenas that stand for nothing, by their `next`. Changed by whoever holds the registry.
+/// Headers of arenas that stand for nothing, by their `next`. Changed with the registry held.
 static FREE: Slot = AtomicPtr::new(ptr::null_mut());
-/// What is left of ended arenas on the heap, by `next_ended`. Changed by whoever holds the registry.
+/// What ended arenas still have on the heap, by `next_ended`. Changed with the registry held.
 static ENDED: AtomicPtr<Inner> = AtomicPtr::new(ptr::null_mut());
 
-/// The last page of an arena without an owner is back, and the caller, perhaps a signal handler, was told that it brought it.
+/// Puts an arena without a handle on its way to its end. Called once, by the call whose page made the zone complete; perhaps in a
+/// signal handler.
 #[cold]
 #[inline(never)]
 pub(crate) fn come_home(arena: &'static Arena) {
@@ -204,7 +209,7 @@ pub(crate) fn come_home(arena: &'static Arena) {
     end_those_at_home();
 }
 
-/// Ends the arenas whose last page is back, unless somebody holds the registry, who will.
+/// Ends the arenas on [`HOME`], if nobody holds the registry; else its holder does, when it lets go.
 fn end_those_at_home() {
     while !HOME.load(Relaxed).is_null() && WRITING.try_take() {
         let mut next = HOME.swap(ptr::null_mut(), Acquire);
@@ -219,13 +224,13 @@ fn end_those_at_home() {
     }
 }
 
-/// With the registry held: gives the memory of an arena to the system, and its numbers to others. Does only what a signal
-/// handler may do.
+/// With the registry held: gives the memory of an arena to the system, and its numbers and header to the next arena. Does only
+/// what a signal handler may do.
 fn end(arena: &'static Arena) {
     take_out(arena);
     let inner = arena.inner.cast_mut();
-    // SAFETY: the zone is closed and complete. So no page of the arena is out, whoever brought one touches nothing of it any
-    // more, and no handle is left that leads to it; nor does the registry. `inner` is a box's, and not on the way yet.
+    // SAFETY: the zone is closed and complete. So no page of the arena is out, no thread that freed one touches the arena any
+    // more, and no handle is left that leads to it; nor does the registry. `inner` is a box's, and not on `ENDED` yet.
     unsafe {
         Inner::end(inner);
         arena.end();
@@ -236,7 +241,7 @@ fn end(arena: &'static Arena) {
     FREE.store(ptr::from_ref(arena).cast_mut(), Relaxed);
 }
 
-/// Frees what ended arenas have on the heap; for calls that no signal handler may make. Locks the registry.
+/// Frees what ended arenas have on the heap. For calls that no signal handler may make; locks the registry.
 pub(crate) fn bury() {
     let mut next = {
         let _held = lock();
@@ -253,12 +258,12 @@ pub(crate) fn bury() {
     }
 }
 
-/// In the child of a fork: each arena is looked at again.
+/// In the child of a fork: it finds again by itself which arenas end.
 pub(crate) fn forget_home() {
     HOME.store(ptr::null_mut(), Relaxed);
 }
 
-/// Takes an arena out.
+/// Takes an arena out of the tables.
 fn take_out(arena: &'static Arena) {
     entries_of(arena).for_each(|(slot, _)| slot.store(0, Release));
     let entry = ptr::from_ref(arena).cast_mut();
@@ -307,7 +312,8 @@ pub(crate) fn try_lock() -> Option<Writing> {
     if WRITING.try_take() { Some(Writing) } else { None }
 }
 
-/// Nobody changes the registry until [`unlock_after_fork`], or [`unlock_in_child`]. Whoever asks for it from now on stands behind.
+/// Nobody changes the registry until [`unlock_after_fork`] or [`unlock_in_child`]. A thread that asks for it while this waits comes
+/// after the fork.
 pub(crate) fn lock_for_fork() {
     WRITING.take_for_fork();
 }
