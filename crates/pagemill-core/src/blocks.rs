@@ -124,9 +124,10 @@ impl Zone<'_> {
         }
     }
 
-    /// Takes nothing of one pageblock any more, so that a block of `order`, 9 at most, comes to be whole in it: the one with
-    /// the most free frames of those behind pageblock number `from`, or of all if there is none. Requests that took some of
-    /// it before go on. Returns its number; none if no pageblock has room for such a block. One is withheld at a time.
+    /// Withholds a pageblock: from now on only [`take_withheld`](Self::take_withheld) takes anything of it, so that a block of
+    /// `order`, 9 at most, comes to be whole in it. Of the pageblocks behind number `from`, or of all if none of those will do,
+    /// it is the one with the most free frames. Requests that have begun to take some of it go on. Returns its number; none if
+    /// no pageblock has room for such a block. One is withheld at a time.
     pub fn withhold(&self, order: Order, from: usize) -> Option<usize> {
         let fits = |block: &usize| {
             let entry = Entry(self.areas[*block].load(Relaxed));
@@ -139,7 +140,7 @@ impl Zone<'_> {
         Some(block)
     }
 
-    /// Takes a block of `order` of the pageblock that is withheld, if it has one and `floor` frames stay free.
+    /// Takes a block of `order` from the pageblock that is withheld, if it has one and `floor` frames stay free.
     pub fn take_withheld(&self, order: Order, floor: u32) -> Option<Pfn> {
         let block = (self.withheld.load(Relaxed) as usize).checked_sub(1)?;
         let frames = order.frames() as usize;
@@ -164,7 +165,7 @@ impl Zone<'_> {
         self.withheld.store(0, Relaxed);
     }
 
-    /// Relaxed: whoever has seen the pageblock before goes on with it, and whoever withholds it waits for that to end.
+    /// Relaxed: a request that looked before goes on with the pageblock; the claimant tries again until the block is whole.
     pub(crate) fn is_withheld(&self, block: usize) -> bool {
         self.withheld.load(Relaxed) == block as u32 + 1
     }

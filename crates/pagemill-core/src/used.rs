@@ -1,12 +1,12 @@
-//! Which parts of a zone something was ever taken of, so that the child of a fork looks at those alone.
+//! Notes of which parts of a zone were ever used, so that the child of a fork looks at those alone.
 //!
 //! A zone of a TiB has half a million pageblocks, and most programs use few of them. [`Zone::recover`] would look at each,
 //! and at the states of its frames: pages of metadata that nobody has touched until then.
 //!
-//! The note is a bit for each region of 64 pageblocks, lent by the caller in memory that *a child shares with its parent*. For
-//! the parent's threads go on while the system copies the process: a bit that was copied as well could be older than the
-//! states that it speaks of. One that is shared is read after the states were copied. It is set before anything else of
-//! the region changes, so a child that finds it unset has the region as [`Zone::new`] left it. Bits are never cleared: one that
+//! There is a bit for each region of 64 pageblocks, in memory that the caller lends and that *a child shares with its parent*. The
+//! parent's threads go on while the system copies the process, so a bit that was copied could be older than the states that
+//! it speaks of. One that is shared is read after the states were copied. It is set before anything else of the region
+//! changes, so a child that finds it unset has the region as [`Zone::new`] left it. Bits are never cleared: one that
 //! is set for nothing costs a look at the region, and no more.
 use crate::Zone;
 use crate::sync::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
@@ -42,7 +42,7 @@ impl<'m> Zone<'m> {
         }
     }
 
-    /// May something have been taken of the pageblock? In the child of a fork, of what it was copied from.
+    /// May something have been taken of the pageblock? In the child of a fork: by its parent, before the copy was made.
     pub(crate) fn was_used(&self, block: usize) -> bool {
         self.use_bit(block).is_none_or(|(word, bit)| word.load(SeqCst) & bit != 0)
     }

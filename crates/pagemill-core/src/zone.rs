@@ -111,7 +111,7 @@ pub struct Zone<'m> {
     pub(crate) large: Lock,
     /// How its waiters sleep.
     pub(crate) sleep: Sleep,
-    /// The pageblock that nothing is taken of, plus one: see [`withhold`](Zone::withhold).
+    /// The number of the pageblock that is [withheld](Zone::withhold), plus one; 0 for none.
     pub(crate) withheld: AtomicU32,
     /// Which parts of it were ever used, if that is noted: see [`crate::used`].
     pub(crate) used: &'m [AtomicU32],
@@ -175,7 +175,7 @@ impl<'m> Zone<'m> {
         Ok(zone)
     }
 
-    /// The same zone, whose requests for blocks above a pageblock sleep so while they wait for one another; else they spin.
+    /// The same zone, whose requests for blocks above a pageblock wait for one another by `sleep`; else they spin.
     pub fn sleeping(self, sleep: Sleep) -> Self {
         Self { sleep, ..self }
     }

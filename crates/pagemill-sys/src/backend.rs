@@ -1,4 +1,4 @@
-//! Restartable sequences, or what stands in for them.
+//! The two backends of the per-CPU lists, by name: restartable sequences, or what stands in for them.
 use core::fmt;
 use pagemill_core::Invalid;
 

@@ -60,8 +60,8 @@ enum Kind {
 }
 
 impl Mapping {
-    /// Reserves `len` bytes, rounded up to the system's pages, of private anonymous memory aligned to `align`, a power of two. Nothing is charged before
-    /// it is touched.
+    /// Reserves `len` bytes, rounded up to the system's pages, of private anonymous memory aligned to `align`, a power of two.
+    /// Nothing is charged before it is touched.
     ///
     /// # Errors
     /// The system's, when it refuses.

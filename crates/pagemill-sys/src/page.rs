@@ -1,5 +1,6 @@
-//! The system's own pages. Pagemill's have 4 KiB everywhere; the system's may have 16 or 64. What the system is told
-//! (map, commit, take back) is in its pages: it would round by itself, and take back what somebody beside uses.
+//! The system's own pages. Pagemill's have 4 KiB everywhere; the system's may have 16 or 64. Whatever the system is to map, to
+//! commit or to take back is told in whole pages of its own: it would round a range by itself, and take memory back that lies
+//! beside it and is in use.
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;

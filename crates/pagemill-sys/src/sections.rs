@@ -1,11 +1,11 @@
-//! Sections that many threads are in at once, and a thread that waits until none is under way and keeps new ones out from then on:
-//! because it forks, because a device pins memory, or because an arena ends.
+//! Sections that many threads are in at once, and a thread that holds them back: it waits until none is under way, and keeps new
+//! ones out from then on. It does so because it forks, because a device pins memory, or because an arena ends.
 //!
 //! # Invariants
 //! - S1 When `hold_back` returns, the sections that began before it are over, and none begins before `let_in`.
 //! - S2 The thread in `hold_back` sleeps on `count`, which the end of each section changes; the last one wakes it.
-//! - S3 A thread that is kept out reads `opened` before it looks whether it still is, and sleeps while `opened` is what it read;
-//!   `let_in` changes `opened` after it let them in. So it sees the one or the other.
+//! - S3 A thread that is kept out reads `opened`, looks whether it is still kept out, and then sleeps while `opened` is what it
+//!   read. `let_in` lets sections in first and changes `opened` then. So the thread sees the one or the other.
 //!
 //! # Order of locks
 //! A thread takes all other locks that it needs before it calls `hold_back`, and no section takes a lock that such a thread
@@ -14,7 +14,7 @@ use crate::sleep::{wait, wake_all};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pagemill_core::atomic::AtomicU32;
 
-/// They are held back. Below it are those under way: no system has so many threads.
+/// This bit: they are held back. The bits below count those under way: no system has so many threads.
 const HELD: u32 = 1 << 31;
 
 /// See the [module](self).

@@ -24,8 +24,8 @@ pub const SLEEP: Sleep = Sleep { wait: system::wait, wake: system::wake };
 /// A lock for what a fork copies: the fork takes it too, and lets go of it in both processes.
 ///
 /// Threads may overtake one another, which keeps the processor busy. A fork is overtaken by each of them once at most: a
-/// thread that comes while a fork waits sleeps until one fork has got the lock. For one fork's turn, not until no fork waits, so
-/// that threads that fork again and again do not keep others out.
+/// thread that comes while a fork waits sleeps until one fork has got the lock. It does not wait until no fork waits, or threads
+/// that fork again and again would keep it out.
 ///
 /// ```
 /// let lock = pagemill_sys::ForkLock::new();
@@ -59,7 +59,7 @@ impl ForkLock {
         // Relaxed: if a fork comes at the same moment, either may be first.
         let forks = self.forks.load(Relaxed);
         if forks != 0 {
-            // Once, whatever ends it: later forks stand behind this one.
+            // Once, whatever ends it: this thread does not wait for later forks.
             wait(&self.forks, forks);
         }
         self.lock.take(SLEEP);
@@ -77,7 +77,8 @@ impl ForkLock {
         self.forks.fetch_add(1, Relaxed);
         self.lock.take(SLEEP);
         self.forks.fetch_sub(1, Relaxed);
-        // Whoever stood behind it stands in line now. Without asking whether there is somebody: a fork takes a thousand times as long.
+        // Threads that waited for this fork's turn go for the lock now. Without asking whether there are any: a fork takes a
+        // thousand times as long.
         wake_all(&self.forks);
     }
 

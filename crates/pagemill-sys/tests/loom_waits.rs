@@ -1,7 +1,7 @@
-//! Every interleaving of those who wait for memory, those who free some and those who cancel, by loom: whoever is owed
-//! something is woken, in the order of arrival among those who lack the same, and behind nobody else. `pagemill` itself is not built for loom, so its file is taken as it is.
-//! So is the file by which lists are shut meanwhile.
-//! Its own model of the queue, by shuttle, has more threads; loom knows besides what memory that is ordered weakly may
+//! Every interleaving of those who wait for memory, those who free some and those who cancel, by loom: whoever is
+//! owed something is woken, in the order of arrival among those who lack the same, and behind nobody else. `pagemill`
+//! itself is not built for loom, so its file is taken as it is. So is the file by which lists are shut meanwhile. Its
+//! own model of the queue, by shuttle, has more threads; loom knows besides what memory that is ordered weakly may
 //! do.
 //!
 //! Parking has no end here: what is only found because the head looks again after a while would hang, and loom says so.

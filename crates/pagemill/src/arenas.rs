@@ -129,8 +129,9 @@ impl Allocator {
     }
 
     /// Lets the allocator shrink: nothing more is handed out of that arena, and what is free of it goes back to the
-    /// system, unless a device has it registered; so do pages that come back later, when this is called again. Its address space stays until the allocator
-    /// is closed, for memory like it that is [added](Self::add_memory). Returns how many of its pages are still out.
+    /// system, unless a device has it registered; so do pages that come back later, when this is called again. Its
+    /// address space stays until the allocator is closed, for memory like it that is [added](Self::add_memory).
+    /// Returns how many of its pages are still out.
     ///
     /// # Errors
     /// [`Invalid::LastArena`]: an allocator keeps one. [`Invalid::NoSuchArena`]: it is another allocator's, or its memory was

@@ -203,10 +203,11 @@ impl Allocator {
         PageCount::new(given)
     }
 
-    /// Gives back whole free pageblocks that were free for as long as [`Builder::give_back_after`](crate::Builder::give_back_after) says, `now`
-    /// being the time: a part of [`reclaim_step`](Self::reclaim_step), for programs that keep their own time. Time counts
-    /// from when one was seen free by an earlier call; one within an eighth of the age after the last one does
-    /// nothing. Returns the pages that went back.
+    /// Gives back whole free pageblocks that were free for as long as
+    /// [`Builder::give_back_after`](crate::Builder::give_back_after) says, `now` being the time: a part of
+    /// [`reclaim_step`](Self::reclaim_step), for programs that keep their own time. Time counts from when a pageblock was
+    /// first seen free by such a call; a call within an eighth of the age after the last one does nothing. Returns the
+    /// pages that went back.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, PageList};

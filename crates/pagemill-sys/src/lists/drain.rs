@@ -1,14 +1,14 @@
-//! Taking everything off a list, as whatever thread on whatever CPU (C4.3).
+//! Taking everything off a list, by any thread on any CPU (C4.3).
 //!
-//! A drain takes its turn (`draining`) and then the list (`held`). Of the drains of one list one has the turn, and the others
-//! sleep.
+//! A drain first takes the turn, which one drain of a list has at a time (`draining`; the others sleep), then the list (`held`).
+//! Under rseq it has the sections of that CPU restarted after that, and is alone with the list (L2).
 use super::{Held, List, PerCpu};
 use crate::{Backend, Batch, SLEEP, membarrier};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use pagemill_core::{CpuId, Mobility, step};
 use std::time::Duration;
 
-/// Alone with a list, and the one drain of it.
+/// Alone with a list, and with the turn to drain it.
 struct Drain<'l> {
     held: Held<'l>,
     _turn: Turn<'l>,
@@ -60,8 +60,8 @@ impl Held<'_> {
 }
 
 impl PerCpu {
-    /// Takes everything off one CPU's list of that mobility, a batch at a time, as whatever thread on whatever CPU
-    /// (C4.3). The owner goes to the zone meanwhile. Returns how many frames went through `give`.
+    /// Takes everything off one CPU's list of that mobility, a batch at a time, by any thread on any CPU (C4.3). The owner
+    /// goes to the zone meanwhile. Returns how many frames went through `give`.
     ///
     /// `None`: the system refuses to restart the sections of that CPU, as a sandbox may that was put up after the
     /// self-test. The list is left alone then, and its CPU goes on with it. The list of the CPU that this runs on is
@@ -100,7 +100,7 @@ impl PerCpu {
     }
 
     /// Frames on lists of which [`drain`](Self::drain) may have left some alone; whoever pushed them is done with the
-    /// list. None under the portable backend, which leaves none alone.
+    /// list. 0 under the portable backend, which leaves none alone.
     pub fn left_alone(&self) -> usize {
         match self.backend {
             Backend::Rseq => self.lists().map(List::len).sum(),

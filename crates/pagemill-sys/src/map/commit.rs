@@ -33,9 +33,9 @@ impl Mapping {
     /// commits again when it is touched. Works on locked memory, which is then no longer resident.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for memory that was [adopted](Self::adopt) or is [shared](Self::shared). `EINVAL` when the range does not consist of whole
-    /// [pages](Self::page_bytes). The system's: `EINVAL` for private hugetlb before Linux 5.18, or for other memory that it
-    /// will not take back.
+    /// `EOPNOTSUPP` for memory that was [adopted](Self::adopt) or is [shared](Self::shared). `EINVAL` when the range does not
+    /// consist of whole [pages](Self::page_bytes). The system's: `EINVAL` for private hugetlb before Linux 5.18, or for other
+    /// memory that it will not take back.
     ///
     /// # Safety
     /// The range is free: nobody relies on its contents or holds a reference into it.

@@ -1,7 +1,8 @@
 //! The state of each frame: whose it is, and the checks of that at hand-out and when it comes back (C2.4).
 //!
-//! A byte a frame, written by the frame's owner alone, and looked at by anybody: whoever frees what is not his, and
-//! `validate`. So each is an atomic. In a run of neighbours they are looked at and written several at once (`pagemill-sys/src/cells.rs`).
+//! A byte a frame, written by the frame's owner alone, and looked at by anybody: a thread that frees what is not its own, and
+//! `validate`. So each is an atomic. In a run of neighbours they are looked at and written several at once
+//! (`pagemill-sys/src/cells.rs`).
 use super::{Arena, GROUP};
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
