@@ -20,7 +20,7 @@ pub struct Given {
     pub doubles: usize,
     /// The last of those.
     pub last_double: Option<Pfn>,
-    /// The zone was [closed](Zone::close), and these were its last frames: whoever gave them is alone with it.
+    /// The zone was [closed](Zone::close), and these were its last frames: the caller is alone with it from now on.
     pub is_complete: bool,
 }
 

@@ -25,8 +25,8 @@ pub struct ZoneCensus {
     pub whole: usize,
 }
 
-/// Two things that a walk over the frames saw disagree. Somebody changed one of them between two looks; or nobody was at
-/// them, and it is a fault of Pagemill's own (C10.1).
+/// Two things that disagreed in a walk over the frames. Another thread changed one of them between two looks; or, if the
+/// allocator was at rest, it is a fault of Pagemill's own (C10.1).
 ///
 /// ```
 /// let misfit = pagemill_core::Misfit::Sum { counted: 7, found: 8 };

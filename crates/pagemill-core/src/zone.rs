@@ -301,7 +301,8 @@ impl<'m> Zone<'m> {
     }
 
     /// Takes one frame from a pageblock of whatever mobility: the single attempt of C3.6 when those of the request's
-    /// own are exhausted, as long as `floor` frames stay free. It draws from the emptiest block of another kind, which it will mix least.
+    /// own are exhausted, as long as `floor` frames stay free. It draws from the emptiest block of another kind,
+    /// which it will mix least.
     pub fn steal(&self, floor: u32) -> Option<Pfn> {
         let claim = self.claim(1, floor)?;
         let taken = self.steal_one();
@@ -489,7 +490,7 @@ impl<'m> Zone<'m> {
 
     /// Says that no request will come any more and that `aside` of the frames never come back. Returns whether all others
     /// are free. If not, exactly one give or [`free_block`](Self::free_block) will say that it completed the zone: the one
-    /// that brings the last frame. Whoever is told so is alone with the zone, and may take its metadata away.
+    /// that brings the last frame. Its caller is alone with the zone then, and may take its metadata away.
     ///
     /// ```
     /// # use pagemill_core::{BoundBlock, Mobility, Order, Pfn, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};

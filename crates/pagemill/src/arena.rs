@@ -15,7 +15,7 @@
 //! allocator has no handle and its last page is back; how, and on which thread, `registry.rs` says.
 //!
 //! # Invariants
-//! - A1 `span` is one word, so that whoever looks sees the range of one arena and never a mixture of two; so is `numbers`.
+//! - A1 `span` is one word, so that a reader sees the range of one arena and never a mixture of two; so is `numbers`.
 //! - A2 Only code that has a page or frame of the arena, a handle of its allocator, or the registry touches the body: so the
 //!   body is there, and stays. All other code finds by the two words that its address or number is not here, and touches
 //!   nothing else. The words do not deceive: an arena is entered after what lay there before has ended.
@@ -348,7 +348,7 @@ impl Arena {
         &self.memory
     }
 
-    /// Does nobody else see its pages, neither another process nor whoever was given its file?
+    /// Does nobody else see its pages, neither another process nor a holder of its file?
     pub(crate) fn is_lone(&self) -> bool {
         !self.is_handed_on.load(Relaxed) && !self.is_of_parent()
     }
@@ -362,8 +362,8 @@ impl Arena {
         self.is_zeroed && !self.is_handed_on.load(Relaxed) && self.opened_in == fork::generation()
     }
 
-    /// In the child of a fork, once it has read what was used: it shares the notes with its own children alone. Else whoever
-    /// takes a child over could have its parent's later children hand out what is owned.
+    /// In the child of a fork, once it has read what was used: from now on it shares its notes with its own children alone. An
+    /// attacker in it could else clear notes that its parent's later children read, and these would hand out pages that are owned.
     pub(crate) fn keep_own_notes(&self) {
         // SAFETY: notes are written by threads that take frames, and this process has this thread alone, which takes none here.
         // If the system has no memory for others, they stay shared.

@@ -72,8 +72,9 @@ impl fmt::Debug for Builder {
 }
 
 impl Builder {
-    /// The arena's size in pages, divided evenly among the system's nodes that the process may have memory of. Default: half of the
-    /// system's memory, or of the process's memory limit (that of its control groups) where that is less.
+    /// The arena's size in pages, divided evenly among the system's nodes that the process may have memory of.
+    /// Default: half of the system's memory, or of the process's memory limit (that of its control groups) where that
+    /// is less.
     #[must_use]
     pub fn pages(mut self, pages: usize) -> Self {
         self.pages = Some(pages);

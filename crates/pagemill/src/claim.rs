@@ -225,7 +225,7 @@ mod tests {
         begin(2, 5);
         nodes.claim_freed(arena, || 1);
         assert_eq!(arena.claimed_frames(), 1);
-        // Somebody who saw the second one counts when the third has something.
+        // A free that read the second claim's number counts when the third has something.
         arena.claimed.store(3 << NUMBER | 4, Relaxed);
         begin(2, 5);
         nodes.claim_freed(arena, || 1);

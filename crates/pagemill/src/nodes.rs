@@ -261,7 +261,7 @@ impl Nodes {
         kept.get().waits.of.store(kept.0.as_ptr(), Relaxed);
         kept.get()
     }
-    /// Itself, as whoever has a part of it keeps it.
+    /// A pointer to itself, for a holder of a part.
     pub(crate) fn kept(&self) -> Kept {
         match self.kept.get() {
             Some(&kept) => kept,

@@ -14,8 +14,8 @@
 //!    still out goes to the zone from then on, and the call that brings the last one is told so.
 //! 2. That call, perhaps in a signal handler, puts the arena on [`HOME`] ([`come_home`]). It goes on if nobody holds the registry;
 //!    else the holder finds the arena there when it lets go.
-//! 3. [`end`] takes the arena's addresses and numbers out of the tables and unmaps its memory. The header goes on [`FREE`], for the
-//!    next arena; what the arena has on the heap, its [`Inner`], goes on [`ENDED`].
+//! 3. [`end`] takes the arena's addresses and numbers out of the tables and unmaps its memory. The header goes on [`FREE`], for
+//!    the next arena; what the arena has on the heap, its [`Inner`], goes on [`ENDED`].
 //! 4. The next call that may free memory of the heap does that with all of [`ENDED`] ([`bury`]).
 use crate::allocator::Inner;
 use crate::arena::{Arena, Body};
@@ -312,8 +312,8 @@ pub(crate) fn try_lock() -> Option<Writing> {
     if WRITING.try_take() { Some(Writing) } else { None }
 }
 
-/// Nobody changes the registry until [`unlock_after_fork`] or [`unlock_in_child`]. A thread that asks for it while this waits comes
-/// after the fork.
+/// Nobody changes the registry until [`unlock_after_fork`] or [`unlock_in_child`]. A thread that asks for it while this
+/// waits comes after the fork.
 pub(crate) fn lock_for_fork() {
     WRITING.take_for_fork();
 }

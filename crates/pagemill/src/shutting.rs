@@ -1,13 +1,14 @@
-//! Shutting lists, and opening them again while somebody else may come to have a reason to shut them.
+//! Shutting the per-CPU lists, so that freed pages go to the zone, and opening them again.
 //!
-//! A reason is stored before lists are shut for it. Whoever opens them looks for reasons before, and again afterwards: lists
-//! that are open while there is a reason would keep pages from those who wait, or from the reserve.
+//! There is a reason against open lists while a request waits, the zone is low, or the arena is retired: open lists would keep
+//! pages from the request, or from the zone's reserve. A reason is stored before lists are shut for it. A thread that opens lists
+//! looks for reasons first, and again afterwards: another thread may have stored one meanwhile.
 use crate::sync::fence;
 use core::sync::atomic::Ordering::SeqCst;
 
 /// Shuts lists for a reason that was stored before.
 pub(crate) fn shut(shut: impl FnOnce()) {
-    // SeqCst pairs with the fence in `open`: either that sees the reason, or this shuts what it opened.
+    // SeqCst pairs with the fence in `open`: either `open` sees the reason, or this shuts what `open` opened.
     fence(SeqCst);
     shut();
 }

@@ -4,6 +4,9 @@
 //! Requests of at most [`ListPolicy::LARGE`] pages are served from the CPU's list and refill it; larger ones pass it by,
 //! since they would only empty it. What the list does not have comes from the zones, the nearest first, above their low
 //! marks; then the single path is tried, for one block or until the request has what it must have (C3.6, C3.8).
+//!
+//! A request that must have several blocks makes one such attempt, which takes all or gives back what it took. If that was too
+//! little and the request may wait, it does so with nothing in hand, in a line for all its blocks (`wait_for_all`, C3.20).
 use crate::allocator::{Allocator, Inner};
 use crate::arena::Arena;
 use crate::bulk::request::{Bulk, Commit, Delivered};
@@ -83,7 +86,7 @@ impl Allocator {
                         slow.stage = Stage::Over;
                         continue;
                     };
-                    // Who stood in line goes on in bulk when nobody else does.
+                    // A request that stood in line goes on in bulk if no other one is left there.
                     let goes_on = core::mem::take(&mut slow.is_in_line) && !nodes.waits.has(request.lack(nodes, 1));
                     slow.stage = if goes_on { Stage::ZONES } else { Stage::Single { is_tried: true } };
                     arena.stats_here().fallbacks.fetch_add(u64::from(!slow.is_single), Relaxed);
@@ -131,10 +134,10 @@ impl Allocator {
         (Some((inner.arena, run)), true)
     }
 
-    /// What a request came to that brought so many blocks.
+    /// What a call returns that brought so many blocks.
     ///
     /// # Errors
-    /// None, and none ever can be.
+    /// As [`shortfall`](Self::shortfall).
     #[inline]
     pub(super) fn delivered(&self, request: &Bulk<'_>, blocks: usize) -> Result<Delivered, Error> {
         if blocks == request.most {
@@ -149,10 +152,10 @@ impl Allocator {
         Ok(Delivered { blocks, shortfall: self.shortfall(request, blocks, blocks)? })
     }
 
-    /// Why a request brought fewer than it asked for, if it did; `added` blocks came now, of `got` that it has.
+    /// Why a request has fewer blocks than it asked for, if it has: `got`, of which this call brought `added`.
     ///
     /// # Errors
-    /// None came, and none ever can.
+    /// It brought none, and no state of the allocator could have brought one.
     #[cold]
     #[inline(never)]
     pub(super) fn shortfall(&self, request: &Bulk<'_>, got: usize, added: usize) -> Result<Option<Shortfall>, Error> {
@@ -166,7 +169,7 @@ impl Allocator {
         Ok(Some(Shortfall { missing: request.most - got, why }))
     }
 
-    /// Why it did; `needed` more had to come.
+    /// Why it has too few; it needed so many more.
     #[cold]
     #[inline(never)]
     pub(super) fn why(&self, request: &Bulk<'_>, needed: usize) -> Why {
@@ -181,11 +184,11 @@ impl Allocator {
 }
 
 impl Allocator {
-    /// What `attempt` brings, which gives back what it took where that was too little: at once, or when enough has come back
-    /// for a request that may wait. `needed` blocks are what must come at once; 0 is no wait of this kind.
+    /// What `attempt` brings: now, or, for a request that may wait, when enough has come back. `needed` is how many blocks must
+    /// come in one attempt, which gives back what it took if those are fewer; with 0 there is one attempt and no wait here.
     ///
     /// # Errors
-    /// There can never be so many.
+    /// [`Invalid::MoreThanManaged`](pagemill_core::Invalid::MoreThanManaged), `NoSuchNode`: there can never be so many.
     #[inline]
     pub(super) fn all_or_wait<T>(
         &self,
@@ -202,8 +205,8 @@ impl Allocator {
         self.wait_for_all(request, needed, &mut attempt)
     }
 
-    /// May a request that must have so many blocks take them? Not if others wait who lack the same, nor if there are too few: a
-    /// list's batch apart, those would be missing elsewhere until it gave them back.
+    /// May a request that must have so many blocks try now? Not if another one waits that lacks the same. Nor, if it is for more
+    /// than a batch, while there are too few: others would miss those that it took until it gave them back.
     #[inline]
     fn may_try(&self, request: &Bulk<'_>, needed: usize) -> bool {
         let is_awaited = self.nodes().waits.is_awaited();
@@ -215,7 +218,7 @@ impl Allocator {
     fn may_try_many(&self, request: &Bulk<'_>, needed: usize) -> bool {
         let nodes = self.nodes();
         let lack = request.lack(nodes, needed);
-        // One that may not wait may be a signal handler's: it takes no lock and drains nothing.
+        // A request that may not wait may be a signal handler's: so no lock is taken for it, and nothing drained.
         !request.gfp.may_wait()
             || (!nodes.waits.has(lack)
                 && (needed <= Batch::CAPACITY || nodes.reclaim.has_shrinkers() || nodes.has_enough(lack)))
@@ -237,7 +240,7 @@ impl Allocator {
         }
         request.effort = Effort::Take; // The line has the shrinkers called.
         let mut attempt = || match if nodes.has_enough(lack) { attempt(request) } else { None } {
-            None if request.is_refused(needed) => Some(None), // Time brings nothing.
+            None if request.is_refused(needed) => Some(None), // Waiting does not help: it ends.
             None => None,
             got => Some(got),
         };
@@ -434,7 +437,7 @@ pub(super) struct Slow {
     is_single: bool,
     /// It goes past the lists, with this in hand.
     past_list: Option<InHand>,
-    /// Others waited for a block when it began: it takes one in its turn first.
+    /// Other requests waited for a block when it began: it takes one behind them before it goes on in bulk.
     is_in_line: bool,
     /// The node whose zonelist it walks.
     from: NodeId,
@@ -480,7 +483,8 @@ impl Slow {
         }
     }
 
-    /// Leaves the list for the zones; one block alone, and who may wait while others wait for a block, for the single path.
+    /// Goes on from the list to the zones. A request for one block goes to the single path, and so does one that may wait while
+    /// others wait for a block.
     fn begin(&mut self, nodes: &Nodes, ask: &Ask<'_>) {
         self.from = ask.first_node(nodes, self.most);
         self.among = ask.among(nodes);

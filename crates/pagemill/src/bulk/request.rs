@@ -106,7 +106,7 @@ impl<'a> Bulk<'a> {
     /// All `n`, or an error and nothing.
     ///
     /// It takes all or waits with nothing in hand (C3.20), as [`at_least`](Self::at_least) does: two such requests never wait
-    /// for each other. Single requests one after the other may: a thread that holds pages and waits for more keeps them.
+    /// for each other. Two threads that ask page by page may: each keeps the pages that it has while it waits for more.
     #[inline]
     pub const fn exact(n: usize) -> Self {
         Self::at_least(n, n)
@@ -150,8 +150,8 @@ impl<'a> Bulk<'a> {
         self.policy(Policy::Preferred(node)).nodes(NodeMask::only(node))
     }
     /// A request that may wait does so for this long at most, counted from each call that it is made with, also where
-    /// nothing promises that memory comes back. Unless said it waits while shrinkers may bring something, a bounded number
-    /// of rounds.
+    /// nothing promises that memory comes back. Without a deadline it waits a bounded number of rounds, where a
+    /// [`Shrinker`](crate::Shrinker) is registered or another request waits for the same.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Gfp, PageList, Shortfall, Why};

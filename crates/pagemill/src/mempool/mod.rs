@@ -21,7 +21,7 @@
 //!
 //! # Locks
 //! The reserve's lock is held for moving element handles only: no source, callback or other lock is entered with it, and it
-//! is never held together with the queue's, in [`crate::wait`]. No fork begins while it is held ([`no_fork`]), so that a child
+//! is never held together with that of the lines in [`crate::wait`]. No fork begins while it is held ([`no_fork`]), so that a child
 //! finds it free and the reserve whole; whoever takes it there first forgets what the parent's threads waited for or were taking.
 //!
 //! The choices, and what shows that they do: `docs/adr/0022-the-pool.md`.
