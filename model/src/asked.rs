@@ -18,8 +18,9 @@ pub(crate) struct Asked {
     turns: usize,
     /// Frames of each zone that are not out and not on a list, as far as is known: at least.
     bare: Vec<usize>,
-    /// Why nothing that happened could serve it; `None` where that is not known. It may have been stopped before.
+    /// The errors with which it has to be refused, since no state could serve it; `None` where that is not known.
     refusals: Option<Vec<Invalid>>,
+    /// Nothing is missing, so it ends before it could be refused.
     is_stopped: bool,
     /// Waits that had ended before, unless somebody else waited meanwhile.
     waits: Option<u64>,
@@ -120,14 +121,14 @@ impl World {
         self.asked().plan.bounds
     }
 
-    /// Time would bring the request nothing that it has to have.
+    /// No wait is expected of the request any more: it ended before one, or got what it must have.
     fn waits_no_more(&mut self) {
         if let Some(asked) = &mut self.asked {
             asked.plan.is_in_vain = asked.plan.is_in_vain.and(Some(false));
         }
     }
 
-    /// Compares what refused the request, if something did, with what had to. An error that is none of these is a failure.
+    /// Compares the error with which the request was refused, if it was, with those that are due. Any other is a failure.
     pub(crate) fn check_refusal(&mut self, error: Option<&Error>) -> Result<(), Failure> {
         let Asked { request, refusals, is_stopped, .. } = self.asked();
         let known = refusals.as_ref();

@@ -110,8 +110,8 @@ impl World {
         Ok(())
     }
 
-    /// Free memory above the high mark goes to the system, as much as that has committed: which frames those are, nobody else
-    /// knows.
+    /// Free memory above the high mark goes to the system, as far as it is committed. The model does not know which frames are,
+    /// so it holds an upper bound alone.
     pub(crate) fn give_back(&mut self) -> Result<(), Failure> {
         let told = self.allocator.give_back().get();
         let Some(zones) = &self.zones else { return Ok(()) };

@@ -34,7 +34,7 @@ pub fn set_fake_cpu(cpu: usize) {
 pub struct Failure(String);
 
 impl Failure {
-    /// That it is this.
+    /// A failure that this describes.
     pub fn new(what: impl Into<String>) -> Self {
         Self(what.into())
     }

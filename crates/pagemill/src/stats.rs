@@ -381,8 +381,8 @@ impl Inner {
         self.sum_lists(|list| list.pushed()).wrapping_add(direct) & LISTS_COUNT
     }
 
-    /// Is there a frame that is neither out nor put aside, nor kept back by a mark? Then a request that found none came
-    /// while it was on its way.
+    /// Is there a frame that is neither out nor put aside, nor kept back by a mark or a claim? Then a request that found none
+    /// came while another thread had that frame in its hands.
     #[cold]
     pub(crate) fn has_frames_under_way(&self, gfp: Gfp) -> bool {
         let kept = (self.floor(gfp, Level::Min) as usize).min(self.zone.free_frames());
