@@ -232,6 +232,7 @@ impl Nodes {
     /// # Errors
     /// [`Invalid::NoSuchNode`], [`Invalid::MoreThanManaged`].
     #[cold]
+    #[inline(never)]
     pub(crate) fn check_lack(&self, lack: Lack, gfp: Gfp) -> Result<(), Error> {
         let frames = lack.order.frames() as usize;
         let blocks_of = |arena: &Inner| {
@@ -327,6 +328,7 @@ impl Nodes {
     }
 
     /// Rounds of direct reclaim, each followed by another try.
+    #[inline(never)]
     fn take_by_reclaim(&self, ask: &Ask<'_>, from: NodeId) -> Option<Taken> {
         if !self.reclaim.has_shrinkers() {
             return None;
@@ -356,6 +358,7 @@ impl Nodes {
     }
 
     /// Waits in the line of `lack`, with the lists shut, and tries until `attempt` brings something or the wait ends.
+    #[inline(never)]
     pub(crate) fn wait_in_line<T>(
         &self,
         ask: &Ask<'_>,
@@ -378,6 +381,7 @@ impl Nodes {
     }
 
     /// A page that another thread has in its hands, once that has reached a list or the zone.
+    #[inline(never)]
     fn take_from_others_hands(&self, ask: &Ask<'_>, from: NodeId) -> Option<Taken> {
         if ask.order != Order::ZERO || self.faults.get().is_some() {
             return None; // Single frames under way make no block; and what is refused on purpose stays so.
