@@ -114,6 +114,8 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.nodes().reclaim.stop();
+        // All of them before any ends: the child of a fork would look at the others' zonelists.
+        self.nodes().ever().into_iter().for_each(Inner::abandon);
         for inner in self.nodes().ever() {
             let arena = inner.arena;
             if inner.leave() {
@@ -294,8 +296,6 @@ impl Inner {
     /// Returns whether all pages are back. If they are not, the call that frees the last page will learn that from the zone
     /// and end the arena. That may happen on another thread at any time: do not touch `self` after `false`.
     pub(crate) fn leave(&self) -> bool {
-        self.is_ownerless.store(true, Relaxed);
-        self.retired.store(true, Relaxed);
         // Waits for calls that are opening lists. None does so from now on.
         self.opening.hold_back();
         self.shut_lists();
@@ -313,6 +313,12 @@ impl Inner {
         let left =
             if self.out_at_rest() == 0 { self.arena.frames() - self.zone.free_frames() - quarantined } else { 0 };
         self.zone.close(quarantined + left)
+    }
+
+    /// No handle is left: [`leave`](Self::leave) comes next, in the child of a fork too.
+    fn abandon(&'static self) {
+        self.is_ownerless.store(true, Relaxed);
+        self.retired.store(true, Relaxed);
     }
 
     /// Unmaps the memory of the lists.

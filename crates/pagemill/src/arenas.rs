@@ -71,8 +71,9 @@ impl Nodes {
         inner.turn.fetch_add(1, Relaxed);
         inner.is_low.store(false, Relaxed);
         inner.retired.store(false, Relaxed);
-        inner.open_lists();
         self.publish(held);
+        // Published first: who ends a wait meanwhile opens the lists of what it finds.
+        inner.open_lists();
         self.tell_who_waits();
     }
 }
@@ -147,6 +148,7 @@ impl Allocator {
         inner.shut_lists();
         nodes.publish(&held);
         inner.drain_all();
+        inner.zone.end_withholding();
         inner.give_back(Unused::All, usize::MAX);
         Ok(PageCount::new(inner.out_at_rest()))
     }

@@ -16,6 +16,7 @@
 //! # Invariant
 //! - Q1 What is claimed of a zone is at most what the claimant lacks, and none once its claim has ended.
 use crate::allocator::Inner;
+use crate::fork::generation;
 use crate::nodes::Nodes;
 use crate::slow::Lack;
 use core::cell::Cell;
@@ -34,8 +35,9 @@ pub(crate) struct Claims {
     /// Below: how many frames are still to be counted to the claim. Above, times 2^32: the claim's number. A free that is late
     /// may count when its claim has ended; by the number its frames are not taken for the next claim's.
     wanted: AtomicU64,
-    /// The nodes that those frames may be of; stored before `wanted`.
+    /// The nodes that those frames may be of, and whether they must lie below 4 GiB; stored before `wanted`.
     nodes: AtomicU64,
+    is_dma32: AtomicBool,
 }
 
 const NUMBER: u32 = 32;
@@ -64,10 +66,15 @@ impl Nodes {
     }
 
     #[cold]
+    #[inline(never)]
     fn count_to_claim(&self, arena: &Inner, n: usize) {
         let claims = &self.claims;
         let share = |wanted: u64| u64::from(wanted as u32).min(n as u64);
-        let may = || NodeMask::from_bits(claims.nodes.load(Relaxed)).contains(arena.node);
+        let may = || {
+            let nodes = NodeMask::from_bits(claims.nodes.load(Relaxed)).and(self.allowed());
+            let gfp = if claims.is_dma32.load(Relaxed) { Gfp::KERNEL | Gfp::DMA32 } else { Gfp::KERNEL };
+            nodes.contains(arena.node) && arena.kind.serves(gfp) && !arena.is_retired()
+        };
         let less = |wanted: u64| (share(wanted) > 0 && may()).then(|| wanted - share(wanted));
         // Acquire pairs with the Release in `begin`: the nodes are that claim's.
         let Ok(before) = claims.wanted.fetch_update(Acquire, Acquire, less) else { return };
@@ -93,14 +100,15 @@ impl Inner {
         let kept = self.marks.floor(gfp, level);
         match self.claimed_frames().saturating_add(self.zone.withheld_frames()) {
             0 => kept,
-            _ if IS_CLAIMANT.get() => kept,
+            // Not in a signal handler: it may not wait, has no claim, and must not touch a thread's own variable.
+            _ if gfp.may_wait() && IS_CLAIMANT.get() => kept,
             claimed => kept.saturating_add(claimed),
         }
     }
 
     /// A block of the pageblock that is withheld for this request.
-    pub(crate) fn take_withheld(&self, order: Order, floor: u32) -> Option<Pfn> {
-        let is_for_this = self.zone.withheld_frames() >= order.frames() && IS_CLAIMANT.get();
+    pub(crate) fn take_withheld(&self, gfp: Gfp, order: Order, floor: u32) -> Option<Pfn> {
+        let is_for_this = gfp.may_wait() && self.zone.withheld_frames() >= order.frames() && IS_CLAIMANT.get();
         if is_for_this { self.zone.take_withheld(order, floor) } else { None }
     }
 }
@@ -111,6 +119,8 @@ pub(crate) struct Claim<'n> {
     nodes: &'n Nodes,
     lack: Lack,
     is_held: bool,
+    /// The [generation](crate::fork) that the request is of: in the child of a fork nothing is claimed.
+    generation: u64,
     /// The most frames that it had so far.
     best: usize,
     /// Since when it has had those; or when it last ended.
@@ -122,20 +132,24 @@ pub(crate) struct Claim<'n> {
 impl<'n> Claim<'n> {
     /// None yet.
     pub(crate) fn new(nodes: &'n Nodes, lack: Lack) -> Self {
-        Self { nodes, lack, is_held: false, best: 0, since: None, block: None }
+        Self { nodes, lack, is_held: false, generation: generation(), best: 0, since: None, block: None }
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held && self.generation == generation()
     }
 
     /// One attempt, with what is claimed. Begins the claim if the request was overtaken often, ends it if it gets no further.
     pub(crate) fn attempt<T>(&mut self, is_overtaken: bool, attempt: impl FnOnce() -> Option<T>) -> Option<T> {
         let has_rested = self.since.is_none_or(|since| since.elapsed() >= PATIENCE);
-        if self.is_held && self.frames() > self.best {
+        if self.is_held() && self.frames() > self.best {
             (self.best, self.since) = (self.frames(), Some(Instant::now()));
-        } else if self.is_held && has_rested {
+        } else if self.is_held() && has_rested {
             self.end();
-        } else if !self.is_held && is_overtaken && has_rested {
+        } else if !self.is_held() && is_overtaken && has_rested && self.generation == generation() {
             self.begin();
         }
-        if !self.is_held {
+        if !self.is_held() {
             return attempt();
         }
         struct Over;
@@ -168,12 +182,14 @@ impl<'n> Claim<'n> {
         (self.is_held, self.best, self.since) = (true, 0, Some(Instant::now()));
         if self.lack.is_one_block() {
             let last = self.block.take();
-            let arenas = self.nodes.all().iter().copied().filter(|arena| self.lack.is_served_by(arena));
+            let may = |arena: &&Inner| self.lack.is_served_by(arena) && self.nodes.allowed().contains(arena.node);
+            let arenas = self.nodes.all().iter().copied().filter(may);
             let from = |arena: &Inner| last.filter(|(of, _)| core::ptr::eq(*of, arena)).map_or(0, |(_, block)| block);
             self.block =
                 arenas.filter_map(|arena| Some((arena, arena.zone.withhold(self.lack.order(), from(arena))?))).next();
         } else {
             claims.nodes.store(self.lack.nodes().as_bits(), Relaxed);
+            claims.is_dma32.store(self.lack.gfp().contains(Gfp::DMA32), Relaxed);
             let number = claims.wanted.load(Relaxed) >> NUMBER;
             claims.wanted.store(number << NUMBER | self.lack.frames() as u64, Release);
         }
@@ -195,7 +211,7 @@ impl<'n> Claim<'n> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        if self.is_held {
+        if self.is_held() {
             self.end();
         }
     }
@@ -219,6 +235,20 @@ mod tests {
         assert_eq!((arena.claimed_frames(), claims.wanted.load(Relaxed)), (2, 1 << NUMBER | 1));
         nodes.claim_freed(arena, || 2);
         assert_eq!(arena.claimed_frames(), 3, "no more than is lacked");
+        // What cannot serve it is not counted: memory that lies too high, of a node that is not allowed, or retired.
+        begin(1, 3);
+        let counts = || {
+            let before = claims.wanted.load(Relaxed);
+            nodes.claim_freed(arena, || 1);
+            claims.wanted.load(Relaxed) != before
+        };
+        claims.is_dma32.store(true, Relaxed);
+        assert!(!counts());
+        claims.is_dma32.store(false, Relaxed);
+        arena.retired.store(true, Relaxed);
+        assert!(!counts());
+        arena.retired.store(false, Relaxed);
+        assert!(counts());
         // The claim ends; the next one begins with nothing, whatever was counted to the last.
         begin(2, 0);
         assert_eq!(arena.claimed_frames(), 0);

@@ -199,7 +199,9 @@ impl Allocator {
     pub fn give_back_at_most(&self, pages: PageCount) -> PageCount {
         let nodes = self.nodes();
         nodes.drain_all();
-        let given = nodes.in_use().fold(0, |given, arena| given + arena.give_back(Unused::All, pages.get() - given));
+        let given = nodes
+            .in_use()
+            .fold(0, |given, arena| given + arena.give_back(Unused::All, pages.get().saturating_sub(given)));
         PageCount::new(given)
     }
 

@@ -290,7 +290,7 @@ impl Inner {
             return None;
         }
         let floor = self.floor(gfp, level);
-        let withheld = self.take_withheld(order, floor);
+        let withheld = self.take_withheld(gfp, order, floor);
         let pfn = withheld.or_else(|| self.zone.alloc_block(order, gfp.mobility(), floor))?;
         self.prepare_block(pfn.as_u32(), gfp, order)
     }

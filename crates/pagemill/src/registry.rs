@@ -212,15 +212,20 @@ pub(crate) fn come_home(arena: &'static Arena) {
 /// Ends the arenas on [`HOME`], if nobody holds the registry; else its holder does, when it lets go.
 fn end_those_at_home() {
     while !HOME.load(Relaxed).is_null() && WRITING.try_take() {
-        let mut next = HOME.swap(ptr::null_mut(), Acquire);
-        // SAFETY: null, or an arena, and those are never freed.
-        while let Some(arena) = unsafe { next.as_ref() } {
-            next = arena.next.load(Relaxed);
-            end(arena);
-        }
+        end_those_held();
         WRITING.release();
         // SeqCst as in `unlock_after_fork`.
         fence(SeqCst);
+    }
+}
+
+/// With the registry held: ends the arenas on [`HOME`].
+fn end_those_held() {
+    let mut next = HOME.swap(ptr::null_mut(), Acquire);
+    // SAFETY: null, or an arena, and those are never freed.
+    while let Some(arena) = unsafe { next.as_ref() } {
+        next = arena.next.load(Relaxed);
+        end(arena);
     }
 }
 
@@ -303,6 +308,8 @@ impl Drop for Writing {
 pub(crate) fn lock() -> Writing {
     crate::fork::watch();
     WRITING.take();
+    // What ended before this call is not in its way, though its memory may still be on the way to the system.
+    end_those_held();
     Writing
 }
 

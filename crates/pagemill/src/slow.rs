@@ -69,7 +69,7 @@ impl Lack {
         self.blocks * self.order.frames() as usize
     }
     /// The least flags with its zones: other flags do not tell kinds apart.
-    fn gfp(&self) -> Gfp {
+    pub(crate) fn gfp(&self) -> Gfp {
         if self.is_dma32 { Gfp::KERNEL | Gfp::DMA32 } else { Gfp::KERNEL }
     }
     pub(crate) fn is_served_by(&self, arena: &Inner) -> bool {
@@ -132,6 +132,14 @@ const ROUNDS: u32 = 16;
 /// first, then every 50 us, 20 ms in all. In that time a thread that was preempted with frames in its hands runs again.
 const TURNS: u32 = 400;
 const AT_ONCE: u32 = 32;
+
+fn let_others_on(turn: u32) {
+    if turn < AT_ONCE {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(core::time::Duration::from_micros(50));
+    }
+}
 
 /// A block, and the arena it is of.
 pub(crate) type Taken = (&'static Inner, u32);
@@ -219,6 +227,13 @@ impl Nodes {
             return Ok(Some(taken));
         }
         let is_for_line = self.may_wait_in_line(ask, lack);
+        // It stands behind nobody any more, or may not wait there.
+        if is_behind
+            && !is_for_line
+            && let Some(taken) = self.try_levels(ask, from, None)
+        {
+            return Ok(Some(taken));
+        }
         Ok(match ask.effort {
             Effort::Wait if is_for_line => self.wait_in_line(ask, lack, &mut || self.try_levels(ask, from, None)),
             _ if is_for_line || ask.gfp.contains(Gfp::NORETRY) => None,
@@ -274,6 +289,14 @@ impl Nodes {
     pub(crate) fn has_enough(&self, lack: Lack) -> bool {
         let has = || self.may_have(lack, |arena| arena.floor(lack.gfp(), Level::Min));
         lack.blocks == 1 || has() || (self.drain_all() > 0 && has())
+    }
+
+    /// The same, if need be when others have put down what is in their hands; that takes 20 ms at most.
+    pub(crate) fn has_enough_soon(&self, lack: Lack, ask: &Ask<'_>) -> bool {
+        let is_under_way = || self.all().iter().any(|arena| arena.has_frames_under_way(ask.gfp));
+        let turns = if ask.gfp.contains(Gfp::NORETRY) { 0 } else { TURNS };
+        (0..turns).take_while(|_| !self.has_enough(lack) && is_under_way()).for_each(let_others_on);
+        self.has_enough(lack)
     }
 
     /// What lies above the low marks, then what lies above those that the flags reach down to; `owner` is told to
@@ -373,7 +396,8 @@ impl Nodes {
         self.waits.wait(lack, &ask.patience, (!ask.is_endless()).then_some(rounds), |is_overtaken| {
             // A request that stopped waiting at this moment may have opened them.
             self.shut_lists();
-            if has_shrinkers {
+            // What is claimed nobody else gets: not those either whom a shrinker may wait for.
+            if has_shrinkers && !claim.is_held() {
                 self.reclaim.direct(ask.gfp, lack.blocks * lack.order.frames() as usize);
             }
             claim.attempt(is_overtaken, &mut *attempt)
@@ -391,11 +415,7 @@ impl Nodes {
             if !is_under_way() || ask.patience.is_over() {
                 return None;
             }
-            if turn < AT_ONCE {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(core::time::Duration::from_micros(50));
-            }
+            let_others_on(turn);
             if let Some(taken) = self.try_levels(ask, from, None) {
                 return Some(taken);
             }

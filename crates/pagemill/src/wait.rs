@@ -200,6 +200,7 @@ impl<K: Copy + PartialEq> Waits<K> {
     /// Something came back: wakes the heads of those kinds for which `is_hopeful` says that there may be enough now. May be
     /// called in a signal handler, and so may `is_hopeful`, which is called with the lines held.
     #[cold]
+    #[inline(never)]
     pub(crate) fn note_free(&self, is_hopeful: &dyn Fn(K) -> bool) {
         // Release pairs with the Acquire in `release`: a head that is woken for this free finds what was freed.
         let before = self.frees.fetch_add(1, Release);
@@ -316,7 +317,8 @@ impl<K: Copy + PartialEq> Waits<K> {
                     break None;
                 }
             } else if in_line_until.is_some_and(|end| Instant::now() >= end) {
-                break None;
+                // The head may be in a shrinker's hands, while what it waits for came back.
+                break attempt(false);
             }
             let is_head = seat.is_head.load(Acquire);
             let ends = [patience.deadline, in_line_until.filter(|_| !is_head)];

@@ -2,6 +2,7 @@
 //! waits.
 use crate::common::until;
 use pagemill::{Allocator, BlockList, Bulk, Cancel, Gfp, Memory, Order, Page, PageList, Shrink, Shrinker, Watermarks};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -102,4 +103,45 @@ fn who_reclaims_passes_nobody_who_lacks_the_same() {
     });
     assert!(allocator.alloc_page(Gfp::KERNEL | Gfp::NORETRY).is_ok());
     drop(registered);
+}
+
+/// Brings nothing; from the second call on it takes as long as it is told to.
+#[derive(Default)]
+struct Slow {
+    calls: AtomicUsize,
+    is_over: AtomicBool,
+}
+
+impl Shrinker for Slow {
+    fn shrink(&self, _wanted: Shrink) -> usize {
+        if self.calls.fetch_add(1, Relaxed) == 1 {
+            until("the end of a slow shrinker", || self.is_over.load(Relaxed));
+        }
+        0
+    }
+}
+
+#[test]
+fn who_stands_behind_one_in_a_shrinker_gets_what_comes_back() {
+    let allocator = one_cpu();
+    let mut pages = all(&allocator);
+    let slow = Arc::new(Slow::default());
+    let _registered = allocator.register_shrinker(slow.clone());
+    std::thread::scope(|scope| {
+        // The first in line: it looks at nothing until its shrinker is done.
+        let first = scope.spawn(|| allocator.alloc_page(Gfp::KERNEL).map(drop));
+        until("a shrinker at work", || slow.calls.load(Relaxed) == 2);
+        pages.truncate(PAGES / 2);
+        for gfp in [Gfp::KERNEL, Gfp::KERNEL | Gfp::NORETRY] {
+            let one = allocator.alloc_page(gfp).map(drop);
+            let many = allocator.alloc_pages_bulk_list(Bulk::exact(8).gfp(gfp), &mut PageList::new());
+            if one.is_err() || many.is_err() {
+                slow.is_over.store(true, Relaxed);
+            }
+            assert!(one.is_ok() && many.is_ok(), "{gfp:?}: {one:?} and {many:?} with half of all pages free");
+        }
+        assert_eq!(allocator.stats().waiting, 1);
+        slow.is_over.store(true, Relaxed);
+        first.join().unwrap().unwrap();
+    });
 }

@@ -196,13 +196,14 @@ impl Allocator {
         needed: usize,
         mut attempt: impl FnMut(&mut Bulk<'_>) -> Option<T>,
     ) -> Result<Option<T>, Error> {
-        if needed == 0 || self.may_try(request, needed) {
+        let is_tried = needed == 0 || self.may_try(request, needed);
+        if is_tried {
             let got = attempt(request);
             if got.is_some() || needed == 0 {
                 return Ok(got);
             }
         }
-        self.wait_for_all(request, needed, &mut attempt)
+        self.wait_for_all(request, needed, is_tried, &mut attempt)
     }
 
     /// May a request that must have so many blocks try now? Not if another one waits that lacks the same. Nor, if it is for more
@@ -230,13 +231,19 @@ impl Allocator {
         &self,
         request: &mut Bulk<'_>,
         needed: usize,
+        is_tried: bool,
         attempt: &mut dyn FnMut(&mut Bulk<'_>) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let nodes = self.nodes();
         let (ask, lack) = (request.ask(nodes), request.lack(nodes, needed));
         nodes.check_lack(lack, ask.gfp)?;
-        if crate::reclaim::is_reclaiming() || request.is_refused(needed) || !nodes.may_wait_in_line(&ask, lack) {
+        if crate::reclaim::is_reclaiming() || request.is_refused(needed) {
             return Ok(None);
+        }
+        if !nodes.may_wait_in_line(&ask, lack) {
+            // Others waited, who do no more, or frames were in somebody's hands.
+            let may_try = !is_tried && nodes.has_enough_soon(lack, &ask);
+            return Ok(if may_try { attempt(request) } else { None });
         }
         request.effort = Effort::Take; // The line has the shrinkers called.
         let mut attempt = || match if nodes.has_enough(lack) { attempt(request) } else { None } {
