@@ -159,7 +159,7 @@ pub unsafe fn set_bytes(bytes: *mut u8, n: usize, value: u8) {
 /// // SAFETY: 9 cells that nobody else uses.
 /// unsafe {
 ///     pagemill_sys::count_up(links.as_mut_ptr(), 9, 7);
-///     assert!(links == [7, 8, 9, 10, 11, 12, 13, 14, 15] && pagemill_sys::do_count_up(links.as_ptr(), 9, 7));
+///     assert!(links == [7, 8, 9, 10, 11, 12, 13, 14, 15] && pagemill_sys::do_count_up(links.as_mut_ptr(), 9, 7));
 /// }
 /// ```
 #[inline(always)]
