@@ -135,7 +135,7 @@ fn the_high_marks_worth_stays_of_parts_too() {
 
 #[test]
 fn no_part_of_a_pageblock_goes_back_where_the_system_may_use_huge_pages() {
-    let allocator = Allocator::builder().pages(PAGES).build().unwrap();
+    let allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).build().unwrap();
     let range = allocator.arenas()[0].range.clone();
     let kept = keep_one_of_each_pageblock(&allocator, &range);
     assert_eq!((allocator.give_back().get(), resident_pages(&range)), (0, PAGES));
