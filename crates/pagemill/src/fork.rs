@@ -164,24 +164,20 @@ mod tests {
         in_parent();
     }
 
+    fn hold_registry(others: &dyn Fn()) {
+        let held = registry::lock();
+        others();
+        drop(held);
+    }
+
     #[test]
     fn the_registry_is_waited_for_asleep() {
-        let hold = |others: &dyn Fn()| {
-            let held = registry::lock();
-            others();
-            drop(held);
-        };
-        assert_sleeps(hold, || drop(registry::lock()));
+        assert_sleeps(hold_registry, || drop(registry::lock()));
     }
 
     #[test]
     fn a_fork_waits_for_the_registry_asleep() {
-        let hold = |others: &dyn Fn()| {
-            let held = registry::lock();
-            others();
-            drop(held);
-        };
-        assert_sleeps(hold, || fork_with(|| {}));
+        assert_sleeps(hold_registry, || fork_with(|| {}));
     }
 
     #[test]
