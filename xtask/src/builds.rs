@@ -226,14 +226,14 @@ pub(crate) const OPTIMISED: &str = "--release -p pagemill-core -p pagemill-sys -
 pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
     let test = shell.cargo(&format!("test --locked {OPTIMISED} --lib --tests")).limit(BUILD_LIMIT);
     let built = suites::build(test, "test-release-build")?;
-    at_least_one(shell, Suite::new(shell, "test-release").run(&built.tests)?, "test-release")
+    at_least_one(shell, Suite::new(shell, "test-release").fewer_cases().run(&built.tests)?, "test-release")
 }
 
 /// What is measured without misuse detection is an allocator too: the tests that hold nothing of detection.
 pub(crate) fn test_detection_off(shell: &Shell) -> Result<Tally> {
     let test = checked(shell, "test --locked --release -p pagemill --features detection-off --lib --tests");
     let built = suites::build(test, "test-detection-off-build")?;
-    at_least_one(shell, Suite::new(shell, "test-detection-off").run(&built.tests)?, "test-detection-off")
+    at_least_one(shell, Suite::new(shell, "test-detection-off").fewer_cases().run(&built.tests)?, "test-detection-off")
 }
 
 /// docs/one-page.md against the steps that a page really goes through.

@@ -119,6 +119,11 @@ impl<'a> Suite<'a> {
         self
     }
 
+    /// Property tests with a fifth of their cases: `tests` tries all of them.
+    pub(crate) fn fewer_cases(self) -> Self {
+        self.env("PROPTEST_CASES", "60")
+    }
+
     /// Only the tests for which this is true.
     pub(crate) fn only(mut self, is_chosen: impl Fn(&Program, &str) -> bool + Sync + 'a) -> Self {
         self.is_chosen = Box::new(is_chosen);

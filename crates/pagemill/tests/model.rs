@@ -55,18 +55,31 @@ fn live(allocator: Allocator, ops: &[Raw], mask: u32) -> Result<(), TestCaseErro
     allocator.close().map_err(|still_out| TestCaseError::fail(still_out.to_string()))
 }
 
+/// `usual` cases, or operations; more or fewer in proportion with PROPTEST_CASES, which is how many cases a test has that
+/// usually has 300.
+fn scaled(usual: u32) -> u32 {
+    match std::env::var_os("PROPTEST_CASES") {
+        None => usual,
+        Some(_) => (u64::from(usual) * u64::from(ProptestConfig::default().cases) / 300).max(1) as u32,
+    }
+}
+
+/// What a test tries that usually has so many cases, and where its failures are kept.
+pub(crate) fn config(cases: u32, failures: &'static str) -> ProptestConfig {
+    ProptestConfig {
+        cases: scaled(cases),
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(failures))),
+        ..ProptestConfig::default()
+    }
+}
+
 fn check(cases: u32, sizes: &'static [usize], build: fn(usize) -> Option<Allocator>, mask: u32) {
-    let default = ProptestConfig::default();
-    let config = ProptestConfig {
-        // PROPTEST_CASES has as many tried as one has time for.
-        cases: if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { cases },
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("proptest-regressions/model.txt"))),
-        ..default
-    };
     let strategy = (proptest::sample::select(sizes), proptest::collection::vec(raw(), 1..120));
-    let outcome = TestRunner::new(config).run(&strategy, |(pages, ops)| match build(pages) {
-        Some(allocator) => live(allocator, &ops, mask),
-        None => Ok(()),
+    let outcome = TestRunner::new(config(cases, "proptest-regressions/model.txt")).run(&strategy, |(pages, ops)| {
+        match build(pages) {
+            Some(allocator) => live(allocator, &ops, mask),
+            None => Ok(()),
+        }
     });
     if let Err(failure) = outcome {
         panic!("{failure}");
@@ -95,7 +108,7 @@ fn large_arenas_agree_with_the_model() {
 }
 
 /// Four worlds on one allocator: what each has, nobody else gets.
-fn share(allocator: Allocator, seed: u64, ops: usize) {
+fn share(allocator: Allocator, seed: u64, ops: u32) {
     const THREADS: u32 = 4;
     let ledger = Arc::new(Ledger::new(&allocator));
     let most = ledger.frames() / 3;
@@ -133,9 +146,9 @@ fn share(allocator: Allocator, seed: u64, ops: usize) {
 #[test]
 fn worlds_that_share_an_allocator_share_no_page() {
     for (seed, pages) in [(1, 300), (2, 3000), (3, 20_000)] {
-        share(portable(pages).unwrap(), seed, 4000);
+        share(portable(pages).unwrap(), seed, scaled(4000));
         if let Some(allocator) = rseq(pages) {
-            share(allocator, seed, 4000);
+            share(allocator, seed, scaled(4000));
         }
     }
 }

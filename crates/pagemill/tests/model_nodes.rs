@@ -3,10 +3,11 @@
 //! that fail (C3.4, C3.6 to C3.8, C3.12 to C3.14).
 //!
 //! A failing case is shrunk and printed, machine and operations, and its seed kept in `proptest-regressions/`.
+use crate::model::config;
 use pagemill::{Allocator, Backend, Builder};
 use pagemill_model::{Failing, Machine, Op, Raw, World, fake_cpu, set_fake_cpu};
 use proptest::prelude::*;
-use proptest::test_runner::{FileFailurePersistence, TestCaseError, TestRunner};
+use proptest::test_runner::{TestCaseError, TestRunner};
 
 const CPUS: usize = 5;
 /// Without frame states misuse is not seen, and what comes back is taken for unmovable: as in the other model test.
@@ -89,13 +90,7 @@ fn live(on: On, machine: &Machine, ops: &[Raw], mask: u32) -> Result<u64, TestCa
 }
 
 fn run<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value) -> Result<(), TestCaseError>) {
-    let default = ProptestConfig::default();
-    let config = ProptestConfig {
-        // PROPTEST_CASES has as many tried as one has time for.
-        cases: if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { cases },
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("proptest-regressions/model_nodes.txt"))),
-        ..default
-    };
+    let config = config(cases, "proptest-regressions/model_nodes.txt");
     if let Err(failure) = TestRunner::new(config).run(&strategy, test) {
         panic!("{failure}");
     }
