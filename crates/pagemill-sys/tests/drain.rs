@@ -83,7 +83,7 @@ fn a_restartable_sequences_owner_goes_on() {
 /// Four threads push and pop one portable list's frames, and one drains it all the time.
 #[test]
 fn nothing_is_lost_or_doubled_by_drains() {
-    let turns = if cfg!(miri) { 60 } else { 20_000 };
+    let turns = if cfg!(miri) { 30 } else { 20_000 };
     let lists = PerCpu::new(Backend::Portable, 1, || 0).unwrap();
     let frames = 40u32;
     let mut owned: Vec<u32> = std::thread::scope(|scope| {

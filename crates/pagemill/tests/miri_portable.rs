@@ -200,7 +200,7 @@ fn others_work_while_everything_is_validated() {
     let allocator = allocator(200);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for turn in 0..if cfg!(miri) { 4 } else { 2000 } {
+            for turn in 0..if cfg!(miri) { 2 } else { 2000 } {
                 let mut list = PageList::new();
                 allocator.alloc_pages_bulk_list(Bulk::up_to(40 + turn % 30), &mut list).unwrap();
                 drop(allocator.alloc_pages(Gfp::KERNEL, Order::new(3).unwrap()));
@@ -223,7 +223,7 @@ fn allocators_close_while_others_work() {
     let other = allocator(16);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for _ in 0..if cfg!(miri) { 4 } else { 300 } {
+            for _ in 0..if cfg!(miri) { 2 } else { 300 } {
                 let short = allocator(8);
                 let page = short.alloc_page(Gfp::KERNEL).unwrap();
                 let refused = short.close().unwrap_err();
@@ -231,7 +231,7 @@ fn allocators_close_while_others_work() {
                 refused.allocator.close().unwrap();
             }
         });
-        for _ in 0..if cfg!(miri) { 30 } else { 3000 } {
+        for _ in 0..if cfg!(miri) { 15 } else { 3000 } {
             drop(other.alloc_page(Gfp::KERNEL).unwrap());
         }
     });
