@@ -72,8 +72,8 @@ impl Nodes {
         inner.is_low.store(false, Relaxed);
         inner.retired.store(false, Relaxed);
         self.publish(held);
-        // Published first: who ends a wait meanwhile opens the lists of what it finds.
-        inner.open_lists();
+        // Published first: a request that stops waiting meanwhile opens the lists of the arenas that it finds.
+        inner.settle_lists();
         self.tell_who_waits();
     }
 }
@@ -145,7 +145,7 @@ impl Allocator {
             return Err(Invalid::LastArena.into());
         }
         inner.retired.store(true, Relaxed);
-        inner.shut_lists();
+        inner.settle_lists();
         nodes.publish(&held);
         inner.drain_all();
         inner.zone.end_withholding();
