@@ -411,3 +411,49 @@ impl Inner {
         }
     }
 }
+
+#[cfg(all(test, not(any(miri, shuttle, feature = "detection-off"))))]
+mod tests {
+    use crate::patience::until;
+    use crate::registry::by_address;
+    use crate::{Allocator, Memory};
+
+    #[test]
+    fn a_child_forked_amid_the_drop_of_the_last_handle_ends_all_arenas() {
+        let allocator = (0..3).fold(Allocator::builder(), |builder, _| builder.memory(Memory::anonymous(64))).build();
+        let allocator = allocator.unwrap();
+        let number = allocator.nodes().number;
+        let arenas = allocator.nodes().ever();
+        let addrs: Vec<usize> = arenas.iter().map(|inner| inner.arena.base()).collect();
+        let is_there = |addr| by_address(addr).is_some_and(|(arena, _)| arena.inner().nodes.number == number);
+        // The thread that drops the handle waits for this at the second one, and has not come to the third.
+        assert!(arenas[1].opening.try_enter());
+        let dropping = std::thread::spawn(|| drop(allocator));
+        until("a thread at the second arena", || {
+            let is_open = arenas[1].opening.try_enter();
+            is_open.then(|| arenas[1].opening.leave()).is_none()
+        });
+        // SAFETY: the child calls what may be called in the child of a program with threads.
+        match unsafe { libc::fork() } {
+            0 => {
+                let left = addrs.iter().filter(|&&addr| is_there(addr)).count();
+                // SAFETY: ends the child without what the parent's exit runs.
+                unsafe { libc::_exit(left as i32) }
+            }
+            child => {
+                arenas[1].opening.leave();
+                let mut status = 0;
+                // SAFETY: the child made above.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(
+                    libc::WEXITSTATUS(status),
+                    0,
+                    "arenas are left in the child, over zonelists of others that ended"
+                );
+                assert_eq!(status, 0);
+            }
+        }
+        dropping.join().unwrap();
+        assert!(!addrs.into_iter().any(is_there));
+    }
+}

@@ -186,3 +186,20 @@ impl Allocator {
         Some(fd)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Allocator, Memory, Order};
+
+    #[test]
+    fn nothing_of_a_retired_arena_is_withheld() {
+        let allocator = Allocator::builder().pages(512).build().unwrap();
+        let added = allocator.add_memory(Memory::anonymous(512)).unwrap();
+        let arena = allocator.nodes().by_id(added).unwrap();
+        // As for a request that waits.
+        assert!(arena.zone.withhold(Order::PAGEBLOCK, 0).is_some());
+        assert_eq!(arena.zone.withheld_frames(), 512);
+        assert_eq!(allocator.retire(added).unwrap().get(), 0);
+        assert_eq!(arena.zone.withheld_frames(), 0);
+    }
+}
