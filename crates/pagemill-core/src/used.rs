@@ -32,6 +32,12 @@ impl<'m> Zone<'m> {
         self
     }
 
+    /// Has it note nothing any more, and touch those words no more: from now on [`recover`](Self::recover) looks at everything, in
+    /// this process and in its children. For the child of a fork that has recovered, and has no memory for words of its own.
+    pub fn forget_use(&self) {
+        self.forgets_use.store(true, Relaxed);
+    }
+
     /// Goes before a change to a pageblock that may have been as [`Zone::new`] left it.
     pub(crate) fn note_use(&self, block: usize) {
         let Some((word, bit)) = self.use_bit(block) else { return };
@@ -48,6 +54,9 @@ impl<'m> Zone<'m> {
     }
 
     fn use_bit(&self, block: usize) -> Option<(&AtomicU32, u32)> {
+        if self.forgets_use.load(Relaxed) {
+            return None;
+        }
         let region = block / BLOCKS;
         Some((self.used.get(region / 32)?, 1 << (region % 32)))
     }

@@ -30,6 +30,7 @@ use crate::lock::{Lock, Sleep};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, latest_u32};
 use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::AtomicBool;
 
 /// How many words of metadata a zone needs.
 ///
@@ -115,6 +116,8 @@ pub struct Zone<'m> {
     pub(crate) withheld: AtomicU32,
     /// Which parts of it were ever used, if that is noted: see [`crate::used`].
     pub(crate) used: &'m [AtomicU32],
+    /// That may not be touched any more.
+    pub(crate) forgets_use: AtomicBool,
 }
 
 /// Added to the counter of free frames when the zone is closed: beyond every count, and short of one that went below 0.
@@ -161,6 +164,7 @@ impl<'m> Zone<'m> {
             sleep: Sleep::SPIN,
             withheld: AtomicU32::new(0),
             used: &[],
+            forgets_use: AtomicBool::new(false),
         };
         for block in 0..blocks {
             let free = zone.frames_of(block);

@@ -1,6 +1,7 @@
 //! What the child of a fork has to look at: the parts of a zone that something was taken of.
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
 use pagemill_core::{BoundBlock, FrameState, Mobility, Order, Pfn, Unused, Zone, ZoneMetadata, use_words_for};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Five regions of 64 pageblocks, the last one cut short.
 const BLOCKS: usize = 4 * 64 + 7;
@@ -95,6 +96,20 @@ fn without_notes_recovery_looks_at_everything() {
     let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
     let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
     let zone = Zone::new(Pfn::new(0), FRAMES, &bits, &areas).unwrap();
+    let states = vec![FrameState::FRESH; FRAMES as usize];
+    recover(&zone, &states, &[0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_zone_that_forgets_its_notes_looks_at_everything_and_touches_them_no_more() {
+    let need = ZoneMetadata::for_frames(FRAMES);
+    let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
+    let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
+    let used: Vec<AtomicU32> = (0..use_words_for(FRAMES)).map(|_| AtomicU32::new(0)).collect();
+    let zone = Zone::new(Pfn::new(0), FRAMES, &bits, &areas).unwrap().noting_use(&used);
+    zone.forget_use();
+    assert!(zone.alloc_block(Order::new(15).unwrap(), Mobility::Movable, 0).is_some());
+    assert!(used.iter().all(|word| word.load(Relaxed) == 0));
     let states = vec![FrameState::FRESH; FRAMES as usize];
     recover(&zone, &states, &[0, 1, 2, 3, 4]);
 }

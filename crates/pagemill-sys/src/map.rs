@@ -22,6 +22,7 @@ mod os;
 use crate::Errno;
 use crate::page::system_page;
 use core::ffi::CStr;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -53,10 +54,20 @@ pub struct Mapping {
 
 #[derive(Debug)]
 enum Kind {
-    Private { is_huge: bool },
-    Memfd { fd: OwnedFd, is_huge: bool },
-    Shared,
-    Brought { is_shared: bool },
+    Private {
+        is_huge: bool,
+    },
+    Memfd {
+        fd: OwnedFd,
+        is_huge: bool,
+    },
+    /// Gone: this process was to part from its parent's, and the system had no memory for a copy.
+    Shared {
+        is_gone: AtomicBool,
+    },
+    Brought {
+        is_shared: bool,
+    },
 }
 
 impl Mapping {
@@ -147,22 +158,24 @@ impl Mapping {
     pub fn shared(len: usize) -> Result<Self, Errno> {
         let len = whole_pages(len, 1, system_page())?;
         let addr = os::map_shared(len)?;
-        Ok(Self { addr, len, whole: (addr, len), kind: Kind::Shared })
+        Ok(Self { addr, len, whole: (addr, len), kind: Kind::Shared { is_gone: AtomicBool::new(false) } })
     }
 
     /// In the child of a fork that inherited [shared](Self::shared) memory: has a copy of its own in place of it, as it is now,
     /// which its own children share. Without effect on memory of another kind.
     ///
     /// # Errors
-    /// The system's; it is shared as before then.
+    /// The system's. Then nothing is mapped there any more, so that nothing stays shared with the parent, and later calls say
+    /// `EFAULT`, in this process and in its children.
     ///
     /// # Safety
-    /// Nobody writes to it in this process meanwhile.
+    /// This process has one thread; and after an error nobody touches the memory.
     pub unsafe fn part_from_parent(&self) -> Result<(), Errno> {
-        match self.kind {
-            Kind::Shared => os::renew_shared(self.addr, self.len),
-            _ => Ok(()),
+        let Kind::Shared { is_gone } = &self.kind else { return Ok(()) };
+        if is_gone.load(Relaxed) {
+            return Err(Errno(libc::EFAULT));
         }
+        os::renew_shared(self.addr, self.len).inspect_err(|_| is_gone.store(true, Relaxed))
     }
 
     /// Takes a range that the caller brings: pinned, device or static memory, or another process's memfd. It is not
@@ -229,7 +242,7 @@ impl Mapping {
     pub fn is_shared(&self) -> bool {
         match self.kind {
             Kind::Private { .. } => false,
-            Kind::Memfd { .. } | Kind::Shared => true,
+            Kind::Memfd { .. } | Kind::Shared { .. } => true,
             Kind::Brought { is_shared } => is_shared,
         }
     }
@@ -278,6 +291,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if matches!(&self.kind, Kind::Shared { is_gone } if is_gone.load(Relaxed)) {
+            return; // Other memory may lie there by now.
+        }
         os::unmap(self.whole.0, self.whole.1);
     }
 }

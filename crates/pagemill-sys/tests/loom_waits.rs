@@ -202,32 +202,91 @@ fn a_cancel_forgets_who_waits_no_longer() {
     });
 }
 
-/// One has a reason to shut lists, while two others, whose reasons are gone, open them.
+/// Lists, and the reasons to shut them.
+#[derive(Default)]
+struct Lists {
+    waiting: AtomicUsize,
+    is_low: AtomicBool,
+    limit: AtomicUsize,
+}
+
+impl Lists {
+    fn has_reason(&self) -> bool {
+        self.is_low.load(Relaxed) || self.waiting.load(Relaxed) != 0
+    }
+    fn settle(&self) {
+        shutting::settle(|| self.has_reason(), |is_open| self.limit.store(usize::from(is_open), Relaxed));
+    }
+    /// A request that waits, and stops.
+    fn wait(&self) {
+        self.waiting.fetch_add(1, SeqCst);
+        self.settle();
+        self.waiting.fetch_sub(1, SeqCst);
+        self.settle();
+    }
+    /// A thread that adds memory.
+    fn tell_who_waits(&self) {
+        if self.waiting.load(Relaxed) != 0 {
+            self.settle();
+        }
+    }
+    fn fall_below_low(&self) {
+        if !self.is_low.swap(true, Relaxed) {
+            self.settle();
+        }
+    }
+    fn rise_above_high(&self) {
+        if self.is_low.load(Relaxed) {
+            self.is_low.store(false, Relaxed);
+            self.settle();
+        }
+    }
+}
+
+/// Both threads at once, and the lists after that.
+fn lists_meet(threads: [fn(&Lists); 2]) {
+    check(move || {
+        let lists = Arc::new(Lists { limit: AtomicUsize::new(1), ..Lists::default() });
+        let its = Arc::clone(&lists);
+        let other = thread::spawn(move || threads[0](&its));
+        threads[1](&lists);
+        other.join().unwrap();
+        match lists.has_reason() {
+            true => assert_eq!(lists.limit.load(SeqCst), 0, "they are open"),
+            false => assert_eq!(lists.limit.load(SeqCst), 1, "they are shut for no reason"),
+        }
+    });
+}
+
+#[test]
+fn lists_are_open_when_two_have_waited() {
+    lists_meet([Lists::wait, Lists::wait]);
+}
+
+#[test]
+fn lists_are_open_when_memory_was_added_as_a_wait_ended() {
+    lists_meet([Lists::tell_who_waits, Lists::wait]);
+}
+
+#[test]
+fn lists_are_open_or_shut_as_the_zone_is_above_or_below_its_marks() {
+    lists_meet([Lists::fall_below_low, Lists::rise_above_high]);
+    lists_meet([Lists::fall_below_low, |lists| (lists.rise_above_high(), lists.fall_below_low()).0]);
+}
+
+/// A request waits, while two others, whose waits are over, open lists.
 #[test]
 fn lists_are_shut_as_long_as_there_is_a_reason() {
-    #[derive(Default)]
-    struct Lists {
-        has_reason: AtomicBool,
-        limit: AtomicUsize,
-    }
-    impl Lists {
-        fn shut(&self) {
-            shutting::shut(|| self.limit.store(0, Relaxed));
-        }
-        fn open(&self) {
-            shutting::open(|| self.has_reason.load(Relaxed), || self.limit.store(1, Relaxed), || self.shut());
-        }
-    }
     check(|| {
         let lists = Arc::new(Lists::default());
         let openers: Vec<_> = (0..2)
             .map(|_| {
                 let lists = Arc::clone(&lists);
-                thread::spawn(move || lists.open())
+                thread::spawn(move || lists.settle())
             })
             .collect();
-        lists.has_reason.store(true, Relaxed);
-        lists.shut();
+        lists.waiting.fetch_add(1, SeqCst);
+        lists.settle();
         openers.into_iter().for_each(|opener| opener.join().unwrap());
         assert_eq!(lists.limit.load(SeqCst), 0, "they are open");
     });

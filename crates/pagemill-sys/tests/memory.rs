@@ -419,3 +419,45 @@ fn a_child_sees_what_its_parent_writes_until_it_parts() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!((status, word.load(SeqCst)), (0, 1));
 }
+
+#[test]
+fn a_child_without_memory_to_part_with_keeps_nothing_of_its_parents() {
+    let map = Mapping::shared(5000).unwrap();
+    let (start, len) = (map.as_ptr::<libc::c_void>(), map.bytes());
+    // SAFETY: ours and zero; it is used by atomics alone.
+    let word = unsafe { AtomicU32::from_ptr(start.cast()) };
+    word.store(7, SeqCst);
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is written.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) }, 0);
+    // SAFETY: the child does what needs no lock, and ends.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let mut residency = [0; 2];
+        // SAFETY: room for what is said of two pages, more than there are.
+        let mut is_mapped = || unsafe { libc::mincore(start, len, residency.as_mut_ptr()) } == 0;
+        let no_more = libc::rlimit { rlim_cur: 0, ..limit };
+        // SAFETY: this process has one thread, and does not touch the memory any more. The limit is its own.
+        let is_refused = unsafe {
+            libc::setrlimit(libc::RLIMIT_AS, &raw const no_more) == 0
+                && map.part_from_parent() == Err(Errno(libc::ENOMEM))
+                && libc::setrlimit(libc::RLIMIT_AS, &raw const limit) == 0
+                && map.part_from_parent() == Err(Errno(libc::EFAULT))
+        };
+        let is_gone = !is_mapped();
+        // What comes to lie there stays.
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: a new mapping that replaces none.
+        let other = unsafe { libc::mmap(start, len, libc::PROT_READ, flags, -1, 0) };
+        drop(map);
+        let is_kept = other == start && is_mapped();
+        let failed = u8::from(!is_refused) | u8::from(!is_gone) << 1 | u8::from(!is_kept) << 2;
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(failed)) }
+    }
+    let mut status = 0;
+    // SAFETY: our child, and a place for its status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!((libc::WEXITSTATUS(status), status, word.load(SeqCst)), (0, 0, 7));
+}

@@ -39,7 +39,7 @@ pub(crate) struct Inner {
     pub(crate) turn: AtomicU32,
     /// No handle of the allocator is left.
     pub(crate) is_ownerless: AtomicBool,
-    /// Calls that open its lists just now. `leave` holds them back for good.
+    /// Calls that open or shut its lists just now. `leave` holds them back for good.
     pub(crate) opening: Sections,
     /// It gives nothing any more, and what comes back goes to the system.
     pub(crate) retired: AtomicBool,
@@ -298,7 +298,7 @@ impl Inner {
     pub(crate) fn leave(&self) -> bool {
         // Waits for calls that are opening lists. None does so from now on.
         self.opening.hold_back();
-        self.shut_lists();
+        self.lists.lists().for_each(List::shut);
         self.drain_all();
         if self.out_at_rest() != 0 {
             // Some pages are not back. A thread may have put one of them on a list just before the list was shut, so drain
@@ -359,18 +359,15 @@ impl Inner {
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Relaxed)
     }
-    /// Lists accept no freed pages until they are opened again.
-    pub(crate) fn shut_lists(&self) {
-        shutting::shut(|| self.lists.lists().for_each(List::shut));
-    }
-    /// Lists accept freed pages again unless a request waits, the zone is low, or the arena is retired.
-    pub(crate) fn open_lists(&self) {
+    /// Has the lists accept freed pages, or none while a request waits, the zone is low, or the arena is retired. Goes after each
+    /// change of those: see `shutting.rs`.
+    pub(crate) fn settle_lists(&self) {
         if !self.opening.try_enter() {
             return; // No handle is left: see `leave`.
         }
-        let open = || self.lists.lists().for_each(List::open);
-        shutting::open(|| self.goes_past_lists(), open, || self.shut_lists());
-        // The lists are open, or shut again. Nothing of this is to be touched from here on: see `leave`.
+        let set = |is_open| self.lists.lists().for_each(if is_open { List::open } else { List::shut });
+        shutting::settle(|| self.goes_past_lists(), set);
+        // Nothing of this is to be touched from here on: see `leave`.
         self.opening.leave();
     }
     /// Whether freed pages go to the zone, where every CPU finds them, and not to a list.
@@ -383,7 +380,7 @@ impl Inner {
     pub(crate) fn shut_lists_below_low(&self) {
         let low = self.marks.floor(Gfp::NOWAIT, Level::Low) as usize;
         if low > 0 && self.zone.free_frames() < low && !self.is_low.swap(true, Relaxed) {
-            self.shut_lists();
+            self.settle_lists();
         }
     }
     /// Opens the lists again if the zone is above its high mark. The caller owns a page of the zone, so the arena stays.
@@ -391,7 +388,7 @@ impl Inner {
         let high = (self.marks.high as usize).saturating_add(self.marks.lowmem_reserve as usize);
         if self.is_low.load(Relaxed) && self.zone.free_frames() >= high {
             self.is_low.store(false, Relaxed);
-            self.open_lists();
+            self.settle_lists();
         }
     }
 
@@ -412,5 +409,51 @@ impl Inner {
             self.misused.fetch_add(given.doubles as u64 - 1, Relaxed);
             let _ = self.refuse(misuse(MisuseKind::DoubleFree, self.arena.addr_of(pfn.as_u32())));
         }
+    }
+}
+
+#[cfg(all(test, not(any(miri, shuttle, feature = "detection-off"))))]
+mod tests {
+    use crate::patience::until;
+    use crate::registry::by_address;
+    use crate::{Allocator, Memory};
+
+    #[test]
+    fn a_child_forked_amid_the_drop_of_the_last_handle_ends_all_arenas() {
+        let allocator = (0..3).fold(Allocator::builder(), |builder, _| builder.memory(Memory::anonymous(64))).build();
+        let allocator = allocator.unwrap();
+        let number = allocator.nodes().number;
+        let arenas = allocator.nodes().ever();
+        let addrs: Vec<usize> = arenas.iter().map(|inner| inner.arena.base()).collect();
+        let is_there = |addr| by_address(addr).is_some_and(|(arena, _)| arena.inner().nodes.number == number);
+        // The thread that drops the handle waits for this at the second one, and has not come to the third.
+        assert!(arenas[1].opening.try_enter());
+        let dropping = std::thread::spawn(|| drop(allocator));
+        until("a thread at the second arena", || {
+            let is_open = arenas[1].opening.try_enter();
+            is_open.then(|| arenas[1].opening.leave()).is_none()
+        });
+        // SAFETY: the child calls what may be called in the child of a program with threads.
+        match unsafe { libc::fork() } {
+            0 => {
+                let left = addrs.iter().filter(|&&addr| is_there(addr)).count();
+                // SAFETY: ends the child without what the parent's exit runs.
+                unsafe { libc::_exit(left as i32) }
+            }
+            child => {
+                arenas[1].opening.leave();
+                let mut status = 0;
+                // SAFETY: the child made above.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(
+                    libc::WEXITSTATUS(status),
+                    0,
+                    "arenas are left in the child, over zonelists of others that ended"
+                );
+                assert_eq!(status, 0);
+            }
+        }
+        dropping.join().unwrap();
+        assert!(!addrs.into_iter().any(is_there));
     }
 }

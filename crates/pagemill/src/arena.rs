@@ -364,10 +364,13 @@ impl Arena {
 
     /// In the child of a fork, once it has read what was used: from now on it shares its notes with its own children alone. An
     /// attacker in it could else clear notes that its parent's later children read, and these would hand out pages that are owned.
+    /// If the system has no memory for others, it has none, and its children look at everything.
     pub(crate) fn keep_own_notes(&self) {
-        // SAFETY: notes are written by threads that take frames, and this process has this thread alone, which takes none here.
-        // If the system has no memory for others, they stay shared.
-        let _ = self.used.as_ref().map(|used| unsafe { used.part_from_parent() });
+        // SAFETY: this process has this thread alone; and if it fails nobody touches the notes any more, as the zone is told.
+        let parted = self.used.as_ref().map(|used| unsafe { used.part_from_parent() });
+        if let Some(Err(_)) = parted {
+            self.inner().zone.forget_use();
+        }
     }
 
     // ── links ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -72,8 +72,8 @@ impl Nodes {
         inner.is_low.store(false, Relaxed);
         inner.retired.store(false, Relaxed);
         self.publish(held);
-        // Published first: who ends a wait meanwhile opens the lists of what it finds.
-        inner.open_lists();
+        // Published first: a request that stops waiting meanwhile opens the lists of the arenas that it finds.
+        inner.settle_lists();
         self.tell_who_waits();
     }
 }
@@ -145,7 +145,7 @@ impl Allocator {
             return Err(Invalid::LastArena.into());
         }
         inner.retired.store(true, Relaxed);
-        inner.shut_lists();
+        inner.settle_lists();
         nodes.publish(&held);
         inner.drain_all();
         inner.zone.end_withholding();
@@ -184,5 +184,22 @@ impl Allocator {
         let fd = inner.arena.memory().fd()?;
         inner.arena.hand_on();
         Some(fd)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Allocator, Memory, Order};
+
+    #[test]
+    fn nothing_of_a_retired_arena_is_withheld() {
+        let allocator = Allocator::builder().pages(512).build().unwrap();
+        let added = allocator.add_memory(Memory::anonymous(512)).unwrap();
+        let arena = allocator.nodes().by_id(added).unwrap();
+        // As for a request that waits.
+        assert!(arena.zone.withhold(Order::PAGEBLOCK, 0).is_some());
+        assert_eq!(arena.zone.withheld_frames(), 512);
+        assert_eq!(allocator.retire(added).unwrap().get(), 0);
+        assert_eq!(arena.zone.withheld_frames(), 0);
     }
 }

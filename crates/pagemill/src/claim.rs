@@ -219,9 +219,10 @@ impl Drop for Claim<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::NUMBER;
-    use crate::{Allocator, NodeMask};
+    use super::{IS_CLAIMANT, NUMBER};
+    use crate::{Allocator, Gfp, Memory, NodeMask, Order};
     use core::sync::atomic::Ordering::Relaxed;
+    use pagemill_core::Level;
 
     #[test]
     fn what_is_freed_late_is_counted_to_no_later_claim() {
@@ -263,5 +264,113 @@ mod tests {
         assert_eq!(arena.claimed_frames(), 4);
         begin(0, 0);
         arena.claimed.store(0, Relaxed);
+    }
+
+    /// A signal handler's may interrupt the claimant.
+    #[test]
+    fn a_request_that_may_not_wait_is_no_claimants() {
+        let allocator = Allocator::builder().memory(Memory::anonymous(1024)).build().unwrap();
+        let (nodes, arena) = (allocator.nodes(), allocator.nodes().first());
+        nodes.claims.wanted.store(1 << NUMBER, Relaxed);
+        arena.claimed.store(1 << NUMBER | 3, Relaxed);
+        assert!(arena.zone.withhold(Order::PAGEBLOCK, 0).is_some());
+        IS_CLAIMANT.set(true);
+        let floors = [Gfp::KERNEL, Gfp::NOWAIT].map(|gfp| arena.floor(gfp, Level::Min));
+        let [late, own] = [Gfp::NOWAIT, Gfp::KERNEL].map(|gfp| arena.take_withheld(gfp, Order::PAGEBLOCK, 0));
+        IS_CLAIMANT.set(false);
+        assert_eq!((floors, late.is_some(), own.is_some()), ([0, 3 + 512], false, true));
+        own.map(|pfn| arena.zone.free_block(pfn, Order::PAGEBLOCK).unwrap());
+    }
+
+    #[cfg(not(any(miri, shuttle)))]
+    mod beside_shrinkers {
+        use crate::nodes::Nodes;
+        use crate::patience::{PATIENCE, until};
+        use crate::{Allocator, Bulk, Gfp, Memory, Page, PageList, Shrink, Shrinker};
+        use core::sync::atomic::AtomicUsize;
+        use core::sync::atomic::Ordering::Relaxed;
+        use std::sync::Arc;
+
+        /// Brings nothing, and counts how often it was called while something was claimed.
+        struct Watch(&'static Nodes, AtomicUsize);
+
+        impl Shrinker for Watch {
+            fn shrink(&self, _: Shrink) -> usize {
+                self.1.fetch_add(usize::from(self.0.claims.is_held.load(Relaxed)), Relaxed);
+                0
+            }
+        }
+
+        /// It may wait for a thread that needs a page, and what is claimed that thread does not get.
+        #[test]
+        fn no_shrinker_is_called_for_a_request_that_has_a_claim() {
+            const PAGES: usize = 64;
+            let allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).cpus(1, || 0).build().unwrap();
+            let watch = Arc::new(Watch(allocator.nodes(), AtomicUsize::new(0)));
+            let registered = allocator.register_shrinker(watch.clone());
+            let mut pages: Vec<Page> = core::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| {
+                    let mut all = PageList::new();
+                    allocator.alloc_pages_bulk_list(Bulk::exact(PAGES).deadline(PATIENCE), &mut all).map(|_| all.len())
+                });
+                until("a waiter", || allocator.stats().waiting == 1);
+                pages.truncate(PAGES / 2);
+                until("a claim", || {
+                    drop(allocator.alloc_page(Gfp::NOWAIT)); // It overtakes.
+                    watch.0.claims.is_held.load(Relaxed)
+                });
+                // Each attempt from here on is made with the claim, the last one at least.
+                drop(pages);
+                assert_eq!(waiter.join().unwrap().unwrap(), PAGES);
+            });
+            assert_eq!(watch.1.load(Relaxed), 0, "calls while something was claimed");
+            drop(registered);
+        }
+    }
+
+    #[cfg(not(any(miri, shuttle, feature = "detection-off")))]
+    mod in_a_child {
+        use crate::claim::Claim;
+        use crate::nodes::Nodes;
+        use crate::slow::{Ask, Lack};
+        use crate::{Allocator, Gfp, Memory, NodeId, Order};
+        use core::sync::atomic::Ordering::Relaxed;
+
+        fn pages(nodes: &Nodes, n: usize) -> Lack {
+            Ask::plain(nodes, Gfp::KERNEL, Order::ZERO).lack(NodeId::ZERO, n)
+        }
+
+        /// The request was forked in an attempt, as by a shrinker, and goes on in the child too, where another one has a claim by now.
+        #[test]
+        fn the_parents_claim_is_none_and_ends_no_other() {
+            let allocator = Allocator::builder().memory(Memory::anonymous(64)).build().unwrap();
+            let nodes = allocator.nodes();
+            let mut claim = Claim::new(nodes, pages(nodes, 8));
+            claim.begin();
+            assert!(claim.is_held());
+            // SAFETY: the child calls what may be called in the child of a program with threads.
+            match unsafe { libc::fork() } {
+                0 => {
+                    // SAFETY: it ends a child that waits.
+                    unsafe { libc::alarm(600) };
+                    let mut other = Claim::new(nodes, pages(nodes, 16));
+                    other.begin();
+                    let is_held = (claim.is_held(), other.is_held());
+                    drop(claim);
+                    let is_right = is_held == (false, true)
+                        && nodes.claims.is_held.load(Relaxed)
+                        && nodes.claims.wanted.load(Relaxed) as u32 == 16;
+                    // SAFETY: ends the child without what the parent's exit runs.
+                    unsafe { libc::_exit(i32::from(!is_right)) }
+                }
+                child => {
+                    let mut status = 0;
+                    // SAFETY: the child made above.
+                    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                    assert_eq!(status, 0, "the child takes its parent's claim for its own");
+                }
+            }
+        }
     }
 }

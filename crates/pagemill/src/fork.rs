@@ -130,11 +130,9 @@ impl Inner {
         if self.arena.is_of_parent() {
             // Whatever is free there the parent hands out.
             self.retired.store(true, Relaxed);
-            self.shut_lists();
             self.nodes.choose();
-        } else if !self.is_retired() {
-            self.open_lists();
         }
+        self.settle_lists();
         false
     }
 }

@@ -199,10 +199,7 @@ impl Allocator {
     pub fn give_back_at_most(&self, pages: PageCount) -> PageCount {
         let nodes = self.nodes();
         nodes.drain_all();
-        let given = nodes
-            .in_use()
-            .fold(0, |given, arena| given + arena.give_back(Unused::All, pages.get().saturating_sub(given)));
-        PageCount::new(given)
+        PageCount::new(give_back_of(nodes.in_use(), pages.get()))
     }
 
     /// Gives back whole free pageblocks that were free for as long as
@@ -227,5 +224,36 @@ impl Allocator {
     /// ```
     pub fn give_back_idle(&self, now: Instant) -> PageCount {
         PageCount::new(self.nodes().give_back_idle(now))
+    }
+}
+
+/// Gives back up to `most` pages of these arenas together; of one that is retired meanwhile, all that is free.
+fn give_back_of(arenas: impl Iterator<Item = &'static Inner>, most: usize) -> usize {
+    arenas.fold(0, |given, arena| given + arena.give_back(Unused::All, most.saturating_sub(given)))
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::give_back_of;
+    use crate::{Allocator, Gfp, Memory, Order};
+    use core::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn an_arena_that_is_retired_while_memory_goes_back_gives_all_and_the_others_no_more() {
+        let builder = [Memory::anonymous(512), Memory::anonymous(512)]
+            .into_iter()
+            .fold(Allocator::builder(), |builder, memory| builder.memory(memory));
+        let allocator = builder.huge_pages(false).build().unwrap();
+        let nodes = allocator.nodes();
+        let whole = || allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).unwrap();
+        let mut blocks = [whole(), whole()];
+        blocks.iter_mut().for_each(|block| block.fill(1));
+        drop(blocks);
+        let [first, second] = [0, 1].map(|at| nodes.all()[at]);
+        // As `retire` does on another thread, after this one saw the arena in use.
+        first.retired.store(true, Relaxed);
+        assert_eq!(give_back_of([first, second].into_iter(), 100), 512);
+        assert_eq!(give_back_of([second].into_iter(), 512), 512);
+        first.retired.store(false, Relaxed);
     }
 }

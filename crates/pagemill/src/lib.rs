@@ -84,6 +84,9 @@ mod mempool;
 mod misuse;
 mod nodes;
 mod path;
+#[cfg(all(test, not(any(miri, shuttle))))]
+#[path = "../../../tests/patience.rs"]
+mod patience;
 mod populate;
 mod reclaim;
 mod registry;

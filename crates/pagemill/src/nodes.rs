@@ -387,9 +387,13 @@ impl Nodes {
     /// Requests that wait may be served by memory that is new, or allowed only now. Its lists are shut like all others.
     pub(crate) fn tell_who_waits(&self) {
         if self.waits.is_awaited() {
-            self.all().iter().for_each(|arena| arena.shut_lists());
+            self.settle_lists();
             self.waits.note_free(&|_| true);
         }
+    }
+    /// See [`Inner::settle_lists`].
+    pub(crate) fn settle_lists(&self) {
+        self.all().iter().for_each(|arena| arena.settle_lists());
     }
     /// Every arena that was ever added, retired ones too, in the order in which they came.
     pub(crate) fn ever(&self) -> Vec<&'static Inner> {

@@ -359,21 +359,39 @@ fn leaf_for(granule: usize) -> &'static Leaf {
 
 #[cfg(test)]
 mod tests {
-    use super::{by_address, lock};
-    use crate::{Allocator, Gfp};
+    use super::{WRITING, by_address, lock};
+    use crate::{Allocator, Gfp, Page};
 
-    #[test]
-    fn an_arena_that_comes_home_while_the_registry_is_held_ends_when_it_is_let_go() {
+    /// A page that keeps its arena, whose allocator has no handle, and whether that arena is still there.
+    fn last_page() -> (Page, impl Fn() -> bool) {
         let allocator = Allocator::builder().pages(64).build().unwrap();
         let (page, number) = (allocator.alloc_page(Gfp::KERNEL).unwrap(), allocator.nodes().number);
         let addr = page.addr();
         // By its allocator: another one's may come to lie there.
-        let is_there = || by_address(addr).is_some_and(|(arena, _)| arena.inner().nodes.number == number);
-        drop(allocator);
+        (page, move || by_address(addr).is_some_and(|(arena, _)| arena.inner().nodes.number == number))
+    }
+
+    #[test]
+    fn an_arena_that_comes_home_while_the_registry_is_held_ends_when_it_is_let_go() {
+        let (page, is_there) = last_page();
         let held = lock();
         drop(page);
         assert!(is_there());
         drop(held);
         assert!(!is_there());
+    }
+
+    /// A right program may bring the same memory again as soon as its last page is free: it must not meet the old arena.
+    #[test]
+    fn an_arena_that_came_home_ends_before_the_next_thread_changes_the_registry() {
+        let (page, is_there) = last_page();
+        core::mem::forget(lock());
+        drop(page);
+        assert!(is_there());
+        // The holder has let go, and has not looked yet for what came home.
+        WRITING.release();
+        let held = lock();
+        assert!(!is_there());
+        drop(held);
     }
 }

@@ -390,12 +390,11 @@ impl Nodes {
     ) -> Option<T> {
         let rounds = if ask.gfp.contains(Gfp::RETRY_MAYFAIL) { 4 * ROUNDS } else { ROUNDS };
         let has_shrinkers = self.reclaim.has_shrinkers();
-        self.shut_lists();
         let _opens = OpensLists(self);
         let mut claim = Claim::new(self, lack);
         self.waits.wait(lack, &ask.patience, (!ask.is_endless()).then_some(rounds), |is_overtaken| {
-            // A request that stopped waiting at this moment may have opened them.
-            self.shut_lists();
+            // The first attempt shuts them. Later ones look again, at arenas that came meanwhile.
+            self.settle_lists();
             // What is claimed nobody else gets: not those either whom a shrinker may wait for.
             if has_shrinkers && !claim.is_held() {
                 self.reclaim.direct(ask.gfp, lack.blocks * lack.order.frames() as usize);
@@ -422,11 +421,6 @@ impl Nodes {
         }
         None
     }
-
-    /// What is freed from now on goes to the zones, where the heads of the lines find it.
-    fn shut_lists(&self) {
-        self.all().iter().for_each(|arena| arena.shut_lists());
-    }
 }
 
 /// Opens lists as a wait ends, also where a shrinker unwinds.
@@ -434,7 +428,7 @@ struct OpensLists<'n>(&'n Nodes);
 
 impl Drop for OpensLists<'_> {
     fn drop(&mut self) {
-        self.0.all().iter().for_each(|arena| arena.open_lists());
+        self.0.settle_lists();
     }
 }
 

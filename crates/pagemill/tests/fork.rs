@@ -377,6 +377,41 @@ fn a_child_finds_what_is_out_wherever_it_lies_in_a_large_arena() {
 }
 
 #[test]
+fn a_child_without_memory_for_notes_of_its_own_goes_on_without_any() {
+    own_process!();
+    const GIB: usize = 1 << 18;
+    let allocator = Allocator::builder().memory(Memory::anonymous(2 * GIB)).build().unwrap();
+    let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+    let has_notes = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| line.contains("rw-s") && line.contains("/dev/zero"))
+    };
+    assert!(has_notes());
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is written.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) }, 0);
+    // SAFETY: the structure is read. The process is this test's own.
+    let allow = |bytes| unsafe {
+        libc::setrlimit(libc::RLIMIT_AS, &libc::rlimit { rlim_cur: bytes, ..limit });
+    };
+    allow(0);
+    in_child("may map no memory as it begins", || {
+        allow(limit.rlim_cur);
+        assert!(!has_notes(), "it shares its parent's");
+        // In a part of which nothing was used yet.
+        let block = allocator.alloc_pages(Gfp::KERNEL, Order::new(16).unwrap()).unwrap();
+        in_child("is a grandchild", || {
+            let census = allocator.validate().unwrap();
+            assert_eq!((census.free, census.handed_out), (2 * GIB - block.len() / 4096 - 1, block.len() / 4096 + 1));
+            drop((block, page));
+            allocator.drain();
+            assert_eq!(allocator.validate().unwrap().free, 2 * GIB);
+        });
+    });
+    allow(limit.rlim_cur);
+}
+
+#[test]
 fn a_child_believes_no_page_to_be_zero_that_its_parent_had_not_handed_out() {
     // Another thread of the parent may have taken such a page while the system copied the process: its state was copied
     // before that, and its bytes after.

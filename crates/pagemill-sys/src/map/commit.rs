@@ -60,7 +60,7 @@ impl Mapping {
         match &self.kind {
             Kind::Private { .. } => os::discard(addr, len),
             Kind::Memfd { fd, .. } => os::punch_hole(fd.as_fd(), offset, len),
-            Kind::Brought { .. } | Kind::Shared => Err(Errno(libc::EOPNOTSUPP)),
+            Kind::Brought { .. } | Kind::Shared { .. } => Err(Errno(libc::EOPNOTSUPP)),
         }
     }
 

@@ -34,8 +34,13 @@ mod real {
         map_anywhere(len, READ_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS)
     }
 
-    /// Puts a copy of shared anonymous memory in its place.
+    /// Puts a copy of shared anonymous memory in its place; by the only thread. If that fails nothing is mapped there: a move that
+    /// fails may have unmapped what it was to replace, and what it left would still be shared with another process.
     pub(in super::super) fn renew_shared(addr: usize, len: usize) -> Result<(), Errno> {
+        replace_by_copy(addr, len).inspect_err(|_| unmap(addr, len))
+    }
+
+    fn replace_by_copy(addr: usize, len: usize) -> Result<(), Errno> {
         let copy = map_shared(len)?;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY: both are mapped with this length, and the copy is ours alone. Of this process nobody writes to the other
