@@ -96,7 +96,7 @@ mod tests {
     /// All pages of its two arenas were handed out, and are back.
     fn used() -> Allocator {
         let builder = Allocator::builder().memory(Memory::anonymous(1024)).memory(Memory::anonymous(512));
-        let allocator = builder.huge_pages(false).build().unwrap();
+        let allocator = builder.huge_pages(false).cpus(1, || 0).build().unwrap();
         let mut pages: Vec<_> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
         pages.iter_mut().for_each(|page| page[0] = 1);
         assert_eq!(pages.len(), 1536);
