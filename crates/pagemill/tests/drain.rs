@@ -139,7 +139,7 @@ fn lists_hold_their_share_of_a_small_zone_at_most() {
         // Swing on every CPU, so that limits grow as far as they go.
         for cpu in 0..CPUS {
             on(cpu);
-            for n in [1, 10, 100, 300, 700, 1000].into_iter().cycle().take(60) {
+            for n in [1, 10, 100, 300, 700, 1000].into_iter().cycle().take(36) {
                 let mut held: Vec<Page> = Vec::new();
                 (0..n).for_each(|_| held.extend(allocator.alloc_page(Gfp::NOWAIT)));
             }

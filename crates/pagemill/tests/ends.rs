@@ -150,7 +150,7 @@ fn the_last_block_ends_the_arena_however_it_comes_back() {
 #[test]
 fn the_last_page_and_the_last_handle_may_go_at_once() {
     own_process!();
-    const ROUNDS: usize = 3000;
+    const ROUNDS: usize = 1000;
     for backend in backends() {
         let [first, second] = [(); 2].map(|()| sync_channel::<Vec<Page>>(1));
         let (begin, (done, is_done)) = (Barrier::new(3), sync_channel(2));
