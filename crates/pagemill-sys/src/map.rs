@@ -306,30 +306,32 @@ fn whole_pages(len: usize, align: usize, page: usize) -> Result<usize, Errno> {
 
 #[cfg(test)]
 mod tests {
-    use super::Mapping;
+    use super::{Mapping, system_page};
 
     #[test]
     fn aligned_zero_and_writable_to_the_end() {
-        let map = Mapping::reserve(3 * 4096, 1 << 16).unwrap();
-        assert_eq!((map.addr() % (1 << 16), map.bytes()), (0, 3 * 4096));
+        let len = 3 * system_page();
+        let map = Mapping::reserve(len, 1 << 16).unwrap();
+        assert_eq!((map.addr() % (1 << 16), map.bytes()), (0, len));
         let bytes = map.as_ptr::<u8>();
         // SAFETY: ours, and of that size.
         unsafe {
-            assert_eq!(*bytes.add(3 * 4096 - 1), 0);
-            *bytes.add(3 * 4096 - 1) = 7;
-            assert_eq!(*bytes.add(3 * 4096 - 1), 7);
+            assert_eq!(*bytes.add(len - 1), 0);
+            *bytes.add(len - 1) = 7;
+            assert_eq!(*bytes.add(len - 1), 7);
         }
     }
 
     #[test]
     fn a_released_range_reads_zero_and_its_neighbours_do_not() {
-        let map = Mapping::reserve(3 * 4096, 4096).unwrap();
+        let page = system_page();
+        let map = Mapping::reserve(3 * page, 4096).unwrap();
         // SAFETY: ours, and of that size; no reference into it lives on.
         unsafe {
-            map.as_ptr::<u8>().write_bytes(7, 3 * 4096);
-            map.release(4096, 4096).unwrap();
-            let pages = core::slice::from_raw_parts(map.as_ptr::<u8>(), 3 * 4096);
-            assert!(pages.iter().enumerate().all(|(at, &byte)| byte == if at / 4096 == 1 { 0 } else { 7 }));
+            map.as_ptr::<u8>().write_bytes(7, 3 * page);
+            map.release(page, page).unwrap();
+            let pages = core::slice::from_raw_parts(map.as_ptr::<u8>(), 3 * page);
+            assert!(pages.iter().enumerate().all(|(at, &byte)| byte == if at / page == 1 { 0 } else { 7 }));
         }
     }
 

@@ -1,5 +1,5 @@
 //! Each kind of memory commits, goes back, is shared and is refused as it says; read from the process's own smaps.
-use pagemill_sys::{Errno, HUGE_PAGE_SIZE, MapError, Mapping};
+use pagemill_sys::{Errno, HUGE_PAGE_SIZE, MapError, Mapping, system_page};
 use std::fs::read_to_string;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -267,6 +267,7 @@ fn expect(is_so: bool, what: impl FnOnce() -> String) -> Result<(), String> {
 #[test]
 fn another_process_maps_the_same_memory() {
     own_process!();
+    let page = system_page();
     let map = Mapping::memfd(c"shared", LEN, 4096, false).unwrap();
     let private = Mapping::reserve(4096, 4096).unwrap();
     let fd = map.fd().unwrap().as_raw_fd();
@@ -285,11 +286,11 @@ fn another_process_maps_the_same_memory() {
         fill(&theirs, LEN / 2, 4096, 0x22);
         fill(&private, 0, 4096, 0x22);
         // SAFETY: no reference into it.
-        unsafe { map.release(0, 4096) }.map_err(|errno| format!("release: {errno:?}"))
+        unsafe { map.release(0, page) }.map_err(|errno| format!("release: {errno:?}"))
     });
     assert!(is_all(&map, LEN / 2, 4096, 0x22), "what the child wrote is here");
-    assert!(is_all(&map, 0, 4096, 0), "what the child gave back is gone");
-    assert!(is_all(&map, 4096, LEN / 2 - 4096, 0x11));
+    assert!(is_all(&map, 0, page, 0), "what the child gave back is gone");
+    assert!(is_all(&map, page, LEN / 2 - page, 0x11));
     assert!(is_all(&private, 0, 4096, 0x11), "private memory is the parent's own");
 }
 
@@ -343,7 +344,7 @@ fn a_process_that_may_not_lock_is_told_its_limit() {
             if limit > 0 {
                 map.lock(0, 4096).map_err(|why| format!("below the limit: {why}"))?;
             }
-            let locked = if limit > 0 { 4096 } else { 0 };
+            let locked = if limit > 0 { system_page() } else { 0 };
             // Within the limit, were it not for what is locked already.
             let wanted = limit.max(4096);
             let found = map.lock(1 << 16, wanted);
@@ -362,7 +363,7 @@ fn what_the_caller_brings_stays_the_callers() {
     // SAFETY: `own` outlives it, and is left alone while it lives.
     let map = unsafe { Mapping::adopt(start, LEN) }.unwrap();
     assert!(!map.is_shared() && map.fd().is_none());
-    assert_eq!((map.addr(), map.bytes(), map.page_bytes()), (start.addr(), LEN, 4096));
+    assert_eq!((map.addr(), map.bytes(), map.page_bytes()), (start.addr(), LEN, system_page()));
     assert_eq!(release(&map, 0, LEN), Err(Errno(libc::EOPNOTSUPP)));
     assert_eq!(map.resident(0, LEN), Ok(LEN));
     drop(map);

@@ -1,5 +1,5 @@
 //! Nodes as trees of files say them, memory bound to a node, and memory touched by many threads.
-use pagemill_sys::{Errno, Mapping, Topology, cpus_of, touch_parallel};
+use pagemill_sys::{Errno, Mapping, Topology, cpus_of, system_page, touch_parallel};
 use std::fs::{create_dir_all, write};
 use std::io::ErrorKind;
 use std::ops::ControlFlow::{Break, Continue};
@@ -217,12 +217,13 @@ fn binding_tells_the_system() {
     let map = Mapping::reserve(1 << 20, 4096).unwrap();
     let shared = Mapping::memfd(c"bound", 1 << 20, 4096, false).unwrap();
     for map in [&map, &shared] {
-        map.bind(4096, 8192, node, true).unwrap();
-        map.bind(16384, 4096, node, false).unwrap();
-        let policy = |offset| policy_at(map.addr() + offset);
-        assert_eq!((policy(4096), policy(8192)), ((libc::MPOL_BIND, 1 << node), (libc::MPOL_BIND, 1 << node)));
-        assert_eq!((policy(0).0, policy(12288).0), (libc::MPOL_DEFAULT, libc::MPOL_DEFAULT));
-        assert_eq!(policy(16384), (libc::MPOL_PREFERRED, 1 << node));
+        let page = system_page();
+        map.bind(page, 2 * page, node, true).unwrap();
+        map.bind(4 * page, 4096, node, false).unwrap();
+        let policy = |at| policy_at(map.addr() + at * page);
+        assert_eq!((policy(1), policy(2)), ((libc::MPOL_BIND, 1 << node), (libc::MPOL_BIND, 1 << node)));
+        assert_eq!((policy(0).0, policy(3).0), (libc::MPOL_DEFAULT, libc::MPOL_DEFAULT));
+        assert_eq!(policy(4), (libc::MPOL_PREFERRED, 1 << node));
     }
     let refused = Err(Errno(libc::EINVAL));
     for absent in [1023, 1024, usize::MAX] {
@@ -257,7 +258,8 @@ fn pages_come_from_the_node_that_they_are_bound_to() {
 #[test]
 fn many_threads_touch_all_of_it_and_count_it_once() {
     const MIB: usize = 1 << 20;
-    let private = Mapping::reserve(200 * MIB + 4096, 1 << 21).unwrap();
+    let page = system_page();
+    let private = Mapping::reserve(200 * MIB + page, 1 << 21).unwrap();
     let shared = Mapping::memfd(c"touched", 65 * MIB, 4096, false).unwrap();
     // SAFETY: ours; nobody holds a reference into it.
     unsafe { private.as_ptr::<u8>().add(100 * MIB).write(9) };
@@ -269,13 +271,13 @@ fn many_threads_touch_all_of_it_and_count_it_once() {
     // A CPU that this machine lacks, and one beyond what any has.
     match touch_parallel(&[(&private, &[0, 1, 5000, usize::MAX]), (&shared, &[])], &mut progress) {
         Err(Errno(libc::EINVAL)) => return eprintln!("skipped: the system cannot populate, before Linux 5.14"),
-        done => assert_eq!(done, Ok(265 * MIB + 4096)),
+        done => assert_eq!(done, Ok(265 * MIB + page)),
     }
     for map in [&private, &shared] {
         assert_eq!(map.resident(0, map.bytes()), Ok(map.bytes()));
     }
     assert!(seen.is_sorted_by(|before, after| before < after), "{seen:?}");
-    assert_eq!((seen.len(), seen.last()), (4 + 2, Some(&(265 * MIB + 4096))));
+    assert_eq!((seen.len(), seen.last()), (4 + 2, Some(&(265 * MIB + page))));
     // SAFETY: as above.
     assert_eq!(unsafe { private.as_ptr::<u8>().add(100 * MIB).read() }, 9, "contents stay");
 }
@@ -299,6 +301,8 @@ fn touching_says_what_populating_met() {
 #[test]
 fn touching_stops_when_it_is_told_to() {
     let map = Mapping::reserve(256 << 20, 4096).unwrap();
+    // A huge page could reach beyond the piece, which begins at none.
+    map.advise_huge_pages(false);
     let mut told = 0;
     match touch_parallel(&[(&map, &[0])], &mut |bytes| {
         told = bytes;

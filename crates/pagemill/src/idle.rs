@@ -15,6 +15,7 @@ use crate::nodes::Nodes;
 use core::iter;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::{PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn, Tick, Unused};
+use pagemill_sys::HUGE_PAGE_SIZE;
 use std::time::{Duration, Instant};
 
 /// Ages are told in this many parts: what goes back is an eighth older than was said at most.
@@ -69,22 +70,27 @@ impl Inner {
             return self.give_back_unused(Unused::All, usize::MAX, 0) + self.give_back_parts(usize::MAX, 0, 1);
         }
         // How long single pages were free nobody knows.
-        let is_in_parts = which == Unused::All && self.goes_in_parts();
+        let is_all = which == Unused::All;
         // What stays is to be committed: what the system has already is not counted as free.
         let high = self.marks.high;
-        let committed = match is_in_parts && high > 0 {
+        let committed = match is_all && self.is_counted_singly() && high > 0 {
             true => self.free_and_resident(),
             false => self.zone.free_frames().saturating_sub(self.zone.gone_frames()),
         };
         let most = most.min(committed.saturating_sub(high as usize));
         let given = self.give_back_unused(which, most, high);
-        if is_in_parts { given + self.give_back_parts(most - given, high, RUN) } else { given }
+        if is_all { given + self.give_back_parts(most - given, high, RUN) } else { given }
     }
 
     /// May less than a pageblock go back? Not of a page of 2 MiB, which the system would take apart, and of which it takes
     /// nothing where it is hugetlb; nor of a page of the system's own that is larger than Pagemill's.
     fn goes_in_parts(&self) -> bool {
-        self.arena.memory().page_bytes() == PAGE_SIZE && (self.is_retired() || !self.nodes.huge_pages())
+        self.arena.memory().page_bytes() == PAGE_SIZE && self.is_counted_singly()
+    }
+
+    /// May the system have a part of a pageblock only, so that it is asked what it has?
+    fn is_counted_singly(&self) -> bool {
+        self.arena.memory().page_bytes() < HUGE_PAGE_SIZE && (self.is_retired() || !self.nodes.huge_pages())
     }
 
     /// Free pages that the system has committed, by what it says; without those of runs that are too short to go back.
@@ -104,8 +110,8 @@ impl Inner {
         let left = |given: usize| (most - given).min(PAGEBLOCK_FRAMES as usize) as u32;
         while let Some((first, frames)) = self.zone.take_unused(&mut from, which, floor, left(given)) {
             let n = frames as usize;
-            // Of one that goes in parts some may have gone before.
-            let resident = if self.goes_in_parts() { self.arena.resident(first.as_u32(), n) } else { n };
+            // Of one some may never have been there, or have gone before.
+            let resident = if self.is_counted_singly() { self.arena.resident(first.as_u32(), n) } else { n };
             let is_gone = self.arena.give_back(first.as_u32(), n);
             if self.zone.return_unused(first, is_gone).is_err() {
                 unreachable!("{first} was taken a moment ago");

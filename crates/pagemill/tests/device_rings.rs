@@ -172,7 +172,15 @@ fn two_rings_share_a_table() {
         Err(why @ DeviceError::System { errno: libc::EINVAL, .. }) => return println!("skipped: {why}"),
         shared => shared.unwrap(),
     }
-    let Some(device) = within_limit(Device::new(&allocator, buffers.clone())) else { return };
+    let device = match Device::new(&allocator, buffers.clone()) {
+        // It says so, not that the other ring has to give up its own.
+        Err(why @ DeviceError::System { errno: libc::EBUSY, .. }) => {
+            assert!(why.to_string().contains("6.13 where arenas come later"), "{why}");
+            return println!("skipped: {why}");
+        }
+        made => within_limit(made),
+    };
+    let Some(device) = device else { return };
     let Some(mut third) = ring() else { return };
     let Some(()) = within_limit(buffers.clone_to(fd(&third))) else { return };
     read_and_write(&mut [&mut one, &mut other, &mut third], &buffers, &device, &mut pages, 0x5eed_0003);

@@ -3,7 +3,7 @@
 //! The children do what a program would: they use whatever form comes first, take everything that is free, prove the
 //! invariants, and end. They are made while three threads of the parent do everything at once.
 
-use crate::common::end_if_it_hangs;
+use crate::common::{all_without_waiting, are_resident, end_if_it_hangs};
 use crate::in_child::in_child;
 use pagemill::{
     Allocator, ArenaId, Backend, Block, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageList, Why, free_pages_bulk,
@@ -367,7 +367,7 @@ fn a_child_finds_what_is_out_wherever_it_lies_in_a_large_arena() {
     in_child("finds them", || {
         let census = allocator.validate().unwrap();
         assert_eq!((census.free, census.handed_out), (3 * GIB - out, out));
-        let all: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        let all = all_without_waiting(&allocator, Gfp::NOWAIT);
         assert_eq!(all.len(), census.free);
         assert!(all.iter().all(|page| owned.insert(page.addr())), "a page is owned twice");
         drop((all, blocks, small));
@@ -416,12 +416,7 @@ fn a_child_believes_no_page_to_be_zero_that_its_parent_had_not_handed_out() {
     // Another thread of the parent may have taken such a page while the system copied the process: its state was copied
     // before that, and its bytes after.
     let allocator = Allocator::builder().pages(64).huge_pages(false).build().unwrap();
-    let is_written = |page: &Page| {
-        let mut there = 0;
-        // SAFETY: one page, and room for what is said of it.
-        assert_eq!(unsafe { libc::mincore(page.addr() as *mut libc::c_void, page.len(), &mut there) }, 0);
-        there & 1 == 1
-    };
+    let is_written = |page: &Page| are_resident(&(page.addr()..page.addr() + page.len())) == [true];
     assert!(!is_written(&allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).unwrap()));
     in_child("zeroes pages that were fresh", || {
         let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).ok()).collect();

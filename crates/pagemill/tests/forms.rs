@@ -1,6 +1,6 @@
 //! The four bulk forms, on both backends: counts, holes, limits, nothing leaked.
 
-use crate::common::backends;
+use crate::common::{backends, system_page};
 use pagemill::{
     Allocator, Block, BlockList, Bulk, Error, Exhausted, Faults, Filled, Gfp, Invalid, Memory, Order, PAGE_SIZE, Page,
     PageList, Run, Shortfall, Why, free_pages_bulk,
@@ -128,27 +128,27 @@ fn zero_and_full_touch_nothing() {
 #[test]
 fn slots_behind_n_are_not_touched() {
     /// An array whose n slots end at the end of a page that is followed by one that cannot be read.
-    struct Guarded(*mut u8);
+    struct Guarded(*mut u8, usize);
     impl Guarded {
         fn new() -> Self {
             // SAFETY: a fresh mapping of two pages, the second of which is made unreadable.
             unsafe {
-                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-                let base = libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+                let (page, flags) = (system_page(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+                let base = libc::mmap(std::ptr::null_mut(), 2 * page, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
                 assert_ne!(base, libc::MAP_FAILED);
-                assert_eq!(libc::mprotect(base.cast::<u8>().add(4096).cast(), 4096, libc::PROT_NONE), 0);
-                Self(base.cast())
+                assert_eq!(libc::mprotect(base.cast::<u8>().add(page).cast(), page, libc::PROT_NONE), 0);
+                Self(base.cast(), page)
             }
         }
         fn slots(&mut self, n: usize) -> &mut [Option<Page>] {
             // SAFETY: the last n words of the readable page; zero is an empty slot.
-            unsafe { std::slice::from_raw_parts_mut(self.0.add(4096 - 8 * n).cast(), n) }
+            unsafe { std::slice::from_raw_parts_mut(self.0.add(self.1 - 8 * n).cast(), n) }
         }
     }
     impl Drop for Guarded {
         fn drop(&mut self) {
             // SAFETY: our mapping.
-            unsafe { libc::munmap(self.0.cast(), 8192) };
+            unsafe { libc::munmap(self.0.cast(), 2 * self.1) };
         }
     }
     for allocator in allocators(1024) {

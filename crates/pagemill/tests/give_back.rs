@@ -1,28 +1,19 @@
 //! Memory that goes back to the system, at once, in part and by age, and that is committed ahead; also while others work.
 //! What the system says of it counts, not what the allocator believes.
 
-use crate::common::{Over, PATIENCE, assert_all_back, backends, until};
+use crate::common::{
+    Over, PATIENCE, are_resident, assert_all_back, backends, pages_go_singly, resident_pages, system_page, until,
+};
 use pagemill::{
     Allocator, Bulk, Gfp, Memory, NodeId, Order, Page, PageCount, PageList, Populated, Run, Watermarks, free_pages_bulk,
 };
-use std::fs::File;
+use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const PAGES: usize = 8192;
 const MINUTE: Duration = Duration::from_secs(60);
-
-/// Is each page of the range resident in this process? `/proc/self/pagemap` says so: eight bytes for each, bit 63 set.
-fn are_resident(range: &Range<usize>) -> Vec<bool> {
-    let mut entries = vec![0; range.len() / 4096 * 8];
-    File::open("/proc/self/pagemap").unwrap().read_exact_at(&mut entries, range.start as u64 / 4096 * 8).unwrap();
-    entries.chunks(8).map(|entry| entry[7] & 0x80 != 0).collect()
-}
-fn resident_pages(range: &Range<usize>) -> usize {
-    are_resident(range).into_iter().filter(|&is_resident| is_resident).count()
-}
 
 fn with(memory: Memory, idle: Option<Duration>) -> (Allocator, Range<usize>) {
     let builder = Allocator::builder().memory(memory).huge_pages(false);
@@ -66,13 +57,29 @@ fn what_goes_back_in_part_is_what_was_told() {
 
 #[test]
 fn the_high_marks_worth_stays() {
-    let (allocator, range) = with(Memory::anonymous(PAGES).watermarks(Watermarks::above(1000)), None);
-    take(&allocator, PAGES - 1250).iter_mut().for_each(|page| page[0] = 1);
+    let (allocator, range) = with(Memory::anonymous(PAGES).watermarks(Watermarks::above(1024)), None);
+    take(&allocator, PAGES - 1280).iter_mut().for_each(|page| page[0] = 1);
     allocator.drain();
-    // 13 pageblocks and a part of one; 1500 pages of them are to stay.
-    assert_eq!((resident_pages(&range), allocator.give_back().get()), (PAGES - 1250, 10 * 512));
-    assert_eq!((resident_pages(&range), allocator.give_back().get()), (PAGES - 1250 - 10 * 512, 0));
+    // 13 pageblocks and a half; 1536 pages of them are to stay.
+    assert_eq!((resident_pages(&range), allocator.give_back().get()), (PAGES - 1280, 10 * 512));
+    assert_eq!((resident_pages(&range), allocator.give_back().get()), (PAGES - 1280 - 10 * 512, 0));
     assert_all_back(&allocator);
+}
+
+#[test]
+fn what_goes_back_with_its_pageblock_counts_if_it_was_committed() {
+    let (allocator, range) = with(Memory::anonymous(PAGES), None);
+    take(&allocator, PAGES - 1280).iter_mut().for_each(|page| page[0] = 1);
+    assert_eq!((allocator.give_back().get(), resident_pages(&range)), (PAGES - 1280, 0));
+    assert_all_back(&allocator);
+}
+
+#[test]
+fn a_system_with_larger_pages_keeps_and_counts_what_is_committed_too() {
+    own_process!();
+    pagemill_sys::pretend_system_page(4 * 4096);
+    the_high_marks_worth_stays();
+    what_goes_back_with_its_pageblock_counts_if_it_was_committed();
 }
 
 /// One page of each pageblock stays out, in the middle; all pages were written to.
@@ -86,6 +93,9 @@ fn keep_one_of_each_pageblock(allocator: &Allocator, range: &Range<usize>) -> Ve
 
 #[test]
 fn the_free_part_of_a_pageblock_goes_back_and_the_pages_in_use_stay() {
+    if !pages_go_singly() {
+        return;
+    }
     for memory in [Memory::anonymous(PAGES), Memory::memfd(PAGES)] {
         let (allocator, range) = with(memory, None);
         let kept = keep_one_of_each_pageblock(&allocator, &range);
@@ -118,6 +128,9 @@ fn the_free_part_of_a_pageblock_goes_back_and_the_pages_in_use_stay() {
 
 #[test]
 fn the_high_marks_worth_stays_of_parts_too() {
+    if !pages_go_singly() {
+        return;
+    }
     let (allocator, range) = with(Memory::anonymous(PAGES).watermarks(Watermarks::above(1000)), None);
     let mut pages = take(&allocator, PAGES - 1250);
     pages.iter_mut().for_each(|page| page[0] = 1);
@@ -222,6 +235,13 @@ fn a_step_of_reclaim_and_the_background_thread_give_back_what_is_idle() {
     assert_all_back(&allocator);
 }
 
+/// Pages that are committed where those of these blocks are: all in a page of the system's.
+fn with_neighbours(addrs: impl Iterator<Item = usize>, order: usize) -> usize {
+    let (page, in_one) = (system_page(), system_page() / 4096);
+    let parts = addrs.flat_map(|addr| (addr..addr + (4096 << order)).step_by(4096));
+    parts.map(|addr| addr / page).collect::<HashSet<_>>().len() * in_one
+}
+
 #[test]
 fn populated_pages_are_resident_in_every_form() {
     for n in [1, 64, 300, 4096] {
@@ -234,7 +254,8 @@ fn populated_pages_are_resident_in_every_form() {
         let before = is_resident(&array);
         let filled = array.alloc_pages_bulk_array(Bulk::exact(n + 1).populated(), &mut slots).unwrap();
         assert_eq!((filled.added, filled.first_hole, slots[n + 1].is_none()), (n, n + 1, true));
-        assert_eq!(is_resident(&array) - before, n);
+        let added = with_neighbours(slots[1..].iter().flatten().map(Page::addr), 0);
+        assert_eq!(is_resident(&array) - before, added);
         let mut addresses: Vec<usize> = slots.iter().flatten().map(Page::addr).collect();
         addresses.sort_unstable();
         addresses.dedup();
@@ -242,11 +263,13 @@ fn populated_pages_are_resident_in_every_form() {
 
         let (list, mut pages) = (new(), PageList::new());
         assert_eq!(list.alloc_pages_bulk_list(request, &mut pages).unwrap().blocks, n);
-        assert_eq!(is_resident(&list), n);
+        let pages: Vec<Page> = pages.collect();
+        assert_eq!((is_resident(&list), pages.len()), (with_neighbours(pages.iter().map(Page::addr), 0), n));
 
         let (runs, mut vector) = (new(), Vec::<Run<Page>>::new());
         assert_eq!(runs.alloc_pages_bulk_runs(request, &mut vector).unwrap().blocks, n);
-        assert_eq!((is_resident(&runs), vector.iter().map(Run::len).sum()), (n, n));
+        let addrs = vector.iter().flat_map(|run| (run.addr()..run.addr() + run.bytes()).step_by(4096));
+        assert_eq!((is_resident(&runs), vector.iter().map(Run::len).sum()), (with_neighbours(addrs, 0), n));
 
         // A callback that unwinds: what it was not given goes back.
         let callback = new();
@@ -257,12 +280,13 @@ fn populated_pages_are_resident_in_every_form() {
         };
         let all = std::panic::AssertUnwindSafe(|| callback.alloc_pages_bulk_callback(Bulk::up_to(n).populated(), each));
         assert!(std::panic::catch_unwind(all).is_err());
-        assert_eq!((is_resident(&callback), calls.into_inner()), (n, n / 2 + 1));
+        assert_eq!((is_resident(&callback), calls.into_inner()), (is_resident(&list), n / 2 + 1));
 
         let (blocks, order) = (new(), Order::new(1).unwrap());
         let mut pairs = pagemill::BlockList::new();
         assert_eq!(blocks.alloc_pages_bulk_list(request.order(order), &mut pairs).unwrap().blocks, n);
-        assert_eq!(is_resident(&blocks), 2 * n);
+        let pairs: Vec<pagemill::Block> = pairs.collect();
+        assert_eq!((is_resident(&blocks), pairs.len()), (with_neighbours(pairs.iter().map(|pair| pair.addr()), 1), n));
         drop((slots, pages, vector, pairs));
         [array, list, runs, callback, blocks].iter().for_each(assert_all_back);
     }
@@ -414,6 +438,9 @@ fn a_pageblock_that_is_cut_short_goes_back_too() {
 
 #[test]
 fn of_a_retired_arena_every_page_goes_back_that_is_free() {
+    if !pages_go_singly() {
+        return;
+    }
     for backend in backends() {
         // Marks keep nothing of an arena that hands out nothing any more.
         let marks = Watermarks { min: 0, low: 0, high: 5000, lowmem_reserve: 0 };

@@ -31,14 +31,16 @@ impl Group {
         let (parent, name) = match (v1, v2) {
             (Some(own), _) => (PathBuf::from("/sys/fs/cgroup/memory").join(own), "memory.limit_in_bytes"),
             (None, Some(own)) => {
-                let own = PathBuf::from("/sys/fs/cgroup").join(own);
-                (own.parent().map_or(own.clone(), PathBuf::from), "memory.max")
+                // The root has nothing beside it.
+                let beside = PathBuf::from(own).parent().map(PathBuf::from).unwrap_or_default();
+                (PathBuf::from("/sys/fs/cgroup").join(beside), "memory.max")
             }
             (None, None) => return Err("no control groups".into()),
         };
         let number = MADE.fetch_add(1, Relaxed);
-        let group = Self(parent.join(format!("pagemill-test-{}-{number}", std::process::id())));
-        create_dir(&group.0).map_err(|why| format!("{}: {why}", group.0.display()))?;
+        let folder = parent.join(format!("pagemill-test-{}-{number}", std::process::id()));
+        create_dir(&folder).map_err(|why| format!("{}: {why}", folder.display()))?;
+        let group = Self(folder);
         write(group.0.join(name), LIMIT.to_string()).map_err(|why| format!("{name}: {why}"))?;
         // Without swap, where the system has any, and counts it.
         let _ = write(group.0.join("memory.swap.max"), "0");

@@ -45,7 +45,7 @@ impl Mapping {
     /// // SAFETY: ours; nobody else uses it.
     /// unsafe {
     ///     *map.as_ptr::<u8>() = 7;
-    ///     map.release(0, 4096).unwrap();
+    ///     map.release(0, map.page_bytes()).unwrap();
     ///     assert_eq!(*map.as_ptr::<u8>(), 0);
     /// }
     /// ```

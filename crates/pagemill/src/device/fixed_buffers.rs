@@ -177,7 +177,7 @@ impl FixedBuffers {
         self.0.check_generation()?;
         let other = keep(ring, "the ring cannot be kept open")?;
         let mut table = self.0.table();
-        ring::clone_table(table.rings[0].as_fd(), ring, false).map_err(clone_refusal)?;
+        ring::clone_table(table.rings[0].as_fd(), ring, false).map_err(|errno| clone_refusal(errno, false))?;
         table.rings.push(other);
         Ok(())
     }
@@ -205,13 +205,14 @@ fn refusal(errno: Errno) -> DeviceError {
     }
 }
 
-fn clone_refusal(errno: Errno) -> DeviceError {
+/// `has_table`: in place of the table that the other ring has, of which Linux 6.12 says `EBUSY` whatever it is asked.
+fn clone_refusal(errno: Errno, has_table: bool) -> DeviceError {
     let next = match errno {
-        Errno::EINVAL => {
+        Errno::EBUSY if !has_table => "take from the other ring the buffers that it has",
+        Errno::EINVAL | Errno::EBUSY => {
             "use Linux 6.12 or newer, 6.13 where arenas come later, and rings of one user; else give each ring an allocator of \
              its own"
         }
-        Errno::EBUSY => "take from the other ring the buffers that it has",
         Errno::EEXIST => ONE_THREAD,
         Errno::ENOMEM => MEMLOCK,
         _ => "use a descriptor of an io_uring's",
@@ -251,7 +252,7 @@ impl Table {
                 // SAFETY: no bytes.
                 let _ = unsafe { ring::set(own.as_fd(), first, &vec![0..0; pieces.len()]) };
                 others[..done].iter().for_each(|other| _ = ring::clone_table(own.as_fd(), other.as_fd(), true));
-                return Err(clone_refusal(errno));
+                return Err(clone_refusal(errno, true));
             }
         }
         Ok(())
@@ -306,5 +307,17 @@ impl Drop for Shared {
             // The rings may have other buffers from now on, if their owners still have them.
             self.table().rings.iter().for_each(|ring| _ = ring::drop_table(ring.as_fd()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Errno, clone_refusal};
+
+    #[test]
+    fn a_system_that_puts_no_table_in_anothers_place_is_told_from_a_ring_with_buffers_of_its_own() {
+        let says = |has_table, what| clone_refusal(Errno::EBUSY, has_table).to_string().contains(what);
+        assert!(says(false, "take from the other ring the buffers that it has"));
+        assert!(says(true, "6.13 where arenas come later"));
     }
 }

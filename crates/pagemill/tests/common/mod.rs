@@ -6,6 +6,7 @@ pub(crate) mod edu;
 pub(crate) mod kcore;
 #[path = "../../../../tests/patience.rs"]
 mod patience;
+mod resident;
 pub(crate) mod xsk;
 
 pub(crate) use all_back::assert_all_back;
@@ -14,6 +15,7 @@ pub(crate) use caps::without_capabilities;
 
 use pagemill::{Allocator, Gfp, Page};
 pub(crate) use patience::{PATIENCE, until};
+pub(crate) use resident::{are_resident, pages_go_singly, resident_pages, system_page};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Ends what others do until a test is over, however it ends: a failed assertion is not to leave them at it for ever.
