@@ -9,7 +9,7 @@ mod find;
 mod run;
 mod tree;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use crate::find::Mutant;
 use crate::run::Test;
+use crate::tree::DOC;
 
 /// The crates of the library, what others depend on first.
 pub(crate) const PACKAGES: [&str; 3] = ["pagemill-core", "pagemill-sys", "pagemill"];
@@ -115,7 +116,7 @@ fn options(root: &Path) -> Options {
         Options { count: 200, seed: 1, only: String::new(), is_missed_alone: false, is_list: false, work, json: None };
     let mut args = env::args().skip(1);
     while let Some(name) = args.next() {
-        let mut value = || args.next().unwrap_or_else(|| usage());
+        let mut value = || args.next().unwrap_or_else(usage);
         match name.as_str() {
             "--count" => options.count = value().parse().unwrap_or_else(|_| usage()),
             "--seed" => options.seed = value().parse().unwrap_or_else(|_| usage()),
@@ -177,12 +178,17 @@ fn equivalent(root: &Path, all: &[Mutant]) -> Vec<(String, String)> {
 
 /// Runs what comes to a mutant until a test fails.
 fn outcome(mutant: &Mutant, tests: &[Test], folder: &Path) -> Outcome {
-    let mut coming: Vec<_> = tests.iter().filter(|test| test.seen[mutant.number as usize] == 1).collect();
+    let comes = |test: &&Test| test.seen[mutant.number as usize] == 1;
+    // What comes to it on either backend need not do so on both.
+    let usual: BTreeSet<_> =
+        tests.iter().filter(|test| !test.is_portable && comes(test)).map(|test| &test.name).collect();
+    let is_new = |test: &&Test| !test.is_portable || !usual.contains(&test.name);
+    let mut coming: Vec<_> = tests.iter().filter(comes).filter(is_new).collect();
     let reached_by = coming.len();
     // Stable: quick ones first among equals. What takes long comes last, whosever it is.
     coming.sort_by_key(|test| {
         let is_far = test.program.package != mutant.package;
-        (test.took.as_secs() >= 5, test.is_portable, is_far, test.program.kind != "lib")
+        (test.program.kind == DOC, test.took.as_secs() >= 5, test.is_portable, is_far, test.program.kind != "lib")
     });
     let caught = coming.iter().find_map(|test| {
         let how = test.fails(mutant.number, folder)?;
@@ -239,7 +245,7 @@ fn report(outcomes: &[Outcome], equivalent: &[(String, String)]) -> bool {
         let kind = if is_equivalent(it) { "equivalent" } else { "missed" };
         println!("{kind} {} {} ({} tests come to it)", it.mutant.number, told(&it.mutant), it.reached_by);
     }
-    let percent = if caught + missed == 0 { 100 } else { 100 * caught / (caught + missed) };
+    let percent = (100 * caught).checked_div(caught + missed).unwrap_or(100);
     println!(
         "\n{caught} of {} mutants that are not equivalent were caught: {percent} %; {WANTED} are wanted",
         caught + missed

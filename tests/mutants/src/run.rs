@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::tree::Program;
+use crate::tree::{self, DOC, Program};
 
 /// A test may take ten times as long as without a mutant, and this long in any case.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -27,6 +27,8 @@ pub(crate) struct Test {
     pub(crate) took: Duration,
     /// A byte for each mutant: 1 when it comes to it.
     pub(crate) seen: Vec<u8>,
+    /// Whether it says that it cannot do its work on this machine.
+    pub(crate) is_skipped: bool,
 }
 
 impl Test {
@@ -34,17 +36,28 @@ impl Test {
         format!("{}/{}{}", self.program.package, self.name, if self.is_portable { " (portable)" } else { "" })
     }
 
-    /// Runs it: none when it passes, else how it failed.
+    /// Runs it: none when it passes, else how it failed. To skip what can be done here is a failure too, as in `.ci/run`.
     pub(crate) fn fails(&self, mutant: u32, folder: &Path) -> Option<String> {
-        self.run(mutant, None, folder, PATIENCE.max(10 * self.took))
+        let (why, is_skipped) = self.run(mutant, None, folder, PATIENCE.max(10 * self.took));
+        why.or_else(|| (is_skipped && !self.is_skipped).then(|| "skips".to_owned()))
     }
 
-    fn run(&self, mutant: u32, seen: Option<&Path>, folder: &Path, limit: Duration) -> Option<String> {
-        let mut command = Command::new(&self.program.path);
-        command.args([&self.name, "--exact", "--test-threads=2"]).current_dir(&self.program.folder);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.env("CARGO_MANIFEST_DIR", &self.program.folder).env("PAGEMILL_TEST_PROCESS", "own");
-        command.env("PROPTEST_RNG_SEED", "1").env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true");
+    /// How it failed, if it did, and whether it said that it was skipped.
+    fn run(&self, mutant: u32, seen: Option<&Path>, folder: &Path, limit: Duration) -> (Option<String>, bool) {
+        let mut command = if self.program.kind == DOC {
+            tree::command(&self.program.folder, &["test", "--doc"])
+        } else {
+            let mut command = Command::new(&self.program.path);
+            command
+                .args([&self.name, "--exact", "--show-output", "--test-threads=2"])
+                .current_dir(&self.program.folder);
+            command.env("CARGO_MANIFEST_DIR", &self.program.folder);
+            command
+        };
+        let said = folder.join(format!("said-{:?}", std::thread::current().id()));
+        command.stdin(Stdio::null()).stdout(File::create(&said).expect("a file can be written")).stderr(Stdio::null());
+        command.env("PAGEMILL_TEST_PROCESS", "own").env("PROPTEST_RNG_SEED", "1");
+        command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true");
         command.env("PROPTEST_MAX_SHRINK_ITERS", "0").env("TMPDIR", folder);
         command.env("PAGEMILL_MUTANT", mutant.to_string());
         if let Some(seen) = seen {
@@ -53,7 +66,9 @@ impl Test {
         if self.is_portable {
             command.env("PAGEMILL_BACKEND", "portable");
         }
-        wait(command, limit)
+        let why = wait(command, limit);
+        let said = fs::read(&said).expect("what was written can be read");
+        (why, String::from_utf8_lossy(&said).lines().any(|line| line.starts_with("skipped: ")))
     }
 }
 
@@ -103,6 +118,9 @@ fn wait(mut command: Command, limit: Duration) -> Option<String> {
 
 /// A program's tests, by name.
 fn list(program: &Program) -> Vec<String> {
+    if program.kind == DOC {
+        return vec!["examples in the documentation".to_owned()];
+    }
     let mut list = Command::new(&program.path);
     let output = list.args(["--list", "--format", "terse"]).current_dir(&program.folder).output();
     let text = String::from_utf8(output.expect("tests can be listed").stdout).expect("names are UTF-8");
@@ -115,9 +133,10 @@ pub(crate) fn tests(programs: &[Program], folder: &Path, lanes: usize) -> Vec<Te
     for program in programs {
         for name in list(program) {
             for is_portable in [false, true] {
-                if !is_portable || program.package == "pagemill" {
+                if !is_portable || (program.package == "pagemill" && program.kind != DOC) {
                     let (program, name) = (program.clone(), name.clone());
-                    tests.push(Test { program, name, is_portable, took: Duration::ZERO, seen: Vec::new() });
+                    let (took, seen) = (Duration::ZERO, Vec::new());
+                    tests.push(Test { program, name, is_portable, took, seen, is_skipped: false });
                 }
             }
         }
@@ -128,8 +147,8 @@ pub(crate) fn tests(programs: &[Program], folder: &Path, lanes: usize) -> Vec<Te
         let seen = folder.join(format!("seen-{lane}"));
         File::create(&seen).and_then(|file| file.set_len(SEEN)).expect("a file can be written");
         let begun = Instant::now();
-        let why = test.run(0, Some(&seen), folder, Duration::from_secs(900));
-        test.took = begun.elapsed();
+        let (why, is_skipped) = test.run(0, Some(&seen), folder, Duration::from_secs(900));
+        (test.took, test.is_skipped) = (begun.elapsed(), is_skipped);
         test.seen = fs::read(&seen).expect("what was written can be read");
         match why {
             Some(why) => println!("left out: {} {why} without a mutant", test.key()),

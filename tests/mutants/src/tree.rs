@@ -13,11 +13,14 @@ use crate::find::{FEATURES, Mutant};
 /// What stands behind the switches, for core's `lib.rs`.
 const SWITCH: &str = include_str!("../switch.rs");
 
+/// The kind of the examples in the documentation.
+pub(crate) const DOC: &str = "doc";
+
 /// A program with tests.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub(crate) package: String,
-    /// `lib` or `test`.
+    /// `lib`, `test`, or [`DOC`] for the examples in the documentation, all of which are one test.
     pub(crate) kind: String,
     pub(crate) path: PathBuf,
     /// The package's folder, in which its tests start.
@@ -33,7 +36,11 @@ pub(crate) fn build(root: &Path, work: &Path, sample: &mut Vec<Mutant>) -> Vec<P
         let places = copy(root, &work.join("tree"), sample);
         let refused = match cargo(work, &["check"]) {
             Ok(_) => match cargo(work, &["test", "--no-run", "--lib", "--tests"]) {
-                Ok(messages) => return messages.iter().filter_map(program).collect(),
+                Ok(messages) => {
+                    let (package, kind) = ("pagemill".to_owned(), DOC.to_owned());
+                    let doc = Program { package, kind, path: PathBuf::new(), folder: work.to_owned() };
+                    return messages.iter().filter_map(program).chain([doc]).collect();
+                }
                 Err(messages) => messages,
             },
             Err(messages) => messages,
@@ -132,10 +139,20 @@ fn to_drop(messages: &[Value], places: &Places) -> BTreeSet<u32> {
     out
 }
 
-/// Runs cargo in the copy, in the profile of the checks: its messages, and whether all went well.
+/// Runs cargo in the copy: its messages, and whether all went well.
 fn cargo(work: &Path, task: &[&str]) -> Result<Vec<Value>, Vec<Value>> {
+    let mut cargo = command(work, task);
+    cargo.args(["--message-format", "json"]).stdin(Stdio::null()).stderr(Stdio::inherit());
+    let ran = cargo.output().expect("cargo runs");
+    let text = String::from_utf8_lossy(&ran.stdout);
+    let messages = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    if ran.status.success() { Ok(messages) } else { Err(messages) }
+}
+
+/// Cargo in the copy, on the library, in the profile of the checks.
+pub(crate) fn command(work: &Path, task: &[&str]) -> Command {
     let mut cargo = Command::new("cargo");
-    cargo.args(task).args(["--locked", "--release", "--message-format", "json"]).current_dir(work.join("tree"));
+    cargo.args(task).args(["--locked", "--release"]).current_dir(work.join("tree"));
     for package in PACKAGES {
         let profile = format!("profile.release.package.{package}");
         cargo.args(["-p", package, "--config", &format!("{profile}.opt-level=1")]);
@@ -145,10 +162,7 @@ fn cargo(work: &Path, task: &[&str]) -> Result<Vec<Value>, Vec<Value>> {
     cargo.env("CARGO_TARGET_DIR", work.join("target")).env("CARGO_TERM_COLOR", "never");
     cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "none").env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
     cargo.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
-    let ran = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output().expect("cargo runs");
-    let text = String::from_utf8_lossy(&ran.stdout);
-    let messages = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    if ran.status.success() { Ok(messages) } else { Err(messages) }
+    cargo
 }
 
 /// The program with tests that a message of cargo's tells of, if it does.
