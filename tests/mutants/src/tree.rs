@@ -32,6 +32,11 @@ type Places = BTreeMap<String, Vec<(u32, Range<usize>)>>;
 
 /// Copies the tree and builds its tests with all of `sample`, but for what does not compile: that is taken out of it.
 pub(crate) fn build(root: &Path, work: &Path, sample: &mut Vec<Mutant>) -> Vec<Program> {
+    // What did not compile the last time: to try it again would have cargo build everything twice.
+    let known = work.join("refused");
+    let mut refused_before = fs::read_to_string(&known).unwrap_or_default();
+    let line = |mutant: &Mutant| format!("{} {}\n", mutant.key().0, mutant.source);
+    sample.retain(|mutant| !refused_before.contains(&line(mutant)));
     loop {
         let places = copy(root, &work.join("tree"), sample);
         let refused = match cargo(work, &["check"]) {
@@ -49,6 +54,8 @@ pub(crate) fn build(root: &Path, work: &Path, sample: &mut Vec<Mutant>) -> Vec<P
         let text: String = refused.iter().filter_map(|message| message["message"]["rendered"].as_str()).collect();
         assert!(!out.is_empty(), "the copy does not build, and no mutant is at fault:\n{text}");
         println!("{} of {} mutants do not compile", out.len(), sample.len());
+        sample.iter().filter(|mutant| out.contains(&mutant.number)).for_each(|it| refused_before += &line(it));
+        fs::write(&known, &refused_before).expect("a file can be written");
         sample.retain(|mutant| !out.contains(&mutant.number));
     }
 }
