@@ -359,8 +359,9 @@ fn leaf_for(granule: usize) -> &'static Leaf {
 
 #[cfg(test)]
 mod tests {
-    use super::{by_address, lock};
+    use super::{ENDED, by_address, lock};
     use crate::{Allocator, Gfp};
+    use core::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn an_arena_that_comes_home_while_the_registry_is_held_ends_when_it_is_let_go() {
@@ -375,5 +376,19 @@ mod tests {
         assert!(is_there());
         drop(held);
         assert!(!is_there());
+    }
+
+    /// In a process of its own: another allocator that ends would free it as well.
+    #[test]
+    fn building_an_allocator_frees_what_arenas_that_ended_have_on_the_heap() {
+        if std::env::var_os("PAGEMILL_TEST_PROCESS").is_none() {
+            return println!("skipped: other tests run in this process");
+        }
+        let page = Allocator::builder().pages(64).build().unwrap().alloc_page(Gfp::KERNEL).unwrap();
+        assert!(ENDED.load(Relaxed).is_null());
+        drop(page);
+        assert!(!ENDED.load(Relaxed).is_null());
+        let _next = Allocator::builder().pages(64).build().unwrap();
+        assert!(ENDED.load(Relaxed).is_null());
     }
 }

@@ -25,3 +25,25 @@ pub(crate) fn open(has_reason: impl Fn() -> bool, open: impl FnOnce(), shut: imp
         shut();
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::open;
+    use core::cell::Cell;
+
+    #[test]
+    fn lists_that_were_opened_as_a_reason_came_are_shut_again() {
+        let (asked, opened, shut) = (Cell::new(0), Cell::new(0), Cell::new(0));
+        let count = |of: &Cell<u32>| of.set(of.get() + 1);
+        let open_with = |reason_from: u32| {
+            let has_reason = || {
+                count(&asked);
+                asked.get() >= reason_from
+            };
+            asked.set(0);
+            open(has_reason, || count(&opened), || count(&shut));
+            (opened.take(), shut.take())
+        };
+        assert_eq!([open_with(1), open_with(2), open_with(3)], [(0, 0), (1, 1), (1, 0)]);
+    }
+}

@@ -11,6 +11,8 @@ use crate::tree::{self, DOC, Program};
 
 /// A test may take ten times as long as without a mutant, and this long in any case.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// What is said of a test that does not end.
+const HANGS: &str = "hangs";
 /// What a test may use of memory: none uses so much without a mutant.
 const MEMORY: usize = 6 << 30;
 /// The bytes of a file in which a test says to which mutants it came.
@@ -38,7 +40,12 @@ impl Test {
 
     /// Runs it: none when it passes, else how it failed. To skip what can be done here is a failure too, as in `.ci/run`.
     pub(crate) fn fails(&self, mutant: u32, folder: &Path) -> Option<String> {
-        let (why, is_skipped) = self.run(mutant, None, folder, PATIENCE.max(10 * self.took));
+        let limit = PATIENCE.max(10 * self.took);
+        let (mut why, is_skipped) = self.run(mutant, None, folder, limit);
+        if why.as_deref() == Some(HANGS) {
+            // For want of time on a busy machine, perhaps: then not once more.
+            why = self.run(mutant, None, folder, 3 * limit).0;
+        }
         why.or_else(|| (is_skipped && !self.is_skipped).then(|| "skips".to_owned()))
     }
 
@@ -98,7 +105,7 @@ fn wait(mut command: Command, limit: Duration) -> Option<String> {
         let pages = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
         let resident: usize = pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
         if begun.elapsed() > limit {
-            break Some("hangs");
+            break Some(HANGS);
         }
         if resident * 4096 > MEMORY {
             break Some("takes memory without end");
