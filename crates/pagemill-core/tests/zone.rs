@@ -54,7 +54,7 @@ fn a_large_block_is_freed_with_its_own_order_and_as_a_whole() {
 fn a_zone_with_nothing_free_has_no_pageblock_to_withhold() {
     with_zone(2, |zone| {
         let bound = BoundBlock::new();
-        let all = zone.free_frames() as usize;
+        let all = zone.free_frames();
         assert_eq!(zone.take(&bound, all, KIND, 0, &mut |_, _| ()), all);
         zone.unbind(&bound);
         assert_eq!(zone.withhold(Order::new(4).unwrap(), 0), None);
