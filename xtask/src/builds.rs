@@ -24,6 +24,9 @@ pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-sys -p pagemill";
 /// The fuzz targets are no member of the workspace: they are built on nightly alone.
 const FUZZ: &str = "fuzz/Cargo.toml";
 
+/// Nor is the program that puts small faults into a copy of the library: nothing else needs it.
+pub(crate) const MUTANTS: &str = "tests/mutants/Cargo.toml";
+
 /// The processor time of a build from nothing, with the C of the peers.
 pub(crate) const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
@@ -70,7 +73,9 @@ fn checked<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
 
 pub(crate) fn fmt(shell: &Shell) -> Result<Tally> {
     let mut tally = Tally::default();
-    for (what, manifest) in [("the workspace", "Cargo.toml --all"), ("no-os", "tests/no-os/Cargo.toml"), ("fuzz", FUZZ)]
+    const NO_OS: &str = "tests/no-os/Cargo.toml";
+    for (what, manifest) in
+        [("the workspace", "Cargo.toml --all"), ("no-os", NO_OS), ("mutants", MUTANTS), ("fuzz", FUZZ)]
     {
         if manifest == FUZZ && !shell.root.join(FUZZ).exists() {
             continue; // The step `fuzz` says so.

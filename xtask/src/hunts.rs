@@ -298,6 +298,19 @@ fn fuzz_for(shell: &Shell, seconds: u32, seed: u64) -> Result<Tally> {
     Ok(tally)
 }
 
+/// A sample of small faults, of which the library's tests must see nine of ten: the same sample each time, but with
+/// `PAGEMILL_SEED`.
+pub(crate) fn long_mutants(shell: &Shell) -> Result<Tally> {
+    let work = shell.own_target("mutants");
+    let seed = std::env::var("PAGEMILL_SEED").unwrap_or_else(|_| SEED.to_string());
+    let run = format!("run --locked --release --manifest-path {} -- --seed {seed}", builds::MUTANTS);
+    let run = shell.cargo(&run).arg("--work").arg(&work).arg("--json").arg(work.join("mutants.json"));
+    let run = run.env("CARGO_TARGET_DIR", work.join("tool")).limit(Duration::from_secs(6 * 3600));
+    let ran = run.run("long-mutants")?;
+    ensure!(ran.is_ok(), "{}\n{}", ran.how_it_ended(), ran.last_lines(80));
+    Ok(Tally::pass(last_line(&ran.text)))
+}
+
 fn last_line(text: &str) -> &str {
     text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim()
 }

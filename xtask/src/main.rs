@@ -51,7 +51,7 @@ enum Task {
         #[command(flatten)]
         args: TestArgs,
     },
-    /// Run what takes hours: long stress, models and fuzzing, whole machines of another kind.
+    /// Run what takes hours: long stress, models and fuzzing, small faults that tests must see, whole machines of another kind.
     Long(TestArgs),
     /// Run tests that need a kernel to themselves, in a virtual machine (QEMU's emulation, Debian's kernel): the scripts of
     /// these names in tests/vm; for none, those of the step `vm`.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::builds::MUTANTS;
 use crate::shell::Shell;
 use crate::tally::Tally;
 
@@ -208,6 +209,7 @@ pub(crate) fn dependencies(shell: &Shell) -> Result<Tally> {
     let mut packages = workspace(shell)?;
     packages.extend(manifests(shell, "--manifest-path fuzz/Cargo.toml")?);
     packages.extend(manifests(shell, "--manifest-path tests/no-os/Cargo.toml")?);
+    packages.extend(manifests(shell, &format!("--manifest-path {MUTANTS}"))?);
     let members: BTreeSet<_> = packages.iter().map(name_of).collect();
     for package in &packages {
         for dependency in dependencies_of(package).filter(|name| !members.contains(name)) {
@@ -260,6 +262,7 @@ pub(crate) fn folders(shell: &Shell) -> Result<BTreeMap<String, String>> {
 fn all_packages(shell: &Shell) -> Result<Vec<Value>> {
     let mut all = metadata(shell, "--locked --all-features")?;
     all.extend(metadata(shell, "--locked --manifest-path fuzz/Cargo.toml")?);
+    all.extend(metadata(shell, &format!("--locked --manifest-path {MUTANTS}"))?);
     Ok(all)
 }
 

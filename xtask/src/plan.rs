@@ -158,6 +158,14 @@ pub(crate) const STEPS: &[Step] = &[
     step("long-fuzz", Long, 700, "ten minutes of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::long_fuzz)
         .logging("fuzz"),
     step(
+        "long-mutants",
+        Long,
+        3600,
+        "the library's tests see nine of ten small faults",
+        &[GIT, GCC],
+        hunts::long_mutants,
+    ),
+    step(
         "long-machines",
         Long,
         5400,

@@ -1,6 +1,6 @@
 //! What a request does whose frames move while it looks for them.
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone, ZoneMetadata};
+use pagemill_core::{BoundBlock, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone, ZoneMetadata};
 
 const KIND: Mobility = Mobility::Movable;
 
@@ -11,6 +11,56 @@ fn give_and_take(zone: &Zone<'_>, frames: &[u32], order: u8, block: u32) {
     assert_eq!(giving.finish().frames, frames.len());
     let order = Order::new(order).unwrap();
     assert_eq!((frames.len(), zone.alloc_block(order, KIND, 0)), (order.frames() as usize, Some(Pfn::new(block))));
+}
+
+/// Runs `test` on a zone of this many pageblocks, all free.
+fn with_zone(blocks: u32, test: impl FnOnce(&Zone<'_>)) {
+    let need = ZoneMetadata::for_frames(blocks * PAGEBLOCK_FRAMES);
+    let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
+    let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
+    test(&Zone::new(Pfn::new(0), blocks * PAGEBLOCK_FRAMES, &bits, &areas).unwrap());
+}
+
+#[test]
+fn a_frame_given_twice_in_one_call_is_a_double_free() {
+    with_zone(1, |zone| {
+        let bound = BoundBlock::new();
+        assert_eq!(zone.take(&bound, 8, KIND, 0, &mut |_, _| ()), 8);
+        let mut giving = zone.giving();
+        [3, 5, 3, 4].into_iter().for_each(|frame| giving.give(Pfn::new(frame)));
+        let given = giving.finish();
+        assert_eq!((given.frames, given.doubles, given.last_double), (3, 1, Some(Pfn::new(3))));
+        assert_eq!(zone.free_frames(), PAGEBLOCK_FRAMES as usize - 5);
+    });
+}
+
+#[test]
+fn a_large_block_is_freed_with_its_own_order_and_as_a_whole() {
+    with_zone(4, |zone| {
+        let [nine, ten] = [9, 10].map(|order| Order::new(order).unwrap());
+        let block = zone.alloc_block(ten, KIND, 0).unwrap();
+        let wrong = MisuseKind::WrongOrder { handed_out: 10, freed: 9 };
+        assert_eq!(zone.free_block(block, nine), Err(wrong));
+        assert_eq!(zone.free_block(block.offset(PAGEBLOCK_FRAMES), nine), Err(MisuseKind::Inside));
+        assert_eq!(
+            (zone.free_block(block, ten), zone.free_block(block, ten)),
+            (Ok(false), Err(MisuseKind::DoubleFree))
+        );
+        assert_eq!(zone.free_frames(), 4 * PAGEBLOCK_FRAMES as usize);
+    });
+}
+
+#[test]
+fn a_zone_with_nothing_free_has_no_pageblock_to_withhold() {
+    with_zone(2, |zone| {
+        let bound = BoundBlock::new();
+        let all = zone.free_frames();
+        assert_eq!(zone.take(&bound, all, KIND, 0, &mut |_, _| ()), all);
+        zone.unbind(&bound);
+        assert_eq!(zone.withhold(Order::new(4).unwrap(), 0), None);
+        assert_eq!(zone.free_block(Pfn::new(PAGEBLOCK_FRAMES + 16), Order::new(4).unwrap()), Ok(false));
+        assert_eq!(zone.withhold(Order::new(4).unwrap(), 0), Some(1));
+    });
 }
 
 #[test]

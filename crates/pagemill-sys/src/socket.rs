@@ -78,3 +78,25 @@ pub fn send(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
     let sent = unsafe { libc::send(stream.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_whose_other_end_is_gone_has_ended() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let (reader, writer) = io::pipe().unwrap();
+        let ended = || {
+            let mut both = [Polled::new(&here, false, false), Polled::new(&writer, false, false)];
+            poll(&mut both, Some(Duration::ZERO)).unwrap();
+            both.map(|polled| polled.has_ended())
+        };
+        assert_eq!(ended(), [false, false]);
+        drop(there);
+        assert_eq!(ended(), [true, false]);
+        // The system calls this one an error, and no end.
+        drop(reader);
+        assert_eq!(ended(), [true, true]);
+    }
+}

@@ -219,10 +219,30 @@ impl Drop for Claim<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{IS_CLAIMANT, NUMBER};
-    use crate::{Allocator, Gfp, Memory, NodeMask, Order};
+    use super::{Claim, IS_CLAIMANT, NUMBER};
+    use crate::slow::Ask;
+    use crate::{Allocator, Gfp, Memory, NodeId, NodeMask, Order};
     use core::sync::atomic::Ordering::Relaxed;
     use pagemill_core::Level;
+
+    #[test]
+    fn a_request_that_was_overtaken_claims_and_no_two_claims_share_a_number() {
+        let allocator = Allocator::builder().pages(64).build().unwrap();
+        let nodes = allocator.nodes();
+        let claim = |order: u8, blocks: usize| {
+            let order = Order::new(order).unwrap();
+            Claim::new(nodes, Ask::plain(nodes, Gfp::KERNEL, order).lack(NodeId::ZERO, blocks))
+        };
+        for number in 0..3 {
+            let mut claim = claim(0, 8);
+            assert_eq!((claim.attempt(false, || None::<()>), claim.is_held()), (None, false));
+            assert_eq!((claim.attempt(true, || None::<()>), claim.is_held()), (None, true));
+            assert_eq!(nodes.claims.wanted.load(Relaxed), number << NUMBER | 8);
+        }
+        // No pageblock can be withheld for a block that is larger than one.
+        let mut claim = claim(10, 1);
+        assert_eq!((claim.attempt(true, || None::<()>), claim.is_held()), (None, false));
+    }
 
     #[test]
     fn what_is_freed_late_is_counted_to_no_later_claim() {

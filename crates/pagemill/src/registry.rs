@@ -359,8 +359,9 @@ fn leaf_for(granule: usize) -> &'static Leaf {
 
 #[cfg(test)]
 mod tests {
-    use super::{WRITING, by_address, lock};
+    use super::{ENDED, WRITING, by_address, lock};
     use crate::{Allocator, Gfp, Page};
+    use core::sync::atomic::Ordering::Relaxed;
 
     /// A page that keeps its arena, whose allocator has no handle, and whether that arena is still there.
     fn last_page() -> (Page, impl Fn() -> bool) {
@@ -393,5 +394,19 @@ mod tests {
         let held = lock();
         assert!(!is_there());
         drop(held);
+    }
+
+    /// In a process of its own: another allocator that ends would free it as well.
+    #[test]
+    fn building_an_allocator_frees_what_arenas_that_ended_have_on_the_heap() {
+        if std::env::var_os("PAGEMILL_TEST_PROCESS").is_none() {
+            return println!("skipped: other tests run in this process");
+        }
+        let page = Allocator::builder().pages(64).build().unwrap().alloc_page(Gfp::KERNEL).unwrap();
+        assert!(ENDED.load(Relaxed).is_null());
+        drop(page);
+        assert!(!ENDED.load(Relaxed).is_null());
+        let _next = Allocator::builder().pages(64).build().unwrap();
+        assert!(ENDED.load(Relaxed).is_null());
     }
 }

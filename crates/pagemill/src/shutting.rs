@@ -25,3 +25,23 @@ pub(crate) fn settle(has_reason: impl Fn() -> bool, set: impl Fn(bool)) {
         // A reason came or went meanwhile. The thread that changed it may have written to the lists before this one did.
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::settle;
+    use core::cell::{Cell, RefCell};
+
+    #[test]
+    fn a_reason_that_comes_or_goes_as_lists_are_set_is_seen() {
+        // Whether there is a reason when it is asked for first, second and so on, and what that sets.
+        let sets = |reasons: &[bool]| {
+            let (asked, sets) = (Cell::new(0), RefCell::new(Vec::new()));
+            settle(|| reasons[asked.replace(asked.get() + 1)], |is_open| sets.borrow_mut().push(is_open));
+            assert_eq!(asked.get(), reasons.len());
+            sets.into_inner()
+        };
+        assert_eq!([sets(&[true; 2]), sets(&[false; 2])], [[false], [true]]);
+        assert_eq!(sets(&[false, true, true, true]), [true, false]);
+        assert_eq!(sets(&[true, false, false, false]), [false, true]);
+    }
+}

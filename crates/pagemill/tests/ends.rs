@@ -9,7 +9,7 @@ use pagemill::{
 use std::ops::Range;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{channel, sync_channel};
 
 const MIB: usize = 1 << 20;
 
@@ -377,4 +377,36 @@ fn memory_that_is_added_again_has_another_name() {
     assert_eq!(allocator.retire(first), Err(Error::Invalid(Invalid::NoSuchArena)));
     let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT | Gfp::ZERO).ok()).collect();
     assert!(pages.len() >= 64 + 1024 && pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
+}
+
+/// A thread remembers the arena that it met last. When that has ended, another one has its frame numbers.
+#[test]
+fn a_list_is_of_the_arena_that_has_its_numbers_now() {
+    own_process!();
+    // Elsewhere than the others, whose memory may come to lie where one lay before.
+    // SAFETY: the mapping is nobody else's.
+    let memory = unsafe { Memory::brought(map_2_mib_aligned(2 * MIB), 512) };
+    let first = Allocator::builder().memory(memory).cpus(1, || 0).build().unwrap();
+    let second = small();
+    let ((gives, is_given), (sends, receives)) = (channel(), channel::<PageList>());
+    let popped = std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            drop(first.alloc_page(Gfp::KERNEL).unwrap());
+            gives.send(first).unwrap();
+            let mut list = receives.recv().unwrap();
+            let addr = list.pop().unwrap().addr();
+            drop(list);
+            addr
+        });
+        drop(is_given.recv().unwrap());
+        // What describes an arena is used again, the last one first; numbers from the lowest on.
+        drop(second);
+        let third = small();
+        let mut list = PageList::new();
+        third.alloc_pages_bulk_list(Bulk::exact(8), &mut list).unwrap();
+        sends.send(list).unwrap();
+        let addr = thread.join().unwrap();
+        third.arenas().iter().any(|arena| arena.range.contains(&addr))
+    });
+    assert!(popped);
 }

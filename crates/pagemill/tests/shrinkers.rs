@@ -56,6 +56,22 @@ fn one_that_overstates_is_asked_so_often_and_no_more() {
 }
 
 #[test]
+fn after_a_shrinker_that_gave_all_that_was_asked_for_no_other_is_asked() {
+    struct Exact;
+    impl Shrinker for Exact {
+        fn shrink(&self, asked: Shrink) -> usize {
+            asked.pages
+        }
+    }
+    let allocator = one_cpu(Memory::anonymous(PAGES));
+    let _all = all(&allocator);
+    let other = Calls::new(|_| 0);
+    let _registered = (allocator.register_shrinker(Arc::new(Exact)), allocator.register_shrinker(other.clone()));
+    assert!(allocator.alloc_page(Gfp::KERNEL | Gfp::NORETRY).is_err());
+    assert_eq!(other.so_far(), 0);
+}
+
+#[test]
 fn noretry_is_one_round_though_pages_come_that_do_not_help() {
     let allocator = one_cpu(Memory::anonymous(PAGES));
     let mut pages = all(&allocator);

@@ -164,3 +164,37 @@ pub fn clone_table(from: BorrowedFd<'_>, to: BorrowedFd<'_>, has_table: bool) ->
     // SAFETY: the structure that it takes; the memory is the other table's.
     unsafe { register(to, REGISTER_CLONE_BUFFERS, &raw const clone, 1) }.map(|_| ())
 }
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+    fn ring() -> Option<OwnedFd> {
+        let mut params = [0_u32; 30];
+        // SAFETY: `struct io_uring_params` has 120 bytes, which the system reads and writes.
+        let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, params.as_mut_ptr()) };
+        if fd < 0 {
+            println!("skipped: io_uring: {}", std::io::Error::last_os_error());
+            return None;
+        }
+        // SAFETY: it was opened above and is nobody else's.
+        Some(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    }
+
+    #[test]
+    fn a_piece_that_is_refused_behind_another_is_said_why_and_none_is_set() {
+        let Some(ring) = ring() else { return };
+        make_table(ring.as_fd(), 3).unwrap();
+        let memory = crate::Mapping::reserve(1 << 21, 1 << 21).unwrap();
+        let good = memory.addr()..memory.addr() + 4096;
+        // Outside of what a process may have; a byte further on, the same piece would begin in the good one.
+        let bad = good.start << 8..(good.start << 8) + 4096;
+        // SAFETY: nobody uses the memory, and the ring has no request.
+        let set = |first, pieces: &[Range<usize>]| unsafe { set(ring.as_fd(), first, pieces) };
+        assert_eq!(set(0, &[good.clone(), bad.clone()]), Err(Errno::EFAULT));
+        assert_eq!(set(1, &[good.clone(), bad]), Err(Errno::EFAULT));
+        assert_eq!(set(1, &[good.clone(), good]), Ok(()));
+        drop_table(ring.as_fd()).unwrap();
+    }
+}

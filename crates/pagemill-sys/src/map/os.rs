@@ -296,3 +296,27 @@ mod stand_in {
         Ok(true)
     }
 }
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+    use crate::Errno;
+
+    #[test]
+    fn shared_memory_that_cannot_be_renewed_leaves_no_copy_behind() {
+        let (page, pages) = (crate::page::real_page(), 37);
+        let len = pages * page;
+        let base = map_shared(len + page).unwrap();
+        // No copy can be put where no page begins.
+        assert_eq!(renew_shared(base + 64, len), Err(Errno::EINVAL));
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let bytes = |line: &str| {
+            let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+            Some(usize::from_str_radix(to, 16).ok()? - usize::from_str_radix(from, 16).ok()?)
+        };
+        let copies: Vec<_> =
+            maps.lines().filter(|line| bytes(line) == Some(len) && line.contains("/dev/zero")).collect();
+        unmap(base, len + page);
+        assert!(copies.is_empty(), "{copies:?}");
+    }
+}

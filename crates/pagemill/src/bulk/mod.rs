@@ -469,6 +469,16 @@ mod tests {
     use crate::{Allocator, Bulk, Memory, Mobility, Order, Page};
     use pagemill_core::FrameState;
 
+    #[test]
+    fn a_small_array_filled_from_the_list_counts_as_one_bulk_call() {
+        let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
+        drop(allocator.alloc_page(crate::Gfp::KERNEL).unwrap()); // The list has pages.
+        let calls = || allocator.stats().bulk_alloc.iter().sum::<u64>();
+        let (before, mut slots) = (calls(), [const { None::<Page> }; 4]);
+        allocator.alloc_pages_bulk_array(Bulk::exact(4), &mut slots).unwrap();
+        assert_eq!(calls(), before + 1);
+    }
+
     /// Somebody has the second page from the top, which was freed twice: the first one is in the array by then.
     #[test]
     fn a_small_array_that_meets_a_page_that_somebody_has_is_filled_all_the_same() {

@@ -374,3 +374,15 @@ pub(crate) fn from_now(wait: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(wait).unwrap_or_else(|| now + Duration::from_secs(86_400 * 365 * 30))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_beyond_the_clocks_end_ends_in_years() {
+        let year = Duration::from_secs(86_400 * 365);
+        assert!(from_now(Duration::MAX) > Instant::now() + year);
+        assert!(from_now(Duration::ZERO) <= Instant::now());
+    }
+}
