@@ -40,7 +40,7 @@ mod real {
         replace_by_copy(addr, len).inspect_err(|_| unmap(addr, len))
     }
 
-    fn replace_by_copy(addr: usize, len: usize) -> Result<(), Errno> {
+    pub(super) fn replace_by_copy(addr: usize, len: usize) -> Result<(), Errno> {
         let copy = map_shared(len)?;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY: both are mapped with this length, and the copy is ours alone. Of this process nobody writes to the other
@@ -308,7 +308,7 @@ mod tests {
         let len = pages * page;
         let base = map_shared(len + page).unwrap();
         // No copy can be put where no page begins.
-        assert_eq!(renew_shared(base + 64, len), Err(Errno::EINVAL));
+        assert_eq!(real::replace_by_copy(base + 64, len), Err(Errno::EINVAL));
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let bytes = |line: &str| {
             let (from, to) = line.split_once(' ')?.0.split_once('-')?;
