@@ -359,9 +359,32 @@ fn leaf_for(granule: usize) -> &'static Leaf {
 
 #[cfg(test)]
 mod tests {
-    use super::{ENDED, by_address, lock};
+    use super::{ENDED, FRAMES_MAX, PIECE_SHIFT, by_address, enter, lock};
     use crate::{Allocator, Gfp};
     use core::sync::atomic::Ordering::Relaxed;
+    use pagemill_core::Invalid;
+
+    /// Other tests' arenas would have some of the numbers.
+    fn has_process_of_its_own() -> bool {
+        let has = std::env::var_os("PAGEMILL_TEST_PROCESS").is_some();
+        if !has {
+            println!("skipped: other tests run in this process");
+        }
+        has
+    }
+
+    #[test]
+    fn frame_numbers_are_given_out_up_to_the_last_piece_and_not_beyond() {
+        if !has_process_of_its_own() {
+            return;
+        }
+        let _first = Allocator::builder().pages(64).build().unwrap();
+        let held = lock();
+        // What makes the arena is asked, and has none, only if there are numbers for it.
+        let ask = |frames| enter(&held, 0, frames, |_, _| Err(Invalid::BackendName)).err();
+        assert_eq!(ask(FRAMES_MAX - (1 << PIECE_SHIFT)), Some(Invalid::BackendName));
+        assert_eq!(ask(FRAMES_MAX), Some(Invalid::FrameNumbers { max: FRAMES_MAX }));
+    }
 
     #[test]
     fn an_arena_that_comes_home_while_the_registry_is_held_ends_when_it_is_let_go() {
@@ -378,11 +401,10 @@ mod tests {
         assert!(!is_there());
     }
 
-    /// In a process of its own: another allocator that ends would free it as well.
     #[test]
     fn building_an_allocator_frees_what_arenas_that_ended_have_on_the_heap() {
-        if std::env::var_os("PAGEMILL_TEST_PROCESS").is_none() {
-            return println!("skipped: other tests run in this process");
+        if !has_process_of_its_own() {
+            return;
         }
         let page = Allocator::builder().pages(64).build().unwrap().alloc_page(Gfp::KERNEL).unwrap();
         assert!(ENDED.load(Relaxed).is_null());
