@@ -359,9 +359,32 @@ fn leaf_for(granule: usize) -> &'static Leaf {
 
 #[cfg(test)]
 mod tests {
-    use super::{ENDED, WRITING, by_address, lock};
+    use super::{ENDED, FRAMES_MAX, PIECE_SHIFT, WRITING, by_address, enter, lock};
     use crate::{Allocator, Gfp, Page};
     use core::sync::atomic::Ordering::Relaxed;
+    use pagemill_core::Invalid;
+
+    /// Other tests' arenas would have some of the numbers.
+    fn has_process_of_its_own() -> bool {
+        let has = std::env::var_os("PAGEMILL_TEST_PROCESS").is_some();
+        if !has {
+            println!("skipped: other tests run in this process");
+        }
+        has
+    }
+
+    #[test]
+    fn frame_numbers_are_given_out_up_to_the_last_piece_and_not_beyond() {
+        if !has_process_of_its_own() {
+            return;
+        }
+        let _first = Allocator::builder().pages(64).build().unwrap();
+        let held = lock();
+        // What makes the arena is asked, and has none, only if there are numbers for it.
+        let ask = |frames| enter(&held, 0, frames, |_, _| Err(Invalid::BackendName)).err();
+        assert_eq!(ask(FRAMES_MAX - (1 << PIECE_SHIFT)), Some(Invalid::BackendName));
+        assert_eq!(ask(FRAMES_MAX), Some(Invalid::FrameNumbers { max: FRAMES_MAX }));
+    }
 
     /// A page that keeps its arena, whose allocator has no handle, and whether that arena is still there.
     fn last_page() -> (Page, impl Fn() -> bool) {
@@ -396,11 +419,10 @@ mod tests {
         drop(held);
     }
 
-    /// In a process of its own: another allocator that ends would free it as well.
     #[test]
     fn building_an_allocator_frees_what_arenas_that_ended_have_on_the_heap() {
-        if std::env::var_os("PAGEMILL_TEST_PROCESS").is_none() {
-            return println!("skipped: other tests run in this process");
+        if !has_process_of_its_own() {
+            return;
         }
         let page = Allocator::builder().pages(64).build().unwrap().alloc_page(Gfp::KERNEL).unwrap();
         assert!(ENDED.load(Relaxed).is_null());

@@ -4,6 +4,10 @@
 use crate::common::kcore::Kcore;
 use crate::common::without_capabilities;
 use crate::common::xsk::{Xsk, socket};
+#[cfg(not(feature = "detection-off"))]
+use crate::in_child::in_child;
+#[cfg(not(feature = "detection-off"))]
+use pagemill::Identity;
 use pagemill::{Allocator, Device, DeviceAddr, DeviceError, Gfp, Memory, Page, Physical, Umem, VfioMap};
 use pagemill_sys::device::pagemap;
 use std::fs::File;
@@ -27,6 +31,22 @@ fn physical(allocator: &Allocator) -> Option<Vec<DeviceAddr>> {
             Some(range.clone().step_by(4096).map(|addr| device.address_of(addr).unwrap()).collect())
         }
     }
+}
+
+/// An allocator without detection does not go on in a child.
+#[test]
+#[cfg(not(feature = "detection-off"))]
+fn what_a_device_of_a_child_has_does_not_go_back_though_its_parent_has_one() {
+    own_process!();
+    let allocator = Allocator::builder().pages(1024).build().unwrap();
+    let _parents = Device::new(&allocator, Identity).unwrap();
+    in_child("registers memory with a device of its own", || {
+        drop(std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect::<Vec<_>>());
+        let own = Device::new(&allocator, Identity).unwrap();
+        assert_eq!(allocator.give_back().get(), 0);
+        drop(own);
+        assert_eq!(allocator.give_back().get(), 1024);
+    });
 }
 
 #[test]

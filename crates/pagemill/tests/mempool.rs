@@ -350,9 +350,15 @@ fn a_reserve_keeps_nothing_that_its_source_did_not_make() {
     let stats = pool.stats();
     assert_eq!((stats.out, stats.misused, stats.reserve), (out, 2, 0));
     assert_eq!(handed_out(&other), 0);
+    // Some of both at once, fewer than are out.
+    let mut both = mine.split_off(3);
+    both.extend([(); 2].map(|()| other.alloc_pages(Gfp::NOWAIT, order).ok()));
+    pool.free_bulk(&mut both);
+    let stats = pool.stats();
+    assert_eq!((stats.out, stats.misused, stats.reserve), (3, 4, 4));
     pool.free_bulk(&mut mine);
     let stats = pool.stats();
-    assert_eq!((stats.out, stats.misused, stats.reserve), (0, 2, 4));
+    assert_eq!((stats.out, stats.misused, stats.reserve), (0, 4, 4));
     pool.close().unwrap();
     assert_eq!(handed_out(&allocator), 0);
 }

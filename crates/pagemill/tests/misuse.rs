@@ -356,6 +356,42 @@ fn the_hook_is_told() {
     });
 }
 
+/// Misuse may be met where nothing may unwind.
+#[test]
+fn a_hook_that_panics_ends_the_process() {
+    own_process!();
+    let allocator = Allocator::builder().pages(64).build().unwrap();
+    // SAFETY: the child uses the allocator, and leaves without running anything of the parent's.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+    if pid == 0 {
+        let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: reads the limit: no core is dumped.
+        unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const limit) };
+        on_misuse(|_| panic!("a hook may not"));
+        let ptr = page(&allocator);
+        let freed = std::panic::catch_unwind(|| (free(ptr, 0), free(ptr, 0)));
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(freed.is_ok())) };
+    }
+    let mut status = 0;
+    // SAFETY: our child, and a place for its status.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT, "it ended with {status:#x}");
+}
+
+#[test]
+fn pages_that_come_back_one_of_a_kind_are_no_bulk_call() {
+    with_each(1024, |allocator| {
+        let mut slots = [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE].map(|gfp| allocator.alloc_page(gfp).ok());
+        assert_eq!(pagemill::free_pages_bulk(&mut slots), 2);
+        let calls = || allocator.stats().bulk_free.iter().sum::<u64>();
+        assert_eq!(calls(), 0);
+        let mut slots = [(); 4].map(|()| allocator.alloc_page(Gfp::KERNEL).ok());
+        assert_eq!((pagemill::free_pages_bulk(&mut slots), calls()), (4, 1));
+    });
+}
+
 /// Two threads free one block at the same moment, over and over.
 ///
 /// One of them may be refused at once. If neither is, the frame is on two ways, and that is seen when it is handed out,

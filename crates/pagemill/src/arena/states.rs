@@ -260,6 +260,22 @@ mod tests {
     use pagemill_sys::Batch;
 
     #[test]
+    fn a_run_with_a_frame_that_is_not_free_is_not_handed_out() {
+        let allocator = Allocator::builder().pages(64).build().unwrap();
+        let arena = allocator.nodes().first().arena;
+        let first = arena.first;
+        let out = |order: u8| FrameState::handed_out(Order::new(order).unwrap(), Mobility::Unmovable);
+        for state in [out(0), out(1), FrameState::INSIDE, FrameState::QUARANTINED] {
+            arena.set_state(first + 3, state);
+            assert!(!arena.hand_out_run(first, 8, Mobility::Unmovable), "{state:?}");
+            assert_eq!([first, first + 3].map(|pfn| arena.state(pfn)), [FrameState::FRESH, state]);
+        }
+        arena.set_state(first + 3, FrameState::FREE);
+        assert!(arena.hand_out_run(first, 8, Mobility::Unmovable));
+        (first..first + 8).for_each(|pfn| arena.set_state(pfn, FrameState::FREE));
+    }
+
+    #[test]
     fn a_frame_that_is_not_free_is_left_out_of_a_batch_wherever_it_stands() {
         let allocator = Allocator::builder().pages(1024).build().unwrap();
         let arena = allocator.nodes().first().arena;
