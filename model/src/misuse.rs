@@ -104,10 +104,14 @@ impl World {
     ) -> Result<(), Failure> {
         let Some(holding) = self.pick_any(which) else { return Ok(()) };
         let (addr, order, kind) = choose(&holding);
+        let (ptr, of) = holding.block.into_raw();
         let result = free_wrong(addr, order);
         self.misused += 1;
-        self.ledger.look(holding.block.addr(), holding.block.order(), holding.tag)?;
-        self.hold(holding.block, holding.tag);
+        // SAFETY: it was given up above, and what was refused has changed nothing.
+        let block = unsafe { Block::from_raw(ptr, of) };
+        let block = block.map_err(|misuse| Failure::new(format!("a block that was given up is lost: {misuse}")))?;
+        self.ledger.look(block.addr(), of, holding.tag)?;
+        self.hold(block, holding.tag);
         Self::refuse(result, addr, &[kind])
     }
 }

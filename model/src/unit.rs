@@ -50,7 +50,7 @@ impl Unit for Page {
         let (ptr, order) = block.into_raw();
         debug_assert_eq!(order, Order::ZERO);
         // SAFETY: the block was a page, and gave itself up just now.
-        unsafe { Self::from_raw(ptr) }
+        unsafe { Self::from_raw(ptr) }.expect("it was given up just now")
     }
     fn into_block(self) -> Block {
         self.into()

@@ -89,13 +89,19 @@ pub(crate) fn bits_per_frame() -> Result<f64, Unavailable> {
 
 /// Lets go of pages as addresses.
 fn to_words(out: &mut [usize], pages: impl Iterator<Item = Page>) {
-    out.iter_mut().zip(pages).for_each(|(word, page)| *word = page.into_raw() as usize);
+    out.iter_mut().zip(pages).for_each(|(word, page)| *word = to_word(page));
 }
 
-/// The page that [`to_words`] let go of.
+/// A page as the word that it is: what crosses a ring is the handle.
+fn to_word(page: Page) -> usize {
+    // SAFETY: a handle is a word that is not 0.
+    unsafe { core::mem::transmute::<Page, usize>(page) }
+}
+
+/// The page that [`to_word`] let go of.
 fn to_page(word: usize) -> Option<Page> {
-    // SAFETY: every word that crosses a ring came from `into_raw` of a page, crosses once, and is taken up once.
-    (word != 0).then(|| unsafe { Page::from_raw(word as *mut u8) })
+    // SAFETY: every word that crosses a ring is a page's, crosses once, and is taken up once; 0 is none.
+    unsafe { core::mem::transmute::<usize, Option<Page>>(word) }
 }
 
 struct Single {
@@ -132,7 +138,7 @@ impl Subject for Single {
     fn give(&mut self, out: &mut [usize]) -> bool {
         for word in out {
             match self.allocator.alloc_page(Gfp::KERNEL) {
-                Ok(page) => *word = page.into_raw() as usize,
+                Ok(page) => *word = to_word(page),
                 Err(_) => return false,
             }
         }

@@ -147,8 +147,8 @@ fn release(round: &Round, addr: usize) -> Result<(), Breach> {
     round.ledger.give(addr, Order::ZERO, tag)?;
     let ptr = std::ptr::with_exposed_provenance_mut::<u8>(addr);
     // SAFETY: a handler gave this page up when it put the address into the array, from where it came out once.
-    let page = unsafe { Page::from_raw(ptr) };
-    page.free().map_err(|misuse| Breach { frame, addr: misuse.addr, fault: Fault::Refused })
+    let freed = unsafe { Page::from_raw(ptr) }.and_then(Page::free);
+    freed.map_err(|misuse| Breach { frame, addr: misuse.addr, fault: Fault::Refused })
 }
 
 /// Frees all that handlers kept. When none runs any more.

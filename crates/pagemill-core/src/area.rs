@@ -1,6 +1,6 @@
 //! The words that a pageblock's metadata is made of: 8 words of 64 bits, a set bit a free frame, and one entry of
 //! 32 bits that counts them. Arithmetic on single words only; who may change them when is told in [`crate::zone`].
-use crate::{Mobility, PAGEBLOCK_FRAMES};
+use crate::{Mobility, Order, PAGEBLOCK_FRAMES};
 
 /// 64-bit words a pageblock.
 pub(crate) const BLOCK_WORDS: usize = PAGEBLOCK_FRAMES as usize / 64;
@@ -10,11 +10,11 @@ pub(crate) const BLOCK_WORDS: usize = PAGEBLOCK_FRAMES as usize / 64;
 /// | bits | |
 /// |---|---|
 /// | 0-9 | free frames that nobody has reserved |
-/// | 10-11 | mobility, meaningful while the block is in use |
+/// | 10-11 | mobility, meaningful while the block is in use, or whole and first |
 /// | 12 | bound: a CPU draws from it |
 /// | 13 | handed out whole, as an order-9 block or part of a larger one |
 /// | 14 | whole, and not the first pageblock of its block |
-/// | 16-20 | whole and first: the order |
+/// | 16-20 | whole and first: the order; 0 while its memory goes back to the system |
 /// | 16-31 | in use by nobody: see [`crate::idle`] |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entry(pub(crate) u32);
@@ -33,9 +33,14 @@ impl Entry {
     pub(crate) const fn unused(free: u32) -> Self {
         Self(free)
     }
-    pub(crate) const fn whole(order: u8, is_head: bool) -> Self {
-        Self(Self::WHOLE | if is_head { (order as u32) << Self::ORDER_SHIFT } else { Self::TAIL })
+    /// The first pageblock of a block that is handed out whole; `mobility` is what its pages become when it is split.
+    pub(crate) const fn whole(order: Order, mobility: Mobility) -> Self {
+        Self(Self::WHOLE | (mobility as u32) << Self::MOBILITY_SHIFT | (order.get() as u32) << Self::ORDER_SHIFT)
     }
+    /// A pageblock of such a block, but the first.
+    pub(crate) const TAIL_OF_WHOLE: Self = Self(Self::WHOLE | Self::TAIL);
+    /// Taken while its memory goes back to the system.
+    pub(crate) const GOING: Self = Self::whole(Order::ZERO, Mobility::Unmovable);
     pub(crate) const fn in_use(free: u32, mobility: Mobility) -> Self {
         Self(free | (mobility as u32) << Self::MOBILITY_SHIFT)
     }

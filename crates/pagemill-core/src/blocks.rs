@@ -25,7 +25,7 @@ impl Zone<'_> {
         let claim = self.claim(frames, floor)?;
         let pfn = match order {
             _ if claim.frames < frames => None,
-            _ if order >= Order::PAGEBLOCK => self.alloc_large(order),
+            _ if order >= Order::PAGEBLOCK => self.alloc_large(order, mobility.unwrap_or(Mobility::Unmovable)),
             _ => self.alloc_small(order, mobility),
         };
         self.settle(claim, if pfn.is_some() { frames } else { 0 });
@@ -77,23 +77,24 @@ impl Zone<'_> {
     }
 
     /// Orders 9 and up: whole pageblocks.
-    fn alloc_large(&self, order: Order) -> Option<Pfn> {
+    fn alloc_large(&self, order: Order, mobility: Mobility) -> Option<Pfn> {
         let span = (order.frames() / PAGEBLOCK_FRAMES) as usize;
-        let mut found = if span == 1 { self.find_span(1, order) } else { None };
+        let head = Entry::whole(order, mobility);
+        let mut found = if span == 1 { self.find_span(1, head) } else { None };
         if found.is_none() {
             // A single pageblock too: somebody with the lock may be about to give back what he took in vain.
             self.large.take(self.sleep);
-            found = self.find_span(span, order);
+            found = self.find_span(span, head);
             self.large.release(self.sleep);
         }
         found.map(|block| self.first_of_word(block * BLOCK_WORDS))
     }
 
-    fn find_span(&self, span: usize, order: Order) -> Option<usize> {
+    fn find_span(&self, span: usize, head: Entry) -> Option<usize> {
         let mut from = 0;
         while let Some(block) = self.index.next(UNUSED, from) {
             let first = self.next_aligned(block, span);
-            if let Some(found) = self.claim_span(first, span, order) {
+            if let Some(found) = self.claim_span(first, span, head) {
                 return Some(found);
             }
             from = (block + 1).max(first);
@@ -101,23 +102,24 @@ impl Zone<'_> {
         // As in `alloc_small`.
         (self.next_aligned(0, span)..self.areas.len())
             .step_by(span)
-            .find_map(|first| self.claim_span(first, span, order))
+            .find_map(|first| self.claim_span(first, span, head))
     }
 
     /// Claims `span` whole pageblocks from `first` on, or none.
-    fn claim_span(&self, first: usize, span: usize, order: Order) -> Option<usize> {
+    fn claim_span(&self, first: usize, span: usize, head: Entry) -> Option<usize> {
         // Look before claiming: what is claimed in vain is hidden from others meanwhile.
         let is_unused = |area: &AtomicU32| Entry(area.load(Relaxed)).free() == PAGEBLOCK_FRAMES;
         let is_whole = self.areas.get(first..first + span)?.iter().all(is_unused);
         if !is_whole || (first..first + span).any(|block| self.is_withheld(block)) {
             return None;
         }
-        let taken = (first..first + span).find(|&block| !self.claim_whole(block, order, block == first));
+        let part = |block| if block == first { head } else { Entry::TAIL_OF_WHOLE };
+        let taken = (first..first + span).find(|&block| !self.claim_whole(block, part(block)));
         match taken {
             None => Some(first),
             Some(taken) => {
                 (first..taken).for_each(|block| {
-                    self.release_whole(block, Entry::whole(order.get(), block == first));
+                    self.release_whole(block, part(block));
                 });
                 None
             }
@@ -140,14 +142,18 @@ impl Zone<'_> {
         Some(block)
     }
 
-    /// Takes a block of `order` from the pageblock that is withheld, if it has one and `floor` frames stay free.
-    pub fn take_withheld(&self, order: Order, floor: u32) -> Option<Pfn> {
+    /// Takes a block of `order` from the pageblock that is withheld, if it has one and `floor` frames stay free. A whole pageblock
+    /// is `mobility`'s if it is split.
+    pub fn take_withheld(&self, order: Order, mobility: Mobility, floor: u32) -> Option<Pfn> {
         let block = (self.withheld.load(Relaxed) as usize).checked_sub(1)?;
         let frames = order.frames() as usize;
         let claim = self.claim(frames, floor)?;
         let pfn = match order {
             _ if claim.frames < frames || order > Order::PAGEBLOCK => None,
-            Order::PAGEBLOCK => self.claim_whole(block, order, true).then(|| self.first_of_word(block * BLOCK_WORDS)),
+            Order::PAGEBLOCK => {
+                let is_taken = self.claim_whole(block, Entry::whole(order, mobility));
+                is_taken.then(|| self.first_of_word(block * BLOCK_WORDS))
+            }
             _ => self.run_of(block, order, None),
         };
         self.settle(claim, if pfn.is_some() { frames } else { 0 });
@@ -170,13 +176,13 @@ impl Zone<'_> {
         self.withheld.load(Relaxed) == block as u32 + 1
     }
 
-    fn claim_whole(&self, block: usize, order: Order, is_head: bool) -> bool {
+    fn claim_whole(&self, block: usize, whole: Entry) -> bool {
         let area = &self.areas[block];
         let mut entry = Entry(area.load(Relaxed));
         self.note_use(block);
         while entry.free() == PAGEBLOCK_FRAMES {
             // SeqCst as in `reserve`. A bound block is taken too: its CPU finds it empty and binds another.
-            match area.compare_exchange_weak(entry.0, Entry::whole(order.get(), is_head).0, SeqCst, Relaxed) {
+            match area.compare_exchange_weak(entry.0, whole.0, SeqCst, Relaxed) {
                 Ok(_) => {
                     self.file(block, Class::of(entry, PAGEBLOCK_FRAMES), None);
                     return true;
@@ -207,14 +213,14 @@ impl Zone<'_> {
         self.check_in_zone(pfn, order)?;
         let block = self.block_of(pfn);
         if order >= Order::PAGEBLOCK {
-            self.check_whole(block, order)?;
+            let head = self.check_whole(block, order)?;
             // Whoever releases the first pageblock releases the others.
-            if !self.release_whole(block, Entry::whole(order.get(), true)) {
+            if !self.release_whole(block, head) {
                 return Err(MisuseKind::DoubleFree);
             }
             let span = (order.frames() / PAGEBLOCK_FRAMES) as usize;
             (block + 1..block + span).for_each(|block| {
-                self.release_whole(block, Entry::whole(order.get(), false));
+                self.release_whole(block, Entry::TAIL_OF_WHOLE);
             });
             return Ok(self.add_free(order.frames() as usize));
         }
@@ -235,17 +241,18 @@ impl Zone<'_> {
     }
 
     /// Turns a block that is handed out into its pages, each of which is given back on its own from then on (C2.1).
-    /// Their pageblocks become `mobility`'s.
+    /// Whole pageblocks become those of the mobility that the block was asked for with.
     ///
     /// # Errors
     /// As [`free_block`](Self::free_block).
-    pub fn split_block(&self, pfn: Pfn, order: Order, mobility: Mobility) -> Result<(), MisuseKind> {
+    pub fn split_block(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
         self.check_in_zone(pfn, order)?;
         if order < Order::PAGEBLOCK {
             return Ok(());
         }
         let first = self.block_of(pfn);
-        self.check_whole(first, order)?;
+        let mobility = self.check_whole(first, order)?.mobility();
+        self.note_kind(mobility);
         for block in first..first + (order.frames() / PAGEBLOCK_FRAMES) as usize {
             self.words_of(block).iter().for_each(|word| word.store(0, Relaxed));
             // Release pairs with `reserve`'s Acquire: nobody sees a count before the cleared words.
@@ -254,10 +261,12 @@ impl Zone<'_> {
         Ok(())
     }
 
-    fn check_whole(&self, block: usize, order: Order) -> Result<(), MisuseKind> {
+    /// The entry of the first pageblock of a block of this order.
+    fn check_whole(&self, block: usize, order: Order) -> Result<Entry, MisuseKind> {
         let entry = Entry(self.areas[block].load(Acquire));
         match entry.whole_order() {
-            Some(handed_out) if handed_out == order.get() => Ok(()),
+            Some(0) => Err(MisuseKind::DoubleFree), // On its way to the system.
+            Some(handed_out) if handed_out == order.get() => Ok(entry),
             Some(handed_out) => Err(MisuseKind::WrongOrder { handed_out, freed: order.get() }),
             None if entry.is_whole() => Err(MisuseKind::Inside),
             None => Err(MisuseKind::DoubleFree),

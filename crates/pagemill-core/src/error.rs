@@ -384,7 +384,7 @@ pub struct Misuse {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum MisuseKind {
-    /// It is free, or inside a block that was handed out whole.
+    /// It is free, or a handle has it: it is no raw pointer that could be freed or taken up.
     DoubleFree,
     /// Pagemill never handed it out.
     Foreign,
@@ -416,7 +416,7 @@ impl fmt::Display for Misuse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let addr = self.addr;
         match self.kind {
-            MisuseKind::DoubleFree => write!(f, "the block at {addr:#x} is free already"),
+            MisuseKind::DoubleFree => write!(f, "the block at {addr:#x} is free, or a handle has it"),
             MisuseKind::Foreign => write!(f, "no allocator handed out the block at {addr:#x}"),
             MisuseKind::WrongOrder { handed_out, freed } => {
                 write!(f, "the block at {addr:#x} was handed out with order {handed_out} and freed with {freed}")

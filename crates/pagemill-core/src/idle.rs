@@ -8,7 +8,7 @@ use crate::area::{BLOCK_WORDS, Entry};
 use crate::error::MisuseKind;
 use crate::index::Class;
 use crate::sync::Ordering::{Relaxed, SeqCst};
-use crate::{Order, Pfn, Zone};
+use crate::{Pfn, Zone};
 
 /// When: a count of whatever unit the caller likes, going round at [`Tick::ROUND`].
 ///
@@ -108,10 +108,9 @@ impl Zone<'_> {
                 }
             }
             let claim = self.claim(frames as usize, floor)?;
-            let whole = Entry::whole(Order::PAGEBLOCK.get(), true);
             self.note_use(block);
             let is_taken = claim.frames == frames as usize
-                && self.areas[block].compare_exchange(entry.0, whole.0, SeqCst, Relaxed).is_ok();
+                && self.areas[block].compare_exchange(entry.0, Entry::GOING.0, SeqCst, Relaxed).is_ok();
             self.settle(claim, if is_taken { frames as usize } else { 0 });
             if is_taken {
                 self.file(block, Class::of(entry, frames), None);
@@ -126,11 +125,11 @@ impl Zone<'_> {
     /// # Errors
     /// As [`free_block`](Self::free_block): it was not taken.
     pub fn return_unused(&self, pfn: Pfn, is_gone: bool) -> Result<(), MisuseKind> {
-        let (block, whole) = (self.block_of(pfn), Entry::whole(Order::PAGEBLOCK.get(), true));
+        let block = self.block_of(pfn);
         let frames = self.frames_of(block);
         let unused = Entry::unused(frames).with_mark(if is_gone { Entry::GONE } else { 0 });
         // SeqCst as in `free_block`: the next owner sees what this one did; and see `file`.
-        if self.areas[block].compare_exchange(whole.0, unused.0, SeqCst, Relaxed).is_err() {
+        if self.areas[block].compare_exchange(Entry::GOING.0, unused.0, SeqCst, Relaxed).is_err() {
             return Err(MisuseKind::DoubleFree);
         }
         self.file(block, None, Class::of(unused, frames));

@@ -1,18 +1,22 @@
 //! What a frame is right now, one byte a frame: how a double free, a foreign page or a wrong order is seen (C2.4).
 //!
-//! Only the owner of a frame writes its byte: the caller that frees it, then whoever hands it out again. The byte is
-//! checked both times, so a frame that two CPUs free at once is caught at hand-out at the latest.
+//! Misuse is possible where a block is a raw pointer, so that is where its state changes: written when a block leaves
+//! the world of owned handles, demanded when it comes back. A block that a handle owns is as safe as a free one: safe code
+//! cannot free it twice. Taking a frame only looks: whatever is raw or inside of a raw block has an owner.
 //!
 //! A byte that nobody ever wrote is 0: never handed out, so still zero as the operating system gave it (C2.2).
-use crate::{Mobility, Order};
+//!
+//! Builds with full states (debug builds, and a feature of `pagemill`) also write [`owned`](FrameState::owned): they see a
+//! fault of Pagemill's own that hands a frame out twice.
+use crate::Order;
 
 /// One frame's state byte.
 ///
 /// ```
-/// use pagemill_core::{FrameState, Mobility, Order};
-/// let out = FrameState::handed_out(Order::ZERO, Mobility::Movable);
-/// assert_eq!(out.order(), Some(Order::ZERO));
-/// assert_eq!(FrameState::FRESH.order(), None);
+/// use pagemill_core::{FrameState, Order};
+/// let raw = FrameState::raw(Order::ZERO);
+/// assert_eq!(raw.order(), Some(Order::ZERO));
+/// assert!(!raw.is_safe() && FrameState::FRESH.is_safe());
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
@@ -21,22 +25,26 @@ pub struct FrameState(u8);
 impl FrameState {
     /// Free, and never handed out: its memory is zero.
     pub const FRESH: Self = Self(0);
-    /// Free, handed out before.
-    pub const FREE: Self = Self(1);
-    /// Inside a block that is handed out, not its first frame.
+    /// Free and handed out before, or owned by a handle. With full states: free.
+    pub const SAFE: Self = Self(1);
+    /// Inside of a block that is raw (with full states: or owned), not its first frame.
     pub const INSIDE: Self = Self(2);
     /// Found on two ways at once and put aside.
     pub const QUARANTINED: Self = Self(3);
 
-    const OUT: u8 = 0x80;
-    const MOBILITY_SHIFT: u32 = 5;
+    const RAW: u8 = 0x80;
+    const OWNED: u8 = 0x40;
     const ORDER: u8 = 0x1f;
 
-    /// The first frame of a block that is handed out. `mobility` is that of its pageblock, which says the list it
-    /// comes back to.
+    /// The first frame of a block that somebody has as a raw pointer.
     #[inline]
-    pub const fn handed_out(order: Order, mobility: Mobility) -> Self {
-        Self(Self::OUT | (mobility as u8) << Self::MOBILITY_SHIFT | order.get())
+    pub const fn raw(order: Order) -> Self {
+        Self(Self::RAW | order.get())
+    }
+    /// The first frame of a block that a handle owns; written with full states alone.
+    #[inline]
+    pub const fn owned(order: Order) -> Self {
+        Self(Self::OWNED | order.get())
     }
     /// From the byte in the table.
     #[inline]
@@ -50,28 +58,23 @@ impl FrameState {
     }
     /// May this frame be handed out?
     #[inline]
-    pub const fn is_free(self) -> bool {
-        self.0 <= Self::FREE.0
+    pub const fn is_safe(self) -> bool {
+        self.0 <= Self::SAFE.0
     }
-    /// If it is the first frame of a block that is handed out: the block's order.
+    /// Is it the first frame of a block that is raw?
+    #[inline]
+    pub const fn is_raw(self) -> bool {
+        self.0 & Self::RAW != 0
+    }
+    /// If it is the first frame of a block that is raw or known to be owned: the block's order.
     #[inline]
     pub const fn order(self) -> Option<Order> {
-        if self.0 & Self::OUT == 0 {
+        if self.0 & (Self::RAW | Self::OWNED) == 0 {
             return None;
         }
         match Order::new(self.0 & Self::ORDER) {
             Ok(order) => Some(order),
             Err(_) => None,
         }
-    }
-    /// The mobility of the pageblock that it was handed out from.
-    #[inline]
-    pub const fn mobility(self) -> Mobility {
-        Mobility::from_index((self.0 >> Self::MOBILITY_SHIFT) as u32)
-    }
-    /// If it is a page of its own that is handed out: its mobility.
-    #[inline]
-    pub const fn page_mobility(self) -> Option<Mobility> {
-        if self.0 & (Self::OUT | Self::ORDER) == Self::OUT { Some(self.mobility()) } else { None }
     }
 }

@@ -1,8 +1,9 @@
 //! Walks a zone and proves its invariants, if it is at rest; shows what is free by order, as `/proc/buddyinfo` does.
-use crate::area::{BLOCK_WORDS, Entry, aligned_runs, run_mask};
+use crate::area::{BLOCK_WORDS, Entry, aligned_runs, low_bits, run_mask};
 use crate::index::Class;
+use crate::sync::AtomicU32;
 use crate::sync::Ordering::{Acquire, Relaxed};
-use crate::{FrameState, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone};
+use crate::{FrameState, Order, PAGEBLOCK_FRAMES, Pfn, Zone};
 use core::fmt;
 
 /// The zone's side of C10.2.
@@ -103,6 +104,14 @@ pub enum Misfit {
         /// As above.
         places: usize,
     },
+    /// The statistics count other pages as handed out than are.
+    #[error("C3.13: {counted} pages are counted as out, and {found} are")]
+    Out {
+        /// What was counted.
+        counted: i64,
+        /// How many are neither free nor on a list.
+        found: usize,
+    },
     /// Frames are missing, or too many.
     #[error("C10.2: {found} frames are somewhere, and {managed} are managed")]
     Managed {
@@ -169,53 +178,59 @@ impl Zone<'_> {
         if counted == found { Ok(census) } else { Err(Misfit::Sum { counted, found }) }
     }
 
-    /// Counts everything again from the states of the frames: in the child after a fork, where other threads stopped
-    /// for ever in the middle of an operation, and where the parts of the metadata are copies of different moments, so
-    /// that nothing else here can be believed. `states_of` says the states of that many frames from one on; it is asked
-    /// once for each pageblock, in ascending order, but for those that lie where [nothing was ever
-    /// used](Self::noting_use). Nobody may use the zone meanwhile.
-    pub fn recover<'s>(&self, mut states_of: impl FnMut(Pfn, usize) -> &'s [FrameState]) {
-        let (mut free, mut whole) = (0, None);
+    /// Counts everything again from the bits: in the child after a fork, where other threads stopped for ever in the middle of
+    /// an operation. `listed` are the frames on lists, which are free from now on. What another thread had in its hands stays
+    /// handed out. A block of order 9 and up that was being taken or given back, and is not whole, is free, as is a pageblock on
+    /// its way to the system. Only pageblocks that [were used](Self::noting_use) are looked at, each of
+    /// which `looked_at` is told of, by its first frame and number of frames. Nobody may use the zone meanwhile.
+    ///
+    /// The memory of a child is a copy of one moment: of what each other thread wrote, the child has all up to some point. So a set
+    /// bit is a free frame here as well (I1, I2), and what a list holds is in no other place, or on its way to the bits.
+    pub fn recover(&self, listed: impl IntoIterator<Item = Pfn>, mut looked_at: impl FnMut(Pfn, usize)) {
+        for pfn in listed {
+            self.set_bits(self.word_of(pfn), 1 << (pfn.as_u32() % 64));
+        }
+        let (mut free, mut tails) = (0, 0);
         for (block, area) in self.areas.iter().enumerate() {
-            let frames = self.frames_of(block);
-            if whole.is_none() && !self.was_used(block) {
+            let (entry, frames) = (Entry(area.load(Acquire)), self.frames_of(block));
+            if tails == 0 && !self.was_used(block) {
                 free += frames as usize;
                 continue;
             }
-            let entry = Entry(area.load(Acquire));
-            let states = states_of(self.first_of_word(block * BLOCK_WORDS), frames as usize);
-            let next = match (whole.take(), states.first().and_then(|first| first.order())) {
-                (Some((order, more)), _) => {
-                    whole = (more > 1).then_some((order, more - 1));
-                    Entry::whole(order, false)
-                }
-                (None, Some(order)) if order >= Order::PAGEBLOCK => {
-                    let more = order.frames() / PAGEBLOCK_FRAMES - 1;
-                    whole = (more > 0).then_some((order.get(), more));
-                    Entry::whole(order.get(), true)
-                }
-                (None, _) => {
-                    let count = states.iter().filter(|state| state.is_free()).count() as u32;
-                    let mobility = if entry.is_whole() { Mobility::Unmovable } else { entry.mobility() };
-                    if count == frames { Entry::unused(count) } else { Entry::in_use(count, mobility) }
-                }
-            };
-            for (i, word) in self.words_of(block).iter().enumerate() {
-                let states = states.iter().skip(i * 64).take(64);
-                // I3: a whole one has all bits set.
-                let is_set = |state: &FrameState| next.is_whole() || state.is_free();
-                let bits = states.zip(0..).fold(0, |bits, (state, bit)| bits | u64::from(is_set(state)) << bit);
-                if word.load(Relaxed) != bits {
-                    word.store(bits, Relaxed);
+            let is_kept = tails > 0 || self.is_complete(block, entry, &mut tails);
+            tails -= usize::from(tails > 0);
+            if entry.is_whole() {
+                // I3: all bits of a whole one are set; where it is split, some are not yet, or are no more.
+                for (i, word) in self.words_of(block).iter().enumerate() {
+                    word.store(low_bits(frames.saturating_sub(i as u32 * 64)), Relaxed);
                 }
             }
+            let set: u32 = self.words_of(block).iter().map(|word| word.load(Relaxed).count_ones()).sum();
+            let next = match entry {
+                _ if is_kept => entry,
+                _ if set < frames => Entry::in_use(set, entry.mobility()),
+                _ if entry.free() == frames => entry.with_bound(false),
+                _ => Entry::unused(frames),
+            };
             if next != entry {
                 area.store(next.0, Relaxed);
             }
             free += next.free() as usize;
             self.file_anew(block, Class::of(next, frames));
+            looked_at(self.first_of_word(block * BLOCK_WORDS), frames as usize);
         }
         self.reset_after_fork(free);
+    }
+
+    /// Is this the first pageblock of a block that is handed out, with all that belong to it? Then those are `tails`, itself
+    /// included.
+    fn is_complete(&self, block: usize, entry: Entry, tails: &mut usize) -> bool {
+        let Some(order) = entry.whole_order().filter(|&order| order >= Order::PAGEBLOCK.get()) else { return false };
+        let span = 1 << (order - Order::PAGEBLOCK.get());
+        let is_tail = |area: &AtomicU32| Entry(area.load(Relaxed)) == Entry::TAIL_OF_WHOLE;
+        let is_complete = self.areas.get(block + 1..block + span).is_some_and(|areas| areas.iter().all(is_tail));
+        *tails = if is_complete { span } else { 0 };
+        is_complete
     }
 
     /// Has a block stand under `class` alone.

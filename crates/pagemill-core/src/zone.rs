@@ -118,6 +118,8 @@ pub struct Zone<'m> {
     pub(crate) used: &'m [AtomicU32],
     /// That may not be touched any more.
     pub(crate) forgets_use: AtomicBool,
+    /// Some pageblock was used for another mobility than `Unmovable`.
+    is_mixed: AtomicBool,
 }
 
 /// Added to the counter of free frames when the zone is closed: beyond every count, and short of one that went below 0.
@@ -165,6 +167,7 @@ impl<'m> Zone<'m> {
             withheld: AtomicU32::new(0),
             used: &[],
             forgets_use: AtomicBool::new(false),
+            is_mixed: AtomicBool::new(false),
         };
         for block in 0..blocks {
             let free = zone.frames_of(block);
@@ -200,8 +203,21 @@ impl<'m> Zone<'m> {
         if free > self.frames as usize { 0 } else { free }
     }
     /// The mobility of the pageblock that holds `pfn`.
+    #[inline]
     pub fn mobility_of(&self, pfn: Pfn) -> Mobility {
         Entry(self.areas[self.block_of(pfn)].load(Relaxed)).mobility()
+    }
+    /// Was any pageblock ever used for another mobility than `Unmovable`? Where that is not so, a page's pageblock need not
+    /// be looked at. Whoever has a page of such a pageblock sees it.
+    #[inline]
+    pub fn is_mixed(&self) -> bool {
+        self.is_mixed.load(Relaxed)
+    }
+    /// Goes before a pageblock becomes one of this mobility.
+    pub(crate) fn note_kind(&self, mobility: Mobility) {
+        if mobility != Mobility::Unmovable && !self.is_mixed() {
+            self.is_mixed.store(true, Relaxed);
+        }
     }
 
     // ── order 0 ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -436,8 +452,10 @@ impl<'m> Zone<'m> {
             let n = entry.free().min(most);
             let mut next = entry.with_free(entry.free() - n);
             if is_unused {
+                let mobility = mobility.unwrap_or(Mobility::Unmovable);
                 self.note_use(block);
-                next = next.with_mobility(mobility.unwrap_or(Mobility::Unmovable));
+                self.note_kind(mobility);
+                next = next.with_mobility(mobility);
             }
             // Acquires what the Release half in `raise` published: the bits that the count speaks of. SeqCst: see `file`.
             match self.areas[block].compare_exchange_weak(entry.0, next.0, SeqCst, Relaxed) {
@@ -522,6 +540,7 @@ impl<'m> Zone<'m> {
 
     // ── numbers ────────────────────────────────────────────────────────────────────────────────────────────────
 
+    #[inline]
     pub(crate) fn block_of(&self, pfn: Pfn) -> usize {
         ((pfn.as_u32() - self.start.as_u32()) / PAGEBLOCK_FRAMES) as usize
     }

@@ -1,4 +1,5 @@
 //! Frame numbers on their way between a per-CPU list, the zone and a caller.
+use crate::words::page_numbers;
 use core::mem::MaybeUninit;
 use pagemill_core::ListPolicy;
 
@@ -148,6 +149,25 @@ impl<const ROOM: usize> Frames<ROOM> {
             self.push_run(first + skip, run as usize);
             mask = if skip + run == 64 { 0 } else { mask & (!0 << (skip + run)) };
         }
+    }
+
+    /// Appends the numbers of the pages at these addresses, if all are pages of one arena: of `frames` frames at `base`, the first
+    /// numbered `first`. False: one is not, and nothing is appended.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    ///
+    /// ```
+    /// let mut batch = pagemill_sys::Batch::new();
+    /// assert!(batch.push_pages(&[0x7000, 0x5000], 0x4000, 4, 100) && batch.as_slice() == [103, 101]);
+    /// assert!(!batch.push_pages(&[0x5000, 0x8000], 0x4000, 4, 100) && batch.len() == 2);
+    /// ```
+    #[inline(always)]
+    pub fn push_pages(&mut self, addrs: &[usize], base: usize, frames: u32, first: u32) -> bool {
+        let places = &mut self.pfns[self.len..Self::CAPACITY][..addrs.len()];
+        let are_all = page_numbers(addrs, places, base, frames, first);
+        self.len += if are_all { addrs.len() } else { 0 };
+        are_all
     }
 
     /// Where a section writes numbers to.

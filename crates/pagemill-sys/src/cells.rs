@@ -1,12 +1,12 @@
-//! Tables of small cells that several threads load and store, each thread its own cells; several cells to an instruction.
+//! Tables of bytes that several threads load and store, each thread its own; several bytes to an instruction.
 //!
-//! A cell is a byte or a `u32`. Whoever owns some neighbours loads and stores them at once, and looks at others besides
+//! Whoever owns some neighbours loads and stores them at once, and looks at others besides
 //! without believing what they say; a third may look at all of them at any time. So each access to a cell is a relaxed
 //! atomic one. The language has no such access to several cells: a wider atomic must not meet a narrower one. A processor
 //! has: of a word or a vector it loads and stores each aligned cell whole, whatever it does with the others. So on
 //! x86-64, and for bytes on AArch64, one instruction of assembly does the work of as many relaxed atomics. Elsewhere,
 //! and where miri or a model looks, cells go one by one.
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Defines a load and a store of as many bytes as the word has, in their order in memory.
 macro_rules! bytes {
@@ -72,14 +72,6 @@ bytes!(load_2, store_2, u16, "word", ":x", "ldrh {w:w}", "strh {w:w}");
 unsafe fn byte<'c>(bytes: *const u8, at: usize) -> &'c AtomicU8 {
     // SAFETY: the caller's promise.
     unsafe { AtomicU8::from_ptr(bytes.add(at).cast_mut()) }
-}
-
-/// # Safety
-/// The cell is there and aligned, and everybody else loads and stores it as this module does.
-#[inline(always)]
-unsafe fn cell<'c>(cells: *const u32, at: usize) -> &'c AtomicU32 {
-    // SAFETY: the caller's promise.
-    unsafe { AtomicU32::from_ptr(cells.add(at).cast_mut()) }
 }
 
 // Bytes are loaded and stored eight at a time; a tail of fewer as four, two and one. Both cut it alike, so that a load
@@ -149,131 +141,32 @@ pub unsafe fn set_bytes(bytes: *mut u8, n: usize, value: u8) {
     }
 }
 
-/// Do these `n` cells hold `first` and the numbers that follow it?
-///
-/// # Safety
-/// `n` aligned cells that live, and that every thread meanwhile loads and stores by this module or as [`AtomicU32`].
-///
-/// ```
-/// let mut links = [0; 9];
-/// // SAFETY: 9 cells that nobody else uses.
-/// unsafe {
-///     pagemill_sys::count_up(links.as_mut_ptr(), 9, 7);
-///     assert!(links == [7, 8, 9, 10, 11, 12, 13, 14, 15] && pagemill_sys::do_count_up(links.as_mut_ptr(), 9, 7));
-/// }
-/// ```
-#[inline(always)]
-pub unsafe fn do_count_up(cells: *const u32, n: usize, first: u32) -> bool {
-    // The first alone tells those in no order, as a rule.
-    // SAFETY: the caller's cell.
-    if n == 0 || unsafe { cell(cells, 0) }.load(Relaxed) != first {
-        return n == 0;
-    }
-    let (mut at, mut differs) = (0, 0);
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: the caller's cells, 16 at a time, each of which is read whole since it is aligned; every x86-64 has SSE2.
-    unsafe {
-        use core::arch::x86_64::*;
-        let mut wanted = four_from(first);
-        let mut any = _mm_setzero_si128();
-        while at + 16 <= n {
-            let (a, b, c, d): (__m128i, __m128i, __m128i, __m128i);
-            core::arch::asm!(
-                "movups {a}, xmmword ptr [{from}]",
-                "movups {b}, xmmword ptr [{from} + 16]",
-                "movups {c}, xmmword ptr [{from} + 32]",
-                "movups {d}, xmmword ptr [{from} + 48]",
-                a = out(xmm_reg) a, b = out(xmm_reg) b, c = out(xmm_reg) c, d = out(xmm_reg) d, from = in(reg) cells.add(at),
-                options(nostack, preserves_flags, readonly),
-            );
-            for found in [a, b, c, d] {
-                any = _mm_or_si128(any, _mm_xor_si128(found, wanted));
-                wanted = _mm_add_epi32(wanted, _mm_set1_epi32(4));
-            }
-            at += 16;
-        }
-        differs |= (_mm_movemask_epi8(_mm_cmpeq_epi8(any, _mm_setzero_si128())) != 0xffff) as u32;
-    }
-    while at < n {
-        // SAFETY: the caller's cells.
-        differs |= unsafe { cell(cells, at) }.load(Relaxed) ^ first.wrapping_add(at as u32);
-        at += 1;
-    }
-    differs == 0
-}
-
-/// Stores `first` and the numbers that follow it in `n` cells.
-///
-/// # Safety
-/// As [`do_count_up`].
-#[inline(always)]
-pub unsafe fn count_up(cells: *mut u32, n: usize, first: u32) {
-    let mut at = 0;
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: as in `do_count_up`, for writing.
-    unsafe {
-        use core::arch::x86_64::*;
-        let mut next = four_from(first);
-        while at + 16 <= n {
-            let [a, b, c, d] = [0, 4, 8, 12].map(|more| _mm_add_epi32(next, _mm_set1_epi32(more)));
-            core::arch::asm!(
-                "movups xmmword ptr [{to}], {a}",
-                "movups xmmword ptr [{to} + 16], {b}",
-                "movups xmmword ptr [{to} + 32], {c}",
-                "movups xmmword ptr [{to} + 48], {d}",
-                a = in(xmm_reg) a, b = in(xmm_reg) b, c = in(xmm_reg) c, d = in(xmm_reg) d, to = in(reg) cells.add(at),
-                options(nostack, preserves_flags),
-            );
-            next = _mm_add_epi32(next, _mm_set1_epi32(16));
-            at += 16;
-        }
-    }
-    while at < n {
-        // SAFETY: the caller's cells.
-        unsafe { cell(cells, at) }.store(first.wrapping_add(at as u32), Relaxed);
-        at += 1;
-    }
-}
-
-/// A number and the three that follow it.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline(always)]
-fn four_from(first: u32) -> core::arch::x86_64::__m128i {
-    use core::arch::x86_64::{_mm_add_epi32, _mm_set1_epi32, _mm_setr_epi32};
-    // SAFETY: every x86-64 has SSE2.
-    unsafe { _mm_add_epi32(_mm_set1_epi32(first as i32), _mm_setr_epi32(0, 1, 2, 3)) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Of every length up to a few words, with one cell wrong at every place, and what lies beside them untouched.
+    /// Of every length up to a few words, with one byte wrong at every place, and what lies beside them untouched.
     #[test]
-    fn every_cell_is_seen_and_written_and_no_other() {
+    fn every_byte_is_seen_and_written_and_no_other() {
         for n in 0..=if cfg!(miri) { 19 } else { 70 } {
-            let (mut bytes, mut cells) = (vec![9_u8; n + 2], vec![9_u32; n + 2]);
-            // SAFETY: cells 1 to n of vectors with as many and two more.
-            let (states, links) = unsafe { (bytes.as_mut_ptr().add(1), cells.as_mut_ptr().add(1)) };
+            let mut bytes = vec![9_u8; n + 2];
+            // SAFETY: cells 1 to n of a vector with as many and two more.
+            let states = unsafe { bytes.as_mut_ptr().add(1) };
             // SAFETY: as above.
             let differs = |value, mask| unsafe { bytes_differ(states, n, value, mask) };
             // SAFETY: as above.
-            let do_count = || unsafe { do_count_up(links, n, u32::MAX - 2) };
-            // SAFETY: as above.
             unsafe {
                 set_bytes(states, n, 5);
-                count_up(links, n, u32::MAX - 2);
-                assert_eq!((*states.sub(1), *states.add(n), *links.sub(1), *links.add(n)), (9, 9, 9, 9));
+                assert_eq!((*states.sub(1), *states.add(n)), (9, 9));
             }
-            assert!(differs(5, !0) == 0 && do_count(), "{n}");
+            assert_eq!(differs(5, !0), 0, "{n}");
             for at in 0..n {
                 // SAFETY: as above.
-                let (state, link) = unsafe { (&mut *states.add(at), &mut *links.add(at)) };
-                assert_eq!(*link, (u32::MAX - 2).wrapping_add(at as u32));
-                (*state, *link) = (*state ^ 0x80, *link ^ 1 << 20);
-                assert!(differs(5, !0) != 0 && differs(5, 0x7f) == 0 && !do_count(), "{at} of {n}");
+                let state = unsafe { &mut *states.add(at) };
+                *state ^= 0x80;
+                assert!(differs(5, !0) != 0 && differs(5, 0x7f) == 0, "{at} of {n}");
                 // SAFETY: as above.
-                unsafe { (*states.add(at), *links.add(at)) = (5, (u32::MAX - 2).wrapping_add(at as u32)) };
+                unsafe { *states.add(at) = 5 };
             }
         }
     }

@@ -33,7 +33,7 @@ mod touch;
 mod words;
 
 pub use batch::{Batch, Frames, Load};
-pub use cells::{bytes_differ, count_up, do_count_up, set_bytes};
+pub use cells::{bytes_differ, set_bytes};
 pub use cpu::{current_cpu, current_thread, possible_cpus};
 pub use fork::{ForkHooks, on_fork};
 pub use limit::{Claim, MemoryLimit};
@@ -47,7 +47,7 @@ pub use sections::Sections;
 pub use sleep::{ForkLock, SLEEP};
 pub use socket::{Polled, poll, send};
 pub use touch::touch_parallel;
-pub use words::{are_empty, fill_neighbours, neighbours};
+pub use words::{are_empty, empty_slots, fill_neighbours, fill_pages, neighbours};
 
 /// An error number of the operating system.
 ///

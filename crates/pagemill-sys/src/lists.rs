@@ -17,10 +17,6 @@
 //!   restarted that CPU's sections is alone with it. Where the system refuses to restart them, nobody but those sections
 //!   touches the list. Its limit may change at any time: a section keeps to the one that it read, for which there are slots.
 //! - L3 Portable: whoever set `held` is alone with the list.
-//! - L4 Under rseq on x86-64 `items[run..top]` follow each other by one, so that a run of them is taken as one number and a
-//!   count. Every push sees to it before its commit, for the top that there is and for the one that comes; a pop keeps
-//!   it by going down. What lies below `run` may be in order too: whoever wants a run of it looks at the numbers, inside of
-//!   its section. Elsewhere nothing is known of their order, and `run` means nothing.
 //!
 //! A list that is held, full or empty sends its caller to the zone; nobody waits for a list but whoever drains it.
 pub use crate::backend::Backend;
@@ -59,8 +55,6 @@ pub struct List {
     limit: AtomicU32,
     /// Not 0: somebody else is at it.
     held: AtomicU32,
-    /// L4.
-    run: AtomicU32,
     /// Held by the one drain that may wait for the list.
     draining: Lock,
     policy: AtomicU64,
@@ -79,7 +73,6 @@ pub struct List {
 const _: () = {
     assert!(size_of::<List>() == LIST_BYTES && offset_of!(List, word) == 0);
     assert!(offset_of!(List, limit) == rseq::LIMIT && offset_of!(List, held) == rseq::HELD);
-    assert!(offset_of!(List, run) == rseq::RUN);
     assert!(size_of::<List>() == 1 << rseq::LIST_SHIFT && size_of::<CpuLists>() == 1 << rseq::CPU_SHIFT);
     assert!(offset_of!(CpuLists, stats) == Mobility::COUNT << rseq::LIST_SHIFT);
 };
@@ -102,7 +95,6 @@ impl List {
             word: AtomicU64::new(0),
             limit: AtomicU32::new(0),
             held: AtomicU32::new(0),
-            run: AtomicU32::new(0),
             draining: Lock::new(),
             policy: AtomicU64::new(0),
             refilled: AtomicU64::new(0),
@@ -195,7 +187,15 @@ impl List {
     /// Portable: pops up to `want` into `batch`, which is empty. `None`: somebody is at the list.
     #[inline]
     pub fn try_pop_n(&self, want: usize, batch: &mut Batch) -> Option<()> {
-        self.try_hold()?.pop_n(want, batch, 1);
+        self.try_pop_at_least(want, 0, batch)
+    }
+
+    #[inline]
+    fn try_pop_at_least(&self, want: usize, least: usize, batch: &mut Batch) -> Option<()> {
+        let held = self.try_hold()?;
+        if self.len() >= least {
+            held.pop_n(want, batch, 1);
+        }
         Some(())
     }
 
@@ -419,32 +419,38 @@ impl PerCpu {
     /// in which they were pushed.
     #[inline]
     pub fn pop_n(&self, mobility: Mobility, want: usize, batch: &mut Batch) {
+        self.pop_at_least(mobility, want, 0, batch);
+    }
+
+    /// The same, all `want` or none. False: the list has fewer, or is held.
+    #[inline(always)]
+    pub fn pop_all(&self, mobility: Mobility, want: usize, batch: &mut Batch) -> bool {
+        debug_assert!((1..=Batch::CAPACITY).contains(&want));
+        self.pop_at_least(mobility, want, want, batch);
+        !batch.is_empty()
+    }
+
+    #[inline(always)]
+    fn pop_at_least(&self, mobility: Mobility, want: usize, least: usize, batch: &mut Batch) {
         debug_assert!(batch.is_empty());
         let want = want.min(Batch::CAPACITY);
         match self.backend {
             // SAFETY: as in `pop`; the batch has room for `want` numbers and the padding, and the section wrote as
             // many as it says.
             Backend::Rseq => unsafe {
-                let n = rseq::pop_n(self.sections(mobility), batch.as_mut_ptr(), want);
+                let n = rseq::pop_n(self.sections(mobility), batch.as_mut_ptr(), want, least);
                 batch.set_len(n);
             },
             Backend::Portable => {
-                self.list_here(mobility).try_pop_n(want, batch);
+                self.list_here(mobility).try_pop_at_least(want, least, batch);
             }
         }
     }
 
-    /// Takes the `n` frames on top, at most a batch's worth, if they are known to follow each other, or are seen to: if eight
-    /// divides `n`, they are looked at. The first; `None`: they do not, or there are not so many, or the list is held.
+    /// For the pool of small blocks, until it asks for batches.
     #[inline]
-    pub fn pop_run(&self, mobility: Mobility, n: usize) -> Option<u32> {
-        debug_assert!((1..=Batch::CAPACITY).contains(&n));
-        let first = match self.backend {
-            // SAFETY: as in `pop`.
-            Backend::Rseq => unsafe { rseq::pop_run(self.sections(mobility), n) },
-            Backend::Portable => NONE,
-        };
-        if first == NONE { None } else { Some(first) }
+    pub fn pop_run(&self, _mobility: Mobility, _n: usize) -> Option<u32> {
+        None
     }
 
     /// Returns one frame. False: the list is full or held, and the caller still has it.
@@ -478,21 +484,12 @@ impl PerCpu {
         }
     }
 
-    /// Returns the `n` frames from `first` on, at most a batch's worth: all, or none if they do not fit or the list is
-    /// held.
+    /// For the pool of small blocks, until it gives batches.
     #[inline]
     pub fn push_run(&self, mobility: Mobility, first: u32, n: usize) -> bool {
-        step!("PerCpu::push_run");
-        debug_assert!((1..=Batch::CAPACITY).contains(&n));
-        match self.backend {
-            // SAFETY: as in `pop`.
-            Backend::Rseq => unsafe { rseq::push_run(self.sections(mobility), first, n) },
-            Backend::Portable => {
-                let mut run = Batch::new();
-                run.push_run(first, n);
-                self.list_here(mobility).try_push_n(run.as_slice())
-            }
-        }
+        let mut run = Batch::new();
+        run.push_run(first, n);
+        self.push_n(mobility, &run, 0..n)
     }
 
     /// Counts a bulk call of `pages` pages on this CPU.
@@ -518,7 +515,7 @@ impl PerCpu {
         }
     }
 
-    /// In the child of a fork: holds all lists, whoever did before, so that every caller goes the slow way.
+    /// Holds all lists, whoever did before, so that every caller goes the slow way.
     pub fn hold_after_fork(&self) {
         self.lists().for_each(|list| {
             list.held.store(1, Relaxed);

@@ -2,7 +2,8 @@
 //!
 //! Each is a plain loop, of which the compiler makes vectors. It exists twice: as every processor runs it, and with vectors
 //! of 32 bytes where there are some (AVX2), which takes half the steps.
-use pagemill_core::PAGE_SIZE;
+use core::mem::MaybeUninit;
+use pagemill_core::{PAGE_SHIFT, PAGE_SIZE};
 
 /// Words that are looked at together: 64 bytes.
 const GROUP: usize = 8;
@@ -100,9 +101,190 @@ wide! {
     }
 }
 
+/// The numbers of the pages at these addresses, if all are pages of an arena: of `frames` frames at `base`, the first numbered
+/// `first`. False: one is not, and what stands in `places` means nothing.
+#[inline(always)]
+pub(crate) fn page_numbers(
+    addrs: &[usize],
+    places: &mut [MaybeUninit<u32>],
+    base: usize,
+    frames: u32,
+    first: u32,
+) -> bool {
+    if addrs.len() < GROUP {
+        // One by one, as they were stored: a vector would wait for its parts. So does the other side.
+        for (&addr, place) in addrs.iter().zip(places) {
+            let offset = addr.wrapping_sub(base);
+            if offset >> PAGE_SHIFT >= frames as usize || !offset.is_multiple_of(PAGE_SIZE) {
+                return false;
+            }
+            place.write(first + (offset >> PAGE_SHIFT) as u32);
+        }
+        return true;
+    }
+    let places = &mut places[..addrs.len()];
+    let (bits, is_far) = page_numbers_wide(addrs, places, base, frames, first);
+    bits & (PAGE_SIZE - 1) == 0 && bits >> (PAGE_SHIFT + u32::BITS) == 0 && !is_far
+}
+
+/// The bits of all distances from `base`, and whether one lies behind the last frame.
+#[inline]
+fn page_numbers_wide(
+    addrs: &[usize],
+    places: &mut [MaybeUninit<u32>],
+    base: usize,
+    frames: u32,
+    first: u32,
+) -> (usize, bool) {
+    #[inline(always)]
+    fn plain(
+        addrs: &[usize],
+        places: &mut [MaybeUninit<u32>],
+        base: usize,
+        frames: u32,
+        first: u32,
+    ) -> (usize, bool) {
+        let (mut bits, mut far) = ([0; GROUP], [0; GROUP]);
+        let (groups, rest) = addrs.as_chunks::<GROUP>();
+        let (to, to_rest) = places.as_chunks_mut::<GROUP>();
+        for (group, to) in groups.iter().zip(to) {
+            for i in 0..GROUP {
+                let offset = group[i].wrapping_sub(base);
+                let number = (offset >> PAGE_SHIFT) as u32;
+                bits[i] |= offset;
+                far[i] |= u32::from(number >= frames);
+                to[i].write(number.wrapping_add(first));
+            }
+        }
+        for (&addr, to) in rest.iter().zip(to_rest) {
+            let offset = addr.wrapping_sub(base);
+            let number = (offset >> PAGE_SHIFT) as u32;
+            bits[0] |= offset;
+            far[0] |= u32::from(number >= frames);
+            to.write(number.wrapping_add(first));
+        }
+        (bits.iter().fold(0, |all, bits| all | bits), far.iter().fold(0, |all, far| all | far) != 0)
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn wide(addrs: &[usize], places: &mut [MaybeUninit<u32>], base: usize, frames: u32, first: u32) -> (usize, bool) {
+        plain(addrs, places, base, frames, first)
+    }
+    #[cfg(target_arch = "x86_64")]
+    if addrs.len() >= WIDE && is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has what it needs.
+        return unsafe { wide(addrs, places, base, frames, first) };
+    }
+    plain(addrs, places, base, frames, first)
+}
+
+wide! {
+    /// Fills them with the words of the pages with these numbers, of which there are as many; number 0 would be at `zero`.
+    ///
+    /// ```
+    /// let mut words = [0; 3];
+    /// pagemill_sys::fill_pages(&mut words, &[2, 5, 1], 0x10000);
+    /// assert_eq!(words, [0x12000, 0x15000, 0x11000]);
+    /// ```
+    fn fill_pages(words: &mut [usize], pfns: &[u32], zero: usize) -> () {
+        let pfns = &pfns[..words.len()];
+        let word_of = |pfn: u32| zero.wrapping_add((pfn as usize) << PAGE_SHIFT);
+        let (groups, rest) = words.as_chunks_mut::<GROUP>();
+        let (from, from_rest) = pfns.as_chunks::<GROUP>();
+        for (group, from) in groups.iter_mut().zip(from) {
+            for i in 0..GROUP {
+                group[i] = word_of(from[i]);
+            }
+        }
+        rest.iter_mut().zip(from_rest).for_each(|(word, &pfn)| *word = word_of(pfn));
+    }
+}
+
+/// Which of at most 64 words are 0: bit i for word i.
+///
+/// ```
+/// assert_eq!(pagemill_sys::empty_slots(&[0, 7, 0]), 0b101);
+/// ```
+#[inline(always)]
+pub fn empty_slots(words: &[usize]) -> u64 {
+    debug_assert!(words.len() <= 64);
+    let (groups, rest) = words.as_chunks::<GROUP>();
+    let mut mask = 0;
+    for (group, at) in groups.iter().zip((0..).step_by(GROUP)) {
+        mask |= empty_in_group(group) << at;
+    }
+    for (&word, at) in rest.iter().zip(words.len() - rest.len()..) {
+        mask |= u64::from(word == 0) << at;
+    }
+    mask
+}
+
+/// Which of eight words are 0.
+#[inline(always)]
+fn empty_in_group(group: &[usize; GROUP]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::*;
+        // SAFETY: every x86-64 processor has SSE2; the loads are of the group.
+        unsafe {
+            let at = group.as_ptr().cast::<f32>();
+            // Which of four words are 0: their lower halves, their upper halves, both together.
+            let four = |i: usize| {
+                let (two, next) = (_mm_loadu_ps(at.add(8 * i)), _mm_loadu_ps(at.add(8 * i + 4)));
+                let any = _mm_or_ps(_mm_shuffle_ps(two, next, 0x88), _mm_shuffle_ps(two, next, 0xdd));
+                _mm_movemask_ps(_mm_castsi128_ps(_mm_cmpeq_epi32(_mm_castps_si128(any), _mm_setzero_si128())))
+            };
+            (four(0) | four(1) << 4) as u64
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        group.iter().rev().fold(0, |mask, &word| mask << 1 | u64::from(word == 0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_page_is_numbered_and_every_stranger_seen() {
+        const BASE: usize = 0x7f00_0020_0000;
+        let takes_long = |n: &usize| cfg!(miri) && (20..63).contains(n);
+        for n in (1..=70).filter(|n| !takes_long(n)) {
+            // Scattered over all frames, the first and the last among them.
+            let frames = 1000;
+            let numbers: Vec<u32> = (0..n as u32).map(|i| (i * 389 + if n > 1 { 0 } else { 999 }) % frames).collect();
+            let mut addrs = vec![0; n];
+            fill_pages(&mut addrs, &numbers, BASE);
+            assert!(addrs.iter().zip(&numbers).all(|(&addr, &number)| addr == BASE + number as usize * PAGE_SIZE));
+            let mut places = vec![MaybeUninit::new(0); n];
+            let mut are_pages = |addrs: &[usize]| page_numbers(addrs, &mut places, BASE, frames, 77);
+            for i in 0..n {
+                let own = addrs[i];
+                for stranger in [0, BASE - PAGE_SIZE, BASE + frames as usize * PAGE_SIZE, own + 1, own ^ 1 << 44, own ^ 1 << 63, !0] {
+                    addrs[i] = stranger;
+                    assert!(!are_pages(&addrs), "{stranger:#x} at {i} of {n}");
+                }
+                addrs[i] = own;
+            }
+            assert!(are_pages(&addrs));
+            // SAFETY: written at first with a value.
+            let found: Vec<u32> = places.iter().map(|place| unsafe { place.assume_init() } - 77).collect();
+            assert_eq!(found, numbers);
+        }
+    }
+
+    #[test]
+    fn every_hole_is_seen() {
+        for n in 0..=if cfg!(miri) { 20 } else { 64 } {
+            for pattern in [0, !0, 0x5555_5555_5555_5555, 1, 1 << 63, 0x8000_0001_0f0f_1234_u64] {
+                // What is not empty has one bit alone, in either half.
+                let words: Vec<usize> = (0..n).map(|i| if pattern >> i & 1 == 1 { 0 } else { 1 << (i * 7 % 64) }).collect();
+                assert_eq!(empty_slots(&words), if n == 64 { pattern } else { pattern & ((1 << n) - 1) }, "{n}");
+            }
+        }
+    }
 
     /// Of every length on both sides of where wide vectors begin and of a batch, with one word wrong at every place.
     #[test]

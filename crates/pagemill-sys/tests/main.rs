@@ -21,4 +21,4 @@ mod memory;
 #[cfg(not(any(loom, miri)))]
 mod numa;
 #[cfg(not(loom))]
-mod runs;
+mod stack;

@@ -53,8 +53,6 @@ pub(crate) struct Inner {
     pub(crate) quarantined: AtomicU64,
     /// Blocks that came back and were refused.
     pub(crate) misused: AtomicU64,
-    /// The number of forks before this process that the allocator has dealt with.
-    pub(crate) generation: AtomicU64,
     /// The next one on `registry::ENDED`.
     pub(crate) next_ended: AtomicPtr<Self>,
 }
@@ -334,7 +332,6 @@ impl Inner {
     /// Returns one CPU's lists' frames to the zone.
     pub(crate) fn drain_cpu(&self, cpu: CpuId) -> usize {
         step!("Inner::drain_cpu");
-        self.check_generation();
         self.drain_lists(cpu, |list| !list.is_empty())
     }
 
@@ -412,7 +409,7 @@ impl Inner {
     }
 }
 
-#[cfg(all(test, not(any(miri, shuttle, feature = "detection-off"))))]
+#[cfg(all(test, not(any(miri, shuttle))))]
 mod tests {
     use crate::patience::until;
     use crate::registry::by_address;

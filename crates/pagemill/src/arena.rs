@@ -1,8 +1,7 @@
 //! An arena: address space that Pagemill owns, the numbers of its frames, and what is known of each frame.
 //!
 //! It stands below the path: `path` decides which frame, the arena knows where that is and in what state. The state
-//! table (a byte a frame) is written by a frame's owner alone: whoever frees it, then whoever hands it out. Both
-//! happen to many frames at once where they are contiguous, which is the rule in bulk.
+//! table (a byte a frame) is written where a block becomes a raw pointer, and where it comes back.
 //!
 //! # Memory
 //! Reserved at once, committed by the system on first touch: the pages themselves; the free areas (1.1 bits a frame);
@@ -22,6 +21,7 @@
 mod pins;
 pub(crate) use pins::Pinned;
 mod states;
+pub(crate) use states::FULL;
 
 use crate::allocator::Inner;
 use crate::fork;
@@ -34,10 +34,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use pagemill_core::atomic::AtomicU64;
 use pagemill_core::{FrameState, Invalid, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata, use_words_for};
-use pagemill_sys::{Batch, Mapping, count_up, do_count_up};
-
-/// Links and addresses are compared this many at a time.
-pub(crate) const GROUP: usize = 8;
+use pagemill_sys::{Batch, Mapping};
 
 /// See the [module](self).
 pub(crate) struct Arena {
@@ -323,7 +320,7 @@ impl Arena {
             return false;
         }
         self.has_given_back.store(true, Relaxed);
-        self.mark(first, n, if self.is_zeroed() { FrameState::FRESH } else { FrameState::FREE });
+        self.mark(first, n, if self.is_zeroed() { FrameState::FRESH } else { FrameState::SAFE });
         true
     }
 
@@ -373,6 +370,12 @@ impl Arena {
         }
     }
 
+    /// Adds the numbers of the pages with these words to `batch`, which has room for them, if all are pages of this arena.
+    #[inline(always)]
+    pub(crate) fn push_pages(&self, words: &[usize], batch: &mut Batch) -> bool {
+        batch.push_pages(words, self.base, self.frames, self.first)
+    }
+
     // ── links ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// A frame's link, where a list keeps the number of its next one.
@@ -383,26 +386,15 @@ impl Arena {
         unsafe { AtomicU32::from_ptr(self.links.wrapping_add(pfn as usize)) }
     }
 
-    /// Links neighbouring frames, each to the next, the last to whatever comes after it.
+    /// Links each of these frames to the next.
     #[inline]
-    pub(crate) fn link_run(&self, first: u32, n: usize) {
-        debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
-        // SAFETY: in the table. Other lists may look at these links meanwhile, and do it as `link` or `cells` do.
-        unsafe { count_up(self.links.wrapping_add(first as usize), n, first + 1) };
-    }
-
-    /// Is each of these `n` neighbours linked to the next, the last to whatever comes after it? Links of frames that are not
-    /// this list's are looked at too: if it is so, all of them are this list's, since each is linked to from the one before.
-    #[inline]
-    pub(crate) fn are_linked(&self, first: u32, n: usize) -> bool {
-        // SAFETY: in the table. Whoever's the links are, they are loaded and stored as `link` or `cells` do.
-        self.has_pfn(first + n as u32 - 1)
-            && unsafe { do_count_up(self.links.wrapping_add(first as usize), n - 1, first + 1) }
-    }
-
-    /// If each of the `N` frames from `first` [is linked](Self::are_linked) to its neighbour: what the last one is linked to.
-    #[inline]
-    pub(crate) fn linked_run<const N: usize>(&self, first: u32) -> Option<u32> {
-        self.are_linked(first, N).then(|| self.link(first + N as u32 - 1).load(Relaxed))
+    pub(crate) fn link_all(&self, pfns: &[u32]) {
+        // In a register: a store to a link might change anything.
+        let links = self.links;
+        for pair in pfns.windows(2) {
+            debug_assert!(self.has_pfn(pair[0]));
+            // SAFETY: as in `link`.
+            unsafe { AtomicU32::from_ptr(links.wrapping_add(pair[0] as usize)) }.store(pair[1], Relaxed);
+        }
     }
 }

@@ -4,7 +4,7 @@ use crate::arena::Body;
 use crate::fault::Faults;
 use crate::memory::Memory;
 use crate::nodes::{Layout, Nodes};
-use crate::{fork, registry};
+use crate::registry;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
@@ -323,7 +323,6 @@ impl Nodes {
                 limit_max: (share as u32).clamp(1, List::LIMIT_MAX),
                 quarantined: AtomicU64::new(0),
                 misused: AtomicU64::new(0),
-                generation: AtomicU64::new(fork::generation()),
                 next_ended: AtomicPtr::default(),
             };
             // `registry::bury` makes a box of it again.

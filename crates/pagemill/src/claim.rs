@@ -109,7 +109,7 @@ impl Inner {
     /// A block of the pageblock that is withheld for this request.
     pub(crate) fn take_withheld(&self, gfp: Gfp, order: Order, floor: u32) -> Option<Pfn> {
         let is_for_this = gfp.may_wait() && self.zone.withheld_frames() >= order.frames() && IS_CLAIMANT.get();
-        if is_for_this { self.zone.take_withheld(order, floor) } else { None }
+        if is_for_this { self.zone.take_withheld(order, gfp.mobility(), floor) } else { None }
     }
 }
 
@@ -349,7 +349,7 @@ mod tests {
         }
     }
 
-    #[cfg(not(any(miri, shuttle, feature = "detection-off")))]
+    #[cfg(not(any(miri, shuttle)))]
     mod in_a_child {
         use crate::claim::Claim;
         use crate::nodes::Nodes;

@@ -1,12 +1,13 @@
 //! After a fork (C4.4): the child has its own copy of the arena and goes on with it.
 //!
 //! The other threads of the parent are not in the child; they stopped wherever they were. What they own stays handed
-//! out. What was on its way between a list, the zone and a caller belongs to nobody, and is found by its state: a frame
-//! whose state says free is free, and one that is inside a block without a beginning was being handed out or given back.
+//! out, and so does what they had in their hands on its way between a list, the zone and a caller: it is as if they had
+//! been a moment further, or less far. What is free is on a list or has its bit in the zone, and that is all the child
+//! believes: it puts what lists hold into the zone, counts the pageblocks again by their bits, and corrects the statistics.
 //!
-//! Threads go on while the system copies the process, so that two parts of the metadata are copies of two moments. That
-//! is why the child believes the states alone, forgets the lists and counts the free areas again. It does so before
-//! `fork` returns there: then it has one thread, with no frame in its hands that is marked as free and is on no list.
+//! The child's memory is a copy of one moment: the system protects every page from writing before it lets go of the process,
+//! so that the child has all that a thread wrote up to some point, and nothing after that (`tests/fork.rs` looks at it). So no bit
+//! is set, and nothing lies on a list, that belongs to somebody.
 //!
 //! What a lock guards that a child goes on with (a pool's reserve, say) is not recounted: it is changed in sections that a
 //! fork waits for ([`no_fork`]), so that the child finds the lock free and what it guards whole.
@@ -18,9 +19,11 @@
 //!
 //! Memory that both processes see (a memfd's, or what was brought and is shared) stays the parent's: the child retires it.
 use crate::allocator::Inner;
+use crate::arena::FULL;
 use crate::registry;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use pagemill_sys::{ForkHooks, Sections};
+use pagemill_core::Pfn;
+use pagemill_sys::{ForkHooks, List, Sections};
 
 /// Forks between the first process and this one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -94,27 +97,20 @@ pub(crate) fn watch() {
 }
 
 impl Inner {
-    /// Goes before everything that touches the zone.
-    #[inline]
-    pub(crate) fn check_generation(&self) {
-        if self.generation.load(Relaxed) != generation() {
-            cannot_go_on();
-        }
-    }
-
     /// Returns whether no handle and no page of it is left.
     fn recover(&self) -> bool {
-        if cfg!(feature = "detection-off") {
-            // No states: every path becomes a slow one, and is refused there.
-            self.lists.hold_after_fork();
-            return false;
-        }
         for list in self.lists.lists() {
             self.zone.unbind(&list.bound);
         }
+        let mut block_end = 0;
+        self.zone.recover(self.lists.lists().flat_map(List::frames).map(Pfn::new), |first, n| {
+            if FULL {
+                let is_free = |pfn| self.zone.is_free(Pfn::new(pfn));
+                self.arena.settle_states(first.as_u32(), n as u32, &mut block_end, is_free);
+            }
+        });
         self.lists.empty_after_fork();
-        let (mut block_end, mut quarantined) = (0, 0);
-        self.zone.recover(|first, n| self.arena.settle_states(first.as_u32(), n, &mut block_end, &mut quarantined));
+        self.count_stranded();
         self.arena.keep_own_notes();
         self.arena.forget_pins();
         self.opening.forget_after_fork();
@@ -122,10 +118,8 @@ impl Inner {
         self.nodes.claims.forget_after_fork();
         self.claimed.store(0, Relaxed);
         self.nodes.limit.iter().for_each(|limit| limit.forget_claims());
-        self.quarantined.store(quarantined, Relaxed);
-        self.generation.store(generation(), Relaxed);
         if self.is_ownerless.load(Relaxed) {
-            return self.zone.close(quarantined as usize);
+            return self.zone.close(self.quarantined.load(Relaxed) as usize);
         }
         if self.arena.is_of_parent() {
             // Whatever is free there the parent hands out.
@@ -135,11 +129,6 @@ impl Inner {
         self.settle_lists();
         false
     }
-}
-
-#[cold]
-fn cannot_go_on() -> ! {
-    panic!("an allocator without frame states (detection-off) cannot go on after fork")
 }
 
 #[cfg(all(test, not(any(miri, shuttle))))]

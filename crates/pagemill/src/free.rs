@@ -1,100 +1,110 @@
-//! The way back: a block is checked against its state, marked as free, and put on the list of the CPU that frees it;
-//! a full list passes it on to the zone.
+//! The way back: a page goes on the list of the CPU that frees it; a full list passes it on to the zone.
+//!
+//! What a handle owned needs no check: that it is freed once is what its type says. A raw pointer must be that of a block that
+//! was made raw, with its order (C2.4). `RAW` tells the two apart.
 mod large;
 
 pub(crate) use large::Large;
 
 use crate::allocator::Inner;
-use crate::arena::{Arena, GROUP};
+use crate::arena::Arena;
 use crate::handle::{addr_of_word, order_of_word};
 use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{FrameState, Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
+use pagemill_core::{Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
 use pagemill_sys::lists::BulkCall;
 use pagemill_sys::{Batch, neighbours};
 
 /// Frees one block by its handle's word.
 #[inline]
 pub(crate) fn free_word(word: usize) -> Result<(), Misuse> {
-    if word.is_multiple_of(PAGE_SIZE) { free_page(word) } else { free_slow(addr_of_word(word), order_of_word(word)) }
+    if word.is_multiple_of(PAGE_SIZE) {
+        free_page(word)
+    } else {
+        free_slow::<false>(addr_of_word(word), order_of_word(word))
+    }
 }
 
-/// Frees one page by its address.
+/// Frees one page, which a handle had, by its address.
 #[inline]
 pub(crate) fn free_page(addr: usize) -> Result<(), Misuse> {
-    if free_fast(addr) { Ok(()) } else { free_slow(addr, Order::ZERO) }
+    if free_fast::<false>(addr) { Ok(()) } else { free_slow::<false>(addr, Order::ZERO) }
 }
 
-/// Frees one page by its address; false if it is no page that is handed out.
+/// Frees one page by its address; false if it is no page that is out.
 #[inline]
-fn free_fast(addr: usize) -> bool {
+fn free_fast<const RAW: bool>(addr: usize) -> bool {
     step!("free_fast");
-    let Some((arena, pfn)) = registry::recent(addr) else { return free_other(addr) };
-    // The usual mobility by a branch, so that the processor goes on with the list before it has the state.
-    if !arena.take_back(pfn, Mobility::Unmovable) {
-        return free_other(addr);
+    let Some((arena, pfn)) = registry::recent(addr) else { return free_other::<RAW>(addr) };
+    if !arena.comes_back::<RAW>(pfn) {
+        return false;
     }
-    let inner = arena.inner();
-    if !inner.lists.push(Mobility::Unmovable, pfn) {
-        inner.overflow_one(Mobility::Unmovable, pfn);
-    }
+    put_back(arena.inner(), pfn);
     true
 }
 
-/// The same for a page of another arena than the thread met last, or of another mobility.
+/// The same for a page of another arena than the thread met last.
 #[cold]
 #[inline(never)]
-fn free_other(addr: usize) -> bool {
+fn free_other<const RAW: bool>(addr: usize) -> bool {
     let Some((arena, pfn)) = registry::by_address(addr) else { return false };
-    let Some(mobility) = arena.take_back_page(pfn) else { return false };
-    let inner = arena.inner();
+    let is_out = arena.comes_back::<RAW>(pfn);
+    if is_out {
+        put_back(arena.inner(), pfn);
+    }
+    is_out
+}
+
+#[inline(always)]
+fn put_back(inner: &Inner, pfn: u32) {
+    let mobility = inner.mobility_of(pfn);
     if !inner.lists.push(mobility, pfn) {
         inner.overflow_one(mobility, pfn);
     }
-    true
 }
 
-/// Frees by address and order, wherever the block came from; the way for C, and for misuse.
+/// Frees a block that is a raw pointer by address and order, wherever it came from; the way for C, and for misuse.
 ///
 /// # Errors
 /// [`Misuse`], saying what is wrong with the block; nothing was changed then.
 ///
 /// # Safety
-/// The caller owns the block, and nobody uses it any more. A pointer for which that does not hold is refused as long
-/// as the block has not been handed out again; after that it frees somebody else's block.
+/// The caller owns the block, as [`Page::into_raw`](crate::Page::into_raw) gave it away, and nobody uses it any more. A
+/// pointer for which that does not hold is refused, as long as the block has not become a raw pointer again; after that it frees
+/// somebody else's block.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Order, free_raw};
 /// let page = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw();
-/// // SAFETY: the page is ours; the second call is misuse, on purpose, and nobody allocated in between.
+/// // SAFETY: the page is ours; the second call is misuse, on purpose.
 /// unsafe {
 ///     assert!(free_raw(page, Order::ZERO).is_ok());
 ///     let twice = free_raw(page, Order::ZERO).unwrap_err();
-///     assert!(twice.to_string().ends_with("is free already"), "{twice}");
+///     assert!(twice.to_string().ends_with("is free, or a handle has it"), "{twice}");
 /// }
 /// # Ok::<(), pagemill::Error>(())
 /// ```
 pub unsafe fn free_raw(ptr: *mut u8, order: Order) -> Result<(), Misuse> {
     let addr = ptr.addr();
-    if addr.is_multiple_of(PAGE_SIZE) { free_word(addr | usize::from(order.get())) } else { free_slow(addr, order) }
+    if order == Order::ZERO && addr.is_multiple_of(PAGE_SIZE) && free_fast::<true>(addr) {
+        return Ok(());
+    }
+    free_slow::<true>(addr, order)
 }
 
 /// What is not a page on its way to a list: blocks, and misuse.
 #[cold]
 #[inline(never)]
-fn free_slow(addr: usize, order: Order) -> Result<(), Misuse> {
-    let Some((arena, pfn)) = registry::by_address(addr) else {
-        return Err(refuse_foreign(misuse(MisuseKind::Foreign, addr)));
-    };
+fn free_slow<const RAW: bool>(addr: usize, order: Order) -> Result<(), Misuse> {
+    let (arena, pfn) = find(addr)?;
     let inner = arena.inner();
-    inner.check_generation();
     let refused = |kind| inner.refuse(misuse(kind, addr));
-    if !addr.is_multiple_of(PAGE_SIZE) {
-        return Err(refused(MisuseKind::Unaligned));
+    if RAW { arena.take_up(pfn, order, false) } else { arena.take_back_block(pfn, order) }.map_err(refused)?;
+    if order == Order::ZERO {
+        put_back(inner, pfn); // A raw block of order 0 that was looked at a moment too early.
+        return Ok(());
     }
-    check_block(arena, pfn, order).map_err(refused)?;
-    arena.mark_block(pfn, order, FrameState::FREE);
     let stats = inner.stats_here();
     stats.blocks_in.fetch_add(1, Relaxed);
     stats.block_pages_in.fetch_add(u64::from(order.frames()), Relaxed);
@@ -119,38 +129,48 @@ fn free_slow(addr: usize, order: Order) -> Result<(), Misuse> {
     }
 }
 
-/// Is this a block of this order that is handed out?
-fn check_block(arena: &Arena, pfn: u32, order: Order) -> Result<(), MisuseKind> {
-    if cfg!(feature = "detection-off") {
-        return Ok(());
+/// The arena and frame of a page's address; who asks is about to change what is there.
+fn find(addr: usize) -> Result<(&'static Arena, u32), Misuse> {
+    let Some((arena, pfn)) = registry::by_address(addr) else {
+        return Err(refuse_foreign(misuse(MisuseKind::Foreign, addr)));
+    };
+    if !addr.is_multiple_of(PAGE_SIZE) {
+        return Err(arena.inner().refuse(misuse(MisuseKind::Unaligned, addr)));
     }
-    let state = arena.state(pfn);
-    match state.order() {
-        Some(handed_out) if handed_out == order => Ok(()),
-        Some(handed_out) => Err(MisuseKind::WrongOrder { handed_out: handed_out.get(), freed: order.get() }),
-        None if state == FrameState::INSIDE => Err(MisuseKind::Inside),
-        None if state == FrameState::QUARANTINED => Err(MisuseKind::Quarantined),
-        // It is free; and nobody can have had it before, unless some went back to the system meanwhile.
-        None if state == FrameState::FRESH && !arena.has_given_back.load(Relaxed) => Err(MisuseKind::Foreign),
-        None => Err(MisuseKind::DoubleFree),
+    Ok((arena, pfn))
+}
+
+/// A handle's block becomes a raw pointer.
+#[inline]
+pub(crate) fn give_away(addr: usize, order: Order) {
+    let Ok((arena, pfn)) = find(addr) else { return };
+    if let Err(kind) = arena.give_away(pfn, order) {
+        arena.inner().refuse(misuse(kind, addr));
     }
 }
 
-/// Turns a block that its caller owns into pages.
+/// A raw block becomes a handle's.
+///
+/// # Errors
+/// [`Misuse`]: it is not raw.
+#[inline]
+pub(crate) fn take_up(addr: usize, order: Order) -> Result<(), Misuse> {
+    let (arena, pfn) = find(addr)?;
+    arena.take_up(pfn, order, true).map_err(|kind| arena.inner().refuse(misuse(kind, addr)))
+}
+
+/// Turns a handle's block into pages.
 pub(crate) fn split(addr: usize, order: Order) {
     let Some((arena, pfn)) = registry::by_address(addr) else { return };
     if order == Order::ZERO {
         return;
     }
     let inner = arena.inner();
-    inner.check_generation();
-    let mobility = arena.state(pfn).mobility();
-    let is_split = check_block(arena, pfn, order).and_then(|()| inner.zone.split_block(Pfn::new(pfn), order, mobility));
+    let is_split = arena.split_block(pfn, order).and_then(|()| inner.zone.split_block(Pfn::new(pfn), order));
     if let Err(kind) = is_split {
         inner.refuse(misuse(kind, addr));
         return;
     }
-    arena.mark_block(pfn, order, FrameState::handed_out(Order::ZERO, mobility));
     let stats = inner.stats_here();
     // From now on they count as pages.
     stats.block_pages_out.fetch_sub(u64::from(order.frames()), Relaxed);
@@ -160,61 +180,37 @@ pub(crate) fn split(addr: usize, order: Order) {
 /// Frees the blocks behind `words` and empties their slots; those that are refused stay, and the first refusal is left
 /// in `misused`. Returns how many were freed.
 #[inline(always)]
-pub(crate) fn free_words(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
+pub(crate) fn free_words<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
     match words {
-        [word] => usize::from(free_slot(word, misused)),
-        _ => free_many(words, misused),
+        [word] => usize::from(free_slot::<RAW>(word, misused)),
+        _ => free_many::<RAW>(words, misused),
     }
 }
 
 #[inline(always)]
-fn free_slot(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
-    if *word != 0 && word.is_multiple_of(PAGE_SIZE) && free_fast(*word) {
+fn free_slot<const RAW: bool>(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
+    if *word != 0 && word.is_multiple_of(PAGE_SIZE) && free_fast::<RAW>(*word) {
         *word = 0;
         return true;
     }
-    free_slot_slow(word, misused)
+    free_slot_slow::<RAW>(word, misused)
 }
 
 #[cold]
 #[inline(never)]
-fn free_slot_slow(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
+fn free_slot_slow<const RAW: bool>(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
     if *word == 0 {
         return false;
     }
-    match free_word(*word) {
+    match free_slow::<RAW>(addr_of_word(*word), order_of_word(*word)) {
         Ok(()) => *word = 0,
         Err(misuse) => *misused = misused.or(Some(misuse)),
     }
     *word == 0
 }
 
-/// Frees `n` neighbouring pages from `addr` on, at most a batch's worth, if they are of the usual kind: in the arena that
-/// this thread met last, unmovable, each handed out as a page.
-#[inline]
-pub(crate) fn free_one_run(addr: usize, n: usize) -> bool {
-    if n > Batch::CAPACITY || !addr.is_multiple_of(PAGE_SIZE) {
-        return false;
-    }
-    let Some((arena, first)) = registry::recent(addr) else { return false };
-    if !arena.contains(addr + (n - 1) * PAGE_SIZE) || !arena.take_back_run(first, n, Mobility::Unmovable) {
-        return false;
-    }
-    let inner = arena.inner();
-    // Counted while they are in hand: see `Segment::end`.
-    inner.lists.count_bulk(BulkCall::Free, n);
-    if !inner.lists.push_run(Mobility::Unmovable, first, n) {
-        inner.overflow_run(first, n);
-    }
-    true
-}
-
-fn free_many(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
-    let n = words.len();
-    if (2..=Batch::CAPACITY).contains(&n) && address_run(words, n) == n && free_one_run(words[0], n) {
-        empty(words);
-        return n;
-    }
+#[inline(never)]
+fn free_many<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
     let (mut at, mut freed) = (0, 0);
     // How many the last segment had: where kinds alternate, tables for many cost more than they bring.
     let mut last = usize::MAX;
@@ -224,16 +220,21 @@ fn free_many(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
         } else if words.len() - at > 1
             && let Some((arena, mobility)) = page_of(words[at])
         {
+            let from = at;
             if words.len() - at > ListPolicy::LARGE && last >= Batch::CAPACITY {
-                last = large::return_words(arena, mobility, words, &mut at);
+                last = large::return_words::<RAW>(arena, mobility, words, &mut at);
             } else {
-                let mut segment = Segment::new(arena, mobility);
+                let mut segment = Segment::<RAW>::new(arena, mobility);
                 at = segment.return_words(words, at);
                 last = segment.end();
             }
             freed += last;
+            if at == from {
+                freed += usize::from(free_slot_slow::<RAW>(&mut words[at], misused));
+                at += 1;
+            }
         } else {
-            freed += usize::from(free_slot(&mut words[at], misused));
+            freed += usize::from(free_slot::<RAW>(&mut words[at], misused));
             at += 1;
         }
     }
@@ -257,28 +258,28 @@ pub(crate) fn finish<const N: usize>(inner: &Inner, giving: &mut Giving<'_, '_, 
 
 /// Frees `n` neighbouring blocks of `order` from `addr` on.
 pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
-    if order == Order::ZERO && n > 1 && free_one_run(addr, n) {
-        return;
-    }
     let mut at = addr;
     let end = addr + n * order.bytes();
     while at < end {
         let page = if order == Order::ZERO { page_of(at) } else { None };
-        at = match page {
+        let next = match page {
+            None => at,
             Some((arena, mobility)) if end - at > ListPolicy::LARGE * PAGE_SIZE => {
                 large::return_run(arena, mobility, at, end)
             }
             Some((arena, mobility)) => {
-                let mut segment = Segment::new(arena, mobility);
+                let mut segment = Segment::<false>::new(arena, mobility);
                 let next = segment.return_run(at, end);
                 segment.end();
                 next
             }
-            None => {
-                // What is refused is reported on its way; a run has nobody to tell.
-                let _ = free_word(at | usize::from(order.get()));
-                at + order.bytes()
-            }
+        };
+        at = if next > at {
+            next
+        } else {
+            // What is refused is reported on its way; a run has nobody to tell.
+            let _ = free_word(at | usize::from(order.get()));
+            at + order.bytes()
         };
     }
 }
@@ -307,7 +308,7 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
     let words = unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast::<usize>(), slots.len()) };
     let mut misused = None;
     let freed = if order == Order::ZERO && words.iter().all(|addr| addr.is_multiple_of(PAGE_SIZE)) {
-        free_words(words, &mut misused)
+        free_words::<true>(words, &mut misused)
     } else {
         let mut freed = 0;
         for addr in words.iter_mut().filter(|addr| **addr != 0) {
@@ -326,14 +327,13 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
     }
 }
 
-/// Empties slots: a few by a loop, since a call of `memset`, which the compiler makes of a value that it knows, costs more.
-#[inline]
+/// Empties slots: by a loop over a value that the compiler does not know, since of one that it knows it makes a call of `memset`.
+#[inline(always)]
 fn empty(words: &mut [usize]) {
-    if words.len() >= 2 * GROUP {
-        return words.fill(0);
-    }
-    let nothing = core::hint::black_box(0);
-    words.iter_mut().for_each(|word| *word = nothing);
+    let nothing = core::hint::black_box([0; 2]);
+    let (pairs, rest) = words.as_chunks_mut::<2>();
+    pairs.iter_mut().for_each(|pair| *pair = nothing);
+    rest.iter_mut().for_each(|word| *word = nothing[0]);
 }
 
 /// How many of these words, at most `most`, are those of neighbouring pages, from the first on.
@@ -346,90 +346,88 @@ fn address_run(words: &[usize], most: usize) -> usize {
     neighbours(words)
 }
 
-/// The arena and mobility of a page that is handed out, by its word; none for anything else.
+/// The arena and mobility of a page, by its word; none for anything else. Whether it is out is still to be seen.
 #[inline]
 pub(crate) fn page_of(word: usize) -> Option<(&'static Arena, Mobility)> {
     if !word.is_multiple_of(PAGE_SIZE) {
         return None;
     }
     let (arena, pfn) = registry::by_address(word)?;
-    if cfg!(feature = "detection-off") {
-        return Some((arena, Mobility::Unmovable));
-    }
-    Some((arena, arena.page_mobility(pfn)?))
+    Some((arena, arena.inner().mobility_of(pfn)))
 }
 
 /// Pages of one arena and mobility on their way back, collected to batches for the list. More than that is for are [`Large`].
-pub(crate) struct Segment {
+pub(crate) struct Segment<const RAW: bool> {
     arena: &'static Arena,
     mobility: Mobility,
+    /// Only one mobility was ever used in the arena: what is in it is of this kind.
+    is_of_one_kind: bool,
     pages: usize,
     is_counted: bool,
     batch: Batch,
 }
 
-impl Segment {
+impl<const RAW: bool> Segment<RAW> {
     /// Of pages like the one that [`page_of`] found.
     #[inline(always)]
     pub(crate) fn new(arena: &'static Arena, mobility: Mobility) -> Self {
-        Self { arena, mobility, pages: 0, is_counted: false, batch: Batch::new() }
+        let is_of_one_kind = !arena.inner().zone.is_mixed();
+        Self { arena, mobility, is_of_one_kind, pages: 0, is_counted: false, batch: Batch::new() }
     }
 
     /// Takes pages from `words[at..]` and empties their slots, up to the first that is not of this kind. Returns
     /// where that is.
-    #[inline]
+    #[inline(always)]
     fn return_words(&mut self, words: &mut [usize], mut at: usize) -> usize {
         while at < words.len() {
-            let n = address_run(&words[at..], Batch::CAPACITY);
-            if n > 1 && self.give_run_at(words[at], n, at + n == words.len()) {
-                empty(&mut words[at..at + n]);
-                at += n;
-                continue;
-            }
-            // Pages that are not neighbours, or not all of this kind.
-            for word in &mut words[at..at + n.max(1)] {
-                if *word != 0 {
-                    if !self.give_at(*word) {
-                        return at;
-                    }
-                    *word = 0;
-                }
-                at += 1;
+            // A full batch is passed on when one more page is seen to be of this kind, not before: see `end`.
+            let n = (words.len() - at).min(self.batch.room()).max(1);
+            let chunk = &mut words[at..at + n];
+            let taken = if self.batch.room() > 0 && self.is_of_one_kind && self.arena.push_pages(chunk, &mut self.batch) {
+                let taken = self.keep_sound(n);
+                empty(&mut chunk[..taken]);
+                taken
+            } else {
+                self.take_each(chunk)
+            };
+            at += taken;
+            if taken < n {
+                break;
             }
         }
         at
     }
 
+    /// Of the `n` pages that were put in the batch last, keeps those up to the first that is not out. Returns how many.
+    #[inline(always)]
+    fn keep_sound(&mut self, n: usize) -> usize {
+        let before = self.batch.len() - n;
+        let sound = self.arena.come_back::<RAW>(&self.batch.as_slice()[before..]);
+        self.batch.truncate(before + sound);
+        sound
+    }
+
+    /// One by one, up to the first that is not of this kind; empty slots are passed over.
+    fn take_each(&mut self, words: &mut [usize]) -> usize {
+        for (i, word) in words.iter_mut().enumerate() {
+            if *word != 0 {
+                let is_here = word.is_multiple_of(PAGE_SIZE) && self.arena.contains(*word);
+                if !is_here || !self.give(self.arena.pfn_of(*word)) {
+                    return i;
+                }
+                *word = 0;
+            }
+        }
+        words.len()
+    }
+
     /// Takes pages from `addr` up to `end`, up to the first that is not of this kind. Returns where that is.
     #[inline]
     fn return_run(&mut self, mut addr: usize, end: usize) -> usize {
-        while addr < end {
-            let n = ((end - addr) / PAGE_SIZE).min(Batch::CAPACITY);
-            if self.give_run_at(addr, n, addr + n * PAGE_SIZE == end) {
-                addr += n * PAGE_SIZE;
-                continue;
-            }
-            for _ in 0..n {
-                if !self.give_at(addr) {
-                    return addr;
-                }
-                addr += PAGE_SIZE;
-            }
+        while addr < end && self.arena.contains(addr) && self.give(self.arena.pfn_of(addr)) {
+            addr += PAGE_SIZE;
         }
         addr
-    }
-
-    #[inline]
-    fn give_run_at(&mut self, addr: usize, n: usize, is_last: bool) -> bool {
-        addr.is_multiple_of(PAGE_SIZE)
-            && self.arena.contains(addr)
-            && self.arena.contains(addr + (n - 1) * PAGE_SIZE)
-            && self.give_run(self.arena.pfn_of(addr), n, is_last)
-    }
-
-    #[inline]
-    fn give_at(&mut self, word: usize) -> bool {
-        word.is_multiple_of(PAGE_SIZE) && self.arena.contains(word) && self.give(self.arena.pfn_of(word))
     }
 
     /// Passes the batch on to the list, or to the zone.
@@ -467,41 +465,15 @@ impl Segment {
 
 /// Who collects frames of one arena that come back as pages of one kind.
 pub(crate) trait Collect {
-    /// Takes neighbouring frames of the arena, at most a batch's worth, if all are pages of this kind. `is_last`: no
-    /// others will be given.
-    fn give_run(&mut self, first: u32, n: usize, is_last: bool) -> bool;
-    /// Takes one frame of the arena, if it is a page of this kind.
+    /// Takes one frame of the arena, if it is a page of this kind that is out.
     fn give(&mut self, pfn: u32) -> bool;
 }
 
-impl Collect for Segment {
-    #[inline]
-    fn give_run(&mut self, first: u32, n: usize, is_last: bool) -> bool {
-        if !self.arena.take_back_run(first, n, self.mobility) {
-            return false;
-        }
-        if is_last {
-            // All that is left needs no table. What came before goes first, and the call is counted while these are
-            // still in hand: see `end`.
-            if !self.batch.is_empty() {
-                self.flush();
-            }
-            self.pages += n;
-            self.count();
-            if self.arena.inner().lists.push_run(self.mobility, first, n) {
-                return true;
-            }
-            self.pages -= n;
-        } else if self.batch.room() < n {
-            self.flush();
-        }
-        self.batch.push_run(first, n);
-        true
-    }
-
+impl<const RAW: bool> Collect for Segment<RAW> {
     #[inline]
     fn give(&mut self, pfn: u32) -> bool {
-        if !self.arena.take_back(pfn, self.mobility) {
+        let is_ours = self.is_of_one_kind || self.arena.inner().zone.mobility_of(Pfn::new(pfn)) == self.mobility;
+        if !is_ours || !self.arena.comes_back::<RAW>(pfn) {
             return false;
         }
         if self.batch.room() == 0 {
@@ -521,11 +493,9 @@ impl Inner {
         self.overflow(mobility, &one);
     }
 
-    #[cold]
-    #[inline(never)]
-    fn overflow_run(&self, first: u32, n: usize) {
-        let mut batch = Batch::new();
-        batch.push_run(first, n);
-        self.overflow(Mobility::Unmovable, &batch);
+    /// The mobility of the list that a page comes back to.
+    #[inline(always)]
+    pub(crate) fn mobility_of(&self, pfn: u32) -> Mobility {
+        if self.zone.is_mixed() { self.zone.mobility_of(Pfn::new(pfn)) } else { Mobility::Unmovable }
     }
 }

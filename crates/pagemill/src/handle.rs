@@ -1,6 +1,6 @@
 //! Owned handles: whoever has one has the memory, and nobody else does. One word each, with no null value, so that
 //! `Option` of one is a word with null empty, as the array form wants it.
-use crate::free::{free_page, free_word, free_words};
+use crate::free::{free_page, free_word, free_words, give_away, take_up};
 use crate::registry;
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -198,16 +198,32 @@ impl Page {
     /// ```
     #[inline]
     pub fn into_raw(self) -> *mut u8 {
-        core::ptr::with_exposed_provenance_mut(ManuallyDrop::new(self).0.get())
+        let addr = ManuallyDrop::new(self).0.get();
+        give_away(addr, Order::ZERO);
+        core::ptr::with_exposed_provenance_mut(addr)
     }
     /// Takes up ownership again.
     ///
+    /// # Errors
+    /// [`Misuse`]: it is no page that was given up; nothing was changed.
+    ///
     /// # Safety
-    /// `ptr` came from [`into_raw`](Self::into_raw) (or is a page that Pagemill handed out in C), once.
+    /// `ptr` came from [`into_raw`](Self::into_raw) (or is a page that Pagemill handed out in C), and nobody else uses it. A
+    /// second call for it is refused, as long as the page has not been given up again.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, MisuseKind, Page};
+    /// let ptr = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw();
+    /// // SAFETY: the page is ours; the second call is misuse, on purpose.
+    /// let (page, second) = unsafe { (Page::from_raw(ptr)?, Page::from_raw(ptr)) };
+    /// assert_eq!((page.addr(), second.unwrap_err().kind), (ptr.addr(), MisuseKind::DoubleFree));
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
     #[inline]
-    pub unsafe fn from_raw(ptr: *mut u8) -> Self {
-        // SAFETY: the caller's: no page is at address 0.
-        Self(unsafe { NonZeroUsize::new_unchecked(ptr.expose_provenance()) })
+    pub unsafe fn from_raw(ptr: *mut u8) -> Result<Self, Misuse> {
+        take_up(ptr.addr(), Order::ZERO)?;
+        // SAFETY: no page is at address 0.
+        Ok(Self(unsafe { NonZeroUsize::new_unchecked(ptr.expose_provenance()) }))
     }
 }
 
@@ -244,15 +260,21 @@ impl Block {
     /// Gives up ownership; [`from_raw`](Self::from_raw) or [`free_raw`](crate::free_raw) takes it up again.
     pub fn into_raw(self) -> (*mut u8, Order) {
         let word = ManuallyDrop::new(self).0.get();
-        (core::ptr::with_exposed_provenance_mut(addr_of_word(word)), order_of_word(word))
+        let (addr, order) = (addr_of_word(word), order_of_word(word));
+        give_away(addr, order);
+        (core::ptr::with_exposed_provenance_mut(addr), order)
     }
     /// Takes up ownership again.
     ///
+    /// # Errors
+    /// [`Misuse`]: it is no block of this order that was given up; nothing was changed.
+    ///
     /// # Safety
-    /// Both came from [`into_raw`](Self::into_raw), once.
-    pub unsafe fn from_raw(ptr: *mut u8, order: Order) -> Self {
-        // SAFETY: the caller's: no block is at address 0.
-        Self(unsafe { NonZeroUsize::new_unchecked(ptr.expose_provenance() | usize::from(order.get())) })
+    /// Both came from [`into_raw`](Self::into_raw), and nobody else uses the block.
+    pub unsafe fn from_raw(ptr: *mut u8, order: Order) -> Result<Self, Misuse> {
+        take_up(ptr.addr(), order)?;
+        // SAFETY: no block is at address 0.
+        Ok(Self(unsafe { NonZeroUsize::new_unchecked(ptr.expose_provenance() | usize::from(order.get())) }))
     }
 }
 
@@ -339,5 +361,5 @@ impl Drop for Pages {
 #[inline(always)]
 pub fn free_pages_bulk<T: Owned>(slots: &mut [Option<T>]) -> usize {
     // What is refused is reported on its way; owned handles cannot be.
-    free_words(slots_as_words(slots), &mut None)
+    free_words::<false>(slots_as_words(slots), &mut None)
 }

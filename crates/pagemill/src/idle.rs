@@ -61,7 +61,6 @@ impl Inner {
     /// Has the system take the memory of free pageblocks back, above the high mark, all of it or up to `most` pages; of a
     /// retired arena whatever is free. Returns the pages.
     pub(crate) fn give_back(&self, which: Unused, most: usize) -> usize {
-        self.check_generation();
         if self.arena.is_of_parent() {
             return 0; // A hole in the parent's memory it would be.
         }

@@ -1,7 +1,7 @@
 //! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
 //! are not touched, and joining two lists costs nothing.
-use crate::arena::{Arena, GROUP};
-use crate::free::{Collect, Large, Segment, free_one_run, free_page, free_word, page_of};
+use crate::arena::Arena;
+use crate::free::{Collect, Large, Segment, free_page, free_word, page_of};
 use crate::handle::{Block, Owned, Page, addr_of_word, order_of_word};
 use crate::registry;
 use core::marker::PhantomData;
@@ -88,36 +88,29 @@ impl<T: Owned> List<T> {
         self.len += 1;
     }
 
-    /// Adds neighbouring pages that belong to nobody at the tail.
+    /// Adds the pages of a batch, which belong to nobody, at the tail.
     #[inline]
-    pub(crate) fn push_run(&mut self, arena: &Arena, first: u32, n: usize) {
+    pub(crate) fn push_pages(&mut self, arena: &Arena, batch: &Batch) {
         self.order = Order::ZERO;
-        self.link_behind_tail(first);
-        arena.link_run(first, n);
-        self.tail = first + n as u32 - 1;
-        self.len += n;
+        self.push_batch(arena, batch);
     }
 
     /// Adds the blocks of a batch, which belong to nobody, at the tail.
     #[inline]
-    pub(crate) fn push_batch(&mut self, arena: &Arena, batch: &Batch, run: Option<u32>) {
+    pub(crate) fn push_batch(&mut self, arena: &Arena, batch: &Batch) {
         let pfns = batch.as_slice();
         let (Some(&first), Some(&last)) = (pfns.first(), pfns.last()) else { return };
         self.link_behind_tail(first);
-        if run.is_some() {
-            arena.link_run(first, pfns.len());
-        } else {
-            pfns.windows(2).for_each(|pair| arena.link(pair[0]).store(pair[1], Relaxed));
-        }
+        arena.link_all(pfns);
         self.tail = last;
         self.len += pfns.len();
     }
 
     /// The same, before the head where the batch's last block is the neighbour of that: lists hand batches out from the top,
     /// each in order.
-    pub(crate) fn push_batch_in_order(&mut self, arena: &Arena, batch: &Batch, run: Option<u32>) {
+    pub(crate) fn push_batch_in_order(&mut self, arena: &Arena, batch: &Batch) {
         let mut fresh = Self::of_order(self.order);
-        fresh.push_batch(arena, batch, run);
+        fresh.push_batch(arena, batch);
         let next = fresh.tail.wrapping_add(self.order.frames());
         if self.len > 0 && self.head == next && arena.has_pfn(next) {
             core::mem::swap(self, &mut fresh);
@@ -235,13 +228,6 @@ impl<T: Owned> List<T> {
 
     #[inline(never)]
     fn clear_all(&mut self) {
-        if self.order == Order::ZERO && self.len <= Batch::CAPACITY {
-            let arena = registry::by_pfn(Pfn::new(self.head));
-            if arena.are_linked(self.head, self.len) && free_one_run(arena.addr_of(self.head), self.len) {
-                self.len = 0;
-                return;
-            }
-        }
         // As for arrays: see `free_many`.
         let mut last = usize::MAX;
         while self.len > 0 {
@@ -252,22 +238,23 @@ impl<T: Owned> List<T> {
                     last = self.clear_large(arena, mobility);
                 }
                 Some((arena, mobility)) => {
-                    let mut segment = Segment::new(arena, mobility);
+                    let mut segment = Segment::<false>::new(arena, mobility);
                     self.return_segment(arena, &mut segment);
                     last = segment.end();
                 }
-                None => {
-                    self.pop_word();
-                    // What is refused is reported on its way; a list has nobody to tell.
-                    let _ = free_word(word);
-                }
+                None => last = 0,
+            }
+            if last == 0 {
+                self.pop_word();
+                // What is refused is reported on its way; a list has nobody to tell.
+                let _ = free_word(word);
             }
         }
     }
 
     #[inline(never)]
     fn clear_large(&mut self, arena: &'static Arena, mobility: Mobility) -> usize {
-        let mut large = Large::new(arena, mobility);
+        let mut large = Large::<false>::new(arena, mobility);
         self.return_segment(arena, &mut large);
         large.end()
     }
@@ -278,33 +265,11 @@ impl<T: Owned> List<T> {
         while self.len > 0 && arena.has_pfn(self.head) {
             // Read before the page is given: then the link is somebody else's.
             let next = arena.link(self.head).load(Relaxed);
-            // Neighbours stand in order more often than not: many links are compared at once, so that the processor
-            // need not wait for each to know the next.
-            if next == self.head.wrapping_add(1)
-                && (self.return_linked_run::<{ Batch::CAPACITY }>(arena, segment)
-                    || self.return_linked_run::<GROUP>(arena, segment))
-            {
-                continue;
-            }
             if !segment.give(self.head) {
                 break;
             }
             (self.head, self.len) = (next, self.len - 1);
         }
-    }
-
-    /// Frees `N` pages from the head on, if they are neighbours in order.
-    #[inline]
-    fn return_linked_run<const N: usize>(&mut self, arena: &Arena, segment: &mut impl Collect) -> bool {
-        if self.len >= N
-            && let Some(next) = arena.linked_run::<N>(self.head)
-            && segment.give_run(self.head, N, self.len == N)
-        {
-            // Behind the last one is nothing that could be believed; nor is it looked at.
-            (self.head, self.len) = (next, self.len - N);
-            return true;
-        }
-        false
     }
 
     /// Takes the block at the head, of which there must be one, off the list.

@@ -68,48 +68,44 @@ impl Inner {
         &self.lists.cpu(self.lists.here()).stats
     }
 
-    /// The fast path: a frame of this CPU's list and its arena, marked as handed out; none where there is more to do.
+    /// The fast path: a frame of this CPU's list and its arena, for a handle; none where there is more to do.
     #[inline]
     pub(crate) fn pop_one(&self, gfp: Gfp) -> Option<(&'static Arena, u32)> {
         if !gfp.is_plain() {
             return None;
         }
-        let mobility = gfp.mobility();
-        let pfn = self.lists.pop(mobility)?;
+        let pfn = self.lists.pop(gfp.mobility())?;
         let arena = self.arena;
-        if !arena.hand_out(pfn, mobility) {
+        if !arena.hand_out(pfn) {
             self.quarantine(pfn);
             return None;
         }
         Some((arena, pfn))
     }
 
-    /// The same for `n` frames, at most a batch's worth, that follow each other; counted as a bulk call.
-    #[inline]
-    pub(crate) fn pop_run(&self, gfp: Gfp, n: usize) -> Option<(&'static Arena, u32)> {
-        if !gfp.is_plain() {
+    /// The same for `n` frames, at most a batch's worth, all or none; counted as a bulk call.
+    #[inline(always)]
+    pub(crate) fn pop_batch(&self, gfp: Gfp, n: usize, batch: &mut Batch) -> Option<&'static Arena> {
+        if !gfp.is_plain() || !self.lists.pop_all(gfp.mobility(), n, batch) {
             return None;
         }
-        let mobility = gfp.mobility();
-        let first = self.lists.pop_run(mobility, n)?;
         let arena = self.arena;
-        if !arena.hand_out_run(first, n, mobility) {
-            self.return_sound(first, n, mobility);
+        arena.hand_out_batch(batch, |pfn| self.quarantine(pfn));
+        if batch.len() < n {
+            self.return_sound(batch);
             return None;
         }
         self.lists.count_bulk(BulkCall::Alloc, n);
-        Some((arena, first))
+        Some(arena)
     }
 
-    /// Puts those of `n` frames aside that somebody has, and the others back.
+    /// Puts frames back of which too few were sound.
     #[cold]
     #[inline(never)]
-    fn return_sound(&self, first: u32, n: usize, mobility: Mobility) {
-        let mut batch = Batch::new();
-        batch.push_run(first, n);
-        self.arena.hand_out_batch(&mut batch, mobility, |pfn| self.quarantine(pfn));
-        // They were prepared a moment ago: nothing to refuse.
+    fn return_sound(&self, batch: &mut Batch) {
+        // They are a handle's as of a moment ago: nothing to refuse.
         batch.as_slice().iter().for_each(|&pfn| _ = free_page(self.arena.addr_of(pfn)));
+        batch.clear();
     }
 
     /// One frame of the request's mobility: from the list, or with a batch for the list from the zone.
@@ -118,10 +114,10 @@ impl Inner {
         let mut one = Batch::new();
         self.lists.pop_n(mobility, 1, &mut one);
         if !one.is_empty() {
-            self.prepare(&mut one, gfp, mobility);
+            self.prepare(&mut one, gfp);
         }
         while one.is_empty() && self.refill(gfp, level, 1, &mut one) > 0 {
-            self.prepare(&mut one, gfp, mobility);
+            self.prepare(&mut one, gfp);
         }
         one.as_slice().first().copied()
     }
@@ -137,20 +133,19 @@ impl Inner {
         stats.direct_out.fetch_add(1, Relaxed);
         let mut one = Batch::new();
         one.push(pfn.as_u32());
-        self.prepare(&mut one, gfp, self.zone.mobility_of(pfn));
+        self.prepare(&mut one, gfp);
         one.as_slice().first().copied()
     }
 
-    /// Gets the frames of a batch ready for their new owner, each once (C3.9): zeroed if asked for, marked as handed
-    /// out. A frame that is not free is on two ways at once: it is put aside and reported. Returns the first frame, if
-    /// all follow each other.
-    #[inline]
-    pub(crate) fn prepare(&self, batch: &mut Batch, gfp: Gfp, mobility: Mobility) -> Option<u32> {
+    /// Gets the frames of a batch ready for their new owner, each once (C3.9): zeroed if asked for, marked if they were never
+    /// handed out. A frame that somebody has is on two ways at once: it is put aside and reported.
+    #[inline(always)]
+    pub(crate) fn prepare(&self, batch: &mut Batch, gfp: Gfp) {
         step!("Inner::prepare");
         if gfp.contains(Gfp::ZERO) {
             batch.as_slice().iter().for_each(|&pfn| self.arena.zero(pfn, Order::ZERO));
         }
-        self.arena.hand_out_batch(batch, mobility, |pfn| self.quarantine(pfn))
+        self.arena.hand_out_batch(batch, |pfn| self.quarantine(pfn));
     }
 
     fn put_aside(&self, pfn: u32) {
@@ -172,7 +167,6 @@ impl Inner {
     /// policy says; all of them above the mark. Returns how many are in the batch, which was empty. Not prepared.
     pub(crate) fn refill(&self, gfp: Gfp, level: Level, want: usize, batch: &mut Batch) -> usize {
         step!("Inner::refill");
-        self.check_generation();
         if self.is_refused_by_fault(gfp) {
             return 0;
         }
@@ -200,9 +194,7 @@ impl Inner {
         batch.len()
     }
 
-    /// Takes `all` frames from the zone, `want` of them for the caller. One trip for all. The last part is the caller's, the
-    /// rest goes on the list: so when the caller's pages come back, on top of the others, the list is in order again, and
-    /// whole runs are taken from it.
+    /// Takes `all` frames from the zone, `want` of them for the caller, the others for the list. One trip for all.
     #[inline(never)]
     fn load(&self, list: &List, all: usize, want: usize, mobility: Mobility, floor: u32, batch: &mut Batch) -> usize {
         let mut load = Load::new();
@@ -251,12 +243,7 @@ impl Inner {
         for start in (0..load.len()).step_by(Batch::CAPACITY) {
             let end = load.len().min(start + Batch::CAPACITY);
             let list = self.lists.list_here(mobility);
-            // In order as a rule: then the list knows it, and bulk requests take them so.
-            let is_put = match load.run_in(start..end) {
-                Some(first) => self.lists.push_run(mobility, first, end - start),
-                None => self.lists.push_n(mobility, load, start..end),
-            };
-            if !is_put {
+            if !self.lists.push_n(mobility, load, start..end) {
                 return self.give_to_zone(&load.as_slice()[start..]);
             }
             // Afterwards, so that frames under way never look as if they were out.
@@ -285,7 +272,6 @@ impl Inner {
 
     /// A block above order 0 from a pageblock of the request's mobility, marked as handed out, zeroed if asked for.
     pub(crate) fn take_block(&self, gfp: Gfp, order: Order, level: Level) -> Option<u32> {
-        self.check_generation();
         if self.is_refused_by_fault(gfp) {
             return None;
         }
@@ -309,9 +295,7 @@ impl Inner {
         if gfp.contains(Gfp::ZERO) {
             self.arena.zero(pfn, order);
         }
-        // A whole pageblock is of no mobility until it is split.
-        let mobility = if order >= Order::PAGEBLOCK { gfp.mobility() } else { self.zone.mobility_of(Pfn::new(pfn)) };
-        if let Err(double) = self.arena.hand_out_block(pfn, order, mobility) {
+        if let Err(double) = self.arena.hand_out_block(pfn, order) {
             return self.quarantine_block(pfn, order, double);
         }
         let stats = self.stats_here();
@@ -325,10 +309,10 @@ impl Inner {
     fn quarantine_block(&self, pfn: u32, order: Order, double: u32) -> Option<u32> {
         if order >= Order::PAGEBLOCK {
             // What somebody has of it can come back singly.
-            let _ = self.zone.split_block(Pfn::new(pfn), order, Mobility::Unmovable);
+            let _ = self.zone.split_block(Pfn::new(pfn), order);
         }
         self.quarantine(double);
-        (pfn..pfn + order.frames()).filter(|&pfn| self.arena.state(pfn).is_free()).for_each(|pfn| self.put_aside(pfn));
+        (pfn..pfn + order.frames()).filter(|&pfn| self.arena.state(pfn).is_safe()).for_each(|pfn| self.put_aside(pfn));
         None
     }
 
@@ -353,7 +337,6 @@ impl Inner {
     #[cold]
     #[inline(never)]
     pub(crate) fn overflow(&self, mobility: Mobility, batch: &Batch) {
-        self.check_generation();
         let cpu = self.lists.cpu(self.lists.here());
         self.open_lists_above_high();
         if self.goes_past_lists() {

@@ -101,10 +101,7 @@ impl<'v, T: Owned> Runs<'v, T> {
 
     /// Adds the blocks of a batch, merging neighbours.
     #[inline]
-    pub(crate) fn push_batch(&mut self, zero: usize, batch: &Batch, run: Option<u32>) {
-        if let Some(first) = run {
-            return self.extend(word_of(zero, first), batch.len());
-        }
+    pub(crate) fn push_batch(&mut self, zero: usize, batch: &Batch) {
         let mut pfns = batch.as_slice();
         while let Some(&first) = pfns.first() {
             let step = self.order.frames();

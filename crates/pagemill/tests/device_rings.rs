@@ -2,7 +2,6 @@
 //! compared whole. Where there is no io_uring, or it is not permitted, each test says so and counts as skipped.
 
 use crate::common::{all_without_waiting, without_capabilities};
-#[cfg(not(feature = "detection-off"))]
 use crate::in_child::in_child;
 use io_uring::{IoUring, opcode, squeue, types};
 use pagemill::{
@@ -391,7 +390,6 @@ fn registered_memory_stays_until_the_device_lets_go() {
 
 /// An allocator without detection does not go on in a child.
 #[test]
-#[cfg(not(feature = "detection-off"))]
 fn the_child_of_a_fork_leaves_its_parents_rings_alone() {
     own_process!();
     let (Some(mut ring), Some(other)) = (ring(), ring()) else { return };

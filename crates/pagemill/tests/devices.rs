@@ -4,9 +4,7 @@
 use crate::common::kcore::Kcore;
 use crate::common::without_capabilities;
 use crate::common::xsk::{Xsk, socket};
-#[cfg(not(feature = "detection-off"))]
 use crate::in_child::in_child;
-#[cfg(not(feature = "detection-off"))]
 use pagemill::Identity;
 use pagemill::{Allocator, Device, DeviceAddr, DeviceError, Gfp, Memory, Page, Physical, Umem, VfioMap};
 use pagemill_sys::device::pagemap;
@@ -35,7 +33,6 @@ fn physical(allocator: &Allocator) -> Option<Vec<DeviceAddr>> {
 
 /// An allocator without detection does not go on in a child.
 #[test]
-#[cfg(not(feature = "detection-off"))]
 fn what_a_device_of_a_child_has_does_not_go_back_though_its_parent_has_one() {
     own_process!();
     let allocator = Allocator::builder().pages(1024).build().unwrap();

@@ -1,5 +1,4 @@
 //! dma_pool (C6): blocks with device addresses, their bounds, growth, misuse, what a device may do to them, and many threads.
-#[cfg(not(feature = "detection-off"))]
 use pagemill::MisuseKind;
 use pagemill::{
     Allocator, Backend, Device, DeviceAddr, DeviceError, DeviceMap, DmaBlock, DmaPool, Error, Gfp, Identity, Mapped,
@@ -289,7 +288,6 @@ fn a_block_of_several_pages_that_are_elsewhere_is_refused() {
 }
 
 #[test]
-#[cfg(not(feature = "detection-off"))]
 fn misuse_is_told_and_changes_nothing() {
     let allocator = allocator(64);
     let device = Device::new(&allocator, Identity).unwrap();

@@ -1,6 +1,5 @@
 //! How allocators and arenas end: with the last page, on whatever thread, and without a trace.
 use crate::common::{Over, backends, until};
-#[cfg(not(feature = "detection-off"))]
 use crate::in_child::in_child;
 use pagemill::{
     Allocator, Backend, Block, Bulk, Error, Gfp, Invalid, Memory, MisuseKind, Order, Page, PageList, free_pages_bulk,
@@ -254,7 +253,6 @@ fn a_signal_handler_frees_the_last_page() {
 }
 
 #[test]
-#[cfg(not(feature = "detection-off"))]
 fn the_child_of_a_fork_ends_an_arena_with_its_last_page_and_the_parents_stays() {
     own_process!();
     let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
@@ -289,9 +287,6 @@ fn an_address_of_an_arena_that_ended_is_foreign() {
         drop(allocator);
         // Larger, so that it lies elsewhere, and one may be where the old one was.
         let other = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
-        if cfg!(feature = "detection-off") && other.arenas()[0].range.contains(&page.addr()) {
-            continue; // Nothing would refuse it.
-        }
         // SAFETY: misuse, on purpose: nobody has that page.
         let refused = unsafe { free_raw(page, Order::ZERO) }.unwrap_err();
         assert_eq!(refused.kind, MisuseKind::Foreign);

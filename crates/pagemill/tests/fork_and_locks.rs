@@ -43,13 +43,11 @@ fn allocators_are_made_on_both_sides_of_a_fork() {
                 in_child("makes an allocator", || {
                     make_one(600);
                     assert_eq!(page[0], 7);
-                    if !cfg!(feature = "detection-off") {
-                        let other = kept.alloc_page(Gfp::KERNEL).unwrap();
-                        assert_ne!(other.addr(), page.addr(), "a page is owned twice");
-                        drop(other);
-                        kept.drain();
-                        assert_eq!(kept.validate().unwrap().handed_out, 1);
-                    }
+                    let other = kept.alloc_page(Gfp::KERNEL).unwrap();
+                    assert_ne!(other.addr(), page.addr(), "a page is owned twice");
+                    drop(other);
+                    kept.drain();
+                    assert_eq!(kept.validate().unwrap().handed_out, 1);
                 });
                 make_one(600);
             }
@@ -98,12 +96,12 @@ fn a_fork_is_not_kept_waiting_by_threads_that_make_allocators() {
     assert!(overtakings[10] <= 2 * THREADS as i32, "allocators that others made while it waited: {overtakings:?}");
 }
 
-#[cfg(not(feature = "detection-off"))]
 mod detecting {
     use super::*;
     use crate::common::{PATIENCE, all_without_waiting, end_if_it_hangs, until};
     use pagemill::{
-        Block, Bulk, Cancel, Memory, Order, PageList, Shrink, Shrinker, Watermarks, free_pages_bulk, free_raw,
+        Block, Bulk, Cancel, Memory, Order, PageList, Shrink, Shrinker, Watermarks, free_pages_bulk,
+        free_pages_bulk_raw, free_raw,
     };
     use std::collections::HashSet;
     use std::sync::{Arc, Mutex};
@@ -333,8 +331,11 @@ mod detecting {
                     wait_until(&|| page.load(SeqCst) == 0);
                     free(addr, turn % 40);
                     wait_until(&|| freed.load(SeqCst) > turn);
-                    // Both copies are on a list now, or one; the second to be handed out is put aside.
-                    drop(take_all(allocator));
+                    // Both copies are on a list now, or one; the second to be handed out as a raw pointer is put aside.
+                    let pages = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok());
+                    let mut raw: Vec<*mut u8> = pages.map(Page::into_raw).collect();
+                    // SAFETY: all that there is, each once.
+                    unsafe { free_pages_bulk_raw(&mut raw, Order::ZERO) }.unwrap();
                     let is_done = allocator.stats().quarantined >= wanted;
                     (is_done || Instant::now() > limit).then_some(is_done)
                 });
@@ -389,42 +390,5 @@ mod detecting {
                 Err(why) => eprintln!("skipped: the rseq backend ({why})"),
             }
         }
-    }
-}
-
-/// Without frame states nothing says what was on its way as the process forked: a child that goes on is refused.
-#[test]
-#[cfg(feature = "detection-off")]
-fn a_child_without_states_is_refused() {
-    own_process!();
-    use pagemill::{Bulk, PageList};
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-    let mut backends = vec![Backend::Portable];
-    match pagemill::self_test() {
-        Ok(()) => backends.push(Backend::Rseq),
-        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
-    }
-    for backend in backends {
-        let allocator = build(4096, backend);
-        let pages: Vec<Page> = (0..40).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
-        let mut page = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
-        let ways: [(&str, &mut dyn FnMut()); 4] = [
-            ("frees", &mut || drop(page.take())),
-            ("allocates", &mut || drop(allocator.alloc_page(Gfp::KERNEL))),
-            ("allocates in bulk", &mut || {
-                let _ = allocator.alloc_pages_bulk_list(Bulk::up_to(64), &mut PageList::new());
-            }),
-            ("drains", &mut || _ = allocator.drain()),
-        ];
-        for (what, way) in ways {
-            in_child(what, || {
-                let refused = catch_unwind(AssertUnwindSafe(way)).expect_err("it went on");
-                let text = refused.downcast_ref::<&str>().expect("a text");
-                assert!(text.contains("cannot go on after fork"), "{text}");
-                make_one(100); // One that was made after the fork can.
-            });
-        }
-        drop((pages, page));
-        allocator.close().unwrap();
     }
 }

@@ -298,7 +298,6 @@ fn blocks_of_every_order_in_every_form() {
 }
 
 #[test]
-#[cfg(not(feature = "detection-off"))] // Without a state a page's mobility is not known when it comes back.
 fn pages_of_a_split_pageblock_keep_its_mobility() {
     // One CPU, so that the page that was freed last is the one that comes next.
     let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();

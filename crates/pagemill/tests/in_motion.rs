@@ -10,7 +10,8 @@ fn frames_in_the_hands_of_a_request_are_a_misfit_and_no_panic() {
     // So large a request has taken a whole pageblock when it hands out the first page.
     let each = |_: Page| _ = seen.get_or_insert_with(|| allocator.validate());
     allocator.alloc_pages_bulk_callback(Bulk::up_to(1000), each).unwrap();
-    assert!(matches!(seen, Some(Err(Misfit::State { places: 0, state, .. })) if state.is_free()), "{seen:?}");
+    // Full states say which; without, more are out than were counted.
+    assert!(matches!(seen, Some(Err(Misfit::State { places: 0, .. } | Misfit::Out { .. }))), "{seen:?}");
     assert_all_back(&allocator);
 }
 

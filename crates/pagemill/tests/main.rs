@@ -67,15 +67,10 @@ cfg_if! {
         mod waits_and_lists;
 
         // Without frame states no child of a fork goes on, and no misuse is seen.
-        #[cfg(not(feature = "detection-off"))]
         mod fork;
-        #[cfg(not(feature = "detection-off"))]
         mod fork_short;
-        #[cfg(not(feature = "detection-off"))]
         mod in_motion;
-        #[cfg(not(feature = "detection-off"))]
         mod memory_limit;
-        #[cfg(not(feature = "detection-off"))]
         mod misuse;
     }
 }

@@ -60,7 +60,6 @@ fn assert_all_back(allocator: &Allocator) {
 }
 
 /// What is resident falls when memory is given back, and what was given back reads zero.
-#[cfg_attr(feature = "detection-off", expect(dead_code, reason = "what uses it needs states"))]
 fn gives_back(memory: Memory, huge_pages: bool) {
     const PAGES: usize = 8192;
     let allocator = Allocator::builder().memory(memory).huge_pages(huge_pages).build().unwrap();
@@ -99,7 +98,6 @@ fn gives_back(memory: Memory, huge_pages: bool) {
     allocator.close().unwrap();
 }
 
-#[cfg(not(feature = "detection-off"))] // Without a state every page that is asked for as zero is written.
 #[test]
 fn resident_memory_falls_when_it_is_given_back() {
     gives_back(Memory::anonymous(8192), false);
@@ -378,7 +376,6 @@ fn an_allocator_grows_and_shrinks_while_threads_work() {
     }
 }
 
-#[cfg(not(feature = "detection-off"))] // Without a state every page that is asked for as zero is written.
 #[test]
 fn pages_of_a_retired_arena_go_back_when_they_come() {
     let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();

@@ -3,7 +3,7 @@
 
 use crate::common::backends;
 use pagemill::{
-    Allocator, Block, Bulk, Gfp, Memory, Misuse, MisuseKind, Order, Page, free_pages_bulk_raw, free_raw, on_misuse,
+    Allocator, Block, Gfp, Memory, Misuse, MisuseKind, Order, Page, free_pages_bulk_raw, free_raw, on_misuse,
 };
 use std::collections::HashSet;
 use std::ptr::null_mut;
@@ -98,7 +98,7 @@ fn what_is_free_already() {
                     a.drain();
                 }
                 let what = format!("a block of order {of} that is free, drained: {is_drained}");
-                refused_between(a, good, &what, twice, of, MisuseKind::DoubleFree, "is free already");
+                refused_between(a, good, &what, twice, of, MisuseKind::DoubleFree, "is free, or a handle has it");
                 // With whatever order.
                 for other in [0, 2, 9, 18] {
                     assert_eq!(free(twice, other).unwrap_err().kind, MisuseKind::DoubleFree, "{what}");
@@ -253,12 +253,13 @@ fn a_block_that_was_split_is_its_pages() {
         let a = &allocator;
         for of in [1u8, 4, 7, 9, 10] {
             let mut pages: Vec<Page> = a.alloc_pages(Gfp::KERNEL, order(of)).unwrap().split().collect();
-            let first = pages[0].as_mut_ptr();
+            let first = pages.remove(0).into_raw();
             let kind = MisuseKind::WrongOrder { handed_out: 0, freed: of };
             refused(a, "a split block", first, of, kind, "was handed out with order 0");
-            let second = pages.remove(1).into_raw();
+            let second = pages.remove(0).into_raw();
             assert_eq!(free(second, 0), Ok(()));
             assert_eq!(free(first, of).unwrap_err().kind, kind);
+            assert_eq!(free(first, 0), Ok(()));
             drop(pages);
             a.drain();
             assert_eq!(free(first, of).unwrap_err().kind, MisuseKind::DoubleFree);
@@ -268,18 +269,77 @@ fn a_block_that_was_split_is_its_pages() {
 }
 
 #[test]
-fn a_block_that_is_free_is_not_split() {
+fn what_is_no_raw_pointer_is_not_taken_up() {
     with_each(4 * 1024, |allocator| {
         let a = &allocator;
-        for of in [1u8, 4, 8, 9, 10] {
-            let (ptr, of) = a.alloc_pages(Gfp::KERNEL, order(of)).unwrap().into_raw();
-            assert_eq!(free(ptr, of.get()), Ok(()));
-            // SAFETY: misuse on purpose: the block is free, and nobody allocates meanwhile.
-            let pages = unsafe { Block::from_raw(ptr, of) }.split();
-            std::mem::forget(pages);
-            assert_eq!(free(ptr, of.get()).unwrap_err().kind, MisuseKind::DoubleFree);
-            assert_eq!(a.validate().unwrap().free, 4 * 1024);
+        // SAFETY: misuse on purpose, and what is taken up is taken up once.
+        let take_up = |ptr, of: u8| unsafe { Block::from_raw(ptr, order(of)) }.map_err(|misuse| misuse.kind);
+        for of in [0u8, 1, 4, 8, 9, 10] {
+            let ptr = block(a, of);
+            let census = a.validate().unwrap();
+            let other = of + 1;
+            let wrong = MisuseKind::WrongOrder { handed_out: of, freed: other };
+            assert_eq!(take_up(ptr, other).unwrap_err(), wrong);
+            if of > 0 {
+                assert_eq!(take_up(ptr.wrapping_add(4096), 0).unwrap_err(), MisuseKind::Inside);
+            }
+            assert_eq!(a.validate().unwrap(), census);
+            let mut block = take_up(ptr, of).unwrap();
+            block.fill(1);
+            // A handle has it: it is neither taken up nor freed as a raw pointer.
+            for _ in 0..2 {
+                assert_eq!(take_up(ptr, of).unwrap_err(), MisuseKind::DoubleFree);
+                assert_eq!(free(ptr, of).unwrap_err().kind, MisuseKind::DoubleFree);
+                assert_eq!(free_bulk(&mut [ptr], of).unwrap_err().1.kind, MisuseKind::DoubleFree);
+            }
+            assert_eq!(a.validate().unwrap(), census);
+            let pages: Vec<Page> = block.split().collect();
+            assert_eq!(take_up(ptr, of).unwrap_err(), MisuseKind::DoubleFree);
+            drop(pages);
+            assert_eq!(take_up(ptr, of).unwrap_err(), MisuseKind::DoubleFree);
         }
+        assert_eq!(take_up(null_mut(), 0).unwrap_err(), MisuseKind::Foreign);
+    });
+}
+
+/// At every place of every size, through every way in that takes raw pointers in bulk.
+#[test]
+fn misuse_is_found_at_every_place_of_every_size() {
+    with_each(1024, |allocator| {
+        let a = &allocator;
+        let range = a.arenas()[0].range.clone();
+        let large = block(a, 3);
+        let owned = a.alloc_page(Gfp::KERNEL).unwrap();
+        let never = std::ptr::without_provenance_mut::<u8>(range.end - 4096);
+        let strange = |what: usize, free: *mut u8| match what {
+            0 => (free, MisuseKind::DoubleFree),
+            1 => (std::ptr::with_exposed_provenance_mut(owned.addr()), MisuseKind::DoubleFree),
+            2 => (never, MisuseKind::Foreign),
+            3 => (large, MisuseKind::WrongOrder { handed_out: 3, freed: 0 }),
+            4 => (large.wrapping_add(4096), MisuseKind::Inside),
+            _ => (std::ptr::without_provenance_mut(range.end), MisuseKind::Foreign),
+        };
+        for n in 1..=130 {
+            for (what, at) in (0..=6).flat_map(|what| (0..=n).map(move |at| (what, at))) {
+                // Few of the places of many pages, and each of them with something.
+                if n > 20 && (at * 7 + n + what) % 23 != 0 && at != n {
+                    continue;
+                }
+                let mut slots: Vec<*mut u8> = (0..n).map(|_| page(a)).collect();
+                let gone = page(a);
+                assert_eq!(free(gone, 0), Ok(()));
+                // The last kind is one of its own: the same twice within the call.
+                let (ptr, kind) = if what == 6 { (slots[n - 1 - at.min(n - 1)], MisuseKind::DoubleFree) } else { strange(what, gone) };
+                slots.insert(at, ptr);
+                let (freed, misuse) = free_bulk(&mut slots, 0).unwrap_err();
+                assert_eq!((freed, misuse.kind, misuse.addr), (n, kind, ptr.addr()), "{n} pages, {what} at {at}");
+                assert_eq!(slots.iter().filter(|slot| !slot.is_null()).count(), 1);
+            }
+        }
+        drop(owned);
+        assert_eq!(free(large, 3), Ok(()));
+        a.drain();
+        assert_eq!((a.validate().unwrap().free, a.stats().quarantined), (1024, 0));
     });
 }
 
@@ -347,11 +407,9 @@ fn the_hook_is_told() {
         WANTED.store(ptr.addr(), SeqCst);
         SEEN.store(0, SeqCst);
         assert_eq!(free(ptr, 0), Ok(()));
-        // A handle that should not be: its drop has nobody to tell but the hook.
         // SAFETY: misuse on purpose; nobody has the page.
-        drop(unsafe { Page::from_raw(ptr) });
-        // SAFETY: as above.
-        assert_eq!(unsafe { Block::from_raw(ptr, order(0)) }.free().unwrap_err().kind, MisuseKind::DoubleFree);
+        let refused = unsafe { (Page::from_raw(ptr).unwrap_err(), Block::from_raw(ptr, order(0)).unwrap_err()) };
+        assert_eq!([refused.0, refused.1].map(|misuse| misuse.kind), [MisuseKind::DoubleFree; 2]);
         assert_eq!((SEEN.load(SeqCst), allocator.stats().misused), (2, 2));
     });
 }
@@ -394,8 +452,9 @@ fn pages_that_come_back_one_of_a_kind_are_no_bulk_call() {
 
 /// Two threads free one block at the same moment, over and over.
 ///
-/// One of them may be refused at once. If neither is, the frame is on two ways, and that is seen when it is handed out,
-/// or when both come back to the zone: it never has two owners, and all frames are accounted for.
+/// One of them may be refused at once. If neither is, the frame is on two ways. That is seen when both come back to the zone, or
+/// when it is to be handed out while somebody has it as a raw pointer: of those it never has two, and all frames are accounted
+/// for. (Two handles of it are seen with full states alone: ADR 5.)
 #[test]
 fn two_threads_free_the_same_block_at_once() {
     const PAGES: usize = 1024;
@@ -439,14 +498,16 @@ fn free_at_once(ptr: *mut u8, of: u8) -> usize {
     })
 }
 
-/// Takes everything there is, each frame once, and gives it back; then what is proved at rest holds.
+/// Takes everything there is as raw pointers, each frame once, and gives it back; then what is proved at rest holds.
 fn take_all(allocator: &Allocator) {
     let managed = allocator.managed_pages().get();
-    let mut all: Vec<Page> = Vec::with_capacity(managed);
-    allocator.alloc_pages_bulk_callback(Bulk::up_to(managed + 1), |page: Page| all.push(page)).unwrap();
-    let addrs: HashSet<usize> = all.iter().map(Page::addr).collect();
+    let mut all: Vec<*mut u8> = Vec::with_capacity(managed);
+    while let Ok(page) = allocator.alloc_page(Gfp::KERNEL) {
+        all.push(page.into_raw());
+    }
+    let addrs: HashSet<usize> = all.iter().map(|page| page.addr()).collect();
     assert_eq!(addrs.len(), all.len(), "a page is owned twice");
-    drop(all);
+    assert_eq!(free_bulk(&mut all, 0), Ok(addrs.len()));
     allocator.drain();
     let census = allocator.validate().unwrap();
     assert_eq!((census.handed_out, census.free + census.quarantined), (0, managed));

@@ -10,8 +10,6 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestRunner};
 
 const CPUS: usize = 5;
-/// Without frame states misuse is not seen, and what comes back is taken for unmovable: as in the other model test.
-const IS_DETECTING: bool = !cfg!(feature = "detection-off");
 /// The bits of [`Raw::a`] that say the mobility.
 const MOBILITY: u32 = 7 << 3;
 
@@ -73,15 +71,12 @@ fn raw() -> impl Strategy<Value = Raw> {
 /// Does `ops` on a machine, gives everything back, and says how many acquisitions failed.
 fn live(on: On, machine: &Machine, ops: &[Raw], mask: u32) -> Result<u64, TestCaseError> {
     (on.go)(0);
-    let mask = if IS_DETECTING { mask } else { mask & !MOBILITY };
     let built = machine.build((on.builder)()).map_err(|error| TestCaseError::fail(error.to_string()))?;
     let allocator = built.allocator().clone();
     let mut world = World::over(built, on.go, on.here);
     for (i, &raw) in ops.iter().enumerate() {
         let op = Op::decode(Raw { a: raw.a & mask, ..raw });
-        if !op.is_misuse() || IS_DETECTING {
-            world.apply(op).map_err(|failure| TestCaseError::fail(format!("operation {i}, {op:?}: {failure}")))?;
-        }
+        world.apply(op).map_err(|failure| TestCaseError::fail(format!("operation {i}, {op:?}: {failure}")))?;
     }
     let failed = allocator.stats().faults;
     drop(allocator);

@@ -32,7 +32,6 @@ fn free_pageblocks(allocator: &Allocator) -> usize {
 }
 
 #[test]
-#[cfg(not(feature = "detection-off"))] // Without a state a page's kind is not known when it comes back.
 fn kinds_do_not_share_pageblocks_while_there_is_room() {
     with_each(32 * BLOCK, |allocator| {
         let kinds = [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE, Gfp::NOWAIT | Gfp::RECLAIMABLE];

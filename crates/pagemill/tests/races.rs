@@ -191,7 +191,6 @@ fn a_request_waits_for_what_another_has_in_its_hands() {
 }
 
 #[test]
-#[cfg(not(feature = "detection-off"))] // There a child that allocates is refused: see fork_and_locks.rs.
 fn a_fork_may_meet_the_first_use() {
     const DELAY: &str = "PAGEMILL_TEST_DELAY_US";
     let Ok(delay_us) = std::env::var(DELAY) else {

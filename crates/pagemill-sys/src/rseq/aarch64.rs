@@ -110,12 +110,13 @@ pub(crate) unsafe fn pop(lists: Lists) -> u32 {
     pfn
 }
 
-/// Pops up to `want` (1 to 64) frame numbers to `to`, which has room for as many and 15 more. Returns how many.
+/// Pops up to `want` (1 to 64) frame numbers to `to`, which has room for as many and 15 more; none if there are fewer than
+/// `least`. Returns how many.
 ///
 /// # Safety
 /// As [`pop`].
 #[inline]
-pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
+pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize, least: usize) -> usize {
     let n: usize;
     // SAFETY: as in `pop`; reads run at most 15 numbers over the top, inside the list's padding, writes as far over
     // `to`, as the caller allows.
@@ -125,6 +126,8 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
             unless_held!(),
             "ldr {w}, [{l}]",
             "and {x}, {w}, #0xffff",
+            "cmp {x}, {least}",
+            "b.lo 7f",
             "cmp {x}, {want}",
             "csel {n}, {want}, {x}, hi",
             "sub {x}, {x}, {n}",
@@ -152,7 +155,7 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
             "mov {n}, xzr",
             "8:",
             l = out(reg) _, w = out(reg) _, n = out(reg) n, x = out(reg) _, y = out(reg) _, from = out(reg) _,
-            to = in(reg) to, want = in(reg) want,
+            to = in(reg) to, want = in(reg) want, least = in(reg) least,
             rs = in(reg) area(lists.offset), base = in(reg) lists.base, cpus = in(reg) lists.cpus,
             out("v0") _, out("v1") _, out("v2") _, out("v3") _,
             cpu_shift = const CPU_SHIFT, held = const HELD, items = const ITEMS, restarts = sym RESTARTS,
@@ -160,15 +163,6 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
         );
     }
     n
-}
-
-/// None here: nothing is known of the order of frames.
-///
-/// # Safety
-/// As [`pop`].
-#[inline]
-pub(crate) unsafe fn pop_run(_lists: Lists, _n: usize) -> u32 {
-    u32::MAX
 }
 
 /// Pushes one frame number. False: the list is full or held.
@@ -251,51 +245,6 @@ pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
             done = out(reg) is_pushed, from = in(reg) from, n = in(reg) n,
             rs = in(reg) area(lists.offset), base = in(reg) lists.base, cpus = in(reg) lists.cpus,
             out("v0") _, out("v1") _, out("v2") _, out("v3") _,
-            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, items = const ITEMS,
-            restarts = sym RESTARTS,
-            options(nostack),
-        );
-    }
-    is_pushed != 0
-}
-
-/// Pushes the `n` (1 to 64) frame numbers from `first` up. False: they do not fit, or the list is held.
-///
-/// # Safety
-/// As [`pop`].
-#[inline]
-pub(crate) unsafe fn push_run(lists: Lists, first: u32, n: usize) -> bool {
-    let is_pushed: u32;
-    // SAFETY: as in `push_n`.
-    unsafe {
-        asm!(
-            "mov {done:w}, wzr",
-            enter!(),
-            unless_held!(),
-            "ldr {w}, [{l}]",
-            "and {x}, {w}, #0xffff",
-            "add {to}, {l}, {x}, lsl #2",
-            "add {to}, {to}, {items}",
-            "ldr {y:w}, [{l}, {limit}]",
-            "add {x}, {x}, {n}",
-            "cmp {x:w}, {y:w}",
-            "b.hi 7f",
-            "mov {x}, {n}",
-            "mov {y:w}, {first:w}",
-            "8:",
-            "str {y:w}, [{to}], #4",
-            "add {y:w}, {y:w}, #1",
-            "subs {x}, {x}, #1",
-            "b.gt 8b",
-            "add {w}, {w}, {n}",
-            "str {w}, [{l}]",
-            "5:",
-            "mov {done:w}, #1",
-            leave!(),
-            "7:",
-            l = out(reg) _, w = out(reg) _, x = out(reg) _, y = out(reg) _, to = out(reg) _,
-            done = out(reg) is_pushed, first = in(reg) first, n = in(reg) n,
-            rs = in(reg) area(lists.offset), base = in(reg) lists.base, cpus = in(reg) lists.cpus,
             cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, items = const ITEMS,
             restarts = sym RESTARTS,
             options(nostack),

@@ -33,12 +33,11 @@ use std::time::Duration;
 )]
 mod arch;
 
-pub(crate) use arch::{count, cpu, pop, pop_n, pop_run, push, push_n, push_run};
+pub(crate) use arch::{count, cpu, pop, pop_n, push, push_n};
 
 /// Offsets in a list and strides between lists, held against the layout by assertions in [`crate::lists`].
 pub(crate) const LIMIT: usize = 8;
 pub(crate) const HELD: usize = 12;
-pub(crate) const RUN: usize = 16;
 pub(crate) const LIST_SHIFT: u32 = 13;
 pub(crate) const CPU_SHIFT: u32 = 15;
 

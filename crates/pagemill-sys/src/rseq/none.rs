@@ -10,19 +10,13 @@ pub(crate) fn cpu(_offset: isize) -> u32 {
 pub(crate) unsafe fn pop(_lists: Lists) -> u32 {
     unreachable!("{WHY}")
 }
-pub(crate) unsafe fn pop_n(_lists: Lists, _to: *mut u32, _want: usize) -> usize {
-    unreachable!("{WHY}")
-}
-pub(crate) unsafe fn pop_run(_lists: Lists, _n: usize) -> u32 {
+pub(crate) unsafe fn pop_n(_lists: Lists, _to: *mut u32, _want: usize, _least: usize) -> usize {
     unreachable!("{WHY}")
 }
 pub(crate) unsafe fn push(_lists: Lists, _pfn: u32) -> bool {
     unreachable!("{WHY}")
 }
 pub(crate) unsafe fn push_n(_lists: Lists, _from: *const u32, _n: usize) -> bool {
-    unreachable!("{WHY}")
-}
-pub(crate) unsafe fn push_run(_lists: Lists, _first: u32, _n: usize) -> bool {
     unreachable!("{WHY}")
 }
 pub(crate) unsafe fn count(_lists: Lists, _counter: usize) {

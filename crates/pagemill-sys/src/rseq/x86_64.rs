@@ -3,7 +3,7 @@
 //! Labels: 3 the descriptor, 4 start, 5 behind the commit, 6 abort, 7 the way out without a commit. Vector copies use
 //! SSE encodings, which leave the upper halves of the registers alone. x86-64's loads are ordered, so that reading
 //! `held` before the word needs no fence.
-use super::{CPU_SHIFT, HELD, LIMIT, Lists, RESTARTS, RUN};
+use super::{CPU_SHIFT, HELD, LIMIT, Lists, RESTARTS};
 use crate::batch::FEW;
 use crate::lists::ITEMS;
 use core::arch::asm;
@@ -102,12 +102,13 @@ pub(crate) unsafe fn pop(lists: Lists) -> u32 {
     pfn
 }
 
-/// Pops up to `want` (1 to 64) frame numbers to `to`, which has room for as many and 15 more. Returns how many.
+/// Pops up to `want` (1 to 64) frame numbers to `to`, which has room for as many and 15 more; none if there are fewer than
+/// `least`. Returns how many.
 ///
 /// # Safety
 /// As [`pop`].
 #[inline]
-pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
+pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize, least: usize) -> usize {
     let n: usize;
     // SAFETY: as in `pop`; reads run at most 15 numbers over the top, inside the list's padding, writes as far over
     // `to`, as the caller allows.
@@ -117,6 +118,8 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
             "mov {w}, qword ptr [{l}]",
             "movzx {n:e}, {w:x}",
             "mov {i:e}, {n:e}",
+            "cmp {n:e}, {least:e}",
+            "jb 7f",
             "cmp {n:e}, {want:e}",
             "cmova {n:e}, {want:e}",
             "sub {i:e}, {n:e}",
@@ -158,7 +161,7 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
             "8:",
             l = out(reg) _, w = out(reg) _, n = out(reg) n, i = out(reg) _, from = out(reg) _, x = out(reg) _,
             few = const FEW,
-            to = in(reg) to, want = in(reg) want,
+            to = in(reg) to, want = in(reg) want, least = in(reg) least,
             off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
             out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
             cpu_shift = const CPU_SHIFT, held = const HELD, items = const ITEMS, restarts = sym RESTARTS,
@@ -166,79 +169,6 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize) -> usize {
         );
     }
     n
-}
-
-/// Four neighbours, and the step to the next four; aligned as vector operands must be.
-#[repr(align(16))]
-struct Steps([[u32; 4]; 2]);
-static STEPS: Steps = Steps([[0, 1, 2, 3], [4; 4]]);
-
-/// Pops the `n` (1 to 64) frames on top, if they are known or, eight at a time, seen to follow each other: the first; else
-/// `u32::MAX`, and nothing has changed.
-///
-/// # Safety
-/// As [`pop`].
-#[inline]
-pub(crate) unsafe fn pop_run(lists: Lists, n: usize) -> u32 {
-    let first: u32;
-    // SAFETY: as in `pop`; from `run` to the top there are frames in order (L4).
-    unsafe {
-        asm!(
-            "mov {first:e}, -1",
-            enter!(),
-            "mov {w}, qword ptr [{l}]",
-            "movzx {i:e}, {w:x}",
-            "sub {i:e}, {n:e}",
-            "jb 7f",
-            "lea {from}, [{l} + {i}*4 + {items}]",
-            "cmp {i:e}, dword ptr [{l} + {run}]",
-            "mov {i:e}, dword ptr [{from}]",
-            "jae 9f",
-            // Not known to be in order: are they? A look at both ends tells those that are not, as a rule.
-            "lea {x:e}, [{i:r} + {n:r} - 1]",
-            "cmp dword ptr [{from} + {n}*4 - 4], {x:e}",
-            "jne 7f",
-            "test {n:e}, 7",
-            "jnz 7f",
-            "movd xmm0, {i:e}",
-            "pshufd xmm0, xmm0, 0",
-            "paddd xmm0, xmmword ptr [rip + {steps}]",
-            "pxor xmm1, xmm1",
-            "xor {x:e}, {x:e}",
-            "8:",
-            "movups xmm2, [{from} + {x}*4]",
-            "movups xmm3, [{from} + {x}*4 + 16]",
-            "pxor xmm2, xmm0",
-            "paddd xmm0, xmmword ptr [rip + {steps} + 16]",
-            "por xmm1, xmm2",
-            "pxor xmm3, xmm0",
-            "paddd xmm0, xmmword ptr [rip + {steps} + 16]",
-            "por xmm1, xmm3",
-            "add {x:e}, 8",
-            "cmp {x:e}, {n:e}",
-            "jb 8b",
-            "pxor xmm0, xmm0",
-            "pcmpeqd xmm1, xmm0",
-            "pmovmskb {x:e}, xmm1",
-            "cmp {x:e}, 0xffff",
-            "jne 7f",
-            "9:",
-            "add {w}, {change}",
-            "mov qword ptr [{l}], {w}",
-            "5:",
-            "mov {first:e}, {i:e}",
-            leave!(),
-            "7:",
-            l = out(reg) _, w = out(reg) _, i = out(reg) _, from = out(reg) _, x = out(reg) _, first = out(reg) first,
-            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, steps = sym STEPS,
-            n = in(reg) n, change = in(reg) n * 0xffff, // top - n, popped + n
-            off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
-            cpu_shift = const CPU_SHIFT, held = const HELD, run = const RUN, items = const ITEMS,
-            restarts = sym RESTARTS,
-            options(nostack),
-        );
-    }
-    first
 }
 
 /// Pushes one frame number. False: the list is full or held.
@@ -255,7 +185,6 @@ pub(crate) unsafe fn push(lists: Lists, pfn: u32) -> bool {
             "movzx {top:e}, {w:x}",
             "cmp {top:e}, dword ptr [{l} + {limit}]",
             "jae {full}",
-            "mov dword ptr [{l} + {run}], {top:e}",
             "mov dword ptr [{l} + {top}*4 + {items}], {pfn:e}",
             "add {w}, 1",
             "mov qword ptr [{l}], {w}",
@@ -263,7 +192,7 @@ pub(crate) unsafe fn push(lists: Lists, pfn: u32) -> bool {
             leave!(),
             l = out(reg) _, w = out(reg) _, top = out(reg) _, pfn = in(reg) pfn,
             off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
-            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, run = const RUN, items = const ITEMS,
+            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, items = const ITEMS,
             restarts = sym RESTARTS, full = label { return false },
             options(nostack),
         );
@@ -290,8 +219,6 @@ pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
             "add {i:e}, {n:e}",
             "cmp {i:e}, dword ptr [{l} + {limit}]",
             "ja 7f",
-            "lea {x:e}, [{i:r} - 1]", // The last one alone is known to be in order.
-            "mov dword ptr [{l} + {run}], {x:e}",
             "xor {i:e}, {i:e}",
             "cmp {n:e}, {few}",
             "jb 9f",
@@ -325,85 +252,7 @@ pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
             from = in(reg) from, n = in(reg) n,
             off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
             out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, run = const RUN,
-            items = const ITEMS,
-            restarts = sym RESTARTS,
-            options(nostack),
-        );
-    }
-    is_pushed != 0
-}
-
-/// Pushes the `n` (1 to 64) frame numbers from `first` up. False: they do not fit, or the list is held.
-///
-/// # Safety
-/// As [`pop`].
-#[inline]
-pub(crate) unsafe fn push_run(lists: Lists, first: u32, n: usize) -> bool {
-    let is_pushed: u32;
-    // SAFETY: as in `push_n`.
-    unsafe {
-        asm!(
-            "xor {done:e}, {done:e}",
-            enter!(),
-            "mov {w}, qword ptr [{l}]",
-            "movzx {i:e}, {w:x}",
-            "lea {to}, [{l} + {i}*4 + {items}]",
-            "add {i:e}, {n:e}",
-            "cmp {i:e}, dword ptr [{l} + {limit}]",
-            "ja 7f",
-            "movzx {i:e}, {w:x}",
-            "cmp dword ptr [{l} + {run}], {i:e}",
-            "jae 20f",
-            "lea {x:e}, [{first:r} - 1]",
-            "cmp dword ptr [{to} - 4], {x:e}",
-            "je 21f", // They go on where the run ends that is there.
-            "20:",
-            "mov dword ptr [{l} + {run}], {i:e}",
-            "21:",
-            "cmp {n:e}, {few}",
-            "jb 9f",
-            "movd xmm0, {first:e}",
-            "pshufd xmm0, xmm0, 0",
-            "paddd xmm0, xmmword ptr [{steps}]",
-            "movdqa xmm4, xmmword ptr [{steps} + 16]",
-            "xor {i:e}, {i:e}",
-            "8:",
-            "movdqa xmm1, xmm0",
-            "paddd xmm1, xmm4",
-            "movdqa xmm2, xmm1",
-            "paddd xmm2, xmm4",
-            "movdqa xmm3, xmm2",
-            "paddd xmm3, xmm4",
-            "movups [{to} + {i}*4], xmm0",
-            "movups [{to} + {i}*4 + 16], xmm1",
-            "movups [{to} + {i}*4 + 32], xmm2",
-            "movups [{to} + {i}*4 + 48], xmm3",
-            "movdqa xmm0, xmm3",
-            "paddd xmm0, xmm4",
-            "add {i:e}, 16",
-            "cmp {i:e}, {n:e}",
-            "jb 8b",
-            "jmp 8f",
-            "9:", // One by one, the last first.
-            "lea {i}, [{n} - 1]",
-            "9:",
-            "lea {x:e}, [{first:r} + {i}]",
-            "mov dword ptr [{to} + {i}*4], {x:e}",
-            "sub {i}, 1",
-            "jae 9b",
-            "8:",
-            "add {w}, {n}",
-            "mov qword ptr [{l}], {w}",
-            "5:",
-            "mov {done:e}, 1",
-            leave!(),
-            "7:",
-            l = out(reg) _, w = out(reg) _, i = out(reg) _, to = out(reg) _, x = out(reg) _, few = const FEW, done = out(reg) is_pushed,
-            first = in(reg) first, n = in(reg) n, steps = in(reg) &raw const STEPS.0,
-            off = in(reg) lists.offset, base = in(reg) lists.base, cpus = in(reg) lists.cpus,
-            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _,
-            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, run = const RUN,
+            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT,
             items = const ITEMS,
             restarts = sym RESTARTS,
             options(nostack),

@@ -1,13 +1,23 @@
-//! The state of each frame: whose it is, and the checks of that at hand-out and when it comes back (C2.4).
+//! The state of each frame: what has an owner who could misuse it, and the checks of that where a raw pointer comes back, and
+//! at hand-out (C2.4).
 //!
 //! A byte a frame, written by the frame's owner alone, and looked at by anybody: a thread that frees what is not its own, and
 //! `validate`. So each is an atomic. In a run of neighbours they are looked at and written several at once
-//! (`pagemill-sys/src/cells.rs`).
-use super::{Arena, GROUP};
+//! (`pagemill-sys/src/cells.rs`). What handles own costs a look at hand-out and nothing else: see
+//! [ADR 5](../../../../docs/adr/0005-frame-state.md).
+use super::Arena;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
-use pagemill_core::{FrameState, Mobility, Order, PAGE_SIZE, step};
+use pagemill_core::{FrameState, MisuseKind, Order, PAGE_SIZE, step};
 use pagemill_sys::{Batch, bytes_differ, set_bytes};
+
+/// Are full states kept: does a frame's byte tell what a handle owns from what is free? In debug builds, and by the feature.
+pub(crate) const FULL: bool = cfg!(any(debug_assertions, feature = "full-states"));
+
+/// What a handle owns is safe; with full states that is said.
+const fn owned(order: Order) -> FrameState {
+    if FULL { FrameState::owned(order) } else { FrameState::SAFE }
+}
 
 impl Arena {
     #[inline]
@@ -25,123 +35,178 @@ impl Arena {
         self.state_cell(pfn).store(state.as_byte(), Relaxed);
     }
 
-    /// Marks one free frame as handed out. False: it is not free.
+    /// Has one frame be a handle's. False: somebody has it.
     #[inline]
-    pub(crate) fn hand_out(&self, pfn: u32, mobility: Mobility) -> bool {
+    pub(crate) fn hand_out(&self, pfn: u32) -> bool {
         step!("Arena::hand_out");
-        if cfg!(feature = "detection-off") {
-            return true;
-        }
-        let is_free = self.state(pfn).is_free();
-        if is_free {
-            self.set_state(pfn, FrameState::handed_out(Order::ZERO, mobility));
-        }
-        is_free
+        let state = self.state(pfn);
+        // The usual case only looks.
+        (!FULL && state == FrameState::SAFE) || self.hand_out_other(pfn, state)
     }
 
-    /// Marks the frames of `batch` as handed out and takes those out of it that are not free, which `refused` gets.
-    /// Returns the first frame, if all that are left follow each other.
-    #[inline]
-    pub(crate) fn hand_out_batch(
-        &self,
-        batch: &mut Batch,
-        mobility: Mobility,
-        refused: impl FnMut(u32),
-    ) -> Option<u32> {
-        let run = batch.as_run();
-        if cfg!(feature = "detection-off") {
-            return run;
+    /// A frame that was never handed out before is marked, once; with full states each is.
+    #[cfg_attr(not(any(debug_assertions, feature = "full-states")), cold, inline(never))]
+    fn hand_out_other(&self, pfn: u32, state: FrameState) -> bool {
+        if state.is_safe() {
+            self.set_state(pfn, owned(Order::ZERO));
         }
-        if run.is_some_and(|first| self.hand_out_run(first, batch.len(), mobility)) {
-            return run;
-        }
-        self.hand_out_each(batch, mobility, refused);
-        None
+        state.is_safe()
     }
 
-    /// Marks `n` neighbours from `first` on as handed out, if all are free.
-    #[inline]
-    pub(crate) fn hand_out_run(&self, first: u32, n: usize, mobility: Mobility) -> bool {
-        if cfg!(feature = "detection-off") {
-            return true;
+    /// Has the frames of `batch` be handles', and takes those out of it that somebody has, which `refused` gets.
+    #[inline(always)]
+    pub(crate) fn hand_out_batch(&self, batch: &mut Batch, refused: impl FnMut(u32)) {
+        if FULL || !self.are_safe_and_marked(batch.as_slice()) {
+            self.hand_out_each(batch, refused);
         }
-        let are_free = self.are_free(first, n);
-        if are_free {
-            self.set_states(first, n, FrameState::handed_out(Order::ZERO, mobility));
-        }
-        are_free
     }
 
-    fn hand_out_each(&self, batch: &mut Batch, mobility: Mobility, mut refused: impl FnMut(u32)) {
-        let (mut at, mut kept) = (0, 0);
+    /// Is each of these frames free and handed out before, as usual? One look at each, without a branch.
+    #[inline(always)]
+    fn are_safe_and_marked(&self, pfns: &[u32]) -> bool {
+        let states = self.states;
+        let (mut any, mut all) = (0, !0);
+        for &pfn in pfns {
+            debug_assert!(self.has_pfn(pfn));
+            // SAFETY: as in `state_cell`.
+            let state = unsafe { AtomicU8::from_ptr(states.wrapping_add(pfn as usize)) }.load(Relaxed);
+            any |= state;
+            all &= state;
+        }
+        pfns.is_empty() || (any == FrameState::SAFE.as_byte() && all == any)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn hand_out_each(&self, batch: &mut Batch, mut refused: impl FnMut(u32)) {
+        let mut kept = 0;
         let pfns = batch.as_mut_slice();
-        while at < pfns.len() {
-            if let Some(first) = pfns[at..].first_chunk::<GROUP>().and_then(group_run)
-                && self.hand_out_run(first, GROUP, mobility)
-            {
-                pfns.copy_within(at..at + GROUP, kept);
-                (at, kept) = (at + GROUP, kept + GROUP);
-                continue;
-            }
+        for at in 0..pfns.len() {
             let pfn = pfns[at];
-            if self.hand_out(pfn, mobility) {
+            if self.hand_out(pfn) {
                 pfns[kept] = pfn;
                 kept += 1;
             } else {
                 refused(pfn);
             }
-            at += 1;
         }
         batch.truncate(kept);
     }
 
-    /// The mobility of a page that is handed out, which says its list; none if it is no such page.
+    /// A page comes back from a handle, which is the proof that it was out; with full states that is looked up.
     #[inline]
-    pub(crate) fn page_mobility(&self, pfn: u32) -> Option<Mobility> {
-        let state = self.state(pfn);
-        // A branch for the usual one: what follows need not wait for the state.
-        if state == FrameState::handed_out(Order::ZERO, Mobility::Unmovable) {
-            Some(Mobility::Unmovable)
-        } else {
-            other_page_mobility(state)
-        }
-    }
-
-    /// Marks a page as free. Its mobility; none if it is no page that is handed out.
-    pub(crate) fn take_back_page(&self, pfn: u32) -> Option<Mobility> {
-        if cfg!(feature = "detection-off") {
-            return Some(Mobility::Unmovable);
-        }
-        let mobility = self.state(pfn).page_mobility()?;
-        self.set_state(pfn, FrameState::FREE);
-        Some(mobility)
-    }
-
-    /// Marks a page as free, if it is handed out with this mobility.
-    #[inline]
-    pub(crate) fn take_back(&self, pfn: u32, mobility: Mobility) -> bool {
+    fn take_back(&self, pfn: u32) -> bool {
         step!("Arena::take_back");
-        if cfg!(feature = "detection-off") {
-            return true;
-        }
-        let is_out = self.state(pfn) == FrameState::handed_out(Order::ZERO, mobility);
-        if is_out {
-            self.set_state(pfn, FrameState::FREE);
-        }
-        is_out
+        !FULL || self.change(pfn, owned(Order::ZERO), FrameState::SAFE)
     }
 
-    /// Marks `n` neighbours from `first` on as free, if all are pages handed out with this mobility.
+    /// The same for a block.
+    pub(crate) fn take_back_block(&self, pfn: u32, order: Order) -> Result<(), MisuseKind> {
+        if !FULL {
+            return Ok(());
+        }
+        self.check(pfn, order, FrameState::owned(order))?;
+        self.mark(pfn, order.frames() as usize, FrameState::SAFE);
+        Ok(())
+    }
+
+    /// A page comes back as a raw pointer; false if it is not raw.
     #[inline]
-    pub(crate) fn take_back_run(&self, first: u32, n: usize, mobility: Mobility) -> bool {
-        if cfg!(feature = "detection-off") {
+    fn take_back_raw(&self, pfn: u32) -> bool {
+        step!("Arena::take_back_raw");
+        self.change(pfn, FrameState::raw(Order::ZERO), FrameState::SAFE)
+    }
+
+    /// A block that is raw is no more: it comes back, or a handle takes it up again.
+    pub(crate) fn take_up(&self, pfn: u32, order: Order, is_handle: bool) -> Result<(), MisuseKind> {
+        self.check(pfn, order, FrameState::raw(order))?;
+        // The first frame first: a fork never finds one whose block is not all there.
+        self.set_state(pfn, if is_handle { owned(order) } else { FrameState::SAFE });
+        if order > Order::ZERO {
+            let inside = if is_handle && FULL { FrameState::INSIDE } else { FrameState::SAFE };
+            self.mark(pfn + 1, order.frames() as usize - 1, inside);
+        }
+        Ok(())
+    }
+
+    /// A handle's block is a raw pointer from now on.
+    #[inline]
+    pub(crate) fn give_away(&self, pfn: u32, order: Order) -> Result<(), MisuseKind> {
+        if FULL {
+            self.check(pfn, order, FrameState::owned(order))?;
+        }
+        if order > Order::ZERO {
+            self.mark(pfn + 1, order.frames() as usize - 1, FrameState::INSIDE);
+        }
+        self.set_state(pfn, FrameState::raw(order));
+        Ok(())
+    }
+
+    /// A page comes back, as a raw pointer or from a handle; false if it is not out so.
+    #[inline(always)]
+    pub(crate) fn comes_back<const RAW: bool>(&self, pfn: u32) -> bool {
+        if RAW { self.take_back_raw(pfn) } else { self.take_back(pfn) }
+    }
+
+    /// The same for many, up to the first that is not out so. Returns how many those were. A look, a branch and a store for one
+    /// after the other, so that a page that stands there twice is seen.
+    #[inline(always)]
+    pub(crate) fn come_back<const RAW: bool>(&self, pfns: &[u32]) -> usize {
+        if !RAW && !FULL {
+            return pfns.len();
+        }
+        let wanted = if RAW { FrameState::raw(Order::ZERO) } else { owned(Order::ZERO) };
+        // In a register: a store to a byte might change anything.
+        let states = self.states;
+        for (i, &pfn) in pfns.iter().enumerate() {
+            debug_assert!(self.has_pfn(pfn));
+            // SAFETY: as in `state_cell`.
+            let cell = unsafe { AtomicU8::from_ptr(states.wrapping_add(pfn as usize)) };
+            if cell.load(Relaxed) != wanted.as_byte() {
+                return i;
+            }
+            cell.store(FrameState::SAFE.as_byte(), Relaxed);
+        }
+        pfns.len()
+    }
+
+    /// The same for `n` neighbours, all or none.
+    #[inline]
+    pub(crate) fn run_comes_back<const RAW: bool>(&self, first: u32, n: usize) -> bool {
+        if !RAW && !FULL {
             return true;
         }
-        let are_out = self.states_differ(first, n, FrameState::handed_out(Order::ZERO, mobility), !0) == 0;
+        let wanted = if RAW { FrameState::raw(Order::ZERO) } else { owned(Order::ZERO) };
+        let are_out = self.states_differ(first, n, wanted, !0) == 0;
         if are_out {
-            self.set_states(first, n, FrameState::FREE);
+            self.mark(first, n, FrameState::SAFE);
         }
         are_out
+    }
+
+    #[inline]
+    fn change(&self, pfn: u32, from: FrameState, to: FrameState) -> bool {
+        let is_so = self.state(pfn) == from;
+        if is_so {
+            self.set_state(pfn, to);
+        }
+        is_so
+    }
+
+    /// Is this block in the state that it must be in? If not, what is wrong with it.
+    fn check(&self, pfn: u32, order: Order, wanted: FrameState) -> Result<(), MisuseKind> {
+        let state = self.state(pfn);
+        match state.order() {
+            _ if state == wanted => Ok(()),
+            // A handle has it, or it is to be a handle's and is not.
+            Some(_) if state.is_raw() != wanted.is_raw() => Err(MisuseKind::DoubleFree),
+            Some(out) => Err(MisuseKind::WrongOrder { handed_out: out.get(), freed: order.get() }),
+            None if state == FrameState::INSIDE => Err(MisuseKind::Inside),
+            None if state == FrameState::QUARANTINED => Err(MisuseKind::Quarantined),
+            // It is free; and nobody can have had it before, unless some went back to the system meanwhile.
+            None if state == FrameState::FRESH && !self.has_given_back.load(Relaxed) => Err(MisuseKind::Foreign),
+            None => Err(MisuseKind::DoubleFree),
+        }
     }
 
     /// Which of these bits any of `n` neighbours' states has unlike `state`.
@@ -151,85 +216,68 @@ impl Arena {
         // SAFETY: inside the table, all of which is loaded and stored as `state_cell` or `cells` do.
         unsafe { bytes_differ(self.states.wrapping_add(first as usize), n, state.as_byte(), bits) }
     }
-    /// Are these all states of free frames?
-    #[inline]
-    fn are_free(&self, first: u32, n: usize) -> bool {
+    /// Are these all states of frames that may be handed out?
+    fn are_safe(&self, first: u32, n: usize) -> bool {
         // Fresh or not, that is the lowest bit.
-        self.states_differ(first, n, FrameState::FREE, !FrameState::FREE.as_byte()) == 0
+        self.states_differ(first, n, FrameState::SAFE, !FrameState::SAFE.as_byte()) == 0
     }
     /// Were none of these, all free, handed out since the system gave them? A hint while others take them.
     pub(crate) fn are_fresh(&self, first: u32, n: usize) -> bool {
         self.states_differ(first, n, FrameState::FRESH, !0) == 0
     }
-    #[inline]
-    fn set_states(&self, first: u32, n: usize, state: FrameState) {
+
+    /// Has a block be a handle's. The first frame of it that somebody has, if one has; then nothing is changed.
+    pub(crate) fn hand_out_block(&self, pfn: u32, order: Order) -> Result<(), u32> {
+        let n = order.frames() as usize;
+        if !FULL && self.states_differ(pfn, n, FrameState::SAFE, !0) == 0 {
+            return Ok(());
+        }
+        if !self.are_safe(pfn, n)
+            && let Some(taken) = (pfn..pfn + order.frames()).find(|&pfn| !self.state(pfn).is_safe())
+        {
+            return Err(taken);
+        }
+        self.mark(pfn, n, if FULL { FrameState::INSIDE } else { FrameState::SAFE });
+        self.set_state(pfn, owned(order));
+        Ok(())
+    }
+
+    /// A handle's block is its pages from now on.
+    pub(crate) fn split_block(&self, pfn: u32, order: Order) -> Result<(), MisuseKind> {
+        if FULL {
+            self.check(pfn, order, FrameState::owned(order))?;
+            self.mark(pfn, order.frames() as usize, FrameState::owned(Order::ZERO));
+        }
+        Ok(())
+    }
+
+    /// Marks `n` neighbouring frames of which the caller is the owner: who had them, or who took them out of the zone.
+    pub(super) fn mark(&self, first: u32, n: usize, state: FrameState) {
         debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
         // SAFETY: as in `states_differ`.
         unsafe { set_bytes(self.states.wrapping_add(first as usize), n, state.as_byte()) }
     }
 
-    /// Marks a block as handed out. The first frame of it that is not free, if one is not; then nothing is changed.
-    pub(crate) fn hand_out_block(&self, pfn: u32, order: Order, mobility: Mobility) -> Result<(), u32> {
-        if cfg!(feature = "detection-off") {
-            return Ok(());
-        }
-        let n = order.frames() as usize;
-        if !self.are_free(pfn, n)
-            && let Some(taken) = (pfn..pfn + order.frames()).find(|&pfn| !self.state(pfn).is_free())
-        {
-            return Err(taken);
-        }
-        self.set_states(pfn, n, FrameState::INSIDE);
-        self.set_state(pfn, FrameState::handed_out(order, mobility));
-        Ok(())
-    }
-
-    /// Marks all frames of a block that is handed out: as free ones, or as pages when it is split.
-    pub(crate) fn mark_block(&self, pfn: u32, order: Order, state: FrameState) {
-        self.mark(pfn, order.frames() as usize, state);
-    }
-
-    /// Marks `n` neighbouring frames of which the caller is the owner: who had them, or who took them out of the zone.
-    pub(super) fn mark(&self, first: u32, n: usize, state: FrameState) {
-        if !cfg!(feature = "detection-off") {
-            self.set_states(first, n, state);
-        }
-    }
-
-    /// After a fork: settles the states of `n` frames from `first` on where a thread stopped in the middle of writing
-    /// them, and returns them. `block_end` is where the block ends that was seen last, `quarantined` counts.
-    pub(crate) fn settle_states(
-        &self,
-        first: u32,
-        n: usize,
-        block_end: &mut u32,
-        quarantined: &mut u64,
-    ) -> &[FrameState] {
-        let is_settled = first >= *block_end && self.are_free(first, n);
-        debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
-        // SAFETY: inside the table, in a process that has one thread, which has no other such slice.
-        let states = unsafe { core::slice::from_raw_parts_mut(self.states.wrapping_add(first as usize), n) };
-        for (pfn, byte) in (first..).zip(&mut *states).filter(|_| !is_settled) {
-            let state = FrameState::from_byte(*byte);
-            if pfn < *block_end {
-                *byte = FrameState::INSIDE.as_byte();
-            } else if let Some(order) = state.order() {
-                *block_end = pfn + order.frames();
-            } else if state == FrameState::INSIDE {
-                *byte = FrameState::FREE.as_byte();
-            } else if state == FrameState::QUARANTINED {
-                *quarantined += 1;
+    /// After a fork, with full states, of `n` frames from `first` on: what another thread had in its hands is its own, whatever its
+    /// state said a moment before. `is_free` says what is in the zone, `block_end` is where the block ends that was seen last.
+    pub(crate) fn settle_states(&self, first: u32, n: u32, block_end: &mut u32, is_free: impl Fn(u32) -> bool) {
+        for pfn in first..first + n {
+            let state = self.state(pfn);
+            match state.order() {
+                _ if state == FrameState::QUARANTINED || pfn < *block_end => {}
+                _ if is_free(pfn) && !state.is_safe() => self.set_state(pfn, FrameState::SAFE),
+                _ if is_free(pfn) => {}
+                Some(order) => *block_end = pfn + order.frames(),
+                None => self.set_state(pfn, owned(Order::ZERO)),
             }
         }
-        // SAFETY: a FrameState is transparent over its byte.
-        unsafe { core::slice::from_raw_parts(states.as_ptr().cast(), n) }
     }
 
-    /// Zeroes those of a block's frames that somebody may have written to (C2.2). Before it is marked handed out.
+    /// Zeroes those of a block's frames that somebody may have written to (C2.2). Before it is handed out.
     pub(crate) fn zero(&self, pfn: u32, order: Order) {
         for pfn in pfn..pfn + order.frames() {
             let state = self.state(pfn);
-            if cfg!(feature = "detection-off") || !self.is_zeroed() || (state.is_free() && state != FrameState::FRESH) {
+            if !self.is_zeroed() || (state.is_safe() && state != FrameState::FRESH) {
                 let page = ptr::with_exposed_provenance_mut::<u8>(self.addr_of(pfn));
                 // SAFETY: a page of this arena, which the caller took and has not handed on.
                 unsafe { page.write_bytes(0, PAGE_SIZE) };
@@ -238,65 +286,30 @@ impl Arena {
     }
 }
 
-#[cold]
-#[inline(never)]
-fn other_page_mobility(state: FrameState) -> Option<Mobility> {
-    state.page_mobility()
-}
-
-/// The first of these numbers, if all follow each other.
-#[inline]
-fn group_run(pfns: &[u32; GROUP]) -> Option<u32> {
-    let first = pfns[0];
-    let differs = (0..GROUP).fold(0, |differs, i| differs | (pfns[i] ^ first.wrapping_add(i as u32)));
-    (differs == 0).then_some(first)
-}
-
 #[cfg(test)]
-#[cfg(not(feature = "detection-off"))]
 mod tests {
-    use crate::{Allocator, Gfp, Memory, Mobility, Order, free_raw};
+    use crate::{Allocator, Gfp, Memory, Order, Page, free_raw};
     use pagemill_core::{FrameState, MisuseKind};
     use pagemill_sys::Batch;
 
     #[test]
-    fn a_run_with_a_frame_that_is_not_free_is_not_handed_out() {
-        let allocator = Allocator::builder().pages(64).build().unwrap();
-        let arena = allocator.nodes().first().arena;
-        let first = arena.first;
-        let out = |order: u8| FrameState::handed_out(Order::new(order).unwrap(), Mobility::Unmovable);
-        for state in [out(0), out(1), FrameState::INSIDE, FrameState::QUARANTINED] {
-            arena.set_state(first + 3, state);
-            assert!(!arena.hand_out_run(first, 8, Mobility::Unmovable), "{state:?}");
-            assert_eq!([first, first + 3].map(|pfn| arena.state(pfn)), [FrameState::FRESH, state]);
-        }
-        arena.set_state(first + 3, FrameState::FREE);
-        assert!(arena.hand_out_run(first, 8, Mobility::Unmovable));
-        (first..first + 8).for_each(|pfn| arena.set_state(pfn, FrameState::FREE));
-    }
-
-    #[test]
-    fn a_frame_that_is_not_free_is_left_out_of_a_batch_wherever_it_stands() {
+    fn a_frame_that_somebody_has_is_left_out_of_a_batch_wherever_it_stands() {
         let allocator = Allocator::builder().pages(1024).build().unwrap();
         let arena = allocator.nodes().first().arena;
-        let out = FrameState::handed_out(Order::ZERO, Mobility::Unmovable);
-        for taken in (0..8).chain(16..24).chain([40]) {
-            let mut batch = Batch::new();
-            batch.push_run(arena.first, 8);
-            batch.push_run(arena.first + 16, 8);
-            batch.push(arena.first + 40);
-            arena.set_state(arena.first + taken, out);
-            let before: Vec<u32> = batch.as_slice().to_vec();
-            let mut refused = Vec::new();
-            assert_eq!(arena.hand_out_batch(&mut batch, Mobility::Unmovable, |pfn| refused.push(pfn)), None);
-            assert_eq!(refused, [arena.first + taken]);
-            let kept: Vec<u32> = before.into_iter().filter(|&pfn| pfn != arena.first + taken).collect();
+        let out = |order: u8| FrameState::raw(Order::new(order).unwrap());
+        for (taken, state) in (0..17).zip([out(0), out(1), FrameState::INSIDE, FrameState::QUARANTINED].into_iter().cycle()) {
+            // Fresh ones and others, in no order.
+            let numbers: Vec<u32> = (0..17).map(|i| arena.first + i * 5 % 17 * 9).collect();
+            numbers.iter().for_each(|&pfn| arena.set_state(pfn, [FrameState::FRESH, FrameState::SAFE][pfn as usize % 2]));
+            arena.set_state(numbers[taken], state);
+            let (mut batch, mut refused) = (Batch::new(), Vec::new());
+            batch.push_slice(&numbers);
+            arena.hand_out_batch(&mut batch, |pfn| refused.push(pfn));
+            assert_eq!((refused, arena.state(numbers[taken])), (vec![numbers[taken]], state));
+            let kept: Vec<u32> = numbers.iter().copied().filter(|&pfn| pfn != numbers[taken]).collect();
             assert_eq!(batch.as_slice(), kept);
-            kept.iter().for_each(|&pfn| {
-                assert_eq!(arena.state(pfn), out);
-                arena.set_state(pfn, FrameState::FREE);
-            });
-            arena.set_state(arena.first + taken, FrameState::FREE);
+            kept.iter().for_each(|&pfn| assert_eq!(arena.state(pfn), super::owned(Order::ZERO)));
+            numbers.iter().for_each(|&pfn| arena.set_state(pfn, FrameState::FRESH));
         }
     }
 
@@ -304,22 +317,22 @@ mod tests {
     fn what_is_out_of_a_block_that_is_put_aside_comes_back_singly() {
         let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
         let arena = allocator.nodes().first().arena;
-        // Somebody has two pages that are free all the same: they were freed twice.
         let [one, other] = [arena.first + 7, arena.first + 100];
-        let out = FrameState::handed_out(Order::ZERO, Mobility::Unmovable);
-        [one, other].iter().for_each(|&pfn| arena.set_state(pfn, out));
+        let page = |pfn| core::ptr::with_exposed_provenance_mut::<u8>(arena.addr_of(pfn));
+        // SAFETY: nobody looks at it.
+        let free = |pfn| unsafe { free_raw(page(pfn), Order::ZERO) };
+        // Somebody has two pages that are free all the same: as if two processors had freed them at once.
+        let all: Vec<Page> = core::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        all.into_iter().for_each(|page| _ = page.into_raw());
+        (arena.first..arena.first + 512).for_each(|pfn| free(pfn).unwrap());
+        allocator.drain();
+        [one, other].iter().for_each(|&pfn| arena.set_state(pfn, FrameState::raw(Order::ZERO)));
         assert!(allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).is_err());
-        let free = |pfn| {
-            let page = core::ptr::with_exposed_provenance_mut(arena.addr_of(pfn));
-            // SAFETY: nobody looks at it.
-            unsafe { free_raw(page, Order::ZERO) }
-        };
         // The first that was found is put aside with what was free; the other one's owner gives it back.
         assert_eq!(free(one).unwrap_err().kind, MisuseKind::Quarantined);
         free(other).unwrap();
-        allocator.drain();
-        let census = allocator.validate().unwrap();
-        assert_eq!((census.free, census.quarantined, census.handed_out), (1, 511, 0));
         assert_eq!(allocator.alloc_page(Gfp::KERNEL).unwrap().addr(), arena.addr_of(other));
+        allocator.drain();
+        assert_eq!((allocator.stats().quarantined, allocator.stats().free), (511, 1));
     }
 }

@@ -31,11 +31,11 @@ impl Allocator {
         request: &Bulk<'_>,
         missing: usize,
         is_undone: bool,
-        mut sink: impl FnMut(&Arena, &Batch, Option<u32>),
+        mut sink: impl FnMut(&Arena, &Batch),
     ) -> usize {
         let (mut taking, mut slow, mut batch) = (Taking::new(self, request, missing, is_undone), None, Batch::new());
-        while let Some((arena, run)) = taking.next(&mut slow, &mut batch) {
-            sink(arena, &batch, run);
+        while let Some(arena) = taking.next(&mut slow, &mut batch) {
+            sink(arena, &batch);
         }
         taking.end()
     }
@@ -52,7 +52,7 @@ impl Allocator {
         left: usize,
         needed: usize,
         batch: &mut Batch,
-    ) -> Option<(&'static Arena, Option<u32>)> {
+    ) -> Option<&'static Arena> {
         let slow = slow.get_or_insert_with(|| Slow::new(missing));
         let nodes = self.nodes();
         let ask = request.ask(nodes);
@@ -91,7 +91,7 @@ impl Allocator {
                     slow.stage = if goes_on { Stage::ZONES } else { Stage::Single { is_tried: true } };
                     arena.stats_here().fallbacks.fetch_add(u64::from(!slow.is_single), Relaxed);
                     batch.push(pfn);
-                    return Some((arena.arena, None));
+                    return Some(arena.arena);
                 }
                 Stage::Over => {
                     if request.least == 0 {
@@ -111,16 +111,16 @@ impl Allocator {
         at: usize,
         left: usize,
         batch: &mut Batch,
-    ) -> (Option<(&'static Arena, Option<u32>)>, bool) {
+    ) -> (Option<&'static Arena>, bool) {
         let nodes = self.nodes();
         let Some(&inner) = nodes.zonelist(slow.from).get(at) else { return (None, false) };
         let left = left.min(slow.share);
         if left == 0 || !ask.allows(nodes, slow.from, inner) {
             return (None, false);
         }
-        let (run, is_more) = match ask.order {
+        let is_more = match ask.order {
             Order::ZERO => inner.batch_of_zone(ask.gfp, left, &mut slow.past_list, batch),
-            _ => (None, inner.batch_of_blocks(ask, left, batch)),
+            _ => inner.batch_of_blocks(ask, left, batch),
         };
         if batch.is_empty() {
             return (None, is_more);
@@ -131,7 +131,7 @@ impl Allocator {
         if slow.share == 0 {
             slow.next_turn();
         }
-        (Some((inner.arena, run)), true)
+        (Some(inner.arena), true)
     }
 
     /// What a call returns that brought so many blocks.
@@ -263,18 +263,19 @@ impl Inner {
         left: usize,
         past_list: &mut Option<InHand>,
         batch: &mut Batch,
-    ) -> (Option<u32>, bool) {
-        self.check_generation();
+    ) -> bool {
         let mobility = gfp.mobility();
         if let Some(in_hand) = past_list {
             if !in_hand.is_of(self) {
                 if self.is_refused_by_fault(gfp) {
-                    return (None, false);
+                    return false;
                 }
                 in_hand.take(self, left, gfp);
             }
             in_hand.fill(batch);
-            self.stats_here().direct_out.fetch_add(batch.len() as u64, Relaxed);
+            if in_hand.generation == generation() {
+                self.stats_here().direct_out.fetch_add(batch.len() as u64, Relaxed);
+            }
         } else {
             self.refill(gfp, Level::Low, left.min(Batch::CAPACITY), batch);
         }
@@ -282,10 +283,11 @@ impl Inner {
             // Refills put more on the list than they delivered: that comes before "exhausted".
             self.lists.pop_n(mobility, left, batch);
             if batch.is_empty() {
-                return (None, false);
+                return false;
             }
         }
-        (self.prepare(batch, gfp, mobility), true)
+        self.prepare(batch, gfp);
+        true
     }
 
     /// A batch of blocks above order 0, taken one by one (C3.11); may there be more?
@@ -304,7 +306,7 @@ impl Inner {
 struct InHand {
     zone: Option<&'static Inner>,
     frames: Handful,
-    /// When they were taken: in the child of a fork, which a callback may be, the zone has them again.
+    /// When they were taken: in the child of a fork, which a callback may be, they are counted as handed out since.
     generation: u64,
 }
 
@@ -318,7 +320,7 @@ impl InHand {
 
     /// Are there none?
     fn is_none(&self) -> bool {
-        self.frames.is_empty() || self.generation != generation()
+        self.frames.is_empty()
     }
 
     fn take(&mut self, inner: &'static Inner, most: usize, gfp: Gfp) {
@@ -342,6 +344,9 @@ impl InHand {
         if let Some(inner) = self.zone.filter(|_| !self.is_none()) {
             let mut giving = inner.zone.giving();
             giving.give_handful(&mut self.frames);
+            if self.generation != generation() {
+                inner.stats_here().direct_in.fetch_add(giving.frames() as u64, Relaxed);
+            }
             finish(inner, &mut giving);
         }
     }
@@ -385,10 +390,10 @@ impl<'r> Taking<'r> {
         Self { allocator, request, list: here, here, other: None, held, missing, got: 0, is_undone }
     }
 
-    /// The next batch, prepared: its arena, and its first frame if all follow each other. `slow` and `batch` are apart, so that
-    /// calls which write to them leave the rest in registers.
+    /// The next batch, prepared, and its arena. `slow` and `batch` are apart, so that calls which write to them leave the rest in
+    /// registers.
     #[inline(always)]
-    pub(super) fn next(&mut self, slow: &mut Option<Slow>, batch: &mut Batch) -> Option<(&'static Arena, Option<u32>)> {
+    pub(super) fn next(&mut self, slow: &mut Option<Slow>, batch: &mut Batch) -> Option<&'static Arena> {
         let left = self.missing - self.got;
         if left == 0 {
             return None;
@@ -399,12 +404,15 @@ impl<'r> Taking<'r> {
             inner.lists.pop_n(mobility, left, batch);
         }
         let found = match self.list {
-            Some(inner) if !batch.is_empty() => (inner.arena, inner.prepare(batch, gfp, mobility)),
+            Some(inner) if !batch.is_empty() => {
+                inner.prepare(batch, gfp);
+                inner.arena
+            }
             _ => {
                 self.list = None;
                 let needed = self.request.least.saturating_sub(self.held + self.got);
                 let found = self.allocator.bulk_slow(self.request, slow, self.missing, left, needed, batch)?;
-                self.other = Some(found.0);
+                self.other = Some(found);
                 found
             }
         };

@@ -11,7 +11,7 @@ impl Allocator {
     #[inline(never)]
     pub(super) fn populated<T: Owned>(&self, request: &mut Bulk<'_>) -> List<T> {
         let mut gathered = List::of_order(request.order);
-        self.bulk(request, request.most, true, |arena, batch, run| gathered.push_batch_in_order(arena, batch, run));
+        self.bulk(request, request.most, true, |arena, batch| gathered.push_batch_in_order(arena, batch));
         let mut committed = List::of_order(request.order);
         while let Some((arena, first, blocks)) = gathered.first_run() {
             let done = arena.populate(first, blocks, request.order);

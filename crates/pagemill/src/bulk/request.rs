@@ -8,9 +8,6 @@ use pagemill_core::{Error, Exhausted, Gfp, Invalid, NodeId, NodeMask, Order, Pag
 use pagemill_sys::Batch;
 use std::time::{Duration, Instant};
 
-/// The most pages that are taken one by one: from there on a batch costs less.
-pub(super) const FEW: usize = 6;
-
 /// A bulk request: how many, of what order, and what it may do for them.
 ///
 /// Counts are of blocks of the request's order. In the array form they are of *occupied slots* among the first n,

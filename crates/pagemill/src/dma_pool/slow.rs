@@ -361,7 +361,7 @@ fn keep(numbers: &mut [u32], mut is_kept: impl FnMut(u32) -> bool) -> usize {
     kept
 }
 
-#[cfg(all(test, not(feature = "detection-off")))]
+#[cfg(test)]
 mod tests {
     use crate::{Allocator, Backend, Device, DeviceError, DmaBlock, DmaPool, Gfp, Identity};
 

@@ -158,9 +158,6 @@ impl Find {
 
     #[inline(always)]
     unsafe fn change(self, number: u32, from: u8, to: u8) -> bool {
-        if cfg!(feature = "detection-off") {
-            return true;
-        }
         // SAFETY: a block that there is has a state (the caller's).
         let state = unsafe { AtomicU8::from_ptr(self.states.add(number as usize)) };
         if state.load(Relaxed) != from {
@@ -185,9 +182,6 @@ impl Find {
     /// The same for `n` neighbours from `first` on: all or none.
     #[inline(always)]
     unsafe fn change_run(self, first: u32, n: usize, from: u8, to: u8) -> bool {
-        if cfg!(feature = "detection-off") {
-            return true;
-        }
         // SAFETY: their states; nobody else writes them, since the blocks are in the caller's hand. (Somebody who frees one
         // of them that he has not does, at that moment: it is found out then or later.)
         let states = unsafe { core::slice::from_raw_parts_mut(self.states.add(first as usize), n) };

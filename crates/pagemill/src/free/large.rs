@@ -13,17 +13,20 @@ use pagemill_sys::lists::BulkCall;
 const WORDS: usize = 256;
 
 /// Pages of one arena and mobility on their way back to the zone.
-pub(crate) struct Large {
+pub(crate) struct Large<const RAW: bool> {
     arena: &'static Arena,
     mobility: Mobility,
+    /// As a [`Segment`](super::Segment)'s.
+    is_of_one_kind: bool,
     pages: usize,
     giving: Giving<'static, 'static, WORDS>,
 }
 
-impl Large {
+impl<const RAW: bool> Large<RAW> {
     #[inline]
     pub(crate) fn new(arena: &'static Arena, mobility: Mobility) -> Self {
-        Self { arena, mobility, pages: 0, giving: arena.inner().zone.giving_many() }
+        let zone = &arena.inner().zone;
+        Self { arena, mobility, is_of_one_kind: !zone.is_mixed(), pages: 0, giving: zone.giving_many() }
     }
 
     /// Takes the `n` neighbours from address `addr` on, if all are pages of this kind.
@@ -32,7 +35,23 @@ impl Large {
         addr.is_multiple_of(PAGE_SIZE)
             && self.arena.contains(addr)
             && self.arena.contains(addr + (n - 1) * PAGE_SIZE)
-            && self.give_run(self.arena.pfn_of(addr), n, false)
+            && self.give_run(self.arena.pfn_of(addr), n)
+    }
+
+    /// Takes neighbouring frames of the arena, at most a batch's worth, if all are pages of this kind that are out.
+    fn give_run(&mut self, first: u32, n: usize) -> bool {
+        let is_out = self.is_of_this_kind(first)
+            && self.is_of_this_kind(first + n as u32 - 1)
+            && self.arena.run_comes_back::<RAW>(first, n);
+        if is_out {
+            self.giving.give_run(Pfn::new(first), n);
+            self.pages += n;
+        }
+        is_out
+    }
+
+    fn is_of_this_kind(&self, pfn: u32) -> bool {
+        self.is_of_one_kind || self.arena.inner().zone.mobility_of(Pfn::new(pfn)) == self.mobility
     }
 
     /// The number of the page with this word, which is free from now on; none if it is no page of this kind.
@@ -40,7 +59,7 @@ impl Large {
     fn take_back(&self, word: usize) -> Option<u32> {
         let is_here = word.is_multiple_of(PAGE_SIZE) && self.arena.contains(word);
         let pfn = self.arena.pfn_of(word);
-        (is_here && self.arena.take_back(pfn, self.mobility)).then_some(pfn)
+        (is_here && self.is_of_this_kind(pfn) && self.arena.comes_back::<RAW>(pfn)).then_some(pfn)
     }
 
     /// Gives the frames in the slots, all between `low` and `high`, which are marked as free already.
@@ -69,20 +88,10 @@ impl Large {
     }
 }
 
-impl Collect for Large {
-    #[inline]
-    fn give_run(&mut self, first: u32, n: usize, _is_last: bool) -> bool {
-        let is_out = self.arena.take_back_run(first, n, self.mobility);
-        if is_out {
-            self.giving.give_run(Pfn::new(first), n);
-            self.pages += n;
-        }
-        is_out
-    }
-
+impl<const RAW: bool> Collect for Large<RAW> {
     #[inline]
     fn give(&mut self, pfn: u32) -> bool {
-        let is_out = self.arena.take_back(pfn, self.mobility);
+        let is_out = self.is_of_this_kind(pfn) && self.arena.comes_back::<RAW>(pfn);
         if is_out {
             self.giving.give(Pfn::new(pfn));
             self.pages += 1;
@@ -94,8 +103,13 @@ impl Collect for Large {
 /// Frees pages from `words[at..]` and empties their slots, up to the first that is not of this kind, where it leaves `at`.
 /// Returns how many.
 #[inline(never)]
-pub(super) fn return_words(arena: &'static Arena, mobility: Mobility, words: &mut [usize], at: &mut usize) -> usize {
-    let mut large = Large::new(arena, mobility);
+pub(super) fn return_words<const RAW: bool>(
+    arena: &'static Arena,
+    mobility: Mobility,
+    words: &mut [usize],
+    at: &mut usize,
+) -> usize {
+    let mut large = Large::<RAW>::new(arena, mobility);
     // The slots that are empty by now keep the numbers of scattered pages, so that those can be sorted without memory
     // for it: `words[from..kept]`.
     let from = *at;
@@ -125,7 +139,7 @@ pub(super) fn return_words(arena: &'static Arena, mobility: Mobility, words: &mu
 /// Frees neighbouring pages from `addr` up to `end`, up to the first that is not of this kind. Returns where that is.
 #[inline(never)]
 pub(super) fn return_run(arena: &'static Arena, mobility: Mobility, mut addr: usize, end: usize) -> usize {
-    let mut large = Large::new(arena, mobility);
+    let mut large = Large::<false>::new(arena, mobility);
     while addr < end {
         let n = ((end - addr) / PAGE_SIZE).min(Batch::CAPACITY);
         if large.give_run_at(addr, n) {

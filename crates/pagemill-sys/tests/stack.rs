@@ -1,0 +1,70 @@
+//! A list is a stack, whatever is asked of it and in whatever number.
+use pagemill_core::Mobility;
+use pagemill_sys::{Backend, Batch, PerCpu};
+
+const KIND: Mobility = Mobility::Unmovable;
+
+/// Random numbers, the same for each run of the test.
+fn random(seed: &mut u64) -> usize {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+    (*seed >> 33) as usize
+}
+
+#[test]
+fn a_list_of_restartable_sequences_is_a_stack() {
+    match PerCpu::new(Backend::Rseq, pagemill_sys::possible_cpus(), pagemill_sys::current_cpu) {
+        Ok(lists) => is_a_stack(&lists),
+        Err(why) => println!("skipped: {why}"),
+    }
+}
+
+#[test]
+fn a_portable_list_is_a_stack() {
+    is_a_stack(&PerCpu::new(Backend::Portable, 1, || 0).unwrap());
+}
+
+fn is_a_stack(lists: &PerCpu) {
+    stay_here();
+    let (mut stack, mut seed, mut missed) = (Vec::<u32>::new(), 1, 0);
+    for turn in 0..20_000u32 {
+        let n = 1 + random(&mut seed) % 64;
+        let has_room = stack.len() + n < 120;
+        let mut batch = Batch::new();
+        match random(&mut seed) % 5 {
+            0 if has_room => {
+                assert!(lists.push(KIND, turn));
+                stack.push(turn);
+            }
+            1 if has_room => {
+                (0..n as u32).for_each(|i| batch.push(turn * 64 + i * 7 % 64));
+                let from = random(&mut seed) % n;
+                assert!(lists.push_n(KIND, &batch, from..n));
+                stack.extend(&batch.as_slice()[from..]);
+            }
+            2 => assert_eq!(lists.pop(KIND), stack.pop(), "turn {turn}"),
+            3 => {
+                lists.pop_n(KIND, n, &mut batch);
+                assert_eq!(batch.as_slice(), stack.split_off(stack.len().saturating_sub(n)), "turn {turn}");
+            }
+            _ => {
+                let has_all = lists.pop_all(KIND, n, &mut batch);
+                assert_eq!(has_all, stack.len() >= n, "turn {turn}");
+                let taken = if has_all { stack.split_off(stack.len() - n) } else { Vec::new() };
+                assert_eq!(batch.as_slice(), taken, "turn {turn}");
+                missed += u32::from(!has_all);
+            }
+        }
+    }
+    assert!(missed > 100, "lists had too few {missed} times");
+}
+
+/// Binds this thread to the CPU that it is on.
+fn stay_here() {
+    // SAFETY: zeroed memory is an empty set; the call reads the set that it is given the size of.
+    let result = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(pagemill_sys::current_cpu(), &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
+    };
+    assert_eq!(result, 0, "this thread cannot be bound to its CPU");
+}
