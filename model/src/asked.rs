@@ -218,7 +218,9 @@ impl World {
             let Some(zones) = &self.zones else { return false };
             let mine = zones.zones.iter().enumerate().filter(|(at, _)| plan.may_have[*at]);
             mine.into_iter().any(|(at, zone)| {
-                zone.floor(request.gfp) > 0 && if is_sure { bare[at] > 0 } else { zone.expect.free() + added > 0 }
+                let (low, min) = zone.floors(request.gfp);
+                let floor = if is_content { low } else { min };
+                floor > 0 && if is_sure { bare[at] > 0 } else { zone.expect.free() + added > 0 }
             })
         };
         let is_late = request.how.ends == Ends::Expired && request.gfp.may_wait() && !is_content;

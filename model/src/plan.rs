@@ -29,7 +29,7 @@ impl Zone {
         self.floors(gfp).1
     }
     /// How many frames must stay: in bulk, and when all that the flags allow is tried.
-    fn floors(&self, gfp: Gfp) -> (usize, usize) {
+    pub(crate) fn floors(&self, gfp: Gfp) -> (usize, usize) {
         let marks = self.piece.marks;
         let reserve = if gfp.contains(Gfp::DMA32) { 0 } else { marks.lowmem_reserve };
         let min = if gfp.contains(Gfp::ATOMIC) { marks.min - marks.min / 2 } else { marks.min };

@@ -62,7 +62,7 @@ impl<'a> Bulk<'a> {
     /// reclaim and by waiting, as its flags, its deadline and its cancel token allow (C3.8).
     ///
     /// With [`Gfp::RETRY_MAYFAIL`] it tries for all in that way, one by one, until its deadline if it has one, and keeps what
-    /// came. A request that cannot go on with fewer says [`at_least`](Self::at_least) or [`exact`](Self::exact).
+    /// came, also while it waits: two such requests can wait for each other's pages until they give up. A request that cannot go on with fewer says [`at_least`](Self::at_least) or [`exact`](Self::exact).
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Gfp, PageList};
