@@ -214,13 +214,15 @@ impl World {
         let frames = request.order.pages().get();
         let is_broke = request.how.account.is_some_and(|limit| (added + needed) * frames > limit);
         let is_nowhere = !plan.may_have.is_empty() && !plan.may_have.contains(&true);
+        // Where the request failed, what it took has gone back.
+        let taken = if is_content { added * frames } else { 0 };
         let is_marked = |is_sure: bool| {
             let Some(zones) = &self.zones else { return false };
             let mine = zones.zones.iter().enumerate().filter(|(at, _)| plan.may_have[*at]);
             mine.into_iter().any(|(at, zone)| {
                 let (low, min) = zone.floors(request.gfp);
                 let floor = if is_content { low } else { min };
-                floor > 0 && if is_sure { bare[at] > 0 } else { zone.expect.free() + added > 0 }
+                floor > 0 && if is_sure { bare[at] > taken } else { zone.expect.free() + added > 0 }
             })
         };
         let is_late = request.how.ends == Ends::Expired && request.gfp.may_wait() && !is_content;
