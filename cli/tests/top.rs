@@ -19,7 +19,7 @@ struct Served {
     folder: Folder,
     server: StatsServer,
     /// The server shows it as long as it is there.
-    _allocator: Allocator,
+    allocator: Allocator,
     list: PageList,
 }
 
@@ -32,7 +32,7 @@ impl Served {
         allocator.alloc_pages_bulk_list(Bulk::exact(100), &mut list).unwrap();
         (0..7).for_each(|_| list.push(allocator.alloc_page(Gfp::KERNEL).unwrap()).unwrap());
         server.show("mine", &allocator);
-        Self { folder, server, _allocator: allocator, list }
+        Self { folder, server, allocator, list }
     }
     fn top(&self, args: &[&str]) -> Outcome {
         self.folder.run(Command::new(PROGRAM).args(["top", "s"]).args(args))
@@ -76,6 +76,24 @@ fn json_and_prometheus_are_what_the_process_says() {
     assert_eq!((of("pagemill_handed_out_pages"), of("pagemill_zone_managed_pages")), (107, 5000));
     let text = served.top(&["--prometheus"]);
     assert!(text.done().stdout.contains("\npagemill_handed_out_pages{allocator=\"mine\"} 107\n"), "{text:?}");
+}
+
+#[test]
+fn shortfalls_are_shown_by_reason() {
+    let mut served = Served::new();
+    let request = Bulk::up_to(5000 - 107 + 1);
+    served.allocator.alloc_pages_bulk_list(request, &mut served.list).unwrap();
+    let text = served.top(&["--prometheus"]);
+    let line = |reason: &str, count: u64| {
+        let labels = format!("allocator=\"mine\",node=\"0\",zone=\"Normal\",reason=\"{reason}\"");
+        format!("\npagemill_shortfalls_total{{{labels}}} {count}\n")
+    };
+    for line in [line("exhausted", 1), line("account", 0)] {
+        assert!(text.done().stdout.contains(&line), "no {line} in {text:?}");
+    }
+    let table = served.top(&["--once"]);
+    let (_, reasons) = table.done().stdout.split_once("shortfalls by reason").unwrap();
+    assert_eq!(reasons.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>(), ["exhausted", "1"]);
 }
 
 #[test]

@@ -47,6 +47,10 @@ impl World {
         if request.how.is_drained {
             self.allocator.drain();
         }
+        // It would wait some tenths of a second for each page that the cache lacks.
+        if self.cache.is_registered() && request.gfp.contains(Gfp::RETRY_MAYFAIL) {
+            request.gfp = request.gfp.noretry();
+        }
         let here = self.node_here();
         let frames = request.order.pages().get();
         let mut wanted = Wanted { missing, needed: request.ask.least().saturating_sub(had) };
@@ -178,7 +182,7 @@ impl World {
                     "{how} has {now} and says {shortfall:?}"
                 );
                 if let Some(shortfall) = shortfall {
-                    self.check_why(shortfall.why, added, 1)?;
+                    self.check_why(shortfall.why, added, 1, added > 0 && !request.tries_for_all())?;
                 }
                 if request.how.account.is_some() {
                     demand!(charged == added * frames, "{how} brought {added} blocks and was charged {charged} pages");
@@ -191,7 +195,7 @@ impl World {
                 let is_untried = request.gfp.may_wait() && least - had > 64 && got == had;
                 let is_due = is_untried || (had + bounds.low..=had + bounds.high).contains(&got);
                 demand!(is_due, "{how} failed with {got}, not {bounds:?} more");
-                self.check_why(why, got - had, least - got)?;
+                self.check_why(why, got - had, least - got, false)?;
                 demand!(charged == 0, "{how} failed and was charged {charged} pages");
                 self.counts_are_unknown();
                 Ok(0)
@@ -203,27 +207,32 @@ impl World {
         }
     }
 
-    /// Is this the reason? `needed` more blocks had to come.
-    pub(crate) fn check_why(&self, why: Why, added: usize, needed: usize) -> Result<(), Failure> {
+    /// Is this the reason? `needed` more blocks had to come. `is_content`: it keeps what came and has not waited for more.
+    pub(crate) fn check_why(&self, why: Why, added: usize, needed: usize, is_content: bool) -> Result<(), Failure> {
         let asked = self.asked();
         let Asked { request, plan, bare, .. } = asked;
         let frames = request.order.pages().get();
         let is_broke = request.how.account.is_some_and(|limit| (added + needed) * frames > limit);
         let is_nowhere = !plan.may_have.is_empty() && !plan.may_have.contains(&true);
+        // Where the request failed, what it took has gone back.
+        let taken = if is_content { added * frames } else { 0 };
         let is_marked = |is_sure: bool| {
             let Some(zones) = &self.zones else { return false };
             let mine = zones.zones.iter().enumerate().filter(|(at, _)| plan.may_have[*at]);
             mine.into_iter().any(|(at, zone)| {
-                zone.floor(request.gfp) > 0 && if is_sure { bare[at] > 0 } else { zone.expect.free() + added > 0 }
+                let (low, min) = zone.floors(request.gfp);
+                let floor = if is_content { low } else { min };
+                floor > 0 && if is_sure { bare[at] > taken } else { zone.expect.free() + added > 0 }
             })
         };
-        let is_late = request.how.ends == Ends::Expired && request.gfp.may_wait();
+        let is_late = request.how.ends == Ends::Expired && request.gfp.may_wait() && !is_content;
+        let is_cancelled = request.is_cancelled() && !is_content;
         let is_in_turn = request.gfp.contains(Gfp::THISNODE) && plan.wanted.is_none();
         let is_right = match why {
             Why::Account => is_broke,
             _ if is_broke => false,
-            Why::Cancelled => request.is_cancelled(),
-            _ if request.is_cancelled() => false,
+            Why::Cancelled => is_cancelled,
+            _ if is_cancelled => false,
             Why::NotAllowed => is_nowhere || is_in_turn,
             _ if is_nowhere => false,
             Why::Fault => self.allocator.stats().faults > 0,

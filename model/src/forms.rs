@@ -31,7 +31,7 @@ impl World {
             Err(Error::Exhausted(exhausted)) => {
                 demand!(bounds.low == 0, "a request failed that {} block waits for: {exhausted}", bounds.low);
                 demand!(exhausted.wanted - exhausted.got == 1, "one block failed, and {exhausted:?}");
-                self.check_why(exhausted.why, 0, 1)?;
+                self.check_why(exhausted.why, 0, 1, false)?;
             }
             Err(_) => {}
         }

@@ -274,6 +274,7 @@ fn gfp_of(a: u32, order: Order) -> Gfp {
         gfp = gfp | Gfp::ZERO;
     }
     match a >> 8 & 15 {
+        12 => gfp | Gfp::RETRY_MAYFAIL,
         13 => gfp | Gfp::THISNODE,
         14 => gfp | Gfp::NORETRY,
         15 => gfp | Gfp::NOWARN | Gfp::THISNODE,

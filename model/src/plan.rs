@@ -1,9 +1,9 @@
 //! What a request has to find, and where: the rules of C3.6 to C3.8 on numbers.
 //!
 //! A request for many goes through the zones that it may have in bulk, the nearest first, and takes from each what lies
-//! above the low mark in pageblocks of its mobility. What is missing then is tried one by one, at least once, and until
-//! the number is reached that it must have: from whichever zone may serve it, down to the mark that its flags reach, and
-//! from any pageblock. Which zones it may have, and in which order, say the allowed set, its nodemask and its policy.
+//! above the low mark in pageblocks of its mobility. If that is nothing, or fewer than it must have, blocks are tried one by
+//! one, once, or until that number is reached; with `RETRY_MAYFAIL` until it has all or one attempt fails: from whichever zone
+//! may serve it, down to the mark that its flags reach, and from any pageblock. Which zones it may have, and in which order, say the allowed set, its nodemask and its policy.
 //!
 //! With the lists drained, and pageblocks of one mobility, all that is exact: how many blocks come, and of which zone.
 //! What lists hold, or a mobility that cannot be told, makes it an interval.
@@ -29,7 +29,7 @@ impl Zone {
         self.floors(gfp).1
     }
     /// How many frames must stay: in bulk, and when all that the flags allow is tried.
-    fn floors(&self, gfp: Gfp) -> (usize, usize) {
+    pub(crate) fn floors(&self, gfp: Gfp) -> (usize, usize) {
         let marks = self.piece.marks;
         let reserve = if gfp.contains(Gfp::DMA32) { 0 } else { marks.lowmem_reserve };
         let min = if gfp.contains(Gfp::ATOMIC) { marks.min - marks.min / 2 } else { marks.min };
@@ -135,6 +135,7 @@ impl Zones {
         hidden: Hidden<'_>,
     ) -> Plan {
         let policy = request.how.place.policy().unwrap_or(self.policy);
+        let wanted = if request.tries_for_all() { Wanted { needed: wanted.missing, ..wanted } } else { wanted };
         let (gfp, nodes) = (request.gfp, request.how.place.nodes().and(self.allowed).and(policy.nodes()));
         let from = policy.first(here);
         let is_divided = matches!(policy, Policy::Interleave(_));
@@ -290,7 +291,7 @@ impl Ways<'_> {
             }
         }
         let got = wanted.missing - left;
-        let mut singles = left.min(wanted.needed.saturating_sub(got).max(1));
+        let mut singles = left.min(wanted.needed.saturating_sub(got).max(usize::from(got == 0)));
         let mut tries = |limit: fn(&Has) -> (usize, usize)| {
             for &at in self.list {
                 let (blocks, floor) = limit(&zones[at]);
@@ -371,32 +372,41 @@ mod tests {
     }
 
     #[test]
-    fn a_bulk_request_leaves_other_mobilities_alone_but_for_one_page() {
+    fn a_bulk_request_leaves_other_mobilities_alone_unless_it_finds_nothing_else() {
         let mut of = zones(&[(0, 600, 0)]);
         let (unmovable, movable) = (Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE);
         assert_eq!(brings(&of, movable, Ask::UpTo(999)), [600]);
         of.1.zones[0].expect.take(512, Order::ZERO, Some(Mobility::Unmovable)).unwrap();
         assert_eq!(brings(&of, unmovable, Ask::UpTo(999)), [599]);
-        assert_eq!(brings(&of, movable, Ask::UpTo(999)), [513]);
+        assert_eq!(brings(&of, movable, Ask::UpTo(999)), [512]);
+        assert_eq!(brings(&of, movable | Gfp::RETRY_MAYFAIL, Ask::UpTo(999)), [599]);
+        assert_eq!(brings(&of, movable, Ask::AtLeast(500, 999)), [512]);
         assert_eq!(brings(&of, movable, Ask::AtLeast(520, 999)), [520]);
+        let mut of = zones(&[(0, 512, 0)]);
+        of.1.zones[0].expect.take(0, Order::ZERO, Some(Mobility::Unmovable)).unwrap();
+        assert_eq!(brings(&of, movable, Ask::UpTo(999)), [1]);
     }
 
     #[test]
     fn bulk_stays_above_low_and_single_pages_above_min() {
         let of = zones(&[(1, 600, 100)]);
-        assert_eq!(brings(&of, Gfp::NOWAIT, Ask::UpTo(999)), [600 - 125 + 1]);
+        assert_eq!(brings(&of, Gfp::NOWAIT, Ask::UpTo(999)), [600 - 125]);
+        assert_eq!(brings(&of, Gfp::NOWAIT | Gfp::RETRY_MAYFAIL, Ask::UpTo(999)), [500]);
         assert_eq!(brings(&of, Gfp::NOWAIT, Ask::Exact(999)), [500]);
         assert_eq!(brings(&of, Gfp::ATOMIC, Ask::Exact(999)), [550]);
         let three = Order::new(3).unwrap();
-        assert_eq!(plan(&of, Gfp::NOWAIT, three, Ask::UpTo(99)).of_zone, Some(vec![475 / 8 + 1]));
+        assert_eq!(plan(&of, Gfp::NOWAIT, three, Ask::UpTo(99)).of_zone, Some(vec![475 / 8]));
     }
 
     #[test]
     fn requests_that_may_wait_go_on_with_the_next_node() {
         let of = zones(&[(0, 100, 0), (1, 100, 0), (2, 100, 0)]);
         assert_eq!(brings(&of, Gfp::KERNEL, Ask::UpTo(250)), [100, 100, 50]);
-        assert_eq!(brings(&of, Gfp::NOWAIT, Ask::UpTo(250)), [1, 100, 0]);
+        assert_eq!(brings(&of, Gfp::NOWAIT, Ask::UpTo(250)), [0, 100, 0]);
+        assert_eq!(brings(&of, Gfp::NOWAIT | Gfp::RETRY_MAYFAIL, Ask::UpTo(250)), [100, 100, 50]);
         assert_eq!(brings(&of, Gfp::KERNEL | Gfp::THISNODE, Ask::UpTo(250)), [0, 100, 0]);
-        assert_eq!(plan(&of, Gfp::KERNEL | Gfp::THISNODE, Order::ZERO, Ask::UpTo(250)).is_in_vain, Some(true));
+        let is_in_vain = |gfp| plan(&of, gfp | Gfp::THISNODE, Order::ZERO, Ask::UpTo(250)).is_in_vain;
+        assert_eq!(is_in_vain(Gfp::KERNEL), Some(false));
+        assert_eq!(is_in_vain(Gfp::KERNEL | Gfp::RETRY_MAYFAIL), Some(true));
     }
 }

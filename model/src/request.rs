@@ -36,6 +36,7 @@ impl fmt::Debug for Request {
             ("DMA32", Gfp::DMA32),
             ("THISNODE", Gfp::THISNODE),
             ("NORETRY", Gfp::NORETRY),
+            ("RETRY_MAYFAIL", Gfp::RETRY_MAYFAIL),
         ];
         let set = flags.iter().filter(|(_, flag)| gfp.contains(*flag));
         set.into_iter().try_for_each(|(name, _)| write!(f, "|{name}"))?;
@@ -124,6 +125,10 @@ pub enum Ends {
 }
 
 impl Request {
+    /// May it be served in part, and does it try for all?
+    pub(crate) fn tries_for_all(&self) -> bool {
+        self.ask.least() == 0 && self.gfp.contains(Gfp::RETRY_MAYFAIL)
+    }
     /// The bulk request.
     pub(crate) fn bulk<'a>(&self, account: &'a Account) -> Bulk<'a> {
         static CANCELLED: LazyLock<Cancel> = LazyLock::new(|| {

@@ -46,6 +46,7 @@ fn of_allocator(change: &Change, name: &str) -> Vec<String> {
     lines.extend(gauges(change, name, &[("pool", 12)]));
     lines.extend([String::new(), format!("{:<36}{:>20}{:>20}", "", "total", "a second")]);
     lines.extend(rows(change, Some(name)));
+    lines.extend(reasons(change, name));
     for (what, figure) in [("allocations", "pagemill_bulk_allocations_total"), ("frees", "pagemill_bulk_frees_total")] {
         lines.extend(sizes(change, name, what, figure));
     }
@@ -200,6 +201,24 @@ fn rows(change: &Change, allocator: Option<&str>) -> Vec<String> {
     figures.iter().map(row).collect()
 }
 
+/// Requests that came back short by reason, over all zones; reasons that never occurred are left out.
+fn reasons(change: &Change, name: &str) -> Vec<String> {
+    let mut reasons: Vec<(&str, u64)> = Vec::new();
+    for figure in change.now.of(Some(name), "pagemill_shortfalls_total").filter(|figure| figure.value > 0) {
+        let Some(reason) = figure.label("reason") else { continue };
+        match reasons.iter_mut().find(|(other, _)| *other == reason) {
+            Some((_, sum)) => *sum = sum.wrapping_add(figure.value),
+            None => reasons.push((reason, figure.value)),
+        }
+    }
+    let row = |(reason, sum): (&str, u64)| format!("  {:<34}{:>20}", plain(reason).replace('_', " "), grouped(sum));
+    let mut lines: Vec<String> = reasons.into_iter().map(row).collect();
+    if !lines.is_empty() {
+        lines.splice(..0, [String::new(), "  shortfalls by reason, in all".to_owned()]);
+    }
+    lines
+}
+
 /// A histogram of bulk calls: since the last record, or in all where there is none.
 fn sizes(change: &Change, name: &str, what: &str, figure: &str) -> Vec<String> {
     let calls = |record: &super::record::Record| -> Vec<(String, u64)> {
@@ -318,6 +337,26 @@ mod tests {
             ]
         );
         assert!(gauges(&change, "b", &[("pool", 12)]).is_empty());
+    }
+
+    #[test]
+    fn shortfalls_have_a_row_for_each_reason_that_occurred() {
+        let sample = |node: &str, reason: &str, value: u64| {
+            let labels = format!(r#"{{"allocator":"a","node":"{node}","zone":"Normal","reason":"{reason}"}}"#);
+            format!(r#"{{"name":"pagemill_shortfalls_total","kind":"counter","labels":{labels},"value":{value}}}"#)
+        };
+        let figures = [
+            sample("0", "exhausted", 0),
+            sample("0", "below_mark", 1234),
+            sample("1", "below_mark", 1),
+            sample("1", "account", 5),
+        ];
+        let text = format!(r#"{{"pid":1,"program":"p","up_ms":0,"figures":[{}]}}"#, figures.join(","));
+        let change = Change::new(serde_json::from_str(&text).unwrap(), None);
+        let row = |reason: &str, sum: &str| format!("  {reason:<34}{sum:>20}");
+        assert_eq!(reasons(&change, "a")[2..], [row("below mark", "1,235"), row("account", "5")]);
+        assert!(reasons(&change, "b").is_empty());
+        assert_eq!(rows(&change, Some("a")), [format!("  {:<34}{:>20}{:>20}", "shortfalls", "1,240", "-")]);
     }
 
     /// A process that says what nobody expects: labels that are missing, numbers at their limits, escape codes.

@@ -70,7 +70,8 @@ pub struct Shortfall {
 }
 
 /// Why a request got fewer than it asked for. Where several things are true it is the first of: uncommitted, account,
-/// cancelled, reclaiming, not allowed, fault, timed out, below mark, exhausted.
+/// cancelled, reclaiming, not allowed, fault, timed out, below mark, exhausted. A request that keeps what it got instead of
+/// waiting for more (C3.4) is not cancelled, reclaiming or timed out, and its mark is the low one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Why {
@@ -104,6 +105,53 @@ pub enum Why {
          is not needed and give it back, or raise the limit"
     )]
     Uncommitted,
+}
+
+impl Why {
+    /// How many there are.
+    pub const COUNT: usize = Self::ALL.len();
+    /// Each, in the order of their [indices](Self::index).
+    pub const ALL: [Self; 9] = [
+        Self::Exhausted,
+        Self::BelowMark,
+        Self::NotAllowed,
+        Self::Account,
+        Self::Reclaiming,
+        Self::Cancelled,
+        Self::TimedOut,
+        Self::Fault,
+        Self::Uncommitted,
+    ];
+
+    /// Its place in [`ALL`](Self::ALL), and in an array of counters.
+    ///
+    /// ```
+    /// use pagemill_core::Why;
+    /// assert_eq!(Why::ALL.map(Why::index), core::array::from_fn(|i| i));
+    /// ```
+    #[inline]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Its name in statistics: `exhausted`, `below_mark`.
+    ///
+    /// ```
+    /// assert_eq!(pagemill_core::Why::TimedOut.name(), "timed_out");
+    /// ```
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Exhausted => "exhausted",
+            Self::BelowMark => "below_mark",
+            Self::NotAllowed => "not_allowed",
+            Self::Account => "account",
+            Self::Reclaiming => "reclaiming",
+            Self::Cancelled => "cancelled",
+            Self::TimedOut => "timed_out",
+            Self::Fault => "fault",
+            Self::Uncommitted => "uncommitted",
+        }
+    }
 }
 
 /// What is wrong with a request.

@@ -74,7 +74,7 @@ impl Gfp {
     pub const THISNODE: Self = Self(1 << 9);
     /// One round of reclaim, then give up.
     pub const NORETRY: Self = Self(1 << 10);
-    /// Try hard, but give up.
+    /// Try hard, but give up. A bulk request that keeps what it got tries for all of it (C3.4).
     pub const RETRY_MAYFAIL: Self = Self(1 << 11);
     /// Never give up.
     pub const NOFAIL: Self = Self(1 << 12);

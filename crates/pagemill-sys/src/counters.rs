@@ -1,4 +1,5 @@
 //! What each CPU counts beside what its lists' words say (C3.13).
+use pagemill_core::Why;
 use pagemill_core::atomic::AtomicU64;
 
 /// What a CPU counts once a call or once a trip to the zone, never per page (C3.13). By power of two: entry i counts
@@ -22,8 +23,6 @@ pub struct CpuStats {
     pub fallbacks: AtomicU64,
     /// Frames taken from a pageblock of another mobility.
     pub steals: AtomicU64,
-    /// Requests that came back short.
-    pub shortfalls: AtomicU64,
     /// Blocks above order 0 handed out.
     pub blocks_out: AtomicU64,
     /// Blocks above order 0 that came back.
@@ -38,7 +37,9 @@ pub struct CpuStats {
     pub numa_foreign: AtomicU64,
     /// Pages that interleaved requests wanted of this node and got.
     pub numa_interleave: AtomicU64,
-    _pad: [u64; 946],
+    /// Requests that came back short, by [`Why::index`].
+    pub shortfalls: [AtomicU64; Why::COUNT],
+    _pad: [u64; 947 - Why::COUNT],
 }
 
 /// Which of a CPU's histograms a bulk call counts in.

@@ -162,26 +162,29 @@ impl Nodes {
         if let Some((arena, pfn)) = self.take_one(ask, ask.first_node(self, 1), &owner)? {
             return Ok(arena.arena.addr_of(pfn));
         }
-        self.count_shortfall();
-        Err(Exhausted { wanted: 1, got: 0, order: ask.order.get(), why: self.why(ask) }.into())
+        let why = self.why(ask, Level::Min);
+        self.count_shortfall(ask, why);
+        Err(Exhausted { wanted: 1, got: 0, order: ask.order.get(), why }.into())
     }
 
-    /// Why a request got no more (C3.4).
+    /// Why a request got no more (C3.4) than what lies above the marks of `level`. One that ends above the low marks neither
+    /// reclaims nor waits.
     #[cold]
-    pub(crate) fn why(&self, ask: &Ask<'_>) -> Why {
+    pub(crate) fn why(&self, ask: &Ask<'_>, level: Level) -> Why {
         let from = ask.policy.first(self.node());
         let zones = || self.zonelist(from).iter().filter(|arena| ask.allows(self, from, arena));
-        let floor = |arena: &Inner| arena.marks.floor(ask.gfp, Level::Min) as usize;
+        let floor = |arena: &Inner| arena.marks.floor(ask.gfp, level) as usize;
         let is_enough = |arena: &Inner| arena.zone.free_frames() >= floor(arena) + ask.order.frames() as usize;
-        if ask.patience.cancel.is_some_and(Cancel::is_cancelled) {
+        let may_wait = level == Level::Min && ask.gfp.may_wait();
+        if level == Level::Min && ask.patience.cancel.is_some_and(Cancel::is_cancelled) {
             Why::Cancelled
-        } else if ask.gfp.may_wait() && reclaim::is_reclaiming() {
+        } else if may_wait && reclaim::is_reclaiming() {
             Why::Reclaiming
         } else if zones().next().is_none() {
             Why::NotAllowed
         } else if self.has_failed_on_purpose(ask.gfp) && zones().any(|arena| is_enough(arena)) {
             Why::Fault
-        } else if ask.gfp.may_wait() && ask.patience.is_over() {
+        } else if may_wait && ask.patience.is_over() {
             Why::TimedOut
         } else if zones().any(|arena| floor(arena) > 0 && arena.zone.free_frames() > 0) {
             Why::BelowMark
@@ -190,10 +193,13 @@ impl Nodes {
         }
     }
 
-    /// A request came back short.
+    /// Counts a request that came back short, in the zone that it would rather have had the rest of.
     #[cold]
-    pub(crate) fn count_shortfall(&self) {
-        self.first().stats_here().shortfalls.fetch_add(1, Relaxed);
+    pub(crate) fn count_shortfall(&self, ask: &Ask<'_>, why: Why) {
+        let from = ask.policy.first(self.node());
+        let zones = self.zonelist(from);
+        let wanted = zones.iter().find(|arena| ask.allows(self, from, arena)).or(zones.first());
+        wanted.copied().unwrap_or(self.first()).stats_here().shortfalls[why.index()].fetch_add(1, Relaxed);
     }
 
     /// One block by every means that the request's flags and effort allow, from node `from` on. Marked as handed out,
@@ -310,6 +316,13 @@ impl Nodes {
             self.reclaim.wake(owner);
         }
         self.try_zones(ask, from, Level::Min)
+    }
+
+    /// Nothing is left above the low marks: has the background thread look. `owner` as for [`wake`](reclaim::Reclaim::wake).
+    pub(crate) fn note_low(&self, owner: Option<&dyn Fn() -> WeakAllocator>) {
+        if self.all().iter().any(|arena| arena.marks.low > 0) {
+            self.reclaim.wake(owner);
+        }
     }
 
     /// Every zone of the list: pages of the request's mobility; then all lists drained, if it may wait; then pageblocks of

@@ -6,7 +6,7 @@ use crate::misuse::foreign_count;
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::atomic::AtomicU64;
-use pagemill_core::{BuddyInfo, CpuId, FrameState, Gfp, Level, Misfit, NodeId, Order, Pfn, Watermarks, ZoneKind};
+use pagemill_core::{BuddyInfo, CpuId, FrameState, Gfp, Level, Misfit, NodeId, Order, Pfn, Watermarks, Why, ZoneKind};
 use pagemill_sys::CpuStats;
 
 /// Counters of an allocator, summed over its CPUs. Read without a lock: exact at rest, close while others work.
@@ -55,8 +55,8 @@ pub struct Stats {
     pub fallbacks: u64,
     /// Pages taken from a pageblock of another mobility.
     pub steals: u64,
-    /// Requests that came back short.
-    pub shortfalls: u64,
+    /// Requests that came back short, by why: see [`shortfalls`](Self::shortfalls).
+    shortfalls: [u64; Why::COUNT],
     /// Pages that requests got of the node they wanted.
     pub numa_hit: u64,
     /// Pages of a node that went to requests that wanted another's.
@@ -97,6 +97,25 @@ impl Stats {
     /// Bulk allocations of more than one page.
     pub fn bulk_calls(&self) -> u64 {
         self.bulk_alloc.iter().sum()
+    }
+    /// Requests that came back short.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Why};
+    /// let allocator = Allocator::builder().pages(1).build()?;
+    /// let page = allocator.alloc_page(Gfp::NOWAIT)?;
+    /// assert!(allocator.alloc_page(Gfp::NOWAIT).is_err());
+    /// let stats = allocator.stats();
+    /// assert_eq!((stats.shortfalls(), stats.shortfalls_by(Why::Exhausted)), (1, 1));
+    /// # drop(page);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn shortfalls(&self) -> u64 {
+        self.shortfalls.iter().sum()
+    }
+    /// Those of them that came back short for this reason.
+    pub fn shortfalls_by(&self, why: Why) -> u64 {
+        self.shortfalls[why.index()]
     }
     /// What counts nodes, by the names that Linux has for it.
     fn numa(&self) -> [(&'static str, u64); 6] {
@@ -337,7 +356,6 @@ impl Stats {
             (&mut self.blocks_in, other.blocks_in),
             (&mut self.fallbacks, other.fallbacks),
             (&mut self.steals, other.steals),
-            (&mut self.shortfalls, other.shortfalls),
             (&mut self.numa_hit, other.numa_hit),
             (&mut self.numa_miss, other.numa_miss),
             (&mut self.numa_foreign, other.numa_foreign),
@@ -349,6 +367,7 @@ impl Stats {
         pairs.into_iter().for_each(|(sum, more)| *sum += more);
         self.bulk_alloc.iter_mut().zip(other.bulk_alloc).for_each(|(sum, more)| *sum += more);
         self.bulk_free.iter_mut().zip(other.bulk_free).for_each(|(sum, more)| *sum += more);
+        self.shortfalls.iter_mut().zip(other.shortfalls).for_each(|(sum, more)| *sum += more);
     }
 }
 
@@ -423,7 +442,7 @@ impl Inner {
             blocks_in: sum(|cpu| &cpu.blocks_in),
             fallbacks: sum(|cpu| &cpu.fallbacks),
             steals: sum(|cpu| &cpu.steals),
-            shortfalls: sum(|cpu| &cpu.shortfalls),
+            shortfalls: core::array::from_fn(|why| self.cpu_stats().map(|cpu| cpu.shortfalls[why].load(Relaxed)).sum()),
             misused: self.misused.load(Relaxed),
             bulk_alloc: histogram(|cpu| &cpu.bulk_alloc),
             bulk_free: histogram(|cpu| &cpu.bulk_free),
@@ -519,7 +538,7 @@ impl fmt::Display for VmStat {
             ("bulk_free", bulk_calls(&stats.bulk_free)),
             ("bulk_fallback", stats.fallbacks),
             ("alloc_steal", stats.steals),
-            ("alloc_shortfall", stats.shortfalls),
+            ("alloc_shortfall", stats.shortfalls()),
             ("alloc_wait", stats.waits),
             ("alloc_wait_us", stats.waited_us),
             ("reclaim_direct", stats.reclaim_direct),
@@ -531,6 +550,9 @@ impl fmt::Display for VmStat {
         ];
         let mut lines = pages.into_iter().chain(stats.numa()).chain(events);
         lines.try_for_each(|(name, value)| writeln!(f, "{name} {value}"))?;
+        for why in Why::ALL {
+            writeln!(f, "alloc_shortfall_{} {}", why.name(), stats.shortfalls_by(why))?;
+        }
         for (name, histogram) in [("bulk_alloc", &stats.bulk_alloc), ("bulk_free", &stats.bulk_free)] {
             for (i, calls) in histogram.iter().enumerate().filter(|(_, calls)| **calls > 0) {
                 writeln!(f, "{name}_{}_to_{} {calls}", 1u64 << i, (1u64 << (i + 1)) - 1)?;

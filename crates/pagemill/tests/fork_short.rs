@@ -2,7 +2,7 @@
 
 use crate::common::{Over, all_without_waiting, until};
 use crate::in_child::in_child;
-use pagemill::{Allocator, BlockList, Bulk, Cancel, Gfp, Memory, Order, Page, Shrink, Shrinker, Watermarks};
+use pagemill::{Allocator, BlockList, Bulk, Cancel, Gfp, Memory, Order, Page, PageList, Shrink, Shrinker, Watermarks};
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -64,6 +64,20 @@ fn background_reclaim_begins_again_in_a_child() {
             allocator.stats().reclaim_background > 0 && cache.1.load(Relaxed) == me
         });
         assert_eq!(allocator.stats().reclaim_direct, 0);
+    });
+}
+
+/// It keeps what lay above the low mark; only the thread brings more, and in a child the request starts that.
+#[test]
+fn a_bulk_request_that_ends_at_the_low_mark_wakes_background_reclaim() {
+    own_process!();
+    let memory = Memory::anonymous(1024).watermarks(Watermarks::above(64));
+    let allocator = Allocator::builder().memory(memory).background_reclaim(true).build().unwrap();
+    in_child("has its own thread", || {
+        let mut list = PageList::new();
+        let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(1024), &mut list).unwrap();
+        assert_eq!((delivered.blocks, allocator.stats().free), (1024 - 80, 80));
+        until("background reclaim", || allocator.stats().reclaim_background > 0);
     });
 }
 

@@ -60,6 +60,7 @@ cfg_if! {
         mod sandbox;
         #[cfg(feature = "top")]
         mod serve_stats;
+        mod shortfalls;
         mod shrinkers;
         mod signals;
         mod stack;

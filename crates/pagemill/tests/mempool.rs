@@ -270,6 +270,39 @@ fn a_callback_that_frees_and_unwinds_leaves_the_reserve_no_larger_than_it_was() 
     assert_eq!(handed_out(&allocator), RESERVE + rest.len());
 }
 
+/// A cache that gives what it is asked for.
+struct Cache(Mutex<PageList>);
+
+impl Shrinker for Cache {
+    fn shrink(&self, wanted: Shrink) -> usize {
+        let mut pages = self.0.lock().unwrap();
+        (0..wanted.pages).map_while(|_| pages.pop()).count()
+    }
+}
+
+#[test]
+fn a_request_reclaims_for_all_that_it_lacks_before_it_waits() {
+    let (allocator, pool, mut rest) = dry();
+    let mut others = slots(RESERVE);
+    pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut others).unwrap();
+    let mut pages = slots(8);
+    // One page is free, then none; each time the cache has the others.
+    for free in [1, 0] {
+        drop(rest.pop().filter(|_| free == 1));
+        let cache = Arc::new(Cache(Mutex::new(core::mem::take(&mut rest))));
+        let registered = allocator.register_shrinker(cache.clone());
+        let before = allocator.stats();
+        pool.alloc_bulk_array(Bulk::exact(8), &mut pages).unwrap();
+        let (stats, waits) = (allocator.stats(), pool.stats().waits);
+        assert_eq!((stats.reclaim_direct - before.reclaim_direct, stats.waits, waits), (1, 0, 0), "{free} free");
+        drop(registered);
+        allocator.alloc_pages_bulk_list(Bulk::up_to(1000).gfp(Gfp::NOWAIT), &mut rest).unwrap();
+        rest.append(&mut cache.0.lock().unwrap()).unwrap();
+        pages.iter_mut().for_each(|page| rest.push(page.take().unwrap()).unwrap());
+    }
+    drop(others);
+}
+
 #[test]
 fn a_reserve_does_not_shrink_below_what_a_waiting_request_needs() {
     let (pool, _rest) = dry_pool();

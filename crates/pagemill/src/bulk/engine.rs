@@ -3,7 +3,8 @@
 //!
 //! Requests of at most [`ListPolicy::LARGE`] pages are served from the CPU's list and refill it; larger ones pass it by,
 //! since they would only empty it. What the list does not have comes from the zones, the nearest first, above their low
-//! marks; then the single path is tried, for one block or until the request has what it must have (C3.6, C3.8).
+//! marks. If that is nothing, or less than the request must have, the single path is tried, until the request has one block,
+//! or what it must have; with `RETRY_MAYFAIL` until it has all or there is no more (C3.4, C3.6, C3.8).
 //!
 //! A request that must have several blocks makes one such attempt, which takes all or gives back what it took. If that was too
 //! little and the request may wait, it does so with nothing in hand, in a line for all its blocks (`wait_for_all`, C3.20).
@@ -71,14 +72,18 @@ impl Allocator {
                         slow.stage = if may_drain && nodes.drain_all() > 0 {
                             Stage::Zone { at: 0, is_drained: true }
                         } else {
-                            Stage::Single { is_tried: false }
+                            Stage::Single
                         };
                     }
                 },
-                // The single path, for one block (C3.6, C3.8), or until the least number is reached. It alone may take
-                // from pageblocks of another mobility.
-                Stage::Single { is_tried: true } if needed == 0 => slow.stage = Stage::Over,
-                Stage::Single { .. } => {
+                // It keeps what it got, and neither reclaims nor waits for the rest (C3.4).
+                Stage::Single if left < missing && needed == 0 && !request.tries_for_all() => {
+                    let owner = || self.weak();
+                    nodes.note_low(if ask.gfp.may_wait() { Some(&owner) } else { None });
+                    slow.stage = Stage::Over;
+                }
+                // The single path (C3.6, C3.8). It alone may take from pageblocks of another mobility.
+                Stage::Single => {
                     if let Some(in_hand) = &mut slow.past_list {
                         in_hand.give_back(); // Or there would be more in hand than is missing.
                     }
@@ -88,17 +93,12 @@ impl Allocator {
                     };
                     // A request that stood in line goes on in bulk if no other one is left there.
                     let goes_on = core::mem::take(&mut slow.is_in_line) && !nodes.waits.has(request.lack(nodes, 1));
-                    slow.stage = if goes_on { Stage::ZONES } else { Stage::Single { is_tried: true } };
+                    slow.stage = if goes_on { Stage::ZONES } else { Stage::Single };
                     arena.stats_here().fallbacks.fetch_add(u64::from(!slow.is_single), Relaxed);
                     batch.push(pfn);
                     return Some(arena.arena);
                 }
-                Stage::Over => {
-                    if request.least == 0 {
-                        nodes.count_shortfall();
-                    }
-                    return None;
-                }
+                Stage::Over => return None,
             }
         }
     }
@@ -152,7 +152,7 @@ impl Allocator {
         Ok(Delivered { blocks, shortfall: self.shortfall(request, blocks, blocks)? })
     }
 
-    /// Why a request has fewer blocks than it asked for, if it has: `got`, of which this call brought `added`.
+    /// Why a request has fewer blocks than it asked for, if it has: `got`, of which this call brought `added`. Counts it.
     ///
     /// # Errors
     /// It brought none, and no state of the allocator could have brought one.
@@ -162,24 +162,27 @@ impl Allocator {
         if got == request.most {
             return Ok(None);
         }
-        let why = self.why(request, 1);
+        let nodes = self.nodes();
+        let level = if added > 0 && !request.tries_for_all() { Level::Low } else { Level::Min };
+        let why = self.why(request, 1, level);
         if added == 0 && why != Why::Account {
-            self.nodes().check_lack(request.lack(self.nodes(), 1), request.gfp)?;
+            nodes.check_lack(request.lack(nodes, 1), request.gfp)?;
         }
+        nodes.count_shortfall(&request.ask(nodes), why);
         Ok(Some(Shortfall { missing: request.most - got, why }))
     }
 
-    /// Why it has too few; it needed so many more.
+    /// Why it has too few, having taken what lies above the marks of `level`; it needed so many more.
     #[cold]
     #[inline(never)]
-    pub(super) fn why(&self, request: &Bulk<'_>, needed: usize) -> Why {
+    pub(super) fn why(&self, request: &Bulk<'_>, needed: usize, level: Level) -> Why {
         if request.commit == Commit::Refused {
             return Why::Uncommitted;
         }
         if request.is_refused(needed) {
             return Why::Account;
         }
-        self.nodes().why(&request.ask(self.nodes()))
+        self.nodes().why(&request.ask(self.nodes()), level)
     }
 }
 
@@ -472,7 +475,7 @@ enum Stage {
     /// Pageblocks of the request's mobility in the zone at place `at`, again if all lists were drained for it.
     Zone { at: usize, is_drained: bool },
     /// One by one, as a single request goes.
-    Single { is_tried: bool },
+    Single,
     /// There is no more.
     Over,
 }
@@ -511,7 +514,7 @@ impl Slow {
             self.turns_left = 2 * self.among.count() - 1;
             self.share = interleave_share(self.most, self.among.count(), 0);
         }
-        self.stage = if self.is_single || self.is_in_line { Stage::Single { is_tried: false } } else { Stage::ZONES };
+        self.stage = if self.is_single || self.is_in_line { Stage::Single } else { Stage::ZONES };
     }
 
     /// Goes on with the next node of a divided request, for its share; in the second round with whatever is missing.

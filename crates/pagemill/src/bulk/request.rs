@@ -4,7 +4,7 @@ use crate::allocator::Allocator;
 use crate::nodes::Nodes;
 use crate::slow::{Ask, Effort, Lack};
 use crate::wait::{Cancel, Patience};
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
+use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
 use pagemill_sys::Batch;
 use std::time::{Duration, Instant};
 
@@ -54,25 +54,35 @@ impl<'a> Bulk<'a> {
 
     /// Up to `n`; fewer are no error.
     ///
-    /// It takes what is free. If that is too little it tries for one more block in every way that its flags allow, by
-    /// reclaim and by waiting until its deadline, and ends with that one or without (C3.6). Whoever needs more of what
-    /// shrinkers have or what others give back says [`at_least`](Self::at_least) or [`exact`](Self::exact).
+    /// It takes what is free above the low marks, and keeps that: once it has one block it neither reclaims nor waits for
+    /// the rest, as Linux's `alloc_pages_bulk` (C3.4). If nothing is free it tries for one block as a single request does, by
+    /// reclaim and by waiting, as its flags, its deadline and its cancel token allow (C3.8).
+    ///
+    /// With [`Gfp::RETRY_MAYFAIL`] it tries for all in that way, one by one, until its deadline if it has one, and keeps what
+    /// came, also while it waits: two such requests can wait for each other's pages until they give up. A request that cannot go on with fewer says [`at_least`](Self::at_least) or [`exact`](Self::exact).
     ///
     /// ```
-    /// use pagemill::{Allocator, Bulk, PageList};
-    /// use std::time::{Duration, Instant};
+    /// use pagemill::{Allocator, Bulk, Gfp, PageList};
+    /// use std::time::Duration;
     /// let allocator = Allocator::builder().pages(5).build()?;
-    /// let (begin, mut list) = (Instant::now(), PageList::new());
     /// let request = Bulk::up_to(8).deadline(Duration::from_millis(20));
+    /// let mut list = PageList::new();
     /// assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list)?.blocks, 5);
-    /// assert!(begin.elapsed() >= Duration::from_millis(20)); // It waited for a sixth.
+    /// assert_eq!(allocator.stats().waits, 0); // It has some.
+    /// assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list)?.blocks, 0);
+    /// assert_eq!(allocator.stats().waits, 1); // It had none, and waited for one.
+    /// list.clear();
+    /// let request = request.gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL);
+    /// assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list)?.blocks, 5);
+    /// assert_eq!(allocator.stats().waits, 2); // It has some, and waited for the others.
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     #[inline]
     pub const fn up_to(n: usize) -> Self {
         Self::at_least(0, n)
     }
-    /// Up to `n`, at least `k`; fewer than `k` are an error, and then nothing is delivered.
+    /// Up to `n`, at least `k`; fewer than `k` are an error, and then nothing is delivered. It reclaims and waits for `k`, not
+    /// for more.
     #[inline]
     pub const fn at_least(k: usize, n: usize) -> Self {
         Self {
@@ -147,7 +157,8 @@ impl<'a> Bulk<'a> {
         self.policy(Policy::Preferred(node)).nodes(NodeMask::only(node))
     }
     /// A request that may wait does so for this long at most, counted from each call that it is made with, also where
-    /// nothing promises that memory comes back. Without a deadline it waits a bounded number of rounds, where a
+    /// nothing promises that memory comes back. What it waits for say [`up_to`](Self::up_to) and
+    /// [`at_least`](Self::at_least): a deadline does not make it wait for more. Without a deadline it waits a bounded number of rounds, where a
     /// [`Shrinker`](crate::Shrinker) is registered or another request waits for the same.
     ///
     /// ```
@@ -209,6 +220,12 @@ impl<'a> Bulk<'a> {
             && self.account.is_none()
             && !self.is_populated()
             && self.is_anywhere()
+    }
+
+    /// May it be served in part, and does it try for all as its flags allow (C3.4)?
+    #[inline]
+    pub(super) fn tries_for_all(&self) -> bool {
+        self.least == 0 && self.gfp.contains(Gfp::RETRY_MAYFAIL)
     }
 
     /// Is what it brings to be committed?
@@ -299,8 +316,9 @@ impl<'a> Bulk<'a> {
     /// The error of a request that got `got`, fewer than it must have; they went back.
     #[cold]
     pub(super) fn missed(&self, allocator: &Allocator, got: usize) -> Error {
-        let why = allocator.why(self, self.least - got);
-        allocator.nodes().count_shortfall();
+        let nodes = allocator.nodes();
+        let why = allocator.why(self, self.least - got, Level::Min);
+        nodes.count_shortfall(&self.ask(nodes), why);
         Exhausted { wanted: self.least, got, order: self.order.get(), why }.into()
     }
 }

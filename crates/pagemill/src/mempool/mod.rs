@@ -465,7 +465,13 @@ impl<S: Source> Mempool<S> {
         is_first: bool,
     ) -> Result<bool, Error> {
         if let Some(request) = request {
+            let mut before = want.missing();
             want.ask(self, request)?;
+            // A page source that has some does not reclaim for the rest (C3.4): asked again, it does.
+            while request.gfp.may_wait() && (1..before).contains(&want.missing()) {
+                before = want.missing();
+                want.ask(self, request)?;
+            }
         }
         Ok(want.missing() == 0 || self.take_whole(want, gfp, is_first))
     }

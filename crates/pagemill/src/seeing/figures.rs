@@ -5,7 +5,7 @@ use crate::allocator::Allocator;
 use crate::mempool::MempoolStats;
 use crate::misuse::foreign_count;
 use crate::stats::{Stats, ZoneInfo};
-use pagemill_core::{CpuId, Mobility, NodeId, Order, ZoneKind};
+use pagemill_core::{CpuId, Mobility, NodeId, Order, Why, ZoneKind};
 use pagemill_sys::Backend;
 
 /// Whether a figure only grows.
@@ -233,7 +233,7 @@ pub static FIGURES: &[Figure] = &[
         Of(|seen| seen.stats.fallbacks),
     ),
     counter("pagemill_stolen_pages_total", "Pages out of another mobility's pageblock.", Of(|seen| seen.stats.steals)),
-    counter("pagemill_shortfalls_total", "Requests that came back short.", Of(|seen| seen.stats.shortfalls)),
+    counter("pagemill_shortfalls_total", "Requests that came back short, by reason.", Labelled(shortfalls)),
     counter("pagemill_numa_hit_total", "Pages from the node that was asked for.", PerZone(|zone| zone.stats.numa_hit)),
     counter("pagemill_numa_miss_total", "Pages for another node's requests.", PerZone(|zone| zone.stats.numa_miss)),
     counter("pagemill_numa_foreign_total", "Its requests, met elsewhere.", PerZone(|zone| zone.stats.numa_foreign)),
@@ -298,6 +298,16 @@ fn by_size(calls: &[u64; 32], samples: &mut Samples<'_>) {
     for (i, &calls) in calls.iter().enumerate().filter(|(_, calls)| **calls > 0) {
         let (from, to) = (1u64 << i, (1u64 << (i + 1)) - 1);
         samples.push([("pages", if from == to { from.to_string() } else { format!("{from}-{to}") })], calls);
+    }
+}
+
+/// Each zone's, those that are 0 too: so a rate can be told from the first one on.
+fn shortfalls(seen: &Snapshot, samples: &mut Samples<'_>) {
+    for zone in &seen.zones {
+        for why in Why::ALL {
+            let [node, kind] = labels_of(zone.node, zone.kind);
+            samples.push([node, kind, ("reason", why.name().into())], zone.stats.shortfalls_by(why));
+        }
     }
 }
 
@@ -395,5 +405,25 @@ mod tests {
         let sizes: Vec<_> = all("pagemill_bulk_allocations_total").iter().map(|s| label(s, "pages")).collect();
         assert_eq!(sizes, ["8-15", "64-127", "8-15", "64-127"]);
         drop(block);
+    }
+
+    #[test]
+    fn shortfalls_are_shown_by_zone_and_reason() {
+        use crate::{Account, Bulk, Memory, PageCount, PageList};
+        let second = NodeId::new(1).unwrap();
+        let builder = Allocator::builder().memory(Memory::anonymous(512));
+        let allocator = builder.memory(Memory::anonymous(512).node(second)).build().unwrap();
+        let (account, mut list) = (Account::new(PageCount::new(3)), PageList::new());
+        let request = Bulk::up_to(4).account(&account).exact_node(second);
+        (0..2).for_each(|_| _ = allocator.alloc_pages_bulk_list(request, &mut list).unwrap());
+        let seen = [Snapshot::of("a", &allocator)];
+        let figure = FIGURES.iter().find(|figure| figure.name == "pagemill_shortfalls_total").unwrap();
+        let samples = figure.samples(&seen);
+        let counted: Vec<_> = samples.iter().filter(|sample| sample.value > 0).collect();
+        let labels = [("allocator", "a"), ("node", "1"), ("zone", "Normal"), ("reason", "account")];
+        let labels = labels.map(|(name, value)| (name, value.to_owned())).to_vec();
+        assert_eq!(counted, [&Sample { labels, value: 2 }]);
+        assert_eq!(samples.len(), 2 * Why::COUNT, "those that are 0 too");
+        assert_eq!(allocator.stats().shortfalls(), 2);
     }
 }
