@@ -137,13 +137,7 @@ fn page_numbers_wide(
     first: u32,
 ) -> (usize, bool) {
     #[inline(always)]
-    fn plain(
-        addrs: &[usize],
-        places: &mut [MaybeUninit<u32>],
-        base: usize,
-        frames: u32,
-        first: u32,
-    ) -> (usize, bool) {
+    fn plain(addrs: &[usize], places: &mut [MaybeUninit<u32>], base: usize, frames: u32, first: u32) -> (usize, bool) {
         let (mut bits, mut far) = ([0; GROUP], [0; GROUP]);
         let (groups, rest) = addrs.as_chunks::<GROUP>();
         let (to, to_rest) = places.as_chunks_mut::<GROUP>();
@@ -262,7 +256,9 @@ mod tests {
             let mut are_pages = |addrs: &[usize]| page_numbers(addrs, &mut places, BASE, frames, 77);
             for i in 0..n {
                 let own = addrs[i];
-                for stranger in [0, BASE - PAGE_SIZE, BASE + frames as usize * PAGE_SIZE, own + 1, own ^ 1 << 44, own ^ 1 << 63, !0] {
+                for stranger in
+                    [0, BASE - PAGE_SIZE, BASE + frames as usize * PAGE_SIZE, own + 1, own ^ 1 << 44, own ^ 1 << 63, !0]
+                {
                     addrs[i] = stranger;
                     assert!(!are_pages(&addrs), "{stranger:#x} at {i} of {n}");
                 }
@@ -280,7 +276,8 @@ mod tests {
         for n in 0..=if cfg!(miri) { 20 } else { 64 } {
             for pattern in [0, !0, 0x5555_5555_5555_5555, 1, 1 << 63, 0x8000_0001_0f0f_1234_u64] {
                 // What is not empty has one bit alone, in either half.
-                let words: Vec<usize> = (0..n).map(|i| if pattern >> i & 1 == 1 { 0 } else { 1 << (i * 7 % 64) }).collect();
+                let words: Vec<usize> =
+                    (0..n).map(|i| if pattern >> i & 1 == 1 { 0 } else { 1 << (i * 7 % 64) }).collect();
                 assert_eq!(empty_slots(&words), if n == 64 { pattern } else { pattern & ((1 << n) - 1) }, "{n}");
             }
         }

@@ -383,7 +383,8 @@ impl<const RAW: bool> Segment<RAW> {
             // A full batch is passed on when one more page is seen to be of this kind, not before: see `end`.
             let n = (words.len() - at).min(self.batch.room()).max(1);
             let chunk = &mut words[at..at + n];
-            let taken = if self.batch.room() > 0 && self.is_of_one_kind && self.arena.push_pages(chunk, &mut self.batch) {
+            let taken = if self.batch.room() > 0 && self.is_of_one_kind && self.arena.push_pages(chunk, &mut self.batch)
+            {
                 let taken = self.keep_sound(n);
                 empty(&mut chunk[..taken]);
                 taken

@@ -139,7 +139,7 @@ impl Inner {
 
     /// Gets the frames of a batch ready for their new owner, each once (C3.9): zeroed if asked for, marked if they were never
     /// handed out. A frame that somebody has is on two ways at once: it is put aside and reported.
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn prepare(&self, batch: &mut Batch, gfp: Gfp) {
         step!("Inner::prepare");
         if gfp.contains(Gfp::ZERO) {

@@ -1,7 +1,7 @@
 //! What an allocator counts (C3.13), its invariants walked and proved (C10.2), and both in the shape that people
 //! know from `/proc`.
-use crate::arena::FULL;
 use crate::allocator::{Allocator, Inner};
+use crate::arena::FULL;
 use crate::misuse::foreign_count;
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;

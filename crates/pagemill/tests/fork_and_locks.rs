@@ -332,7 +332,7 @@ mod detecting {
                     free(addr, turn % 40);
                     wait_until(&|| freed.load(SeqCst) > turn);
                     // Both copies are on a list now, or one; the second to be handed out as a raw pointer is put aside.
-                    let pages = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok());
+                    let pages = std::iter::from_fn(|| allocator.alloc_page(Gfp::KERNEL).ok());
                     let mut raw: Vec<*mut u8> = pages.map(Page::into_raw).collect();
                     // SAFETY: all that there is, each once.
                     unsafe { free_pages_bulk_raw(&mut raw, Order::ZERO) }.unwrap();

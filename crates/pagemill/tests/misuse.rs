@@ -329,7 +329,11 @@ fn misuse_is_found_at_every_place_of_every_size() {
                 let gone = page(a);
                 assert_eq!(free(gone, 0), Ok(()));
                 // The last kind is one of its own: the same twice within the call.
-                let (ptr, kind) = if what == 6 { (slots[n - 1 - at.min(n - 1)], MisuseKind::DoubleFree) } else { strange(what, gone) };
+                let (ptr, kind) = if what == 6 {
+                    (slots[n - 1 - at.min(n - 1)], MisuseKind::DoubleFree)
+                } else {
+                    strange(what, gone)
+                };
                 slots.insert(at, ptr);
                 let (freed, misuse) = free_bulk(&mut slots, 0).unwrap_err();
                 assert_eq!((freed, misuse.kind, misuse.addr), (n, kind, ptr.addr()), "{n} pages, {what} at {at}");

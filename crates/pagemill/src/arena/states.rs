@@ -297,10 +297,14 @@ mod tests {
         let allocator = Allocator::builder().pages(1024).build().unwrap();
         let arena = allocator.nodes().first().arena;
         let out = |order: u8| FrameState::raw(Order::new(order).unwrap());
-        for (taken, state) in (0..17).zip([out(0), out(1), FrameState::INSIDE, FrameState::QUARANTINED].into_iter().cycle()) {
+        for (taken, state) in
+            (0..17).zip([out(0), out(1), FrameState::INSIDE, FrameState::QUARANTINED].into_iter().cycle())
+        {
             // Fresh ones and others, in no order.
             let numbers: Vec<u32> = (0..17).map(|i| arena.first + i * 5 % 17 * 9).collect();
-            numbers.iter().for_each(|&pfn| arena.set_state(pfn, [FrameState::FRESH, FrameState::SAFE][pfn as usize % 2]));
+            numbers
+                .iter()
+                .for_each(|&pfn| arena.set_state(pfn, [FrameState::FRESH, FrameState::SAFE][pfn as usize % 2]));
             arena.set_state(numbers[taken], state);
             let (mut batch, mut refused) = (Batch::new(), Vec::new());
             batch.push_slice(&numbers);

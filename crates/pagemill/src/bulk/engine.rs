@@ -9,7 +9,7 @@
 //! A request that must have several blocks makes one such attempt, which takes all or gives back what it took. If that was too
 //! little and the request may wait, it does so with nothing in hand, in a line for all its blocks (`wait_for_all`, C3.20).
 use crate::allocator::{Allocator, Inner};
-use crate::arena::Arena;
+use crate::arena::{Arena, FULL};
 use crate::bulk::request::{Bulk, Commit, Delivered};
 use crate::fork::generation;
 use crate::free::finish;
@@ -17,7 +17,7 @@ use crate::nodes::Nodes;
 use crate::slow::{Ask, Effort};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{
-    Error, Gfp, Handful, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why, interleave_share,
+    Error, FrameState, Gfp, Handful, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why, interleave_share,
 };
 use pagemill_sys::Batch;
 use pagemill_sys::lists::BulkCall;
@@ -260,13 +260,7 @@ impl Allocator {
 
 impl Inner {
     /// A batch of order 0 from pageblocks of the request's mobility; may there be more?
-    fn batch_of_zone(
-        &'static self,
-        gfp: Gfp,
-        left: usize,
-        past_list: &mut Option<InHand>,
-        batch: &mut Batch,
-    ) -> bool {
+    fn batch_of_zone(&'static self, gfp: Gfp, left: usize, past_list: &mut Option<InHand>, batch: &mut Batch) -> bool {
         let mobility = gfp.mobility();
         if let Some(in_hand) = past_list {
             if !in_hand.is_of(self) {
@@ -275,10 +269,8 @@ impl Inner {
                 }
                 in_hand.take(self, left, gfp);
             }
-            in_hand.fill(batch);
-            if in_hand.generation == generation() {
-                self.stats_here().direct_out.fetch_add(batch.len() as u64, Relaxed);
-            }
+            in_hand.fill(self, batch);
+            self.stats_here().direct_out.fetch_add(batch.len() as u64, Relaxed);
         } else {
             self.refill(gfp, Level::Low, left.min(Batch::CAPACITY), batch);
         }
@@ -309,7 +301,7 @@ impl Inner {
 struct InHand {
     zone: Option<&'static Inner>,
     frames: Handful,
-    /// When they were taken: in the child of a fork, which a callback may be, they are counted as handed out since.
+    /// When they were taken: see [`adopt`](Self::adopt).
     generation: u64,
 }
 
@@ -334,8 +326,24 @@ impl InHand {
         (self.zone, self.generation) = (Some(inner), generation());
     }
 
+    /// In the child of a fork, which a callback may be, what nobody has is counted and marked as somebody's. These are this
+    /// request's: neither handed out nor free.
+    fn adopt(&mut self, inner: &Inner) {
+        if self.generation == generation() {
+            return;
+        }
+        self.generation = generation();
+        inner.stats_here().direct_in.fetch_add(self.frames.len() as u64, Relaxed);
+        let mut frames = self.frames.clone();
+        while FULL && let Some((first, mask)) = frames.next_word(64) {
+            let bits = (0..64).filter(|bit| mask >> bit & 1 == 1);
+            bits.for_each(|bit| inner.arena.set_state(first.as_u32() + bit, FrameState::SAFE));
+        }
+    }
+
     /// Moves whole words of them to `batch`, which is empty.
-    fn fill(&mut self, batch: &mut Batch) {
+    fn fill(&mut self, inner: &Inner, batch: &mut Batch) {
+        self.adopt(inner);
         while let Some((first, mask)) = self.frames.next_word(batch.room()) {
             batch.push_bits(first.as_u32(), mask);
         }
@@ -345,11 +353,9 @@ impl InHand {
     #[inline(never)]
     fn give_back(&mut self) {
         if let Some(inner) = self.zone.filter(|_| !self.is_none()) {
+            self.adopt(inner);
             let mut giving = inner.zone.giving();
             giving.give_handful(&mut self.frames);
-            if self.generation != generation() {
-                inner.stats_here().direct_in.fetch_add(giving.frames() as u64, Relaxed);
-            }
             finish(inner, &mut giving);
         }
     }
