@@ -64,6 +64,10 @@ impl Luks {
         }
         match luks2::Header::read(store) {
             Ok(header) => Ok(Self::V2(header)),
+            Err(Error::Header(_)) if first.starts_with(&luks1::MAGIC_WHILE_REENCRYPTED) => Err(Error::Unsupported(
+                "a re-encryption of this LUKS1 volume is under way, which is not done here: finish it (cryptsetup reencrypt)"
+                    .to_owned(),
+            )),
             // What does not even begin as a header is none.
             Err(Error::Header(_)) if !begins_as_one => Err(Error::NoHeader { file: String::new() }),
             Err(Error::Header(why)) => Err(match luks1::version(&first) {

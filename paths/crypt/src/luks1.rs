@@ -21,6 +21,8 @@ use crate::{Error, SectorSize};
 pub const HEADER: usize = 592;
 /// How both formats begin.
 pub(crate) const MAGIC: [u8; 6] = *b"LUKS\xba\xbe";
+/// What `cryptsetup reencrypt` puts in its place until it is done, so that nobody opens the volume. The rest is as it was.
+pub(crate) const MAGIC_WHILE_REENCRYPTED: [u8; 6] = *b"LUKS\xde\xad";
 /// Keyslots there are.
 pub const SLOTS: u32 = 8;
 

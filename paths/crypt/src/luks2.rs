@@ -34,6 +34,9 @@ const HEADER: u64 = SIZES[0];
 /// Where the data begins in what is made here: behind 16 MiB of header, as `cryptsetup` has it.
 const DATA: u64 = 16 << 20;
 
+/// What is said of a keyslot of priority 0.
+const NAMED_ONLY: &str = "its priority is \"ignore\": it is tried only where it is named";
+
 /// A header that was read and checked.
 #[derive(Clone, Debug)]
 pub struct Header {
@@ -255,6 +258,12 @@ impl Header {
         self.metadata.keyslots.get(&number)?.check_usable().err().map(|error| error.to_string())
     }
 
+    /// Why keyslot `number` is passed over unless it is named, if so.
+    #[must_use]
+    pub fn passed_over(&self, number: u32) -> Option<&'static str> {
+        (self.metadata.keyslots.get(&number)?.priority == Some(0)).then_some(NAMED_ONLY)
+    }
+
     /// That one of the keyslots for the volume's key can be used here, if there are any.
     pub(crate) fn check_openers(&self) -> Result<(), Error> {
         self.metadata.segment()?;
@@ -308,10 +317,13 @@ impl Header {
         let (segment, _) = self.metadata.segment()?;
         let priority = |number: u32| self.metadata.keyslots.get(&number).and_then(|slot| slot.priority).unwrap_or(1);
         let mut numbers: Vec<_> = self.openers().into_iter().map(|number| (priority(number), number)).collect();
-        numbers.retain(|&(priority, number)| only.map_or(priority > 0, |only| only == number));
+        numbers.retain(|&(_, number)| only.is_none_or(|only| only == number));
         numbers.sort_by_key(|&(priority, number)| (std::cmp::Reverse(priority), number));
         let numbers = numbers.into_iter().map(|(_, number)| number);
-        let found = first_that_opens(numbers, |number| self.try_slot(store, segment, number, passphrase, limits));
+        let found = first_that_opens(numbers, |number| match self.passed_over(number).filter(|_| only.is_none()) {
+            Some(why) => Err(Error::Unsupported(format!("keyslot {number}: {why}"))),
+            None => self.try_slot(store, segment, number, passphrase, limits),
+        });
         found.map_err(|error| match (error, &self.stranger) {
             (Error::WrongPassphrase { tried, mut not_tried, is_empty }, Some(Stranger::Volume(uuids))) => {
                 let other = if self.faults[0].is_some() { &uuids[0] } else { &uuids[1] };

@@ -104,6 +104,22 @@ fn keyslots_that_cannot_be_used_are_skipped_and_kept() {
     });
 }
 
+/// `cryptsetup config --priority ignore`: it is there, and nobody is told that its passphrase is wrong.
+#[test]
+fn a_keyslot_that_is_passed_over_is_said_to_be() {
+    let mut bytes = image();
+    with_metadata(&mut bytes, |json| json["keyslots"]["0"]["priority"] = 0.into());
+    let disk = Disk::of(bytes);
+    let luks = Luks::read(&disk).unwrap();
+    luks.check_openers().unwrap();
+    let (limits, words) = (Limits::default(), "keyslot 0: its priority is \"ignore\"");
+    let refused = luks.unlock(&disk, PASSPHRASE, None, &limits).unwrap_err();
+    assert!(matches!(&refused, Error::Unsupported(why) if why.contains(words)), "{refused}");
+    assert_eq!(luks.unlock(&disk, PASSPHRASE, Some(0), &limits).unwrap().0, 0);
+    let Luks::V2(header) = luks else { unreachable!("it was made as one") };
+    assert!(header.passed_over(0).is_some() && header.passed_over(1).is_none());
+}
+
 #[test]
 fn nothing_is_written_where_something_else_is_in_the_primary_copys_place() {
     let whole = image();
@@ -236,4 +252,15 @@ fn a_luks1_volume_of_another_cipher_is_read_and_not_opened() {
         }
         assert!(*disk.now.borrow() == bytes, "{word}");
     }
+}
+
+/// The only sign of it is another magic number, which has the volume look like none.
+#[test]
+fn a_luks1_volume_that_is_being_reencrypted_is_no_empty_place() {
+    let disk = Disk::of(vec![0; 3 << 20]);
+    Luks::format(&disk, &new(1, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
+    let mut bytes = disk.now.into_inner();
+    bytes[..6].copy_from_slice(b"LUKS\xde\xad");
+    let refused = Luks::read(&Disk::of(bytes)).unwrap_err();
+    assert!(matches!(&refused, Error::Unsupported(why) if why.contains("re-encryption")), "{refused}");
 }

@@ -60,6 +60,8 @@ struct Slot {
     area_bytes: Option<u64>,
     /// Why it does not open the volume here, if so.
     not_used: Option<String>,
+    /// Why it is passed over unless it is named, if so.
+    passed_over: Option<&'static str>,
 }
 
 pub(super) fn run(args: &InfoArgs) -> Result<Said, Error> {
@@ -101,6 +103,7 @@ fn of_luks1(header: &luks1::Header) -> Info {
         area_offset: Some(u64::from(slot.material) * UNIT),
         area_bytes: Some(crate::af::material_len(header.key_bytes, slot.stripes as usize) as u64),
         not_used: None,
+        passed_over: None,
     });
     Info {
         kind: "luks1",
@@ -125,6 +128,7 @@ fn of_luks2(header: &luks2::Header) -> Info {
         area_offset: Some(slot.area.offset),
         area_bytes: Some(slot.area.size),
         not_used: header.not_used(number),
+        passed_over: header.passed_over(number),
     });
     let others = metadata.others.iter().map(|(&number, other)| Slot {
         number,
@@ -133,6 +137,7 @@ fn of_luks2(header: &luks2::Header) -> Info {
         area_offset: other.area.as_ref().map(|area| area.offset),
         area_bytes: other.area.as_ref().map(|area| area.size),
         not_used: Some(other.why.clone()),
+        passed_over: None,
     });
     let mut keyslots: Vec<_> = known.chain(others).collect();
     keyslots.sort_by_key(|slot| slot.number);
@@ -204,9 +209,9 @@ impl Info {
             // Writing to a string can't fail.
             let _ = writeln!(text, "{name:<16}{value}");
         }
-        for Slot { number, kdf, not_used, .. } in &self.keyslots {
+        for Slot { number, kdf, not_used, passed_over, .. } in &self.keyslots {
             let not_used = not_used.as_ref().map(|why| format!("not used: {why}"));
-            let said: Vec<_> = [kdf.clone(), not_used].into_iter().flatten().collect();
+            let said: Vec<_> = [kdf.clone(), not_used, passed_over.map(str::to_owned)].into_iter().flatten().collect();
             let _ = writeln!(text, "{:<16}{}", format!("keyslot {number}"), plain_text(&said.join("; ")));
         }
         if self.keyslots.is_empty() {

@@ -103,15 +103,8 @@ pub struct Session {
     /// The beginning of a message whose end has not come.
     partial: Vec<u8>,
     agreed: Agreed,
-    ending: Ending,
-}
-
-/// Whether the server ends, and a client that negotiates has been told so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    No,
-    Untold,
-    Told,
+    /// The server ends.
+    is_ending: bool,
 }
 
 /// What was negotiated.
@@ -158,7 +151,7 @@ impl Session {
     #[must_use]
     pub fn new(config: Arc<Config>, out: &mut Vec<u8>) -> Self {
         negotiate::greet(out);
-        Self { config, state: State::ClientFlags, partial: Vec::new(), agreed: Agreed::default(), ending: Ending::No }
+        Self { config, state: State::ClientFlags, partial: Vec::new(), agreed: Agreed::default(), is_ending: false }
     }
 
     /// Takes the next message, or a part of it, from the beginning of `input`; answers go to `out`. Returns how many bytes
@@ -233,16 +226,15 @@ impl Session {
 
     /// The server ends: all further options are answered with that. Requests are not: see [`Session::refuse`].
     pub fn shut_down(&mut self) {
-        if self.ending == Ending::No {
-            self.ending = Ending::Untold;
-        }
+        self.is_ending = true;
     }
 
-    /// True while a client negotiates that has still to be told that the server ends.
+    /// True while a client negotiates with a server that ends. It may go on after an answer: libnbd takes the first one for
+    /// an option that the server does not know, and learns the reason from the answer to its last.
     #[must_use]
-    pub fn owes_refusal(&self) -> bool {
+    pub fn refuses_options(&self) -> bool {
         let is_over = matches!(self.state, State::Requests { .. } | State::SkipPayload { .. } | State::Closed);
-        self.ending == Ending::Untold && !is_over
+        self.is_ending && !is_over
     }
 
     /// How this session's requests are answered.

@@ -1,6 +1,6 @@
 //! The handshake: the greeting, the client's flags, options and their answers.
 use super::requests::flags;
-use super::{Ending, Event, MAX_NAME, MAX_OPTION, MAX_PAYLOAD, MAX_SKIPPED, Session, State, Tls};
+use super::{Event, MAX_NAME, MAX_OPTION, MAX_PAYLOAD, MAX_SKIPPED, Session, State, Tls};
 
 const GREETING: u64 = 0x4e42_444d_4147_4943; // "NBDMAGIC"
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054; // "IHAVEOPT"
@@ -143,11 +143,8 @@ impl Session {
                 return Event::Goodbye;
             }
             // The oldest option has no answer but the export itself.
-            option::EXPORT_NAME if self.ending != Ending::No => return Event::Violation("the server ends"),
-            _ if self.ending != Ending::No => {
-                self.ending = Ending::Told;
-                say(option, reply::SHUTDOWN, b"the server ends", out);
-            }
+            option::EXPORT_NAME if self.is_ending => return Event::Violation("the server ends"),
+            _ if self.is_ending => say(option, reply::SHUTDOWN, b"the server ends", out),
             option::STARTTLS => return self.start_tls(data, out),
             option::EXPORT_NAME if is_closed_to_it => return Event::Violation("it asks for an export before TLS"),
             option::EXPORT_NAME => return self.export_by_name(data, out),

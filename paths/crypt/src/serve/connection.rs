@@ -114,7 +114,7 @@ struct Part {
 enum Life {
     Open,
     /// The server stops: what was begun is finished, and every later request is refused, until the client closes or is
-    /// silent. A client that negotiates is told so once.
+    /// silent. So are the options of one that negotiates.
     Draining,
     /// The client said goodbye, broke the protocol or sends no more: what was begun is finished.
     Closing,
@@ -250,7 +250,7 @@ impl Connection {
             // There may be more that has come.
             self.blocked = Blocked::Turn;
         }
-        self.finish_if_over(context.path, context.now);
+        self.finish_if_over(context.path);
         if !self.owes() {
             self.heard.restart(context.now);
         }
@@ -520,22 +520,10 @@ impl Connection {
         self.steps == 0 && !self.wants_output() && self.current.is_none() && self.flights.count() == 0
     }
 
-    fn finish_if_over(&mut self, path: &DataPath, now: Instant) {
-        match self.life {
-            Life::Closing if self.is_idle() => {
-                self.socket.end_sending();
-                self.die(path);
-            }
-            // Who negotiates has been told. Others may be about to ask, and are answered: see `check`.
-            Life::Draining
-                if self.wants_input()
-                    && self.is_idle()
-                    && self.session.export().is_none()
-                    && !self.session.owes_refusal() =>
-            {
-                self.linger(now);
-            }
-            _ => {}
+    fn finish_if_over(&mut self, path: &DataPath) {
+        if self.life == Life::Closing && self.is_idle() {
+            self.socket.end_sending();
+            self.die(path);
         }
     }
 
@@ -569,8 +557,8 @@ impl Connection {
         }
         let negotiates = self.life == Life::Open && self.session.export().is_none();
         let negotiates_for = if negotiates { now - self.born } else { Duration::ZERO };
-        // Who negotiates while the server stops has as long to be told so as others have to close.
-        let is_mute = self.life == Life::Draining && self.session.owes_refusal();
+        // Who negotiates while the server stops has as long for it, and to be told so, as others have to close.
+        let is_mute = self.life == Life::Draining && self.session.refuses_options();
         let is_over = now - self.heard.since > limits.stop.min(LINGER);
         if is_silent && is_over {
             return self.linger(now);

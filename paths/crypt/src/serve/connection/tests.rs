@@ -30,8 +30,9 @@ fn who_negotiates_while_the_server_stops_is_told_so() {
     let (path, now) = (path(64, 16), Instant::now());
     let limits = TimeLimits { handshake: TEN_S, stall: Some(TEN_S), stop: TEN_S };
     let greeting = 18;
-    // What comes before and behind the moment, in pieces; the end is the same.
-    let said = [&3u32.to_be_bytes()[..], &option(3, &[]), &option(8, &[])].concat();
+    let flags = 3u32.to_be_bytes();
+    // What comes before the moment; the options behind it each wait for the answer to the one before, as libnbd's do.
+    let said = [&flags[..], &option(8, &[])].concat();
     for before in [0, 3, 4, 10] {
         let (client, mut connection) = connected(now);
         (&client).write_all(&said[..before]).unwrap();
@@ -40,31 +41,30 @@ fn who_negotiates_while_the_server_stops_is_told_so() {
         turns(&mut connection, &path, &mut Engine::Plain, now);
         connection.check(&limits, &path, now + Duration::from_millis(900));
         assert!(!connection.is_dead(), "{before}: it has its time");
-        (&client).write_all(&said[before..]).unwrap();
-        turns(&mut connection, &path, &mut Engine::Plain, now);
-        let mut answers = Vec::new();
-        (&client).read_to_end(&mut answers).unwrap();
-        let kinds: Vec<_> =
-            answers[greeting..].chunks(20 + "the server ends".len()).map(|answer| &answer[8..16]).collect();
-        let told = |number: u32| [number.to_be_bytes(), SHUTDOWN.to_be_bytes()].concat();
-        assert_eq!(kinds, [told(3), told(8)], "{before}");
+        (&client).read_exact(&mut [0; 18]).unwrap();
+        for (number, asked) in [(8, said[before..].to_vec()), (3, option(3, &[])), (7, option(7, &[0; 6]))] {
+            (&client).write_all(&asked).unwrap();
+            turns(&mut connection, &path, &mut Engine::Plain, now);
+            let mut answer = [0; 20 + "the server ends".len()];
+            (&client).read_exact(&mut answer).unwrap();
+            assert_eq!(answer[8..16], [u32::to_be_bytes(number), SHUTDOWN.to_be_bytes()].concat(), "{before}");
+        }
         drop(client);
         turns(&mut connection, &path, &mut Engine::Plain, now);
         assert!(connection.is_dead());
     }
-    // Who says goodbye, or asks in the oldest way, which has no such answer; and who says nothing.
-    for (last, answer) in [(Some(2), 20), (Some(1), 0), (None, 0)] {
+    // Who says goodbye, or asks in the oldest way, which has no such answer; and who says nothing, told or not.
+    for (last, answer, is_over) in [(Some(2), 20, true), (Some(1), 0, true), (Some(3), 35, false), (None, 0, false)] {
         let (client, mut connection) = connected(now);
         (&client).write_all(&said[..4]).unwrap();
         turns(&mut connection, &path, &mut Engine::Plain, now);
         connection.drain(now);
-        match last {
-            Some(number) => {
-                (&client).write_all(&option(number, &[])).unwrap();
-                turns(&mut connection, &path, &mut Engine::Plain, now);
-            }
-            None => connection.check(&limits, &path, now + Duration::from_millis(1100)),
+        if let Some(number) = last {
+            (&client).write_all(&option(number, &[])).unwrap();
+            turns(&mut connection, &path, &mut Engine::Plain, now);
         }
+        assert_eq!(connection.is_dead(), is_over, "{last:?}");
+        connection.check(&limits, &path, now + Duration::from_millis(1100));
         assert!(connection.is_dead(), "{last:?}");
         drop(connection);
         let mut answers = Vec::new();
