@@ -52,18 +52,20 @@ pub struct BenchArgs {
 }
 
 const HELP: &str = "\
-Needs no root. Without options it runs `batch`, `burst` and `scatter`, for at
-most 90 seconds. With --all some peers take 8 GiB for the pages of scatter-4g.
+Needs no root. Without options it runs `batch`, `burst` and `scatter`, for about
+2 minutes. With --all some peers take 8 GiB for the pages of scatter-4g.
 Keep the machine otherwise idle: a disturbance shows as a wide min and max.
 PAGEMILL_STATS is not served: who watches reads the counters that the rows
 write, and would be measured with them.
 
 Tables:
-  batch       N pages out and back, N = 1 to 128
-  burst       N pages out, then N back, N = 1 to 16384; the halves apart
+  batch       N pages out and back, N = 1 to 128; the list of free pages in
+              random order, as a queue leaves it (fifo), in order (best case)
+  burst       N pages out, then N back, N = 1 to 16384; the halves apart; so
   scatter     16384 pages out, then back in random order
   scatter-4g  the same over 4 GiB (1048576 pages)
-  total       128 KiB to 1 GiB, asked for 1 to 32 pages a call
+  total       128 KiB to 1 GiB, asked for 1 to 32 pages a call; put back
+              before in random order, or in order
   touch       16 MiB of pages written to: fresh, recycled, returned
   churn       2 MiB frames that survive 100 rounds of 10 % churn at half full
   threads     two processors: own pages; one takes and the other puts back
@@ -72,7 +74,7 @@ Tables:
   crypt       an encrypted volume, in this process and served to fio by NBD
 
 Rows:
-  pagemill-single, -list, -array, -callback, -runs, -split,
+  pagemill-single, -list, -array, -callback, -runs, -raw, -split,
           on each backend (rseq, portable)
   floors: memcpy, tls-vec, tls-refcell
   peers:  mutex-vec, array-queue, buddy-system, glibc, mimalloc, jemalloc,

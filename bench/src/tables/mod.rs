@@ -25,7 +25,7 @@ use crate::machine::{Machine, preemptions};
 use crate::record::Record;
 use crate::rows::{Kind, Need, Row, Unavailable};
 use crate::stats::Spread;
-use crate::subject::{Flaw, Parts};
+use crate::subject::{Flaw, ListOrder, Parts};
 
 /// How much measuring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,6 +166,7 @@ pub(crate) struct CellSamples {
     pub(crate) samples: Vec<Sample>,
     /// Of each round, where operations were timed one by one: the median and the 99th percentile, in microseconds.
     pub(crate) latencies_us: Vec<[f64; 2]>,
+    pub(crate) order: Option<ListOrder>,
     pub(crate) seed: Option<u64>,
 }
 
@@ -179,6 +180,7 @@ impl CellSamples {
             n,
             samples: Vec::new(),
             latencies_us: Vec::new(),
+            order: None,
             seed: None,
         }
     }
@@ -205,6 +207,7 @@ impl CellSamples {
             bytes_a_block: None,
             p50_us: latency(0),
             p99_us: latency(1),
+            order: self.order,
             seed: self.seed,
             turns: self.samples,
         })

@@ -76,6 +76,7 @@ fn cell(bench: &'static str, row: &BlockRow, n: usize) -> CellSamples {
         n,
         samples: Vec::new(),
         latencies_us: Vec::new(),
+        order: None,
         seed: None,
     }
 }
