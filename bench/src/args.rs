@@ -6,13 +6,26 @@ use crate::Error;
 use crate::rows::{Kind, OPTIONAL, Row};
 
 /// The tables, in the order in which they run.
-pub(crate) const TABLES: [&str; 11] =
-    ["batch", "burst", "scatter", "scatter-4g", "total", "touch", "churn", "threads", "mempool", "dma", "crypt"];
+pub(crate) const TABLES: [&str; 13] = [
+    "batch",
+    "burst",
+    "scatter",
+    "scatter-4g",
+    "holes",
+    "orders",
+    "total",
+    "touch",
+    "churn",
+    "threads",
+    "mempool",
+    "dma",
+    "crypt",
+];
 
 /// What `--only` calls the kinds of per-CPU lists.
 const BACKENDS: [&str; 2] = ["rseq", "portable"];
 
-const DEFAULT_TABLES: [&str; 3] = ["batch", "burst", "scatter"];
+const DEFAULT_TABLES: [&str; 5] = ["batch", "burst", "scatter", "holes", "orders"];
 
 /// Measure Pagemill beside what a program would use today, all in one run.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -52,8 +65,8 @@ pub struct BenchArgs {
 }
 
 const HELP: &str = "\
-Needs no root. Without options it runs `batch`, `burst` and `scatter`, for about
-2 minutes. With --all some peers take 8 GiB for the pages of scatter-4g.
+Needs no root. Without options it runs `batch`, `burst`, `scatter`, `holes` and
+`orders`, for about 2 minutes. With --all some peers take 8 GiB for the pages of scatter-4g.
 Keep the machine otherwise idle: a disturbance shows as a wide min and max.
 PAGEMILL_STATS is not served: who watches reads the counters that the rows
 write, and would be measured with them.
@@ -64,6 +77,8 @@ Tables:
   burst       N pages out, then N back, N = 1 to 16384; the halves apart; so
   scatter     16384 pages out, then back in random order
   scatter-4g  the same over 4 GiB (1048576 pages)
+  holes       1 to 64 pages leave an array of 64 to 1024 slots, and come back
+  orders      blocks of 2 to 512 pages, one and 64 at a time
   total       128 KiB to 1 GiB, asked for 1 to 32 pages a call; put back
               before in random order, or in order
   touch       16 MiB of pages written to: fresh, recycled, returned

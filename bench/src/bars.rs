@@ -19,8 +19,8 @@ use crate::stats::{Spread, short};
 use crate::subject::{HAND_OVER_PAGES, ListOrder};
 use crate::tables::crypt::{CELLS, LUKS, NO_ENCRYPTION};
 use crate::tables::dma::{SELF_TEST, SHAPES};
-use crate::tables::total;
 use crate::tables::touch::TOUCH_PAGES;
+use crate::tables::{orders, total};
 
 /// How the names of bars end whose figure is the end of an interval.
 const UPPER_END: &str = "upper end";
@@ -231,6 +231,7 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
     let mut bars = vec![bar("ns in bars: times (rte-mempool's page / 5.2)", pace, None, None)];
     bars.extend(one_call(&figures, ns));
     bars.extend(many_calls(&figures, ns));
+    bars.extend(shapes(&figures, ns));
     bars.extend(threads(&figures, ns));
     bars.extend(memory(&figures));
     bars.extend(small_blocks(&figures));
@@ -335,6 +336,23 @@ fn many_calls(figures: &Figures, ns: impl Fn(f64) -> Option<Limit>) -> Vec<Optio
             Some(AtMost(0.5)),
             None,
         ),
+    ]
+}
+
+/// The tables `holes` and `orders`.
+fn shapes(figures: &Figures, ns: impl Fn(f64) -> Option<Limit>) -> Vec<Option<Bar>> {
+    let slots = |n| median(figures.out("holes-random", "pagemill-array", n, ListOrder::Random));
+    let freed = |n| {
+        let record = figures.record("holes-random", "pagemill-array", "rseq", n, ListOrder::Random)?;
+        median(record.turns.iter().map(|turn| turn.free).collect())
+    };
+    let blocks = |order| median(figures.ours(orders::MANY, "pagemill-array", order));
+    vec![
+        bar("holes in 64 slots, filling: ns a page", slots(64), ns(2.0), ns(1.2)),
+        bar("holes in 256 slots, filling: ns a page", slots(256), ns(4.0), ns(2.0)),
+        bar("holes in 1024 slots, filling: ns a page", slots(1024), ns(6.0), ns(4.0)),
+        bar("holes, bulk free, worst: ns a page", worst([64, 256, 1024].map(freed)), ns(1.5), ns(1.1)),
+        bar("orders 1 to 6, 64 a call, worst: ns a block", worst((1..=6).map(blocks)), ns(15.0), ns(6.0)),
     ]
 }
 
@@ -499,6 +517,24 @@ mod tests {
         assert!((call.figure - 16.0 * (6.0 - 1.2)).abs() < 1e-9, "{}", call.figure);
         records.retain(|record| record.order != Some(ListOrder::InOrder));
         assert!(find(&judge(&records, None), "array, 2 to 16").is_none());
+    }
+
+    #[test]
+    fn holes_are_judged_by_random_places_and_blocks_by_the_worst_order() {
+        let mut records = Vec::new();
+        for (slots, ns) in [(64, 2.0), (256, 3.0), (1024, 7.0)] {
+            let mut random = record("holes-random", "pagemill-array", Kind::Ours, slots, 2.0 * ns);
+            random.turns[0] = Sample { alloc: Some(ns), free: Some(ns / 4.0), total: 1.25 * ns };
+            let first = Record { bench: "holes-first", ..random.clone() };
+            records.extend([Record { turns: vec![Sample { alloc: Some(0.0), ..first.turns[0] }], ..first }, random]);
+        }
+        records.extend((1..=6).map(|n| record(orders::MANY, "pagemill-array", Kind::Ours, n, 10.0 + n as f64)));
+        let judged = |records: &[Record], what| find(&judge(records, None), what).map(|bar| bar.figure);
+        assert_eq!(judged(&records, "holes in 1024 slots, filling"), Some(7.0));
+        assert_eq!(judged(&records, "holes, bulk free"), Some(1.75));
+        assert_eq!(judged(&records, "orders 1 to 6"), Some(16.0));
+        records.pop();
+        assert_eq!(judged(&records, "orders 1 to 6"), None, "not without every order");
     }
 
     #[test]

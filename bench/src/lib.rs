@@ -32,7 +32,7 @@ use file::ReportFile;
 use machine::Machine;
 use published::Published;
 use record::Record;
-use tables::{Effort, Rounds, Run, churn, crypt, dma, mempool, one_thread, threads, total, touch};
+use tables::{Effort, Rounds, Run, churn, crypt, dma, holes, mempool, one_thread, orders, threads, total, touch};
 
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
@@ -228,6 +228,8 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
         "burst" => one_thread::burst(run),
         "scatter" => one_thread::scatter(run),
         "scatter-4g" => one_thread::scatter_wide(run),
+        "holes" => holes::holes(run),
+        "orders" => orders::orders(run),
         "total" => total::total(run),
         "touch" => touch::touch(run),
         "mempool" => mempool::mempool(run),
@@ -249,6 +251,8 @@ fn progress(plan: &args::Plan) -> ProgressBar {
         "scatter" | "touch" | "mempool" => 1,
         "dma" => dma::STEPS,
         "crypt" => crypt::STEPS,
+        "holes" => holes::SLOTS.len(),
+        "orders" => orders::ORDERS.len(),
         "total" => total::sizes().len(),
         "scatter-4g" => plan.rows.len(),
         "churn" => churn::steps(&plan.rows),

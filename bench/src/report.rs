@@ -2,6 +2,7 @@
 
 mod crypt;
 mod dma;
+mod shapes;
 
 use std::io::{self, Write};
 
@@ -49,6 +50,8 @@ pub(crate) fn table(
         "batch" => batch(out, records, published, has_details),
         "burst" => burst(out, records, published, has_details),
         "scatter" => scatter(out, records, published),
+        "holes" => shapes::holes(out, records),
+        "orders" => shapes::orders(out, records),
         "total" => total(out, records, published),
         "touch" => touch(out, records, published),
         "mempool" => mempool(out, records),

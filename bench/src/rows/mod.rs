@@ -8,11 +8,14 @@ pub(crate) mod dma;
 #[cfg(feature = "dpdk")]
 mod dpdk;
 mod floors;
+pub(crate) mod holes;
 pub(crate) mod mempool;
 mod one_by_one;
+pub(crate) mod orders;
 mod pagemill;
 pub(crate) mod region;
 mod rust_peers;
+mod stock;
 mod touch;
 
 use crate::subject::Runner;

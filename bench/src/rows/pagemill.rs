@@ -67,7 +67,7 @@ fn row(name: &'static str, label: &'static str, backend: Backend, make: MakeRunn
     Row { name, backend: label, kind: Kind::Ours, open: Box::new(open) }
 }
 
-fn open(backend: Backend, pages: usize) -> Result<Allocator, Unavailable> {
+pub(super) fn open(backend: Backend, pages: usize) -> Result<Allocator, Unavailable> {
     Allocator::builder().pages(pages).backend(backend).build().map_err(refused)
 }
 

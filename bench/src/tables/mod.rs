@@ -8,8 +8,10 @@
 pub(crate) mod churn;
 pub(crate) mod crypt;
 pub(crate) mod dma;
+pub(crate) mod holes;
 pub(crate) mod mempool;
 pub(crate) mod one_thread;
+pub(crate) mod orders;
 pub(crate) mod threads;
 pub(crate) mod total;
 pub(crate) mod touch;
@@ -172,11 +174,17 @@ pub(crate) struct CellSamples {
 
 impl CellSamples {
     pub(crate) fn new(bench: &'static str, row: &Row, n: usize) -> CellSamples {
+        CellSamples::named(bench, (row.name, row.backend, row.kind), n)
+    }
+
+    /// Of a row with that name, backend and kind.
+    pub(crate) fn named(bench: &'static str, row: (&'static str, &'static str, Kind), n: usize) -> CellSamples {
+        let (name, backend, kind) = row;
         CellSamples {
             bench,
-            name: row.name,
-            backend: row.backend,
-            kind: row.kind,
+            name,
+            backend,
+            kind,
             n,
             samples: Vec::new(),
             latencies_us: Vec::new(),
