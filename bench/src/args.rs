@@ -6,13 +6,14 @@ use crate::Error;
 use crate::rows::{Kind, OPTIONAL, Row};
 
 /// The tables, in the order in which they run.
-pub(crate) const TABLES: [&str; 13] = [
+pub(crate) const TABLES: [&str; 14] = [
     "batch",
     "burst",
     "scatter",
     "scatter-4g",
     "holes",
     "orders",
+    "mixed",
     "total",
     "touch",
     "churn",
@@ -25,7 +26,7 @@ pub(crate) const TABLES: [&str; 13] = [
 /// What `--only` calls the kinds of per-CPU lists.
 const BACKENDS: [&str; 2] = ["rseq", "portable"];
 
-const DEFAULT_TABLES: [&str; 5] = ["batch", "burst", "scatter", "holes", "orders"];
+const DEFAULT_TABLES: [&str; 6] = ["batch", "burst", "scatter", "holes", "orders", "mixed"];
 
 /// Measure Pagemill beside what a program would use today, all in one run.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -65,8 +66,9 @@ pub struct BenchArgs {
 }
 
 const HELP: &str = "\
-Needs no root. Without options it runs `batch`, `burst`, `scatter`, `holes` and
-`orders`, for about 2 minutes. With --all some peers take 8 GiB for the pages of scatter-4g.
+Needs no root. Without options it runs `batch`, `burst`, `scatter`, `holes`,
+`orders` and `mixed`, for about 2 minutes. With --all some peers take 8 GiB
+for the pages of scatter-4g.
 Keep the machine otherwise idle: a disturbance shows as a wide min and max.
 PAGEMILL_STATS is not served: who watches reads the counters that the rows
 write, and would be measured with them.
@@ -79,6 +81,8 @@ Tables:
   scatter-4g  the same over 4 GiB (1048576 pages)
   holes       1 to 64 pages leave an array of 64 to 1024 slots, and come back
   orders      blocks of 2 to 512 pages, one and 64 at a time
+  mixed       two processors, requests of 1 to 16 pages that end at random,
+              a part of them freed by the other thread
   total       128 KiB to 1 GiB, asked for 1 to 32 pages a call; put back
               before in random order, or in order
   touch       16 MiB of pages written to: fresh, recycled, returned

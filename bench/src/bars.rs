@@ -15,6 +15,7 @@ use Limit::{AtLeast, AtMost};
 use crate::record::Record;
 use crate::report::{align, bulk_to_single, plain, wrap};
 use crate::rows::Kind;
+use crate::rows::mixed::REQUESTS;
 use crate::stats::{Spread, short};
 use crate::subject::{HAND_OVER_PAGES, ListOrder};
 use crate::tables::crypt::{CELLS, LUKS, NO_ENCRYPTION};
@@ -356,9 +357,13 @@ fn shapes(figures: &Figures, ns: impl Fn(f64) -> Option<Limit>) -> Vec<Option<Ba
     ]
 }
 
-/// The table `threads`.
+/// The tables `threads` and `mixed`.
 fn threads(figures: &Figures, ns: impl Fn(f64) -> Option<Limit>) -> Vec<Option<Bar>> {
     let scaling = |name, n| ratio(figures.scaling(name, "rseq", n), figures.scaling("tls-vec", "-", n));
+    let mixed = |peer| {
+        let ours = figures.ours("mixed", "pagemill-array", REQUESTS);
+        speed(ours, figures.other("mixed", peer, REQUESTS))
+    };
     let crossed = || figures.ours("threads-hand-over", "pagemill-array", HAND_OVER_PAGES);
     let pool = figures.other("threads-hand-over", "mutex-vec", HAND_OVER_PAGES);
     vec![
@@ -376,6 +381,8 @@ fn threads(figures: &Figures, ns: impl Fn(f64) -> Option<Limit>) -> Vec<Option<B
         ),
         bar("hand-over, array: ns a page", median(crossed()), ns(4.0), ns(3.0)),
         bar("hand-over, array / mutex-vec", ratio(crossed(), pool), Some(AtMost(1.0)), None),
+        bar("mixed, array: throughput / mimalloc", mixed("mimalloc"), Some(AtLeast(2.0)), Some(AtLeast(3.0))),
+        bar("mixed, array: throughput / mutex-vec", mixed("mutex-vec"), Some(AtLeast(2.0)), Some(AtLeast(3.0))),
     ]
 }
 
@@ -535,6 +542,19 @@ mod tests {
         assert_eq!(judged(&records, "orders 1 to 6"), Some(16.0));
         records.pop();
         assert_eq!(judged(&records, "orders 1 to 6"), None, "not without every order");
+    }
+
+    #[test]
+    fn a_mixed_program_is_judged_by_its_throughput() {
+        let mut records = vec![
+            record("mixed", "pagemill-array", Kind::Ours, REQUESTS, 4.0),
+            record("mixed", "mutex-vec", Kind::Peer, REQUESTS, 10.0),
+        ];
+        let judged = |records: &[Record], what| find(&judge(records, None), what).map(|bar| bar.figure);
+        assert_eq!(judged(&records, "mixed, array: throughput / mutex-vec"), Some(2.5));
+        assert_eq!(judged(&records, "mixed, array: throughput / mimalloc"), None);
+        records.remove(0);
+        assert_eq!(judged(&records, "mixed"), None);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::published::Published;
 use crate::record::Record;
 use crate::rows::Kind;
 use crate::rows::mempool::POOL_PAGES;
+use crate::rows::mixed::{REQUESTS, SENT_PERCENT};
 use crate::stats::short;
 use crate::subject::ListOrder::{self, Random};
 use crate::subject::PAGE_BYTES;
@@ -52,6 +53,7 @@ pub(crate) fn table(
         "scatter" => scatter(out, records, published),
         "holes" => shapes::holes(out, records),
         "orders" => shapes::orders(out, records),
+        "mixed" => mixed(out, records, published),
         "total" => total(out, records, published),
         "touch" => touch(out, records, published),
         "mempool" => mempool(out, records),
@@ -139,6 +141,15 @@ fn scatter(out: &mut dyn Write, records: &[Record], published: &Published) -> io
         }
     }
     Ok(())
+}
+
+fn mixed(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
+    if records.is_empty() {
+        return writeln!(out, "\nmixed: skipped");
+    }
+    writeln!(out, "\nmixed: two threads, {REQUESTS} requests of 1 to 16 pages under way in each, which end")?;
+    writeln!(out, "at random; {SENT_PERCENT} % are freed by the other thread; the wall's ns for a page of both")?;
+    detail(out, "mixed", REQUESTS, records, published)
 }
 
 /// A pool's pages by form, and how long requests waited.

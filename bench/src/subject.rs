@@ -85,6 +85,8 @@ pub(crate) enum Flaw {
     Overlap { addr: usize },
     #[error("was to have its list in the order `{order}`, but {neighbours} of {pairs} pages follow their neighbour")]
     Order { order: &'static str, neighbours: usize, pairs: usize },
+    #[error("had {percent} of 100 pages freed by the other thread, and not about {wanted}")]
+    Sent { percent: usize, wanted: usize },
     #[error("got fewer than the {wanted} blocks it was asked for")]
     ShortOfBlocks { wanted: usize },
     #[error("holds {held} blocks after taking {wanted}")]

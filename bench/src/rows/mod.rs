@@ -10,6 +10,7 @@ mod dpdk;
 mod floors;
 pub(crate) mod holes;
 pub(crate) mod mempool;
+pub(crate) mod mixed;
 mod one_by_one;
 pub(crate) mod orders;
 mod pagemill;

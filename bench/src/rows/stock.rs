@@ -1,11 +1,12 @@
 //! Ways of filling the slots of an array with pages, as a program holds them: the rows of the
-//! table `holes`. The array is the program's; a [`Stock`] fills its holes, and takes back the pages of some of its slots.
+//! tables `holes` and `mixed`. The array is the program's; a [`Stock`] fills its holes, and takes back the pages of some of its slots.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pagemill::{Allocator, Bulk, Gfp, Page, free_pages_bulk};
+use pagemill::{Allocator, Bulk, Gfp, Page, PageList, free_pages_bulk};
 
+use crate::rows::one_by_one::OnePage;
 use crate::rows::region::Region;
 
 /// A page as the rows outside Pagemill hold it: its address.
@@ -88,6 +89,38 @@ impl Stock for Singly {
 
     fn allocator(&self) -> Option<&Allocator> {
         Some(&self.0)
+    }
+}
+
+/// Pagemill's list form: the list brings the pages, and takes them back.
+pub(crate) struct Listed {
+    pub(crate) allocator: Allocator,
+    pub(crate) list: PageList,
+}
+
+impl Stock for Listed {
+    type Page = Page;
+
+    #[inline]
+    fn fill(&mut self, slots: &mut [Option<Page>]) -> bool {
+        let holes = slots.iter().filter(|slot| slot.is_none()).count();
+        let delivered = self.allocator.alloc_pages_bulk_list(Bulk::up_to(holes), &mut self.list);
+        slots.iter_mut().filter(|slot| slot.is_none()).for_each(|slot| *slot = self.list.pop());
+        delivered.is_ok_and(|delivered| delivered.blocks == holes)
+    }
+
+    #[inline]
+    fn free(&mut self, slots: &mut [Option<Page>]) {
+        self.list.extend(slots.iter_mut().filter_map(Option::take));
+        self.list.clear();
+    }
+
+    fn at(page: &Page) -> usize {
+        page.addr()
+    }
+
+    fn allocator(&self) -> Option<&Allocator> {
+        Some(&self.allocator)
     }
 }
 
@@ -198,6 +231,35 @@ impl Stock for Locked {
     fn free(&mut self, slots: &mut [Option<Addr>]) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(slots);
         slots.fill(None);
+    }
+
+    fn at(page: &Addr) -> usize {
+        page.get()
+    }
+}
+
+/// An allocator of single pages, one call a page.
+pub(crate) struct EachOf<A>(pub(crate) A);
+
+impl<A: OnePage> Stock for EachOf<A> {
+    type Page = Addr;
+
+    #[inline]
+    fn fill(&mut self, slots: &mut [Option<Addr>]) -> bool {
+        for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
+            *slot = Addr::new(self.0.get());
+            if slot.is_none() {
+                return false;
+            }
+        }
+        true
+    }
+
+    #[inline]
+    fn free(&mut self, slots: &mut [Option<Addr>]) {
+        for page in slots.iter_mut().filter_map(Option::take) {
+            self.0.put_back(page.get());
+        }
     }
 
     fn at(page: &Addr) -> usize {

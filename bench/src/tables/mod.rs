@@ -10,6 +10,7 @@ pub(crate) mod crypt;
 pub(crate) mod dma;
 pub(crate) mod holes;
 pub(crate) mod mempool;
+pub(crate) mod mixed;
 pub(crate) mod one_thread;
 pub(crate) mod orders;
 pub(crate) mod threads;
