@@ -6,13 +6,27 @@ use crate::Error;
 use crate::rows::{Kind, OPTIONAL, Row};
 
 /// The tables, in the order in which they run.
-pub(crate) const TABLES: [&str; 11] =
-    ["batch", "burst", "scatter", "scatter-4g", "total", "touch", "churn", "threads", "mempool", "dma", "crypt"];
+pub(crate) const TABLES: [&str; 14] = [
+    "batch",
+    "burst",
+    "scatter",
+    "scatter-4g",
+    "holes",
+    "orders",
+    "mixed",
+    "total",
+    "touch",
+    "churn",
+    "threads",
+    "mempool",
+    "dma",
+    "crypt",
+];
 
 /// What `--only` calls the kinds of per-CPU lists.
 const BACKENDS: [&str; 2] = ["rseq", "portable"];
 
-const DEFAULT_TABLES: [&str; 3] = ["batch", "burst", "scatter"];
+const DEFAULT_TABLES: [&str; 6] = ["batch", "burst", "scatter", "holes", "orders", "mixed"];
 
 /// Measure Pagemill beside what a program would use today, all in one run.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -52,18 +66,25 @@ pub struct BenchArgs {
 }
 
 const HELP: &str = "\
-Needs no root. Without options it runs `batch`, `burst` and `scatter`, for at
-most 90 seconds. With --all some peers take 8 GiB for the pages of scatter-4g.
+Needs no root. Without options it runs `batch`, `burst`, `scatter`, `holes`,
+`orders` and `mixed`, for about 2 minutes. With --all some peers take 8 GiB
+for the pages of scatter-4g.
 Keep the machine otherwise idle: a disturbance shows as a wide min and max.
 PAGEMILL_STATS is not served: who watches reads the counters that the rows
 write, and would be measured with them.
 
 Tables:
-  batch       N pages out and back, N = 1 to 128
-  burst       N pages out, then N back, N = 1 to 16384; the halves apart
+  batch       N pages out and back, N = 1 to 128; the list of free pages in
+              random order, as a queue leaves it (fifo), in order (best case)
+  burst       N pages out, then N back, N = 1 to 16384; the halves apart; so
   scatter     16384 pages out, then back in random order
   scatter-4g  the same over 4 GiB (1048576 pages)
-  total       128 KiB to 1 GiB, asked for 1 to 32 pages a call
+  holes       1 to 64 pages leave an array of 64 to 1024 slots, and come back
+  orders      blocks of 2 to 512 pages, one and 64 at a time
+  mixed       two processors, requests of 1 to 16 pages that end at random,
+              a part of them freed by the other thread
+  total       128 KiB to 1 GiB, asked for 1 to 32 pages a call; put back
+              before in random order, or in order
   touch       16 MiB of pages written to: fresh, recycled, returned
   churn       2 MiB frames that survive 100 rounds of 10 % churn at half full
   threads     two processors: own pages; one takes and the other puts back
@@ -72,7 +93,7 @@ Tables:
   crypt       an encrypted volume, in this process and served to fio by NBD
 
 Rows:
-  pagemill-single, -list, -array, -callback, -runs, -split,
+  pagemill-single, -list, -array, -callback, -runs, -raw, -split,
           on each backend (rseq, portable)
   floors: memcpy, tls-vec, tls-refcell
   peers:  mutex-vec, array-queue, buddy-system, glibc, mimalloc, jemalloc,

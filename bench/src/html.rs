@@ -11,6 +11,7 @@ use crate::record::Record;
 use crate::report::{DMA_COLUMNS, dma_published_ns};
 use crate::rows::Kind;
 use crate::stats::short;
+use crate::subject::ListOrder;
 use crate::tables::{dma, total};
 
 const SIZE: (u32, u32) = (960, 600);
@@ -34,12 +35,17 @@ pub(crate) fn page(header: &str, records: &[Record], bars: &[Bar], published: &P
     );
     push(&mut html, format_args!("<pre>{}</pre>\n", escape(header)));
     for (bench, title) in [("batch", "batch: N pages out, then back"), ("burst", "burst: N pages out, then N back")] {
-        let present: Vec<&Record> = records.iter().filter(|record| record.bench == bench).collect();
+        let of_order = |order| -> Vec<&Record> {
+            let is_drawn = |r: &&Record| r.bench == bench && r.order.unwrap_or(ListOrder::Random) == order;
+            records.iter().filter(is_drawn).collect()
+        };
+        let (present, best) = (of_order(ListOrder::Random), of_order(ListOrder::InOrder));
         if present.is_empty() {
             continue;
         }
         push(&mut html, format_args!("<h2>{title}</h2>\n"));
-        html.push_str(&chart("out and back, ns a page", &curves(&present, |record| Some(record.total.median)))?);
+        html.push_str(&chart("random order, out and back, ns a page", &curves(&present, |r| Some(r.total.median)))?);
+        html.push_str(&chart("the best case, in order, ns a page", &curves(&best, |r| Some(r.total.median)))?);
         if bench == "burst" {
             html.push_str(&chart("out alone, ns a page", &curves(&present, |r| Some(r.alloc?.median)))?);
             html.push_str(&chart("back alone, ns a page", &curves(&present, |r| Some(r.free?.median)))?);
@@ -110,7 +116,8 @@ fn published_curves(table: &crate::published::Table, bench: &str) -> Vec<Curve> 
 /// `total`, and what was published of it, both as nanoseconds a page so that the sizes fit one axis.
 fn total_charts(records: &[Record], published: &Published) -> Result<String, Error> {
     let part = |bench| {
-        let present: Vec<&Record> = records.iter().filter(|record| record.bench == bench).collect();
+        let is_drawn = |r: &&Record| r.bench == bench && r.order.unwrap_or(ListOrder::Random) == ListOrder::Random;
+        let present: Vec<&Record> = records.iter().filter(is_drawn).collect();
         curves(&present, |record| Some(record.alloc?.median))
     };
     let named = |(bench, per_call): &(&'static str, usize)| {
@@ -123,7 +130,7 @@ fn total_charts(records: &[Record], published: &Published) -> Result<String, Err
     if lines.is_empty() {
         return Ok(String::new());
     }
-    let mut html = String::from("<h2>total: a total of N pages, K pages a call</h2>\n");
+    let mut html = String::from("<h2>total: a total of N pages, put back in random order, K pages a call</h2>\n");
     html.push_str(&chart("out alone, ns a page", &lines)?);
     if let Some(table) = published.table("linux-buddy-2013") {
         let line = |column: String| {
@@ -220,7 +227,7 @@ fn chart_over(over: &str, title: &str, curves: &[Curve]) -> Result<String, Error
 
 fn numbers(records: &[Record]) -> String {
     let mut html = String::from(
-        "<h2>All figures of this run</h2>\n<table><tr><th>bench<th>impl<th>backend<th>N<th>alloc ns<th>free ns\
+        "<h2>All figures of this run</h2>\n<table><tr><th>bench<th>impl<th>backend<th>N<th>order<th>alloc ns<th>free ns\
          <th>total ns<th>min<th>max<th>rounds<th>% of ideal</tr>\n",
     );
     let half = |spread: Option<crate::stats::Spread>| spread.map_or(String::new(), |s| short(s.median));
@@ -228,11 +235,12 @@ fn numbers(records: &[Record]) -> String {
         push(
             &mut html,
             format_args!(
-                "<tr><td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>\n",
+                "<tr><td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>\n",
                 record.bench,
                 record.name,
                 record.backend,
                 record.n,
+                record.order.map_or("", ListOrder::label),
                 half(record.alloc),
                 half(record.free),
                 short(record.total.median),
@@ -269,9 +277,12 @@ mod tests {
             record("batch", "glibc", Kind::Peer, 1, 44.0),
         ];
         records[2].alloc = None;
+        let mut best = record("batch", "pagemill-list", Kind::Ours, 1, 2.0);
+        (best.order, records[0].order) = (Some(ListOrder::InOrder), Some(ListOrder::Random));
+        records.push(best);
         let html = page("CPU <x> & y", &records, &[], &Published::load().unwrap()).unwrap();
-        assert_eq!(html.matches("<svg").count(), 2, "measured and published");
-        assert_eq!(html.matches("pagemill-list rseq").count(), 1, "one legend entry");
+        assert_eq!(html.matches("<svg").count(), 3, "measured, the best case, and published");
+        assert_eq!(html.matches("pagemill-list rseq").count(), 2, "one legend entry in each");
         assert!(html.contains("CPU &lt;x&gt; &amp; y"));
         assert!(html.contains("Published, not of this run"));
         assert!(!html.contains("src=") && !html.contains("href="));

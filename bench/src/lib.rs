@@ -32,7 +32,9 @@ use file::ReportFile;
 use machine::Machine;
 use published::Published;
 use record::Record;
-use tables::{Effort, Rounds, Run, churn, crypt, dma, mempool, one_thread, threads, total, touch};
+use tables::{
+    Effort, Rounds, Run, churn, crypt, dma, holes, mempool, mixed, one_thread, orders, threads, total, touch,
+};
 
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
@@ -228,6 +230,9 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
         "burst" => one_thread::burst(run),
         "scatter" => one_thread::scatter(run),
         "scatter-4g" => one_thread::scatter_wide(run),
+        "holes" => holes::holes(run),
+        "orders" => orders::orders(run),
+        "mixed" => mixed::mixed(run),
         "total" => total::total(run),
         "touch" => touch::touch(run),
         "mempool" => mempool::mempool(run),
@@ -246,9 +251,11 @@ fn progress(plan: &args::Plan) -> ProgressBar {
     let steps = |table: &&str| match *table {
         "batch" => one_thread::BATCH_SIZES.len(),
         "burst" => one_thread::burst_sizes().len(),
-        "scatter" | "touch" | "mempool" => 1,
+        "scatter" | "touch" | "mempool" | "mixed" => 1,
         "dma" => dma::STEPS,
         "crypt" => crypt::STEPS,
+        "holes" => holes::SLOTS.len(),
+        "orders" => orders::ORDERS.len(),
         "total" => total::sizes().len(),
         "scatter-4g" => plan.rows.len(),
         "churn" => churn::steps(&plan.rows),

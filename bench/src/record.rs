@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::machine::Machine;
 use crate::rows::Kind;
 use crate::stats::Spread;
-use crate::subject::PAGE_BYTES;
+use crate::subject::{ListOrder, PAGE_BYTES};
 use crate::tables::Sample;
 
 /// What one row did in one cell of a table. Times are nanoseconds a page.
@@ -33,6 +33,8 @@ pub(crate) struct Record {
     pub(crate) ideal_percent: Option<f64>,
     /// Memory that a block takes, itself included; `dma` alone, and where it is known.
     pub(crate) bytes_a_block: Option<f64>,
+    /// The order of the CPU's list, where a table has several and the row depends on it.
+    pub(crate) order: Option<ListOrder>,
     /// Random seed, where the order is random.
     pub(crate) seed: Option<u64>,
 }
@@ -56,6 +58,7 @@ struct Line<'a> {
     backend: &'a str,
     kind: &'a str,
     n: usize,
+    order: Option<&'a str>,
     alloc_ns: Option<f64>,
     free_ns: Option<f64>,
     total_ns: f64,
@@ -88,6 +91,7 @@ pub(crate) fn write_json(out: &mut dyn Write, records: &[Record], machine: &Mach
             backend: record.backend,
             kind: record.kind.label(),
             n: record.n,
+            order: record.order.map(ListOrder::label),
             alloc_ns: record.alloc.map(|spread| spread.median),
             free_ns: record.free.map(|spread| spread.median),
             total_ns: record.total.median,
@@ -130,6 +134,7 @@ pub(crate) mod tests {
             bytes_a_block: None,
             p50_us: None,
             p99_us: None,
+            order: None,
             seed: None,
         }
     }
@@ -139,6 +144,7 @@ pub(crate) mod tests {
         let mut burst = record("burst", "pagemill-array", Kind::Ours, 64, 2.0);
         burst.alloc = Spread::of(&[1.5]);
         burst.free = Spread::of(&[0.5]);
+        burst.order = Some(ListOrder::Random);
         let batch = record("batch", "glibc", Kind::Peer, 1, 44.0);
         let mut out = Vec::new();
         write_json(&mut out, &[burst, batch], &Machine::unknown()).unwrap();
@@ -147,9 +153,9 @@ pub(crate) mod tests {
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.len(), 2);
         for line in &lines {
-            for field in
-                ["bench", "impl", "backend", "n", "alloc_ns", "free_ns", "total_ns", "runs", "min_ns", "max_ns"]
-            {
+            for field in [
+                "bench", "impl", "backend", "n", "order", "alloc_ns", "free_ns", "total_ns", "runs", "min_ns", "max_ns",
+            ] {
                 assert!(line.get(field).is_some(), "{field} is missing in {line}");
             }
         }
@@ -158,6 +164,7 @@ pub(crate) mod tests {
             (&lines[0]["min_ns"], &lines[0]["total_ns"], &lines[0]["max_ns"]),
             (&1.0.into(), &2.0.into(), &4.0.into())
         );
+        assert!(lines[0]["order"] == "random" && lines[1]["order"].is_null());
         assert!(lines[1]["alloc_ns"].is_null() && lines[1]["free_ns"].is_null());
         assert_eq!(lines[1]["impl"], "glibc");
     }

@@ -2,6 +2,7 @@
 
 mod crypt;
 mod dma;
+mod shapes;
 
 use std::io::{self, Write};
 
@@ -15,7 +16,9 @@ use crate::published::Published;
 use crate::record::Record;
 use crate::rows::Kind;
 use crate::rows::mempool::POOL_PAGES;
+use crate::rows::mixed::{REQUESTS, SENT_PERCENT};
 use crate::stats::short;
+use crate::subject::ListOrder::{self, Random};
 use crate::subject::PAGE_BYTES;
 use crate::tables::mempool::WAITERS;
 use crate::tables::one_thread::{BATCH_SIZES, SCATTER_PAGES, SCATTER_WIDE_PAGES};
@@ -48,6 +51,9 @@ pub(crate) fn table(
         "batch" => batch(out, records, published, has_details),
         "burst" => burst(out, records, published, has_details),
         "scatter" => scatter(out, records, published),
+        "holes" => shapes::holes(out, records),
+        "orders" => shapes::orders(out, records),
+        "mixed" => mixed(out, records, published),
         "total" => total(out, records, published),
         "touch" => touch(out, records, published),
         "mempool" => mempool(out, records),
@@ -61,24 +67,70 @@ pub(crate) fn table(
 fn batch(out: &mut dyn Write, records: &[Record], published: &Published, has_details: bool) -> io::Result<()> {
     writeln!(out, "\nbatch: N pages out, then back; ns a page, both together, medians")?;
     let extra = linux_lines(published, "linux-array-2021", &BATCH_SIZES, &["list", "array"]);
-    writeln!(out, "{}", matrix(records, &BATCH_SIZES, extra).trim_fmt())?;
+    writeln!(out, "{}", matrix(&of_order(records, Random), Random, &BATCH_SIZES, extra).trim_fmt())?;
     credit(out, published, "linux-array-2021")?;
+    other_orders(records).try_for_each(|(order, records)| {
+        writeln!(out, "\n{}", matrix(&records, order, &BATCH_SIZES, Vec::new()).trim_fmt())
+    })?;
     let sizes = if has_details { &BATCH_SIZES[..] } else { &[1, 64] };
-    sizes.iter().try_for_each(|&n| detail(out, "batch", n, records, published))
+    details(out, "batch", sizes, records, published, has_details)
 }
 
 fn burst(out: &mut dyn Write, records: &[Record], published: &Published, has_details: bool) -> io::Result<()> {
-    let mut sizes: Vec<usize> = records.iter().map(|record| record.n).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
+    let sizes_of = |records: &[Record]| {
+        let mut sizes: Vec<usize> = records.iter().map(|record| record.n).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    };
+    let halves = |sizes: &[usize]| -> Vec<Vec<usize>> {
+        sizes.chunks(sizes.len().div_ceil(2).max(8)).map(<[usize]>::to_vec).collect()
+    };
     writeln!(out, "\nburst: N pages out, then N back; ns a page, both together, medians")?;
-    for part in sizes.chunks(sizes.len().div_ceil(2).max(4)) {
-        let extra = linux_lines(published, "linux-bulk-2017", part, &["total single", "total bulk"]);
-        writeln!(out, "{}", matrix(records, part, extra).trim_fmt())?;
+    let random = of_order(records, Random);
+    for part in halves(&sizes_of(&random)) {
+        let extra = linux_lines(published, "linux-bulk-2017", &part, &["total single", "total bulk"]);
+        writeln!(out, "{}", matrix(&random, Random, &part, extra).trim_fmt())?;
     }
     credit(out, published, "linux-bulk-2017")?;
-    let detailed: Vec<usize> = sizes.into_iter().filter(|n| has_details || [64, 1024, 16384].contains(n)).collect();
-    detailed.iter().try_for_each(|&n| detail(out, "burst", n, records, published))
+    for (order, records) in other_orders(records) {
+        for part in halves(&sizes_of(&records)) {
+            writeln!(out, "\n{}", matrix(&records, order, &part, Vec::new()).trim_fmt())?;
+        }
+    }
+    let is_detailed = |n: &usize| has_details || [64, 1024, 16384].contains(n);
+    let detailed: Vec<usize> = sizes_of(records).into_iter().filter(is_detailed).collect();
+    details(out, "burst", &detailed, records, published, has_details)
+}
+
+/// The rows whose list was in this order; those without one stand beside those in random order.
+fn of_order(records: &[Record], order: ListOrder) -> Vec<Record> {
+    let is_order = |record: &&Record| record.order.unwrap_or(Random) == order;
+    records.iter().filter(is_order).cloned().collect()
+}
+
+/// What stands below the random order: the other ones, as far as there are rows.
+fn other_orders(records: &[Record]) -> impl Iterator<Item = (ListOrder, Vec<Record>)> {
+    let others = ListOrder::ALL.into_iter().filter(|order| *order != Random);
+    others.map(|order| (order, of_order(records, order))).filter(|(_, records)| !records.is_empty())
+}
+
+/// Some sizes in random order; with `has_details` in every order.
+fn details(
+    out: &mut dyn Write,
+    bench: &str,
+    sizes: &[usize],
+    records: &[Record],
+    published: &Published,
+    has_details: bool,
+) -> io::Result<()> {
+    let orders = if has_details { &ListOrder::ALL[..] } else { &[Random] };
+    for order in orders {
+        let records = of_order(records, *order);
+        let present = sizes.iter().filter(|&&n| records.iter().any(|record| record.n == n));
+        present.into_iter().try_for_each(|&n| detail(out, bench, n, &records, published))?;
+    }
+    Ok(())
 }
 
 fn scatter(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
@@ -89,6 +141,15 @@ fn scatter(out: &mut dyn Write, records: &[Record], published: &Published) -> io
         }
     }
     Ok(())
+}
+
+fn mixed(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
+    if records.is_empty() {
+        return writeln!(out, "\nmixed: skipped");
+    }
+    writeln!(out, "\nmixed: two threads, {REQUESTS} requests of 1 to 16 pages under way in each, which end")?;
+    writeln!(out, "at random; {SENT_PERCENT} % are freed by the other thread; the wall's ns for a page of both")?;
+    detail(out, "mixed", REQUESTS, records, published)
 }
 
 /// A pool's pages by form, and how long requests waited.
@@ -129,15 +190,27 @@ fn mempool(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
 fn total(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
     let backend = records.first().map_or("no row", |record| record.backend);
     writeln!(out, "\ntotal: us to take all of it, K pages a call; medians; {backend}")?;
-    writeln!(out, "array form but for `single`; back: all of it in one call, not in the others")?;
-    let linux = published.table("linux-buddy-2013");
-    let mut titles = vec!["total".to_owned(), "single".to_owned()];
+    writeln!(out, "array form but for `single`; back: all of it in one call, not in the others;")?;
+    writeln!(out, "put back in random order before, or in order: the best case")?;
+    for order in total::ORDERS.into_iter().filter(|order| records.iter().any(|record| record.order == Some(*order))) {
+        total_of_order(out, records, published, order)?;
+    }
+    writeln!(out, "{}", wrap("* in the column `single`: the kernel before that change"))?;
+    credit(out, published, "linux-buddy-2013")
+}
+
+/// One order, with Linux's figures below each size of the first.
+fn total_of_order(out: &mut dyn Write, records: &[Record], published: &Published, order: ListOrder) -> io::Result<()> {
+    let linux = published.table("linux-buddy-2013").filter(|_| order == total::ORDERS[0]);
+    let title = if order == Random { "random" } else { "in order" };
+    let mut titles = vec![title.to_owned(), "single".to_owned()];
     titles.extend(total::PER_CALL.iter().map(|(_, per_call)| format!("K = {per_call}")));
     titles.extend(["1 / 16".to_owned(), "back".to_owned()]);
     let mut table = plain(&titles);
     let missing = || "n/a".to_owned();
     for n in total::sizes() {
-        let find = |bench: &str, name: &str| records.iter().find(|r| (r.bench, r.name, r.n) == (bench, name, n));
+        let is_at = |r: &&Record, at: (&str, &str)| (r.bench, r.name, r.n, r.order) == (at.0, at.1, n, Some(order));
+        let find = |bench: &str, name: &str| records.iter().find(|record| is_at(record, (bench, name)));
         let taken = |bench, name| find(bench, name)?.alloc.map(|spread| spread.median);
         let us = |ns: Option<f64>| ns.map_or_else(missing, |ns| short(ns * n as f64 / 1000.0));
         let size = total::published_size(n);
@@ -155,9 +228,7 @@ fn total(out: &mut dyn Write, records: &[Record], published: &Published) -> io::
         }
     }
     align(&mut table, 1);
-    writeln!(out, "{}", table.trim_fmt())?;
-    writeln!(out, "{}", wrap("* in the column `single`: the kernel before that change"))?;
-    credit(out, published, "linux-buddy-2013")
+    writeln!(out, "{}", table.trim_fmt())
 }
 
 /// What fresh pages cost until they are written to, then what recycling saves.
@@ -298,7 +369,9 @@ fn detail(out: &mut dyn Write, bench: &str, n: usize, records: &[Record], publis
     align(&mut table, 2);
     let runs = records.first().map_or(0, |record| record.runs);
     let named = best.map_or("no peer was run".to_owned(), |best| format!("best peer: {}", best.name));
-    writeln!(out, "\n{bench}, N = {n}; ns a page, medians of {runs} rounds; {named}\n{}", table.trim_fmt())?;
+    let order = records.iter().find_map(|record| record.order).map_or(String::new(), |o| format!(" {}", o.label()));
+    let title = format!("{bench}, N = {n}{order}; ns a page, medians of {runs} rounds; {named}");
+    writeln!(out, "\n{}\n{}", wrap(&title), table.trim_fmt())?;
     let others = published.quoted_others(&cell, |name| records.iter().any(|record| record.name == name));
     if !others.is_empty() || records.iter().any(|record| published.quoted(record.name, &cell).is_some()) {
         let others: Vec<String> = others.into_iter().map(|(name, figure)| format!("{name} {figure}")).collect();
@@ -315,8 +388,13 @@ pub(crate) fn best_peer<'a>(records: impl Iterator<Item = &'a Record>) -> Option
 }
 
 /// Medians of all rows against sizes; then the best peer, and Pagemill's best against it; then `extra` lines.
-fn matrix(records: &[Record], sizes: &[usize], extra: Vec<Vec<String>>) -> Table {
-    let mut titles = vec!["ns a page".to_owned(), "backend".to_owned()];
+fn matrix(records: &[Record], order: ListOrder, sizes: &[usize], extra: Vec<Vec<String>>) -> Table {
+    let title = match order {
+        Random => "random order",
+        ListOrder::Fifo => "fifo order",
+        ListOrder::InOrder => "in order (best)",
+    };
+    let mut titles = vec![title.to_owned(), "backend".to_owned()];
     titles.extend(sizes.iter().map(usize::to_string));
     let mut table = plain(&titles);
     let mut names: Vec<(&str, &str)> = Vec::new();
@@ -483,10 +561,27 @@ mod tests {
     }
 
     #[test]
+    fn a_list_in_order_stands_below_and_is_called_the_best_case() {
+        let mut records = sample();
+        records[1].order = Some(Random);
+        let mut best = record("batch", "pagemill-callback", Kind::Ours, 64, 0.25);
+        best.order = Some(ListOrder::InOrder);
+        records.push(best);
+        let lines = lines_of("batch", &records);
+        let rows: Vec<&String> = lines.iter().filter(|line| line.starts_with("pagemill-callback rseq")).collect();
+        assert!(rows[0].contains("0.50") && !rows[0].contains("0.25") && rows[1].contains("0.25"), "{rows:#?}");
+        assert!(lines.iter().any(|line| line.starts_with("in order (best)")), "{lines:#?}");
+        assert!(lines.iter().any(|line| line.starts_with("batch, N = 64 random; ")), "{lines:#?}");
+        let ratio = lines.iter().find(|line| line.starts_with("= pagemill / it")).unwrap();
+        assert_eq!(ratio.split_whitespace().nth(11), Some("0.50"), "the best case is compared with nobody: {ratio}");
+    }
+
+    #[test]
     fn a_total_stands_in_microseconds_with_linux_below_it() {
         let halves = |bench, name, out, back| {
             let mut record = record(bench, name, Kind::Ours, 1024, 100.0);
             (record.alloc, record.free) = (crate::stats::Spread::of(&[out]), crate::stats::Spread::of(&[back]));
+            record.order = Some(Random);
             record
         };
         let records = [

@@ -12,11 +12,65 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use pagemill::{Allocator, Gfp, Page};
+
 /// Bytes of a page, and what each row's addresses are aligned to.
 pub(crate) const PAGE_BYTES: usize = 4096;
 
 /// Pages that cross from one thread to the other at once in the table `threads`.
 pub(crate) const HAND_OVER_PAGES: usize = 64;
+
+/// Pages that [`ListOrder::arrange`] puts on the list of the measuring thread's CPU, one by one.
+pub(crate) const STOCK_PAGES: usize = 1024;
+
+/// The order of the free pages on a CPU's list, from which the next ones come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ListOrder {
+    /// Freed in random order.
+    Random,
+    /// Freed in the order in which they were taken, as a queue does: descending, since the list is a stack.
+    Fifo,
+    /// As the allocator's zone refills the list, ascending: the best case.
+    InOrder,
+}
+
+impl ListOrder {
+    pub(crate) const ALL: [ListOrder; 3] = [ListOrder::Random, ListOrder::Fifo, ListOrder::InOrder];
+
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            ListOrder::Random => "random",
+            ListOrder::Fifo => "fifo",
+            ListOrder::InOrder => "in-order",
+        }
+    }
+
+    /// Brings the list of this thread's CPU into this order, through single pages: a bulk free might sort them.
+    pub(crate) fn arrange(self, allocator: &Allocator, rng: &mut fastrand::Rng) {
+        // From here on the zone refills the list, which it does in ascending order.
+        allocator.drain();
+        let pages = if self == ListOrder::InOrder { 1 } else { STOCK_PAGES };
+        let page = || allocator.alloc_page(Gfp::KERNEL).ok();
+        let mut stock: Vec<Page> = std::iter::from_fn(page).take(pages).collect();
+        if self == ListOrder::Random {
+            rng.shuffle(&mut stock);
+        }
+        // A vector drops its first page first.
+        drop(stock);
+    }
+
+    /// Checks pages as a list in this order handed them out: in random order few follow their neighbour in memory, in
+    /// the others most do, upwards or downwards.
+    pub(crate) fn check(self, addresses: &[usize]) -> Result<(), Flaw> {
+        let pairs = addresses.len().saturating_sub(1);
+        let neighbours = addresses.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) == PAGE_BYTES).count();
+        let is_so = match self {
+            ListOrder::Random => 4 * neighbours <= pairs,
+            ListOrder::Fifo | ListOrder::InOrder => 4 * neighbours >= 3 * pairs,
+        };
+        is_so.then_some(()).ok_or(Flaw::Order { order: self.label(), neighbours, pairs })
+    }
+}
 
 /// What was wrong with the pages of a row: its figures would mean nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +83,10 @@ pub(crate) enum Flaw {
     Unaligned { addr: usize },
     #[error("handed out memory that overlaps at {addr:#x}")]
     Overlap { addr: usize },
+    #[error("was to have its list in the order `{order}`, but {neighbours} of {pairs} pages follow their neighbour")]
+    Order { order: &'static str, neighbours: usize, pairs: usize },
+    #[error("had {percent} of 100 pages freed by the other thread, and not about {wanted}")]
+    Sent { percent: usize, wanted: usize },
     #[error("got fewer than the {wanted} blocks it was asked for")]
     ShortOfBlocks { wanted: usize },
     #[error("holds {held} blocks after taking {wanted}")]
@@ -48,6 +106,11 @@ pub(crate) trait Subject {
     /// Makes what it takes from as large as a program that needs `n` pages would. Untimed; while it holds nothing and
     /// no other thread has a part of it.
     fn fit(&mut self, _n: usize) {}
+
+    /// The allocator from whose per-CPU lists the pages come, where what a page costs may depend on their order.
+    fn allocator(&self) -> Option<&Allocator> {
+        None
+    }
 
     /// Takes `n` pages, while holding none. False if there were fewer.
     fn take(&mut self, n: usize) -> bool;
@@ -106,8 +169,19 @@ pub(crate) trait Runner {
     /// Prepares for `n` pages: [`Subject::fit`].
     fn fit(&mut self, n: usize);
 
+    /// Whether what a page costs may depend on the order of a list, which [`Runner::arrange`] decides.
+    fn has_list(&self) -> bool;
+
+    /// Brings the list of this thread's CPU into an order. Untimed; while nothing is held.
+    fn arrange(&mut self, order: ListOrder, rng: &mut fastrand::Rng);
+
+    /// Takes `n` pages, puts them back and gives their addresses, in the order in which they are held.
+    fn handed_out(&mut self, n: usize) -> Result<Vec<usize>, Flaw>;
+
     /// Takes `n` pages and proves that they are `n` distinct, aligned pages.
-    fn verify(&mut self, n: usize) -> Result<(), Flaw>;
+    fn verify(&mut self, n: usize) -> Result<(), Flaw> {
+        check_pages(self.handed_out(n)?, n)
+    }
 
     /// `reps` times `n` pages out and back, timed as a whole.
     fn batch(&mut self, n: usize, reps: usize) -> Result<Duration, Flaw>;
@@ -134,12 +208,21 @@ impl<S: Subject> Runner for S {
         Subject::fit(self, n);
     }
 
-    fn verify(&mut self, n: usize) -> Result<(), Flaw> {
+    fn has_list(&self) -> bool {
+        self.allocator().is_some()
+    }
+
+    fn arrange(&mut self, order: ListOrder, rng: &mut fastrand::Rng) {
+        if let Some(allocator) = self.allocator() {
+            order.arrange(allocator, rng);
+        }
+    }
+
+    fn handed_out(&mut self, n: usize) -> Result<Vec<usize>, Flaw> {
         let complete = self.take(n);
         let addresses = self.addresses();
         self.put();
-        complete.then_some(()).ok_or(Flaw::Short { wanted: n })?;
-        check_pages(addresses, n)
+        complete.then_some(addresses).ok_or(Flaw::Short { wanted: n })
     }
 
     #[inline(never)]
@@ -264,6 +347,18 @@ mod tests {
         assert_eq!(check_pages(vec![page, 2 * page + 8], 2), Err(Flaw::Unaligned { addr: 2 * page + 8 }));
         assert_eq!(check_pages(vec![0], 1), Err(Flaw::Unaligned { addr: 0 }));
         assert_eq!(check_pages(vec![2 * page, page, 2 * page], 3), Err(Flaw::Overlap { addr: 2 * page }));
+    }
+
+    #[test]
+    fn an_order_that_a_list_does_not_have_is_caught() {
+        let at = |pages: &[usize]| pages.iter().map(|page| page * PAGE_BYTES).collect::<Vec<_>>();
+        let (up, down, mixed) = (at(&[1, 2, 3, 4, 5]), at(&[5, 4, 3, 2, 1]), at(&[3, 9, 1, 7, 5]));
+        for order in [ListOrder::InOrder, ListOrder::Fifo] {
+            assert_eq!((order.check(&up), order.check(&down)), (Ok(()), Ok(())));
+            assert_eq!(order.check(&mixed), Err(Flaw::Order { order: order.label(), neighbours: 0, pairs: 4 }));
+        }
+        assert_eq!(ListOrder::Random.check(&mixed), Ok(()));
+        assert_eq!(ListOrder::Random.check(&down), Err(Flaw::Order { order: "random", neighbours: 4, pairs: 4 }));
     }
 
     /// Hands out the same page again and again, or one page too few.

@@ -5,7 +5,9 @@
 
 use std::sync::Once;
 
+use crate::rows::mixed::{DAY_PAGES, DayRow};
 use crate::rows::one_by_one::{OneByOne, OnePage};
+use crate::rows::stock::EachOf;
 use crate::rows::{Kind, Need, Row, Site, Unavailable};
 use crate::subject::PAGE_BYTES;
 
@@ -39,6 +41,36 @@ pub(crate) fn rows() -> Vec<Row> {
             check_memory(need)?;
             snmalloc::check_build()?;
             Ok(site(|| snmalloc::Snmalloc))
+        }),
+    ]
+}
+
+/// The same in the table `mixed`.
+pub(super) fn day_rows() -> Vec<DayRow> {
+    let check = || check_memory(Need { pages: DAY_PAGES });
+    vec![
+        DayRow::new("glibc", Kind::Peer, move || {
+            check()?;
+            keep_glibc_memory();
+            Ok(|| EachOf(Glibc))
+        }),
+        #[cfg(feature = "mimalloc")]
+        DayRow::new("mimalloc", Kind::Peer, move || {
+            check()?;
+            mimalloc::keep_memory();
+            Ok(|| EachOf(mimalloc::Mimalloc))
+        }),
+        #[cfg(feature = "jemalloc")]
+        DayRow::new("jemalloc", Kind::Peer, move || {
+            check()?;
+            jemalloc::keep_memory();
+            Ok(|| EachOf(jemalloc::Jemalloc))
+        }),
+        #[cfg(feature = "snmalloc")]
+        DayRow::new("snmalloc", Kind::Peer, move || {
+            check()?;
+            snmalloc::check_build()?;
+            Ok(|| EachOf(snmalloc::Snmalloc))
         }),
     ]
 }

@@ -6,6 +6,9 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
 
 use crate::rows::dma::{BlockRow, Shape, Source};
+use crate::rows::holes::HoleRow;
+use crate::rows::mixed::{DAY_PAGES, DayRow, REQUEST_MOST};
+use crate::rows::stock::{Addr, Stock};
 use crate::rows::{Kind, Row, Site, Unavailable};
 use crate::subject::{PAGE_BYTES, Subject};
 
@@ -36,16 +39,32 @@ unsafe extern "C" {
 
 pub(crate) fn row() -> Row {
     Row::plain("rte-mempool", Kind::Peer, |need| {
-        start()?;
-        let pages = need.pages + SLACK_PAGES;
-        check_memory(pages)?;
-        let pool = Arc::new(Pool::new(pages)?);
+        let pool = pool_of(need.pages)?;
         let site: Site = Box::new(move |most_held| {
             let held = vec![ptr::null_mut(); most_held];
             Box::new(Mempool { held, len: 0, pool: Arc::clone(&pool), _seat: Seat::take() })
         });
         Ok(site)
     })
+}
+
+/// Its row of the table `holes`.
+pub(super) fn hole_row() -> HoleRow {
+    HoleRow::new("rte-mempool", Kind::Peer, |slots| Ok(Scattered::new(pool_of(slots)?, slots)))
+}
+
+/// Its row of the table `mixed`.
+pub(super) fn day_row() -> DayRow {
+    DayRow::new("rte-mempool", Kind::Peer, || {
+        let pool = pool_of(DAY_PAGES)?;
+        Ok(move || Scattered::new(Arc::clone(&pool), REQUEST_MOST))
+    })
+}
+
+fn pool_of(pages: usize) -> Result<Arc<Pool>, Unavailable> {
+    start()?;
+    check_memory(pages + SLACK_PAGES)?;
+    Ok(Arc::new(Pool::new(pages + SLACK_PAGES)?))
 }
 
 /// Its rows of the table `dma`: blocks as DPDK lays them out, one by one and 64 a call.
@@ -205,6 +224,44 @@ impl Subject for Mempool {
         assert!(n <= self.held.len(), "a runner holds at most what it was made for");
         // SAFETY: `held` has room for `n` pointers; the loop puts back what it takes.
         unsafe { pmb_dpdk_batch(&raw const self.pool.0, self.held.as_mut_ptr(), n as c_uint, reps) == 0 }
+    }
+}
+
+/// A mempool whose objects are stored in the holes of an array: counted first, then got in one call.
+struct Scattered {
+    got: Vec<Option<Addr>>,
+    pool: Arc<Pool>,
+    _seat: Seat,
+}
+
+impl Scattered {
+    fn new(pool: Arc<Pool>, most_holes: usize) -> Self {
+        Scattered { got: vec![None; most_holes], pool, _seat: Seat::take() }
+    }
+}
+
+impl Stock for Scattered {
+    type Page = Addr;
+
+    fn fill(&mut self, slots: &mut [Option<Addr>]) -> bool {
+        let holes = slots.iter().filter(|slot| slot.is_none()).count();
+        let got = &mut self.got[..holes];
+        // SAFETY: an address that may be missing and a pointer have one layout, and `got` has room for so many.
+        if unsafe { pmb_dpdk_take(&raw const self.pool.0, got.as_mut_ptr().cast(), holes as c_uint) } != 0 {
+            return false;
+        }
+        slots.iter_mut().filter(|slot| slot.is_none()).zip(got).for_each(|(slot, page)| *slot = *page);
+        true
+    }
+
+    fn free(&mut self, slots: &mut [Option<Addr>]) {
+        // SAFETY: all slots have an object of this pool, each put back once. DPDK only reads `slots`.
+        unsafe { pmb_dpdk_put(&raw const self.pool.0, slots.as_ptr().cast(), slots.len() as c_uint) }
+        slots.fill(None);
+    }
+
+    fn at(page: &Addr) -> usize {
+        page.get()
     }
 }
 

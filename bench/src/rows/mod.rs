@@ -8,18 +8,22 @@ pub(crate) mod dma;
 #[cfg(feature = "dpdk")]
 mod dpdk;
 mod floors;
+pub(crate) mod holes;
 pub(crate) mod mempool;
+pub(crate) mod mixed;
 mod one_by_one;
+pub(crate) mod orders;
 mod pagemill;
 pub(crate) mod region;
 mod rust_peers;
+mod stock;
 mod touch;
 
 use crate::subject::Runner;
 
 pub(crate) use floors::Baton;
 pub(crate) use pagemill::{
-    backend_named, bits_per_frame, churn_rows as pagemill_churn_rows, default_backend, total_rows,
+    backend_named, bits_per_frame, burst_rows, churn_rows as pagemill_churn_rows, default_backend, total_rows,
 };
 pub(crate) use rust_peers::churn_row as buddy_churn_row;
 pub(crate) use touch::{TouchRow, Written, rows as touch_rows};
@@ -141,7 +145,7 @@ mod tests {
     #[test]
     fn the_rows_that_are_promised_exist() {
         let rows = catalogue();
-        for name in ["single", "list", "array", "callback", "runs", "split"] {
+        for name in ["single", "list", "array", "callback", "runs", "raw", "split"] {
             for backend in ["rseq", "portable"] {
                 let full = format!("pagemill-{name}");
                 assert!(rows.iter().any(|row| row.name == full && row.backend == backend), "{full} {backend}");

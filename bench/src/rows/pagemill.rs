@@ -2,9 +2,10 @@
 //!
 //! One allocator a row and table, so that no row works on lists that another has left behind. The bulk forms are
 //! asked for all N pages in one call and put them back in one; `single` makes N calls each way; `split` takes one
-//! block of N pages, splits it and puts the pages back in bulk, and so is defined for powers of two alone.
+//! block of N pages, splits it and puts the pages back in bulk, and so is defined for powers of two alone. `raw` lets go
+//! of the pages of an array as pointers, and frees the pointers.
 
-use pagemill::{Allocator, Backend, Bulk, Gfp, Order, Page, PageList, Run, free_pages_bulk};
+use pagemill::{Allocator, Backend, Bulk, Gfp, Order, Page, PageList, Run, free_pages_bulk, free_pages_bulk_raw};
 
 use crate::rows::{Kind, Row, Site, Unavailable};
 use crate::subject::{Runner, Subject};
@@ -18,23 +19,27 @@ pub(super) const BACKENDS: [(&str, Backend); 2] = [("rseq", Backend::Rseq), ("po
 
 type MakeRunner = fn(Allocator, usize) -> Box<dyn Runner>;
 
-const FORMS: [(&str, MakeRunner); 6] = [
+const FORMS: [(&str, MakeRunner); 7] = [
     ("pagemill-single", |allocator, most| Box::new(Single { allocator, held: Vec::with_capacity(most) })),
     ("pagemill-list", |allocator, _| Box::new(Listed { allocator, list: PageList::new() })),
     ("pagemill-array", |allocator, most| Box::new(Slots::<Array>::new(allocator, most))),
     ("pagemill-callback", |allocator, most| Box::new(Slots::<Callback>::new(allocator, most))),
     ("pagemill-runs", |allocator, most| Box::new(InRuns::new(allocator, most))),
+    ("pagemill-raw", |allocator, most| Box::new(Raw::new(allocator, most))),
     ("pagemill-split", |allocator, most| Box::new(Slots::<Split>::new(allocator, most))),
 ];
 
 pub(crate) fn rows() -> Vec<Row> {
-    let mut rows = Vec::new();
-    for (name, make) in FORMS {
-        for (label, backend) in BACKENDS {
-            rows.push(row(name, label, backend, make));
-        }
-    }
-    rows
+    FORMS.into_iter().flat_map(|(name, make)| on_each_backend(name, make)).collect()
+}
+
+/// The array form with 64 slots a call, both ways, in the table `burst`: for more pages than one call has.
+pub(crate) fn burst_rows() -> Vec<Row> {
+    on_each_backend("pagemill-array-64", |allocator, most| Box::new(Slots::<By64>::new(allocator, most))).into()
+}
+
+fn on_each_backend(name: &'static str, make: MakeRunner) -> [Row; 2] {
+    BACKENDS.map(|(label, backend)| row(name, label, backend, make))
 }
 
 /// Pagemill in the table `total`, with the name of each part: a page a call, and the array form with more and more.
@@ -62,7 +67,7 @@ fn row(name: &'static str, label: &'static str, backend: Backend, make: MakeRunn
     Row { name, backend: label, kind: Kind::Ours, open: Box::new(open) }
 }
 
-fn open(backend: Backend, pages: usize) -> Result<Allocator, Unavailable> {
+pub(super) fn open(backend: Backend, pages: usize) -> Result<Allocator, Unavailable> {
     Allocator::builder().pages(pages).backend(backend).build().map_err(refused)
 }
 
@@ -110,6 +115,10 @@ struct Single {
 }
 
 impl Subject for Single {
+    fn allocator(&self) -> Option<&Allocator> {
+        Some(&self.allocator)
+    }
+
     #[inline]
     fn take(&mut self, n: usize) -> bool {
         for _ in 0..n {
@@ -159,6 +168,10 @@ struct Listed {
 }
 
 impl Subject for Listed {
+    fn allocator(&self) -> Option<&Allocator> {
+        Some(&self.allocator)
+    }
+
     #[inline]
     fn take(&mut self, n: usize) -> bool {
         let delivered = self.allocator.alloc_pages_bulk_list(Bulk::up_to(n), &mut self.list);
@@ -202,9 +215,18 @@ trait Fill {
     /// Fills all of `slots`. False if pages are missing.
     fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool;
 
+    /// Frees the pages of all slots.
+    #[inline]
+    fn empty(slots: &mut [Option<Page>]) {
+        free_pages_bulk(slots);
+    }
+
     fn supports(_n: usize) -> bool {
         true
     }
+
+    /// Whether the pages come from a CPU's list.
+    const IS_LISTED: bool = true;
 }
 
 struct Array;
@@ -224,6 +246,26 @@ impl<const K: usize> Fill for ArrayBy<K> {
     #[inline]
     fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool {
         slots.chunks_mut(K).all(|slots| Array::fill(allocator, slots))
+    }
+}
+
+/// 64 slots a call, both ways.
+struct By64;
+
+impl Fill for By64 {
+    #[inline]
+    fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool {
+        ArrayBy::<64>::fill(allocator, slots)
+    }
+
+    #[inline]
+    fn empty(slots: &mut [Option<Page>]) {
+        slots.chunks_mut(64).for_each(|slots| _ = free_pages_bulk(slots));
+    }
+
+    /// For fewer it would be `pagemill-array`.
+    fn supports(n: usize) -> bool {
+        n > 64
     }
 }
 
@@ -276,6 +318,8 @@ impl Fill for Split {
         true
     }
 
+    const IS_LISTED: bool = false;
+
     fn supports(n: usize) -> bool {
         n.is_power_of_two() && Order::new(n.trailing_zeros() as u8).is_ok()
     }
@@ -297,6 +341,10 @@ impl<F: Fill> Slots<F> {
 }
 
 impl<F: Fill> Subject for Slots<F> {
+    fn allocator(&self) -> Option<&Allocator> {
+        F::IS_LISTED.then_some(&self.allocator)
+    }
+
     #[inline]
     fn take(&mut self, n: usize) -> bool {
         self.len = n;
@@ -305,7 +353,7 @@ impl<F: Fill> Subject for Slots<F> {
 
     #[inline]
     fn put(&mut self) {
-        free_pages_bulk(&mut self.slots[..self.len]);
+        F::empty(&mut self.slots[..self.len]);
         self.len = 0;
     }
 
@@ -337,6 +385,69 @@ impl<F: Fill> Subject for Slots<F> {
     }
 }
 
+/// Pages of an array that are held as pointers, as a caller from C does.
+struct Raw {
+    allocator: Allocator,
+    slots: Vec<Option<Page>>,
+    held: Vec<*mut u8>,
+}
+
+impl Raw {
+    fn new(allocator: Allocator, most_held: usize) -> Self {
+        let slots = std::iter::repeat_with(|| None).take(most_held).collect();
+        Raw { allocator, slots, held: Vec::with_capacity(most_held) }
+    }
+
+    #[inline]
+    fn free_held(&mut self) {
+        // SAFETY: each pointer came from `into_raw` of a page, and is freed once: the vector is cleared.
+        let freed = unsafe { free_pages_bulk_raw(&mut self.held, Order::ZERO) };
+        debug_assert!(freed.is_ok(), "every pointer is a page's");
+        self.held.clear();
+    }
+}
+
+impl Subject for Raw {
+    fn allocator(&self) -> Option<&Allocator> {
+        Some(&self.allocator)
+    }
+
+    #[inline]
+    fn take(&mut self, n: usize) -> bool {
+        let slots = &mut self.slots[..n];
+        let complete = Array::fill(&self.allocator, slots);
+        self.held.extend(slots.iter_mut().filter_map(|slot| Some(slot.take()?.into_raw())));
+        complete
+    }
+
+    #[inline]
+    fn put(&mut self) {
+        self.free_held();
+    }
+
+    fn shuffle(&mut self, rng: &mut fastrand::Rng) {
+        rng.shuffle(&mut self.held);
+    }
+
+    fn addresses(&mut self) -> Vec<usize> {
+        self.held.iter().map(|page| page.addr()).collect()
+    }
+
+    #[inline]
+    fn give(&mut self, out: &mut [usize]) -> bool {
+        let slots = &mut self.slots[..out.len()];
+        let complete = Array::fill(&self.allocator, slots);
+        to_words(out, slots.iter_mut().filter_map(Option::take));
+        complete
+    }
+
+    #[inline]
+    fn accept(&mut self, words: &[usize]) {
+        self.held.extend(words.iter().map(|&word| word as *mut u8));
+        self.free_held();
+    }
+}
+
 struct InRuns {
     allocator: Allocator,
     runs: Vec<Run<Page>>,
@@ -355,6 +466,10 @@ impl InRuns {
 }
 
 impl Subject for InRuns {
+    fn allocator(&self) -> Option<&Allocator> {
+        Some(&self.allocator)
+    }
+
     #[inline]
     fn take(&mut self, n: usize) -> bool {
         let delivered = self.allocator.alloc_pages_bulk_runs(Bulk::up_to(n), &mut self.runs);

@@ -178,6 +178,7 @@ fn one(row: &ChurnRow, start: Start, frames: &mut dyn Frames, rounds: usize, see
         bytes_a_block: None,
         p50_us: None,
         p99_us: None,
+        order: None,
         seed: Some(seed),
     })
 }

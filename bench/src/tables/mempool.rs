@@ -93,6 +93,7 @@ fn percentile(run: &Run, bench: &'static str, at: f64, waits: &[f64]) -> Record 
         bytes_a_block: None,
         p50_us: None,
         p99_us: None,
+        order: None,
         seed: None,
     }
 }

@@ -8,8 +8,11 @@
 pub(crate) mod churn;
 pub(crate) mod crypt;
 pub(crate) mod dma;
+pub(crate) mod holes;
 pub(crate) mod mempool;
+pub(crate) mod mixed;
 pub(crate) mod one_thread;
+pub(crate) mod orders;
 pub(crate) mod threads;
 pub(crate) mod total;
 pub(crate) mod touch;
@@ -25,7 +28,7 @@ use crate::machine::{Machine, preemptions};
 use crate::record::Record;
 use crate::rows::{Kind, Need, Row, Unavailable};
 use crate::stats::Spread;
-use crate::subject::{Flaw, Parts};
+use crate::subject::{Flaw, ListOrder, Parts};
 
 /// How much measuring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,19 +169,27 @@ pub(crate) struct CellSamples {
     pub(crate) samples: Vec<Sample>,
     /// Of each round, where operations were timed one by one: the median and the 99th percentile, in microseconds.
     pub(crate) latencies_us: Vec<[f64; 2]>,
+    pub(crate) order: Option<ListOrder>,
     pub(crate) seed: Option<u64>,
 }
 
 impl CellSamples {
     pub(crate) fn new(bench: &'static str, row: &Row, n: usize) -> CellSamples {
+        CellSamples::named(bench, (row.name, row.backend, row.kind), n)
+    }
+
+    /// Of a row with that name, backend and kind.
+    pub(crate) fn named(bench: &'static str, row: (&'static str, &'static str, Kind), n: usize) -> CellSamples {
+        let (name, backend, kind) = row;
         CellSamples {
             bench,
-            name: row.name,
-            backend: row.backend,
-            kind: row.kind,
+            name,
+            backend,
+            kind,
             n,
             samples: Vec::new(),
             latencies_us: Vec::new(),
+            order: None,
             seed: None,
         }
     }
@@ -205,6 +216,7 @@ impl CellSamples {
             bytes_a_block: None,
             p50_us: latency(0),
             p99_us: latency(1),
+            order: self.order,
             seed: self.seed,
             turns: self.samples,
         })

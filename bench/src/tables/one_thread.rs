@@ -6,13 +6,20 @@
 //!   with them, so that below about 16 pages the halves may add up to more than the total, or to less.
 //! - `scatter`: N out, then N in, in a random order that is made in between, untimed. Over 4 GiB the rows go one
 //!   after another instead of taking turns, so that not all of them hold 4 GiB at once.
+//!
+//! What a page from a CPU's list costs may depend on the order of that list, so that each such row is in `batch` and
+//! `burst` once for each order, with an allocator of its own. Before every round the list is brought into its order,
+//! untimed. Up to [`LISTED_MOST`] pages the loops keep it, since they put back what they took; before and after a cell
+//! that is proved. More than that go through the zone, where they are in order again: in random order they are
+//! shuffled, untimed, between the halves of every repetition, and in the order `fifo` they are not measured, which
+//! would be what the others measure.
 
 use std::time::Duration;
 
 use crate::Error;
 use crate::record::Record;
-use crate::rows::{Need, Row, Site};
-use crate::subject::{Flaw, Runner};
+use crate::rows::{Kind, Need, Row, Site, burst_rows};
+use crate::subject::{Flaw, ListOrder, Runner};
 use crate::tables::{CellSamples, Run, Sample, enough, take_turns};
 
 /// Batch sizes of `batch`: those of the published table.
@@ -20,6 +27,12 @@ pub(crate) const BATCH_SIZES: [usize; 9] = [1, 2, 3, 4, 8, 16, 32, 64, 128];
 
 /// The largest of `burst`'s sizes, which are the powers of two up to it.
 pub(crate) const BURST_MOST: usize = 16384;
+
+/// As many pages as a CPU's list keeps in the order in which they came back, whatever the allocator's lists look like.
+pub(crate) const LISTED_MOST: usize = 128;
+
+/// With fewer pages than this an order can't be told from another one.
+const ORDERED_LEAST: usize = 16;
 
 /// Pages of `scatter` by default.
 pub(crate) const SCATTER_PAGES: usize = 16384;
@@ -64,16 +77,18 @@ struct Ctx {
 }
 
 pub(crate) fn batch(run: &mut Run) -> Result<Vec<Record>, Error> {
-    interleaved(run, "batch", Loop::Batch, &BATCH_SIZES)
+    interleaved(run, "batch", Loop::Batch, &BATCH_SIZES, &[], &ListOrder::ALL)
 }
 
 pub(crate) fn burst(run: &mut Run) -> Result<Vec<Record>, Error> {
-    let sizes = burst_sizes();
-    interleaved(run, "burst", Loop::Burst, &sizes)
+    let is_array =
+        |wanted: &Row| run.rows.iter().any(|row| (row.name, row.backend) == ("pagemill-array", wanted.backend));
+    let more: Vec<Row> = burst_rows().into_iter().filter(is_array).collect();
+    interleaved(run, "burst", Loop::Burst, &burst_sizes(), &more, &ListOrder::ALL)
 }
 
 pub(crate) fn scatter(run: &mut Run) -> Result<Vec<Record>, Error> {
-    interleaved(run, "scatter", Loop::Scatter, &[SCATTER_PAGES])
+    interleaved(run, "scatter", Loop::Scatter, &[SCATTER_PAGES], &[], &[])
 }
 
 /// A row that takes part. The runner goes before what it was made from.
@@ -81,6 +96,8 @@ pub(super) struct Entrant<'a> {
     /// The table, or the part of it.
     bench: &'static str,
     row: &'a Row,
+    /// The order of its list, where the row has one and the table has several.
+    order: Option<ListOrder>,
     pub(super) runner: Box<dyn Runner>,
     _site: Site,
 }
@@ -89,18 +106,74 @@ impl<'a> Entrant<'a> {
     pub(super) fn open(run: &mut Run, bench: &'static str, row: &'a Row, pages: usize) -> Option<Entrant<'a>> {
         let site = run.open(row, Need { pages })?;
         let runner = site(pages);
-        Some(Entrant { bench, row, runner, _site: site })
+        Some(Entrant { bench, row, order: None, runner, _site: site })
+    }
+
+    /// Opens a row once for each order, if its pages come from a list.
+    pub(super) fn in_orders(
+        run: &mut Run,
+        bench: &'static str,
+        row: &'a Row,
+        pages: usize,
+        orders: &[ListOrder],
+    ) -> Vec<Entrant<'a>> {
+        let Some(first) = Entrant::open(run, bench, row, pages) else { return Vec::new() };
+        if orders.is_empty() || !first.runner.has_list() {
+            return vec![first];
+        }
+        let mut next = Some(first);
+        let mut of_order = |&order| {
+            let entrant = next.take().or_else(|| Entrant::open(run, bench, row, pages))?;
+            Some(Entrant { order: Some(order), ..entrant })
+        };
+        orders.iter().filter_map(&mut of_order).collect()
+    }
+
+    fn supports(&self, n: usize) -> bool {
+        self.runner.supports(n) && (self.order != Some(ListOrder::Fifo) || n <= LISTED_MOST)
+    }
+
+    /// Proves that it hands out the pages that it is to be measured with: before and after a loop, where that keeps the order.
+    fn prove(&mut self, n: usize, rng: &mut fastrand::Rng) -> Result<(), Flaw> {
+        let Some(order) = self.order else { return self.runner.verify(n) };
+        self.runner.arrange(order, rng);
+        self.runner.verify(n)?;
+        if (ORDERED_LEAST..=LISTED_MOST).contains(&n) {
+            order.check(&self.runner.handed_out(n)?)?;
+            self.runner.batch(n, 3)?;
+            order.check(&self.runner.handed_out(n)?)?;
+        }
+        Ok(())
+    }
+
+    fn round(&mut self, kind: Loop, n: usize, reps: usize, ctx: &mut Ctx) -> Result<Sample, Flaw> {
+        if let Some(order) = self.order {
+            self.runner.arrange(order, &mut ctx.rng);
+        }
+        let is_shuffled = self.order == Some(ListOrder::Random) && (n > LISTED_MOST || kind == Loop::Halves);
+        let kind = if is_shuffled { Loop::Scatter } else { kind };
+        kind.round(self.runner.as_mut(), n, reps, ctx)
     }
 }
 
-fn interleaved(run: &mut Run, bench: &'static str, kind: Loop, sizes: &[usize]) -> Result<Vec<Record>, Error> {
+/// The rows of this run, and `more`, each in `orders` if its pages come from a list.
+fn interleaved(
+    run: &mut Run,
+    bench: &'static str,
+    kind: Loop,
+    sizes: &[usize],
+    more: &[Row],
+    orders: &[ListOrder],
+) -> Result<Vec<Record>, Error> {
     let most = sizes.iter().copied().max().unwrap_or(0);
-    let rows = run.rows;
-    let mut entrants: Vec<Entrant> = rows.iter().filter_map(|row| Entrant::open(run, bench, row, most)).collect();
+    let mut rows: Vec<&Row> = run.rows.iter().chain(more).collect();
+    rows.sort_by_key(|row| row.kind != Kind::Ours);
+    let mut entrants: Vec<Entrant> =
+        rows.into_iter().flat_map(|row| Entrant::in_orders(run, bench, row, most, orders)).collect();
     let mut records = Vec::new();
     for &n in sizes {
         run.progress.set_message(format!("{bench} {n}"));
-        let mut present: Vec<&mut Entrant> = entrants.iter_mut().filter(|entrant| entrant.runner.supports(n)).collect();
+        let mut present: Vec<&mut Entrant> = entrants.iter_mut().filter(|entrant| entrant.supports(n)).collect();
         records.extend(cells(run, kind, n, &mut present, run.effort.rounds)?);
         run.progress.inc(1);
     }
@@ -135,17 +208,17 @@ pub(super) fn cells(
         entrants.iter().map(|entrant| CellSamples::new(entrant.bench, entrant.row, n)).collect();
     let mut reps = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(&mut cells) {
-        cell.seed = (kind == Loop::Scatter).then_some(run.seed);
+        cell.order = entrant.order;
+        cell.seed = (kind == Loop::Scatter || entrant.order == Some(ListOrder::Random)).then_some(run.seed);
         entrant.runner.fit(n);
-        entrant.runner.verify(n).map_err(|flaw| cell.flawed(flaw))?;
-        let runner = entrant.runner.as_mut();
-        let round = run.effort.round;
+        entrant.prove(n, &mut ctx.rng).map_err(|flaw| cell.flawed(flaw))?;
+        let (runner, round) = (entrant.runner.as_mut(), run.effort.round);
         reps.push(enough(round, |reps| runner.batch(n, reps)).map_err(|flaw| cell.flawed(flaw))?);
-        kind.round(runner, n, 1, &mut ctx).map_err(|flaw| cell.flawed(flaw))?;
+        entrant.round(kind, n, 1, &mut ctx).map_err(|flaw| cell.flawed(flaw))?;
     }
-    take_turns(run, rounds, &mut cells, &reps, |at, reps| kind.round(entrants[at].runner.as_mut(), n, reps, &mut ctx))?;
+    take_turns(run, rounds, &mut cells, &reps, |at, reps| entrants[at].round(kind, n, reps, &mut ctx))?;
     for (entrant, cell) in entrants.iter_mut().zip(&cells) {
-        entrant.runner.verify(n).map_err(|flaw| cell.flawed(flaw))?;
+        entrant.prove(n, &mut ctx.rng).map_err(|flaw| cell.flawed(flaw))?;
     }
     Ok(cells.into_iter().filter_map(CellSamples::record).collect())
 }
@@ -153,8 +226,8 @@ pub(super) fn cells(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
-    use crate::rows::{Kind, catalogue};
+    use crate::machine::{Machine, pin_to};
+    use crate::rows::catalogue;
     use crate::tables::Effort;
 
     #[test]
@@ -162,6 +235,67 @@ mod tests {
         let all = burst_sizes();
         assert_eq!((all.len(), all[0], all[14]), (15, 1, 16384));
         assert!(all.windows(2).all(|pair| pair[1] == 2 * pair[0]));
+    }
+
+    /// A thread that moves to another processor finds another list there.
+    fn stay() {
+        pin_to(Machine::here().main_cpu()).unwrap();
+    }
+
+    #[test]
+    fn a_list_hands_its_pages_out_in_the_order_that_it_was_brought_into() {
+        stay();
+        let mut rng = fastrand::Rng::with_seed(5);
+        for row in catalogue().into_iter().filter(|row| row.kind == Kind::Ours) {
+            let Ok(site) = (row.open)(Need { pages: 4096 }) else {
+                println!("skipped {} {}", row.name, row.backend);
+                continue;
+            };
+            let mut runner = site(4096);
+            assert_eq!(runner.has_list(), row.name != "pagemill-split", "{}", row.name);
+            for order in ListOrder::ALL.into_iter().cycle().take(6).filter(|_| runner.has_list()).collect::<Vec<_>>() {
+                runner.arrange(order, &mut rng);
+                let pages = runner.handed_out(LISTED_MOST).unwrap();
+                order.check(&pages).unwrap_or_else(|flaw| panic!("{} {}: {flaw}", row.name, row.backend));
+                let is_other = |other: &ListOrder| other.check(&pages).is_err();
+                let others = ListOrder::ALL.iter().filter(|other| is_other(other)).count();
+                assert_eq!(others, if order == ListOrder::Random { 2 } else { 1 }, "told from the others");
+                if row.name == "pagemill-single" {
+                    let ups = pages.windows(2).filter(|pair| pair[0] < pair[1]).count() * 100 / (LISTED_MOST - 1);
+                    let wanted = match order {
+                        ListOrder::Random => 25..=75,
+                        ListOrder::Fifo => 75..=100,
+                        ListOrder::InOrder => 0..=25,
+                    };
+                    // A list is a stack: in ascending order it hands out its last page first.
+                    assert!(wanted.contains(&ups), "{order:?} {}: {ups} % of the pages go up", row.backend);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_with_a_list_has_a_record_for_each_order() {
+        stay();
+        let machine = Machine::unknown();
+        let wanted = ["pagemill-array", "pagemill-split", "mutex-vec"];
+        let rows: Vec<Row> = catalogue().into_iter().filter(|row| wanted.contains(&row.name)).collect();
+        let rows: Vec<Row> = rows.into_iter().filter(|row| row.backend != "rseq").collect();
+        let more: Vec<Row> = burst_rows().into_iter().filter(|row| row.backend != "rseq").collect();
+        let mut run = Run::for_test(&machine, &rows, Effort { rounds: 2, round: Duration::from_micros(1) });
+        let sizes = [64, 256];
+        let records = interleaved(&mut run, "burst", Loop::Burst, &sizes, &more, &ListOrder::ALL).unwrap();
+        let orders = |name: &str, n: usize| {
+            let of_row = records.iter().filter(move |record| (record.name, record.n) == (name, n));
+            of_row.map(|record| record.order.map(ListOrder::label)).collect::<Vec<_>>()
+        };
+        assert_eq!(orders("pagemill-array", 64), [Some("random"), Some("fifo"), Some("in-order")]);
+        assert_eq!(orders("pagemill-array", 256), [Some("random"), Some("in-order")], "more than a list keeps");
+        assert_eq!(orders("pagemill-array-64", 256), [Some("random"), Some("in-order")]);
+        assert!(orders("pagemill-array-64", 64).is_empty(), "that is one call");
+        assert_eq!((orders("pagemill-split", 64), orders("mutex-vec", 256)), (vec![None], vec![None]));
+        let is_seeded = |record: &Record| record.seed.is_some() == (record.order == Some(ListOrder::Random));
+        assert!(records.iter().all(is_seeded));
     }
 
     #[test]
@@ -174,11 +308,11 @@ mod tests {
         assert_eq!(batch.len(), rows.len() * BATCH_SIZES.len());
         assert!(batch.iter().all(|record| record.runs == 3 && record.alloc.is_none() && record.total.min > 0.0));
 
-        let burst = interleaved(&mut run, "burst", Loop::Burst, &[1, 64]).unwrap();
+        let burst = interleaved(&mut run, "burst", Loop::Burst, &[1, 64], &[], &[]).unwrap();
         assert_eq!(burst.len(), rows.len() * 2);
         assert!(burst.iter().all(|record| record.alloc.is_some() && record.free.is_some()));
 
-        let scatter = interleaved(&mut run, "scatter", Loop::Scatter, &[64]).unwrap();
+        let scatter = interleaved(&mut run, "scatter", Loop::Scatter, &[64], &[], &[]).unwrap();
         assert!(scatter.iter().all(|record| record.seed == Some(3)));
         assert!(run.absent.is_empty(), "{:?}", run.absent);
     }

@@ -35,12 +35,12 @@ const ROUND_FACTOR: u32 = 5;
 
 /// Lets two threads start together.
 #[derive(Default)]
-struct Gate {
+pub(super) struct Gate {
     arrived: AtomicUsize,
 }
 
 impl Gate {
-    fn pass(&self) {
+    pub(super) fn pass(&self) {
         // AcqRel and Acquire pair with each other: whoever sees the second arrival sees what came before it.
         self.arrived.fetch_add(1, Ordering::AcqRel);
         while self.arrived.load(Ordering::Acquire) < 2 {

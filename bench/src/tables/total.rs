@@ -6,12 +6,16 @@
 use crate::Error;
 use crate::record::Record;
 use crate::rows::{Row, total_rows};
+use crate::subject::ListOrder;
 use crate::tables::Run;
 use crate::tables::one_thread::{Entrant, Loop, cells};
 
 /// The parts of the table, and how many pages each asks for in a call.
 pub(crate) const PER_CALL: [(&str, usize); 6] =
     [("total-1", 1), ("total-2", 2), ("total-4", 4), ("total-8", 8), ("total-16", 16), ("total-32", 32)];
+
+/// The orders in which the total was put back before it is taken again.
+pub(crate) const ORDERS: [ListOrder; 2] = [ListOrder::Random, ListOrder::InOrder];
 
 /// The totals, in pages: 128 KiB to 1 GiB.
 pub(crate) fn sizes() -> Vec<usize> {
@@ -36,7 +40,7 @@ fn of_sizes(run: &mut Run, sizes: &[usize]) -> Result<Vec<Record>, Error> {
     let is_shown = |(_, row): &(&str, Row)| run.is_shown_once(row.name, row.backend);
     let rows: Vec<(&str, Row)> = total_rows().into_iter().filter(is_shown).collect();
     let mut entrants: Vec<Entrant> =
-        rows.iter().filter_map(|(bench, row)| Entrant::open(run, bench, row, most)).collect();
+        rows.iter().flat_map(|(bench, row)| Entrant::in_orders(run, bench, row, most, &ORDERS)).collect();
     let mut records = Vec::new();
     for &n in sizes {
         run.progress.set_message(format!("total {}", published_size(n)));
@@ -83,7 +87,7 @@ mod tests {
                 run.absent.iter().for_each(|why| println!("skipped: {why}"));
                 continue;
             }
-            assert_eq!(records.len(), 7 * 2);
+            assert_eq!(records.len(), 7 * 2 * ORDERS.len());
             assert!(records.iter().all(|record| record.backend == shown && record.alloc.is_some()));
             for (bench, _) in PER_CALL {
                 assert!(records.iter().any(|r| (r.bench, r.name, r.n) == (bench, "pagemill-array", 1000)), "{bench}");
@@ -91,7 +95,7 @@ mod tests {
         }
         let one: Vec<Row> = catalogue().into_iter().filter(|row| row.name == "pagemill-single").collect();
         let records = of_sizes(&mut Run::for_test(&machine, &one[1..], effort), &[32]).unwrap();
-        assert_eq!(records.len(), 1, "the backend that is left");
+        assert_eq!(records.len(), ORDERS.len(), "the backend that is left");
         assert_eq!((records[0].bench, records[0].name, records[0].backend), ("total-1", "pagemill-single", "portable"));
     }
 }

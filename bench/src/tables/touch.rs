@@ -45,6 +45,7 @@ pub(crate) fn touch(run: &mut Run) -> Result<Vec<Record>, Error> {
             n: TOUCH_PAGES,
             samples: Vec::new(),
             latencies_us: Vec::new(),
+            order: None,
             seed: None,
         };
         match open(&row) {

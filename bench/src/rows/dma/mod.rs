@@ -11,6 +11,8 @@ mod old_way;
 mod ours;
 mod peers;
 
+pub(super) use peers::rows as peer_rows;
+
 use std::hint::black_box;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -43,7 +45,7 @@ pub(crate) struct BlockRow {
 
 impl BlockRow {
     /// One of Pagemill's, on that backend.
-    fn of_pagemill<S: Source + 'static>(
+    pub(super) fn of_pagemill<S: Source + 'static>(
         name: &'static str,
         backend: &'static str,
         open: impl Fn(Shape) -> Result<S, Unavailable> + 'static,

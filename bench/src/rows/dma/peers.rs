@@ -9,7 +9,7 @@ use crate::rows::region::Region;
 use crate::rows::{Kind, c_peers};
 use crate::subject::PAGE_BYTES;
 
-pub(super) fn rows() -> Vec<BlockRow> {
+pub(in crate::rows) fn rows() -> Vec<BlockRow> {
     vec![
         BlockRow::new("tls-vec", Kind::Floor, |shape: Shape| {
             let memory = Region::new((shape.bytes * shape.blocks).div_ceil(PAGE_BYTES))?;

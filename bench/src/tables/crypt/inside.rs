@@ -91,7 +91,17 @@ fn cell_samples(run: &Run, cell: &Cell, name: &'static str, form: Option<Form>) 
     let (backend, kind) = if form.is_some() { (run.backend, Kind::Ours) } else { ("-", Kind::Floor) };
     let seed = cell.is_random.then_some(run.seed);
     let samples = Vec::new();
-    CellSamples { bench: cell.inside, name, backend, kind, n: cell.pages, samples, latencies_us: Vec::new(), seed }
+    CellSamples {
+        bench: cell.inside,
+        name,
+        backend,
+        kind,
+        n: cell.pages,
+        samples,
+        latencies_us: Vec::new(),
+        order: None,
+        seed,
+    }
 }
 
 /// What all rows have in common: a file, a key, and what is written.

@@ -150,6 +150,7 @@ impl Turns<'_, '_> {
             n: cell.pages,
             samples: Vec::new(),
             latencies_us: Vec::new(),
+            order: None,
             seed: None,
         };
         self.servers.iter().map(of).collect()

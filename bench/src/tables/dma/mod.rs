@@ -68,16 +68,7 @@ pub(crate) fn dma(run: &mut Run) -> Result<Vec<Record>, Error> {
 }
 
 fn cell(bench: &'static str, row: &BlockRow, n: usize) -> CellSamples {
-    CellSamples {
-        bench,
-        name: row.name,
-        backend: row.backend,
-        kind: row.kind,
-        n,
-        samples: Vec::new(),
-        latencies_us: Vec::new(),
-        seed: None,
-    }
+    CellSamples::named(bench, (row.name, row.backend, row.kind), n)
 }
 
 /// A row that takes part.

@@ -1,0 +1,109 @@
+//! `holes`: an array that is held, of which 1 to 64 pages leave at a time and are replaced. Filling the holes and freeing
+//! what left are timed apart. What leaves goes back in random order, and the list began in random order, so that it is in
+//! none; where the holes are is the part of the table.
+
+use std::time::Duration;
+
+use crate::Error;
+use crate::record::Record;
+use crate::rows::Kind;
+use crate::rows::holes::{HoleRow, Lane, Places, rows};
+use crate::subject::{Flaw, ListOrder, Parts};
+use crate::tables::{CellSamples, Run, Sample, enough, take_turns};
+
+/// Slots of the array. 259 is no power of two, and no multiple of what is looked at in one step.
+pub(crate) const SLOTS: [usize; 4] = [64, 256, 259, 1024];
+
+/// The parts of the table.
+pub(crate) const PLACES: [(&str, Places); 4] = [
+    ("holes-random", Places::Random),
+    ("holes-first", Places::First),
+    ("holes-last", Places::Last),
+    ("holes-spread", Places::Spread),
+];
+
+pub(crate) fn holes(run: &mut Run) -> Result<Vec<Record>, Error> {
+    let is_shown = |row: &HoleRow| run.rows.iter().any(|known| (known.name, known.backend) == (row.name, row.backend));
+    let rows: Vec<HoleRow> = rows().into_iter().filter(is_shown).collect();
+    let mut records = Vec::new();
+    for slots in SLOTS {
+        run.progress.set_message(format!("holes of {slots}"));
+        let mut lanes = Vec::new();
+        for row in &rows {
+            match (row.open)(slots) {
+                Ok(lane) => lanes.push((row, lane)),
+                Err(why) => run.note_absent(row.name, row.backend, &why),
+            }
+        }
+        for (bench, places) in PLACES {
+            records.extend(cells(run, bench, places, slots, &mut lanes)?);
+        }
+        run.progress.inc(1);
+    }
+    Ok(records)
+}
+
+fn cells(
+    run: &Run,
+    bench: &'static str,
+    places: Places,
+    slots: usize,
+    lanes: &mut [(&HoleRow, Box<dyn Lane>)],
+) -> Result<Vec<Record>, Error> {
+    let mut rng = fastrand::Rng::with_seed(run.seed);
+    let (mut cells, mut reps) = (Vec::new(), Vec::new());
+    for (row, lane) in lanes.iter_mut() {
+        let mut cell = CellSamples::named(bench, (row.name, row.backend, row.kind), slots);
+        cell.seed = Some(run.seed);
+        cell.order = (row.kind == Kind::Ours).then_some(ListOrder::Random);
+        let measured = lane.verify().and_then(|()| {
+            let both = |reps| lane.rounds(places, reps, &mut rng).map(|(parts, _)| parts.alloc + parts.free);
+            enough(run.effort.round, both)
+        });
+        reps.push(measured.map_err(|flaw| cell.flawed(flaw))?);
+        cells.push(cell);
+    }
+    take_turns(run, run.effort.rounds, &mut cells, &reps, |at, reps| {
+        let (parts, pages) = lanes[at].1.rounds(places, reps, &mut rng)?;
+        Ok::<_, Flaw>(sample(parts, pages, reps, run.clock_ns))
+    })?;
+    for ((_, lane), cell) in lanes.iter_mut().zip(&cells) {
+        lane.verify().map_err(|flaw| cell.flawed(flaw))?;
+    }
+    Ok(cells.into_iter().filter_map(CellSamples::record).collect())
+}
+
+/// Nanoseconds a page that left, less what the clock cost in each half.
+fn sample(parts: Parts, pages: usize, reps: usize, clock_ns: f64) -> Sample {
+    let half = |time: Duration| ((time.as_nanos() as f64 - clock_ns * reps as f64) / pages as f64).max(0.0);
+    let (alloc, free) = (half(parts.alloc), half(parts.free));
+    Sample { alloc: Some(alloc), free: Some(free), total: alloc + free }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::rows::catalogue;
+    use crate::tables::Effort;
+
+    #[test]
+    fn every_row_has_a_record_for_each_array_and_each_place() {
+        let machine = Machine::unknown();
+        let wanted = ["pagemill-array", "tls-vec", "mutex-vec", "glibc"];
+        let rows: Vec<_> = catalogue().into_iter().filter(|row| wanted.contains(&row.name)).collect();
+        let mut run = Run::for_test(&machine, &rows, Effort { rounds: 2, round: Duration::from_micros(1) });
+        let records = holes(&mut run).unwrap();
+        let absent = run.absent.len();
+        run.absent.iter().for_each(|why| println!("skipped: {why}"));
+        assert_eq!(records.len(), (4 - absent) * SLOTS.len() * PLACES.len(), "glibc fills no arrays");
+        assert!(records.iter().all(|record| record.alloc.is_some() && record.free.is_some() && record.seed.is_some()));
+    }
+
+    #[test]
+    fn a_page_is_charged_without_the_clock() {
+        let parts = Parts { alloc: Duration::from_nanos(500), free: Duration::from_nanos(100) };
+        let sample = sample(parts, 50, 10, 20.0);
+        assert_eq!((sample.alloc, sample.free, sample.total), (Some(6.0), Some(0.0), 6.0));
+    }
+}

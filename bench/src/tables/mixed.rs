@@ -1,0 +1,217 @@
+//! `mixed`: a program's day on two processors. Each thread has 1024 requests under way, of 1 to 16 pages; one of them ends,
+//! and another begins in its place. Three of ten requests have their pages freed by the other thread, which they reach
+//! through a ring. The time is that of the wall, for the pages of both threads together.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use crate::Error;
+use crate::machine::{pin_to, preemptions};
+use crate::record::Record;
+use crate::rows::Unavailable;
+use crate::rows::mixed::{Day, DayRow, Desks, Done, REQUESTS, SCRIPT_STEPS, SENT_PERCENT, rows};
+use crate::subject::{Flaw, check_pages};
+use crate::tables::threads::Gate;
+use crate::tables::{CellSamples, Run, Sample, scale};
+
+/// Rounds last this much longer than those of one thread, so that the start does not show.
+const ROUND_FACTOR: u32 = 5;
+
+enum Job {
+    Steps { row: usize, steps: usize, gate: Arc<Gate>, through: Arc<AtomicUsize> },
+    Held { row: usize },
+}
+
+enum Answer {
+    /// And whether the system stopped the thread for another one meanwhile.
+    Done(Result<Done, Flaw>, bool),
+    Held(Vec<usize>),
+}
+
+struct Worker {
+    jobs: Sender<Job>,
+    answers: Receiver<Answer>,
+}
+
+type Desk = Box<dyn FnOnce() -> Box<dyn Day> + Send>;
+
+impl Worker {
+    fn start<'scope>(
+        scope: &'scope std::thread::Scope<'scope, '_>,
+        desks: Vec<Desk>,
+        cpu: usize,
+    ) -> Result<Worker, Error> {
+        let (jobs, jobs_here) = channel::<Job>();
+        let (answers_here, answers) = channel();
+        let (ready_here, ready) = channel();
+        scope.spawn(move || {
+            if ready_here.send(pin_to(cpu)).is_err() {
+                return;
+            }
+            let mut days: Vec<Box<dyn Day>> = desks.into_iter().map(|desk| desk()).collect();
+            // Ends when the table drops its end of the channel.
+            for job in jobs_here {
+                let answer = match job {
+                    Job::Steps { row, steps, gate, through } => {
+                        gate.pass();
+                        let before = preemptions();
+                        let done = days[row].steps(steps, &through);
+                        Answer::Done(done, preemptions() != before)
+                    }
+                    Job::Held { row } => Answer::Held(days[row].held()),
+                };
+                if answers_here.send(answer).is_err() {
+                    return;
+                }
+            }
+        });
+        ready.recv().map_err(|_| Error::WorkerDied)?.map_err(|error| Error::Pin { cpu, error })?;
+        Ok(Worker { jobs, answers })
+    }
+
+    fn send(&self, job: Job) -> Result<(), Error> {
+        self.jobs.send(job).map_err(|_| Error::WorkerDied)
+    }
+}
+
+pub(crate) fn mixed(run: &mut Run) -> Result<Vec<Record>, Error> {
+    let main = run.machine.main_cpu();
+    let Some(second) = run.machine.second_cpu() else {
+        run.note_absent("mixed", "-", &Unavailable("needs two processors, this process may use one".to_owned()));
+        return Ok(Vec::new());
+    };
+    run.progress.set_message("mixed");
+    let is_shown = |row: &DayRow| run.rows.iter().any(|known| (known.name, known.backend) == (row.name, row.backend));
+    let rows: Vec<DayRow> = rows().into_iter().filter(is_shown).collect();
+    let (mut cells, mut desks) = (Vec::new(), [Vec::new(), Vec::new()]);
+    for row in &rows {
+        match (row.open)(run.seed) {
+            Ok(pair) => {
+                cells.push(CellSamples {
+                    seed: Some(run.seed),
+                    ..CellSamples::named("mixed", (row.name, row.backend, row.kind), REQUESTS)
+                });
+                let pair: Desks = pair;
+                desks.iter_mut().zip(pair).for_each(|(desks, desk)| desks.push(desk));
+            }
+            Err(why) => run.note_absent(row.name, row.backend, &why),
+        }
+    }
+    let [first, others] = desks;
+    let records = std::thread::scope(|scope| {
+        let workers = [Worker::start(scope, first, main)?, Worker::start(scope, others, second)?];
+        measured(run, &workers, cells)
+    });
+    run.progress.inc(1);
+    records
+}
+
+fn measured(run: &Run, workers: &[Worker; 2], mut cells: Vec<CellSamples>) -> Result<Vec<Record>, Error> {
+    let round = run.effort.round * ROUND_FACTOR;
+    let mut steps = Vec::new();
+    for (row, cell) in cells.iter().enumerate() {
+        // All places have a request after a few scripts.
+        let mut tried = 4 * SCRIPT_STEPS;
+        let percent = day(workers, row, tried, cell)?.sent_percent();
+        if percent.abs_diff(SENT_PERCENT) > 3 {
+            return Err(cell.flawed(Flaw::Sent { percent, wanted: SENT_PERCENT }));
+        }
+        verify(workers, row, cell)?;
+        // A whole script at least, however slow the machine is at the moment: it has the mix, and hides the start.
+        tried = SCRIPT_STEPS;
+        loop {
+            let elapsed = day(workers, row, tried, cell)?.elapsed;
+            if elapsed >= round {
+                break;
+            }
+            tried = scale(tried, elapsed, round);
+        }
+        steps.push(tried);
+    }
+    for turn in 0..run.effort.rounds {
+        for place in 0..cells.len() {
+            let row = (place + turn) % cells.len();
+            let total = run.rounds.undisturbed(|| {
+                let both = day(workers, row, steps[row], &cells[row])?;
+                Ok::<_, Error>((both.elapsed.as_nanos() as f64 / both.pages as f64, both.is_disturbed))
+            })?;
+            cells[row].samples.push(Sample { alloc: None, free: None, total });
+        }
+    }
+    cells.iter().enumerate().try_for_each(|(row, cell)| verify(workers, row, cell))?;
+    Ok(cells.into_iter().filter_map(CellSamples::record).collect())
+}
+
+/// What both threads did at once.
+struct Both {
+    elapsed: Duration,
+    pages: usize,
+    sent: usize,
+    is_disturbed: bool,
+}
+
+impl Both {
+    /// Of 100 pages, how many were freed by the other thread.
+    fn sent_percent(&self) -> usize {
+        self.sent * 100 / self.pages
+    }
+}
+
+fn day(workers: &[Worker; 2], row: usize, steps: usize, cell: &CellSamples) -> Result<Both, Error> {
+    let (gate, through) = (Arc::new(Gate::default()), Arc::new(AtomicUsize::new(0)));
+    for worker in workers {
+        let (gate, through) = (Arc::clone(&gate), Arc::clone(&through));
+        worker.send(Job::Steps { row, steps, gate, through })?;
+    }
+    // Both are waited for before either's error is looked at, so that no answer stays behind.
+    let [first, second] = [0, 1].map(|at| workers[at].answers.recv());
+    let done = |answer| match answer {
+        Ok(Answer::Done(done, is_disturbed)) => Ok((done.map_err(|flaw| cell.flawed(flaw))?, is_disturbed)),
+        _ => Err(Error::WorkerDied),
+    };
+    let ((first, first_disturbed), (second, second_disturbed)) = (done(first)?, done(second)?);
+    Ok(Both {
+        elapsed: first.end.max(second.end) - first.start.min(second.start),
+        pages: first.pages + second.pages,
+        sent: first.sent + second.sent,
+        is_disturbed: first_disturbed || second_disturbed,
+    })
+}
+
+/// Proves that the requests under way have distinct pages, those of both threads together.
+fn verify(workers: &[Worker; 2], row: usize, cell: &CellSamples) -> Result<(), Error> {
+    let mut all = Vec::new();
+    for worker in workers {
+        worker.send(Job::Held { row })?;
+        let Ok(Answer::Held(held)) = worker.answers.recv() else { return Err(Error::WorkerDied) };
+        all.extend(held);
+    }
+    let pages = all.len();
+    check_pages(all, pages).map_err(|flaw| cell.flawed(flaw))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::rows::catalogue;
+    use crate::tables::Effort;
+
+    #[test]
+    fn a_day_gives_a_record_for_each_row_or_says_why_not() {
+        let machine = Machine::here();
+        let wanted = ["pagemill-array", "mutex-vec", "glibc", "tls-vec"];
+        let rows: Vec<_> = catalogue().into_iter().filter(|row| wanted.contains(&row.name)).collect();
+        let mut run = Run::for_test(&machine, &rows, Effort { rounds: 2, round: Duration::from_micros(10) });
+        let records = mixed(&mut run).unwrap();
+        run.absent.iter().for_each(|why| println!("skipped: {why}"));
+        if machine.second_cpu().is_none() {
+            assert!(records.is_empty() && run.absent.len() == 1, "{:?}", run.absent);
+            return;
+        }
+        assert_eq!(records.len(), 4 - run.absent.len(), "a thread-local list can't hand over");
+        assert!(records.iter().all(|record| record.bench == "mixed" && record.runs == 2 && record.total.min > 0.0));
+    }
+}

@@ -1,0 +1,116 @@
+//! `orders`: blocks of 2 to 512 pages. One out and back, again and again, as a whole; and 64 out, then back in random
+//! order, each half with a clock. Pagemill has a bulk form for the 64, the peers have them one by one.
+
+use std::time::Duration;
+
+use crate::Error;
+use crate::record::Record;
+use crate::rows::dma::{BlockRow, Lane, Shape};
+use crate::rows::orders::rows;
+use crate::subject::{Flaw, PAGE_BYTES};
+use crate::tables::{CellSamples, Run, Sample, enough, take_turns};
+
+/// The orders that are measured, ascending.
+pub(crate) const ORDERS: [usize; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+
+/// The parts of the table, and how many blocks are out in each.
+pub(crate) const ONE: &str = "orders-1";
+pub(crate) const MANY: &str = "orders-64";
+pub(crate) const BLOCKS: usize = 64;
+
+/// A record's `n` is the order of a block; its time is nanoseconds a block.
+pub(crate) fn orders(run: &mut Run) -> Result<Vec<Record>, Error> {
+    let is_shown = |row: &BlockRow| run.rows.iter().any(|known| (known.name, known.backend) == (row.name, row.backend));
+    let rows: Vec<BlockRow> = rows().into_iter().filter(is_shown).collect();
+    let mut records = Vec::new();
+    for order in ORDERS {
+        run.progress.set_message(format!("orders: {order}"));
+        for (bench, blocks) in [(ONE, 1), (MANY, BLOCKS)] {
+            let shape = Shape { bytes: PAGE_BYTES << order, blocks };
+            let mut lanes = Vec::new();
+            for row in &rows {
+                match (row.open)(shape) {
+                    Ok(lane) => lanes.push((row, lane)),
+                    Err(why) => run.note_absent(row.name, row.backend, &why),
+                }
+            }
+            records.extend(cells(run, bench, order, blocks, &mut lanes)?);
+        }
+        run.progress.inc(1);
+    }
+    Ok(records)
+}
+
+fn cells(
+    run: &Run,
+    bench: &'static str,
+    order: usize,
+    blocks: usize,
+    lanes: &mut [(&BlockRow, Box<dyn Lane>)],
+) -> Result<Vec<Record>, Error> {
+    let mut rng = fastrand::Rng::with_seed(run.seed);
+    let mut round = |lane: &mut dyn Lane, reps: usize| -> Result<Sample, Flaw> {
+        if blocks > 1 {
+            return Ok(Sample::from_parts(lane.shuffled_rounds(reps, &mut rng)?, blocks, reps, run.clock_ns));
+        }
+        let total = lane.rounds(reps)?.as_nanos() as f64 / reps as f64;
+        Ok(Sample { alloc: None, free: None, total })
+    };
+    let (mut cells, mut reps) = (Vec::new(), Vec::new());
+    for (row, lane) in lanes.iter_mut() {
+        let mut cell = CellSamples::named(bench, (row.name, row.backend, row.kind), order);
+        cell.seed = (blocks > 1).then_some(run.seed);
+        let measured = lane.verify().and_then(|()| {
+            enough(run.effort.round, |reps| {
+                let ns = round(lane.as_mut(), reps)?.total * (reps * blocks) as f64;
+                Ok(Duration::from_nanos(ns as u64))
+            })
+        });
+        reps.push(measured.map_err(|flaw| cell.flawed(flaw))?);
+        cells.push(cell);
+    }
+    take_turns(run, run.effort.rounds, &mut cells, &reps, |at, reps| round(lanes[at].1.as_mut(), reps))?;
+    for ((_, lane), cell) in lanes.iter_mut().zip(&cells) {
+        lane.verify().map_err(|flaw| cell.flawed(flaw))?;
+    }
+    Ok(cells.into_iter().filter_map(CellSamples::record).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::rows::catalogue;
+    use crate::tables::Effort;
+
+    #[test]
+    fn every_row_has_a_record_for_each_order() {
+        let machine = Machine::unknown();
+        let wanted = ["pagemill-single", "pagemill-array", "buddy-system", "mutex-vec"];
+        let rows: Vec<_> = catalogue().into_iter().filter(|row| wanted.contains(&row.name)).collect();
+        let mut run = Run::for_test(&machine, &rows, Effort { rounds: 2, round: Duration::from_micros(1) });
+        let records = orders(&mut run).unwrap();
+        run.absent.iter().for_each(|why| println!("skipped: {why}"));
+        assert_eq!(records.len(), (5 - run.absent.len()) * ORDERS.len() * 2, "a pool of pages has no blocks");
+        assert!(
+            records.iter().all(|record| record.alloc.is_some() == (record.bench == MANY) && record.total.min > 0.0)
+        );
+    }
+
+    /// The check of every cell says that blocks are aligned to their size and share no byte.
+    #[test]
+    fn every_row_hands_out_blocks_of_its_order() {
+        for row in rows() {
+            for order in ORDERS {
+                let shape = Shape { bytes: PAGE_BYTES << order, blocks: BLOCKS };
+                let Ok(mut lane) = (row.open)(shape) else {
+                    println!("skipped {} {}", row.name, row.backend);
+                    continue;
+                };
+                lane.verify().unwrap_or_else(|flaw| panic!("{} {} at {order}: {flaw}", row.name, row.backend));
+                lane.shuffled_rounds(2, &mut fastrand::Rng::with_seed(1)).unwrap();
+                lane.verify().unwrap_or_else(|flaw| panic!("{} {} at {order}: {flaw}", row.name, row.backend));
+            }
+        }
+    }
+}
