@@ -136,6 +136,18 @@ impl<const ROOM: usize> Frames<ROOM> {
         });
         self.len += pfns.len();
     }
+    /// Appends what `number` makes of each, the last first.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    #[inline(always)]
+    pub fn push_reversed<T>(&mut self, from: &[T], mut number: impl FnMut(&T) -> u32) {
+        let places = &mut self.pfns[self.len..Self::CAPACITY][..from.len()];
+        places.iter_mut().zip(from.iter().rev()).for_each(|(place, from)| {
+            place.write(number(from));
+        });
+        self.len += from.len();
+    }
     /// Appends `first` + i for each set bit i of `mask`.
     ///
     /// # Panics

@@ -42,6 +42,7 @@ mod shape;
 mod slow;
 mod stats;
 mod tables;
+mod vectors;
 
 pub use block::DmaBlock;
 use block::{FAR, Words, addr_of_word, words_of};
@@ -237,12 +238,14 @@ impl DmaPool {
     ///
     /// # Panics
     /// If the block is another pool's.
+    #[inline]
     pub fn device_addr(&self, block: &DmaBlock) -> DeviceAddr {
-        let (pool, word) = (&**self.0, block.word());
-        if !pool.words.is_ours(word) {
-            not_of(&pool.name);
+        let pool = &**self.0;
+        let is_ours = pool.words.is_ours(block.word());
+        match pool.tables.device_addr_at(addr_of_word(block.word())) {
+            Some(addr) if is_ours => addr,
+            _ => not_of(&pool.name),
         }
-        pool.tables.device_addr_of(&pool.shape, pool.place_of(word), addr_of_word(word))
     }
 
     /// One block. Its contents are unspecified, unless `gfp` has [`Gfp::ZERO`].
@@ -285,14 +288,14 @@ impl DmaPool {
         // Empty slots, as a rule, no more than a section brings.
         if !gfp.contains(Gfp::ZERO) && (1..=Batch::CAPACITY).contains(&n) && !pool.is_looking() && are_empty(words) {
             pool.lists.pop_n(LIST, n, &mut batch);
-            if batch.is_empty() && pool.restock() {
-                pool.lists.pop_n(LIST, n, &mut batch);
+            if batch.is_empty() {
+                pool.restock(n, &mut batch);
             }
-            let numbers = batch.as_slice();
-            if numbers.len() == n && numbers.iter().fold(0, |all, number| all | number) & FAR == 0 {
-                let of = pool.words;
-                words.iter_mut().zip(numbers.iter().rev()).for_each(|(word, &number)| *word = of.word(number));
-                return Ok(n);
+            if batch.len() == n {
+                if pool.words.fill(words, batch.as_slice()) & FAR == 0 {
+                    return Ok(n);
+                }
+                words.fill(0); // Some are far.
             }
         }
         pool.alloc_bulk_slow(gfp, words, &batch)
@@ -319,21 +322,15 @@ impl DmaPool {
     /// slot, and is told to [`on_misuse`](crate::on_misuse).
     pub fn free_bulk(&self, slots: &mut [Option<DmaBlock>]) -> usize {
         let pool = &**self.0;
-        let of = pool.words;
         let mut freed = 0;
         // From the last part to the first, so that the first is on top.
         for words in words_of(slots).rchunks_mut(Batch::CAPACITY) {
-            let (mut numbers, mut grains) = ([0; Batch::CAPACITY], 0);
-            for (number, &word) in numbers.iter_mut().zip(words.iter().rev()) {
-                grains |= of.grains(word);
-                *number = of.grains(word) as u32;
-            }
+            let mut batch = Batch::new();
+            let grains = pool.words.numbers(words, &mut batch);
             if FULL || grains >= u64::from(FAR) {
                 freed += pool.free_each(words);
                 continue;
             }
-            let mut batch = Batch::new();
-            batch.push_slice(&numbers[..words.len()]);
             if pool.lists.push_n(LIST, &batch, 0..batch.len()) || pool.overflow(&batch) {
                 words.fill(0);
                 freed += batch.len();

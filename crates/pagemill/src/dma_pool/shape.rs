@@ -19,8 +19,10 @@ pub(super) struct Shape {
     pub(super) size: usize,
     /// What its addresses are multiples of.
     pub(super) align: usize,
-    /// What it does not cross.
+    /// What it does not cross: a power of two.
     pub(super) boundary: usize,
+    /// Blocks between one boundary and the next.
+    in_piece: usize,
     /// A unit's order, as a rule.
     pub(super) order: Order,
     /// Where there is none of that order.
@@ -66,7 +68,8 @@ impl Shape {
         }
         let order_least = Order::new(pages.ilog2() as u8).unwrap_or(Order::MAX);
         let grain = size.trailing_zeros().min(boundary.trailing_zeros()).min(PAGE_SHIFT);
-        let mut shape = Self { size, align, boundary, order: order_least, order_least, shift: 0, grain };
+        let in_piece = boundary / size;
+        let mut shape = Self { size, align, boundary, in_piece, order: order_least, order_least, shift: 0, grain };
         while is_linear && shape.blocks(shape.order) < SHARERS && shape.order < UNIT_MAX {
             shape.order = Order::new(shape.order.get() + 1).unwrap_or(Order::MAX);
         }
@@ -76,20 +79,21 @@ impl Shape {
 
     /// How many blocks a unit of this order holds.
     pub(super) fn blocks(&self, order: Order) -> usize {
-        let (pieces, rest) = (order.bytes() / self.boundary, order.bytes() % self.boundary);
-        pieces * (self.boundary / self.size) + rest / self.size
+        order.bytes() / self.boundary * self.in_piece + order.bytes() % self.boundary / self.size
     }
 
     /// Where in a unit the block of this place begins.
     pub(super) fn offset_of(&self, place: usize) -> usize {
-        let in_piece = self.boundary / self.size;
-        place / in_piece * self.boundary + place % in_piece * self.size
+        place / self.in_piece * self.boundary + place % self.in_piece * self.size
     }
 
     /// The place of the block that begins at this offset in a unit of this order.
     pub(super) fn place_of(&self, offset: usize, order: Order) -> Option<usize> {
-        let place = offset / self.boundary * (self.boundary / self.size) + offset % self.boundary / self.size;
-        (place < self.blocks(order) && self.offset_of(place) == offset).then_some(place)
+        let in_piece = offset & (self.boundary - 1);
+        // Of 32 bits, since the processor divides those faster.
+        let nth = (in_piece as u32 / self.size as u32) as usize;
+        let is_block = nth * self.size == in_piece && nth < self.in_piece && offset + self.size <= order.bytes();
+        is_block.then(|| (offset >> self.boundary.trailing_zeros()) * self.in_piece + nth)
     }
 
     /// What a unit's address at the device has to be a multiple of, so that its blocks are aligned there and cross no

@@ -2,7 +2,7 @@
 use super::block::{FAR, addr_of_word};
 use super::shape::Shape;
 use super::tables::{FULL, OF_HANDLE, SAFE};
-use super::{DmaBlock, LIST, POISON_FREE, POISON_OUT, Pool};
+use super::{DmaBlock, LIST, LIST_MAX, POISON_FREE, POISON_OUT, Pool, Shared};
 use crate::device::DeviceError;
 use crate::fork::generation;
 use crate::handle::Block;
@@ -29,16 +29,20 @@ impl Pool {
         }
     }
 
-    /// Half a list's worth from the stack for this CPU's list, if that is empty and there is some.
+    /// Half a list's worth from the stack, if this CPU's list is empty: up to `want` of them for the call, in `batch`, the others
+    /// for the list.
     #[cold]
     #[inline(never)]
-    pub(super) fn restock(&self) -> bool {
+    pub(super) fn restock(&self, want: usize, batch: &mut Batch) {
         if self.is_poisoned || self.generation != generation() || !self.lists.list_here(LIST).is_empty() {
-            return false;
+            return;
         }
         let mut load = Load::new();
         self.unstack(self.limit / 2, &mut load);
-        self.stock(&load)
+        let rest = load.len() - want.min(batch.room()).min(load.len());
+        batch.push_slice(&load.as_slice()[rest..]);
+        load.truncate(rest);
+        self.stock(&load);
     }
 
     /// Fills empty slots, wherever they are and however many, first with what the call has taken already.
@@ -59,7 +63,10 @@ impl Pool {
         while hand.have < missing {
             let (mut batch, mut load) = (Batch::new(), Load::new());
             self.lists.pop_n(LIST, missing - hand.have, &mut batch);
-            if batch.is_empty() && !self.restock() {
+            if batch.is_empty() {
+                self.restock(missing - hand.have, &mut batch);
+            }
+            if batch.is_empty() {
                 self.take(gfp, missing - hand.have, &mut load)?;
             }
             hand.add(if batch.is_empty() { load.as_slice() } else { batch.as_slice() });
@@ -188,20 +195,17 @@ impl Pool {
         shared.free = from;
     }
 
-    /// Puts numbers on this CPU's list, which was empty. False: it took none, or there are none.
-    fn stock(&self, load: &Load) -> bool {
+    /// Puts numbers on this CPU's list, which was empty; what it does not take, back on the stack.
+    fn stock(&self, load: &Load) {
         if self.is_poisoned {
-            self.give(load.as_slice());
-            return false;
+            return self.give(load.as_slice());
         }
         self.open_here();
         for from in (0..load.len()).step_by(Batch::CAPACITY) {
             if !self.lists.push_n(LIST, load, from..load.len().min(from + Batch::CAPACITY)) {
-                self.give(&load.as_slice()[from..]);
-                return from > 0;
+                return self.give(&load.as_slice()[from..]);
             }
         }
-        !load.is_empty()
     }
 
     /// Lists are empty memory until their CPU comes by.
@@ -285,29 +289,28 @@ impl Pool {
         true
     }
 
-    /// Half of this CPU's list goes to the stack.
+    /// Half of this CPU's list goes to the stack, its top on top.
     fn make_room(&self) {
         self.open_here();
-        let mut load = Load::new();
-        // From the top, and below it what is below: as it lay.
-        while load.len() < self.limit / 2 && load.room() >= Batch::CAPACITY {
-            let mut batch = Batch::new();
-            self.lists.pop_n(LIST, Batch::CAPACITY, &mut batch);
-            if batch.is_empty() {
-                break;
-            }
-            load.push_slice(batch.as_slice());
-        }
-        self.give(load.as_slice());
+        let mut batches: [Batch; LIST_MAX / 2 / Batch::CAPACITY] = core::array::from_fn(|_| Batch::new());
+        let half = self.limit / 2 / Batch::CAPACITY;
+        batches[..half].iter_mut().for_each(|batch| self.lists.pop_n(LIST, Batch::CAPACITY, batch));
+        let mut shared = self.lock();
+        batches.iter().rev().for_each(|batch| shared.push(batch.as_slice()));
     }
 
     /// Puts numbers on the stack, the last of them on top.
     pub(super) fn give(&self, numbers: &[u32]) {
-        let mut shared = self.lock();
-        let free = shared.free;
-        shared.stack[free..free + numbers.len()].copy_from_slice(numbers);
-        shared.free += numbers.len();
-        shared.free_max = shared.free_max.max(shared.free);
+        self.lock().push(numbers);
+    }
+}
+
+impl Shared {
+    fn push(&mut self, numbers: &[u32]) {
+        let end = self.free + numbers.len();
+        self.stack[self.free..end].copy_from_slice(numbers);
+        self.free = end;
+        self.free_max = self.free_max.max(end);
     }
 }
 

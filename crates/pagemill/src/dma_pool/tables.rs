@@ -31,10 +31,11 @@ pub(super) struct Unit {
 }
 
 impl Unit {
+    #[inline]
     fn load(&self) -> (usize, Order) {
         // Acquire pairs with the Release in `enter`: what else there is of the unit.
         let word = self.addr.load(Acquire);
-        (word & !(PAGE_SIZE - 1), Order::new((word & (PAGE_SIZE - 1)) as u8).unwrap_or(Order::ZERO))
+        (word & !(PAGE_SIZE - 1), Order::new((word & (PAGE_SIZE - 1)) as u8).unwrap_or(Order::MAX))
     }
 }
 
@@ -92,33 +93,37 @@ impl Tables {
         }
     }
 
-    /// The place of the block at this address.
-    pub(super) fn place_at(&self, shape: &Shape, addr: usize) -> Result<u32, MisuseKind> {
-        let (arena, pfn) = registry::by_address(addr).ok_or(MisuseKind::Foreign)?;
+    /// The unit that has this address: its number, and where it begins.
+    #[inline]
+    fn unit_at(&self, addr: usize) -> Option<(u32, &Unit, usize, Order)> {
+        let (arena, pfn) = registry::by_address(addr)?;
         // Whatever that says of a page that is not this pool's: it is not where that unit is.
         let number = arena.link(pfn).load(Relaxed);
-        let (start, order) = self.units.get(number as usize).ok_or(MisuseKind::Foreign)?.load();
-        let offset = addr.wrapping_sub(start);
-        if start == 0 || offset >= order.bytes() {
-            return Err(MisuseKind::Foreign);
-        }
-        match shape.place_of(offset, order) {
+        let unit = self.units.get(number as usize)?;
+        let (start, order) = unit.load();
+        (start != 0 && addr.wrapping_sub(start) < order.bytes()).then_some((number, unit, start, order))
+    }
+
+    /// The place of the block at this address.
+    pub(super) fn place_at(&self, shape: &Shape, addr: usize) -> Result<u32, MisuseKind> {
+        let (number, _, start, order) = self.unit_at(addr).ok_or(MisuseKind::Foreign)?;
+        match shape.place_of(addr - start, order) {
             Some(place) => Ok(number << shape.shift | place as u32),
             None => Err(MisuseKind::Inside),
         }
+    }
+
+    /// Where the device finds this address, which is in a unit.
+    #[inline]
+    pub(super) fn device_addr_at(&self, addr: usize) -> Option<DeviceAddr> {
+        let (_, unit, start, _) = self.unit_at(addr)?;
+        Some(DeviceAddr::new(unit.device_addr.load(Relaxed)).within(addr - start))
     }
 
     /// Where a block is.
     pub(super) fn addr_of(&self, shape: &Shape, place: u32) -> usize {
         let (start, _) = self.units[(place >> shape.shift) as usize].load();
         start + shape.offset_of(place as usize & ((1 << shape.shift) - 1))
-    }
-
-    /// Where the device finds the block at `addr`, which has this place.
-    pub(super) fn device_addr_of(&self, shape: &Shape, place: u32, addr: usize) -> DeviceAddr {
-        let unit = &self.units[(place >> shape.shift) as usize];
-        let (start, _) = unit.load();
-        DeviceAddr::new(unit.device_addr.load(Relaxed)).within(addr - start)
     }
 
     /// Changes a block's state; false if it is not `from`. Written plainly by whoever has the block in hand.
