@@ -171,11 +171,18 @@ impl Pool {
     }
 
     /// The place of a block that there is.
+    #[inline]
     pub(super) fn place_of(&self, word: u64) -> u32 {
         match self.tables.place_at(&self.shape, addr_of_word(word)) {
             Ok(place) => place,
-            Err(_) => panic!("the block {word:#x} of the pool {} lies in no unit", self.name),
+            Err(_) => self.nowhere(word),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn nowhere(&self, word: u64) -> ! {
+        panic!("the block {word:#x} of the pool {} lies in no unit", self.name)
     }
 }
 

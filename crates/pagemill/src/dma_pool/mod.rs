@@ -363,7 +363,9 @@ impl DmaPool {
         if !pool.words.is_ours(block.word()) {
             not_of(&pool.name);
         }
-        pool.has_raw.store(true, Relaxed);
+        if !pool.has_raw.load(Relaxed) {
+            pool.has_raw.store(true, Relaxed); // Once, since every call reads what lies beside it.
+        }
         let is_ours = pool.tables.change(pool.place_of(block.word()), OF_HANDLE, RAW);
         assert!(is_ours, "{block:?} has a handle and not its state");
         core::ptr::with_exposed_provenance_mut(addr_of_word(block.into_word()))
@@ -467,15 +469,19 @@ impl Pool {
 
     /// Looks at a block in this call's hand, and marks it where all states are kept. False: it has an owner already, since
     /// somebody freed it twice (D2); it is forgotten.
-    #[cold]
-    #[inline(never)]
+    #[inline]
     fn hand_out(&self, number: u32) -> bool {
         let word = self.word(number);
         let is_free = self.tables.hand_out(self.place_of(word));
         if !is_free {
-            self.report(misuse(MisuseKind::FreedTwice, addr_of_word(word)));
+            self.found_out(word);
         }
         is_free
+    }
+
+    #[cold]
+    fn found_out(&self, word: u64) {
+        self.report(misuse(MisuseKind::FreedTwice, addr_of_word(word)));
     }
 
     #[cold]

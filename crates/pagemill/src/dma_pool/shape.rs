@@ -88,6 +88,7 @@ impl Shape {
     }
 
     /// The place of the block that begins at this offset in a unit of this order.
+    #[inline]
     pub(super) fn place_of(&self, offset: usize, order: Order) -> Option<usize> {
         let in_piece = offset & (self.boundary - 1);
         // Of 32 bits, since the processor divides those faster.

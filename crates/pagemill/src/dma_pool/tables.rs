@@ -105,6 +105,7 @@ impl Tables {
     }
 
     /// The place of the block at this address.
+    #[inline]
     pub(super) fn place_at(&self, shape: &Shape, addr: usize) -> Result<u32, MisuseKind> {
         let (number, _, start, order) = self.unit_at(addr).ok_or(MisuseKind::Foreign)?;
         match shape.place_of(addr - start, order) {
@@ -127,6 +128,7 @@ impl Tables {
     }
 
     /// Changes a block's state; false if it is not `from`. Written plainly by whoever has the block in hand.
+    #[inline]
     pub(super) fn change(&self, place: u32, from: u8, to: u8) -> bool {
         let state = &self.states[place as usize];
         let is_so = state.load(Relaxed) == from;
@@ -137,6 +139,7 @@ impl Tables {
     }
 
     /// Has the block an owner already, which is about to be handed out? If not, it is marked where all states are kept.
+    #[inline]
     pub(super) fn hand_out(&self, place: u32) -> bool {
         self.change(place, SAFE, OF_HANDLE)
     }
