@@ -404,8 +404,7 @@ fn small_blocks(figures: &Figures) -> Vec<Option<Bar>> {
     let worst_of = |sizes: &Option<Vec<f64>>| worst(sizes.clone()?.into_iter().map(Some));
     let (pair, in_bulk) = (figures.blocks("dma-single"), figures.blocks("dma-bulk"));
     let flat = |sizes: &Option<Vec<f64>>| Some(worst_of(sizes)? / least(sizes.clone()?.into_iter().map(Some))?);
-    // Without detection the pool itself is what has its links outside.
-    let links = figures.links(if cfg!(feature = "detection-off") { "dma-single" } else { "links-outside" });
+    let links = figures.links("links-outside");
     vec![
         bar("dma_pool, worst size: ns a pair", worst_of(&pair), Some(AtMost(5.0)), None),
         bar("dma_pool, largest / smallest size", flat(&pair), Some(AtMost(1.5)), None),
@@ -650,7 +649,7 @@ mod tests {
         let mut records = row("dma-single", Kind::Ours, [4.0, 4.0, 4.5, 6.0, 4.0]);
         records.iter_mut().for_each(|record| record.bytes_a_block = Some(record.n as f64 + 5.5));
         records.extend(row("dma-bulk", Kind::Ours, [0.5, 0.5, 0.75, 0.5, 0.5]));
-        let outside = if cfg!(feature = "detection-off") { "dma-single" } else { "links-outside" };
+        let outside = "links-outside";
         records.retain(|record| record.name != outside);
         records.extend(row(outside, Kind::Ours, [4.0, 4.0, 4.5, 10.75, 4.0]));
         records.extend(row("links-inside", Kind::Design, [3.75, 3.75, 3.75, 10.0, 5.0]));

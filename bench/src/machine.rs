@@ -15,8 +15,8 @@ pub(crate) struct Machine {
     pub(crate) build: String,
     /// Processors that this process may use, in ascending order.
     pub(crate) allowed: Vec<usize>,
-    /// Whether Pagemill's misuse detection is compiled in.
-    pub(crate) is_detecting: bool,
+    /// Whether Pagemill keeps every frame's full state, which costs two stores a page.
+    pub(crate) has_full_states: bool,
 }
 
 impl Machine {
@@ -27,7 +27,7 @@ impl Machine {
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             build: format!("{}, opt-level {}{}", env!("BENCH_RUSTC"), env!("BENCH_OPT_LEVEL"), build_flags()),
             allowed: allowed_cpus(),
-            is_detecting: !cfg!(feature = "detection-off"),
+            has_full_states: cfg!(any(debug_assertions, feature = "full-states")),
         }
     }
 
@@ -39,7 +39,7 @@ impl Machine {
             kernel: "unknown".to_owned(),
             build: "unknown".to_owned(),
             allowed: vec![0],
-            is_detecting: true,
+            has_full_states: false,
         }
     }
 

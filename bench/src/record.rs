@@ -77,7 +77,7 @@ struct Line<'a> {
     p99_us: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
-    detection: bool,
+    full_states: bool,
     cpu: &'a str,
     kernel: &'a str,
 }
@@ -104,7 +104,7 @@ pub(crate) fn write_json(out: &mut dyn Write, records: &[Record], machine: &Mach
             p50_us: record.p50_us,
             p99_us: record.p99_us,
             seed: record.seed,
-            detection: machine.is_detecting,
+            full_states: machine.has_full_states,
             cpu: &machine.cpu,
             kernel: &machine.kernel,
         };

@@ -27,7 +27,7 @@ use crate::tables::touch::TOUCH_PAGES;
 
 /// One line above everything: what the figures were taken on.
 pub(crate) fn header(machine: &Machine, backend: &str, clock_ns: f64, rounds: usize, seed: u64) -> String {
-    let detection = if machine.is_detecting { "misuse detection on" } else { "MISUSE DETECTION OFF" };
+    let detection = if machine.has_full_states { "FULL STATES" } else { "misuse detection on" };
     format!(
         "{}; {}; processor {} of {}\n{}; {detection}; default backend {backend}\n{rounds} rounds, rows taking turns; \
          clock {clock_ns:.0} ns, subtracted where inside; seed {seed}",

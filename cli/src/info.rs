@@ -49,7 +49,7 @@ struct Info {
     metadata_bits_per_frame: f64,
     detection_bytes_per_frame: u32,
     link_bytes_per_frame: u32,
-    is_detection_on: bool,
+    full_states: bool,
     io_uring: String,
     buddyinfo: String,
     vmstat: String,
@@ -106,7 +106,7 @@ impl Info {
             metadata_bits_per_frame: allocator.metadata_bits_per_frame(),
             detection_bytes_per_frame: 1,
             link_bytes_per_frame: 4,
-            is_detection_on: !cfg!(feature = "detection-off"),
+            full_states: cfg!(any(debug_assertions, feature = "full-states")),
             io_uring: match io_uring::IoUring::new(1) {
                 Ok(_) => "available".to_owned(),
                 Err(error) => format!("not available: {}", said(&error)),
@@ -136,7 +136,7 @@ impl Info {
                     self.metadata_bits_per_frame, self.detection_bytes_per_frame, self.link_bytes_per_frame
                 ),
             ),
-            ("misuse", if self.is_detection_on { "detected" } else { "not detected in this build" }.to_owned()),
+            ("misuse", if self.full_states { "detected, with full states" } else { "detected" }.to_owned()),
             ("io_uring", self.io_uring.clone()),
         ];
         let mut text = String::new();

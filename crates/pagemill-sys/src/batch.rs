@@ -90,29 +90,6 @@ impl<const ROOM: usize> Frames<ROOM> {
         self.pfns[self.len].write(pfn);
         self.len += 1;
     }
-    /// The first number, if all follow each other by one.
-    #[inline]
-    pub fn as_run(&self) -> Option<u32> {
-        self.run_in(0..self.len)
-    }
-    /// The first number in `range`, if all there follow each other by one.
-    ///
-    /// # Panics
-    /// If there are not so many.
-    #[inline]
-    pub fn run_in(&self, range: core::ops::Range<usize>) -> Option<u32> {
-        let pfns = &self.as_slice()[range];
-        let (&first, &last) = (pfns.first()?, pfns.last()?);
-        if last.wrapping_sub(first) as usize + 1 != pfns.len() {
-            return None;
-        }
-        if pfns.len() < FEW {
-            // One by one, as a section left them: a vector would wait for its parts.
-            return pfns.iter().zip(first..).all(|(&pfn, expected)| pfn == expected).then_some(first);
-        }
-        let differs = pfns.iter().zip(0u32..).fold(0, |differs, (&pfn, i)| differs | (pfn ^ first.wrapping_add(i)));
-        (differs == 0).then_some(first)
-    }
     /// Appends `n` numbers from `first` up.
     ///
     /// # Panics
@@ -136,6 +113,18 @@ impl<const ROOM: usize> Frames<ROOM> {
             place.write(pfn);
         });
         self.len += pfns.len();
+    }
+    /// Appends what `number` makes of each, the last first.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    #[inline(always)]
+    pub fn push_reversed<T>(&mut self, from: &[T], mut number: impl FnMut(&T) -> u32) {
+        let places = &mut self.pfns[self.len..Self::CAPACITY][..from.len()];
+        places.iter_mut().zip(from.iter().rev()).for_each(|(place, from)| {
+            place.write(number(from));
+        });
+        self.len += from.len();
     }
     /// Appends `first` + i for each set bit i of `mask`.
     ///

@@ -447,12 +447,6 @@ impl PerCpu {
         }
     }
 
-    /// For the pool of small blocks, until it asks for batches.
-    #[inline]
-    pub fn pop_run(&self, _mobility: Mobility, _n: usize) -> Option<u32> {
-        None
-    }
-
     /// Returns one frame. False: the list is full or held, and the caller still has it.
     #[inline]
     pub fn push(&self, mobility: Mobility, pfn: u32) -> bool {
@@ -484,14 +478,6 @@ impl PerCpu {
         }
     }
 
-    /// For the pool of small blocks, until it gives batches.
-    #[inline]
-    pub fn push_run(&self, mobility: Mobility, first: u32, n: usize) -> bool {
-        let mut run = Batch::new();
-        run.push_run(first, n);
-        self.push_n(mobility, &run, 0..n)
-    }
-
     /// Counts a bulk call of `pages` pages on this CPU.
     #[inline]
     pub fn count_bulk(&self, call: BulkCall, pages: usize) {
@@ -515,8 +501,8 @@ impl PerCpu {
         }
     }
 
-    /// Holds all lists, whoever did before, so that every caller goes the slow way.
-    pub fn hold_after_fork(&self) {
+    /// Holds all lists, whoever did before, so that every caller goes the slow way: for tests.
+    pub fn hold_all(&self) {
         self.lists().for_each(|list| {
             list.held.store(1, Relaxed);
             list.draining.free_after_fork();

@@ -1,8 +1,7 @@
 //! dma_pool (C6): blocks with device addresses, their bounds, growth, misuse, what a device may do to them, and many threads.
-use pagemill::MisuseKind;
 use pagemill::{
     Allocator, Backend, Device, DeviceAddr, DeviceError, DeviceMap, DmaBlock, DmaPool, Error, Gfp, Identity, Mapped,
-    Memory, Shrink, Shrinker,
+    Memory, MisuseKind, Shrink, Shrinker,
 };
 use proptest::prelude::*;
 use std::ops::Range;
@@ -294,25 +293,82 @@ fn misuse_is_told_and_changes_nothing() {
     let pool = DmaPool::create("one", &device, 64, 0, 0).unwrap();
     let other = DmaPool::create("other", &device, 64, 0, 0).unwrap();
     let block = pool.alloc(Gfp::KERNEL).unwrap();
+    let owned = pool.alloc(Gfp::KERNEL).unwrap();
     let foreign = other.alloc(Gfp::KERNEL).unwrap();
-    let ptr = block.as_ptr();
+    let ptr = pool.into_raw(block);
     assert_eq!(pool.free(foreign).unwrap_err().kind, MisuseKind::Foreign);
+    assert_eq!(other.stats().in_use, 0, "a block that another pool refuses goes back to its own");
     let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
     // SAFETY: misuse, on purpose: each is refused.
     unsafe {
-        assert_eq!(pool.free_raw(page.as_ptr().cast_mut()).unwrap_err().kind, MisuseKind::Foreign);
-        assert_eq!(pool.free_raw(std::ptr::null_mut()).unwrap_err().kind, MisuseKind::Foreign);
-        assert_eq!(pool.free_raw(ptr.wrapping_add(1)).unwrap_err().kind, MisuseKind::Inside);
-        assert_eq!(other.free_raw(ptr).unwrap_err().kind, MisuseKind::Foreign);
-        assert_eq!(pool.free_raw(ptr.wrapping_add(64)).unwrap_err().kind, MisuseKind::DoubleFree);
+        for free in [|pool: &DmaPool, at| pool.free_raw(at), |pool: &DmaPool, at| pool.from_raw(at).map(drop)] {
+            assert_eq!(free(&pool, page.as_ptr().cast_mut()).unwrap_err().kind, MisuseKind::Foreign);
+            assert_eq!(free(&pool, std::ptr::null_mut()).unwrap_err().kind, MisuseKind::Foreign);
+            assert_eq!(free(&pool, ptr.wrapping_add(1)).unwrap_err().kind, MisuseKind::Inside);
+            assert_eq!(free(&other, ptr).unwrap_err().kind, MisuseKind::Foreign);
+            assert_eq!(free(&pool, ptr.wrapping_add(640)).unwrap_err().kind, MisuseKind::DoubleFree);
+            assert_eq!(free(&pool, owned.as_ptr()).unwrap_err().kind, MisuseKind::DoubleFree, "a handle has it");
+        }
     }
-    pool.free(block).unwrap();
-    // SAFETY: as above.
-    assert_eq!(unsafe { pool.free_raw(ptr) }.unwrap_err().kind, MisuseKind::DoubleFree);
-    assert_eq!((pool.stats().misused, pool.stats().in_use), (6, 0));
+    assert_eq!((pool.stats().misused, other.stats().misused, pool.stats().in_use), (11, 2, 2));
+    // SAFETY: the block was given up, once; then misuse, on purpose.
+    let again = unsafe {
+        let block = pool.from_raw(ptr).unwrap();
+        assert_eq!(pool.from_raw(ptr).unwrap_err().kind, MisuseKind::DoubleFree);
+        pool.free_raw(pool.into_raw(block)).unwrap();
+        pool.free_raw(ptr)
+    };
+    assert_eq!(again.unwrap_err().kind, MisuseKind::DoubleFree);
+    pool.free(owned).unwrap();
+    assert_eq!((pool.stats().misused, pool.stats().in_use), (13, 0));
     pool.destroy().unwrap();
-    let refused = other.destroy().unwrap_err();
-    assert_eq!(refused.out, 1, "the block that was dropped in the wrong pool's call");
+    other.destroy().unwrap();
+}
+
+#[test]
+fn a_block_that_is_dropped_goes_back_to_its_pool() {
+    let device = Device::new(&allocator(64), Identity).unwrap();
+    let pool = DmaPool::create("dropped", &device, 96, 0, 0).unwrap();
+    let other = DmaPool::create_poisoned("poisoned", &device, 96, 0, 0).unwrap();
+    let block = pool.alloc(Gfp::KERNEL).unwrap();
+    let ptr = block.as_ptr();
+    drop(block);
+    let block = pool.alloc(Gfp::KERNEL).unwrap();
+    assert_eq!(block.as_ptr(), ptr, "the one that went last is the warmest");
+    let mut slots: Vec<_> = (0..700).map(|_| None).collect();
+    pool.alloc_bulk(Gfp::KERNEL, &mut slots).unwrap();
+    slots.push(other.alloc(Gfp::KERNEL).ok());
+    std::thread::spawn(|| drop(slots)).join().unwrap();
+    assert_eq!((pool.stats().in_use, other.stats().in_use), (1, 0));
+    drop(block);
+    pool.destroy().unwrap();
+    other.destroy().unwrap();
+}
+
+/// Whichever comes first: the pool is gone, or it stays with a block that was out.
+#[test]
+fn blocks_are_dropped_while_their_pool_is() {
+    let allocator = allocator(2048); // Enough if each pool stays.
+    let device = Device::new(&allocator, Identity).unwrap();
+    for round in 0..200 {
+        let pool = DmaPool::create("going", &device, 64, 0, 0).unwrap();
+        let mut slots: Vec<_> = (0..300).map(|_| None).collect();
+        pool.alloc_bulk(Gfp::KERNEL, &mut slots).unwrap();
+        let kept = (round % 10 == 0).then(|| slots.pop());
+        let start = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                drop(slots);
+            });
+            start.wait();
+            drop(pool);
+        });
+        if let Some(Some(Some(block))) = &kept {
+            // SAFETY: the block is ours still, and its page was not given back.
+            unsafe { block.as_ptr().write_bytes(0x5a, 64) };
+        }
+    }
 }
 
 #[test]
@@ -431,6 +487,7 @@ fn the_child_of_a_fork_gets_no_block_of_the_parents() {
                 && pool.free_bulk(std::slice::from_mut(&mut kept)) == 0
                 && kept.is_some()
                 && pool.free(block).is_err();
+            drop(kept);
             drop((pool, device, other));
             let is_unmapped = is_unmapped(&window) || is_unmapped(&other_window);
             // SAFETY: ends the child without what the parent's exit runs.
@@ -495,7 +552,14 @@ fn many_threads_take_and_return_each_others_blocks_and_each_has_one_owner() {
                             let others = given.split_off(half);
                             given.extend(slots[..count / 2].iter_mut().filter_map(Option::take));
                             drop(given);
-                            others.into_iter().for_each(|block| pool.free(block).unwrap());
+                            for (nth, block) in others.into_iter().enumerate() {
+                                match nth % 4 {
+                                    0 => drop(block),
+                                    // SAFETY: the block is this thread's, and is given up.
+                                    1 if round % 64 == 0 => unsafe { pool.free_raw(pool.into_raw(block)) }.unwrap(),
+                                    _ => pool.free(block).unwrap(),
+                                }
+                            }
                         }
                         if round % 2 == 0 {
                             pool.free_bulk(&mut slots);

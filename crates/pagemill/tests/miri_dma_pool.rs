@@ -20,8 +20,8 @@ fn blocks_come_and_go_singly_in_bulk_and_by_address() {
             assert_eq!(pool.device_addr(block).get(), block.as_ptr().addr() as u64);
         }
         let block = slots[7].take().unwrap();
-        // SAFETY: the block is ours, and its handle is forgotten.
-        unsafe { pool.free_raw(block.as_ptr()) }.unwrap();
+        // SAFETY: the block was given up, once.
+        unsafe { pool.free_raw(pool.into_raw(block)) }.unwrap();
         pool.free(slots[2].take().unwrap()).unwrap();
         assert_eq!(pool.free_bulk(&mut slots), 10);
         // All of them in a row, and back.
@@ -52,6 +52,11 @@ fn threads_share_a_pool() {
             });
         }
     });
-    given.into_inner().unwrap().into_iter().for_each(|block| pool.free(block).unwrap());
+    // Some go back by themselves, in another thread, while others are taken.
+    let given = given.into_inner().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(given));
+        pool.free(pool.alloc(Gfp::KERNEL).unwrap()).unwrap();
+    });
     pool.destroy().unwrap();
 }

@@ -1,45 +1,55 @@
 //! A pool of small blocks that a device finds at an address of its own (the kernel's `dma_pool`).
 //!
 //! Pages come from the page allocator, a *unit* of one or a few at a time, and stay until the pool is destroyed (C6.3). A
-//! block's number is its unit's, then its place there. Numbers are what moves: between the CPUs' lists, which a block comes
-//! from and goes back to as a rule, and one stack that all CPUs share, a batch at a time (C6.2).
+//! program has a block as one word, its address and the pool's number; what moves is a number of 32 bits, which is computed
+//! from the word (`block.rs`): between the CPUs' lists, which a block comes from and goes back to as a rule, and one stack that
+//! all CPUs share, a batch at a time (C6.2).
 //!
 //! Nothing of this lies in the blocks: a device that writes to one after it was freed writes to nobody's list (C6.4).
 //!
 //! # Invariants
 //! - D1 A block's number is in one place: on one CPU's list, on the stack, in the hand of one call, or, the block being out,
 //!   nowhere.
-//! - D2 A block's state says that it is out from its hand-out to its return. It is written by whoever does either, without a
-//!   lock: if two return a block at once, its number is in two places, and whoever finds it second, still out, forgets it.
+//! - D2 A block that was handed over as a pointer has the state `RAW` until it comes back. It is written by whoever does either,
+//!   without a lock: if two return a block at once, its number is in two places, and a request that finds it while it is out as
+//!   a pointer forgets it. Handles cannot come back twice; their blocks have a state where all are kept, in debug builds and with the
+//!   feature `full-states`.
 //! - D3 Units are only added.
 //! - D4 The lists of a poisoned pool, and those of a parent in the child of its fork, hold nothing and take nothing, so that
 //!   each call goes the slow way, where that is seen to.
+//! - D5 A pool is there as long as a block of it is out: its number leads to it, and no call is in it when it goes (`numbers.rs`).
 //!
 //! # Locks
-//! The stack's alone, held to move numbers. No page is asked for and no list is touched while it is.
+//! The number's, which a drop of a block reads, then the stack's, held to move numbers. No page is asked for and no list is
+//! touched while the stack's is.
 //!
 //! The choices, with figures: `docs/adr/0026-the-dma-pool.md`.
 use crate::device::{Device, DeviceAddr, DeviceError};
 use crate::fork::generation;
 use crate::handle::Block;
 use crate::misuse::{misuse, report};
-use crate::registry;
 use core::fmt;
 use core::mem::ManuallyDrop;
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use pagemill_core::{CpuId, Gfp, Misuse, MisuseKind, Mobility};
 use pagemill_sys::{Batch, PerCpu};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+mod block;
+mod numbers;
 mod shape;
 mod slow;
 mod stats;
 mod tables;
+mod vectors;
 
+pub use block::DmaBlock;
+use block::{FAR, Words, addr_of_word, words_of};
+use numbers::Number;
 use shape::Shape;
 pub use stats::{BlocksOut, DmaPoolStats};
-use tables::{Stack, Tables};
+use tables::{FULL, OF_HANDLE, RAW, SAFE, Stack, Tables};
 
 /// The one list of each CPU's that is used: blocks have no mobility.
 const LIST: Mobility = Mobility::Unmovable;
@@ -55,53 +65,9 @@ const LIST_MIN: usize = 256;
 const POISON_FREE: u8 = 0xa7;
 const POISON_OUT: u8 = 0xa9;
 
-/// Numbers of pools, of which a block's tag has 32 bits.
-static POOLS: AtomicU64 = AtomicU64::new(0);
-
-/// Another one: never one that a pool had before, whose blocks would pass for the new one's.
-fn next_number(pools: &AtomicU64) -> Result<u32, DeviceError> {
-    u32::try_from(pools.fetch_add(1, Relaxed)).map_err(|_| DeviceError::Unavailable {
-        what: "this process has made 2^32 pools, and has numbers for no more".to_owned(),
-        next: "keep pools and use them again",
-    })
-}
-
-/// A block of a [`DmaPool`]. It goes back by [`DmaPool::free`]; one that is dropped instead counts as out for ever.
-///
-/// ```
-/// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
-/// let device = Device::new(&Allocator::builder().pages(64).build()?, Identity)?;
-/// let pool = DmaPool::create("descriptors", &device, 32, 32, 0)?;
-/// let block = pool.zalloc(Gfp::KERNEL)?;
-/// // SAFETY: the block is ours, of 32 bytes, and no device was told of it yet.
-/// unsafe { block.as_ptr().cast::<u64>().write(0x1234) };
-/// assert_eq!(pool.device_addr(&block).get(), block.as_ptr() as u64); // what `Identity` makes it
-/// # pool.free(block).unwrap();
-/// # Ok::<(), pagemill::DeviceError>(())
-/// ```
-#[derive(Debug)]
-pub struct DmaBlock {
-    addr: NonNull<u8>,
-    /// The pool's number, then the block's in it.
-    tag: u64,
-}
-
-// SAFETY: whoever has it has the block's memory, as with a box; what is shared of it gives an address and no more.
-unsafe impl Send for DmaBlock {}
-// SAFETY: as for Send.
-unsafe impl Sync for DmaBlock {}
-
-impl DmaBlock {
-    /// Its first byte.
-    #[inline]
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.addr.as_ptr()
-    }
-}
-
 /// Blocks of one size with a device address each. Any thread may take and return them; not a signal handler.
 ///
-/// A pool that is dropped with blocks out leaves its pages as they are, mapped for the device, and says so to
+/// A pool that is dropped with blocks out leaves its pages as they are for ever, mapped for the device, and says so to
 /// [`on_misuse`](crate::on_misuse); [`destroy`](Self::destroy) tells how many. In the child of a fork it is the parent's: it
 /// hands out nothing there, and has nothing by its statistics.
 ///
@@ -123,7 +89,11 @@ pub struct DmaPool(ManuallyDrop<Arc<Pool>>);
 /// What the pool's handle leads to; a device's listing of its pools does too.
 pub(crate) struct Pool {
     lists: PerCpu,
+    words: Words,
+    /// Was a block ever handed over as a pointer? Only then is there one that a request must not hand out (D2).
+    has_raw: AtomicBool,
     shape: Shape,
+    number: Number,
     /// The process that it is of.
     generation: u64,
     is_poisoned: bool,
@@ -156,10 +126,17 @@ fn not_of(name: &str) -> ! {
     panic!("the block is not of the pool {name}")
 }
 
+/// From the first byte of the device's memory to the last.
+fn memory_of(device: &Device) -> Range<usize> {
+    let arenas = device.allocator().arenas();
+    let start = arenas.iter().map(|arena| arena.range.start).min().unwrap_or(0);
+    start..arenas.iter().map(|arena| arena.range.end).max().unwrap_or(start)
+}
+
 /// Without leaving off at the first that is not, which would take longer.
 #[inline(always)]
-fn are_empty(slots: &[Option<DmaBlock>]) -> bool {
-    slots.iter().fold(0, |addrs, slot| addrs | slot.as_ref().map_or(0, |block| block.as_ptr().addr())) == 0
+fn are_empty(words: &[u64]) -> bool {
+    words.iter().fold(0, |all, word| all | word) == 0
 }
 
 impl DmaPool {
@@ -177,7 +154,7 @@ impl DmaPool {
         align: usize,
         boundary: usize,
     ) -> Result<Self, DeviceError> {
-        Self::new(name, device, Shape::new(size, align, boundary, device.is_linear())?, false)
+        Self::new(name, device, Shape::new(size, align, boundary, device.is_linear())?, false, memory_of(device))
     }
 
     /// The same, for finding who writes to blocks that it has freed: they are filled as they come back, and looked at as they
@@ -207,21 +184,32 @@ impl DmaPool {
         align: usize,
         boundary: usize,
     ) -> Result<Self, DeviceError> {
-        Self::new(name, device, Shape::new(size, align, boundary, device.is_linear())?, true)
+        Self::new(name, device, Shape::new(size, align, boundary, device.is_linear())?, true, memory_of(device))
     }
 
-    fn new(name: &str, device: &Device, shape: Shape, is_poisoned: bool) -> Result<Self, DeviceError> {
+    /// One whose blocks lie in `memory`, as a rule.
+    fn new(
+        name: &str,
+        device: &Device,
+        shape: Shape,
+        is_poisoned: bool,
+        memory: Range<usize>,
+    ) -> Result<Self, DeviceError> {
         if device.is_of_parent() {
             return Err(DeviceError::Forked);
         }
         let allocator = device.allocator();
-        // All that the allocator has, and as much again if it grows; less where numbers of 32 bits end.
+        // All that the allocator has, and as much again if it grows; less where numbers of 31 bits end.
         let units =
             ((2 * allocator.managed_pages().get()) >> shape.order_least.get()).clamp(64, (1 << 31) >> shape.shift);
-        let (tables, stack) = Tables::new(units, &shape, next_number(&POOLS)?)?;
+        let (tables, stack) = Tables::new(units, &shape)?;
         let shared = Shared { stack, free: 0, free_max: 0, blocks: 0, units: Vec::new() };
+        let number = Number::take()?;
         let pool = Arc::new(Pool {
             lists: allocator.nodes().first().lists.another_shut()?,
+            words: Words::new(number.get(), shape.grain, memory),
+            has_raw: AtomicBool::new(false),
+            number,
             generation: generation(),
             is_poisoned,
             limit: ((1 << 20) / shape.size).clamp(LIST_MIN, LIST_MAX),
@@ -233,6 +221,7 @@ impl DmaPool {
             device: device.clone(),
         });
         device.enter(Arc::downgrade(&pool));
+        numbers::enter(&pool);
         Ok(Self(ManuallyDrop::new(pool)))
     }
 
@@ -251,11 +240,11 @@ impl DmaPool {
     /// If the block is another pool's.
     #[inline]
     pub fn device_addr(&self, block: &DmaBlock) -> DeviceAddr {
-        let find = self.0.tables.find;
-        match find.number(block.tag) {
-            // SAFETY: the pool's tag: it made the block.
-            Some(number) => unsafe { find.place(number) }.device_addr,
-            None => not_of(&self.0.name),
+        let pool = &**self.0;
+        let is_ours = pool.words.is_ours(block.word());
+        match pool.tables.device_addr_at(addr_of_word(block.word())) {
+            Some(addr) if is_ours => addr,
+            _ => not_of(&pool.name),
         }
     }
 
@@ -272,11 +261,12 @@ impl DmaPool {
             Some(number) => number,
             None => pool.pop_slow(gfp)?,
         };
+        let word = pool.word(number);
         if gfp.contains(Gfp::ZERO) {
-            pool.zero(number);
+            pool.zero(word);
         }
         // SAFETY: it was just taken from the pool.
-        Ok(unsafe { pool.tables.find.block(number) })
+        Ok(unsafe { DmaBlock::from_word(word) })
     }
 
     /// One block of zeros.
@@ -292,60 +282,109 @@ impl DmaPool {
     /// # Errors
     /// As [`alloc`](Self::alloc); the slots are as they were then.
     pub fn alloc_bulk(&self, gfp: Gfp, slots: &mut [Option<DmaBlock>]) -> Result<usize, DeviceError> {
-        let pool = &**self.0;
-        let (find, n) = (pool.tables.find, slots.len());
-        // Neighbours into empty slots, as a rule: those that went together come together.
-        if !gfp.contains(Gfp::ZERO)
-            && (1..=Batch::CAPACITY).contains(&n)
-            && are_empty(slots)
-            && let Some(first) = pool.pop_run(n)
-        {
-            // SAFETY: just taken from the pool.
-            if unsafe { find.hand_out_run(first, n) } {
-                // SAFETY: as above.
-                unsafe { find.fill(slots, first + n as u32) };
-                return Ok(n);
+        let (pool, words) = (&**self.0, words_of(slots));
+        let n = words.len();
+        let mut batch = Batch::new();
+        // Empty slots, as a rule, no more than a section brings.
+        if !gfp.contains(Gfp::ZERO) && (1..=Batch::CAPACITY).contains(&n) && !pool.is_looking() && are_empty(words) {
+            pool.lists.pop_n(LIST, n, &mut batch);
+            if batch.is_empty() {
+                pool.restock(n, &mut batch);
             }
-            pool.sort_out(first, n);
+            if batch.len() == n {
+                if pool.words.fill(words, batch.as_slice()) & FAR == 0 {
+                    return Ok(n);
+                }
+                words.fill(0); // Some are far.
+            }
         }
-        pool.alloc_bulk_slow(gfp, slots)
+        pool.alloc_bulk_slow(gfp, words, &batch)
     }
 
     /// Returns a block.
     ///
     /// # Errors
-    /// [`Misuse`]: it is another pool's, or free already, or this is the child of a fork. Nothing was changed then (of the
+    /// [`Misuse`]: it is another pool's, to which it goes back, or this is the child of a fork. Nothing was changed then (of the
     /// parent's).
     #[inline(always)]
     pub fn free(&self, block: DmaBlock) -> Result<(), Misuse> {
         let pool = &**self.0;
-        let Some(number) = pool.take_back(&block) else { return Err(pool.refuse(&block)) };
-        if pool.lists.push(LIST, number) { Ok(()) } else { pool.overflow(number) }
+        match pool.words.near(block.word()) {
+            Some(number) if !FULL && pool.lists.push(LIST, number) => {
+                block.into_word();
+                Ok(())
+            }
+            _ => pool.free_slow(block),
+        }
     }
 
     /// Returns what the slots hold and empties them; returns how many blocks that were. Another pool's stays in its
-    /// slot; that, and a block that is free already, is told to [`on_misuse`](crate::on_misuse).
+    /// slot, and is told to [`on_misuse`](crate::on_misuse).
     pub fn free_bulk(&self, slots: &mut [Option<DmaBlock>]) -> usize {
         let pool = &**self.0;
-        let find = pool.tables.find;
         let mut freed = 0;
         // From the last part to the first, so that the first is on top.
-        for slots in slots.rchunks_mut(Batch::CAPACITY) {
-            if let Some(first) = find.run_in(slots)
-                // SAFETY: the pool's tags: it made the blocks.
-                && unsafe { find.take_back_run(first, slots.len()) }
-                && (pool.lists.push_run(LIST, first, slots.len()) || pool.overflow_run(first, slots.len()))
-            {
-                slots.iter_mut().for_each(|slot| *slot = None);
-                freed += slots.len();
+        for words in words_of(slots).rchunks_mut(Batch::CAPACITY) {
+            let mut batch = Batch::new();
+            let grains = pool.words.numbers(words, &mut batch);
+            if FULL || grains >= u64::from(FAR) {
+                freed += pool.free_each(words);
+                continue;
+            }
+            if pool.lists.push_n(LIST, &batch, 0..batch.len()) || pool.overflow(&batch) {
+                words.fill(0);
+                freed += batch.len();
             } else {
-                freed += pool.free_each(slots);
+                freed += pool.free_each(words);
             }
         }
         freed
     }
 
-    /// Returns a block by its address alone; the way for C.
+    /// Hands a block over as a pointer, for C or for a device's queue; [`from_raw`](Self::from_raw) or
+    /// [`free_raw`](Self::free_raw) takes it up again.
+    ///
+    /// # Panics
+    /// If the block is another pool's.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
+    /// let device = Device::new(&Allocator::builder().pages(64).build()?, Identity)?;
+    /// let pool = DmaPool::create("as pointers", &device, 48, 0, 0)?;
+    /// let block = pool.into_raw(pool.alloc(Gfp::KERNEL)?);
+    /// // SAFETY: the block is ours; the second is misuse, on purpose.
+    /// let (block, twice) = unsafe { (pool.from_raw(block).unwrap(), pool.from_raw(block)) };
+    /// assert!(twice.is_err());
+    /// pool.free(block).unwrap();
+    /// # Ok::<(), pagemill::DeviceError>(())
+    /// ```
+    pub fn into_raw(&self, block: DmaBlock) -> *mut u8 {
+        let pool = &**self.0;
+        if !pool.words.is_ours(block.word()) {
+            not_of(&pool.name);
+        }
+        if !pool.has_raw.load(Relaxed) {
+            pool.has_raw.store(true, Relaxed); // Once, since every call reads what lies beside it.
+        }
+        let is_ours = pool.tables.change(pool.place_of(block.word()), OF_HANDLE, RAW);
+        assert!(is_ours, "{block:?} has a handle and not its state");
+        core::ptr::with_exposed_provenance_mut(addr_of_word(block.into_word()))
+    }
+
+    /// Takes up a block again that was handed over as a pointer.
+    ///
+    /// # Errors
+    /// [`Misuse`], saying what is wrong with the address; nothing was changed then.
+    ///
+    /// # Safety
+    /// The caller owns the block: it came from [`into_raw`](Self::into_raw), once.
+    pub unsafe fn from_raw(&self, addr: *mut u8) -> Result<DmaBlock, Misuse> {
+        self.0.take_raw(addr.addr(), OF_HANDLE)?;
+        // SAFETY: a block of the pool's that was out as a pointer, which the caller gave up.
+        Ok(unsafe { DmaBlock::from_word(self.0.words.at(addr.addr())) })
+    }
+
+    /// Returns a block that was handed over as a pointer.
     ///
     /// # Errors
     /// [`Misuse`], saying what is wrong with the address; nothing was changed then.
@@ -357,7 +396,7 @@ impl DmaPool {
     /// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
     /// let device = Device::new(&Allocator::builder().pages(64).build()?, Identity)?;
     /// let pool = DmaPool::create("by address", &device, 48, 0, 0)?;
-    /// let block = pool.alloc(Gfp::KERNEL)?.as_ptr();
+    /// let block = pool.into_raw(pool.alloc(Gfp::KERNEL)?);
     /// // SAFETY: the block is ours; the other two are misuse, on purpose.
     /// unsafe {
     ///     assert!(pool.free_raw(block.wrapping_add(8)).is_err());
@@ -367,11 +406,10 @@ impl DmaPool {
     /// # Ok::<(), pagemill::DeviceError>(())
     /// ```
     pub unsafe fn free_raw(&self, addr: *mut u8) -> Result<(), Misuse> {
-        match self.0.number_at(addr.addr()) {
-            // SAFETY: of a block that there is, and that is the caller's.
-            Ok(number) => self.free(unsafe { self.0.tables.find.block(number) }),
-            Err(kind) => Err(self.0.report(misuse(kind, addr.addr()))),
-        }
+        let place = self.0.take_raw(addr.addr(), SAFE)?;
+        let number = self.0.words.near(self.0.words.at(addr.addr())).unwrap_or(FAR | place);
+        self.0.give_back(number);
+        Ok(())
     }
 
     /// What it has.
@@ -391,21 +429,21 @@ impl DmaPool {
     }
 }
 
-/// Pools that were dropped with blocks out.
-static LEFT: Mutex<Vec<Arc<Pool>>> = Mutex::new(Vec::new());
-
 impl Drop for DmaPool {
     fn drop(&mut self) {
         if self.0.generation != generation() {
             return; // The parent's; who held a lock of it is not here.
         }
-        let out = self.0.stats().in_use;
         // SAFETY: once, here; not used after.
         let pool = unsafe { ManuallyDrop::take(&mut self.0) };
-        if out > 0 {
-            pool.report(misuse(MisuseKind::PoolInUse { out }, pool.first_addr()));
-            LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(pool);
+        let mut entered = numbers::hold(&pool);
+        let out = pool.stats().in_use;
+        if out == 0 {
+            drop(entered.as_mut().and_then(|entered| entered.take()));
+            return;
         }
+        drop(entered); // It is found by its blocks, and leads to their pages, for ever.
+        pool.report(misuse(MisuseKind::PoolInUse { out }, pool.first_addr()));
     }
 }
 
@@ -416,88 +454,59 @@ impl fmt::Debug for DmaPool {
 }
 
 impl Pool {
-    /// Takes a block from this CPU's list and marks it as out.
+    /// Takes a block from this CPU's list.
     #[inline(always)]
     fn pop(&self) -> Option<u32> {
         let number = self.lists.pop(LIST)?;
-        if self.hand_out(number) { Some(number) } else { None }
+        if self.is_looking() && !self.hand_out(number) { None } else { Some(number) }
     }
 
-    /// Takes neighbours from this CPU's list; the lowest number of them.
+    /// Is what is about to be handed out looked at?
     #[inline(always)]
-    fn pop_run(&self, n: usize) -> Option<u32> {
-        let popped = self.lists.pop_run(LIST, n);
-        if popped.is_none() && self.restock() { self.lists.pop_run(LIST, n) } else { popped }
+    fn is_looking(&self) -> bool {
+        FULL || self.has_raw.load(Relaxed)
     }
 
-    /// Marks a number that is in this call's hand as out. False: it is out already, since somebody freed it twice (D2).
-    #[inline(always)]
+    /// Looks at a block in this call's hand, and marks it where all states are kept. False: it has an owner already, since
+    /// somebody freed it twice (D2); it is forgotten.
+    #[inline]
     fn hand_out(&self, number: u32) -> bool {
-        // SAFETY: numbers in hand are the pool's.
-        let is_free = unsafe { self.tables.find.hand_out(number) };
+        let word = self.word(number);
+        let is_free = self.tables.hand_out(self.place_of(word));
         if !is_free {
-            self.found_out(number);
+            self.found_out(word);
         }
         is_free
     }
 
     #[cold]
-    fn found_out(&self, number: u32) {
-        // SAFETY: numbers in hand are the pool's.
-        let block = unsafe { self.tables.find.block(number) };
-        self.report(misuse(MisuseKind::FreedTwice, block.as_ptr().addr()));
+    fn found_out(&self, word: u64) {
+        self.report(misuse(MisuseKind::FreedTwice, addr_of_word(word)));
     }
 
     #[cold]
-    fn zero(&self, number: u32) {
+    fn zero(&self, word: u64) {
         // SAFETY: the block is in this call's hand.
-        unsafe { self.tables.find.block(number).as_ptr().write_bytes(0, self.shape.size) };
+        unsafe { core::ptr::with_exposed_provenance_mut::<u8>(addr_of_word(word)).write_bytes(0, self.shape.size) };
     }
 
-    /// Marks a block that comes back as free; none if it is not this pool's, or not out.
-    #[inline(always)]
-    fn take_back(&self, block: &DmaBlock) -> Option<u32> {
-        let number = self.tables.find.number(block.tag)?;
-        // SAFETY: the pool's tag: it made the block.
-        if unsafe { self.tables.find.take_back(number) } { Some(number) } else { None }
-    }
-
-    /// Why a block was not taken back.
-    #[cold]
-    fn refuse(&self, block: &DmaBlock) -> Misuse {
-        let addr = block.as_ptr().addr();
-        let kind = match self.number_at(addr) {
-            Ok(_) => MisuseKind::DoubleFree,
-            Err(kind) => kind,
+    /// A block that is out as a pointer gets this state instead; its place.
+    fn take_raw(&self, addr: usize, to: u8) -> Result<u32, Misuse> {
+        let found = match self.generation == generation() {
+            true => self.tables.place_at(&self.shape, addr),
+            false => Err(MisuseKind::Foreign),
         };
-        self.report(misuse(kind, addr))
+        match found {
+            Ok(place) if self.tables.change(place, RAW, to) => Ok(place),
+            Ok(_) => Err(self.report(misuse(MisuseKind::DoubleFree, addr))),
+            Err(kind) => Err(self.report(misuse(kind, addr))),
+        }
     }
 
     #[cold]
     fn report(&self, misuse: Misuse) -> Misuse {
         self.misused.fetch_add(1, Relaxed);
         report(misuse)
-    }
-
-    /// The number of the block at this address.
-    fn number_at(&self, addr: usize) -> Result<u32, MisuseKind> {
-        if self.generation != generation() {
-            return Err(MisuseKind::Foreign);
-        }
-        let (arena, pfn) = registry::by_address(addr).ok_or(MisuseKind::Foreign)?;
-        // Whatever that says of a page that is not this pool's: it is not where that unit is.
-        let unit = arena.link(pfn).load(Relaxed);
-        let units = self.lock();
-        let entered = (self.tables.units_max - 1).checked_sub(unit as usize).ok_or(MisuseKind::Foreign)?;
-        let pages = units.units.get(entered).ok_or(MisuseKind::Foreign)?;
-        let offset = addr.wrapping_sub(pages.addr());
-        if offset >= pages.order().bytes() {
-            return Err(MisuseKind::Foreign);
-        }
-        match self.shape.place_of(offset) {
-            Some(place) => Ok(unit << self.shape.shift | place as u32),
-            None => Err(MisuseKind::Inside),
-        }
     }
 
     fn first_addr(&self) -> usize {
@@ -532,11 +541,12 @@ impl Pool {
         let of_units = shared.units.len() * (size_of::<tables::Unit>() + size_of::<Block>());
         // Two lines for a list's head and what its sections may write beyond its end.
         let of_lists = opened * (128 + 4 * self.limit);
+        let of_states = if self.is_looking() { shared.blocks } else { 0 };
         DmaPoolStats {
             in_use: shared.blocks.saturating_sub(shared.free + on_lists),
             blocks: shared.blocks,
             pages,
-            metadata: of_units + of_lists + shared.blocks + 4 * shared.free_max + 4 * self.shape.offsets.len(),
+            metadata: of_units + of_lists + of_states + 4 * shared.free_max,
             ..none
         }
     }

@@ -1,7 +1,6 @@
 //! How a pool cuts memory into blocks.
 use crate::device::DeviceError;
-use pagemill_core::{Order, PAGE_SIZE};
-use std::sync::Arc;
+use pagemill_core::{Order, PAGE_SHIFT, PAGE_SIZE};
 
 /// The least that a block is (C6.2).
 const SIZE_MIN: usize = 16;
@@ -20,18 +19,18 @@ pub(super) struct Shape {
     pub(super) size: usize,
     /// What its addresses are multiples of.
     pub(super) align: usize,
-    /// What it does not cross.
+    /// What it does not cross: a power of two.
     pub(super) boundary: usize,
+    /// Blocks between one boundary and the next.
+    in_piece: usize,
     /// A unit's order, as a rule.
     pub(super) order: Order,
     /// Where there is none of that order.
     pub(super) order_least: Order,
-    /// Each block's offset in the largest unit, descending, so that of neighbours on a list the one that lies above, which has
-    /// the higher number, comes first in memory. Those of a smaller unit are the last of them. Before them, up to 2^shift in
-    /// all, there are offsets that no block has. Not a box, which would be the only way to what it holds.
-    pub(super) offsets: Arc<[u32]>,
-    /// log2 of the offsets.
+    /// log2 of the places that a unit has: as many as the largest has blocks, or more.
     pub(super) shift: u32,
+    /// log2 of what each block's offset in its unit is a multiple of, up to a page.
+    pub(super) grain: u32,
 }
 
 impl Shape {
@@ -68,29 +67,34 @@ impl Shape {
             return Err(DeviceError::Scattered { size });
         }
         let order_least = Order::new(pages.ilog2() as u8).unwrap_or(Order::MAX);
-        let mut order = order_least;
-        let mut offsets = blocks_in(order.bytes(), size, boundary);
-        while is_linear && offsets.len() < SHARERS && order < UNIT_MAX {
-            order = Order::new(order.get() + 1).unwrap_or(Order::MAX);
-            offsets = blocks_in(order.bytes(), size, boundary);
+        let grain = size.trailing_zeros().min(boundary.trailing_zeros()).min(PAGE_SHIFT);
+        let in_piece = boundary / size;
+        let mut shape = Self { size, align, boundary, in_piece, order: order_least, order_least, shift: 0, grain };
+        while is_linear && shape.blocks(shape.order) < SHARERS && shape.order < UNIT_MAX {
+            shape.order = Order::new(shape.order.get() + 1).unwrap_or(Order::MAX);
         }
-        let shift = offsets.len().next_power_of_two().ilog2();
-        offsets.resize(1 << shift, u32::MAX);
-        offsets.reverse();
-        Ok(Self { size, align, boundary, order, order_least, offsets: offsets.into(), shift })
+        shape.shift = shape.blocks(shape.order).next_power_of_two().ilog2();
+        Ok(shape)
     }
 
     /// How many blocks a unit of this order holds.
     pub(super) fn blocks(&self, order: Order) -> usize {
-        self.offsets.len() - self.offsets.partition_point(|&offset| offset as usize + self.size > order.bytes())
+        order.bytes() / self.boundary * self.in_piece + order.bytes() % self.boundary / self.size
     }
 
-    /// The place in `offsets` of the block at this offset in a unit.
-    pub(super) fn place_of(&self, offset: usize) -> Option<usize> {
-        let in_piece = self.boundary / self.size;
-        let before = offset / self.boundary * in_piece + offset % self.boundary / self.size;
-        let place = self.offsets.len().checked_sub(before + 1)?;
-        (self.offsets[place] as usize == offset).then_some(place)
+    /// Where in a unit the block of this place begins.
+    pub(super) fn offset_of(&self, place: usize) -> usize {
+        place / self.in_piece * self.boundary + place % self.in_piece * self.size
+    }
+
+    /// The place of the block that begins at this offset in a unit of this order.
+    #[inline]
+    pub(super) fn place_of(&self, offset: usize, order: Order) -> Option<usize> {
+        let in_piece = offset & (self.boundary - 1);
+        // Of 32 bits, since the processor divides those faster.
+        let nth = (in_piece as u32 / self.size as u32) as usize;
+        let is_block = nth * self.size == in_piece && nth < self.in_piece && offset + self.size <= order.bytes();
+        is_block.then(|| (offset >> self.boundary.trailing_zeros()) * self.in_piece + nth)
     }
 
     /// What a unit's address at the device has to be a multiple of, so that its blocks are aligned there and cross no
@@ -98,13 +102,6 @@ impl Shape {
     pub(super) fn unit_align(&self, order: Order) -> usize {
         self.align.max(self.boundary.min(order.bytes()))
     }
-}
-
-/// The offsets of blocks of `size` bytes in `bytes`, none across a multiple of `boundary`.
-fn blocks_in(bytes: usize, size: usize, boundary: usize) -> Vec<u32> {
-    let pieces = (0..bytes).step_by(boundary.min(bytes));
-    let in_piece = boundary.min(bytes) / size;
-    pieces.flat_map(|piece| (0..in_piece).map(move |block| (piece + block * size) as u32)).collect()
 }
 
 #[cfg(test)]
@@ -130,16 +127,18 @@ mod tests {
                 let blocks = shape.blocks(order);
                 prop_assert!(blocks >= 1 && blocks <= 1 << shape.shift);
                 let mut end = 0;
-                for (before, &offset) in shape.offsets.iter().rev().take(blocks).enumerate() {
-                    let offset = offset as usize;
-                    prop_assert!(offset >= end && offset.is_multiple_of(align));
+                for place in 0..blocks {
+                    let offset = shape.offset_of(place);
+                    prop_assert!(offset >= end && offset.is_multiple_of(align) && offset.is_multiple_of(1 << shape.grain));
                     end = offset + shape.size;
                     prop_assert!(end <= order.bytes());
                     prop_assert!(boundary == 0 || offset / boundary == (end - 1) / boundary);
                     prop_assert!(shape.size > 4096 || offset / 4096 == (end - 1) / 4096);
-                    prop_assert_eq!(shape.place_of(offset), Some(shape.offsets.len() - 1 - before));
-                    prop_assert_eq!(shape.place_of(offset + 1), None);
+                    prop_assert_eq!(shape.place_of(offset, order), Some(place));
+                    prop_assert_eq!(shape.place_of(offset + 1, order), None);
                 }
+                let beyond = shape.offset_of(blocks);
+                prop_assert!(beyond + shape.size > order.bytes() && shape.place_of(beyond, order).is_none());
             }
             prop_assert!(is_linear || shape.order == Order::ZERO);
         }
