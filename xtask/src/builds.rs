@@ -101,8 +101,8 @@ pub(crate) fn clippy(shell: &Shell) -> Result<Tally> {
     shell.cargo(&everything).limit(BUILD_LIMIT).run("clippy")?.expect_ok()?;
     if !shell.is_quick {
         // The one feature that changes what the library does.
-        let bare = "clippy --locked --release -p pagemill --all-targets --features detection-off -- -D warnings";
-        shell.cargo(bare).limit(BUILD_LIMIT).run("clippy-detection-off")?.expect_ok()?;
+        let bare = "clippy --locked --release -p pagemill --all-targets --features full-states -- -D warnings";
+        shell.cargo(bare).limit(BUILD_LIMIT).run("clippy-full-states")?.expect_ok()?;
     }
     Ok(Tally::pass("all targets"))
 }
@@ -232,13 +232,6 @@ pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
     let test = shell.cargo(&format!("test --locked {OPTIMISED} --lib --tests")).limit(BUILD_LIMIT);
     let built = suites::build(test, "test-release-build")?;
     at_least_one(shell, Suite::new(shell, "test-release").fewer_cases().run(&built.tests)?, "test-release")
-}
-
-/// What is measured without misuse detection is an allocator too: the tests that hold nothing of detection.
-pub(crate) fn test_detection_off(shell: &Shell) -> Result<Tally> {
-    let test = checked(shell, "test --locked --release -p pagemill --features detection-off --lib --tests");
-    let built = suites::build(test, "test-detection-off-build")?;
-    at_least_one(shell, Suite::new(shell, "test-detection-off").fewer_cases().run(&built.tests)?, "test-detection-off")
 }
 
 /// docs/one-page.md against the steps that a page really goes through.

@@ -94,24 +94,24 @@ fn with_cfg<'a>(shell: &'a Shell, cargo: Cmd<'a>, cfgs: &[&str]) -> Result<Cmd<'
 }
 
 pub(crate) fn stress(shell: &Shell) -> Result<Tally> {
-    stresses(shell, "stress", &["--seconds 5 --threads 4"])
+    stresses(shell, "stress", "", &["--seconds 5 --threads 4"])
 }
 
-/// Ten minutes of each kind of stress, with a seed that nobody has tried.
+/// Ten minutes of each kind of stress with full states, with a seed that nobody has tried.
 pub(crate) fn long_stress(shell: &Shell) -> Result<Tally> {
     let kinds = ["", "--tight"].map(|kind| format!("--seconds {LONG_S} --threads 4 {kind}"));
-    stresses(shell, "long-stress", &kinds.each_ref().map(String::as_str))
+    stresses(shell, "long-stress", "--features full-states", &kinds.each_ref().map(String::as_str))
 }
 
 /// Each of these stresses on each backend. Those of the tier `long` say their seed.
-fn stresses(shell: &Shell, step: &str, kinds: &[&str]) -> Result<Tally> {
+fn stresses(shell: &Shell, step: &str, features: &str, kinds: &[&str]) -> Result<Tally> {
     // What a word of the backend's absence looks like (pagemill::Invalid::Backend).
     const UNAVAILABLE: &str = "restartable sequences";
     let mut tally = Tally::default();
     for backend in ["rseq", "portable"] {
         for kind in kinds {
             let seed = if step == "stress" { SEED } else { new_seed() };
-            let run = shell.cargo(&format!("run --locked --release -- stress --seed {seed} {kind}"));
+            let run = shell.cargo(&format!("run --locked --release {features} -- stress --seed {seed} {kind}"));
             let run =
                 run.env("PAGEMILL_BACKEND", backend).limit(BUILD_LIMIT + Duration::from_secs(4 * u64::from(LONG_S)));
             let ran = run.run(&format!("{step}-{backend}"))?;

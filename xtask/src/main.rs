@@ -45,7 +45,7 @@ enum Task {
     /// Run each test once, in about 15 minutes from a clean checkout; with --all also in the other builds and on the other
     /// machines, in about 35.
     Test {
-        /// Optimised, under AddressSanitizer and miri, with a bug put in, without detection, fuzzed, in virtual machines.
+        /// Optimised, under AddressSanitizer and miri, with a bug put in, fuzzed, in virtual machines.
         #[arg(long)]
         all: bool,
         #[command(flatten)]

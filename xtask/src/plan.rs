@@ -106,14 +106,6 @@ pub(crate) const STEPS: &[Step] = &[
         C_AND_CXX,
         builds::test_release,
     ),
-    step(
-        "test-detection-off",
-        All,
-        40,
-        "the library's tests, without the detection of misuse that measuring may switch off",
-        C_AND_CXX,
-        builds::test_detection_off,
-    ),
     step("canary", All, 120, "stress and the models catch a bug that was put in for them", C_AND_CXX, hunts::canary),
     step(
         "aarch64",

@@ -47,8 +47,8 @@
 //!   process's figures.
 //! - `metrics`: the same figures for the recorder that the program has installed for the `metrics` facade.
 //! - `cuda`: `Cuda`, by which a GPU reaches memory; the driver is loaded when it is asked for.
-//! - `detection-off`: no states, so misuse is not detected (C2.4), and an allocator does not survive a fork. For measuring
-//!   what detection costs, nothing else.
+//! - `full-states`: what a handle owns is marked too, as in debug builds: two stores a page, which show a fault of Pagemill's own
+//!   that hands a page out twice. Misuse of raw pointers is detected without it (C2.4).
 //! - `trace`: records the steps of a request, for Pagemill's own tests.
 //!
 //! # Interrupted callers
