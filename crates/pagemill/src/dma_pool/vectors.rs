@@ -3,7 +3,6 @@
 //! Every x86-64 has vectors of two words. What has AVX2 has vectors of four, which takes a quarter off a block in bulk; it is
 //! found at run time.
 use super::block::Words;
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use pagemill_sys::Batch;
 
 impl Words {
@@ -35,6 +34,7 @@ impl Words {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn has_avx2() -> bool {
+    use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
     /// 0 before it was looked for; then 1 for no, 2 for yes. The library's own answer is a call.
     static HAS: AtomicU8 = AtomicU8::new(0);
     #[cold]
