@@ -111,65 +111,148 @@ pub(crate) fn page_numbers(
     frames: u32,
     first: u32,
 ) -> bool {
-    if addrs.len() < GROUP {
-        // One by one, as they were stored: a vector would wait for its parts. So does the other side.
-        for (&addr, place) in addrs.iter().zip(places) {
-            let offset = addr.wrapping_sub(base);
-            if offset >> PAGE_SHIFT >= frames as usize || !offset.is_multiple_of(PAGE_SIZE) {
-                return false;
-            }
-            place.write(first + (offset >> PAGE_SHIFT) as u32);
-        }
-        return true;
-    }
     let places = &mut places[..addrs.len()];
-    let (bits, is_far) = page_numbers_wide(addrs, places, base, frames, first);
-    bits & (PAGE_SIZE - 1) == 0 && bits >> (PAGE_SHIFT + u32::BITS) == 0 && !is_far
+    // In groups, and what is left one by one: stored as it is loaded by the section that comes next.
+    #[cfg(target_arch = "x86_64")]
+    let done = x86::page_numbers(addrs, places, base, frames, first);
+    #[cfg(not(target_arch = "x86_64"))]
+    let done = Some(0);
+    let Some(done) = done else { return false };
+    for (&addr, place) in addrs[done..].iter().zip(&mut places[done..]) {
+        let offset = addr.wrapping_sub(base);
+        if offset >> PAGE_SHIFT >= frames as usize || !offset.is_multiple_of(PAGE_SIZE) {
+            return false;
+        }
+        place.write(first + (offset >> PAGE_SHIFT) as u32);
+    }
+    true
 }
 
-/// The bits of all distances from `base`, and whether one lies behind the last frame.
-#[inline]
-fn page_numbers_wide(
-    addrs: &[usize],
-    places: &mut [MaybeUninit<u32>],
-    base: usize,
-    frames: u32,
-    first: u32,
-) -> (usize, bool) {
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{GROUP, WIDE};
+    use core::arch::x86_64::*;
+    use core::mem::MaybeUninit;
+    use pagemill_core::{PAGE_SHIFT, PAGE_SIZE};
+
+    /// What no distance of a page from its arena's beginning has set.
+    const ODD: i64 = !(((u32::MAX as u64) << PAGE_SHIFT) as i64);
+    const _: () = assert!(ODD & (PAGE_SIZE as i64 - 1) == PAGE_SIZE as i64 - 1);
+
+    /// As in the parent module, for whole groups of eight: how many addresses those were; none if one is no page.
     #[inline(always)]
-    fn plain(addrs: &[usize], places: &mut [MaybeUninit<u32>], base: usize, frames: u32, first: u32) -> (usize, bool) {
-        let (mut bits, mut far) = ([0; GROUP], [0; GROUP]);
-        let (groups, rest) = addrs.as_chunks::<GROUP>();
-        let (to, to_rest) = places.as_chunks_mut::<GROUP>();
-        for (group, to) in groups.iter().zip(to) {
-            for i in 0..GROUP {
-                let offset = group[i].wrapping_sub(base);
-                let number = (offset >> PAGE_SHIFT) as u32;
-                bits[i] |= offset;
-                far[i] |= u32::from(number >= frames);
-                to[i].write(number.wrapping_add(first));
+    pub(super) fn page_numbers(
+        addrs: &[usize],
+        places: &mut [MaybeUninit<u32>],
+        base: usize,
+        frames: u32,
+        first: u32,
+    ) -> Option<usize> {
+        let (groups, places) = (addrs.as_chunks().0, places.as_chunks_mut().0);
+        if groups.is_empty() {
+            return Some(0);
+        }
+        let are_all = if addrs.len() >= WIDE && is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has what it needs.
+            unsafe { by_32(groups, places, base, frames, first) }
+        } else {
+            by_16(groups, places, base, frames, first)
+        };
+        are_all.then_some(groups.len() * GROUP)
+    }
+
+    fn by_16(
+        groups: &[[usize; GROUP]],
+        places: &mut [[MaybeUninit<u32>; GROUP]],
+        base: usize,
+        frames: u32,
+        first: u32,
+    ) -> bool {
+        // SAFETY: every x86-64 processor has SSE2; loads and stores are of a group each.
+        unsafe {
+            let (base, first) = (_mm_set1_epi64x(base as i64), _mm_set1_epi32(first as i32));
+            // Comparisons take signs into account: both sides begin at the least number.
+            let sign = _mm_set1_epi32(i32::MIN);
+            let last = _mm_xor_si128(_mm_set1_epi32(frames.wrapping_sub(1) as i32), sign);
+            let (mut bits, mut far) = (_mm_setzero_si128(), _mm_setzero_si128());
+            for (group, places) in groups.iter().zip(places) {
+                for half in [0, GROUP / 2] {
+                    let from = group.as_ptr().add(half).cast::<__m128i>();
+                    let low = _mm_sub_epi64(_mm_loadu_si128(from), base);
+                    let high = _mm_sub_epi64(_mm_loadu_si128(from.add(1)), base);
+                    bits = _mm_or_si128(bits, _mm_or_si128(low, high));
+                    let shifted = |distances| _mm_castsi128_ps(_mm_srli_epi64(distances, PAGE_SHIFT as i32));
+                    let numbers = _mm_castps_si128(_mm_shuffle_ps(shifted(low), shifted(high), 0x88));
+                    far = _mm_or_si128(far, _mm_cmpgt_epi32(_mm_xor_si128(numbers, sign), last));
+                    _mm_storeu_si128(places.as_mut_ptr().add(half).cast(), _mm_add_epi32(numbers, first));
+                }
+            }
+            let odd = _mm_and_si128(bits, _mm_set1_epi64x(ODD));
+            let fine = _mm_cmpeq_epi32(_mm_or_si128(odd, far), _mm_setzero_si128());
+            frames > 0 && _mm_movemask_epi8(fine) == 0xffff
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    fn by_32(
+        groups: &[[usize; GROUP]],
+        places: &mut [[MaybeUninit<u32>; GROUP]],
+        base: usize,
+        frames: u32,
+        first: u32,
+    ) -> bool {
+        let (base, first) = (_mm256_set1_epi64x(base as i64), _mm256_set1_epi32(first as i32));
+        let sign = _mm256_set1_epi32(i32::MIN);
+        let last = _mm256_xor_si256(_mm256_set1_epi32(frames.wrapping_sub(1) as i32), sign);
+        let (mut bits, mut far) = (_mm256_setzero_si256(), _mm256_setzero_si256());
+        for (group, places) in groups.iter().zip(places) {
+            let from = group.as_ptr().cast::<__m256i>();
+            // SAFETY: both halves are of the group.
+            let (low, high) = unsafe { (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))) };
+            let (low, high) = (_mm256_sub_epi64(low, base), _mm256_sub_epi64(high, base));
+            bits = _mm256_or_si256(bits, _mm256_or_si256(low, high));
+            let shifted = |distances| _mm256_castsi256_ps(_mm256_srli_epi64(distances, PAGE_SHIFT as i32));
+            let mixed = _mm256_castps_si256(_mm256_shuffle_ps(shifted(low), shifted(high), 0x88));
+            let numbers = _mm256_permute4x64_epi64(mixed, 0b11_01_10_00);
+            far = _mm256_or_si256(far, _mm256_cmpgt_epi32(_mm256_xor_si256(numbers, sign), last));
+            // SAFETY: the group's places.
+            unsafe { _mm256_storeu_si256(places.as_mut_ptr().cast(), _mm256_add_epi32(numbers, first)) };
+        }
+        let odd = _mm256_and_si256(bits, _mm256_set1_epi64x(ODD));
+        let wrong = _mm256_or_si256(odd, far);
+        frames > 0 && _mm256_testz_si256(wrong, wrong) == 1
+    }
+}
+
+/// Sets words to 0. (A loop that stores a value which the compiler knows becomes a call of `memset`, which costs as much as 64
+/// stores.)
+///
+/// ```
+/// let mut words = [7; 9];
+/// pagemill_sys::empty(&mut words);
+/// assert_eq!(words, [0; 9]);
+/// ```
+#[inline(always)]
+pub fn empty(words: &mut [usize]) {
+    let (groups, rest) = words.as_chunks_mut::<GROUP>();
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use core::arch::x86_64::*;
+        let nothing: __m128i;
+        // SAFETY: makes zeros of which the compiler knows nothing, in a register; stores are of a group each.
+        unsafe {
+            core::arch::asm!("pxor {0}, {0}", out(xmm_reg) nothing, options(pure, nomem, nostack, preserves_flags));
+            for group in groups {
+                let to = group.as_mut_ptr().cast::<__m128i>();
+                (0..GROUP / 2).for_each(|i| _mm_storeu_si128(to.add(i), nothing));
             }
         }
-        for (&addr, to) in rest.iter().zip(to_rest) {
-            let offset = addr.wrapping_sub(base);
-            let number = (offset >> PAGE_SHIFT) as u32;
-            bits[0] |= offset;
-            far[0] |= u32::from(number >= frames);
-            to.write(number.wrapping_add(first));
-        }
-        (bits.iter().fold(0, |all, bits| all | bits), far.iter().fold(0, |all, far| all | far) != 0)
     }
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    fn wide(addrs: &[usize], places: &mut [MaybeUninit<u32>], base: usize, frames: u32, first: u32) -> (usize, bool) {
-        plain(addrs, places, base, frames, first)
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    groups.as_flattened_mut().fill(0);
+    for word in rest {
+        *word = core::hint::black_box(0);
     }
-    #[cfg(target_arch = "x86_64")]
-    if addrs.len() >= WIDE && is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has what it needs.
-        return unsafe { wide(addrs, places, base, frames, first) };
-    }
-    plain(addrs, places, base, frames, first)
 }
 
 wide! {

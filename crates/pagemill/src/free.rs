@@ -7,14 +7,14 @@ mod large;
 pub(crate) use large::Large;
 
 use crate::allocator::Inner;
-use crate::arena::Arena;
+use crate::arena::{Arena, FULL};
 use crate::handle::{addr_of_word, order_of_word};
 use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
 use pagemill_sys::lists::BulkCall;
-use pagemill_sys::{Batch, neighbours};
+use pagemill_sys::{Batch, empty, neighbours};
 
 /// Frees one block by its handle's word.
 #[inline]
@@ -209,8 +209,30 @@ fn free_slot_slow<const RAW: bool>(word: &mut usize, misused: &mut Option<Misuse
     *word == 0
 }
 
+/// Frees all of a few pages that are handles', if they are of the arena that this thread met last, where only one mobility was
+/// ever used: one by one, as they were stored, in one section. False, and nothing has changed: they are not.
+#[inline(always)]
+fn free_few(words: &mut [usize]) -> bool {
+    let Some((arena, _)) = registry::recent(words[0]) else { return false };
+    let mut batch = Batch::new();
+    let inner = arena.inner();
+    if inner.zone.is_mixed() || !arena.push_pages(words, &mut batch) {
+        return false;
+    }
+    empty(words);
+    // Counted while they are in hand: see `Segment::end`.
+    inner.lists.count_bulk(BulkCall::Free, batch.len());
+    if !inner.lists.push_n(Mobility::Unmovable, &batch, 0..batch.len()) {
+        inner.overflow(Mobility::Unmovable, &batch);
+    }
+    true
+}
+
 #[inline(never)]
 fn free_many<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
+    if !RAW && !FULL && (2..=Batch::CAPACITY).contains(&words.len()) && free_few(words) {
+        return words.len();
+    }
     let (mut at, mut freed) = (0, 0);
     // How many the last segment had: where kinds alternate, tables for many cost more than they bring.
     let mut last = usize::MAX;
@@ -325,15 +347,6 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
         None => Ok(freed),
         Some(misuse) => Err((freed, misuse)),
     }
-}
-
-/// Empties slots: by a loop over a value that the compiler does not know, since of one that it knows it makes a call of `memset`.
-#[inline(always)]
-fn empty(words: &mut [usize]) {
-    let nothing = core::hint::black_box([0; 2]);
-    let (pairs, rest) = words.as_chunks_mut::<2>();
-    pairs.iter_mut().for_each(|pair| *pair = nothing);
-    rest.iter_mut().for_each(|word| *word = nothing[0]);
 }
 
 /// How many of these words, at most `most`, are those of neighbouring pages, from the first on.

@@ -347,13 +347,19 @@ impl Allocator {
     /// All holes of an array of a batch's size at most, if the list has as many. Returns how many those were.
     #[inline(never)]
     fn fill_batch(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
+        let inner = self.nodes().here()?;
+        let mut batch = Batch::new();
+        if are_empty(words) {
+            let arena = inner.pop_batch(gfp, words.len(), &mut batch)?;
+            fill_pages(words, batch.as_slice(), arena.addr_of_zero());
+            return Some(words.len());
+        }
         let holes = empty_slots(words);
         if holes == 0 {
             return Some(0);
         }
         let missing = holes.count_ones() as usize;
-        let mut batch = Batch::new();
-        let arena = self.nodes().here()?.pop_batch(gfp, missing, &mut batch)?;
+        let arena = inner.pop_batch(gfp, missing, &mut batch)?;
         fill_holes(words, holes, batch.as_slice(), arena.addr_of_zero());
         Some(missing)
     }
@@ -415,9 +421,6 @@ impl Drop for Tentative<'_> {
 /// Fills these holes of at most 64 slots with as many pages.
 #[inline(always)]
 fn fill_holes(words: &mut [usize], mut holes: u64, pfns: &[u32], zero: usize) {
-    if pfns.len() == words.len() {
-        return fill_pages(words, pfns, zero);
-    }
     for &pfn in pfns {
         words[holes.trailing_zeros() as usize] = word_of(zero, pfn);
         holes &= holes - 1;

@@ -2,12 +2,12 @@
 //!
 //! Neighbours go as they come, many with one bit operation. Scattered ones are sorted by place first, where there are enough
 //! of them: in a random order over gigabytes each would change a word and a count of its own, which costs 40 ns.
-use super::{Collect, address_run, empty, finish};
+use super::{Collect, address_run, finish};
 use crate::arena::Arena;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Giving, Mobility, PAGE_SIZE, Pfn};
-use pagemill_sys::Batch;
 use pagemill_sys::lists::BulkCall;
+use pagemill_sys::{Batch, empty};
 
 /// Words of 64 frames that are collected before they are written.
 const WORDS: usize = 256;
