@@ -67,7 +67,7 @@ pub struct BenchArgs {
 
 const HELP: &str = "\
 Needs no root. Without options it runs `batch`, `burst`, `scatter`, `holes`,
-`orders` and `mixed`, for about 2 minutes. With --all some peers take 8 GiB
+`orders` and `mixed`, in under 2 minutes. With --all some peers take 8 GiB
 for the pages of scatter-4g.
 Keep the machine otherwise idle: a disturbance shows as a wide min and max.
 PAGEMILL_STATS is not served: who watches reads the counters that the rows

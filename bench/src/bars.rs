@@ -221,6 +221,7 @@ fn pace(figures: &Figures) -> Option<f64> {
 }
 
 fn bar(what: &'static str, figure: Option<f64>, bar: Option<Limit>, goal: Option<Limit>) -> Option<Bar> {
+    debug_assert!(what.len() <= 42, "the table has 80 columns: {what}");
     Some(Bar { what, figure: figure?, bar, goal })
 }
 
@@ -229,7 +230,7 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
     let figures = Figures(records);
     let pace = pace(&figures);
     let ns = |limit: f64| Some(AtMost(limit * pace.unwrap_or(1.0)));
-    let mut bars = vec![bar("ns in bars: times (rte-mempool's page / 5.2)", pace, None, None)];
+    let mut bars = vec![bar("ns in bars: times (rte-mempool / 5.2 ns)", pace, None, None)];
     bars.extend(one_call(&figures, ns));
     bars.extend(many_calls(&figures, ns));
     bars.extend(shapes(&figures, ns));
@@ -353,7 +354,7 @@ fn shapes(figures: &Figures, ns: impl Fn(f64) -> Option<Limit>) -> Vec<Option<Ba
         bar("holes in 256 slots, filling: ns a page", slots(256), ns(4.0), ns(2.0)),
         bar("holes in 1024 slots, filling: ns a page", slots(1024), ns(6.0), ns(4.0)),
         bar("holes, bulk free, worst: ns a page", worst([64, 256, 1024].map(freed)), ns(1.5), ns(1.1)),
-        bar("orders 1 to 6, 64 a call, worst: ns a block", worst((1..=6).map(blocks)), ns(15.0), ns(6.0)),
+        bar("orders 1 to 6, 64 a call: ns a block", worst((1..=6).map(blocks)), ns(15.0), ns(6.0)),
     ]
 }
 

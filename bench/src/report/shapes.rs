@@ -8,6 +8,9 @@ use crate::stats::{Spread, short};
 use crate::tables::holes::{PLACES, SLOTS};
 use crate::tables::orders::{MANY, ONE, ORDERS};
 
+/// Which of a record's figures is shown.
+type Pick = fn(&Record) -> Option<Spread>;
+
 /// Nanoseconds a page, filling and bulk free, by the slots of the array; a block of lines for each place of the holes.
 pub(super) fn holes(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     writeln!(out, "\nholes: 1 to 64 pages leave an array, are freed in bulk, and are replaced;")?;
@@ -16,7 +19,7 @@ pub(super) fn holes(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
         let mut titles = vec![bench.replace("holes-", "holes: "), "backend".to_owned()];
         titles.extend(SLOTS.iter().flat_map(|slots| [slots.to_string(), "free".to_owned()]));
         let halves = |record: Option<&Record>| {
-            let half = |pick: fn(&Record) -> Option<Spread>| shown(record.and_then(pick));
+            let half = |pick: Pick| shown(record.and_then(pick));
             [half(|record| record.alloc), half(|record| record.free)]
         };
         let line = |find: &dyn Fn(usize) -> Option<usize>| {
@@ -30,7 +33,7 @@ pub(super) fn holes(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
 /// Nanoseconds a block by its order: one out and back, and 64 out and back, with and without the halves.
 pub(super) fn orders(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     writeln!(out, "\norders: blocks of 2 to 512 pages (orders 1 to 9); ns a block, medians")?;
-    let parts: [(&str, &str, fn(&Record) -> Option<Spread>); 4] = [
+    let parts: [(&str, &str, Pick); 4] = [
         (ONE, "1 out and back", |record| Some(record.total)),
         (MANY, "64 out and back", |record| Some(record.total)),
         (MANY, "64 out", |record| record.alloc),

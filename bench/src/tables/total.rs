@@ -56,7 +56,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::machine::Machine;
+    use crate::machine::{Machine, pin_to};
     use crate::published::Published;
     use crate::rows::catalogue;
     use crate::tables::Effort;
@@ -76,6 +76,8 @@ mod tests {
 
     #[test]
     fn every_number_a_call_and_the_single_path_have_a_record_on_one_backend() {
+        // A thread that moves to another processor finds another list there.
+        pin_to(Machine::here().main_cpu()).unwrap();
         let machine = Machine::unknown();
         let rows = catalogue();
         let effort = Effort { rounds: 2, round: Duration::from_micros(1) };
