@@ -151,7 +151,7 @@ impl World {
         nested: Option<usize>,
     ) -> Result<(), Failure> {
         let (request, account) = self.begin(request, 0);
-        let (mut got, mut own) = (Vec::<T>::new(), Vec::<Page>::new());
+        let (mut got, mut own, mut is_alone) = (Vec::<T>::new(), Vec::<Page>::new(), true);
         let allocator = &self.allocator;
         // What the function takes itself may wait for nothing: it has no part in the plan.
         let nested_gfp = if request.gfp.may_wait() { request.gfp | Gfp::NORETRY } else { request.gfp };
@@ -159,6 +159,7 @@ impl World {
             allocator.alloc_pages_bulk_callback(request.bulk(&account), |unit| {
                 got.push(unit);
                 if nested.is_some_and(|every| got.len().is_multiple_of(every)) {
+                    is_alone = false;
                     own.extend(allocator.alloc_page(nested_gfp));
                 }
                 if unwind == Some(got.len() - 1) {
@@ -166,11 +167,11 @@ impl World {
                 }
             })
         }));
-        // What the function takes may have had the cache give way for both.
-        let high = if own.is_empty() { self.bounds().high } else { request.ask.most() };
-        let is_disturbed = !own.is_empty() || result.is_err();
+        // What the function takes, or asks for in vain, may have had the cache give way for both.
+        let high = if is_alone { self.bounds().high } else { request.ask.most() };
+        let is_disturbed = !is_alone || result.is_err();
         match result {
-            Ok(result) if own.is_empty() => {
+            Ok(result) if is_alone => {
                 let added = self.settle(&account, result.map(|done| (done.blocks, done.shortfall)))?;
                 demand!(added == got.len(), "{} blocks were handed over, {added} are said to", got.len());
             }
