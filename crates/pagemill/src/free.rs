@@ -33,7 +33,7 @@ pub(crate) fn free_page(addr: usize) -> Result<(), Misuse> {
 }
 
 /// Frees one page by its address; false if it is no page that is out.
-#[inline]
+#[inline(always)]
 fn free_fast<const RAW: bool>(addr: usize) -> bool {
     step!("free_fast");
     let Some((arena, pfn)) = registry::recent(addr) else { return free_other::<RAW>(addr) };

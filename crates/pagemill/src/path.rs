@@ -3,7 +3,7 @@
 //! The fast path is inlined into the caller: one section, one state, one address. Everything else is cold and out of
 //! line (C3.15).
 use crate::allocator::{Allocator, Inner};
-use crate::arena::Arena;
+use crate::arena::{Arena, FULL};
 use crate::free::{finish, free_page};
 use crate::handle::{Block, Page, sealed::Word};
 use crate::misuse::misuse;
@@ -76,11 +76,20 @@ impl Inner {
         }
         let pfn = self.lists.pop(gfp.mobility())?;
         let arena = self.arena;
-        if !arena.hand_out(pfn) {
+        // The usual case only looks.
+        let is_usual = !FULL && arena.state(pfn) == FrameState::SAFE;
+        if is_usual || self.hand_out_other(pfn) { Some((arena, pfn)) } else { None }
+    }
+
+    /// A frame that was never handed out, or, with full states, any; one that somebody has is put aside.
+    #[cold]
+    #[inline(never)]
+    fn hand_out_other(&self, pfn: u32) -> bool {
+        let is_free = self.arena.hand_out(pfn);
+        if !is_free {
             self.quarantine(pfn);
-            return None;
         }
-        Some((arena, pfn))
+        is_free
     }
 
     /// The same for `n` frames, at most a batch's worth, all or none; counted as a bulk call.

@@ -423,3 +423,42 @@ fn a_child_believes_no_page_to_be_zero_that_its_parent_had_not_handed_out() {
         assert_eq!((pages.len(), pages.iter().filter(|page| is_written(page)).count()), (64, 64));
     });
 }
+
+/// What recovery hangs on: the child's memory is a copy of one moment. Of what each thread of the parent wrote, to however many
+/// pages, it has all up to some point and nothing after; and what another thread had read of that, and written elsewhere, was written.
+#[test]
+fn a_child_has_the_memory_of_one_moment() {
+    own_process!();
+    use std::sync::atomic::AtomicU64;
+    const CELLS: usize = 64;
+    /// A number, alone on its page of the system.
+    #[repr(align(65536))]
+    struct Cell(AtomicU64);
+    let cells = || (0..CELLS).map(|_| Cell(AtomicU64::new(0))).collect::<Vec<Cell>>();
+    let (written, copied, stop) = (cells(), cells(), AtomicBool::new(false));
+    let numbers = |cells: &[Cell]| cells.iter().map(|cell| cell.0.load(Relaxed)).collect::<Vec<u64>>();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for turn in (1..).take_while(|_| !stop.load(Relaxed)) {
+                written.iter().for_each(|cell| cell.0.store(turn, Relaxed));
+            }
+        });
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                copied.iter().zip(&written).for_each(|(to, from)| to.0.store(from.0.load(Relaxed), Relaxed));
+            }
+        });
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..FORKS {
+                in_child("looks at its memory", || {
+                    let (seen, copies) = (numbers(&written), numbers(&copied));
+                    let at = seen.iter().position(|&number| number != seen[0]).unwrap_or(CELLS);
+                    assert!(seen[at..].iter().all(|&number| number + 1 == seen[0]), "{seen:?}");
+                    assert!(seen.iter().zip(&copies).all(|(number, copy)| copy <= number), "{seen:?} {copies:?}");
+                });
+            }
+        }));
+        stop.store(true, Relaxed);
+        ended.unwrap_or_else(|why| resume_unwind(why));
+    });
+}

@@ -40,14 +40,8 @@ impl Arena {
     pub(crate) fn hand_out(&self, pfn: u32) -> bool {
         step!("Arena::hand_out");
         let state = self.state(pfn);
-        // The usual case only looks.
-        (!FULL && state == FrameState::SAFE) || self.hand_out_other(pfn, state)
-    }
-
-    /// A frame that was never handed out before is marked, once; with full states each is.
-    #[cfg_attr(not(any(debug_assertions, feature = "full-states")), cold, inline(never))]
-    fn hand_out_other(&self, pfn: u32, state: FrameState) -> bool {
-        if state.is_safe() {
+        // One that was never handed out before is marked, once; with full states each is.
+        if state.is_safe() && state != owned(Order::ZERO) {
             self.set_state(pfn, owned(Order::ZERO));
         }
         state.is_safe()

@@ -401,7 +401,7 @@ impl DmaPool {
     /// unsafe {
     ///     assert!(pool.free_raw(block.wrapping_add(8)).is_err());
     ///     pool.free_raw(block).unwrap();
-    ///     assert!(pool.free_raw(block).unwrap_err().to_string().ends_with("is free already"));
+    ///     assert!(pool.free_raw(block).unwrap_err().to_string().ends_with("is free, or a handle has it"));
     /// }
     /// # Ok::<(), pagemill::DeviceError>(())
     /// ```
