@@ -120,6 +120,11 @@ fn zero_and_full_touch_nothing() {
         let full = allocator.alloc_pages_bulk_array(Bulk::exact(4), &mut slots).unwrap();
         assert_eq!((full.added, full.occupied, full.first_hole), (0, 4, 4));
         assert_eq!(allocator.stats(), before);
+        // What cannot be asked for is refused, whether or not anything is missing.
+        for n in 1..=4 {
+            let refused = allocator.alloc_pages_bulk_array(Bulk::up_to(n).gfp(Gfp::NOWAIT | Gfp::NOFAIL), &mut slots);
+            assert!(matches!(refused, Err(Error::Invalid(Invalid::GfpConflict(..)))), "{n}: {refused:?}");
+        }
         free_pages_bulk(&mut slots);
         assert_all_back(allocator);
     }

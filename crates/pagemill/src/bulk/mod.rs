@@ -347,7 +347,8 @@ impl Allocator {
     /// All holes of an array of a batch's size at most, if the list has as many. Returns how many those were.
     #[inline(never)]
     fn fill_batch(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
-        let inner = self.nodes().here()?;
+        // Flags that contradict each other are refused, also where nothing is missing.
+        let inner = if gfp.is_plain() { self.nodes().here()? } else { return None };
         let mut batch = Batch::new();
         if are_empty(words) {
             let arena = inner.pop_batch(gfp, words.len(), &mut batch)?;
