@@ -7,7 +7,7 @@ mod large;
 pub(crate) use large::Large;
 
 use crate::allocator::Inner;
-use crate::arena::{Arena, FULL};
+use crate::arena::Arena;
 use crate::handle::{addr_of_word, order_of_word};
 use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
@@ -209,31 +209,39 @@ fn free_slot_slow<const RAW: bool>(word: &mut usize, misused: &mut Option<Misuse
     *word == 0
 }
 
-/// Frees all of a few pages that are handles', if they are of the arena that this thread met last, where only one mobility was
-/// ever used: one by one, as they were stored, in one section. False, and nothing has changed: they are not.
+/// Frees the pages of a batch at most, in one section, if all are of the arena that this thread met last, where only one mobility was
+/// ever used: those up to the first that is not out. Returns how many those are; none if the pages are others.
 #[inline(always)]
-fn free_few(words: &mut [usize]) -> bool {
-    let Some((arena, _)) = registry::recent(words[0]) else { return false };
+fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
+    let Some((arena, _)) = registry::recent(words[0]) else { return 0 };
     let mut batch = Batch::new();
     let inner = arena.inner();
     if inner.zone.is_mixed() || !arena.push_pages(words, &mut batch) {
-        return false;
+        return 0;
     }
-    empty(words);
+    let taken = arena.come_back::<RAW>(batch.as_slice());
+    if taken == 0 {
+        return 0;
+    }
+    batch.truncate(taken);
+    empty(&mut words[..taken]);
     // Counted while they are in hand: see `Segment::end`.
-    inner.lists.count_bulk(BulkCall::Free, batch.len());
-    if !inner.lists.push_n(Mobility::Unmovable, &batch, 0..batch.len()) {
+    if taken > 1 {
+        inner.lists.count_bulk(BulkCall::Free, taken);
+    }
+    if !inner.lists.push_n(Mobility::Unmovable, &batch, 0..taken) {
         inner.overflow(Mobility::Unmovable, &batch);
     }
-    true
+    taken
 }
 
 #[inline(never)]
 fn free_many<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
-    if !RAW && !FULL && (2..=Batch::CAPACITY).contains(&words.len()) && free_few(words) {
-        return words.len();
+    let mut freed = if (2..=Batch::CAPACITY).contains(&words.len()) { free_batch::<RAW>(words) } else { 0 };
+    if freed == words.len() {
+        return freed;
     }
-    let (mut at, mut freed) = (0, 0);
+    let mut at = freed;
     // How many the last segment had: where kinds alternate, tables for many cost more than they bring.
     let mut last = usize::MAX;
     while at < words.len() {
