@@ -165,9 +165,11 @@ impl List {
     pub fn note_overflowed(&self, n: usize) {
         self.overflowed.fetch_add(n as u64, Relaxed);
     }
-    /// The frames on it, at rest.
+    /// The frames on it, at rest, or in the child of a fork.
     pub fn frames(&self) -> impl Iterator<Item = u32> {
-        self.items.0[..self.len()].iter().map(|item| item.load(Relaxed))
+        // Acquire pairs with the Release in `Held::push_n`.
+        let len = (self.word.load(Acquire) & TOP) as usize;
+        self.items.0[..len].iter().map(|item| item.load(Relaxed))
     }
 
     /// Tries to be alone with the list: the portable backend's section, and the first half of a drain.
@@ -238,7 +240,9 @@ impl Held<'_> {
             return false;
         }
         self.list.items.0[top..].iter().zip(pfns).for_each(|(item, &pfn)| item.store(pfn, Relaxed));
-        self.list.word.store(word + pfns.len() as u64, Relaxed);
+        // Release: the child of a fork believes the word, also if its parent's thread was just here. It pairs with the Acquire in
+        // `frames`: the items are stored.
+        self.list.word.store(word + pfns.len() as u64, Release);
         true
     }
 }

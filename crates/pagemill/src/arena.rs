@@ -340,6 +340,11 @@ impl Arena {
         self.memory.is_shared() && self.opened_in != fork::generation()
     }
 
+    /// Was it there before this process was forked?
+    pub(crate) fn was_forked(&self) -> bool {
+        self.opened_in != fork::generation()
+    }
+
     /// The mapping with the pages.
     pub(crate) fn memory(&self) -> &Mapping {
         &self.memory

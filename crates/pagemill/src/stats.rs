@@ -482,6 +482,8 @@ impl Inner {
                 None if state.is_safe() && places == 1 => {}
                 // Somebody has it. With full states that is written.
                 None if state.is_safe() && places == 0 && !FULL => {}
+                // Of a block that another thread was making raw, or taking up, when this process was forked: its, as all of it.
+                None if state == FrameState::INSIDE && places == 0 && !FULL && self.arena.was_forked() => {}
                 _ => return Err(Misfit::State { pfn, state, places }),
             }
         }

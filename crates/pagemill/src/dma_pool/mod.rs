@@ -199,9 +199,9 @@ impl DmaPool {
             return Err(DeviceError::Forked);
         }
         let allocator = device.allocator();
-        // All that the allocator has, and as much again if it grows; less where numbers of 31 bits end.
-        let units =
-            ((2 * allocator.managed_pages().get()) >> shape.order_least.get()).clamp(64, (1 << 31) >> shape.shift);
+        // All that the allocator has, and as much again if it grows; less where numbers of 31 bits end (the last one of them means no block).
+        let units = ((2 * allocator.managed_pages().get()) >> shape.order_least.get())
+            .clamp(64, ((1 << 31) - 1) >> shape.shift);
         let (tables, stack) = Tables::new(units, &shape)?;
         let shared = Shared { stack, free: 0, free_max: 0, blocks: 0, units: Vec::new() };
         let number = Number::take()?;
