@@ -157,8 +157,9 @@ macro_rules! handle {
                     None => panic!(concat!("a ", $what, " at {:#x} outside of every arena"), addr),
                 }
             }
-            /// Frees it and says if that was misuse, which only unsafe code can bring about. Dropping does the same,
-            /// and reports misuse to [`on_misuse`](crate::on_misuse) alone.
+            /// Frees it. A handle is the proof that it may be freed; where unsafe code made one of something else, that is said
+            /// if no arena has the address, if the zone has the block already, and, with full states, always. Dropping does
+            /// the same, and reports misuse to [`on_misuse`](crate::on_misuse) alone.
             ///
             /// # Errors
             /// [`Misuse`]; nothing was changed.
