@@ -5,7 +5,10 @@
 //! block of N pages, splits it and puts the pages back in bulk, and so is defined for powers of two alone. `raw` lets go
 //! of the pages of an array as pointers, and frees the pointers.
 
-use pagemill::{Allocator, Backend, Bulk, Gfp, Order, Page, PageList, Run, free_pages_bulk, free_pages_bulk_raw};
+use pagemill::{
+    Allocator, Backend, Bulk, Gfp, Order, Page, PageList, Run, free_pages_bulk, free_pages_bulk_raw,
+    free_pages_bulk_runs,
+};
 
 use crate::rows::{Kind, Row, Site, Unavailable};
 use crate::subject::{Runner, Subject};
@@ -388,22 +391,24 @@ impl<F: Fill> Subject for Slots<F> {
 /// Pages of an array that are held as pointers, as a caller from C does.
 struct Raw {
     allocator: Allocator,
-    slots: Vec<Option<Page>>,
-    held: Vec<*mut u8>,
+    slots: Vec<*mut u8>,
+    len: usize,
 }
 
 impl Raw {
     fn new(allocator: Allocator, most_held: usize) -> Self {
-        let slots = std::iter::repeat_with(|| None).take(most_held).collect();
-        Raw { allocator, slots, held: Vec::with_capacity(most_held) }
+        Raw { allocator, slots: vec![std::ptr::null_mut(); most_held], len: 0 }
+    }
+
+    fn held(&mut self) -> &mut [*mut u8] {
+        &mut self.slots[..self.len]
     }
 
     #[inline]
     fn free_held(&mut self) {
-        // SAFETY: each pointer came from `into_raw` of a page, and is freed once: the vector is cleared.
-        let freed = unsafe { free_pages_bulk_raw(&mut self.held, Order::ZERO) };
+        // SAFETY: each pointer is that of a page which was given away, and is freed once: its slot is null afterwards.
+        let freed = unsafe { free_pages_bulk_raw(self.held(), Order::ZERO) };
         debug_assert!(freed.is_ok(), "every pointer is a page's");
-        self.held.clear();
     }
 }
 
@@ -414,10 +419,9 @@ impl Subject for Raw {
 
     #[inline]
     fn take(&mut self, n: usize) -> bool {
+        self.len = n;
         let slots = &mut self.slots[..n];
-        let complete = Array::fill(&self.allocator, slots);
-        self.held.extend(slots.iter_mut().filter_map(|slot| Some(slot.take()?.into_raw())));
-        complete
+        self.allocator.alloc_pages_bulk_array_raw(Bulk::up_to(n), slots).is_ok_and(|filled| filled.added == n)
     }
 
     #[inline]
@@ -426,24 +430,25 @@ impl Subject for Raw {
     }
 
     fn shuffle(&mut self, rng: &mut fastrand::Rng) {
-        rng.shuffle(&mut self.held);
+        rng.shuffle(self.held());
     }
 
     fn addresses(&mut self) -> Vec<usize> {
-        self.held.iter().map(|page| page.addr()).collect()
+        self.held().iter().map(|page| page.addr()).collect()
     }
 
     #[inline]
     fn give(&mut self, out: &mut [usize]) -> bool {
-        let slots = &mut self.slots[..out.len()];
-        let complete = Array::fill(&self.allocator, slots);
-        to_words(out, slots.iter_mut().filter_map(Option::take));
+        let complete = self.take(out.len());
+        out.iter_mut().zip(self.held()).for_each(|(word, page)| *word = page.addr());
+        self.held().fill(std::ptr::null_mut());
         complete
     }
 
     #[inline]
     fn accept(&mut self, words: &[usize]) {
-        self.held.extend(words.iter().map(|&word| word as *mut u8));
+        self.len = words.len();
+        self.held().iter_mut().zip(words).for_each(|(page, &word)| *page = word as *mut u8);
         self.free_held();
     }
 }
@@ -478,7 +483,7 @@ impl Subject for InRuns {
 
     #[inline]
     fn put(&mut self) {
-        self.runs.clear();
+        free_pages_bulk_runs(&mut self.runs);
     }
 
     fn shuffle(&mut self, rng: &mut fastrand::Rng) {

@@ -25,8 +25,9 @@ pub struct FrameState(u8);
 impl FrameState {
     /// Free, and never handed out: its memory is zero.
     pub const FRESH: Self = Self(0);
-    /// Free and handed out before, or owned by a handle. With full states: free.
-    pub const SAFE: Self = Self(1);
+    /// Free and handed out before, or owned by a handle. With full states: free. No other state has its bit, so that many frames
+    /// are looked at by "and" alone.
+    pub const SAFE: Self = Self(0x20);
     /// Inside of a block that is raw (with full states: or owned), not its first frame.
     pub const INSIDE: Self = Self(2);
     /// Found on two ways at once and put aside.
@@ -59,7 +60,7 @@ impl FrameState {
     /// May this frame be handed out?
     #[inline]
     pub const fn is_safe(self) -> bool {
-        self.0 <= Self::SAFE.0
+        self.0 & !Self::SAFE.0 == 0
     }
     /// Is it the first frame of a block that is raw?
     #[inline]

@@ -1,7 +1,7 @@
 //! Frame numbers on their way between a per-CPU list, the zone and a caller.
-use crate::words::page_numbers;
+use crate::words::are_pages;
 use core::mem::MaybeUninit;
-use pagemill_core::ListPolicy;
+use pagemill_core::{ListPolicy, PAGE_SHIFT};
 
 /// At most [`CAPACITY`](Self::CAPACITY) frame numbers, in order: a [`Batch`] or a [`Load`]. Not initialised before it is filled: that would cost as much
 /// as filling it.
@@ -154,9 +154,14 @@ impl<const ROOM: usize> Frames<ROOM> {
     #[inline(always)]
     pub fn push_pages(&mut self, addrs: &[usize], base: usize, frames: u32, first: u32) -> bool {
         let places = &mut self.pfns[self.len..Self::CAPACITY][..addrs.len()];
-        let are_all = page_numbers(addrs, places, base, frames, first);
-        self.len += if are_all { addrs.len() } else { 0 };
-        are_all
+        if !are_pages(addrs, base, frames) {
+            return false;
+        }
+        places.iter_mut().zip(addrs).for_each(|(place, addr)| {
+            place.write(first + (addr.wrapping_sub(base) >> PAGE_SHIFT) as u32);
+        });
+        self.len += addrs.len();
+        true
     }
 
     /// Where a section writes numbers to.

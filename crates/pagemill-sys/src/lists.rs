@@ -25,9 +25,10 @@ pub use crate::counters::{BulkCall, CpuStats};
 use crate::{Batch, Frames, Mapping, rseq};
 use core::mem::{offset_of, size_of};
 use core::ops::Range;
+use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, CpuId, Error, Invalid, ListPolicy, Lock, Mobility, step};
+use pagemill_core::{BoundBlock, CpuId, Error, FrameState, Invalid, ListPolicy, Lock, Mobility, PAGE_SHIFT, step};
 
 mod drain;
 #[cfg(all(test, not(any(loom, miri))))]
@@ -201,6 +202,18 @@ impl List {
         Some(())
     }
 
+    /// Portable: [`PerCpu::pop_words`].
+    #[inline]
+    fn try_pop_words(&self, words: &mut [usize], zero: usize, state: impl Fn(u32) -> u8) -> bool {
+        self.try_hold().is_some_and(|held| held.pop_words(words, zero, state))
+    }
+
+    /// Portable: [`PerCpu::push_words`].
+    #[inline]
+    fn try_push_words(&self, words: &[usize], zero: usize) -> bool {
+        self.try_hold().is_some_and(|held| held.push_words(words, zero))
+    }
+
     /// Portable: pushes all of `pfns`, or none if they do not fit or somebody is at the list.
     #[inline]
     pub fn try_push_n(&self, pfns: &[u32]) -> bool {
@@ -233,16 +246,46 @@ impl Held<'_> {
     }
 
     #[inline]
-    fn push_n(&self, pfns: &[u32]) -> bool {
+    fn pop_words(&self, words: &mut [usize], zero: usize, state: impl Fn(u32) -> u8) -> bool {
         let word = self.list.word.load(Relaxed);
-        let top = (word & TOP) as usize;
-        if top + pfns.len() > self.list.limit.load(Relaxed) as usize {
+        let (top, n) = ((word & TOP) as usize, words.len());
+        if top < n {
             return false;
         }
-        self.list.items.0[top..].iter().zip(pfns).for_each(|(item, &pfn)| item.store(pfn, Relaxed));
+        let mut safe = FrameState::SAFE.as_byte();
+        for (to, item) in words.iter_mut().zip(&self.list.items.0[top - n..top]) {
+            let pfn = item.load(Relaxed);
+            safe &= state(pfn);
+            *to = zero.wrapping_add((pfn as usize) << PAGE_SHIFT);
+        }
+        if safe == 0 {
+            return false;
+        }
+        self.list.word.store(word - n as u64 + ((n as u64) << POPPED_SHIFT), Relaxed);
+        true
+    }
+
+    #[inline]
+    fn push_words(&self, words: &[usize], zero: usize) -> bool {
+        self.push_each(words, |&word| (word.wrapping_sub(zero) >> PAGE_SHIFT) as u32)
+    }
+
+    #[inline]
+    fn push_n(&self, pfns: &[u32]) -> bool {
+        self.push_each(pfns, |&pfn| pfn)
+    }
+
+    #[inline(always)]
+    fn push_each<T>(&self, pages: &[T], number: impl Fn(&T) -> u32) -> bool {
+        let word = self.list.word.load(Relaxed);
+        let top = (word & TOP) as usize;
+        if top + pages.len() > self.list.limit.load(Relaxed) as usize {
+            return false;
+        }
+        self.list.items.0[top..].iter().zip(pages).for_each(|(item, page)| item.store(number(page), Relaxed));
         // Release: the child of a fork believes the word, also if its parent's thread was just here. It pairs with the Acquire in
         // `frames`: the items are stored.
-        self.list.word.store(word + pfns.len() as u64, Release);
+        self.list.word.store(word + pages.len() as u64, Release);
         true
     }
 }
@@ -482,11 +525,44 @@ impl PerCpu {
         }
     }
 
+    /// Takes as many frames as there are words, all or none, at most a batch's worth, and fills the words with the addresses of their
+    /// pages: number 0 would be at `zero`. In the order in which they were pushed. False: the list has fewer or is held, or not all
+    /// of these frames are [`SAFE`](FrameState::SAFE); what stands in the words means nothing then.
+    ///
+    /// # Safety
+    /// Each frame on the lists has a state, the atomic byte at its number in `states`.
+    #[inline(always)]
+    pub unsafe fn pop_words(&self, mobility: Mobility, words: &mut [usize], zero: usize, states: *const u8) -> bool {
+        debug_assert!((1..=Batch::CAPACITY).contains(&words.len()));
+        match self.backend {
+            // SAFETY: as in `pop`; the section writes the words and no more.
+            Backend::Rseq => unsafe {
+                rseq::pop_words(self.sections(mobility), words.as_mut_ptr(), words.len(), zero, states)
+            },
+            Backend::Portable => self.list_here(mobility).try_pop_words(words, zero, |pfn| {
+                // SAFETY: as the caller promises.
+                unsafe { AtomicU8::from_ptr(states.cast_mut().wrapping_add(pfn as usize)) }.load(Relaxed)
+            }),
+        }
+    }
+
+    /// Returns the frames of the pages with these addresses, at most a batch's worth: all, or none if they do not fit or the list is
+    /// held. They are pages of the zone whose number 0 would be at `zero`.
+    #[inline(always)]
+    pub fn push_words(&self, mobility: Mobility, words: &[usize], zero: usize) -> bool {
+        step!("PerCpu::push_words");
+        debug_assert!((1..=Batch::CAPACITY).contains(&words.len()));
+        match self.backend {
+            // SAFETY: as in `pop`; the section reads the words and no more.
+            Backend::Rseq => unsafe { rseq::push_words(self.sections(mobility), words.as_ptr(), words.len(), zero) },
+            Backend::Portable => self.list_here(mobility).try_push_words(words, zero),
+        }
+    }
+
     /// Counts a bulk call of `pages` pages on this CPU.
-    #[inline]
+    #[inline(always)]
     pub fn count_bulk(&self, call: BulkCall, pages: usize) {
         let Some(log2) = pages.checked_ilog2() else { return };
-        let log2 = (log2 as usize).min(31);
         match self.backend {
             // SAFETY: as in `pop`; the offset is that of a counter in CpuStats.
             Backend::Rseq => unsafe {
@@ -495,14 +571,17 @@ impl PerCpu {
                     BulkCall::Free => offset_of!(CpuStats, bulk_free),
                 };
                 let lists = self.sections(Mobility::Unmovable);
-                rseq::count(lists, offset_of!(CpuLists, stats) + histogram + log2 * 8);
+                rseq::count(lists, offset_of!(CpuLists, stats) + histogram + log2.min(31) as usize * 8);
             },
-            Backend::Portable => {
-                let stats = &self.cpu(self.here()).stats;
-                let histogram = if call == BulkCall::Alloc { &stats.bulk_alloc } else { &stats.bulk_free };
-                histogram[log2].fetch_add(1, Relaxed);
-            }
+            Backend::Portable => self.count_bulk_portable(call, log2.min(31) as usize),
         }
+    }
+
+    #[inline(never)]
+    fn count_bulk_portable(&self, call: BulkCall, log2: usize) {
+        let stats = &self.cpu(self.here()).stats;
+        let histogram = if call == BulkCall::Alloc { &stats.bulk_alloc } else { &stats.bulk_free };
+        histogram[log2].fetch_add(1, Relaxed);
     }
 
     /// Holds all lists, whoever did before, so that every caller goes the slow way: for tests.

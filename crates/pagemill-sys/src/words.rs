@@ -2,7 +2,6 @@
 //!
 //! Each is a plain loop, of which the compiler makes vectors. It exists twice: as every processor runs it, and with vectors
 //! of 32 bytes where there are some (AVX2), which takes half the steps.
-use core::mem::MaybeUninit;
 use pagemill_core::{PAGE_SHIFT, PAGE_SIZE};
 
 /// Words that are looked at together: 64 bytes.
@@ -10,6 +9,14 @@ const GROUP: usize = 8;
 /// Fewer words than this are not worth the call that wider vectors cost: code that uses them is inlined nowhere else.
 #[cfg(target_arch = "x86_64")]
 const WIDE: usize = 32;
+
+/// Are so many words looked at with vectors of 32 bytes? All that reads or writes an array's slots says the same: what was stored
+/// narrower than it is loaded waits for the cache.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn is_wide(words: usize) -> bool {
+    words >= WIDE && is_x86_feature_detected!("avx2")
+}
 
 /// Defines a loop over words twice, and a function that calls the one or the other.
 macro_rules! wide {
@@ -25,7 +32,7 @@ macro_rules! wide {
                 plain($words $(, $arg)*)
             }
             #[cfg(target_arch = "x86_64")]
-            if $words.len() >= WIDE && is_x86_feature_detected!("avx2") {
+            if is_wide($words.len()) {
                 // SAFETY: the processor has what it needs.
                 return unsafe { wide($words $(, $arg)*) };
             }
@@ -34,17 +41,16 @@ macro_rules! wide {
     };
 }
 
-wide! {
-    /// Are all of them 0?
-    ///
-    /// ```
-    /// assert!(pagemill_sys::are_empty(&[0; 40]) && !pagemill_sys::are_empty(&[0, 0, 7]));
-    /// ```
-    fn are_empty(words: &[usize]) -> bool {
-        let (groups, rest) = words.as_chunks::<GROUP>();
-        let any = groups.iter().fold(0, |any, group| any | group.iter().fold(0, |any, &word| any | word));
-        rest.iter().fold(any, |any, &word| any | word) == 0
-    }
+/// Are all of them 0?
+///
+/// ```
+/// assert!(pagemill_sys::are_empty(&[0; 40]) && !pagemill_sys::are_empty(&[0, 0, 7]));
+/// ```
+#[inline(always)]
+pub fn are_empty(words: &[usize]) -> bool {
+    // An empty one's distance from 0 has no bit. What is left is looked at with a branch each, or the compiler would make vectors.
+    let ((bits, _), rest) = distances(words, 0, 0);
+    bits == 0 && rest.iter().all(|&word| word == 0)
 }
 
 wide! {
@@ -101,126 +107,94 @@ wide! {
     }
 }
 
-/// The numbers of the pages at these addresses, if all are pages of an arena: of `frames` frames at `base`, the first numbered
-/// `first`. False: one is not, and what stands in `places` means nothing.
+/// Are all of these the addresses of pages of an arena that has `frames` pages from `base` on?
+///
+/// ```
+/// assert!(pagemill_sys::are_pages(&[0x7000, 0x5000], 0x4000, 4));
+/// assert!(!pagemill_sys::are_pages(&[0x5000, 0x8000], 0x4000, 4));
+/// ```
 #[inline(always)]
-pub(crate) fn page_numbers(
-    addrs: &[usize],
-    places: &mut [MaybeUninit<u32>],
-    base: usize,
-    frames: u32,
-    first: u32,
-) -> bool {
-    let places = &mut places[..addrs.len()];
-    // In groups, and what is left one by one: stored as it is loaded by the section that comes next.
-    #[cfg(target_arch = "x86_64")]
-    let done = x86::page_numbers(addrs, places, base, frames, first);
-    #[cfg(not(target_arch = "x86_64"))]
-    let done = Some(0);
-    let Some(done) = done else { return false };
-    for (&addr, place) in addrs[done..].iter().zip(&mut places[done..]) {
-        let offset = addr.wrapping_sub(base);
-        if offset >> PAGE_SHIFT >= frames as usize || !offset.is_multiple_of(PAGE_SIZE) {
-            return false;
-        }
-        place.write(first + (offset >> PAGE_SHIFT) as u32);
-    }
-    true
+pub fn are_pages(words: &[usize], base: usize, frames: u32) -> bool {
+    // What no distance of a page from `base` has set. What is left when it is taken from the last page's is not negative either.
+    const ODD: usize = !((u32::MAX as usize) << PAGE_SHIFT);
+    let last = ((frames as usize) << PAGE_SHIFT).wrapping_sub(PAGE_SIZE);
+    let ((bits, left), rest) = distances(words, base, last);
+    let is_page = |word: &usize| word.wrapping_sub(base).rotate_right(PAGE_SHIFT) < frames as usize;
+    bits & ODD == 0 && left.cast_signed() >= 0 && rest.iter().all(is_page)
+}
+
+#[cfg(target_arch = "x86_64")]
+use x86::distances;
+
+/// As on x86-64, where there are no vectors to be made by hand: all words are left to the caller.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+fn distances(words: &[usize], _base: usize, _last: usize) -> ((usize, usize), &[usize]) {
+    ((0, 0), words)
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{GROUP, WIDE};
+    use super::{GROUP, is_wide};
     use core::arch::x86_64::*;
-    use core::mem::MaybeUninit;
-    use pagemill_core::{PAGE_SHIFT, PAGE_SIZE};
 
-    /// What no distance of a page from its arena's beginning has set.
-    const ODD: i64 = !(((u32::MAX as u64) << PAGE_SHIFT) as i64);
-    const _: () = assert!(ODD & (PAGE_SIZE as i64 - 1) == PAGE_SIZE as i64 - 1);
-
-    /// As in the parent module, for whole groups of eight: how many addresses those were; none if one is no page.
+    /// Of whole groups of eight words, all bits of their distances from `base` together, and of what is left of `last`; and the
+    /// words behind them. Of a plain loop the compiler makes vectors that go through memory.
     #[inline(always)]
-    pub(super) fn page_numbers(
-        addrs: &[usize],
-        places: &mut [MaybeUninit<u32>],
-        base: usize,
-        frames: u32,
-        first: u32,
-    ) -> Option<usize> {
-        let (groups, places) = (addrs.as_chunks().0, places.as_chunks_mut().0);
+    pub(super) fn distances(words: &[usize], base: usize, last: usize) -> ((usize, usize), &[usize]) {
+        let (groups, rest) = words.as_chunks();
         if groups.is_empty() {
-            return Some(0);
+            return ((0, 0), rest);
         }
-        let are_all = if addrs.len() >= WIDE && is_x86_feature_detected!("avx2") {
+        let found = if is_wide(words.len()) {
             // SAFETY: the processor has what it needs.
-            unsafe { by_32(groups, places, base, frames, first) }
+            unsafe { by_32(groups, base, last) }
         } else {
-            by_16(groups, places, base, frames, first)
+            by_16(groups, base, last)
         };
-        are_all.then_some(groups.len() * GROUP)
+        (found, rest)
     }
 
-    fn by_16(
-        groups: &[[usize; GROUP]],
-        places: &mut [[MaybeUninit<u32>; GROUP]],
-        base: usize,
-        frames: u32,
-        first: u32,
-    ) -> bool {
-        // SAFETY: every x86-64 processor has SSE2; loads and stores are of a group each.
+    #[inline(always)]
+    fn by_16(groups: &[[usize; GROUP]], base: usize, last: usize) -> (usize, usize) {
+        // SAFETY: every x86-64 processor has SSE2; the loads are of a group each.
         unsafe {
-            let (base, first) = (_mm_set1_epi64x(base as i64), _mm_set1_epi32(first as i32));
-            // Comparisons take signs into account: both sides begin at the least number.
-            let sign = _mm_set1_epi32(i32::MIN);
-            let last = _mm_xor_si128(_mm_set1_epi32(frames.wrapping_sub(1) as i32), sign);
-            let (mut bits, mut far) = (_mm_setzero_si128(), _mm_setzero_si128());
-            for (group, places) in groups.iter().zip(places) {
-                for half in [0, GROUP / 2] {
-                    let from = group.as_ptr().add(half).cast::<__m128i>();
-                    let low = _mm_sub_epi64(_mm_loadu_si128(from), base);
-                    let high = _mm_sub_epi64(_mm_loadu_si128(from.add(1)), base);
-                    bits = _mm_or_si128(bits, _mm_or_si128(low, high));
-                    let shifted = |distances| _mm_castsi128_ps(_mm_srli_epi64(distances, PAGE_SHIFT as i32));
-                    let numbers = _mm_castps_si128(_mm_shuffle_ps(shifted(low), shifted(high), 0x88));
-                    far = _mm_or_si128(far, _mm_cmpgt_epi32(_mm_xor_si128(numbers, sign), last));
-                    _mm_storeu_si128(places.as_mut_ptr().add(half).cast(), _mm_add_epi32(numbers, first));
+            let (base, last) = (_mm_set1_epi64x(base as i64), _mm_set1_epi64x(last as i64));
+            let (mut bits, mut left) = (_mm_setzero_si128(), _mm_setzero_si128());
+            for group in groups {
+                let from = group.as_ptr().cast::<__m128i>();
+                for i in 0..GROUP / 2 {
+                    let distances = _mm_sub_epi64(_mm_loadu_si128(from.add(i)), base);
+                    bits = _mm_or_si128(bits, distances);
+                    left = _mm_or_si128(left, _mm_sub_epi64(last, distances));
                 }
             }
-            let odd = _mm_and_si128(bits, _mm_set1_epi64x(ODD));
-            let fine = _mm_cmpeq_epi32(_mm_or_si128(odd, far), _mm_setzero_si128());
-            frames > 0 && _mm_movemask_epi8(fine) == 0xffff
+            (either(bits), either(left))
         }
     }
 
     #[target_feature(enable = "avx2")]
-    fn by_32(
-        groups: &[[usize; GROUP]],
-        places: &mut [[MaybeUninit<u32>; GROUP]],
-        base: usize,
-        frames: u32,
-        first: u32,
-    ) -> bool {
-        let (base, first) = (_mm256_set1_epi64x(base as i64), _mm256_set1_epi32(first as i32));
-        let sign = _mm256_set1_epi32(i32::MIN);
-        let last = _mm256_xor_si256(_mm256_set1_epi32(frames.wrapping_sub(1) as i32), sign);
-        let (mut bits, mut far) = (_mm256_setzero_si256(), _mm256_setzero_si256());
-        for (group, places) in groups.iter().zip(places) {
+    fn by_32(groups: &[[usize; GROUP]], base: usize, last: usize) -> (usize, usize) {
+        let (base, last) = (_mm256_set1_epi64x(base as i64), _mm256_set1_epi64x(last as i64));
+        let (mut bits, mut left) = (_mm256_setzero_si256(), _mm256_setzero_si256());
+        for group in groups {
             let from = group.as_ptr().cast::<__m256i>();
-            // SAFETY: both halves are of the group.
-            let (low, high) = unsafe { (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))) };
-            let (low, high) = (_mm256_sub_epi64(low, base), _mm256_sub_epi64(high, base));
-            bits = _mm256_or_si256(bits, _mm256_or_si256(low, high));
-            let shifted = |distances| _mm256_castsi256_ps(_mm256_srli_epi64(distances, PAGE_SHIFT as i32));
-            let mixed = _mm256_castps_si256(_mm256_shuffle_ps(shifted(low), shifted(high), 0x88));
-            let numbers = _mm256_permute4x64_epi64(mixed, 0b11_01_10_00);
-            far = _mm256_or_si256(far, _mm256_cmpgt_epi32(_mm256_xor_si256(numbers, sign), last));
-            // SAFETY: the group's places.
-            unsafe { _mm256_storeu_si256(places.as_mut_ptr().cast(), _mm256_add_epi32(numbers, first)) };
+            for i in 0..GROUP / 4 {
+                // SAFETY: of the group.
+                let distances = _mm256_sub_epi64(unsafe { _mm256_loadu_si256(from.add(i)) }, base);
+                bits = _mm256_or_si256(bits, distances);
+                left = _mm256_or_si256(left, _mm256_sub_epi64(last, distances));
+            }
         }
-        let odd = _mm256_and_si256(bits, _mm256_set1_epi64x(ODD));
-        let wrong = _mm256_or_si256(odd, far);
-        frames > 0 && _mm256_testz_si256(wrong, wrong) == 1
+        let halves = |all| _mm_or_si128(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+        (either(halves(bits)), either(halves(left)))
+    }
+
+    /// The bits of both halves.
+    #[inline(always)]
+    fn either(both: __m128i) -> usize {
+        // SAFETY: every x86-64 processor has SSE2.
+        unsafe { _mm_cvtsi128_si64(_mm_or_si128(both, _mm_unpackhi_epi64(both, both))) as usize }
     }
 }
 
@@ -234,25 +208,37 @@ mod x86 {
 /// ```
 #[inline(always)]
 pub fn empty(words: &mut [usize]) {
-    let (groups, rest) = words.as_chunks_mut::<GROUP>();
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
-        use core::arch::x86_64::*;
-        let nothing: __m128i;
-        // SAFETY: makes zeros of which the compiler knows nothing, in a register; stores are of a group each.
-        unsafe {
-            core::arch::asm!("pxor {0}, {0}", out(xmm_reg) nothing, options(pure, nomem, nostack, preserves_flags));
-            for group in groups {
-                let to = group.as_mut_ptr().cast::<__m128i>();
-                (0..GROUP / 2).for_each(|i| _mm_storeu_si128(to.add(i), nothing));
+        let (groups, rest) = words.as_chunks_mut::<GROUP>();
+        let end = groups.as_mut_ptr_range().end;
+        let mut at = groups.as_mut_ptr();
+        if is_wide(groups.len() * GROUP) {
+            // SAFETY: the processor has such vectors; stores are of a group each.
+            unsafe {
+                core::arch::asm!(
+                    "vpxor {0}, {0}, {0}", "2:", "vmovdqu [{at}], {0:y}", "vmovdqu [{at} + 32], {0:y}", "add {at}, 64",
+                    "cmp {at}, {end}", "jb 2b", "vzeroupper", out(xmm_reg) _, at = inout(reg) at => _, end = in(reg) end,
+                    options(nostack));
             }
+        } else {
+            while at < end {
+                // SAFETY: as above.
+                unsafe {
+                    core::arch::asm!(
+                        "pxor {0}, {0}", "movups [{at}], {0}", "movups [{at} + 16], {0}", "movups [{at} + 32], {0}",
+                        "movups [{at} + 48], {0}", out(xmm_reg) _, at = in(reg) at, options(nostack));
+                    at = at.add(1);
+                }
+            }
+        }
+        for word in rest {
+            // SAFETY: stores a word. A store that the compiler sees would become a call for all of them.
+            unsafe { core::arch::asm!("mov qword ptr [{}], 0", in(reg) core::ptr::from_mut(word), options(nostack)) }
         }
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    groups.as_flattened_mut().fill(0);
-    for word in rest {
-        *word = core::hint::black_box(0);
-    }
+    words.fill(0);
 }
 
 wide! {
@@ -325,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_page_is_numbered_and_every_stranger_seen() {
+    fn every_stranger_among_pages_is_seen() {
         const BASE: usize = 0x7f00_0020_0000;
         let takes_long = |n: &usize| cfg!(miri) && (20..63).contains(n);
         for n in (1..=70).filter(|n| !takes_long(n)) {
@@ -335,8 +321,7 @@ mod tests {
             let mut addrs = vec![0; n];
             fill_pages(&mut addrs, &numbers, BASE);
             assert!(addrs.iter().zip(&numbers).all(|(&addr, &number)| addr == BASE + number as usize * PAGE_SIZE));
-            let mut places = vec![MaybeUninit::new(0); n];
-            let mut are_pages = |addrs: &[usize]| page_numbers(addrs, &mut places, BASE, frames, 77);
+            let are_pages = |addrs: &[usize]| are_pages(addrs, BASE, frames);
             for i in 0..n {
                 let own = addrs[i];
                 for stranger in
@@ -348,9 +333,6 @@ mod tests {
                 addrs[i] = own;
             }
             assert!(are_pages(&addrs));
-            // SAFETY: written at first with a value.
-            let found: Vec<u32> = places.iter().map(|place| unsafe { place.assume_init() } - 77).collect();
-            assert_eq!(found, numbers);
         }
     }
 

@@ -187,6 +187,12 @@ pub(crate) fn free_words<const RAW: bool>(words: &mut [usize], misused: &mut Opt
     }
 }
 
+#[inline(never)]
+fn free_many<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
+    let freed = if (2..=Batch::CAPACITY).contains(&words.len()) { free_batch::<RAW>(words) } else { 0 };
+    if freed == words.len() { freed } else { freed + free_others::<RAW>(&mut words[freed..], misused) }
+}
+
 #[inline(always)]
 fn free_slot<const RAW: bool>(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
     if *word != 0 && word.is_multiple_of(PAGE_SIZE) && free_fast::<RAW>(*word) {
@@ -214,34 +220,27 @@ fn free_slot_slow<const RAW: bool>(word: &mut usize, misused: &mut Option<Misuse
 #[inline(always)]
 fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
     let Some((arena, _)) = registry::recent(words[0]) else { return 0 };
-    let mut batch = Batch::new();
-    let inner = arena.inner();
-    if inner.zone.is_mixed() || !arena.push_pages(words, &mut batch) {
+    let (inner, zero) = (arena.inner(), arena.addr_of_zero());
+    if inner.zone.is_mixed() || !arena.has_pages(words) {
         return 0;
     }
-    let taken = arena.come_back::<RAW>(batch.as_slice());
-    if taken == 0 {
-        return 0;
-    }
-    batch.truncate(taken);
-    empty(&mut words[..taken]);
+    let taken = arena.words_come_back::<RAW>(words);
+    let Some(words) = words.get_mut(..taken).filter(|words| !words.is_empty()) else { return 0 };
     // Counted while they are in hand: see `Segment::end`.
     if taken > 1 {
         inner.lists.count_bulk(BulkCall::Free, taken);
     }
-    if !inner.lists.push_n(Mobility::Unmovable, &batch, 0..taken) {
-        inner.overflow(Mobility::Unmovable, &batch);
+    if !inner.lists.push_words(Mobility::Unmovable, words, zero) {
+        inner.overflow_words(words);
     }
+    empty(words);
     taken
 }
 
+/// Those that are no batch of pages of one arena.
 #[inline(never)]
-fn free_many<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
-    let mut freed = if (2..=Batch::CAPACITY).contains(&words.len()) { free_batch::<RAW>(words) } else { 0 };
-    if freed == words.len() {
-        return freed;
-    }
-    let mut at = freed;
+fn free_others<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
+    let (mut freed, mut at) = (0, 0);
     // How many the last segment had: where kinds alternate, tables for many cost more than they bring.
     let mut last = usize::MAX;
     while at < words.len() {
@@ -337,10 +336,15 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
     // SAFETY: pointers and addresses have one layout; an address that is written back is one that was there, or 0.
     let words = unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast::<usize>(), slots.len()) };
     let mut misused = None;
-    let freed = if order == Order::ZERO && words.iter().all(|addr| addr.is_multiple_of(PAGE_SIZE)) {
-        free_words::<true>(words, &mut misused)
+    let mut freed = if order == Order::ZERO && (2..=Batch::CAPACITY).contains(&words.len()) {
+        free_batch::<true>(words)
     } else {
-        let mut freed = 0;
+        0
+    };
+    let words = &mut words[freed..];
+    if order == Order::ZERO && words.iter().all(|addr| addr.is_multiple_of(PAGE_SIZE)) {
+        freed += free_others::<true>(words, &mut misused);
+    } else {
         for addr in words.iter_mut().filter(|addr| **addr != 0) {
             let ptr = core::ptr::with_exposed_provenance_mut(*addr);
             // SAFETY: the caller's promise.
@@ -349,8 +353,7 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
                 Err(misuse) => misused = misused.or(Some(misuse)),
             }
         }
-        freed
-    };
+    }
     match misused {
         None => Ok(freed),
         Some(misuse) => Err((freed, misuse)),
@@ -424,7 +427,7 @@ impl<const RAW: bool> Segment<RAW> {
     #[inline(always)]
     fn keep_sound(&mut self, n: usize) -> usize {
         let before = self.batch.len() - n;
-        let sound = self.arena.come_back::<RAW>(&self.batch.as_slice()[before..]);
+        let sound = self.arena.frames_come_back::<RAW>(&self.batch.as_slice()[before..]);
         self.batch.truncate(before + sound);
         sound
     }
@@ -507,6 +510,15 @@ impl<const RAW: bool> Collect for Segment<RAW> {
 }
 
 impl Inner {
+    /// Passes pages on that a list does not take.
+    #[cold]
+    #[inline(never)]
+    fn overflow_words(&self, words: &[usize]) {
+        let mut batch = Batch::new();
+        words.iter().for_each(|&word| batch.push(self.arena.pfn_of(word)));
+        self.overflow(Mobility::Unmovable, &batch);
+    }
+
     #[cold]
     #[inline(never)]
     fn overflow_one(&self, mobility: Mobility, pfn: u32) {

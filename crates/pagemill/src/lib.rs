@@ -121,7 +121,7 @@ pub use pagemill_core::{
 pub use pagemill_sys::{Backend, restarts};
 pub use populate::Populated;
 pub use reclaim::{Registered, Shrink, Shrinker, ShrinkerDoes};
-pub use run::Run;
+pub use run::{Run, free_pages_bulk_runs};
 pub use seeing::{FIGURES, Figure, FigureKind, Sample, Snapshot, prometheus};
 #[cfg(feature = "top")]
 pub use seeing::{StatsServer, serve_stats};

