@@ -21,10 +21,6 @@ pub struct Frames<const ROOM: usize> {
 /// Sections copy 16 numbers at a time and may run over by 15.
 pub(crate) const PAD: usize = 16;
 
-/// Fewer numbers than this are copied one by one by the sections and looked at so: a vector read of what was just written
-/// singly, or the other way round, waits for the store to reach the cache (about 5 ns).
-pub(crate) const FEW: usize = 8;
-
 /// One exclusive section's worth.
 pub type Batch = Frames<{ ListPolicy::SECTION + PAD }>;
 /// The most that one trip to the zone brings.

@@ -1,5 +1,5 @@
 //! A list is a stack, whatever is asked of it and in whatever number.
-use pagemill_core::Mobility;
+use pagemill_core::{FrameState, Mobility, Order, PAGE_SHIFT};
 use pagemill_sys::{Backend, Batch, PerCpu};
 
 const KIND: Mobility = Mobility::Unmovable;
@@ -27,11 +27,12 @@ fn is_a_stack(lists: &PerCpu) {
     stay_here();
     let (mut stack, mut seed, mut missed) = (Vec::<u32>::new(), 1, 0);
     let turns = if cfg!(miri) { 200 } else { 20_000 };
+    let mut states = vec![FrameState::SAFE.as_byte(); turns as usize * 64 + 64];
     for turn in 0..turns {
         let n = 1 + random(&mut seed) % 64;
         let has_room = stack.len() + n < 120;
         let mut batch = Batch::new();
-        match random(&mut seed) % 5 {
+        match random(&mut seed) % 7 {
             0 if has_room => {
                 assert!(lists.push(KIND, turn));
                 stack.push(turn);
@@ -47,6 +48,31 @@ fn is_a_stack(lists: &PerCpu) {
                 lists.pop_n(KIND, n, &mut batch);
                 assert_eq!(batch.as_slice(), stack.split_off(stack.len().saturating_sub(n)), "turn {turn}");
             }
+            4 if has_room => {
+                let numbers: Vec<u32> = (0..n as u32).map(|i| turn * 64 + i * 7 % 64).collect();
+                let words: Vec<usize> = numbers.iter().map(|&number| word_of(number)).collect();
+                assert!(lists.push_words(KIND, &words, ZERO));
+                stack.extend(numbers);
+            }
+            5 => {
+                let (mut words, place) = ([7; 66], stack.len().saturating_sub(1 + random(&mut seed) % n));
+                // Now and then somebody has one of them.
+                let taken = stack.get(place).copied().filter(|_| turn % 3 == 0);
+                let state = |state: FrameState| state.as_byte();
+                taken.inspect(|&taken| states[taken as usize] = state(FrameState::raw(Order::ZERO)));
+                // SAFETY: `states` has a byte for every number.
+                let has_all = unsafe { lists.pop_words(KIND, &mut words[1..=n], ZERO, states.as_ptr()) };
+                taken.inspect(|&taken| states[taken as usize] = state(FrameState::SAFE));
+                assert_eq!(has_all, stack.len() >= n && taken.is_none(), "turn {turn}");
+                if has_all {
+                    let popped = stack.split_off(stack.len() - n);
+                    assert!(
+                        popped.iter().map(|&number| word_of(number)).eq(words[1..=n].iter().copied()),
+                        "turn {turn}"
+                    );
+                }
+                assert!(words[0] == 7 && words[n + 1..].iter().all(|&word| word == 7), "turn {turn}: beyond {n} words");
+            }
             _ => {
                 let has_all = lists.pop_all(KIND, n, &mut batch);
                 assert_eq!(has_all, stack.len() >= n, "turn {turn}");
@@ -57,6 +83,13 @@ fn is_a_stack(lists: &PerCpu) {
         }
     }
     assert!(missed > turns / 200, "lists had too few {missed} times");
+}
+
+/// Where number 0 would be: below 0, as for an arena whose numbers begin above its address.
+const ZERO: usize = 0x4000_usize.wrapping_sub(1 << 30);
+
+fn word_of(number: u32) -> usize {
+    ZERO.wrapping_add((number as usize) << PAGE_SHIFT)
 }
 
 /// Binds this thread to the CPU that it is on.

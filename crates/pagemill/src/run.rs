@@ -114,7 +114,7 @@ pub fn free_pages_bulk_runs<T: Owned>(runs: &mut Vec<Run<T>>) -> usize {
             }
         }
         // SAFETY: as many are initialised.
-        let words = unsafe { words[..n].assume_init_mut() };
+        let words = unsafe { core::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<usize>(), n) };
         // What is refused is reported on its way; owned runs cannot be.
         free_words::<false>(words, &mut None);
     }

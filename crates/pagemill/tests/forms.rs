@@ -3,7 +3,7 @@
 use crate::common::{backends, system_page};
 use pagemill::{
     Allocator, Block, BlockList, Bulk, Error, Exhausted, Faults, Filled, Gfp, Invalid, Memory, Order, PAGE_SIZE, Page,
-    PageList, Run, Shortfall, Why, free_pages_bulk,
+    PageList, Run, Shortfall, Why, free_pages_bulk, free_pages_bulk_raw, free_pages_bulk_runs, free_raw,
 };
 use std::collections::HashSet;
 
@@ -235,6 +235,88 @@ fn runs_are_merged_and_cover_the_pages() {
         let n = run.len();
         assert_eq!(run.into_pages().inspect(|page| assert_eq!(page[0], 1)).count(), n);
         drop(runs);
+        assert_all_back(allocator);
+    }
+}
+
+#[test]
+fn an_array_of_raw_pointers_is_filled_in_its_null_slots_alone() {
+    let somebodys = &raw const ODD as *mut u8;
+    for allocator in allocators(1024) {
+        drop(allocator.alloc_page(Gfp::KERNEL).unwrap()); // The list has pages.
+        for n in [1, 2, 3, 7, 8, 9, 31, 32, 63, 64, 65, 130] {
+            // Empty, with others among them, and full; twice, since the first pages were never handed out before.
+            for kept in [0, 0, 1, n / 2, n] {
+                let mut slots = vec![std::ptr::null_mut(); n + 1];
+                slots[..n].rotate_left(kept);
+                slots[..kept].fill(somebodys);
+                let filled = allocator.alloc_pages_bulk_array_raw(Bulk::up_to(n), &mut slots).unwrap();
+                assert_eq!(filled, Filled { added: n - kept, occupied: n, first_hole: n, shortfall: None });
+                assert!(slots[..kept].iter().all(|&slot| slot == somebodys) && slots[n].is_null());
+                let fresh = &mut slots[kept..n];
+                let addrs: HashSet<usize> = fresh.iter().map(|page| page.addr()).collect();
+                assert!(addrs.len() == n - kept && addrs.iter().all(|addr| addr.is_multiple_of(PAGE_SIZE)));
+                // SAFETY: they are ours, and each is freed once: the second call is misuse, on purpose.
+                unsafe {
+                    let again = fresh.first().copied();
+                    assert_eq!(free_pages_bulk_raw(fresh, Order::ZERO), Ok(n - kept), "{n} slots, {kept} kept");
+                    again.inspect(|&page| _ = free_raw(page, Order::ZERO).unwrap_err());
+                }
+                assert!(slots[kept..n].iter().all(|slot| slot.is_null()));
+            }
+        }
+    }
+}
+
+static ODD: u8 = 0;
+
+#[test]
+fn an_array_of_raw_pointers_is_filled_whole_or_left_as_it_was() {
+    let order = Order::new(3).unwrap();
+    for allocator in allocators(64) {
+        let mut slots = [std::ptr::null_mut(); 10];
+        slots[4] = &raw const ODD as *mut u8;
+        let before = slots;
+        // Eight blocks there are, and nine are missing.
+        let error = allocator.alloc_pages_bulk_array_raw(Bulk::exact(10).order(order), &mut slots).unwrap_err();
+        assert!(matches!(error, Error::Invalid(Invalid::MoreThanManaged { .. }) | Error::Exhausted(_)), "{error}");
+        assert_eq!(slots, before);
+        let error = allocator.alloc_pages_bulk_array_raw(Bulk::up_to(11), &mut slots).unwrap_err();
+        assert!(matches!(error, Error::Invalid(Invalid::ArrayTooShort { slots: 10, count: 11 })), "{error}");
+        let filled = allocator.alloc_pages_bulk_array_raw(Bulk::at_least(9, 10).order(order), &mut slots).unwrap();
+        assert_eq!((filled.added, filled.occupied, filled.first_hole), (8, 9, 9));
+        assert_eq!(filled.shortfall.unwrap().missing, 1);
+        slots[4] = std::ptr::null_mut();
+        // SAFETY: they are ours.
+        unsafe {
+            assert_eq!(free_pages_bulk_raw(&mut slots, Order::ZERO).unwrap_err().0, 0, "of another order");
+            assert_eq!(free_pages_bulk_raw(&mut slots, order), Ok(8));
+        }
+    }
+}
+
+#[test]
+fn runs_of_any_length_are_freed_in_bulk() {
+    for allocator in allocators(1024) {
+        let mut runs: Vec<Run<Page>> = Vec::new();
+        let taken = Bulk::exact(300);
+        allocator.alloc_pages_bulk_runs(taken, &mut runs).unwrap();
+        // Each second page alone, so that runs of one page and of many take turns.
+        let mut slots = empty(200);
+        allocator.alloc_pages_bulk_array(Bulk::exact(200), &mut slots).unwrap();
+        let (kept, freed): (Vec<Page>, Vec<Page>) =
+            slots.into_iter().flatten().partition(|page| page.addr() & PAGE_SIZE == 0);
+        drop(freed);
+        allocator.alloc_pages_bulk_runs(Bulk::exact(100), &mut runs).unwrap();
+        let pages: usize = runs.iter().map(Run::len).sum();
+        assert_eq!((pages, free_pages_bulk_runs(&mut runs), runs.len()), (400, 400, 0));
+        assert_eq!(free_pages_bulk_runs(&mut runs), 0);
+        drop(kept);
+        assert_all_back(allocator);
+        let allocator = Allocator::builder().memory(Memory::anonymous(1024)).build().unwrap();
+        let mut blocks: Vec<Run<Block>> = Vec::new();
+        allocator.alloc_pages_bulk_runs(Bulk::exact(5).order(Order::new(2).unwrap()), &mut blocks).unwrap();
+        assert_eq!(free_pages_bulk_runs(&mut blocks), 5);
         assert_all_back(allocator);
     }
 }

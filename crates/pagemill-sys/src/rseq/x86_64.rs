@@ -4,12 +4,15 @@
 //! SSE encodings, which leave the upper halves of the registers alone. x86-64's loads are ordered, so that reading
 //! `held` before the word needs no fence.
 use super::{CPU_SHIFT, HELD, LIMIT, Lists, RESTARTS};
-use crate::batch::FEW;
 use crate::lists::ITEMS;
 use crate::words::is_wide;
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 use pagemill_core::{FrameState, PAGE_SHIFT};
+
+/// Fewer numbers than this are copied one by one: a vector read of what was just written singly, or the other way round, waits for
+/// the store to reach the cache (about 5 ns).
+const FEW: usize = 8;
 
 /// Enters a section, finds the list of the CPU in `{l}` and leaves (by 7 unless said) if it is held or the thread has no CPU.
 macro_rules! enter {
