@@ -202,18 +202,6 @@ impl List {
         Some(())
     }
 
-    /// Portable: [`PerCpu::pop_words`].
-    #[inline]
-    fn try_pop_words(&self, words: &mut [usize], zero: usize, state: impl Fn(u32) -> u8) -> bool {
-        self.try_hold().is_some_and(|held| held.pop_words(words, zero, state))
-    }
-
-    /// Portable: [`PerCpu::push_words`].
-    #[inline]
-    fn try_push_words(&self, words: &[usize], zero: usize) -> bool {
-        self.try_hold().is_some_and(|held| held.push_words(words, zero))
-    }
-
     /// Portable: pushes all of `pfns`, or none if they do not fit or somebody is at the list.
     #[inline]
     pub fn try_push_n(&self, pfns: &[u32]) -> bool {
@@ -539,9 +527,11 @@ impl PerCpu {
             Backend::Rseq => unsafe {
                 rseq::pop_words(self.sections(mobility), words.as_mut_ptr(), words.len(), zero, states)
             },
-            Backend::Portable => self.list_here(mobility).try_pop_words(words, zero, |pfn| {
+            Backend::Portable => self.list_here(mobility).try_hold().is_some_and(|held| {
                 // SAFETY: as the caller promises.
-                unsafe { AtomicU8::from_ptr(states.cast_mut().wrapping_add(pfn as usize)) }.load(Relaxed)
+                held.pop_words(words, zero, |pfn| unsafe {
+                    AtomicU8::from_ptr(states.cast_mut().wrapping_add(pfn as usize)).load(Relaxed)
+                })
             }),
         }
     }
@@ -555,7 +545,7 @@ impl PerCpu {
         match self.backend {
             // SAFETY: as in `pop`; the section reads the words and no more.
             Backend::Rseq => unsafe { rseq::push_words(self.sections(mobility), words.as_ptr(), words.len(), zero) },
-            Backend::Portable => self.list_here(mobility).try_push_words(words, zero),
+            Backend::Portable => self.list_here(mobility).try_hold().is_some_and(|held| held.push_words(words, zero)),
         }
     }
 
