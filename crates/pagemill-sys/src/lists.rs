@@ -223,6 +223,24 @@ struct Held<'l> {
 }
 
 impl Held<'_> {
+    /// Pops one, for a caller; `NONE` if there is none.
+    #[inline]
+    fn pop(&self) -> u32 {
+        let word = self.list.word.load(Relaxed);
+        let top = (word & TOP) as usize;
+        if top == 0 {
+            return NONE;
+        }
+        let pfn = self.list.items.0[top - 1].load(Relaxed);
+        self.list.word.store(word - 1 + (1 << POPPED_SHIFT), Relaxed);
+        pfn
+    }
+
+    #[inline]
+    fn push(&self, pfn: u32) -> bool {
+        self.push_each(&[pfn], |&pfn| pfn)
+    }
+
     /// Pops up to `want`; `counted` is 1 if a caller takes them, 0 if they go to the zone.
     #[inline]
     fn pop_n(&self, want: usize, batch: &mut Batch, counted: u64) {
@@ -314,8 +332,9 @@ pub struct PerCpu {
     backend: Backend,
     /// From the thread pointer to the thread's rseq area.
     rseq_offset: isize,
-    /// The portable backend's CPU number.
+    /// The portable backend's CPU number; it is the system's, which the thread's rseq area has as well.
     cpu_of: fn() -> usize,
+    is_in_area: bool,
     _map: Mapping,
 }
 
@@ -365,7 +384,10 @@ impl PerCpu {
             bytes,
             errno: errno.0,
         })?;
-        Ok(Self { base: map.as_ptr(), cpus: cpus as u32, backend, rseq_offset: rseq::area_offset(), cpu_of, _map: map })
+        let rseq_offset = rseq::area_offset();
+        // Were it taken for another function than it is, that would be asked: slower, and no less right.
+        let is_in_area = rseq_offset != 0 && core::ptr::fn_addr_eq(cpu_of, crate::current_cpu as fn() -> usize);
+        Ok(Self { base: map.as_ptr(), cpus: cpus as u32, backend, rseq_offset, cpu_of, is_in_area, _map: map })
     }
 
     /// Lists for the same CPUs, empty; errors are the same.
@@ -410,14 +432,16 @@ impl PerCpu {
     #[inline]
     pub fn here(&self) -> CpuId {
         let cpu = match self.backend {
-            Backend::Rseq => rseq::cpu(self.rseq_offset),
-            Backend::Portable => (self.cpu_of)() as u32,
+            Backend::Portable if !self.is_in_area => (self.cpu_of)() as u32,
+            _ => rseq::cpu(self.rseq_offset),
         };
         CpuId::new(if cpu < self.cpus { cpu } else { cpu % self.cpus })
     }
     /// This CPU's list of that mobility.
+    #[inline]
     pub fn list_here(&self, mobility: Mobility) -> &List {
-        &self.cpu(self.here()).lists[mobility.index()]
+        // SAFETY: as in `cpu`; `here` names a CPU that has lists.
+        unsafe { &(*self.base.add(self.here().get())).lists[mobility.index()] }
     }
 
     /// Where a section finds CPU 0's list of that mobility.
@@ -445,9 +469,7 @@ impl PerCpu {
 
     #[inline(never)]
     fn pop_portable(&self, mobility: Mobility) -> u32 {
-        let mut one = Batch::new();
-        self.list_here(mobility).try_pop_n(1, &mut one);
-        one.as_slice().first().copied().unwrap_or(NONE)
+        self.list_here(mobility).try_hold().map_or(NONE, |held| held.pop())
     }
 
     /// Takes up to `want` frames, at most a batch's worth, into `batch`, which must be empty. They come in the order
@@ -495,7 +517,7 @@ impl PerCpu {
 
     #[inline(never)]
     fn push_portable(&self, mobility: Mobility, pfn: u32) -> bool {
-        self.list_here(mobility).try_push_n(&[pfn])
+        self.list_here(mobility).try_hold().is_some_and(|held| held.push(pfn))
     }
 
     /// Returns the frames in `range`, at most a batch's worth: all, or none if they do not fit or the list is held.
