@@ -101,18 +101,23 @@ pub(crate) fn lowest(word: u64, n: u32) -> u64 {
     word ^ rest
 }
 
+/// Bit i of entry k: position i is a multiple of 2^k.
+const STARTS: [u64; 7] = [
+    !0,
+    0x5555_5555_5555_5555,
+    0x1111_1111_1111_1111,
+    0x0101_0101_0101_0101,
+    0x0001_0001_0001_0001,
+    0x0000_0001_0000_0001,
+    1,
+];
+
 /// The positions in `word` where 2^order set bits begin, aligned to their number; order 0 to 6.
+#[inline]
 pub(crate) fn aligned_runs(word: u64, order: u8) -> u64 {
-    /// Bit i of entry k: position i is a multiple of 2^k.
-    const STARTS: [u64; 7] = [
-        !0,
-        0x5555_5555_5555_5555,
-        0x1111_1111_1111_1111,
-        0x0101_0101_0101_0101,
-        0x0001_0001_0001_0001,
-        0x0000_0001_0000_0001,
-        1,
-    ];
+    if word == !0 {
+        return STARTS[usize::from(order)]; // As where whole pageblocks are free.
+    }
     let mut runs = word;
     for half in 0..order {
         runs &= runs >> (1 << half);
@@ -125,20 +130,32 @@ pub(crate) const fn run_mask(order: u8) -> u64 {
     if order >= 6 { !0 } else { (1 << (1 << order)) - 1 }
 }
 
-/// Where in `word` a block of this order is best taken: where it breaks no larger one, else the lowest.
-pub(crate) fn best_run(word: u64, order: u8) -> Option<u32> {
+/// Where in `word` up to `n` blocks of this order are best taken: first where they break no larger one, then the lowest.
+#[inline]
+pub(crate) fn best_runs(word: u64, order: u8, n: u32) -> u64 {
     let runs = aligned_runs(word, order);
-    if runs == 0 {
-        return None;
-    }
     let unbroken = if order < 6 {
-        let larger = aligned_runs(word, order + 1);
+        let larger = runs & (runs >> (1 << order)) & STARTS[usize::from(order) + 1];
         larger | larger << (1 << order)
     } else {
         0
     };
     let cheap = runs & !unbroken;
-    Some(if cheap != 0 { cheap.trailing_zeros() } else { runs.trailing_zeros() })
+    match n {
+        1 if cheap != 0 => cheap & cheap.wrapping_neg(),
+        1 => runs & runs.wrapping_neg(),
+        // As many as a word can have.
+        _ if n >= 64 >> order => runs,
+        _ => {
+            let cheap = lowest(cheap, n);
+            cheap | lowest(runs & unbroken, n - cheap.count_ones())
+        }
+    }
+}
+
+/// The bits of all blocks of this order that begin at these positions.
+pub(crate) const fn bits_of_runs(runs: u64, order: u8) -> u64 {
+    runs.wrapping_mul(run_mask(order)) // None overlaps another one, so nothing is carried.
 }
 
 #[cfg(test)]
@@ -163,8 +180,19 @@ mod tests {
     #[test]
     fn the_best_run_breaks_no_larger_one() {
         // Bits 0-3 are a free order 2; bit 6 alone is a free order 0.
-        assert_eq!(best_run(0b0100_1111, 0), Some(6));
-        assert_eq!(best_run(0b0000_1111, 0), Some(0));
-        assert_eq!(best_run(0, 0), None);
+        assert_eq!(best_runs(0b0100_1111, 0, 1), 1 << 6);
+        assert_eq!(best_runs(0b0100_1111, 0, 3), 0b0100_0011);
+        assert_eq!(best_runs(0b0000_1111, 0, 1), 1);
+        assert_eq!(best_runs(0b1111_0011, 1, 2), 0b0001_0001);
+        assert_eq!(best_runs(0b1111_0011, 1, 9), 0b0101_0001);
+        assert_eq!(best_runs(0, 0, 1), 0);
+    }
+
+    #[test]
+    fn runs_have_the_bits_of_their_blocks() {
+        assert_eq!(bits_of_runs(0b0101_0001, 1), 0b1111_0011);
+        assert_eq!(bits_of_runs(1, 6), !0);
+        assert_eq!(bits_of_runs(0x0001_0001, 4), 0xffff_ffff);
+        assert_eq!(bits_of_runs(0, 3), 0);
     }
 }

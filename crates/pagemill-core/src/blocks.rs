@@ -2,7 +2,7 @@
 //!
 //! Orders 0 to 8 lie within a pageblock: a run of bits, reserved by the count as single frames are (I1). Orders 9 and up
 //! are whole pageblocks, whose bits stay set and whose entry says so (I3). See [`crate::zone`] for the invariants.
-use crate::area::{BLOCK_WORDS, Entry, aligned_runs, best_run, run_mask};
+use crate::area::{BLOCK_WORDS, Entry, aligned_runs, best_runs, bits_of_runs, run_mask};
 use crate::error::MisuseKind;
 use crate::index::{Class, UNUSED};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -32,48 +32,116 @@ impl Zone<'_> {
         pfn
     }
 
-    /// Orders 0 to 8: within one pageblock.
-    fn alloc_small(&self, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
+    /// Takes up to `want` blocks of `order`, 8 at most, from pageblocks of `mobility`, or unused ones, as long as `floor` frames stay
+    /// free. Blocks of one word are taken together: `emit` gets its first frame and a bit for each block's first one. Returns how many.
+    ///
+    /// ```
+    /// # use pagemill_core::{Mobility, Order, Pfn, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};
+    /// # let need = ZoneMetadata::for_frames(512);
+    /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
+    /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
+    /// let zone = Zone::new(Pfn::new(0), 512, &bits, &areas).unwrap();
+    /// let mut words = Vec::new();
+    /// let order = Order::new(4)?;
+    /// assert_eq!(zone.take_blocks(order, 5, Mobility::Unmovable, 0, &mut |first, blocks| words.push((first, blocks))), 5);
+    /// assert_eq!(words, [(Pfn::new(0), 0x0001_0001_0001_0001), (Pfn::new(64), 1)]);
+    /// # Ok::<(), pagemill_core::Error>(())
+    /// ```
+    pub fn take_blocks(
+        &self,
+        order: Order,
+        want: usize,
+        mobility: Mobility,
+        floor: u32,
+        emit: &mut impl FnMut(Pfn, u64),
+    ) -> usize {
+        let frames = order.frames() as usize;
+        let most = want.min(self.managed_frames() as usize / frames);
+        let Some(claim) = self.claim(most * frames, floor) else { return 0 };
+        let taken = self.take_small(order, (claim.frames / frames) as u32, Some(mobility), emit);
+        self.settle(claim, taken as usize * frames);
+        taken as usize
+    }
+
+    /// Orders 0 to 8: within pageblocks.
+    fn take_small(&self, order: Order, want: u32, mobility: Option<Mobility>, emit: &mut impl FnMut(Pfn, u64)) -> u32 {
+        let mut left = want;
         for class in mobility.into_iter().flat_map(|wanted| Class::best_fit(wanted, order.frames()).chain([UNUSED])) {
             let mut from = 0;
-            while let Some(block) = self.index.next(class, from) {
+            while left > 0
+                && let Some(block) = self.index.next(class, from)
+            {
                 from = block + 1;
-                if let Some(pfn) = self.alloc_in(block, order, mobility) {
-                    return Some(pfn);
-                }
+                left -= self.take_in(block, order, left, mobility, emit);
             }
         }
         // What CPUs are bound to, and what the index may have lost: everything, before "exhausted".
-        (0..self.areas.len()).find_map(|block| self.alloc_in(block, order, mobility))
+        let mut blocks = 0..self.areas.len();
+        while left > 0
+            && let Some(block) = blocks.next()
+        {
+            left -= self.take_in(block, order, left, mobility, emit);
+        }
+        want - left
     }
 
-    /// Has the pageblock a run of this order, 8 at most?
-    fn has_run(&self, block: usize, order: Order) -> bool {
+    /// One block of order 0 to 8.
+    fn alloc_small(&self, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
+        let mut found = None;
+        self.take_small(order, 1, mobility, &mut |first, run| found = Some(first.offset(run.trailing_zeros())));
+        found
+    }
+
+    /// The first words of the pageblock, as many as a block of this order has, 8 at most, that have a run of it.
+    fn first_with_run(&self, block: usize, order: Order) -> Option<usize> {
         let (span, in_word) = ((order.frames() as usize).div_ceil(64), order.get().min(6));
         let is_run = |group: &[AtomicU64]| group.iter().all(|word| aligned_runs(word.load(Relaxed), in_word) != 0);
-        self.words_of(block).chunks(span).any(is_run)
+        self.words_of(block).chunks(span).position(is_run)
     }
 
-    fn alloc_in(&self, block: usize, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
-        if self.is_withheld(block) { None } else { self.run_of(block, order, mobility) }
+    fn take_in(
+        &self,
+        block: usize,
+        order: Order,
+        want: u32,
+        mobility: Option<Mobility>,
+        emit: &mut impl FnMut(Pfn, u64),
+    ) -> u32 {
+        if self.is_withheld(block) { 0 } else { self.take_runs(block, order, want, mobility, emit) }
     }
 
-    fn run_of(&self, block: usize, order: Order, mobility: Option<Mobility>) -> Option<Pfn> {
-        let words = self.words_of(block);
-        let span = (order.frames() as usize).div_ceil(64);
-        let in_word = order.get().min(6);
+    /// Up to `want` blocks of one pageblock, or none if it is of another mobility than the one that is asked for.
+    fn take_runs(
+        &self,
+        block: usize,
+        order: Order,
+        want: u32,
+        mobility: Option<Mobility>,
+        emit: &mut impl FnMut(Pfn, u64),
+    ) -> u32 {
+        let (frames, in_word) = (order.frames(), order.get().min(6));
         // Look before reserving: most blocks of a fragmented zone have no run of this order.
-        if !self.has_run(block, order) || self.reserve(block, order.frames(), order.frames(), mobility) == 0 {
-            return None;
+        let Some(first) = self.first_with_run(block, order) else { return 0 };
+        let reserved = self.reserve(block, frames, want.saturating_mul(frames), mobility);
+        let most = reserved / frames;
+        let mut left = most;
+        let span = (frames as usize).div_ceil(64);
+        for (i, group) in self.words_of(block).chunks(span).enumerate().skip(first) {
+            if left == 0 {
+                break;
+            }
+            let runs = claim_runs(group, in_word, left);
+            if runs != 0 {
+                emit(self.first_of_word(block * BLOCK_WORDS + i * span), runs);
+                left -= if in_word == 6 { 1 } else { runs.count_ones() };
+            }
         }
-        let found = words.chunks(span).enumerate().find_map(|(i, group)| {
-            let bit = claim_run(group, in_word)?;
-            Some(self.first_of_word(block * BLOCK_WORDS + i * span).offset(bit))
-        });
-        if found.is_none() {
-            self.raise(block, order.frames());
+        // What is no whole block, and what others took first or has no run.
+        let surplus = reserved - (most - left) * frames;
+        if surplus > 0 {
+            self.raise(block, surplus);
         }
-        found
+        most - left
     }
 
     /// Orders 9 and up: whole pageblocks.
@@ -154,7 +222,12 @@ impl Zone<'_> {
                 let is_taken = self.claim_whole(block, Entry::whole(order, mobility));
                 is_taken.then(|| self.first_of_word(block * BLOCK_WORDS))
             }
-            _ => self.run_of(block, order, None),
+            _ => {
+                let mut found = None;
+                let mut emit = |first: Pfn, run: u64| found = Some(first.offset(run.trailing_zeros()));
+                self.take_runs(block, order, 1, None, &mut emit);
+                found
+            }
         };
         self.settle(claim, if pfn.is_some() { frames } else { 0 });
         pfn
@@ -284,15 +357,19 @@ impl Zone<'_> {
     }
 }
 
-/// Clears one run of 2^in_word bits in `group`'s only word, or all words of a larger group. Returns the first bit.
-fn claim_run(group: &[AtomicU64], in_word: u8) -> Option<u32> {
+/// Clears up to `most` runs of 2^in_word bits in `group`'s only word, or all words of a larger group. Returns where those begin.
+#[inline]
+fn claim_runs(group: &[AtomicU64], in_word: u8, most: u32) -> u64 {
     if let [word] = group {
         let mut bits = word.load(Relaxed);
         loop {
-            let bit = best_run(bits, in_word)?;
+            let runs = best_runs(bits, in_word, most);
+            if runs == 0 {
+                return 0;
+            }
             // AcqRel as in `take_from`.
-            match word.compare_exchange_weak(bits, bits & !(run_mask(in_word) << bit), AcqRel, Relaxed) {
-                Ok(_) => return Some(bit),
+            match word.compare_exchange_weak(bits, bits & !bits_of_runs(runs, in_word), AcqRel, Relaxed) {
+                Ok(_) => return runs,
                 Err(now) => bits = now,
             }
         }
@@ -301,10 +378,10 @@ fn claim_run(group: &[AtomicU64], in_word: u8) -> Option<u32> {
         if word.compare_exchange(!0, 0, AcqRel, Relaxed).is_err() {
             // Release as in `set_bits`: whoever takes these again sees what was written before.
             group[..i].iter().for_each(|word| word.store(!0, Release));
-            return None;
+            return 0;
         }
     }
-    Some(0)
+    1
 }
 
 #[cfg(all(test, not(loom)))]

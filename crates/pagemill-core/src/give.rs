@@ -86,6 +86,9 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
     fn give_bits(&mut self, word: usize, mask: u64) {
         let slot = word % SLOTS;
         if self.words[slot] != word as u32 + 1 {
+            if mask == !0 {
+                return self.put(word, mask); // No other bits of it will come.
+            }
             self.write(slot);
             self.words[slot] = word as u32 + 1;
         }
@@ -107,11 +110,16 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
     fn write(&mut self, slot: usize) {
         let Some(word) = (self.words[slot] as usize).checked_sub(1) else { return };
         let mask = core::mem::take(&mut self.masks[slot]);
+        self.put(word, mask);
+    }
+
+    /// Sets bits of one word, and counts them.
+    fn put(&mut self, word: usize, mask: u64) {
         let doubles = self.zone.set_bits(word, mask);
         if doubles != 0 {
             self.note_doubles(word, doubles);
         }
-        let frames = (mask & !doubles).count_ones();
+        let frames = if mask & !doubles == !0 { 64 } else { (mask & !doubles).count_ones() };
         self.given.frames += frames as usize;
         let block = word / BLOCK_WORDS;
         let place = block % self.counts.len();

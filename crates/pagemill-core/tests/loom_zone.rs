@@ -135,6 +135,22 @@ impl Model {
         Some((block, order))
     }
 
+    /// Up to `want` blocks at once.
+    fn alloc_many(&self, order: u8, want: usize) -> Vec<(Pfn, Order)> {
+        let order = Order::new(order).unwrap();
+        let mut blocks = Vec::new();
+        let mut emit = |first: Pfn, runs: u64| {
+            blocks.extend((0..64).filter(|bit| runs >> bit & 1 == 1).map(|bit| (first.offset(bit), order)));
+        };
+        assert_eq!(self.zone().take_blocks(order, want, KIND, 0, &mut emit), blocks.len());
+        for (block, order) in &blocks {
+            assert!(block.is_aligned_to(*order), "{block} is not aligned to order {order:?}");
+            self.own(block.as_u32()..block.as_u32() + order.frames());
+            self.served.lock().unwrap().push(order.get());
+        }
+        blocks
+    }
+
     /// What was served, if it was.
     fn own_some(&self, block: Option<(Pfn, u32)>) {
         let Some((block, frames)) = block else { return };
@@ -350,6 +366,45 @@ fn two_blocks_and_a_frame_in_one_word() {
                 |model| {
                     model.alloc(1);
                 },
+                |model| {
+                    model.take(1);
+                },
+            ],
+        )
+    });
+}
+
+#[test]
+fn blocks_of_one_word_taken_together_and_freed() {
+    // Six free: three blocks of order 1, for two that want two each, of which one gives back what it got.
+    explore(2, || {
+        (
+            nearly_empty(70, 6),
+            vec![
+                |model| {
+                    model.alloc_many(1, 2);
+                },
+                |model| {
+                    let blocks = model.alloc_many(1, 2);
+                    blocks.into_iter().for_each(|block| model.free(block));
+                },
+            ],
+        )
+    });
+}
+
+#[test]
+fn blocks_of_two_words_taken_together_while_frames_come_back() {
+    explore(2, || {
+        let model = Model::new(512);
+        model.take(510 - 256);
+        (
+            model,
+            vec![
+                |model| {
+                    model.alloc_many(7, 2);
+                },
+                |model| model.give(&[0, 1]),
                 |model| {
                     model.take(1);
                 },

@@ -2,8 +2,10 @@
 //!
 //! What a handle owned needs no check: that it is freed once is what its type says. A raw pointer must be that of a block that
 //! was made raw, with its order (C2.4). `RAW` tells the two apart.
+mod blocks;
 mod large;
 
+pub(crate) use blocks::Blocks;
 pub(crate) use large::Large;
 
 use crate::allocator::Inner;
@@ -246,6 +248,14 @@ fn free_others<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse
     while at < words.len() {
         if words[at] == 0 {
             at += 1;
+        } else if !words[at].is_multiple_of(PAGE_SIZE) {
+            let order = order_of_word(words[at]);
+            let blocks = blocks::return_blocks::<RAW>(words, &mut at, order);
+            freed += blocks;
+            if blocks == 0 {
+                freed += usize::from(free_slot_slow::<RAW>(&mut words[at], misused));
+                at += 1;
+            }
         } else if words.len() - at > 1
             && let Some((arena, mobility)) = page_of(words[at])
         {
@@ -289,6 +299,12 @@ pub(crate) fn finish<const N: usize>(inner: &Inner, giving: &mut Giving<'_, '_, 
 pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
     let mut at = addr;
     let end = addr + n * order.bytes();
+    if let Some(mut blocks) = Blocks::<false>::new(addr, order) {
+        while at < end && blocks.give_at(at) {
+            at += order.bytes();
+        }
+        blocks.end();
+    }
     while at < end {
         let page = if order == Order::ZERO { page_of(at) } else { None };
         let next = match page {
@@ -345,7 +361,16 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
     if order == Order::ZERO && words.iter().all(|addr| addr.is_multiple_of(PAGE_SIZE)) {
         freed += free_others::<true>(words, &mut misused);
     } else {
-        for addr in words.iter_mut().filter(|addr| **addr != 0) {
+        let mut at = 0;
+        while at < words.len() {
+            if order > Order::ZERO && words[at] != 0 {
+                freed += blocks::return_blocks::<true>(words, &mut at, order);
+            }
+            let Some(addr) = words.get_mut(at) else { break };
+            at += 1;
+            if *addr == 0 {
+                continue;
+            }
             let ptr = core::ptr::with_exposed_provenance_mut(*addr);
             // SAFETY: the caller's promise.
             match unsafe { free_raw(ptr, order) } {

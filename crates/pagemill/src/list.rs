@@ -1,7 +1,7 @@
 //! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
 //! are not touched, and joining two lists costs nothing.
 use crate::arena::Arena;
-use crate::free::{Collect, Large, Segment, free_page, free_word, page_of};
+use crate::free::{Blocks, Collect, Large, Segment, free_page, free_word, page_of};
 use crate::handle::{Block, Owned, Page, addr_of_word, order_of_word};
 use crate::registry;
 use core::marker::PhantomData;
@@ -242,7 +242,13 @@ impl<T: Owned> List<T> {
                     self.return_segment(arena, &mut segment);
                     last = segment.end();
                 }
-                None => last = 0,
+                None => {
+                    let addr = arena.addr_of(self.head);
+                    last = Blocks::<false>::new(addr, self.order).map_or(0, |mut blocks| {
+                        self.return_segment(arena, &mut blocks);
+                        blocks.end()
+                    });
+                }
             }
             if last == 0 {
                 self.pop_word();

@@ -56,7 +56,10 @@ impl Allocator {
             return self.alloc_page(gfp).map(Block::from);
         }
         let nodes = self.nodes();
-        let addr = nodes.alloc_block(&Ask::plain(nodes, gfp, order), || self.weak())?;
+        let addr = match nodes.here().and_then(|inner| inner.take_block_at_once(gfp, order)) {
+            Some(addr) => addr,
+            None => nodes.alloc_block(&Ask::plain(nodes, gfp, order), || self.weak())?,
+        };
         // SAFETY: the block is marked as handed out: nobody else has it.
         Ok(unsafe { Block::from_word(addr | usize::from(order.get())) })
     }
@@ -302,7 +305,43 @@ impl Inner {
         let floor = self.floor(gfp, level);
         let withheld = self.take_withheld(gfp, order, floor);
         let pfn = withheld.or_else(|| self.zone.alloc_block(order, gfp.mobility(), floor))?;
-        self.prepare_block(pfn.as_u32(), gfp, order)
+        self.prepare_one_block(pfn.as_u32(), gfp, order)
+    }
+
+    /// The usual case, where nobody waits and memory above the low mark serves the request: the block's address.
+    fn take_block_at_once(&self, gfp: Gfp, order: Order) -> Option<usize> {
+        // Faults are injected on the general way, once at each acquisition.
+        if !gfp.is_plain() || self.nodes.waits.is_awaited() || self.nodes.faults.get().is_some() {
+            return None;
+        }
+        let pfn = self.take_block(gfp, order, Level::Low)?;
+        self.shut_lists_below_low();
+        Some(self.arena.addr_of(pfn))
+    }
+
+    /// Up to `want` blocks of an order below a pageblock's from pageblocks of the request's mobility, marked as handed out, zeroed if
+    /// asked for, into `batch`, which is empty and has room. False: a fault is injected.
+    pub(crate) fn take_blocks(&self, gfp: Gfp, order: Order, level: Level, want: usize, batch: &mut Batch) -> bool {
+        if self.is_refused_by_fault(gfp) {
+            return false;
+        }
+        let mut emit = |first: Pfn, mut blocks: u64| {
+            while blocks != 0 {
+                batch.push(first.as_u32() + blocks.trailing_zeros());
+                blocks &= blocks - 1;
+            }
+        };
+        self.zone.take_blocks(order, want, gfp.mobility(), self.floor(gfp, level), &mut emit);
+        let mut kept = 0;
+        for at in 0..batch.len() {
+            if let Some(pfn) = self.prepare_block(batch.as_slice()[at], gfp, order) {
+                batch.as_mut_slice()[kept] = pfn;
+                kept += 1;
+            }
+        }
+        batch.truncate(kept);
+        self.count_blocks_out(kept, order);
+        true
     }
 
     /// A block above order 0 from a pageblock of another mobility.
@@ -312,7 +351,19 @@ impl Inner {
         }
         let pfn = self.zone.steal_block(order, self.floor(gfp, level))?;
         self.stats_here().steals.fetch_add(u64::from(order.frames()), Relaxed);
-        self.prepare_block(pfn.as_u32(), gfp, order)
+        self.prepare_one_block(pfn.as_u32(), gfp, order)
+    }
+
+    fn prepare_one_block(&self, pfn: u32, gfp: Gfp, order: Order) -> Option<u32> {
+        let pfn = self.prepare_block(pfn, gfp, order)?;
+        self.count_blocks_out(1, order);
+        Some(pfn)
+    }
+
+    fn count_blocks_out(&self, blocks: usize, order: Order) {
+        let stats = self.stats_here();
+        stats.blocks_out.fetch_add(blocks as u64, Relaxed);
+        stats.block_pages_out.fetch_add(blocks as u64 * u64::from(order.frames()), Relaxed);
     }
 
     fn prepare_block(&self, pfn: u32, gfp: Gfp, order: Order) -> Option<u32> {
@@ -322,9 +373,6 @@ impl Inner {
         if let Err(double) = self.arena.hand_out_block(pfn, order) {
             return self.quarantine_block(pfn, order, double);
         }
-        let stats = self.stats_here();
-        stats.blocks_out.fetch_add(1, Relaxed);
-        stats.block_pages_out.fetch_add(u64::from(order.frames()), Relaxed);
         Some(pfn)
     }
 

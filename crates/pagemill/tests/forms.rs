@@ -321,6 +321,46 @@ fn runs_of_any_length_are_freed_in_bulk() {
     }
 }
 
+/// An array with blocks of several orders, pages and holes, of two allocators, in no order.
+#[test]
+fn blocks_of_any_kind_are_freed_in_bulk() {
+    for (one, other) in allocators(8192).zip(allocators(8192)) {
+        let mut slots: Vec<Option<Block>> = Vec::new();
+        for (i, order) in [1, 6, 0, 3, 8, 1, 1, 7, 9, 6, 6, 0, 0, 2, 10].into_iter().cycle().take(60).enumerate() {
+            let from = if i % 7 < 4 { &one } else { &other };
+            slots.push(from.alloc_pages(Gfp::NOWAIT, Order::new(order).unwrap()).ok());
+            slots.push(None);
+        }
+        let blocks = slots.iter().flatten().count();
+        assert!(blocks > 40);
+        (0..slots.len()).for_each(|i| slots.swap(i, i * 31 % 120));
+        assert_eq!(free_pages_bulk(&mut slots), blocks);
+        assert!(slots.iter().all(Option::is_none));
+        let kept = one.alloc_page(Gfp::KERNEL).unwrap();
+        for order in 1..=8 {
+            let order = Order::new(order).unwrap();
+            let mut list = BlockList::new();
+            let taken = one.alloc_pages_bulk_list(Bulk::up_to(70).order(order), &mut list).unwrap().blocks;
+            assert!(taken >= 28 && list.len() == taken); // What 8192 frames have, but for those on lists.
+            assert_eq!(list.clear(), taken);
+            let mut raw = vec![std::ptr::null_mut(); taken];
+            one.alloc_pages_bulk_array_raw(Bulk::exact(taken).order(order), &mut raw).unwrap();
+            // The second one stands there twice, and the last one is a handle's: neither is freed, and both slots stay.
+            raw.push(raw[1]);
+            raw.push(kept.as_ptr().cast_mut());
+            // SAFETY: they are ours, but for the two that are misuse, on purpose.
+            let (freed, _) = unsafe { free_pages_bulk_raw(&mut raw, order) }.unwrap_err();
+            let left: Vec<usize> = (0..raw.len()).filter(|&i| !raw[i].is_null()).collect();
+            assert_eq!((freed, left), (taken, vec![taken, taken + 1]), "{order:?}");
+        }
+        drop(kept);
+        let stats = one.stats();
+        assert_eq!((stats.allocated, stats.misused), (stats.freed, 16));
+        assert_eq!(one.validate().unwrap().handed_out, 0);
+        assert_all_back(other);
+    }
+}
+
 #[test]
 fn a_callback_may_allocate_and_unwind() {
     for allocator in allocators(4096) {

@@ -285,9 +285,14 @@ impl Inner {
         true
     }
 
-    /// A batch of blocks above order 0, taken one by one (C3.11); may there be more?
+    /// A batch of blocks above order 0 (C3.11); may there be more? Whole pageblocks are taken one by one, and so is what the zone
+    /// withholds from others.
     fn batch_of_blocks(&self, ask: &Ask<'_>, left: usize, batch: &mut Batch) -> bool {
-        while batch.len() < left.min(Batch::CAPACITY) {
+        let want = left.min(Batch::CAPACITY);
+        if ask.order < Order::PAGEBLOCK && !self.take_blocks(ask.gfp, ask.order, Level::Low, want, batch) {
+            return false;
+        }
+        while batch.len() < want {
             let Some(pfn) = self.take_block(ask.gfp, ask.order, Level::Low) else { return false };
             batch.push(pfn);
         }
