@@ -47,7 +47,7 @@ pub use sections::Sections;
 pub use sleep::{ForkLock, SLEEP};
 pub use socket::{Polled, poll, send};
 pub use touch::touch_parallel;
-pub use words::{are_empty, are_pages, empty, empty_slots, fill_neighbours, fill_pages, neighbours};
+pub use words::{are_empty, are_pages, empty, empty_slots, fill_neighbours, fill_pages, find_empty, neighbours};
 
 /// An error number of the operating system.
 ///

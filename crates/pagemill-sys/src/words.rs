@@ -15,7 +15,7 @@ const WIDE: usize = 32;
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn is_wide(words: usize) -> bool {
-    words >= WIDE && is_x86_feature_detected!("avx2")
+    words >= WIDE && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("popcnt")
 }
 
 /// Defines a loop over words twice, and a function that calls the one or the other.
@@ -190,6 +190,29 @@ mod x86 {
         (either(halves(bits)), either(halves(left)))
     }
 
+    /// As in the parent module.
+    #[target_feature(enable = "avx2,popcnt")]
+    pub(super) fn find_empty(words: &[usize], masks: &mut [u64]) -> usize {
+        let (chunks, rest) = words.as_chunks::<64>();
+        let mut found = 0;
+        for (words, mask) in chunks.iter().zip(&mut *masks) {
+            let mut bits = 0;
+            for (i, four) in words.as_chunks::<4>().0.iter().enumerate() {
+                // SAFETY: of the four.
+                let four = unsafe { _mm256_loadu_si256(four.as_ptr().cast()) };
+                let are_empty = _mm256_castsi256_pd(_mm256_cmpeq_epi64(four, _mm256_setzero_si256()));
+                bits |= (_mm256_movemask_pd(are_empty) as u64) << (4 * i);
+            }
+            *mask = bits;
+            found += bits.count_ones() as usize;
+        }
+        if let Some(mask) = masks.get_mut(chunks.len()) {
+            *mask = super::empty_slots(rest);
+            found += mask.count_ones() as usize;
+        }
+        found
+    }
+
     /// The bits of both halves.
     #[inline(always)]
     fn either(both: __m128i) -> usize {
@@ -306,6 +329,28 @@ fn empty_in_group(group: &[usize; GROUP]) -> u64 {
     }
 }
 
+/// Which of these words are 0: bit i of mask k for word 64 k + i, and how many those are. There are masks for all.
+///
+/// ```
+/// let (mut words, mut masks) = ([7; 70], [0; 2]);
+/// (words[3], words[69]) = (0, 0);
+/// assert_eq!((pagemill_sys::find_empty(&words, &mut masks), masks), (2, [1 << 3, 1 << 5]));
+/// ```
+#[inline]
+pub fn find_empty(words: &[usize], masks: &mut [u64]) -> usize {
+    debug_assert!(masks.len() * 64 >= words.len());
+    #[cfg(target_arch = "x86_64")]
+    if is_wide(words.len()) {
+        // SAFETY: the processor has what it needs.
+        return unsafe { x86::find_empty(words, masks) };
+    }
+    let find = |(words, mask): (&[usize], &mut u64)| {
+        *mask = empty_slots(words);
+        mask.count_ones() as usize
+    };
+    words.chunks(64).zip(masks).map(find).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -343,7 +388,14 @@ mod tests {
                 // What is not empty has one bit alone, in either half.
                 let words: Vec<usize> =
                     (0..n).map(|i| if pattern >> i & 1 == 1 { 0 } else { 1 << (i * 7 % 64) }).collect();
-                assert_eq!(empty_slots(&words), if n == 64 { pattern } else { pattern & ((1 << n) - 1) }, "{n}");
+                let expected = if n == 64 { pattern } else { pattern & ((1 << n) - 1) };
+                assert_eq!(empty_slots(&words), expected, "{n}");
+                // Behind 64 others that are full.
+                let behind: Vec<usize> = std::iter::repeat_n(7, 64).chain(words.iter().copied()).collect();
+                let mut masks = [!0; 2];
+                assert_eq!(find_empty(&behind, &mut masks), expected.count_ones() as usize, "{n}");
+                assert_eq!(masks[0], 0, "{n}");
+                assert!(n == 0 || masks[1] == expected, "{n}");
             }
         }
     }

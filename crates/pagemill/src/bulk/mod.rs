@@ -12,7 +12,10 @@ use crate::handle::{Block, Owned, TENTATIVE, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
 use pagemill_core::{Error, Gfp, Invalid, Order, PAGE_SHIFT};
-use pagemill_sys::{Batch, are_empty, empty_slots, fill_pages};
+use pagemill_sys::{Batch, are_empty, empty_slots, fill_pages, find_empty};
+
+/// The slots of an array whose holes are looked for before they are filled: 1024 at most, in a table of 16 masks.
+const SLOTS_MAX: usize = 1024;
 
 mod engine;
 mod populate;
@@ -52,7 +55,7 @@ impl Allocator {
         }
         // What the caller says stays in registers: a request in memory would be 12 words written and as many read.
         let n = request.most;
-        if request.is_one_batch()
+        if request.is_of_pages(SLOTS_MAX)
             && let Some(words) = words.get_mut(..n)
             && let Some(added) = self.fill_batch(request.gfp, words)
         {
@@ -374,13 +377,17 @@ impl Allocator {
         Ok(Filled { added, occupied, first_hole, shortfall: self.shortfall(&request, occupied, added)? })
     }
 
-    /// All holes of an array of a batch's size at most, if the list has as many. Returns how many those were.
+    /// All holes of an array of [`SLOTS_MAX`] slots at most, if they are a batch's worth at most and the list has as many. Returns how
+    /// many those were.
     #[inline(never)]
     fn fill_batch(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
         // Flags that contradict each other are refused, also where nothing is missing.
         let inner = if gfp.is_plain() { self.nodes().here()? } else { return None };
+        if words.len() > Batch::CAPACITY {
+            return Self::fill_holes::<{ SLOTS_MAX / 64 }>(inner, gfp, words);
+        }
         if !are_empty(words) {
-            return Self::fill_holes(inner, gfp, words);
+            return Self::fill_holes::<1>(inner, gfp, words);
         }
         if inner.pop_words(gfp, words) {
             return Some(words.len());
@@ -391,13 +398,20 @@ impl Allocator {
 
     /// The same where some slots are full.
     #[inline(never)]
-    fn fill_holes(inner: &Inner, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
-        let mut holes = empty_slots(words);
-        let missing = holes.count_ones() as usize;
-        if missing > 0 {
-            let mut batch = Batch::new();
-            let zero = inner.pop_batch(gfp, missing, &mut batch)?.addr_of_zero();
-            for &pfn in batch.as_slice() {
+    fn fill_holes<const MASKS: usize>(inner: &Inner, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
+        let mut masks = [0; MASKS];
+        let missing = find_empty(words, &mut masks);
+        if missing == 0 {
+            return Some(0);
+        }
+        let mut batch = Batch::new();
+        let is_batch = missing <= Batch::CAPACITY;
+        let zero = if is_batch { inner.pop_batch(gfp, missing, &mut batch)?.addr_of_zero() } else { return None };
+        let mut pfns = batch.as_slice().iter();
+        for (words, mut holes) in words.chunks_mut(64).zip(masks) {
+            while holes != 0
+                && let Some(&pfn) = pfns.next()
+            {
                 words[holes.trailing_zeros() as usize] = word_of(zero, pfn);
                 holes &= holes - 1;
             }
@@ -502,9 +516,9 @@ struct Holes {
 
 impl Holes {
     fn of(words: &[usize]) -> Self {
-        let are_all = are_empty(words);
         let count = |chunk| empty_slots(chunk).count_ones() as usize;
-        let missing = if are_all { words.len() } else { words.chunks(64).map(count).sum() };
+        let missing = words.chunks(64).map(count).sum();
+        let are_all = missing == words.len();
         let mask = if are_all { 0 } else { empty_slots(&words[..words.len().min(64)]) };
         Self { missing, are_all, mask, at: 0 }
     }

@@ -237,7 +237,13 @@ impl<'a> Bulk<'a> {
     /// Is it for a batch of pages at most, which one section may have? Its flags are still to be looked at.
     #[inline]
     pub(super) fn is_one_batch(&self) -> bool {
-        (2..=Batch::CAPACITY).contains(&self.most)
+        self.is_of_pages(Batch::CAPACITY)
+    }
+
+    /// The same for 2 to `most` pages.
+    #[inline]
+    pub(super) fn is_of_pages(&self, most: usize) -> bool {
+        (2..=most).contains(&self.most)
             && self.least <= self.most
             && self.order == Order::ZERO
             && self.account.is_none()
