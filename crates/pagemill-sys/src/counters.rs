@@ -13,8 +13,12 @@ pub struct CpuStats {
     pub bulk_free: [AtomicU64; 32],
     /// Trips to the zone for a batch.
     pub refills: AtomicU64,
-    /// Batches that went back because a list was full.
+    /// Batches that went back to the zone because a list was full.
     pub drains: AtomicU64,
+    /// Loads that a full list passed to a depot.
+    pub depot_in: AtomicU64,
+    /// Loads that came from a depot for an empty list.
+    pub depot_out: AtomicU64,
     /// Frames handed out past the lists.
     pub direct_out: AtomicU64,
     /// Frames taken back past the lists.
@@ -39,7 +43,7 @@ pub struct CpuStats {
     pub numa_interleave: AtomicU64,
     /// Requests that came back short, by [`Why::index`].
     pub shortfalls: [AtomicU64; Why::COUNT],
-    _pad: [u64; 947 - Why::COUNT],
+    _pad: [u64; 945 - Why::COUNT],
 }
 
 /// Which of a CPU's histograms a bulk call counts in.

@@ -19,6 +19,8 @@
 //! - L3 Portable: whoever set `held` is alone with the list.
 //!
 //! A list that is held, full or empty sends its caller to the zone; nobody waits for a list but whoever drains it.
+//!
+//! Behind the lists of the CPUs stand the [depots](depot), lists of no CPU, through which whole loads go from one CPU to another.
 pub use crate::backend::Backend;
 use crate::batch::PAD;
 pub use crate::counters::{BulkCall, CpuStats};
@@ -27,9 +29,11 @@ use core::mem::{offset_of, size_of};
 use core::ops::Range;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+pub use depot::DEPOTS;
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
 use pagemill_core::{BoundBlock, CpuId, Error, FrameState, Invalid, ListPolicy, Lock, Mobility, PAGE_SHIFT, step};
 
+mod depot;
 mod drain;
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests;
@@ -59,10 +63,10 @@ pub struct List {
     /// Held by the one drain that may wait for the list.
     draining: Lock,
     policy: AtomicU64,
-    /// Frames that came from the zone, and that went there.
+    /// Frames that came from the zone or a depot, and that a drain took.
     refilled: AtomicU64,
     drained: AtomicU64,
-    /// Frames that its own CPU popped for the zone, not for a caller.
+    /// Frames that its own CPU popped for the zone or a depot, not for a caller; of a depot, those that lists got.
     overflowed: AtomicU64,
     /// The pageblock that refills draw from.
     pub bound: BoundBlock,
@@ -122,11 +126,11 @@ impl List {
         let popped = self.word.load(Relaxed) >> POPPED_SHIFT;
         popped.wrapping_sub(self.overflowed.load(Relaxed)) & (u64::MAX >> POPPED_SHIFT)
     }
-    /// Frames that came to it from the zone so far.
+    /// Frames that came to it from the zone or a depot so far.
     pub fn refilled(&self) -> u64 {
         self.refilled.load(Relaxed)
     }
-    /// Frames that went from it to the zone so far.
+    /// Frames that went from it to the zone or a depot so far.
     pub fn drained(&self) -> u64 {
         self.drained.load(Relaxed) + self.overflowed.load(Relaxed)
     }
@@ -218,6 +222,7 @@ impl List {
 }
 
 /// Alone with a list.
+#[derive(Debug)]
 struct Held<'l> {
     list: &'l List,
 }
@@ -378,7 +383,7 @@ impl PerCpu {
         if backend == Backend::Rseq {
             rseq::self_test().map_err(|why| Invalid::Backend { why })?;
         }
-        let bytes = cpus * size_of::<CpuLists>();
+        let bytes = (cpus + DEPOTS) * size_of::<CpuLists>();
         let map = Mapping::reserve(bytes, LIST_BYTES).map_err(|errno| Invalid::System {
             what: "the per-CPU lists",
             bytes,
@@ -421,12 +426,18 @@ impl PerCpu {
         if cpu.get() >= self.cpus() {
             no_such_cpu(cpu, self.cpus);
         }
-        // SAFETY: in bounds of the mapping, aligned by its layout, and zeroed memory is a valid CpuLists.
-        unsafe { &*self.base.add(cpu.get()) }
+        self.place(cpu.get())
     }
-    /// Every list.
+    /// The lists at a place: those of a CPU, or, behind all CPUs', a depot's.
+    #[inline(always)]
+    fn place(&self, at: usize) -> &CpuLists {
+        debug_assert!(at < self.cpus() + DEPOTS);
+        // SAFETY: in bounds of the mapping, aligned by its layout, and zeroed memory is a valid CpuLists.
+        unsafe { &*self.base.add(at) }
+    }
+    /// Every list, those of the depots too.
     pub fn lists(&self) -> impl Iterator<Item = &List> {
-        (0..self.cpus).flat_map(|cpu| &self.cpu(CpuId::new(cpu)).lists)
+        (0..self.cpus() + DEPOTS).flat_map(|at| &self.place(at).lists)
     }
     /// Where this thread runs, or ran a moment ago.
     #[inline]
@@ -596,7 +607,7 @@ impl PerCpu {
         histogram[log2].fetch_add(1, Relaxed);
     }
 
-    /// Holds all lists, whoever did before, so that every caller goes the slow way: for tests.
+    /// Holds all lists and depots, whoever did before, so that every caller goes the slow way: for tests.
     pub fn hold_all(&self) {
         self.lists().for_each(|list| {
             list.held.store(1, Relaxed);

@@ -283,10 +283,27 @@ pub fn self_test() -> Result<(), &'static str> {
 }
 
 impl Inner {
-    /// Returns all lists' frames to the zone.
+    /// Returns all lists' frames to the zone, and then the depots', to which lists may have passed some meanwhile.
     #[cold]
     pub(crate) fn drain_all(&self) -> usize {
-        (0..self.lists.cpus()).map(|cpu| self.drain_cpu(CpuId::new(cpu as u32))).sum()
+        let listed: usize = (0..self.lists.cpus()).map(|cpu| self.drain_cpu(CpuId::new(cpu as u32))).sum();
+        listed + self.drain_depots()
+    }
+
+    /// Returns the depots' frames to the zone.
+    pub(crate) fn drain_depots(&self) -> usize {
+        self.drain_due_depots(|depot| !depot.is_empty())
+    }
+
+    fn drain_due_depots(&self, is_due: impl Fn(&List) -> bool) -> usize {
+        let drain = |mobility| {
+            let mut giving = self.zone.giving();
+            let drained = self.lists.drain_depots(mobility, &is_due, |pfns| giving.give_slice(pfns));
+            finish(self, &mut giving);
+            drained
+        };
+        // Where none is due nobody has to be woken.
+        if self.lists.depots().any(&is_due) { Mobility::ALL.map(drain).into_iter().sum() } else { 0 }
     }
 
     /// Called when the allocator's last handle is gone. From then on freed pages go to the zone and not to a list.
@@ -304,6 +321,7 @@ impl Inner {
             for cpu in 0..self.lists.cpus() {
                 self.drain_lists(CpuId::new(cpu as u32), |_| true);
             }
+            self.drain_due_depots(|_| true);
         }
         let quarantined = self.quarantined.load(Relaxed) as usize;
         // Frames on lists that cannot be drained. With pages out they do not count, and the arena stays: a free may push

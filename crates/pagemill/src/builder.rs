@@ -9,6 +9,7 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use pagemill_core::{Error, Invalid, ListPolicy, NodeId, PAGE_SIZE, Policy, interleave_share};
+use pagemill_sys::lists::DEPOTS;
 use pagemill_sys::{Backend, List, MemoryLimit, PerCpu, Sections, current_cpu, possible_cpus};
 use std::time::Duration;
 
@@ -330,12 +331,22 @@ impl Nodes {
             Ok(body)
         })?;
         let inner = arena.inner();
-        for list in inner.lists.lists() {
-            list.set_policy(ListPolicy::start(inner.limit_max));
-        }
+        inner.lists.lists().for_each(|list| list.set_policy(ListPolicy::start(inner.limit_max)));
+        let limit = depot_limit(pages, inner.lists.cpus());
+        inner.lists.depots().for_each(|depot| depot.set_policy(ListPolicy { limit, ..ListPolicy::START }));
         self.add(held, inner);
         Ok(inner)
     }
+}
+
+/// Depots hold at most this part of an arena's pages for each mobility: half as much as lists may.
+const DEPOT_SHARE: usize = 16;
+
+/// What one depot may hold, in frames. None where there is one CPU, which has no other to hand pages to, or where it would hold less
+/// than a load.
+fn depot_limit(pages: usize, cpus: usize) -> u32 {
+    let limit = (pages / DEPOT_SHARE / DEPOTS).min(List::LIMIT_MAX as usize);
+    if cpus == 1 || limit < 2 * ListPolicy::SECTION { 0 } else { limit as u32 }
 }
 
 /// Half of what memory the process may have, in pages.

@@ -539,9 +539,13 @@ impl Inner {
     #[cold]
     #[inline(never)]
     fn overflow_words(&self, words: &[usize]) {
+        let kind = Mobility::Unmovable;
+        if self.has_made_room(kind, words.len()) && self.lists.push_words(kind, words, self.arena.addr_of_zero()) {
+            return;
+        }
         let mut batch = Batch::new();
         words.iter().for_each(|&word| batch.push(self.arena.pfn_of(word)));
-        self.overflow(Mobility::Unmovable, &batch);
+        self.overflow_to_zone(kind, &batch);
     }
 
     #[cold]

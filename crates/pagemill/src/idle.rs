@@ -53,7 +53,10 @@ impl Nodes {
     /// Gives back what is due, and what came back to retired arenas since. Returns the pages.
     pub(crate) fn give_back_idle(&self, now: Instant) -> usize {
         let Some(due) = self.idle.get().and_then(|idle| idle.due(now)) else { return 0 };
-        self.ever().iter().map(|arena| arena.give_back(due, usize::MAX)).sum()
+        // What stands in a depot keeps whole pageblocks from going, and perhaps no CPU takes it any more.
+        let arenas = self.ever();
+        arenas.iter().for_each(|arena| _ = arena.drain_depots());
+        arenas.iter().map(|arena| arena.give_back(due, usize::MAX)).sum()
     }
 }
 

@@ -116,14 +116,15 @@ impl Inner {
     #[inline(always)]
     pub(crate) fn pop_words(&self, gfp: Gfp, words: &mut [usize]) -> bool {
         let arena = self.arena;
+        let (mobility, n) = (gfp.mobility(), words.len());
         // SAFETY: every frame on the lists is the arena's, and has a state there.
-        let are_popped = gfp.is_plain()
-            && unsafe { self.lists.pop_words(gfp.mobility(), words, arena.addr_of_zero(), arena.states()) };
-        if are_popped {
+        let mut pop = || unsafe { self.lists.pop_words(mobility, words, arena.addr_of_zero(), arena.states()) };
+        if gfp.is_plain() && (pop() || self.is_reloaded(mobility, n) && pop()) {
             arena.hand_out_safe(words);
-            self.lists.count_bulk(BulkCall::Alloc, words.len());
+            self.lists.count_bulk(BulkCall::Alloc, n);
+            return true;
         }
-        are_popped
+        false
     }
 
     /// Puts frames back of which too few were sound.
@@ -202,6 +203,10 @@ impl Inner {
         let list = &cpu.lists[mobility.index()];
         let policy = list.policy();
         list.set_policy(policy.after(SlowEvent::Refill, self.limit_max));
+        let load = if self.goes_past_lists() { 0 } else { want.max(policy.batch as usize) };
+        if self.take_from_depot(mobility, want, load, batch) {
+            return batch.len();
+        }
         cpu.stats.refills.fetch_add(1, Relaxed);
 
         // While free memory falls, so does what lists take of it: a quarter of what lies above low at most, and nothing
@@ -219,6 +224,46 @@ impl Inner {
         };
         cpu.stats.direct_out.fetch_add(direct as u64, Relaxed);
         batch.len()
+    }
+
+    /// Takes up to `want` frames (at most a batch's room) from a depot into `batch`, which is empty: with a load of `load` frames for
+    /// this CPU's list, or, if that is 0 or the list takes none, past it. False: there are none, or others are at the depots.
+    #[inline(never)]
+    pub(crate) fn take_from_depot(&self, mobility: Mobility, want: usize, load: usize, batch: &mut Batch) -> bool {
+        if load > 0 && self.load_from_depot(mobility, load) {
+            self.lists.pop_n(mobility, want, batch);
+        }
+        if batch.is_empty() {
+            self.lists.pop_depot(mobility, want, batch);
+            self.stats_here().direct_out.fetch_add(batch.len() as u64, Relaxed);
+        }
+        !batch.is_empty()
+    }
+
+    /// Moves a load of `n` frames from a depot to this CPU's list.
+    fn load_from_depot(&self, mobility: Mobility, n: usize) -> bool {
+        let is_loaded = self.lists.depot_to_list(mobility, n) > 0;
+        if is_loaded {
+            self.stats_here().depot_out.fetch_add(1, Relaxed);
+        }
+        is_loaded
+    }
+
+    /// Has this CPU's list got a load from a depot, since it had fewer than `n` frames? Where faults are injected the slow path asks
+    /// for that, once.
+    #[cold]
+    #[inline(never)]
+    fn is_reloaded(&self, mobility: Mobility, n: usize) -> bool {
+        let list = self.lists.list_here(mobility);
+        if list.len() >= n || self.nodes.faults.get().is_some() || self.goes_past_lists() {
+            return false;
+        }
+        let policy = list.policy();
+        let is_loaded = self.load_from_depot(mobility, n.max(policy.batch as usize));
+        if is_loaded {
+            list.set_policy(policy.after(SlowEvent::Refill, self.limit_max));
+        }
+        is_loaded
     }
 
     /// Takes `all` frames from the zone, `want` of them for the caller, the others for the list. One trip for all.
@@ -264,7 +309,7 @@ impl Inner {
         direct
     }
 
-    /// Puts frames from the zone on this CPU's list, or back where it takes no more.
+    /// Puts frames from the zone or a depot on this CPU's list, or into the zone where it takes no more.
     fn put_on_list<const ROOM: usize>(&self, mobility: Mobility, load: &Frames<ROOM>) {
         step!("Inner::put_on_list");
         for start in (0..load.len()).step_by(Batch::CAPACITY) {
@@ -405,30 +450,54 @@ impl Inner {
         finish(self, &mut giving);
     }
 
-    /// What a list moves when it is full: half of it at most, more while drains follow drains.
+    /// Passes on pages that a list does not take: to a depot go as many others of the list, or to the zone.
     #[cold]
     #[inline(never)]
     pub(crate) fn overflow(&self, mobility: Mobility, batch: &Batch) {
-        let cpu = self.lists.cpu(self.lists.here());
+        if !self.has_made_room(mobility, batch.len()) || !self.lists.push_n(mobility, batch, 0..batch.len()) {
+            self.overflow_to_zone(mobility, batch);
+        }
+    }
+
+    /// The list of this CPU is full: has it grown, or passed a load to a depot, so that `n` frames may fit? The caller has them in its
+    /// hands: so the arena stays until this thread has let go of the depot.
+    #[inline(never)]
+    pub(crate) fn has_made_room(&self, mobility: Mobility, n: usize) -> bool {
         self.open_lists_above_high();
+        if self.goes_past_lists() {
+            return false;
+        }
+        let list = self.lists.list_here(mobility);
+        let policy = list.policy().after(SlowEvent::Drain, self.limit_max);
+        list.set_policy(policy);
+        if list.len() + n <= policy.limit as usize {
+            return true;
+        }
+        let has_moved = self.lists.list_to_depot(mobility, n.max(policy.batch as usize)) > 0;
+        if has_moved {
+            self.stats_here().depot_in.fetch_add(1, Relaxed);
+        }
+        has_moved
+    }
+
+    /// Passes pages on to the zone that a list does not take, and as many of the list as its policy says: half of it at most, more
+    /// while drains follow drains.
+    #[inline(always)] // One frame less on the stack of a signal handler.
+    pub(crate) fn overflow_to_zone(&self, mobility: Mobility, batch: &Batch) {
+        let cpu = self.lists.cpu(self.lists.here());
         if self.goes_past_lists() {
             // Others wait for it, it is a reserve's, or the system is to have it: past the list.
             cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
             return self.give_to_zone(batch.as_slice());
         }
-        let list = &cpu.lists[mobility.index()];
-        let policy = list.policy().after(SlowEvent::Drain, self.limit_max);
-        list.set_policy(policy);
-        if self.lists.push_n(mobility, batch, 0..batch.len()) {
-            return; // The list has grown.
-        }
         cpu.stats.drains.fetch_add(1, Relaxed);
-        if batch.len() >= policy.batch as usize {
+        let moved = cpu.lists[mobility.index()].policy().batch as usize;
+        if batch.len() >= moved {
             // As large as what would be moved: it goes past the list.
             cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
             return self.give_to_zone(batch.as_slice());
         }
-        self.make_room(mobility, policy.batch as usize);
+        self.make_room(mobility, moved);
         if !self.lists.push_n(mobility, batch, 0..batch.len()) {
             self.stats_here().direct_in.fetch_add(batch.len() as u64, Relaxed);
             self.give_to_zone(batch.as_slice());

@@ -7,7 +7,7 @@ use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::atomic::AtomicU64;
 use pagemill_core::{BuddyInfo, CpuId, FrameState, Gfp, Level, Misfit, NodeId, Order, Pfn, Watermarks, Why, ZoneKind};
-use pagemill_sys::CpuStats;
+use pagemill_sys::{CpuStats, List};
 
 /// Counters of an allocator, summed over its CPUs. Read without a lock: exact at rest, close while others work.
 /// Counts of pages wrap at 2^48.
@@ -31,17 +31,23 @@ pub struct Stats {
     pub freed: u64,
     /// Pages free in the zone.
     pub free: u64,
-    /// Pages on per-CPU lists.
+    /// Pages on per-CPU lists and in depots.
     pub listed: u64,
+    /// Those of them that are in depots, between the lists of the CPUs.
+    pub in_depots: u64,
     /// Pages put aside because they were on two ways at once.
     pub quarantined: u64,
     /// Trips to the zone for a batch.
     pub refills: u64,
     /// Batches that went to the zone because a list was full.
     pub drains: u64,
+    /// Loads that full lists passed to a depot.
+    pub depot_in: u64,
+    /// Loads that a depot had for requests and their CPU's list.
+    pub depot_out: u64,
     /// Pages that lists got from the zone.
     pub refilled_pages: u64,
-    /// Pages that lists gave to the zone, drains from outside included.
+    /// Pages that lists and depots gave to the zone, or a depot to a request past the lists; drains from outside included.
     pub drained_pages: u64,
     /// Pages handed out past the lists.
     pub direct_out: u64,
@@ -146,7 +152,7 @@ pub struct Census {
     pub managed: usize,
     /// Free in the zone.
     pub free: usize,
-    /// On per-CPU lists.
+    /// On per-CPU lists and in depots.
     pub listed: usize,
     /// Handed out.
     pub handed_out: usize,
@@ -196,6 +202,7 @@ impl fmt::Display for ZoneInfo {
             ("managed", self.managed),
             ("protection", u64::from(marks.lowmem_reserve)),
             ("listed", stats.listed),
+            ("in depots", stats.in_depots),
             ("quarantined", stats.quarantined),
         ];
         lines.iter().try_for_each(|(name, value)| writeln!(f, "        {name:<12} {value}"))?;
@@ -348,6 +355,9 @@ impl Stats {
             (&mut self.quarantined, other.quarantined),
             (&mut self.refills, other.refills),
             (&mut self.drains, other.drains),
+            (&mut self.in_depots, other.in_depots),
+            (&mut self.depot_in, other.depot_in),
+            (&mut self.depot_out, other.depot_out),
             (&mut self.refilled_pages, other.refilled_pages),
             (&mut self.drained_pages, other.drained_pages),
             (&mut self.direct_out, other.direct_out),
@@ -416,6 +426,10 @@ impl Inner {
         let histogram = |field: fn(&CpuStats) -> &[AtomicU64; 32]| {
             core::array::from_fn(|i| self.cpu_stats().map(|cpu| field(cpu)[i].load(Relaxed)).sum())
         };
+        let depots =
+            |field: fn(&List) -> u64| self.lists.depots().fold(0u64, |sum, depot| sum.wrapping_add(field(depot)));
+        // Each of these was counted by a list and by a depot, once as coming and once as going.
+        let by_depot = depots(List::refilled).wrapping_add(depots(List::passed_on));
         let (direct_out, direct_in) = (sum(|cpu| &cpu.direct_out), sum(|cpu| &cpu.direct_in));
         let (allocated, numa_miss) = (self.allocated(), sum(|cpu| &cpu.numa_miss));
         let numa_other = self.allocated_on(|cpu| self.nodes.layout().node_of(cpu) != self.node);
@@ -434,8 +448,11 @@ impl Inner {
             quarantined: self.quarantined.load(Relaxed),
             refills: sum(|cpu| &cpu.refills),
             drains: sum(|cpu| &cpu.drains),
-            refilled_pages: lists(|list| list.refilled()),
-            drained_pages: lists(|list| list.drained()),
+            in_depots: depots(|depot| depot.len() as u64),
+            depot_in: sum(|cpu| &cpu.depot_in),
+            depot_out: sum(|cpu| &cpu.depot_out),
+            refilled_pages: lists(List::refilled).wrapping_sub(by_depot),
+            drained_pages: lists(List::drained).wrapping_sub(by_depot),
             direct_out,
             direct_in,
             blocks_out: sum(|cpu| &cpu.blocks_out),
@@ -523,8 +540,12 @@ impl fmt::Display for VmStat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = &self.0;
         let bulk_calls = |histogram: &[u64; 32]| histogram.iter().sum::<u64>();
-        let pages =
-            [("nr_free_pages", stats.free), ("nr_pcp_pages", stats.listed), ("nr_quarantined", stats.quarantined)];
+        let pages = [
+            ("nr_free_pages", stats.free),
+            ("nr_pcp_pages", stats.listed),
+            ("nr_depot_pages", stats.in_depots),
+            ("nr_quarantined", stats.quarantined),
+        ];
         let events = [
             ("pgalloc_normal", stats.allocated),
             ("pgfree", stats.freed),
@@ -532,6 +553,8 @@ impl fmt::Display for VmStat {
             ("pcp_refill_pages", stats.refilled_pages),
             ("pcp_drain", stats.drains),
             ("pcp_drain_pages", stats.drained_pages),
+            ("pcp_depot_in", stats.depot_in),
+            ("pcp_depot_out", stats.depot_out),
             ("direct_alloc_pages", stats.direct_out),
             ("direct_free_pages", stats.direct_in),
             ("block_alloc", stats.blocks_out),

@@ -144,9 +144,13 @@ fn lists_hold_their_share_of_a_small_zone_at_most() {
                 (0..n).for_each(|_| held.extend(allocator.alloc_page(Gfp::NOWAIT)));
             }
         }
-        let listed = allocator.stats().listed as usize;
-        // An eighth of the zone at most, for one kind of mobility on all CPUs together.
-        assert!((1..=(pages / 8).max(CPUS)).contains(&listed), "{listed} of {pages} pages are on lists");
+        let stats = allocator.stats();
+        let (listed, in_depots) = (stats.listed as usize, stats.in_depots as usize);
+        // An eighth of the zone at most, for one kind of mobility on all CPUs together; and half as much between them.
+        let on_lists = listed - in_depots;
+        assert!((1..=(pages / 8).max(CPUS)).contains(&on_lists), "{on_lists} of {pages} pages are on lists");
+        assert!(in_depots <= pages / 16, "{in_depots} of {pages} pages are in depots");
+        assert_eq!(in_depots > 0, pages > 512, "{in_depots} of {pages} pages are in depots");
         // Who may not drain still gets all the rest; who may gets everything.
         on(0);
         let mut list = PageList::new();

@@ -9,8 +9,8 @@ use pagemill_core::{CpuId, Mobility, step};
 use std::time::Duration;
 
 /// Alone with a list, and with the turn to drain it.
-struct Drain<'l> {
-    held: Held<'l>,
+pub(super) struct Drain<'l> {
+    pub(super) held: Held<'l>,
     _turn: Turn<'l>,
 }
 
@@ -26,7 +26,7 @@ impl List {
     /// Alone with the list, as soon as it is this drain's turn. After that only sections of the portable backend can hold the
     /// list. They are short: if one lasts, its thread is off its CPU, and the drain naps. A section wakes nobody, since that
     /// would take a second atomic operation on the way of each page.
-    fn hold_for_drain(&self) -> Drain<'_> {
+    pub(super) fn hold_for_drain(&self) -> Drain<'_> {
         const TURNS: u32 = 40;
         const NAP: Duration = Duration::from_micros(50);
         self.draining.take(SLEEP);
@@ -100,10 +100,12 @@ impl PerCpu {
     }
 
     /// Frames on lists of which [`drain`](Self::drain) may have left some alone; whoever pushed them is done with the
-    /// list. 0 under the portable backend, which leaves none alone.
+    /// list. 0 under the portable backend, which leaves none alone. Depots never count: they are always drained, and a thread
+    /// that put frames into one may still have to let go of it.
     pub fn left_alone(&self) -> usize {
+        let of_cpus = (0..self.cpus()).flat_map(|at| &self.place(at).lists);
         match self.backend {
-            Backend::Rseq => self.lists().map(List::len).sum(),
+            Backend::Rseq => of_cpus.map(List::len).sum(),
             Backend::Portable => 0,
         }
     }

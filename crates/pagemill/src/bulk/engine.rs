@@ -275,9 +275,9 @@ impl Inner {
             self.refill(gfp, Level::Low, left.min(Batch::CAPACITY), batch);
         }
         if batch.is_empty() {
-            // Refills put more on the list than they delivered: that comes before "exhausted".
+            // Refills put more on the list than they delivered, and other CPUs' lists passed some on: that comes before "exhausted".
             self.lists.pop_n(mobility, left, batch);
-            if batch.is_empty() {
+            if batch.is_empty() && !self.take_from_depot(mobility, left, 0, batch) {
                 return false;
             }
         }
