@@ -11,9 +11,10 @@ use pagemill_sys::{Batch, List};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-/// A list, and the frames that somebody has. The second is std's, which is no choice point for loom.
+/// A list, a depot, and the frames that somebody has. The last is std's, which is no choice point for loom.
 struct Model {
     list: List,
+    depot: List,
     owned: Mutex<BTreeSet<u32>>,
 }
 
@@ -22,7 +23,7 @@ impl Model {
     fn new(frames: &[u32], limit: u32) -> Arc<Self> {
         let list = List::for_model(limit);
         assert!(list.try_push_n(frames));
-        Arc::new(Self { list, owned: Mutex::new((100..104).collect()) })
+        Arc::new(Self { list, depot: List::for_model(limit), owned: Mutex::new((100..104).collect()) })
     }
 
     fn own(&self, frames: &[u32]) {
@@ -49,10 +50,12 @@ impl Model {
 
     /// All frames, whoever has them.
     fn settle(&self, all: usize) {
-        while !self.pop(64).is_empty() {}
-        assert!(self.list.is_empty());
+        while !self.pop(64).is_empty() || self.list.from_depot_for_model(&self.depot, 64) > 0 {}
+        assert!(self.list.is_empty() && self.depot.is_empty());
         assert_eq!(self.owned.lock().unwrap().len(), all, "a frame is lost");
         assert_eq!(self.list.pushed() + self.list.refilled(), self.list.popped() + self.list.drained());
+        assert_eq!((self.depot.popped(), self.depot.pushed()), (0, 0), "callers pass depots by");
+        assert_eq!(self.depot.refilled(), self.depot.drained());
     }
 }
 
@@ -104,13 +107,51 @@ fn a_drain_takes_all_while_owners_go_on() {
     );
 }
 
+#[test]
+fn loads_go_through_a_depot_while_it_is_drained() {
+    explore(
+        3,
+        &[1, 2, 3],
+        8,
+        [
+            |model| _ = model.list.to_depot_for_model(&model.depot, 2),
+            |model| {
+                model.list.from_depot_for_model(&model.depot, 2);
+                drop(model.pop(1));
+            },
+            |model| drop(model.drain_of(&model.depot)),
+        ],
+    );
+}
+
+#[test]
+fn a_depot_that_is_full_takes_nothing() {
+    explore(
+        3,
+        &[1, 2],
+        2,
+        [
+            |model| _ = model.list.to_depot_for_model(&model.depot, 2),
+            |model| {
+                model.list.to_depot_for_model(&model.depot, 1);
+                model.list.from_depot_for_model(&model.depot, 1);
+            },
+            |model| model.push(&[100]),
+        ],
+    );
+}
+
 impl Model {
     /// As a drain does: holds the list until it is empty.
     fn drain(&self) -> Vec<u32> {
+        self.drain_of(&self.list)
+    }
+
+    fn drain_of(&self, list: &List) -> Vec<u32> {
         let mut drained = Vec::new();
         // Whoever is at it leaves soon; loom would try for ever.
         for _ in 0..3 {
-            if self.list.drain_for_model(|frames| drained.extend_from_slice(frames)).is_some() {
+            if list.drain_for_model(|frames| drained.extend_from_slice(frames)).is_some() {
                 break;
             }
             thread::yield_now();

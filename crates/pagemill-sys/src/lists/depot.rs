@@ -47,12 +47,14 @@ impl List {
 }
 
 impl Held<'_> {
-    /// Frames come from this CPU's list: up to `n`, for which there is room.
-    fn put_from_list(&self, lists: &PerCpu, mobility: Mobility, n: usize) -> usize {
+    /// Frames come from a list, up to `n`, for which there is room: `pop` copies up to as many of them as it is told to the front of
+    /// what it is given, where nobody else looks, and maybe garbage behind them.
+    #[inline(always)]
+    fn put(&self, list: &List, n: usize, pop: impl Fn(&[AtomicU32], usize) -> usize) -> usize {
         let mut put = 0;
         while put < n {
             let word = self.list.word.load(Relaxed);
-            let popped = lists.pop_to(mobility, &self.list.items.0[(word & TOP) as usize..], n - put);
+            let popped = pop(&self.list.items.0[(word & TOP) as usize..], (n - put).min(Batch::CAPACITY));
             if popped == 0 {
                 break;
             }
@@ -60,14 +62,15 @@ impl Held<'_> {
             self.list.word.store(word + popped as u64, Release);
             put += popped;
         }
-        lists.list_here(mobility).note_overflowed(put);
+        list.note_overflowed(put);
         // Afterwards, so that frames under way never look as if they were out.
         self.list.note_refilled(put);
         put
     }
 
-    /// Frames go to this CPU's list: up to `n`, as far as it takes them.
-    fn give_to_list(&self, lists: &PerCpu, mobility: Mobility, n: usize) -> usize {
+    /// Frames go to a list, up to `n`, as far as it takes them: `push` copies as many as it is told from the front of what it is given.
+    #[inline(always)]
+    fn give(&self, list: &List, n: usize, push: impl Fn(&[AtomicU32], usize) -> bool) -> usize {
         let mut given = 0;
         while given < n {
             let word = self.list.word.load(Relaxed);
@@ -78,40 +81,65 @@ impl Held<'_> {
             }
             // Before the list has them: D4. Counted as popped, and as overflowed below: D3.
             self.list.word.store(word - part as u64 + ((part as u64) << POPPED_SHIFT), Relaxed);
-            if !lists.push_from(mobility, &self.list.items.0[top - part..], part) {
+            if !push(&self.list.items.0[top - part..], part) {
                 self.list.word.store(word, Release); // As in `push_each`.
                 break;
             }
             given += part;
         }
         self.list.note_overflowed(given);
-        lists.list_here(mobility).note_refilled(given);
+        list.note_refilled(given);
         given
+    }
+}
+
+/// Portable.
+impl List {
+    fn try_pop_to(&self, to: &[AtomicU32], want: usize) -> usize {
+        let mut part = Batch::new();
+        self.try_pop_n(want, &mut part);
+        part.as_slice().iter().zip(to).for_each(|(&pfn, to)| to.store(pfn, Relaxed));
+        part.len()
+    }
+    fn try_push_from(&self, from: &[AtomicU32], n: usize) -> bool {
+        let mut part = Batch::new();
+        from[..n].iter().for_each(|pfn| part.push(pfn.load(Relaxed)));
+        self.try_push_n(part.as_slice())
+    }
+}
+
+#[cfg(loom)]
+impl List {
+    /// [`PerCpu::list_to_depot`] between two lists.
+    pub fn to_depot_for_model(&self, depot: &List, n: usize) -> usize {
+        let pop = |to: &[AtomicU32], want| self.try_pop_to(to, want);
+        depot.hold_with_room(n).map_or(0, |held| held.put(self, n, pop))
+    }
+    /// [`PerCpu::depot_to_list`] between two lists.
+    pub fn from_depot_for_model(&self, depot: &List, n: usize) -> usize {
+        let push = |from: &[AtomicU32], n| self.try_push_from(from, n);
+        depot.hold_with_frames().map_or(0, |held| held.give(self, n, push))
     }
 }
 
 impl PerCpu {
     /// Takes up to `want` frames off this CPU's list, a batch's worth at most, into `to`, which has padding behind that.
+    #[inline(always)]
     fn pop_to(&self, mobility: Mobility, to: &[AtomicU32], want: usize) -> usize {
-        let want = want.min(Batch::CAPACITY);
         match self.backend {
             Backend::Rseq => {
                 assert!(want + PAD <= to.len());
                 let to = ptr::from_ref(to).cast::<u32>().cast_mut();
-                // SAFETY: as in `PerCpu::pop`; there is room for `want` numbers and the padding, which atomics are that may be
-                // written to, and nobody else looks at them: the caller holds the list that they are of, above its top.
+                // SAFETY: as in `PerCpu::pop`; there is room for `want` numbers and the padding, in atomics, which may be written to;
+                // and nobody else looks at them: the caller holds the list that they are of, and they lie above its top.
                 unsafe { rseq::pop_n(self.sections(mobility), to, want, 0) }
             }
-            Backend::Portable => {
-                let mut part = Batch::new();
-                self.list_here(mobility).try_pop_n(want, &mut part);
-                part.as_slice().iter().zip(to).for_each(|(&pfn, to)| to.store(pfn, Relaxed));
-                part.len()
-            }
+            Backend::Portable => self.list_here(mobility).try_pop_to(to, want),
         }
     }
 
     /// Returns the first `n` of these frames to this CPU's list, a batch's worth at most: all or none.
+    #[inline(always)]
     fn push_from(&self, mobility: Mobility, from: &[AtomicU32], n: usize) -> bool {
         match self.backend {
             Backend::Rseq => {
@@ -120,11 +148,7 @@ impl PerCpu {
                 // meanwhile: the caller holds the list that they are of.
                 unsafe { rseq::push_n(self.sections(mobility), ptr::from_ref(from).cast::<u32>(), n) }
             }
-            Backend::Portable => {
-                let mut part = Batch::new();
-                from[..n].iter().for_each(|pfn| part.push(pfn.load(Relaxed)));
-                self.list_here(mobility).try_push_n(part.as_slice())
-            }
+            Backend::Portable => self.list_here(mobility).try_push_from(from, n),
         }
     }
 
@@ -153,14 +177,14 @@ impl PerCpu {
     pub fn list_to_depot(&self, mobility: Mobility, n: usize) -> usize {
         step!("PerCpu::list_to_depot");
         let depot = self.depots_of(mobility).find_map(|depot| depot.hold_with_room(n));
-        depot.map_or(0, |depot| depot.put_from_list(self, mobility, n))
+        depot.map_or(0, |depot| depot.put(self.list_here(mobility), n, |to, want| self.pop_to(mobility, to, want)))
     }
 
     /// Moves up to `n` frames of a depot that nobody holds to this CPU's list. Returns how many.
     pub fn depot_to_list(&self, mobility: Mobility, n: usize) -> usize {
         step!("PerCpu::depot_to_list");
         let depot = self.depots_of(mobility).find_map(List::hold_with_frames);
-        depot.map_or(0, |depot| depot.give_to_list(self, mobility, n))
+        depot.map_or(0, |depot| depot.give(self.list_here(mobility), n, |from, n| self.push_from(mobility, from, n)))
     }
 
     /// Takes up to `want` frames, a batch's worth at most, out of a depot that nobody holds into `batch`, which is empty: for a
