@@ -35,6 +35,7 @@ cfg_if! {
         mod device_cuda;
         mod device_rings;
         mod device_vfio;
+        mod depot;
         mod devices;
         mod dma_pool;
         mod drain;
