@@ -26,8 +26,9 @@
 //!
 //! # The way of a request
 //! A page comes from the CPU's list if it has one ([`alloc_page`](Allocator::alloc_page), the forms in
-//! [`Bulk`]); an empty list gets a batch from the zone, and the zone takes it from the pageblock that the CPU is
-//! bound to. Going back, it returns to the list of the CPU that frees it, and from a full list to the zone.
+//! [`Bulk`]); an empty list gets a batch from a depot or from the zone, and the zone takes it from the pageblock that the CPU is
+//! bound to. Going back, it returns to the list of the CPU that frees it, and from a full list to a depot,
+//! where other CPUs' lists find it, or to the zone.
 //!
 //! # When memory is short
 //! An arena without [`Watermarks`] gives all it has. A request that may wait ([`Gfp::KERNEL`], `NOIO`, `NOFS`) asks each
@@ -38,7 +39,7 @@
 //!
 //! # What the memory of this crate is for
 //! For each page: 1.1 bits for free and used, 1 byte of state (misuse detection), 4 bytes of list link; for each arena and
-//! CPU that there may be 32 KiB of lists. All of it lies outside of the pages and is committed when first touched: a CPU
+//! CPU that there may be 32 KiB of lists, and 64 KiB of depots between them. All of it lies outside of the pages and is committed when first touched: a CPU
 //! that no thread runs on costs address space.
 //!
 //! # Features

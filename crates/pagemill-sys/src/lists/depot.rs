@@ -17,8 +17,8 @@ use crate::batch::PAD;
 use crate::{Backend, Batch, rseq};
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, Release};
+use pagemill_core::Mobility;
 use pagemill_core::atomic::AtomicU32;
-use pagemill_core::{Mobility, step};
 
 /// Depots beside the lists of the CPUs: while one is held, the other may be free.
 pub const DEPOTS: usize = 2;
@@ -175,14 +175,12 @@ impl PerCpu {
     /// assert_eq!(lists.pop(list), Some(8));
     /// ```
     pub fn list_to_depot(&self, mobility: Mobility, n: usize) -> usize {
-        step!("PerCpu::list_to_depot");
         let depot = self.depots_of(mobility).find_map(|depot| depot.hold_with_room(n));
         depot.map_or(0, |depot| depot.put(self.list_here(mobility), n, |to, want| self.pop_to(mobility, to, want)))
     }
 
     /// Moves up to `n` frames of a depot that nobody holds to this CPU's list. Returns how many.
     pub fn depot_to_list(&self, mobility: Mobility, n: usize) -> usize {
-        step!("PerCpu::depot_to_list");
         let depot = self.depots_of(mobility).find_map(List::hold_with_frames);
         depot.map_or(0, |depot| depot.give(self.list_here(mobility), n, |from, n| self.push_from(mobility, from, n)))
     }
@@ -190,7 +188,6 @@ impl PerCpu {
     /// Takes up to `want` frames, a batch's worth at most, out of a depot that nobody holds into `batch`, which is empty: for a
     /// request, past its CPU's list.
     pub fn pop_depot(&self, mobility: Mobility, want: usize, batch: &mut Batch) {
-        step!("PerCpu::pop_depot");
         if let Some(depot) = self.depots_of(mobility).find_map(List::hold_with_frames) {
             // Noted first, so that frames under way never look as if they were out.
             let n = depot.list.len().min(want).min(Batch::CAPACITY);
