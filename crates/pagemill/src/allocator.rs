@@ -23,6 +23,8 @@ use std::sync::{Arc, OnceLock, Weak};
 #[derive(Debug)]
 pub(crate) struct Inner {
     /// Unmapped by [`end`](Self::end).
+    /// Whose list was the last one that a depot was asked for, plus one: see [`passes_on`](Inner::passes_on).
+    pub(crate) asked: AtomicU32,
     pub(crate) lists: ManuallyDrop<PerCpu>,
     pub(crate) arena: &'static Arena,
     pub(crate) zone: Zone<'static>,

@@ -316,6 +316,7 @@ impl Nodes {
                 marks: memory.marks,
                 described: memory,
                 turn: AtomicU32::new(0),
+                asked: AtomicU32::new(0),
                 opening: Sections::new(),
                 retired: AtomicBool::new(false),
                 is_ownerless: AtomicBool::new(false),

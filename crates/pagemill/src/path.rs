@@ -242,11 +242,22 @@ impl Inner {
 
     /// Moves a load of `n` frames from a depot to this CPU's list.
     fn load_from_depot(&self, mobility: Mobility, n: usize) -> bool {
+        let here = self.lists.here().get() as u32 + 1;
+        if self.asked.load(Relaxed) != here {
+            self.asked.store(here, Relaxed); // Written where that changes something: all CPUs share it.
+        }
         let is_loaded = self.lists.depot_to_list(mobility, n) > 0;
         if is_loaded {
             self.stats_here().depot_out.fetch_add(1, Relaxed);
         }
         is_loaded
+    }
+
+    /// Does a full list of this CPU pass pages to a depot? Not if no other CPU's list was empty since this one's: then they would be
+    /// here again before long, and the zone keeps pageblocks whole better than a depot.
+    fn passes_on(&self) -> bool {
+        let asked = self.asked.load(Relaxed);
+        asked != 0 && asked != self.lists.here().get() as u32 + 1
     }
 
     /// Has this CPU's list got a load from a depot, since it had fewer than `n` frames? Where faults are injected the slow path asks
@@ -473,7 +484,7 @@ impl Inner {
         if list.len() + n <= policy.limit as usize {
             return true;
         }
-        let has_moved = self.lists.list_to_depot(mobility, n.max(policy.batch as usize)) > 0;
+        let has_moved = self.passes_on() && self.lists.list_to_depot(mobility, n.max(policy.batch as usize)) > 0;
         if has_moved {
             self.stats_here().depot_in.fetch_add(1, Relaxed);
         }

@@ -35,10 +35,17 @@ fn free_by_64(slots: &mut [Option<Page>]) {
     assert_eq!(slots.chunks_mut(64).map(free_pages_bulk).sum::<usize>(), slots.len());
 }
 
+/// Has the other CPU ask for pages: before that nothing is passed on.
+fn ask(allocator: &Allocator) {
+    on(TAKES);
+    drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
+}
+
 /// Puts pages on the list of one CPU and into depots. Returns what was counted then, and their addresses.
 fn fill_depots(allocator: &Allocator) -> (Stats, HashSet<usize>) {
     let mut slots = array(allocator, 2000);
     let addrs = slots.iter().flatten().map(Page::addr).collect();
+    ask(allocator);
     allocator.drain();
     on(FREES);
     free_by_64(&mut slots);
@@ -79,6 +86,20 @@ fn loads_go_from_one_cpu_to_another_past_the_zone() {
 }
 
 #[test]
+fn a_cpu_that_alone_asks_for_pages_passes_none_on() {
+    let allocator = allocator(PAGES);
+    on(FREES);
+    for _ in 0..10 {
+        free_by_64(&mut array(&allocator, 1 << 9));
+        free_by_64(&mut (0..16).flat_map(|_| array(&allocator, 64)).collect::<Vec<_>>());
+    }
+    let stats = allocator.stats();
+    assert!(stats.drains > 0);
+    assert_eq!((stats.depot_in, stats.in_depots), (0, 0));
+    assert_all_back(&allocator);
+}
+
+#[test]
 fn what_stands_in_depots_is_found_before_exhausted_is_said() {
     let allocator = allocator(PAGES);
     let rest = PAGES - 2000;
@@ -109,7 +130,9 @@ fn what_stands_in_depots_is_found_before_exhausted_is_said() {
 #[test]
 fn a_block_that_lies_in_depots_is_had_by_a_request_that_may_wait() {
     let allocator = allocator(4096);
-    let mut slots = array(&allocator, 4096);
+    let mut slots = array(&allocator, 4095);
+    ask(&allocator);
+    allocator.drain();
     on(FREES);
     slots.sort_by_key(|page| page.as_ref().map(Page::addr));
     free_by_64(&mut slots[..512]);
@@ -126,13 +149,16 @@ fn below_its_low_mark_a_zone_gets_what_is_freed() {
     let memory = Memory::anonymous(8192).watermarks(marks);
     let allocator = Allocator::builder().memory(memory).cpus(2, || CPU.get()).build().unwrap();
     let mut slots = array(&allocator, 7500);
+    on(TAKES);
+    let page = allocator.alloc_page(Gfp::NOWAIT).unwrap();
+    on(FREES);
     let before = allocator.stats();
     assert!(before.free < 1024, "{before:?}");
     let from = slots.len() - 512;
     free_by_64(&mut slots[from..]);
     let after = allocator.stats();
     assert_eq!((after.in_depots, after.free), (before.in_depots, before.free + 512));
-    drop(slots);
+    drop((slots, page));
     assert_all_back(&allocator);
 }
 

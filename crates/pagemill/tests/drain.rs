@@ -150,7 +150,6 @@ fn lists_hold_their_share_of_a_small_zone_at_most() {
         let on_lists = listed - in_depots;
         assert!((1..=(pages / 8).max(CPUS)).contains(&on_lists), "{on_lists} of {pages} pages are on lists");
         assert!(in_depots <= pages / 16, "{in_depots} of {pages} pages are in depots");
-        assert_eq!(in_depots > 0, pages > 512, "{in_depots} of {pages} pages are in depots");
         // Who may not drain still gets all the rest; who may gets everything.
         on(0);
         let mut list = PageList::new();
