@@ -25,7 +25,7 @@ pub use crate::backend::Backend;
 use crate::batch::PAD;
 pub use crate::counters::{BulkCall, CpuStats};
 use crate::{Batch, Frames, Mapping, rseq};
-use core::mem::{offset_of, size_of};
+use core::mem::{MaybeUninit, offset_of, size_of};
 use core::ops::Range;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -257,7 +257,7 @@ impl Held<'_> {
     }
 
     #[inline]
-    fn pop_words(&self, words: &mut [usize], zero: usize, state: impl Fn(u32) -> u8) -> bool {
+    fn pop_words(&self, words: &mut [MaybeUninit<usize>], zero: usize, state: impl Fn(u32) -> u8) -> bool {
         let word = self.list.word.load(Relaxed);
         let (top, n) = ((word & TOP) as usize, words.len());
         if top < n {
@@ -267,7 +267,7 @@ impl Held<'_> {
         for (to, item) in words.iter_mut().zip(&self.list.items.0[top - n..top]) {
             let pfn = item.load(Relaxed);
             safe &= state(pfn);
-            *to = zero.wrapping_add((pfn as usize) << PAGE_SHIFT);
+            to.write(zero.wrapping_add((pfn as usize) << PAGE_SHIFT));
         }
         if safe == 0 {
             return false;
@@ -553,12 +553,18 @@ impl PerCpu {
     /// # Safety
     /// Each frame on the lists has a state, the atomic byte at its number in `states`.
     #[inline(always)]
-    pub unsafe fn pop_words(&self, mobility: Mobility, words: &mut [usize], zero: usize, states: *const u8) -> bool {
+    pub unsafe fn pop_words(
+        &self,
+        mobility: Mobility,
+        words: &mut [MaybeUninit<usize>],
+        zero: usize,
+        states: *const u8,
+    ) -> bool {
         debug_assert!((1..=Batch::CAPACITY).contains(&words.len()));
         match self.backend {
             // SAFETY: as in `pop`; the section writes the words and no more.
             Backend::Rseq => unsafe {
-                rseq::pop_words(self.sections(mobility), words.as_mut_ptr(), words.len(), zero, states)
+                rseq::pop_words(self.sections(mobility), words.as_mut_ptr().cast(), words.len(), zero, states)
             },
             Backend::Portable => self.list_here(mobility).try_hold().is_some_and(|held| {
                 // SAFETY: as the caller promises.

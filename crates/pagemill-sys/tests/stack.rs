@@ -1,6 +1,7 @@
 //! A list is a stack, whatever is asked of it and in whatever number.
 use pagemill_core::{FrameState, Mobility, Order, PAGE_SHIFT};
 use pagemill_sys::{Backend, Batch, PerCpu};
+use std::mem::MaybeUninit;
 
 const KIND: Mobility = Mobility::Unmovable;
 
@@ -55,7 +56,8 @@ fn is_a_stack(lists: &PerCpu) {
                 stack.extend(numbers);
             }
             5 => {
-                let (mut words, place) = ([7; 66], stack.len().saturating_sub(1 + random(&mut seed) % n));
+                let (mut words, place) =
+                    ([MaybeUninit::new(7); 66], stack.len().saturating_sub(1 + random(&mut seed) % n));
                 // Now and then somebody has one of them.
                 let taken = stack.get(place).copied().filter(|_| turn % 3 == 0);
                 let state = |state: FrameState| state.as_byte();
@@ -63,6 +65,8 @@ fn is_a_stack(lists: &PerCpu) {
                 // SAFETY: `states` has a byte for every number.
                 let has_all = unsafe { lists.pop_words(KIND, &mut words[1..=n], ZERO, states.as_ptr()) };
                 taken.inspect(|&taken| states[taken as usize] = state(FrameState::SAFE));
+                // SAFETY: all are initialised.
+                let words = words.map(|word| unsafe { word.assume_init() });
                 assert_eq!(has_all, stack.len() >= n && taken.is_none(), "turn {turn}");
                 if has_all {
                     let popped = stack.split_off(stack.len() - n);

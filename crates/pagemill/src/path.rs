@@ -8,6 +8,7 @@ use crate::free::{finish, free_page};
 use crate::handle::{Block, Page, sealed::Word};
 use crate::misuse::misuse;
 use crate::slow::Ask;
+use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Error, FrameState, Gfp, Level, MisuseKind, Mobility, Order, Pfn, SlowEvent, step};
 use pagemill_sys::lists::BulkCall;
@@ -111,20 +112,35 @@ impl Inner {
         Some(arena)
     }
 
-    /// Fills empty slots, a batch's worth at most, with pages for handles, if the list has as many and all were handed out before;
-    /// counted as a bulk call. Else what stands in the slots means nothing.
+    /// Fills words, a batch's worth at most, with those of pages for handles, if the list has as many and all were handed out before;
+    /// counted as a bulk call. None: what stands in the words means nothing.
     #[inline(always)]
-    pub(crate) fn pop_words(&self, gfp: Gfp, words: &mut [usize]) -> bool {
+    pub(crate) fn pop_words<'w>(&self, gfp: Gfp, words: &'w mut [MaybeUninit<usize>]) -> Option<&'w [usize]> {
         let arena = self.arena;
         let (mobility, n) = (gfp.mobility(), words.len());
         // SAFETY: every frame on the lists is the arena's, and has a state there.
         let mut pop = || unsafe { self.lists.pop_words(mobility, words, arena.addr_of_zero(), arena.states()) };
-        if gfp.is_plain() && (pop() || self.is_reloaded(mobility, n) && pop()) {
-            arena.hand_out_safe(words);
-            self.lists.count_bulk(BulkCall::Alloc, n);
-            return true;
+        if !gfp.is_plain() || !(pop() || self.is_reloaded(mobility, n) && pop()) {
+            return None;
         }
-        false
+        // SAFETY: all are filled.
+        let words = unsafe { core::slice::from_raw_parts(words.as_ptr().cast::<usize>(), n) };
+        arena.hand_out_safe(words);
+        self.lists.count_bulk(BulkCall::Alloc, n);
+        Some(words)
+    }
+
+    /// The same with slots that are empty, and are so again if there are too few.
+    #[inline(always)]
+    pub(crate) fn fill_empty<'w>(&self, gfp: Gfp, words: &'w mut [usize]) -> Option<&'w [usize]> {
+        let slots = core::ptr::from_mut(words);
+        // SAFETY: what is written to them is initialised.
+        let filled = self.pop_words(gfp, unsafe { &mut *(slots as *mut [MaybeUninit<usize>]) });
+        if filled.is_none() {
+            // SAFETY: exclusively borrowed for 'w, and what borrowed them again has ended.
+            unsafe { (*slots).fill(0) };
+        }
+        filled
     }
 
     /// Puts frames back of which too few were sound.

@@ -296,6 +296,42 @@ fn an_array_of_raw_pointers_is_filled_whole_or_left_as_it_was() {
 }
 
 #[test]
+fn an_array_grows_by_what_came() {
+    for allocator in allocators(1024) {
+        let mut slots: Vec<Option<Page>> = vec![None];
+        // Twice, since the first pages were never handed out before; and a part of a batch, a batch, and more than one.
+        for n in [1, 2, 40, 64, 65, 300, 1, 2, 40, 64, 65, 300] {
+            let before = slots.len();
+            let delivered = allocator.alloc_pages_bulk_array_fresh(Bulk::exact(n), &mut slots).unwrap();
+            assert_eq!((delivered.blocks, delivered.shortfall, slots.len()), (n, None, before + n));
+            if n == 300 {
+                assert!(slots[0].is_none() && slots[1..].iter().all(Option::is_some));
+                assert_distinct(&slots.iter().flatten().collect::<Vec<_>>());
+                assert_eq!(free_pages_bulk(&mut slots), 1 + 2 + 40 + 64 + 65 + 300);
+                slots.truncate(1);
+            }
+        }
+        // More than there is: nothing, or what there is; also where no array could be made for all of it.
+        for most in [1025, Bulk::COUNT_MAX] {
+            assert!(allocator.alloc_pages_bulk_array_fresh(Bulk::at_least(1025, most), &mut slots).is_err());
+            assert_eq!(slots.len(), 1);
+            let delivered = allocator.alloc_pages_bulk_array_fresh(Bulk::up_to(most), &mut slots).unwrap();
+            assert_eq!((delivered.blocks, slots.len()), (1024, 1025));
+            assert_eq!(delivered.shortfall.unwrap().missing, most - 1024);
+            assert!(allocator.alloc_pages_bulk_array_fresh(Bulk::exact(2), &mut slots).is_err());
+            assert_eq!((slots.len(), free_pages_bulk(&mut slots)), (1025, 1024));
+            slots.truncate(1);
+        }
+        let mut blocks: Vec<Option<Block>> = Vec::new();
+        let request = Bulk::up_to(70).order(Order::new(2).unwrap());
+        assert_eq!(allocator.alloc_pages_bulk_array_fresh(request, &mut blocks).unwrap().blocks, 70);
+        assert!(blocks.iter().flatten().all(|block| block.len() == 4 * PAGE_SIZE));
+        drop(blocks);
+        assert_all_back(allocator);
+    }
+}
+
+#[test]
 fn runs_of_any_length_are_freed_in_bulk() {
     for allocator in allocators(1024) {
         let mut runs: Vec<Run<Page>> = Vec::new();

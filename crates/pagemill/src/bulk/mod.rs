@@ -11,6 +11,7 @@ use crate::free::free_word;
 use crate::handle::{Block, Owned, TENTATIVE, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
+use core::mem::MaybeUninit;
 use pagemill_core::{Error, Gfp, Invalid, Order, PAGE_SHIFT};
 use pagemill_sys::{Batch, are_empty, empty_slots, fill_pages, find_empty};
 
@@ -61,7 +62,37 @@ impl Allocator {
         {
             return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
         }
-        self.fill_array(Bulk { ..request }, words, T::ANY_ORDER)
+        self.fill_array(Bulk { ..request }, words, T::ANY_ORDER, false)
+    }
+
+    /// Adds n slots to an array's end and fills them, without reading what was there (C3.19); as many slots as blocks came. n is the
+    /// request's count.
+    ///
+    /// # Errors
+    /// As [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array); `slots` is as it was then.
+    ///
+    /// # Panics
+    /// If there is no memory for the array.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, Page, free_pages_bulk};
+    /// let mut slots: Vec<Option<Page>> = Vec::new();
+    /// let delivered = Allocator::global().alloc_pages_bulk_array_fresh(Bulk::up_to(64), &mut slots)?;
+    /// assert_eq!((delivered.blocks, slots.len()), (64, 64));
+    /// assert_eq!(free_pages_bulk(&mut slots), 64);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline]
+    pub fn alloc_pages_bulk_array_fresh<T: Owned>(
+        &self,
+        request: Bulk<'_>,
+        slots: &mut Vec<Option<T>>,
+    ) -> Result<Delivered, Error> {
+        let n = request.most;
+        if request.is_one_batch() && self.extend_array_by_batch(request.gfp, n, slots) {
+            return Ok(Delivered { blocks: n, shortfall: None });
+        }
+        self.extend_array(Bulk { ..request }, slots)
     }
 
     /// Fills the null slots among the first n of `slots`, as [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array) does, with raw
@@ -354,17 +385,23 @@ pub(crate) fn word_of(zero: usize, pfn: u32) -> usize {
 
 impl Allocator {
     #[inline(never)]
-    fn fill_array(&self, mut request: Bulk<'_>, words: &mut [usize], is_any_order: bool) -> Result<Filled, Error> {
+    fn fill_array(
+        &self,
+        mut request: Bulk<'_>,
+        words: &mut [usize],
+        is_any_order: bool,
+        is_fresh: bool,
+    ) -> Result<Filled, Error> {
         request.begin(self.nodes(), is_any_order)?;
         let n = request.most;
         let slots = words.len();
         let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
-        let occupied = if request.least == 0 { 0 } else { words.iter().filter(|&&word| word != 0).count() };
+        let occupied = if request.least == 0 || is_fresh { 0 } else { words.iter().filter(|&&word| word != 0).count() };
         let (needed, mut got) = (request.least.saturating_sub(occupied), 0);
         let served = self.all_or_wait(&mut request, needed, |request| {
             let filled = match request.is_populated() {
                 true => self.fill_populated(request, words),
-                false => self.fill(request, words),
+                false => self.fill(request, words, if is_fresh { Holes::all(n) } else { Holes::of(words) }),
             };
             got = filled.0;
             request.keeps(got, needed).then_some(filled)
@@ -389,11 +426,7 @@ impl Allocator {
         if !are_empty(words) {
             return Self::fill_holes::<1>(inner, gfp, words);
         }
-        if inner.pop_words(gfp, words) {
-            return Some(words.len());
-        }
-        words.fill(0);
-        None
+        inner.fill_empty(gfp, words).map(<[usize]>::len)
     }
 
     /// The same where some slots are full.
@@ -426,13 +459,41 @@ impl Allocator {
         if !gfp.is_plain() || !are_empty(words) {
             return false;
         }
-        let are_filled = inner.pop_words(gfp, words);
+        let filled = inner.fill_empty(gfp, words);
+        filled.inspect(|words| inner.arena.give_away_pages(words)).is_some()
+    }
+
+    #[inline(never)]
+    fn extend_array_by_batch<T: Owned>(&self, gfp: Gfp, n: usize, slots: &mut Vec<Option<T>>) -> bool {
+        let Some(inner) = self.nodes().here() else { return false };
+        slots.reserve(n);
+        let before = slots.len();
+        let fresh = &mut slots.spare_capacity_mut()[..n];
+        // SAFETY: a slot is a word, as `slots_as_words` asserts.
+        let words = unsafe { core::slice::from_raw_parts_mut(fresh.as_mut_ptr().cast::<MaybeUninit<usize>>(), n) };
+        let are_filled = inner.pop_words(gfp, words).is_some();
         if are_filled {
-            inner.arena.give_away_pages(words);
-        } else {
-            words.fill(0);
+            // SAFETY: each has the word of a page that is marked as handed out: nobody else has it.
+            unsafe { slots.set_len(before + n) };
         }
         are_filled
+    }
+
+    #[inline(never)]
+    fn extend_array<T: Owned>(&self, request: Bulk<'_>, slots: &mut Vec<Option<T>>) -> Result<Delivered, Error> {
+        let (n, before) = (request.most, slots.len());
+        if n > self.nodes().all().iter().map(|inner| inner.arena.frames()).sum() {
+            // No array is made for more than there can be.
+            let mut blocks = List::new();
+            let delivered = self.extend_list(request, &mut blocks)?;
+            slots.extend(blocks.map(Some));
+            return Ok(delivered);
+        }
+        slots.resize_with(before + n, || None);
+        let filled = self.fill_array(request, &mut slots_as_words(slots)[before..], T::ANY_ORDER, true);
+        let (blocks, shortfall) = filled.as_ref().map_or((0, None), |filled| (filled.added, filled.shortfall));
+        slots.truncate(before + blocks);
+        filled.map(|_| Delivered { blocks, shortfall })
     }
 
     #[inline(never)]
@@ -453,9 +514,8 @@ impl Allocator {
     /// The array form, on the words behind the slots. Returns how many it filled, and the first hole that is left; if
     /// those are fewer slots than the request must have, it has emptied them again.
     #[inline]
-    fn fill(&self, request: &Bulk<'_>, words: &mut [usize]) -> (usize, usize) {
+    fn fill(&self, request: &Bulk<'_>, words: &mut [usize], mut holes: Holes) -> (usize, usize) {
         let n = words.len();
-        let mut holes = Holes::of(words);
         let missing = holes.missing;
         if missing == 0 {
             return (0, n);
@@ -515,12 +575,18 @@ struct Holes {
 }
 
 impl Holes {
+    /// Of `n` slots that are all empty.
+    fn all(n: usize) -> Self {
+        Self { missing: n, are_all: true, mask: 0, at: 0 }
+    }
+
     fn of(words: &[usize]) -> Self {
         let count = |chunk| empty_slots(chunk).count_ones() as usize;
         let missing = words.chunks(64).map(count).sum();
-        let are_all = missing == words.len();
-        let mask = if are_all { 0 } else { empty_slots(&words[..words.len().min(64)]) };
-        Self { missing, are_all, mask, at: 0 }
+        if missing == words.len() {
+            return Self::all(missing);
+        }
+        Self { missing, are_all: false, mask: empty_slots(&words[..words.len().min(64)]), at: 0 }
     }
 
     /// Fills as many as there are blocks, of which there is a hole for each. `zero` has what their words have besides the address.
