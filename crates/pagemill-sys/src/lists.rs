@@ -30,11 +30,13 @@ use core::ops::Range;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 pub use depot::DEPOTS;
+use held::Held;
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, CpuId, Error, FrameState, Invalid, ListPolicy, Lock, Mobility, PAGE_SHIFT, step};
+use pagemill_core::{BoundBlock, CpuId, Error, Invalid, ListPolicy, Lock, Mobility, step};
 
 mod depot;
 mod drain;
+mod held;
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests;
 
@@ -218,94 +220,6 @@ impl List {
     /// What a drain does once it is alone with the list. `None`: somebody is at it.
     pub fn drain_for_model(&self, mut give: impl FnMut(&[u32])) -> Option<usize> {
         Some(self.try_hold()?.drain(&mut give))
-    }
-}
-
-/// Alone with a list.
-#[derive(Debug)]
-struct Held<'l> {
-    list: &'l List,
-}
-
-impl Held<'_> {
-    /// Pops one, for a caller; `NONE` if there is none.
-    #[inline]
-    fn pop(&self) -> u32 {
-        let word = self.list.word.load(Relaxed);
-        let top = (word & TOP) as usize;
-        if top == 0 {
-            return NONE;
-        }
-        let pfn = self.list.items.0[top - 1].load(Relaxed);
-        self.list.word.store(word - 1 + (1 << POPPED_SHIFT), Relaxed);
-        pfn
-    }
-
-    #[inline]
-    fn push(&self, pfn: u32) -> bool {
-        self.push_each(&[pfn], |&pfn| pfn)
-    }
-
-    /// Pops up to `want`; `counted` is 1 if a caller takes them, 0 if they go to the zone.
-    #[inline]
-    fn pop_n(&self, want: usize, batch: &mut Batch, counted: u64) {
-        let word = self.list.word.load(Relaxed);
-        let top = (word & TOP) as usize;
-        let n = want.min(top).min(Batch::CAPACITY);
-        self.list.items.0[top - n..top].iter().for_each(|item| batch.push(item.load(Relaxed)));
-        self.list.word.store(word - n as u64 + ((counted * n as u64) << POPPED_SHIFT), Relaxed);
-    }
-
-    #[inline]
-    fn pop_words(&self, words: &mut [MaybeUninit<usize>], zero: usize, state: impl Fn(u32) -> u8) -> bool {
-        let word = self.list.word.load(Relaxed);
-        let (top, n) = ((word & TOP) as usize, words.len());
-        if top < n {
-            return false;
-        }
-        let mut safe = FrameState::SAFE.as_byte();
-        for (to, item) in words.iter_mut().zip(&self.list.items.0[top - n..top]) {
-            let pfn = item.load(Relaxed);
-            safe &= state(pfn);
-            to.write(zero.wrapping_add((pfn as usize) << PAGE_SHIFT));
-        }
-        if safe == 0 {
-            return false;
-        }
-        self.list.word.store(word - n as u64 + ((n as u64) << POPPED_SHIFT), Relaxed);
-        true
-    }
-
-    #[inline]
-    fn push_words(&self, words: &[usize], zero: usize) -> bool {
-        self.push_each(words, |&word| (word.wrapping_sub(zero) >> PAGE_SHIFT) as u32)
-    }
-
-    #[inline]
-    fn push_n(&self, pfns: &[u32]) -> bool {
-        self.push_each(pfns, |&pfn| pfn)
-    }
-
-    #[inline(always)]
-    fn push_each<T>(&self, pages: &[T], number: impl Fn(&T) -> u32) -> bool {
-        let word = self.list.word.load(Relaxed);
-        let top = (word & TOP) as usize;
-        if top + pages.len() > self.list.limit.load(Relaxed) as usize {
-            return false;
-        }
-        self.list.items.0[top..].iter().zip(pages).for_each(|(item, page)| item.store(number(page), Relaxed));
-        // Release: the child of a fork believes the word, also if its parent's thread was just here. It pairs with the Acquire in
-        // `frames`: the items are stored.
-        self.list.word.store(word + pages.len() as u64, Release);
-        true
-    }
-}
-
-impl Drop for Held<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        // Release pairs with the Acquire in `try_hold`, and with the acquiring read of `held` in a section.
-        self.list.held.store(0, Release);
     }
 }
 
@@ -548,7 +462,7 @@ impl PerCpu {
 
     /// Takes as many frames as there are words, all or none, at most a batch's worth, and fills the words with the addresses of their
     /// pages: number 0 would be at `zero`. In the order in which they were pushed. False: the list has fewer or is held, or not all
-    /// of these frames are [`SAFE`](FrameState::SAFE); what stands in the words means nothing then.
+    /// of these frames are [`SAFE`](pagemill_core::FrameState::SAFE); what stands in the words means nothing then.
     ///
     /// # Safety
     /// Each frame on the lists has a state, the atomic byte at its number in `states`.

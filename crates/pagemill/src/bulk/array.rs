@@ -1,0 +1,281 @@
+//! The array form: where the holes are, and what fills them.
+use super::request::{Bulk, Delivered, Filled};
+use super::word_of;
+use crate::allocator::{Allocator, Inner};
+use crate::free::free_word;
+use crate::handle::{Block, Owned, TENTATIVE, slots_as_words};
+use crate::list::List;
+use core::mem::MaybeUninit;
+use pagemill_core::{Error, Gfp, Invalid};
+use pagemill_sys::{Batch, are_empty, empty_slots, fill_pages, find_empty};
+
+/// The slots of an array whose holes are looked for before they are filled: 1024 at most, in a table of 16 masks.
+pub(super) const SLOTS_MAX: usize = 1024;
+
+impl Allocator {
+    #[inline(never)]
+    pub(super) fn fill_array(
+        &self,
+        mut request: Bulk<'_>,
+        words: &mut [usize],
+        is_any_order: bool,
+        is_fresh: bool,
+    ) -> Result<Filled, Error> {
+        request.begin(self.nodes(), is_any_order)?;
+        let n = request.most;
+        let slots = words.len();
+        let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
+        let occupied = if request.least == 0 || is_fresh { 0 } else { words.iter().filter(|&&word| word != 0).count() };
+        let (needed, mut got) = (request.least.saturating_sub(occupied), 0);
+        let served = self.all_or_wait(&mut request, needed, |request| {
+            let filled = match request.is_populated() {
+                true => self.fill_populated(request, words),
+                false => self.fill(request, words, if is_fresh { Holes::all(n) } else { Holes::of(words) }),
+            };
+            got = filled.0;
+            request.keeps(got, needed).then_some(filled)
+        });
+        let Some((added, first_hole)) = served? else { return Err(request.missed(self, occupied + got)) };
+        if first_hole == n {
+            return Ok(Filled { added, occupied: n, first_hole, shortfall: None });
+        }
+        let occupied = words.iter().filter(|&&word| word != 0).count();
+        Ok(Filled { added, occupied, first_hole, shortfall: self.shortfall(&request, occupied, added)? })
+    }
+
+    /// All holes of an array of [`SLOTS_MAX`] slots at most, if they are a batch's worth at most and the list has as many. Returns how
+    /// many those were.
+    #[inline(never)]
+    pub(super) fn fill_batch(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
+        // Flags that contradict each other are refused, also where nothing is missing.
+        let inner = if gfp.is_plain() { self.nodes().here()? } else { return None };
+        if words.len() > Batch::CAPACITY {
+            return Self::fill_holes::<{ SLOTS_MAX / 64 }>(inner, gfp, words);
+        }
+        if !are_empty(words) {
+            return Self::fill_holes::<1>(inner, gfp, words);
+        }
+        inner.fill_empty(gfp, words).map(<[usize]>::len)
+    }
+
+    /// The same where some slots are full.
+    #[inline(never)]
+    fn fill_holes<const MASKS: usize>(inner: &Inner, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
+        let mut masks = [0; MASKS];
+        let missing = find_empty(words, &mut masks);
+        if missing == 0 {
+            return Some(0);
+        }
+        let mut batch = Batch::new();
+        let is_batch = missing <= Batch::CAPACITY;
+        let zero = if is_batch { inner.pop_batch(gfp, missing, &mut batch)?.addr_of_zero() } else { return None };
+        let mut pfns = batch.as_slice().iter();
+        for (words, mut holes) in words.chunks_mut(64).zip(masks) {
+            while holes != 0
+                && let Some(&pfn) = pfns.next()
+            {
+                words[holes.trailing_zeros() as usize] = word_of(zero, pfn);
+                holes &= holes - 1;
+            }
+        }
+        Some(missing)
+    }
+
+    /// An empty array of a batch's size at most with raw pointers, if the list has as many.
+    #[inline(never)]
+    pub(super) fn fill_batch_raw(&self, gfp: Gfp, words: &mut [usize]) -> bool {
+        let Some(inner) = self.nodes().here() else { return false };
+        if !gfp.is_plain() || !are_empty(words) {
+            return false;
+        }
+        let filled = inner.fill_empty(gfp, words);
+        filled.inspect(|words| inner.arena.give_away_pages(words)).is_some()
+    }
+
+    #[inline(never)]
+    pub(super) fn extend_array_by_batch<T: Owned>(&self, gfp: Gfp, n: usize, slots: &mut Vec<Option<T>>) -> bool {
+        let Some(inner) = self.nodes().here() else { return false };
+        slots.reserve(n);
+        let before = slots.len();
+        let fresh = &mut slots.spare_capacity_mut()[..n];
+        // SAFETY: a slot is a word, as `slots_as_words` asserts.
+        let words = unsafe { core::slice::from_raw_parts_mut(fresh.as_mut_ptr().cast::<MaybeUninit<usize>>(), n) };
+        let are_filled = inner.pop_words(gfp, words).is_some();
+        if are_filled {
+            // SAFETY: each has the word of a page that is marked as handed out: nobody else has it.
+            unsafe { slots.set_len(before + n) };
+        }
+        are_filled
+    }
+
+    #[inline(never)]
+    pub(super) fn extend_array<T: Owned>(
+        &self,
+        request: Bulk<'_>,
+        slots: &mut Vec<Option<T>>,
+    ) -> Result<Delivered, Error> {
+        let (n, before) = (request.most, slots.len());
+        if n > self.nodes().all().iter().map(|inner| inner.arena.frames()).sum() {
+            // No array is made for more than there can be.
+            let mut blocks = List::new();
+            let delivered = self.extend_list(request, &mut blocks)?;
+            slots.extend(blocks.map(Some));
+            return Ok(delivered);
+        }
+        slots.resize_with(before + n, || None);
+        let filled = self.fill_array(request, &mut slots_as_words(slots)[before..], T::ANY_ORDER, true);
+        let (blocks, shortfall) = filled.as_ref().map_or((0, None), |filled| (filled.added, filled.shortfall));
+        slots.truncate(before + blocks);
+        filled.map(|_| Delivered { blocks, shortfall })
+    }
+
+    #[inline(never)]
+    pub(super) fn fill_array_raw(&self, mut request: Bulk<'_>, words: &mut [usize]) -> Result<Filled, Error> {
+        let (n, slots) = (request.most, words.len());
+        let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
+        let occupied = words.iter().filter(|&&word| word != 0).count();
+        (request.most, request.least) = (n - occupied, request.least.saturating_sub(occupied));
+        let mut blocks = List::<Block>::new();
+        let Delivered { blocks: added, shortfall } = self.extend_list(request, &mut blocks)?;
+        for (word, block) in words.iter_mut().filter(|word| **word == 0).zip(blocks) {
+            *word = block.into_raw().0.expose_provenance();
+        }
+        let first_hole = words.iter().position(|&word| word == 0).unwrap_or(n);
+        Ok(Filled { added, occupied: occupied + added, first_hole, shortfall })
+    }
+
+    /// The array form, on the words behind the slots. Returns how many it filled, and the first hole that is left; if
+    /// those are fewer slots than the request must have, it has emptied them again.
+    #[inline]
+    fn fill(&self, request: &Bulk<'_>, words: &mut [usize], mut holes: Holes) -> (usize, usize) {
+        let n = words.len();
+        let missing = holes.missing;
+        if missing == 0 {
+            return (0, n);
+        }
+        // All or nothing marks what it fills, so that it can be told from what was there.
+        let mark = if request.least > 0 { TENTATIVE } else { 0 };
+        let low = usize::from(request.order.get()) | mark;
+        let mut tentative = Tentative { words, is_kept: mark == 0 };
+        let added = self.bulk(request, missing, mark != 0, |arena, batch| {
+            holes.fill(tentative.words, batch.as_slice(), arena.addr_of_zero() | low);
+        });
+        if mark != 0 && n - missing + added >= request.least {
+            tentative.keep();
+        }
+        drop(tentative);
+        let first_hole = if added == missing { n } else { words.iter().position(|&word| word == 0).unwrap_or(n) };
+        (added, first_hole)
+    }
+}
+
+/// The slots of an array request, all or nothing unless `is_kept`: what it fills is marked, and taken back in the end if
+/// that is not what it must have, or if it unwinds.
+struct Tentative<'w> {
+    words: &'w mut [usize],
+    is_kept: bool,
+}
+
+impl Tentative<'_> {
+    #[inline]
+    fn keep(&mut self) {
+        self.words.iter_mut().for_each(|word| *word &= !TENTATIVE);
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Tentative<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        for word in self.words.iter_mut().filter(|word| **word & TENTATIVE != 0) {
+            // It was prepared a moment ago: nothing to refuse.
+            let _ = free_word(core::mem::take(word) & !TENTATIVE);
+        }
+    }
+}
+
+/// The holes of an array that are still to be filled, in ascending order.
+struct Holes {
+    missing: usize,
+    /// All are empty from `at` on.
+    are_all: bool,
+    /// Those of the 64 slots from `at` on.
+    mask: u64,
+    at: usize,
+}
+
+impl Holes {
+    /// Of `n` slots that are all empty.
+    fn all(n: usize) -> Self {
+        Self { missing: n, are_all: true, mask: 0, at: 0 }
+    }
+
+    fn of(words: &[usize]) -> Self {
+        let count = |chunk| empty_slots(chunk).count_ones() as usize;
+        let missing = words.chunks(64).map(count).sum();
+        if missing == words.len() {
+            return Self::all(missing);
+        }
+        Self { missing, are_all: false, mask: empty_slots(&words[..words.len().min(64)]), at: 0 }
+    }
+
+    /// Fills as many as there are blocks, of which there is a hole for each. `zero` has what their words have besides the address.
+    #[inline(always)]
+    fn fill(&mut self, words: &mut [usize], mut pfns: &[u32], zero: usize) {
+        if self.are_all {
+            fill_pages(&mut words[self.at..self.at + pfns.len()], pfns, zero);
+            self.at += pfns.len();
+            return;
+        }
+        while let Some((&pfn, rest)) = pfns.split_first() {
+            while self.mask == 0 {
+                self.at += 64;
+                let end = words.len().min(self.at + 64);
+                self.mask = empty_slots(&words[self.at..end]);
+            }
+            words[self.at + self.mask.trailing_zeros() as usize] = word_of(zero, pfn);
+            self.mask &= self.mask - 1;
+            pfns = rest;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Allocator, Bulk, Memory, Mobility, Order, Page};
+    use pagemill_core::FrameState;
+
+    #[test]
+    fn a_small_array_filled_from_the_list_counts_as_one_bulk_call() {
+        let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
+        drop(allocator.alloc_page(crate::Gfp::KERNEL).unwrap()); // The list has pages.
+        let calls = || allocator.stats().bulk_alloc.iter().sum::<u64>();
+        let (before, mut slots) = (calls(), [const { None::<Page> }; 4]);
+        allocator.alloc_pages_bulk_array(Bulk::exact(4), &mut slots).unwrap();
+        assert_eq!(calls(), before + 1);
+    }
+
+    /// Somebody has the second page from the top, which was freed twice: the first one is in the array by then.
+    #[test]
+    fn a_small_array_that_meets_a_page_that_somebody_has_is_filled_all_the_same() {
+        let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
+        let arena = allocator.nodes().first().arena;
+        drop(allocator.alloc_page(crate::Gfp::KERNEL).unwrap()); // The list has pages.
+        let list = allocator.nodes().first().lists.list_here(Mobility::Unmovable);
+        let top: Vec<u32> = list.frames().collect();
+        let taken = top[top.len() - 2];
+        arena.set_state(taken, FrameState::raw(Order::ZERO));
+        let mut slots: [Option<Page>; 4] = [const { None }; 4];
+        let filled = allocator.alloc_pages_bulk_array(Bulk::exact(4), &mut slots).unwrap();
+        assert_eq!((filled.added, filled.occupied, filled.first_hole), (4, 4, 4));
+        assert!(slots.iter().flatten().all(|page| page.addr() != arena.addr_of(taken)));
+        let stats = allocator.stats();
+        assert_eq!(stats.allocated - stats.freed, 4 + 1, "four pages, and the one that was put aside");
+        drop(slots);
+        allocator.drain();
+        assert_eq!(allocator.validate().unwrap().quarantined, 1);
+    }
+}
