@@ -2,11 +2,12 @@
 use super::request::{Bulk, Delivered, Filled};
 use super::word_of;
 use crate::allocator::{Allocator, Inner};
-use crate::free::free_word;
-use crate::handle::{Block, Owned, TENTATIVE, slots_as_words};
+use crate::free::{free_word, give_away};
+use crate::handle::{Block, Owned, TENTATIVE, addr_of_word, slots_as_words};
 use crate::list::List;
+use crate::registry;
 use core::mem::MaybeUninit;
-use pagemill_core::{Error, Gfp, Invalid};
+use pagemill_core::{Error, Gfp, Invalid, Order};
 use pagemill_sys::{Batch, are_empty, empty_slots, fill_pages, find_empty};
 
 /// The slots of an array whose holes are looked for before they are filled: 1024 at most, in a table of 16 masks.
@@ -50,7 +51,9 @@ impl Allocator {
         // Flags that contradict each other are refused, also where nothing is missing.
         let inner = if gfp.is_plain() { self.nodes().here()? } else { return None };
         if words.len() > Batch::CAPACITY {
-            return Self::fill_holes::<{ SLOTS_MAX / 64 }>(inner, gfp, words);
+            // Those that begin with as many holes miss more than a batch, as a rule.
+            let is_sparse = !are_empty(&words[..Batch::CAPACITY]);
+            return if is_sparse { Self::fill_holes::<{ SLOTS_MAX / 64 }>(inner, gfp, words) } else { None };
         }
         if !are_empty(words) {
             return Self::fill_holes::<1>(inner, gfp, words);
@@ -133,6 +136,12 @@ impl Allocator {
     pub(super) fn fill_array_raw(&self, mut request: Bulk<'_>, words: &mut [usize]) -> Result<Filled, Error> {
         let (n, slots) = (request.most, words.len());
         let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
+        if are_empty(words) {
+            let order = request.order;
+            let filled = self.fill_array(request, words, true, true)?;
+            give_away_all(&mut words[..filled.added], order);
+            return Ok(filled);
+        }
         let occupied = words.iter().filter(|&&word| word != 0).count();
         (request.most, request.least) = (n - occupied, request.least.saturating_sub(occupied));
         let mut blocks = List::<Block>::new();
@@ -166,6 +175,19 @@ impl Allocator {
         drop(tentative);
         let first_hole = if added == missing { n } else { words.iter().position(|&word| word == 0).unwrap_or(n) };
         (added, first_hole)
+    }
+}
+
+/// What handles' words are of, blocks of one order, are raw pointers from now on, and so are the words.
+fn give_away_all(words: &mut [usize], order: Order) {
+    for words in words.chunks_mut(Batch::CAPACITY) {
+        match registry::recent(words[0]) {
+            Some((arena, _)) if order == Order::ZERO && arena.has_pages(words) => arena.give_away_pages(words),
+            _ => words.iter_mut().for_each(|word| {
+                *word = addr_of_word(*word);
+                give_away(*word, order);
+            }),
+        }
     }
 }
 
@@ -214,11 +236,11 @@ impl Holes {
     }
 
     fn of(words: &[usize]) -> Self {
+        if are_empty(words) {
+            return Self::all(words.len());
+        }
         let count = |chunk| empty_slots(chunk).count_ones() as usize;
         let missing = words.chunks(64).map(count).sum();
-        if missing == words.len() {
-            return Self::all(missing);
-        }
         Self { missing, are_all: false, mask: empty_slots(&words[..words.len().min(64)]), at: 0 }
     }
 
