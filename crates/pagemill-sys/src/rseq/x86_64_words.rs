@@ -252,7 +252,7 @@ push_words!(push_words_by_32, 32);
 /// are fewer, or the list is held, or one's byte in `states` is not safe; then nothing is popped, and what is stored means nothing.
 ///
 /// # Safety
-/// As [`pop`]; `to` has room for `n` words, and each frame on the lists has a byte at its number in `states`.
+/// As [`pop`](super::pop); `to` has room for `n` words, and each frame on the lists has a byte at its number in `states`.
 #[inline(always)]
 pub(crate) unsafe fn pop_words(lists: Lists, to: *mut usize, n: usize, zero: usize, states: *const u8) -> bool {
     // SAFETY: as the caller promises; the processor has what it needs.
@@ -269,7 +269,7 @@ pub(crate) unsafe fn pop_words(lists: Lists, to: *mut usize, n: usize, zero: usi
 /// not fit, or the list is held.
 ///
 /// # Safety
-/// As [`pop`]; `n` words can be read at `from`.
+/// As [`pop`](super::pop); `n` words can be read at `from`.
 #[inline(always)]
 pub(crate) unsafe fn push_words(lists: Lists, from: *const usize, n: usize, zero: usize) -> bool {
     // SAFETY: as the caller promises; the processor has what it needs.
