@@ -359,7 +359,10 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
     };
     let words = &mut words[freed..];
     if order == Order::ZERO && words.iter().all(|addr| addr.is_multiple_of(PAGE_SIZE)) {
-        freed += free_others::<true>(words, &mut misused);
+        freed += match words {
+            [word] => usize::from(free_slot::<true>(word, &mut misused)),
+            _ => free_others::<true>(words, &mut misused),
+        };
     } else {
         let mut at = 0;
         while at < words.len() {

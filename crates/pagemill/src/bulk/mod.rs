@@ -7,7 +7,7 @@
 //! it inlined, and each wrote its request and its result to memory (2 ns of 14).
 use crate::allocator::Allocator;
 use crate::arena::Arena;
-use crate::free::free_word;
+use crate::free::{free_word, give_away};
 use crate::handle::{Owned, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
@@ -114,7 +114,14 @@ impl Allocator {
         let n = request.most;
         // SAFETY: pointers and addresses have one layout; what is written is the address of a page, or 0.
         let words = unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast::<usize>(), slots.len()) };
-        if (request.is_one_batch() || request.is_one_page())
+        if let [word @ 0, ..] = words
+            && let Some((arena, pfn)) = self.one_page(&request)
+        {
+            *word = arena.addr_of(pfn);
+            give_away(*word, Order::ZERO);
+            return Ok(Filled { added: 1, occupied: 1, first_hole: 1, shortfall: None });
+        }
+        if request.is_one_batch()
             && let Some(words) = words.get_mut(..n)
             && self.fill_batch_raw(request.gfp, words)
         {
