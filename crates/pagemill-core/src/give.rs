@@ -146,7 +146,14 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
     /// Writes what is still collected. By reference: the tables are large, and a copy is stack that a signal handler may not
     /// have.
     pub fn finish(&mut self) -> Given {
+        self.finish_with(|_| ())
+    }
+
+    /// The same. `look` is told what was given when all bits are set, and before the frames count: nobody else ends the zone until
+    /// it returns.
+    pub fn finish_with(&mut self, look: impl FnOnce(&Given)) -> Given {
         (0..SLOTS).for_each(|slot| self.write(slot));
+        look(&self.given);
         (0..self.counts.len()).for_each(|place| self.write_count(place));
         let mut given = core::mem::take(&mut self.given);
         given.is_complete = self.zone.add_free(given.frames);

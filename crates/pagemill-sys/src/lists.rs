@@ -462,7 +462,8 @@ impl PerCpu {
 
     /// Takes as many frames as there are words, all or none, at most a batch's worth, and fills the words with the addresses of their
     /// pages: number 0 would be at `zero`. In the order in which they were pushed. False: the list has fewer or is held, or not all
-    /// of these frames are [`SAFE`](pagemill_core::FrameState::SAFE); what stands in the words means nothing then.
+    /// of these frames are [`SAFE`](pagemill_core::FrameState::SAFE), or there are no words or more than a batch has; what stands in
+    /// the words means nothing then.
     ///
     /// # Safety
     /// Each frame on the lists has a state, the atomic byte at its number in `states`.
@@ -474,9 +475,9 @@ impl PerCpu {
         zero: usize,
         states: *const u8,
     ) -> bool {
-        debug_assert!((1..=Batch::CAPACITY).contains(&words.len()));
         match self.backend {
-            // SAFETY: as in `pop`; the section writes the words and no more.
+            _ if !(1..=Batch::CAPACITY).contains(&words.len()) => false,
+            // SAFETY: as in `pop`; the section writes the words, of which there are as many as it takes, and no more.
             Backend::Rseq => unsafe {
                 rseq::pop_words(self.sections(mobility), words.as_mut_ptr().cast(), words.len(), zero, states)
             },
@@ -489,14 +490,14 @@ impl PerCpu {
         }
     }
 
-    /// Returns the frames of the pages with these addresses, at most a batch's worth: all, or none if they do not fit or the list is
-    /// held. They are pages of the zone whose number 0 would be at `zero`.
+    /// Returns the frames of the pages with these addresses: all, or none if they do not fit or the list is held, or if there are no
+    /// words or more than a batch has. They are pages of the zone whose number 0 would be at `zero`.
     #[inline(always)]
     pub fn push_words(&self, mobility: Mobility, words: &[usize], zero: usize) -> bool {
         step!("PerCpu::push_words");
-        debug_assert!((1..=Batch::CAPACITY).contains(&words.len()));
         match self.backend {
-            // SAFETY: as in `pop`; the section reads the words and no more.
+            _ if !(1..=Batch::CAPACITY).contains(&words.len()) => false,
+            // SAFETY: as in `pop`; the section reads the words, of which there are as many as it takes, and no more.
             Backend::Rseq => unsafe { rseq::push_words(self.sections(mobility), words.as_ptr(), words.len(), zero) },
             Backend::Portable => self.list_here(mobility).try_hold().is_some_and(|held| held.push_words(words, zero)),
         }

@@ -22,9 +22,9 @@ use std::sync::{Arc, OnceLock, Weak};
 /// back; pages find it through their arena.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Unmapped by [`end`](Self::end).
     /// Whose list was the last one that a depot was asked for, plus one: see [`passes_on`](Inner::passes_on).
     pub(crate) asked: AtomicU32,
+    /// Unmapped by [`end`](Self::end).
     pub(crate) lists: ManuallyDrop<PerCpu>,
     pub(crate) arena: &'static Arena,
     pub(crate) zone: Zone<'static>,
@@ -294,18 +294,13 @@ impl Inner {
 
     /// Returns the depots' frames to the zone.
     pub(crate) fn drain_depots(&self) -> usize {
-        self.drain_due_depots(|depot| !depot.is_empty())
-    }
-
-    fn drain_due_depots(&self, is_due: impl Fn(&List) -> bool) -> usize {
-        let drain = |mobility| {
-            let mut giving = self.zone.giving();
-            let drained = self.lists.drain_depots(mobility, &is_due, |pfns| giving.give_slice(pfns));
+        let mut giving = self.zone.giving();
+        let drained = self.lists.drain_depots(|pfns| giving.give_slice(pfns));
+        // Where nothing came nobody has to be woken.
+        if drained > 0 {
             finish(self, &mut giving);
-            drained
-        };
-        // Where none is due nobody has to be woken.
-        if self.lists.depots().any(&is_due) { Mobility::ALL.map(drain).into_iter().sum() } else { 0 }
+        }
+        drained
     }
 
     /// Called when the allocator's last handle is gone. From then on freed pages go to the zone and not to a list.
@@ -319,11 +314,11 @@ impl Inner {
         self.drain_all();
         if self.out_at_rest() != 0 {
             // Some pages are not back. A thread may have put one of them on a list just before the list was shut, so drain
-            // again. A thread that reaches a list after this drain sees that the list is shut.
+            // again, lists that look empty too. A thread that reaches a list after this drain sees that the list is shut.
             for cpu in 0..self.lists.cpus() {
                 self.drain_lists(CpuId::new(cpu as u32), |_| true);
             }
-            self.drain_due_depots(|_| true);
+            self.drain_depots();
         }
         let quarantined = self.quarantined.load(Relaxed) as usize;
         // Frames on lists that cannot be drained. With pages out they do not count, and the arena stays: a free may push
@@ -433,7 +428,22 @@ impl Inner {
 mod tests {
     use crate::patience::until;
     use crate::registry::by_address;
-    use crate::{Allocator, Memory};
+    use crate::{Allocator, Memory, Mobility};
+    use core::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn a_list_that_takes_nothing_does_not_grow() {
+        let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
+        let inner = allocator.nodes().first();
+        let policy = || inner.lists.list_here(Mobility::Unmovable).policy();
+        let before = policy();
+        inner.retired.store(true, Relaxed);
+        assert!(!inner.has_made_room(Mobility::Unmovable, 64));
+        assert_eq!(policy(), before);
+        inner.retired.store(false, Relaxed);
+        assert!(inner.has_made_room(Mobility::Unmovable, 64));
+        assert_ne!(policy(), before);
+    }
 
     #[test]
     fn a_child_forked_amid_the_drop_of_the_last_handle_ends_all_arenas() {

@@ -250,9 +250,9 @@ fn free_others<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse
             at += 1;
         } else if !words[at].is_multiple_of(PAGE_SIZE) {
             let order = order_of_word(words[at]);
-            let blocks = blocks::return_blocks::<RAW>(words, &mut at, order);
-            freed += blocks;
-            if blocks == 0 {
+            let from = at;
+            freed += blocks::return_blocks::<RAW>(words, &mut at, order);
+            if at == from {
                 freed += usize::from(free_slot_slow::<RAW>(&mut words[at], misused));
                 at += 1;
             }
@@ -283,9 +283,14 @@ fn free_others<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse
 /// Completes what goes to the zone, and wakes requests that wait for it. Those may be the allocator's last pages: nothing of it
 /// is touched afterwards but its [waits](crate::nodes::MemoryWaits), and for misuse. If no handle is left either, the arena ends.
 pub(crate) fn finish<const N: usize>(inner: &Inner, giving: &mut Giving<'_, '_, N>) {
+    finish_with(inner, giving, |_| ());
+}
+
+/// The same; `count` is told how many frames came back, those of them left out that somebody else freed at the same moment.
+fn finish_with<const N: usize>(inner: &Inner, giving: &mut Giving<'_, '_, N>, count: impl FnOnce(usize)) {
     let (arena, waits) = (inner.arena, inner.nodes.waits);
     inner.nodes.claim_freed(inner, || giving.frames());
-    let given = giving.finish();
+    let given = giving.finish_with(|given| count(given.frames));
     if given.doubles > 0 {
         inner.note_doubles(given);
     }

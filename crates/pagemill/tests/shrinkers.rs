@@ -1,7 +1,7 @@
 //! Shrinkers that do not do what they say, or panic: requests and background reclaim end all the same (C3.4, C3.6).
 //! Each test waits for what must come; that it never comes is the failure.
 use crate::common::until;
-use pagemill::{Allocator, Gfp, Memory, Order, Page, Shrink, Shrinker, Watermarks, Why};
+use pagemill::{Allocator, Bulk, Gfp, Memory, Order, Page, Shrink, Shrinker, Watermarks, Why, free_pages_bulk_raw};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -152,4 +152,27 @@ fn background_reclaim_goes_on_after_a_panic() {
         drop(allocator.alloc_page(Gfp::ATOMIC));
         gives.so_far() >= 2 && allocator.stats().free >= 96
     });
+}
+
+#[test]
+fn an_empty_array_has_raw_blocks_also_after_a_request_that_unwinds() {
+    struct Panics;
+    impl Shrinker for Panics {
+        fn shrink(&self, _: Shrink) -> usize {
+            panic!("a shrinker that panics on purpose")
+        }
+    }
+    for order in [0, 1, 3].map(|order| Order::new(order).unwrap()) {
+        let allocator = one_cpu(Memory::anonymous(PAGES));
+        let _registered = allocator.register_shrinker(Arc::new(Panics));
+        let mut slots = [std::ptr::null_mut(); 2 * PAGES];
+        let bulk = Bulk::up_to(slots.len()).order(order).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL);
+        let ask = AssertUnwindSafe(|| allocator.alloc_pages_bulk_array_raw(bulk, &mut slots));
+        assert!(catch_unwind(ask).is_err());
+        let blocks = PAGES >> order.get();
+        // SAFETY: the blocks are the test's.
+        assert_eq!(unsafe { free_pages_bulk_raw(&mut slots, order) }, Ok(blocks), "{order:?}");
+        assert_eq!(allocator.validate().unwrap().handed_out, 0);
+        allocator.close().unwrap();
+    }
 }

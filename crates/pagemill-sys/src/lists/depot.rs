@@ -32,7 +32,7 @@ impl List {
     }
     /// The same with room for `n` frames more.
     fn hold_with_room(&self, n: usize) -> Option<Held<'_>> {
-        let has_room = || self.len() + n <= self.limit.load(Relaxed) as usize;
+        let has_room = || self.len().saturating_add(n) <= self.limit.load(Relaxed) as usize;
         // Again when it is held: D2.
         if has_room() { self.hold_as_depot().filter(|_| has_room()) } else { None }
     }
@@ -196,15 +196,9 @@ impl PerCpu {
         }
     }
 
-    /// Takes everything out of the depots of that mobility for which `is_due` says so, a batch at a time. Waits for a thread that
-    /// holds one. Returns how many frames went through `give`.
-    pub fn drain_depots(
-        &self,
-        mobility: Mobility,
-        is_due: impl Fn(&List) -> bool,
-        mut give: impl FnMut(&[u32]),
-    ) -> usize {
-        let due = self.depots_of(mobility).filter(|list| is_due(list));
-        due.map(|list| list.hold_for_drain().held.drain(&mut give)).sum()
+    /// Takes everything out of all depots, a batch at a time. Waits for a thread that holds one, also one that looks empty: that thread
+    /// may be about to put frames there (D2). Returns how many frames went through `give`.
+    pub fn drain_depots(&self, mut give: impl FnMut(&[u32])) -> usize {
+        self.depots().map(|depot| depot.hold_for_drain().held.drain(&mut give)).sum()
     }
 }

@@ -35,3 +35,37 @@ fn a_drain_waits_asleep_for_a_section_of_the_portable_backend() {
     };
     assert_sleeps(hold, || assert_eq!(lists.drain(CpuId::new(0), KIND, |_| {}), Some(1)));
 }
+
+#[test]
+fn a_drain_waits_for_what_comes_into_a_depot_that_looks_empty() {
+    let lists = list_of_one();
+    let hold = |others: &dyn Fn()| {
+        let depot = lists.depots().next().unwrap().try_hold().unwrap();
+        others();
+        assert!(depot.push_n(&[8]));
+    };
+    assert_sleeps(hold, || assert_eq!(lists.drain_depots(|frames| assert_eq!(frames, [8])), 1));
+}
+
+#[test]
+fn no_words_and_more_than_a_batch_are_refused() {
+    let backends = [Backend::Portable, Backend::Rseq];
+    for lists in backends.into_iter().filter_map(|backend| PerCpu::new(backend, 1, || 0).ok()) {
+        for n in [0, Batch::CAPACITY + 1] {
+            assert!(!lists.push_words(KIND, &vec![0; n], 0), "{n}");
+            let mut words = vec![MaybeUninit::new(0); n];
+            // SAFETY: no frame is on the lists.
+            assert!(!unsafe { lists.pop_words(KIND, &mut words, 0, std::ptr::null()) }, "{n}");
+        }
+        assert!(lists.list_here(KIND).is_empty());
+    }
+}
+
+#[test]
+fn a_load_without_measure_has_no_room_in_a_depot() {
+    let lists = list_of_one();
+    assert_eq!(lists.list_to_depot(KIND, usize::MAX), 0);
+    assert_eq!(lists.list_to_depot(KIND, 1), 1);
+    assert!(lists.push(KIND, 8));
+    assert_eq!(lists.list_to_depot(KIND, usize::MAX), 0);
+}

@@ -137,10 +137,8 @@ impl Allocator {
         let (n, slots) = (request.most, words.len());
         let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
         if are_empty(words) {
-            let order = request.order;
-            let filled = self.fill_array(request, words, true, true)?;
-            give_away_all(&mut words[..filled.added], order);
-            return Ok(filled);
+            let slots = BecomeRaw { order: request.order, words };
+            return self.fill_array(request, slots.words, true, true);
         }
         let occupied = words.iter().filter(|&&word| word != 0).count();
         (request.most, request.least) = (n - occupied, request.least.saturating_sub(occupied));
@@ -178,15 +176,24 @@ impl Allocator {
     }
 }
 
-/// What handles' words are of, blocks of one order, are raw pointers from now on, and so are the words.
-fn give_away_all(words: &mut [usize], order: Order) {
-    for words in words.chunks_mut(Batch::CAPACITY) {
-        match registry::recent(words[0]) {
-            Some((arena, _)) if order == Order::ZERO && arena.has_pages(words) => arena.give_away_pages(words),
-            _ => words.iter_mut().for_each(|word| {
-                *word = addr_of_word(*word);
-                give_away(*word, order);
-            }),
+/// The slots of an array that was empty: what handles' words come into it, of blocks of one order, become raw pointers in the end, also
+/// if the request unwinds after it has delivered.
+struct BecomeRaw<'w> {
+    words: &'w mut [usize],
+    order: Order,
+}
+
+impl Drop for BecomeRaw<'_> {
+    fn drop(&mut self) {
+        let filled = self.words.iter().position(|&word| word == 0).unwrap_or(self.words.len());
+        for words in self.words[..filled].chunks_mut(Batch::CAPACITY) {
+            match registry::recent(words[0]) {
+                Some((arena, _)) if self.order == Order::ZERO && arena.has_pages(words) => arena.give_away_pages(words),
+                _ => words.iter_mut().for_each(|word| {
+                    *word = addr_of_word(*word);
+                    give_away(*word, self.order);
+                }),
+            }
         }
     }
 }

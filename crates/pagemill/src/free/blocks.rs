@@ -1,6 +1,6 @@
 //! Blocks of one order above 0, collected on their way back to the zone: those of one word of bits go with one operation, and what
 //! counts them is written once for all (C3.11).
-use super::{Collect, finish};
+use super::{Collect, finish_with};
 use crate::arena::Arena;
 use crate::handle::{addr_of_word, order_of_word};
 use crate::registry;
@@ -32,17 +32,20 @@ impl<const RAW: bool> Blocks<RAW> {
         addr.is_multiple_of(PAGE_SIZE) && self.arena.contains(addr) && self.give(self.arena.pfn_of(addr))
     }
 
-    /// Completes it. Those may be the allocator's last frames: nothing of it is touched after that. Returns how many blocks there were.
+    /// Completes it. Those may be the allocator's last frames: nothing of it is touched after that. Returns how many blocks are free
+    /// now; those that somebody else freed at the same moment are not among them.
     pub(crate) fn end(&mut self) -> usize {
-        let blocks = self.blocks;
-        if blocks > 0 {
+        let mut freed = 0;
+        if self.blocks > 0 {
             let inner = self.arena.inner();
-            let stats = inner.stats_here();
-            stats.blocks_in.fetch_add(blocks as u64, Relaxed);
-            stats.block_pages_in.fetch_add(blocks as u64 * u64::from(self.order.frames()), Relaxed);
-            finish(inner, &mut self.giving);
+            finish_with(inner, &mut self.giving, |frames| {
+                freed = frames / self.order.frames() as usize;
+                let stats = inner.stats_here();
+                stats.blocks_in.fetch_add(freed as u64, Relaxed);
+                stats.block_pages_in.fetch_add(frames as u64, Relaxed);
+            });
         }
-        blocks
+        freed
     }
 }
 
@@ -75,4 +78,51 @@ pub(super) fn return_blocks<const RAW: bool>(words: &mut [usize], at: &mut usize
         *at += 1;
     }
     blocks.end()
+}
+
+#[cfg(all(test, not(any(miri, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::free::large::Large;
+    use crate::{Allocator, Gfp, Memory};
+    use pagemill_core::{FrameState, Mobility};
+
+    /// What two threads do that free the same raw block at the same moment: both find it raw.
+    #[test]
+    fn what_two_free_at_the_same_moment_counts_once() {
+        let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
+        let free_twice = |order: u8, free: &dyn Fn(&'static Arena, usize) -> [usize; 2]| {
+            let order = Order::new(order).unwrap();
+            let addr = allocator.alloc_pages(Gfp::KERNEL, order).unwrap().into_raw().0.addr();
+            let (arena, _) = registry::by_address(addr).unwrap();
+            let freed = free(arena, addr);
+            let stats = allocator.stats();
+            (freed, stats.allocated - stats.freed, stats.misused)
+        };
+        for order in [1, 3, 6, 8] {
+            let both = |arena: &'static Arena, addr| {
+                let order = Order::new(order).unwrap();
+                let collect = || {
+                    let mut blocks = Blocks::<true>::new(addr, order).unwrap();
+                    arena.set_state(arena.pfn_of(addr), FrameState::raw(order));
+                    assert!(blocks.give_at(addr));
+                    blocks
+                };
+                [collect(), collect()].map(|mut blocks| blocks.end())
+            };
+            let before = allocator.stats().misused;
+            assert_eq!(free_twice(order, &both), ([1, 0], 0, before + (1 << order)), "order {order}");
+        }
+        let both = |arena: &'static Arena, addr| {
+            let collect = || {
+                let mut pages = Large::<true>::new(arena, Mobility::Unmovable);
+                arena.set_state(arena.pfn_of(addr), FrameState::raw(Order::ZERO));
+                assert!(pages.give(arena.pfn_of(addr)));
+                pages
+            };
+            [collect(), collect()].map(|mut pages| pages.end())
+        };
+        let before = allocator.stats().misused;
+        assert_eq!(free_twice(0, &both), ([1, 0], 0, before + 1), "pages");
+    }
 }

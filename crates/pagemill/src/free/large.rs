@@ -2,7 +2,7 @@
 //!
 //! Neighbours go as they come, many with one bit operation. Scattered ones are sorted by place first, where there are enough
 //! of them: in a random order over gigabytes each would change a word and a count of its own, which costs 40 ns.
-use super::{Collect, address_run, finish};
+use super::{Collect, address_run, finish_with};
 use crate::arena::Arena;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Giving, Mobility, PAGE_SIZE, Pfn};
@@ -75,16 +75,18 @@ impl<const RAW: bool> Large<RAW> {
     }
 
     /// Counts the call and completes it. Those may be the allocator's last pages: nothing of it is touched after that.
-    /// Returns how many pages there were.
+    /// Returns how many pages are free now.
     pub(crate) fn end(&mut self) -> usize {
         let inner = self.arena.inner();
         if self.pages > 1 {
             inner.lists.count_bulk(BulkCall::Free, self.pages);
         }
-        inner.stats_here().direct_in.fetch_add(self.pages as u64, Relaxed);
-        let pages = self.pages;
-        finish(inner, &mut self.giving);
-        pages
+        let mut freed = 0;
+        finish_with(inner, &mut self.giving, |frames| {
+            inner.stats_here().direct_in.fetch_add(frames as u64, Relaxed);
+            freed = frames;
+        });
+        freed
     }
 }
 
