@@ -32,8 +32,9 @@ impl Zone<'_> {
         pfn
     }
 
-    /// Takes up to `want` blocks of `order`, which is 8 at most, from pageblocks of `mobility`, or unused ones, as long as `floor` frames stay
-    /// free. Blocks of one word are taken together: `emit` gets its first frame and a bit for each block's first one. Returns how many.
+    /// Takes up to `want` blocks of `order`, which is 8 at most, from pageblocks of `mobility`, or unused ones, as long as `floor`
+    /// frames stay free. Blocks of one word are taken together: `emit` gets its first frame and a bit for each block's first one.
+    /// Returns how many.
     ///
     /// ```
     /// # use pagemill_core::{Mobility, Order, Pfn, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};

@@ -5,6 +5,7 @@
 //! an entry is written when another word wants its place, or at the end. Counts go last, after all bits (I1).
 use crate::area::{BLOCK_WORDS, low_bits};
 use crate::{Handful, Pfn, Zone};
+use core::borrow::BorrowMut;
 
 /// What was given.
 ///
@@ -24,22 +25,46 @@ pub struct Given {
     pub is_complete: bool,
 }
 
-/// Frames on their way back to a zone; [`finish`](Self::finish) completes it. See [`Zone::giving`].
-#[derive(Debug)]
-#[must_use = "frames are lost unless it is finished"]
-pub struct Giving<'z, 'm, const SLOTS: usize> {
-    zone: &'z Zone<'m>,
+/// Bits of `SLOTS` words at most, by word: what a [`Giving`] collects frames in. Zeroed memory is an empty one.
+///
+/// ```
+/// assert_eq!(pagemill_core::WordTable::<32>::new(), Default::default());
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WordTable<const SLOTS: usize> {
     /// Word numbers plus one, 0 where there is none.
     words: [u32; SLOTS],
     masks: [u64; SLOTS],
+}
+
+impl<const SLOTS: usize> WordTable<SLOTS> {
+    /// An empty one.
+    pub const fn new() -> Self {
+        Self { words: [0; SLOTS], masks: [0; SLOTS] }
+    }
+}
+
+impl<const SLOTS: usize> Default for WordTable<SLOTS> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Frames on their way back to a zone; [`finish`](Self::finish) completes it. See [`Zone::giving`].
+#[derive(Debug)]
+#[must_use = "frames are lost unless it is finished"]
+pub struct Giving<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>> = WordTable<SLOTS>> {
+    zone: &'z Zone<'m>,
+    table: T,
     /// (block plus one, frames).
     counts: [(u32, u32); 32],
     given: Given,
 }
 
-impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
-    pub(crate) fn new(zone: &'z Zone<'m>) -> Self {
-        Self { zone, words: [0; SLOTS], masks: [0; SLOTS], counts: [(0, 0); 32], given: Given::default() }
+impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, SLOTS, T> {
+    /// With an empty table.
+    pub(crate) fn new(zone: &'z Zone<'m>, table: T) -> Self {
+        Self { zone, table, counts: [(0, 0); 32], given: Given::default() }
     }
 
     /// Gives one frame.
@@ -85,19 +110,20 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
     #[inline]
     fn give_bits(&mut self, word: usize, mask: u64) {
         let slot = word % SLOTS;
-        if self.words[slot] != word as u32 + 1 {
+        if self.table.borrow().words[slot] != word as u32 + 1 {
             if mask == !0 {
                 return self.put(word, mask); // No other bits of it will come.
             }
             self.write(slot);
-            self.words[slot] = word as u32 + 1;
+            self.table.borrow_mut().words[slot] = word as u32 + 1;
         }
         // A bit that is collected twice is a double free too; counting bits would lose it.
-        let doubles = self.masks[slot] & mask;
+        let collected = &mut self.table.borrow_mut().masks[slot];
+        let doubles = *collected & mask;
+        *collected |= mask;
         if doubles != 0 {
             self.note_doubles(word, doubles);
         }
-        self.masks[slot] |= mask;
     }
 
     #[cold]
@@ -106,10 +132,11 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
         self.given.last_double = Some(self.zone.first_of_word(word).offset(doubles.ilog2()));
     }
 
-    /// Sets the bits that `slot` collected.
+    /// Sets the bits that `slot` collected, and empties it.
     fn write(&mut self, slot: usize) {
-        let Some(word) = (self.words[slot] as usize).checked_sub(1) else { return };
-        let mask = core::mem::take(&mut self.masks[slot]);
+        let table = self.table.borrow_mut();
+        let Some(word) = (core::mem::take(&mut table.words[slot]) as usize).checked_sub(1) else { return };
+        let mask = core::mem::take(&mut table.masks[slot]);
         self.put(word, mask);
     }
 
@@ -139,7 +166,7 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
 
     /// How many frames were given so far, doubles among them.
     pub fn frames(&self) -> usize {
-        let collected = self.masks.iter().map(|mask| mask.count_ones() as usize).sum::<usize>();
+        let collected = self.table.borrow().masks.iter().map(|mask| mask.count_ones() as usize).sum::<usize>();
         collected + self.given.frames + self.given.doubles
     }
 
@@ -152,7 +179,13 @@ impl<'z, 'm, const SLOTS: usize> Giving<'z, 'm, SLOTS> {
     /// The same. `look` is told what was given when all bits are set, and before the frames count: nobody else ends the zone until
     /// it returns.
     pub fn finish_with(&mut self, look: impl FnOnce(&Given)) -> Given {
-        (0..SLOTS).for_each(|slot| self.write(slot));
+        for from in (0..SLOTS).step_by(8) {
+            // Most are empty where frames were in order.
+            let to = SLOTS.min(from + 8);
+            if self.table.borrow().words[from..to].iter().fold(0, |any, word| any | word) != 0 {
+                (from..to).for_each(|slot| self.write(slot));
+            }
+        }
         look(&self.given);
         (0..self.counts.len()).for_each(|place| self.write_count(place));
         let mut given = core::mem::take(&mut self.given);

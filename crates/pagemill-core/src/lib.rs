@@ -69,7 +69,7 @@ mod zone;
 
 pub use error::{Error, Exhausted, Invalid, Misuse, MisuseKind, Shortfall, Why};
 pub use gfp::{Gfp, Mobility};
-pub use give::{Given, Giving};
+pub use give::{Given, Giving, WordTable};
 pub use handful::Handful;
 pub use idle::{Part, Tick, Unused};
 pub use lock::{Lock, Sleep};

@@ -75,6 +75,21 @@ impl ListPolicy {
         Self { batch: batch.min(most), limit, last: event }
     }
 
+    /// How many frames a drain moves that can collect them in a large table: three quarters of the list, where so many drains followed
+    /// drains that the batch is as large as it gets. Else none.
+    ///
+    /// ```
+    /// use pagemill_core::{ListPolicy, SlowEvent};
+    /// let long = ListPolicy { limit: 1024, ..ListPolicy::START };
+    /// assert_eq!(long.large_drain(), None);
+    /// let drains = (0..3).fold(long, |policy, _| policy.after(SlowEvent::Drain, 1024));
+    /// assert_eq!((drains.batch, drains.large_drain()), (ListPolicy::BATCH_MAX, Some(768)));
+    /// ```
+    pub fn large_drain(self) -> Option<u32> {
+        let most = self.limit - self.limit / 4;
+        (self.last == SlowEvent::Drain && self.batch == Self::BATCH_MAX).then_some(most - most % Self::BATCH_MIN)
+    }
+
     /// Packed into one word.
     #[inline]
     pub const fn as_word(self) -> u64 {

@@ -43,7 +43,6 @@ pub struct CpuStats {
     pub numa_interleave: AtomicU64,
     /// Requests that came back short, by [`Why::index`].
     pub shortfalls: [AtomicU64; Why::COUNT],
-    _pad: [u64; 945 - Why::COUNT],
 }
 
 /// Which of a CPU's histograms a bulk call counts in.

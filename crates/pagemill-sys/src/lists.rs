@@ -33,10 +33,12 @@ pub use depot::DEPOTS;
 use held::Held;
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
 use pagemill_core::{BoundBlock, CpuId, Error, Invalid, ListPolicy, Lock, Mobility, step};
+pub use table::CpuTable;
 
 mod depot;
 mod drain;
 mod held;
+mod table;
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests;
 
@@ -231,7 +233,16 @@ pub struct CpuLists {
     pub lists: [List; Mobility::COUNT],
     /// What it counts.
     pub stats: CpuStats,
+    /// What this CPU collects frames in that leave a list for the zone.
+    pub table: CpuTable,
+    _pad: [u64; PAD_WORDS],
 }
+
+/// Words of padding, for a CPU's lists to begin where a section looks for them.
+#[cfg(not(loom))]
+const PAD_WORDS: usize = (LIST_BYTES - size_of::<CpuStats>() - size_of::<CpuTable>()) / 8;
+#[cfg(loom)]
+const PAD_WORDS: usize = 0;
 
 /// The lists of all CPUs.
 ///

@@ -428,8 +428,10 @@ impl Inner {
 mod tests {
     use crate::patience::until;
     use crate::registry::by_address;
-    use crate::{Allocator, Memory, Mobility};
+    use crate::{Allocator, Gfp, Memory, Mobility, free_pages_bulk};
+    use core::borrow::Borrow;
     use core::sync::atomic::Ordering::Relaxed;
+    use pagemill_core::{CpuId, ListPolicy, SlowEvent, WordTable};
 
     #[test]
     fn a_list_that_takes_nothing_does_not_grow() {
@@ -443,6 +445,30 @@ mod tests {
         inner.retired.store(false, Relaxed);
         assert!(inner.has_made_room(Mobility::Unmovable, 64));
         assert_ne!(policy(), before);
+    }
+
+    /// A thousand pages in no order go with one drain, by the table of their CPU; in parts where another call has that.
+    #[test]
+    fn a_list_in_no_order_is_drained_in_large_parts_and_without_its_table_in_small_ones() {
+        for is_held in [false, true] {
+            let allocator = Allocator::builder().memory(Memory::anonymous(1 << 15)).cpus(1, || 0).build().unwrap();
+            let cpu = allocator.nodes().first().lists.cpu(CpuId::new(0));
+            let mut pages: Vec<_> = (0..16_384).map(|_| allocator.alloc_page(Gfp::KERNEL).ok()).collect();
+            allocator.drain();
+            (0..pages.len()).for_each(|at| pages.swap(at, (at * 7919) % 16_384));
+            let list = &cpu.lists[Mobility::Unmovable.index()];
+            list.set_policy(ListPolicy { batch: ListPolicy::BATCH_MAX, limit: 1024, last: SlowEvent::Drain });
+            let table = cpu.table.try_hold().filter(|_| is_held);
+            pages.chunks_mut(64).for_each(|pages| _ = free_pages_bulk(pages));
+            let stats = allocator.stats();
+            assert_eq!(stats.drained_pages, stats.drains * if is_held { 256 } else { 768 });
+            drop(table);
+            let table = cpu.table.try_hold().unwrap();
+            assert_eq!(Borrow::<WordTable<_>>::borrow(&table), &WordTable::new());
+            drop(table);
+            allocator.drain();
+            assert_eq!((allocator.validate().unwrap().free, stats.misused), (1 << 15, 0));
+        }
     }
 
     #[test]

@@ -13,8 +13,9 @@ use crate::arena::Arena;
 use crate::handle::{addr_of_word, order_of_word};
 use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
+use core::borrow::BorrowMut;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
+use pagemill_core::{Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, WordTable, step};
 use pagemill_sys::lists::BulkCall;
 use pagemill_sys::{Batch, empty, neighbours};
 
@@ -282,12 +283,16 @@ fn free_others<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse
 
 /// Completes what goes to the zone, and wakes requests that wait for it. Those may be the allocator's last pages: nothing of it
 /// is touched afterwards but its [waits](crate::nodes::MemoryWaits), and for misuse. If no handle is left either, the arena ends.
-pub(crate) fn finish<const N: usize>(inner: &Inner, giving: &mut Giving<'_, '_, N>) {
+pub(crate) fn finish<const N: usize, T: BorrowMut<WordTable<N>>>(inner: &Inner, giving: &mut Giving<'_, '_, N, T>) {
     finish_with(inner, giving, |_| ());
 }
 
 /// The same; `count` is told how many frames came back, those of them left out that somebody else freed at the same moment.
-fn finish_with<const N: usize>(inner: &Inner, giving: &mut Giving<'_, '_, N>, count: impl FnOnce(usize)) {
+fn finish_with<const N: usize, T: BorrowMut<WordTable<N>>>(
+    inner: &Inner,
+    giving: &mut Giving<'_, '_, N, T>,
+    count: impl FnOnce(usize),
+) {
     let (arena, waits) = (inner.arena, inner.nodes.waits);
     inner.nodes.claim_freed(inner, || giving.frames());
     let given = giving.finish_with(|given| count(given.frames));

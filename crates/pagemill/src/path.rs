@@ -8,10 +8,13 @@ use crate::free::{finish, free_page};
 use crate::handle::{Block, Page, sealed::Word};
 use crate::misuse::misuse;
 use crate::slow::Ask;
+use core::borrow::BorrowMut;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, FrameState, Gfp, Level, MisuseKind, Mobility, Order, Pfn, SlowEvent, step};
-use pagemill_sys::lists::BulkCall;
+use pagemill_core::{
+    Error, FrameState, Gfp, Giving, Level, MisuseKind, Mobility, Order, Pfn, SlowEvent, WordTable, step,
+};
+use pagemill_sys::lists::{BulkCall, CpuLists};
 use pagemill_sys::{Batch, CpuStats, Frames, List, Load};
 
 impl Allocator {
@@ -460,10 +463,27 @@ impl Inner {
         None
     }
 
-    /// Moves `n` frames of this CPU's list to the zone.
+    /// Moves frames of this CPU's list to the zone, as many as its policy says: the more there are, the more of them share a word also
+    /// where they are in no order (ADR 35). The caller has pages in its hands: so the arena stays until the table is let go of.
     #[inline(never)]
-    fn make_room(&self, mobility: Mobility, n: usize) {
-        let (mut giving, mut left) = (self.zone.giving(), n);
+    fn make_room(&self, cpu: &CpuLists, mobility: Mobility) {
+        let policy = cpu.lists[mobility.index()].policy();
+        if let Some(n) = policy.large_drain()
+            && let Some(table) = cpu.table.try_hold()
+        {
+            self.move_to_zone(mobility, n as usize, self.zone.giving_by(table));
+        } else {
+            self.move_to_zone(mobility, policy.batch as usize, self.zone.giving());
+        }
+    }
+
+    fn move_to_zone<const N: usize, T: BorrowMut<WordTable<N>>>(
+        &self,
+        mobility: Mobility,
+        n: usize,
+        mut giving: Giving<'_, '_, N, T>,
+    ) {
+        let mut left = n;
         while left > 0 {
             let mut out = Batch::new();
             self.lists.pop_n(mobility, left, &mut out);
@@ -507,8 +527,8 @@ impl Inner {
         has_moved
     }
 
-    /// Passes pages on to the zone that a list does not take, and as many of the list as its policy says: half of it at most, more
-    /// while drains follow drains.
+    /// Passes pages on to the zone that a list does not take, and as many of the list as its policy says: more while drains follow
+    /// drains.
     #[inline(always)] // One frame less on the stack of a signal handler.
     pub(crate) fn overflow_to_zone(&self, mobility: Mobility, batch: &Batch) {
         let cpu = self.lists.cpu(self.lists.here());
@@ -524,7 +544,7 @@ impl Inner {
             cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
             return self.give_to_zone(batch.as_slice());
         }
-        self.make_room(mobility, moved);
+        self.make_room(cpu, mobility);
         if !self.lists.push_n(mobility, batch, 0..batch.len()) {
             self.stats_here().direct_in.fetch_add(batch.len() as u64, Relaxed);
             self.give_to_zone(batch.as_slice());
