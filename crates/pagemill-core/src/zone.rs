@@ -429,6 +429,10 @@ impl<'m> Zone<'m> {
         if reserved == 0 {
             return 0;
         }
+        if reserved == PAGEBLOCK_FRAMES {
+            self.take_whole(block, 1, |first| emit(first, !0));
+            return reserved;
+        }
         let mut left = reserved;
         for _ in 0..SWEEPS {
             for (i, word) in self.words_of(block).iter().enumerate() {
@@ -485,6 +489,21 @@ impl<'m> Zone<'m> {
                 }
                 Err(now) => entry = Entry(now),
             }
+        }
+    }
+
+    /// Takes all frames of a pageblock of which all were reserved at once, `span` words at a time.
+    ///
+    /// Its bits are all set, and nobody else changes one: whoever takes a bit reserved a frame before, and there are no more frames
+    /// than these (I1); whoever gives one has one. So plain stores do, where others compare and swap.
+    pub(crate) fn take_whole(&self, block: usize, span: usize, mut emit: impl FnMut(Pfn)) {
+        for (i, words) in self.words_of(block).chunks(span).enumerate() {
+            for word in words {
+                debug_assert_eq!(word.load(Relaxed), !0);
+                // `reserve` acquired what the last owners wrote.
+                word.store(0, Relaxed);
+            }
+            emit(self.first_of_word(block * BLOCK_WORDS + i * span));
         }
     }
 

@@ -413,6 +413,25 @@ fn blocks_of_two_words_taken_together_while_frames_come_back() {
     });
 }
 
+/// Whoever reserves all of a pageblock takes its bits by plain stores.
+#[test]
+fn all_of_a_pageblock_is_taken_at_once_while_frames_come_back() {
+    let all: [fn(&Model); 2] = [|model| drop(model.alloc_many(6, 8)), |model| drop(model.take(512))];
+    for take_all in all {
+        explore(2, move || {
+            let model = Model::new(512);
+            model.take(2);
+            (
+                model,
+                vec![take_all, |model| model.give(&[0]), |model| {
+                    model.give(&[1]);
+                    model.take(1);
+                }],
+            )
+        });
+    }
+}
+
 #[test]
 fn a_pageblock_goes_whole_or_in_frames() {
     explore(3, || {

@@ -66,6 +66,27 @@ bytes!(load_8, store_8, u64, "qword", "", "ldr {w:x}", "str {w:x}");
 bytes!(load_4, store_4, u32, "dword", ":e", "ldr {w:w}", "str {w:w}");
 bytes!(load_2, store_2, u16, "word", ":x", "ldrh {w:w}", "strh {w:w}");
 
+/// Which bits any of 32 bytes has unlike the byte of which `wanted` has eight; eight bytes' worth, in no order.
+#[inline(always)]
+unsafe fn differ_32(bytes: *const u8, wanted: u64) -> u64 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let differs: u64;
+        // SAFETY: the caller says that these bytes may be read. A byte is always read whole.
+        unsafe {
+            core::arch::asm!("movq {w}, {wanted}", "punpcklqdq {w}, {w}", "movdqu {a}, [{from}]", "movdqu {b}, [{from} + 16]",
+                "pxor {a}, {w}", "pxor {b}, {w}", "por {a}, {b}", "movdqa {b}, {a}", "punpckhqdq {b}, {b}", "por {a}, {b}",
+                "movq {differs}, {a}", w = out(xmm_reg) _, a = out(xmm_reg) _, b = out(xmm_reg) _,
+                from = in(reg) bytes, wanted = in(reg) wanted, differs = lateout(reg) differs,
+                options(nostack, preserves_flags, readonly));
+        }
+        differs
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: the caller says that these bytes may be read.
+    (0..4).fold(0, |differs, i| differs | unsafe { load_8(bytes.add(i * 8)) } ^ wanted)
+}
+
 /// # Safety
 /// The byte is there, and everybody else loads and stores it as this module does.
 #[inline(always)]
@@ -74,8 +95,9 @@ unsafe fn byte<'c>(bytes: *const u8, at: usize) -> &'c AtomicU8 {
     unsafe { AtomicU8::from_ptr(bytes.add(at).cast_mut()) }
 }
 
-// Bytes are loaded and stored eight at a time; a tail of fewer as four, two and one. Both cut it alike, so that a load
-// finds what it wants in one store and need not wait for the cache.
+// Bytes are stored eight at a time, and loaded 32 or eight at a time; a tail of fewer as four, two and one. Both cut it alike, so that
+// a load finds what it wants in one store and need not wait for the cache; of 32 bytes and more that is not so, which takes as long as a
+// few loads.
 
 /// Which bits of `mask` any of `n` bytes has unlike `byte`; eight bytes' worth, in no order.
 ///
@@ -94,7 +116,10 @@ pub unsafe fn bytes_differ(bytes: *mut u8, n: usize, byte_wanted: u8, mask: u8) 
     let mut differs = 0;
     // SAFETY: all below `n`: the words, then what is left of a word in falling powers of two.
     unsafe {
-        for i in 0..words {
+        for i in 0..n / 32 {
+            differs |= differ_32(bytes.add(i * 32), wanted);
+        }
+        for i in words - words % 4..words {
             differs |= load_8(bytes.add(i * 8)) ^ wanted;
         }
         let mut at = bytes.add(words * 8);

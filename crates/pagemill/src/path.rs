@@ -441,6 +441,7 @@ impl Inner {
         stats.block_pages_out.fetch_add(blocks as u64 * u64::from(order.frames()), Relaxed);
     }
 
+    #[inline(always)]
     fn prepare_block(&self, pfn: u32, gfp: Gfp, order: Order) -> Option<u32> {
         if gfp.contains(Gfp::ZERO) {
             self.arena.zero(pfn, order);
@@ -453,6 +454,7 @@ impl Inner {
 
     /// A block with a frame in it that somebody has: all of it is put aside, and there is none to hand out.
     #[cold]
+    #[inline(never)]
     fn quarantine_block(&self, pfn: u32, order: Order, double: u32) -> Option<u32> {
         if order >= Order::PAGEBLOCK {
             // What somebody has of it can come back singly.
