@@ -11,6 +11,7 @@ mod binaries;
 mod builds;
 mod change;
 mod clauses;
+mod floors;
 mod hunts;
 mod papers;
 mod paths;

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::builds::MUTANTS;
+use crate::floors;
 use crate::shell::Shell;
 use crate::tally::Tally;
 
@@ -55,7 +56,9 @@ pub(crate) fn layers(shell: &Shell) -> Result<Tally> {
             }
         }
     }
-    Ok(Tally::from_problems(problems, format!("{} crates, {edges} edges", members.len())))
+    let (upward, note) = floors::check(shell)?;
+    problems.extend(upward);
+    Ok(Tally::from_problems(problems, format!("{} crates, {edges} edges; {note}", members.len())))
 }
 
 pub(crate) fn lengths(shell: &Shell) -> Result<Tally> {

@@ -1,0 +1,422 @@
+//! Floors: what each module of a crate may import, held against the code itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use syn::visit::{self, Visit};
+
+use crate::shell::Shell;
+
+/// The modules of `crates/pagemill` by floors, from the ground up. A module may import what stands on a lower floor, and what
+/// stands in its own folder.
+const FLOORS: &[&[&str]] = &[
+    &["fork"],
+    &["sync"],
+    &["account", "fault", "memory", "misuse", "shutting", "wait"],
+    &["reclaim"],
+    &["claim"],
+    &["nodes"],
+    &["arena"],
+    &["registry"],
+    &["free"],
+    &["handle"],
+    &["list", "run"],
+    &["slow"],
+    &["path"],
+    &["bulk"],
+    &["allocator"],
+    &["arenas", "builder", "idle", "populate", "stats"],
+    &["device", "mempool"],
+    &["dma_pool"],
+    &["seeing"],
+];
+
+/// Imports of today that run upward, or along a floor. The list only gets shorter: one that is no more has to leave it.
+const UPWARD: &[(&str, &[&str])] = &[
+    ("allocator", &["builder"]),
+    ("arena", &["allocator"]),
+    ("bulk", &["allocator"]),
+    ("claim", &["allocator", "nodes", "slow"]),
+    ("device", &["dma_pool"]),
+    ("fault", &["allocator", "nodes"]),
+    ("fork", &["allocator", "arena", "registry"]),
+    ("free", &["allocator", "handle"]),
+    ("memory", &["allocator", "nodes"]),
+    ("misuse", &["allocator"]),
+    ("nodes", &["allocator", "idle", "registry", "slow"]),
+    ("path", &["allocator"]),
+    ("reclaim", &["allocator", "nodes", "registry"]),
+    ("registry", &["allocator"]),
+    ("run", &["bulk"]),
+    ("slow", &["allocator"]),
+];
+
+/// Files of today that import each other in a circle, by crate. The list only gets shorter.
+const IN_CIRCLES: &[(&str, &[&str])] = &[
+    ("pagemill-core", &["give", "zone"]),
+    ("pagemill-sys", &["lists::depot", "lists::held", "lists", "map::error", "map::os", "map"]),
+    (
+        "pagemill",
+        &[
+            "allocator",
+            "arena::pins",
+            "arena::states",
+            "arena",
+            "builder",
+            "bulk::array",
+            "bulk::engine",
+            "bulk::request",
+            "bulk",
+            "claim",
+            "device",
+            "dma_pool::block",
+            "dma_pool::numbers",
+            "dma_pool::shape",
+            "dma_pool::stats",
+            "dma_pool::tables",
+            "dma_pool",
+            "fault",
+            "fork",
+            "free::blocks",
+            "free::large",
+            "free",
+            "handle",
+            "idle",
+            "memory",
+            "mempool::source",
+            "mempool::stats",
+            "mempool::want",
+            "mempool",
+            "misuse",
+            "nodes",
+            "reclaim",
+            "registry",
+            "run",
+            "slow",
+            "wait",
+        ],
+    ),
+];
+
+const CRATES: [&str; 3] = ["pagemill-core", "pagemill-sys", "pagemill"];
+
+/// Who imports whom: for each module with a file, the modules of other files.
+type Imports = BTreeMap<String, BTreeSet<String>>;
+
+/// What is wrong, and how much was looked at.
+///
+/// # Errors
+/// A file cannot be read or parsed.
+pub(crate) fn check(shell: &Shell) -> Result<(Vec<String>, String)> {
+    let (mut problems, mut edges, mut in_circles) = (Vec::new(), 0, 0);
+    for name in CRATES {
+        let imports = House::read(&shell.root.join("crates").join(name).join("src"))?.imports();
+        edges += imports.values().map(BTreeSet::len).sum::<usize>();
+        let circles = circles(&imports);
+        in_circles += circles.len();
+        problems.extend(against(IN_CIRCLES, name, &circles).map(|(file, is_known)| match is_known {
+            true => {
+                format!("{name}: `{file}` is in no circle any more: take it out of IN_CIRCLES in xtask/src/floors.rs")
+            }
+            false => format!("{name}: `{file}` imports a file that imports it, directly or by others"),
+        }));
+        if name == "pagemill" {
+            problems.extend(floors(&imports));
+        }
+    }
+    let upward: usize = UPWARD.iter().map(|(_, to)| to.len()).sum();
+    Ok((problems, format!("{edges} imports, of which {upward} run upward; {in_circles} files in circles")))
+}
+
+/// What a table of known names and what was found have for `key` that the other has not; true if it is the table.
+fn against(
+    table: &'static [(&str, &[&str])],
+    key: &str,
+    found: &BTreeSet<String>,
+) -> impl Iterator<Item = (String, bool)> {
+    let known: BTreeSet<String> = table
+        .iter()
+        .filter(|(name, _)| *name == key)
+        .flat_map(|(_, names)| names.iter().map(|&n| n.to_owned()))
+        .collect();
+    found.symmetric_difference(&known).map(|name| (name.clone(), known.contains(name))).collect::<Vec<_>>().into_iter()
+}
+
+/// The imports between modules that no floor allows and no entry knows, and the entries without an import.
+fn floors(imports: &Imports) -> Vec<String> {
+    let top = |module: &str| module.split("::").next().unwrap_or_default().to_owned();
+    let floor = |module: &str| FLOORS.iter().position(|floor| floor.contains(&module));
+    let mut upward = BTreeMap::<String, BTreeSet<String>>::new();
+    let mut problems = BTreeSet::new();
+    for (from, to) in imports.iter().flat_map(|(from, to)| to.iter().map(move |to| (top(from), top(to)))) {
+        match (floor(&from), floor(&to)) {
+            _ if from == to => {}
+            (Some(from_floor), Some(to_floor)) if to_floor < from_floor => {}
+            (Some(_), Some(_)) => _ = upward.entry(from).or_default().insert(to),
+            (None, _) => {
+                _ = problems.insert(format!("`{from}` stands on no floor: place it in FLOORS in xtask/src/floors.rs"))
+            }
+            (_, None) => {
+                _ = problems.insert(format!("`{to}` stands on no floor: place it in FLOORS in xtask/src/floors.rs"))
+            }
+        }
+    }
+    for module in FLOORS.iter().copied().flatten().map(|&name| name.to_owned()) {
+        let found = upward.remove(&module).unwrap_or_default();
+        problems.extend(against(UPWARD, &module, &found).map(|(to, is_known)| match is_known {
+            true => {
+                format!("`{module}` imports nothing of `{to}` any more: take it out of UPWARD in xtask/src/floors.rs")
+            }
+            false => format!("`{module}` imports `{to}`, which does not stand below it"),
+        }));
+    }
+    problems.into_iter().collect()
+}
+
+/// The modules that can be reached from themselves.
+fn circles(imports: &Imports) -> BTreeSet<String> {
+    let reaches_itself = |start: &str| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![start]);
+        while let Some(to) = next.pop().and_then(|module| imports.get(module)) {
+            next.extend(to.iter().map(String::as_str).filter(|to| seen.insert(*to)));
+        }
+        seen.contains(start)
+    };
+    imports.keys().filter(|module| reaches_itself(module)).cloned().collect()
+}
+
+/// A crate: each module that has a file of its own, by its path.
+#[derive(Default)]
+struct House(BTreeMap<Vec<String>, Room>);
+
+/// What a file names.
+#[derive(Default)]
+struct Room {
+    /// Whole paths, from the root of the crate.
+    paths: BTreeSet<Vec<String>>,
+    /// What it hands on by `pub use`, by the name that others see.
+    exports: BTreeMap<String, Vec<String>>,
+}
+
+impl House {
+    fn read(src: &Path) -> Result<Self> {
+        let mut house = Self::default();
+        house.read_folder(src, &[])?;
+        Ok(house)
+    }
+
+    fn read_folder(&mut self, folder: &Path, module: &[String]) -> Result<()> {
+        for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let mut at = module.to_vec();
+            if path.is_dir() {
+                at.push(name);
+                self.read_folder(&path, &at)?;
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                if name != "mod" && name != "lib" {
+                    at.push(name);
+                }
+                let file = syn::parse_file(&fs::read_to_string(&path)?).with_context(|| path.display().to_string())?;
+                let mut reader = Reader { at: at.clone(), room: Room::default() };
+                reader.visit_file(&file);
+                self.0.insert(at, reader.room);
+            }
+        }
+        Ok(())
+    }
+
+    fn imports(&self) -> Imports {
+        let mut imports = Imports::new();
+        // The root only names its modules, and hands on what users see.
+        for (at, room) in self.0.iter().filter(|(at, _)| !at.is_empty()) {
+            let others = room.paths.iter().filter_map(|path| self.room_of(path, at, 0));
+            let others = others.filter(|other| other != at && !other.is_empty());
+            imports.insert(at.join("::"), others.map(|other| other.join("::")).collect());
+        }
+        imports
+    }
+
+    /// The module in whose file stands what a path names, seen from `at`. None for what is not of this crate.
+    fn room_of(&self, path: &[String], at: &[String], depth: usize) -> Option<Vec<String>> {
+        let mut path = path.to_vec();
+        let mut here = match path.first()?.as_str() {
+            "crate" => vec![],
+            _ if self.0.contains_key(&[at, &path[..1]].concat()) => at.to_vec(), // A child by its name.
+            _ => return None,
+        };
+        if path[0] == "crate" {
+            path.remove(0);
+        }
+        for (i, name) in path.iter().enumerate() {
+            let child = [&here[..], std::slice::from_ref(name)].concat();
+            if self.0.contains_key(&child) {
+                here = child;
+            } else if let Some(export) = self.0[&here].exports.get(name).filter(|_| depth < 8) {
+                let whole = [export, &path[i + 1..]].concat();
+                return self.room_of(&whole, &here, depth + 1).or(Some(here));
+            } else {
+                break;
+            }
+        }
+        Some(here)
+    }
+}
+
+/// Collects what a file names, what is compiled for tests alone left out.
+struct Reader {
+    /// Where it is: the file's module, and modules inside of it.
+    at: Vec<String>,
+    room: Room,
+}
+
+impl Reader {
+    /// A path from the root, if it begins there, or with `self` or `super`; else as it is.
+    fn whole(&self, mut path: Vec<String>) -> Vec<String> {
+        let mut at = self.at.clone();
+        if path.first().is_none_or(|first| first != "self" && first != "super") {
+            return path;
+        }
+        while let Some(first) = path.first().filter(|first| *first == "self" || *first == "super") {
+            if first == "super" {
+                at.pop();
+            }
+            path.remove(0);
+        }
+        [vec!["crate".to_owned()], at, path].concat()
+    }
+
+    fn name(&mut self, path: Vec<String>) {
+        let mut whole = self.whole(path);
+        if let [name] = &whole[..]
+            && let Some(export) = self.room.exports.get(name)
+        {
+            whole = export.clone();
+        }
+        self.room.paths.insert(whole);
+    }
+
+    fn walk_use(&mut self, tree: &syn::UseTree, before: &[String], is_handed_on: bool) {
+        let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
+        let (path, seen_as) = match tree {
+            syn::UseTree::Path(path) => return self.walk_use(&path.tree, &with(&path.ident), is_handed_on),
+            syn::UseTree::Group(group) => {
+                return group.items.iter().for_each(|tree| self.walk_use(tree, before, is_handed_on));
+            }
+            syn::UseTree::Glob(_) => return self.name(before.to_vec()),
+            syn::UseTree::Name(name) if name.ident == "self" => (before.to_vec(), before.last().cloned()),
+            syn::UseTree::Name(name) => (with(&name.ident), Some(name.ident.to_string())),
+            syn::UseTree::Rename(rename) => (with(&rename.ident), Some(rename.rename.to_string())),
+        };
+        match seen_as.filter(|_| is_handed_on) {
+            // No import, unless the file names it besides.
+            Some(seen_as) => _ = self.room.exports.insert(seen_as, self.whole(path)),
+            None => self.name(path),
+        }
+    }
+}
+
+/// Is this compiled for tests alone?
+fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
+    attributes.iter().any(|attribute| match &attribute.meta {
+        syn::Meta::List(list) if list.path.is_ident("cfg") => {
+            let text = list.tokens.to_string();
+            text == "test" || text.starts_with("all (test")
+        }
+        meta => meta.path().is_ident("test"),
+    })
+}
+
+impl<'a> Visit<'a> for Reader {
+    fn visit_item(&mut self, item: &'a syn::Item) {
+        let attributes = match item {
+            syn::Item::Fn(item) => &item.attrs,
+            syn::Item::Impl(item) => &item.attrs,
+            syn::Item::Mod(item) => &item.attrs,
+            syn::Item::Use(item) => &item.attrs,
+            _ => return visit::visit_item(self, item),
+        };
+        if !is_for_tests(attributes) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_item_mod(&mut self, item: &'a syn::ItemMod) {
+        self.at.push(item.ident.to_string());
+        visit::visit_item_mod(self, item);
+        self.at.pop();
+    }
+
+    fn visit_item_use(&mut self, item: &'a syn::ItemUse) {
+        self.walk_use(&item.tree, &[], !matches!(item.vis, syn::Visibility::Inherited));
+    }
+
+    fn visit_path(&mut self, path: &'a syn::Path) {
+        self.name(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+        visit::visit_path(self, path);
+    }
+
+    /// What a macro is given is no path to the parser: `crate::` begins one.
+    fn visit_macro(&mut self, mac: &'a syn::Macro) {
+        let text = mac.tokens.to_string().replace(' ', "");
+        for path in text.split("crate::").skip(1) {
+            let end = path.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).unwrap_or(path.len());
+            let names = path[..end].split("::").filter(|name| !name.is_empty()).map(str::to_owned);
+            self.name(std::iter::once("crate".to_owned()).chain(names).collect());
+        }
+        visit::visit_macro(self, mac);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A house of these files.
+    fn house(files: &[(&str, &str)]) -> Imports {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        House::read(folder.path()).unwrap().imports()
+    }
+
+    fn of(imports: &Imports, module: &str) -> Vec<String> {
+        imports[module].iter().cloned().collect()
+    }
+
+    #[test]
+    fn a_name_is_traced_to_the_file_that_it_stands_in() {
+        let imports = house(&[
+            ("lib.rs", "mod free; mod list; mod page; pub use page::Page;"),
+            ("free.rs", "mod large; pub(crate) use large::{Large, Small}; pub(crate) fn finish(_: Small) {}"),
+            ("free/large.rs", "use super::finish; use crate::{Page, list}; fn end() { list::join(); finish() }"),
+            ("list.rs", "use crate::free::Large; #[cfg(test)] mod tests { use crate::page::Other; }"),
+            ("page.rs", "fn f() { assert!(crate::list::is_empty()); std::mem::drop(0) }"),
+        ]);
+        assert_eq!(of(&imports, "free"), ["free::large"]);
+        assert_eq!(of(&imports, "free::large"), ["free", "list", "page"]);
+        assert_eq!(of(&imports, "list"), ["free::large"]);
+        assert_eq!(of(&imports, "page"), ["list"]);
+        assert!(!imports.contains_key(""));
+        assert_eq!(circles(&imports).into_iter().collect::<Vec<_>>(), ["free", "free::large", "list", "page"]);
+    }
+
+    #[test]
+    fn an_upward_import_is_named() {
+        let imports = house(&[
+            ("lib.rs", "mod sync; mod seeing; mod cellar;"),
+            ("sync.rs", "use crate::seeing::Figure;"),
+            ("seeing.rs", "use crate::sync::Mutex;"),
+            ("cellar.rs", "use crate::sync::Mutex;"),
+        ]);
+        let problems: Vec<_> = floors(&imports).into_iter().filter(|problem| !problem.contains("any more")).collect();
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems[0].starts_with("`cellar` stands on no floor"), "{problems:?}");
+        assert_eq!(problems[1], "`sync` imports `seeing`, which does not stand below it");
+    }
+}
