@@ -50,7 +50,7 @@ impl<const SLOTS: usize> Default for WordTable<SLOTS> {
     }
 }
 
-/// Frames on their way back to a zone; [`finish`](Self::finish) completes it. See [`Zone::giving`].
+/// Frames on their way back to a zone; [`finish`](Self::finish) completes it.
 #[derive(Debug)]
 #[must_use = "frames are lost unless it is finished"]
 pub struct Giving<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>> = WordTable<SLOTS>> {
@@ -61,9 +61,37 @@ pub struct Giving<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>> = W
     given: Given,
 }
 
+impl<'z, 'm> Giving<'z, 'm, 32> {
+    /// Begins to give frames back to a zone.
+    pub fn to(zone: &'z Zone<'m>) -> Self {
+        Self::by(zone, WordTable::new())
+    }
+}
+
+impl<'z, 'm> Giving<'z, 'm, 256> {
+    /// [`to`](Giving::to) for thousands of frames in any order: more words are collected before they are written.
+    pub fn many_to(zone: &'z Zone<'m>) -> Self {
+        Self::by(zone, WordTable::new())
+    }
+}
+
 impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, SLOTS, T> {
-    /// With an empty table.
-    pub(crate) fn new(zone: &'z Zone<'m>, table: T) -> Self {
+    /// The same with a table of the caller's, which must be empty and is so again when this is finished.
+    ///
+    /// ```
+    /// # use pagemill_core::{BoundBlock, Giving, Mobility, Pfn, WordTable, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};
+    /// # let need = ZoneMetadata::for_frames(512);
+    /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
+    /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
+    /// let zone = Zone::new(Pfn::new(0), 512, &bits, &areas).unwrap();
+    /// let mut table = WordTable::<512>::new();
+    /// let taken = zone.take(&BoundBlock::new(), 100, Mobility::Unmovable, 0, &mut |_, _| ());
+    /// let mut giving = Giving::by(&zone, &mut table);
+    /// (0..100).rev().for_each(|pfn| giving.give(Pfn::new(pfn)));
+    /// assert_eq!((taken, giving.finish().frames), (100, 100));
+    /// assert_eq!(table, WordTable::new());
+    /// ```
+    pub fn by(zone: &'z Zone<'m>, table: T) -> Self {
         Self { zone, table, counts: [(0, 0); 32], given: Given::default() }
     }
 

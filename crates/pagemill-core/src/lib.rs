@@ -8,7 +8,7 @@
 //! between a per-CPU list and the zone, [`Zone`] which pageblock serves, and the free areas which bits of it.
 //!
 //! ```
-//! use pagemill_core::{Mobility, Order, Pfn, Zone, ZoneMetadata, BoundBlock, atomic::{AtomicU32, AtomicU64}};
+//! use pagemill_core::{BoundBlock, Giving, Mobility, Order, Pfn, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};
 //!
 //! // A kernel would lend memory of its own; here it is two vectors, for 1024 frames from frame 0.
 //! let need = ZoneMetadata::for_frames(1024);
@@ -23,7 +23,7 @@
 //! });
 //! assert_eq!((got, frames.len(), zone.free_frames()), (100, 100, 924));
 //!
-//! let mut giving = zone.giving();
+//! let mut giving = Giving::to(&zone);
 //! frames.iter().for_each(|&pfn| giving.give(pfn));
 //! assert_eq!(giving.finish().doubles, 0);
 //! zone.unbind(&bound);

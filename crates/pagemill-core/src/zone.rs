@@ -23,14 +23,12 @@
 //! mobility that nobody else is bound to (best fit), and breaks an unused one only when there is none.
 use crate::area::{BLOCK_WORDS, Entry, low_bits, lowest};
 use crate::error::Invalid;
-use crate::give::{Giving, WordTable};
 use crate::handful::Handful;
 use crate::index::{BlockIndex, Class, UNUSED};
 use crate::lock::{Lock, Sleep};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, latest_u32};
 use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use core::borrow::BorrowMut;
 use core::sync::atomic::AtomicBool;
 
 /// How many words of metadata a zone needs.
@@ -359,35 +357,6 @@ impl<'m> Zone<'m> {
         if before.is_bound() {
             self.file(block, None, Class::of(before.with_bound(false), self.frames_of(block)));
         }
-    }
-
-    /// Begins to give frames back; see [`Giving`].
-    pub fn giving(&self) -> Giving<'_, 'm, 32> {
-        Giving::new(self, WordTable::new())
-    }
-
-    /// [`giving`](Self::giving) for thousands of frames in any order: more words are collected before they are written.
-    pub fn giving_many(&self) -> Giving<'_, 'm, 256> {
-        Giving::new(self, WordTable::new())
-    }
-
-    /// The same with a table of the caller's, which must be empty and is so again when the [`Giving`] is finished.
-    ///
-    /// ```
-    /// # use pagemill_core::{BoundBlock, Mobility, Pfn, WordTable, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};
-    /// # let need = ZoneMetadata::for_frames(512);
-    /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
-    /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
-    /// let zone = Zone::new(Pfn::new(0), 512, &bits, &areas).unwrap();
-    /// let mut table = WordTable::<512>::new();
-    /// let taken = zone.take(&BoundBlock::new(), 100, Mobility::Unmovable, 0, &mut |_, _| ());
-    /// let mut giving = zone.giving_by(&mut table);
-    /// (0..100).rev().for_each(|pfn| giving.give(Pfn::new(pfn)));
-    /// assert_eq!((taken, giving.finish().frames), (100, 100));
-    /// assert_eq!(table, WordTable::new());
-    /// ```
-    pub fn giving_by<const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>>(&self, table: T) -> Giving<'_, 'm, SLOTS, T> {
-        Giving::new(self, table)
     }
 
     /// Binds the fullest block of `mobility` that nobody is bound to.

@@ -1,6 +1,6 @@
 //! Which free pageblocks are given to the system, and after how long.
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, Mobility, Order, Pfn, Tick, Unused, Zone, ZoneMetadata};
+use pagemill_core::{BoundBlock, Giving, Mobility, Order, Pfn, Tick, Unused, Zone, ZoneMetadata};
 
 const FRAMES: u32 = 4 * 512 + 100;
 /// The first frames of its pageblocks, the last of which is cut short.
@@ -102,7 +102,7 @@ fn parts(zone: &Zone<'_>, floor: u32) -> Vec<u32> {
     }
     assert_eq!(zone.free_frames() + frames.len(), free);
     let numbers = frames.iter().map(|pfn| pfn.as_u32()).collect();
-    let mut giving = zone.giving();
+    let mut giving = Giving::to(&zone);
     frames.into_iter().for_each(|pfn| giving.give(pfn));
     assert_eq!(giving.finish().doubles, 0);
     zone.validate().unwrap();

@@ -10,7 +10,7 @@ use loom::cell::UnsafeCell;
 use loom::thread;
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
 use pagemill_core::{
-    BoundBlock, Given, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Tick, Unused, Zone, ZoneMetadata,
+    BoundBlock, Given, Giving, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Tick, Unused, Zone, ZoneMetadata,
 };
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -121,7 +121,7 @@ impl Model {
     }
 
     fn give_unchecked(&self, frames: &[u32]) -> Given {
-        let mut giving = self.zone().giving();
+        let mut giving = Giving::to(self.zone());
         giving.give_slice(frames);
         giving.finish()
     }

@@ -1,6 +1,6 @@
 //! What the child of a fork has to look at: the parts of a zone that something was taken of.
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, Mobility, Order, Pfn, Unused, Zone, ZoneMetadata, use_words_for};
+use pagemill_core::{BoundBlock, Giving, Mobility, Order, Pfn, Unused, Zone, ZoneMetadata, use_words_for};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Five regions of 64 pageblocks, the last one cut short.
@@ -115,7 +115,7 @@ fn what_was_on_its_way_is_free_or_out_and_all_agrees() {
         zone.take(&bound, 100, Mobility::Unmovable, 0, &mut |first, mask| {
             taken.extend((0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit| first.offset(bit)));
         });
-        let mut giving = zone.giving();
+        let mut giving = Giving::to(&zone);
         taken[..10].iter().for_each(|&pfn| giving.give(pfn));
         giving.finish();
         zone.unbind(&bound);

@@ -1,12 +1,12 @@
 //! What a request does whose frames move while it looks for them.
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone, ZoneMetadata};
+use pagemill_core::{BoundBlock, Giving, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone, ZoneMetadata};
 
 const KIND: Mobility = Mobility::Movable;
 
 /// Gives `frames` and takes a block that is elsewhere, of which there is one: what was free there is here from now on.
 fn give_and_take(zone: &Zone<'_>, frames: &[u32], order: u8, block: u32) {
-    let mut giving = zone.giving();
+    let mut giving = Giving::to(&zone);
     giving.give_slice(frames);
     assert_eq!(giving.finish().frames, frames.len());
     let order = Order::new(order).unwrap();
@@ -26,7 +26,7 @@ fn a_frame_given_twice_in_one_call_is_a_double_free() {
     with_zone(1, |zone| {
         let bound = BoundBlock::new();
         assert_eq!(zone.take(&bound, 8, KIND, 0, &mut |_, _| ()), 8);
-        let mut giving = zone.giving();
+        let mut giving = Giving::to(&zone);
         [3, 5, 3, 4].into_iter().for_each(|frame| giving.give(Pfn::new(frame)));
         let given = giving.finish();
         assert_eq!((given.frames, given.doubles, given.last_double), (3, 1, Some(Pfn::new(3))));
@@ -75,7 +75,7 @@ fn frames_that_a_request_missed_can_be_had_afterwards() {
     let bound = BoundBlock::new();
     assert_eq!(zone.take(&bound, frames as usize, KIND, 0, &mut |_, _| ()), frames as usize);
     zone.unbind(&bound);
-    let mut giving = zone.giving();
+    let mut giving = Giving::to(&zone);
     giving.give(Pfn::new(6 * 64));
     giving.give_run(Pfn::new(7 * 64), 16);
     (PAGEBLOCK_FRAMES..frames).step_by(2).for_each(|frame| giving.give(Pfn::new(frame)));

@@ -22,208 +22,26 @@
 //!
 //! Behind the lists of the CPUs stand the [depots](depot), lists of no CPU, through which whole loads go from one CPU to another.
 pub use crate::backend::Backend;
-use crate::batch::PAD;
 pub use crate::counters::{BulkCall, CpuStats};
 use crate::{Batch, Frames, Mapping, rseq};
 use core::mem::{MaybeUninit, offset_of, size_of};
 use core::ops::Range;
 use core::sync::atomic::AtomicU8;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-pub use depot::DEPOTS;
-use held::Held;
-use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, CpuId, Error, Invalid, ListPolicy, Lock, Mobility, step};
+use core::sync::atomic::Ordering::{Relaxed, Release};
+pub use list::List;
+use list::{LIST_BYTES, NONE, TOP};
+use pagemill_core::{CpuId, Error, Invalid, ListPolicy, Mobility, step};
 pub use table::CpuTable;
 
 mod depot;
 mod drain;
-mod held;
+pub(crate) mod list;
 mod table;
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests;
 
-/// Slots of a list: what is left of 8 KiB after the header, so that one frame of metadata serves two lists.
-#[cfg(not(loom))]
-const SLOTS: usize = (LIST_BYTES - HEADER_BYTES) / 4;
-#[cfg(loom)]
-const SLOTS: usize = 24;
-const LIST_BYTES: usize = 8192;
-const HEADER_BYTES: usize = 64;
-
-/// What the top of the word means.
-const TOP: u64 = 0xffff;
-const POPPED_SHIFT: u32 = 16;
-
-/// One list. Zeroed memory is an empty list that takes nothing: `set_policy` opens it.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub struct List {
-    /// top | popped << 16.
-    word: AtomicU64,
-    /// Frames that the list may hold; a copy of the policy's for the sections.
-    limit: AtomicU32,
-    /// Not 0: somebody else is at it.
-    held: AtomicU32,
-    /// Held by the one drain that may wait for the list.
-    draining: Lock,
-    policy: AtomicU64,
-    /// Frames that came from the zone or a depot, and that a drain took.
-    refilled: AtomicU64,
-    drained: AtomicU64,
-    /// Frames that its own CPU popped for the zone or a depot, not for a caller; of a depot, those that lists got.
-    overflowed: AtomicU64,
-    /// The pageblock that refills draw from.
-    pub bound: BoundBlock,
-    /// In a cache line of its own, so that sections copy whole vectors inside of lines.
-    items: Items,
-}
-
-#[cfg(not(loom))]
-const _: () = {
-    assert!(size_of::<List>() == LIST_BYTES && offset_of!(List, word) == 0);
-    assert!(offset_of!(List, limit) == rseq::LIMIT && offset_of!(List, held) == rseq::HELD);
-    assert!(size_of::<List>() == 1 << rseq::LIST_SHIFT && size_of::<CpuLists>() == 1 << rseq::CPU_SHIFT);
-    assert!(offset_of!(CpuLists, stats) == Mobility::COUNT << rseq::LIST_SHIFT);
-};
-
-#[repr(align(64))]
-#[derive(Debug)]
-struct Items([AtomicU32; SLOTS]);
-
-/// Where the items begin, for the sections.
-pub(crate) const ITEMS: usize = offset_of!(List, items);
-
-impl List {
-    /// The longest list: sections copy in steps of 16 numbers and may write garbage that far above the top.
-    pub const LIMIT_MAX: u32 = (SLOTS - PAD) as u32;
-
-    /// An empty, open list, for models.
-    #[cfg(loom)]
-    pub fn for_model(limit: u32) -> Self {
-        let list = Self {
-            word: AtomicU64::new(0),
-            limit: AtomicU32::new(0),
-            held: AtomicU32::new(0),
-            draining: Lock::new(),
-            policy: AtomicU64::new(0),
-            refilled: AtomicU64::new(0),
-            drained: AtomicU64::new(0),
-            overflowed: AtomicU64::new(0),
-            bound: BoundBlock::new(),
-            items: Items(core::array::from_fn(|_| AtomicU32::new(0))),
-        };
-        list.set_policy(ListPolicy { limit, ..ListPolicy::START });
-        list.open();
-        list
-    }
-
-    /// Frames on the list just now.
-    pub fn len(&self) -> usize {
-        (self.word.load(Relaxed) & TOP) as usize
-    }
-    /// Is it empty just now?
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-    /// Pages that callers took from it so far, modulo 2^48.
-    pub fn popped(&self) -> u64 {
-        let popped = self.word.load(Relaxed) >> POPPED_SHIFT;
-        popped.wrapping_sub(self.overflowed.load(Relaxed)) & (u64::MAX >> POPPED_SHIFT)
-    }
-    /// Frames that came to it from the zone or a depot so far.
-    pub fn refilled(&self) -> u64 {
-        self.refilled.load(Relaxed)
-    }
-    /// Frames that went from it to the zone or a depot so far.
-    pub fn drained(&self) -> u64 {
-        self.drained.load(Relaxed) + self.overflowed.load(Relaxed)
-    }
-    /// Pages that callers returned to it so far, modulo 2^48.
-    pub fn pushed(&self) -> u64 {
-        let word = self.word.load(Relaxed);
-        let pushed = (word & TOP)
-            .wrapping_add(word >> POPPED_SHIFT)
-            .wrapping_add(self.drained.load(Relaxed))
-            .wrapping_sub(self.refilled.load(Relaxed));
-        pushed & (u64::MAX >> POPPED_SHIFT)
-    }
-    /// How much it moves and may hold.
-    pub fn policy(&self) -> ListPolicy {
-        ListPolicy::from_word(self.policy.load(Relaxed))
-    }
-    /// Sets how much it moves and may hold, the limit up to [`LIMIT_MAX`](Self::LIMIT_MAX).
-    pub fn set_policy(&self, policy: ListPolicy) {
-        let policy = ListPolicy { limit: policy.limit.min(Self::LIMIT_MAX), ..policy };
-        self.policy.store(policy.as_word(), Relaxed);
-        // Whoever shuts it meanwhile stays right.
-        let _ = self.limit.fetch_update(Relaxed, Relaxed, |limit| (limit != 0).then_some(policy.limit));
-    }
-    /// It takes nothing from now on, until it is [opened](Self::open) again.
-    pub fn shut(&self) {
-        self.limit.store(0, Relaxed);
-    }
-    /// It takes as many as its policy says.
-    pub fn open(&self) {
-        self.limit.store(self.policy().limit, Relaxed);
-    }
-    /// Notes that `n` of the frames that were pushed came from the zone.
-    pub fn note_refilled(&self, n: usize) {
-        self.refilled.fetch_add(n as u64, Relaxed);
-    }
-    /// Notes that `n` frames that were popped go to the zone.
-    pub fn note_overflowed(&self, n: usize) {
-        self.overflowed.fetch_add(n as u64, Relaxed);
-    }
-    /// The frames on it, at rest, or in the child of a fork.
-    pub fn frames(&self) -> impl Iterator<Item = u32> {
-        // Acquire pairs with the Release in `Held::push_n`.
-        let len = (self.word.load(Acquire) & TOP) as usize;
-        self.items.0[..len].iter().map(|item| item.load(Relaxed))
-    }
-
-    /// Tries to be alone with the list: the portable backend's section, and the first half of a drain.
-    #[inline]
-    fn try_hold(&self) -> Option<Held<'_>> {
-        // Acquire pairs with the Release in `Held::drop`: the stack as the last holder left it. A release that pairs
-        // with the sections' read of `held` is not needed here: under rseq the caller restarts them first.
-        let is_mine = self.held.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
-        if cfg!(pagemill_canary) {
-            // The canary: a bug that stress and the model must find. It goes on although somebody is at it.
-            return Some(Held { list: self });
-        }
-        // Not `then_some`: a `Held` that is made only to be dropped lets go of somebody else's list.
-        if is_mine { Some(Held { list: self }) } else { None }
-    }
-
-    /// Portable: pops up to `want` into `batch`, which is empty. `None`: somebody is at the list.
-    #[inline]
-    pub fn try_pop_n(&self, want: usize, batch: &mut Batch) -> Option<()> {
-        self.try_pop_at_least(want, 0, batch)
-    }
-
-    #[inline]
-    fn try_pop_at_least(&self, want: usize, least: usize, batch: &mut Batch) -> Option<()> {
-        let held = self.try_hold()?;
-        if self.len() >= least {
-            held.pop_n(want, batch, 1);
-        }
-        Some(())
-    }
-
-    /// Portable: pushes all of `pfns`, or none if they do not fit or somebody is at the list.
-    #[inline]
-    pub fn try_push_n(&self, pfns: &[u32]) -> bool {
-        self.try_hold().is_some_and(|held| held.push_n(pfns))
-    }
-}
-
-#[cfg(loom)]
-impl List {
-    /// What a drain does once it is alone with the list. `None`: somebody is at it.
-    pub fn drain_for_model(&self, mut give: impl FnMut(&[u32])) -> Option<usize> {
-        Some(self.try_hold()?.drain(&mut give))
-    }
-}
+/// Depots beside the lists of the CPUs: while one is held, the other may be free.
+pub const DEPOTS: usize = 2;
 
 /// One CPU's lists.
 #[repr(C)]
@@ -237,6 +55,13 @@ pub struct CpuLists {
     pub table: CpuTable,
     _pad: [u64; PAD_WORDS],
 }
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(list::LIMIT == rseq::LIMIT && list::HELD == rseq::HELD);
+    assert!(size_of::<List>() == 1 << rseq::LIST_SHIFT && size_of::<CpuLists>() == 1 << rseq::CPU_SHIFT);
+    assert!(offset_of!(CpuLists, stats) == Mobility::COUNT << rseq::LIST_SHIFT);
+};
 
 /// Words of padding, for a CPU's lists to begin where a section looks for them.
 #[cfg(not(loom))]
@@ -279,9 +104,6 @@ unsafe impl Sync for PerCpu {}
 fn no_such_cpu(cpu: CpuId, cpus: u32) -> ! {
     panic!("CPU {} has no lists: there are {cpus}", cpu.get())
 }
-
-/// No frame.
-const NONE: u32 = u32::MAX;
 
 impl PerCpu {
     /// The most CPUs that lists are made for: what Linux can be built for.

@@ -20,20 +20,13 @@ mod error;
 mod os;
 
 use crate::Errno;
-use crate::page::system_page;
+use crate::page::{HUGE_PAGE_SIZE, system_page};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub use error::MapError;
-
-/// The size of the huge pages that [`Mapping::huge`] and [`Mapping::memfd`] take, in bytes.
-///
-/// ```
-/// assert_eq!(pagemill_sys::HUGE_PAGE_SIZE, 2 << 20);
-/// ```
-pub const HUGE_PAGE_SIZE: usize = 2 << 20;
 
 /// A range of memory, readable and writable, zero where nobody wrote (but for one that was [adopted](Self::adopt)).
 /// Unmapped on drop.
@@ -139,7 +132,7 @@ impl Mapping {
     pub fn memfd(name: &CStr, len: usize, align: usize, is_huge: bool) -> Result<Self, MapError> {
         let page = if is_huge { HUGE_PAGE_SIZE } else { system_page() };
         let len = whole_pages(len, align, page).map_err(MapError::of("memfd_create"))?;
-        let fd = os::memory_file(name, len, is_huge)?;
+        let fd = os::memory_file(name, len, is_huge).map_err(|(call, errno)| MapError::of(call)(errno))?;
         let refused = |errno| if is_huge { MapError::of_huge(errno, len) } else { MapError::of("mmap")(errno) };
         let addr = os::place(len, align.max(page), libc::MAP_SHARED, Some(fd.as_fd())).map_err(refused)?;
         Ok(Self { addr, len, whole: (addr, len), kind: Kind::Memfd { fd, is_huge } })

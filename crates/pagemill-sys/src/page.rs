@@ -5,6 +5,13 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;
 
+/// The size of the huge pages that [`Mapping::huge`] and [`Mapping::memfd`] take, in bytes.
+///
+/// ```
+/// assert_eq!(pagemill_sys::HUGE_PAGE_SIZE, 2 << 20);
+/// ```
+pub const HUGE_PAGE_SIZE: usize = 2 << 20;
+
 /// 0 until somebody asks.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 

@@ -12,7 +12,7 @@ use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use pagemill_core::{
-    CpuId, Error, Gfp, Given, Invalid, Level, ListPolicy, MisuseKind, Mobility, NodeId, NodeMask, PageCount,
+    CpuId, Error, Gfp, Given, Giving, Invalid, Level, ListPolicy, MisuseKind, Mobility, NodeId, NodeMask, PageCount,
     Watermarks, Zone, ZoneKind, step,
 };
 use pagemill_sys::{Backend, List, PerCpu, Sections};
@@ -294,7 +294,7 @@ impl Inner {
 
     /// Returns the depots' frames to the zone.
     pub(crate) fn drain_depots(&self) -> usize {
-        let mut giving = self.zone.giving();
+        let mut giving = Giving::to(&self.zone);
         let drained = self.lists.drain_depots(|pfns| giving.give_slice(pfns));
         // Where nothing came nobody has to be woken.
         if drained > 0 {
@@ -355,7 +355,7 @@ impl Inner {
         for mobility in Mobility::ALL {
             let list = &self.lists.cpu(cpu).lists[mobility.index()];
             if is_due(list) {
-                let mut giving = self.zone.giving();
+                let mut giving = Giving::to(&self.zone);
                 let given = self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
                 finish(self, &mut giving);
                 // A list that cannot be drained is left as it is, its policy too.

@@ -14,7 +14,7 @@ use crate::free::finish;
 use crate::nodes::Nodes;
 use core::iter;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use pagemill_core::{PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn, Tick, Unused};
+use pagemill_core::{Giving, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn, Tick, Unused};
 use pagemill_sys::HUGE_PAGE_SIZE;
 use std::time::{Duration, Instant};
 
@@ -140,7 +140,7 @@ impl Inner {
             let mut words = Vec::new();
             self.zone.take_part(part.first, floor, &mut |first, mask| words.push((first, mask)));
             let pages = pages_of(words);
-            let mut giving = self.zone.giving();
+            let mut giving = Giving::to(&self.zone);
             for run in runs(&pages, least) {
                 // In pieces that fit into what is left.
                 for piece in run.chunks((most - given).max(1)).filter(|piece| may_go(piece)) {

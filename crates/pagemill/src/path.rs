@@ -367,7 +367,7 @@ impl Inner {
     /// Returns frames whose states say free to the zone. Out of line, that no caller has its tables on the stack twice.
     #[inline(never)]
     pub(crate) fn give_to_zone(&self, pfns: &[u32]) {
-        let mut giving = self.zone.giving();
+        let mut giving = Giving::to(&self.zone);
         giving.give_slice(pfns);
         finish(self, &mut giving);
     }
@@ -473,9 +473,9 @@ impl Inner {
         if let Some(n) = policy.large_drain()
             && let Some(table) = cpu.table.try_hold()
         {
-            self.move_to_zone(mobility, n as usize, self.zone.giving_by(table));
+            self.move_to_zone(mobility, n as usize, Giving::by(&self.zone, table));
         } else {
-            self.move_to_zone(mobility, policy.batch as usize, self.zone.giving());
+            self.move_to_zone(mobility, policy.batch as usize, Giving::to(&self.zone));
         }
     }
 

@@ -10,7 +10,7 @@ use core::arch::{asm, naked_asm};
 use core::panic::PanicInfo;
 
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, MisuseKind, Mobility, Order, Pfn, Zone, ZoneMetadata};
+use pagemill_core::{BoundBlock, Giving, MisuseKind, Mobility, Order, Pfn, Zone, ZoneMetadata};
 
 /// 32 MiB, had they memory: 16 pageblocks.
 const FRAMES: u32 = 8192;
@@ -54,7 +54,7 @@ fn work() -> u32 {
             assert!(got > 0, "free frames that cannot be had");
         }
         assert!(seen.iter().all(|&word| word == !0), "a frame lost");
-        let mut giving = zone.giving();
+        let mut giving = Giving::to(&zone);
         // Backwards and by halves, so that buddies come home apart.
         (0..FRAMES).rev().filter(|n| n % 2 == 0).for_each(|n| giving.give(Pfn::new(n)));
         (0..FRAMES).filter(|n| n % 2 == 1).for_each(|n| giving.give(Pfn::new(n)));

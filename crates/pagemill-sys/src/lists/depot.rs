@@ -12,16 +12,14 @@
 //! - D3 Callers neither take from a depot nor return to it as far as its word counts: what comes is `refilled`, what goes is
 //!   `overflowed` (to a list) or `drained` (to the zone, or to a request past its list).
 //! - D4 A frame leaves the word that counts it before it enters another one. So the child of a fork finds it in one place at most.
-use super::{Held, List, POPPED_SHIFT, PerCpu, TOP};
+use super::list::{Held, List, POPPED_SHIFT, TOP};
+use super::{DEPOTS, PerCpu};
 use crate::batch::PAD;
 use crate::{Backend, Batch, rseq};
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use pagemill_core::Mobility;
 use pagemill_core::atomic::AtomicU32;
-
-/// Depots beside the lists of the CPUs: while one is held, the other may be free.
-pub const DEPOTS: usize = 2;
 
 impl List {
     /// Tries to be alone with it, as a depot.

@@ -2,7 +2,8 @@
 //!
 //! A drain first takes the turn, which one drain of a list has at a time (`draining`; the others sleep), then the list (`held`).
 //! Under rseq it has the sections of that CPU restarted after that, and is alone with the list (L2).
-use super::{Held, List, PerCpu};
+use super::PerCpu;
+use super::list::{Held, List};
 use crate::{Backend, Batch, SLEEP, membarrier};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use pagemill_core::{CpuId, Mobility, step};

@@ -1,7 +1,7 @@
 //! Having the system commit memory, keep it, and take it back.
-use super::{HUGE_PAGE_SIZE, Kind, MapError, Mapping, os};
+use super::{Kind, MapError, Mapping, os};
 use crate::Errno;
-use crate::page::{is_whole, outward};
+use crate::page::{HUGE_PAGE_SIZE, is_whole, outward};
 use core::ops::Range;
 use pagemill_core::PAGE_SIZE;
 use std::os::fd::AsFd;

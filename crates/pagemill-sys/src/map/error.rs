@@ -1,6 +1,7 @@
 //! Why memory of a kind was refused, and what to do about it.
-use super::{HUGE_PAGE_SIZE, os};
+use super::os;
 use crate::Errno;
+use crate::page::HUGE_PAGE_SIZE;
 
 /// Why memory could not be mapped or locked.
 ///

@@ -11,7 +11,6 @@ pub(super) fn number_in(path: &str) -> Option<usize> {
 
 #[cfg(not(miri))]
 mod real {
-    use super::super::MapError;
     use crate::Errno;
     use crate::page::{is_whole, outward, real_page, system_page};
     use core::ffi::CStr;
@@ -112,8 +111,12 @@ mod real {
         assert_eq!(rc, 0, "munmap of our own {len} bytes at {addr:#x} failed: {:?}", Errno::last());
     }
 
-    /// A file in memory of `len` bytes, whose size stays as it is.
-    pub(in super::super) fn memory_file(name: &CStr, len: usize, is_huge: bool) -> Result<OwnedFd, MapError> {
+    /// A file in memory of `len` bytes, whose size stays as it is; or the call that failed, and how.
+    pub(in super::super) fn memory_file(
+        name: &CStr,
+        len: usize,
+        is_huge: bool,
+    ) -> Result<OwnedFd, (&'static str, Errno)> {
         /// Not to be executed; `linux/memfd.h`, since Linux 6.3. Without it such a system may refuse, or warn.
         const NOEXEC_SEAL: u32 = 8;
         let huge = if is_huge { libc::MFD_HUGETLB | libc::MFD_HUGE_2MB } else { 0 };
@@ -128,13 +131,14 @@ mod real {
             Err(Errno(libc::EINVAL)) => create(flags),
             created => created,
         };
-        let fd = fd.map_err(MapError::of("memfd_create"))?;
-        let size = libc::off_t::try_from(len).map_err(|_| MapError::of("ftruncate")(Errno(libc::EFBIG)))?;
+        let of = |call| move |errno| (call, errno);
+        let fd = fd.map_err(of("memfd_create"))?;
+        let size = libc::off_t::try_from(len).map_err(|_| ("ftruncate", Errno(libc::EFBIG)))?;
         // SAFETY: both take numbers alone.
         unsafe {
-            done(libc::ftruncate(fd.as_raw_fd(), size)).map_err(MapError::of("ftruncate"))?;
+            done(libc::ftruncate(fd.as_raw_fd(), size)).map_err(of("ftruncate"))?;
             let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
-            done(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals)).map_err(MapError::of("fcntl"))?;
+            done(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals)).map_err(of("fcntl"))?;
         }
         Ok(fd)
     }
@@ -236,7 +240,6 @@ mod real {
 /// Miri knows no lazily committed mappings; the heap stands in, all of it committed, and there are no other kinds.
 #[cfg(miri)]
 mod stand_in {
-    use super::super::MapError;
     use crate::Errno;
     use core::ffi::CStr;
     use core::ops::Range;
@@ -266,8 +269,8 @@ mod stand_in {
     pub(in super::super) fn place(_: usize, _: usize, _: i32, _: Option<BorrowedFd<'_>>) -> Result<usize, Errno> {
         Err(Errno(libc::ENOSYS))
     }
-    pub(in super::super) fn memory_file(_: &CStr, _: usize, _: bool) -> Result<OwnedFd, MapError> {
-        Err(MapError::of("memfd_create")(Errno(libc::ENOSYS)))
+    pub(in super::super) fn memory_file(_: &CStr, _: usize, _: bool) -> Result<OwnedFd, (&'static str, Errno)> {
+        Err(("memfd_create", Errno(libc::ENOSYS)))
     }
     pub(in super::super) fn populate(_: Range<usize>) -> Result<(), Errno> {
         Ok(())

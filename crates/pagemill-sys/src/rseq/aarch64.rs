@@ -3,7 +3,7 @@
 //! Labels as on x86-64. `held` is read with acquire, so that the word that is read after it is what the last holder
 //! left. The signature that glibc registered is 0xd428bc00, a `brk`.
 use super::{CPU_SHIFT, HELD, LIMIT, Lists, RESTARTS};
-use crate::lists::ITEMS;
+use crate::lists::list::ITEMS;
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 use pagemill_core::{FrameState, PAGE_SHIFT};

@@ -4,7 +4,7 @@
 //! SSE encodings, which leave the upper halves of the registers alone. x86-64's loads are ordered, so that reading
 //! `held` before the word needs no fence.
 use super::{CPU_SHIFT, HELD, LIMIT, Lists, RESTARTS};
-use crate::lists::ITEMS;
+use crate::lists::list::ITEMS;
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 

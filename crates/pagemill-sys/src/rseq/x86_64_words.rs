@@ -4,7 +4,7 @@
 //! for the last store. Here it is once. What is stored by vectors of one width is loaded by vectors of that width (see
 //! [`is_wide`]), or the load waits for the cache.
 use super::{CPU_SHIFT, FEW, HELD, LIMIT, Lists, RESTARTS};
-use crate::lists::ITEMS;
+use crate::lists::list::ITEMS;
 use crate::words::is_wide;
 use core::arch::asm;
 use pagemill_core::{FrameState, PAGE_SHIFT};

@@ -17,7 +17,8 @@ use crate::nodes::Nodes;
 use crate::slow::{Ask, Effort};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{
-    Error, FrameState, Gfp, Handful, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why, interleave_share,
+    Error, FrameState, Gfp, Giving, Handful, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why,
+    interleave_share,
 };
 use pagemill_sys::Batch;
 use pagemill_sys::lists::BulkCall;
@@ -359,7 +360,7 @@ impl InHand {
     fn give_back(&mut self) {
         if let Some(inner) = self.zone.filter(|_| !self.is_none()) {
             self.adopt(inner);
-            let mut giving = inner.zone.giving();
+            let mut giving = Giving::to(&inner.zone);
             giving.give_handful(&mut self.frames);
             finish(inner, &mut giving);
         }

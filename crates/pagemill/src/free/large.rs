@@ -26,7 +26,7 @@ impl<const RAW: bool> Large<RAW> {
     #[inline]
     pub(crate) fn new(arena: &'static Arena, mobility: Mobility) -> Self {
         let zone = &arena.inner().zone;
-        Self { arena, mobility, is_of_one_kind: !zone.is_mixed(), pages: 0, giving: zone.giving_many() }
+        Self { arena, mobility, is_of_one_kind: !zone.is_mixed(), pages: 0, giving: Giving::many_to(zone) }
     }
 
     /// Takes the `n` neighbours from address `addr` on, if all are pages of this kind.
