@@ -256,7 +256,7 @@ impl World {
         zones.take_turns(&request, turns);
         let came: usize = got.iter().sum();
         if came == 0 && request.ask.least() > 1 {
-            // It tried if there may have been enough, also where others had some in their hands; else no node had its turn.
+            // It may have taken a turn or not: whose turn it is is not known any more.
             zones.turn = None;
         }
         if let Some(of_zone) = plan.of_zone.as_ref().filter(|_| came > 0) {

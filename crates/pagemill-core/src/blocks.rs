@@ -139,6 +139,7 @@ impl Zone<'_> {
             let runs = claim_runs(group, in_word, left);
             if runs != 0 {
                 emit(self.first_of_word(block * BLOCK_WORDS + i * span), runs);
+                // As in `Giving::put`: a word is one block, and needs no counting.
                 left -= if in_word == 6 { 1 } else { runs.count_ones() };
             }
         }

@@ -26,10 +26,7 @@ pub struct Given {
 }
 
 /// Bits of `SLOTS` words at most, by word: what a [`Giving`] collects frames in. Zeroed memory is an empty one.
-///
-/// ```
-/// assert_eq!(pagemill_core::WordTable::<32>::new(), Default::default());
-/// ```
+/// [`Giving::by`] shows how it is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WordTable<const SLOTS: usize> {
     /// Word numbers plus one, 0 where there is none.
@@ -174,6 +171,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
         if doubles != 0 {
             self.note_doubles(word, doubles);
         }
+        // Without an instruction for it, counting bits takes ten; a full word is the usual one where frames are in order.
         let frames = if mask & !doubles == !0 { 64 } else { (mask & !doubles).count_ones() };
         self.given.frames += frames as usize;
         let block = word / BLOCK_WORDS;

@@ -68,15 +68,14 @@ impl ListPolicy {
             limit += Self::BATCH_MIN;
         }
         let limit = limit.min(limit_max);
-        // A drain must leave room for what made it, and half of the list. Whole sections of it: if it moved a part of one,
-        // the runs on the list would lie across those that are popped from then on.
+        // A drain must leave room for what made it, and half of the list. Whole sections, as they are popped.
         let half = limit / 2;
         let most = if half > Self::BATCH_MIN { half - half % Self::BATCH_MIN } else { half.max(1) };
         Self { batch: batch.min(most), limit, last: event }
     }
 
-    /// How many frames a drain moves that can collect them in a large table: three quarters of the list, where so many drains followed
-    /// drains that the batch is as large as it gets. Else none.
+    /// How many frames a drain moves that may use the CPU's large table: three quarters of the limit. `None` until drains have followed
+    /// drains so often that the batch is at its largest.
     ///
     /// ```
     /// use pagemill_core::{ListPolicy, SlowEvent};

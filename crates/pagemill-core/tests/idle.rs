@@ -102,7 +102,7 @@ fn parts(zone: &Zone<'_>, floor: u32) -> Vec<u32> {
     }
     assert_eq!(zone.free_frames() + frames.len(), free);
     let numbers = frames.iter().map(|pfn| pfn.as_u32()).collect();
-    let mut giving = Giving::to(&zone);
+    let mut giving = Giving::to(zone);
     frames.into_iter().for_each(|pfn| giving.give(pfn));
     assert_eq!(giving.finish().doubles, 0);
     zone.validate().unwrap();

@@ -115,7 +115,7 @@ fn what_was_on_its_way_is_free_or_out_and_all_agrees() {
         zone.take(&bound, 100, Mobility::Unmovable, 0, &mut |first, mask| {
             taken.extend((0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit| first.offset(bit)));
         });
-        let mut giving = Giving::to(&zone);
+        let mut giving = Giving::to(zone);
         taken[..10].iter().for_each(|&pfn| giving.give(pfn));
         giving.finish();
         zone.unbind(&bound);

@@ -6,7 +6,7 @@ const KIND: Mobility = Mobility::Movable;
 
 /// Gives `frames` and takes a block that is elsewhere, of which there is one: what was free there is here from now on.
 fn give_and_take(zone: &Zone<'_>, frames: &[u32], order: u8, block: u32) {
-    let mut giving = Giving::to(&zone);
+    let mut giving = Giving::to(zone);
     giving.give_slice(frames);
     assert_eq!(giving.finish().frames, frames.len());
     let order = Order::new(order).unwrap();
@@ -26,7 +26,7 @@ fn a_frame_given_twice_in_one_call_is_a_double_free() {
     with_zone(1, |zone| {
         let bound = BoundBlock::new();
         assert_eq!(zone.take(&bound, 8, KIND, 0, &mut |_, _| ()), 8);
-        let mut giving = Giving::to(&zone);
+        let mut giving = Giving::to(zone);
         [3, 5, 3, 4].into_iter().for_each(|frame| giving.give(Pfn::new(frame)));
         let given = giving.finish();
         assert_eq!((given.frames, given.doubles, given.last_double), (3, 1, Some(Pfn::new(3))));
@@ -100,4 +100,13 @@ fn frames_that_a_request_missed_can_be_had_afterwards() {
     zone.unbind(&bound);
     assert_eq!((taken, zone.validate().map(|census| census.free)), (17, Ok(256)));
     assert_eq!(zone.take(&bound, 256, KIND, 0, &mut |_, _| ()), 256);
+}
+
+#[test]
+fn four_blocks_of_a_word_come_together() {
+    with_zone(1, |zone| {
+        let (mut taken, order) = (Vec::new(), Order::new(4).unwrap());
+        assert_eq!(zone.take_blocks(order, 4, KIND, 0, &mut |first, blocks| taken.push((first, blocks))), 4);
+        assert_eq!(taken, [(Pfn::new(0), 0x0001_0001_0001_0001)], "one operation");
+    });
 }

@@ -66,7 +66,7 @@ bytes!(load_8, store_8, u64, "qword", "", "ldr {w:x}", "str {w:x}");
 bytes!(load_4, store_4, u32, "dword", ":e", "ldr {w:w}", "str {w:w}");
 bytes!(load_2, store_2, u16, "word", ":x", "ldrh {w:w}", "strh {w:w}");
 
-/// Which bits any of 32 bytes has unlike the byte of which `wanted` has eight; eight bytes' worth, in no order.
+/// The bits in which any of 32 bytes differs from the wanted one, which `wanted` has eight times; folded to eight bytes, in no order.
 #[inline(always)]
 unsafe fn differ_32(bytes: *const u8, wanted: u64) -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

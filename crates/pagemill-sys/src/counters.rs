@@ -17,7 +17,7 @@ pub struct CpuStats {
     pub drains: AtomicU64,
     /// Loads that a full list passed to a depot.
     pub depot_in: AtomicU64,
-    /// Loads that came from a depot for an empty list.
+    /// Loads that went from a depot to a list that had too few pages.
     pub depot_out: AtomicU64,
     /// Frames handed out past the lists.
     pub direct_out: AtomicU64,

@@ -1,7 +1,7 @@
-//! Arrays of words, some hundred bytes at a time: are they empty, are they pages in order, and to be filled.
+//! Arrays of words, some hundred bytes at a time: are they empty, are they pages, which slots are holes, and filling or emptying them.
 //!
-//! Each is a plain loop, of which the compiler makes vectors. It exists twice: as every processor runs it, and with vectors
-//! of 32 bytes where there are some (AVX2), which takes half the steps.
+//! Loops of which the compiler makes good vectors are written once and compiled twice, with vectors of 32 bytes where there are
+//! some (`wide!`). Where it does not, the vectors are written by hand: `distances`, `find_empty`, `empty`.
 use pagemill_core::{PAGE_SHIFT, PAGE_SIZE};
 
 /// Words that are looked at together: 64 bytes.
@@ -126,7 +126,7 @@ pub fn are_pages(words: &[usize], base: usize, frames: u32) -> bool {
 #[cfg(target_arch = "x86_64")]
 use x86::distances;
 
-/// As on x86-64, where there are no vectors to be made by hand: all words are left to the caller.
+/// Other processors have no vectors made by hand: all words are left to the caller.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 fn distances(words: &[usize], _base: usize, _last: usize) -> ((usize, usize), &[usize]) {

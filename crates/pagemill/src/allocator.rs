@@ -22,8 +22,8 @@ use std::sync::{Arc, OnceLock, Weak};
 /// back; pages find it through their arena.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Whose list was the last one that a depot was asked for, plus one: see [`passes_on`](Inner::passes_on).
-    pub(crate) asked: AtomicU32,
+    /// The CPU whose list asked a depot last, plus one; 0 for none: see [`passes_on`](Inner::passes_on).
+    pub(crate) last_to_ask: AtomicU32,
     /// Unmapped by [`end`](Self::end).
     pub(crate) lists: ManuallyDrop<PerCpu>,
     pub(crate) arena: &'static Arena,
@@ -440,14 +440,14 @@ mod tests {
         let policy = || inner.lists.list_here(Mobility::Unmovable).policy();
         let before = policy();
         inner.retired.store(true, Relaxed);
-        assert!(!inner.has_made_room(Mobility::Unmovable, 64));
+        assert!(!inner.grow_or_pass_on(Mobility::Unmovable, 64));
         assert_eq!(policy(), before);
         inner.retired.store(false, Relaxed);
-        assert!(inner.has_made_room(Mobility::Unmovable, 64));
+        assert!(inner.grow_or_pass_on(Mobility::Unmovable, 64));
         assert_ne!(policy(), before);
     }
 
-    /// A thousand pages in no order go with one drain, by the table of their CPU; in parts where another call has that.
+    /// One drain moves 768 of a list of 1024, by the CPU's table, and 256 where another call has the table.
     #[test]
     fn a_list_in_no_order_is_drained_in_large_parts_and_without_its_table_in_small_ones() {
         for is_held in [false, true] {

@@ -316,7 +316,7 @@ impl Nodes {
                 marks: memory.marks,
                 described: memory,
                 turn: AtomicU32::new(0),
-                asked: AtomicU32::new(0),
+                last_to_ask: AtomicU32::new(0),
                 opening: Sections::new(),
                 retired: AtomicBool::new(false),
                 is_ownerless: AtomicBool::new(false),
@@ -344,7 +344,7 @@ impl Nodes {
 const DEPOT_SHARE: usize = 16;
 
 /// What one depot may hold, in frames. None where there is one CPU, which has no other to hand pages to, or where it would hold less
-/// than a load.
+/// than two sections' worth.
 fn depot_limit(pages: usize, cpus: usize) -> u32 {
     let limit = (pages / DEPOT_SHARE / DEPOTS).min(List::LIMIT_MAX as usize);
     if cpus == 1 || limit < 2 * ListPolicy::SECTION { 0 } else { limit as u32 }

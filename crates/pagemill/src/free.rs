@@ -1,4 +1,5 @@
-//! The way back: a page goes on the list of the CPU that frees it; a full list passes it on to the zone.
+//! The way back: a page goes on the list of the CPU that frees it; a full list passes some on
+//! to a depot or the zone.
 //!
 //! What a handle owned needs no check: that it is freed once is what its type says. A raw pointer must be that of a block that
 //! was made raw, with its order (C2.4). `RAW` tells the two apart.
@@ -526,9 +527,9 @@ impl<const RAW: bool> Segment<RAW> {
     }
 }
 
-/// Who collects frames of one arena that come back as pages of one kind.
+/// Collects frames of one arena on their way back.
 pub(crate) trait Collect {
-    /// Takes one frame of the arena, if it is a page of this kind that is out.
+    /// Takes the page or block that begins at this frame, if it is of this kind and out.
     fn give(&mut self, pfn: u32) -> bool;
 }
 
@@ -553,7 +554,7 @@ impl Inner {
     #[inline(never)]
     fn overflow_words(&self, words: &[usize]) {
         let kind = Mobility::Unmovable;
-        if self.has_made_room(kind, words.len()) && self.lists.push_words(kind, words, self.arena.addr_of_zero()) {
+        if self.grow_or_pass_on(kind, words.len()) && self.lists.push_words(kind, words, self.arena.addr_of_zero()) {
             return;
         }
         let mut batch = Batch::new();

@@ -27,8 +27,8 @@
 //! # The way of a request
 //! A page comes from the CPU's list if it has one ([`alloc_page`](Allocator::alloc_page), the forms in
 //! [`Bulk`]); an empty list gets a batch from a depot or from the zone, and the zone takes it from the pageblock that the CPU is
-//! bound to. Going back, it returns to the list of the CPU that frees it, and from a full list to a depot,
-//! where other CPUs' lists find it, or to the zone.
+//! bound to. Going back, it returns to the list of the CPU that frees it, and from a full list to a depot
+//! if another CPU asked for pages last, else to the zone.
 //!
 //! # When memory is short
 //! An arena without [`Watermarks`] gives all it has. A request that may wait ([`Gfp::KERNEL`], `NOIO`, `NOFS`) asks each

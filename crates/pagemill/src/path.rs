@@ -1,4 +1,4 @@
-//! The way of one page: from the CPU's list, or from the zone with a batch for the list.
+//! The way of one page: from the CPU's list, or with a batch for the list from a depot or the zone.
 //!
 //! The fast path is inlined into the caller: one section, one state, one address. Everything else is cold and out of
 //! line (C3.15).
@@ -123,7 +123,7 @@ impl Inner {
         let (mobility, n) = (gfp.mobility(), words.len());
         // SAFETY: every frame on the lists is the arena's, and has a state there.
         let mut pop = || unsafe { self.lists.pop_words(mobility, words, arena.addr_of_zero(), arena.states()) };
-        if !gfp.is_plain() || !(pop() || self.is_reloaded(mobility, n) && pop()) {
+        if !gfp.is_plain() || !(pop() || self.reload_from_depot(mobility, n) && pop()) {
             return None;
         }
         // SAFETY: all are filled.
@@ -210,8 +210,8 @@ impl Inner {
         let _ = self.refuse(misuse(MisuseKind::Quarantined, self.arena.addr_of(pfn)));
     }
 
-    /// Takes `want` frames (at most a batch's room) from the zone into `batch`, and as many more for the list as its
-    /// policy says; all of them above the mark. Returns how many are in the batch, which was empty. Not prepared.
+    /// Takes `want` frames (at most a batch's room) from a depot, or else from the zone above the mark, into `batch`, and as many
+    /// more for the list as its policy says. Returns how many are in the batch, which was empty. Not prepared.
     pub(crate) fn refill(&self, gfp: Gfp, level: Level, want: usize, batch: &mut Batch) -> usize {
         step!("Inner::refill");
         if self.is_refused_by_fault(gfp) {
@@ -262,8 +262,8 @@ impl Inner {
     /// Moves a load of `n` frames from a depot to this CPU's list.
     fn load_from_depot(&self, mobility: Mobility, n: usize) -> bool {
         let here = self.lists.here().get() as u32 + 1;
-        if self.asked.load(Relaxed) != here {
-            self.asked.store(here, Relaxed); // Written where that changes something: all CPUs share it.
+        if self.last_to_ask.load(Relaxed) != here {
+            self.last_to_ask.store(here, Relaxed); // Written where that changes something: all CPUs share it.
         }
         let is_loaded = self.lists.depot_to_list(mobility, n) > 0;
         if is_loaded {
@@ -275,15 +275,15 @@ impl Inner {
     /// Does a full list of this CPU pass pages to a depot? Not if no other CPU's list was empty since this one's: then they would be
     /// here again before long, and the zone keeps pageblocks whole better than a depot.
     fn passes_on(&self) -> bool {
-        let asked = self.asked.load(Relaxed);
+        let asked = self.last_to_ask.load(Relaxed);
         asked != 0 && asked != self.lists.here().get() as u32 + 1
     }
 
-    /// Has this CPU's list got a load from a depot, since it had fewer than `n` frames? Where faults are injected the slow path asks
-    /// for that, once.
+    /// Moves a load from a depot to this CPU's list, if that has fewer than `n` frames. Not where faults are injected: the slow path
+    /// asks once.
     #[cold]
     #[inline(never)]
-    fn is_reloaded(&self, mobility: Mobility, n: usize) -> bool {
+    fn reload_from_depot(&self, mobility: Mobility, n: usize) -> bool {
         let list = self.lists.list_here(mobility);
         if list.len() >= n || self.nodes.faults.get().is_some() || self.goes_past_lists() {
             return false;
@@ -339,7 +339,7 @@ impl Inner {
         direct
     }
 
-    /// Puts frames from the zone or a depot on this CPU's list, or into the zone where it takes no more.
+    /// Puts frames from the zone on this CPU's list, or into the zone where it takes no more.
     fn put_on_list<const ROOM: usize>(&self, mobility: Mobility, load: &Frames<ROOM>) {
         step!("Inner::put_on_list");
         for start in (0..load.len()).step_by(Batch::CAPACITY) {
@@ -468,7 +468,7 @@ impl Inner {
     /// Moves frames of this CPU's list to the zone, as many as its policy says: the more there are, the more of them share a word also
     /// where they are in no order (ADR 35). The caller has pages in its hands: so the arena stays until the table is let go of.
     #[inline(never)]
-    fn make_room(&self, cpu: &CpuLists, mobility: Mobility) {
+    fn drain_to_zone(&self, cpu: &CpuLists, mobility: Mobility) {
         let policy = cpu.lists[mobility.index()].policy();
         if let Some(n) = policy.large_drain()
             && let Some(table) = cpu.table.try_hold()
@@ -503,7 +503,7 @@ impl Inner {
     #[cold]
     #[inline(never)]
     pub(crate) fn overflow(&self, mobility: Mobility, batch: &Batch) {
-        if !self.has_made_room(mobility, batch.len()) || !self.lists.push_n(mobility, batch, 0..batch.len()) {
+        if !self.grow_or_pass_on(mobility, batch.len()) || !self.lists.push_n(mobility, batch, 0..batch.len()) {
             self.overflow_to_zone(mobility, batch);
         }
     }
@@ -511,7 +511,7 @@ impl Inner {
     /// The list of this CPU is full: has it grown, or passed a load to a depot, so that `n` frames may fit? The caller has them in its
     /// hands: so the arena stays until this thread has let go of the depot.
     #[inline(never)]
-    pub(crate) fn has_made_room(&self, mobility: Mobility, n: usize) -> bool {
+    pub(crate) fn grow_or_pass_on(&self, mobility: Mobility, n: usize) -> bool {
         self.open_lists_above_high();
         if self.goes_past_lists() {
             return false;
@@ -546,7 +546,7 @@ impl Inner {
             cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
             return self.give_to_zone(batch.as_slice());
         }
-        self.make_room(cpu, mobility);
+        self.drain_to_zone(cpu, mobility);
         if !self.lists.push_n(mobility, batch, 0..batch.len()) {
             self.stats_here().direct_in.fetch_add(batch.len() as u64, Relaxed);
             self.give_to_zone(batch.as_slice());

@@ -115,7 +115,7 @@ pub fn free_pages_bulk_runs<T: Owned>(runs: &mut Vec<Run<T>>) -> usize {
         }
         // SAFETY: as many are initialised.
         let words = unsafe { core::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<usize>(), n) };
-        // What is refused is reported on its way; owned runs cannot be.
+        // Refusals are reported on their way; owned runs have none.
         free_words::<false>(words, &mut None);
     }
     freed

@@ -43,7 +43,7 @@ pub struct Stats {
     pub drains: u64,
     /// Loads that full lists passed to a depot.
     pub depot_in: u64,
-    /// Loads that a depot had for requests and their CPU's list.
+    /// Loads that went from a depot to a list that had too few pages.
     pub depot_out: u64,
     /// Pages that lists got from the zone.
     pub refilled_pages: u64,
@@ -542,7 +542,7 @@ impl fmt::Display for VmStat {
         let bulk_calls = |histogram: &[u64; 32]| histogram.iter().sum::<u64>();
         let pages = [
             ("nr_free_pages", stats.free),
-            ("nr_pcp_pages", stats.listed),
+            ("nr_pcp_pages", stats.listed.saturating_sub(stats.in_depots)),
             ("nr_depot_pages", stats.in_depots),
             ("nr_quarantined", stats.quarantined),
         ];

@@ -45,10 +45,10 @@ impl List {
 }
 
 impl Held<'_> {
-    /// Frames come from a list, up to `n`, for which there is room: `pop` copies up to as many of them as it is told to the front of
-    /// what it is given, where nobody else looks, and maybe garbage behind them.
+    /// Moves up to `n` frames of a list here; there is room for them. `pop` copies at most as many as it is told to the front of its
+    /// slice, where nobody else looks, and may write garbage behind them.
     #[inline(always)]
-    fn put(&self, list: &List, n: usize, pop: impl Fn(&[AtomicU32], usize) -> usize) -> usize {
+    fn take_from_list(&self, list: &List, n: usize, pop: impl Fn(&[AtomicU32], usize) -> usize) -> usize {
         let mut put = 0;
         while put < n {
             let word = self.list.word.load(Relaxed);
@@ -68,7 +68,7 @@ impl Held<'_> {
 
     /// Frames go to a list, up to `n`, as far as it takes them: `push` copies as many as it is told from the front of what it is given.
     #[inline(always)]
-    fn give(&self, list: &List, n: usize, push: impl Fn(&[AtomicU32], usize) -> bool) -> usize {
+    fn move_to_list(&self, list: &List, n: usize, push: impl Fn(&[AtomicU32], usize) -> bool) -> usize {
         let mut given = 0;
         while given < n {
             let word = self.list.word.load(Relaxed);
@@ -111,12 +111,12 @@ impl List {
     /// [`PerCpu::list_to_depot`] between two lists.
     pub fn to_depot_for_model(&self, depot: &List, n: usize) -> usize {
         let pop = |to: &[AtomicU32], want| self.try_pop_to(to, want);
-        depot.hold_with_room(n).map_or(0, |held| held.put(self, n, pop))
+        depot.hold_with_room(n).map_or(0, |held| held.take_from_list(self, n, pop))
     }
     /// [`PerCpu::depot_to_list`] between two lists.
     pub fn from_depot_for_model(&self, depot: &List, n: usize) -> usize {
         let push = |from: &[AtomicU32], n| self.try_push_from(from, n);
-        depot.hold_with_frames().map_or(0, |held| held.give(self, n, push))
+        depot.hold_with_frames().map_or(0, |held| held.move_to_list(self, n, push))
     }
 }
 
@@ -174,13 +174,17 @@ impl PerCpu {
     /// ```
     pub fn list_to_depot(&self, mobility: Mobility, n: usize) -> usize {
         let depot = self.depots_of(mobility).find_map(|depot| depot.hold_with_room(n));
-        depot.map_or(0, |depot| depot.put(self.list_here(mobility), n, |to, want| self.pop_to(mobility, to, want)))
+        depot.map_or(0, |depot| {
+            depot.take_from_list(self.list_here(mobility), n, |to, want| self.pop_to(mobility, to, want))
+        })
     }
 
     /// Moves up to `n` frames of a depot that nobody holds to this CPU's list. Returns how many.
     pub fn depot_to_list(&self, mobility: Mobility, n: usize) -> usize {
         let depot = self.depots_of(mobility).find_map(List::hold_with_frames);
-        depot.map_or(0, |depot| depot.give(self.list_here(mobility), n, |from, n| self.push_from(mobility, from, n)))
+        depot.map_or(0, |depot| {
+            depot.move_to_list(self.list_here(mobility), n, |from, n| self.push_from(mobility, from, n))
+        })
     }
 
     /// Takes up to `want` frames, a batch's worth at most, out of a depot that nobody holds into `batch`, which is empty: for a

@@ -9,7 +9,7 @@ use pagemill_core::{BoundBlock, FrameState, ListPolicy, Lock, PAGE_SHIFT};
 /// No frame.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Slots of a list: what is left of 8 KiB after the header, so that one frame of metadata serves two lists.
+/// Slots of a list: what is left of 8 KiB after the header.
 #[cfg(not(loom))]
 const SLOTS: usize = (LIST_BYTES - HEADER_BYTES) / 4;
 #[cfg(loom)]
@@ -21,7 +21,7 @@ const HEADER_BYTES: usize = 64;
 pub(super) const TOP: u64 = 0xffff;
 pub(super) const POPPED_SHIFT: u32 = 16;
 
-/// One list. Zeroed memory is an empty list that takes nothing: `set_policy` opens it.
+/// One list. Zeroed memory is an empty list that takes nothing: `open` opens it.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct List {
@@ -132,11 +132,11 @@ impl List {
     pub fn open(&self) {
         self.limit.store(self.policy().limit, Relaxed);
     }
-    /// Notes that `n` of the frames that were pushed came from the zone.
+    /// Notes that `n` of the frames that were pushed came from the zone or a depot.
     pub fn note_refilled(&self, n: usize) {
         self.refilled.fetch_add(n as u64, Relaxed);
     }
-    /// Notes that `n` frames that were popped go to the zone.
+    /// Notes that `n` frames that were popped go to the zone or a depot.
     pub fn note_overflowed(&self, n: usize) {
         self.overflowed.fetch_add(n as u64, Relaxed);
     }
@@ -216,7 +216,7 @@ impl Held<'_> {
         self.push_each(&[pfn], |&pfn| pfn)
     }
 
-    /// Pops up to `want`; `counted` is 1 if a caller takes them, 0 if they go to the zone.
+    /// Pops up to `want`; `counted` is 1 if a caller takes them, 0 if they go to the zone, or from a depot to a request.
     #[inline]
     pub(super) fn pop_n(&self, want: usize, batch: &mut Batch, counted: u64) {
         let word = self.list.word.load(Relaxed);

@@ -62,7 +62,7 @@ fn no_words_and_more_than_a_batch_are_refused() {
 }
 
 #[test]
-fn a_load_without_measure_has_no_room_in_a_depot() {
+fn a_depot_has_no_room_for_a_length_near_the_maximum() {
     let lists = list_of_one();
     assert_eq!(lists.list_to_depot(KIND, usize::MAX), 0);
     assert_eq!(lists.list_to_depot(KIND, 1), 1);

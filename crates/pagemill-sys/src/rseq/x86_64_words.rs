@@ -129,7 +129,7 @@ macro_rules! numbers_of_eight {
     };
 }
 
-/// Goes back to 8 while there are eight more; goes on at the next 8 if there is none, else one by one.
+/// Goes back to 8 while eight more are left.
 macro_rules! next_eight {
     () => {
         concat!("add {i:e}, 8\n", "lea {x:e}, [{i} + 8]\n", "cmp {x:e}, {n:e}\n", "jbe 8b\n")

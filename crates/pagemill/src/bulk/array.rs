@@ -51,7 +51,7 @@ impl Allocator {
         // Flags that contradict each other are refused, also where nothing is missing.
         let inner = if gfp.is_plain() { self.nodes().here()? } else { return None };
         if words.len() > Batch::CAPACITY {
-            // Those that begin with as many holes miss more than a batch, as a rule.
+            // If the first 64 slots are empty, more than a batch is missing, as a rule.
             let is_sparse = !are_empty(&words[..Batch::CAPACITY]);
             return if is_sparse { Self::fill_holes::<{ SLOTS_MAX / 64 }>(inner, gfp, words) } else { None };
         }
@@ -176,8 +176,8 @@ impl Allocator {
     }
 }
 
-/// The slots of an array that was empty: what handles' words come into it, of blocks of one order, become raw pointers in the end, also
-/// if the request unwinds after it has delivered.
+/// An array that was empty, with handles' words of blocks of one order in it. Dropping this makes raw pointers of them, also when the
+/// request unwinds.
 struct BecomeRaw<'w> {
     words: &'w mut [usize],
     order: Order,
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(calls(), before + 1);
     }
 
-    /// Somebody has the second page from the top, which was freed twice: the first one is in the array by then.
+    /// The second page from the top is out: the section takes nothing, and the general way puts that page aside.
     #[test]
     fn a_small_array_that_meets_a_page_that_somebody_has_is_filled_all_the_same() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();

@@ -231,7 +231,7 @@ pub static FIGURES: &[Figure] = &[
     counter("pagemill_drains_total", "Batches that a full list gave to the zone.", Of(|seen| seen.stats.drains)),
     gauge("pagemill_depot_pages", "Pages in depots, between the lists of the CPUs.", Of(|seen| seen.stats.in_depots)),
     counter("pagemill_depot_in_total", "Loads that a full list passed to a depot.", Of(|seen| seen.stats.depot_in)),
-    counter("pagemill_depot_out_total", "Loads that a depot had for a list.", Of(|seen| seen.stats.depot_out)),
+    counter("pagemill_depot_out_total", "Loads that went from a depot to a list.", Of(|seen| seen.stats.depot_out)),
     counter("pagemill_direct_allocated_pages_total", "Pages past the lists, out.", Of(|seen| seen.stats.direct_out)),
     counter("pagemill_direct_freed_pages_total", "Pages past the lists, back.", Of(|seen| seen.stats.direct_in)),
     counter("pagemill_blocks_allocated_total", "Blocks above order 0 handed out.", Of(|seen| seen.stats.blocks_out)),
