@@ -271,6 +271,75 @@ fn an_array_of_raw_pointers_is_filled_in_its_null_slots_alone() {
 static ODD: u8 = 0;
 
 #[test]
+fn holes_among_raw_pointers_are_filled_wherever_they_are() {
+    let somebodys = &raw const ODD as *mut u8;
+    for allocator in allocators(4096) {
+        drop(allocator.alloc_page(Gfp::KERNEL).unwrap()); // The list has pages.
+        for n in [2, 9, 64, 65, 200, 1024, 1030] {
+            for every in [2, 3, 40] {
+                let is_hole = |i: usize| i % every == 1;
+                let before: Vec<_> =
+                    (0..n).map(|i| if is_hole(i) { std::ptr::null_mut() } else { somebodys }).collect();
+                let holes = (0..n).filter(|&i| is_hole(i)).count();
+                let mut slots = before.clone();
+                let filled = allocator.alloc_pages_bulk_array_raw(Bulk::exact(n), &mut slots).unwrap();
+                assert_eq!(filled, Filled { added: holes, occupied: n, first_hole: n, shortfall: None });
+                assert!((0..n).all(|i| is_hole(i) || slots[i] == somebodys));
+                let mut pages: Vec<_> = (0..n).filter(|&i| is_hole(i)).map(|i| slots[i]).collect();
+                assert_eq!(pages.iter().collect::<HashSet<_>>().len(), holes);
+                // SAFETY: they are ours.
+                assert_eq!(
+                    unsafe { free_pages_bulk_raw(&mut pages, Order::ZERO) },
+                    Ok(holes),
+                    "{n} slots, each {every}."
+                );
+            }
+        }
+        assert_all_back(allocator);
+    }
+}
+
+#[test]
+fn arrays_of_raw_pointers_and_of_handles_are_refused_alike() {
+    for allocator in allocators(64) {
+        let somebodys = &raw const ODD as *mut u8;
+        let mut rest: Vec<Option<Page>> = empty(60);
+        allocator.alloc_pages_bulk_array(Bulk::exact(60), &mut rest).unwrap();
+        let refused = |n: usize, least: usize, full: usize, gfp: Gfp| {
+            let bulk = || Bulk::at_least(least, n).gfp(gfp);
+            let (mut pages, mut raw) = (empty(8), vec![std::ptr::null_mut(); 8]);
+            pages[..full].iter_mut().for_each(|slot| *slot = Some(allocator.alloc_page(Gfp::KERNEL).unwrap()));
+            let of_handles = allocator.alloc_pages_bulk_array(bulk(), &mut pages).unwrap_err();
+            // As many pages are free for the other form.
+            raw[..full].fill(somebodys);
+            let of_raw = allocator.alloc_pages_bulk_array_raw(bulk(), &mut raw).unwrap_err();
+            assert_eq!(of_handles, of_raw, "{n}, {least}, {full}");
+            assert_eq!(raw.iter().filter(|slot| slot.is_null()).count(), 8 - full);
+            of_raw.to_string()
+        };
+        assert!(refused(8, 9, 1, Gfp::NOWAIT).contains("at least 9 of at most 8"));
+        assert!(refused(usize::MAX, 1, 0, Gfp::NOWAIT).contains(&usize::MAX.to_string()));
+        assert!(refused(9, 0, 1, Gfp::NOWAIT).contains('9'));
+        refused(8, 8, 0, Gfp::NOWAIT);
+        drop(rest);
+    }
+}
+
+#[test]
+fn what_is_missing_of_an_array_of_raw_pointers_is_told_as_it_was_asked() {
+    for allocator in allocators(64) {
+        let mut rest: Vec<Option<Page>> = empty(64);
+        allocator.alloc_pages_bulk_array(Bulk::exact(64), &mut rest).unwrap();
+        let mut slots = [std::ptr::null_mut(); 8];
+        slots[..3].fill(&raw const ODD as *mut u8);
+        let error =
+            allocator.alloc_pages_bulk_array_raw(Bulk::at_least(5, 8).gfp(Gfp::NOWAIT), &mut slots).unwrap_err();
+        assert!(matches!(error, Error::Exhausted(Exhausted { wanted: 5, got: 3, .. })), "{error}");
+        drop(rest);
+    }
+}
+
+#[test]
 fn an_array_of_raw_pointers_is_filled_whole_or_left_as_it_was() {
     let order = Order::new(3).unwrap();
     for allocator in allocators(64) {

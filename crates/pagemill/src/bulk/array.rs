@@ -7,7 +7,7 @@ use crate::handle::{Block, Owned, TENTATIVE, addr_of_word, slots_as_words};
 use crate::list::List;
 use crate::registry;
 use core::mem::MaybeUninit;
-use pagemill_core::{Error, Gfp, Invalid, Order};
+use pagemill_core::{Error, Exhausted, Gfp, Invalid, Order};
 use pagemill_sys::{Batch, are_empty, empty_slots, fill_pages, find_empty};
 
 /// The slots of an array whose holes are looked for before they are filled: 1024 at most, in a table of 16 masks.
@@ -45,25 +45,29 @@ impl Allocator {
     }
 
     /// All holes of an array of [`SLOTS_MAX`] slots at most, if they are a batch's worth at most and the list has as many. Returns how
-    /// many those were.
+    /// many those were. They are raw pointers if the array is one of those.
     #[inline(never)]
-    pub(super) fn fill_batch(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
+    pub(super) fn fill_batch<const RAW: bool>(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
         // Flags that contradict each other are refused, also where nothing is missing.
         let inner = if gfp.is_plain() { self.nodes().here()? } else { return None };
         if words.len() > Batch::CAPACITY {
             // If the first 64 slots are empty, more than a batch is missing, as a rule.
             let is_sparse = !are_empty(&words[..Batch::CAPACITY]);
-            return if is_sparse { Self::fill_holes::<{ SLOTS_MAX / 64 }>(inner, gfp, words) } else { None };
+            return if is_sparse { Self::fill_holes::<{ SLOTS_MAX / 64 }, RAW>(inner, gfp, words) } else { None };
         }
         if !are_empty(words) {
-            return Self::fill_holes::<1>(inner, gfp, words);
+            return Self::fill_holes::<1, RAW>(inner, gfp, words);
         }
-        inner.fill_empty(gfp, words).map(<[usize]>::len)
+        let filled = inner.fill_empty(gfp, words)?;
+        if RAW {
+            inner.arena.give_away_pages(filled);
+        }
+        Some(filled.len())
     }
 
     /// The same where some slots are full.
     #[inline(never)]
-    fn fill_holes<const MASKS: usize>(inner: &Inner, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
+    fn fill_holes<const MASKS: usize, const RAW: bool>(inner: &Inner, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
         let mut masks = [0; MASKS];
         let missing = find_empty(words, &mut masks);
         if missing == 0 {
@@ -77,22 +81,15 @@ impl Allocator {
             while holes != 0
                 && let Some(&pfn) = pfns.next()
             {
-                words[holes.trailing_zeros() as usize] = word_of(zero, pfn);
+                let word = &mut words[holes.trailing_zeros() as usize];
+                *word = word_of(zero, pfn);
+                if RAW {
+                    inner.arena.give_away_pages(std::slice::from_ref(word));
+                }
                 holes &= holes - 1;
             }
         }
         Some(missing)
-    }
-
-    /// An empty array of a batch's size at most with raw pointers, if the list has as many.
-    #[inline(never)]
-    pub(super) fn fill_batch_raw(&self, gfp: Gfp, words: &mut [usize]) -> bool {
-        let Some(inner) = self.nodes().here() else { return false };
-        if !gfp.is_plain() || !are_empty(words) {
-            return false;
-        }
-        let filled = inner.fill_empty(gfp, words);
-        filled.inspect(|words| inner.arena.give_away_pages(words)).is_some()
     }
 
     #[inline(never)]
@@ -134,6 +131,8 @@ impl Allocator {
 
     #[inline(never)]
     pub(super) fn fill_array_raw(&self, mut request: Bulk<'_>, words: &mut [usize]) -> Result<Filled, Error> {
+        // As it was made: below it is for the holes alone.
+        request.begin(self.nodes(), true)?;
         let (n, slots) = (request.most, words.len());
         let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
         if are_empty(words) {
@@ -143,7 +142,13 @@ impl Allocator {
         let occupied = words.iter().filter(|&&word| word != 0).count();
         (request.most, request.least) = (n - occupied, request.least.saturating_sub(occupied));
         let mut blocks = List::<Block>::new();
-        let Delivered { blocks: added, shortfall } = self.extend_list(request, &mut blocks)?;
+        let delivered = self.extend_list(request, &mut blocks).map_err(|error| match error {
+            Error::Exhausted(short) => {
+                Exhausted { wanted: short.wanted + occupied, got: short.got + occupied, ..short }.into()
+            }
+            other => other,
+        });
+        let Delivered { blocks: added, shortfall } = delivered?;
         for (word, block) in words.iter_mut().filter(|word| **word == 0).zip(blocks) {
             *word = block.into_raw().0.expose_provenance();
         }

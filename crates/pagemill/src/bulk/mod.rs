@@ -26,11 +26,14 @@ pub use request::{Bulk, Delivered, Filled};
 
 impl Allocator {
     /// Fills the empty slots among the first n of `slots`, in ascending order (the array form). n is the request's
-    /// count. Slots from n on are neither read nor written.
+    /// count, which may be 0. Slots from n on are neither read nor written. What the request must have counts the slots that
+    /// are occupied already.
     ///
     /// # Errors
-    /// [`Error::Invalid`]; [`Error::Exhausted`] where the request names a least number that it did not reach. The
-    /// array is as it was then.
+    /// [`Error::Exhausted`] where the request names a least number that it did not reach. [`Error::Invalid`]: the array has fewer
+    /// than n slots, the request asks for more than there can be or for less than it must have, its flags contradict each other,
+    /// or its order is above 0 and these are slots for pages (those for [`Block`](crate::Block)s take any order). The array is as
+    /// it was then.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Page};
@@ -56,7 +59,7 @@ impl Allocator {
         let n = request.most;
         if request.is_of_pages(SLOTS_MAX)
             && let Some(words) = words.get_mut(..n)
-            && let Some(added) = self.fill_batch(request.gfp, words)
+            && let Some(added) = self.fill_batch::<false>(request.gfp, words)
         {
             return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
         }
@@ -64,7 +67,8 @@ impl Allocator {
     }
 
     /// Adds n slots to an array's end and fills them, without reading what was there (C3.19); as many slots as blocks came. n is the
-    /// request's count.
+    /// request's count. [`free_pages_bulk`](crate::free_pages_bulk) empties slots and leaves them there: clear the array before
+    /// it grows again.
     ///
     /// # Errors
     /// As [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array); `slots` is as it was then.
@@ -78,6 +82,7 @@ impl Allocator {
     /// let delivered = Allocator::global().alloc_pages_bulk_array_fresh(Bulk::up_to(64), &mut slots)?;
     /// assert_eq!((delivered.blocks, slots.len()), (64, 64));
     /// assert_eq!(free_pages_bulk(&mut slots), 64);
+    /// slots.clear();
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     #[inline]
@@ -94,8 +99,9 @@ impl Allocator {
     }
 
     /// Fills the null slots among the first n of `slots`, as [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array) does, with raw
-    /// pointers: each is given away as by [`into_raw`](crate::Block::into_raw), and freed by [`free_raw`](crate::free_raw) or
-    /// [`free_pages_bulk_raw`](crate::free_pages_bulk_raw) with the request's order, or lost. What other slots hold is not looked at.
+    /// pointers: each is given away as by [`into_raw`](crate::Block::into_raw), and nobody frees it but the caller, by
+    /// [`free_raw`](crate::free_raw) or [`free_pages_bulk_raw`](crate::free_pages_bulk_raw) with the request's order. What other slots
+    /// hold is not looked at.
     ///
     /// # Errors
     /// As [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array); the array is as it was then.
@@ -121,11 +127,11 @@ impl Allocator {
             give_away(*word, Order::ZERO);
             return Ok(Filled { added: 1, occupied: 1, first_hole: 1, shortfall: None });
         }
-        if request.is_one_batch()
+        if request.is_of_pages(SLOTS_MAX)
             && let Some(words) = words.get_mut(..n)
-            && self.fill_batch_raw(request.gfp, words)
+            && let Some(added) = self.fill_batch::<true>(request.gfp, words)
         {
-            return Ok(Filled { added: n, occupied: n, first_hole: n, shortfall: None });
+            return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
         }
         self.fill_array_raw(Bulk { ..request }, words)
     }
