@@ -164,11 +164,13 @@ pub(crate) fn committed_pages(addresses: &Range<usize>) -> io::Result<usize> {
 }
 
 /// What two clock readings with nothing between them are apart, in nanoseconds: the part of a stamped interval that
-/// is the clock's own. A mean over many, since one reading has a coarser grain than what is subtracted.
+/// is the clock's own. A mean over many, since one reading has a coarser grain than what is subtracted; and the least of
+/// many means over some time, since a neighbour that was busy for a few milliseconds would spoil every subtraction.
 pub(crate) fn clock_overhead_ns() -> f64 {
-    const READINGS: u32 = 100_000;
+    const READINGS: u32 = 2_000;
     let mut best = f64::INFINITY;
-    for _ in 0..5 {
+    for _ in 0..100 {
+        std::thread::sleep(std::time::Duration::from_millis(2));
         let mut sum = std::time::Duration::ZERO;
         for _ in 0..READINGS {
             let start = Instant::now();

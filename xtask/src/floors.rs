@@ -12,9 +12,9 @@ use crate::shell::Shell;
 /// The modules of `crates/pagemill` by floors, from the ground up. A module may import what stands on a lower floor, and what
 /// stands in its own folder.
 const FLOORS: &[&[&str]] = &[
-    &["fork"],
+    &["process"],
     &["sync"],
-    &["account", "fault", "memory", "misuse", "shutting", "wait"],
+    &["account", "fault", "memory", "misuse", "shutting", "wait", "word"],
     &["reclaim"],
     &["claim"],
     &["nodes"],
@@ -27,7 +27,7 @@ const FLOORS: &[&[&str]] = &[
     &["path"],
     &["bulk"],
     &["allocator"],
-    &["arenas", "builder", "idle", "populate", "stats"],
+    &["arenas", "builder", "idle", "populate", "recover", "stats"],
     &["device", "mempool"],
     &["dma_pool"],
     &["seeing"],
@@ -40,16 +40,11 @@ const UPWARD: &[(&str, &[&str])] = &[
     ("bulk", &["allocator"]),
     ("claim", &["allocator", "nodes", "slow"]),
     ("device", &["dma_pool"]),
-    ("fault", &["allocator", "nodes"]),
-    ("fork", &["allocator", "arena", "registry"]),
-    ("free", &["allocator", "handle"]),
-    ("memory", &["allocator", "nodes"]),
-    ("misuse", &["allocator"]),
+    ("free", &["allocator"]),
     ("nodes", &["allocator", "idle", "registry", "slow"]),
     ("path", &["allocator"]),
     ("reclaim", &["allocator", "nodes", "registry"]),
     ("registry", &["allocator"]),
-    ("run", &["bulk"]),
     ("slow", &["allocator"]),
 ];
 
@@ -62,8 +57,6 @@ const IN_CIRCLES: &[(&str, &[&str])] = &[(
         "arena::states",
         "arena",
         "builder",
-        "bulk::array",
-        "bulk",
         "claim",
         "device",
         "dma_pool::block",
@@ -72,24 +65,17 @@ const IN_CIRCLES: &[(&str, &[&str])] = &[(
         "dma_pool::stats",
         "dma_pool::tables",
         "dma_pool",
-        "fault",
-        "fork",
         "free::blocks",
         "free::large",
         "free",
-        "handle",
         "idle",
-        "memory",
         "mempool::stats",
         "mempool::want",
         "mempool",
-        "misuse",
         "nodes",
         "reclaim",
         "registry",
-        "run",
         "slow",
-        "wait",
     ],
 )];
 
@@ -156,7 +142,8 @@ fn floors(imports: &Imports) -> Vec<String> {
             }
         }
     }
-    for module in FLOORS.iter().copied().flatten().map(|&name| name.to_owned()) {
+    let known = FLOORS.iter().copied().flatten().chain(UPWARD.iter().map(|(from, _)| from));
+    for module in known.map(|&name| name.to_owned()).collect::<BTreeSet<_>>() {
         let found = upward.remove(&module).unwrap_or_default();
         problems.extend(against(UPWARD, &module, &found).map(|(to, is_known)| match is_known {
             true => {

@@ -3,7 +3,7 @@ use crate::arena::Arena;
 use crate::builder::Builder;
 use crate::free::finish;
 use crate::memory::Memory;
-use crate::misuse::misuse;
+use crate::misuse::{misuse, report};
 use crate::nodes::{Kept, Nodes};
 use crate::registry;
 use crate::shutting;
@@ -12,8 +12,8 @@ use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use pagemill_core::{
-    CpuId, Error, Gfp, Given, Giving, Invalid, Level, ListPolicy, MisuseKind, Mobility, NodeId, NodeMask, PageCount,
-    Watermarks, Zone, ZoneKind, step,
+    CpuId, Error, Gfp, Given, Giving, Invalid, Level, ListPolicy, Misuse, MisuseKind, Mobility, NodeId, NodeMask,
+    PageCount, Watermarks, Zone, ZoneKind, step,
 };
 use pagemill_sys::{Backend, List, PerCpu, Sections};
 use std::sync::{Arc, OnceLock, Weak};
@@ -411,6 +411,19 @@ impl Inner {
         // count twice.
         let here = self.zone.free_frames() + self.quarantined.load(Relaxed) as usize;
         self.arena.frames().saturating_sub(here + self.lists.left_alone())
+    }
+
+    /// Is this acquisition to fail? One look at a word where nothing is injected.
+    #[inline]
+    pub(crate) fn is_refused_by_fault(&self, gfp: Gfp) -> bool {
+        self.nodes.faults.get().is_some_and(|faults| faults.strikes(gfp))
+    }
+
+    /// Counts and reports misuse of this allocator's memory.
+    #[cold]
+    pub(crate) fn refuse(&self, misuse: Misuse) -> Misuse {
+        self.misused.fetch_add(1, Relaxed);
+        report(misuse)
     }
 
     /// Reports frames that were already in the free areas when they were freed: each was freed twice, and is free once from

@@ -24,8 +24,8 @@ mod states;
 pub(crate) use states::FULL;
 
 use crate::allocator::Inner;
-use crate::fork;
 use crate::memory::Memory;
+use crate::process;
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::mem::MaybeUninit;
@@ -145,7 +145,7 @@ impl Body {
             is_within_limit: described.is_within_limit,
             has_given_back: AtomicBool::new(false),
             pins: pins::Pins::default(),
-            opened_in: fork::generation(),
+            opened_in: process::generation(),
             inner: ptr::null(),
             memory,
             metadata,
@@ -337,12 +337,12 @@ impl Arena {
 
     /// Did this process inherit memory that it shares with its parent, whose pages these are?
     pub(crate) fn is_of_parent(&self) -> bool {
-        self.memory.is_shared() && self.opened_in != fork::generation()
+        self.memory.is_shared() && self.opened_in != process::generation()
     }
 
     /// Was it there before this process was forked?
     pub(crate) fn was_forked(&self) -> bool {
-        self.opened_in != fork::generation()
+        self.opened_in != process::generation()
     }
 
     /// The mapping with the pages.
@@ -361,7 +361,7 @@ impl Arena {
     /// Is a frame that nobody had since the system gave it known to be zero? Not in the child of a fork: what another thread
     /// of the parent did to it meanwhile, the child may have and the state that it copied may not say.
     pub(crate) fn is_zeroed(&self) -> bool {
-        self.is_zeroed && !self.is_handed_on.load(Relaxed) && self.opened_in == fork::generation()
+        self.is_zeroed && !self.is_handed_on.load(Relaxed) && self.opened_in == process::generation()
     }
 
     /// In the child of a fork, once it has read what was used: from now on it shares its notes with its own children alone. An

@@ -2,15 +2,15 @@
 use crate::allocator::{Allocator, Inner};
 use crate::arena::Body;
 use crate::fault::Faults;
-use crate::memory::Memory;
+use crate::memory::{Memory, refusal};
 use crate::nodes::{Layout, Nodes};
 use crate::registry;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
-use pagemill_core::{Error, Invalid, ListPolicy, NodeId, PAGE_SIZE, Policy, interleave_share};
+use pagemill_core::{Error, Invalid, ListPolicy, NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Policy, interleave_share};
 use pagemill_sys::lists::DEPOTS;
-use pagemill_sys::{Backend, List, MemoryLimit, PerCpu, Sections, current_cpu, possible_cpus};
+use pagemill_sys::{Backend, List, Mapping, MemoryLimit, PerCpu, Sections, current_cpu, possible_cpus};
 use std::time::Duration;
 
 /// Describes one allocator; [`build`](Self::build) makes it.
@@ -359,4 +359,59 @@ fn half_of_memory() -> usize {
     });
     // Without that file: 1 GiB.
     total_kib.unwrap_or(2 << 20).min(limit_kib).div_ceil(8).min(registry::FRAMES_MAX)
+}
+
+impl Nodes {
+    /// The memory as it is described, or as much of it as the process's limit has room for where it must; then notes how
+    /// much that was.
+    pub(crate) fn within_limit(&self, memory: Memory) -> Result<Memory, Invalid> {
+        let room = match &self.limit {
+            Some(limit) if memory.is_within_limit => limit.room(),
+            _ => return Ok(memory),
+        };
+        // What others of this allocator's were given of the same room, and have not touched yet.
+        let promised = |arena: &&Inner| arena.arena.is_within_limit.then(|| arena.arena.uncommitted());
+        let room = room.saturating_sub(self.ever().iter().filter_map(promised).sum());
+        let wanted = memory.pages().saturating_mul(PAGE_SIZE);
+        if wanted <= room {
+            return Ok(memory);
+        }
+        let why = Invalid::MemoryLimit { wanted, room };
+        let whole = room >> Order::PAGEBLOCK.bytes().ilog2() << PAGEBLOCK_FRAMES.ilog2();
+        if whole == 0 {
+            return Err(why);
+        }
+        self.note(why);
+        Ok(memory.resized(whole))
+    }
+
+    /// Maps memory as it is described, or as ordinary memory where that will do; then notes why.
+    pub(crate) fn map(&self, memory: &Memory) -> Result<Mapping, Invalid> {
+        let huge_pages = self.huge_pages();
+        let mapping = memory.map(huge_pages).or_else(|why| {
+            let ordinary = memory.ordinary().map(huge_pages);
+            if !memory.may_be_ordinary || ordinary.is_err() {
+                return Err(why);
+            }
+            self.note(why);
+            ordinary
+        })?;
+        if let Some(&node) = self.layout().system_nodes.get(memory.node.get())
+            && memory.is_zeroed()
+            && let Err(errno) = mapping.bind(0, mapping.bytes(), node, false)
+        {
+            // It serves from wherever it is.
+            self.note(Invalid::System { what: "memory of a node", bytes: mapping.bytes(), errno: errno.0 });
+        }
+        if memory.is_locked
+            && let Err(why) = mapping.lock(0, mapping.bytes())
+        {
+            let why = refusal(why, mapping.bytes());
+            if !memory.may_be_ordinary {
+                return Err(why);
+            }
+            self.note(why);
+        }
+        Ok(mapping)
+    }
 }

@@ -16,8 +16,8 @@
 //! # Invariant
 //! - Q1 What is claimed of a zone is at most what the claimant lacks, and none once its claim has ended.
 use crate::allocator::Inner;
-use crate::fork::generation;
 use crate::nodes::Nodes;
+use crate::process::generation;
 use crate::slow::Lack;
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};

@@ -13,7 +13,7 @@ mod vfio;
 use crate::allocator::Allocator;
 use crate::arena::Pinned;
 use crate::dma_pool::Pool;
-use crate::fork::generation;
+use crate::process::generation;
 use core::fmt;
 use core::ops::Range;
 use pagemill_core::{Error, PAGE_SHIFT, PAGE_SIZE};
@@ -318,7 +318,7 @@ impl Device {
     /// The map's, or [`DeviceError::Miscounted`] and [`DeviceError::Beyond`] where it gives what cannot be; what it had mapped
     /// is unmapped again.
     pub fn new(allocator: &Allocator, map: impl DeviceMap + 'static) -> Result<Self, DeviceError> {
-        crate::fork::watch(); // `generation` is to be true.
+        crate::registry::watch(); // `generation` is to be true.
         let device = Self(Arc::new(Shared {
             map: Box::new(map),
             first: OnceLock::new(),

@@ -1,7 +1,5 @@
 //! Faults on purpose (C3.14): acquisitions that fail although there is memory, so that a program's own ways out can be
 //! tested.
-use crate::allocator::Inner;
-use crate::nodes::Nodes;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::{Gfp, Invalid};
@@ -130,7 +128,7 @@ impl Faults {
     }
 
     /// Are they for requests with these flags?
-    fn is_for(&self, gfp: Gfp) -> bool {
+    pub(crate) fn is_for(&self, gfp: Gfp) -> bool {
         let is_among = |only: Gfp| {
             let is_any_kind = only != Gfp::NOWAIT && only.kind() == Gfp::NOWAIT;
             gfp.contains(only) && (is_any_kind || gfp.kind() == only.kind())
@@ -141,7 +139,7 @@ impl Faults {
             && self.0.thread.is_none_or(|thread| thread == pagemill_sys::current_thread())
     }
 
-    fn strikes(&self, gfp: Gfp) -> bool {
+    pub(crate) fn strikes(&self, gfp: Gfp) -> bool {
         let state = &*self.0;
         if !self.is_for(gfp) || state.seen.fetch_add(1, Relaxed) < state.after {
             return false;
@@ -214,26 +212,4 @@ fn probability(text: &str) -> Option<u64> {
 
 fn scaled(p: f64) -> u64 {
     (p.clamp(0.0, 1.0) * ALWAYS as f64) as u64
-}
-
-impl Nodes {
-    /// From now on; once.
-    pub(crate) fn inject(&self, faults: Faults) {
-        let _ = self.faults.set(faults);
-    }
-    /// Were acquisitions made to fail, and are those with these flags among them?
-    pub(crate) fn has_failed_on_purpose(&self, gfp: Gfp) -> bool {
-        self.faults.get().is_some_and(|faults| faults.injected() > 0 && faults.is_for(gfp))
-    }
-    pub(crate) fn faults_injected(&self) -> u64 {
-        self.faults.get().map_or(0, Faults::injected)
-    }
-}
-
-impl Inner {
-    /// Is this acquisition to fail? One look at a word where nothing is injected.
-    #[inline]
-    pub(crate) fn is_refused_by_fault(&self, gfp: Gfp) -> bool {
-        self.nodes.faults.get().is_some_and(|faults| faults.strikes(gfp))
-    }
 }

@@ -11,9 +11,9 @@ pub(crate) use large::Large;
 
 use crate::allocator::Inner;
 use crate::arena::Arena;
-use crate::handle::{addr_of_word, order_of_word};
 use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
+use crate::word::{addr_of_word, order_of_word};
 use core::borrow::BorrowMut;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, WordTable, step};

@@ -2,26 +2,12 @@
 //! `Option` of one is a word with null empty, as the array form wants it.
 use crate::free::{free_page, free_word, free_words, give_away, take_up};
 use crate::registry;
+use crate::word::{addr_of_word, order_of_word};
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::num::NonZeroUsize;
 use core::ops::{Deref, DerefMut};
 use pagemill_core::{Misuse, Order, PAGE_SIZE, Pfn};
-
-/// A handle's word: the address, with the order in its low bits.
-const ORDER: usize = 0x1f;
-/// Set in a slot that an all-or-nothing array request has filled and may have to empty again.
-pub(crate) const TENTATIVE: usize = 1 << 11;
-
-#[inline]
-pub(crate) fn addr_of_word(word: usize) -> usize {
-    word & !ORDER
-}
-/// The order in a handle's word. Words are made by this crate, with an order that exists.
-#[inline]
-pub(crate) fn order_of_word(word: usize) -> Order {
-    Order::new((word & ORDER) as u8).unwrap_or(Order::MAX)
-}
 
 pub(crate) mod sealed {
     /// The word behind a handle.

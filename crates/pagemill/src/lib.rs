@@ -75,7 +75,6 @@ mod fault;
 #[cfg(all(test, not(any(miri, shuttle))))]
 #[path = "../../../tests/fifo.rs"]
 mod fifo;
-mod fork;
 mod free;
 mod handle;
 mod idle;
@@ -89,7 +88,9 @@ mod path;
 #[path = "../../../tests/patience.rs"]
 mod patience;
 mod populate;
+mod process;
 mod reclaim;
+mod recover;
 mod registry;
 mod run;
 mod seeing;
@@ -98,6 +99,7 @@ mod slow;
 mod stats;
 mod sync;
 mod wait;
+mod word;
 
 pub use account::Account;
 pub use allocator::{Allocator, StillOut, self_test};

@@ -2,8 +2,9 @@
 //! are not touched, and joining two lists costs nothing.
 use crate::arena::Arena;
 use crate::free::{Blocks, Collect, Large, Segment, free_page, free_word, page_of};
-use crate::handle::{Block, Owned, Page, addr_of_word, order_of_word};
+use crate::handle::{Block, Owned, Page};
 use crate::registry;
+use crate::word::{addr_of_word, order_of_word};
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Error, Invalid, ListPolicy, Mobility, Order, Pfn};

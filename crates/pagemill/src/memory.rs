@@ -1,8 +1,6 @@
 //! Memory for an allocator: how much, of what kind, on which node, with which marks.
-use crate::allocator::Inner;
-use crate::nodes::Nodes;
 use core::ops::Range;
-use pagemill_core::{Invalid, NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Watermarks, ZoneKind};
+use pagemill_core::{Invalid, NodeId, Order, PAGE_SIZE, Watermarks, ZoneKind};
 use pagemill_sys::{HUGE_PAGE_SIZE, MapError, Mapping};
 
 /// A piece of memory that an allocator is to manage: an arena. An allocator takes it by value, and there is no second one like
@@ -22,8 +20,8 @@ pub struct Memory {
     pub(crate) node: NodeId,
     pub(crate) kind: ZoneKind,
     pub(crate) marks: Watermarks,
-    may_be_ordinary: bool,
-    is_locked: bool,
+    pub(crate) may_be_ordinary: bool,
+    pub(crate) is_locked: bool,
     pub(crate) is_within_limit: bool,
 }
 
@@ -211,7 +209,7 @@ impl Memory {
     }
 
     /// The same with so many pages.
-    fn resized(self, pages: usize) -> Self {
+    pub(crate) fn resized(self, pages: usize) -> Self {
         let backing = match self.backing {
             Backing::Anonymous { .. } => Backing::Anonymous { pages },
             Backing::HugePages { .. } => Backing::HugePages { pages },
@@ -258,7 +256,7 @@ impl Memory {
     }
 
     /// Maps it.
-    fn map(&self, huge_pages: bool) -> Result<Mapping, Invalid> {
+    pub(crate) fn map(&self, huge_pages: bool) -> Result<Mapping, Invalid> {
         let bytes = self.pages() * PAGE_SIZE;
         let is_huge = matches!(self.backing, Backing::HugePages { .. } | Backing::Memfd { is_huge: true, .. });
         if is_huge && !bytes.is_multiple_of(HUGE_PAGE_SIZE) {
@@ -287,7 +285,7 @@ impl Memory {
     }
 
     /// The same of ordinary pages.
-    fn ordinary(&self) -> Self {
+    pub(crate) fn ordinary(&self) -> Self {
         let pages = self.pages();
         let backing = match self.backing {
             Backing::HugePages { .. } => Backing::Anonymous { pages },
@@ -298,65 +296,10 @@ impl Memory {
     }
 }
 
-fn refusal(why: MapError, bytes: usize) -> Invalid {
+pub(crate) fn refusal(why: MapError, bytes: usize) -> Invalid {
     match why {
         MapError::HugePages { wanted, free, reserved } => Invalid::HugePages { wanted, free, reserved },
         MapError::LockLimit { wanted, limit, .. } => Invalid::LockLimit { wanted, limit },
         MapError::System { call, errno } => Invalid::System { what: call, bytes, errno: errno.0 },
-    }
-}
-
-impl Nodes {
-    /// The memory as it is described, or as much of it as the process's limit has room for where it must; then notes how
-    /// much that was.
-    pub(crate) fn within_limit(&self, memory: Memory) -> Result<Memory, Invalid> {
-        let room = match &self.limit {
-            Some(limit) if memory.is_within_limit => limit.room(),
-            _ => return Ok(memory),
-        };
-        // What others of this allocator's were given of the same room, and have not touched yet.
-        let promised = |arena: &&Inner| arena.arena.is_within_limit.then(|| arena.arena.uncommitted());
-        let room = room.saturating_sub(self.ever().iter().filter_map(promised).sum());
-        let wanted = memory.pages().saturating_mul(PAGE_SIZE);
-        if wanted <= room {
-            return Ok(memory);
-        }
-        let why = Invalid::MemoryLimit { wanted, room };
-        let whole = room >> Order::PAGEBLOCK.bytes().ilog2() << PAGEBLOCK_FRAMES.ilog2();
-        if whole == 0 {
-            return Err(why);
-        }
-        self.note(why);
-        Ok(memory.resized(whole))
-    }
-
-    /// Maps memory as it is described, or as ordinary memory where that will do; then notes why.
-    pub(crate) fn map(&self, memory: &Memory) -> Result<Mapping, Invalid> {
-        let huge_pages = self.huge_pages();
-        let mapping = memory.map(huge_pages).or_else(|why| {
-            let ordinary = memory.ordinary().map(huge_pages);
-            if !memory.may_be_ordinary || ordinary.is_err() {
-                return Err(why);
-            }
-            self.note(why);
-            ordinary
-        })?;
-        if let Some(&node) = self.layout().system_nodes.get(memory.node.get())
-            && memory.is_zeroed()
-            && let Err(errno) = mapping.bind(0, mapping.bytes(), node, false)
-        {
-            // It serves from wherever it is.
-            self.note(Invalid::System { what: "memory of a node", bytes: mapping.bytes(), errno: errno.0 });
-        }
-        if memory.is_locked
-            && let Err(why) = mapping.lock(0, mapping.bytes())
-        {
-            let why = refusal(why, mapping.bytes());
-            if !memory.may_be_ordinary {
-                return Err(why);
-            }
-            self.note(why);
-        }
-        Ok(mapping)
     }
 }

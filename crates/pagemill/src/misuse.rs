@@ -1,5 +1,4 @@
 //! Misuse that nobody can be told: what a drop, or a hand-out, finds.
-use crate::allocator::Inner;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use pagemill_core::{Misuse, MisuseKind};
 
@@ -29,15 +28,6 @@ pub(crate) fn foreign_count() -> u64 {
 
 pub(crate) const fn misuse(kind: MisuseKind, addr: usize) -> Misuse {
     Misuse { kind, addr }
-}
-
-impl Inner {
-    /// Counts and reports misuse of this allocator's memory.
-    #[cold]
-    pub(crate) fn refuse(&self, misuse: Misuse) -> Misuse {
-        self.misused.fetch_add(1, Relaxed);
-        report(misuse)
-    }
 }
 
 /// Counts and reports misuse of memory that belongs to no allocator.

@@ -19,11 +19,12 @@
 //! [`here`]: Nodes::here
 use crate::allocator::Inner;
 use crate::claim::Claims;
+use crate::fault::{self, Faults};
 use crate::idle::Idle;
 use crate::reclaim::Reclaim;
+use crate::registry;
 use crate::slow::Lack;
 use crate::wait::Waits;
-use crate::{fault, registry};
 use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -224,6 +225,18 @@ impl Drop for Nodes {
 }
 
 impl Nodes {
+    /// From now on; once.
+    pub(crate) fn inject(&self, faults: Faults) {
+        let _ = self.faults.set(faults);
+    }
+    /// Were acquisitions made to fail, and are those with these flags among them?
+    pub(crate) fn has_failed_on_purpose(&self, gfp: Gfp) -> bool {
+        self.faults.get().is_some_and(|faults| faults.injected() > 0 && faults.is_for(gfp))
+    }
+    pub(crate) fn faults_injected(&self) -> u64 {
+        self.faults.get().map_or(0, Faults::injected)
+    }
+
     /// Of no arena yet.
     pub(crate) fn new(held: &registry::Writing, layout: Layout, policy: Policy, huge_pages: bool) -> Self {
         static MADE: AtomicU64 = AtomicU64::new(0);

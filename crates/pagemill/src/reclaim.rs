@@ -9,7 +9,7 @@
 //! with it.
 use crate::allocator::{Allocator, Inner};
 use crate::nodes::Nodes;
-use crate::{fork, registry};
+use crate::{process, registry};
 use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -280,7 +280,7 @@ impl Reclaim {
 impl Background {
     /// Does it run in this process, not in the one that this was forked from?
     fn is_here(&self) -> bool {
-        self.generation == fork::generation()
+        self.generation == process::generation()
     }
 }
 
@@ -307,7 +307,7 @@ fn start(allocator: WeakAllocator) -> io::Result<Background> {
             std::thread::park_timeout(LOOK);
         }
     });
-    Ok(Background { thread: ManuallyDrop::new(thread?), is_over, generation: fork::generation() })
+    Ok(Background { thread: ManuallyDrop::new(thread?), is_over, generation: process::generation() })
 }
 
 impl Nodes {

@@ -19,12 +19,13 @@
 //! 4. The next call that may free memory of the heap does that with all of [`ENDED`] ([`bury`]).
 use crate::allocator::Inner;
 use crate::arena::{Arena, Body};
+use crate::process::{SECTIONS, begin_generation};
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU32, fence};
 use pagemill_core::{Invalid, Order, Pfn, step};
-use pagemill_sys::ForkLock;
+use pagemill_sys::{ForkHooks, ForkLock};
 
 /// log2 of the bytes an entry of a leaf stands for: a pageblock.
 const GRANULE_SHIFT: u32 = 21;
@@ -264,7 +265,7 @@ pub(crate) fn bury() {
 }
 
 /// In the child of a fork: it finds again by itself which arenas end.
-pub(crate) fn forget_home() {
+fn forget_home() {
     HOME.store(ptr::null_mut(), Relaxed);
 }
 
@@ -306,7 +307,7 @@ impl Drop for Writing {
 
 /// Holds the registry, as soon as nobody else does. Forks wait from the first call on.
 pub(crate) fn lock() -> Writing {
-    crate::fork::watch();
+    watch();
     WRITING.take();
     // What ended before this call is not in its way, though its memory may still be on the way to the system.
     end_those_held();
@@ -315,24 +316,24 @@ pub(crate) fn lock() -> Writing {
 
 /// The same, if nobody holds it just now.
 pub(crate) fn try_lock() -> Option<Writing> {
-    crate::fork::watch();
+    watch();
     if WRITING.try_take() { Some(Writing) } else { None }
 }
 
 /// Nobody changes the registry until [`unlock_after_fork`] or [`unlock_in_child`]. A thread that asks for it while this
 /// waits comes after the fork.
-pub(crate) fn lock_for_fork() {
+fn lock_for_fork() {
     WRITING.take_for_fork();
 }
 
-pub(crate) fn unlock_after_fork() {
+fn unlock_after_fork() {
     WRITING.release();
     // SeqCst pairs with the fence in `come_home`.
     fence(SeqCst);
     end_those_at_home();
 }
 
-pub(crate) fn unlock_in_child() {
+fn unlock_in_child() {
     WRITING.free_after_fork();
     end_those_at_home();
 }
@@ -355,6 +356,48 @@ fn leaf_for(granule: usize) -> &'static Leaf {
     // Release pairs with the Acquire in `by_levels`.
     slot.store(leaf, Release);
     leaf
+}
+
+static HOOKS: ForkHooks = ForkHooks { before, in_parent, in_child };
+
+fn before() {
+    lock_for_fork();
+    SECTIONS.hold_back();
+}
+
+fn in_parent() {
+    SECTIONS.let_in();
+    unlock_after_fork();
+}
+
+fn in_child() {
+    begin_generation();
+    forget_home();
+    for_each(|arena| {
+        if arena.inner().recover() {
+            come_home(arena);
+        }
+    });
+    unlock_in_child();
+    SECTIONS.forget_after_fork(); // Those of the other threads: they are not here.
+}
+
+/// Runs as the library is loaded. The system reads its fork handlers as a fork begins: a fork that met the process's
+/// first use just then would not wait for it, were they first told of us there, and its child would wait for ever.
+// SAFETY: what stands in this section is called once, without anything that it needs but the C library.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn at_load() {
+        pagemill_sys::on_fork(&HOOKS); // If it fails, `watch` tries again and says so.
+    }
+    at_load
+};
+
+/// Has the child of every fork recover every allocator. No allocator is made or closed while the process forks, nor is
+/// the self-test run or the default allocator made: whoever does that holds the registry, having called this first.
+pub(crate) fn watch() {
+    assert!(pagemill_sys::on_fork(&HOOKS), "the system does not take fork handlers: no memory");
 }
 
 #[cfg(test)]
@@ -430,5 +473,58 @@ mod tests {
         assert!(!ENDED.load(Relaxed).is_null());
         let _next = Allocator::builder().pages(64).build().unwrap();
         assert!(ENDED.load(Relaxed).is_null());
+    }
+}
+
+#[cfg(all(test, not(any(miri, shuttle))))]
+mod fork_tests {
+    use super::{before, in_parent, lock};
+    use crate::fifo;
+    use crate::process::no_fork;
+
+    #[track_caller]
+    fn assert_sleeps(hold: impl FnOnce(&dyn Fn()) + Send, wait: impl FnOnce() + Send) {
+        match fifo::sleeps(hold, wait) {
+            Ok(times) => assert!(times > 0, "it kept what it waits for off the CPU"),
+            Err(why) => println!("skipped: {why}"),
+        }
+    }
+
+    /// What a fork does before and after there are two processes.
+    fn fork_with(between: impl FnOnce()) {
+        before();
+        between();
+        in_parent();
+    }
+
+    fn hold_registry(others: &dyn Fn()) {
+        let held = lock();
+        others();
+        drop(held);
+    }
+
+    #[test]
+    fn the_registry_is_waited_for_asleep() {
+        assert_sleeps(hold_registry, || drop(lock()));
+    }
+
+    #[test]
+    fn a_fork_waits_for_the_registry_asleep() {
+        assert_sleeps(hold_registry, || fork_with(|| {}));
+    }
+
+    #[test]
+    fn a_fork_waits_for_a_section_asleep() {
+        let hold = |others: &dyn Fn()| {
+            let section = no_fork();
+            others();
+            drop(section);
+        };
+        assert_sleeps(hold, || fork_with(|| {}));
+    }
+
+    #[test]
+    fn a_section_waits_for_a_fork_asleep() {
+        assert_sleeps(|others| fork_with(others), || drop(no_fork()));
     }
 }

@@ -1,7 +1,7 @@
 //! Contiguous runs of blocks: what an I/O vector wants, with as few entries as can be.
-use crate::bulk::word_of;
 use crate::free::{free_page, free_run, free_words};
-use crate::handle::{Owned, Page, Pages, addr_of_word};
+use crate::handle::{Owned, Page, Pages};
+use crate::word::{addr_of_word, word_of};
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use pagemill_core::{Order, PAGE_SIZE};

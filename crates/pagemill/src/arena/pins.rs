@@ -5,7 +5,7 @@
 //! device holds back and the last one lets in again.
 use super::Arena;
 use crate::allocator::Allocator;
-use crate::fork;
+use crate::process;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pagemill_core::Lock;
@@ -41,7 +41,7 @@ impl Arena {
             pins.giving.hold_back();
         }
         pins.lock.release(SLEEP);
-        Pinned { arena: self, generation: fork::generation() }
+        Pinned { arena: self, generation: process::generation() }
     }
 
     /// For whoever gives some of it back; none while a device has it.
@@ -69,7 +69,7 @@ impl Allocator {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if self.generation != fork::generation() {
+        if self.generation != process::generation() {
             return;
         }
         let pins = &self.arena.pins;

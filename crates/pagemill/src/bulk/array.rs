@@ -1,11 +1,11 @@
 //! The array form: where the holes are, and what fills them.
 use super::request::{Bulk, Delivered, Filled};
-use super::word_of;
 use crate::allocator::{Allocator, Inner};
 use crate::free::{free_word, give_away};
-use crate::handle::{Block, Owned, TENTATIVE, addr_of_word, slots_as_words};
+use crate::handle::{Block, Owned, slots_as_words};
 use crate::list::List;
 use crate::registry;
+use crate::word::{TENTATIVE, addr_of_word, word_of};
 use core::mem::MaybeUninit;
 use pagemill_core::{Error, Exhausted, Gfp, Invalid, Order};
 use pagemill_sys::{Batch, are_empty, empty_slots, fill_pages, find_empty};

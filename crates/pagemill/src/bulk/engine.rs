@@ -11,9 +11,9 @@
 use crate::allocator::{Allocator, Inner};
 use crate::arena::{Arena, FULL};
 use crate::bulk::request::{Bulk, Commit, Delivered};
-use crate::fork::generation;
 use crate::free::finish;
 use crate::nodes::Nodes;
+use crate::process::generation;
 use crate::slow::{Ask, Effort};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{

@@ -11,7 +11,8 @@ use crate::free::{free_word, give_away};
 use crate::handle::{Owned, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
-use pagemill_core::{Error, Gfp, Invalid, Order, PAGE_SHIFT};
+use crate::word::word_of;
+use pagemill_core::{Error, Gfp, Invalid, Order};
 use pagemill_sys::Batch;
 
 mod array;
@@ -386,10 +387,4 @@ impl<I: Iterator> Drop for Rest<'_, I> {
             self.request.refund(left);
         }
     }
-}
-
-/// The word of the page with this number, where number 0 would be at `zero`.
-#[inline]
-pub(crate) fn word_of(zero: usize, pfn: u32) -> usize {
-    zero.wrapping_add((pfn as usize) << PAGE_SHIFT)
 }

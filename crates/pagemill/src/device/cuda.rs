@@ -1,6 +1,6 @@
 //! A GPU that reaches host memory, through the CUDA driver.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
-use crate::fork;
+use crate::process;
 use core::ops::Range;
 use pagemill_sys::device::cuda::{Cuda as Context, CudaError};
 
@@ -48,13 +48,13 @@ impl Cuda {
     /// ```
     pub fn on(number: i32) -> Result<Self, DeviceError> {
         let context = Context::open(number).map_err(unavailable)?;
-        Ok(Self { context, generation: fork::generation() })
+        Ok(Self { context, generation: process::generation() })
     }
 }
 
 impl DeviceMap for Cuda {
     unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
-        if self.generation != fork::generation() {
+        if self.generation != process::generation() {
             return Err(DeviceError::Forked);
         }
         // SAFETY: the memory stays mapped, as the caller promises; who starts kernels says what they write where.
@@ -63,7 +63,7 @@ impl DeviceMap for Cuda {
     }
 
     fn unmap(&self, memory: Range<usize>, _: &Mapped) {
-        if self.generation == fork::generation() {
+        if self.generation == process::generation() {
             // It fails only if the context is gone, and then so is what it knew.
             let _ = self.context.unregister(memory.start);
         }

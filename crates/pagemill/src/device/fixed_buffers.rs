@@ -4,7 +4,7 @@
 //! bit 30 the address is one number, and goes on from piece to piece as the memory does. Rings may share a table. Invariant:
 //! each ring's entries are what `starts` says, the whole time that it is unlocked.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, keep};
-use crate::fork;
+use crate::process;
 use core::ops::Range;
 use pagemill_sys::Errno;
 use pagemill_sys::device::ring;
@@ -127,7 +127,7 @@ impl FixedBuffers {
             }
         };
         let table = Mutex::new(Table { rings, starts: vec![None; entries] });
-        Ok(Self(Arc::new(Shared { table, generation: fork::generation() })))
+        Ok(Self(Arc::new(Shared { table, generation: process::generation() })))
     }
 
     /// The entry of the table with the buffer that an address is in: `buf_index` of a request.
@@ -229,7 +229,7 @@ impl Shared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn check_generation(&self) -> Result<(), DeviceError> {
-        if self.generation == fork::generation() { Ok(()) } else { Err(DeviceError::Forked) }
+        if self.generation == process::generation() { Ok(()) } else { Err(DeviceError::Forked) }
     }
 }
 

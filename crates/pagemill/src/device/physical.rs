@@ -1,6 +1,6 @@
 //! Physical addresses, from the process's page map.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
-use crate::fork;
+use crate::process;
 use core::ops::Range;
 use pagemill_core::PAGE_SIZE;
 use pagemill_sys::Errno;
@@ -56,7 +56,7 @@ impl Locked {
         LOCKED.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn is(&self, memory: &Range<usize>) -> bool {
-        self.memory == *memory && self.generation == fork::generation()
+        self.memory == *memory && self.generation == process::generation()
     }
 
     /// Locks memory for one more device. False: somebody else has locked it, who unlocks it.
@@ -78,7 +78,7 @@ impl Locked {
             },
         })?;
         if !was_locked {
-            all.push(Self { memory: memory.clone(), devices: 1, generation: fork::generation() });
+            all.push(Self { memory: memory.clone(), devices: 1, generation: process::generation() });
         }
         Ok(!was_locked)
     }

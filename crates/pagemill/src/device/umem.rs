@@ -1,6 +1,6 @@
 //! AF_XDP: packets lie in the socket's UMEM, and an address is the offset there.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, keep};
-use crate::fork;
+use crate::process;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;
@@ -59,13 +59,13 @@ impl Umem {
             });
         }
         let socket = keep(socket, "the socket cannot be kept open")?;
-        Ok(Self { socket, chunk, headroom, is_used: AtomicBool::new(false), generation: fork::generation() })
+        Ok(Self { socket, chunk, headroom, is_used: AtomicBool::new(false), generation: process::generation() })
     }
 }
 
 impl DeviceMap for Umem {
     unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
-        if self.generation != fork::generation() {
+        if self.generation != process::generation() {
             return Err(DeviceError::Forked);
         }
         if self.is_used.swap(true, Relaxed) {

@@ -5,7 +5,7 @@
 //! begins and ends at the IOMMU's smallest page. I2, no two pieces overlap. I3, nothing lies below [`LOWEST`]: a driver may
 //! read address 0 as none.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
-use crate::fork;
+use crate::process;
 use core::ops::{Range, RangeInclusive};
 use pagemill_core::PAGE_SIZE;
 use pagemill_sys::Errno;
@@ -71,7 +71,7 @@ impl VfioMap {
         }
         let container = super::keep(container, "VFIO's container cannot be kept open")?;
         let iovas = Iovas::new(asked.ranges.as_deref().unwrap_or(&USUAL), PAGE_SIZE as u64);
-        Ok(Self { container, iovas: Mutex::new(iovas), generation: fork::generation() })
+        Ok(Self { container, iovas: Mutex::new(iovas), generation: process::generation() })
     }
 
     /// For devices that can say no address of more than so many bits: all IOVAs are below. Without this the IOMMU alone
@@ -99,7 +99,7 @@ impl VfioMap {
 
 impl DeviceMap for VfioMap {
     unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
-        if self.generation != fork::generation() {
+        if self.generation != process::generation() {
             return Err(DeviceError::Forked);
         }
         let len = memory.len() as u64;
@@ -121,7 +121,7 @@ impl DeviceMap for VfioMap {
 
     fn unmap(&self, memory: Range<usize>, mapped: &Mapped) {
         let Mapped::Linear(iova) = *mapped else { unreachable!("an arena's IOVAs are one piece") };
-        if self.generation != fork::generation() {
+        if self.generation != process::generation() {
             return; // They are the parent's.
         }
         // What cannot be unmapped stays taken: nothing else gets an address that leads to this memory.

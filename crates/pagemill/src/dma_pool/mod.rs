@@ -25,9 +25,9 @@
 //!
 //! The choices, with figures: `docs/adr/0026-the-dma-pool.md`.
 use crate::device::{Device, DeviceAddr, DeviceError};
-use crate::fork::generation;
 use crate::handle::Block;
 use crate::misuse::{misuse, report};
+use crate::process::generation;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Range;

@@ -4,7 +4,7 @@
 //! out keeps its own for ever.
 use super::Pool;
 use crate::device::DeviceError;
-use crate::fork::generation;
+use crate::process::generation;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64};

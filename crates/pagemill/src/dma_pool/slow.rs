@@ -4,9 +4,9 @@ use super::shape::Shape;
 use super::tables::{FULL, OF_HANDLE, SAFE};
 use super::{DmaBlock, LIST, LIST_MAX, POISON_FREE, POISON_OUT, Pool, Shared};
 use crate::device::DeviceError;
-use crate::fork::generation;
 use crate::handle::Block;
 use crate::misuse::misuse;
+use crate::process::generation;
 use pagemill_core::{CpuId, Gfp, ListPolicy, Misuse, MisuseKind, PAGE_SIZE};
 use pagemill_sys::{Batch, Load};
 

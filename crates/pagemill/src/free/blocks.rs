@@ -2,8 +2,8 @@
 //! counts them is written once for all (C3.11).
 use super::{Collect, finish_with};
 use crate::arena::Arena;
-use crate::handle::{addr_of_word, order_of_word};
 use crate::registry;
+use crate::word::{addr_of_word, order_of_word};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Giving, Order, PAGE_SIZE, Pfn};
 

@@ -200,7 +200,7 @@ impl<S: Source> Mempool<S> {
             waits: Waits::default(),
             generation: AtomicU64::new(generation()),
         };
-        crate::fork::watch();
+        crate::registry::watch();
         pool.resize(min_nr)?;
         Ok(pool)
     }

@@ -1,7 +1,8 @@
 //! Where a pool's elements come from.
 use crate::allocator::Allocator;
 use crate::bulk::Bulk;
-use crate::handle::{Owned, addr_of_word, free_pages_bulk, order_of_word};
+use crate::handle::{Owned, free_pages_bulk};
+use crate::word::{addr_of_word, order_of_word};
 use core::marker::PhantomData;
 use pagemill_core::{Error, Gfp, Order};
 
