@@ -6,7 +6,7 @@ use crate::record::Record;
 use crate::report::{align, plain};
 use crate::stats::{Spread, short};
 use crate::tables::holes::{PLACES, SLOTS};
-use crate::tables::orders::{MANY, ONE, ORDERS};
+use crate::tables::orders::{MANY, ONE, ORDERS, WORN, WORN_ORDERS};
 
 /// Which of a record's figures is shown.
 type Pick = fn(&Record) -> Option<Spread>;
@@ -33,21 +33,28 @@ pub(super) fn holes(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
 /// Nanoseconds a block by its order: one out and back, and 64 out and back, with and without the halves.
 pub(super) fn orders(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     writeln!(out, "\norders: blocks of 2 to 512 pages (orders 1 to 9); ns a block, medians")?;
-    let parts: [(&str, &str, Pick); 4] = [
+    let parts: [(&str, &str, Pick); 7] = [
         (ONE, "1 out and back", |record| Some(record.total)),
         (MANY, "64 out and back", |record| Some(record.total)),
         (MANY, "64 out", |record| record.alloc),
         (MANY, "64 back, shuffled", |record| record.free),
+        (WORN, "64 out and back, worn", |record| Some(record.total)),
+        (WORN, "64 out, worn", |record| record.alloc),
+        (WORN, "64 back, worn", |record| record.free),
     ];
     for (bench, title, pick) in parts {
+        if !records.iter().any(|record| record.bench == bench) {
+            continue; // None of the peers that are shown has a zone.
+        }
+        let orders = || ORDERS.into_iter().filter(|order| bench != WORN || WORN_ORDERS.contains(order));
         let mut titles = vec![title.to_owned(), "backend".to_owned()];
-        titles.extend(ORDERS.iter().map(usize::to_string));
+        titles.extend(orders().map(|order| order.to_string()));
         let line = |find: &dyn Fn(usize) -> Option<usize>| {
-            ORDERS.iter().map(|&order| shown(find(order).and_then(|at| pick(&records[at])))).collect()
+            orders().map(|order| shown(find(order).and_then(|at| pick(&records[at])))).collect()
         };
         lines(out, &titles, records, bench, &line)?;
     }
-    Ok(())
+    writeln!(out, "worn: a zone that was full of blocks of 1 to 16 pages; a random tenth is held")
 }
 
 fn shown(figure: Option<Spread>) -> String {
@@ -113,9 +120,11 @@ mod tests {
     #[test]
     fn orders_have_each_order_in_80_columns() {
         let of = |bench| ORDERS.map(|order| record(bench, "pagemill-single", Kind::Ours, order, 100.0 * order as f64));
-        let records = [of(ONE), of(MANY)].concat();
+        let records = [of(ONE), of(MANY), of(WORN)].concat();
         let text = written(|out| orders(out, &records));
-        assert_eq!(text.lines().filter(|line| line.starts_with("pagemill-single")).count(), 4);
+        let rows: Vec<_> = text.lines().filter(|line| line.starts_with("pagemill-single")).collect();
+        assert_eq!(rows.len(), 7);
+        assert!(rows[6].ends_with("600"), "worn zones have no larger blocks: {text}");
         assert!(text.contains("900") && text.contains("64 back, shuffled"), "{text}");
     }
 }

@@ -11,27 +11,51 @@ use crate::rows::region::Region;
 use crate::rows::{Kind, Unavailable};
 use crate::subject::PAGE_BYTES;
 
-/// The rows, for one shape each time they are opened.
-pub(crate) fn rows() -> Vec<BlockRow> {
+/// A zone that was full of blocks of 1 to 16 pages of which a random tenth is held: hardly a pageblock of it is whole.
+/// `take` takes a block of an order, if there is room for one.
+fn wear<B>(mut take: impl FnMut(u8) -> Option<B>) -> (Vec<B>, Vec<B>) {
+    let mut rng = fastrand::Rng::with_seed(20_260_704);
+    let mut held: Vec<B> = std::iter::from_fn(|| take(rng.u8(..=4))).collect();
+    rng.shuffle(&mut held);
+    let free = held.split_off(held.len() / 10);
+    (held, free)
+}
+
+/// The rows, for one shape each time they are opened; in a zone that is [worn](wear), those for which that means something.
+pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
     let mut rows = Vec::new();
     for (label, backend) in BACKENDS {
         let blocks = move |shape: Shape| {
             let order =
                 Order::new((shape.bytes / PAGE_BYTES).trailing_zeros() as u8).map_err(|why| refused(why.into()))?;
             let pages = shape.blocks * shape.bytes / PAGE_BYTES + SPARE_PAGES;
-            Ok::<_, Unavailable>(Blocks { allocator: open(backend, pages)?, order })
+            let allocator = open(backend, pages)?;
+            let mut held = Vec::new();
+            if is_worn {
+                let take = |order| allocator.alloc_pages(Gfp::NOWAIT, Order::new(order).ok()?).ok();
+                held = wear(take).0; // The others are freed here.
+                allocator.drain();
+            }
+            Ok::<_, Unavailable>(Blocks { allocator, order, _held: held })
         };
         rows.push(BlockRow::of_pagemill("pagemill-single", label, move |shape| Ok(Singly(blocks(shape)?))));
         rows.push(BlockRow::of_pagemill("pagemill-array", label, move |shape| Ok(InBulk(blocks(shape)?))));
     }
-    rows.push(BlockRow::new("buddy-system", Kind::Peer, |shape: Shape| {
+    rows.push(BlockRow::new("buddy-system", Kind::Peer, move |shape: Shape| {
         // Twice as many, so that blocks are found wherever the region begins.
-        let pages = 2 * shape.blocks.max(64) * shape.bytes / PAGE_BYTES;
+        let pages = 2 * shape.blocks.max(64) * shape.bytes / PAGE_BYTES + if is_worn { SPARE_PAGES } else { 0 };
         let region = Region::new(pages)?;
         let mut frames = FrameAllocator::new();
         frames.add_frame(region.base() / PAGE_BYTES, region.base() / PAGE_BYTES + pages);
+        if is_worn {
+            let (_, free) = wear(|order| frames.alloc(1 << order).map(|frame| (frame, order)));
+            free.into_iter().for_each(|(frame, order)| frames.dealloc(frame, 1 << order));
+        }
         Ok(Singly(Buddy { frames, pages: shape.bytes / PAGE_BYTES, _region: region }))
     }));
+    if is_worn {
+        return rows;
+    }
     rows.extend(peer_rows().into_iter().filter(|row| row.kind == Kind::Peer));
     rows
 }
@@ -39,6 +63,8 @@ pub(crate) fn rows() -> Vec<BlockRow> {
 struct Blocks {
     allocator: Allocator,
     order: Order,
+    /// What wears the zone.
+    _held: Vec<Block>,
 }
 
 fn at(block: &Block) -> NonNull<u8> {

@@ -2,8 +2,8 @@
 //!
 //! One allocator a row and table, so that no row works on lists that another has left behind. The bulk forms are
 //! asked for all N pages in one call and put them back in one; `single` makes N calls each way; `split` takes one
-//! block of N pages, splits it and puts the pages back in bulk, and so is defined for powers of two alone. `raw` lets go
-//! of the pages of an array as pointers, and frees the pointers.
+//! block of N pages, splits it and puts the pages back in bulk, and so is defined for powers of two alone. `raw` fills an
+//! array with pointers, and frees the pointers.
 
 use pagemill::{
     Allocator, Backend, Bulk, Gfp, Order, Page, PageList, Run, free_pages_bulk, free_pages_bulk_raw,

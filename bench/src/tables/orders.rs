@@ -1,6 +1,8 @@
 //! `orders`: blocks of 2 to 512 pages. One out and back, again and again, as a whole; and 64 out, then back in random
-//! order, each half with a clock. Pagemill has a bulk form for the 64, the peers have them one by one.
+//! order, each half with a clock, from a zone whose pageblocks are whole and from a worn one. Pagemill has a bulk form for
+//! the 64, the peers have them one by one.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::Error;
@@ -16,19 +18,26 @@ pub(crate) const ORDERS: [usize; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 /// The parts of the table, and how many blocks are out in each.
 pub(crate) const ONE: &str = "orders-1";
 pub(crate) const MANY: &str = "orders-64";
+/// In a worn zone, which has hardly a block above order 6.
+pub(crate) const WORN: &str = "orders-64-worn";
+pub(crate) const WORN_ORDERS: RangeInclusive<usize> = 1..=6;
 pub(crate) const BLOCKS: usize = 64;
 
 /// A record's `n` is the order of a block; its time is nanoseconds a block.
 pub(crate) fn orders(run: &mut Run) -> Result<Vec<Record>, Error> {
     let is_shown = |row: &BlockRow| run.rows.iter().any(|known| (known.name, known.backend) == (row.name, row.backend));
-    let rows: Vec<BlockRow> = rows().into_iter().filter(is_shown).collect();
+    let rows = |is_worn| rows(is_worn).into_iter().filter(is_shown).collect::<Vec<BlockRow>>();
+    let (whole, worn) = (rows(false), rows(true));
     let mut records = Vec::new();
     for order in ORDERS {
         run.progress.set_message(format!("orders: {order}"));
-        for (bench, blocks) in [(ONE, 1), (MANY, BLOCKS)] {
+        for (bench, rows, blocks) in [(ONE, &whole, 1), (MANY, &whole, BLOCKS), (WORN, &worn, BLOCKS)] {
+            if bench == WORN && !WORN_ORDERS.contains(&order) {
+                continue;
+            }
             let shape = Shape { bytes: PAGE_BYTES << order, blocks };
             let mut lanes = Vec::new();
-            for row in &rows {
+            for row in rows {
                 match (row.open)(shape) {
                     Ok(lane) => lanes.push((row, lane)),
                     Err(why) => run.note_absent(row.name, row.backend, &why),
@@ -91,17 +100,18 @@ mod tests {
         let mut run = Run::for_test(&machine, &rows, Effort { rounds: 2, round: Duration::from_micros(1) });
         let records = orders(&mut run).unwrap();
         run.absent.iter().for_each(|why| println!("skipped: {why}"));
-        assert_eq!(records.len(), (5 - run.absent.len()) * ORDERS.len() * 2, "a pool of pages has no blocks");
-        assert!(
-            records.iter().all(|record| record.alloc.is_some() == (record.bench == MANY) && record.total.min > 0.0)
-        );
+        let cells = ORDERS.len() * 2 + WORN_ORDERS.count();
+        assert_eq!(records.len(), (5 - run.absent.len()) * cells, "a pool of pages has no blocks");
+        assert!(records.iter().all(|record| record.alloc.is_some() == (record.bench != ONE) && record.total.min > 0.0));
     }
 
     /// The check of every cell says that blocks are aligned to their size and share no byte.
     #[test]
     fn every_row_hands_out_blocks_of_its_order() {
-        for row in rows() {
-            for order in ORDERS {
+        let rows =
+            [false, true].into_iter().flat_map(|is_worn| rows(is_worn).into_iter().map(move |row| (is_worn, row)));
+        for (is_worn, row) in rows {
+            for order in ORDERS.into_iter().filter(|order| !is_worn || WORN_ORDERS.contains(order)) {
                 let shape = Shape { bytes: PAGE_BYTES << order, blocks: BLOCKS };
                 let Ok(mut lane) = (row.open)(shape) else {
                     println!("skipped {} {}", row.name, row.backend);
