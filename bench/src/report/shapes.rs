@@ -124,7 +124,7 @@ mod tests {
         let text = written(|out| orders(out, &records));
         let rows: Vec<_> = text.lines().filter(|line| line.starts_with("pagemill-single")).collect();
         assert_eq!(rows.len(), 7);
-        assert!(rows[6].ends_with("600"), "worn zones have no larger blocks: {text}");
+        assert!(rows[4].ends_with("600"), "worn zones have no larger blocks: {text}");
         assert!(text.contains("900") && text.contains("64 back, shuffled"), "{text}");
     }
 }
