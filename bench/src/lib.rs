@@ -60,8 +60,8 @@ pub enum Error {
     /// There is no allocator to measure.
     #[error("can't make an allocator: {0}")]
     NoAllocator(String),
-    /// `--only` and `--vs` together leave no row.
-    #[error("--only and --vs together leave no row to measure")]
+    /// `--only` and `--vs` together leave no row, or the tables that they leave have none of them.
+    #[error("--only and --vs together leave no row to measure in these tables")]
     NoRows,
     /// A row did not hand out what it must: its figures would mean nothing.
     #[error("{bench}, N = {n}: {name} ({backend}) {flaw}")]
@@ -200,6 +200,9 @@ pub fn run(args: &BenchArgs, program: &Path) -> Result<(), Error> {
     // Whoever called goes on wherever it ran before.
     let _ = machine::pin_to_all(&machine.allowed);
     measured?;
+    if records.is_empty() {
+        return Err(Error::NoRows);
+    }
 
     let bits = rows::bits_per_frame();
     let bars = bars::judge(&records, bits.as_ref().ok().copied());

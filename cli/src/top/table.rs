@@ -239,15 +239,19 @@ fn sizes(change: &Change, name: &str, what: &str, figure: &str) -> Vec<String> {
     }
     let since = if change.before.is_some() { "since the last look" } else { "in all" };
     let mut lines = vec![String::new(), format!("  bulk {what} by pages a call, {since}")];
-    let (mut bars, mut heads) = ("  ".to_owned(), "  ".to_owned());
-    for (pages, calls) in all {
-        let step = (u128::from(calls) * 8).div_ceil(u128::from(most)) as usize;
-        // The first size of the step names it: the next column says where it ends.
-        let from = plain(pages.split('-').next().unwrap_or_default());
-        push(&mut bars, format_args!("{:>7}", STEPS[step.min(8)].to_string().repeat(4)));
-        push(&mut heads, format_args!("{from:>7}"));
+    // The first size of a step names it: the next column says where it ends.
+    let head = |pages: &str| plain(pages.split('-').next().unwrap_or_default());
+    let width = all.iter().map(|(pages, _)| head(pages).len() + 1).max().unwrap_or(0).max(7);
+    // As many as 80 columns have.
+    for all in all.chunks((78 / width).max(1)) {
+        let (mut bars, mut heads) = ("  ".to_owned(), "  ".to_owned());
+        for (pages, calls) in all {
+            let step = (u128::from(*calls) * 8).div_ceil(u128::from(most)) as usize;
+            push(&mut bars, format_args!("{:>width$}", STEPS[step.min(8)].to_string().repeat(4)));
+            push(&mut heads, format_args!("{:>width$}", head(pages)));
+        }
+        lines.extend([bars, heads]);
     }
-    lines.extend([bars, heads]);
     lines
 }
 
@@ -306,6 +310,24 @@ mod tests {
             ["4.0 KiB", "1020.0 KiB", "1.0 MiB", "1.0 GiB", "4096.0 GiB"]
         );
         assert_eq!(words("pagemill_list_taken_pages_total"), "list taken pages");
+    }
+
+    #[test]
+    fn a_histogram_of_every_size_fits_80_columns() {
+        let figures: Vec<String> = (0..32)
+            .map(|log2| {
+                let pages = format!("{}-{}", 1_u64 << log2, (2_u64 << log2) - 1);
+                format!(
+                    r#"{{"name":"f","kind":"counter","labels":{{"allocator":"a","pages":"{pages}"}},"value":{log2}}}"#
+                )
+            })
+            .collect();
+        let text = format!(r#"{{"pid":1,"program":"p","up_ms":0,"figures":[{}]}}"#, figures.join(","));
+        let change = Change::new(serde_json::from_str(&text).unwrap(), None);
+        let lines = sizes(&change, "a", "calls", "f");
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+        assert_eq!(lines.len(), 2 + 2 * 5);
+        assert!(lines.last().unwrap().ends_with(&(1_u64 << 31).to_string()));
     }
 
     #[test]
