@@ -158,7 +158,7 @@ impl Zone<'_> {
 
     /// Takes what is free of the pageblock that begins with `first` and of which something is taken, as long as
     /// `floor` frames stay free. Each word that gives some is handed to `emit` as (frame of its bit 0, the bits
-    /// taken). Returns how many frames those were. The caller gives them back by [`giving`](Self::giving).
+    /// taken). Returns how many frames those were. The caller gives them back by [giving](crate::Giving).
     pub fn take_part(&self, first: Pfn, floor: u32, emit: &mut impl FnMut(Pfn, u64)) -> usize {
         let block = self.block_of(first);
         let free = Entry(self.areas[block].load(Relaxed)).free();

@@ -5,7 +5,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;
 
-/// The size of the huge pages that [`Mapping::huge`] and [`Mapping::memfd`] take, in bytes.
+/// The size of the huge pages that [`Mapping::huge`](crate::Mapping::huge) and [`Mapping::memfd`](crate::Mapping::memfd) take, in bytes.
 ///
 /// ```
 /// assert_eq!(pagemill_sys::HUGE_PAGE_SIZE, 2 << 20);

@@ -69,7 +69,7 @@ pub(crate) struct Body {
     /// Some of it went back to the system, and is fresh again: fresh frames may have been handed out before.
     pub(crate) has_given_back: AtomicBool,
     pins: pins::Pins,
-    /// The [generation](crate::fork) that mapped it.
+    /// The [generation](crate::process) that mapped it.
     opened_in: u64,
     pub(crate) inner: *const Inner,
     memory: Mapping,

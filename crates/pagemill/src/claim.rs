@@ -119,7 +119,7 @@ pub(crate) struct Claim<'n> {
     nodes: &'n Nodes,
     lack: Lack,
     is_held: bool,
-    /// The [generation](crate::fork) that the request is of: in the child of a fork nothing is claimed.
+    /// The [generation](crate::process) that the request is of: in the child of a fork nothing is claimed.
     generation: u64,
     /// The most frames that it had so far.
     best: usize,

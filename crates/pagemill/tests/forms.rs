@@ -288,11 +288,8 @@ fn holes_among_raw_pointers_are_filled_wherever_they_are() {
                 let mut pages: Vec<_> = (0..n).filter(|&i| is_hole(i)).map(|i| slots[i]).collect();
                 assert_eq!(pages.iter().collect::<HashSet<_>>().len(), holes);
                 // SAFETY: they are ours.
-                assert_eq!(
-                    unsafe { free_pages_bulk_raw(&mut pages, Order::ZERO) },
-                    Ok(holes),
-                    "{n} slots, each {every}."
-                );
+                let freed = unsafe { free_pages_bulk_raw(&mut pages, Order::ZERO) };
+                assert_eq!(freed, Ok(holes), "{n} slots, each {every}.");
             }
         }
         assert_all_back(allocator);

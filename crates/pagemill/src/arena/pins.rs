@@ -24,7 +24,7 @@ pub(super) struct Pins {
 #[derive(Debug)]
 pub(crate) struct Pinned {
     arena: &'static Arena,
-    /// The [generation](fork) that pinned it. A child's copy of the memory is no device's.
+    /// The [generation](process) that pinned it. A child's copy of the memory is no device's.
     generation: u64,
 }
 

@@ -168,7 +168,7 @@ impl Allocator {
     #[inline(never)]
     fn extend_list_by_batch<T: Owned>(&self, gfp: Gfp, n: usize, list: &mut List<T>) -> bool {
         let mut batch = Batch::new();
-        let found = self.take_batch(gfp, n, &mut batch);
+        let found = self.nodes().here().and_then(|inner| inner.pop_batch(gfp, n, &mut batch));
         if let Some(arena) = found {
             list.push_pages(arena, &batch);
         }
@@ -288,7 +288,7 @@ impl Allocator {
     #[inline(never)]
     fn extend_runs_by_batch<T: Owned>(&self, gfp: Gfp, n: usize, runs: &mut Vec<Run<T>>) -> bool {
         let mut batch = Batch::new();
-        let found = self.take_batch(gfp, n, &mut batch);
+        let found = self.nodes().here().and_then(|inner| inner.pop_batch(gfp, n, &mut batch));
         if let Some(arena) = found {
             Runs::new(runs, Order::ZERO).push_batch(arena.addr_of_zero(), &batch);
         }
@@ -328,7 +328,7 @@ impl Allocator {
     }
 
     /// All pages of a request for a batch at most, if the list has as many.
-    #[inline(always)]
+    #[inline(never)] // What a callback is compiled into stays small.
     fn take_batch(&self, gfp: Gfp, n: usize, batch: &mut Batch) -> Option<&'static Arena> {
         self.nodes().here()?.pop_batch(gfp, n, batch)
     }

@@ -24,7 +24,7 @@ use pagemill_sys::device::cuda::{Cuda as Context, CudaError};
 #[derive(Debug)]
 pub struct Cuda {
     context: Context,
-    /// The [generation](fork) that made it: the driver does not work in the child of a fork.
+    /// The [generation](process) that made it: the driver does not work in the child of a fork.
     generation: u64,
 }
 

@@ -68,7 +68,7 @@ pub struct FixedBuffers(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
-    /// The [generation](fork) that made it: the rings of a fork's child are its parent's.
+    /// The [generation](process) that made it: the rings of a fork's child are its parent's.
     generation: u64,
 }
 

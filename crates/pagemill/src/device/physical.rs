@@ -47,7 +47,7 @@ static LOCKED: Mutex<Vec<Locked>> = Mutex::new(Vec::new());
 struct Locked {
     memory: Range<usize>,
     devices: usize,
-    /// The [generation](fork) that locked it; the child of a fork has its own memory, which is not locked.
+    /// The [generation](process) that locked it; the child of a fork has its own memory, which is not locked.
     generation: u64,
 }
 

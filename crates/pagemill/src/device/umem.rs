@@ -41,7 +41,7 @@ pub struct Umem {
     headroom: u32,
     /// The socket has an arena, or had one.
     is_used: AtomicBool,
-    /// The [generation](fork) that made it.
+    /// The [generation](process) that made it.
     generation: u64,
 }
 

@@ -45,7 +45,7 @@ const USUAL: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=0x7f_fff
 pub struct VfioMap {
     container: OwnedFd,
     iovas: Mutex<Iovas>,
-    /// The [generation](fork) that made it: a child of a fork leaves its parent's device alone.
+    /// The [generation](process) that made it: a child of a fork leaves its parent's device alone.
     generation: u64,
 }
 
