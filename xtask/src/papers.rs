@@ -30,9 +30,6 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
 /// Who may know whom in tests besides.
 const TESTS_MAY_KNOW: &[(&str, &str)] = &[("pagemill", "pagemill-model")];
 
-/// Lines that a source file may have, tests in it not counted.
-const MAX_LINES: usize = 600;
-
 pub(crate) fn layers(shell: &Shell) -> Result<Tally> {
     let packages = workspace(shell)?;
     let members: BTreeSet<_> = packages.iter().map(|package| name_of(package).to_owned()).collect();
@@ -59,24 +56,6 @@ pub(crate) fn layers(shell: &Shell) -> Result<Tally> {
     let (upward, note) = floors::check(shell)?;
     problems.extend(upward);
     Ok(Tally::from_problems(problems, format!("{} crates, {edges} edges; {note}", members.len())))
-}
-
-pub(crate) fn lengths(shell: &Shell) -> Result<Tally> {
-    let mut problems = Vec::new();
-    let mut longest = (0, PathBuf::new());
-    for path in project_files(shell)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs")) {
-        if path.components().any(|part| part.as_os_str() == "tests") {
-            continue;
-        }
-        let text = fs::read_to_string(shell.root.join(&path))?;
-        let lines = text.lines().take_while(|line| !line.starts_with("#[cfg(test)]")).count();
-        if lines > MAX_LINES {
-            problems.push(format!("{}: {lines} lines, {MAX_LINES} are allowed", path.display()));
-        }
-        longest = longest.max((lines, path));
-    }
-    let (lines, path) = longest;
-    Ok(Tally::from_problems(problems, format!("the longest, {}, has {lines} lines", path.display())))
 }
 
 /// A file of the project must not name the checkout, its neighbours or the home

@@ -59,7 +59,6 @@ use Tier::{All, Long, Quick, Test};
 pub(crate) const STEPS: &[Step] = &[
     step("fmt", Quick, 2, "the code is formatted", &[Need::Component("rustfmt")], builds::fmt),
     step("layers", Quick, 1, "no crate and no module knows one that stands above it", &[], papers::layers),
-    step("lengths", Quick, 1, "no source file has grown out of hand", &[GIT], papers::lengths),
     step("paths", Quick, 1, "no file names a place on the machine it was written on", &[GIT], papers::machine_paths),
     step("links", Quick, 1, "the documents' links lead somewhere", &[GIT], papers::links),
     step("licences", Quick, 1, "deny.toml allows each dependency's licence and source", &[], papers::licences),

@@ -1,5 +1,4 @@
-//! What is seen of a pool, and why it was not closed.
-use super::{Mempool, Source};
+//! What is seen of a pool.
 
 /// What a pool was and is under (C5.6). Counts are of elements.
 ///
@@ -38,35 +37,3 @@ pub struct MempoolStats {
     /// than it said: what they did counts.
     pub misused: u64,
 }
-
-/// [`Mempool::close`] was refused: elements are out.
-///
-/// ```
-/// # use pagemill::{Allocator, Gfp, Mempool};
-/// # let pool = Mempool::pages(&Allocator::builder().pages(8).build()?, 1)?;
-/// let page = pool.alloc(Gfp::NOIO)?;
-/// let refused = pool.close().unwrap_err();
-/// assert_eq!(refused.to_string(), "the pool still has 1 element handed out; free them first");
-/// refused.pool.free(page);
-/// refused.pool.close().unwrap();
-/// # Ok::<(), pagemill::Error>(())
-/// ```
-pub struct ElementsOut<S: Source> {
-    /// The pool, as it was.
-    pub pool: Mempool<S>,
-    /// How many elements are out.
-    pub out: usize,
-}
-
-impl<S: Source> core::fmt::Display for ElementsOut<S> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let plural = if self.out == 1 { "" } else { "s" };
-        write!(f, "the pool still has {} element{plural} handed out; free them first", self.out)
-    }
-}
-impl<S: Source> core::fmt::Debug for ElementsOut<S> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        core::fmt::Display::fmt(self, f)
-    }
-}
-impl<S: Source> core::error::Error for ElementsOut<S> {}
