@@ -129,8 +129,9 @@ impl Zone<'_> {
         let span = (frames as usize).div_ceil(64);
         if reserved == PAGEBLOCK_FRAMES {
             let runs = if span == 1 { aligned_runs(!0, in_word) } else { 1 };
-            self.take_whole(block, span, |first| emit(first, runs));
-            return most;
+            if self.take_whole(block, span, |first| emit(first, runs)) {
+                return most;
+            }
         }
         for (i, group) in self.words_of(block).chunks(span).enumerate().skip(first) {
             if left == 0 {

@@ -3,8 +3,8 @@
 //! A frame costs two atomic operations when it goes back alone: its bit, its block's count. Frames that share a word
 //! or a block share them here: a small direct-mapped table collects masks by word, a second one counts by block, and
 //! an entry is written when another word wants its place, or at the end. Counts go last, after all bits (I1).
-use crate::area::{BLOCK_WORDS, low_bits};
-use crate::{Handful, Pfn, Zone};
+use crate::area::{BLOCK_WORDS, aligned_runs, low_bits};
+use crate::{Handful, Order, Pfn, Zone};
 use core::borrow::BorrowMut;
 
 /// What was given.
@@ -19,7 +19,10 @@ pub struct Given {
     pub frames: usize,
     /// Frames that were free already: somebody freed them twice, and two CPUs raced through it.
     pub doubles: usize,
-    /// The last of those.
+    /// The first frames of blocks among those, if the [`Giving`] is [of an order](Giving::of_order): of several that give a block at the
+    /// same moment one and no more is not told so.
+    pub double_blocks: usize,
+    /// The last of those frames.
     pub last_double: Option<Pfn>,
     /// The zone was [closed](Zone::close), and these were its last frames: the caller is alone with it from now on.
     pub is_complete: bool,
@@ -52,6 +55,7 @@ impl<const SLOTS: usize> Default for WordTable<SLOTS> {
 #[must_use = "frames are lost unless it is finished"]
 pub struct Giving<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>> = WordTable<SLOTS>> {
     zone: &'z Zone<'m>,
+    order: Order,
     table: T,
     /// (block plus one, frames).
     counts: [(u32, u32); 32],
@@ -89,7 +93,12 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
     /// assert_eq!(table, WordTable::new());
     /// ```
     pub fn by(zone: &'z Zone<'m>, table: T) -> Self {
-        Self { zone, table, counts: [(0, 0); 32], given: Given::default() }
+        Self { zone, order: Order::ZERO, table, counts: [(0, 0); 32], given: Given::default() }
+    }
+
+    /// All that is given are blocks of this order, 8 at most.
+    pub fn of_order(self, order: Order) -> Self {
+        Self { order, ..self }
     }
 
     /// Gives one frame.
@@ -154,6 +163,9 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
     #[cold]
     fn note_doubles(&mut self, word: usize, doubles: u64) {
         self.given.doubles += doubles.count_ones() as usize;
+        let (span, in_word) = ((self.order.frames() as usize).div_ceil(64), self.order.get().min(6));
+        let firsts = if word.is_multiple_of(span) { aligned_runs(!0, in_word) } else { 0 };
+        self.given.double_blocks += (doubles & firsts).count_ones() as usize;
         self.given.last_double = Some(self.zone.first_of_word(word).offset(doubles.ilog2()));
     }
 

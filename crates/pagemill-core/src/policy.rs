@@ -41,7 +41,7 @@ impl ListPolicy {
     pub const SECTION: usize = 64;
     /// Refill or drain at least one section's worth.
     pub const BATCH_MIN: u32 = Self::SECTION as u32;
-    /// At most half a pageblock: what a drain returns at once still merges within few blocks.
+    /// At most half a pageblock; what a [large drain](Self::large_drain) moves is more.
     pub const BATCH_MAX: u32 = crate::PAGEBLOCK_FRAMES / 2;
     /// A list starts with room for two refills and two drains.
     pub const LIMIT_MIN: u32 = 4 * Self::BATCH_MIN;
@@ -68,7 +68,7 @@ impl ListPolicy {
             limit += Self::BATCH_MIN;
         }
         let limit = limit.min(limit_max);
-        // A drain must leave room for what made it, and half of the list. Whole sections, as they are popped.
+        // A drain must leave room for what made it, and half of the list, or a quarter if it is a large one. Whole sections, as they are popped.
         let half = limit / 2;
         let most = if half > Self::BATCH_MIN { half - half % Self::BATCH_MIN } else { half.max(1) };
         Self { batch: batch.min(most), limit, last: event }

@@ -398,8 +398,7 @@ impl<'m> Zone<'m> {
         if reserved == 0 {
             return 0;
         }
-        if reserved == PAGEBLOCK_FRAMES {
-            self.take_whole(block, 1, |first| emit(first, !0));
+        if reserved == PAGEBLOCK_FRAMES && self.take_whole(block, 1, |first| emit(first, !0)) {
             return reserved;
         }
         let mut left = reserved;
@@ -464,16 +463,19 @@ impl<'m> Zone<'m> {
     /// Takes all frames of a pageblock of which all were reserved at once, `span` words at a time.
     ///
     /// Its bits are all set, and nobody else changes one: whoever takes a bit reserved a frame before, and there are no more frames
-    /// than these (I1); whoever gives one has one. So plain stores do, where others compare and swap.
-    pub(crate) fn take_whole(&self, block: usize, span: usize, mut emit: impl FnMut(Pfn)) {
-        for (i, words) in self.words_of(block).chunks(span).enumerate() {
-            for word in words {
-                debug_assert_eq!(word.load(Relaxed), !0);
-                // `reserve` acquired what the last owners wrote.
-                word.store(0, Relaxed);
-            }
+    /// than these (I1); whoever gives one has one. So plain stores do, where others compare and swap. False: its bits are not all
+    /// set, so that its count was wrong, and nothing is taken.
+    pub(crate) fn take_whole(&self, block: usize, span: usize, mut emit: impl FnMut(Pfn)) -> bool {
+        let words = self.words_of(block);
+        // `reserve` acquired what the last owners wrote.
+        if words.iter().any(|word| word.load(Relaxed) != !0) {
+            return false;
+        }
+        for (i, words) in words.chunks(span).enumerate() {
+            words.iter().for_each(|word| word.store(0, Relaxed));
             emit(self.first_of_word(block * BLOCK_WORDS + i * span));
         }
+        true
     }
 
     /// Raises a block's count: I1's second half, once the bits are set.

@@ -110,3 +110,21 @@ fn four_blocks_of_a_word_come_together() {
         assert_eq!(taken, [(Pfn::new(0), 0x0001_0001_0001_0001)], "one operation");
     });
 }
+
+/// Of two that give the same block at the same moment each may set some of its words: one is told that it was the second.
+#[test]
+fn a_block_that_two_give_word_by_word_is_given_by_one() {
+    with_zone(1, |zone| {
+        let order = Order::new(7).unwrap();
+        for firsts_are in [0, 1] {
+            assert_eq!(zone.alloc_block(order, KIND, 0), Some(Pfn::new(0)));
+            let mut giving = Giving::to(zone).of_order(order);
+            giving.give_run(Pfn::new(64 * firsts_are), 64);
+            assert_eq!(giving.finish().double_blocks, 0);
+            let mut giving = Giving::to(zone).of_order(order);
+            giving.give_run(Pfn::new(0), 128);
+            let given = giving.finish();
+            assert_eq!((given.frames, given.doubles, given.double_blocks), (64, 64, 1 - firsts_are as usize));
+        }
+    });
+}

@@ -82,7 +82,8 @@ pub(crate) struct Inner {
 /// else is free. Memory that both processes see, a memfd's or what was brought and is shared, stays the parent's: the child
 /// gets no page of it and gives none back to the system. All that is done by the C library's fork handlers. `_Fork`, a `fork`
 /// or `clone` system call made by hand, and whatever else runs no `pthread_atfork` handlers, recover nothing: a child made so
-/// must not use Pagemill, unless to exec.
+/// must not use Pagemill, unless to exec. A signal handler that interrupted a call of Pagemill's must not fork: the child would
+/// count what that call was changing, and then change it once more.
 #[derive(Clone)]
 pub struct Allocator {
     nodes: Kept,
@@ -429,11 +430,10 @@ impl Inner {
     /// Reports frames that were already in the free areas when they were freed: each was freed twice, and is free once from
     /// now on. All are counted; the last one is named.
     #[inline]
-    pub(crate) fn note_doubles(&self, given: Given) {
-        if let Some(pfn) = given.last_double {
-            self.misused.fetch_add(given.doubles as u64 - 1, Relaxed);
-            let _ = self.refuse(misuse(MisuseKind::DoubleFree, self.arena.addr_of(pfn.as_u32())));
-        }
+    pub(crate) fn note_doubles(&self, given: Given) -> Option<Misuse> {
+        let pfn = given.last_double?;
+        self.misused.fetch_add(given.doubles as u64 - 1, Relaxed);
+        Some(self.refuse(misuse(MisuseKind::DoubleFree, self.arena.addr_of(pfn.as_u32()))))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
 use core::borrow::BorrowMut;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, WordTable, step};
+use pagemill_core::{Given, Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, WordTable, step};
 use pagemill_sys::lists::BulkCall;
 use pagemill_sys::{Batch, empty, neighbours};
 
@@ -253,7 +253,7 @@ fn free_others<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse
         } else if !words[at].is_multiple_of(PAGE_SIZE) {
             let order = order_of_word(words[at]);
             let from = at;
-            freed += blocks::return_blocks::<RAW>(words, &mut at, order);
+            freed += blocks::return_blocks::<RAW>(words, &mut at, order, misused);
             if at == from {
                 freed += usize::from(free_slot_slow::<RAW>(&mut words[at], misused));
                 at += 1;
@@ -263,7 +263,7 @@ fn free_others<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse
         {
             let from = at;
             if words.len() - at > ListPolicy::LARGE && last >= Batch::CAPACITY {
-                last = large::return_words::<RAW>(arena, mobility, words, &mut at);
+                last = large::return_words::<RAW>(arena, mobility, words, &mut at, misused);
             } else {
                 let mut segment = Segment::<RAW>::new(arena, mobility);
                 at = segment.return_words(words, at);
@@ -288,22 +288,22 @@ pub(crate) fn finish<const N: usize, T: BorrowMut<WordTable<N>>>(inner: &Inner, 
     finish_with(inner, giving, |_| ());
 }
 
-/// The same; `count` is told how many frames came back, those of them left out that somebody else freed at the same moment.
+/// The same; `count` is told what came back while nobody else ends the arena. Returns what is wrong, if somebody else freed some of it at
+/// the same moment.
 fn finish_with<const N: usize, T: BorrowMut<WordTable<N>>>(
     inner: &Inner,
     giving: &mut Giving<'_, '_, N, T>,
-    count: impl FnOnce(usize),
-) {
+    count: impl FnOnce(&Given),
+) -> Option<Misuse> {
     let (arena, waits) = (inner.arena, inner.nodes.waits);
     inner.nodes.claim_freed(inner, || giving.frames());
-    let given = giving.finish_with(|given| count(given.frames));
-    if given.doubles > 0 {
-        inner.note_doubles(given);
-    }
+    let given = giving.finish_with(count);
+    let misuse = if given.doubles > 0 { inner.note_doubles(given) } else { None };
     waits.note_memory();
     if given.is_complete {
         registry::come_home(arena);
     }
+    misuse
 }
 
 /// Frees `n` neighbouring blocks of `order` from `addr` on.
@@ -314,7 +314,7 @@ pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
         while at < end && blocks.give_at(at) {
             at += order.bytes();
         }
-        blocks.end();
+        blocks.end(&mut None); // A run has nobody to tell.
     }
     while at < end {
         let page = if order == Order::ZERO { page_of(at) } else { None };
@@ -347,7 +347,8 @@ pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
 /// The number freed and the first [`Misuse`]; the slots of all that were refused are as they were.
 ///
 /// # Safety
-/// As [`free_raw`], for each.
+/// As [`free_raw`], for each. A block that somebody else frees at the same moment is freed once: one of the two is told of misuse, with
+/// the slot empty.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Order, free_pages_bulk_raw};
@@ -378,7 +379,7 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
         let mut at = 0;
         while at < words.len() {
             if order > Order::ZERO && words[at] != 0 {
-                freed += blocks::return_blocks::<true>(words, &mut at, order);
+                freed += blocks::return_blocks::<true>(words, &mut at, order, &mut misused);
             }
             let Some(addr) = words.get_mut(at) else { break };
             at += 1;

@@ -231,39 +231,41 @@ impl<T: Owned> List<T> {
     fn clear_all(&mut self) {
         // As for arrays: see `free_many`.
         let mut last = usize::MAX;
+        // What is refused is reported on its way; a list has nobody to tell.
         while self.len > 0 {
+            let before = self.len;
             let arena = registry::by_pfn(Pfn::new(self.head));
             let word = arena.addr_of(self.head) | usize::from(self.order.get());
             match page_of(word) {
                 Some((arena, mobility)) if self.len > ListPolicy::LARGE && last >= Batch::CAPACITY => {
-                    last = self.clear_large(arena, mobility);
+                    self.clear_large(arena, mobility);
                 }
                 Some((arena, mobility)) => {
                     let mut segment = Segment::<false>::new(arena, mobility);
                     self.return_segment(arena, &mut segment);
-                    last = segment.end();
+                    segment.end();
                 }
                 None => {
                     let addr = arena.addr_of(self.head);
-                    last = Blocks::<false>::new(addr, self.order).map_or(0, |mut blocks| {
+                    if let Some(mut blocks) = Blocks::<false>::new(addr, self.order) {
                         self.return_segment(arena, &mut blocks);
-                        blocks.end()
-                    });
+                        blocks.end(&mut None);
+                    }
                 }
             }
+            last = before - self.len;
             if last == 0 {
                 self.pop_word();
-                // What is refused is reported on its way; a list has nobody to tell.
                 let _ = free_word(word);
             }
         }
     }
 
     #[inline(never)]
-    fn clear_large(&mut self, arena: &'static Arena, mobility: Mobility) -> usize {
+    fn clear_large(&mut self, arena: &'static Arena, mobility: Mobility) {
         let mut large = Large::<false>::new(arena, mobility);
         self.return_segment(arena, &mut large);
-        large.end()
+        large.end(&mut None);
     }
 
     /// Frees pages from the head on, up to the first that is not of the segment's kind.
@@ -320,5 +322,73 @@ impl<T: Owned> Extend<T> for List<T> {
     fn extend<I: IntoIterator<Item = T>>(&mut self, blocks: I) {
         // What does not fit is freed.
         blocks.into_iter().for_each(|block| drop(self.push(block)));
+    }
+}
+
+#[cfg(all(test, not(any(miri, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::{Allocator, Gfp, Memory, free_raw};
+    use pagemill_core::FrameState;
+
+    fn allocator() -> Allocator {
+        Allocator::builder().memory(Memory::anonymous(8192)).cpus(1, || 0).build().unwrap()
+    }
+
+    /// A block that somebody else freed at the same moment: both found it raw.
+    fn freed_at_once(allocator: &Allocator, order: Order) -> Block {
+        let ptr = allocator.alloc_pages(Gfp::KERNEL, order).unwrap().into_raw().0;
+        // SAFETY: the block is ours; that it is a handle's again is misuse, on purpose.
+        unsafe {
+            free_raw(ptr, order).unwrap();
+            allocator.drain();
+            let (arena, _) = registry::by_address(ptr.addr()).unwrap();
+            arena.set_state(arena.pfn_of(ptr.addr()), FrameState::raw(order));
+            Block::from_raw(ptr, order).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_list_with_blocks_that_others_freed_at_the_same_moment_ends() {
+        for order in [0, 1, 3, 6, 7, 8].map(|order| Order::new(order).unwrap()) {
+            for (before, after) in [(0, 0), (0, 2), (2, 0), (2, 2)] {
+                let allocator = allocator();
+                let take = |n| (0..n).map(|_| allocator.alloc_pages(Gfp::KERNEL, order).unwrap()).collect::<Vec<_>>();
+                let (before, after, mut list) = (take(before), take(after), List::new());
+                list.extend(before);
+                list.push(freed_at_once(&allocator, order)).unwrap();
+                list.extend(after);
+                let n = list.len();
+                assert_eq!((list.clear(), list.len()), (n, 0), "{order:?}");
+                allocator.drain();
+                if order > Order::ZERO {
+                    let stats = allocator.stats();
+                    assert_eq!(
+                        (stats.allocated - stats.freed, allocator.validate().unwrap().free),
+                        (0, 8192),
+                        "{order:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_others_freed_keeps_nothing_of_the_list_behind() {
+        let (one, other, order) = (allocator(), allocator(), Order::new(3).unwrap());
+        let mut list = List::new();
+        list.push(freed_at_once(&one, order)).unwrap();
+        list.push(other.alloc_pages(Gfp::KERNEL, order).unwrap()).unwrap();
+        assert_eq!(list.clear(), 2);
+        assert_eq!(other.stats().allocated - other.stats().freed, 0);
+        // Many pages, all of which somebody else has freed.
+        let mut pages = List::<Page>::new();
+        one.alloc_pages_bulk_list(crate::Bulk::exact(2000), &mut pages).unwrap();
+        let mut twice = List::<Page> { head: pages.head, tail: pages.tail, len: pages.len, ..List::new() };
+        assert_eq!((twice.clear(), twice.len()), (2000, 0));
+        one.drain();
+        assert_eq!((pages.clear(), pages.len()), (2000, 0));
+        let stats = one.stats();
+        assert_eq!((stats.allocated - stats.freed, stats.misused > 0), (0, true));
     }
 }

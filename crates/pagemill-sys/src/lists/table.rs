@@ -10,8 +10,8 @@ const WORDS: usize = 512;
 
 /// One CPU's table. Zeroed memory is an empty one.
 ///
-/// Whoever finds it taken does without: a signal handler that interrupted its holder, or the child of a fork whose holder is not
-/// there. So a child leaves it as it is: its holder may be the thread that forked, in a signal handler, and goes on with it then.
+/// Whoever finds it taken does without: a signal handler that interrupted its holder, or, as long as it lives, the child of a fork whose
+/// holder is not there. A child leaves it as it is, since it cannot tell that holder from a thread of its own.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CpuTable {

@@ -5,7 +5,7 @@ use crate::arena::Arena;
 use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Giving, Order, PAGE_SIZE, Pfn};
+use pagemill_core::{Giving, Misuse, Order, PAGE_SIZE, Pfn};
 
 /// Blocks of one arena and order that are on their way back. Whole pageblocks go one by one.
 pub(crate) struct Blocks<const RAW: bool> {
@@ -23,7 +23,7 @@ impl<const RAW: bool> Blocks<RAW> {
             return None;
         }
         let (arena, _) = registry::by_address(addr)?;
-        Some(Self { arena, order, blocks: 0, giving: Giving::to(&arena.inner().zone) })
+        Some(Self { arena, order, blocks: 0, giving: Giving::to(&arena.inner().zone).of_order(order) })
     }
 
     /// Takes the block at an address, if it is one of this arena and order that is out.
@@ -33,17 +33,18 @@ impl<const RAW: bool> Blocks<RAW> {
     }
 
     /// Completes it. Those may be the allocator's last frames: nothing of it is touched after that. Returns how many blocks are free
-    /// now; those that somebody else freed at the same moment are not among them.
-    pub(crate) fn end(&mut self) -> usize {
-        let mut freed = 0;
-        if self.blocks > 0 {
+    /// now. Those that somebody else freed at the same moment are not among them: that is `misused`.
+    pub(crate) fn end(&mut self, misused: &mut Option<Misuse>) -> usize {
+        let mut freed = self.blocks;
+        if freed > 0 {
             let inner = self.arena.inner();
-            finish_with(inner, &mut self.giving, |frames| {
-                freed = frames / self.order.frames() as usize;
+            let found = finish_with(inner, &mut self.giving, |given| {
+                freed -= given.double_blocks;
                 let stats = inner.stats_here();
                 stats.blocks_in.fetch_add(freed as u64, Relaxed);
-                stats.block_pages_in.fetch_add(frames as u64, Relaxed);
+                stats.block_pages_in.fetch_add(given.frames as u64, Relaxed);
             });
+            *misused = misused.or(found);
         }
         freed
     }
@@ -65,7 +66,12 @@ impl<const RAW: bool> Collect for Blocks<RAW> {
 /// Frees the blocks of one order behind `words[at..]` and empties their slots, up to the first that is not of the first one's arena and
 /// order, or not out, where it leaves `at`. Returns how many. Handles' words say their order, raw pointers none.
 #[inline(never)]
-pub(super) fn return_blocks<const RAW: bool>(words: &mut [usize], at: &mut usize, order: Order) -> usize {
+pub(super) fn return_blocks<const RAW: bool>(
+    words: &mut [usize],
+    at: &mut usize,
+    order: Order,
+    misused: &mut Option<Misuse>,
+) -> usize {
     let addr_of = |word| if RAW { word } else { addr_of_word(word) };
     let Some(mut blocks) = Blocks::<RAW>::new(addr_of(words[*at]), order) else { return 0 };
     while let Some(word) = words.get_mut(*at) {
@@ -77,7 +83,7 @@ pub(super) fn return_blocks<const RAW: bool>(words: &mut [usize], at: &mut usize
         }
         *at += 1;
     }
-    blocks.end()
+    blocks.end(misused)
 }
 
 #[cfg(all(test, not(any(miri, shuttle))))]
@@ -108,7 +114,7 @@ mod tests {
                     assert!(blocks.give_at(addr));
                     blocks
                 };
-                [collect(), collect()].map(|mut blocks| blocks.end())
+                [collect(), collect()].map(|mut blocks| blocks.end(&mut None))
             };
             let before = allocator.stats().misused;
             assert_eq!(free_twice(order, &both), ([1, 0], 0, before + (1 << order)), "order {order}");
@@ -120,7 +126,7 @@ mod tests {
                 assert!(pages.give(arena.pfn_of(addr)));
                 pages
             };
-            [collect(), collect()].map(|mut pages| pages.end())
+            [collect(), collect()].map(|mut pages| pages.end(&mut None))
         };
         let before = allocator.stats().misused;
         assert_eq!(free_twice(0, &both), ([1, 0], 0, before + 1), "pages");

@@ -5,7 +5,7 @@
 use super::{Collect, address_run, finish_with};
 use crate::arena::Arena;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Giving, Mobility, PAGE_SIZE, Pfn};
+use pagemill_core::{Giving, Misuse, Mobility, PAGE_SIZE, Pfn};
 use pagemill_sys::lists::BulkCall;
 use pagemill_sys::{Batch, empty};
 
@@ -75,17 +75,18 @@ impl<const RAW: bool> Large<RAW> {
     }
 
     /// Counts the call and completes it. Those may be the allocator's last pages: nothing of it is touched after that.
-    /// Returns how many pages are free now.
-    pub(crate) fn end(&mut self) -> usize {
+    /// Returns how many pages are free now. Those that somebody else freed at the same moment are not among them: that is `misused`.
+    pub(crate) fn end(&mut self, misused: &mut Option<Misuse>) -> usize {
         let inner = self.arena.inner();
         if self.pages > 1 {
             inner.lists.count_bulk(BulkCall::Free, self.pages);
         }
         let mut freed = 0;
-        finish_with(inner, &mut self.giving, |frames| {
-            inner.stats_here().direct_in.fetch_add(frames as u64, Relaxed);
-            freed = frames;
+        let found = finish_with(inner, &mut self.giving, |given| {
+            inner.stats_here().direct_in.fetch_add(given.frames as u64, Relaxed);
+            freed = given.frames;
         });
+        *misused = misused.or(found);
         freed
     }
 }
@@ -110,6 +111,7 @@ pub(super) fn return_words<const RAW: bool>(
     mobility: Mobility,
     words: &mut [usize],
     at: &mut usize,
+    misused: &mut Option<Misuse>,
 ) -> usize {
     let mut large = Large::<RAW>::new(arena, mobility);
     // The slots that are empty by now keep the numbers of scattered pages, so that those can be sorted without memory
@@ -135,7 +137,7 @@ pub(super) fn return_words<const RAW: bool>(
     }
     large.give_scattered(&mut words[from..kept], low, high);
     words[from..kept].fill(0);
-    large.end()
+    large.end(misused)
 }
 
 /// Frees neighbouring pages from `addr` up to `end`, up to the first that is not of this kind. Returns where that is.
@@ -153,7 +155,7 @@ pub(super) fn return_run(arena: &'static Arena, mobility: Mobility, mut addr: us
         large.pages += 1;
         addr += PAGE_SIZE;
     }
-    large.end();
+    large.end(&mut None); // A run has nobody to tell.
     addr
 }
 
