@@ -33,7 +33,7 @@ pub struct MempoolStats {
     /// The longest of them, in microseconds.
     pub longest_wait_us: u64,
     /// Elements that came back and were refused as misuse: more than were out, or none of the source's
-    /// ([`Source::is_own`]). They went to the source, which ends them. Also calls of the source's that did something else
+    /// ([`Source::is_own`](crate::Source::is_own)). They went to the source, which ends them. Also calls of the source's that did something else
     /// than it said: what they did counts.
     pub misused: u64,
 }
