@@ -4,11 +4,11 @@
 # minutes: 120
 # kernel-package: linux-image-6.12-arm64-16k
 # machine: -smp 2 -m 2048
-# tests: pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill
+# tests: pagemill-core.unit pagemill-core pagemill-os.unit pagemill-os pagemill.unit pagemill
 # crate: pagemill-cli
 # A tenth of what the models try elsewhere: what differs here is what the system is told.
 export PROPTEST_CASES=32
-for program in pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill; do
+for program in pagemill-core.unit pagemill-core pagemill-os.unit pagemill-os pagemill.unit pagemill; do
     tests $program
 done
 for backend in rseq portable; do

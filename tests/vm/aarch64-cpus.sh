@@ -3,11 +3,11 @@
 # tier: long
 # minutes: 60
 # machine: -smp 4 -m 2048
-# tests: pagemill-sys pagemill
+# tests: pagemill-os pagemill
 # crate: pagemill-cli
 for backend in rseq portable; do
     export PAGEMILL_BACKEND=$backend
-    tests pagemill-sys drain::
+    tests pagemill-os drain::
     tests pagemill drain:: fork:: races:: signals:: waits:: waits_and_lists::
     check pagemill-cli stress-$backend pagemill stress --seconds 60 --seed 1 --threads 4
     check pagemill-cli stress-$backend-tight pagemill stress --seconds 60 --seed 1 --threads 4 --tight

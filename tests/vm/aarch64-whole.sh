@@ -3,12 +3,12 @@
 # tier: long
 # minutes: 120
 # machine: -smp 2 -m 2048
-# tests: pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill
+# tests: pagemill-core.unit pagemill-core pagemill-os.unit pagemill-os pagemill.unit pagemill
 # crate: pagemill-cli
 echo 16 > /proc/sys/vm/nr_hugepages
 for backend in rseq portable; do
     export PAGEMILL_BACKEND=$backend
-    for program in pagemill-core.unit pagemill-core pagemill-sys.unit pagemill-sys pagemill.unit pagemill; do
+    for program in pagemill-core.unit pagemill-core pagemill-os.unit pagemill-os pagemill.unit pagemill; do
         tests $program
     done
     check pagemill-cli stress-$backend pagemill stress --seconds 60 --seed 1 --threads 2

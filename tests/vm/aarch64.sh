@@ -2,11 +2,11 @@
 # drains, signals, forks and races, and stress on both backends. All tests are in aarch64-whole.
 # arch: aarch64
 # machine: -smp 2 -m 2048
-# tests: pagemill-sys.unit pagemill-sys pagemill.unit pagemill
+# tests: pagemill-os.unit pagemill-os pagemill.unit pagemill
 # crate: pagemill-cli
 echo 16 > /proc/sys/vm/nr_hugepages
-tests pagemill-sys.unit
-tests pagemill-sys
+tests pagemill-os.unit
+tests pagemill-os
 tests pagemill.unit
 # Less those that take up to a minute each: some count pages or waiters, which no processor does otherwise, some wait for two
 # threads to meet, and stress has worlds that share an allocator too.

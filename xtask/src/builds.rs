@@ -19,7 +19,7 @@ use crate::tally::{self, Tally};
 use crate::{change, papers};
 
 /// The crates that a user links.
-pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-sys -p pagemill";
+pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-os -p pagemill";
 
 /// The fuzz targets are no member of the workspace: they are built on nightly alone.
 const FUZZ: &str = "fuzz/Cargo.toml";
@@ -37,7 +37,7 @@ const WORKSPACE: &str = "--workspace --features pagemill/cuda";
 /// what tests do millions of times.
 const LIGHTLY: &[(&str, u8)] = &[
     ("pagemill-core", 1),
-    ("pagemill-sys", 1),
+    ("pagemill-os", 1),
     ("pagemill", 1),
     ("pagemill-crypt", 1),
     ("pagemill-bench", 0),
@@ -226,7 +226,7 @@ pub(crate) fn unit(shell: &Shell) -> Result<Tally> {
 }
 
 /// The library as a user builds it, with the features that the program has.
-pub(crate) const OPTIMISED: &str = "--release -p pagemill-core -p pagemill-sys -p pagemill --features pagemill/top";
+pub(crate) const OPTIMISED: &str = "--release -p pagemill-core -p pagemill-os -p pagemill --features pagemill/top";
 
 pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
     let test = shell.cargo(&format!("test --locked {OPTIMISED} --lib --tests")).limit(BUILD_LIMIT);

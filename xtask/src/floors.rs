@@ -76,7 +76,7 @@ const IN_CIRCLES: &[(&str, &[&str])] = &[(
     ],
 )];
 
-const CRATES: [&str; 3] = ["pagemill-core", "pagemill-sys", "pagemill"];
+const CRATES: [&str; 3] = ["pagemill-core", "pagemill-os", "pagemill"];
 
 /// Who imports whom: for each module with a file, the modules of other files.
 type Imports = BTreeMap<String, BTreeSet<String>>;

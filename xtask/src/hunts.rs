@@ -32,7 +32,7 @@ pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
         shell,
         "loom",
         loom_tests(shell, &[], wanted(shell))?,
-        &["loom_zone::", "loom_lists::", "loom_locks::", "loom_waits::"],
+        &["loom_buddy::", "loom_lists::", "loom_locks::", "loom_waits::"],
     )
 }
 
@@ -58,7 +58,7 @@ fn modelled(shell: &Shell, step: &str, cargo: Cmd<'_>, modules: &[&str]) -> Resu
 
 fn loom_tests<'a>(shell: &'a Shell, more: &[&str], which: &str) -> Result<Cmd<'a>> {
     let test = format!(
-        "test --locked --release --no-fail-fast -p pagemill-core -p pagemill-sys --test tests -- --show-output {which}"
+        "test --locked --release --no-fail-fast -p pagemill-core -p pagemill-os --test tests -- --show-output {which}"
     );
     with_cfg(shell, shell.cargo(&test), &[&["loom"], more].concat())
 }
@@ -222,7 +222,7 @@ fn miri_for(shell: &Shell, step: &str, but: &str) -> Result<Tally> {
     thread::scope(|scope| {
         let path = scope.spawn(|| part("pagemill", "-p pagemill --test tests"));
         let mut tally = part("core", "-p pagemill-core");
-        tally.add(part("sys", "-p pagemill-sys"));
+        tally.add(part("sys", "-p pagemill-os"));
         tally.add(path.join().map_err(|_| anyhow!("{step}-pagemill: its thread panicked"))?);
         Ok(tally)
     })
@@ -239,7 +239,7 @@ pub(crate) fn asan(shell: &Shell) -> Result<Tally> {
         "memory_limit::an_arena_within_the_limit_can_be_touched_whole",
         "stack::calls_in_a_signal_handler_take_no_more_stack_than_is_said",
     ];
-    let test = format!("test --locked --target {TARGET} -p pagemill-sys -p pagemill --lib --tests");
+    let test = format!("test --locked --target {TARGET} -p pagemill-os -p pagemill --lib --tests");
     let test = shell.nightly(&test).rustflags("-Zsanitizer=address", "asan").limit(BUILD_LIMIT);
     let built = suites::build(test, "asan-build")?;
     builds::at_least_one(

@@ -16,9 +16,9 @@ use crate::tally::Tally;
 /// here fails the check, so a new one is placed on purpose.
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill-core", &[]),
-    ("pagemill-sys", &["pagemill-core"]),
-    ("pagemill", &["pagemill-core", "pagemill-sys"]),
-    ("pagemill-bench", &["pagemill", "pagemill-core", "pagemill-sys", "pagemill-crypt"]),
+    ("pagemill-os", &["pagemill-core"]),
+    ("pagemill", &["pagemill-core", "pagemill-os"]),
+    ("pagemill-bench", &["pagemill", "pagemill-core", "pagemill-os", "pagemill-crypt"]),
     ("pagemill-model", &["pagemill"]),
     ("pagemill-crypt", &["pagemill"]),
     ("pagemill-nvme", &["pagemill"]),

@@ -286,7 +286,7 @@ mod tests {
         let args = TestArgs::default();
         let of = |failed| again(step, failed, Tier::All, &args);
         assert_eq!(of("asan/pagemill/forms::a_list"), "cargo xtask test --only asan --filter 'forms::a_list'");
-        assert_eq!(of("asan/loom_zone::two"), "cargo xtask test --only asan --filter 'loom_zone::two'", "no package");
+        assert_eq!(of("asan/loom_buddy::two"), "cargo xtask test --only asan --filter 'loom_buddy::two'", "no package");
         assert_eq!(of("asan"), "cargo xtask test --only asan");
         assert_eq!(of("budget"), "cargo xtask test --all");
         assert_eq!(of("script nvme"), "cargo xtask vm nvme");

@@ -1,15 +1,15 @@
 //! Blocks of an order: taken whole, given back whole, or split into pages.
 //!
 //! Orders 0 to 8 lie within a pageblock: a run of bits, reserved by the count as single frames are (I1). Orders 9 and up
-//! are whole pageblocks, whose bits stay set and whose entry says so (I3). See [`crate::zone`] for the invariants.
+//! are whole pageblocks, whose bits stay set and whose entry says so (I3). See [`crate::buddy`] for the invariants.
 use crate::area::{BLOCK_WORDS, Entry, aligned_runs, best_runs, bits_of_runs, run_mask};
 use crate::error::MisuseKind;
 use crate::index::{Class, UNUSED};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Zone};
+use crate::{Buddy, Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
-impl Zone<'_> {
+impl Buddy<'_> {
     /// Takes one block of `order` from a pageblock of `mobility`, or an unused one, if `floor` frames stay free.
     pub fn alloc_block(&self, order: Order, mobility: Mobility, floor: u32) -> Option<Pfn> {
         self.alloc_any(order, Some(mobility), floor)
@@ -37,14 +37,14 @@ impl Zone<'_> {
     /// Returns how many.
     ///
     /// ```
-    /// # use pagemill_core::{Mobility, Order, Pfn, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};
-    /// # let need = ZoneMetadata::for_frames(512);
+    /// # use pagemill_core::{Mobility, Order, Pfn, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};
+    /// # let need = BuddyMetadata::for_frames(512);
     /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
     /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
-    /// let zone = Zone::new(Pfn::new(0), 512, &bits, &areas).unwrap();
+    /// let buddy = Buddy::new(Pfn::new(0), 512, &bits, &areas).unwrap();
     /// let mut words = Vec::new();
     /// let order = Order::new(4)?;
-    /// assert_eq!(zone.take_blocks(order, 5, Mobility::Unmovable, 0, &mut |first, blocks| words.push((first, blocks))), 5);
+    /// assert_eq!(buddy.take_blocks(order, 5, Mobility::Unmovable, 0, &mut |first, blocks| words.push((first, blocks))), 5);
     /// assert_eq!(words, [(Pfn::new(0), 0x0001_0001_0001_0001), (Pfn::new(64), 1)]);
     /// # Ok::<(), pagemill_core::Error>(())
     /// ```
@@ -121,7 +121,7 @@ impl Zone<'_> {
         emit: &mut impl FnMut(Pfn, u64),
     ) -> u32 {
         let (frames, in_word) = (order.frames(), order.get().min(6));
-        // Look before reserving: most blocks of a fragmented zone have no run of this order.
+        // Look before reserving: most blocks of a fragmented buddy have no run of this order.
         let Some(first) = self.first_with_run(block, order) else { return 0 };
         let reserved = self.reserve(block, frames, want.saturating_mul(frames), mobility);
         let most = reserved / frames;
@@ -285,7 +285,7 @@ impl Zone<'_> {
         is_released
     }
 
-    /// Gives one block of `order` back. Whether it completed a [closed](Self::close) zone.
+    /// Gives one block of `order` back. Whether it completed a [closed](Self::close) buddy.
     ///
     /// # Errors
     /// The misuse that its bits or entry show; nothing is changed then. Of two threads that free one block at once, at
@@ -395,7 +395,7 @@ fn claim_runs(group: &[AtomicU64], in_word: u8, most: u32) -> u64 {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::{Sleep, ZoneMetadata};
+    use crate::{BuddyMetadata, Sleep};
     use std::vec::Vec;
 
     #[test]
@@ -411,14 +411,14 @@ mod tests {
             wake: |_| _ = WOKEN.fetch_add(1, Relaxed),
         };
         const FRAMES: u32 = 2048;
-        let need = ZoneMetadata::for_frames(FRAMES);
+        let need = BuddyMetadata::for_frames(FRAMES);
         let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
         let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
-        let zone = Zone::new(Pfn::new(0), FRAMES, &bits, &areas).unwrap().sleeping(sleep);
-        assert!(zone.large.try_take());
-        assert_eq!(zone.alloc_block(Order::new(10).unwrap(), Mobility::Unmovable, 0), Some(Pfn::new(0)));
+        let buddy = Buddy::new(Pfn::new(0), FRAMES, &bits, &areas).unwrap().sleeping(sleep);
+        assert!(buddy.large.try_take());
+        assert_eq!(buddy.alloc_block(Order::new(10).unwrap(), Mobility::Unmovable, 0), Some(Pfn::new(0)));
         // Once each: what a lock was waited for is told to whoever may wait as well.
         assert_eq!((SLEPT.load(Relaxed), WOKEN.load(Relaxed)), (1, 1));
-        assert!(zone.large.try_take());
+        assert!(buddy.large.try_take());
     }
 }

@@ -1,10 +1,10 @@
-//! Giving frames back to the zone, many at a time and in any order.
+//! Giving frames back to the buddy, many at a time and in any order.
 //!
 //! A frame costs two atomic operations when it goes back alone: its bit, its block's count. Frames that share a word
 //! or a block share them here: a small direct-mapped table collects masks by word, a second one counts by block, and
 //! an entry is written when another word wants its place, or at the end. Counts go last, after all bits (I1).
 use crate::area::{BLOCK_WORDS, aligned_runs, low_bits};
-use crate::{Handful, Order, Pfn, Zone};
+use crate::{Buddy, Handful, Order, Pfn};
 use core::borrow::BorrowMut;
 
 /// What was given.
@@ -24,7 +24,7 @@ pub struct Given {
     pub double_blocks: usize,
     /// The last of those frames.
     pub last_double: Option<Pfn>,
-    /// The zone was [closed](Zone::close), and these were its last frames: the caller is alone with it from now on.
+    /// The buddy was [closed](Buddy::close), and these were its last frames: the caller is alone with it from now on.
     pub is_complete: bool,
 }
 
@@ -50,11 +50,11 @@ impl<const SLOTS: usize> Default for WordTable<SLOTS> {
     }
 }
 
-/// Frames on their way back to a zone; [`finish`](Self::finish) completes it.
+/// Frames on their way back to a buddy; [`finish`](Self::finish) completes it.
 #[derive(Debug)]
 #[must_use = "frames are lost unless it is finished"]
 pub struct Giving<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>> = WordTable<SLOTS>> {
-    zone: &'z Zone<'m>,
+    buddy: &'z Buddy<'m>,
     order: Order,
     table: T,
     /// (block plus one, frames).
@@ -63,16 +63,16 @@ pub struct Giving<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>> = W
 }
 
 impl<'z, 'm> Giving<'z, 'm, 32> {
-    /// Begins to give frames back to a zone.
-    pub fn to(zone: &'z Zone<'m>) -> Self {
-        Self::by(zone, WordTable::new())
+    /// Begins to give frames back to a buddy.
+    pub fn to(buddy: &'z Buddy<'m>) -> Self {
+        Self::by(buddy, WordTable::new())
     }
 }
 
 impl<'z, 'm> Giving<'z, 'm, 256> {
     /// [`to`](Giving::to) for thousands of frames in any order: more words are collected before they are written.
-    pub fn many_to(zone: &'z Zone<'m>) -> Self {
-        Self::by(zone, WordTable::new())
+    pub fn many_to(buddy: &'z Buddy<'m>) -> Self {
+        Self::by(buddy, WordTable::new())
     }
 }
 
@@ -80,20 +80,20 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
     /// The same with a table of the caller's, which must be empty and is so again when this is finished.
     ///
     /// ```
-    /// # use pagemill_core::{BoundBlock, Giving, Mobility, Pfn, WordTable, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};
-    /// # let need = ZoneMetadata::for_frames(512);
+    /// # use pagemill_core::{BoundBlock, Giving, Mobility, Pfn, WordTable, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};
+    /// # let need = BuddyMetadata::for_frames(512);
     /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
     /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
-    /// let zone = Zone::new(Pfn::new(0), 512, &bits, &areas).unwrap();
+    /// let buddy = Buddy::new(Pfn::new(0), 512, &bits, &areas).unwrap();
     /// let mut table = WordTable::<512>::new();
-    /// let taken = zone.take(&BoundBlock::new(), 100, Mobility::Unmovable, 0, &mut |_, _| ());
-    /// let mut giving = Giving::by(&zone, &mut table);
+    /// let taken = buddy.take(&BoundBlock::new(), 100, Mobility::Unmovable, 0, &mut |_, _| ());
+    /// let mut giving = Giving::by(&buddy, &mut table);
     /// (0..100).rev().for_each(|pfn| giving.give(Pfn::new(pfn)));
     /// assert_eq!((taken, giving.finish().frames), (100, 100));
     /// assert_eq!(table, WordTable::new());
     /// ```
-    pub fn by(zone: &'z Zone<'m>, table: T) -> Self {
-        Self { zone, order: Order::ZERO, table, counts: [(0, 0); 32], given: Given::default() }
+    pub fn by(buddy: &'z Buddy<'m>, table: T) -> Self {
+        Self { buddy, order: Order::ZERO, table, counts: [(0, 0); 32], given: Given::default() }
     }
 
     /// All that is given are blocks of this order, 8 at most.
@@ -104,7 +104,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
     /// Gives one frame.
     #[inline]
     pub fn give(&mut self, pfn: Pfn) {
-        self.give_bits(self.zone.word_of(pfn), 1 << (pfn.as_u32() % 64));
+        self.give_bits(self.buddy.word_of(pfn), 1 << (pfn.as_u32() % 64));
     }
 
     /// Gives frames by their numbers; contiguous ones cost less.
@@ -115,7 +115,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
             let first = group[0];
             let is_run = group.iter().zip(0..).fold(0, |diff, (&pfn, i)| diff | (pfn ^ (first + i))) == 0;
             if is_run && first % 64 <= 56 {
-                self.give_bits(self.zone.word_of(Pfn::new(first)), 0xff << (first % 64));
+                self.give_bits(self.buddy.word_of(Pfn::new(first)), 0xff << (first % 64));
             } else {
                 group.iter().for_each(|&pfn| self.give(Pfn::new(pfn)));
             }
@@ -126,7 +126,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
     /// Gives `n` neighbouring frames from `first` on.
     #[inline]
     pub fn give_run(&mut self, first: Pfn, n: usize) {
-        let (mut word, mut bit, mut left) = (self.zone.word_of(first), first.as_u32() % 64, n as u32);
+        let (mut word, mut bit, mut left) = (self.buddy.word_of(first), first.as_u32() % 64, n as u32);
         while left > 0 {
             let here = left.min(64 - bit);
             self.give_bits(word, low_bits(here) << bit);
@@ -137,7 +137,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
     /// Gives what is left of a handful.
     pub fn give_handful(&mut self, handful: &mut Handful) {
         while let Some((first, mask)) = handful.next_word(64) {
-            self.give_bits(self.zone.word_of(first), mask);
+            self.give_bits(self.buddy.word_of(first), mask);
         }
     }
 
@@ -166,7 +166,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
         let (span, in_word) = ((self.order.frames() as usize).div_ceil(64), self.order.get().min(6));
         let firsts = if word.is_multiple_of(span) { aligned_runs(!0, in_word) } else { 0 };
         self.given.double_blocks += (doubles & firsts).count_ones() as usize;
-        self.given.last_double = Some(self.zone.first_of_word(word).offset(doubles.ilog2()));
+        self.given.last_double = Some(self.buddy.first_of_word(word).offset(doubles.ilog2()));
     }
 
     /// Sets the bits that `slot` collected, and empties it.
@@ -179,7 +179,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
 
     /// Sets bits of one word, and counts them.
     fn put(&mut self, word: usize, mask: u64) {
-        let doubles = self.zone.set_bits(word, mask);
+        let doubles = self.buddy.set_bits(word, mask);
         if doubles != 0 {
             self.note_doubles(word, doubles);
         }
@@ -198,7 +198,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
     fn write_count(&mut self, place: usize) {
         let (block, frames) = core::mem::take(&mut self.counts[place]);
         if frames > 0 {
-            self.zone.raise(block as usize - 1, frames);
+            self.buddy.raise(block as usize - 1, frames);
         }
     }
 
@@ -214,7 +214,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
         self.finish_with(|_| ())
     }
 
-    /// The same. `look` is told what was given when all bits are set, and before the frames count: nobody else ends the zone until
+    /// The same. `look` is told what was given when all bits are set, and before the frames count: nobody else ends the buddy until
     /// it returns.
     pub fn finish_with(&mut self, look: impl FnOnce(&Given)) -> Given {
         for from in (0..SLOTS).step_by(8) {
@@ -227,7 +227,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
         look(&self.given);
         (0..self.counts.len()).for_each(|place| self.write_count(place));
         let mut given = core::mem::take(&mut self.given);
-        given.is_complete = self.zone.add_free(given.frames);
+        given.is_complete = self.buddy.add_free(given.frames);
         given
     }
 }

@@ -2,7 +2,7 @@
 use crate::area::BLOCK_WORDS;
 use crate::{PAGEBLOCK_FRAMES, Pfn};
 
-/// Frames of one pageblock that somebody took: see [`Zone::take_handful`](crate::Zone::take_handful). What it still has when it is
+/// Frames of one pageblock that somebody took: see [`Buddy::take_handful`](crate::Buddy::take_handful). What it still has when it is
 /// forgotten is lost; [`Giving::give_handful`](crate::Giving::give_handful) returns it.
 ///
 /// ```

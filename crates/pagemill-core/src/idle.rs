@@ -8,7 +8,7 @@ use crate::area::{BLOCK_WORDS, Entry};
 use crate::error::MisuseKind;
 use crate::index::Class;
 use crate::sync::Ordering::{Relaxed, SeqCst};
-use crate::{Pfn, Zone};
+use crate::{Buddy, Pfn};
 
 /// When: a count of whatever unit the caller likes, going round at [`Tick::ROUND`].
 ///
@@ -34,7 +34,7 @@ impl Tick {
     }
 }
 
-/// Which free pageblocks are to be taken: see [`Zone::take_unused`].
+/// Which free pageblocks are to be taken: see [`Buddy::take_unused`].
 ///
 /// ```
 /// assert!(pagemill_core::Unused::All != pagemill_core::Unused::Since { now: pagemill_core::Tick::new(8), ticks: 8 });
@@ -52,7 +52,7 @@ pub enum Unused {
     },
 }
 
-/// What is free of a pageblock; see [`Zone::next_part`].
+/// What is free of a pageblock; see [`Buddy::next_part`].
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// The pageblock's first frame.
@@ -69,14 +69,14 @@ impl Part {
     /// Each word of it: the frame of its bit 0, and the word.
     ///
     /// ```
-    /// # use pagemill_core::{Mobility, Order, Pfn, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};
-    /// # let need = ZoneMetadata::for_frames(512);
+    /// # use pagemill_core::{Mobility, Order, Pfn, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};
+    /// # let need = BuddyMetadata::for_frames(512);
     /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
     /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
-    /// let zone = Zone::new(Pfn::new(0), 512, &bits, &areas).unwrap();
-    /// assert!(zone.next_part(&mut 0).is_none(), "the system has not committed any of it");
-    /// zone.alloc_block(Order::ZERO, Mobility::Movable, 0).unwrap();
-    /// let part = zone.next_part(&mut 0).unwrap();
+    /// let buddy = Buddy::new(Pfn::new(0), 512, &bits, &areas).unwrap();
+    /// assert!(buddy.next_part(&mut 0).is_none(), "the system has not committed any of it");
+    /// buddy.alloc_block(Order::ZERO, Mobility::Movable, 0).unwrap();
+    /// let part = buddy.next_part(&mut 0).unwrap();
     /// assert_eq!(part.words().nth(1), Some((Pfn::new(64), !0)));
     /// ```
     pub fn words(&self) -> impl Iterator<Item = (Pfn, u64)> {
@@ -85,7 +85,7 @@ impl Part {
     }
 }
 
-impl Zone<'_> {
+impl Buddy<'_> {
     /// Takes the next pageblock from number `from` on in which nothing is taken and whose memory the system does not have,
     /// of at most `most` frames, as long as `floor` frames stay free. `from` moves behind it. Returns its first frame and
     /// how many it has. The caller gives it back by [`return_unused`](Self::return_unused).

@@ -51,7 +51,7 @@ impl Class {
     }
 }
 
-/// The index over the words that the zone lends it.
+/// The index over the words that the buddy lends it.
 #[derive(Debug)]
 pub(crate) struct BlockIndex<'m> {
     words: &'m [AtomicU64],

@@ -5,29 +5,29 @@
 //! turns its numbers into memory.
 //!
 //! Read in the order of a request going down: [`Gfp`] and the units say what is asked, [`ListPolicy`] how much moves
-//! between a per-CPU list and the zone, [`Zone`] which pageblock serves, and the free areas which bits of it.
+//! between a per-CPU list and the buddy, [`Buddy`] which pageblock serves, and the free areas which bits of it.
 //!
 //! ```
-//! use pagemill_core::{BoundBlock, Giving, Mobility, Order, Pfn, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};
+//! use pagemill_core::{BoundBlock, Giving, Mobility, Order, Pfn, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};
 //!
 //! // A kernel would lend memory of its own; here it is two vectors, for 1024 frames from frame 0.
-//! let need = ZoneMetadata::for_frames(1024);
+//! let need = BuddyMetadata::for_frames(1024);
 //! let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
 //! let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
-//! let zone = Zone::new(Pfn::new(0), 1024, &bits, &areas).unwrap();
+//! let buddy = Buddy::new(Pfn::new(0), 1024, &bits, &areas).unwrap();
 //!
 //! let bound = BoundBlock::new();
 //! let mut frames = Vec::new();
-//! let got = zone.take(&bound, 100, Mobility::Unmovable, 0, &mut |first, mask| {
+//! let got = buddy.take(&bound, 100, Mobility::Unmovable, 0, &mut |first, mask| {
 //!     frames.extend((0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit| first.offset(bit)));
 //! });
-//! assert_eq!((got, frames.len(), zone.free_frames()), (100, 100, 924));
+//! assert_eq!((got, frames.len(), buddy.free_frames()), (100, 100, 924));
 //!
-//! let mut giving = Giving::to(&zone);
+//! let mut giving = Giving::to(&buddy);
 //! frames.iter().for_each(|&pfn| giving.give(pfn));
 //! assert_eq!(giving.finish().doubles, 0);
-//! zone.unbind(&bound);
-//! assert_eq!(zone.alloc_block(Order::PAGEBLOCK, Mobility::Unmovable, 0), Some(Pfn::new(0)));
+//! buddy.unbind(&bound);
+//! assert_eq!(buddy.alloc_block(Order::PAGEBLOCK, Mobility::Unmovable, 0), Some(Pfn::new(0)));
 //! ```
 #![no_std]
 #![forbid(unsafe_code)]
@@ -47,6 +47,7 @@ macro_rules! step {
 
 mod area;
 mod blocks;
+mod buddy;
 mod error;
 mod gfp;
 mod give;
@@ -65,8 +66,8 @@ pub mod trace;
 mod units;
 mod used;
 mod validate;
-mod zone;
 
+pub use buddy::{BoundBlock, Buddy, BuddyMetadata};
 pub use error::{Error, Exhausted, Invalid, Misuse, MisuseKind, Shortfall, Why};
 pub use gfp::{Gfp, Mobility};
 pub use give::{Given, Giving, WordTable};
@@ -79,10 +80,9 @@ pub use policy::{ListPolicy, SlowEvent};
 pub use state::FrameState;
 pub use units::{CpuId, Order, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn};
 pub use used::use_words_for;
-pub use validate::{BuddyInfo, Misfit, ZoneCensus};
-pub use zone::{BoundBlock, Zone, ZoneMetadata};
+pub use validate::{BuddyCensus, BuddyInfo, Misfit};
 
-/// The atomics that the zone's metadata is made of: the core ones, or loom's when the models run.
+/// The atomics that the buddy's metadata is made of: the core ones, or loom's when the models run.
 pub mod atomic {
     pub use crate::sync::{AtomicU32, AtomicU64};
 }

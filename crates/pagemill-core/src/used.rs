@@ -1,20 +1,20 @@
-//! Notes of which parts of a zone were ever used, so that the child of a fork looks at those alone.
+//! Notes of which parts of a buddy were ever used, so that the child of a fork looks at those alone.
 //!
-//! A zone of a TiB has half a million pageblocks, and most programs use few of them. [`Zone::recover`] would look at each,
+//! A buddy of a TiB has half a million pageblocks, and most programs use few of them. [`Buddy::recover`] would look at each,
 //! and at the states of its frames: pages of metadata that nobody has touched until then.
 //!
 //! There is a bit for each region of 64 pageblocks, in memory that the caller lends and that *a child shares with its parent*. The
 //! parent's threads go on while the system copies the process, so a bit that was copied could be older than the states that
 //! it speaks of. One that is shared is read after the states were copied. It is set before anything else of the region
-//! changes, so a child that finds it unset has the region as [`Zone::new`] left it. Bits are never cleared: one that
+//! changes, so a child that finds it unset has the region as [`Buddy::new`] left it. Bits are never cleared: one that
 //! is set for nothing costs a look at the region, and no more.
-use crate::Zone;
+use crate::Buddy;
 use crate::sync::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 /// Pageblocks of a region: 128 MiB, the blocks that share a word of the index.
 const BLOCKS: usize = 64;
 
-/// Words of notes for a zone of this many frames; see [`Zone::noting_use`].
+/// Words of notes for a buddy of this many frames; see [`Buddy::noting_use`].
 ///
 /// ```
 /// assert_eq!(pagemill_core::use_words_for(1 << 28), 256); // a TiB: a KiB of notes
@@ -23,8 +23,8 @@ pub const fn use_words_for(frames: u32) -> usize {
     frames.div_ceil(BLOCKS as u32 * crate::PAGEBLOCK_FRAMES * 32) as usize
 }
 
-impl<'m> Zone<'m> {
-    /// Has the zone, which is new, note in these words what of it is used: [`use_words_for`] so many frames, all zero. The child
+impl<'m> Buddy<'m> {
+    /// Has the buddy, which is new, note in these words what of it is used: [`use_words_for`] so many frames, all zero. The child
     /// of a fork must see its parent's until it has recovered. Without it, [`recover`](Self::recover) looks at everything.
     #[must_use]
     pub fn noting_use(mut self, words: &'m [AtomicU32]) -> Self {
@@ -38,7 +38,7 @@ impl<'m> Zone<'m> {
         self.forgets_use.store(true, Relaxed);
     }
 
-    /// Goes before a change to a pageblock that may have been as [`Zone::new`] left it.
+    /// Goes before a change to a pageblock that may have been as [`Buddy::new`] left it.
     pub(crate) fn note_use(&self, block: usize) {
         let Some((word, bit)) = self.use_bit(block) else { return };
         if word.load(Relaxed) & bit == 0 {

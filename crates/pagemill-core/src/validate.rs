@@ -1,25 +1,25 @@
-//! Walks a zone and proves its invariants, if it is at rest; shows what is free by order, as `/proc/buddyinfo` does.
+//! Walks a buddy and proves its invariants, if it is at rest; shows what is free by order, as `/proc/buddyinfo` does.
 use crate::area::{BLOCK_WORDS, Entry, aligned_runs, low_bits, run_mask};
 use crate::index::Class;
 use crate::sync::AtomicU32;
 use crate::sync::Ordering::{Acquire, Relaxed};
-use crate::{FrameState, Order, PAGEBLOCK_FRAMES, Pfn, Zone};
+use crate::{Buddy, FrameState, Order, PAGEBLOCK_FRAMES, Pfn};
 use core::fmt;
 
-/// The zone's side of C10.2.
+/// The buddy's side of C10.2.
 ///
 /// ```
-/// # use pagemill_core::{Pfn, Zone, ZoneMetadata, atomic::{AtomicU32, AtomicU64}};
-/// # let need = ZoneMetadata::for_frames(600);
+/// # use pagemill_core::{Pfn, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};
+/// # let need = BuddyMetadata::for_frames(600);
 /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
 /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
-/// let zone = Zone::new(Pfn::new(0), 600, &bits, &areas).unwrap();
-/// let census = zone.validate().unwrap();
+/// let buddy = Buddy::new(Pfn::new(0), 600, &bits, &areas).unwrap();
+/// let census = buddy.validate().unwrap();
 /// assert_eq!((census.free, census.whole), (600, 0));
-/// assert_eq!(zone.buddy_info().free_blocks(pagemill_core::Order::PAGEBLOCK), 1);
+/// assert_eq!(buddy.buddy_info().free_blocks(pagemill_core::Order::PAGEBLOCK), 1);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ZoneCensus {
+pub struct BuddyCensus {
     /// Free frames.
     pub free: usize,
     /// Frames in blocks of order 9 and up that are handed out.
@@ -31,7 +31,7 @@ pub struct ZoneCensus {
 ///
 /// ```
 /// let misfit = pagemill_core::Misfit::Sum { counted: 7, found: 8 };
-/// assert_eq!(misfit.to_string(), "I4: the zone counts 7 free frames, and its pageblocks 8");
+/// assert_eq!(misfit.to_string(), "I4: the buddy counts 7 free frames, and its pageblocks 8");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -39,7 +39,7 @@ pub enum Misfit {
     /// A pageblock that is handed out whole has free frames, or not all bits set.
     #[error("I3: whole pageblock {block} counts {counted} free frames and has {set} bits")]
     Whole {
-        /// Its place in the zone.
+        /// Its place in the buddy.
         block: usize,
         /// What it counts.
         counted: u32,
@@ -49,15 +49,15 @@ pub enum Misfit {
     /// A pageblock's count is not that of its bits.
     #[error("I4: pageblock {block} counts {counted} free frames and has {set} bits")]
     Count {
-        /// Its place in the zone.
+        /// Its place in the buddy.
         block: usize,
         /// What it counts.
         counted: u32,
         /// Bits.
         set: u32,
     },
-    /// The zone's count is not that of its pageblocks.
-    #[error("I4: the zone counts {counted} free frames, and its pageblocks {found}")]
+    /// The buddy's count is not that of its pageblocks.
+    #[error("I4: the buddy counts {counted} free frames, and its pageblocks {found}")]
     Sum {
         /// What it counts.
         counted: usize,
@@ -67,13 +67,13 @@ pub enum Misfit {
     /// The index does not lead to a pageblock where it should.
     #[error("I5: pageblock {block} with {free} free frames is not filed under its class")]
     Unfiled {
-        /// Its place in the zone.
+        /// Its place in the buddy.
         block: usize,
         /// What it counts.
         free: u32,
     },
-    /// A list holds a frame of another zone.
-    #[error("L1: a list holds {pfn}, which is not of its zone")]
+    /// A list holds a frame of another buddy.
+    #[error("L1: a list holds {pfn}, which is not of its buddy")]
     OtherZones {
         /// The frame.
         pfn: Pfn,
@@ -142,19 +142,19 @@ impl fmt::Display for BuddyInfo {
     }
 }
 
-impl Zone<'_> {
+impl Buddy<'_> {
     /// Is this frame in the free areas?
     pub fn is_free(&self, pfn: Pfn) -> bool {
         let is_whole = Entry(self.areas[self.block_of(pfn)].load(Acquire)).is_whole();
         !is_whole && self.bits[self.word_of(pfn)].load(Acquire) >> (pfn.as_u32() % 64) & 1 == 1
     }
 
-    /// Proves I3, I4 and I5 of a zone that nobody uses meanwhile.
+    /// Proves I3, I4 and I5 of a buddy that nobody uses meanwhile.
     ///
     /// # Errors
-    /// The first [`Misfit`]: a zone at rest has none.
-    pub fn validate(&self) -> Result<ZoneCensus, Misfit> {
-        let mut census = ZoneCensus::default();
+    /// The first [`Misfit`]: a buddy at rest has none.
+    pub fn validate(&self) -> Result<BuddyCensus, Misfit> {
+        let mut census = BuddyCensus::default();
         for (block, area) in self.areas.iter().enumerate() {
             let (entry, frames) = (Entry(area.load(Acquire)), self.frames_of(block));
             let set: u32 = self.words_of(block).iter().map(|word| word.load(Acquire).count_ones()).sum();
@@ -182,7 +182,7 @@ impl Zone<'_> {
     /// an operation. `listed` are the frames on lists, which are free from now on. What another thread had in its hands stays
     /// handed out. A block of order 9 and up that was being taken or given back, and is not whole, is free, as is a pageblock on
     /// its way to the system. Only pageblocks that [were used](Self::noting_use) are looked at, each of
-    /// which `looked_at` is told of, by its first frame and number of frames. Nobody may use the zone meanwhile.
+    /// which `looked_at` is told of, by its first frame and number of frames. Nobody may use the buddy meanwhile.
     ///
     /// The memory of a child is a copy of one moment: of what each other thread wrote, the child has all up to some point. So a set
     /// bit is a free frame here as well (I1, I2), and what a list holds is in no other place, or on its way to the bits.

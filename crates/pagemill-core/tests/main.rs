@@ -2,14 +2,14 @@
 
 // Loom's atomics work in its models alone: there are tests for it, and no others.
 #[cfg(not(loom))]
+mod buddy;
+#[cfg(not(loom))]
 mod idle;
 #[cfg(loom)]
-mod loom_zone;
+mod loom_buddy;
 #[cfg(not(loom))]
 mod marks;
 #[cfg(not(loom))]
 mod policy;
 #[cfg(not(loom))]
 mod used;
-#[cfg(not(loom))]
-mod zone;

@@ -12,10 +12,10 @@ use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use pagemill_core::{
-    CpuId, Error, Gfp, Given, Giving, Invalid, Level, ListPolicy, Misuse, MisuseKind, Mobility, NodeId, NodeMask,
-    PageCount, Watermarks, Zone, ZoneKind, step,
+    Buddy, CpuId, Error, Gfp, Given, Giving, Invalid, Level, ListPolicy, Misuse, MisuseKind, Mobility, NodeId,
+    NodeMask, PageCount, Watermarks, ZoneKind, step,
 };
-use pagemill_sys::{Backend, List, PerCpu, Sections};
+use pagemill_os::{Backend, List, PerCpu, Sections};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// An arena in use: its zone, and the lists above that. It lives until no handle of the allocator is left and all pages are
@@ -27,7 +27,7 @@ pub(crate) struct Inner {
     /// Unmapped by [`end`](Self::end).
     pub(crate) lists: ManuallyDrop<PerCpu>,
     pub(crate) arena: &'static Arena,
-    pub(crate) zone: Zone<'static>,
+    pub(crate) buddy: Buddy<'static>,
     /// The allocator's other arenas, and what they share.
     pub(crate) nodes: &'static Nodes,
     /// The arena that was added before this one.
@@ -282,7 +282,7 @@ impl Allocator {
 /// ```
 pub fn self_test() -> Result<(), &'static str> {
     let _held = registry::lock();
-    pagemill_sys::self_test()
+    pagemill_os::self_test()
 }
 
 impl Inner {
@@ -295,7 +295,7 @@ impl Inner {
 
     /// Returns the depots' frames to the zone.
     pub(crate) fn drain_depots(&self) -> usize {
-        let mut giving = Giving::to(&self.zone);
+        let mut giving = Giving::to(&self.buddy);
         let drained = self.lists.drain_depots(|pfns| giving.give_slice(pfns));
         // Where nothing came nobody has to be woken.
         if drained > 0 {
@@ -325,8 +325,8 @@ impl Inner {
         // Frames on lists that cannot be drained. With pages out they do not count, and the arena stays: a free may push
         // others of its list to the zone, where they would count once more.
         let left =
-            if self.out_at_rest() == 0 { self.arena.frames() - self.zone.free_frames() - quarantined } else { 0 };
-        self.zone.close(quarantined + left)
+            if self.out_at_rest() == 0 { self.arena.frames() - self.buddy.free_frames() - quarantined } else { 0 };
+        self.buddy.close(quarantined + left)
     }
 
     /// No handle is left: [`leave`](Self::leave) comes next, in the child of a fork too.
@@ -356,14 +356,14 @@ impl Inner {
         for mobility in Mobility::ALL {
             let list = &self.lists.cpu(cpu).lists[mobility.index()];
             if is_due(list) {
-                let mut giving = Giving::to(&self.zone);
+                let mut giving = Giving::to(&self.buddy);
                 let given = self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
                 finish(self, &mut giving);
                 // A list that cannot be drained is left as it is, its policy too.
                 let Some(given) = given else { continue };
                 drained += given;
             }
-            self.zone.unbind(&list.bound);
+            self.buddy.unbind(&list.bound);
             list.set_policy(ListPolicy::start(self.limit_max));
         }
         drained
@@ -392,14 +392,14 @@ impl Inner {
     /// high mark: freed pages refill the zone's reserve, and on a list any request could take them.
     pub(crate) fn shut_lists_below_low(&self) {
         let low = self.marks.floor(Gfp::NOWAIT, Level::Low) as usize;
-        if low > 0 && self.zone.free_frames() < low && !self.is_low.swap(true, Relaxed) {
+        if low > 0 && self.buddy.free_frames() < low && !self.is_low.swap(true, Relaxed) {
             self.settle_lists();
         }
     }
     /// Opens the lists again if the zone is above its high mark. The caller owns a page of the zone, so the arena stays.
     pub(crate) fn open_lists_above_high(&self) {
         let high = (self.marks.high as usize).saturating_add(self.marks.lowmem_reserve as usize);
-        if self.is_low.load(Relaxed) && self.zone.free_frames() >= high {
+        if self.is_low.load(Relaxed) && self.buddy.free_frames() >= high {
             self.is_low.store(false, Relaxed);
             self.settle_lists();
         }
@@ -410,7 +410,7 @@ impl Inner {
     pub(crate) fn out_at_rest(&self) -> usize {
         // The zone first, by an acquiring load: a page that is freed may push others from a list to the zone, and none may
         // count twice.
-        let here = self.zone.free_frames() + self.quarantined.load(Relaxed) as usize;
+        let here = self.buddy.free_frames() + self.quarantined.load(Relaxed) as usize;
         self.arena.frames().saturating_sub(here + self.lists.left_alone())
     }
 

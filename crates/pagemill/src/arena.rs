@@ -33,8 +33,8 @@ use core::ops::{Deref, Range};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use pagemill_core::atomic::AtomicU64;
-use pagemill_core::{FrameState, Invalid, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, Zone, ZoneMetadata, use_words_for};
-use pagemill_sys::{Batch, Mapping, are_pages};
+use pagemill_core::{Buddy, BuddyMetadata, FrameState, Invalid, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, use_words_for};
+use pagemill_os::{Batch, Mapping, are_pages};
 
 /// See the [module](self).
 pub(crate) struct Arena {
@@ -103,7 +103,7 @@ const SMALL: usize = 1 << 18;
 
 /// Where the parts of the metadata lie.
 struct Layout {
-    zone: ZoneMetadata,
+    buddy: BuddyMetadata,
     areas: usize,
     states: usize,
     links: usize,
@@ -112,11 +112,11 @@ struct Layout {
 
 impl Layout {
     fn of(frames: usize) -> Self {
-        let zone = ZoneMetadata::for_frames(frames as u32);
-        let areas = zone.words * 8;
-        let states = areas + zone.areas * 4;
+        let buddy = BuddyMetadata::for_frames(frames as u32);
+        let areas = buddy.words * 8;
+        let states = areas + buddy.areas * 4;
         let links = (states + frames).next_multiple_of(PAGE_SIZE);
-        Self { zone, areas, states, links, bytes: links + frames * 4 }
+        Self { buddy, areas, states, links, bytes: links + frames * 4 }
     }
 }
 
@@ -124,7 +124,7 @@ impl Body {
     /// That of an arena over `memory`, whose first frame is numbered `first`. Its `inner` is still to be set.
     pub(crate) fn over(memory: Mapping, described: &Memory, first: Pfn) -> Result<Self, Invalid> {
         let frames = described.pages();
-        let system = |what, bytes| move |errno: pagemill_sys::Errno| Invalid::System { what, bytes, errno: errno.0 };
+        let system = |what, bytes| move |errno: pagemill_os::Errno| Invalid::System { what, bytes, errno: errno.0 };
         let layout = Layout::of(frames);
         let metadata =
             Mapping::reserve(layout.bytes, PAGE_SIZE).map_err(system("an arena's metadata", layout.bytes))?;
@@ -157,23 +157,23 @@ impl Body {
     ///
     /// # Safety
     /// At most one, dropped before the arena.
-    pub(crate) unsafe fn zone(&self) -> Result<Zone<'static>, Invalid> {
+    pub(crate) unsafe fn buddy(&self) -> Result<Buddy<'static>, Invalid> {
         let layout = Layout::of(self.frames as usize);
         let start = self.metadata.as_ptr::<u8>();
         // SAFETY: zeroed memory of that size and alignment is a valid slice of atomics; the caller sees to its life.
         let (words, areas) = unsafe {
             (
-                core::slice::from_raw_parts(start.cast::<AtomicU64>(), layout.zone.words),
+                core::slice::from_raw_parts(start.cast::<AtomicU64>(), layout.buddy.words),
                 core::slice::from_raw_parts(
                     start.add(layout.areas).cast::<pagemill_core::atomic::AtomicU32>(),
-                    layout.zone.areas,
+                    layout.buddy.areas,
                 ),
             )
         };
-        let zone = Zone::new(Pfn::new(self.first), self.frames, words, areas)?.sleeping(pagemill_sys::SLEEP);
-        let Some(used) = &self.used else { return Ok(zone) };
+        let buddy = Buddy::new(Pfn::new(self.first), self.frames, words, areas)?.sleeping(pagemill_os::SLEEP);
+        let Some(used) = &self.used else { return Ok(buddy) };
         // SAFETY: as above; other processes of the family use it as this one does, by atomics.
-        Ok(zone.noting_use(unsafe { core::slice::from_raw_parts(used.as_ptr(), use_words_for(self.frames)) }))
+        Ok(buddy.noting_use(unsafe { core::slice::from_raw_parts(used.as_ptr(), use_words_for(self.frames)) }))
     }
 }
 
@@ -268,7 +268,7 @@ impl Arena {
     /// What a frame of metadata costs, in bits, for free and used (C10.3).
     pub(crate) fn metadata_bits_per_frame(&self) -> f64 {
         let frames = self.frames() as u32;
-        ZoneMetadata::for_frames(frames).bits_per_frame(frames)
+        BuddyMetadata::for_frames(frames).bits_per_frame(frames)
     }
 
     /// Has the system commit `n` neighbouring blocks from `first` on, in one call. Returns how many it did, from the first
@@ -294,7 +294,7 @@ impl Arena {
         let mut claim = None;
         if let Some(limit) = &self.inner().nodes.limit {
             // The system may take 2 MiB where 4 KiB are asked for.
-            let (start, len) = whole(pagemill_sys::HUGE_PAGE_SIZE);
+            let (start, len) = whole(pagemill_os::HUGE_PAGE_SIZE);
             let missing = || len - self.memory.resident(start, len).unwrap_or(0);
             claim = limit.claim(len).or_else(|| limit.claim(missing()));
             if claim.is_none() {
@@ -305,7 +305,7 @@ impl Arena {
         let committed = self.memory.populate(start, len);
         drop(claim);
         // Memory of a device, and any before Linux 5.14, is left to be touched.
-        committed.is_ok() || committed.is_err_and(pagemill_sys::Errno::is_unsupported)
+        committed.is_ok() || committed.is_err_and(pagemill_os::Errno::is_unsupported)
     }
 
     /// Has the system take the memory of `n` neighbouring frames back that nobody has. They are zero from then on, as if
@@ -371,7 +371,7 @@ impl Arena {
         // SAFETY: this process has this thread alone; and if it fails nobody touches the notes any more, as the zone is told.
         let parted = self.used.as_ref().map(|used| unsafe { used.part_from_parent() });
         if let Some(Err(_)) = parted {
-            self.inner().zone.forget_use();
+            self.inner().buddy.forget_use();
         }
     }
 

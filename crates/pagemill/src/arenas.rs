@@ -61,7 +61,7 @@ impl Nodes {
         };
         let is_whole = |inner: &Inner| {
             inner.drain_all();
-            inner.zone.free_frames() == inner.arena.frames()
+            inner.buddy.free_frames() == inner.arena.frames()
         };
         self.ever().into_iter().enumerate().find(|(_, inner)| is_like(inner) && is_whole(inner))
     }
@@ -148,7 +148,7 @@ impl Allocator {
         inner.settle_lists();
         nodes.publish(&held);
         inner.drain_all();
-        inner.zone.end_withholding();
+        inner.buddy.end_withholding();
         inner.give_back(Unused::All, usize::MAX);
         Ok(PageCount::new(inner.out_at_rest()))
     }
@@ -197,9 +197,9 @@ mod tests {
         let added = allocator.add_memory(Memory::anonymous(512)).unwrap();
         let arena = allocator.nodes().by_id(added).unwrap();
         // As for a request that waits.
-        assert!(arena.zone.withhold(Order::PAGEBLOCK, 0).is_some());
-        assert_eq!(arena.zone.withheld_frames(), 512);
+        assert!(arena.buddy.withhold(Order::PAGEBLOCK, 0).is_some());
+        assert_eq!(arena.buddy.withheld_frames(), 512);
         assert_eq!(allocator.retire(added).unwrap().get(), 0);
-        assert_eq!(arena.zone.withheld_frames(), 0);
+        assert_eq!(arena.buddy.withheld_frames(), 0);
     }
 }

@@ -9,8 +9,8 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use pagemill_core::{Error, Invalid, ListPolicy, NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Policy, interleave_share};
-use pagemill_sys::lists::DEPOTS;
-use pagemill_sys::{Backend, List, Mapping, MemoryLimit, PerCpu, Sections, current_cpu, possible_cpus};
+use pagemill_os::lists::DEPOTS;
+use pagemill_os::{Backend, List, Mapping, MemoryLimit, PerCpu, Sections, current_cpu, possible_cpus};
 use std::time::Duration;
 
 /// Describes one allocator; [`build`](Self::build) makes it.
@@ -275,7 +275,7 @@ impl Builder {
                 .transpose()?,
         };
         let backend =
-            forced.unwrap_or_else(|| if pagemill_sys::self_test().is_ok() { Backend::Rseq } else { Backend::Portable });
+            forced.unwrap_or_else(|| if pagemill_os::self_test().is_ok() { Backend::Rseq } else { Backend::Portable });
         PerCpu::new(backend, possible_cpus(), current_cpu)
     }
 }
@@ -304,11 +304,11 @@ impl Nodes {
             registry::check_apart(held, &(mapping.addr()..mapping.addr() + mapping.bytes()))?;
             let mut body = Body::over(mapping, &memory, first)?;
             // SAFETY: the only zone over this arena; `registry::bury` drops it, when nobody uses it any more.
-            let zone = unsafe { body.zone() }?;
+            let buddy = unsafe { body.buddy() }?;
             let inner = Inner {
                 lists: ManuallyDrop::new(lists),
                 arena,
-                zone,
+                buddy,
                 nodes: self,
                 older: self.newest(),
                 node: memory.node,

@@ -6,7 +6,7 @@
 //!
 //! - A request for single pages, or for several blocks, claims a *number* of frames. Each free counts its frames to the claim
 //!   before they are free ([`Nodes::claim_freed`]). For all others that many frames lie below the mark ([`Inner::floor`]).
-//! - A request for one block of order 1 to 9 claims a *pageblock*. The zone withholds that ([`pagemill_core::Zone::withhold`]):
+//! - A request for one block of order 1 to 9 claims a *pageblock*. The zone withholds that ([`pagemill_core::Buddy::withhold`]):
 //!   nobody else takes anything of it until the block is whole.
 //!
 //! While the claimant tries, [`IS_CLAIMANT`] is set on its thread, and what it has claimed does not count against it. A claim
@@ -98,7 +98,7 @@ impl Inner {
     /// How many frames must stay when a request with these flags takes some: what its marks keep, and what is claimed.
     pub(crate) fn floor(&self, gfp: Gfp, level: Level) -> u32 {
         let kept = self.marks.floor(gfp, level);
-        match self.claimed_frames().saturating_add(self.zone.withheld_frames()) {
+        match self.claimed_frames().saturating_add(self.buddy.withheld_frames()) {
             0 => kept,
             // Not in a signal handler: it may not wait, has no claim, and must not touch a thread's own variable.
             _ if gfp.may_wait() && IS_CLAIMANT.get() => kept,
@@ -108,8 +108,8 @@ impl Inner {
 
     /// A block of the pageblock that is withheld for this request.
     pub(crate) fn take_withheld(&self, gfp: Gfp, order: Order, floor: u32) -> Option<Pfn> {
-        let is_for_this = gfp.may_wait() && self.zone.withheld_frames() >= order.frames() && IS_CLAIMANT.get();
-        if is_for_this { self.zone.take_withheld(order, gfp.mobility(), floor) } else { None }
+        let is_for_this = gfp.may_wait() && self.buddy.withheld_frames() >= order.frames() && IS_CLAIMANT.get();
+        if is_for_this { self.buddy.take_withheld(order, gfp.mobility(), floor) } else { None }
     }
 }
 
@@ -166,7 +166,7 @@ impl<'n> Claim<'n> {
     /// How many frames are claimed and free by now.
     fn frames(&self) -> usize {
         match self.block {
-            Some((arena, _)) => arena.zone.withheld_frames() as usize,
+            Some((arena, _)) => arena.buddy.withheld_frames() as usize,
             None => self.nodes.all().iter().map(|arena| arena.claimed_frames() as usize).sum(),
         }
     }
@@ -186,7 +186,7 @@ impl<'n> Claim<'n> {
             let arenas = self.nodes.all().iter().copied().filter(may);
             let from = |arena: &Inner| last.filter(|(of, _)| core::ptr::eq(*of, arena)).map_or(0, |(_, block)| block);
             self.block =
-                arenas.filter_map(|arena| Some((arena, arena.zone.withhold(self.lack.order(), from(arena))?))).next();
+                arenas.filter_map(|arena| Some((arena, arena.buddy.withhold(self.lack.order(), from(arena))?))).next();
         } else {
             claims.nodes.store(self.lack.nodes().as_bits(), Relaxed);
             claims.is_dma32.store(self.lack.gfp().contains(Gfp::DMA32), Relaxed);
@@ -201,7 +201,7 @@ impl<'n> Claim<'n> {
         let next = (self.nodes.claims.wanted.load(Relaxed) >> NUMBER) as u32;
         self.nodes.claims.wanted.store(u64::from(next.wrapping_add(1)) << NUMBER, Relaxed);
         if let Some((arena, _)) = self.block {
-            arena.zone.end_withholding();
+            arena.buddy.end_withholding();
         }
         // Release pairs with the Acquire in `begin`.
         self.nodes.claims.is_held.store(false, Release);
@@ -293,13 +293,13 @@ mod tests {
         let (nodes, arena) = (allocator.nodes(), allocator.nodes().first());
         nodes.claims.wanted.store(1 << NUMBER, Relaxed);
         arena.claimed.store(1 << NUMBER | 3, Relaxed);
-        assert!(arena.zone.withhold(Order::PAGEBLOCK, 0).is_some());
+        assert!(arena.buddy.withhold(Order::PAGEBLOCK, 0).is_some());
         IS_CLAIMANT.set(true);
         let floors = [Gfp::KERNEL, Gfp::NOWAIT].map(|gfp| arena.floor(gfp, Level::Min));
         let [late, own] = [Gfp::NOWAIT, Gfp::KERNEL].map(|gfp| arena.take_withheld(gfp, Order::PAGEBLOCK, 0));
         IS_CLAIMANT.set(false);
         assert_eq!((floors, late.is_some(), own.is_some()), ([0, 3 + 512], false, true));
-        own.map(|pfn| arena.zone.free_block(pfn, Order::PAGEBLOCK).unwrap());
+        own.map(|pfn| arena.buddy.free_block(pfn, Order::PAGEBLOCK).unwrap());
     }
 
     #[cfg(not(any(miri, shuttle)))]

@@ -99,7 +99,7 @@ impl Faults {
     /// ```
     #[must_use]
     pub fn only_on_this_thread(self) -> Self {
-        self.with(self.0.gfp, Some(pagemill_sys::current_thread()))
+        self.with(self.0.gfp, Some(pagemill_os::current_thread()))
     }
     fn with(&self, gfp: Option<Gfp>, thread: Option<i32>) -> Self {
         let State { after, probability, .. } = *self.0;
@@ -136,7 +136,7 @@ impl Faults {
         // What may not fail would come again and again until it does not.
         !gfp.contains(Gfp::NOFAIL)
             && self.0.gfp.is_none_or(is_among)
-            && self.0.thread.is_none_or(|thread| thread == pagemill_sys::current_thread())
+            && self.0.thread.is_none_or(|thread| thread == pagemill_os::current_thread())
     }
 
     pub(crate) fn strikes(&self, gfp: Gfp) -> bool {

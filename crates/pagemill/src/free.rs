@@ -17,8 +17,8 @@ use crate::word::{addr_of_word, order_of_word};
 use core::borrow::BorrowMut;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Given, Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, WordTable, step};
-use pagemill_sys::lists::BulkCall;
-use pagemill_sys::{Batch, empty, neighbours};
+use pagemill_os::lists::BulkCall;
+use pagemill_os::{Batch, empty, neighbours};
 
 /// Frees one block by its handle's word.
 #[inline]
@@ -114,7 +114,7 @@ fn free_slow<const RAW: bool>(addr: usize, order: Order) -> Result<(), Misuse> {
     stats.block_pages_in.fetch_add(u64::from(order.frames()), Relaxed);
     let waits = inner.nodes.waits;
     inner.nodes.claim_freed(inner, || order.frames() as usize);
-    let freed = inner.zone.free_block(Pfn::new(pfn), order);
+    let freed = inner.buddy.free_block(Pfn::new(pfn), order);
     waits.note_memory();
     match freed {
         Ok(is_complete) => {
@@ -170,7 +170,7 @@ pub(crate) fn split(addr: usize, order: Order) {
         return;
     }
     let inner = arena.inner();
-    let is_split = arena.split_block(pfn, order).and_then(|()| inner.zone.split_block(Pfn::new(pfn), order));
+    let is_split = arena.split_block(pfn, order).and_then(|()| inner.buddy.split_block(Pfn::new(pfn), order));
     if let Err(kind) = is_split {
         inner.refuse(misuse(kind, addr));
         return;
@@ -225,7 +225,7 @@ fn free_slot_slow<const RAW: bool>(word: &mut usize, misused: &mut Option<Misuse
 fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
     let Some((arena, _)) = registry::recent(words[0]) else { return 0 };
     let (inner, zero) = (arena.inner(), arena.addr_of_zero());
-    if inner.zone.is_mixed() || !arena.has_pages(words) {
+    if inner.buddy.is_mixed() || !arena.has_pages(words) {
         return 0;
     }
     let taken = arena.words_come_back::<RAW>(words);
@@ -435,7 +435,7 @@ impl<const RAW: bool> Segment<RAW> {
     /// Of pages like the one that [`page_of`] found.
     #[inline(always)]
     pub(crate) fn new(arena: &'static Arena, mobility: Mobility) -> Self {
-        let is_of_one_kind = !arena.inner().zone.is_mixed();
+        let is_of_one_kind = !arena.inner().buddy.is_mixed();
         Self { arena, mobility, is_of_one_kind, pages: 0, is_counted: false, batch: Batch::new() }
     }
 
@@ -537,7 +537,7 @@ pub(crate) trait Collect {
 impl<const RAW: bool> Collect for Segment<RAW> {
     #[inline]
     fn give(&mut self, pfn: u32) -> bool {
-        let is_ours = self.is_of_one_kind || self.arena.inner().zone.mobility_of(Pfn::new(pfn)) == self.mobility;
+        let is_ours = self.is_of_one_kind || self.arena.inner().buddy.mobility_of(Pfn::new(pfn)) == self.mobility;
         if !is_ours || !self.arena.comes_back::<RAW>(pfn) {
             return false;
         }
@@ -574,6 +574,6 @@ impl Inner {
     /// The mobility of the list that a page comes back to.
     #[inline(always)]
     pub(crate) fn mobility_of(&self, pfn: u32) -> Mobility {
-        if self.zone.is_mixed() { self.zone.mobility_of(Pfn::new(pfn)) } else { Mobility::Unmovable }
+        if self.buddy.is_mixed() { self.buddy.mobility_of(Pfn::new(pfn)) } else { Mobility::Unmovable }
     }
 }

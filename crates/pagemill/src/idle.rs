@@ -15,7 +15,7 @@ use crate::nodes::Nodes;
 use core::iter;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::{Giving, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn, Tick, Unused};
-use pagemill_sys::HUGE_PAGE_SIZE;
+use pagemill_os::HUGE_PAGE_SIZE;
 use std::time::{Duration, Instant};
 
 /// Ages are told in this many parts: what goes back is an eighth older than was said at most.
@@ -77,7 +77,7 @@ impl Inner {
         let high = self.marks.high;
         let committed = match is_all && self.is_counted_singly() && high > 0 {
             true => self.free_and_resident(),
-            false => self.zone.free_frames().saturating_sub(self.zone.gone_frames()),
+            false => self.buddy.free_frames().saturating_sub(self.buddy.gone_frames()),
         };
         let most = most.min(committed.saturating_sub(high as usize));
         let given = self.give_back_unused(which, most, high);
@@ -98,7 +98,7 @@ impl Inner {
     /// Free pages that the system has committed, by what it says; without those of runs that are too short to go back.
     fn free_and_resident(&self) -> usize {
         let mut from = 0;
-        let parts = iter::from_fn(|| self.zone.next_part(&mut from));
+        let parts = iter::from_fn(|| self.buddy.next_part(&mut from));
         parts.map(|part| runs(&pages_of(part.words()), RUN).map(|run| self.resident(run)).sum::<usize>()).sum()
     }
 
@@ -110,12 +110,12 @@ impl Inner {
     fn give_back_unused(&self, which: Unused, most: usize, floor: u32) -> usize {
         let (mut given, mut from) = (0, 0);
         let left = |given: usize| (most - given).min(PAGEBLOCK_FRAMES as usize) as u32;
-        while let Some((first, frames)) = self.zone.take_unused(&mut from, which, floor, left(given)) {
+        while let Some((first, frames)) = self.buddy.take_unused(&mut from, which, floor, left(given)) {
             let n = frames as usize;
             // Of one some may never have been there, or have gone before.
             let resident = if self.is_counted_singly() { self.arena.resident(first.as_u32(), n) } else { n };
             let is_gone = self.arena.give_back(first.as_u32(), n);
-            if self.zone.return_unused(first, is_gone).is_err() {
+            if self.buddy.return_unused(first, is_gone).is_err() {
                 unreachable!("{first} was taken a moment ago");
             }
             given += if is_gone { resident } else { 0 };
@@ -129,7 +129,7 @@ impl Inner {
         let (mut given, mut from, mut is_refused) = (0, 0, !self.goes_in_parts());
         while !is_refused
             && given < most
-            && let Some(part) = self.zone.next_part(&mut from)
+            && let Some(part) = self.buddy.next_part(&mut from)
         {
             // What is fresh and not resident never was, or went before; what is neither is swapped out.
             let may_go = |run: &[u32]| !self.arena.are_fresh(run[0], run.len()) || self.resident(run) > 0;
@@ -138,9 +138,9 @@ impl Inner {
                 continue;
             }
             let mut words = Vec::new();
-            self.zone.take_part(part.first, floor, &mut |first, mask| words.push((first, mask)));
+            self.buddy.take_part(part.first, floor, &mut |first, mask| words.push((first, mask)));
             let pages = pages_of(words);
-            let mut giving = Giving::to(&self.zone);
+            let mut giving = Giving::to(&self.buddy);
             for run in runs(&pages, least) {
                 // In pieces that fit into what is left.
                 for piece in run.chunks((most - given).max(1)).filter(|piece| may_go(piece)) {

@@ -60,7 +60,7 @@
 #![warn(missing_docs)]
 
 /// What the front page says of lists.
-const _: () = assert!(size_of::<pagemill_sys::lists::CpuLists>() == 32 << 10);
+const _: () = assert!(size_of::<pagemill_os::lists::CpuLists>() == 32 << 10);
 
 mod account;
 mod allocator;
@@ -121,7 +121,7 @@ pub use pagemill_core::{
     BuddyInfo, CpuId, Error, Exhausted, Gfp, Invalid, Misfit, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order,
     PAGE_SIZE, PageCount, Pfn, Policy, Shortfall, Watermarks, Why, ZoneKind,
 };
-pub use pagemill_sys::{Backend, restarts};
+pub use pagemill_os::{Backend, restarts};
 pub use populate::Populated;
 pub use reclaim::{Registered, Shrink, Shrinker, ShrinkerDoes};
 pub use run::{Run, free_pages_bulk_runs};

@@ -8,7 +8,7 @@ use crate::word::{addr_of_word, order_of_word};
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Error, Invalid, ListPolicy, Mobility, Order, Pfn};
-use pagemill_sys::Batch;
+use pagemill_os::Batch;
 
 /// A list of pages, or of blocks of one order. It owns what is on it: dropping frees it in bulk.
 ///

@@ -1,7 +1,7 @@
 //! Memory for an allocator: how much, of what kind, on which node, with which marks.
 use core::ops::Range;
 use pagemill_core::{Invalid, NodeId, Order, PAGE_SIZE, Watermarks, ZoneKind};
-use pagemill_sys::{HUGE_PAGE_SIZE, MapError, Mapping};
+use pagemill_os::{HUGE_PAGE_SIZE, MapError, Mapping};
 
 /// A piece of memory that an allocator is to manage: an arena. An allocator takes it by value, and there is no second one like
 /// it: [brought](Self::brought) memory has one owner.
@@ -263,7 +263,7 @@ impl Memory {
             return Err(Invalid::HugePageMultiple { pages: self.pages() });
         }
         let align = self.align();
-        let refused = |what| move |errno: pagemill_sys::Errno| Invalid::System { what, bytes, errno: errno.0 };
+        let refused = |what| move |errno: pagemill_os::Errno| Invalid::System { what, bytes, errno: errno.0 };
         let mapping = match self.backing {
             Backing::Anonymous { .. } => Mapping::reserve(bytes, align).map_err(refused("an arena"))?,
             Backing::HugePages { .. } => return Mapping::huge(bytes, align).map_err(|why| refusal(why, bytes)),

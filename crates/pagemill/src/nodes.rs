@@ -30,7 +30,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use pagemill_core::{CpuId, Error, Gfp, Invalid, NodeId, NodeMask, Policy, zonelist_place};
-use pagemill_sys::{MemoryLimit, Topology};
+use pagemill_os::{MemoryLimit, Topology};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Where nodes are, and CPUs on them: the system's, or what a test says.
@@ -64,7 +64,7 @@ impl Layout {
 
     /// The nodes with memory that the process may have, by their numbers in the system; one node where it may have one.
     fn of(topology: &Topology, cpus: usize, is_allowed: impl Fn(usize) -> bool) -> Self {
-        let has_memory = |node: &&pagemill_sys::Node| node.bytes > 0 && is_allowed(node.id);
+        let has_memory = |node: &&pagemill_os::Node| node.bytes > 0 && is_allowed(node.id);
         let nodes: Vec<_> = topology.nodes.iter().filter(has_memory).take(NodeId::COUNT_MAX).collect();
         if nodes.len() < 2 {
             return Self::flat(cpus);
@@ -97,7 +97,7 @@ impl Layout {
 /// The system's numbers of the nodes that the process may have memory of (its cpuset), by `/proc/self/status`.
 fn mems_allowed(status: &str) -> Option<Vec<usize>> {
     let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
-    pagemill_sys::cpus_of(list.trim())
+    pagemill_os::cpus_of(list.trim())
 }
 
 /// The arenas in the order in which requests that prefer each node try them.
@@ -487,7 +487,7 @@ impl Nodes {
 mod tests {
     use super::{Layout, mems_allowed};
     use pagemill_core::NodeId;
-    use pagemill_sys::{Node, Topology};
+    use pagemill_os::{Node, Topology};
 
     fn node(id: usize, cpus: &[usize], bytes: usize) -> Node {
         Node { id, cpus: cpus.to_vec(), bytes }

@@ -14,8 +14,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{
     Error, FrameState, Gfp, Giving, Level, MisuseKind, Mobility, Order, Pfn, SlowEvent, WordTable, step,
 };
-use pagemill_sys::lists::{BulkCall, CpuLists};
-use pagemill_sys::{Batch, CpuStats, Frames, List, Load};
+use pagemill_os::lists::{BulkCall, CpuLists};
+use pagemill_os::{Batch, CpuStats, Frames, List, Load};
 
 impl Allocator {
     /// One page.
@@ -174,7 +174,7 @@ impl Inner {
         if self.is_refused_by_fault(gfp) {
             return None;
         }
-        let pfn = self.zone.steal(self.floor(gfp, level))?;
+        let pfn = self.buddy.steal(self.floor(gfp, level))?;
         let stats = self.stats_here();
         stats.steals.fetch_add(1, Relaxed);
         stats.direct_out.fetch_add(1, Relaxed);
@@ -234,7 +234,7 @@ impl Inner {
         let share = match self.floor(Gfp::NOWAIT, Level::Low) as usize {
             0 => policy.batch as usize,
             _ if level == Level::Min || self.is_low.load(Relaxed) => 0,
-            low => (self.zone.free_frames().saturating_sub(low) / 4).min(policy.batch as usize),
+            low => (self.buddy.free_frames().saturating_sub(low) / 4).min(policy.batch as usize),
         };
         let direct = if gfp.may_wait() {
             self.load(list, want.max(share), want, mobility, floor, batch)
@@ -321,7 +321,7 @@ impl Inner {
         floor: u32,
         batch: &mut Batch,
     ) -> usize {
-        let mut left = all.min(self.zone.free_frames().saturating_sub(floor as usize)).saturating_sub(want);
+        let mut left = all.min(self.buddy.free_frames().saturating_sub(floor as usize)).saturating_sub(want);
         while left > 0 {
             let mut part = Batch::new();
             let n = left.min(Batch::CAPACITY);
@@ -361,13 +361,13 @@ impl Inner {
         floor: u32,
         batch: &mut Frames<ROOM>,
     ) -> usize {
-        self.zone.take(bound, want, mobility, floor, &mut |first: Pfn, mask| batch.push_bits(first.as_u32(), mask))
+        self.buddy.take(bound, want, mobility, floor, &mut |first: Pfn, mask| batch.push_bits(first.as_u32(), mask))
     }
 
     /// Returns frames whose states say free to the zone. Out of line, that no caller has its tables on the stack twice.
     #[inline(never)]
     pub(crate) fn give_to_zone(&self, pfns: &[u32]) {
-        let mut giving = Giving::to(&self.zone);
+        let mut giving = Giving::to(&self.buddy);
         giving.give_slice(pfns);
         finish(self, &mut giving);
     }
@@ -379,7 +379,7 @@ impl Inner {
         }
         let floor = self.floor(gfp, level);
         let withheld = self.take_withheld(gfp, order, floor);
-        let pfn = withheld.or_else(|| self.zone.alloc_block(order, gfp.mobility(), floor))?;
+        let pfn = withheld.or_else(|| self.buddy.alloc_block(order, gfp.mobility(), floor))?;
         self.prepare_one_block(pfn.as_u32(), gfp, order)
     }
 
@@ -406,7 +406,7 @@ impl Inner {
                 blocks &= blocks - 1;
             }
         };
-        self.zone.take_blocks(order, want, gfp.mobility(), self.floor(gfp, level), &mut emit);
+        self.buddy.take_blocks(order, want, gfp.mobility(), self.floor(gfp, level), &mut emit);
         let mut kept = 0;
         for at in 0..batch.len() {
             if let Some(pfn) = self.prepare_block(batch.as_slice()[at], gfp, order) {
@@ -424,7 +424,7 @@ impl Inner {
         if self.is_refused_by_fault(gfp) {
             return None;
         }
-        let pfn = self.zone.steal_block(order, self.floor(gfp, level))?;
+        let pfn = self.buddy.steal_block(order, self.floor(gfp, level))?;
         self.stats_here().steals.fetch_add(u64::from(order.frames()), Relaxed);
         self.prepare_one_block(pfn.as_u32(), gfp, order)
     }
@@ -458,7 +458,7 @@ impl Inner {
     fn quarantine_block(&self, pfn: u32, order: Order, double: u32) -> Option<u32> {
         if order >= Order::PAGEBLOCK {
             // What somebody has of it can come back singly.
-            let _ = self.zone.split_block(Pfn::new(pfn), order);
+            let _ = self.buddy.split_block(Pfn::new(pfn), order);
         }
         self.quarantine(double);
         (pfn..pfn + order.frames()).filter(|&pfn| self.arena.state(pfn).is_safe()).for_each(|pfn| self.put_aside(pfn));
@@ -473,9 +473,9 @@ impl Inner {
         if let Some(n) = policy.large_drain()
             && let Some(table) = cpu.table.try_hold()
         {
-            self.move_to_zone(mobility, n as usize, Giving::by(&self.zone, table));
+            self.move_to_zone(mobility, n as usize, Giving::by(&self.buddy, table));
         } else {
-            self.move_to_zone(mobility, policy.batch as usize, Giving::to(&self.zone));
+            self.move_to_zone(mobility, policy.batch as usize, Giving::to(&self.buddy));
         }
     }
 

@@ -2,7 +2,7 @@
 use crate::allocator::{Allocator, Inner};
 use core::ops::ControlFlow;
 use pagemill_core::{CpuId, Error, Invalid};
-use pagemill_sys::{Mapping, touch_parallel};
+use pagemill_os::{Mapping, touch_parallel};
 
 /// How far [`Allocator::populate`] has come, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,13 +51,13 @@ impl Allocator {
             }
         }
         // Before anything is committed: what is given back meanwhile is known to be gone again.
-        arenas.iter().for_each(|inner| inner.zone.note_committed());
+        arenas.iter().for_each(|inner| inner.buddy.note_committed());
         let cpus: Vec<Vec<usize>> = arenas.iter().map(|inner| inner.cpus()).collect();
         let parts: Vec<(&Mapping, &[usize])> =
             arenas.iter().zip(&cpus).map(|(inner, cpus)| (inner.arena.memory(), cpus.as_slice())).collect();
         let done = touch_parallel(&parts, &mut |done| progress(Populated { done, total }));
         drop(claim);
-        let refused = |errno: pagemill_sys::Errno| Invalid::System { what: "pages", bytes: total, errno: errno.0 };
+        let refused = |errno: pagemill_os::Errno| Invalid::System { what: "pages", bytes: total, errno: errno.0 };
         Ok(Populated { done: done.map_err(refused)?, total })
     }
 }

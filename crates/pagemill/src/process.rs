@@ -1,6 +1,6 @@
 //! The process: how many forks it is from the first one, and sections that no fork meets halfway.
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use pagemill_sys::Sections;
+use pagemill_os::Sections;
 
 /// Forks between the first process and this one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);

@@ -315,7 +315,7 @@ impl Nodes {
     /// say that they freed. Returns the pages that came, as they say.
     pub(crate) fn balance(&self) -> usize {
         // Those of retired arenas too: a round that freed theirs may be followed by one that helps.
-        let free = || self.ever().iter().map(|arena| arena.zone.free_frames()).sum::<usize>();
+        let free = || self.ever().iter().map(|arena| arena.buddy.free_frames()).sum::<usize>();
         let mut pages = 0_usize;
         while let Some(missing) = self.in_use().map(Inner::below_high).max().filter(|&missing| missing > 0) {
             let before = free();
@@ -334,7 +334,7 @@ impl Nodes {
 impl Inner {
     /// How many frames are missing to the high mark.
     fn below_high(&self) -> usize {
-        (self.marks.high as usize).saturating_sub(self.zone.free_frames())
+        (self.marks.high as usize).saturating_sub(self.buddy.free_frames())
     }
 }
 

@@ -22,18 +22,18 @@ use crate::allocator::Inner;
 use crate::arena::FULL;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::Pfn;
-use pagemill_sys::List;
+use pagemill_os::List;
 
 impl Inner {
     /// Returns whether no handle and no page of it is left.
     pub(crate) fn recover(&self) -> bool {
         for list in self.lists.lists() {
-            self.zone.unbind(&list.bound);
+            self.buddy.unbind(&list.bound);
         }
         let mut block_end = 0;
-        self.zone.recover(self.lists.lists().flat_map(List::frames).map(Pfn::new), |first, n| {
+        self.buddy.recover(self.lists.lists().flat_map(List::frames).map(Pfn::new), |first, n| {
             if FULL {
-                let is_free = |pfn| self.zone.is_free(Pfn::new(pfn));
+                let is_free = |pfn| self.buddy.is_free(Pfn::new(pfn));
                 self.arena.settle_states(first.as_u32(), n as u32, &mut block_end, is_free);
             }
         });
@@ -47,7 +47,7 @@ impl Inner {
         self.claimed.store(0, Relaxed);
         self.nodes.limit.iter().for_each(|limit| limit.forget_claims());
         if self.is_ownerless.load(Relaxed) {
-            return self.zone.close(self.quarantined.load(Relaxed) as usize);
+            return self.buddy.close(self.quarantined.load(Relaxed) as usize);
         }
         if self.arena.is_of_parent() {
             // Whatever is free there the parent hands out.

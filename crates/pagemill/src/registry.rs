@@ -25,7 +25,7 @@ use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU32, fence};
 use pagemill_core::{Invalid, Order, Pfn, step};
-use pagemill_sys::{ForkHooks, ForkLock};
+use pagemill_os::{ForkHooks, ForkLock};
 
 /// log2 of the bytes an entry of a leaf stands for: a pageblock.
 const GRANULE_SHIFT: u32 = 21;
@@ -57,12 +57,12 @@ static WRITING: ForkLock = ForkLock::new();
 #[inline]
 fn recent_arena() -> Option<&'static Arena> {
     // SAFETY: null, or what `note` set. Arenas are never freed.
-    unsafe { pagemill_sys::mine().cast::<Arena>().as_ref() }
+    unsafe { pagemill_os::mine().cast::<Arena>().as_ref() }
 }
 
 fn note(arena: &'static Arena) {
     // SAFETY: an allocator's own word.
-    unsafe { pagemill_sys::set_mine(ptr::from_ref(arena).cast()) };
+    unsafe { pagemill_os::set_mine(ptr::from_ref(arena).cast()) };
 }
 
 /// The arena that has this address, if one does, and the number of the frame there.
@@ -389,7 +389,7 @@ fn in_child() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = {
     extern "C" fn at_load() {
-        pagemill_sys::on_fork(&HOOKS); // If it fails, `watch` tries again and says so.
+        pagemill_os::on_fork(&HOOKS); // If it fails, `watch` tries again and says so.
     }
     at_load
 };
@@ -397,7 +397,7 @@ static AT_LOAD: extern "C" fn() = {
 /// Has the child of every fork recover every allocator. No allocator is made or closed while the process forks, nor is
 /// the self-test run or the default allocator made: whoever does that holds the registry, having called this first.
 pub(crate) fn watch() {
-    assert!(pagemill_sys::on_fork(&HOOKS), "the system does not take fork handlers: no memory");
+    assert!(pagemill_os::on_fork(&HOOKS), "the system does not take fork handlers: no memory");
 }
 
 #[cfg(test)]

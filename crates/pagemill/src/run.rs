@@ -5,7 +5,7 @@ use crate::word::{addr_of_word, word_of};
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use pagemill_core::{Order, PAGE_SIZE};
-use pagemill_sys::Batch;
+use pagemill_os::Batch;
 
 /// Neighbouring blocks of one order, owned together. Freed in bulk when dropped.
 ///

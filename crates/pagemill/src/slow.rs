@@ -174,7 +174,7 @@ impl Nodes {
         let from = ask.policy.first(self.node());
         let zones = || self.zonelist(from).iter().filter(|arena| ask.allows(self, from, arena));
         let floor = |arena: &Inner| arena.marks.floor(ask.gfp, level) as usize;
-        let is_enough = |arena: &Inner| arena.zone.free_frames() >= floor(arena) + ask.order.frames() as usize;
+        let is_enough = |arena: &Inner| arena.buddy.free_frames() >= floor(arena) + ask.order.frames() as usize;
         let may_wait = level == Level::Min && ask.gfp.may_wait();
         if level == Level::Min && ask.patience.cancel.is_some_and(Cancel::is_cancelled) {
             Why::Cancelled
@@ -186,7 +186,7 @@ impl Nodes {
             Why::Fault
         } else if may_wait && ask.patience.is_over() {
             Why::TimedOut
-        } else if zones().any(|arena| floor(arena) > 0 && arena.zone.free_frames() > 0) {
+        } else if zones().any(|arena| floor(arena) > 0 && arena.buddy.free_frames() > 0) {
             Why::BelowMark
         } else {
             Why::Exhausted
@@ -285,7 +285,7 @@ impl Nodes {
 
     /// Are there so many frames free, above what `floor` says of each arena?
     fn may_have(&self, lack: Lack, floor: impl Fn(&Inner) -> u32) -> bool {
-        let above = |arena: &&'static Inner| arena.zone.free_frames().saturating_sub(floor(arena) as usize);
+        let above = |arena: &&'static Inner| arena.buddy.free_frames().saturating_sub(floor(arena) as usize);
         let free: usize = self.all().iter().filter(|arena| lack.is_served_by(arena)).map(above).sum();
         free >= lack.frames()
     }

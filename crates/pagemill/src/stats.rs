@@ -7,7 +7,7 @@ use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::atomic::AtomicU64;
 use pagemill_core::{BuddyInfo, CpuId, FrameState, Gfp, Level, Misfit, NodeId, Order, Pfn, Watermarks, Why, ZoneKind};
-use pagemill_sys::{CpuStats, List};
+use pagemill_os::{CpuStats, List};
 
 /// Counters of an allocator, summed over its CPUs. Read without a lock: exact at rest, close while others work.
 /// Counts of pages wrap at 2^48.
@@ -286,7 +286,7 @@ impl Allocator {
             for (cpu, listed) in (0..).zip(&mut zone.listed_by_cpu) {
                 *listed += arena.lists.cpu(CpuId::new(cpu)).lists.iter().map(|list| list.len() as u64).sum::<u64>();
             }
-            zone.buddy.push(arena.zone.buddy_info());
+            zone.buddy.push(arena.buddy.buddy_info());
         }
         zones.sort_by_key(|zone| (zone.node, core::cmp::Reverse(zone.kind as u8)));
         zones
@@ -392,7 +392,7 @@ impl Inner {
     fn sum(&self, field: fn(&CpuStats) -> &AtomicU64) -> u64 {
         self.cpu_stats().fold(0, |sum, cpu| sum.wrapping_add(field(cpu).load(Relaxed)))
     }
-    fn sum_lists(&self, field: fn(&pagemill_sys::List) -> u64) -> u64 {
+    fn sum_lists(&self, field: fn(&pagemill_os::List) -> u64) -> u64 {
         self.lists.lists().fold(0, |sum, list| sum.wrapping_add(field(list)))
     }
     fn allocated(&self) -> u64 {
@@ -415,7 +415,7 @@ impl Inner {
     /// came while another thread had that frame in its hands.
     #[cold]
     pub(crate) fn has_frames_under_way(&self, gfp: Gfp) -> bool {
-        let kept = (self.floor(gfp, Level::Min) as usize).min(self.zone.free_frames());
+        let kept = (self.floor(gfp, Level::Min) as usize).min(self.buddy.free_frames());
         // What comes back between the two sums makes it small, or negative.
         self.counted_out() + (self.quarantined.load(Relaxed) as i64) + (kept as i64) < self.arena.frames() as i64
     }
@@ -443,7 +443,7 @@ impl Inner {
             numa_other,
             freed: self.freed(),
             // Of a retired arena nobody gets any.
-            free: if self.is_retired() { 0 } else { self.zone.free_frames() as u64 },
+            free: if self.is_retired() { 0 } else { self.buddy.free_frames() as u64 },
             listed: lists(|list| list.len() as u64),
             quarantined: self.quarantined.load(Relaxed),
             refills: sum(|cpu| &cpu.refills),
@@ -468,10 +468,10 @@ impl Inner {
     }
 
     fn validate(&self) -> Result<Census, Misfit> {
-        let zone = self.zone.validate()?;
+        let zone = self.buddy.validate()?;
         let managed = self.arena.frames();
         let mut census = Census { managed, free: zone.free, ..Census::default() };
-        let first = self.zone.start().as_u32();
+        let first = self.buddy.start().as_u32();
         let mut on_list = vec![false; managed];
         for pfn in self.lists.lists().flat_map(|list| list.frames()) {
             let Some(seen) = on_list.get_mut(pfn.wrapping_sub(first) as usize) else {
@@ -486,7 +486,7 @@ impl Inner {
         let mut inside = 0;
         for (pfn, &is_listed) in (first..).map(Pfn::new).zip(&on_list) {
             let state = self.arena.state(pfn.as_u32());
-            let places = usize::from(is_listed) + usize::from(self.zone.is_free(pfn));
+            let places = usize::from(is_listed) + usize::from(self.buddy.is_free(pfn));
             match state.order() {
                 _ if inside > 0 => {
                     if state != FrameState::INSIDE || places > 0 {
@@ -522,7 +522,7 @@ impl Inner {
     /// In the child of a fork: counts what is neither free nor was counted as handed out as that. Other threads of the parent had
     /// it in their hands.
     pub(crate) fn count_stranded(&self) {
-        let out = (self.arena.frames() - self.zone.free_frames()) as i64;
+        let out = (self.arena.frames() - self.buddy.free_frames()) as i64;
         self.lists.cpu(CpuId::new(0)).stats.direct_out.fetch_add((out - self.counted_out()) as u64, Relaxed);
     }
 }

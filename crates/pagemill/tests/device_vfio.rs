@@ -5,7 +5,7 @@
 use crate::common::edu::{Container, Edu, MOST};
 use crate::common::{all_without_waiting, without_capabilities};
 use pagemill::{Allocator, Device, Gfp, Memory, Page, VfioMap};
-use pagemill_sys::device::vfio;
+use pagemill_os::device::vfio;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;

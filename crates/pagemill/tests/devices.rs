@@ -7,7 +7,7 @@ use crate::common::xsk::{Xsk, socket};
 use crate::in_child::in_child;
 use pagemill::Identity;
 use pagemill::{Allocator, Device, DeviceAddr, DeviceError, Gfp, Memory, Page, Physical, Umem, VfioMap};
-use pagemill_sys::device::pagemap;
+use pagemill_os::device::pagemap;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 

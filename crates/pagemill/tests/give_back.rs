@@ -77,7 +77,7 @@ fn what_goes_back_with_its_pageblock_counts_if_it_was_committed() {
 #[test]
 fn a_system_with_larger_pages_keeps_and_counts_what_is_committed_too() {
     own_process!();
-    pagemill_sys::pretend_system_page(4 * 4096);
+    pagemill_os::pretend_system_page(4 * 4096);
     the_high_marks_worth_stays();
     what_goes_back_with_its_pageblock_counts_if_it_was_committed();
 }
@@ -495,7 +495,7 @@ fn of_a_retired_arena_every_page_goes_back_that_is_free() {
 #[test]
 fn a_system_with_larger_pages_takes_back_nothing_that_is_in_use() {
     own_process!();
-    pagemill_sys::pretend_system_page(4 * 4096);
+    pagemill_os::pretend_system_page(4 * 4096);
     for memory in [Memory::anonymous(1701), Memory::memfd(1701)] {
         let builder = Allocator::builder().huge_pages(false).memory(Memory::anonymous(64));
         let allocator = builder.memory(memory).build().unwrap();

@@ -23,7 +23,7 @@ use crate::run::Test;
 use crate::tree::DOC;
 
 /// The crates of the library, what others depend on first.
-pub(crate) const PACKAGES: [&str; 3] = ["pagemill-core", "pagemill-sys", "pagemill"];
+pub(crate) const PACKAGES: [&str; 3] = ["pagemill-core", "pagemill-os", "pagemill"];
 /// What the tests must see of the mutants that are not equivalent, in percent.
 const WANTED: usize = 90;
 /// How many mutants a file has in the sample, if it has as many.

@@ -10,11 +10,11 @@ use core::arch::{asm, naked_asm};
 use core::panic::PanicInfo;
 
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, Giving, MisuseKind, Mobility, Order, Pfn, Zone, ZoneMetadata};
+use pagemill_core::{BoundBlock, Buddy, BuddyMetadata, Giving, MisuseKind, Mobility, Order, Pfn};
 
 /// 32 MiB, had they memory: 16 pageblocks.
 const FRAMES: u32 = 8192;
-const NEED: ZoneMetadata = ZoneMetadata::for_frames(FRAMES);
+const NEED: BuddyMetadata = BuddyMetadata::for_frames(FRAMES);
 
 static WORDS: [AtomicU64; NEED.words] = [const { AtomicU64::new(0) }; NEED.words];
 static AREAS: [AtomicU32; NEED.areas] = [const { AtomicU32::new(0) }; NEED.areas];
@@ -40,13 +40,13 @@ extern "C" fn run() -> ! {
 
 /// Everything out and everything in, three times; then blocks. Returns the rounds.
 fn work() -> u32 {
-    let zone = Zone::new(Pfn::new(0), FRAMES, &WORDS, &AREAS).expect("metadata of the size that it asked for");
+    let buddy = Buddy::new(Pfn::new(0), FRAMES, &WORDS, &AREAS).expect("metadata of the size that it asked for");
     let bound = BoundBlock::new();
     let mut rounds = 0;
     for _ in 0..3 {
         let mut seen = [0u64; FRAMES as usize / 64];
-        while zone.free_frames() > 0 {
-            let got = zone.take(&bound, 100, Mobility::Unmovable, 0, &mut |first, mask| {
+        while buddy.free_frames() > 0 {
+            let got = buddy.take(&bound, 100, Mobility::Unmovable, 0, &mut |first, mask| {
                 let word = &mut seen[first.as_u32() as usize / 64];
                 assert!(*word & mask == 0, "a frame handed out twice");
                 *word |= mask;
@@ -54,7 +54,7 @@ fn work() -> u32 {
             assert!(got > 0, "free frames that cannot be had");
         }
         assert!(seen.iter().all(|&word| word == !0), "a frame lost");
-        let mut giving = Giving::to(&zone);
+        let mut giving = Giving::to(&buddy);
         // Backwards and by halves, so that buddies come home apart.
         (0..FRAMES).rev().filter(|n| n % 2 == 0).for_each(|n| giving.give(Pfn::new(n)));
         (0..FRAMES).filter(|n| n % 2 == 1).for_each(|n| giving.give(Pfn::new(n)));
@@ -62,15 +62,15 @@ fn work() -> u32 {
         assert!(given.frames == FRAMES as usize && given.doubles == 0, "frames given back miscounted");
         rounds += 1;
     }
-    zone.unbind(&bound);
+    buddy.unbind(&bound);
     for order in 0..=12 {
         let order = Order::new(order).expect("an order up to 18");
-        let pfn = zone.alloc_block(order, Mobility::Movable, 0).expect("a block of an empty zone");
+        let pfn = buddy.alloc_block(order, Mobility::Movable, 0).expect("a block of an empty buddy");
         assert!(pfn.is_aligned_to(order), "a block not aligned to its size");
-        zone.free_block(pfn, order).expect("a block that was handed out");
-        assert!(zone.free_block(pfn, order) == Err(MisuseKind::DoubleFree), "a double free not noticed");
+        buddy.free_block(pfn, order).expect("a block that was handed out");
+        assert!(buddy.free_block(pfn, order) == Err(MisuseKind::DoubleFree), "a double free not noticed");
     }
-    assert!(zone.free_frames() == FRAMES as usize, "frames lost among the blocks");
+    assert!(buddy.free_frames() == FRAMES as usize, "frames lost among the blocks");
     rounds
 }
 

@@ -1,8 +1,8 @@
-//! Per-CPU lists like those of `pagemill-sys`, whose links lie in the blocks: for the row `links-inside` alone.
+//! Per-CPU lists like those of `pagemill-os`, whose links lie in the blocks: for the row `links-inside` alone.
 //!
 //! A CPU's list is one word: the address of its first block (48 bits) and how many there are. A free block's first word
 //! is the list's word without it. So a block is taken by one load of the list, one of the block and the store that
-//! commits, in a restartable section (rseq(2)) of the same shape as Pagemill's own: `crates/pagemill-sys/src/rseq`.
+//! commits, in a restartable section (rseq(2)) of the same shape as Pagemill's own: `crates/pagemill-os/src/rseq`.
 //!
 //! A section may read a block that somebody else has had meanwhile: the memory stays mapped, and the section does not
 //! commit then.
@@ -102,9 +102,9 @@ mod x86 {
     impl Chains {
         /// Empty lists of at most `limit` blocks.
         pub(in super::super) fn new(limit: u32) -> Result<Chains, Unavailable> {
-            pagemill_sys::self_test().map_err(|why| Unavailable(why.to_owned()))?;
+            pagemill_os::self_test().map_err(|why| Unavailable(why.to_owned()))?;
             let of_one = |_| Chain { word: AtomicU64::new(0), limit: AtomicU32::new(limit), held: AtomicU32::new(0) };
-            let chains = (0..pagemill_sys::possible_cpus()).map(of_one).collect();
+            let chains = (0..pagemill_os::possible_cpus()).map(of_one).collect();
             let symbol: &CStr = c"__rseq_offset";
             // SAFETY: looks a name up in the loaded objects; the name is terminated.
             let offset = unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) };

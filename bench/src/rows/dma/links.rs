@@ -1,7 +1,7 @@
 //! Two pools that differ in one thing: where the links between free blocks are.
 //!
 //! `links-outside` is Pagemill's design without its detection, and without what else a pool has to do for its users: numbers
-//! of blocks on per-CPU lists, the lists that Pagemill has (`pagemill_sys::PerCpu`), before one stack of numbers; a
+//! of blocks on per-CPU lists, the lists that Pagemill has (`pagemill_os::PerCpu`), before one stack of numbers; a
 //! table says where each page is. `links-inside` has the same lists before the same stack, but both are chains through
 //! the blocks themselves, and a free block remembers beside its link where the device finds it, as Linux's pool does since 2023.
 //! Both move the same number of blocks between the two levels, in sections of the same shape.
@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pagemill_core::{ListPolicy, Mobility};
-use pagemill_sys::{Backend, Batch, Load, PerCpu, current_cpu};
+use pagemill_os::{Backend, Batch, Load, PerCpu, current_cpu};
 
 use super::chains::{Chains, first, word};
 use crate::rows::dma::{BlockRow, OneBlock, Shape, Singly};
@@ -25,7 +25,7 @@ fn limit(shape: Shape) -> usize {
 
 /// Pages for the blocks of a shape, and for those that lie on the lists of CPUs where the thread was before.
 fn memory(shape: Shape) -> Result<Region, Unavailable> {
-    let blocks = shape.blocks + limit(shape) * pagemill_sys::possible_cpus();
+    let blocks = shape.blocks + limit(shape) * pagemill_os::possible_cpus();
     Region::new((shape.bytes * blocks).div_ceil(PAGE_BYTES))
 }
 
@@ -73,7 +73,7 @@ impl Outside {
         let per_page = PAGE_BYTES / shape.bytes;
         let memory = memory(shape)?;
         let refused = |error: pagemill_core::Error| Unavailable(error.to_string());
-        let cpus = pagemill_sys::possible_cpus();
+        let cpus = pagemill_os::possible_cpus();
         let lists = PerCpu::new(Backend::Rseq, cpus, current_cpu).map_err(refused)?;
         lists.lists().for_each(|list| list.set_policy(ListPolicy { limit: limit(shape) as u32, ..ListPolicy::START }));
         let pages: Box<[Place]> =

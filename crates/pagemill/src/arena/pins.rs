@@ -9,7 +9,7 @@ use crate::process;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pagemill_core::Lock;
-use pagemill_sys::{SLEEP, Sections};
+use pagemill_os::{SLEEP, Sections};
 
 /// See the [module](self).
 #[derive(Debug, Default)]

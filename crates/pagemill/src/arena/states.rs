@@ -3,13 +3,13 @@
 //!
 //! A byte a frame, written by the frame's owner alone, and looked at by anybody: a thread that frees what is not its own, and
 //! `validate`. So each is an atomic. In a run of neighbours they are looked at and written several at once
-//! (`pagemill-sys/src/cells.rs`). What handles own costs a look at hand-out and nothing else: see
+//! (`pagemill-os/src/cells.rs`). What handles own costs a look at hand-out and nothing else: see
 //! [ADR 5](../../../../docs/adr/0005-frame-state.md).
 use super::Arena;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use pagemill_core::{FrameState, MisuseKind, Order, PAGE_SHIFT, PAGE_SIZE, step};
-use pagemill_sys::{Batch, bytes_differ, set_bytes};
+use pagemill_os::{Batch, bytes_differ, set_bytes};
 
 /// Are full states kept: does a frame's byte tell what a handle owns from what is free? In debug builds, and by the feature.
 pub(crate) const FULL: bool = cfg!(any(debug_assertions, feature = "full-states"));
@@ -326,7 +326,7 @@ impl Arena {
 mod tests {
     use crate::{Allocator, Gfp, Memory, Order, Page, free_raw};
     use pagemill_core::{FrameState, MisuseKind};
-    use pagemill_sys::Batch;
+    use pagemill_os::Batch;
 
     #[test]
     fn a_frame_that_somebody_has_is_left_out_of_a_batch_wherever_it_stands() {

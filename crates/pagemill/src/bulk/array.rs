@@ -8,7 +8,7 @@ use crate::registry;
 use crate::word::{TENTATIVE, addr_of_word, word_of};
 use core::mem::MaybeUninit;
 use pagemill_core::{Error, Exhausted, Gfp, Invalid, Order};
-use pagemill_sys::{Batch, are_empty, empty_slots, fill_pages, find_empty};
+use pagemill_os::{Batch, are_empty, empty_slots, fill_pages, find_empty};
 
 /// The slots of an array whose holes are looked for before they are filled: 1024 at most, in a table of 16 masks.
 pub(super) const SLOTS_MAX: usize = 1024;

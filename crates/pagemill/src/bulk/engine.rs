@@ -20,8 +20,8 @@ use pagemill_core::{
     Error, FrameState, Gfp, Giving, Handful, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why,
     interleave_share,
 };
-use pagemill_sys::Batch;
-use pagemill_sys::lists::BulkCall;
+use pagemill_os::Batch;
+use pagemill_os::lists::BulkCall;
 
 impl Allocator {
     /// Takes up to `missing` blocks and hands them to `sink` in prepared batches, each of one arena. Returns how many. The
@@ -328,7 +328,7 @@ impl InHand {
         self.give_back();
         let list = inner.lists.list_here(gfp.mobility());
         let floor = inner.floor(gfp, Level::Low);
-        self.frames = inner.zone.take_handful(&list.bound, most, gfp.mobility(), floor);
+        self.frames = inner.buddy.take_handful(&list.bound, most, gfp.mobility(), floor);
         (self.zone, self.generation) = (Some(inner), generation());
     }
 
@@ -360,7 +360,7 @@ impl InHand {
     fn give_back(&mut self) {
         if let Some(inner) = self.zone.filter(|_| !self.is_none()) {
             self.adopt(inner);
-            let mut giving = Giving::to(&inner.zone);
+            let mut giving = Giving::to(&inner.buddy);
             giving.give_handful(&mut self.frames);
             finish(inner, &mut giving);
         }

@@ -13,7 +13,7 @@ use crate::list::List;
 use crate::run::{Run, Runs};
 use crate::word::word_of;
 use pagemill_core::{Error, Gfp, Invalid, Order};
-use pagemill_sys::Batch;
+use pagemill_os::Batch;
 
 mod array;
 mod engine;

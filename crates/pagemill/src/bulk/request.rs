@@ -5,7 +5,7 @@ use crate::nodes::Nodes;
 use crate::slow::{Ask, Effort, Lack};
 use crate::wait::{Cancel, Patience};
 use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
-use pagemill_sys::Batch;
+use pagemill_os::Batch;
 use std::time::{Duration, Instant};
 
 /// A bulk request: how many, of what order, and what it may do for them.

@@ -2,7 +2,7 @@
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
 use crate::process;
 use core::ops::Range;
-use pagemill_sys::device::cuda::{Cuda as Context, CudaError};
+use pagemill_os::device::cuda::{Cuda as Context, CudaError};
 
 /// Arenas are registered with the CUDA driver (`cuMemHostRegister`): kernels on a GPU read and write their pages at the
 /// addresses that it gives, and copies to and from there need no second buffer.

@@ -6,8 +6,8 @@
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, keep};
 use crate::process;
 use core::ops::Range;
-use pagemill_sys::Errno;
-use pagemill_sys::device::ring;
+use pagemill_os::Errno;
+use pagemill_os::device::ring;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

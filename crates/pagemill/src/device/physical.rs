@@ -3,8 +3,8 @@ use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
 use crate::process;
 use core::ops::Range;
 use pagemill_core::PAGE_SIZE;
-use pagemill_sys::Errno;
-use pagemill_sys::device::pagemap;
+use pagemill_os::Errno;
+use pagemill_os::device::pagemap;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -4,8 +4,8 @@ use crate::process;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;
-use pagemill_sys::Errno;
-use pagemill_sys::device::xsk;
+use pagemill_os::Errno;
+use pagemill_os::device::xsk;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// An allocator's one arena becomes the UMEM of an AF_XDP socket: an address is the offset that the socket's rings speak of.

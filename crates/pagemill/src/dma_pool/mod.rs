@@ -33,7 +33,7 @@ use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use pagemill_core::{CpuId, Gfp, Misuse, MisuseKind, Mobility};
-use pagemill_sys::{Batch, PerCpu};
+use pagemill_os::{Batch, PerCpu};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 mod block;

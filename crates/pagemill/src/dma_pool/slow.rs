@@ -8,7 +8,7 @@ use crate::handle::Block;
 use crate::misuse::misuse;
 use crate::process::generation;
 use pagemill_core::{CpuId, Gfp, ListPolicy, Misuse, MisuseKind, PAGE_SIZE};
-use pagemill_sys::{Batch, Load};
+use pagemill_os::{Batch, Load};
 
 impl Pool {
     #[cold]

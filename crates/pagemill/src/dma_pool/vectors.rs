@@ -3,7 +3,7 @@
 //! Every x86-64 has vectors of two words. What has AVX2 has vectors of four, which takes a quarter off a block in bulk; it is
 //! found at run time.
 use super::block::Words;
-use pagemill_sys::Batch;
+use pagemill_os::Batch;
 
 impl Words {
     /// Fills slots, as many as there are numbers, the last number first. Returns the numbers' bits: with

@@ -23,7 +23,7 @@ impl<const RAW: bool> Blocks<RAW> {
             return None;
         }
         let (arena, _) = registry::by_address(addr)?;
-        Some(Self { arena, order, blocks: 0, giving: Giving::to(&arena.inner().zone).of_order(order) })
+        Some(Self { arena, order, blocks: 0, giving: Giving::to(&arena.inner().buddy).of_order(order) })
     }
 
     /// Takes the block at an address, if it is one of this arena and order that is out.

@@ -6,8 +6,8 @@ use super::{Collect, address_run, finish_with};
 use crate::arena::Arena;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Giving, Misuse, Mobility, PAGE_SIZE, Pfn};
-use pagemill_sys::lists::BulkCall;
-use pagemill_sys::{Batch, empty};
+use pagemill_os::lists::BulkCall;
+use pagemill_os::{Batch, empty};
 
 /// Words of 64 frames that are collected before they are written.
 const WORDS: usize = 256;
@@ -25,7 +25,7 @@ pub(crate) struct Large<const RAW: bool> {
 impl<const RAW: bool> Large<RAW> {
     #[inline]
     pub(crate) fn new(arena: &'static Arena, mobility: Mobility) -> Self {
-        let zone = &arena.inner().zone;
+        let zone = &arena.inner().buddy;
         Self { arena, mobility, is_of_one_kind: !zone.is_mixed(), pages: 0, giving: Giving::many_to(zone) }
     }
 
@@ -51,7 +51,7 @@ impl<const RAW: bool> Large<RAW> {
     }
 
     fn is_of_this_kind(&self, pfn: u32) -> bool {
-        self.is_of_one_kind || self.arena.inner().zone.mobility_of(Pfn::new(pfn)) == self.mobility
+        self.is_of_one_kind || self.arena.inner().buddy.mobility_of(Pfn::new(pfn)) == self.mobility
     }
 
     /// The number of the page with this word, which is free from now on; none if it is no page of this kind.

@@ -3,7 +3,7 @@
 //! A client is believed in nothing. Its question has at most [`QUESTION_MAX`] bytes and [`PATIENCE`] to arrive; an
 //! answer has as long to be read; there is at most one answer under way, and a watcher that is slow gets fewer.
 //! Nothing that it does blocks the thread, or grows.
-use pagemill_sys::{Polled, send};
+use pagemill_os::{Polled, send};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};

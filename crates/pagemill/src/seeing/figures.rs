@@ -6,7 +6,7 @@ use crate::mempool::MempoolStats;
 use crate::misuse::foreign_count;
 use crate::stats::{Stats, ZoneInfo};
 use pagemill_core::{CpuId, Mobility, NodeId, Order, Why, ZoneKind};
-use pagemill_sys::Backend;
+use pagemill_os::Backend;
 
 /// Whether a figure only grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -269,7 +269,7 @@ pub static FIGURES: &[Figure] = &[
     counter("pagemill_pool_waited_us_total", "Microseconds of those waits.", PerPool(|pool| pool.waited_us)),
     counter("pagemill_misuse_total", "Frees refused, frames found on two ways at once.", Of(|seen| seen.stats.misused)),
     counter("pagemill_foreign_frees_total", "Frees of what belongs to no allocator.", Process(foreign_count)),
-    counter("pagemill_section_restarts_total", "Restartable sections begun anew.", Process(pagemill_sys::restarts)),
+    counter("pagemill_section_restarts_total", "Restartable sections begun anew.", Process(pagemill_os::restarts)),
 ];
 
 fn info(_: &Snapshot, samples: &mut Samples<'_>) {

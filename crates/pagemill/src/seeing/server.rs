@@ -9,7 +9,7 @@ use super::{Snapshot, prometheus};
 use crate::allocator::Allocator;
 use crate::mempool::{Mempool, MempoolStats, Source};
 use crate::reclaim::WeakAllocator;
-use pagemill_sys::{Polled, poll};
+use pagemill_os::{Polled, poll};
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;

@@ -1,0 +1,576 @@
+//! The buddy: free frames in pageblocks, taken and given without a lock.
+//!
+//! It stands below the per-CPU lists and above nothing: what it hands out are frame numbers. A pageblock has 512 bits
+//! and an entry; the entry's count is a semaphore in front of the bits.
+//!
+//! # Invariants
+//! - I1 Whoever takes n frames of a block first lowers its count by n, then clears n bits. Whoever gives n frames
+//!   first sets n bits, then raises the count by n. So a block has at least as many set bits as its count plus all
+//!   reservations under way, and a reservation always finds its bits.
+//! - I2 A bit is cleared by one compare-and-swap that saw it set: no frame is taken twice.
+//! - I3 A block that is handed out whole has count 0 and all its bits set: nobody can reserve from it, and a page of
+//!   it that is given singly is seen as a double free.
+//! - I4 At rest the count is the number of set bits, and the buddy's counter is the sum of the counts.
+//! - I5 At rest a block with free frames stands in the index under its class, unless a CPU is bound to it.
+//!
+//! # Progress
+//! Order 0 uses compare-and-swap alone, with bounded retries in every loop that waits for somebody else's bits, so
+//! that a signal handler can come in anywhere (C2.5). Orders 1 to 8 do the same over more words, and undo. Orders
+//! above 9 take the one lock, so that two of them do not undo each other for ever; nobody else takes it.
+//!
+//! # Placement
+//! A CPU draws from the pageblock that is bound to it until that is empty, then binds the fullest one of the same
+//! mobility that nobody else is bound to (best fit), and breaks an unused one only when there is none.
+use crate::area::{BLOCK_WORDS, Entry, low_bits, lowest};
+use crate::error::Invalid;
+use crate::handful::Handful;
+use crate::index::{BlockIndex, Class, UNUSED};
+use crate::lock::{Lock, Sleep};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, latest_u32};
+use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
+use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::AtomicBool;
+
+/// How many words of metadata a buddy needs.
+///
+/// ```
+/// use pagemill_core::BuddyMetadata;
+/// let need = BuddyMetadata::for_frames(1 << 18);
+/// // One bit a frame, an entry a pageblock, the index: 1.11 bits a frame at 1 GiB.
+/// assert!(need.bits_per_frame(1 << 18) < 1.3);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BuddyMetadata {
+    /// 64-bit words.
+    pub words: usize,
+    /// 32-bit entries.
+    pub areas: usize,
+}
+
+impl BuddyMetadata {
+    /// The need of a buddy of this many frames.
+    pub const fn for_frames(frames: u32) -> Self {
+        let blocks = frames.div_ceil(PAGEBLOCK_FRAMES) as usize;
+        Self { words: blocks * BLOCK_WORDS + BlockIndex::words_for(blocks), areas: blocks }
+    }
+    /// What that is a frame (C10.3: at most 2).
+    pub fn bits_per_frame(self, frames: u32) -> f64 {
+        (self.words * 64 + self.areas * 32) as f64 / f64::from(frames)
+    }
+}
+
+/// The pageblock that a CPU draws from, for one mobility. A hint that belongs to one CPU's list; racing on it costs
+/// placement, never a frame.
+///
+/// ```
+/// let bound = pagemill_core::BoundBlock::new(); // nothing bound yet
+/// # let _ = bound;
+/// ```
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct BoundBlock(AtomicU32);
+
+impl BoundBlock {
+    /// Bound to nothing; also what zeroed memory means.
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+    /// Bound to nothing.
+    #[cfg(loom)]
+    pub fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+    fn get(&self) -> Option<usize> {
+        (self.0.load(Relaxed) as usize).checked_sub(1)
+    }
+    /// Binds `block`; what was bound comes back, to be released once.
+    fn replace(&self, block: Option<usize>) -> Option<usize> {
+        (self.0.swap(block.map_or(0, |block| block as u32 + 1), Relaxed) as usize).checked_sub(1)
+    }
+}
+
+impl Default for BoundBlock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A buddy over metadata that somebody lends. See the [module's theory](self) and the example at the
+/// [crate's root](crate).
+#[derive(Debug)]
+pub struct Buddy<'m> {
+    start: Pfn,
+    frames: u32,
+    pub(crate) bits: &'m [AtomicU64],
+    pub(crate) areas: &'m [AtomicU32],
+    pub(crate) index: BlockIndex<'m>,
+    /// Free frames, changed once a section; [`CLOSED`] above them once it is closed.
+    pub(crate) free: AtomicUsize,
+    /// Held while a block above order 9 is put together.
+    pub(crate) large: Lock,
+    /// How its waiters sleep.
+    pub(crate) sleep: Sleep,
+    /// The number of the pageblock that is [withheld](Buddy::withhold), plus one; 0 for none.
+    pub(crate) withheld: AtomicU32,
+    /// Which parts of it were ever used, if that is noted: see [`crate::used`].
+    pub(crate) used: &'m [AtomicU32],
+    /// That may not be touched any more.
+    pub(crate) forgets_use: AtomicBool,
+    /// Some pageblock was used for another mobility than `Unmovable`.
+    is_mixed: AtomicBool,
+}
+
+/// Added to the counter of free frames when the buddy is closed: beyond every count, and short of one that went below 0.
+const CLOSED: usize = 1 << (usize::BITS - 2);
+
+/// What a request may take; see [`Buddy::claim`].
+pub(crate) struct Claim {
+    pub(crate) frames: usize,
+    is_counted: bool,
+}
+
+/// Sweeps over a block's words for bits that a reservation is sure of but that move while it looks. Each sweep that
+/// misses met somebody who made progress; after so many the reservation is given back instead.
+const SWEEPS: u32 = 4;
+
+impl<'m> Buddy<'m> {
+    /// A buddy of `frames` frames from `start`, all free. The metadata must be zero and is written here for the first
+    /// time: pageblocks cost nothing until then.
+    ///
+    /// # Errors
+    /// [`Invalid::ArenaSize`] for no frames, or where `words` or `areas` are fewer than
+    /// [`BuddyMetadata::for_frames`] says.
+    ///
+    /// # Panics
+    /// If `start` is not the first frame of a pageblock. Blocks are aligned to their size by their frames' numbers, so
+    /// those must lie as the addresses do.
+    pub fn new(start: Pfn, frames: u32, words: &'m [AtomicU64], areas: &'m [AtomicU32]) -> Result<Self, Invalid> {
+        let need = BuddyMetadata::for_frames(frames);
+        if frames == 0 || words.len() < need.words || areas.len() < need.areas {
+            return Err(Invalid::ArenaSize { pages: frames as usize, max: words.len() / BLOCK_WORDS * 512 });
+        }
+        assert!(start.is_aligned_to(Order::PAGEBLOCK), "a buddy starts at {start}, which is not a multiple of 512");
+        let blocks = need.areas;
+        let (bits, index) = words.split_at(blocks * BLOCK_WORDS);
+        let index = BlockIndex::new(index, blocks);
+        let buddy = Self {
+            start,
+            frames,
+            bits,
+            areas,
+            index,
+            free: AtomicUsize::new(frames as usize),
+            large: Lock::new(),
+            sleep: Sleep::SPIN,
+            withheld: AtomicU32::new(0),
+            used: &[],
+            forgets_use: AtomicBool::new(false),
+            is_mixed: AtomicBool::new(false),
+        };
+        for block in 0..blocks {
+            let free = buddy.frames_of(block);
+            for (i, word) in buddy.words_of(block).iter().enumerate() {
+                word.store(low_bits(free.saturating_sub(i as u32 * 64)), Relaxed);
+            }
+            // Until somebody takes a frame the system has not committed any.
+            let entry = Entry::unused(free).with_mark(Entry::GONE);
+            buddy.areas[block].store(entry.0, Release);
+            buddy.file(block, None, Class::of(entry, free));
+        }
+        Ok(buddy)
+    }
+
+    /// The same buddy, whose requests for blocks above a pageblock wait for one another by `sleep`; else they spin.
+    pub fn sleeping(self, sleep: Sleep) -> Self {
+        Self { sleep, ..self }
+    }
+
+    /// Its first frame.
+    pub fn start(&self) -> Pfn {
+        self.start
+    }
+    /// How many frames it has.
+    pub fn managed_frames(&self) -> u32 {
+        self.frames
+    }
+    /// How many are free, not counting what lists hold. Exact at rest; whoever sees all of them free also sees
+    /// everything that was done to the buddy before.
+    pub fn free_frames(&self) -> usize {
+        // Acquire pairs with the Release in `add_free`. Who takes frames may be counted before who gave them.
+        let free = self.free.load(Acquire);
+        if free > self.frames as usize { 0 } else { free }
+    }
+    /// The mobility of the pageblock that holds `pfn`.
+    #[inline]
+    pub fn mobility_of(&self, pfn: Pfn) -> Mobility {
+        Entry(self.areas[self.block_of(pfn)].load(Relaxed)).mobility()
+    }
+    /// Was any pageblock ever used for another mobility than `Unmovable`? Where that is not so, a page's pageblock need not
+    /// be looked at. Whoever has a page of such a pageblock sees it.
+    #[inline]
+    pub fn is_mixed(&self) -> bool {
+        self.is_mixed.load(Relaxed)
+    }
+    /// Goes before a pageblock becomes one of this mobility.
+    pub(crate) fn note_kind(&self, mobility: Mobility) {
+        if mobility != Mobility::Unmovable && !self.is_mixed() {
+            self.is_mixed.store(true, Relaxed);
+        }
+    }
+
+    // ── order 0 ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Takes up to `want` frames from pageblocks of `mobility`, from the bound one first, as long as `floor` frames stay
+    /// free. Each word that gives some is handed to `emit` as (frame of its bit 0, the bits taken). Returns how many
+    /// frames that were.
+    pub fn take(
+        &self,
+        bound: &BoundBlock,
+        want: usize,
+        mobility: Mobility,
+        floor: u32,
+        emit: &mut impl FnMut(Pfn, u64),
+    ) -> usize {
+        step!("Buddy::take");
+        self.draw(bound, want, false, mobility, floor, emit)
+    }
+
+    /// The same from one pageblock alone, so fewer where that has fewer: none if no pageblock has any.
+    pub fn take_handful(&self, bound: &BoundBlock, want: usize, mobility: Mobility, floor: u32) -> Handful {
+        let mut handful = Handful::new();
+        let want = want.min(PAGEBLOCK_FRAMES as usize);
+        self.draw(bound, want, true, mobility, floor, &mut |first: Pfn, mask| handful.add(first, mask));
+        handful
+    }
+
+    fn draw(
+        &self,
+        bound: &BoundBlock,
+        want: usize,
+        is_one_block: bool,
+        mobility: Mobility,
+        floor: u32,
+        emit: &mut impl FnMut(Pfn, u64),
+    ) -> usize {
+        let Some(claim) = self.claim(want.min(self.frames as usize), floor) else { return 0 };
+        let want = claim.frames as u32;
+        let mut left = want;
+        let is_enough = |left| left == 0 || is_one_block && left < want;
+        // Each turn drains a block or finds none; somebody who frees into them all the time cannot hold us here.
+        for _ in 0..=self.areas.len() {
+            if let Some(block) = bound.get() {
+                left -= self.take_from(block, left, Some(mobility), emit);
+                if is_enough(left) {
+                    break;
+                }
+            }
+            let next = self.bind(mobility);
+            if let Some(done) = bound.replace(next) {
+                self.release(done);
+            }
+            if next.is_none() {
+                break;
+            }
+        }
+        if !is_enough(left) {
+            // What other CPUs are bound to, and what the index may have lost: everything, before "exhausted".
+            for block in 0..self.areas.len() {
+                left -= self.take_from(block, left, Some(mobility), emit);
+                if is_enough(left) {
+                    break;
+                }
+            }
+        }
+        self.settle(claim, (want - left) as usize)
+    }
+
+    /// What a request may take: all that it wants, or what lies above `floor`. Then the counter is lowered at once, so
+    /// that of several requests that come down to a mark none goes below it. Without a floor it is lowered afterwards:
+    /// nobody is to look as if there were none while another looks for his frames in vain.
+    pub(crate) fn claim(&self, want: usize, floor: u32) -> Option<Claim> {
+        if floor == 0 {
+            // Frames are counted as free once they are, and as taken at the latest when they are: with none counted, looking
+            // through all pageblocks would find those alone that somebody is about to have freed.
+            return (self.free.load(Relaxed) != 0).then_some(Claim { frames: want, is_counted: false });
+        }
+        let mut free = self.free_frames();
+        loop {
+            let frames = want.min(free.saturating_sub(floor as usize));
+            if frames == 0 {
+                return None;
+            }
+            match self.free.compare_exchange_weak(free, free - frames, Relaxed, Relaxed) {
+                Ok(_) => return Some(Claim { frames, is_counted: true }),
+                Err(now) if now <= self.frames as usize => free = now,
+                // More was taken than is counted yet: as if there were none.
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Counts what a claim took in the end, and returns it.
+    pub(crate) fn settle(&self, claim: Claim, taken: usize) -> usize {
+        if !claim.is_counted {
+            self.free.fetch_sub(taken, Relaxed);
+        } else if taken < claim.frames {
+            self.add_free(claim.frames - taken);
+        }
+        taken
+    }
+
+    /// Takes one frame from a pageblock of whatever mobility: the single attempt of C3.6 when those of the request's
+    /// own are exhausted, as long as `floor` frames stay free. It draws from the emptiest block of another kind,
+    /// which it will mix least.
+    pub fn steal(&self, floor: u32) -> Option<Pfn> {
+        let claim = self.claim(1, floor)?;
+        let taken = self.steal_one();
+        self.settle(claim, usize::from(taken.is_some()));
+        taken
+    }
+
+    fn steal_one(&self) -> Option<Pfn> {
+        let free_of = |block: &usize| Entry(self.areas[*block].load(Relaxed)).free();
+        let mut taken = None;
+        for _ in 0..SWEEPS {
+            let has_some = |block: &usize| free_of(block) > 0 && !self.is_withheld(*block);
+            let block = (0..self.areas.len()).filter(has_some).max_by_key(free_of)?;
+            let mut emit = |first: Pfn, mask: u64| taken = Some(first.offset(mask.trailing_zeros()));
+            if self.take_from(block, 1, None, &mut emit) == 1 {
+                return taken;
+            }
+        }
+        None
+    }
+
+    /// Releases a bound block, when its CPU's list is drained.
+    pub fn unbind(&self, bound: &BoundBlock) {
+        if let Some(block) = bound.replace(None) {
+            self.release(block);
+        }
+    }
+
+    /// A block that a CPU no longer draws from stands in the index again.
+    fn release(&self, block: usize) {
+        // SeqCst: see `file`.
+        let before = Entry(self.areas[block].fetch_and(Entry(!0).with_bound(false).0, SeqCst));
+        if before.is_bound() {
+            self.file(block, None, Class::of(before.with_bound(false), self.frames_of(block)));
+        }
+    }
+
+    /// Binds the fullest block of `mobility` that nobody is bound to.
+    fn bind(&self, mobility: Mobility) -> Option<usize> {
+        step!("Buddy::bind");
+        for class in Class::best_fit(mobility, 1).chain([UNUSED]) {
+            let mut from = 0;
+            while let Some(block) = self.index.next(class, from) {
+                from = block + 1;
+                let entry = Entry(self.areas[block].load(Relaxed));
+                let actual = Class::of(entry, self.frames_of(block));
+                if actual != Some(class) {
+                    self.file(block, Some(class), actual);
+                    continue;
+                }
+                self.note_use(block);
+                if self.areas[block].compare_exchange(entry.0, entry.with_bound(true).0, SeqCst, Relaxed).is_ok() {
+                    self.file(block, Some(class), None);
+                    return Some(block);
+                }
+            }
+        }
+        None
+    }
+
+    /// Up to `want` frames of one block, or none if it is of another mobility than the one that is asked for.
+    pub(crate) fn take_from(
+        &self,
+        block: usize,
+        want: u32,
+        mobility: Option<Mobility>,
+        emit: &mut impl FnMut(Pfn, u64),
+    ) -> u32 {
+        step!("Buddy::take_from");
+        if self.is_withheld(block) {
+            return 0;
+        }
+        let reserved = self.reserve(block, 1, want, mobility);
+        if reserved == 0 {
+            return 0;
+        }
+        if reserved == PAGEBLOCK_FRAMES && self.take_whole(block, 1, |first| emit(first, !0)) {
+            return reserved;
+        }
+        let mut left = reserved;
+        for _ in 0..SWEEPS {
+            for (i, word) in self.words_of(block).iter().enumerate() {
+                let mut bits = word.load(Relaxed);
+                while bits != 0 {
+                    let mask = lowest(bits, left);
+                    if cfg!(pagemill_canary) {
+                        // The canary: a bug that stress and the model must find. It writes what it saw a while ago.
+                        word.store(bits & !mask, Release);
+                    } else if let Err(now) = word.compare_exchange_weak(bits, bits & !mask, AcqRel, Relaxed) {
+                        // Acquire pairs with the Release in `set_bits`: what the last owner wrote to the page, or
+                        // its state, comes before what the next one does. Release keeps the chain for the word's
+                        // other bits.
+                        bits = now;
+                        continue;
+                    }
+                    emit(self.first_of_word(block * BLOCK_WORDS + i), mask);
+                    left -= mask.count_ones();
+                    break;
+                }
+                if left == 0 {
+                    return reserved;
+                }
+            }
+        }
+        self.raise(block, left);
+        reserved - left
+    }
+
+    /// Lowers a block's count by `least` to `most`: I1's first half. Returns by how many, 0 if it cannot.
+    pub(crate) fn reserve(&self, block: usize, least: u32, most: u32, mobility: Option<Mobility>) -> u32 {
+        step!("Buddy::reserve");
+        let frames = self.frames_of(block);
+        let mut entry = Entry(self.areas[block].load(Relaxed));
+        loop {
+            let is_unused = entry.free() == frames;
+            let fits = is_unused || mobility.is_none_or(|mobility| mobility == entry.mobility());
+            if entry.free() < least || !fits {
+                return 0;
+            }
+            let n = entry.free().min(most);
+            let mut next = entry.with_free(entry.free() - n);
+            if is_unused {
+                let mobility = mobility.unwrap_or(Mobility::Unmovable);
+                self.note_use(block);
+                self.note_kind(mobility);
+                next = next.with_mobility(mobility);
+            }
+            // Acquires what the Release half in `raise` published: the bits that the count speaks of. SeqCst: see `file`.
+            match self.areas[block].compare_exchange_weak(entry.0, next.0, SeqCst, Relaxed) {
+                Ok(_) => {
+                    self.file(block, Class::of(entry, frames), Class::of(next, frames));
+                    return n;
+                }
+                Err(now) => entry = Entry(now),
+            }
+        }
+    }
+
+    /// Takes all frames of a pageblock of which all were reserved at once, `span` words at a time.
+    ///
+    /// Its bits are all set, and nobody else changes one: whoever takes a bit reserved a frame before, and there are no more frames
+    /// than these (I1); whoever gives one has one. So plain stores do, where others compare and swap. False: its bits are not all
+    /// set, so that its count was wrong, and nothing is taken.
+    pub(crate) fn take_whole(&self, block: usize, span: usize, mut emit: impl FnMut(Pfn)) -> bool {
+        let words = self.words_of(block);
+        // `reserve` acquired what the last owners wrote.
+        if words.iter().any(|word| word.load(Relaxed) != !0) {
+            return false;
+        }
+        for (i, words) in words.chunks(span).enumerate() {
+            words.iter().for_each(|word| word.store(0, Relaxed));
+            emit(self.first_of_word(block * BLOCK_WORDS + i * span));
+        }
+        true
+    }
+
+    /// Raises a block's count: I1's second half, once the bits are set.
+    pub(crate) fn raise(&self, block: usize, by: u32) {
+        step!("Buddy::raise");
+        let frames = self.frames_of(block);
+        // SeqCst: Release for `reserve`, and see `file`.
+        let before = Entry(self.areas[block].fetch_add(by, SeqCst));
+        let after = Entry(before.0 + by);
+        self.file(block, Class::of(before, frames), Class::of(after, frames));
+    }
+
+    /// Sets bits of one word; returns those that were set already, which are somebody's double free.
+    pub(crate) fn set_bits(&self, word: usize, mask: u64) -> u64 {
+        step!("Buddy::set_bits");
+        self.bits[word].fetch_or(mask, Release) & mask
+    }
+
+    /// Moves a block in the index after its entry changed.
+    ///
+    /// Two threads that change an entry one after the other may come here in the other order, and the first would
+    /// leave the block where it no longer belongs. So each looks at the entry again when it is done (I5). Entries change,
+    /// the index changes and this looks with SeqCst: whoever is last in the index sees the entry as all others left it.
+    pub(crate) fn file(&self, block: usize, mut before: Option<Class>, mut after: Option<Class>) {
+        while before != after {
+            if let Some(class) = before {
+                self.index.remove(class, block);
+            }
+            if let Some(class) = after {
+                self.index.insert(class, block);
+            }
+            before = after;
+            after = Class::of(Entry(latest_u32(&self.areas[block])), self.frames_of(block));
+        }
+    }
+
+    /// Counts frames that were given back. Whether those completed a [closed](Self::close) buddy.
+    pub(crate) fn add_free(&self, n: usize) -> bool {
+        // Release pairs with the Acquire in `free_frames`. AcqRel: whoever completes a closed buddy, here or in `close`, sees
+        // what all others did to it before.
+        let before = self.free.fetch_add(n, AcqRel);
+        n > 0 && before.wrapping_add(n) == CLOSED + self.frames as usize
+    }
+
+    /// Says that no request will come any more and that `aside` of the frames never come back. Returns whether all others
+    /// are free. If not, exactly one give or [`free_block`](Self::free_block) will say that it completed the buddy: the one
+    /// that brings the last frame. Its caller is alone with the buddy then, and may take its metadata away.
+    ///
+    /// ```
+    /// # use pagemill_core::{BoundBlock, Mobility, Order, Pfn, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};
+    /// # let need = BuddyMetadata::for_frames(600);
+    /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
+    /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
+    /// let buddy = Buddy::new(Pfn::new(0), 600, &bits, &areas).unwrap();
+    /// let [one, other] = [0, 0].map(|_| buddy.alloc_block(Order::ZERO, Mobility::Unmovable, 0).unwrap());
+    /// assert!(!buddy.close(0));
+    /// assert_eq!(buddy.free_block(one, Order::ZERO), Ok(false));
+    /// assert_eq!(buddy.free_block(other, Order::ZERO), Ok(true));
+    /// ```
+    pub fn close(&self, aside: usize) -> bool {
+        // AcqRel as in `add_free`.
+        let before = self.free.fetch_add(CLOSED + aside, AcqRel);
+        before.wrapping_add(aside) == self.frames as usize
+    }
+
+    /// In the child after a fork: the counter is what was counted, and whoever held the lock is gone.
+    pub(crate) fn reset_after_fork(&self, free: usize) {
+        self.free.store(free, Relaxed);
+        self.large.free_after_fork();
+        self.end_withholding();
+    }
+
+    // ── numbers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    #[inline]
+    pub(crate) fn block_of(&self, pfn: Pfn) -> usize {
+        ((pfn.as_u32() - self.start.as_u32()) / PAGEBLOCK_FRAMES) as usize
+    }
+    /// The first pageblock, at or after this one, where a block of `span` pageblocks may begin.
+    pub(crate) fn next_aligned(&self, block: usize, span: usize) -> usize {
+        let before = (self.start.as_u32() / PAGEBLOCK_FRAMES) as usize;
+        (before + block).next_multiple_of(span) - before
+    }
+    #[inline]
+    pub(crate) fn word_of(&self, pfn: Pfn) -> usize {
+        ((pfn.as_u32() - self.start.as_u32()) / 64) as usize
+    }
+    pub(crate) fn first_of_word(&self, word: usize) -> Pfn {
+        self.start.offset(word as u32 * 64)
+    }
+    pub(crate) fn words_of(&self, block: usize) -> &[AtomicU64] {
+        &self.bits[block * BLOCK_WORDS..(block + 1) * BLOCK_WORDS]
+    }
+    /// How many frames a block has: 512, but for a last one that is cut short.
+    pub(crate) fn frames_of(&self, block: usize) -> u32 {
+        (self.frames - block as u32 * PAGEBLOCK_FRAMES).min(PAGEBLOCK_FRAMES)
+    }
+}

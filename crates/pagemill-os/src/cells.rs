@@ -1,0 +1,198 @@
+//! Tables of bytes that several threads load and store, each thread its own; several bytes to an instruction.
+//!
+//! Whoever owns some neighbours loads and stores them at once, and looks at others besides
+//! without believing what they say; a third may look at all of them at any time. So each access to a cell is a relaxed
+//! atomic one. The language has no such access to several cells: a wider atomic must not meet a narrower one. A processor
+//! has: of a word or a vector it loads and stores each aligned cell whole, whatever it does with the others. So on
+//! x86-64, and for bytes on AArch64, one instruction of assembly does the work of as many relaxed atomics. Elsewhere,
+//! and where miri or a model looks, cells go one by one.
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+/// Defines a load and a store of as many bytes as the word has, in their order in memory.
+macro_rules! bytes {
+    ($load:ident, $store:ident, $word:ty, $x86:literal, $x86_reg:literal, $arm_load:literal, $arm_store:literal) => {
+        #[inline(always)]
+        unsafe fn $load(from: *const u8) -> $word {
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            {
+                let word: $word;
+                // SAFETY: the caller says that these bytes may be read. A byte is always read whole.
+                unsafe {
+                    core::arch::asm!(concat!("mov {w", $x86_reg, "}, ", $x86, " ptr [{from}]"), w = lateout(reg) word,
+                        from = in(reg) from, options(nostack, preserves_flags, readonly));
+                }
+                word
+            }
+            #[cfg(all(target_arch = "aarch64", not(miri)))]
+            {
+                let word: $word;
+                // SAFETY: the caller says that these bytes may be read. A byte is always read whole.
+                unsafe {
+                    core::arch::asm!(concat!($arm_load, ", [{from}]"), w = lateout(reg) word, from = in(reg) from,
+                        options(nostack, preserves_flags, readonly));
+                }
+                word
+            }
+            #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+            {
+                // SAFETY: the caller's bytes.
+                <$word>::from_ne_bytes(core::array::from_fn(|i| unsafe { byte(from, i) }.load(Relaxed)))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn $store(to: *mut u8, word: $word) {
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: the caller says that these bytes may be written. A byte is always written whole.
+            unsafe {
+                core::arch::asm!(concat!("mov ", $x86, " ptr [{to}], {w", $x86_reg, "}"), w = in(reg) word, to = in(reg) to,
+                    options(nostack, preserves_flags));
+            }
+            #[cfg(all(target_arch = "aarch64", not(miri)))]
+            // SAFETY: the caller says that these bytes may be written. A byte is always written whole.
+            unsafe {
+                core::arch::asm!(concat!($arm_store, ", [{to}]"), w = in(reg) word, to = in(reg) to,
+                    options(nostack, preserves_flags));
+            }
+            #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+            for (i, value) in word.to_ne_bytes().into_iter().enumerate() {
+                // SAFETY: the caller's bytes.
+                unsafe { byte(to, i) }.store(value, Relaxed);
+            }
+        }
+    };
+}
+bytes!(load_8, store_8, u64, "qword", "", "ldr {w:x}", "str {w:x}");
+bytes!(load_4, store_4, u32, "dword", ":e", "ldr {w:w}", "str {w:w}");
+bytes!(load_2, store_2, u16, "word", ":x", "ldrh {w:w}", "strh {w:w}");
+
+/// The bits in which any of 32 bytes differs from the wanted one, which `wanted` has eight times; folded to eight bytes, in no order.
+#[inline(always)]
+unsafe fn differ_32(bytes: *const u8, wanted: u64) -> u64 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let differs: u64;
+        // SAFETY: the caller says that these bytes may be read. A byte is always read whole.
+        unsafe {
+            core::arch::asm!("movq {w}, {wanted}", "punpcklqdq {w}, {w}", "movdqu {a}, [{from}]", "movdqu {b}, [{from} + 16]",
+                "pxor {a}, {w}", "pxor {b}, {w}", "por {a}, {b}", "movdqa {b}, {a}", "punpckhqdq {b}, {b}", "por {a}, {b}",
+                "movq {differs}, {a}", w = out(xmm_reg) _, a = out(xmm_reg) _, b = out(xmm_reg) _,
+                from = in(reg) bytes, wanted = in(reg) wanted, differs = lateout(reg) differs,
+                options(nostack, preserves_flags, readonly));
+        }
+        differs
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: the caller says that these bytes may be read.
+    (0..4).fold(0, |differs, i| differs | unsafe { load_8(bytes.add(i * 8)) } ^ wanted)
+}
+
+/// # Safety
+/// The byte is there, and everybody else loads and stores it as this module does.
+#[inline(always)]
+unsafe fn byte<'c>(bytes: *const u8, at: usize) -> &'c AtomicU8 {
+    // SAFETY: the caller's promise.
+    unsafe { AtomicU8::from_ptr(bytes.add(at).cast_mut()) }
+}
+
+// Bytes are stored eight at a time, and loaded 32 or eight at a time; a tail of fewer as four, two and one. Both cut it alike, so that
+// a load finds what it wants in one store and need not wait for the cache; of 32 bytes and more that is not so, which takes as long as a
+// few loads.
+
+/// Which bits of `mask` any of `n` bytes has unlike `byte`; eight bytes' worth, in no order.
+///
+/// # Safety
+/// `n` bytes at `bytes` that live, and that every thread meanwhile loads and stores by this module or as [`AtomicU8`].
+///
+/// ```
+/// let mut states = [7_u8; 13];
+/// // SAFETY: 13 bytes that nobody else uses.
+/// assert!(unsafe { pagemill_os::bytes_differ(states.as_mut_ptr(), 13, 6, !1) } == 0);
+/// ```
+#[inline(always)]
+pub unsafe fn bytes_differ(bytes: *mut u8, n: usize, byte_wanted: u8, mask: u8) -> u64 {
+    let (words, tail) = (n / 8, n % 8);
+    let wanted = u64::from_ne_bytes([byte_wanted; 8]);
+    let mut differs = 0;
+    // SAFETY: all below `n`: the words, then what is left of a word in falling powers of two.
+    unsafe {
+        for i in 0..n / 32 {
+            differs |= differ_32(bytes.add(i * 32), wanted);
+        }
+        for i in words - words % 4..words {
+            differs |= load_8(bytes.add(i * 8)) ^ wanted;
+        }
+        let mut at = bytes.add(words * 8);
+        if tail & 4 != 0 {
+            differs |= u64::from(load_4(at) ^ wanted as u32);
+            at = at.add(4);
+        }
+        if tail & 2 != 0 {
+            differs |= u64::from(load_2(at) ^ wanted as u16);
+            at = at.add(2);
+        }
+        if tail & 1 != 0 {
+            differs |= u64::from(byte(at, 0).load(Relaxed) ^ byte_wanted);
+        }
+    }
+    differs & u64::from_ne_bytes([mask; 8])
+}
+
+/// Sets `n` bytes to `value`.
+///
+/// # Safety
+/// As [`bytes_differ`].
+#[inline(always)]
+pub unsafe fn set_bytes(bytes: *mut u8, n: usize, value: u8) {
+    let (words, tail) = (n / 8, n % 8);
+    let word = u64::from_ne_bytes([value; 8]);
+    // SAFETY: as in `bytes_differ`.
+    unsafe {
+        for i in 0..words {
+            store_8(bytes.add(i * 8), word);
+        }
+        let mut at = bytes.add(words * 8);
+        if tail & 4 != 0 {
+            store_4(at, word as u32);
+            at = at.add(4);
+        }
+        if tail & 2 != 0 {
+            store_2(at, word as u16);
+            at = at.add(2);
+        }
+        if tail & 1 != 0 {
+            byte(at, 0).store(value, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of every length up to a few words, with one byte wrong at every place, and what lies beside them untouched.
+    #[test]
+    fn every_byte_is_seen_and_written_and_no_other() {
+        for n in 0..=if cfg!(miri) { 19 } else { 70 } {
+            let mut bytes = vec![9_u8; n + 2];
+            // SAFETY: cells 1 to n of a vector with as many and two more.
+            let states = unsafe { bytes.as_mut_ptr().add(1) };
+            // SAFETY: as above.
+            let differs = |value, mask| unsafe { bytes_differ(states, n, value, mask) };
+            // SAFETY: as above.
+            unsafe {
+                set_bytes(states, n, 5);
+                assert_eq!((*states.sub(1), *states.add(n)), (9, 9));
+            }
+            assert_eq!(differs(5, !0), 0, "{n}");
+            for at in 0..n {
+                // SAFETY: as above.
+                let state = unsafe { &mut *states.add(at) };
+                *state ^= 0x80;
+                assert!(differs(5, !0) != 0 && differs(5, 0x7f) == 0, "{at} of {n}");
+                // SAFETY: as above.
+                unsafe { *states.add(at) = 5 };
+            }
+        }
+    }
+}

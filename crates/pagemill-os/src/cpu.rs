@@ -1,0 +1,49 @@
+//! Which CPU, and how many there can be.
+
+/// One more than the largest CPU number that this system can have.
+///
+/// ```
+/// assert!(pagemill_os::possible_cpus() >= 1);
+/// ```
+pub fn possible_cpus() -> usize {
+    if cfg!(miri) {
+        return 1; // Miri reads no files.
+    }
+    // The file reads "0-7" or "0,2-5": the last number is the largest.
+    let listed = std::fs::read_to_string("/sys/devices/system/cpu/possible")
+        .ok()
+        .and_then(|text| text.trim().rsplit(['-', ',']).next()?.parse::<usize>().ok());
+    listed.map_or_else(configured_cpus, |last| last + 1)
+}
+
+fn configured_cpus() -> usize {
+    // SAFETY: sysconf reads no memory of ours.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }).unwrap_or(1).max(1)
+}
+
+/// The number that the system knows this thread by. Callable in a signal handler.
+///
+/// ```
+/// let mine = pagemill_os::current_thread();
+/// assert_ne!(std::thread::spawn(pagemill_os::current_thread).join().unwrap(), mine);
+/// ```
+pub fn current_thread() -> i32 {
+    // SAFETY: gettid reads no memory of ours.
+    unsafe { libc::gettid() }
+}
+
+/// The CPU that this thread runs on, as it was a moment ago. 0 where the system does not say.
+///
+/// ```
+/// assert!(pagemill_os::current_cpu() < pagemill_os::possible_cpus());
+/// ```
+#[cfg(not(miri))]
+pub fn current_cpu() -> usize {
+    // SAFETY: sched_getcpu reads no memory of ours.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+/// Miri has one CPU.
+#[cfg(miri)]
+pub fn current_cpu() -> usize {
+    0
+}

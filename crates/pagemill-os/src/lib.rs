@@ -1,0 +1,98 @@
+//! What Pagemill asks of the operating system: address space, CPU numbers, restartable sequences.
+//!
+//! It stands between `pagemill-core`, which decides on numbers, and `pagemill`, which hands out memory. The one part
+//! with a theory of its own is the per-CPU lists: see [`lists`].
+//!
+//! ```
+//! let map = pagemill_os::Mapping::reserve(1 << 21, 1 << 21).unwrap();
+//! assert_eq!(map.addr() % (1 << 21), 0);
+//! ```
+
+mod backend;
+mod batch;
+mod cells;
+mod counters;
+mod cpu;
+pub mod device;
+#[cfg(all(test, not(any(loom, miri))))]
+#[path = "../../../tests/fifo.rs"]
+mod fifo;
+mod fork;
+mod limit;
+pub mod lists;
+mod map;
+mod membarrier;
+mod mine;
+mod numa;
+mod page;
+mod rseq;
+mod sections;
+mod sleep;
+mod socket;
+mod touch;
+mod words;
+
+pub use batch::{Batch, Frames, Load};
+pub use cells::{bytes_differ, set_bytes};
+pub use cpu::{current_cpu, current_thread, possible_cpus};
+pub use fork::{ForkHooks, on_fork};
+pub use limit::{Claim, MemoryLimit};
+pub use lists::{Backend, CpuStats, List, PerCpu};
+pub use map::{MapError, Mapping};
+pub use mine::{mine, set_mine};
+pub use numa::{Node, Topology, cpus_of};
+pub use page::{HUGE_PAGE_SIZE, pretend_system_page, system_page};
+pub use rseq::{restarts, self_test};
+pub use sections::Sections;
+pub use sleep::{ForkLock, SLEEP};
+pub use socket::{Polled, poll, send};
+pub use touch::touch_parallel;
+pub use words::{are_empty, are_pages, empty, empty_slots, fill_neighbours, fill_pages, find_empty, neighbours};
+
+/// An error number of the operating system.
+///
+/// ```
+/// assert_eq!(pagemill_os::Errno(12).0, 12);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// It is not permitted.
+    pub const EPERM: Self = Self(libc::EPERM);
+    /// Again later, or too much locked memory.
+    pub const EAGAIN: Self = Self(libc::EAGAIN);
+    /// No memory, or too much of it locked.
+    pub const ENOMEM: Self = Self(libc::ENOMEM);
+    /// Access denied.
+    pub const EACCES: Self = Self(libc::EACCES);
+    /// An address that leads nowhere.
+    pub const EFAULT: Self = Self(libc::EFAULT);
+    /// Somebody has it.
+    pub const EBUSY: Self = Self(libc::EBUSY);
+    /// It is there already.
+    pub const EEXIST: Self = Self(libc::EEXIST);
+    /// An argument that makes no sense here, or that this system does not know.
+    pub const EINVAL: Self = Self(libc::EINVAL);
+    /// No room.
+    pub const ENOSPC: Self = Self(libc::ENOSPC);
+    /// No such system call.
+    pub const ENOSYS: Self = Self(libc::ENOSYS);
+    /// No room for buffers, or too much locked memory.
+    pub const ENOBUFS: Self = Self(libc::ENOBUFS);
+    /// Not supported.
+    pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+
+    pub(crate) fn last() -> Self {
+        Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    /// Does it say that the system cannot do such a thing, whatever memory it has?
+    ///
+    /// ```
+    /// assert!(pagemill_os::Errno(22).is_unsupported() && !pagemill_os::Errno(12).is_unsupported());
+    /// ```
+    pub fn is_unsupported(self) -> bool {
+        matches!(self.0, libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP)
+    }
+}

@@ -1,0 +1,293 @@
+//! Every interleaving of those who wait for memory, those who free some and those who cancel, by loom: whoever is
+//! owed something is woken, in the order of arrival among those who lack the same, and behind nobody else. `pagemill`
+//! itself is not built for loom, so its file is taken as it is. So is the file by which lists are shut meanwhile. Its
+//! own model of the queue, by shuttle, has more threads; loom knows besides what memory that is ordered weakly may
+//! do.
+//!
+//! Parking has no end here: what is only found because the head looks again after a while would hang, and loom says so.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-os --test tests loom_waits
+//! ```
+#[expect(dead_code, unreachable_pub, reason = "it is another crate's, and not all of it is tried here")]
+#[path = "../../pagemill/src/wait.rs"]
+mod wait;
+
+#[path = "../../pagemill/src/shutting.rs"]
+mod shutting;
+
+pub(crate) mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, fence};
+    pub(crate) use loom::sync::{Mutex, MutexGuard};
+    pub(crate) use loom::thread::{Thread, current, park};
+
+    pub(crate) fn park_timeout(_: std::time::Duration) {
+        park();
+    }
+    /// Nobody forks here.
+    pub(crate) fn no_fork() {}
+    pub(crate) fn generation() -> u64 {
+        0
+    }
+}
+
+use loom::model::Builder;
+use loom::sync::Arc;
+use loom::thread;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use sync::{AtomicBool, AtomicUsize};
+use wait::{Cancel, Patience, Waits};
+
+/// Memory of which there is none at first, and who waits for it.
+#[derive(Default)]
+struct Memory {
+    free: AtomicUsize,
+    /// By how many frames they lack.
+    waits: Waits<usize>,
+    served: AtomicUsize,
+}
+
+impl Memory {
+    /// One frame, in the order in which frames are taken; none if `cancel` says so before.
+    fn take(&self, cancel: Option<&Cancel>) -> Option<usize> {
+        self.take_all(1, cancel)
+    }
+    fn take_all(&self, n: usize, cancel: Option<&Cancel>) -> Option<usize> {
+        self.waits.wait(n, &Patience { deadline: None, cancel }, None, |_| {
+            let lower = |free: usize| free.checked_sub(n);
+            self.free.fetch_update(AcqRel, Acquire, lower).ok()?;
+            Some(self.served.fetch_add(1, Relaxed))
+        })
+    }
+    /// As whoever frees does while somebody waits.
+    fn give(&self) {
+        self.free.fetch_add(1, AcqRel);
+        self.waits.note_free(&|lack| self.free.load(Relaxed) >= lack);
+    }
+    /// Until so many wait.
+    fn await_waiters(&self, n: usize) {
+        while self.waits.len() < n {
+            thread::yield_now();
+        }
+    }
+}
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(model);
+}
+
+/// A thread that takes one frame, behind `n` others.
+fn waiter(memory: &Arc<Memory>, n: usize) -> thread::JoinHandle<Option<usize>> {
+    let its = Arc::clone(memory);
+    let waiter = thread::spawn(move || its.take(None));
+    memory.await_waiters(n + 1);
+    waiter
+}
+
+#[test]
+fn who_waits_is_woken_by_what_is_freed() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let its = Arc::clone(&memory);
+        let waiter = thread::spawn(move || its.take(None));
+        // Before, while and after it sits down.
+        memory.give();
+        assert_eq!(waiter.join().unwrap(), Some(0));
+        assert_eq!(memory.waits.len(), 0);
+    });
+}
+
+#[test]
+fn two_are_served_in_order_of_arrival() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let first = waiter(&memory, 0);
+        let second = waiter(&memory, 1);
+        memory.give();
+        memory.give();
+        assert_eq!((first.join().unwrap(), second.join().unwrap()), (Some(0), Some(1)));
+    });
+}
+
+#[test]
+fn two_who_free_at_once_wake_both() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let first = waiter(&memory, 0);
+        let its = Arc::clone(&memory);
+        let giver = thread::spawn(move || its.give());
+        memory.give();
+        assert_eq!(first.join().unwrap(), Some(0));
+        giver.join().unwrap();
+        // What is left is found without anybody's waking.
+        assert_eq!(memory.take(None), Some(1));
+    });
+}
+
+#[test]
+fn a_cancelled_wait_returns() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let cancel = Cancel::new();
+        let (its, token) = (Arc::clone(&memory), cancel.clone());
+        let waiter = thread::spawn(move || its.take(Some(&token)));
+        cancel.cancel();
+        assert_eq!(waiter.join().unwrap(), None);
+        assert_eq!(memory.waits.len(), 0);
+    });
+}
+
+#[test]
+fn a_head_that_is_cancelled_as_something_comes_passes_it_on() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let cancel = Cancel::new();
+        let (its, token) = (Arc::clone(&memory), cancel.clone());
+        let head = thread::spawn(move || its.take(Some(&token)));
+        memory.await_waiters(1);
+        let next = waiter(&memory, 1);
+        memory.give();
+        cancel.cancel();
+        if head.join().unwrap().is_some() {
+            memory.give();
+        }
+        assert!(next.join().unwrap().is_some());
+        assert_eq!(memory.waits.len(), 0);
+    });
+}
+
+#[test]
+fn two_frees_that_are_enough_together_wake_who_lacks_two() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let its = Arc::clone(&memory);
+        let waiter = thread::spawn(move || its.take_all(2, None));
+        let its = Arc::clone(&memory);
+        let giver = thread::spawn(move || its.give());
+        memory.give();
+        giver.join().unwrap();
+        assert_eq!(waiter.join().unwrap(), Some(0));
+    });
+}
+
+#[test]
+fn who_lacks_what_never_comes_holds_up_nobody() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let cancel = Cancel::new();
+        let (its, token) = (Arc::clone(&memory), cancel.clone());
+        let never = thread::spawn(move || its.take_all(9, Some(&token)));
+        memory.await_waiters(1);
+        let its = Arc::clone(&memory);
+        let other = thread::spawn(move || its.take(None));
+        memory.give();
+        assert_eq!(other.join().unwrap(), Some(0));
+        cancel.cancel();
+        assert_eq!(never.join().unwrap(), None);
+    });
+}
+
+#[test]
+fn a_cancel_forgets_who_waits_no_longer() {
+    check(|| {
+        let memory = Arc::new(Memory::default());
+        let cancel = Cancel::new();
+        let (its, token) = (Arc::clone(&memory), cancel.clone());
+        let waiter = thread::spawn(move || its.take(Some(&token)));
+        memory.give();
+        assert_eq!(waiter.join().unwrap(), Some(0));
+        assert_eq!(cancel.waiting(), 0);
+    });
+}
+
+/// Lists, and the reasons to shut them.
+#[derive(Default)]
+struct Lists {
+    waiting: AtomicUsize,
+    is_low: AtomicBool,
+    limit: AtomicUsize,
+}
+
+impl Lists {
+    fn has_reason(&self) -> bool {
+        self.is_low.load(Relaxed) || self.waiting.load(Relaxed) != 0
+    }
+    fn settle(&self) {
+        shutting::settle(|| self.has_reason(), |is_open| self.limit.store(usize::from(is_open), Relaxed));
+    }
+    /// A request that waits, and stops.
+    fn wait(&self) {
+        self.waiting.fetch_add(1, SeqCst);
+        self.settle();
+        self.waiting.fetch_sub(1, SeqCst);
+        self.settle();
+    }
+    /// A thread that adds memory.
+    fn tell_who_waits(&self) {
+        if self.waiting.load(Relaxed) != 0 {
+            self.settle();
+        }
+    }
+    fn fall_below_low(&self) {
+        if !self.is_low.swap(true, Relaxed) {
+            self.settle();
+        }
+    }
+    fn rise_above_high(&self) {
+        if self.is_low.load(Relaxed) {
+            self.is_low.store(false, Relaxed);
+            self.settle();
+        }
+    }
+}
+
+/// Both threads at once, and the lists after that.
+fn lists_meet(threads: [fn(&Lists); 2]) {
+    check(move || {
+        let lists = Arc::new(Lists { limit: AtomicUsize::new(1), ..Lists::default() });
+        let its = Arc::clone(&lists);
+        let other = thread::spawn(move || threads[0](&its));
+        threads[1](&lists);
+        other.join().unwrap();
+        match lists.has_reason() {
+            true => assert_eq!(lists.limit.load(SeqCst), 0, "they are open"),
+            false => assert_eq!(lists.limit.load(SeqCst), 1, "they are shut for no reason"),
+        }
+    });
+}
+
+#[test]
+fn lists_are_open_when_two_have_waited() {
+    lists_meet([Lists::wait, Lists::wait]);
+}
+
+#[test]
+fn lists_are_open_when_memory_was_added_as_a_wait_ended() {
+    lists_meet([Lists::tell_who_waits, Lists::wait]);
+}
+
+#[test]
+fn lists_are_open_or_shut_as_the_zone_is_above_or_below_its_marks() {
+    lists_meet([Lists::fall_below_low, Lists::rise_above_high]);
+    lists_meet([Lists::fall_below_low, |lists| (lists.rise_above_high(), lists.fall_below_low()).0]);
+}
+
+/// A request waits, while two others, whose waits are over, open lists.
+#[test]
+fn lists_are_shut_as_long_as_there_is_a_reason() {
+    check(|| {
+        let lists = Arc::new(Lists::default());
+        let openers: Vec<_> = (0..2)
+            .map(|_| {
+                let lists = Arc::clone(&lists);
+                thread::spawn(move || lists.settle())
+            })
+            .collect();
+        lists.waiting.fetch_add(1, SeqCst);
+        lists.settle();
+        openers.into_iter().for_each(|opener| opener.join().unwrap());
+        assert_eq!(lists.limit.load(SeqCst), 0, "they are open");
+    });
+}
