@@ -202,7 +202,7 @@ fn run_rounds(plan: &Plan, server: Option<&StatsServer>, stop: &Stop) -> Result<
         if let Some(server) = server {
             server.show("stress", &round.allocator);
         }
-        let end = Instant::now() + ROUND.min(length - start.elapsed());
+        let end = (Instant::now() + ROUND).min(start + length);
         let done = round.run(end).map_err(|what| {
             progress.clear();
             let why = format!("seed {}, {} lists{}", plan.seed, round.allocator.backend(), round.beside(&what));
@@ -228,7 +228,7 @@ fn run_tight(plan: &Plan, server: Option<&StatsServer>, stop: &Stop) -> Result<(
         if let Some(server) = server {
             server.show("stress", &round.allocator);
         }
-        let end = Instant::now() + ROUND.min(length - start.elapsed());
+        let end = (Instant::now() + ROUND).min(start + length);
         let done = round.run(end).map_err(|what| {
             let why = format!("seed {}, {} lists", plan.seed, round.allocator.backend());
             Failure::new(what, why).next(format!("repeat with: {}", plan.again()))
