@@ -8,6 +8,8 @@
 //! assert_eq!(map.addr() % (1 << 21), 0);
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod backend;
 mod batch;
 mod cells;
@@ -29,6 +31,7 @@ mod rseq;
 mod sections;
 mod sleep;
 mod socket;
+mod thread;
 mod touch;
 mod words;
 
@@ -46,6 +49,7 @@ pub use rseq::{restarts, self_test};
 pub use sections::Sections;
 pub use sleep::{ForkLock, SLEEP};
 pub use socket::{Polled, poll, send};
+pub use thread::Thread;
 pub use touch::touch_parallel;
 pub use words::{are_empty, are_pages, empty, empty_slots, fill_neighbours, fill_pages, find_empty, neighbours};
 

@@ -1,9 +1,9 @@
 //! Committing much memory before its first use, on the CPUs of the node that it belongs to.
-use crate::{Errno, Mapping};
+use crate::{Errno, Mapping, Thread};
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
+use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 
 /// What a thread commits in one call, in bytes; a multiple of every kind's page.
 const PIECE: usize = 64 << 20;
@@ -36,25 +36,27 @@ const PIECE: usize = 64 << 20;
 pub fn touch_parallel(parts: &[(&Mapping, &[usize])], progress: &mut Progress<'_>) -> Result<usize, Errno> {
     let total = Total { done: Mutex::new((0, progress)), errno: AtomicI32::new(0), is_over: AtomicBool::new(false) };
     let next: Vec<AtomicUsize> = parts.iter().map(|_| AtomicUsize::new(0)).collect();
-    thread::scope(|scope| {
-        for (&(mapping, cpus), next) in parts.iter().zip(&next) {
-            let anywhere = [usize::MAX];
-            let cpus = if cpus.is_empty() { &anywhere } else { cpus };
-            for (started, &cpu) in cpus.iter().take(mapping.bytes().div_ceil(PIECE)).enumerate() {
-                let total = &total;
-                let work = move || {
-                    pin(cpu);
-                    total.commit_pieces(mapping, next);
-                };
-                let thread = thread::Builder::new().name("pagemill-touch".into()).spawn_scoped(scope, work);
-                match thread {
-                    Ok(_) => {}
-                    Err(_) if started > 0 => break, // Those that did start do its work.
-                    Err(_) => total.fail(Errno(libc::EAGAIN)),
-                }
+    let mut threads = Vec::new();
+    for (&(mapping, cpus), next) in parts.iter().zip(&next) {
+        let anywhere = [usize::MAX];
+        let cpus = if cpus.is_empty() { &anywhere } else { cpus };
+        for (started, &cpu) in cpus.iter().take(mapping.bytes().div_ceil(PIECE)).enumerate() {
+            let total = &total;
+            let work = move || {
+                pin(cpu);
+                total.commit_pieces(mapping, next);
+            };
+            // SAFETY: all threads are joined below, and nothing between here and there panics.
+            match unsafe { Thread::spawn_borrowing(c"pagemill-touch", work) } {
+                Ok(thread) => threads.push(thread),
+                Err(_) if started > 0 => break, // Those that did start do its work.
+                Err(errno) => total.fail(errno),
             }
         }
-    });
+    }
+    // All of them end before a panic of one goes on.
+    let ends: Vec<_> = threads.into_iter().map(Thread::join).collect();
+    ends.into_iter().for_each(|end| end.unwrap_or_else(|panic| resume_unwind(panic)));
     match total.errno.into_inner() {
         0 => Ok(total.done.into_inner().unwrap_or_else(PoisonError::into_inner).0),
         errno => Err(Errno(errno)),

@@ -58,6 +58,7 @@
 //! allocated or freed. The system's own frame for the signal comes on top (`sysconf(_SC_MINSIGSTKSZ)`); more pages at once
 //! take more.
 #![warn(missing_docs)]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 /// What the front page says of lists.
 const _: () = assert!(size_of::<pagemill_os::lists::CpuLists>() == 32 << 10);

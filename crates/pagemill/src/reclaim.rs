@@ -12,13 +12,13 @@ use crate::nodes::Nodes;
 use crate::{process, registry};
 use core::cell::Cell;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, fence};
 use pagemill_core::{Gfp, Invalid, PageCount};
-use std::io;
+use pagemill_os::{Errno, Thread};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::Thread as Sleeper;
 use std::time::{Duration, Instant};
 
 /// Something that can give pages back when memory is short: a cache.
@@ -178,10 +178,25 @@ impl core::fmt::Debug for Reclaim {
 #[derive(Debug)]
 struct Background {
     /// Not to be joined, detached or dropped in the child of a fork, where there is no such thread.
-    thread: ManuallyDrop<JoinHandle<()>>,
-    is_over: Arc<AtomicBool>,
+    thread: ManuallyDrop<Thread<()>>,
+    shared: Arc<Shared>,
     /// The fork in whose process it runs.
     generation: u64,
+}
+
+/// What the thread shares with those that wake and end it.
+#[derive(Default, Debug)]
+struct Shared {
+    is_over: AtomicBool,
+    /// The thread, which sleeps between two looks; none until it begins with its first one.
+    sleeper: OnceLock<Sleeper>,
+}
+
+impl Shared {
+    /// Has it look now. A signal handler may call this.
+    fn wake(&self) {
+        self.sleeper.get().map(Sleeper::unpark);
+    }
 }
 
 thread_local! {
@@ -254,7 +269,7 @@ impl Reclaim {
         let Some(held) = registry::try_lock() else { return };
         let mut background = locked(&self.background, &held);
         match (&*background, owner) {
-            (Some(running), _) if running.is_here() => running.thread.thread().unpark(),
+            (Some(running), _) if running.is_here() => running.shared.wake(),
             // If the system starts none now, the next request tries again.
             (_, Some(owner)) => *background = start(owner()).ok(),
             _ => {}
@@ -266,11 +281,13 @@ impl Reclaim {
         self.is_wanted.store(false, Release);
         let background = locked(&self.background, &registry::lock()).take();
         if let Some(running) = background.filter(Background::is_here) {
-            running.is_over.store(true, Release);
+            running.shared.is_over.store(true, Relaxed);
+            // SeqCst pairs with the fence in `start`: the thread sees that it is over, or `wake` finds it.
+            fence(SeqCst);
+            running.shared.wake();
             let thread = ManuallyDrop::into_inner(running.thread);
-            thread.thread().unpark();
             // The last owner may be the thread itself, between two looks: it ends by itself then.
-            if thread.thread().id() != std::thread::current().id() {
+            if !thread.is_current() {
                 let _ = thread.join();
             }
         }
@@ -291,11 +308,14 @@ fn locked<'m, T>(lock: &'m Mutex<T>, _held: &'m registry::Writing) -> MutexGuard
 /// What the thread holds: not what keeps the allocator open.
 pub(crate) type WeakAllocator = Weak<crate::allocator::Owner>;
 
-fn start(allocator: WeakAllocator) -> io::Result<Background> {
-    let is_over = Arc::new(AtomicBool::new(false));
-    let over = is_over.clone();
-    let thread = std::thread::Builder::new().name("pagemill-reclaim".into()).spawn(move || {
-        while !over.load(Acquire) {
+fn start(allocator: WeakAllocator) -> Result<Background, Errno> {
+    let shared = Arc::new(Shared::default());
+    let of_thread = shared.clone();
+    let thread = Thread::spawn(c"pagemill-reclaim", move || {
+        _ = of_thread.sleeper.set(std::thread::current());
+        // SeqCst pairs with the fence in `stop`.
+        fence(SeqCst);
+        while !of_thread.is_over.load(Relaxed) {
             match allocator.upgrade() {
                 Some(owner) => {
                     // A shrinker's panic has been reported when it comes here: it ends this round, not the thread.
@@ -307,7 +327,7 @@ fn start(allocator: WeakAllocator) -> io::Result<Background> {
             std::thread::park_timeout(LOOK);
         }
     });
-    Ok(Background { thread: ManuallyDrop::new(thread?), is_over, generation: process::generation() })
+    Ok(Background { thread: ManuallyDrop::new(thread?), shared, generation: process::generation() })
 }
 
 impl Nodes {
@@ -387,8 +407,8 @@ impl Allocator {
     /// Starts the background thread, which looks when a zone falls below its low mark.
     pub(crate) fn start_reclaim(&self, held: &registry::Writing) -> Result<(), Invalid> {
         let reclaim = &self.nodes().reclaim;
-        let refused = |error: io::Error| Invalid::NoThread { errno: error.raw_os_error().unwrap_or(0) };
-        *locked(&reclaim.background, held) = Some(start(self.weak()).map_err(refused)?);
+        let started = start(self.weak()).map_err(|errno| Invalid::NoThread { errno: errno.0 })?;
+        *locked(&reclaim.background, held) = Some(started);
         // Release pairs with the Acquire in `wake`.
         reclaim.is_wanted.store(true, Release);
         Ok(())

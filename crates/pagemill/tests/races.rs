@@ -224,3 +224,35 @@ fn a_fork_may_meet_the_first_use() {
     }
     first_use.join().unwrap();
 }
+
+/// The standard library's threads take a lock as they begin and end that a fork does not wait for, and so must not be what
+/// Pagemill starts in a child.
+#[test]
+fn a_child_starts_threads_whatever_threads_its_parent_was_starting() {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _over = Over(&is_over);
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    std::thread::spawn(|| ()).join().unwrap();
+                }
+            });
+        }
+        for _ in 0..300 {
+            // SAFETY: the child builds an allocator and exits; it runs no destructor of the parent's.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                crate::common::end_if_it_hangs();
+                let builds = || Allocator::builder().pages(64).background_reclaim(true).build().map(drop);
+                let built = std::panic::catch_unwind(builds);
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(!matches!(built, Ok(Ok(()))))) };
+            }
+            let mut status = 0;
+            // SAFETY: a plain system call.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0, "a child that builds an allocator ended with {status:#x}");
+        }
+    });
+}

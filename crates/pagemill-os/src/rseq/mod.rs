@@ -20,7 +20,7 @@
 //!
 //! loom, miri, valgrind and the sanitizers do not see into these sections. What speaks for them is the stress test
 //! with signals, migrations and drains (`pagemill stress`), and the self-test at start-up.
-use crate::membarrier;
+use crate::{Thread, membarrier};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -128,11 +128,9 @@ fn drains_restart_sections(offset: isize) -> Result<(), &'static str> {
     static LEAVE: AtomicU32 = AtomicU32::new(0);
     INSIDE.store(0, Relaxed);
     LEAVE.store(0, Relaxed);
-    let spinner = std::thread::Builder::new()
-        .name("pagemill-rseq".into())
-        // SAFETY: glibc registered every thread at `offset`; the flags live for ever.
-        .spawn(move || unsafe { arch::spin(offset, &INSIDE, &LEAVE, TURNS) })
-        .map_err(|_| "no thread could be started for the self-test")?;
+    // SAFETY: glibc registered every thread at `offset`; the flags live for ever.
+    let spin = move || unsafe { arch::spin(offset, &INSIDE, &LEAVE, TURNS) };
+    let spinner = Thread::spawn(c"pagemill-rseq", spin).map_err(|_| "no thread could be started for the self-test")?;
     // The section says the CPU it is on, plus one.
     let cpu = loop {
         match INSIDE.load(Relaxed) {
