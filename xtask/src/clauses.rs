@@ -1,6 +1,6 @@
-//! Holds docs/clauses.md against the contract and the tests: each clause names at
-//! least one test that exists, or says why it comes later. The same for docs/faults.md: each
-//! fault that tests have to see names those that do.
+//! Holds docs/contract.md against the tests: each clause names at least one test that exists, or
+//! says why it comes later. The same for docs/faults.md: each fault that tests have to see names
+//! those that do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,37 +13,27 @@ use crate::plan::STEPS;
 use crate::shell::Shell;
 use crate::tally::Tally;
 
-/// The sections of the contract that have to be tested or put off by now; a section
-/// is added here when its first part is built. Section 1 defines words and has no
-/// numbered clause.
-const SECTIONS: &[&str] = &["C2.", "C3.", "C4.", "C5.", "C6.", "C10."];
+const CONTRACT: &str = "docs/contract.md";
 
-/// How a row puts a clause, or the rest of one, off.
-const LATER: &str = "later: ";
+/// How the contract puts a clause off, or, below a heading, each clause of the section that has no test.
+const LATER: &str = "*Later:*";
 
-/// How a row names a check of `cargo xtask test` where no single test can hold the clause.
+/// How the contract names a check of `cargo xtask test` where no single test can hold the clause.
 const CHECK: &str = "xtask:";
 
-/// A row: `| C2.1 | what of it is tested | tests, or later: why |`.
-struct Row<'a> {
-    clause: &'a str,
-    evidence: &'a str,
-}
+/// A file's tests, by the file's path.
+type Tests = BTreeMap<PathBuf, BTreeSet<String>>;
 
-impl Row<'_> {
-    fn is_tested(&self) -> bool {
-        self.evidence.contains("::") || self.evidence.contains(CHECK)
-    }
-    fn is_later(&self) -> bool {
-        self.evidence.strip_prefix(LATER).is_some_and(|reason| !reason.is_empty())
-    }
+/// A clause, as it stands in the contract.
+struct Clause<'a> {
+    number: &'a str,
+    tests: Vec<&'a str>,
+    is_put_off: bool,
 }
 
 pub(crate) fn check(shell: &Shell) -> Result<Tally> {
     let read = |path: &str| fs::read_to_string(shell.root.join(path)).context(path.to_owned());
-    let contract = read("docs/contract.md")?;
-    let table = read("docs/clauses.md")?;
-    let mut tests: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
+    let mut tests = Tests::new();
     let mut left_out = Vec::new();
     for path in project_files(shell)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs")) {
         let text = fs::read_to_string(shell.root.join(&path))?;
@@ -61,8 +51,7 @@ pub(crate) fn check(shell: &Shell) -> Result<Tally> {
         }
         tests.insert(path, test_names(&text).map(str::to_owned).collect());
     }
-    let rows: Vec<_> = table.lines().filter_map(row).collect();
-    let (mut problems, note) = judge(&clauses(&contract), &rows, &tests);
+    let (mut problems, note) = judge(&read(CONTRACT)?, &tests);
     problems.extend(left_out);
     let (unseen, faults) = judge_faults(&read("docs/faults.md")?, &tests);
     problems.extend(unseen);
@@ -70,50 +59,101 @@ pub(crate) fn check(shell: &Shell) -> Result<Tally> {
     Ok(Tally::from_problems(problems, note))
 }
 
-fn judge(clauses: &[&str], rows: &[Row<'_>], tests: &BTreeMap<PathBuf, BTreeSet<String>>) -> (Vec<String>, String) {
-    let mut problems = Vec::new();
-    let mut cited = 0;
-    let mut later = 0;
-    for row in rows {
-        if !clauses.contains(&row.clause) {
-            problems.push(format!("docs/clauses.md: {}: the contract has no such clause", row.clause));
+fn judge(contract: &str, tests: &Tests) -> (Vec<String>, String) {
+    let (clauses, mut problems) = clauses(contract);
+    let mut put_off = 0;
+    for clause in &clauses {
+        match (clause.tests.is_empty(), clause.is_put_off) {
+            (true, true) => put_off += 1,
+            (true, false) => {
+                problems.push(format!("{CONTRACT}: {} names no test, and no reason after {LATER}", clause.number))
+            }
+            (false, _) => {}
         }
-        for name in row.evidence.split('`').skip(1).step_by(2) {
-            cited += 1;
+        for name in &clause.tests {
             let exists = match name.strip_prefix(CHECK) {
                 Some(check) if !name.contains("::") => STEPS.iter().any(|step| step.name == check),
                 _ => is_test(name, tests),
             };
             if !exists {
-                problems.push(format!("docs/clauses.md: {}: there is no test {name}", row.clause));
+                problems.push(format!("{CONTRACT}: {}: {}", clause.number, missing(name, tests)));
             }
         }
     }
-    for clause in clauses {
-        let of_clause: Vec<_> = rows.iter().filter(|row| row.clause == *clause).collect();
-        if of_clause.is_empty() {
-            problems.push(format!("docs/clauses.md: no row for {clause}"));
+    let cited: usize = clauses.iter().map(|clause| clause.tests.len()).sum();
+    (problems, format!("{} clauses, {put_off} of them wholly for later; {cited} tests named", clauses.len()))
+}
+
+/// The contract's clauses, and what is wrong with the way it is written.
+///
+/// A clause begins with `- C2.1`. In the folded list below it stand properties (`  - ...`), and below each
+/// property its tests, one a line (``    - `file::test` ``).
+fn clauses(contract: &str) -> (Vec<Clause<'_>>, Vec<String>) {
+    let mut clauses: Vec<Clause<'_>> = Vec::new();
+    let mut problems = Vec::new();
+    let mut is_section_put_off = false;
+    // Whether a clause has begun in this section, and the property of the line before, which needs a test.
+    let mut is_inside = false;
+    let mut bare: Option<&str> = None;
+    // One heading more, so that a property in the last line is seen.
+    for line in contract.lines().chain(["## "]) {
+        let test = line.strip_prefix("    - `").and_then(|rest| rest.strip_suffix('`'));
+        if let Some(property) = bare.take().filter(|_| test.is_none()) {
+            problems.push(format!("{CONTRACT}: {property:?} has no test"));
         }
-        let is_put_off = of_clause.iter().all(|row| row.is_later());
-        later += usize::from(is_put_off && !of_clause.is_empty());
-        for row in of_clause.iter().filter(|row| !row.is_tested() && !row.is_later()) {
-            let Row { clause, evidence } = row;
-            problems.push(format!(
-                "docs/clauses.md: {clause}: {evidence:?} is neither a test nor, after {LATER:?}, a reason"
-            ));
+        let number =
+            line.strip_prefix("- ").and_then(|rest| rest.split_whitespace().next()).filter(|word| is_number(word));
+        if line.starts_with("## ") {
+            (is_inside, is_section_put_off) = (false, false);
+        } else if let Some(number) = number {
+            if clauses.iter().any(|clause| clause.number == number) {
+                problems.push(format!("{CONTRACT}: {number} stands there twice"));
+            }
+            clauses.push(Clause { number, tests: Vec::new(), is_put_off: is_section_put_off });
+            is_inside = true;
+        } else if let Some(reason) = line.trim_start().strip_prefix(LATER) {
+            let has_reason = !reason.trim().is_empty();
+            match clauses.last_mut().filter(|_| is_inside) {
+                Some(clause) => clause.is_put_off |= has_reason,
+                None => is_section_put_off = has_reason,
+            }
+        } else if let Some(test) = test {
+            match clauses.last_mut().filter(|_| is_inside) {
+                Some(clause) => clause.tests.push(test),
+                None => problems.push(format!("{CONTRACT}: {test} stands below no clause")),
+            }
+        } else if let Some(property) = line.strip_prefix("  - ") {
+            bare = Some(property);
         }
     }
-    (problems, format!("{} clauses, {later} of them wholly for later; {cited} tests named", clauses.len()))
+    (clauses, problems)
+}
+
+/// Whether a word is a clause's number, like C2.1.
+fn is_number(word: &str) -> bool {
+    let parts = word.strip_prefix('C').and_then(|rest| rest.split_once('.'));
+    parts.is_some_and(|(section, clause)| section.parse::<u8>().is_ok() && clause.parse::<u8>().is_ok())
 }
 
 /// A test by its file and function.
-fn is_test(name: &str, tests: &BTreeMap<PathBuf, BTreeSet<String>>) -> bool {
+fn is_test(name: &str, tests: &Tests) -> bool {
     name.split_once("::")
         .is_some_and(|(file, test)| tests.get(Path::new(file)).is_some_and(|names| names.contains(test)))
 }
 
+/// That there is no such test, and which files have one of that name: it may have moved.
+fn missing(name: &str, tests: &Tests) -> String {
+    let function = name.rsplit("::").next().unwrap_or_default();
+    let files = tests.iter().filter(|(_, names)| names.contains(function));
+    let files: Vec<_> = files.map(|(file, _)| format!("{}::{function}", file.display())).collect();
+    match files[..] {
+        [] => format!("there is no test {name}"),
+        _ => format!("there is no test {name}, but {}", files.join(", ")),
+    }
+}
+
 /// Of rows `| fault | file | tests | how they fail |`: what is wrong with them, and how many there are.
-fn judge_faults(table: &str, tests: &BTreeMap<PathBuf, BTreeSet<String>>) -> (Vec<String>, usize) {
+fn judge_faults(table: &str, tests: &Tests) -> (Vec<String>, usize) {
     let (mut problems, mut rows) = (Vec::new(), 0);
     let lines = table.lines().skip_while(|line| !line.starts_with("|---")).skip(1).filter(|line| line.starts_with('|'));
     for line in lines {
@@ -127,24 +167,10 @@ fn judge_faults(table: &str, tests: &BTreeMap<PathBuf, BTreeSet<String>>) -> (Ve
         if names.is_empty() {
             problems.push(format!("docs/faults.md: {fault}: no test sees it"));
         }
-        let missing = names.iter().filter(|name| !is_test(name, tests));
-        problems.extend(missing.map(|name| format!("docs/faults.md: {fault}: there is no test {name}")));
+        let gone = names.iter().filter(|name| !is_test(name, tests));
+        problems.extend(gone.map(|name| format!("docs/faults.md: {fault}: {}", missing(name, tests))));
     }
     (problems, rows)
-}
-
-/// The numbered clauses of the contract's sections that are due.
-fn clauses(contract: &str) -> Vec<&str> {
-    let starts = contract.lines().filter_map(|line| line.strip_prefix("- ")?.split_whitespace().next());
-    starts.filter(|name| SECTIONS.iter().any(|section| name.starts_with(section))).collect()
-}
-
-fn row(line: &str) -> Option<Row<'_>> {
-    let mut cells = line.trim().strip_prefix('|')?.split('|').map(str::trim);
-    let clause = cells.next()?;
-    let is_clause = clause.strip_prefix('C').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-    let (_what, evidence) = (cells.next()?, cells.next()?);
-    is_clause.then_some(Row { clause, evidence })
 }
 
 /// The functions of a file that are tests and are not ignored.
@@ -169,25 +195,35 @@ fn test_names(text: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    const CONTRACT: &str = "- C2.1 splits\n- C2.2 zeroes\n- C9.1 not due\n- no clause\n";
-
-    fn judged(table: &str) -> Vec<String> {
+    /// What is wrong with a contract whose clause C2.1 is tested and whose C2.2 has `rest` below it.
+    fn judged(rest: &str) -> Vec<String> {
         let source =
             "#[test]\n#[cfg(unix)]\nfn splits() {}\n#[test]\n#[ignore = \"slow\"]\nfn slow() {}\nfn helper() {}\n";
         let names = test_names(source).map(str::to_owned).collect();
-        let tests = BTreeMap::from([(PathBuf::from("a.rs"), names)]);
-        judge(&clauses(CONTRACT), &table.lines().filter_map(row).collect::<Vec<_>>(), &tests).0
+        let tests = Tests::from([(PathBuf::from("a.rs"), names)]);
+        let contract =
+            format!("## 2.\n\n- C2.1 splits\n\n  - it\n    - `a.rs::splits`\n\n- C2.2 zeroes\n{rest}\n- a word\n");
+        judge(&contract, &tests).0
     }
 
     #[test]
     fn each_clause_names_a_test_or_a_reason() {
-        let good = "| clause | what | tests |\n|---|---|---|\n| C2.1 | it | `a.rs::splits` |\n| C2.2 | it | later: no pages yet |\n";
-        assert_eq!(judged(good), Vec::<String>::new());
+        assert_eq!(judged("  *Later:* no pages yet"), Vec::<String>::new());
+        assert_eq!(judged("\n  - it\n    - `a.rs::splits`"), Vec::<String>::new());
+        assert_eq!(judged("## 3.\n- C3.1 comes\n  - it\n    - `a.rs::splits`").len(), 1, "C2.2 has no test");
+        assert_eq!(judged("  *Later:*").len(), 1, "no reason");
+    }
+
+    #[test]
+    fn a_section_may_be_put_off_as_a_whole() {
+        let of = |section: &str| judged(&format!("  *Later:* no pages yet\n## 3.\n{section}\n- C3.1 comes"));
+        assert_eq!(of("*Later:* not built yet"), Vec::<String>::new());
+        assert_eq!(of("").len(), 1, "a reason is its own section's");
     }
 
     #[test]
     fn each_fault_names_tests_that_exist() {
-        let tests = BTreeMap::from([(PathBuf::from("a.rs"), BTreeSet::from(["sees".to_owned()]))]);
+        let tests = Tests::from([(PathBuf::from("a.rs"), BTreeSet::from(["sees".to_owned()]))]);
         let of =
             |row: &str| judge_faults(&format!("| fault | file | tests | how |\n|---|---|---|---|\n{row}\n"), &tests);
         assert_eq!(of("| no lock | b.rs | `a.rs::sees` | it hangs |"), (Vec::new(), 1));
@@ -198,25 +234,19 @@ mod tests {
 
     #[test]
     fn a_check_may_stand_for_a_test() {
-        let of = |evidence: &str| judged(&format!("| C2.1 | it | `a.rs::splits` |\n| C2.2 | it | {evidence} |"));
-        assert_eq!(of("`xtask:sizes`"), Vec::<String>::new());
-        assert_eq!(of("`xtask:weights`").len(), 1, "no such check");
-        assert_eq!(of("`sizes`").len(), 2, "neither a test nor a check");
+        assert_eq!(judged("  - it\n    - `xtask:sizes`"), Vec::<String>::new());
+        assert_eq!(judged("  - it\n    - `xtask:weights`").len(), 1, "no such check");
+        assert_eq!(judged("  - it\n    - `sizes`").len(), 1, "neither a test nor a check");
     }
 
     #[test]
     fn what_is_missing_is_said() {
-        assert_eq!(judged("| C2.1 | it | `a.rs::splits` |").len(), 1, "C2.2 has no row");
-        assert_eq!(judged("| C2.1 | it | `a.rs::splits` |\n| C2.2 | it | later: |").len(), 1, "no reason");
-        let half = "| C2.1 | it | `a.rs::splits` |\n| C2.1 | rest | soon |\n| C2.2 | it | later: no pages yet |";
-        assert_eq!(judged(half).len(), 1, "one row of a clause says nothing");
-        assert_eq!(judged("| C2.1 | it | `a.rs::splits` |\n| C2.2 | it | `a.rs::slow` |").len(), 1, "ignored");
-        assert_eq!(judged("| C2.1 | it | `a.rs::splits` |\n| C2.2 | it | `a.rs::helper` |").len(), 1, "no test");
-        assert_eq!(judged("| C2.1 | it | `a.rs::splits` |\n| C2.2 | it | `b.rs::splits` |").len(), 1, "no file");
-        assert_eq!(
-            judged("| C2.1 | it | `a.rs::splits` |\n| C2.2 | it | `a.rs::splits` |\n| C2.9 | it | later: x |").len(),
-            1,
-            "no clause"
-        );
+        assert_eq!(judged("  - it\n    - `a.rs::slow`").len(), 1, "ignored");
+        assert_eq!(judged("  - it\n    - `a.rs::helper`").len(), 1, "no test");
+        assert_eq!(judged("  *Later:* the rest\n  - it\n  - that\n    - `a.rs::splits`").len(), 1, "it has no test");
+        assert_eq!(judged("  *Later:* no pages yet\n- C2.1 again").len(), 2, "twice, the second time without a test");
+        assert_eq!(judged("  *Later:* no pages yet\n## Others\n    - `a.rs::splits`").len(), 1, "no clause");
+        let moved = judged("  - it\n    - `b.rs::splits`");
+        assert!(moved.len() == 1 && moved[0].contains("a.rs::splits"), "{moved:?}");
     }
 }
