@@ -1,63 +1,11 @@
 //! The allocator: arenas, the zone over each and the per-CPU lists above that.
-use crate::arena::Arena;
 use crate::builder::Builder;
-use crate::free::finish;
-use crate::memory::Memory;
-use crate::misuse::{misuse, report};
 use crate::nodes::{Kept, Nodes};
 use crate::registry;
-use crate::shutting;
 use core::fmt;
-use core::mem::ManuallyDrop;
-use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
-use pagemill_core::{
-    Buddy, CpuId, Error, Gfp, Given, Giving, Invalid, Level, ListPolicy, Misuse, MisuseKind, Mobility, NodeId,
-    NodeMask, PageCount, Watermarks, ZoneKind, step,
-};
-use pagemill_os::{Backend, List, PerCpu, Sections};
+use pagemill_core::{CpuId, Error, Invalid, NodeMask, PageCount};
+use pagemill_os::Backend;
 use std::sync::{Arc, OnceLock, Weak};
-
-/// An arena in use: its zone, and the lists above that. It lives until no handle of the allocator is left and all pages are
-/// back; pages find it through their arena.
-#[derive(Debug)]
-pub(crate) struct Inner {
-    /// The CPU whose list asked a depot last, plus one; 0 for none: see [`passes_on`](Inner::passes_on).
-    pub(crate) last_to_ask: AtomicU32,
-    /// Unmapped by [`end`](Self::end).
-    pub(crate) lists: ManuallyDrop<PerCpu>,
-    pub(crate) arena: &'static Arena,
-    pub(crate) buddy: Buddy<'static>,
-    /// The allocator's other arenas, and what they share.
-    pub(crate) nodes: &'static Nodes,
-    /// The arena that was added before this one.
-    pub(crate) older: Option<&'static Self>,
-    pub(crate) node: NodeId,
-    pub(crate) kind: ZoneKind,
-    pub(crate) marks: Watermarks,
-    /// What it was made of.
-    pub(crate) described: Memory,
-    /// How often it was taken up again after it was retired.
-    pub(crate) turn: AtomicU32,
-    /// No handle of the allocator is left.
-    pub(crate) is_ownerless: AtomicBool,
-    /// Calls that open or shut its lists just now. `leave` holds them back for good.
-    pub(crate) opening: Sections,
-    /// It gives nothing any more, and what comes back goes to the system.
-    pub(crate) retired: AtomicBool,
-    /// It fell below its low mark, and is not above the high one yet.
-    pub(crate) is_low: AtomicBool,
-    /// Below: free frames that are kept for the request that claims them. Above, times 2^32: that claim's number.
-    pub(crate) claimed: AtomicU64,
-    /// Frames that a list may hold: its share of the zone, so that CPUs cannot hide much of a small one.
-    pub(crate) limit_max: u32,
-    /// Entries of frames that were found on two ways at once, and put aside.
-    pub(crate) quarantined: AtomicU64,
-    /// Blocks that came back and were refused.
-    pub(crate) misused: AtomicU64,
-    /// The next one on `registry::ENDED`.
-    pub(crate) next_ended: AtomicPtr<Self>,
-}
 
 /// An allocator of pages: a handle that is cheap to clone, and that threads share or take with them. See the
 /// [crate's front page](crate) for a program.
@@ -116,16 +64,16 @@ impl Drop for Owner {
     fn drop(&mut self) {
         self.nodes().reclaim.stop();
         // All of them before any ends: the child of a fork would look at the others' zonelists.
-        self.nodes().ever().into_iter().for_each(Inner::abandon);
-        for inner in self.nodes().ever() {
-            let arena = inner.arena;
-            if inner.leave() {
-                registry::come_home(arena);
+        let zones = self.nodes().ever();
+        zones.iter().for_each(|zone| zone.abandon());
+        for zone in zones {
+            if zone.leave() {
+                registry::come_home(zone);
             }
         }
+        // SAFETY: once, and no handle is left.
+        unsafe { self.0.free() };
         registry::bury();
-        // SAFETY: the part of the handles, once, and none is left.
-        unsafe { self.0.let_go() };
     }
 }
 
@@ -183,11 +131,11 @@ impl Allocator {
 
     /// Is this address in its memory?
     pub(crate) fn has_address(&self, addr: usize) -> bool {
-        registry::by_address(addr).is_some_and(|(arena, _)| core::ptr::eq(arena.inner().nodes, self.nodes()))
+        registry::by_address(addr).is_some_and(|(arena, _)| core::ptr::eq(&*arena.shared, &*self.nodes().shared))
     }
 
-    pub(crate) fn of(nodes: &'static Nodes) -> Self {
-        Self::from_owner(Arc::new(Owner(nodes.kept())))
+    pub(crate) fn of(nodes: Kept) -> Self {
+        Self::from_owner(Arc::new(Owner(nodes)))
     }
     pub(crate) fn from_owner(owner: Arc<Owner>) -> Self {
         Self { nodes: owner.0, owner }
@@ -210,11 +158,11 @@ impl Allocator {
     }
     /// How many pages it manages.
     pub fn managed_pages(&self) -> PageCount {
-        PageCount::new(self.nodes().in_use().map(|inner| inner.arena.frames()).sum())
+        PageCount::new(self.nodes().in_use().map(|inner| inner.frames()).sum())
     }
     /// What the free/used state of a frame costs, in bits (C10.3: at most 2).
     pub fn metadata_bits_per_frame(&self) -> f64 {
-        self.nodes().first().arena.metadata_bits_per_frame()
+        self.nodes().first().metadata_bits_per_frame()
     }
 
     /// Takes what all CPUs' lists hold back to the zones. Their owners go on meanwhile (C4.3). Returns the pages that
@@ -285,158 +233,6 @@ pub fn self_test() -> Result<(), &'static str> {
     pagemill_os::self_test()
 }
 
-impl Inner {
-    /// Returns all lists' frames to the zone, and then the depots', to which lists may have passed some meanwhile.
-    #[cold]
-    pub(crate) fn drain_all(&self) -> usize {
-        let listed: usize = (0..self.lists.cpus()).map(|cpu| self.drain_cpu(CpuId::new(cpu as u32))).sum();
-        listed + self.drain_depots()
-    }
-
-    /// Returns the depots' frames to the zone.
-    pub(crate) fn drain_depots(&self) -> usize {
-        let mut giving = Giving::to(&self.buddy);
-        let drained = self.lists.drain_depots(|pfns| giving.give_slice(pfns));
-        // Where nothing came nobody has to be woken.
-        if drained > 0 {
-            finish(self, &mut giving);
-        }
-        drained
-    }
-
-    /// Called when the allocator's last handle is gone. From then on freed pages go to the zone and not to a list.
-    ///
-    /// Returns whether all pages are back. If they are not, the call that frees the last page will learn that from the zone
-    /// and end the arena. That may happen on another thread at any time: do not touch `self` after `false`.
-    pub(crate) fn leave(&self) -> bool {
-        // Waits for calls that are opening lists. None does so from now on.
-        self.opening.hold_back();
-        self.lists.lists().for_each(List::shut);
-        self.drain_all();
-        if self.out_at_rest() != 0 {
-            // Some pages are not back. A thread may have put one of them on a list just before the list was shut, so drain
-            // again, lists that look empty too. A thread that reaches a list after this drain sees that the list is shut.
-            for cpu in 0..self.lists.cpus() {
-                self.drain_lists(CpuId::new(cpu as u32), |_| true);
-            }
-            self.drain_depots();
-        }
-        let quarantined = self.quarantined.load(Relaxed) as usize;
-        // Frames on lists that cannot be drained. With pages out they do not count, and the arena stays: a free may push
-        // others of its list to the zone, where they would count once more.
-        let left =
-            if self.out_at_rest() == 0 { self.arena.frames() - self.buddy.free_frames() - quarantined } else { 0 };
-        self.buddy.close(quarantined + left)
-    }
-
-    /// No handle is left: [`leave`](Self::leave) comes next, in the child of a fork too.
-    fn abandon(&'static self) {
-        self.is_ownerless.store(true, Relaxed);
-        self.retired.store(true, Relaxed);
-    }
-
-    /// Unmaps the memory of the lists.
-    ///
-    /// # Safety
-    /// Call this once for each `Inner`, and only when no thread uses its lists any more. Its other fields stay valid: they are
-    /// on the heap and are freed later.
-    pub(crate) unsafe fn end(this: *mut Self) {
-        // SAFETY: the copy is dropped here, once, as the caller promises; the original never is.
-        drop(unsafe { ManuallyDrop::into_inner((&raw const (*this).lists).read()) });
-    }
-
-    /// Returns one CPU's lists' frames to the zone.
-    pub(crate) fn drain_cpu(&self, cpu: CpuId) -> usize {
-        step!("Inner::drain_cpu");
-        self.drain_lists(cpu, |list| !list.is_empty())
-    }
-
-    fn drain_lists(&self, cpu: CpuId, is_due: impl Fn(&List) -> bool) -> usize {
-        let mut drained = 0;
-        for mobility in Mobility::ALL {
-            let list = &self.lists.cpu(cpu).lists[mobility.index()];
-            if is_due(list) {
-                let mut giving = Giving::to(&self.buddy);
-                let given = self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
-                finish(self, &mut giving);
-                // A list that cannot be drained is left as it is, its policy too.
-                let Some(given) = given else { continue };
-                drained += given;
-            }
-            self.buddy.unbind(&list.bound);
-            list.set_policy(ListPolicy::start(self.limit_max));
-        }
-        drained
-    }
-
-    pub(crate) fn is_retired(&self) -> bool {
-        self.retired.load(Relaxed)
-    }
-    /// Has the lists accept freed pages, or none while a request waits, the zone is low, or the arena is retired. Goes after each
-    /// change of those: see `shutting.rs`.
-    pub(crate) fn settle_lists(&self) {
-        if !self.opening.try_enter() {
-            return; // No handle is left: see `leave`.
-        }
-        let set = |is_open| self.lists.lists().for_each(if is_open { List::open } else { List::shut });
-        shutting::settle(|| self.goes_past_lists(), set);
-        // Nothing of this is to be touched from here on: see `leave`.
-        self.opening.leave();
-    }
-    /// Whether freed pages go to the zone, where every CPU finds them, and not to a list.
-    pub(crate) fn goes_past_lists(&self) -> bool {
-        self.is_retired() || self.is_low.load(Relaxed) || self.nodes.waits.is_awaited()
-    }
-
-    /// Called after pages of this zone were handed out. Below the zone's low mark its lists are shut until it is above the
-    /// high mark: freed pages refill the zone's reserve, and on a list any request could take them.
-    pub(crate) fn shut_lists_below_low(&self) {
-        let low = self.marks.floor(Gfp::NOWAIT, Level::Low) as usize;
-        if low > 0 && self.buddy.free_frames() < low && !self.is_low.swap(true, Relaxed) {
-            self.settle_lists();
-        }
-    }
-    /// Opens the lists again if the zone is above its high mark. The caller owns a page of the zone, so the arena stays.
-    pub(crate) fn open_lists_above_high(&self) {
-        let high = (self.marks.high as usize).saturating_add(self.marks.lowmem_reserve as usize);
-        if self.is_low.load(Relaxed) && self.buddy.free_frames() >= high {
-            self.is_low.store(false, Relaxed);
-            self.settle_lists();
-        }
-    }
-
-    /// How many frames are neither in the zone, nor put aside, nor on lists that cannot be drained. Exact only when all other
-    /// lists are drained and no thread allocates or frees.
-    pub(crate) fn out_at_rest(&self) -> usize {
-        // The zone first, by an acquiring load: a page that is freed may push others from a list to the zone, and none may
-        // count twice.
-        let here = self.buddy.free_frames() + self.quarantined.load(Relaxed) as usize;
-        self.arena.frames().saturating_sub(here + self.lists.left_alone())
-    }
-
-    /// Is this acquisition to fail? One look at a word where nothing is injected.
-    #[inline]
-    pub(crate) fn is_refused_by_fault(&self, gfp: Gfp) -> bool {
-        self.nodes.faults.get().is_some_and(|faults| faults.strikes(gfp))
-    }
-
-    /// Counts and reports misuse of this allocator's memory.
-    #[cold]
-    pub(crate) fn refuse(&self, misuse: Misuse) -> Misuse {
-        self.misused.fetch_add(1, Relaxed);
-        report(misuse)
-    }
-
-    /// Reports frames that were already in the free areas when they were freed: each was freed twice, and is free once from
-    /// now on. All are counted; the last one is named.
-    #[inline]
-    pub(crate) fn note_doubles(&self, given: Given) -> Option<Misuse> {
-        let pfn = given.last_double?;
-        self.misused.fetch_add(given.doubles as u64 - 1, Relaxed);
-        Some(self.refuse(misuse(MisuseKind::DoubleFree, self.arena.addr_of(pfn.as_u32()))))
-    }
-}
-
 #[cfg(all(test, not(any(miri, shuttle))))]
 mod tests {
     use crate::patience::until;
@@ -490,8 +286,8 @@ mod tests {
         let allocator = allocator.unwrap();
         let number = allocator.nodes().number;
         let arenas = allocator.nodes().ever();
-        let addrs: Vec<usize> = arenas.iter().map(|inner| inner.arena.base()).collect();
-        let is_there = |addr| by_address(addr).is_some_and(|(arena, _)| arena.inner().nodes.number == number);
+        let addrs: Vec<usize> = arenas.iter().map(|inner| inner.base()).collect();
+        let is_there = |addr| by_address(addr).is_some_and(|(arena, _)| arena.shared.number == number);
         // The thread that drops the handle waits for this at the second one, and has not come to the third.
         assert!(arenas[1].opening.try_enter());
         let dropping = std::thread::spawn(|| drop(allocator));

@@ -1,8 +1,9 @@
 //! An allocator's arenas: what it has, adding some and retiring them.
-use crate::allocator::{Allocator, Inner};
+use crate::allocator::Allocator;
 use crate::memory::Memory;
 use crate::nodes::Nodes;
 use crate::registry;
+use crate::zone::Zone;
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Error, Invalid, NodeId, PageCount, Unused, ZoneKind};
@@ -45,29 +46,28 @@ pub struct ArenaInfo {
 }
 
 impl Nodes {
-    fn id(&self, number: usize, arena: &Inner) -> ArenaId {
+    fn id(&self, number: usize, arena: &Zone) -> ArenaId {
         ArenaId { allocator: self.number, number, turn: arena.turn.load(Relaxed) }
     }
-    fn by_id(&self, id: ArenaId) -> Option<&'static Inner> {
+    fn by_id(&self, id: ArenaId) -> Option<&'static Zone> {
         let arena = self.ever().get(id.number).copied();
         arena.filter(|arena| id == self.id(id.number, arena))
     }
 
     /// An arena that was retired, of memory like this, of which nothing is out. It is as good as a new one, and a request that
     /// still walks over it from before finds a valid arena.
-    fn retired_like(&self, memory: &Memory) -> Option<(usize, &'static Inner)> {
-        let is_like = |inner: &Inner| {
-            inner.is_retired() && inner.arena.is_lone() && memory.is_served_by_retired(&inner.described)
-        };
-        let is_whole = |inner: &Inner| {
+    fn retired_like(&self, memory: &Memory) -> Option<(usize, &'static Zone)> {
+        let is_like =
+            |inner: &Zone| inner.is_retired() && inner.is_lone() && memory.is_served_by_retired(&inner.described);
+        let is_whole = |inner: &Zone| {
             inner.drain_all();
-            inner.buddy.free_frames() == inner.arena.frames()
+            inner.buddy.free_frames() == inner.frames()
         };
         self.ever().into_iter().enumerate().find(|(_, inner)| is_like(inner) && is_whole(inner))
     }
 
     /// Has an arena in use again that was retired.
-    fn take_up(&self, held: &registry::Writing, inner: &Inner) {
+    fn take_up(&self, held: &registry::Writing, inner: &Zone) {
         inner.turn.fetch_add(1, Relaxed);
         inner.is_low.store(false, Relaxed);
         inner.retired.store(false, Relaxed);
@@ -99,10 +99,10 @@ impl Allocator {
     /// ```
     pub fn arenas(&self) -> Vec<ArenaInfo> {
         let nodes = self.nodes();
-        let describe = |(number, inner): (usize, &&'static Inner)| ArenaInfo {
+        let describe = |(number, inner): (usize, &&'static Zone)| ArenaInfo {
             id: nodes.id(number, inner),
-            range: inner.arena.range(),
-            pages: PageCount::new(inner.arena.frames()),
+            range: inner.range(),
+            pages: PageCount::new(inner.frames()),
             node: inner.node,
             kind: inner.kind,
             is_retired: inner.is_retired(),
@@ -181,8 +181,8 @@ impl Allocator {
     /// ([`as_ptr`](crate::Page::as_ptr)). Nobody may write to a page that is not handed out to somebody who agreed to it.
     pub unsafe fn memfd(&self, arena: ArenaId) -> Option<std::os::fd::BorrowedFd<'_>> {
         let inner = self.nodes().by_id(arena)?;
-        let fd = inner.arena.memory().fd()?;
-        inner.arena.hand_on();
+        let fd = inner.memory().fd()?;
+        inner.hand_on();
         Some(fd)
     }
 }

@@ -1,16 +1,14 @@
 //! What an allocator is to be made of.
-use crate::allocator::{Allocator, Inner};
-use crate::arena::Body;
+use crate::allocator::Allocator;
 use crate::fault::Faults;
 use crate::memory::{Memory, refusal};
-use crate::nodes::{Layout, Nodes};
+use crate::nodes::Nodes;
 use crate::registry;
+use crate::topology::Layout;
+use crate::zone::{Body, Parts, Zone};
 use core::fmt;
-use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
-use pagemill_core::{Error, Invalid, ListPolicy, NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Policy, interleave_share};
-use pagemill_os::lists::DEPOTS;
-use pagemill_os::{Backend, List, Mapping, MemoryLimit, PerCpu, Sections, current_cpu, possible_cpus};
+use pagemill_core::{Error, Invalid, NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Policy, interleave_share};
+use pagemill_os::{Backend, Mapping, MemoryLimit, PerCpu, current_cpu, possible_cpus};
 use std::time::Duration;
 
 /// Describes one allocator; [`build`](Self::build) makes it.
@@ -242,13 +240,14 @@ impl Builder {
             Some(faults) => Some(faults),
             None => Faults::from_env()?,
         };
-        let nodes = Nodes::new(held, layout, self.policy, self.huge_pages).keep();
-        let allocator = begun.insert(Allocator::of(nodes)).clone();
+        let kept = Nodes::new(layout, self.policy, self.huge_pages).keep();
+        let allocator = begun.insert(Allocator::of(kept)).clone();
+        let nodes = kept.get();
         for memory in memory {
             nodes.open(held, memory, self.lists()?)?;
         }
         if let Some(faults) = faults {
-            nodes.inject(faults);
+            _ = nodes.faults.set(faults);
         }
         if let Some(age) = self.idle {
             nodes.give_back_after(age);
@@ -287,7 +286,7 @@ impl Nodes {
         held: &registry::Writing,
         memory: Memory,
         lists: PerCpu,
-    ) -> Result<&'static Inner, Error> {
+    ) -> Result<&'static Zone, Error> {
         memory.marks.check()?;
         let memory = self.within_limit(memory)?;
         let pages = memory.pages();
@@ -297,57 +296,23 @@ impl Nodes {
         if let Some(range) = memory.brought_range() {
             registry::check_apart(held, &range)?;
         }
-        let share = pages / (8 * lists.cpus());
-        let arena = registry::enter(held, memory.lead(), pages, |first, arena| {
+        let zone = registry::enter(held, memory.lead(), pages, |first| {
             let mapping = self.map(&memory)?;
             // Also where the system put it: somebody may have unmapped what they had brought.
             registry::check_apart(held, &(mapping.addr()..mapping.addr() + mapping.bytes()))?;
-            let mut body = Body::over(mapping, &memory, first)?;
-            // SAFETY: the only zone over this arena; `registry::bury` drops it, when nobody uses it any more.
-            let buddy = unsafe { body.buddy() }?;
-            let inner = Inner {
-                lists: ManuallyDrop::new(lists),
-                arena,
-                buddy,
-                nodes: self,
-                older: self.newest(),
-                node: memory.node,
-                kind: memory.kind,
-                marks: memory.marks,
+            Body::new(Parts {
+                memory: mapping,
                 described: memory,
-                turn: AtomicU32::new(0),
-                last_to_ask: AtomicU32::new(0),
-                opening: Sections::new(),
-                retired: AtomicBool::new(false),
-                is_ownerless: AtomicBool::new(false),
-                is_low: AtomicBool::new(false),
-                claimed: AtomicU64::new(0),
-                limit_max: (share as u32).clamp(1, List::LIMIT_MAX),
-                quarantined: AtomicU64::new(0),
-                misused: AtomicU64::new(0),
-                next_ended: AtomicPtr::default(),
-            };
-            // `registry::bury` makes a box of it again.
-            body.inner = Box::into_raw(Box::new(inner));
-            Ok(body)
+                lists,
+                first,
+                shared: self.shared.clone(),
+                older: self.newest(),
+                come_home: registry::come_home,
+            })
         })?;
-        let inner = arena.inner();
-        inner.lists.lists().for_each(|list| list.set_policy(ListPolicy::start(inner.limit_max)));
-        let limit = depot_limit(pages, inner.lists.cpus());
-        inner.lists.depots().for_each(|depot| depot.set_policy(ListPolicy { limit, ..ListPolicy::START }));
-        self.add(held, inner);
-        Ok(inner)
+        self.add(held, zone);
+        Ok(zone)
     }
-}
-
-/// Depots hold at most this part of an arena's pages for each mobility: half as much as lists may.
-const DEPOT_SHARE: usize = 16;
-
-/// What one depot may hold, in frames. None where there is one CPU, which has no other to hand pages to, or where it would hold less
-/// than two sections' worth.
-fn depot_limit(pages: usize, cpus: usize) -> u32 {
-    let limit = (pages / DEPOT_SHARE / DEPOTS).min(List::LIMIT_MAX as usize);
-    if cpus == 1 || limit < 2 * ListPolicy::SECTION { 0 } else { limit as u32 }
 }
 
 /// Half of what memory the process may have, in pages.
@@ -370,7 +335,7 @@ impl Nodes {
             _ => return Ok(memory),
         };
         // What others of this allocator's were given of the same room, and have not touched yet.
-        let promised = |arena: &&Inner| arena.arena.is_within_limit.then(|| arena.arena.uncommitted());
+        let promised = |arena: &&Zone| arena.is_within_limit.then(|| arena.uncommitted());
         let room = room.saturating_sub(self.ever().iter().filter_map(promised).sum());
         let wanted = memory.pages().saturating_mul(PAGE_SIZE);
         if wanted <= room {
@@ -387,7 +352,7 @@ impl Nodes {
 
     /// Maps memory as it is described, or as ordinary memory where that will do; then notes why.
     pub(crate) fn map(&self, memory: &Memory) -> Result<Mapping, Invalid> {
-        let huge_pages = self.huge_pages();
+        let huge_pages = self.huge_pages;
         let mapping = memory.map(huge_pages).or_else(|why| {
             let ordinary = memory.ordinary().map(huge_pages);
             if !memory.may_be_ordinary || ordinary.is_err() {
@@ -396,7 +361,7 @@ impl Nodes {
             self.note(why);
             ordinary
         })?;
-        if let Some(&node) = self.layout().system_nodes.get(memory.node.get())
+        if let Some(&node) = self.layout.system_nodes.get(memory.node.get())
             && memory.is_zeroed()
             && let Err(errno) = mapping.bind(0, mapping.bytes(), node, false)
         {

@@ -1,117 +1,16 @@
-//! Claims: how memory comes together for a request that others overtake (C3.20, ADR 29).
-//!
-//! A request that waits for much would never be served while others take each page as it comes back. So the head of a line
-//! (`wait.rs`) that was overtaken often *claims* memory: what comes back is kept for it. Everyone else goes on with what was
-//! free before, and with what comes back beyond the claim. An allocator has one claim at a time.
-//!
-//! - A request for single pages, or for several blocks, claims a *number* of frames. Each free counts its frames to the claim
-//!   before they are free ([`Nodes::claim_freed`]). For all others that many frames lie below the mark ([`Inner::floor`]).
-//! - A request for one block of order 1 to 9 claims a *pageblock*. The zone withholds that ([`pagemill_core::Buddy::withhold`]):
-//!   nobody else takes anything of it until the block is whole.
-//!
-//! While the claimant tries, [`IS_CLAIMANT`] is set on its thread, and what it has claimed does not count against it. A claim
-//! ends with its request's wait. It also ends, for a while, when nothing was added to it for [`PATIENCE`]: the threads that have
-//! the missing pages may need a page before they can free theirs.
-//!
-//! # Invariant
-//! - Q1 What is claimed of a zone is at most what the claimant lacks, and none once its claim has ended.
-use crate::allocator::Inner;
+//! The claimant's part of a claim: it begins one when it was overtaken often, and ends it when it gets no further. `claims.rs` tells
+//! what claims are.
+use crate::claims::{IS_CLAIMANT, NUMBER};
 use crate::nodes::Nodes;
 use crate::process::generation;
-use crate::slow::Lack;
-use core::cell::Cell;
+use crate::shared::Lack;
+use crate::zone::Zone;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU64};
-use pagemill_core::{Gfp, Level, NodeMask, Order, Pfn};
+use pagemill_core::{Gfp, Order};
 use std::time::{Duration, Instant};
 
 /// A claim ends when nothing was added to it for so long, and its request claims nothing again for as long.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// The claim of an allocator, if there is one.
-#[derive(Debug, Default)]
-pub(crate) struct Claims {
-    is_held: AtomicBool,
-    /// Below: how many frames are still to be counted to the claim. Above, times 2^32: the claim's number. A free that is late
-    /// may count when its claim has ended; by the number its frames are not taken for the next claim's.
-    wanted: AtomicU64,
-    /// The nodes that those frames may be of, and whether they must lie below 4 GiB; stored before `wanted`.
-    nodes: AtomicU64,
-    is_dma32: AtomicBool,
-}
-
-const NUMBER: u32 = 32;
-
-thread_local! {
-    /// Does this thread try to take what its request has claimed? Read only where something is claimed.
-    static IS_CLAIMANT: Cell<bool> = const { Cell::new(false) };
-}
-
-impl Claims {
-    /// In the child of a fork nobody waits.
-    pub(crate) fn forget_after_fork(&self) {
-        self.wanted.store(0, Relaxed);
-        self.is_held.store(false, Relaxed);
-    }
-}
-
-impl Nodes {
-    /// Counts frames that are about to be free to the claim, if there is one: before they are free, so that no other request
-    /// takes them first.
-    #[inline]
-    pub(crate) fn claim_freed(&self, arena: &Inner, frames: impl FnOnce() -> usize) {
-        if self.claims.wanted.load(Relaxed) as u32 > 0 {
-            self.count_to_claim(arena, frames());
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn count_to_claim(&self, arena: &Inner, n: usize) {
-        let claims = &self.claims;
-        let share = |wanted: u64| u64::from(wanted as u32).min(n as u64);
-        let may = || {
-            let nodes = NodeMask::from_bits(claims.nodes.load(Relaxed)).and(self.allowed());
-            let gfp = if claims.is_dma32.load(Relaxed) { Gfp::KERNEL | Gfp::DMA32 } else { Gfp::KERNEL };
-            nodes.contains(arena.node) && arena.kind.serves(gfp) && !arena.is_retired()
-        };
-        let less = |wanted: u64| (share(wanted) > 0 && may()).then(|| wanted - share(wanted));
-        // Acquire pairs with the Release in `begin`: the nodes are that claim's.
-        let Ok(before) = claims.wanted.fetch_update(Acquire, Acquire, less) else { return };
-        let (number, counted) = (before >> NUMBER, share(before));
-        let add = |claimed: u64| match claimed >> NUMBER {
-            same if same == number => Some(claimed + counted),
-            of => ((number.wrapping_sub(of) as i32) > 0).then_some(number << NUMBER | counted),
-        };
-        let _ = arena.claimed.fetch_update(Relaxed, Relaxed, add); // Refused: that claim has ended.
-    }
-}
-
-impl Inner {
-    /// Frames of this arena that are counted to the claim.
-    fn claimed_frames(&self) -> u32 {
-        let claimed = self.claimed.load(Relaxed);
-        let is_its = || claimed >> NUMBER == self.nodes.claims.wanted.load(Relaxed) >> NUMBER;
-        if claimed as u32 > 0 && is_its() { claimed as u32 } else { 0 }
-    }
-
-    /// How many frames must stay when a request with these flags takes some: what its marks keep, and what is claimed.
-    pub(crate) fn floor(&self, gfp: Gfp, level: Level) -> u32 {
-        let kept = self.marks.floor(gfp, level);
-        match self.claimed_frames().saturating_add(self.buddy.withheld_frames()) {
-            0 => kept,
-            // Not in a signal handler: it may not wait, has no claim, and must not touch a thread's own variable.
-            _ if gfp.may_wait() && IS_CLAIMANT.get() => kept,
-            claimed => kept.saturating_add(claimed),
-        }
-    }
-
-    /// A block of the pageblock that is withheld for this request.
-    pub(crate) fn take_withheld(&self, gfp: Gfp, order: Order, floor: u32) -> Option<Pfn> {
-        let is_for_this = gfp.may_wait() && self.buddy.withheld_frames() >= order.frames() && IS_CLAIMANT.get();
-        if is_for_this { self.buddy.take_withheld(order, gfp.mobility(), floor) } else { None }
-    }
-}
 
 /// The claim of one request that waits; it begins when the request was overtaken often.
 #[derive(Debug)]
@@ -126,7 +25,7 @@ pub(crate) struct Claim<'n> {
     /// Since when it has had those; or when it last ended.
     since: Option<Instant>,
     /// The pageblock and its arena. After the claim has ended: the last one, so that the next claim takes another.
-    block: Option<(&'static Inner, usize)>,
+    block: Option<(&'static Zone, usize)>,
 }
 
 impl<'n> Claim<'n> {
@@ -174,21 +73,20 @@ impl<'n> Claim<'n> {
     fn begin(&mut self) {
         let claims = &self.nodes.claims;
         // Acquire pairs with the Release in `end`: what was claimed before is none any more.
-        if self.lack.order() > Order::PAGEBLOCK
-            || claims.is_held.compare_exchange(false, true, Acquire, Relaxed).is_err()
+        if self.lack.order > Order::PAGEBLOCK || claims.is_held.compare_exchange(false, true, Acquire, Relaxed).is_err()
         {
             return;
         }
         (self.is_held, self.best, self.since) = (true, 0, Some(Instant::now()));
         if self.lack.is_one_block() {
             let last = self.block.take();
-            let may = |arena: &&Inner| self.lack.is_served_by(arena) && self.nodes.allowed().contains(arena.node);
+            let may = |arena: &&Zone| arena.serves(self.lack) && self.nodes.allowed().contains(arena.node);
             let arenas = self.nodes.all().iter().copied().filter(may);
-            let from = |arena: &Inner| last.filter(|(of, _)| core::ptr::eq(*of, arena)).map_or(0, |(_, block)| block);
+            let from = |arena: &Zone| last.filter(|(of, _)| core::ptr::eq(*of, arena)).map_or(0, |(_, block)| block);
             self.block =
-                arenas.filter_map(|arena| Some((arena, arena.buddy.withhold(self.lack.order(), from(arena))?))).next();
+                arenas.filter_map(|arena| Some((arena, arena.buddy.withhold(self.lack.order, from(arena))?))).next();
         } else {
-            claims.nodes.store(self.lack.nodes().as_bits(), Relaxed);
+            claims.nodes.store(self.lack.nodes.as_bits(), Relaxed);
             claims.is_dma32.store(self.lack.gfp().contains(Gfp::DMA32), Relaxed);
             let number = claims.wanted.load(Relaxed) >> NUMBER;
             claims.wanted.store(number << NUMBER | self.lack.frames() as u64, Release);
@@ -219,7 +117,8 @@ impl Drop for Claim<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Claim, IS_CLAIMANT, NUMBER};
+    use super::Claim;
+    use crate::claims::{IS_CLAIMANT, NUMBER};
     use crate::slow::Ask;
     use crate::{Allocator, Gfp, Memory, NodeId, NodeMask, Order};
     use core::sync::atomic::Ordering::Relaxed;
@@ -252,15 +151,15 @@ mod tests {
         claims.nodes.store(NodeMask::ALL.as_bits(), Relaxed);
         let begin = |number: u64, wanted: u64| claims.wanted.store(number << NUMBER | wanted, Relaxed);
         begin(1, 3);
-        nodes.claim_freed(arena, || 2);
+        arena.claim_freed(|| 2);
         assert_eq!((arena.claimed_frames(), claims.wanted.load(Relaxed)), (2, 1 << NUMBER | 1));
-        nodes.claim_freed(arena, || 2);
+        arena.claim_freed(|| 2);
         assert_eq!(arena.claimed_frames(), 3, "no more than is lacked");
         // What cannot serve it is not counted: memory that lies too high, of a node that is not allowed, or retired.
         begin(1, 3);
         let counts = || {
             let before = claims.wanted.load(Relaxed);
-            nodes.claim_freed(arena, || 1);
+            arena.claim_freed(|| 1);
             claims.wanted.load(Relaxed) != before
         };
         claims.is_dma32.store(true, Relaxed);
@@ -274,12 +173,12 @@ mod tests {
         begin(2, 0);
         assert_eq!(arena.claimed_frames(), 0);
         begin(2, 5);
-        nodes.claim_freed(arena, || 1);
+        arena.claim_freed(|| 1);
         assert_eq!(arena.claimed_frames(), 1);
         // A free that read the second claim's number counts when the third has something.
         arena.claimed.store(3 << NUMBER | 4, Relaxed);
         begin(2, 5);
-        nodes.claim_freed(arena, || 1);
+        arena.claim_freed(|| 1);
         begin(3, 0);
         assert_eq!(arena.claimed_frames(), 4);
         begin(0, 0);
@@ -353,7 +252,8 @@ mod tests {
     mod in_a_child {
         use crate::claim::Claim;
         use crate::nodes::Nodes;
-        use crate::slow::{Ask, Lack};
+        use crate::shared::Lack;
+        use crate::slow::Ask;
         use crate::{Allocator, Gfp, Memory, NodeId, Order};
         use core::sync::atomic::Ordering::Relaxed;
 

@@ -11,9 +11,9 @@ mod umem;
 mod vfio;
 
 use crate::allocator::Allocator;
-use crate::arena::Pinned;
 use crate::dma_pool::Pool;
 use crate::process::generation;
+use crate::zone::Pinned;
 use core::fmt;
 use core::ops::Range;
 use pagemill_core::{Error, PAGE_SHIFT, PAGE_SIZE};

@@ -9,14 +9,12 @@ mod large;
 pub(crate) use blocks::Blocks;
 pub(crate) use large::Large;
 
-use crate::allocator::Inner;
-use crate::arena::Arena;
 use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
-use core::borrow::BorrowMut;
+use crate::zone::Zone;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Given, Giving, ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, WordTable, step};
+use pagemill_core::{ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
 use pagemill_os::lists::BulkCall;
 use pagemill_os::{Batch, empty, neighbours};
 
@@ -44,7 +42,7 @@ fn free_fast<const RAW: bool>(addr: usize) -> bool {
     if !arena.comes_back::<RAW>(pfn) {
         return false;
     }
-    put_back(arena.inner(), pfn);
+    arena.put_back(pfn);
     true
 }
 
@@ -55,17 +53,9 @@ fn free_other<const RAW: bool>(addr: usize) -> bool {
     let Some((arena, pfn)) = registry::by_address(addr) else { return false };
     let is_out = arena.comes_back::<RAW>(pfn);
     if is_out {
-        put_back(arena.inner(), pfn);
+        arena.put_back(pfn);
     }
     is_out
-}
-
-#[inline(always)]
-fn put_back(inner: &Inner, pfn: u32) {
-    let mobility = inner.mobility_of(pfn);
-    if !inner.lists.push(mobility, pfn) {
-        inner.overflow_one(mobility, pfn);
-    }
 }
 
 /// Frees a block that is a raw pointer by address and order, wherever it came from; the way for C, and for misuse.
@@ -102,44 +92,22 @@ pub unsafe fn free_raw(ptr: *mut u8, order: Order) -> Result<(), Misuse> {
 #[inline(never)]
 fn free_slow<const RAW: bool>(addr: usize, order: Order) -> Result<(), Misuse> {
     let (arena, pfn) = find(addr)?;
-    let inner = arena.inner();
-    let refused = |kind| inner.refuse(misuse(kind, addr));
+    let refused = |kind| arena.refuse(misuse(kind, addr));
     if RAW { arena.take_up(pfn, order, false) } else { arena.take_back_block(pfn, order) }.map_err(refused)?;
     if order == Order::ZERO {
-        put_back(inner, pfn); // A raw block of order 0 that was looked at a moment too early.
+        arena.put_back(pfn); // A raw block of order 0 that was looked at a moment too early.
         return Ok(());
     }
-    let stats = inner.stats_here();
-    stats.blocks_in.fetch_add(1, Relaxed);
-    stats.block_pages_in.fetch_add(u64::from(order.frames()), Relaxed);
-    let waits = inner.nodes.waits;
-    inner.nodes.claim_freed(inner, || order.frames() as usize);
-    let freed = inner.buddy.free_block(Pfn::new(pfn), order);
-    waits.note_memory();
-    match freed {
-        Ok(is_complete) => {
-            // Nothing of it is looked at from here on.
-            if is_complete {
-                registry::come_home(arena);
-            }
-            Ok(())
-        }
-        Err(kind) => {
-            // Somebody else freed it at the same moment, and has counted it.
-            stats.blocks_in.fetch_sub(1, Relaxed);
-            stats.block_pages_in.fetch_sub(u64::from(order.frames()), Relaxed);
-            Err(refused(kind))
-        }
-    }
+    arena.free_block(pfn, order).map_err(refused)
 }
 
 /// The arena and frame of a page's address; who asks is about to change what is there.
-fn find(addr: usize) -> Result<(&'static Arena, u32), Misuse> {
+fn find(addr: usize) -> Result<(&'static Zone, u32), Misuse> {
     let Some((arena, pfn)) = registry::by_address(addr) else {
         return Err(refuse_foreign(misuse(MisuseKind::Foreign, addr)));
     };
     if !addr.is_multiple_of(PAGE_SIZE) {
-        return Err(arena.inner().refuse(misuse(MisuseKind::Unaligned, addr)));
+        return Err(arena.refuse(misuse(MisuseKind::Unaligned, addr)));
     }
     Ok((arena, pfn))
 }
@@ -149,7 +117,7 @@ fn find(addr: usize) -> Result<(&'static Arena, u32), Misuse> {
 pub(crate) fn give_away(addr: usize, order: Order) {
     let Ok((arena, pfn)) = find(addr) else { return };
     if let Err(kind) = arena.give_away(pfn, order) {
-        arena.inner().refuse(misuse(kind, addr));
+        arena.refuse(misuse(kind, addr));
     }
 }
 
@@ -160,7 +128,7 @@ pub(crate) fn give_away(addr: usize, order: Order) {
 #[inline]
 pub(crate) fn take_up(addr: usize, order: Order) -> Result<(), Misuse> {
     let (arena, pfn) = find(addr)?;
-    arena.take_up(pfn, order, true).map_err(|kind| arena.inner().refuse(misuse(kind, addr)))
+    arena.take_up(pfn, order, true).map_err(|kind| arena.refuse(misuse(kind, addr)))
 }
 
 /// Turns a handle's block into pages.
@@ -169,7 +137,7 @@ pub(crate) fn split(addr: usize, order: Order) {
     if order == Order::ZERO {
         return;
     }
-    let inner = arena.inner();
+    let inner = arena;
     let is_split = arena.split_block(pfn, order).and_then(|()| inner.buddy.split_block(Pfn::new(pfn), order));
     if let Err(kind) = is_split {
         inner.refuse(misuse(kind, addr));
@@ -224,7 +192,7 @@ fn free_slot_slow<const RAW: bool>(word: &mut usize, misused: &mut Option<Misuse
 #[inline(always)]
 fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
     let Some((arena, _)) = registry::recent(words[0]) else { return 0 };
-    let (inner, zero) = (arena.inner(), arena.addr_of_zero());
+    let (inner, zero) = (arena, arena.addr_of_zero());
     if inner.buddy.is_mixed() || !arena.has_pages(words) {
         return 0;
     }
@@ -280,30 +248,6 @@ fn free_others<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse
         }
     }
     freed
-}
-
-/// Completes what goes to the zone, and wakes requests that wait for it. Those may be the allocator's last pages: nothing of it
-/// is touched afterwards but its [waits](crate::nodes::MemoryWaits), and for misuse. If no handle is left either, the arena ends.
-pub(crate) fn finish<const N: usize, T: BorrowMut<WordTable<N>>>(inner: &Inner, giving: &mut Giving<'_, '_, N, T>) {
-    finish_with(inner, giving, |_| ());
-}
-
-/// The same; `count` is told what came back while nobody else ends the arena. Returns what is wrong, if somebody else freed some of it at
-/// the same moment.
-fn finish_with<const N: usize, T: BorrowMut<WordTable<N>>>(
-    inner: &Inner,
-    giving: &mut Giving<'_, '_, N, T>,
-    count: impl FnOnce(&Given),
-) -> Option<Misuse> {
-    let (arena, waits) = (inner.arena, inner.nodes.waits);
-    inner.nodes.claim_freed(inner, || giving.frames());
-    let given = giving.finish_with(count);
-    let misuse = if given.doubles > 0 { inner.note_doubles(given) } else { None };
-    waits.note_memory();
-    if given.is_complete {
-        registry::come_home(arena);
-    }
-    misuse
 }
 
 /// Frees `n` neighbouring blocks of `order` from `addr` on.
@@ -412,17 +356,17 @@ fn address_run(words: &[usize], most: usize) -> usize {
 
 /// The arena and mobility of a page, by its word; none for anything else. Whether it is out is still to be seen.
 #[inline]
-pub(crate) fn page_of(word: usize) -> Option<(&'static Arena, Mobility)> {
+pub(crate) fn page_of(word: usize) -> Option<(&'static Zone, Mobility)> {
     if !word.is_multiple_of(PAGE_SIZE) {
         return None;
     }
     let (arena, pfn) = registry::by_address(word)?;
-    Some((arena, arena.inner().mobility_of(pfn)))
+    Some((arena, arena.mobility_of(pfn)))
 }
 
 /// Pages of one arena and mobility on their way back, collected to batches for the list. More than that is for are [`Large`].
 pub(crate) struct Segment<const RAW: bool> {
-    arena: &'static Arena,
+    arena: &'static Zone,
     mobility: Mobility,
     /// Only one mobility was ever used in the arena: what is in it is of this kind.
     is_of_one_kind: bool,
@@ -434,8 +378,8 @@ pub(crate) struct Segment<const RAW: bool> {
 impl<const RAW: bool> Segment<RAW> {
     /// Of pages like the one that [`page_of`] found.
     #[inline(always)]
-    pub(crate) fn new(arena: &'static Arena, mobility: Mobility) -> Self {
-        let is_of_one_kind = !arena.inner().buddy.is_mixed();
+    pub(crate) fn new(arena: &'static Zone, mobility: Mobility) -> Self {
+        let is_of_one_kind = !arena.buddy.is_mixed();
         Self { arena, mobility, is_of_one_kind, pages: 0, is_counted: false, batch: Batch::new() }
     }
 
@@ -498,7 +442,7 @@ impl<const RAW: bool> Segment<RAW> {
     /// Passes the batch on to the list, or to the zone.
     #[inline]
     fn flush(&mut self) {
-        let inner = self.arena.inner();
+        let inner = self.arena;
         self.pages += self.batch.len();
         if !inner.lists.push_n(self.mobility, &self.batch, 0..self.batch.len()) {
             inner.overflow(self.mobility, &self.batch);
@@ -511,7 +455,7 @@ impl<const RAW: bool> Segment<RAW> {
     fn count(&mut self) {
         let pages = self.pages + self.batch.len();
         if pages > 1 && !core::mem::replace(&mut self.is_counted, true) {
-            self.arena.inner().lists.count_bulk(BulkCall::Free, pages);
+            self.arena.lists.count_bulk(BulkCall::Free, pages);
         }
     }
 
@@ -537,7 +481,7 @@ pub(crate) trait Collect {
 impl<const RAW: bool> Collect for Segment<RAW> {
     #[inline]
     fn give(&mut self, pfn: u32) -> bool {
-        let is_ours = self.is_of_one_kind || self.arena.inner().buddy.mobility_of(Pfn::new(pfn)) == self.mobility;
+        let is_ours = self.is_of_one_kind || self.arena.buddy.mobility_of(Pfn::new(pfn)) == self.mobility;
         if !is_ours || !self.arena.comes_back::<RAW>(pfn) {
             return false;
         }
@@ -546,34 +490,5 @@ impl<const RAW: bool> Collect for Segment<RAW> {
         }
         self.batch.push(pfn);
         true
-    }
-}
-
-impl Inner {
-    /// Passes pages on that a list does not take.
-    #[cold]
-    #[inline(never)]
-    fn overflow_words(&self, words: &[usize]) {
-        let kind = Mobility::Unmovable;
-        if self.grow_or_pass_on(kind, words.len()) && self.lists.push_words(kind, words, self.arena.addr_of_zero()) {
-            return;
-        }
-        let mut batch = Batch::new();
-        words.iter().for_each(|&word| batch.push(self.arena.pfn_of(word)));
-        self.overflow_to_zone(kind, &batch);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn overflow_one(&self, mobility: Mobility, pfn: u32) {
-        let mut one = Batch::new();
-        one.push(pfn);
-        self.overflow(mobility, &one);
-    }
-
-    /// The mobility of the list that a page comes back to.
-    #[inline(always)]
-    pub(crate) fn mobility_of(&self, pfn: u32) -> Mobility {
-        if self.buddy.is_mixed() { self.buddy.mobility_of(Pfn::new(pfn)) } else { Mobility::Unmovable }
     }
 }

@@ -9,20 +9,15 @@
 //! they went: their states do, fresh again, and the system. Of a retired arena pages go singly too.
 //!
 //! What a device has registered stays (`arena/pins.rs`).
-use crate::allocator::{Allocator, Inner};
-use crate::free::finish;
+use crate::allocator::Allocator;
 use crate::nodes::Nodes;
-use core::iter;
+use crate::zone::Zone;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use pagemill_core::{Giving, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn, Tick, Unused};
-use pagemill_os::HUGE_PAGE_SIZE;
+use pagemill_core::{PageCount, Tick, Unused};
 use std::time::{Duration, Instant};
 
 /// Ages are told in this many parts: what goes back is an eighth older than was said at most.
 const PARTS: u16 = 8;
-
-/// Of a pageblock with pages out, free pages go back where so many lie together: each run is a call of the system.
-const RUN: usize = 16;
 
 /// After how long free memory goes back.
 #[derive(Debug)]
@@ -58,117 +53,6 @@ impl Nodes {
         arenas.iter().for_each(|arena| _ = arena.drain_depots());
         arenas.iter().map(|arena| arena.give_back(due, usize::MAX)).sum()
     }
-}
-
-impl Inner {
-    /// Has the system take the memory of free pageblocks back, above the high mark, all of it or up to `most` pages; of a
-    /// retired arena whatever is free. Returns the pages.
-    pub(crate) fn give_back(&self, which: Unused, most: usize) -> usize {
-        if self.arena.is_of_parent() {
-            return 0; // A hole in the parent's memory it would be.
-        }
-        let Some(_giving) = self.arena.giving_back() else { return 0 };
-        if self.is_retired() {
-            return self.give_back_unused(Unused::All, usize::MAX, 0) + self.give_back_parts(usize::MAX, 0, 1);
-        }
-        // How long single pages were free nobody knows.
-        let is_all = which == Unused::All;
-        // What stays is to be committed: what the system has already is not counted as free.
-        let high = self.marks.high;
-        let committed = match is_all && self.is_counted_singly() && high > 0 {
-            true => self.free_and_resident(),
-            false => self.buddy.free_frames().saturating_sub(self.buddy.gone_frames()),
-        };
-        let most = most.min(committed.saturating_sub(high as usize));
-        let given = self.give_back_unused(which, most, high);
-        if is_all { given + self.give_back_parts(most - given, high, RUN) } else { given }
-    }
-
-    /// May less than a pageblock go back? Not of a page of 2 MiB, which the system would take apart, and of which it takes
-    /// nothing where it is hugetlb; nor of a page of the system's own that is larger than Pagemill's.
-    fn goes_in_parts(&self) -> bool {
-        self.arena.memory().page_bytes() == PAGE_SIZE && self.is_counted_singly()
-    }
-
-    /// May the system have a part of a pageblock only, so that it is asked what it has?
-    fn is_counted_singly(&self) -> bool {
-        self.arena.memory().page_bytes() < HUGE_PAGE_SIZE && (self.is_retired() || !self.nodes.huge_pages())
-    }
-
-    /// Free pages that the system has committed, by what it says; without those of runs that are too short to go back.
-    fn free_and_resident(&self) -> usize {
-        let mut from = 0;
-        let parts = iter::from_fn(|| self.buddy.next_part(&mut from));
-        parts.map(|part| runs(&pages_of(part.words()), RUN).map(|run| self.resident(run)).sum::<usize>()).sum()
-    }
-
-    fn resident(&self, run: &[u32]) -> usize {
-        self.arena.resident(run[0], run.len())
-    }
-
-    /// Pageblocks of which nothing is taken, up to `most` pages, as long as `floor` stay free.
-    fn give_back_unused(&self, which: Unused, most: usize, floor: u32) -> usize {
-        let (mut given, mut from) = (0, 0);
-        let left = |given: usize| (most - given).min(PAGEBLOCK_FRAMES as usize) as u32;
-        while let Some((first, frames)) = self.buddy.take_unused(&mut from, which, floor, left(given)) {
-            let n = frames as usize;
-            // Of one some may never have been there, or have gone before.
-            let resident = if self.is_counted_singly() { self.arena.resident(first.as_u32(), n) } else { n };
-            let is_gone = self.arena.give_back(first.as_u32(), n);
-            if self.buddy.return_unused(first, is_gone).is_err() {
-                unreachable!("{first} was taken a moment ago");
-            }
-            given += if is_gone { resident } else { 0 };
-            self.nodes.waits.note_memory();
-        }
-        given
-    }
-
-    /// What is free in the other pageblocks, up to `most` pages and as long as `floor` stay free, in runs of `least` or more.
-    fn give_back_parts(&self, most: usize, floor: u32, least: usize) -> usize {
-        let (mut given, mut from, mut is_refused) = (0, 0, !self.goes_in_parts());
-        while !is_refused
-            && given < most
-            && let Some(part) = self.buddy.next_part(&mut from)
-        {
-            // What is fresh and not resident never was, or went before; what is neither is swapped out.
-            let may_go = |run: &[u32]| !self.arena.are_fresh(run[0], run.len()) || self.resident(run) > 0;
-            let is_left_alone = part.is_unused || part.is_bound && !self.is_retired();
-            if is_left_alone || !runs(&pages_of(part.words()), least).any(may_go) {
-                continue;
-            }
-            let mut words = Vec::new();
-            self.buddy.take_part(part.first, floor, &mut |first, mask| words.push((first, mask)));
-            let pages = pages_of(words);
-            let mut giving = Giving::to(&self.buddy);
-            for run in runs(&pages, least) {
-                // In pieces that fit into what is left.
-                for piece in run.chunks((most - given).max(1)).filter(|piece| may_go(piece)) {
-                    let resident = self.resident(piece);
-                    if resident <= most - given && !is_refused {
-                        is_refused = !self.arena.give_back(piece[0], piece.len());
-                        given += if is_refused { 0 } else { resident };
-                    }
-                }
-            }
-            giving.give_slice(&pages);
-            finish(self, &mut giving);
-        }
-        given
-    }
-}
-
-/// The frames whose bits are set: of words, each with the frame of its bit 0.
-fn pages_of(words: impl IntoIterator<Item = (Pfn, u64)>) -> Vec<u32> {
-    let bits = |(first, mask): (Pfn, u64)| {
-        (0..64).filter(move |bit| mask >> bit & 1 == 1).map(move |bit| first.as_u32() + bit)
-    };
-    words.into_iter().flat_map(bits).collect()
-}
-
-/// Those that follow each other, `least` or more together.
-fn runs(pages: &[u32], least: usize) -> impl Iterator<Item = &[u32]> {
-    pages.chunk_by(|one, next| one + 1 == *next).filter(move |run| run.len() >= least)
 }
 
 impl Allocator {
@@ -236,7 +120,7 @@ impl Allocator {
 }
 
 /// Gives back up to `most` pages of these arenas together; of one that is retired meanwhile, all that is free.
-fn give_back_of(arenas: impl Iterator<Item = &'static Inner>, most: usize) -> usize {
+fn give_back_of(arenas: impl Iterator<Item = &'static Zone>, most: usize) -> usize {
     arenas.fold(0, |given, arena| given + arena.give_back(Unused::All, most.saturating_sub(given)))
 }
 

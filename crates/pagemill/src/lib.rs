@@ -65,11 +65,12 @@ const _: () = assert!(size_of::<pagemill_os::lists::CpuLists>() == 32 << 10);
 
 mod account;
 mod allocator;
-mod arena;
+
 mod arenas;
 mod builder;
 mod bulk;
 mod claim;
+mod claims;
 mod device;
 mod dma_pool;
 mod fault;
@@ -91,16 +92,18 @@ mod patience;
 mod populate;
 mod process;
 mod reclaim;
-mod recover;
 mod registry;
 mod run;
 mod seeing;
+mod shared;
 mod shutting;
 mod slow;
 mod stats;
 mod sync;
+mod topology;
 mod wait;
 mod word;
+mod zone;
 
 pub use account::Account;
 pub use allocator::{Allocator, StillOut, self_test};

@@ -1,10 +1,10 @@
 //! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
 //! are not touched, and joining two lists costs nothing.
-use crate::arena::Arena;
 use crate::free::{Blocks, Collect, Large, Segment, free_page, free_word, page_of};
 use crate::handle::{Block, Owned, Page};
 use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
+use crate::zone::Zone;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Error, Invalid, ListPolicy, Mobility, Order, Pfn};
@@ -91,14 +91,14 @@ impl<T: Owned> List<T> {
 
     /// Adds the pages of a batch, which belong to nobody, at the tail.
     #[inline]
-    pub(crate) fn push_pages(&mut self, arena: &Arena, batch: &Batch) {
+    pub(crate) fn push_pages(&mut self, arena: &Zone, batch: &Batch) {
         self.order = Order::ZERO;
         self.push_batch(arena, batch);
     }
 
     /// Adds the blocks of a batch, which belong to nobody, at the tail.
     #[inline]
-    pub(crate) fn push_batch(&mut self, arena: &Arena, batch: &Batch) {
+    pub(crate) fn push_batch(&mut self, arena: &Zone, batch: &Batch) {
         let pfns = batch.as_slice();
         let (Some(&first), Some(&last)) = (pfns.first(), pfns.last()) else { return };
         self.link_behind_tail(first);
@@ -109,7 +109,7 @@ impl<T: Owned> List<T> {
 
     /// The same, before the head where the batch's last block is the neighbour of that: lists hand batches out from the top,
     /// each in order.
-    pub(crate) fn push_batch_in_order(&mut self, arena: &Arena, batch: &Batch) {
+    pub(crate) fn push_batch_in_order(&mut self, arena: &Zone, batch: &Batch) {
         let mut fresh = Self::of_order(self.order);
         fresh.push_batch(arena, batch);
         let next = fresh.tail.wrapping_add(self.order.frames());
@@ -120,7 +120,7 @@ impl<T: Owned> List<T> {
     }
 
     /// The arena, first frame and number of the blocks at the head that are neighbours in order.
-    pub(crate) fn first_run(&self) -> Option<(&'static Arena, u32, usize)> {
+    pub(crate) fn first_run(&self) -> Option<(&'static Zone, u32, usize)> {
         if self.len == 0 {
             return None;
         }
@@ -262,7 +262,7 @@ impl<T: Owned> List<T> {
     }
 
     #[inline(never)]
-    fn clear_large(&mut self, arena: &'static Arena, mobility: Mobility) {
+    fn clear_large(&mut self, arena: &'static Zone, mobility: Mobility) {
         let mut large = Large::<false>::new(arena, mobility);
         self.return_segment(arena, &mut large);
         large.end(&mut None);
@@ -270,7 +270,7 @@ impl<T: Owned> List<T> {
 
     /// Frees pages from the head on, up to the first that is not of the segment's kind.
     #[inline]
-    fn return_segment(&mut self, arena: &'static Arena, segment: &mut impl Collect) {
+    fn return_segment(&mut self, arena: &'static Zone, segment: &mut impl Collect) {
         while self.len > 0 && arena.has_pfn(self.head) {
             // Read before the page is given: then the link is somebody else's.
             let next = arena.link(self.head).load(Relaxed);

@@ -1,7 +1,7 @@
 //! Committing all of an allocator's memory before its first use, each node's by threads on its own CPUs.
-use crate::allocator::{Allocator, Inner};
+use crate::allocator::Allocator;
 use core::ops::ControlFlow;
-use pagemill_core::{CpuId, Error, Invalid};
+use pagemill_core::{Error, Invalid};
 use pagemill_os::{Mapping, touch_parallel};
 
 /// How far [`Allocator::populate`] has come, in bytes.
@@ -41,10 +41,10 @@ impl Allocator {
     pub fn populate(&self, mut progress: impl FnMut(Populated) -> ControlFlow<()> + Send) -> Result<Populated, Error> {
         let nodes = self.nodes();
         let arenas: Vec<_> = nodes.in_use().collect();
-        let total = arenas.iter().map(|inner| inner.arena.memory().bytes()).sum();
+        let total = arenas.iter().map(|inner| inner.memory().bytes()).sum();
         let mut claim = None;
         if let Some(limit) = &nodes.limit {
-            let wanted = arenas.iter().map(|inner| inner.arena.uncommitted()).sum();
+            let wanted = arenas.iter().map(|inner| inner.uncommitted()).sum();
             claim = limit.claim(wanted);
             if claim.is_none() {
                 return Err(Invalid::MemoryLimit { wanted, room: limit.room() }.into());
@@ -54,18 +54,10 @@ impl Allocator {
         arenas.iter().for_each(|inner| inner.buddy.note_committed());
         let cpus: Vec<Vec<usize>> = arenas.iter().map(|inner| inner.cpus()).collect();
         let parts: Vec<(&Mapping, &[usize])> =
-            arenas.iter().zip(&cpus).map(|(inner, cpus)| (inner.arena.memory(), cpus.as_slice())).collect();
+            arenas.iter().zip(&cpus).map(|(inner, cpus)| (inner.memory(), cpus.as_slice())).collect();
         let done = touch_parallel(&parts, &mut |done| progress(Populated { done, total }));
         drop(claim);
         let refused = |errno: pagemill_os::Errno| Invalid::System { what: "pages", bytes: total, errno: errno.0 };
         Ok(Populated { done: done.map_err(refused)?, total })
-    }
-}
-
-impl Inner {
-    /// The CPUs of its node; none where only others are near.
-    fn cpus(&self) -> Vec<usize> {
-        let layout = self.nodes.layout();
-        (0..self.lists.cpus()).filter(|&cpu| layout.node_of(CpuId::new(cpu as u32)) == self.node).collect()
     }
 }

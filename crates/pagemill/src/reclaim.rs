@@ -7,8 +7,9 @@
 //!
 //! What is locked here is locked by whoever holds the registry alone: so no fork meets it locked, and the child goes on
 //! with it.
-use crate::allocator::{Allocator, Inner};
+use crate::allocator::Allocator;
 use crate::nodes::Nodes;
+use crate::zone::Zone;
 use crate::{process, registry};
 use core::cell::Cell;
 use core::mem::ManuallyDrop;
@@ -337,7 +338,7 @@ impl Nodes {
         // Those of retired arenas too: a round that freed theirs may be followed by one that helps.
         let free = || self.ever().iter().map(|arena| arena.buddy.free_frames()).sum::<usize>();
         let mut pages = 0_usize;
-        while let Some(missing) = self.in_use().map(Inner::below_high).max().filter(|&missing| missing > 0) {
+        while let Some(missing) = self.in_use().map(Zone::below_high).max().filter(|&missing| missing > 0) {
             let before = free();
             self.reclaim.background_runs.fetch_add(1, Relaxed);
             pages = pages.saturating_add(self.reclaim.round(Gfp::KERNEL, missing.max(PAGES_AT_ONCE)));
@@ -348,13 +349,6 @@ impl Nodes {
             }
         }
         pages
-    }
-}
-
-impl Inner {
-    /// How many frames are missing to the high mark.
-    fn below_high(&self) -> usize {
-        (self.marks.high as usize).saturating_sub(self.buddy.free_frames())
     }
 }
 

@@ -5,21 +5,19 @@
 //! is aligned by number is aligned by address. Addresses go through two levels: 16384 entries of 16 GiB, each a leaf of 8192
 //! entries of 2 MiB, made when an arena first comes to lie there and kept for ever.
 //!
-//! Reads take no lock: a pointer that is found here, or remembered by a thread, is that of an [`Arena`], which is never freed.
-//! Whether it still stands for the memory that was looked for, [`Arena::contains`] and [`Arena::has_pfn`] say. Writers hold the
+//! Reads take no lock: a pointer that is found here, or remembered by a thread, is that of an [`Zone`], which is never freed.
+//! Whether it still stands for the memory that was looked for, [`Zone::contains`] and [`Zone::has_pfn`] say. Writers hold the
 //! one lock ([`lock`]); no page's path waits for it.
 //!
 //! # How an arena ends (ADR 30)
-//! 1. The allocator's last handle is dropped: `Inner::leave` shuts the lists, drains them and closes the zone. Each page that is
+//! 1. The allocator's last handle is dropped: `Zone::leave` shuts the lists, drains them and closes the zone. Each page that is
 //!    still out goes to the zone from then on, and the call that brings the last one is told so.
 //! 2. That call, perhaps in a signal handler, puts the arena on [`HOME`] ([`come_home`]). It goes on if nobody holds the registry;
 //!    else the holder finds the arena there when it lets go.
-//! 3. [`end`] takes the arena's addresses and numbers out of the tables and unmaps its memory. The header goes on [`FREE`], for
-//!    the next arena; what the arena has on the heap, its [`Inner`], goes on [`ENDED`].
+//! 3. [`end`]
 //! 4. The next call that may free memory of the heap does that with all of [`ENDED`] ([`bury`]).
-use crate::allocator::Inner;
-use crate::arena::{Arena, Body};
 use crate::process::{SECTIONS, begin_generation};
+use crate::zone::{Body, Zone};
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -40,7 +38,7 @@ const PIECES: usize = (1 << (32 - PIECE_SHIFT)) - 1;
 /// The largest arena, in frames.
 pub(crate) const FRAMES_MAX: usize = PIECES << PIECE_SHIFT;
 
-type Slot = AtomicPtr<Arena>;
+type Slot = AtomicPtr<Zone>;
 /// For each granule 0, or the number of its first frame with bit 0 set: such a number is a multiple of 512.
 type Leaf = [AtomicU32; 1 << LEAF_BITS];
 const PRESENT: u32 = 1;
@@ -55,19 +53,19 @@ static WRITING: ForkLock = ForkLock::new();
 /// with a page waits for three loads that depend on its address, one after the other, on the way from a free to the next
 /// allocation (4 ns of 12). A thread's and not a CPU's, whose number would stand on that way too (2 ns of 8).
 #[inline]
-fn recent_arena() -> Option<&'static Arena> {
+fn recent_arena() -> Option<&'static Zone> {
     // SAFETY: null, or what `note` set. Arenas are never freed.
-    unsafe { pagemill_os::mine().cast::<Arena>().as_ref() }
+    unsafe { pagemill_os::mine().cast::<Zone>().as_ref() }
 }
 
-fn note(arena: &'static Arena) {
+fn note(arena: &'static Zone) {
     // SAFETY: an allocator's own word.
     unsafe { pagemill_os::set_mine(ptr::from_ref(arena).cast()) };
 }
 
 /// The arena that has this address, if one does, and the number of the frame there.
 #[inline]
-pub(crate) fn by_address(addr: usize) -> Option<(&'static Arena, u32)> {
+pub(crate) fn by_address(addr: usize) -> Option<(&'static Zone, u32)> {
     match recent(addr) {
         None => by_levels(addr),
         found => found,
@@ -76,7 +74,7 @@ pub(crate) fn by_address(addr: usize) -> Option<(&'static Arena, u32)> {
 
 /// The same, if it is the arena that this thread met last: as a rule it is.
 #[inline]
-pub(crate) fn recent(addr: usize) -> Option<(&'static Arena, u32)> {
+pub(crate) fn recent(addr: usize) -> Option<(&'static Zone, u32)> {
     step!("registry::recent");
     let arena = recent_arena()?;
     if arena.contains(addr) { Some((arena, arena.pfn_of(addr))) } else { None }
@@ -84,7 +82,7 @@ pub(crate) fn recent(addr: usize) -> Option<(&'static Arena, u32)> {
 
 #[cold]
 #[inline(never)]
-fn by_levels(addr: usize) -> Option<(&'static Arena, u32)> {
+fn by_levels(addr: usize) -> Option<(&'static Zone, u32)> {
     // Acquire pairs with the Release in `leaf_for`: the leaf's entries are initialised.
     let leaf = LEAVES.get(addr >> LEAF_SHIFT)?.load(Acquire);
     // SAFETY: a leaf is leaked, so it lives for ever.
@@ -109,7 +107,7 @@ fn by_levels(addr: usize) -> Option<(&'static Arena, u32)> {
 /// # Panics
 /// If none does: numbers come from Pagemill alone.
 #[inline]
-pub(crate) fn by_pfn(pfn: Pfn) -> &'static Arena {
+pub(crate) fn by_pfn(pfn: Pfn) -> &'static Zone {
     match recent_arena() {
         Some(recent) if recent.has_pfn(pfn.as_u32()) => recent,
         _ => by_piece(pfn),
@@ -118,7 +116,7 @@ pub(crate) fn by_pfn(pfn: Pfn) -> &'static Arena {
 
 #[cold]
 #[inline(never)]
-fn by_piece(pfn: Pfn) -> &'static Arena {
+fn by_piece(pfn: Pfn) -> &'static Zone {
     // Acquire pairs with the Release in `enter`.
     let arena = BY_NUMBER[(pfn.as_u32() >> PIECE_SHIFT) as usize].load(Acquire);
     // SAFETY: as in `recent_arena`.
@@ -145,13 +143,13 @@ pub(crate) fn check_apart(_held: &Writing, range: &Range<usize>) -> Result<(), I
 }
 
 /// With the registry held: finds frame numbers for an arena of `frames` frames that begins `lead` frames beyond a multiple of its
-/// largest block. Calls `make` with the first number and the header of the arena, and enters what that made.
+/// largest block. Calls `make` with the first number, and enters what that made.
 pub(crate) fn enter(
     _held: &Writing,
     lead: usize,
     frames: usize,
-    make: impl FnOnce(Pfn, &'static Arena) -> Result<Body, Invalid>,
-) -> Result<&'static Arena, Invalid> {
+    make: impl FnOnce(Pfn) -> Result<Body, Invalid>,
+) -> Result<&'static Zone, Invalid> {
     let pieces = (lead + frames).div_ceil(1 << PIECE_SHIFT);
     let mut first = 0;
     while let Some(taken) = (first..first + pieces).find(|&i| i < PIECES && !BY_NUMBER[i].load(Relaxed).is_null()) {
@@ -164,13 +162,13 @@ pub(crate) fn enter(
     let arena = match unsafe { FREE.load(Relaxed).as_ref() } {
         Some(free) => free,
         None => {
-            let fresh = Box::into_raw(Box::new(Arena::new()));
+            let fresh = Box::into_raw(Box::new(Zone::new()));
             FREE.store(fresh, Relaxed);
             // SAFETY: a box's, kept for ever.
             unsafe { &*fresh }
         }
     };
-    let body = make(Pfn::new(((first << PIECE_SHIFT) + lead) as u32), arena)?;
+    let body = make(Pfn::new(((first << PIECE_SHIFT) + lead) as u32))?;
     FREE.store(arena.next.load(Relaxed), Relaxed);
     // SAFETY: it was free, and the registry is held.
     unsafe { arena.begin(body) };
@@ -187,14 +185,14 @@ pub(crate) fn enter(
 static HOME: Slot = AtomicPtr::new(ptr::null_mut());
 /// Headers of arenas that stand for nothing, by their `next`. Changed with the registry held.
 static FREE: Slot = AtomicPtr::new(ptr::null_mut());
-/// What ended arenas still have on the heap, by `next_ended`. Changed with the registry held.
-static ENDED: AtomicPtr<Inner> = AtomicPtr::new(ptr::null_mut());
+/// Zones that have ended and still have something on the heap. Changed with the registry held.
+static ENDED: Slot = AtomicPtr::new(ptr::null_mut());
 
 /// Puts an arena without a handle on its way to its end. Called once, by the call whose page made the zone complete; perhaps in a
 /// signal handler.
 #[cold]
 #[inline(never)]
-pub(crate) fn come_home(arena: &'static Arena) {
+pub(crate) fn come_home(arena: &'static Zone) {
     let entry = ptr::from_ref(arena).cast_mut();
     let mut top = HOME.load(Relaxed);
     loop {
@@ -230,37 +228,36 @@ fn end_those_held() {
     }
 }
 
-/// With the registry held: gives the memory of an arena to the system, and its numbers and header to the next arena. Does only
-/// what a signal handler may do.
-fn end(arena: &'static Arena) {
-    take_out(arena);
-    let inner = arena.inner.cast_mut();
-    // SAFETY: the zone is closed and complete. So no page of the arena is out, no thread that freed one touches the arena any
-    // more, and no handle is left that leads to it; nor does the registry. `inner` is a box's, and not on `ENDED` yet.
-    unsafe {
-        Inner::end(inner);
-        arena.end();
-        (*inner).next_ended.store(ENDED.load(Relaxed), Relaxed);
-    }
-    ENDED.store(inner, Relaxed);
-    arena.next.store(FREE.load(Relaxed), Relaxed);
-    FREE.store(ptr::from_ref(arena).cast_mut(), Relaxed);
+/// With the registry held: gives the memory and the numbers of an arena to the system and to the next arena. Does only what a
+/// signal handler may do.
+fn end(zone: &'static Zone) {
+    take_out(zone);
+    // SAFETY: the zone is closed and complete. So no page of it is out, no thread that freed one touches it any more, and no
+    // handle is left that leads to it; nor does the registry. It is on no stack.
+    unsafe { zone.end() };
+    push(&ENDED, zone);
 }
 
-/// Frees what ended arenas have on the heap. For calls that no signal handler may make; locks the registry.
+/// With the registry held: puts a zone on one of its stacks.
+fn push(stack: &Slot, zone: &'static Zone) {
+    zone.next.store(stack.load(Relaxed), Relaxed);
+    stack.store(ptr::from_ref(zone).cast_mut(), Relaxed);
+}
+
+/// Frees what ended zones have on the heap, whose headers may stand for the next ones then. For calls that no signal handler may
+/// make; locks the registry.
 pub(crate) fn bury() {
     let mut next = {
         let _held = lock();
         ENDED.swap(ptr::null_mut(), Relaxed)
     };
-    while !next.is_null() {
-        // SAFETY: a box's in `Nodes::open`, which nobody else takes off the list, and nobody uses any more.
-        let inner = unsafe { Box::from_raw(next) };
-        next = inner.next_ended.load(Relaxed);
-        let nodes = inner.nodes.kept();
-        drop(inner);
-        // SAFETY: of one of its arenas, once.
-        unsafe { nodes.let_go() };
+    // SAFETY: null, or a zone, and those are never freed.
+    while let Some(zone) = unsafe { next.as_ref() } {
+        next = zone.next.load(Relaxed);
+        // SAFETY: it has ended, and nobody else takes it off the stack.
+        unsafe { zone.bury() };
+        let _held = lock();
+        push(&FREE, zone);
     }
 }
 
@@ -270,7 +267,7 @@ fn forget_home() {
 }
 
 /// Takes an arena out of the tables.
-fn take_out(arena: &'static Arena) {
+fn take_out(arena: &'static Zone) {
     entries_of(arena).for_each(|(slot, _)| slot.store(0, Release));
     let entry = ptr::from_ref(arena).cast_mut();
     for slot in &BY_NUMBER[arena.pfn_of(arena.base()) as usize >> PIECE_SHIFT..] {
@@ -282,7 +279,7 @@ fn take_out(arena: &'static Arena) {
 }
 
 /// Every arena, each once.
-pub(crate) fn for_each(mut visit: impl FnMut(&'static Arena)) {
+pub(crate) fn for_each(mut visit: impl FnMut(&'static Zone)) {
     let mut last = ptr::null_mut();
     for slot in &BY_NUMBER {
         let arena = slot.load(Acquire);
@@ -339,7 +336,7 @@ fn unlock_in_child() {
 }
 
 /// Where an arena's granules are entered, each with its first frame.
-fn entries_of(arena: &Arena) -> impl Iterator<Item = (&'static AtomicU32, u32)> {
+fn entries_of(arena: &Zone) -> impl Iterator<Item = (&'static AtomicU32, u32)> {
     let addrs = (arena.base()..arena.base() + arena.bytes()).step_by(1 << GRANULE_SHIFT);
     addrs.map(|addr| (&leaf_for(addr >> GRANULE_SHIFT)[(addr >> GRANULE_SHIFT) % (1 << LEAF_BITS)], arena.pfn_of(addr)))
 }
@@ -374,7 +371,7 @@ fn in_child() {
     begin_generation();
     forget_home();
     for_each(|arena| {
-        if arena.inner().recover() {
+        if arena.recover() {
             come_home(arena);
         }
     });
@@ -424,7 +421,7 @@ mod tests {
         let _first = Allocator::builder().pages(64).build().unwrap();
         let held = lock();
         // What makes the arena is asked, and has none, only if there are numbers for it.
-        let ask = |frames| enter(&held, 0, frames, |_, _| Err(Invalid::BackendName)).err();
+        let ask = |frames| enter(&held, 0, frames, |_| Err(Invalid::BackendName)).err();
         assert_eq!(ask(FRAMES_MAX - (1 << PIECE_SHIFT)), Some(Invalid::BackendName));
         assert_eq!(ask(FRAMES_MAX), Some(Invalid::FrameNumbers { max: FRAMES_MAX }));
     }
@@ -435,7 +432,7 @@ mod tests {
         let (page, number) = (allocator.alloc_page(Gfp::KERNEL).unwrap(), allocator.nodes().number);
         let addr = page.addr();
         // By its allocator: another one's may come to lie there.
-        (page, move || by_address(addr).is_some_and(|(arena, _)| arena.inner().nodes.number == number))
+        (page, move || by_address(addr).is_some_and(|(arena, _)| arena.shared.number == number))
     }
 
     #[test]

@@ -12,11 +12,12 @@
 //! Cold and out of line as a whole. A bulk request comes here for one block at a time, when nothing is left in bulk. One that
 //! must have several blocks takes its seat itself, with nothing in hand (`Allocator::all_or_wait` in `bulk/engine.rs`): for all
 //! of its blocks, by [`Nodes::wait_in_line`].
-use crate::allocator::Inner;
 use crate::claim::Claim;
 use crate::nodes::Nodes;
 use crate::reclaim::{self, WeakAllocator};
+use crate::shared::Lack;
 use crate::wait::{Cancel, Patience};
+use crate::zone::Zone;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Order, Policy, Why, step};
 
@@ -42,39 +43,6 @@ pub(crate) enum Effort {
     Reclaim,
     /// It waits too.
     Wait,
-}
-
-/// What a request lacks while it waits. Requests that lack the same stand in one line (`wait.rs`, C3.20).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Lack {
-    order: Order,
-    /// So many blocks at once.
-    blocks: usize,
-    nodes: NodeMask,
-    is_dma32: bool,
-}
-
-impl Lack {
-    pub(crate) fn order(&self) -> Order {
-        self.order
-    }
-    pub(crate) fn nodes(&self) -> NodeMask {
-        self.nodes
-    }
-    /// Is it one block of several frames?
-    pub(crate) fn is_one_block(&self) -> bool {
-        self.blocks == 1 && self.order != Order::ZERO
-    }
-    pub(crate) fn frames(&self) -> usize {
-        self.blocks * self.order.frames() as usize
-    }
-    /// The least flags with its zones: other flags do not tell kinds apart.
-    pub(crate) fn gfp(&self) -> Gfp {
-        if self.is_dma32 { Gfp::KERNEL | Gfp::DMA32 } else { Gfp::KERNEL }
-    }
-    pub(crate) fn is_served_by(&self, arena: &Inner) -> bool {
-        self.nodes.contains(arena.node) && arena.kind.serves(self.gfp()) && !arena.is_retired()
-    }
 }
 
 impl<'c> Ask<'c> {
@@ -116,7 +84,7 @@ impl<'c> Ask<'c> {
 
     /// May it have memory of this arena, just now?
     #[inline]
-    pub(crate) fn allows(&self, nodes: &Nodes, from: NodeId, arena: &Inner) -> bool {
+    pub(crate) fn allows(&self, nodes: &Nodes, from: NodeId, arena: &Zone) -> bool {
         let allowed = nodes.allowed().and(self.nodes).and(self.policy.nodes());
         allowed.contains(arena.node)
             && arena.kind.serves(self.gfp)
@@ -142,7 +110,7 @@ fn let_others_on(turn: u32) {
 }
 
 /// A block, and the arena it is of.
-pub(crate) type Taken = (&'static Inner, u32);
+pub(crate) type Taken = (&'static Zone, u32);
 
 impl Nodes {
     /// The address of one page, for a request that its CPU's list could not serve.
@@ -160,7 +128,7 @@ impl Nodes {
             return Err(Invalid::NoAccount.into());
         }
         if let Some((arena, pfn)) = self.take_one(ask, ask.first_node(self, 1), &owner)? {
-            return Ok(arena.arena.addr_of(pfn));
+            return Ok(arena.addr_of(pfn));
         }
         let why = self.why(ask, Level::Min);
         self.count_shortfall(ask, why);
@@ -173,8 +141,8 @@ impl Nodes {
     pub(crate) fn why(&self, ask: &Ask<'_>, level: Level) -> Why {
         let from = ask.policy.first(self.node());
         let zones = || self.zonelist(from).iter().filter(|arena| ask.allows(self, from, arena));
-        let floor = |arena: &Inner| arena.marks.floor(ask.gfp, level) as usize;
-        let is_enough = |arena: &Inner| arena.buddy.free_frames() >= floor(arena) + ask.order.frames() as usize;
+        let floor = |arena: &Zone| arena.marks.floor(ask.gfp, level) as usize;
+        let is_enough = |arena: &Zone| arena.buddy.free_frames() >= floor(arena) + ask.order.frames() as usize;
         let may_wait = level == Level::Min && ask.gfp.may_wait();
         if level == Level::Min && ask.patience.cancel.is_some_and(Cancel::is_cancelled) {
             Why::Cancelled
@@ -256,11 +224,11 @@ impl Nodes {
     #[inline(never)]
     pub(crate) fn check_lack(&self, lack: Lack, gfp: Gfp) -> Result<(), Error> {
         let frames = lack.order.frames() as usize;
-        let blocks_of = |arena: &Inner| {
+        let blocks_of = |arena: &Zone| {
             let kept = arena.marks.floor(gfp, Level::Min) as usize;
-            arena.arena.frames().saturating_sub(kept) / frames
+            arena.frames().saturating_sub(kept) / frames
         };
-        let serve = || self.in_use().filter(|arena| lack.is_served_by(arena));
+        let serve = || self.in_use().filter(|arena| arena.serves(lack));
         let most: usize = serve().map(blocks_of).sum();
         if lack.blocks <= most {
             Ok(())
@@ -284,9 +252,9 @@ impl Nodes {
     }
 
     /// Are there so many frames free, above what `floor` says of each arena?
-    fn may_have(&self, lack: Lack, floor: impl Fn(&Inner) -> u32) -> bool {
-        let above = |arena: &&'static Inner| arena.buddy.free_frames().saturating_sub(floor(arena) as usize);
-        let free: usize = self.all().iter().filter(|arena| lack.is_served_by(arena)).map(above).sum();
+    fn may_have(&self, lack: Lack, floor: impl Fn(&Zone) -> u32) -> bool {
+        let above = |arena: &&'static Zone| arena.buddy.free_frames().saturating_sub(floor(arena) as usize);
+        let free: usize = self.all().iter().filter(|arena| arena.serves(lack)).map(above).sum();
         free >= lack.frames()
     }
 
@@ -328,7 +296,7 @@ impl Nodes {
     /// Every zone of the list: pages of the request's mobility; then all lists drained, if it may wait; then pageblocks of
     /// another mobility.
     fn try_zones(&self, ask: &Ask<'_>, from: NodeId, level: Level) -> Option<Taken> {
-        let own = |arena: &&'static Inner| Some((*arena, arena.take_own(ask, level)?));
+        let own = |arena: &&'static Zone| Some((*arena, arena.take_own(ask.gfp, ask.order, level)?));
         let zones = || self.zonelist(from).iter().filter(|arena| ask.allows(self, from, arena)).copied();
         let taken = zones().find_map(|arena| own(&arena)).or_else(|| {
             if level == Level::Low && self.all().len() > 1 {
@@ -336,7 +304,7 @@ impl Nodes {
             }
             let drained: usize = if ask.gfp.may_wait() { zones().map(|arena| arena.drain_all()).sum() } else { 0 };
             let again = if drained > 0 { zones().find_map(|arena| own(&arena)) } else { None };
-            again.or_else(|| zones().find_map(|arena| Some((arena, arena.steal_other(ask, level)?))))
+            again.or_else(|| zones().find_map(|arena| Some((arena, arena.steal_other(ask.gfp, ask.order, level)?))))
         });
         taken.inspect(|(arena, _)| {
             arena.shut_lists_below_low();
@@ -345,7 +313,7 @@ impl Nodes {
     }
 
     /// Counts pages of `arena` that a request got that wanted them of node `from` (C3.13): hits are what is left.
-    pub(crate) fn count_node(&self, ask: &Ask<'_>, from: NodeId, arena: &Inner, pages: usize) {
+    pub(crate) fn count_node(&self, ask: &Ask<'_>, from: NodeId, arena: &Zone, pages: usize) {
         if self.waits.is_awaited() {
             self.waits.note_served();
         }
@@ -442,22 +410,5 @@ struct OpensLists<'n>(&'n Nodes);
 impl Drop for OpensLists<'_> {
     fn drop(&mut self) {
         self.0.settle_lists();
-    }
-}
-
-impl Inner {
-    /// One block of the request's mobility: from the list or the zone.
-    fn take_own(&self, ask: &Ask<'_>, level: Level) -> Option<u32> {
-        match ask.order {
-            Order::ZERO => self.take_page(ask.gfp, level),
-            order => self.take_block(ask.gfp, order, level),
-        }
-    }
-    /// One block from a pageblock of another mobility.
-    fn steal_other(&self, ask: &Ask<'_>, level: Level) -> Option<u32> {
-        match ask.order {
-            Order::ZERO => self.steal_page(ask.gfp, level),
-            order => self.steal_block(ask.gfp, order, level),
-        }
     }
 }

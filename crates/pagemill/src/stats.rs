@@ -1,8 +1,8 @@
 //! What an allocator counts (C3.13), its invariants walked and proved (C10.2), and both in the shape that people
 //! know from `/proc`.
-use crate::allocator::{Allocator, Inner};
-use crate::arena::FULL;
+use crate::allocator::Allocator;
 use crate::misuse::foreign_count;
+use crate::zone::{FULL, Zone};
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::atomic::AtomicU64;
@@ -276,7 +276,7 @@ impl Allocator {
             if arena.is_retired() {
                 continue;
             }
-            zone.managed += arena.arena.frames() as u64;
+            zone.managed += arena.frames() as u64;
             zone.marks = Watermarks {
                 min: zone.marks.min + marks.min,
                 low: zone.marks.low + marks.low,
@@ -384,7 +384,7 @@ impl Stats {
 /// Lists count modulo 2^48, and one that is looked at in between may have less than none: so their sum counts modulo 2^48.
 const LISTS_COUNT: u64 = u64::MAX >> 16;
 
-impl Inner {
+impl Zone {
     fn cpu_stats(&self) -> impl Iterator<Item = &CpuStats> {
         (0..self.lists.cpus()).map(|cpu| &self.lists.cpu(CpuId::new(cpu as u32)).stats)
     }
@@ -417,7 +417,7 @@ impl Inner {
     pub(crate) fn has_frames_under_way(&self, gfp: Gfp) -> bool {
         let kept = (self.floor(gfp, Level::Min) as usize).min(self.buddy.free_frames());
         // What comes back between the two sums makes it small, or negative.
-        self.counted_out() + (self.quarantined.load(Relaxed) as i64) + (kept as i64) < self.arena.frames() as i64
+        self.counted_out() + (self.quarantined.load(Relaxed) as i64) + (kept as i64) < self.frames() as i64
     }
 
     fn stats(&self) -> Stats {
@@ -432,7 +432,7 @@ impl Inner {
         let by_depot = depots(List::refilled).wrapping_add(depots(List::passed_on));
         let (direct_out, direct_in) = (sum(|cpu| &cpu.direct_out), sum(|cpu| &cpu.direct_in));
         let (allocated, numa_miss) = (self.allocated(), sum(|cpu| &cpu.numa_miss));
-        let numa_other = self.allocated_on(|cpu| self.nodes.layout().node_of(cpu) != self.node);
+        let numa_other = self.allocated_on(|cpu| self.shared.layout.node_of(cpu) != self.node);
         Stats {
             allocated,
             numa_hit: allocated.saturating_sub(numa_miss),
@@ -469,7 +469,7 @@ impl Inner {
 
     fn validate(&self) -> Result<Census, Misfit> {
         let zone = self.buddy.validate()?;
-        let managed = self.arena.frames();
+        let managed = self.frames();
         let mut census = Census { managed, free: zone.free, ..Census::default() };
         let first = self.buddy.start().as_u32();
         let mut on_list = vec![false; managed];
@@ -485,7 +485,7 @@ impl Inner {
         let free = census.free + census.listed;
         let mut inside = 0;
         for (pfn, &is_listed) in (first..).map(Pfn::new).zip(&on_list) {
-            let state = self.arena.state(pfn.as_u32());
+            let state = self.state(pfn.as_u32());
             let places = usize::from(is_listed) + usize::from(self.buddy.is_free(pfn));
             match state.order() {
                 _ if inside > 0 => {
@@ -500,7 +500,7 @@ impl Inner {
                 // Somebody has it. With full states that is written.
                 None if state.is_safe() && places == 0 && !FULL => {}
                 // Of a block that another thread was making raw, or taking up, when this process was forked: its, as all of it.
-                None if state == FrameState::INSIDE && places == 0 && !FULL && self.arena.was_forked() => {}
+                None if state == FrameState::INSIDE && places == 0 && !FULL && self.was_forked() => {}
                 _ => return Err(Misfit::State { pfn, state, places }),
             }
         }
@@ -522,7 +522,7 @@ impl Inner {
     /// In the child of a fork: counts what is neither free nor was counted as handed out as that. Other threads of the parent had
     /// it in their hands.
     pub(crate) fn count_stranded(&self) {
-        let out = (self.arena.frames() - self.buddy.free_frames()) as i64;
+        let out = (self.frames() - self.buddy.free_frames()) as i64;
         self.lists.cpu(CpuId::new(0)).stats.direct_out.fetch_add((out - self.counted_out()) as u64, Relaxed);
     }
 }

@@ -1,11 +1,12 @@
 //! The array form: where the holes are, and what fills them.
 use super::request::{Bulk, Delivered, Filled};
-use crate::allocator::{Allocator, Inner};
+use crate::allocator::Allocator;
 use crate::free::{free_word, give_away};
 use crate::handle::{Block, Owned, slots_as_words};
 use crate::list::List;
 use crate::registry;
 use crate::word::{TENTATIVE, addr_of_word, word_of};
+use crate::zone::Zone;
 use core::mem::MaybeUninit;
 use pagemill_core::{Error, Exhausted, Gfp, Invalid, Order};
 use pagemill_os::{Batch, are_empty, empty_slots, fill_pages, find_empty};
@@ -60,14 +61,18 @@ impl Allocator {
         }
         let filled = inner.fill_empty(gfp, words)?;
         if RAW {
-            inner.arena.give_away_pages(filled);
+            inner.give_away_pages(filled);
         }
         Some(filled.len())
     }
 
     /// The same where some slots are full.
     #[inline(never)]
-    fn fill_holes<const MASKS: usize, const RAW: bool>(inner: &Inner, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
+    fn fill_holes<const MASKS: usize, const RAW: bool>(
+        inner: &'static Zone,
+        gfp: Gfp,
+        words: &mut [usize],
+    ) -> Option<usize> {
         let mut masks = [0; MASKS];
         let missing = find_empty(words, &mut masks);
         if missing == 0 {
@@ -84,7 +89,7 @@ impl Allocator {
                 let word = &mut words[holes.trailing_zeros() as usize];
                 *word = word_of(zero, pfn);
                 if RAW {
-                    inner.arena.give_away_pages(std::slice::from_ref(word));
+                    inner.give_away_pages(std::slice::from_ref(word));
                 }
                 holes &= holes - 1;
             }
@@ -115,7 +120,7 @@ impl Allocator {
         slots: &mut Vec<Option<T>>,
     ) -> Result<Delivered, Error> {
         let (n, before) = (request.most, slots.len());
-        if n > self.nodes().all().iter().map(|inner| inner.arena.frames()).sum() {
+        if n > self.nodes().all().iter().map(|inner| inner.frames()).sum() {
             // No array is made for more than there can be.
             let mut blocks = List::new();
             let delivered = self.extend_list(request, &mut blocks)?;
@@ -296,7 +301,7 @@ mod tests {
     #[test]
     fn a_small_array_that_meets_a_page_that_somebody_has_is_filled_all_the_same() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
-        let arena = allocator.nodes().first().arena;
+        let arena = allocator.nodes().first();
         drop(allocator.alloc_page(crate::Gfp::KERNEL).unwrap()); // The list has pages.
         let list = allocator.nodes().first().lists.list_here(Mobility::Unmovable);
         let top: Vec<u32> = list.frames().collect();

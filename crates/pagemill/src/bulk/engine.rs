@@ -8,18 +8,13 @@
 //!
 //! A request that must have several blocks makes one such attempt, which takes all or gives back what it took. If that was too
 //! little and the request may wait, it does so with nothing in hand, in a line for all its blocks (`wait_for_all`, C3.20).
-use crate::allocator::{Allocator, Inner};
-use crate::arena::{Arena, FULL};
+use crate::allocator::Allocator;
 use crate::bulk::request::{Bulk, Commit, Delivered};
-use crate::free::finish;
 use crate::nodes::Nodes;
-use crate::process::generation;
 use crate::slow::{Ask, Effort};
+use crate::zone::{PageblockFrames, Zone};
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{
-    Error, FrameState, Gfp, Giving, Handful, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why,
-    interleave_share,
-};
+use pagemill_core::{Error, Gfp, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why, interleave_share};
 use pagemill_os::Batch;
 use pagemill_os::lists::BulkCall;
 
@@ -33,7 +28,7 @@ impl Allocator {
         request: &Bulk<'_>,
         missing: usize,
         is_undone: bool,
-        mut sink: impl FnMut(&Arena, &Batch),
+        mut sink: impl FnMut(&Zone, &Batch),
     ) -> usize {
         let (mut taking, mut slow, mut batch) = (Taking::new(self, request, missing, is_undone), None, Batch::new());
         while let Some(arena) = taking.next(&mut slow, &mut batch) {
@@ -54,7 +49,7 @@ impl Allocator {
         left: usize,
         needed: usize,
         batch: &mut Batch,
-    ) -> Option<&'static Arena> {
+    ) -> Option<&'static Zone> {
         let slow = slow.get_or_insert_with(|| Slow::new(missing));
         let nodes = self.nodes();
         let ask = request.ask(nodes);
@@ -97,7 +92,7 @@ impl Allocator {
                     slow.stage = if goes_on { Stage::ZONES } else { Stage::Single };
                     arena.stats_here().fallbacks.fetch_add(u64::from(!slow.is_single), Relaxed);
                     batch.push(pfn);
-                    return Some(arena.arena);
+                    return Some(arena);
                 }
                 Stage::Over => return None,
             }
@@ -112,7 +107,7 @@ impl Allocator {
         at: usize,
         left: usize,
         batch: &mut Batch,
-    ) -> (Option<&'static Arena>, bool) {
+    ) -> (Option<&'static Zone>, bool) {
         let nodes = self.nodes();
         let Some(&inner) = nodes.zonelist(slow.from).get(at) else { return (None, false) };
         let left = left.min(slow.share);
@@ -121,7 +116,7 @@ impl Allocator {
         }
         let is_more = match ask.order {
             Order::ZERO => inner.batch_of_zone(ask.gfp, left, &mut slow.past_list, batch),
-            _ => inner.batch_of_blocks(ask, left, batch),
+            _ => inner.batch_of_blocks(ask.gfp, ask.order, left, batch),
         };
         if batch.is_empty() {
             return (None, is_more);
@@ -132,7 +127,7 @@ impl Allocator {
         if slow.share == 0 {
             slow.next_turn();
         }
-        (Some(inner.arena), true)
+        (Some(inner), true)
     }
 
     /// What a call returns that brought so many blocks.
@@ -259,131 +254,16 @@ impl Allocator {
     }
 }
 
-impl Inner {
-    /// A batch of order 0 from pageblocks of the request's mobility; may there be more?
-    fn batch_of_zone(&'static self, gfp: Gfp, left: usize, past_list: &mut Option<InHand>, batch: &mut Batch) -> bool {
-        let mobility = gfp.mobility();
-        if let Some(in_hand) = past_list {
-            if !in_hand.is_of(self) {
-                if self.is_refused_by_fault(gfp) {
-                    return false;
-                }
-                in_hand.take(self, left, gfp);
-            }
-            in_hand.fill(self, batch);
-            self.stats_here().direct_out.fetch_add(batch.len() as u64, Relaxed);
-        } else {
-            self.refill(gfp, Level::Low, left.min(Batch::CAPACITY), batch);
-        }
-        if batch.is_empty() {
-            // Refills put more on the list than they delivered, and other CPUs' lists passed some on: that comes before "exhausted".
-            self.lists.pop_n(mobility, left, batch);
-            if batch.is_empty() && !self.take_from_depot(mobility, left, 0, batch) {
-                return false;
-            }
-        }
-        self.prepare(batch, gfp);
-        true
-    }
-
-    /// A batch of blocks above order 0 (C3.11); may there be more? Whole pageblocks are taken one by one, and so is what the zone
-    /// withholds from others.
-    fn batch_of_blocks(&self, ask: &Ask<'_>, left: usize, batch: &mut Batch) -> bool {
-        let want = left.min(Batch::CAPACITY);
-        if ask.order < Order::PAGEBLOCK && !self.take_blocks(ask.gfp, ask.order, Level::Low, want, batch) {
-            return false;
-        }
-        while batch.len() < want {
-            let Some(pfn) = self.take_block(ask.gfp, ask.order, Level::Low) else { return false };
-            batch.push(pfn);
-        }
-        true
-    }
-}
-
-/// What a large request took from a zone and has not handed on yet: a pageblock's frames at most, by one reservation, and
-/// never more than it still misses. The rest goes back when the request unwinds, or goes on elsewhere.
-#[derive(Debug)]
-struct InHand {
-    zone: Option<&'static Inner>,
-    frames: Handful,
-    /// When they were taken: see [`adopt`](Self::adopt).
-    generation: u64,
-}
-
-impl InHand {
-    const NONE: Self = Self { zone: None, frames: Handful::new(), generation: 0 };
-
-    /// Are there frames of this zone?
-    fn is_of(&self, inner: &Inner) -> bool {
-        self.zone.is_some_and(|zone| core::ptr::eq(zone, inner)) && !self.is_none()
-    }
-
-    /// Are there none?
-    fn is_none(&self) -> bool {
-        self.frames.is_empty()
-    }
-
-    fn take(&mut self, inner: &'static Inner, most: usize, gfp: Gfp) {
-        self.give_back();
-        let list = inner.lists.list_here(gfp.mobility());
-        let floor = inner.floor(gfp, Level::Low);
-        self.frames = inner.buddy.take_handful(&list.bound, most, gfp.mobility(), floor);
-        (self.zone, self.generation) = (Some(inner), generation());
-    }
-
-    /// In the child of a fork, which a callback may be, what nobody has is counted and marked as somebody's. These are this
-    /// request's: neither handed out nor free.
-    fn adopt(&mut self, inner: &Inner) {
-        if self.generation == generation() {
-            return;
-        }
-        self.generation = generation();
-        inner.stats_here().direct_in.fetch_add(self.frames.len() as u64, Relaxed);
-        let mut frames = self.frames.clone();
-        while FULL && let Some((first, mask)) = frames.next_word(64) {
-            let bits = (0..64).filter(|bit| mask >> bit & 1 == 1);
-            bits.for_each(|bit| inner.arena.set_state(first.as_u32() + bit, FrameState::SAFE));
-        }
-    }
-
-    /// Moves whole words of them to `batch`, which is empty.
-    fn fill(&mut self, inner: &Inner, batch: &mut Batch) {
-        self.adopt(inner);
-        while let Some((first, mask)) = self.frames.next_word(batch.room()) {
-            batch.push_bits(first.as_u32(), mask);
-        }
-    }
-
-    /// Out of line: the tables for it are not to be on every large request's stack.
-    #[inline(never)]
-    fn give_back(&mut self) {
-        if let Some(inner) = self.zone.filter(|_| !self.is_none()) {
-            self.adopt(inner);
-            let mut giving = Giving::to(&inner.buddy);
-            giving.give_handful(&mut self.frames);
-            finish(inner, &mut giving);
-        }
-    }
-}
-
-impl Drop for InHand {
-    #[inline(never)]
-    fn drop(&mut self) {
-        self.give_back();
-    }
-}
-
 /// The engine: a request under way, which gives its blocks when asked. So whoever asks decides where they go, and calls of
 /// the engine never see that.
 pub(super) struct Taking<'r> {
     allocator: &'r Allocator,
     request: &'r Bulk<'r>,
     /// This CPU's list, as long as it has some; and where it was.
-    list: Option<&'static Inner>,
-    here: Option<&'static Inner>,
+    list: Option<&'static Zone>,
+    here: Option<&'static Zone>,
     /// The last arena that had some past the list.
-    other: Option<&'static Arena>,
+    other: Option<&'static Zone>,
     /// What was there, which counts too; what it may take, as far as its account pays; and what it has got.
     held: usize,
     missing: usize,
@@ -408,7 +288,7 @@ impl<'r> Taking<'r> {
     /// The next batch, prepared, and its arena. `slow` and `batch` are apart, so that calls which write to them leave the rest in
     /// registers.
     #[inline(always)]
-    pub(super) fn next(&mut self, slow: &mut Option<Slow>, batch: &mut Batch) -> Option<&'static Arena> {
+    pub(super) fn next(&mut self, slow: &mut Option<Slow>, batch: &mut Batch) -> Option<&'static Zone> {
         let left = self.missing - self.got;
         if left == 0 {
             return None;
@@ -421,7 +301,7 @@ impl<'r> Taking<'r> {
         let found = match self.list {
             Some(inner) if !batch.is_empty() => {
                 inner.prepare(batch, gfp);
-                inner.arena
+                inner
             }
             _ => {
                 self.list = None;
@@ -440,7 +320,7 @@ impl<'r> Taking<'r> {
     pub(super) fn end(mut self) -> usize {
         self.is_undone = false;
         if self.got > 1
-            && let Some(inner) = self.other.map(Arena::inner).or(self.here)
+            && let Some(inner) = self.other.or(self.here)
         {
             inner.lists.count_bulk(BulkCall::Alloc, self.got);
         }
@@ -466,7 +346,7 @@ pub(super) struct Slow {
     /// It is for one block: the single path alone serves it, and no fallback is counted.
     is_single: bool,
     /// It goes past the lists, with this in hand.
-    past_list: Option<InHand>,
+    past_list: Option<PageblockFrames>,
     /// Other requests waited for a block when it began: it takes one behind them before it goes on in bulk.
     is_in_line: bool,
     /// The node whose zonelist it walks.
@@ -503,7 +383,7 @@ impl Slow {
         Self {
             stage: Stage::Begin,
             is_single: missing == 1,
-            past_list: (missing > ListPolicy::LARGE).then_some(InHand::NONE),
+            past_list: (missing > ListPolicy::LARGE).then_some(PageblockFrames::NONE),
             is_in_line: false,
             from: NodeId::ZERO,
             share: usize::MAX,

@@ -6,12 +6,12 @@
 //! What serves one page is inlined always, the rest is a call: where the compiler chose, a program with many calls had none of
 //! it inlined, and each wrote its request and its result to memory (2 ns of 14).
 use crate::allocator::Allocator;
-use crate::arena::Arena;
 use crate::free::{free_word, give_away};
 use crate::handle::{Owned, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
 use crate::word::word_of;
+use crate::zone::Zone;
 use pagemill_core::{Error, Gfp, Invalid, Order};
 use pagemill_os::Batch;
 
@@ -323,13 +323,13 @@ impl Allocator {
     /// One page, for a request that a plain single one would serve (C3.3): the single path, inlined. What else there may be to
     /// do is a call with a copy of the request, so that the request is written to memory there alone.
     #[inline(always)]
-    fn one_page(&self, request: &Bulk<'_>) -> Option<(&'static Arena, u32)> {
+    fn one_page(&self, request: &Bulk<'_>) -> Option<(&'static Zone, u32)> {
         if request.is_one_page() { self.nodes().here()?.pop_one(request.gfp) } else { None }
     }
 
     /// All pages of a request for a batch at most, if the list has as many.
     #[inline(never)] // What a callback is compiled into stays small.
-    fn take_batch(&self, gfp: Gfp, n: usize, batch: &mut Batch) -> Option<&'static Arena> {
+    fn take_batch(&self, gfp: Gfp, n: usize, batch: &mut Batch) -> Option<&'static Zone> {
         self.nodes().here()?.pop_batch(gfp, n, batch)
     }
 }

@@ -2,7 +2,8 @@
 use crate::account::Account;
 use crate::allocator::Allocator;
 use crate::nodes::Nodes;
-use crate::slow::{Ask, Effort, Lack};
+use crate::shared::Lack;
+use crate::slow::{Ask, Effort};
 use crate::wait::{Cancel, Patience};
 use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
 use pagemill_os::Batch;

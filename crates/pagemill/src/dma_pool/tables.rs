@@ -11,7 +11,7 @@ use pagemill_core::{Error, Invalid, MisuseKind, Order, PAGE_SIZE};
 use pagemill_os::Mapping;
 
 /// Is every block's full state kept? If not, only what was handed over as a pointer is marked.
-pub(super) use crate::arena::FULL;
+pub(super) use crate::zone::FULL;
 
 /// States of a block. Free, or, unless all states are kept, a handle's: no safe code can return that twice.
 pub(super) const SAFE: u8 = 0;

@@ -1,15 +1,15 @@
 //! Blocks of one order above 0, collected on their way back to the zone: those of one word of bits go with one operation, and what
 //! counts them is written once for all (C3.11).
-use super::{Collect, finish_with};
-use crate::arena::Arena;
+use super::Collect;
 use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
+use crate::zone::{Zone, finish_with};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Giving, Misuse, Order, PAGE_SIZE, Pfn};
 
 /// Blocks of one arena and order that are on their way back. Whole pageblocks go one by one.
 pub(crate) struct Blocks<const RAW: bool> {
-    arena: &'static Arena,
+    arena: &'static Zone,
     order: Order,
     blocks: usize,
     giving: Giving<'static, 'static, 32>,
@@ -23,7 +23,7 @@ impl<const RAW: bool> Blocks<RAW> {
             return None;
         }
         let (arena, _) = registry::by_address(addr)?;
-        Some(Self { arena, order, blocks: 0, giving: Giving::to(&arena.inner().buddy).of_order(order) })
+        Some(Self { arena, order, blocks: 0, giving: Giving::to(&arena.buddy).of_order(order) })
     }
 
     /// Takes the block at an address, if it is one of this arena and order that is out.
@@ -37,7 +37,7 @@ impl<const RAW: bool> Blocks<RAW> {
     pub(crate) fn end(&mut self, misused: &mut Option<Misuse>) -> usize {
         let mut freed = self.blocks;
         if freed > 0 {
-            let inner = self.arena.inner();
+            let inner = self.arena;
             let found = finish_with(inner, &mut self.giving, |given| {
                 freed -= given.double_blocks;
                 let stats = inner.stats_here();
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn what_two_free_at_the_same_moment_counts_once() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
-        let free_twice = |order: u8, free: &dyn Fn(&'static Arena, usize) -> [usize; 2]| {
+        let free_twice = |order: u8, free: &dyn Fn(&'static Zone, usize) -> [usize; 2]| {
             let order = Order::new(order).unwrap();
             let addr = allocator.alloc_pages(Gfp::KERNEL, order).unwrap().into_raw().0.addr();
             let (arena, _) = registry::by_address(addr).unwrap();
@@ -106,7 +106,7 @@ mod tests {
             (freed, stats.allocated - stats.freed, stats.misused)
         };
         for order in [1, 3, 6, 8] {
-            let both = |arena: &'static Arena, addr| {
+            let both = |arena: &'static Zone, addr| {
                 let order = Order::new(order).unwrap();
                 let collect = || {
                     let mut blocks = Blocks::<true>::new(addr, order).unwrap();
@@ -119,7 +119,7 @@ mod tests {
             let before = allocator.stats().misused;
             assert_eq!(free_twice(order, &both), ([1, 0], 0, before + (1 << order)), "order {order}");
         }
-        let both = |arena: &'static Arena, addr| {
+        let both = |arena: &'static Zone, addr| {
             let collect = || {
                 let mut pages = Large::<true>::new(arena, Mobility::Unmovable);
                 arena.set_state(arena.pfn_of(addr), FrameState::raw(Order::ZERO));

@@ -2,8 +2,8 @@
 //!
 //! Neighbours go as they come, many with one bit operation. Scattered ones are sorted by place first, where there are enough
 //! of them: in a random order over gigabytes each would change a word and a count of its own, which costs 40 ns.
-use super::{Collect, address_run, finish_with};
-use crate::arena::Arena;
+use super::{Collect, address_run};
+use crate::zone::{Zone, finish_with};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Giving, Misuse, Mobility, PAGE_SIZE, Pfn};
 use pagemill_os::lists::BulkCall;
@@ -14,7 +14,7 @@ const WORDS: usize = 256;
 
 /// Pages of one arena and mobility on their way back to the zone.
 pub(crate) struct Large<const RAW: bool> {
-    arena: &'static Arena,
+    arena: &'static Zone,
     mobility: Mobility,
     /// As a [`Segment`](super::Segment)'s.
     is_of_one_kind: bool,
@@ -24,8 +24,8 @@ pub(crate) struct Large<const RAW: bool> {
 
 impl<const RAW: bool> Large<RAW> {
     #[inline]
-    pub(crate) fn new(arena: &'static Arena, mobility: Mobility) -> Self {
-        let zone = &arena.inner().buddy;
+    pub(crate) fn new(arena: &'static Zone, mobility: Mobility) -> Self {
+        let zone = &arena.buddy;
         Self { arena, mobility, is_of_one_kind: !zone.is_mixed(), pages: 0, giving: Giving::many_to(zone) }
     }
 
@@ -51,7 +51,7 @@ impl<const RAW: bool> Large<RAW> {
     }
 
     fn is_of_this_kind(&self, pfn: u32) -> bool {
-        self.is_of_one_kind || self.arena.inner().buddy.mobility_of(Pfn::new(pfn)) == self.mobility
+        self.is_of_one_kind || self.arena.buddy.mobility_of(Pfn::new(pfn)) == self.mobility
     }
 
     /// The number of the page with this word, which is free from now on; none if it is no page of this kind.
@@ -77,7 +77,7 @@ impl<const RAW: bool> Large<RAW> {
     /// Counts the call and completes it. Those may be the allocator's last pages: nothing of it is touched after that.
     /// Returns how many pages are free now. Those that somebody else freed at the same moment are not among them: that is `misused`.
     pub(crate) fn end(&mut self, misused: &mut Option<Misuse>) -> usize {
-        let inner = self.arena.inner();
+        let inner = self.arena;
         if self.pages > 1 {
             inner.lists.count_bulk(BulkCall::Free, self.pages);
         }
@@ -107,7 +107,7 @@ impl<const RAW: bool> Collect for Large<RAW> {
 /// Returns how many.
 #[inline(never)]
 pub(super) fn return_words<const RAW: bool>(
-    arena: &'static Arena,
+    arena: &'static Zone,
     mobility: Mobility,
     words: &mut [usize],
     at: &mut usize,
@@ -142,7 +142,7 @@ pub(super) fn return_words<const RAW: bool>(
 
 /// Frees neighbouring pages from `addr` up to `end`, up to the first that is not of this kind. Returns where that is.
 #[inline(never)]
-pub(super) fn return_run(arena: &'static Arena, mobility: Mobility, mut addr: usize, end: usize) -> usize {
+pub(super) fn return_run(arena: &'static Zone, mobility: Mobility, mut addr: usize, end: usize) -> usize {
     let mut large = Large::<false>::new(arena, mobility);
     while addr < end {
         let n = ((end - addr) / PAGE_SIZE).min(Batch::CAPACITY);

@@ -18,13 +18,12 @@
 //! the registry in a section.
 //!
 //! Memory that both processes see (a memfd's, or what was brought and is shared) stays the parent's: the child retires it.
-use crate::allocator::Inner;
-use crate::arena::FULL;
+use super::{FULL, Zone};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::Pfn;
 use pagemill_os::List;
 
-impl Inner {
+impl Zone {
     /// Returns whether no handle and no page of it is left.
     pub(crate) fn recover(&self) -> bool {
         for list in self.lists.lists() {
@@ -34,27 +33,38 @@ impl Inner {
         self.buddy.recover(self.lists.lists().flat_map(List::frames).map(Pfn::new), |first, n| {
             if FULL {
                 let is_free = |pfn| self.buddy.is_free(Pfn::new(pfn));
-                self.arena.settle_states(first.as_u32(), n as u32, &mut block_end, is_free);
+                self.settle_states(first.as_u32(), n as u32, &mut block_end, is_free);
             }
         });
         self.lists.empty_after_fork();
         self.count_stranded();
-        self.arena.keep_own_notes();
-        self.arena.forget_pins();
+        self.keep_own_notes();
+        self.forget_pins();
         self.opening.forget_after_fork();
-        self.nodes.waits.forget_after_fork();
-        self.nodes.claims.forget_after_fork();
+        self.shared.waits.forget_after_fork();
+        self.shared.claims.forget_after_fork();
         self.claimed.store(0, Relaxed);
-        self.nodes.limit.iter().for_each(|limit| limit.forget_claims());
+        self.shared.limit.iter().for_each(|limit| limit.forget_claims());
         if self.is_ownerless.load(Relaxed) {
             return self.buddy.close(self.quarantined.load(Relaxed) as usize);
         }
-        if self.arena.is_of_parent() {
+        if self.is_of_parent() {
             // Whatever is free there the parent hands out.
             self.retired.store(true, Relaxed);
-            self.nodes.choose();
+            self.shared.waits.zone_was_retired();
         }
         self.settle_lists();
         false
+    }
+
+    /// In the child of a fork, once it has read what was used: from now on it shares its notes with its own children alone. An
+    /// attacker in it could else clear notes that its parent's later children read, and these would hand out pages that are owned.
+    /// If the system has no memory for others, it has none, and its children look at everything.
+    pub(crate) fn keep_own_notes(&self) {
+        // SAFETY: this process has this thread alone; and if it fails nobody touches the notes any more, as the zone is told.
+        let parted = self.used.as_ref().map(|used| unsafe { used.part_from_parent() });
+        if let Some(Err(_)) = parted {
+            self.buddy.forget_use();
+        }
     }
 }

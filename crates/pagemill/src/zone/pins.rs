@@ -3,7 +3,7 @@
 //! The kernel pins what is registered (io_uring, AF_XDP, VFIO): after the system took a page back, the device would go on
 //! with the old one, and the process have another at the same address. So giving back is a section, which the first
 //! device holds back and the last one lets in again.
-use super::Arena;
+use super::Zone;
 use crate::allocator::Allocator;
 use crate::process;
 use core::ops::Range;
@@ -23,7 +23,7 @@ pub(super) struct Pins {
 /// Until it is dropped, the arena's memory does not go back to the system.
 #[derive(Debug)]
 pub(crate) struct Pinned {
-    arena: &'static Arena,
+    arena: &'static Zone,
     /// The [generation](process) that pinned it. A child's copy of the memory is no device's.
     generation: u64,
 }
@@ -32,7 +32,7 @@ pub(crate) struct Pinned {
 #[derive(Debug)]
 pub(crate) struct GivingBack<'a>(&'a Pins);
 
-impl Arena {
+impl Zone {
     /// For whoever registers it with a device, before that; waits for calls that give some of it back just now.
     pub(crate) fn pin(&'static self) -> Pinned {
         let pins = &self.pins;
@@ -58,10 +58,10 @@ impl Arena {
 }
 
 impl Allocator {
-    /// [`Arena::pin`] for the arena that has this memory.
+    /// [`Zone::pin`] for the arena that has this memory.
     pub(crate) fn pin(&self, memory: &Range<usize>) -> Pinned {
-        match self.nodes().ever().iter().find(|inner| inner.arena.base() == memory.start) {
-            Some(inner) => inner.arena.pin(),
+        match self.nodes().ever().iter().find(|inner| inner.base() == memory.start) {
+            Some(inner) => inner.pin(),
             None => unreachable!("no arena at {:#x}, of which a device was told", memory.start),
         }
     }
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn memory_goes_back_again_when_the_last_device_lets_go() {
         let allocator = used();
-        let [first, second] = [0, 1].map(|number| allocator.nodes().ever()[number].arena);
+        let [first, second] = [0, 1].map(|number| allocator.nodes().ever()[number]);
         let resident = || [first, second].map(|arena| arena.resident(arena.pfn_of(arena.base()), arena.frames()));
         let (one, other, of_second) = (first.pin(), first.pin(), second.pin());
         assert_eq!(allocator.give_back(), PageCount::new(0));
@@ -129,7 +129,7 @@ mod tests {
     fn no_device_begins_while_memory_goes_back() {
         const ROUNDS: usize = 1000;
         let allocator = used();
-        let arena = allocator.nodes().first().arena;
+        let arena = allocator.nodes().first();
         // The last round in which a device asked for the arena, in which memory went back, and in which the device had it.
         let [asked, gone, had] = [const { AtomicUsize::new(0) }; 3];
         let until = |round: &AtomicUsize, n| {
@@ -169,7 +169,7 @@ mod tests {
     #[cfg(not(any(miri, shuttle)))]
     fn a_device_waits_asleep_until_no_memory_goes_back() {
         let allocator = Allocator::builder().pages(64).build().unwrap();
-        let arena = allocator.nodes().first().arena;
+        let arena = allocator.nodes().first();
         let hold = |others: &dyn Fn()| {
             let giving = arena.giving_back().unwrap();
             others();

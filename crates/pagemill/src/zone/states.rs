@@ -5,7 +5,7 @@
 //! `validate`. So each is an atomic. In a run of neighbours they are looked at and written several at once
 //! (`pagemill-os/src/cells.rs`). What handles own costs a look at hand-out and nothing else: see
 //! [ADR 5](../../../../docs/adr/0005-frame-state.md).
-use super::Arena;
+use super::Zone;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use pagemill_core::{FrameState, MisuseKind, Order, PAGE_SHIFT, PAGE_SIZE, step};
@@ -19,7 +19,7 @@ const fn owned(order: Order) -> FrameState {
     if FULL { FrameState::owned(order) } else { FrameState::SAFE }
 }
 
-impl Arena {
+impl Zone {
     #[inline]
     fn state_cell(&self, pfn: u32) -> &AtomicU8 {
         debug_assert!(self.has_pfn(pfn));
@@ -38,7 +38,7 @@ impl Arena {
     /// Has one frame be a handle's. False: somebody has it.
     #[inline]
     pub(crate) fn hand_out(&self, pfn: u32) -> bool {
-        step!("Arena::hand_out");
+        step!("Zone::hand_out");
         let state = self.state(pfn);
         // One that was never handed out before is marked, once; with full states each is.
         if state.is_safe() && state != owned(Order::ZERO) {
@@ -108,7 +108,7 @@ impl Arena {
     /// A page comes back from a handle, which is the proof that it was out; with full states that is looked up.
     #[inline]
     fn take_back(&self, pfn: u32) -> bool {
-        step!("Arena::take_back");
+        step!("Zone::take_back");
         !FULL || self.change(pfn, owned(Order::ZERO), FrameState::SAFE)
     }
 
@@ -125,7 +125,7 @@ impl Arena {
     /// A page comes back as a raw pointer; false if it is not raw.
     #[inline]
     fn take_back_raw(&self, pfn: u32) -> bool {
-        step!("Arena::take_back_raw");
+        step!("Zone::take_back_raw");
         self.change(pfn, FrameState::raw(Order::ZERO), FrameState::SAFE)
     }
 
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn a_frame_that_somebody_has_is_left_out_of_a_batch_wherever_it_stands() {
         let allocator = Allocator::builder().pages(1024).build().unwrap();
-        let arena = allocator.nodes().first().arena;
+        let arena = allocator.nodes().first();
         let out = |order: u8| FrameState::raw(Order::new(order).unwrap());
         for (taken, state) in
             (0..17).zip([out(0), out(1), FrameState::INSIDE, FrameState::QUARANTINED].into_iter().cycle())
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn what_is_out_of_a_block_that_is_put_aside_comes_back_singly() {
         let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
-        let arena = allocator.nodes().first().arena;
+        let arena = allocator.nodes().first();
         let [one, other] = [arena.first + 7, arena.first + 100];
         let page = |pfn| core::ptr::with_exposed_provenance_mut::<u8>(arena.addr_of(pfn));
         // SAFETY: nobody looks at it.

@@ -1,0 +1,61 @@
+//! What a zone does with claims (`claims.rs`): it counts what is freed to them, and keeps what is claimed from others.
+use super::Zone;
+use crate::claims::{IS_CLAIMANT, NUMBER};
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use pagemill_core::{Gfp, Level, NodeMask, Order, Pfn};
+
+impl Zone {
+    /// Counts frames that are about to be free to the claim, if there is one: before they are free, so that no other request
+    /// takes them first.
+    #[inline]
+    pub(crate) fn claim_freed(&self, frames: impl FnOnce() -> usize) {
+        if self.shared.claims.wanted.load(Relaxed) as u32 > 0 {
+            self.count_to_claim(frames());
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_to_claim(&self, n: usize) {
+        let claims = &self.shared.claims;
+        let share = |wanted: u64| u64::from(wanted as u32).min(n as u64);
+        let may = || {
+            let nodes = NodeMask::from_bits(claims.nodes.load(Relaxed)).and(self.shared.allowed());
+            let gfp = if claims.is_dma32.load(Relaxed) { Gfp::KERNEL | Gfp::DMA32 } else { Gfp::KERNEL };
+            nodes.contains(self.node) && self.kind.serves(gfp) && !self.is_retired()
+        };
+        let less = |wanted: u64| (share(wanted) > 0 && may()).then(|| wanted - share(wanted));
+        // Acquire pairs with the Release in `begin`: the nodes are that claim's.
+        let Ok(before) = claims.wanted.fetch_update(Acquire, Acquire, less) else { return };
+        let (number, counted) = (before >> NUMBER, share(before));
+        let add = |claimed: u64| match claimed >> NUMBER {
+            same if same == number => Some(claimed + counted),
+            of => ((number.wrapping_sub(of) as i32) > 0).then_some(number << NUMBER | counted),
+        };
+        let _ = self.claimed.fetch_update(Relaxed, Relaxed, add); // Refused: that claim has ended.
+    }
+
+    /// Frames of this zone that are counted to the claim.
+    pub(crate) fn claimed_frames(&self) -> u32 {
+        let claimed = self.claimed.load(Relaxed);
+        let is_its = || claimed >> NUMBER == self.shared.claims.wanted.load(Relaxed) >> NUMBER;
+        if claimed as u32 > 0 && is_its() { claimed as u32 } else { 0 }
+    }
+
+    /// How many frames must stay when a request with these flags takes some: what its marks keep, and what is claimed.
+    pub(crate) fn floor(&self, gfp: Gfp, level: Level) -> u32 {
+        let kept = self.marks.floor(gfp, level);
+        match self.claimed_frames().saturating_add(self.buddy.withheld_frames()) {
+            0 => kept,
+            // Not in a signal handler: it may not wait, has no claim, and must not touch a thread's own variable.
+            _ if gfp.may_wait() && IS_CLAIMANT.get() => kept,
+            claimed => kept.saturating_add(claimed),
+        }
+    }
+
+    /// A block of the pageblock that is withheld for this request.
+    pub(crate) fn take_withheld(&self, gfp: Gfp, order: Order, floor: u32) -> Option<Pfn> {
+        let is_for_this = gfp.may_wait() && self.buddy.withheld_frames() >= order.frames() && IS_CLAIMANT.get();
+        if is_for_this { self.buddy.take_withheld(order, gfp.mobility(), floor) } else { None }
+    }
+}

@@ -1,0 +1,168 @@
+//! A CPU's list is full: a load of it goes to a depot if another CPU asked last, else a batch goes to the buddy. And drains, which
+//! take from lists, depots included, what lies there, on any CPU.
+use super::{Zone, finish};
+use core::borrow::BorrowMut;
+use core::sync::atomic::Ordering::Relaxed;
+use pagemill_core::{CpuId, Giving, ListPolicy, Mobility, SlowEvent, WordTable, step};
+use pagemill_os::lists::CpuLists;
+use pagemill_os::{Batch, List};
+
+impl Zone {
+    #[cold]
+    #[inline(never)]
+    pub(super) fn overflow_one(&self, mobility: Mobility, pfn: u32) {
+        let mut one = Batch::new();
+        one.push(pfn);
+        self.overflow(mobility, &one);
+    }
+
+    /// Passes pages on that a list does not take.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn overflow_words(&self, words: &[usize]) {
+        let kind = Mobility::Unmovable;
+        if self.grow_or_pass_on(kind, words.len()) && self.lists.push_words(kind, words, self.addr_of_zero()) {
+            return;
+        }
+        let mut batch = Batch::new();
+        words.iter().for_each(|&word| batch.push(self.pfn_of(word)));
+        self.overflow_to_zone(kind, &batch);
+    }
+
+    /// Passes on pages that a list does not take: to a depot go as many others of the list, or to the zone.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn overflow(&self, mobility: Mobility, batch: &Batch) {
+        if !self.grow_or_pass_on(mobility, batch.len()) || !self.lists.push_n(mobility, batch, 0..batch.len()) {
+            self.overflow_to_zone(mobility, batch);
+        }
+    }
+
+    /// The list of this CPU is full: has it grown, or passed a load to a depot, so that `n` frames may fit? The caller has them in its
+    /// hands: so the arena stays until this thread has let go of the depot.
+    #[inline(never)]
+    pub(crate) fn grow_or_pass_on(&self, mobility: Mobility, n: usize) -> bool {
+        self.open_lists_above_high();
+        if self.goes_past_lists() {
+            return false;
+        }
+        let list = self.lists.list_here(mobility);
+        let policy = list.policy().after(SlowEvent::Drain, self.limit_max);
+        list.set_policy(policy);
+        if list.len() + n <= policy.limit as usize {
+            return true;
+        }
+        let has_moved = self.passes_on() && self.lists.list_to_depot(mobility, n.max(policy.batch as usize)) > 0;
+        if has_moved {
+            self.stats_here().depot_in.fetch_add(1, Relaxed);
+        }
+        has_moved
+    }
+
+    /// Does a full list of this CPU pass pages to a depot? Not if no other CPU's list was empty since this one's: then they would be
+    /// here again before long, and the zone keeps pageblocks whole better than a depot.
+    fn passes_on(&self) -> bool {
+        let asked = self.last_to_ask.load(Relaxed);
+        asked != 0 && asked != self.lists.here().get() as u32 + 1
+    }
+
+    /// Passes pages on to the zone that a list does not take, and as many of the list as its policy says: more while drains follow
+    /// drains.
+    #[inline(always)] // One frame less on the stack of a signal handler.
+    pub(crate) fn overflow_to_zone(&self, mobility: Mobility, batch: &Batch) {
+        let cpu = self.lists.cpu(self.lists.here());
+        if self.goes_past_lists() {
+            // Others wait for it, it is a reserve's, or the system is to have it: past the list.
+            cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
+            return self.give_to_zone(batch.as_slice());
+        }
+        cpu.stats.drains.fetch_add(1, Relaxed);
+        let moved = cpu.lists[mobility.index()].policy().batch as usize;
+        if batch.len() >= moved {
+            // As large as what would be moved: it goes past the list.
+            cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
+            return self.give_to_zone(batch.as_slice());
+        }
+        self.drain_to_zone(cpu, mobility);
+        if !self.lists.push_n(mobility, batch, 0..batch.len()) {
+            self.stats_here().direct_in.fetch_add(batch.len() as u64, Relaxed);
+            self.give_to_zone(batch.as_slice());
+        }
+    }
+
+    /// Moves frames of this CPU's list to the zone, as many as its policy says: the more there are, the more of them share a word also
+    /// where they are in no order (ADR 35). The caller has pages in its hands: so the arena stays until the table is let go of.
+    #[inline(never)]
+    fn drain_to_zone(&self, cpu: &CpuLists, mobility: Mobility) {
+        let policy = cpu.lists[mobility.index()].policy();
+        if let Some(n) = policy.large_drain()
+            && let Some(table) = cpu.table.try_hold()
+        {
+            self.move_to_zone(mobility, n as usize, Giving::by(&self.buddy, table));
+        } else {
+            self.move_to_zone(mobility, policy.batch as usize, Giving::to(&self.buddy));
+        }
+    }
+
+    fn move_to_zone<const N: usize, T: BorrowMut<WordTable<N>>>(
+        &self,
+        mobility: Mobility,
+        n: usize,
+        mut giving: Giving<'_, '_, N, T>,
+    ) {
+        let mut left = n;
+        while left > 0 {
+            let mut out = Batch::new();
+            self.lists.pop_n(mobility, left, &mut out);
+            if out.is_empty() {
+                break;
+            }
+            self.lists.list_here(mobility).note_overflowed(out.len());
+            left -= out.len();
+            giving.give_slice(out.as_slice());
+        }
+        finish(self, &mut giving);
+    }
+
+    /// Returns all lists' frames to the zone, and then the depots', to which lists may have passed some meanwhile.
+    #[cold]
+    pub(crate) fn drain_all(&self) -> usize {
+        let listed: usize = (0..self.lists.cpus()).map(|cpu| self.drain_cpu(CpuId::new(cpu as u32))).sum();
+        listed + self.drain_depots()
+    }
+
+    /// Returns the depots' frames to the zone.
+    pub(crate) fn drain_depots(&self) -> usize {
+        let mut giving = Giving::to(&self.buddy);
+        let drained = self.lists.drain_depots(|pfns| giving.give_slice(pfns));
+        // Where nothing came nobody has to be woken.
+        if drained > 0 {
+            finish(self, &mut giving);
+        }
+        drained
+    }
+
+    /// Returns one CPU's lists' frames to the zone.
+    pub(crate) fn drain_cpu(&self, cpu: CpuId) -> usize {
+        step!("Zone::drain_cpu");
+        self.drain_lists(cpu, |list| !list.is_empty())
+    }
+
+    pub(super) fn drain_lists(&self, cpu: CpuId, is_due: impl Fn(&List) -> bool) -> usize {
+        let mut drained = 0;
+        for mobility in Mobility::ALL {
+            let list = &self.lists.cpu(cpu).lists[mobility.index()];
+            if is_due(list) {
+                let mut giving = Giving::to(&self.buddy);
+                let given = self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
+                finish(self, &mut giving);
+                // A list that cannot be drained is left as it is, its policy too.
+                let Some(given) = given else { continue };
+                drained += given;
+            }
+            self.buddy.unbind(&list.bound);
+            list.set_policy(ListPolicy::start(self.limit_max));
+        }
+        drained
+    }
+}

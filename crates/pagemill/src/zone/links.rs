@@ -1,0 +1,35 @@
+//! A frame's link: where a list of pages keeps the number of its next one.
+use super::Zone;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+impl Zone {
+    /// A frame's link, where a list keeps the number of its next one.
+    #[inline]
+    pub(crate) fn link(&self, pfn: u32) -> &AtomicU32 {
+        debug_assert!(self.has_pfn(pfn));
+        // SAFETY: a frame of this arena has a link, for as long as the arena lives.
+        unsafe { AtomicU32::from_ptr(self.links.wrapping_add(pfn as usize)) }
+    }
+
+    /// Links each of these frames to the next.
+    #[inline]
+    pub(crate) fn link_all(&self, pfns: &[u32]) {
+        // In a register: a store to a link might change anything.
+        let links = self.links;
+        let link = |from: u32, to: u32| {
+            debug_assert!(self.has_pfn(from));
+            // SAFETY: as in `link`.
+            unsafe { AtomicU32::from_ptr(links.wrapping_add(from as usize)) }.store(to, Relaxed);
+        };
+        // Eight at a time, since a store is little more than what a loop takes to come around.
+        let Some((&last, from)) = pfns.split_last() else { return };
+        let (groups, rest) = from.as_chunks::<8>();
+        for (i, group) in groups.iter().enumerate() {
+            (0..7).for_each(|at| link(group[at], group[at + 1]));
+            link(group[7], pfns[8 * i + 8]);
+        }
+        for (&from, &to) in rest.iter().zip(rest.iter().skip(1).chain([&last])) {
+            link(from, to);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Large requests go past the lists: a pageblock's frames at a time, by one reservation.
+use super::{FULL, Zone, finish};
+use crate::process::generation;
+use core::sync::atomic::Ordering::Relaxed;
+use pagemill_core::{FrameState, Gfp, Giving, Handful, Level};
+use pagemill_os::Batch;
+
+/// What a large request took from a zone and has not handed on yet: a pageblock's frames at most, by one reservation, and
+/// never more than it still misses. The rest goes back when the request unwinds, or goes on elsewhere.
+#[derive(Debug)]
+pub(crate) struct PageblockFrames {
+    zone: Option<&'static Zone>,
+    frames: Handful,
+    /// When they were taken: see [`adopt`](Self::adopt).
+    generation: u64,
+}
+
+impl PageblockFrames {
+    pub(crate) const NONE: Self = Self { zone: None, frames: Handful::new(), generation: 0 };
+
+    /// Are there frames of this zone?
+    fn is_of(&self, inner: &Zone) -> bool {
+        self.zone.is_some_and(|zone| core::ptr::eq(zone, inner)) && !self.is_none()
+    }
+
+    /// Are there none?
+    fn is_none(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    fn take(&mut self, inner: &'static Zone, most: usize, gfp: Gfp) {
+        self.give_back();
+        let list = inner.lists.list_here(gfp.mobility());
+        let floor = inner.floor(gfp, Level::Low);
+        self.frames = inner.buddy.take_handful(&list.bound, most, gfp.mobility(), floor);
+        (self.zone, self.generation) = (Some(inner), generation());
+    }
+
+    /// In the child of a fork, which a callback may be, what nobody has is counted and marked as somebody's. These are this
+    /// request's: neither handed out nor free.
+    fn adopt(&mut self, inner: &Zone) {
+        if self.generation == generation() {
+            return;
+        }
+        self.generation = generation();
+        inner.stats_here().direct_in.fetch_add(self.frames.len() as u64, Relaxed);
+        let mut frames = self.frames.clone();
+        while FULL && let Some((first, mask)) = frames.next_word(64) {
+            let bits = (0..64).filter(|bit| mask >> bit & 1 == 1);
+            bits.for_each(|bit| inner.set_state(first.as_u32() + bit, FrameState::SAFE));
+        }
+    }
+
+    /// Moves whole words of them to `batch`, which is empty.
+    fn fill(&mut self, inner: &Zone, batch: &mut Batch) {
+        self.adopt(inner);
+        while let Some((first, mask)) = self.frames.next_word(batch.room()) {
+            batch.push_bits(first.as_u32(), mask);
+        }
+    }
+
+    /// Out of line: the tables for it are not to be on every large request's stack.
+    #[inline(never)]
+    pub(crate) fn give_back(&mut self) {
+        if let Some(inner) = self.zone.filter(|_| !self.is_none()) {
+            self.adopt(inner);
+            let mut giving = Giving::to(&inner.buddy);
+            giving.give_handful(&mut self.frames);
+            finish(inner, &mut giving);
+        }
+    }
+}
+
+impl Drop for PageblockFrames {
+    #[inline(never)]
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+impl Zone {
+    /// A batch of order 0 from pageblocks of the request's mobility; may there be more?
+    pub(crate) fn batch_of_zone(
+        &'static self,
+        gfp: Gfp,
+        left: usize,
+        past_list: &mut Option<PageblockFrames>,
+        batch: &mut Batch,
+    ) -> bool {
+        let mobility = gfp.mobility();
+        if let Some(in_hand) = past_list {
+            if !in_hand.is_of(self) {
+                if self.shared.is_refused_by_fault(gfp) {
+                    return false;
+                }
+                in_hand.take(self, left, gfp);
+            }
+            in_hand.fill(self, batch);
+            self.stats_here().direct_out.fetch_add(batch.len() as u64, Relaxed);
+        } else {
+            self.refill(gfp, Level::Low, left.min(Batch::CAPACITY), batch);
+        }
+        if batch.is_empty() {
+            // Refills put more on the list than they delivered, and other CPUs' lists passed some on: that comes before "exhausted".
+            self.lists.pop_n(mobility, left, batch);
+            if batch.is_empty() && !self.take_from_depot(mobility, left, 0, batch) {
+                return false;
+            }
+        }
+        self.prepare(batch, gfp);
+        true
+    }
+}

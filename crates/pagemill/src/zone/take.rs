@@ -1,0 +1,198 @@
+//! From the buddy to a request: single frames, frames past the lists, blocks. Each is made ready for its owner (C3.9), and put aside
+//! if somebody has it already.
+use super::Zone;
+use crate::misuse::misuse;
+use core::sync::atomic::Ordering::Relaxed;
+use pagemill_core::{FrameState, Gfp, Level, MisuseKind, Mobility, Order, Pfn, step};
+use pagemill_os::{Batch, Frames};
+
+impl Zone {
+    /// One block of the request's mobility: from the list or the zone.
+    pub(crate) fn take_own(&self, gfp: Gfp, order: Order, level: Level) -> Option<u32> {
+        match order {
+            Order::ZERO => self.take_page(gfp, level),
+            order => self.take_block(gfp, order, level),
+        }
+    }
+
+    /// One block from a pageblock of another mobility.
+    pub(crate) fn steal_other(&self, gfp: Gfp, order: Order, level: Level) -> Option<u32> {
+        match order {
+            Order::ZERO => self.steal_page(gfp, level),
+            order => self.steal_block(gfp, order, level),
+        }
+    }
+
+    /// One frame of the request's mobility: from the list, or with a batch for the list from the zone.
+    pub(crate) fn take_page(&self, gfp: Gfp, level: Level) -> Option<u32> {
+        let mobility = gfp.mobility();
+        let mut one = Batch::new();
+        self.lists.pop_n(mobility, 1, &mut one);
+        if !one.is_empty() {
+            self.prepare(&mut one, gfp);
+        }
+        while one.is_empty() && self.refill(gfp, level, 1, &mut one) > 0 {
+            self.prepare(&mut one, gfp);
+        }
+        one.as_slice().first().copied()
+    }
+
+    /// One frame from a pageblock of another mobility.
+    pub(crate) fn steal_page(&self, gfp: Gfp, level: Level) -> Option<u32> {
+        if self.shared.is_refused_by_fault(gfp) {
+            return None;
+        }
+        let pfn = self.buddy.steal(self.floor(gfp, level))?;
+        let stats = self.stats_here();
+        stats.steals.fetch_add(1, Relaxed);
+        stats.direct_out.fetch_add(1, Relaxed);
+        let mut one = Batch::new();
+        one.push(pfn.as_u32());
+        self.prepare(&mut one, gfp);
+        one.as_slice().first().copied()
+    }
+
+    /// The usual case, where nobody waits and memory above the low mark serves the request: the block's address.
+    pub(crate) fn take_block_at_once(&self, gfp: Gfp, order: Order) -> Option<usize> {
+        // Faults are injected on the general way, once at each acquisition.
+        if !gfp.is_plain() || self.shared.waits.is_awaited() || self.shared.faults.get().is_some() {
+            return None;
+        }
+        let pfn = self.take_block(gfp, order, Level::Low)?;
+        self.shut_lists_below_low();
+        Some(self.addr_of(pfn))
+    }
+
+    /// A block above order 0 from a pageblock of the request's mobility, marked as handed out, zeroed if asked for.
+    pub(crate) fn take_block(&self, gfp: Gfp, order: Order, level: Level) -> Option<u32> {
+        if self.shared.is_refused_by_fault(gfp) {
+            return None;
+        }
+        let floor = self.floor(gfp, level);
+        let withheld = self.take_withheld(gfp, order, floor);
+        let pfn = withheld.or_else(|| self.buddy.alloc_block(order, gfp.mobility(), floor))?;
+        self.prepare_one_block(pfn.as_u32(), gfp, order)
+    }
+
+    /// Up to `want` blocks of an order below a pageblock's from pageblocks of the request's mobility, marked as handed out, zeroed if
+    /// asked for, into `batch`, which is empty and has room. False: a fault is injected.
+    pub(crate) fn take_blocks(&self, gfp: Gfp, order: Order, level: Level, want: usize, batch: &mut Batch) -> bool {
+        if self.shared.is_refused_by_fault(gfp) {
+            return false;
+        }
+        let mut emit = |first: Pfn, mut blocks: u64| {
+            while blocks != 0 {
+                batch.push(first.as_u32() + blocks.trailing_zeros());
+                blocks &= blocks - 1;
+            }
+        };
+        self.buddy.take_blocks(order, want, gfp.mobility(), self.floor(gfp, level), &mut emit);
+        let mut kept = 0;
+        for at in 0..batch.len() {
+            if let Some(pfn) = self.prepare_block(batch.as_slice()[at], gfp, order) {
+                batch.as_mut_slice()[kept] = pfn;
+                kept += 1;
+            }
+        }
+        batch.truncate(kept);
+        self.count_blocks_out(kept, order);
+        true
+    }
+
+    /// A block above order 0 from a pageblock of another mobility.
+    pub(crate) fn steal_block(&self, gfp: Gfp, order: Order, level: Level) -> Option<u32> {
+        if self.shared.is_refused_by_fault(gfp) {
+            return None;
+        }
+        let pfn = self.buddy.steal_block(order, self.floor(gfp, level))?;
+        self.stats_here().steals.fetch_add(u64::from(order.frames()), Relaxed);
+        self.prepare_one_block(pfn.as_u32(), gfp, order)
+    }
+
+    fn prepare_one_block(&self, pfn: u32, gfp: Gfp, order: Order) -> Option<u32> {
+        let pfn = self.prepare_block(pfn, gfp, order)?;
+        self.count_blocks_out(1, order);
+        Some(pfn)
+    }
+
+    fn count_blocks_out(&self, blocks: usize, order: Order) {
+        let stats = self.stats_here();
+        stats.blocks_out.fetch_add(blocks as u64, Relaxed);
+        stats.block_pages_out.fetch_add(blocks as u64 * u64::from(order.frames()), Relaxed);
+    }
+
+    #[inline(always)]
+    fn prepare_block(&self, pfn: u32, gfp: Gfp, order: Order) -> Option<u32> {
+        if gfp.contains(Gfp::ZERO) {
+            self.zero(pfn, order);
+        }
+        if let Err(double) = self.hand_out_block(pfn, order) {
+            return self.quarantine_block(pfn, order, double);
+        }
+        Some(pfn)
+    }
+
+    /// A block with a frame in it that somebody has: all of it is put aside, and there is none to hand out.
+    #[cold]
+    #[inline(never)]
+    fn quarantine_block(&self, pfn: u32, order: Order, double: u32) -> Option<u32> {
+        if order >= Order::PAGEBLOCK {
+            // What somebody has of it can come back singly.
+            let _ = self.buddy.split_block(Pfn::new(pfn), order);
+        }
+        self.quarantine(double);
+        (pfn..pfn + order.frames()).filter(|&pfn| self.state(pfn).is_safe()).for_each(|pfn| self.put_aside(pfn));
+        None
+    }
+
+    /// Gets the frames of a batch ready for their new owner, each once (C3.9): zeroed if asked for, marked if they were never
+    /// handed out. A frame that somebody has is on two ways at once: it is put aside and reported.
+    #[inline(never)]
+    pub(crate) fn prepare(&self, batch: &mut Batch, gfp: Gfp) {
+        step!("Zone::prepare");
+        if gfp.contains(Gfp::ZERO) {
+            batch.as_slice().iter().for_each(|&pfn| self.zero(pfn, Order::ZERO));
+        }
+        self.hand_out_batch(batch, |pfn| self.quarantine(pfn));
+    }
+
+    fn put_aside(&self, pfn: u32) {
+        if self.state(pfn) != FrameState::QUARANTINED {
+            self.set_state(pfn, FrameState::QUARANTINED);
+            self.quarantined.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Puts a frame aside that came off a list or out of the zone while somebody has it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn quarantine(&self, pfn: u32) {
+        self.put_aside(pfn);
+        let _ = self.refuse(misuse(MisuseKind::Quarantined, self.addr_of(pfn)));
+    }
+
+    pub(crate) fn take_from_zone<const ROOM: usize>(
+        &self,
+        bound: &pagemill_core::BoundBlock,
+        want: usize,
+        mobility: Mobility,
+        floor: u32,
+        batch: &mut Frames<ROOM>,
+    ) -> usize {
+        self.buddy.take(bound, want, mobility, floor, &mut |first: Pfn, mask| batch.push_bits(first.as_u32(), mask))
+    }
+
+    /// A batch of blocks above order 0 (C3.11); may there be more? Whole pageblocks are taken one by one, and so is what the zone
+    /// withholds from others.
+    pub(crate) fn batch_of_blocks(&self, gfp: Gfp, order: Order, left: usize, batch: &mut Batch) -> bool {
+        let want = left.min(Batch::CAPACITY);
+        if order < Order::PAGEBLOCK && !self.take_blocks(gfp, order, Level::Low, want, batch) {
+            return false;
+        }
+        while batch.len() < want {
+            let Some(pfn) = self.take_block(gfp, order, Level::Low) else { return false };
+            batch.push(pfn);
+        }
+        true
+    }
+}
