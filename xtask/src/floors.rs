@@ -14,67 +14,24 @@ use crate::shell::Shell;
 const FLOORS: &[&[&str]] = &[
     &["process"],
     &["sync"],
-    &["account", "fault", "memory", "misuse", "shutting", "wait", "word"],
-    &["reclaim"],
-    &["claim"],
-    &["nodes"],
-    &["arena"],
+    &["account", "claims", "fault", "idle", "memory", "misuse", "shutting", "topology", "wait", "word"],
+    &["shared"],
+    &["zone"],
     &["registry"],
-    &["free"],
+    &["free", "reclaim"],
     &["handle"],
     &["list", "run"],
+    &["nodes"],
+    &["claim"],
     &["slow"],
+    &["allocator"],
     &["path"],
     &["bulk"],
-    &["allocator"],
-    &["arenas", "builder", "idle", "populate", "recover", "stats"],
-    &["device", "mempool"],
+    &["arenas", "background", "give_back", "populate", "stats"],
+    &["builder", "device", "mempool"],
     &["dma_pool"],
     &["seeing"],
 ];
-
-/// Imports of today that run upward, or along a floor. The list only gets shorter: one that is no more has to leave it.
-const UPWARD: &[(&str, &[&str])] = &[
-    ("allocator", &["builder"]),
-    ("arena", &["allocator"]),
-    ("bulk", &["allocator"]),
-    ("claim", &["allocator", "nodes", "slow"]),
-    ("device", &["dma_pool"]),
-    ("free", &["allocator"]),
-    ("nodes", &["allocator", "idle", "registry", "slow"]),
-    ("path", &["allocator"]),
-    ("reclaim", &["allocator", "nodes", "registry"]),
-    ("registry", &["allocator"]),
-    ("slow", &["allocator"]),
-];
-
-/// Files of today that import each other in a circle, by crate. The list only gets shorter.
-const IN_CIRCLES: &[(&str, &[&str])] = &[(
-    "pagemill",
-    &[
-        "allocator",
-        "arena::pins",
-        "arena::states",
-        "arena",
-        "builder",
-        "claim",
-        "device",
-        "dma_pool::block",
-        "dma_pool::numbers",
-        "dma_pool::shape",
-        "dma_pool::stats",
-        "dma_pool::tables",
-        "dma_pool",
-        "free::blocks",
-        "free::large",
-        "free",
-        "idle",
-        "nodes",
-        "reclaim",
-        "registry",
-        "slow",
-    ],
-)];
 
 const CRATES: [&str; 3] = ["pagemill-core", "pagemill-os", "pagemill"];
 
@@ -86,70 +43,39 @@ type Imports = BTreeMap<String, BTreeSet<String>>;
 /// # Errors
 /// A file cannot be read or parsed.
 pub(crate) fn check(shell: &Shell) -> Result<(Vec<String>, String)> {
-    let (mut problems, mut edges, mut in_circles) = (Vec::new(), 0, 0);
+    let (mut problems, mut edges) = (Vec::new(), 0);
     for name in CRATES {
         let imports = House::read(&shell.root.join("crates").join(name).join("src"))?.imports();
         edges += imports.values().map(BTreeSet::len).sum::<usize>();
         let circles = circles(&imports);
-        in_circles += circles.len();
-        problems.extend(against(IN_CIRCLES, name, &circles).map(|(file, is_known)| match is_known {
-            true => {
-                format!("{name}: `{file}` is in no circle any more: take it out of IN_CIRCLES in xtask/src/floors.rs")
-            }
-            false => format!("{name}: `{file}` imports a file that imports it, directly or by others"),
-        }));
+        problems.extend(
+            circles
+                .iter()
+                .map(|file| format!("{name}: `{file}` imports a file that imports it, directly or by others")),
+        );
         if name == "pagemill" {
             problems.extend(floors(&imports));
         }
     }
-    let upward: usize = UPWARD.iter().map(|(_, to)| to.len()).sum();
-    Ok((problems, format!("{edges} imports, of which {upward} run upward; {in_circles} files in circles")))
+    Ok((problems, format!("{edges} imports, all to floors below; no circle of files")))
 }
 
-/// What a table of known names and what was found have for `key` that the other has not; true if it is the table.
-fn against(
-    table: &'static [(&str, &[&str])],
-    key: &str,
-    found: &BTreeSet<String>,
-) -> impl Iterator<Item = (String, bool)> {
-    let known: BTreeSet<String> = table
-        .iter()
-        .filter(|(name, _)| *name == key)
-        .flat_map(|(_, names)| names.iter().map(|&n| n.to_owned()))
-        .collect();
-    found.symmetric_difference(&known).map(|name| (name.clone(), known.contains(name))).collect::<Vec<_>>().into_iter()
-}
-
-/// The imports between modules that no floor allows and no entry knows, and the entries without an import.
-fn floors(imports: &Imports) -> Vec<String> {
+/// The imports between modules that no floor allows, and modules that stand on none.
+fn floors(imports: &Imports) -> BTreeSet<String> {
     let top = |module: &str| module.split("::").next().unwrap_or_default().to_owned();
     let floor = |module: &str| FLOORS.iter().position(|floor| floor.contains(&module));
-    let mut upward = BTreeMap::<String, BTreeSet<String>>::new();
+    let nowhere = |module: &str| format!("`{module}` stands on no floor: place it in FLOORS in xtask/src/floors.rs");
     let mut problems = BTreeSet::new();
     for (from, to) in imports.iter().flat_map(|(from, to)| to.iter().map(move |to| (top(from), top(to)))) {
         match (floor(&from), floor(&to)) {
             _ if from == to => {}
+            (None, _) => _ = problems.insert(nowhere(&from)),
+            (_, None) => _ = problems.insert(nowhere(&to)),
             (Some(from_floor), Some(to_floor)) if to_floor < from_floor => {}
-            (Some(_), Some(_)) => _ = upward.entry(from).or_default().insert(to),
-            (None, _) => {
-                _ = problems.insert(format!("`{from}` stands on no floor: place it in FLOORS in xtask/src/floors.rs"))
-            }
-            (_, None) => {
-                _ = problems.insert(format!("`{to}` stands on no floor: place it in FLOORS in xtask/src/floors.rs"))
-            }
+            _ => _ = problems.insert(format!("`{from}` imports `{to}`, which does not stand below it")),
         }
     }
-    let known = FLOORS.iter().copied().flatten().chain(UPWARD.iter().map(|(from, _)| from));
-    for module in known.map(|&name| name.to_owned()).collect::<BTreeSet<_>>() {
-        let found = upward.remove(&module).unwrap_or_default();
-        problems.extend(against(UPWARD, &module, &found).map(|(to, is_known)| match is_known {
-            true => {
-                format!("`{module}` imports nothing of `{to}` any more: take it out of UPWARD in xtask/src/floors.rs")
-            }
-            false => format!("`{module}` imports `{to}`, which does not stand below it"),
-        }));
-    }
-    problems.into_iter().collect()
+    problems
 }
 
 /// The modules that can be reached from themselves.
@@ -395,7 +321,7 @@ mod tests {
             ("seeing.rs", "use crate::sync::Mutex;"),
             ("cellar.rs", "use crate::sync::Mutex;"),
         ]);
-        let problems: Vec<_> = floors(&imports).into_iter().filter(|problem| !problem.contains("any more")).collect();
+        let problems: Vec<_> = floors(&imports).into_iter().collect();
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems[0].starts_with("`cellar` stands on no floor"), "{problems:?}");
         assert_eq!(problems[1], "`sync` imports `seeing`, which does not stand below it");

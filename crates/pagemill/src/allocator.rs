@@ -1,11 +1,10 @@
 //! The allocator: arenas, the zone over each and the per-CPU lists above that.
-use crate::builder::Builder;
 use crate::nodes::{Kept, Nodes};
 use crate::registry;
 use core::fmt;
 use pagemill_core::{CpuId, Error, Invalid, NodeMask, PageCount};
 use pagemill_os::Backend;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 /// An allocator of pages: a handle that is cheap to clone, and that threads share or take with them. See the
 /// [crate's front page](crate) for a program.
@@ -99,39 +98,9 @@ pub struct StillOut {
 }
 
 impl Allocator {
-    /// Begins to describe an allocator.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
-    /// The default allocator, made on first use: half of the system's memory as address space, committed as it is
-    /// touched.
-    ///
-    /// # Panics
-    /// If the system refuses even that address space, `PAGEMILL_BACKEND` names a backend that there is not or that does not
-    /// work here, or `PAGEMILL_FAIL` cannot be read (see [`Faults`](crate::Faults)). [`builder`](Self::builder) returns these
-    /// as errors.
-    ///
-    /// ```
-    /// assert!(pagemill::Allocator::global().managed_pages().get() > 0);
-    /// ```
-    pub fn global() -> &'static Self {
-        static GLOBAL: OnceLock<Allocator> = OnceLock::new();
-        if let Some(allocator) = GLOBAL.get() {
-            return allocator;
-        }
-        let mut begun = None;
-        // Held outside of the cell, so that no child of a fork finds it half made.
-        let held = registry::lock();
-        GLOBAL.get_or_init(|| match Self::builder().build_held(&held, &mut begun) {
-            Ok(allocator) => allocator,
-            Err(error) => panic!("the default allocator cannot be made: {error}"),
-        })
-    }
-
     /// Is this address in its memory?
     pub(crate) fn has_address(&self, addr: usize) -> bool {
-        registry::by_address(addr).is_some_and(|(arena, _)| core::ptr::eq(&*arena.shared, &*self.nodes().shared))
+        registry::by_address(addr).is_some_and(|(zone, _)| core::ptr::eq(&*zone.shared, &*self.nodes().shared))
     }
 
     pub(crate) fn of(nodes: Kept) -> Self {
@@ -158,7 +127,7 @@ impl Allocator {
     }
     /// How many pages it manages.
     pub fn managed_pages(&self) -> PageCount {
-        PageCount::new(self.nodes().in_use().map(|inner| inner.frames()).sum())
+        PageCount::new(self.nodes().in_use().map(|zone| zone.frames()).sum())
     }
     /// What the free/used state of a frame costs, in bits (C10.3: at most 2).
     pub fn metadata_bits_per_frame(&self) -> f64 {
@@ -181,7 +150,7 @@ impl Allocator {
         if cpu.get() >= self.cpus() {
             return Err(Invalid::Cpus { cpus: cpu.get() + 1, max: self.cpus() }.into());
         }
-        Ok(PageCount::new(self.nodes().all().iter().map(|inner| inner.drain_cpu(cpu)).sum()))
+        Ok(PageCount::new(self.nodes().all().iter().map(|zone| zone.drain_cpu(cpu)).sum()))
     }
 
     /// Allows requests the memory of these nodes alone, from each request's next refill on (C3.7: the kernel's cpuset).
@@ -209,8 +178,8 @@ impl Allocator {
     /// [`StillOut`] with the number of pages, while some are out; nothing has changed then.
     pub fn close(self) -> Result<(), StillOut> {
         let arenas = self.nodes().ever();
-        arenas.iter().for_each(|inner| _ = inner.drain_all());
-        match arenas.iter().map(|inner| inner.out_at_rest()).sum() {
+        arenas.iter().for_each(|zone| _ = zone.drain_all());
+        match arenas.iter().map(|zone| zone.out_at_rest()).sum() {
             0 => Ok(()),
             out => Err(StillOut { allocator: self, pages_out: PageCount::new(out) }),
         }
@@ -245,14 +214,14 @@ mod tests {
     #[test]
     fn a_list_that_takes_nothing_does_not_grow() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
-        let inner = allocator.nodes().first();
-        let policy = || inner.lists.list_here(Mobility::Unmovable).policy();
+        let zone = allocator.nodes().first();
+        let policy = || zone.lists.list_here(Mobility::Unmovable).policy();
         let before = policy();
-        inner.retired.store(true, Relaxed);
-        assert!(!inner.grow_or_pass_on(Mobility::Unmovable, 64));
+        zone.retired.store(true, Relaxed);
+        assert!(!zone.grow_or_pass_on(Mobility::Unmovable, 64));
         assert_eq!(policy(), before);
-        inner.retired.store(false, Relaxed);
-        assert!(inner.grow_or_pass_on(Mobility::Unmovable, 64));
+        zone.retired.store(false, Relaxed);
+        assert!(zone.grow_or_pass_on(Mobility::Unmovable, 64));
         assert_ne!(policy(), before);
     }
 
@@ -286,8 +255,8 @@ mod tests {
         let allocator = allocator.unwrap();
         let number = allocator.nodes().number;
         let arenas = allocator.nodes().ever();
-        let addrs: Vec<usize> = arenas.iter().map(|inner| inner.base()).collect();
-        let is_there = |addr| by_address(addr).is_some_and(|(arena, _)| arena.shared.number == number);
+        let addrs: Vec<usize> = arenas.iter().map(|zone| zone.base()).collect();
+        let is_there = |addr| by_address(addr).is_some_and(|(zone, _)| zone.shared.number == number);
         // The thread that drops the handle waits for this at the second one, and has not come to the third.
         assert!(arenas[1].opening.try_enter());
         let dropping = std::thread::spawn(|| drop(allocator));

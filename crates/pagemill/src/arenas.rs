@@ -46,34 +46,33 @@ pub struct ArenaInfo {
 }
 
 impl Nodes {
-    fn id(&self, number: usize, arena: &Zone) -> ArenaId {
-        ArenaId { allocator: self.number, number, turn: arena.turn.load(Relaxed) }
+    fn id(&self, number: usize, zone: &Zone) -> ArenaId {
+        ArenaId { allocator: self.number, number, turn: zone.turn.load(Relaxed) }
     }
     fn by_id(&self, id: ArenaId) -> Option<&'static Zone> {
-        let arena = self.ever().get(id.number).copied();
-        arena.filter(|arena| id == self.id(id.number, arena))
+        let zone = self.ever().get(id.number).copied();
+        zone.filter(|zone| id == self.id(id.number, zone))
     }
 
     /// An arena that was retired, of memory like this, of which nothing is out. It is as good as a new one, and a request that
     /// still walks over it from before finds a valid arena.
     fn retired_like(&self, memory: &Memory) -> Option<(usize, &'static Zone)> {
-        let is_like =
-            |inner: &Zone| inner.is_retired() && inner.is_lone() && memory.is_served_by_retired(&inner.described);
-        let is_whole = |inner: &Zone| {
-            inner.drain_all();
-            inner.buddy.free_frames() == inner.frames()
+        let is_like = |zone: &Zone| zone.is_retired() && zone.is_lone() && memory.is_served_by_retired(&zone.described);
+        let is_whole = |zone: &Zone| {
+            zone.drain_all();
+            zone.buddy.free_frames() == zone.frames()
         };
-        self.ever().into_iter().enumerate().find(|(_, inner)| is_like(inner) && is_whole(inner))
+        self.ever().into_iter().enumerate().find(|(_, zone)| is_like(zone) && is_whole(zone))
     }
 
     /// Has an arena in use again that was retired.
-    fn take_up(&self, held: &registry::Writing, inner: &Zone) {
-        inner.turn.fetch_add(1, Relaxed);
-        inner.is_low.store(false, Relaxed);
-        inner.retired.store(false, Relaxed);
+    fn take_up(&self, held: &registry::Writing, zone: &Zone) {
+        zone.turn.fetch_add(1, Relaxed);
+        zone.is_low.store(false, Relaxed);
+        zone.retired.store(false, Relaxed);
         self.publish(held);
         // Published first: a request that stops waiting meanwhile opens the lists of the arenas that it finds.
-        inner.settle_lists();
+        zone.settle_lists();
         self.tell_who_waits();
     }
 }
@@ -99,13 +98,13 @@ impl Allocator {
     /// ```
     pub fn arenas(&self) -> Vec<ArenaInfo> {
         let nodes = self.nodes();
-        let describe = |(number, inner): (usize, &&'static Zone)| ArenaInfo {
-            id: nodes.id(number, inner),
-            range: inner.range(),
-            pages: PageCount::new(inner.frames()),
-            node: inner.node,
-            kind: inner.kind,
-            is_retired: inner.is_retired(),
+        let describe = |(number, zone): (usize, &&'static Zone)| ArenaInfo {
+            id: nodes.id(number, zone),
+            range: zone.range(),
+            pages: PageCount::new(zone.frames()),
+            node: zone.node,
+            kind: zone.kind,
+            is_retired: zone.is_retired(),
         };
         nodes.ever().iter().enumerate().map(describe).collect()
     }
@@ -140,17 +139,17 @@ impl Allocator {
     pub fn retire(&self, arena: ArenaId) -> Result<PageCount, Error> {
         let held = registry::lock();
         let nodes = self.nodes();
-        let inner = nodes.by_id(arena).ok_or(Invalid::NoSuchArena)?;
-        if nodes.in_use().all(|other| core::ptr::eq(other, inner)) {
+        let zone = nodes.by_id(arena).ok_or(Invalid::NoSuchArena)?;
+        if nodes.in_use().all(|other| core::ptr::eq(other, zone)) {
             return Err(Invalid::LastArena.into());
         }
-        inner.retired.store(true, Relaxed);
-        inner.settle_lists();
+        zone.retired.store(true, Relaxed);
+        zone.settle_lists();
         nodes.publish(&held);
-        inner.drain_all();
-        inner.buddy.end_withholding();
-        inner.give_back(Unused::All, usize::MAX);
-        Ok(PageCount::new(inner.out_at_rest()))
+        zone.drain_all();
+        zone.buddy.end_withholding();
+        zone.give_back(Unused::All, usize::MAX);
+        Ok(PageCount::new(zone.out_at_rest()))
     }
 
     /// What the system refused when memory was added that need not be as it was described: see
@@ -180,9 +179,9 @@ impl Allocator {
     /// dereferenced, only what agreed so with its owner may write, to bytes that are then read as raw memory
     /// ([`as_ptr`](crate::Page::as_ptr)). Nobody may write to a page that is not handed out to somebody who agreed to it.
     pub unsafe fn memfd(&self, arena: ArenaId) -> Option<std::os::fd::BorrowedFd<'_>> {
-        let inner = self.nodes().by_id(arena)?;
-        let fd = inner.memory().fd()?;
-        inner.hand_on();
+        let zone = self.nodes().by_id(arena)?;
+        let fd = zone.memory().fd()?;
+        zone.hand_on();
         Some(fd)
     }
 }
@@ -195,11 +194,11 @@ mod tests {
     fn nothing_of_a_retired_arena_is_withheld() {
         let allocator = Allocator::builder().pages(512).build().unwrap();
         let added = allocator.add_memory(Memory::anonymous(512)).unwrap();
-        let arena = allocator.nodes().by_id(added).unwrap();
+        let zone = allocator.nodes().by_id(added).unwrap();
         // As for a request that waits.
-        assert!(arena.buddy.withhold(Order::PAGEBLOCK, 0).is_some());
-        assert_eq!(arena.buddy.withheld_frames(), 512);
+        assert!(zone.buddy.withhold(Order::PAGEBLOCK, 0).is_some());
+        assert_eq!(zone.buddy.withheld_frames(), 512);
         assert_eq!(allocator.retire(added).unwrap().get(), 0);
-        assert_eq!(arena.buddy.withheld_frames(), 0);
+        assert_eq!(zone.buddy.withheld_frames(), 0);
     }
 }

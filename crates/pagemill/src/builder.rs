@@ -9,6 +9,7 @@ use crate::zone::{Body, Parts, Zone};
 use core::fmt;
 use pagemill_core::{Error, Invalid, NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Policy, interleave_share};
 use pagemill_os::{Backend, Mapping, MemoryLimit, PerCpu, current_cpu, possible_cpus};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Describes one allocator; [`build`](Self::build) makes it.
@@ -67,6 +68,38 @@ impl fmt::Debug for Builder {
             .field("give_back_after", &self.idle)
             .field("faults", &self.faults)
             .finish()
+    }
+}
+
+impl Allocator {
+    /// Begins to describe an allocator.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// The default allocator, made on first use: half of the system's memory as address space, committed as it is
+    /// touched.
+    ///
+    /// # Panics
+    /// If the system refuses even that address space, `PAGEMILL_BACKEND` names a backend that there is not or that does not
+    /// work here, or `PAGEMILL_FAIL` cannot be read (see [`Faults`](crate::Faults)). [`builder`](Self::builder) returns these
+    /// as errors.
+    ///
+    /// ```
+    /// assert!(pagemill::Allocator::global().managed_pages().get() > 0);
+    /// ```
+    pub fn global() -> &'static Self {
+        static GLOBAL: OnceLock<Allocator> = OnceLock::new();
+        if let Some(allocator) = GLOBAL.get() {
+            return allocator;
+        }
+        let mut begun = None;
+        // Held outside of the cell, so that no child of a fork finds it half made.
+        let held = registry::lock();
+        GLOBAL.get_or_init(|| match Self::builder().build_held(&held, &mut begun) {
+            Ok(allocator) => allocator,
+            Err(error) => panic!("the default allocator cannot be made: {error}"),
+        })
     }
 }
 
@@ -335,7 +368,7 @@ impl Nodes {
             _ => return Ok(memory),
         };
         // What others of this allocator's were given of the same room, and have not touched yet.
-        let promised = |arena: &&Zone| arena.is_within_limit.then(|| arena.uncommitted());
+        let promised = |zone: &&Zone| zone.is_within_limit.then(|| zone.uncommitted());
         let room = room.saturating_sub(self.ever().iter().filter_map(promised).sum());
         let wanted = memory.pages().saturating_mul(PAGE_SIZE);
         if wanted <= room {

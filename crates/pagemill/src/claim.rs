@@ -65,8 +65,8 @@ impl<'n> Claim<'n> {
     /// How many frames are claimed and free by now.
     fn frames(&self) -> usize {
         match self.block {
-            Some((arena, _)) => arena.buddy.withheld_frames() as usize,
-            None => self.nodes.all().iter().map(|arena| arena.claimed_frames() as usize).sum(),
+            Some((zone, _)) => zone.buddy.withheld_frames() as usize,
+            None => self.nodes.all().iter().map(|zone| zone.claimed_frames() as usize).sum(),
         }
     }
 
@@ -80,11 +80,11 @@ impl<'n> Claim<'n> {
         (self.is_held, self.best, self.since) = (true, 0, Some(Instant::now()));
         if self.lack.is_one_block() {
             let last = self.block.take();
-            let may = |arena: &&Zone| arena.serves(self.lack) && self.nodes.allowed().contains(arena.node);
+            let may = |zone: &&Zone| zone.serves(self.lack) && self.nodes.allowed().contains(zone.node);
             let arenas = self.nodes.all().iter().copied().filter(may);
-            let from = |arena: &Zone| last.filter(|(of, _)| core::ptr::eq(*of, arena)).map_or(0, |(_, block)| block);
+            let from = |zone: &Zone| last.filter(|(of, _)| core::ptr::eq(*of, zone)).map_or(0, |(_, block)| block);
             self.block =
-                arenas.filter_map(|arena| Some((arena, arena.buddy.withhold(self.lack.order, from(arena))?))).next();
+                arenas.filter_map(|zone| Some((zone, zone.buddy.withhold(self.lack.order, from(zone))?))).next();
         } else {
             claims.nodes.store(self.lack.nodes.as_bits(), Relaxed);
             claims.is_dma32.store(self.lack.gfp().contains(Gfp::DMA32), Relaxed);
@@ -98,8 +98,8 @@ impl<'n> Claim<'n> {
         // With the next number nothing is claimed of any arena.
         let next = (self.nodes.claims.wanted.load(Relaxed) >> NUMBER) as u32;
         self.nodes.claims.wanted.store(u64::from(next.wrapping_add(1)) << NUMBER, Relaxed);
-        if let Some((arena, _)) = self.block {
-            arena.buddy.end_withholding();
+        if let Some((zone, _)) = self.block {
+            zone.buddy.end_withholding();
         }
         // Release pairs with the Acquire in `begin`.
         self.nodes.claims.is_held.store(false, Release);
@@ -146,59 +146,59 @@ mod tests {
     #[test]
     fn what_is_freed_late_is_counted_to_no_later_claim() {
         let allocator = Allocator::builder().pages(64).build().unwrap();
-        let (nodes, arena) = (allocator.nodes(), allocator.nodes().first());
+        let (nodes, zone) = (allocator.nodes(), allocator.nodes().first());
         let claims = &nodes.claims;
         claims.nodes.store(NodeMask::ALL.as_bits(), Relaxed);
         let begin = |number: u64, wanted: u64| claims.wanted.store(number << NUMBER | wanted, Relaxed);
         begin(1, 3);
-        arena.claim_freed(|| 2);
-        assert_eq!((arena.claimed_frames(), claims.wanted.load(Relaxed)), (2, 1 << NUMBER | 1));
-        arena.claim_freed(|| 2);
-        assert_eq!(arena.claimed_frames(), 3, "no more than is lacked");
+        zone.claim_freed(|| 2);
+        assert_eq!((zone.claimed_frames(), claims.wanted.load(Relaxed)), (2, 1 << NUMBER | 1));
+        zone.claim_freed(|| 2);
+        assert_eq!(zone.claimed_frames(), 3, "no more than is lacked");
         // What cannot serve it is not counted: memory that lies too high, of a node that is not allowed, or retired.
         begin(1, 3);
         let counts = || {
             let before = claims.wanted.load(Relaxed);
-            arena.claim_freed(|| 1);
+            zone.claim_freed(|| 1);
             claims.wanted.load(Relaxed) != before
         };
         claims.is_dma32.store(true, Relaxed);
         assert!(!counts());
         claims.is_dma32.store(false, Relaxed);
-        arena.retired.store(true, Relaxed);
+        zone.retired.store(true, Relaxed);
         assert!(!counts());
-        arena.retired.store(false, Relaxed);
+        zone.retired.store(false, Relaxed);
         assert!(counts());
         // The claim ends; the next one begins with nothing, whatever was counted to the last.
         begin(2, 0);
-        assert_eq!(arena.claimed_frames(), 0);
+        assert_eq!(zone.claimed_frames(), 0);
         begin(2, 5);
-        arena.claim_freed(|| 1);
-        assert_eq!(arena.claimed_frames(), 1);
+        zone.claim_freed(|| 1);
+        assert_eq!(zone.claimed_frames(), 1);
         // A free that read the second claim's number counts when the third has something.
-        arena.claimed.store(3 << NUMBER | 4, Relaxed);
+        zone.claimed.store(3 << NUMBER | 4, Relaxed);
         begin(2, 5);
-        arena.claim_freed(|| 1);
+        zone.claim_freed(|| 1);
         begin(3, 0);
-        assert_eq!(arena.claimed_frames(), 4);
+        assert_eq!(zone.claimed_frames(), 4);
         begin(0, 0);
-        arena.claimed.store(0, Relaxed);
+        zone.claimed.store(0, Relaxed);
     }
 
     /// A signal handler's may interrupt the claimant.
     #[test]
     fn a_request_that_may_not_wait_is_no_claimants() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).build().unwrap();
-        let (nodes, arena) = (allocator.nodes(), allocator.nodes().first());
+        let (nodes, zone) = (allocator.nodes(), allocator.nodes().first());
         nodes.claims.wanted.store(1 << NUMBER, Relaxed);
-        arena.claimed.store(1 << NUMBER | 3, Relaxed);
-        assert!(arena.buddy.withhold(Order::PAGEBLOCK, 0).is_some());
+        zone.claimed.store(1 << NUMBER | 3, Relaxed);
+        assert!(zone.buddy.withhold(Order::PAGEBLOCK, 0).is_some());
         IS_CLAIMANT.set(true);
-        let floors = [Gfp::KERNEL, Gfp::NOWAIT].map(|gfp| arena.floor(gfp, Level::Min));
-        let [late, own] = [Gfp::NOWAIT, Gfp::KERNEL].map(|gfp| arena.take_withheld(gfp, Order::PAGEBLOCK, 0));
+        let floors = [Gfp::KERNEL, Gfp::NOWAIT].map(|gfp| zone.floor(gfp, Level::Min));
+        let [late, own] = [Gfp::NOWAIT, Gfp::KERNEL].map(|gfp| zone.take_withheld(gfp, Order::PAGEBLOCK, 0));
         IS_CLAIMANT.set(false);
         assert_eq!((floors, late.is_some(), own.is_some()), ([0, 3 + 512], false, true));
-        own.map(|pfn| arena.buddy.free_block(pfn, Order::PAGEBLOCK).unwrap());
+        own.map(|pfn| zone.buddy.free_block(pfn, Order::PAGEBLOCK).unwrap());
     }
 
     #[cfg(not(any(miri, shuttle)))]

@@ -11,8 +11,8 @@ mod umem;
 mod vfio;
 
 use crate::allocator::Allocator;
-use crate::dma_pool::Pool;
 use crate::process::generation;
+use crate::registry;
 use crate::zone::Pinned;
 use core::fmt;
 use core::ops::Range;
@@ -268,6 +268,9 @@ pub enum DeviceError {
 #[derive(Clone)]
 pub struct Device(Arc<Shared>);
 
+/// A pool over a device, which shows itself as a line of [`Device::pools`].
+type PoolLine = dyn fmt::Display + Send + Sync;
+
 struct Shared {
     map: Box<dyn DeviceMap>,
     /// The arenas, in the order in which they were mapped. They are only ever added to.
@@ -276,7 +279,7 @@ struct Shared {
     mapping: Mutex<()>,
     /// The process that mapped them, by [`generation`].
     generation: u64,
-    pools: Mutex<Vec<Weak<Pool>>>,
+    pools: Mutex<Vec<Weak<PoolLine>>>,
     /// Goes last: an arena that is pinned has to be there when it is let go of.
     allocator: Allocator,
 }
@@ -371,7 +374,10 @@ impl Device {
             place = &known.next;
         }
         // Before the device looks: none of it is to be on its way to the system then.
-        let pinned = shared.allocator.pin(&memory);
+        let Some((zone, _)) = registry::by_address(memory.start) else {
+            unreachable!("no arena at {:#x}, of which a device was told", memory.start)
+        };
+        let pinned = zone.pins.pin();
         // SAFETY: an arena's whole memory, which stays as long as its allocator; `Shared` keeps that.
         let mapped = unsafe { shared.map.map(memory.clone()) }?;
         check(memory.len(), &mapped).inspect_err(|_| shared.map.unmap(memory.clone(), &mapped))?;
@@ -398,7 +404,7 @@ impl Device {
         let mut text = "poolinfo - 0.1\n".to_owned();
         if !self.is_of_parent() {
             let pools = self.lock_pools();
-            text.extend(pools.iter().filter_map(Weak::upgrade).map(|pool| format!("{}\n", pool.stats())));
+            text.extend(pools.iter().filter_map(Weak::upgrade).map(|pool| format!("{pool}\n")));
         }
         text
     }
@@ -409,12 +415,12 @@ impl Device {
         self.0.generation != generation()
     }
 
-    pub(crate) fn lock_pools(&self) -> MutexGuard<'_, Vec<Weak<Pool>>> {
+    pub(crate) fn lock_pools(&self) -> MutexGuard<'_, Vec<Weak<PoolLine>>> {
         self.0.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A pool over it begins.
-    pub(crate) fn enter(&self, pool: Weak<Pool>) {
+    pub(crate) fn enter(&self, pool: Weak<PoolLine>) {
         let mut pools = self.lock_pools();
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(pool);

@@ -3,11 +3,15 @@
 //!
 //! What a handle owned needs no check: that it is freed once is what its type says. A raw pointer must be that of a block that
 //! was made raw, with its order (C2.4). `RAW` tells the two apart.
+mod batch;
 mod blocks;
 mod large;
+mod segment;
 
+pub(crate) use batch::FreeBatch;
 pub(crate) use blocks::Blocks;
 pub(crate) use large::Large;
+pub(crate) use segment::Segment;
 
 use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
@@ -16,7 +20,7 @@ use crate::zone::Zone;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
 use pagemill_os::lists::BulkCall;
-use pagemill_os::{Batch, empty, neighbours};
+use pagemill_os::{Batch, empty};
 
 /// Frees one block by its handle's word.
 #[inline]
@@ -38,11 +42,11 @@ pub(crate) fn free_page(addr: usize) -> Result<(), Misuse> {
 #[inline(always)]
 fn free_fast<const RAW: bool>(addr: usize) -> bool {
     step!("free_fast");
-    let Some((arena, pfn)) = registry::recent(addr) else { return free_other::<RAW>(addr) };
-    if !arena.comes_back::<RAW>(pfn) {
+    let Some((zone, pfn)) = registry::recent(addr) else { return free_other::<RAW>(addr) };
+    if !zone.comes_back::<RAW>(pfn) {
         return false;
     }
-    arena.put_back(pfn);
+    zone.put_back(pfn);
     true
 }
 
@@ -50,10 +54,10 @@ fn free_fast<const RAW: bool>(addr: usize) -> bool {
 #[cold]
 #[inline(never)]
 fn free_other<const RAW: bool>(addr: usize) -> bool {
-    let Some((arena, pfn)) = registry::by_address(addr) else { return false };
-    let is_out = arena.comes_back::<RAW>(pfn);
+    let Some((zone, pfn)) = registry::by_address(addr) else { return false };
+    let is_out = zone.comes_back::<RAW>(pfn);
     if is_out {
-        arena.put_back(pfn);
+        zone.put_back(pfn);
     }
     is_out
 }
@@ -91,33 +95,33 @@ pub unsafe fn free_raw(ptr: *mut u8, order: Order) -> Result<(), Misuse> {
 #[cold]
 #[inline(never)]
 fn free_slow<const RAW: bool>(addr: usize, order: Order) -> Result<(), Misuse> {
-    let (arena, pfn) = find(addr)?;
-    let refused = |kind| arena.refuse(misuse(kind, addr));
-    if RAW { arena.take_up(pfn, order, false) } else { arena.take_back_block(pfn, order) }.map_err(refused)?;
+    let (zone, pfn) = find(addr)?;
+    let refused = |kind| zone.refuse(misuse(kind, addr));
+    if RAW { zone.take_up(pfn, order, false) } else { zone.take_back_block(pfn, order) }.map_err(refused)?;
     if order == Order::ZERO {
-        arena.put_back(pfn); // A raw block of order 0 that was looked at a moment too early.
+        zone.put_back(pfn); // A raw block of order 0 that was looked at a moment too early.
         return Ok(());
     }
-    arena.free_block(pfn, order).map_err(refused)
+    zone.free_block(pfn, order).map_err(refused)
 }
 
 /// The arena and frame of a page's address; who asks is about to change what is there.
 fn find(addr: usize) -> Result<(&'static Zone, u32), Misuse> {
-    let Some((arena, pfn)) = registry::by_address(addr) else {
+    let Some((zone, pfn)) = registry::by_address(addr) else {
         return Err(refuse_foreign(misuse(MisuseKind::Foreign, addr)));
     };
     if !addr.is_multiple_of(PAGE_SIZE) {
-        return Err(arena.refuse(misuse(MisuseKind::Unaligned, addr)));
+        return Err(zone.refuse(misuse(MisuseKind::Unaligned, addr)));
     }
-    Ok((arena, pfn))
+    Ok((zone, pfn))
 }
 
 /// A handle's block becomes a raw pointer.
 #[inline]
 pub(crate) fn give_away(addr: usize, order: Order) {
-    let Ok((arena, pfn)) = find(addr) else { return };
-    if let Err(kind) = arena.give_away(pfn, order) {
-        arena.refuse(misuse(kind, addr));
+    let Ok((zone, pfn)) = find(addr) else { return };
+    if let Err(kind) = zone.give_away(pfn, order) {
+        zone.refuse(misuse(kind, addr));
     }
 }
 
@@ -127,23 +131,22 @@ pub(crate) fn give_away(addr: usize, order: Order) {
 /// [`Misuse`]: it is not raw.
 #[inline]
 pub(crate) fn take_up(addr: usize, order: Order) -> Result<(), Misuse> {
-    let (arena, pfn) = find(addr)?;
-    arena.take_up(pfn, order, true).map_err(|kind| arena.refuse(misuse(kind, addr)))
+    let (zone, pfn) = find(addr)?;
+    zone.take_up(pfn, order, true).map_err(|kind| zone.refuse(misuse(kind, addr)))
 }
 
 /// Turns a handle's block into pages.
 pub(crate) fn split(addr: usize, order: Order) {
-    let Some((arena, pfn)) = registry::by_address(addr) else { return };
+    let Some((zone, pfn)) = registry::by_address(addr) else { return };
     if order == Order::ZERO {
         return;
     }
-    let inner = arena;
-    let is_split = arena.split_block(pfn, order).and_then(|()| inner.buddy.split_block(Pfn::new(pfn), order));
+    let is_split = zone.split_block(pfn, order).and_then(|()| zone.buddy.split_block(Pfn::new(pfn), order));
     if let Err(kind) = is_split {
-        inner.refuse(misuse(kind, addr));
+        zone.refuse(misuse(kind, addr));
         return;
     }
-    let stats = inner.stats_here();
+    let stats = zone.stats_here();
     // From now on they count as pages.
     stats.block_pages_out.fetch_sub(u64::from(order.frames()), Relaxed);
     stats.direct_out.fetch_add(u64::from(order.frames()), Relaxed);
@@ -191,19 +194,19 @@ fn free_slot_slow<const RAW: bool>(word: &mut usize, misused: &mut Option<Misuse
 /// ever used: those up to the first that is not out. Returns how many those are; none if the pages are others.
 #[inline(always)]
 fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
-    let Some((arena, _)) = registry::recent(words[0]) else { return 0 };
-    let (inner, zero) = (arena, arena.addr_of_zero());
-    if inner.buddy.is_mixed() || !arena.has_pages(words) {
+    let Some((zone, _)) = registry::recent(words[0]) else { return 0 };
+    let (zone, zero) = (zone, zone.addr_of_zero());
+    if zone.buddy.is_mixed() || !zone.has_pages(words) {
         return 0;
     }
-    let taken = arena.words_come_back::<RAW>(words);
+    let taken = zone.words_come_back::<RAW>(words);
     let Some(words) = words.get_mut(..taken).filter(|words| !words.is_empty()) else { return 0 };
     // Counted while they are in hand: see `Segment::end`.
     if taken > 1 {
-        inner.lists.count_bulk(BulkCall::Free, taken);
+        zone.lists.count_bulk(BulkCall::Free, taken);
     }
-    if !inner.lists.push_words(Mobility::Unmovable, words, zero) {
-        inner.overflow_words(words);
+    if !zone.lists.push_words(Mobility::Unmovable, words, zero) {
+        zone.overflow_words(words);
     }
     empty(words);
     taken
@@ -227,13 +230,13 @@ fn free_others<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse
                 at += 1;
             }
         } else if words.len() - at > 1
-            && let Some((arena, mobility)) = page_of(words[at])
+            && let Some((zone, mobility)) = page_of(words[at])
         {
             let from = at;
             if words.len() - at > ListPolicy::LARGE && last >= Batch::CAPACITY {
-                last = large::return_words::<RAW>(arena, mobility, words, &mut at, misused);
+                last = large::return_words::<RAW>(zone, mobility, words, &mut at, misused);
             } else {
-                let mut segment = Segment::<RAW>::new(arena, mobility);
+                let mut segment = Segment::<RAW>::new(zone, mobility);
                 at = segment.return_words(words, at);
                 last = segment.end();
             }
@@ -264,11 +267,11 @@ pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
         let page = if order == Order::ZERO { page_of(at) } else { None };
         let next = match page {
             None => at,
-            Some((arena, mobility)) if end - at > ListPolicy::LARGE * PAGE_SIZE => {
-                large::return_run(arena, mobility, at, end)
+            Some((zone, mobility)) if end - at > ListPolicy::LARGE * PAGE_SIZE => {
+                large::return_run(zone, mobility, at, end)
             }
-            Some((arena, mobility)) => {
-                let mut segment = Segment::<false>::new(arena, mobility);
+            Some((zone, mobility)) => {
+                let mut segment = Segment::<false>::new(zone, mobility);
                 let next = segment.return_run(at, end);
                 segment.end();
                 next
@@ -344,151 +347,12 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
     }
 }
 
-/// How many of these words, at most `most`, are those of neighbouring pages, from the first on.
-#[inline(always)]
-fn address_run(words: &[usize], most: usize) -> usize {
-    let words = &words[..words.len().min(most)];
-    if words.len() < 2 || words[1] != words[0].wrapping_add(PAGE_SIZE) {
-        return words.len().min(1); // In no order, as a rule: seen before 64 words are compared.
-    }
-    neighbours(words)
-}
-
 /// The arena and mobility of a page, by its word; none for anything else. Whether it is out is still to be seen.
 #[inline]
 pub(crate) fn page_of(word: usize) -> Option<(&'static Zone, Mobility)> {
     if !word.is_multiple_of(PAGE_SIZE) {
         return None;
     }
-    let (arena, pfn) = registry::by_address(word)?;
-    Some((arena, arena.mobility_of(pfn)))
-}
-
-/// Pages of one arena and mobility on their way back, collected to batches for the list. More than that is for are [`Large`].
-pub(crate) struct Segment<const RAW: bool> {
-    arena: &'static Zone,
-    mobility: Mobility,
-    /// Only one mobility was ever used in the arena: what is in it is of this kind.
-    is_of_one_kind: bool,
-    pages: usize,
-    is_counted: bool,
-    batch: Batch,
-}
-
-impl<const RAW: bool> Segment<RAW> {
-    /// Of pages like the one that [`page_of`] found.
-    #[inline(always)]
-    pub(crate) fn new(arena: &'static Zone, mobility: Mobility) -> Self {
-        let is_of_one_kind = !arena.buddy.is_mixed();
-        Self { arena, mobility, is_of_one_kind, pages: 0, is_counted: false, batch: Batch::new() }
-    }
-
-    /// Takes pages from `words[at..]` and empties their slots, up to the first that is not of this kind. Returns
-    /// where that is.
-    #[inline(always)]
-    fn return_words(&mut self, words: &mut [usize], mut at: usize) -> usize {
-        while at < words.len() {
-            // A full batch is passed on when one more page is seen to be of this kind, not before: see `end`.
-            let n = (words.len() - at).min(self.batch.room()).max(1);
-            let chunk = &mut words[at..at + n];
-            let taken = if self.batch.room() > 0 && self.is_of_one_kind && self.arena.push_pages(chunk, &mut self.batch)
-            {
-                let taken = self.keep_sound(n);
-                empty(&mut chunk[..taken]);
-                taken
-            } else {
-                self.take_each(chunk)
-            };
-            at += taken;
-            if taken < n {
-                break;
-            }
-        }
-        at
-    }
-
-    /// Of the `n` pages that were put in the batch last, keeps those up to the first that is not out. Returns how many.
-    #[inline(always)]
-    fn keep_sound(&mut self, n: usize) -> usize {
-        let before = self.batch.len() - n;
-        let sound = self.arena.frames_come_back::<RAW>(&self.batch.as_slice()[before..]);
-        self.batch.truncate(before + sound);
-        sound
-    }
-
-    /// One by one, up to the first that is not of this kind; empty slots are passed over.
-    fn take_each(&mut self, words: &mut [usize]) -> usize {
-        for (i, word) in words.iter_mut().enumerate() {
-            if *word != 0 {
-                let is_here = word.is_multiple_of(PAGE_SIZE) && self.arena.contains(*word);
-                if !is_here || !self.give(self.arena.pfn_of(*word)) {
-                    return i;
-                }
-                *word = 0;
-            }
-        }
-        words.len()
-    }
-
-    /// Takes pages from `addr` up to `end`, up to the first that is not of this kind. Returns where that is.
-    #[inline]
-    fn return_run(&mut self, mut addr: usize, end: usize) -> usize {
-        while addr < end && self.arena.contains(addr) && self.give(self.arena.pfn_of(addr)) {
-            addr += PAGE_SIZE;
-        }
-        addr
-    }
-
-    /// Passes the batch on to the list, or to the zone.
-    #[inline]
-    fn flush(&mut self) {
-        let inner = self.arena;
-        self.pages += self.batch.len();
-        if !inner.lists.push_n(self.mobility, &self.batch, 0..self.batch.len()) {
-            inner.overflow(self.mobility, &self.batch);
-        }
-        self.batch.clear();
-    }
-
-    /// Counts the call.
-    #[inline]
-    fn count(&mut self) {
-        let pages = self.pages + self.batch.len();
-        if pages > 1 && !core::mem::replace(&mut self.is_counted, true) {
-            self.arena.lists.count_bulk(BulkCall::Free, pages);
-        }
-    }
-
-    /// Counts the call and passes on what is left. Those may be the allocator's last pages: nothing of it is touched
-    /// after that, and until then some are in hand. Returns how many pages there were.
-    #[inline]
-    pub(crate) fn end(&mut self) -> usize {
-        let pages = self.pages + self.batch.len();
-        self.count();
-        if !self.batch.is_empty() {
-            self.flush();
-        }
-        pages
-    }
-}
-
-/// Collects frames of one arena on their way back.
-pub(crate) trait Collect {
-    /// Takes the page or block that begins at this frame, if it is of this kind and out.
-    fn give(&mut self, pfn: u32) -> bool;
-}
-
-impl<const RAW: bool> Collect for Segment<RAW> {
-    #[inline]
-    fn give(&mut self, pfn: u32) -> bool {
-        let is_ours = self.is_of_one_kind || self.arena.buddy.mobility_of(Pfn::new(pfn)) == self.mobility;
-        if !is_ours || !self.arena.comes_back::<RAW>(pfn) {
-            return false;
-        }
-        if self.batch.room() == 0 {
-            self.flush();
-        }
-        self.batch.push(pfn);
-        true
-    }
+    let (zone, pfn) = registry::by_address(word)?;
+    Some((zone, zone.mobility_of(pfn)))
 }

@@ -67,6 +67,7 @@ mod account;
 mod allocator;
 
 mod arenas;
+mod background;
 mod builder;
 mod bulk;
 mod claim;
@@ -78,6 +79,7 @@ mod fault;
 #[path = "../../../tests/fifo.rs"]
 mod fifo;
 mod free;
+mod give_back;
 mod handle;
 mod idle;
 mod list;
@@ -108,6 +110,7 @@ mod zone;
 pub use account::Account;
 pub use allocator::{Allocator, StillOut, self_test};
 pub use arenas::{ArenaId, ArenaInfo};
+pub use background::Registered;
 pub use builder::Builder;
 pub use bulk::{Bulk, Delivered, Filled};
 #[cfg(feature = "cuda")]
@@ -127,7 +130,7 @@ pub use pagemill_core::{
 };
 pub use pagemill_os::{Backend, restarts};
 pub use populate::Populated;
-pub use reclaim::{Registered, Shrink, Shrinker, ShrinkerDoes};
+pub use reclaim::{Shrink, Shrinker, ShrinkerDoes};
 pub use run::{Run, free_pages_bulk_runs};
 pub use seeing::{FIGURES, Figure, FigureKind, Sample, Snapshot, prometheus};
 #[cfg(feature = "top")]

@@ -1,6 +1,6 @@
 //! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
 //! are not touched, and joining two lists costs nothing.
-use crate::free::{Blocks, Collect, Large, Segment, free_page, free_word, page_of};
+use crate::free::{Blocks, FreeBatch, Large, Segment, free_page, free_word, page_of};
 use crate::handle::{Block, Owned, Page};
 use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
@@ -91,29 +91,29 @@ impl<T: Owned> List<T> {
 
     /// Adds the pages of a batch, which belong to nobody, at the tail.
     #[inline]
-    pub(crate) fn push_pages(&mut self, arena: &Zone, batch: &Batch) {
+    pub(crate) fn push_pages(&mut self, zone: &Zone, batch: &Batch) {
         self.order = Order::ZERO;
-        self.push_batch(arena, batch);
+        self.push_batch(zone, batch);
     }
 
     /// Adds the blocks of a batch, which belong to nobody, at the tail.
     #[inline]
-    pub(crate) fn push_batch(&mut self, arena: &Zone, batch: &Batch) {
+    pub(crate) fn push_batch(&mut self, zone: &Zone, batch: &Batch) {
         let pfns = batch.as_slice();
         let (Some(&first), Some(&last)) = (pfns.first(), pfns.last()) else { return };
         self.link_behind_tail(first);
-        arena.link_all(pfns);
+        zone.link_all(pfns);
         self.tail = last;
         self.len += pfns.len();
     }
 
     /// The same, before the head where the batch's last block is the neighbour of that: lists hand batches out from the top,
     /// each in order.
-    pub(crate) fn push_batch_in_order(&mut self, arena: &Zone, batch: &Batch) {
+    pub(crate) fn push_batch_in_order(&mut self, zone: &Zone, batch: &Batch) {
         let mut fresh = Self::of_order(self.order);
-        fresh.push_batch(arena, batch);
+        fresh.push_batch(zone, batch);
         let next = fresh.tail.wrapping_add(self.order.frames());
-        if self.len > 0 && self.head == next && arena.has_pfn(next) {
+        if self.len > 0 && self.head == next && zone.has_pfn(next) {
             core::mem::swap(self, &mut fresh);
         }
         self.join(fresh);
@@ -124,16 +124,16 @@ impl<T: Owned> List<T> {
         if self.len == 0 {
             return None;
         }
-        let arena = registry::by_pfn(Pfn::new(self.head));
+        let zone = registry::by_pfn(Pfn::new(self.head));
         let (mut last, mut n) = (self.head, 1);
         while n < self.len {
-            let next = arena.link(last).load(Relaxed);
-            if next.wrapping_sub(last) != self.order.frames() || !arena.has_pfn(next) {
+            let next = zone.link(last).load(Relaxed);
+            if next.wrapping_sub(last) != self.order.frames() || !zone.has_pfn(next) {
                 break;
             }
             (last, n) = (next, n + 1);
         }
-        Some((arena, self.head, n))
+        Some((zone, self.head, n))
     }
 
     /// Takes the first `n` blocks of the [first run](Self::first_run) off the list.
@@ -234,21 +234,21 @@ impl<T: Owned> List<T> {
         // What is refused is reported on its way; a list has nobody to tell.
         while self.len > 0 {
             let before = self.len;
-            let arena = registry::by_pfn(Pfn::new(self.head));
-            let word = arena.addr_of(self.head) | usize::from(self.order.get());
+            let zone = registry::by_pfn(Pfn::new(self.head));
+            let word = zone.addr_of(self.head) | usize::from(self.order.get());
             match page_of(word) {
-                Some((arena, mobility)) if self.len > ListPolicy::LARGE && last >= Batch::CAPACITY => {
-                    self.clear_large(arena, mobility);
+                Some((zone, mobility)) if self.len > ListPolicy::LARGE && last >= Batch::CAPACITY => {
+                    self.clear_large(zone, mobility);
                 }
-                Some((arena, mobility)) => {
-                    let mut segment = Segment::<false>::new(arena, mobility);
-                    self.return_segment(arena, &mut segment);
+                Some((zone, mobility)) => {
+                    let mut segment = Segment::<false>::new(zone, mobility);
+                    self.return_segment(zone, &mut segment);
                     segment.end();
                 }
                 None => {
-                    let addr = arena.addr_of(self.head);
+                    let addr = zone.addr_of(self.head);
                     if let Some(mut blocks) = Blocks::<false>::new(addr, self.order) {
-                        self.return_segment(arena, &mut blocks);
+                        self.return_segment(zone, &mut blocks);
                         blocks.end(&mut None);
                     }
                 }
@@ -262,18 +262,18 @@ impl<T: Owned> List<T> {
     }
 
     #[inline(never)]
-    fn clear_large(&mut self, arena: &'static Zone, mobility: Mobility) {
-        let mut large = Large::<false>::new(arena, mobility);
-        self.return_segment(arena, &mut large);
+    fn clear_large(&mut self, zone: &'static Zone, mobility: Mobility) {
+        let mut large = Large::<false>::new(zone, mobility);
+        self.return_segment(zone, &mut large);
         large.end(&mut None);
     }
 
     /// Frees pages from the head on, up to the first that is not of the segment's kind.
     #[inline]
-    fn return_segment(&mut self, arena: &'static Zone, segment: &mut impl Collect) {
-        while self.len > 0 && arena.has_pfn(self.head) {
+    fn return_segment(&mut self, zone: &'static Zone, segment: &mut impl FreeBatch) {
+        while self.len > 0 && zone.has_pfn(self.head) {
             // Read before the page is given: then the link is somebody else's.
-            let next = arena.link(self.head).load(Relaxed);
+            let next = zone.link(self.head).load(Relaxed);
             if !segment.give(self.head) {
                 break;
             }
@@ -284,11 +284,11 @@ impl<T: Owned> List<T> {
     /// Takes the block at the head, of which there must be one, off the list.
     #[inline]
     fn pop_word(&mut self) -> usize {
-        let arena = registry::by_pfn(Pfn::new(self.head));
-        let word = arena.addr_of(self.head) | usize::from(self.order.get());
+        let zone = registry::by_pfn(Pfn::new(self.head));
+        let word = zone.addr_of(self.head) | usize::from(self.order.get());
         self.len -= 1;
         if self.len > 0 {
-            self.head = arena.link(self.head).load(Relaxed);
+            self.head = zone.link(self.head).load(Relaxed);
         }
         word
     }
@@ -342,8 +342,8 @@ mod tests {
         unsafe {
             free_raw(ptr, order).unwrap();
             allocator.drain();
-            let (arena, _) = registry::by_address(ptr.addr()).unwrap();
-            arena.set_state(arena.pfn_of(ptr.addr()), FrameState::raw(order));
+            let (zone, _) = registry::by_address(ptr.addr()).unwrap();
+            zone.set_state(zone.pfn_of(ptr.addr()), FrameState::raw(order));
             Block::from_raw(ptr, order).unwrap()
         }
     }

@@ -188,15 +188,15 @@ impl Nodes {
     }
     /// The same without those that were retired and still stand there: after a fork, what is shared with the parent.
     pub(crate) fn in_use(&self) -> impl Iterator<Item = &'static Zone> {
-        self.all().iter().copied().filter(|arena| !arena.is_retired())
+        self.all().iter().copied().filter(|zone| !zone.is_retired())
     }
     /// The nodes that have memory.
     pub(crate) fn populated(&self) -> NodeMask {
-        self.in_use().map(|arena| arena.node).collect()
+        self.in_use().map(|zone| zone.node).collect()
     }
     /// Returns all lists' frames to their zones.
     pub(crate) fn drain_all(&self) -> usize {
-        self.all().iter().map(|arena| arena.drain_all()).sum()
+        self.all().iter().map(|zone| zone.drain_all()).sum()
     }
     /// The first arena: a process that declares nothing has one.
     pub(crate) fn first(&self) -> &'static Zone {
@@ -208,7 +208,7 @@ impl Nodes {
 
     /// Changes the nodes that requests may have memory of. Lists of nodes that are not allowed any more are passed over from now on.
     pub(crate) fn set_allowed(&self, _held: &registry::Writing, nodes: NodeMask) -> Result<(), Invalid> {
-        if !self.in_use().any(|arena| nodes.contains(arena.node)) {
+        if !self.in_use().any(|zone| nodes.contains(zone.node)) {
             return Err(Invalid::NoSuchNode { nodes: nodes.as_bits() });
         }
         self.shared.set_allowed(nodes);
@@ -233,8 +233,8 @@ impl Nodes {
         unsafe { self.newest.load(Acquire).as_ref() }
     }
     /// Adds an arena, whose `older` is the newest up to now, and which is one more part.
-    pub(crate) fn add(&self, held: &registry::Writing, arena: &'static Zone) {
-        let added = core::ptr::from_ref(arena).cast_mut();
+    pub(crate) fn add(&self, held: &registry::Writing, zone: &'static Zone) {
+        let added = core::ptr::from_ref(zone).cast_mut();
         if self.oldest.load(Relaxed).is_null() {
             // Release pairs with the Acquire in `cpu`.
             self.oldest.store(added, Release);
@@ -253,11 +253,11 @@ impl Nodes {
     }
     /// See [`Zone::settle_lists`].
     pub(crate) fn settle_lists(&self) {
-        self.all().iter().for_each(|arena| arena.settle_lists());
+        self.all().iter().for_each(|zone| zone.settle_lists());
     }
     /// Every arena that was ever added, retired ones too, in the order in which they came.
     pub(crate) fn ever(&self) -> Vec<&'static Zone> {
-        let mut arenas: Vec<_> = core::iter::successors(self.newest(), |arena| arena.older).collect();
+        let mut arenas: Vec<_> = core::iter::successors(self.newest(), |zone| zone.older).collect();
         arenas.reverse();
         arenas
     }
@@ -274,14 +274,14 @@ impl Nodes {
     /// Makes zonelists of the arenas that are in use.
     pub(crate) fn publish(&self, _held: &registry::Writing) {
         let mut arenas = self.ever();
-        arenas.retain(|arena| !arena.is_retired());
-        let nodes = arenas.iter().map(|arena| arena.node.get() + 1).max().unwrap_or(1).max(self.layout.distances.len());
+        arenas.retain(|zone| !zone.is_retired());
+        let nodes = arenas.iter().map(|zone| zone.node.get() + 1).max().unwrap_or(1).max(self.layout.distances.len());
         let lists: Zonelists = (0..nodes.min(NodeId::COUNT_MAX))
             .filter_map(NodeId::new)
             .map(|from| {
                 let mut list = arenas.clone();
-                let distance = |arena: &Zone| self.layout.distance(from, arena.node);
-                list.sort_by_key(|arena| zonelist_place(from, arena.node, arena.kind, distance(arena)));
+                let distance = |zone: &Zone| self.layout.distance(from, zone.node);
+                list.sort_by_key(|zone| zonelist_place(from, zone.node, zone.kind, distance(zone)));
                 list
             })
             .collect();
@@ -305,10 +305,10 @@ impl Nodes {
         let allowed = self.allowed().and(self.policy.nodes());
         let chosen = |cpu: usize| {
             let from = self.policy.first(self.layout.node_of(CpuId::new(cpu as u32)));
-            let first = self.zonelist(from).iter().find(|arena| allowed.contains(arena.node) && !arena.is_retired());
+            let first = self.zonelist(from).iter().find(|zone| allowed.contains(zone.node) && !zone.is_retired());
             match (self.policy, first) {
                 (Policy::Interleave(_), _) | (_, None) => core::ptr::null_mut(),
-                (_, Some(&arena)) => core::ptr::from_ref::<Zone>(arena).cast_mut(),
+                (_, Some(&zone)) => core::ptr::from_ref::<Zone>(zone).cast_mut(),
             }
         };
         // Where CPUs differ, each looks at its own, which is set first. Release pairs with the Acquire in `here`.
@@ -323,7 +323,7 @@ impl Nodes {
     /// [`Invalid::GfpConflict`], [`Invalid::GfpUnsupported`].
     pub(crate) fn check(&self, gfp: Gfp) -> Result<(), Error> {
         gfp.check()?;
-        if gfp.contains(Gfp::DMA32) && !self.in_use().any(|arena| arena.kind.serves(gfp)) {
+        if gfp.contains(Gfp::DMA32) && !self.in_use().any(|zone| zone.kind.serves(gfp)) {
             return Err(Invalid::GfpUnsupported("DMA32").into());
         }
         Ok(())

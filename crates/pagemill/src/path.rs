@@ -25,9 +25,9 @@ impl Allocator {
     pub fn alloc_page(&self, gfp: Gfp) -> Result<Page, Error> {
         step!("Allocator::alloc_page");
         let nodes = self.nodes();
-        let addr = match nodes.here().and_then(|inner| inner.pop_one(gfp)).map(|(arena, pfn)| arena.addr_of(pfn)) {
+        let addr = match nodes.here().and_then(|zone| zone.pop_one(gfp)).map(|(zone, pfn)| zone.addr_of(pfn)) {
             Some(addr) => addr,
-            None => nodes.alloc_page_slow(gfp, || self.weak())?,
+            None => nodes.alloc_page_slow(gfp)?,
         };
         // SAFETY: the frame is marked as handed out: nobody else has it.
         Ok(unsafe { Page::from_word(addr) })
@@ -50,9 +50,9 @@ impl Allocator {
             return self.alloc_page(gfp).map(Block::from);
         }
         let nodes = self.nodes();
-        let addr = match nodes.here().and_then(|inner| inner.take_block_at_once(gfp, order)) {
+        let addr = match nodes.here().and_then(|zone| zone.take_block_at_once(gfp, order)) {
             Some(addr) => addr,
-            None => nodes.alloc_block(&Ask::plain(nodes, gfp, order), || self.weak())?,
+            None => nodes.alloc_block(&Ask::plain(nodes, gfp, order))?,
         };
         // SAFETY: the block is marked as handed out: nobody else has it.
         Ok(unsafe { Block::from_word(addr | usize::from(order.get())) })

@@ -41,20 +41,20 @@ impl Allocator {
     pub fn populate(&self, mut progress: impl FnMut(Populated) -> ControlFlow<()> + Send) -> Result<Populated, Error> {
         let nodes = self.nodes();
         let arenas: Vec<_> = nodes.in_use().collect();
-        let total = arenas.iter().map(|inner| inner.memory().bytes()).sum();
+        let total = arenas.iter().map(|zone| zone.memory().bytes()).sum();
         let mut claim = None;
         if let Some(limit) = &nodes.limit {
-            let wanted = arenas.iter().map(|inner| inner.uncommitted()).sum();
+            let wanted = arenas.iter().map(|zone| zone.uncommitted()).sum();
             claim = limit.claim(wanted);
             if claim.is_none() {
                 return Err(Invalid::MemoryLimit { wanted, room: limit.room() }.into());
             }
         }
         // Before anything is committed: what is given back meanwhile is known to be gone again.
-        arenas.iter().for_each(|inner| inner.buddy.note_committed());
-        let cpus: Vec<Vec<usize>> = arenas.iter().map(|inner| inner.cpus()).collect();
+        arenas.iter().for_each(|zone| zone.buddy.note_committed());
+        let cpus: Vec<Vec<usize>> = arenas.iter().map(|zone| zone.cpus()).collect();
         let parts: Vec<(&Mapping, &[usize])> =
-            arenas.iter().zip(&cpus).map(|(inner, cpus)| (inner.memory(), cpus.as_slice())).collect();
+            arenas.iter().zip(&cpus).map(|(zone, cpus)| (zone.memory(), cpus.as_slice())).collect();
         let done = touch_parallel(&parts, &mut |done| progress(Populated { done, total }));
         drop(claim);
         let refused = |errno: pagemill_os::Errno| Invalid::System { what: "pages", bytes: total, errno: errno.0 };

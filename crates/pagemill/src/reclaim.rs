@@ -3,24 +3,21 @@
 //!
 //! Shrinkers are called without any lock of Pagemill's held; they may free, and may not allocate in a way that reclaims
 //! again. Direct reclaim goes in rounds, whose number the request's flags bound; background reclaim is a thread that
-//! the builder starts, or [`Allocator::reclaim_step`], which a program calls when it likes.
+//! the builder starts, or [`Allocator::reclaim_step`](crate::Allocator::reclaim_step), which a program calls when it likes.
 //!
 //! What is locked here is locked by whoever holds the registry alone: so no fork meets it locked, and the child goes on
 //! with it.
-use crate::allocator::Allocator;
-use crate::nodes::Nodes;
-use crate::zone::Zone;
 use crate::{process, registry};
 use core::cell::Cell;
 use core::mem::ManuallyDrop;
+use core::ops::ControlFlow;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, fence};
-use pagemill_core::{Gfp, Invalid, PageCount};
+use pagemill_core::Gfp;
 use pagemill_os::{Errno, Thread};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread as Sleeper;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Something that can give pages back when memory is short: a cache.
 ///
@@ -135,25 +132,10 @@ pub struct Shrink {
     pub gfp: Gfp,
 }
 
-/// A shrinker is called until this is dropped.
-#[derive(Debug)]
-#[must_use = "the shrinker is called until this is dropped"]
-pub struct Registered {
-    allocator: Allocator,
-    number: u64,
-}
+pub(crate) type Numbered = (u64, Arc<dyn Shrinker>);
 
-impl Drop for Registered {
-    /// Waits for nobody: a call that is under way ends on its own.
-    fn drop(&mut self) {
-        let reclaim = &self.allocator.nodes().reclaim;
-        let is_this = |(number, _): &Numbered| *number == self.number;
-        let shrinker = reclaim.change(|shrinkers| Some(shrinkers.remove(shrinkers.iter().position(is_this)?)));
-        drop(shrinker); // Perhaps the last of it, with pages: not under the lock.
-    }
-}
-
-type Numbered = (u64, Arc<dyn Shrinker>);
+/// Starts an allocator's reclaim thread.
+type Start = dyn Fn() -> Result<Background, Errno> + Send + Sync;
 
 /// An allocator's shrinkers, its reclaim thread, and what they did.
 #[derive(Default)]
@@ -161,8 +143,10 @@ pub(crate) struct Reclaim {
     shrinkers: Mutex<Vec<Numbered>>,
     /// How many those are.
     registered: AtomicUsize,
-    next_number: AtomicU64,
+    pub(crate) next_number: AtomicU64,
     background: Mutex<Option<Background>>,
+    /// How the thread is started, once there is to be one.
+    start: OnceLock<Box<Start>>,
     /// Is there to be a thread?
     is_wanted: AtomicBool,
     pub(crate) direct_runs: AtomicU64,
@@ -177,7 +161,7 @@ impl core::fmt::Debug for Reclaim {
 }
 
 #[derive(Debug)]
-struct Background {
+pub(crate) struct Background {
     /// Not to be joined, detached or dropped in the child of a fork, where there is no such thread.
     thread: ManuallyDrop<Thread<()>>,
     shared: Arc<Shared>,
@@ -211,7 +195,7 @@ pub(crate) fn is_reclaiming() -> bool {
 }
 
 /// Asked for at least so many pages at once: a batch.
-const PAGES_AT_ONCE: usize = 64;
+pub(crate) const PAGES_AT_ONCE: usize = 64;
 /// The background thread looks this often by itself.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -221,7 +205,7 @@ impl Reclaim {
     }
 
     /// Adds or removes one.
-    fn change<T>(&self, change: impl FnOnce(&mut Vec<Numbered>) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Vec<Numbered>) -> T) -> T {
         let held = registry::lock();
         let mut shrinkers = locked(&self.shrinkers, &held);
         let changed = change(&mut shrinkers);
@@ -230,7 +214,7 @@ impl Reclaim {
     }
 
     /// One round: every shrinker that the flags allow, until `pages` came back. Returns how many did.
-    fn round(&self, gfp: Gfp, pages: usize) -> usize {
+    pub(crate) fn round(&self, gfp: Gfp, pages: usize) -> usize {
         let shrinkers: Vec<Arc<dyn Shrinker>> = {
             let held = registry::lock();
             locked(&self.shrinkers, &held).iter().map(|(_, shrinker)| shrinker.clone()).collect()
@@ -259,20 +243,32 @@ impl Reclaim {
         self.round(gfp, pages.max(PAGES_AT_ONCE))
     }
 
-    /// Has the background thread look, if there is to be one. `owner`, which a request names that may wait, starts it
-    /// again in the child of a fork; others start nothing: they may be signal handlers.
-    pub(crate) fn wake(&self, owner: Option<&dyn Fn() -> WeakAllocator>) {
-        // Acquire pairs with the Release in `start_reclaim`.
+    /// From now on there is a thread, which `start` starts, in the child of a fork too.
+    ///
+    /// # Errors
+    /// The system starts none.
+    pub(crate) fn run(&self, held: &registry::Writing, start: Box<Start>) -> Result<(), Errno> {
+        *locked(&self.background, held) = Some(start()?);
+        _ = self.start.set(start);
+        // Release pairs with the Acquire in `wake`.
+        self.is_wanted.store(true, Release);
+        Ok(())
+    }
+
+    /// Has the background thread look, if there is to be one. In the child of a fork a request that may wait starts it again;
+    /// others start nothing: they may be signal handlers.
+    pub(crate) fn wake(&self, may_start: bool) {
+        // Acquire pairs with the Release in `run`.
         if !self.is_wanted.load(Acquire) {
             return;
         }
         // Held by others, the thread is woken by the next request, or looks by itself.
         let Some(held) = registry::try_lock() else { return };
         let mut background = locked(&self.background, &held);
-        match (&*background, owner) {
+        match (&*background, self.start.get()) {
             (Some(running), _) if running.is_here() => running.shared.wake(),
             // If the system starts none now, the next request tries again.
-            (_, Some(owner)) => *background = start(owner()).ok(),
+            (_, Some(start)) if may_start => *background = start().ok(),
             _ => {}
         }
     }
@@ -283,7 +279,7 @@ impl Reclaim {
         let background = locked(&self.background, &registry::lock()).take();
         if let Some(running) = background.filter(Background::is_here) {
             running.shared.is_over.store(true, Relaxed);
-            // SeqCst pairs with the fence in `start`: the thread sees that it is over, or `wake` finds it.
+            // SeqCst pairs with the fence in `Background::start`: the thread sees that it is over, or `wake` finds it.
             fence(SeqCst);
             running.shared.wake();
             let thread = ManuallyDrop::into_inner(running.thread);
@@ -296,6 +292,21 @@ impl Reclaim {
 }
 
 impl Background {
+    /// Starts a thread that looks when it is woken, and by itself now and then, until it is ended or `look` breaks.
+    pub(crate) fn start(mut look: impl FnMut() -> ControlFlow<()> + Send + 'static) -> Result<Self, Errno> {
+        let shared = Arc::new(Shared::default());
+        let of_thread = shared.clone();
+        let thread = Thread::spawn(c"pagemill-reclaim", move || {
+            _ = of_thread.sleeper.set(std::thread::current());
+            // SeqCst pairs with the fence in `stop`.
+            fence(SeqCst);
+            while !of_thread.is_over.load(Relaxed) && look().is_continue() {
+                std::thread::park_timeout(LOOK);
+            }
+        })?;
+        Ok(Self { thread: ManuallyDrop::new(thread), shared, generation: process::generation() })
+    }
+
     /// Does it run in this process, not in the one that this was forked from?
     fn is_here(&self) -> bool {
         self.generation == process::generation()
@@ -304,107 +315,4 @@ impl Background {
 
 fn locked<'m, T>(lock: &'m Mutex<T>, _held: &'m registry::Writing) -> MutexGuard<'m, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What the thread holds: not what keeps the allocator open.
-pub(crate) type WeakAllocator = Weak<crate::allocator::Owner>;
-
-fn start(allocator: WeakAllocator) -> Result<Background, Errno> {
-    let shared = Arc::new(Shared::default());
-    let of_thread = shared.clone();
-    let thread = Thread::spawn(c"pagemill-reclaim", move || {
-        _ = of_thread.sleeper.set(std::thread::current());
-        // SeqCst pairs with the fence in `stop`.
-        fence(SeqCst);
-        while !of_thread.is_over.load(Relaxed) {
-            match allocator.upgrade() {
-                Some(owner) => {
-                    // A shrinker's panic has been reported when it comes here: it ends this round, not the thread.
-                    let _ = catch_unwind(AssertUnwindSafe(|| owner.nodes().balance()));
-                    owner.nodes().give_back_idle(Instant::now())
-                }
-                None => return,
-            };
-            std::thread::park_timeout(LOOK);
-        }
-    });
-    Ok(Background { thread: ManuallyDrop::new(thread?), shared, generation: process::generation() })
-}
-
-impl Nodes {
-    /// Reclaims until every arena is above its high mark, or a round leaves no more free than before, whatever shrinkers
-    /// say that they freed. Returns the pages that came, as they say.
-    pub(crate) fn balance(&self) -> usize {
-        // Those of retired arenas too: a round that freed theirs may be followed by one that helps.
-        let free = || self.ever().iter().map(|arena| arena.buddy.free_frames()).sum::<usize>();
-        let mut pages = 0_usize;
-        while let Some(missing) = self.in_use().map(Zone::below_high).max().filter(|&missing| missing > 0) {
-            let before = free();
-            self.reclaim.background_runs.fetch_add(1, Relaxed);
-            pages = pages.saturating_add(self.reclaim.round(Gfp::KERNEL, missing.max(PAGES_AT_ONCE)));
-            // They went to the lists of this CPU, as a rule.
-            self.drain_all();
-            if free() <= before {
-                break;
-            }
-        }
-        pages
-    }
-}
-
-impl Allocator {
-    /// Has `shrinker` called when memory is short, until what this returns is dropped.
-    pub fn register_shrinker(&self, shrinker: Arc<dyn Shrinker>) -> Registered {
-        let reclaim = &self.nodes().reclaim;
-        let number = reclaim.next_number.fetch_add(1, Relaxed);
-        reclaim.change(|shrinkers| shrinkers.push((number, shrinker)));
-        Registered { allocator: self.clone(), number }
-    }
-
-    /// What the background thread does when it is woken, for programs that would rather do it themselves: reclaims
-    /// until every zone is above its high mark, or nothing more comes, and [gives back](Self::give_back_idle) what was free
-    /// for long. Returns the pages that came.
-    ///
-    /// ```
-    /// use pagemill::{Allocator, Gfp, Memory, Page, Shrink, Shrinker, Watermarks};
-    /// use std::sync::{Arc, Mutex};
-    /// struct Cache(Mutex<Vec<Page>>);
-    /// impl Shrinker for Cache {
-    ///     fn shrink(&self, wanted: Shrink) -> usize {
-    ///         let Ok(mut pages) = self.0.try_lock() else { return 0 };
-    ///         let rest = pages.len().saturating_sub(wanted.pages);
-    ///         pages.drain(rest..).count()
-    ///     }
-    /// }
-    /// let memory = Memory::anonymous(512).watermarks(Watermarks::above(40)); // low 50, high 60
-    /// let allocator = Allocator::builder().memory(memory).build()?;
-    /// assert_eq!(allocator.reclaim_step().get(), 0); // above its marks
-    /// // Down to the lowest mark.
-    /// let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
-    /// assert_eq!(pages.len(), 512 - 40);
-    /// let cache = Arc::new(Cache(Mutex::new(pages)));
-    /// let registered = allocator.register_shrinker(cache.clone());
-    /// // A program's own loop calls this now and then; up to the high mark.
-    /// assert!(allocator.reclaim_step().get() >= 20);
-    /// allocator.drain();
-    /// assert!(allocator.stats().free >= 60);
-    /// # drop(registered);
-    /// # cache.0.lock().unwrap().clear();
-    /// # Ok::<(), pagemill::Error>(())
-    /// ```
-    pub fn reclaim_step(&self) -> PageCount {
-        let came = self.nodes().balance();
-        self.nodes().give_back_idle(Instant::now());
-        PageCount::new(came)
-    }
-
-    /// Starts the background thread, which looks when a zone falls below its low mark.
-    pub(crate) fn start_reclaim(&self, held: &registry::Writing) -> Result<(), Invalid> {
-        let reclaim = &self.nodes().reclaim;
-        let started = start(self.weak()).map_err(|errno| Invalid::NoThread { errno: errno.0 })?;
-        *locked(&reclaim.background, held) = Some(started);
-        // Release pairs with the Acquire in `wake`.
-        reclaim.is_wanted.store(true, Release);
-        Ok(())
-    }
 }

@@ -58,9 +58,9 @@ fn recent_arena() -> Option<&'static Zone> {
     unsafe { pagemill_os::mine().cast::<Zone>().as_ref() }
 }
 
-fn note(arena: &'static Zone) {
+fn note(zone: &'static Zone) {
     // SAFETY: an allocator's own word.
-    unsafe { pagemill_os::set_mine(ptr::from_ref(arena).cast()) };
+    unsafe { pagemill_os::set_mine(ptr::from_ref(zone).cast()) };
 }
 
 /// The arena that has this address, if one does, and the number of the frame there.
@@ -76,8 +76,8 @@ pub(crate) fn by_address(addr: usize) -> Option<(&'static Zone, u32)> {
 #[inline]
 pub(crate) fn recent(addr: usize) -> Option<(&'static Zone, u32)> {
     step!("registry::recent");
-    let arena = recent_arena()?;
-    if arena.contains(addr) { Some((arena, arena.pfn_of(addr))) } else { None }
+    let zone = recent_arena()?;
+    if zone.contains(addr) { Some((zone, zone.pfn_of(addr))) } else { None }
 }
 
 #[cold]
@@ -93,13 +93,13 @@ fn by_levels(addr: usize) -> Option<(&'static Zone, u32)> {
         return None;
     }
     // SAFETY: as in `recent_arena`.
-    let arena = unsafe { BY_NUMBER[(entry >> PIECE_SHIFT) as usize].load(Acquire).as_ref() }?;
-    if !arena.contains(addr) {
+    let zone = unsafe { BY_NUMBER[(entry >> PIECE_SHIFT) as usize].load(Acquire).as_ref() }?;
+    if !zone.contains(addr) {
         return None;
     }
-    note(arena);
+    note(zone);
     // Not by the entry, which may be that of an arena that lay there before.
-    Some((arena, arena.pfn_of(addr)))
+    Some((zone, zone.pfn_of(addr)))
 }
 
 /// The arena that has this frame number.
@@ -118,12 +118,12 @@ pub(crate) fn by_pfn(pfn: Pfn) -> &'static Zone {
 #[inline(never)]
 fn by_piece(pfn: Pfn) -> &'static Zone {
     // Acquire pairs with the Release in `enter`.
-    let arena = BY_NUMBER[(pfn.as_u32() >> PIECE_SHIFT) as usize].load(Acquire);
+    let zone = BY_NUMBER[(pfn.as_u32() >> PIECE_SHIFT) as usize].load(Acquire);
     // SAFETY: as in `recent_arena`.
-    match unsafe { arena.as_ref() } {
-        Some(arena) => {
-            note(arena);
-            arena
+    match unsafe { zone.as_ref() } {
+        Some(zone) => {
+            note(zone);
+            zone
         }
         None => panic!("{pfn} belongs to no arena"),
     }
@@ -132,8 +132,8 @@ fn by_piece(pfn: Pfn) -> &'static Zone {
 /// Refuses a range in which some arena lies: each address has one owner.
 pub(crate) fn check_apart(_held: &Writing, range: &Range<usize>) -> Result<(), Invalid> {
     let mut refused = Ok(());
-    for_each(|arena| {
-        let other = arena.range();
+    for_each(|zone| {
+        let other = zone.range();
         if range.start < other.end && other.start < range.end {
             let (start, end) = (range.start, range.end);
             refused = Err(Invalid::Overlap { start, end, other_start: other.start, other_end: other.end });
@@ -159,7 +159,7 @@ pub(crate) fn enter(
         return Err(Invalid::FrameNumbers { max: FRAMES_MAX });
     }
     // SAFETY: null, or an arena, and those are never freed.
-    let arena = match unsafe { FREE.load(Relaxed).as_ref() } {
+    let zone = match unsafe { FREE.load(Relaxed).as_ref() } {
         Some(free) => free,
         None => {
             let fresh = Box::into_raw(Box::new(Zone::new()));
@@ -169,15 +169,15 @@ pub(crate) fn enter(
         }
     };
     let body = make(Pfn::new(((first << PIECE_SHIFT) + lead) as u32))?;
-    FREE.store(arena.next.load(Relaxed), Relaxed);
+    FREE.store(zone.next.load(Relaxed), Relaxed);
     // SAFETY: it was free, and the registry is held.
-    unsafe { arena.begin(body) };
-    let entry = ptr::from_ref(arena).cast_mut();
+    unsafe { zone.begin(body) };
+    let entry = ptr::from_ref(zone).cast_mut();
     // Release pairs with the Acquire of both readers.
     BY_NUMBER[first..first + pieces].iter().for_each(|slot| slot.store(entry, Release));
-    entries_of(arena).for_each(|(slot, pfn)| slot.store(pfn | PRESENT, Release));
-    note(arena);
-    Ok(arena)
+    entries_of(zone).for_each(|(slot, pfn)| slot.store(pfn | PRESENT, Release));
+    note(zone);
+    Ok(zone)
 }
 
 /// Arenas without a handle whose last page is back, by their `next`. Whatever is kept is on one of these three stacks: leak
@@ -192,11 +192,11 @@ static ENDED: Slot = AtomicPtr::new(ptr::null_mut());
 /// signal handler.
 #[cold]
 #[inline(never)]
-pub(crate) fn come_home(arena: &'static Zone) {
-    let entry = ptr::from_ref(arena).cast_mut();
+pub(crate) fn come_home(zone: &'static Zone) {
+    let entry = ptr::from_ref(zone).cast_mut();
     let mut top = HOME.load(Relaxed);
     loop {
-        arena.next.store(top, Relaxed);
+        zone.next.store(top, Relaxed);
         // Release pairs with the Acquire in `end_those_at_home`.
         match HOME.compare_exchange_weak(top, entry, Release, Relaxed) {
             Ok(_) => break,
@@ -222,9 +222,9 @@ fn end_those_at_home() {
 fn end_those_held() {
     let mut next = HOME.swap(ptr::null_mut(), Acquire);
     // SAFETY: null, or an arena, and those are never freed.
-    while let Some(arena) = unsafe { next.as_ref() } {
-        next = arena.next.load(Relaxed);
-        end(arena);
+    while let Some(zone) = unsafe { next.as_ref() } {
+        next = zone.next.load(Relaxed);
+        end(zone);
     }
 }
 
@@ -267,10 +267,10 @@ fn forget_home() {
 }
 
 /// Takes an arena out of the tables.
-fn take_out(arena: &'static Zone) {
-    entries_of(arena).for_each(|(slot, _)| slot.store(0, Release));
-    let entry = ptr::from_ref(arena).cast_mut();
-    for slot in &BY_NUMBER[arena.pfn_of(arena.base()) as usize >> PIECE_SHIFT..] {
+fn take_out(zone: &'static Zone) {
+    entries_of(zone).for_each(|(slot, _)| slot.store(0, Release));
+    let entry = ptr::from_ref(zone).cast_mut();
+    for slot in &BY_NUMBER[zone.pfn_of(zone.base()) as usize >> PIECE_SHIFT..] {
         if slot.load(Relaxed) != entry {
             break;
         }
@@ -282,12 +282,12 @@ fn take_out(arena: &'static Zone) {
 pub(crate) fn for_each(mut visit: impl FnMut(&'static Zone)) {
     let mut last = ptr::null_mut();
     for slot in &BY_NUMBER {
-        let arena = slot.load(Acquire);
-        if arena != last {
-            last = arena;
+        let zone = slot.load(Acquire);
+        if zone != last {
+            last = zone;
             // SAFETY: as in `by_address`.
-            if let Some(arena) = unsafe { arena.as_ref() } {
-                visit(arena);
+            if let Some(zone) = unsafe { zone.as_ref() } {
+                visit(zone);
             }
         }
     }
@@ -336,9 +336,9 @@ fn unlock_in_child() {
 }
 
 /// Where an arena's granules are entered, each with its first frame.
-fn entries_of(arena: &Zone) -> impl Iterator<Item = (&'static AtomicU32, u32)> {
-    let addrs = (arena.base()..arena.base() + arena.bytes()).step_by(1 << GRANULE_SHIFT);
-    addrs.map(|addr| (&leaf_for(addr >> GRANULE_SHIFT)[(addr >> GRANULE_SHIFT) % (1 << LEAF_BITS)], arena.pfn_of(addr)))
+fn entries_of(zone: &Zone) -> impl Iterator<Item = (&'static AtomicU32, u32)> {
+    let addrs = (zone.base()..zone.base() + zone.bytes()).step_by(1 << GRANULE_SHIFT);
+    addrs.map(|addr| (&leaf_for(addr >> GRANULE_SHIFT)[(addr >> GRANULE_SHIFT) % (1 << LEAF_BITS)], zone.pfn_of(addr)))
 }
 
 /// The leaf that has this granule, made if there is none. Only under the lock.
@@ -370,9 +370,9 @@ fn in_parent() {
 fn in_child() {
     begin_generation();
     forget_home();
-    for_each(|arena| {
-        if arena.recover() {
-            come_home(arena);
+    for_each(|zone| {
+        if zone.recover() {
+            come_home(zone);
         }
     });
     unlock_in_child();
@@ -432,7 +432,7 @@ mod tests {
         let (page, number) = (allocator.alloc_page(Gfp::KERNEL).unwrap(), allocator.nodes().number);
         let addr = page.addr();
         // By its allocator: another one's may come to lie there.
-        (page, move || by_address(addr).is_some_and(|(arena, _)| arena.shared.number == number))
+        (page, move || by_address(addr).is_some_and(|(zone, _)| zone.shared.number == number))
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //! of its blocks, by [`Nodes::wait_in_line`].
 use crate::claim::Claim;
 use crate::nodes::Nodes;
-use crate::reclaim::{self, WeakAllocator};
+use crate::reclaim;
 use crate::shared::Lack;
 use crate::wait::{Cancel, Patience};
 use crate::zone::Zone;
@@ -84,12 +84,12 @@ impl<'c> Ask<'c> {
 
     /// May it have memory of this arena, just now?
     #[inline]
-    pub(crate) fn allows(&self, nodes: &Nodes, from: NodeId, arena: &Zone) -> bool {
+    pub(crate) fn allows(&self, nodes: &Nodes, from: NodeId, zone: &Zone) -> bool {
         let allowed = nodes.allowed().and(self.nodes).and(self.policy.nodes());
-        allowed.contains(arena.node)
-            && arena.kind.serves(self.gfp)
-            && !arena.is_retired()
-            && (arena.node == from || !self.gfp.contains(Gfp::THISNODE))
+        allowed.contains(zone.node)
+            && zone.kind.serves(self.gfp)
+            && !zone.is_retired()
+            && (zone.node == from || !self.gfp.contains(Gfp::THISNODE))
     }
 }
 
@@ -116,19 +116,19 @@ impl Nodes {
     /// The address of one page, for a request that its CPU's list could not serve.
     #[cold]
     #[inline(never)]
-    pub(crate) fn alloc_page_slow(&self, gfp: Gfp, owner: impl Fn() -> WeakAllocator) -> Result<usize, Error> {
+    pub(crate) fn alloc_page_slow(&self, gfp: Gfp) -> Result<usize, Error> {
         step!("Nodes::alloc_page_slow");
-        self.alloc_block(&Ask::plain(self, gfp, Order::ZERO), owner)
+        self.alloc_block(&Ask::plain(self, gfp, Order::ZERO))
     }
 
     /// The address of one block.
-    pub(crate) fn alloc_block(&self, ask: &Ask<'_>, owner: impl Fn() -> WeakAllocator) -> Result<usize, Error> {
+    pub(crate) fn alloc_block(&self, ask: &Ask<'_>) -> Result<usize, Error> {
         self.check(ask.gfp)?;
         if ask.gfp.contains(Gfp::ACCOUNT) {
             return Err(Invalid::NoAccount.into());
         }
-        if let Some((arena, pfn)) = self.take_one(ask, ask.first_node(self, 1), &owner)? {
-            return Ok(arena.addr_of(pfn));
+        if let Some((zone, pfn)) = self.take_one(ask, ask.first_node(self, 1))? {
+            return Ok(zone.addr_of(pfn));
         }
         let why = self.why(ask, Level::Min);
         self.count_shortfall(ask, why);
@@ -140,9 +140,9 @@ impl Nodes {
     #[cold]
     pub(crate) fn why(&self, ask: &Ask<'_>, level: Level) -> Why {
         let from = ask.policy.first(self.node());
-        let zones = || self.zonelist(from).iter().filter(|arena| ask.allows(self, from, arena));
-        let floor = |arena: &Zone| arena.marks.floor(ask.gfp, level) as usize;
-        let is_enough = |arena: &Zone| arena.buddy.free_frames() >= floor(arena) + ask.order.frames() as usize;
+        let zones = || self.zonelist(from).iter().filter(|zone| ask.allows(self, from, zone));
+        let floor = |zone: &Zone| zone.marks.floor(ask.gfp, level) as usize;
+        let is_enough = |zone: &Zone| zone.buddy.free_frames() >= floor(zone) + ask.order.frames() as usize;
         let may_wait = level == Level::Min && ask.gfp.may_wait();
         if level == Level::Min && ask.patience.cancel.is_some_and(Cancel::is_cancelled) {
             Why::Cancelled
@@ -150,11 +150,11 @@ impl Nodes {
             Why::Reclaiming
         } else if zones().next().is_none() {
             Why::NotAllowed
-        } else if self.has_failed_on_purpose(ask.gfp) && zones().any(|arena| is_enough(arena)) {
+        } else if self.has_failed_on_purpose(ask.gfp) && zones().any(|zone| is_enough(zone)) {
             Why::Fault
         } else if may_wait && ask.patience.is_over() {
             Why::TimedOut
-        } else if zones().any(|arena| floor(arena) > 0 && arena.buddy.free_frames() > 0) {
+        } else if zones().any(|zone| floor(zone) > 0 && zone.buddy.free_frames() > 0) {
             Why::BelowMark
         } else {
             Why::Exhausted
@@ -166,7 +166,7 @@ impl Nodes {
     pub(crate) fn count_shortfall(&self, ask: &Ask<'_>, why: Why) {
         let from = ask.policy.first(self.node());
         let zones = self.zonelist(from);
-        let wanted = zones.iter().find(|arena| ask.allows(self, from, arena)).or(zones.first());
+        let wanted = zones.iter().find(|zone| ask.allows(self, from, zone)).or(zones.first());
         wanted.copied().unwrap_or(self.first()).stats_here().shortfalls[why.index()].fetch_add(1, Relaxed);
     }
 
@@ -176,12 +176,7 @@ impl Nodes {
     /// # Errors
     /// [`Invalid::ReclaimInShrinker`]: a request that may reclaim, from inside a shrinker. [`Invalid::MoreThanManaged`]: there is
     /// none, and never will be.
-    pub(crate) fn take_one(
-        &self,
-        ask: &Ask<'_>,
-        from: NodeId,
-        owner: &dyn Fn() -> WeakAllocator,
-    ) -> Result<Option<Taken>, Error> {
+    pub(crate) fn take_one(&self, ask: &Ask<'_>, from: NodeId) -> Result<Option<Taken>, Error> {
         step!("Nodes::take_one");
         let lack = ask.lack(from, 1);
         let may_wait = ask.gfp.may_wait();
@@ -190,7 +185,7 @@ impl Nodes {
         }
         // Another request that lacks the same came first. Requests that must have several blocks have looked already.
         let is_behind = may_wait && ask.effort == Effort::Wait && self.waits.has(lack);
-        if !is_behind && let Some(taken) = self.try_levels(ask, from, may_wait.then_some(owner)) {
+        if !is_behind && let Some(taken) = self.try_levels(ask, from, may_wait) {
             return Ok(Some(taken));
         }
         self.check_lack(lack, ask.gfp)?;
@@ -204,12 +199,12 @@ impl Nodes {
         // It stands behind nobody any more, or may not wait there.
         if is_behind
             && !is_for_line
-            && let Some(taken) = self.try_levels(ask, from, None)
+            && let Some(taken) = self.try_levels(ask, from, false)
         {
             return Ok(Some(taken));
         }
         Ok(match ask.effort {
-            Effort::Wait if is_for_line => self.wait_in_line(ask, lack, &mut || self.try_levels(ask, from, None)),
+            Effort::Wait if is_for_line => self.wait_in_line(ask, lack, &mut || self.try_levels(ask, from, false)),
             _ if is_for_line || ask.gfp.contains(Gfp::NORETRY) => None,
             _ => self.take_from_others_hands(ask, from),
         })
@@ -224,19 +219,17 @@ impl Nodes {
     #[inline(never)]
     pub(crate) fn check_lack(&self, lack: Lack, gfp: Gfp) -> Result<(), Error> {
         let frames = lack.order.frames() as usize;
-        let blocks_of = |arena: &Zone| {
-            let kept = arena.marks.floor(gfp, Level::Min) as usize;
-            arena.frames().saturating_sub(kept) / frames
+        let blocks_of = |zone: &Zone| {
+            let kept = zone.marks.floor(gfp, Level::Min) as usize;
+            zone.frames().saturating_sub(kept) / frames
         };
-        let serve = || self.in_use().filter(|arena| arena.serves(lack));
+        let serve = || self.in_use().filter(|zone| zone.serves(lack));
         let most: usize = serve().map(blocks_of).sum();
         if lack.blocks <= most {
             Ok(())
         } else if serve().next().is_some() {
             Err(Invalid::MoreThanManaged { blocks: lack.blocks, order: lack.order.get(), most }.into())
-        } else if core::iter::successors(self.newest(), |arena| arena.older)
-            .any(|arena| lack.nodes.contains(arena.node))
-        {
+        } else if core::iter::successors(self.newest(), |zone| zone.older).any(|zone| lack.nodes.contains(zone.node)) {
             Ok(()) // All arenas there are retired, or a parent process's: the request is short, and not invalid.
         } else {
             Err(Invalid::NoSuchNode { nodes: lack.nodes.as_bits() }.into())
@@ -248,86 +241,86 @@ impl Nodes {
     /// Called by frees with the lines held, perhaps in a signal handler, perhaps for the last page that was out. The arenas are
     /// there all the same: a request waits, which has a handle, and none leaves its line while the lines are held.
     pub(crate) fn is_hopeful(&self, lack: Lack) -> bool {
-        self.may_have(lack, |arena| arena.marks.floor(lack.gfp(), Level::Min))
+        self.may_have(lack, |zone| zone.marks.floor(lack.gfp(), Level::Min))
     }
 
     /// Are there so many frames free, above what `floor` says of each arena?
     fn may_have(&self, lack: Lack, floor: impl Fn(&Zone) -> u32) -> bool {
-        let above = |arena: &&'static Zone| arena.buddy.free_frames().saturating_sub(floor(arena) as usize);
-        let free: usize = self.all().iter().filter(|arena| arena.serves(lack)).map(above).sum();
+        let above = |zone: &&'static Zone| zone.buddy.free_frames().saturating_sub(floor(zone) as usize);
+        let free: usize = self.all().iter().filter(|zone| zone.serves(lack)).map(above).sum();
         free >= lack.frames()
     }
 
     /// Is there enough for a request that is about to take several blocks, in lists too? If it tried without, it would have all
     /// free memory in hand for a moment before it gave that back, and others would find none.
     pub(crate) fn has_enough(&self, lack: Lack) -> bool {
-        let has = || self.may_have(lack, |arena| arena.floor(lack.gfp(), Level::Min));
+        let has = || self.may_have(lack, |zone| zone.floor(lack.gfp(), Level::Min));
         lack.blocks == 1 || has() || (self.drain_all() > 0 && has())
     }
 
     /// The same, if need be when others have put down what is in their hands; that takes 20 ms at most.
     pub(crate) fn has_enough_soon(&self, lack: Lack, ask: &Ask<'_>) -> bool {
-        let is_under_way = || self.all().iter().any(|arena| arena.has_frames_under_way(ask.gfp));
+        let is_under_way = || self.all().iter().any(|zone| zone.has_frames_under_way(ask.gfp));
         let turns = if ask.gfp.contains(Gfp::NORETRY) { 0 } else { TURNS };
         (0..turns).take_while(|_| !self.has_enough(lack) && is_under_way()).for_each(let_others_on);
         self.has_enough(lack)
     }
 
-    /// What lies above the low marks, then what lies above those that the flags reach down to; `owner` is told to
+    /// What lies above the low marks, then what lies above those that the flags reach down to; `may_start` as for
     /// [`wake`](reclaim::Reclaim::wake).
-    fn try_levels(&self, ask: &Ask<'_>, from: NodeId, owner: Option<&dyn Fn() -> WeakAllocator>) -> Option<Taken> {
-        let has_marks = self.all().iter().any(|arena| arena.marks.low > 0);
+    fn try_levels(&self, ask: &Ask<'_>, from: NodeId, may_start: bool) -> Option<Taken> {
+        let has_marks = self.all().iter().any(|zone| zone.marks.low > 0);
         if has_marks && let Some(taken) = self.try_zones(ask, from, Level::Low) {
             return Some(taken);
         }
         if has_marks {
-            self.reclaim.wake(owner);
+            self.reclaim.wake(may_start);
         }
         self.try_zones(ask, from, Level::Min)
     }
 
-    /// Nothing is left above the low marks: has the background thread look. `owner` as for [`wake`](reclaim::Reclaim::wake).
-    pub(crate) fn note_low(&self, owner: Option<&dyn Fn() -> WeakAllocator>) {
-        if self.all().iter().any(|arena| arena.marks.low > 0) {
-            self.reclaim.wake(owner);
+    /// Nothing is left above the low marks: has the background thread look. `may_start` as for [`wake`](reclaim::Reclaim::wake).
+    pub(crate) fn note_low(&self, may_start: bool) {
+        if self.all().iter().any(|zone| zone.marks.low > 0) {
+            self.reclaim.wake(may_start);
         }
     }
 
     /// Every zone of the list: pages of the request's mobility; then all lists drained, if it may wait; then pageblocks of
     /// another mobility.
     fn try_zones(&self, ask: &Ask<'_>, from: NodeId, level: Level) -> Option<Taken> {
-        let own = |arena: &&'static Zone| Some((*arena, arena.take_own(ask.gfp, ask.order, level)?));
-        let zones = || self.zonelist(from).iter().filter(|arena| ask.allows(self, from, arena)).copied();
-        let taken = zones().find_map(|arena| own(&arena)).or_else(|| {
+        let own = |zone: &&'static Zone| Some((*zone, zone.take_own(ask.gfp, ask.order, level)?));
+        let zones = || self.zonelist(from).iter().filter(|zone| ask.allows(self, from, zone)).copied();
+        let taken = zones().find_map(|zone| own(&zone)).or_else(|| {
             if level == Level::Low && self.all().len() > 1 {
                 return None; // Another zone comes before a drain.
             }
-            let drained: usize = if ask.gfp.may_wait() { zones().map(|arena| arena.drain_all()).sum() } else { 0 };
-            let again = if drained > 0 { zones().find_map(|arena| own(&arena)) } else { None };
-            again.or_else(|| zones().find_map(|arena| Some((arena, arena.steal_other(ask.gfp, ask.order, level)?))))
+            let drained: usize = if ask.gfp.may_wait() { zones().map(|zone| zone.drain_all()).sum() } else { 0 };
+            let again = if drained > 0 { zones().find_map(|zone| own(&zone)) } else { None };
+            again.or_else(|| zones().find_map(|zone| Some((zone, zone.steal_other(ask.gfp, ask.order, level)?))))
         });
-        taken.inspect(|(arena, _)| {
-            arena.shut_lists_below_low();
-            self.count_node(ask, from, arena, ask.order.frames() as usize);
+        taken.inspect(|(zone, _)| {
+            zone.shut_lists_below_low();
+            self.count_node(ask, from, zone, ask.order.frames() as usize);
         })
     }
 
-    /// Counts pages of `arena` that a request got that wanted them of node `from` (C3.13): hits are what is left.
-    pub(crate) fn count_node(&self, ask: &Ask<'_>, from: NodeId, arena: &Zone, pages: usize) {
+    /// Counts pages of `zone` that a request got that wanted them of node `from` (C3.13): hits are what is left.
+    pub(crate) fn count_node(&self, ask: &Ask<'_>, from: NodeId, zone: &Zone, pages: usize) {
         if self.waits.is_awaited() {
             self.waits.note_served();
         }
         let pages = pages as u64;
         // A node that cannot serve it cannot be missed: the nearest that can stands for it.
         let wanted =
-            self.zonelist(from).iter().find(|arena| ask.allows(self, from, arena)).map_or(from, |first| first.node);
-        if arena.node != wanted {
-            arena.stats_here().numa_miss.fetch_add(pages, Relaxed);
+            self.zonelist(from).iter().find(|zone| ask.allows(self, from, zone)).map_or(from, |first| first.node);
+        if zone.node != wanted {
+            zone.stats_here().numa_miss.fetch_add(pages, Relaxed);
             if let Some(wanted) = self.zonelist(wanted).first() {
                 wanted.stats_here().numa_foreign.fetch_add(pages, Relaxed);
             }
         } else if matches!(ask.policy, Policy::Interleave(_)) {
-            arena.stats_here().numa_interleave.fetch_add(pages, Relaxed);
+            zone.stats_here().numa_interleave.fetch_add(pages, Relaxed);
         }
     }
 
@@ -344,7 +337,7 @@ impl Nodes {
             }
             let came = self.reclaim.direct(ask.gfp, ask.order.frames() as usize);
             // What came back may stand on lists, or in blocks of another mobility.
-            if let Some(taken) = self.try_levels(ask, from, None) {
+            if let Some(taken) = self.try_levels(ask, from, false) {
                 return Some(taken);
             }
             if came == 0 {
@@ -390,13 +383,13 @@ impl Nodes {
         if ask.order != Order::ZERO || self.faults.get().is_some() {
             return None; // Single frames under way make no block; and what is refused on purpose stays so.
         }
-        let is_under_way = || self.all().iter().any(|arena| arena.has_frames_under_way(ask.gfp));
+        let is_under_way = || self.all().iter().any(|zone| zone.has_frames_under_way(ask.gfp));
         for turn in 0..TURNS {
             if !is_under_way() || ask.patience.is_over() {
                 return None;
             }
             let_others_on(turn);
-            if let Some(taken) = self.try_levels(ask, from, None) {
+            if let Some(taken) = self.try_levels(ask, from, false) {
                 return Some(taken);
             }
         }

@@ -239,7 +239,7 @@ fn a_child_starts_threads_whatever_threads_its_parent_was_starting() {
                 }
             });
         }
-        for _ in 0..300 {
+        for _ in 0..100 {
             // SAFETY: the child builds an allocator and exits; it runs no destructor of the parent's.
             let child = unsafe { libc::fork() };
             if child == 0 {

@@ -50,18 +50,18 @@ impl Allocator {
     #[inline(never)]
     pub(super) fn fill_batch<const RAW: bool>(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
         // Flags that contradict each other are refused, also where nothing is missing.
-        let inner = if gfp.is_plain() { self.nodes().here()? } else { return None };
+        let zone = if gfp.is_plain() { self.nodes().here()? } else { return None };
         if words.len() > Batch::CAPACITY {
             // If the first 64 slots are empty, more than a batch is missing, as a rule.
             let is_sparse = !are_empty(&words[..Batch::CAPACITY]);
-            return if is_sparse { Self::fill_holes::<{ SLOTS_MAX / 64 }, RAW>(inner, gfp, words) } else { None };
+            return if is_sparse { Self::fill_holes::<{ SLOTS_MAX / 64 }, RAW>(zone, gfp, words) } else { None };
         }
         if !are_empty(words) {
-            return Self::fill_holes::<1, RAW>(inner, gfp, words);
+            return Self::fill_holes::<1, RAW>(zone, gfp, words);
         }
-        let filled = inner.fill_empty(gfp, words)?;
+        let filled = zone.fill_empty(gfp, words)?;
         if RAW {
-            inner.give_away_pages(filled);
+            zone.give_away_pages(filled);
         }
         Some(filled.len())
     }
@@ -69,7 +69,7 @@ impl Allocator {
     /// The same where some slots are full.
     #[inline(never)]
     fn fill_holes<const MASKS: usize, const RAW: bool>(
-        inner: &'static Zone,
+        zone: &'static Zone,
         gfp: Gfp,
         words: &mut [usize],
     ) -> Option<usize> {
@@ -80,7 +80,7 @@ impl Allocator {
         }
         let mut batch = Batch::new();
         let is_batch = missing <= Batch::CAPACITY;
-        let zero = if is_batch { inner.pop_batch(gfp, missing, &mut batch)?.addr_of_zero() } else { return None };
+        let zero = if is_batch { zone.pop_batch(gfp, missing, &mut batch)?.addr_of_zero() } else { return None };
         let mut pfns = batch.as_slice().iter();
         for (words, mut holes) in words.chunks_mut(64).zip(masks) {
             while holes != 0
@@ -89,7 +89,7 @@ impl Allocator {
                 let word = &mut words[holes.trailing_zeros() as usize];
                 *word = word_of(zero, pfn);
                 if RAW {
-                    inner.give_away_pages(std::slice::from_ref(word));
+                    zone.give_away_pages(std::slice::from_ref(word));
                 }
                 holes &= holes - 1;
             }
@@ -99,13 +99,13 @@ impl Allocator {
 
     #[inline(never)]
     pub(super) fn extend_array_by_batch<T: Owned>(&self, gfp: Gfp, n: usize, slots: &mut Vec<Option<T>>) -> bool {
-        let Some(inner) = self.nodes().here() else { return false };
+        let Some(zone) = self.nodes().here() else { return false };
         slots.reserve(n);
         let before = slots.len();
         let fresh = &mut slots.spare_capacity_mut()[..n];
         // SAFETY: a slot is a word, as `slots_as_words` asserts.
         let words = unsafe { core::slice::from_raw_parts_mut(fresh.as_mut_ptr().cast::<MaybeUninit<usize>>(), n) };
-        let are_filled = inner.pop_words(gfp, words).is_some();
+        let are_filled = zone.pop_words(gfp, words).is_some();
         if are_filled {
             // SAFETY: each has the word of a page that is marked as handed out: nobody else has it.
             unsafe { slots.set_len(before + n) };
@@ -120,7 +120,7 @@ impl Allocator {
         slots: &mut Vec<Option<T>>,
     ) -> Result<Delivered, Error> {
         let (n, before) = (request.most, slots.len());
-        if n > self.nodes().all().iter().map(|inner| inner.frames()).sum() {
+        if n > self.nodes().all().iter().map(|zone| zone.frames()).sum() {
             // No array is made for more than there can be.
             let mut blocks = List::new();
             let delivered = self.extend_list(request, &mut blocks)?;
@@ -174,8 +174,8 @@ impl Allocator {
         let mark = if request.least > 0 { TENTATIVE } else { 0 };
         let low = usize::from(request.order.get()) | mark;
         let mut tentative = Tentative { words, is_kept: mark == 0 };
-        let added = self.bulk(request, missing, mark != 0, |arena, batch| {
-            holes.fill(tentative.words, batch.as_slice(), arena.addr_of_zero() | low);
+        let added = self.bulk(request, missing, mark != 0, |zone, batch| {
+            holes.fill(tentative.words, batch.as_slice(), zone.addr_of_zero() | low);
         });
         if mark != 0 && n - missing + added >= request.least {
             tentative.keep();
@@ -198,7 +198,7 @@ impl Drop for BecomeRaw<'_> {
         let filled = self.words.iter().position(|&word| word == 0).unwrap_or(self.words.len());
         for words in self.words[..filled].chunks_mut(Batch::CAPACITY) {
             match registry::recent(words[0]) {
-                Some((arena, _)) if self.order == Order::ZERO && arena.has_pages(words) => arena.give_away_pages(words),
+                Some((zone, _)) if self.order == Order::ZERO && zone.has_pages(words) => zone.give_away_pages(words),
                 _ => words.iter_mut().for_each(|word| {
                     *word = addr_of_word(*word);
                     give_away(*word, self.order);
@@ -301,16 +301,16 @@ mod tests {
     #[test]
     fn a_small_array_that_meets_a_page_that_somebody_has_is_filled_all_the_same() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
-        let arena = allocator.nodes().first();
+        let zone = allocator.nodes().first();
         drop(allocator.alloc_page(crate::Gfp::KERNEL).unwrap()); // The list has pages.
         let list = allocator.nodes().first().lists.list_here(Mobility::Unmovable);
         let top: Vec<u32> = list.frames().collect();
         let taken = top[top.len() - 2];
-        arena.set_state(taken, FrameState::raw(Order::ZERO));
+        zone.set_state(taken, FrameState::raw(Order::ZERO));
         let mut slots: [Option<Page>; 4] = [const { None }; 4];
         let filled = allocator.alloc_pages_bulk_array(Bulk::exact(4), &mut slots).unwrap();
         assert_eq!((filled.added, filled.occupied, filled.first_hole), (4, 4, 4));
-        assert!(slots.iter().flatten().all(|page| page.addr() != arena.addr_of(taken)));
+        assert!(slots.iter().flatten().all(|page| page.addr() != zone.addr_of(taken)));
         let stats = allocator.stats();
         assert_eq!(stats.allocated - stats.freed, 4 + 1, "four pages, and the one that was put aside");
         drop(slots);

@@ -31,8 +31,8 @@ impl Allocator {
         mut sink: impl FnMut(&Zone, &Batch),
     ) -> usize {
         let (mut taking, mut slow, mut batch) = (Taking::new(self, request, missing, is_undone), None, Batch::new());
-        while let Some(arena) = taking.next(&mut slow, &mut batch) {
-            sink(arena, &batch);
+        while let Some(zone) = taking.next(&mut slow, &mut batch) {
+            sink(zone, &batch);
         }
         taking.end()
     }
@@ -74,8 +74,7 @@ impl Allocator {
                 },
                 // It keeps what it got, and neither reclaims nor waits for the rest (C3.4).
                 Stage::Single if left < missing && needed == 0 && !request.tries_for_all() => {
-                    let owner = || self.weak();
-                    nodes.note_low(if ask.gfp.may_wait() { Some(&owner) } else { None });
+                    nodes.note_low(ask.gfp.may_wait());
                     slow.stage = Stage::Over;
                 }
                 // The single path (C3.6, C3.8). It alone may take from pageblocks of another mobility.
@@ -83,16 +82,16 @@ impl Allocator {
                     if let Some(in_hand) = &mut slow.past_list {
                         in_hand.give_back(); // Or there would be more in hand than is missing.
                     }
-                    let Ok(Some((arena, pfn))) = nodes.take_one(&ask, slow.from, &|| self.weak()) else {
+                    let Ok(Some((zone, pfn))) = nodes.take_one(&ask, slow.from) else {
                         slow.stage = Stage::Over;
                         continue;
                     };
                     // A request that stood in line goes on in bulk if no other one is left there.
                     let goes_on = core::mem::take(&mut slow.is_in_line) && !nodes.waits.has(request.lack(nodes, 1));
                     slow.stage = if goes_on { Stage::ZONES } else { Stage::Single };
-                    arena.stats_here().fallbacks.fetch_add(u64::from(!slow.is_single), Relaxed);
+                    zone.stats_here().fallbacks.fetch_add(u64::from(!slow.is_single), Relaxed);
                     batch.push(pfn);
-                    return Some(arena);
+                    return Some(zone);
                 }
                 Stage::Over => return None,
             }
@@ -109,25 +108,25 @@ impl Allocator {
         batch: &mut Batch,
     ) -> (Option<&'static Zone>, bool) {
         let nodes = self.nodes();
-        let Some(&inner) = nodes.zonelist(slow.from).get(at) else { return (None, false) };
+        let Some(&zone) = nodes.zonelist(slow.from).get(at) else { return (None, false) };
         let left = left.min(slow.share);
-        if left == 0 || !ask.allows(nodes, slow.from, inner) {
+        if left == 0 || !ask.allows(nodes, slow.from, zone) {
             return (None, false);
         }
         let is_more = match ask.order {
-            Order::ZERO => inner.batch_of_zone(ask.gfp, left, &mut slow.past_list, batch),
-            _ => inner.batch_of_blocks(ask.gfp, ask.order, left, batch),
+            Order::ZERO => zone.batch_of_zone(ask.gfp, left, &mut slow.past_list, batch),
+            _ => zone.batch_of_blocks(ask.gfp, ask.order, left, batch),
         };
         if batch.is_empty() {
             return (None, is_more);
         }
         slow.share -= batch.len().min(slow.share);
-        inner.shut_lists_below_low();
-        nodes.count_node(ask, slow.from, inner, batch.len() * ask.order.frames() as usize);
+        zone.shut_lists_below_low();
+        nodes.count_node(ask, slow.from, zone, batch.len() * ask.order.frames() as usize);
         if slow.share == 0 {
             slow.next_turn();
         }
-        (Some(inner), true)
+        (Some(zone), true)
     }
 
     /// What a call returns that brought so many blocks.
@@ -295,13 +294,13 @@ impl<'r> Taking<'r> {
         }
         batch.clear();
         let (gfp, mobility) = (self.request.gfp, self.request.gfp.mobility());
-        if let Some(inner) = self.list {
-            inner.lists.pop_n(mobility, left, batch);
+        if let Some(zone) = self.list {
+            zone.lists.pop_n(mobility, left, batch);
         }
         let found = match self.list {
-            Some(inner) if !batch.is_empty() => {
-                inner.prepare(batch, gfp);
-                inner
+            Some(zone) if !batch.is_empty() => {
+                zone.prepare(batch, gfp);
+                zone
             }
             _ => {
                 self.list = None;
@@ -320,9 +319,9 @@ impl<'r> Taking<'r> {
     pub(super) fn end(mut self) -> usize {
         self.is_undone = false;
         if self.got > 1
-            && let Some(inner) = self.other.or(self.here)
+            && let Some(zone) = self.other.or(self.here)
         {
-            inner.lists.count_bulk(BulkCall::Alloc, self.got);
+            zone.lists.count_bulk(BulkCall::Alloc, self.got);
         }
         self.got
     }

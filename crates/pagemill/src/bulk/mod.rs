@@ -51,9 +51,9 @@ impl Allocator {
     ) -> Result<Filled, Error> {
         let words = slots_as_words(slots);
         if let [word @ 0, ..] = words
-            && let Some((arena, pfn)) = self.one_page(&request)
+            && let Some((zone, pfn)) = self.one_page(&request)
         {
-            *word = arena.addr_of(pfn);
+            *word = zone.addr_of(pfn);
             return Ok(Filled { added: 1, occupied: 1, first_hole: 1, shortfall: None });
         }
         // What the caller says stays in registers: a request in memory would be 12 words written and as many read.
@@ -122,9 +122,9 @@ impl Allocator {
         // SAFETY: pointers and addresses have one layout; what is written is the address of a page, or 0.
         let words = unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast::<usize>(), slots.len()) };
         if let [word @ 0, ..] = words
-            && let Some((arena, pfn)) = self.one_page(&request)
+            && let Some((zone, pfn)) = self.one_page(&request)
         {
-            *word = arena.addr_of(pfn);
+            *word = zone.addr_of(pfn);
             give_away(*word, Order::ZERO);
             return Ok(Filled { added: 1, occupied: 1, first_hole: 1, shortfall: None });
         }
@@ -168,9 +168,9 @@ impl Allocator {
     #[inline(never)]
     fn extend_list_by_batch<T: Owned>(&self, gfp: Gfp, n: usize, list: &mut List<T>) -> bool {
         let mut batch = Batch::new();
-        let found = self.nodes().here().and_then(|inner| inner.pop_batch(gfp, n, &mut batch));
-        if let Some(arena) = found {
-            list.push_pages(arena, &batch);
+        let found = self.nodes().here().and_then(|zone| zone.pop_batch(gfp, n, &mut batch));
+        if let Some(zone) = found {
+            list.push_pages(zone, &batch);
         }
         found.is_some()
     }
@@ -186,7 +186,7 @@ impl Allocator {
                 fresh = self.populated(request);
                 got = fresh.len();
             } else {
-                got = self.bulk(request, request.most, true, |arena, batch| fresh.push_batch(arena, batch));
+                got = self.bulk(request, request.most, true, |zone, batch| fresh.push_batch(zone, batch));
             }
             // What there is goes back with `fresh`.
             request.keeps(got, needed).then_some(fresh)
@@ -216,18 +216,18 @@ impl Allocator {
         mut each: impl FnMut(T),
     ) -> Result<Delivered, Error> {
         if request.least == 0
-            && let Some((arena, pfn)) = self.one_page(&request)
+            && let Some((zone, pfn)) = self.one_page(&request)
         {
             // SAFETY: the page is marked as handed out, and it goes to `each` alone.
-            each(unsafe { T::from_word(arena.addr_of(pfn)) });
+            each(unsafe { T::from_word(zone.addr_of(pfn)) });
             return Ok(Delivered { blocks: 1, shortfall: None });
         }
         let mut batch = Batch::new();
         if request.least == 0
             && request.is_one_batch()
-            && let Some(arena) = self.take_batch(request.gfp, request.most, &mut batch)
+            && let Some(zone) = self.take_batch(request.gfp, request.most, &mut batch)
         {
-            let zero = arena.addr_of_zero();
+            let zero = zone.addr_of_zero();
             Undelivered { zero, order: 0, pfns: batch.as_slice(), request: &request }.deliver(&mut each);
             return Ok(Delivered { blocks: request.most, shortfall: None });
         }
@@ -248,8 +248,8 @@ impl Allocator {
         }
         let order = usize::from(request.order.get());
         let (mut taking, mut slow) = (Taking::new(self, &request, request.most, false), None);
-        while let Some(arena) = taking.next(&mut slow, &mut batch) {
-            let zero = arena.addr_of_zero();
+        while let Some(zone) = taking.next(&mut slow, &mut batch) {
+            let zero = zone.addr_of_zero();
             Undelivered { zero, order, pfns: batch.as_slice(), request: &request }.deliver(&mut each);
         }
         let blocks = taking.end();
@@ -274,8 +274,8 @@ impl Allocator {
         request: Bulk<'_>,
         runs: &mut Vec<Run<T>>,
     ) -> Result<Delivered, Error> {
-        if let Some((arena, pfn)) = self.one_page(&request) {
-            runs.push(Run::of_page(arena.addr_of(pfn)));
+        if let Some((zone, pfn)) = self.one_page(&request) {
+            runs.push(Run::of_page(zone.addr_of(pfn)));
             return Ok(Delivered { blocks: 1, shortfall: None });
         }
         let n = request.most;
@@ -288,9 +288,9 @@ impl Allocator {
     #[inline(never)]
     fn extend_runs_by_batch<T: Owned>(&self, gfp: Gfp, n: usize, runs: &mut Vec<Run<T>>) -> bool {
         let mut batch = Batch::new();
-        let found = self.nodes().here().and_then(|inner| inner.pop_batch(gfp, n, &mut batch));
-        if let Some(arena) = found {
-            Runs::new(runs, Order::ZERO).push_batch(arena.addr_of_zero(), &batch);
+        let found = self.nodes().here().and_then(|zone| zone.pop_batch(gfp, n, &mut batch));
+        if let Some(zone) = found {
+            Runs::new(runs, Order::ZERO).push_batch(zone.addr_of_zero(), &batch);
         }
         found.is_some()
     }
@@ -304,7 +304,7 @@ impl Allocator {
             got = if request.is_populated() {
                 self.populated(request).map(|block| fresh.push(block)).count()
             } else {
-                self.bulk(request, request.most, false, |arena, batch| fresh.push_batch(arena.addr_of_zero(), batch))
+                self.bulk(request, request.most, false, |zone, batch| fresh.push_batch(zone.addr_of_zero(), batch))
             };
             let is_kept = request.keeps(got, needed);
             if !is_kept {

@@ -11,10 +11,10 @@ impl Allocator {
     #[inline(never)]
     pub(super) fn populated<T: Owned>(&self, request: &mut Bulk<'_>) -> List<T> {
         let mut gathered = List::of_order(request.order);
-        self.bulk(request, request.most, true, |arena, batch| gathered.push_batch_in_order(arena, batch));
+        self.bulk(request, request.most, true, |zone, batch| gathered.push_batch_in_order(zone, batch));
         let mut committed = List::of_order(request.order);
-        while let Some((arena, first, blocks)) = gathered.first_run() {
-            let done = arena.populate(first, blocks, request.order);
+        while let Some((zone, first, blocks)) = gathered.first_run() {
+            let done = zone.populate(first, blocks, request.order);
             committed.join(gathered.split_run(done));
             if done < blocks {
                 break;

@@ -4,7 +4,7 @@
 //! many *grains* (what all addresses of the pool's blocks are multiples of) as it lies beyond a base that the pool chose. So a
 //! subtraction and a shift make the number of a word, whatever order blocks come in, and tell with it whether the block is the
 //! pool's. Blocks that lie too far from the base have a number with [`FAR`] and their place, and are looked up.
-use super::{Pool, numbers};
+use super::numbers;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::num::NonZeroU64;
@@ -64,10 +64,7 @@ impl DmaBlock {
 impl Drop for DmaBlock {
     #[inline(never)]
     fn drop(&mut self) {
-        // Misuse is reported on its way; there is nobody here to tell.
-        numbers::with((self.word() >> ADDRESS_BITS) as u16, |pool| {
-            let _ = pool.free_word(self.word());
-        });
+        numbers::take_back((self.word() >> ADDRESS_BITS) as u16, self.word());
     }
 }
 
@@ -136,53 +133,6 @@ impl Words {
     pub(super) fn near(self, word: u64) -> Option<u32> {
         let grains = self.grains(word);
         if grains < u64::from(FAR) { Some(grains as u32) } else { None }
-    }
-}
-
-impl Pool {
-    /// The word of a block, by its number.
-    #[inline(always)]
-    pub(super) fn word(&self, number: u32) -> u64 {
-        if number & FAR == 0 { self.words.word(number) } else { self.far_word(number) }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn far_word(&self, number: u32) -> u64 {
-        self.words.at(self.tables.addr_of(&self.shape, number & !FAR))
-    }
-
-    /// The number of a block, by its word, if it is the pool's.
-    #[inline(always)]
-    pub(super) fn number(&self, word: u64) -> Option<u32> {
-        match self.words.near(word) {
-            None => self.far_number(word),
-            near => near,
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn far_number(&self, word: u64) -> Option<u32> {
-        if !self.words.is_ours(word) {
-            return None;
-        }
-        Some(FAR | self.place_of(word))
-    }
-
-    /// The place of a block that there is.
-    #[inline]
-    pub(super) fn place_of(&self, word: u64) -> u32 {
-        match self.tables.place_at(&self.shape, addr_of_word(word)) {
-            Ok(place) => place,
-            Err(_) => self.nowhere(word),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn nowhere(&self, word: u64) -> ! {
-        panic!("the block {word:#x} of the pool {} lies in no unit", self.name)
     }
 }
 

@@ -48,7 +48,7 @@ pub use block::DmaBlock;
 use block::{FAR, Words, addr_of_word, words_of};
 use numbers::Number;
 use shape::Shape;
-pub use stats::{BlocksOut, DmaPoolStats};
+pub use stats::DmaPoolStats;
 use tables::{FULL, OF_HANDLE, RAW, SAFE, Stack, Tables};
 
 /// The one list of each CPU's that is used: blocks have no mobility.
@@ -220,8 +220,8 @@ impl DmaPool {
             tables,
             device: device.clone(),
         });
-        device.enter(Arc::downgrade(&pool));
-        numbers::enter(&pool);
+        device.enter(Arc::downgrade(&(pool.clone() as Arc<_>)));
+        numbers::enter(&pool.number, pool.clone());
         Ok(Self(ManuallyDrop::new(pool)))
     }
 
@@ -429,6 +429,39 @@ impl DmaPool {
     }
 }
 
+/// [`DmaPool::destroy`] was refused: blocks are out.
+///
+/// ```
+/// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
+/// let device = Device::new(&Allocator::builder().pages(64).build()?, Identity)?;
+/// let pool = DmaPool::create("prp", &device, 256, 256, 0)?;
+/// let block = pool.alloc(Gfp::KERNEL)?;
+/// let refused = pool.destroy().unwrap_err();
+/// assert_eq!(refused.to_string(), "the pool prp still has 1 block handed out; free it first");
+/// refused.pool.free(block).unwrap();
+/// refused.pool.destroy().unwrap();
+/// # Ok::<(), pagemill::DeviceError>(())
+/// ```
+pub struct BlocksOut {
+    /// The pool, as it was. If it is dropped with blocks out, its pages stay as they are, mapped for the device.
+    pub pool: DmaPool,
+    /// How many blocks are out.
+    pub out: usize,
+}
+
+impl fmt::Display for BlocksOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (plural, them) = if self.out == 1 { ("", "it") } else { ("s", "them") };
+        write!(f, "the pool {} still has {} block{plural} handed out; free {them} first", self.pool.name(), self.out)
+    }
+}
+impl fmt::Debug for BlocksOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+impl core::error::Error for BlocksOut {}
+
 impl Drop for DmaPool {
     fn drop(&mut self) {
         if self.0.generation != generation() {
@@ -436,7 +469,7 @@ impl Drop for DmaPool {
         }
         // SAFETY: once, here; not used after.
         let pool = unsafe { ManuallyDrop::take(&mut self.0) };
-        let mut entered = numbers::hold(&pool);
+        let mut entered = numbers::hold(&pool.number);
         let out = pool.stats().in_use;
         if out == 0 {
             drop(entered.as_mut().and_then(|entered| entered.take()));
@@ -450,6 +483,66 @@ impl Drop for DmaPool {
 impl fmt::Debug for DmaPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.stats().fmt(f)
+    }
+}
+
+impl numbers::TakesBack for Pool {
+    fn take_back(&self, word: u64) {
+        let _ = self.free_word(word);
+    }
+}
+
+/// As a device lists it.
+impl fmt::Display for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stats().fmt(f)
+    }
+}
+
+impl Pool {
+    /// The word of a block, by its number.
+    #[inline(always)]
+    fn word(&self, number: u32) -> u64 {
+        if number & FAR == 0 { self.words.word(number) } else { self.far_word(number) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn far_word(&self, number: u32) -> u64 {
+        self.words.at(self.tables.addr_of(&self.shape, number & !FAR))
+    }
+
+    /// The number of a block, by its word, if it is the pool's.
+    #[inline(always)]
+    fn number(&self, word: u64) -> Option<u32> {
+        match self.words.near(word) {
+            None => self.far_number(word),
+            near => near,
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn far_number(&self, word: u64) -> Option<u32> {
+        if !self.words.is_ours(word) {
+            return None;
+        }
+        Some(FAR | self.place_of(word))
+    }
+
+    /// The place of a block that there is.
+    #[inline]
+    fn place_of(&self, word: u64) -> u32 {
+        match self.tables.place_at(&self.shape, addr_of_word(word)) {
+            Ok(place) => place,
+            Err(_) => self.nowhere(word),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn nowhere(&self, word: u64) -> ! {
+        panic!("the block {word:#x} of the pool {} lies in no unit", self.name)
     }
 }
 

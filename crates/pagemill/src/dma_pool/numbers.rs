@@ -2,7 +2,6 @@
 //!
 //! A number is a pool's until the pool is gone with all of its blocks, and another's then. A pool that was dropped with blocks
 //! out keeps its own for ever.
-use super::Pool;
 use crate::device::DeviceError;
 use crate::process::generation;
 use core::ptr;
@@ -18,12 +17,18 @@ const NUMBERS: usize = 1 << 16;
 static TAKEN: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
 static POOLS: [AtomicPtr<Entry>; NUMBERS] = [const { AtomicPtr::new(ptr::null_mut()) }; NUMBERS];
 
+/// What a block that is dropped does with its pool.
+pub(super) trait TakesBack: Send + Sync {
+    /// Takes a block back by its word; reports misuse on the way.
+    fn take_back(&self, word: u64);
+}
+
 /// A number's pool. Made with the number's first pool, and kept for the next one.
 struct Entry {
     /// The process that the pool is of.
     generation: AtomicU64,
     /// Read while a block goes back; written when the pool goes, so that it knows how many of its blocks are out.
-    pool: RwLock<Option<Arc<Pool>>>,
+    pool: RwLock<Option<Arc<dyn TakesBack>>>,
 }
 
 /// A pool's number: given back when this is dropped.
@@ -75,30 +80,30 @@ fn entry(number: u16) -> Option<&'static Entry> {
     unsafe { entry.as_ref() }
 }
 
-/// Has blocks find this pool, which is new.
-pub(super) fn enter(pool: &Arc<Pool>) {
-    let number = pool.number.get();
+/// Has blocks with this number find the pool, which is new and of this process.
+pub(super) fn enter(number: &Number, pool: Arc<dyn TakesBack>) {
+    let number = number.get();
     let entry = entry(number).unwrap_or_else(|| {
         let entry = Box::leak(Box::new(Entry { generation: AtomicU64::new(0), pool: RwLock::new(None) }));
         // Release pairs with the Acquire in `entry`. Nobody else stores: the number is the pool's.
         POOLS[usize::from(number)].store(entry, Release);
         entry
     });
-    entry.generation.store(pool.generation, Relaxed);
-    *entry.pool.write().unwrap_or_else(PoisonError::into_inner) = Some(pool.clone());
+    entry.generation.store(generation(), Relaxed);
+    *entry.pool.write().unwrap_or_else(PoisonError::into_inner) = Some(pool);
 }
 
 /// Keeps all blocks of a pool from going back by themselves while it is looked if any is out. Taken out of it, the pool is not
 /// found any more.
-pub(super) fn hold(pool: &Pool) -> Option<RwLockWriteGuard<'static, Option<Arc<Pool>>>> {
-    Some(entry(pool.number.get())?.pool.write().unwrap_or_else(PoisonError::into_inner))
+pub(super) fn hold(number: &Number) -> Option<RwLockWriteGuard<'static, Option<Arc<dyn TakesBack>>>> {
+    Some(entry(number.get())?.pool.write().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Calls `then` with the pool of this number; not in the child of a fork with one of its parent's.
-pub(super) fn with(number: u16, then: impl FnOnce(&Pool)) {
+/// Gives a block back to the pool of this number; not in the child of a fork to one of its parent's.
+pub(super) fn take_back(number: u16, word: u64) {
     let Some(entry) = entry(number).filter(|entry| entry.generation.load(Relaxed) == generation()) else { return };
     if let Some(pool) = &*entry.pool.read().unwrap_or_else(PoisonError::into_inner) {
-        then(pool);
+        pool.take_back(word);
     }
 }
 

@@ -1,5 +1,4 @@
 //! What is seen of a pool, and why it was not destroyed.
-use super::DmaPool;
 use core::fmt;
 use pagemill_core::PAGE_SIZE;
 
@@ -57,36 +56,3 @@ impl fmt::Display for DmaPoolStats {
         write!(f, "{:<16} {:>4} {:>4} {:>4} {:>2}", self.name, self.in_use, self.blocks, self.size, self.pages)
     }
 }
-
-/// [`DmaPool::destroy`] was refused: blocks are out.
-///
-/// ```
-/// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
-/// let device = Device::new(&Allocator::builder().pages(64).build()?, Identity)?;
-/// let pool = DmaPool::create("prp", &device, 256, 256, 0)?;
-/// let block = pool.alloc(Gfp::KERNEL)?;
-/// let refused = pool.destroy().unwrap_err();
-/// assert_eq!(refused.to_string(), "the pool prp still has 1 block handed out; free it first");
-/// refused.pool.free(block).unwrap();
-/// refused.pool.destroy().unwrap();
-/// # Ok::<(), pagemill::DeviceError>(())
-/// ```
-pub struct BlocksOut {
-    /// The pool, as it was. If it is dropped with blocks out, its pages stay as they are, mapped for the device.
-    pub pool: DmaPool,
-    /// How many blocks are out.
-    pub out: usize,
-}
-
-impl fmt::Display for BlocksOut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (plural, them) = if self.out == 1 { ("", "it") } else { ("s", "them") };
-        write!(f, "the pool {} still has {} block{plural} handed out; free {them} first", self.pool.name(), self.out)
-    }
-}
-impl fmt::Debug for BlocksOut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-impl core::error::Error for BlocksOut {}

@@ -88,17 +88,17 @@ impl Tables {
         unit.device_addr.store(device_addr.get(), Relaxed);
         // Release pairs with the Acquire in `load`: the device's address.
         unit.addr.store(addr | usize::from(order.get()), Release);
-        if let Some((arena, pfn)) = registry::by_address(addr) {
-            (pfn..pfn + order.frames()).for_each(|pfn| arena.link(pfn).store(number as u32, Relaxed));
+        if let Some((zone, pfn)) = registry::by_address(addr) {
+            (pfn..pfn + order.frames()).for_each(|pfn| zone.link(pfn).store(number as u32, Relaxed));
         }
     }
 
     /// The unit that has this address: its number, and where it begins.
     #[inline]
     fn unit_at(&self, addr: usize) -> Option<(u32, &Unit, usize, Order)> {
-        let (arena, pfn) = registry::by_address(addr)?;
+        let (zone, pfn) = registry::by_address(addr)?;
         // Whatever that says of a page that is not this pool's: it is not where that unit is.
-        let number = arena.link(pfn).load(Relaxed);
+        let number = zone.link(pfn).load(Relaxed);
         let unit = self.units.get(number as usize)?;
         let (start, order) = unit.load();
         (start != 0 && addr.wrapping_sub(start) < order.bytes()).then_some((number, unit, start, order))

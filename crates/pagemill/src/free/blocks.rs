@@ -1,6 +1,6 @@
 //! Blocks of one order above 0, collected on their way back to the zone: those of one word of bits go with one operation, and what
 //! counts them is written once for all (C3.11).
-use super::Collect;
+use super::batch::FreeBatch;
 use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
 use crate::zone::{Zone, finish_with};
@@ -9,7 +9,7 @@ use pagemill_core::{Giving, Misuse, Order, PAGE_SIZE, Pfn};
 
 /// Blocks of one arena and order that are on their way back. Whole pageblocks go one by one.
 pub(crate) struct Blocks<const RAW: bool> {
-    arena: &'static Zone,
+    zone: &'static Zone,
     order: Order,
     blocks: usize,
     giving: Giving<'static, 'static, 32>,
@@ -22,14 +22,14 @@ impl<const RAW: bool> Blocks<RAW> {
         if order == Order::ZERO || order >= Order::PAGEBLOCK {
             return None;
         }
-        let (arena, _) = registry::by_address(addr)?;
-        Some(Self { arena, order, blocks: 0, giving: Giving::to(&arena.buddy).of_order(order) })
+        let (zone, _) = registry::by_address(addr)?;
+        Some(Self { zone, order, blocks: 0, giving: Giving::to(&zone.buddy).of_order(order) })
     }
 
     /// Takes the block at an address, if it is one of this arena and order that is out.
     #[inline]
     pub(super) fn give_at(&mut self, addr: usize) -> bool {
-        addr.is_multiple_of(PAGE_SIZE) && self.arena.contains(addr) && self.give(self.arena.pfn_of(addr))
+        addr.is_multiple_of(PAGE_SIZE) && self.zone.contains(addr) && self.give(self.zone.pfn_of(addr))
     }
 
     /// Completes it. Those may be the allocator's last frames: nothing of it is touched after that. Returns how many blocks are free
@@ -37,10 +37,10 @@ impl<const RAW: bool> Blocks<RAW> {
     pub(crate) fn end(&mut self, misused: &mut Option<Misuse>) -> usize {
         let mut freed = self.blocks;
         if freed > 0 {
-            let inner = self.arena;
-            let found = finish_with(inner, &mut self.giving, |given| {
+            let zone = self.zone;
+            let found = finish_with(zone, &mut self.giving, |given| {
                 freed -= given.double_blocks;
-                let stats = inner.stats_here();
+                let stats = zone.stats_here();
                 stats.blocks_in.fetch_add(freed as u64, Relaxed);
                 stats.block_pages_in.fetch_add(given.frames as u64, Relaxed);
             });
@@ -50,11 +50,11 @@ impl<const RAW: bool> Blocks<RAW> {
     }
 }
 
-impl<const RAW: bool> Collect for Blocks<RAW> {
+impl<const RAW: bool> FreeBatch for Blocks<RAW> {
     #[inline]
     fn give(&mut self, pfn: u32) -> bool {
         let is_out =
-            if RAW { self.arena.take_up(pfn, self.order, false) } else { self.arena.take_back_block(pfn, self.order) };
+            if RAW { self.zone.take_up(pfn, self.order, false) } else { self.zone.take_back_block(pfn, self.order) };
         if is_out.is_ok() {
             self.giving.give_run(Pfn::new(pfn), self.order.frames() as usize);
             self.blocks += 1;
@@ -100,17 +100,17 @@ mod tests {
         let free_twice = |order: u8, free: &dyn Fn(&'static Zone, usize) -> [usize; 2]| {
             let order = Order::new(order).unwrap();
             let addr = allocator.alloc_pages(Gfp::KERNEL, order).unwrap().into_raw().0.addr();
-            let (arena, _) = registry::by_address(addr).unwrap();
-            let freed = free(arena, addr);
+            let (zone, _) = registry::by_address(addr).unwrap();
+            let freed = free(zone, addr);
             let stats = allocator.stats();
             (freed, stats.allocated - stats.freed, stats.misused)
         };
         for order in [1, 3, 6, 8] {
-            let both = |arena: &'static Zone, addr| {
+            let both = |zone: &'static Zone, addr| {
                 let order = Order::new(order).unwrap();
                 let collect = || {
                     let mut blocks = Blocks::<true>::new(addr, order).unwrap();
-                    arena.set_state(arena.pfn_of(addr), FrameState::raw(order));
+                    zone.set_state(zone.pfn_of(addr), FrameState::raw(order));
                     assert!(blocks.give_at(addr));
                     blocks
                 };
@@ -119,11 +119,11 @@ mod tests {
             let before = allocator.stats().misused;
             assert_eq!(free_twice(order, &both), ([1, 0], 0, before + (1 << order)), "order {order}");
         }
-        let both = |arena: &'static Zone, addr| {
+        let both = |zone: &'static Zone, addr| {
             let collect = || {
-                let mut pages = Large::<true>::new(arena, Mobility::Unmovable);
-                arena.set_state(arena.pfn_of(addr), FrameState::raw(Order::ZERO));
-                assert!(pages.give(arena.pfn_of(addr)));
+                let mut pages = Large::<true>::new(zone, Mobility::Unmovable);
+                zone.set_state(zone.pfn_of(addr), FrameState::raw(Order::ZERO));
+                assert!(pages.give(zone.pfn_of(addr)));
                 pages
             };
             [collect(), collect()].map(|mut pages| pages.end(&mut None))

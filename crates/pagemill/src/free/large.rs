@@ -2,7 +2,7 @@
 //!
 //! Neighbours go as they come, many with one bit operation. Scattered ones are sorted by place first, where there are enough
 //! of them: in a random order over gigabytes each would change a word and a count of its own, which costs 40 ns.
-use super::{Collect, address_run};
+use super::batch::{FreeBatch, address_run};
 use crate::zone::{Zone, finish_with};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Giving, Misuse, Mobility, PAGE_SIZE, Pfn};
@@ -14,7 +14,7 @@ const WORDS: usize = 256;
 
 /// Pages of one arena and mobility on their way back to the zone.
 pub(crate) struct Large<const RAW: bool> {
-    arena: &'static Zone,
+    zone: &'static Zone,
     mobility: Mobility,
     /// As a [`Segment`](super::Segment)'s.
     is_of_one_kind: bool,
@@ -24,25 +24,25 @@ pub(crate) struct Large<const RAW: bool> {
 
 impl<const RAW: bool> Large<RAW> {
     #[inline]
-    pub(crate) fn new(arena: &'static Zone, mobility: Mobility) -> Self {
-        let zone = &arena.buddy;
-        Self { arena, mobility, is_of_one_kind: !zone.is_mixed(), pages: 0, giving: Giving::many_to(zone) }
+    pub(crate) fn new(zone: &'static Zone, mobility: Mobility) -> Self {
+        let buddy = &zone.buddy;
+        Self { zone, mobility, is_of_one_kind: !buddy.is_mixed(), pages: 0, giving: Giving::many_to(buddy) }
     }
 
     /// Takes the `n` neighbours from address `addr` on, if all are pages of this kind.
     #[inline]
     fn give_run_at(&mut self, addr: usize, n: usize) -> bool {
         addr.is_multiple_of(PAGE_SIZE)
-            && self.arena.contains(addr)
-            && self.arena.contains(addr + (n - 1) * PAGE_SIZE)
-            && self.give_run(self.arena.pfn_of(addr), n)
+            && self.zone.contains(addr)
+            && self.zone.contains(addr + (n - 1) * PAGE_SIZE)
+            && self.give_run(self.zone.pfn_of(addr), n)
     }
 
     /// Takes neighbouring frames of the arena, at most a batch's worth, if all are pages of this kind that are out.
     fn give_run(&mut self, first: u32, n: usize) -> bool {
         let is_out = self.is_of_this_kind(first)
             && self.is_of_this_kind(first + n as u32 - 1)
-            && self.arena.run_comes_back::<RAW>(first, n);
+            && self.zone.run_comes_back::<RAW>(first, n);
         if is_out {
             self.giving.give_run(Pfn::new(first), n);
             self.pages += n;
@@ -51,15 +51,15 @@ impl<const RAW: bool> Large<RAW> {
     }
 
     fn is_of_this_kind(&self, pfn: u32) -> bool {
-        self.is_of_one_kind || self.arena.buddy.mobility_of(Pfn::new(pfn)) == self.mobility
+        self.is_of_one_kind || self.zone.buddy.mobility_of(Pfn::new(pfn)) == self.mobility
     }
 
     /// The number of the page with this word, which is free from now on; none if it is no page of this kind.
     #[inline]
     fn take_back(&self, word: usize) -> Option<u32> {
-        let is_here = word.is_multiple_of(PAGE_SIZE) && self.arena.contains(word);
-        let pfn = self.arena.pfn_of(word);
-        (is_here && self.is_of_this_kind(pfn) && self.arena.comes_back::<RAW>(pfn)).then_some(pfn)
+        let is_here = word.is_multiple_of(PAGE_SIZE) && self.zone.contains(word);
+        let pfn = self.zone.pfn_of(word);
+        (is_here && self.is_of_this_kind(pfn) && self.zone.comes_back::<RAW>(pfn)).then_some(pfn)
     }
 
     /// Gives the frames in the slots, all between `low` and `high`, which are marked as free already.
@@ -77,13 +77,13 @@ impl<const RAW: bool> Large<RAW> {
     /// Counts the call and completes it. Those may be the allocator's last pages: nothing of it is touched after that.
     /// Returns how many pages are free now. Those that somebody else freed at the same moment are not among them: that is `misused`.
     pub(crate) fn end(&mut self, misused: &mut Option<Misuse>) -> usize {
-        let inner = self.arena;
+        let zone = self.zone;
         if self.pages > 1 {
-            inner.lists.count_bulk(BulkCall::Free, self.pages);
+            zone.lists.count_bulk(BulkCall::Free, self.pages);
         }
         let mut freed = 0;
-        let found = finish_with(inner, &mut self.giving, |given| {
-            inner.stats_here().direct_in.fetch_add(given.frames as u64, Relaxed);
+        let found = finish_with(zone, &mut self.giving, |given| {
+            zone.stats_here().direct_in.fetch_add(given.frames as u64, Relaxed);
             freed = given.frames;
         });
         *misused = misused.or(found);
@@ -91,10 +91,10 @@ impl<const RAW: bool> Large<RAW> {
     }
 }
 
-impl<const RAW: bool> Collect for Large<RAW> {
+impl<const RAW: bool> FreeBatch for Large<RAW> {
     #[inline]
     fn give(&mut self, pfn: u32) -> bool {
-        let is_out = self.is_of_this_kind(pfn) && self.arena.comes_back::<RAW>(pfn);
+        let is_out = self.is_of_this_kind(pfn) && self.zone.comes_back::<RAW>(pfn);
         if is_out {
             self.giving.give(Pfn::new(pfn));
             self.pages += 1;
@@ -107,13 +107,13 @@ impl<const RAW: bool> Collect for Large<RAW> {
 /// Returns how many.
 #[inline(never)]
 pub(super) fn return_words<const RAW: bool>(
-    arena: &'static Zone,
+    zone: &'static Zone,
     mobility: Mobility,
     words: &mut [usize],
     at: &mut usize,
     misused: &mut Option<Misuse>,
 ) -> usize {
-    let mut large = Large::<RAW>::new(arena, mobility);
+    let mut large = Large::<RAW>::new(zone, mobility);
     // The slots that are empty by now keep the numbers of scattered pages, so that those can be sorted without memory
     // for it: `words[from..kept]`.
     let from = *at;
@@ -142,8 +142,8 @@ pub(super) fn return_words<const RAW: bool>(
 
 /// Frees neighbouring pages from `addr` up to `end`, up to the first that is not of this kind. Returns where that is.
 #[inline(never)]
-pub(super) fn return_run(arena: &'static Zone, mobility: Mobility, mut addr: usize, end: usize) -> usize {
-    let mut large = Large::<false>::new(arena, mobility);
+pub(super) fn return_run(zone: &'static Zone, mobility: Mobility, mut addr: usize, end: usize) -> usize {
+    let mut large = Large::<false>::new(zone, mobility);
     while addr < end {
         let n = ((end - addr) / PAGE_SIZE).min(Batch::CAPACITY);
         if large.give_run_at(addr, n) {

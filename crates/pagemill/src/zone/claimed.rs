@@ -1,5 +1,5 @@
 //! What a zone does with claims (`claims.rs`): it counts what is freed to them, and keeps what is claimed from others.
-use super::Zone;
+use super::body::Zone;
 use crate::claims::{IS_CLAIMANT, NUMBER};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use pagemill_core::{Gfp, Level, NodeMask, Order, Pfn};

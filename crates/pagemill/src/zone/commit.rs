@@ -1,5 +1,5 @@
 //! What the system has committed of a zone's memory: it commits some before it is touched, takes some back, and says what it has.
-use super::Zone;
+use super::body::Zone;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{FrameState, Order, PAGE_SIZE};
 use pagemill_os::Batch;

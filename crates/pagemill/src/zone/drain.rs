@@ -1,6 +1,7 @@
 //! A CPU's list is full: a load of it goes to a depot if another CPU asked last, else a batch goes to the buddy. And drains, which
 //! take from lists, depots included, what lies there, on any CPU.
-use super::{Zone, finish};
+use super::body::Zone;
+use super::free::finish;
 use core::borrow::BorrowMut;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{CpuId, Giving, ListPolicy, Mobility, SlowEvent, WordTable, step};

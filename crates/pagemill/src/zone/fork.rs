@@ -18,7 +18,8 @@
 //! the registry in a section.
 //!
 //! Memory that both processes see (a memfd's, or what was brought and is shared) stays the parent's: the child retires it.
-use super::{FULL, Zone};
+use super::body::Zone;
+use super::states::FULL;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::Pfn;
 use pagemill_os::List;
@@ -39,7 +40,7 @@ impl Zone {
         self.lists.empty_after_fork();
         self.count_stranded();
         self.keep_own_notes();
-        self.forget_pins();
+        self.pins.forget_after_fork();
         self.opening.forget_after_fork();
         self.shared.waits.forget_after_fork();
         self.shared.claims.forget_after_fork();

@@ -1,6 +1,6 @@
 //! Back to the buddy, and what follows: frames that are claimed are counted, requests that wait are woken, and a zone whose last
 //! page this was goes home.
-use super::Zone;
+use super::body::Zone;
 use core::borrow::BorrowMut;
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;

@@ -9,7 +9,8 @@
 //! they went: their states do, fresh again, and the system. Of a retired zone pages go singly too.
 //!
 //! What a device has registered stays (`pins.rs`).
-use super::{Zone, finish};
+use super::body::Zone;
+use super::free::finish;
 use core::iter;
 use pagemill_core::{Giving, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, Unused};
 use pagemill_os::HUGE_PAGE_SIZE;
@@ -24,7 +25,7 @@ impl Zone {
         if self.is_of_parent() {
             return 0; // A hole in the parent's memory it would be.
         }
-        let Some(_giving) = self.giving_back() else { return 0 };
+        let Some(_giving) = self.pins.giving_back() else { return 0 };
         if self.is_retired() {
             return self.give_back_unused(Unused::All, usize::MAX, 0) + self.give_back_parts(usize::MAX, 0, 1);
         }

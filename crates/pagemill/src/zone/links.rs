@@ -1,5 +1,5 @@
 //! A frame's link: where a list of pages keeps the number of its next one.
-use super::Zone;
+use super::body::Zone;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 impl Zone {

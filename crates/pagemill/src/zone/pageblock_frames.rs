@@ -1,5 +1,7 @@
 //! Large requests go past the lists: a pageblock's frames at a time, by one reservation.
-use super::{FULL, Zone, finish};
+use super::body::Zone;
+use super::free::finish;
+use super::states::FULL;
 use crate::process::generation;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{FrameState, Gfp, Giving, Handful, Level};
@@ -19,8 +21,8 @@ impl PageblockFrames {
     pub(crate) const NONE: Self = Self { zone: None, frames: Handful::new(), generation: 0 };
 
     /// Are there frames of this zone?
-    fn is_of(&self, inner: &Zone) -> bool {
-        self.zone.is_some_and(|zone| core::ptr::eq(zone, inner)) && !self.is_none()
+    fn is_of(&self, zone: &Zone) -> bool {
+        self.zone.is_some_and(|of| core::ptr::eq(of, zone)) && !self.is_none()
     }
 
     /// Are there none?
@@ -28,32 +30,32 @@ impl PageblockFrames {
         self.frames.is_empty()
     }
 
-    fn take(&mut self, inner: &'static Zone, most: usize, gfp: Gfp) {
+    fn take(&mut self, zone: &'static Zone, most: usize, gfp: Gfp) {
         self.give_back();
-        let list = inner.lists.list_here(gfp.mobility());
-        let floor = inner.floor(gfp, Level::Low);
-        self.frames = inner.buddy.take_handful(&list.bound, most, gfp.mobility(), floor);
-        (self.zone, self.generation) = (Some(inner), generation());
+        let list = zone.lists.list_here(gfp.mobility());
+        let floor = zone.floor(gfp, Level::Low);
+        self.frames = zone.buddy.take_handful(&list.bound, most, gfp.mobility(), floor);
+        (self.zone, self.generation) = (Some(zone), generation());
     }
 
     /// In the child of a fork, which a callback may be, what nobody has is counted and marked as somebody's. These are this
     /// request's: neither handed out nor free.
-    fn adopt(&mut self, inner: &Zone) {
+    fn adopt(&mut self, zone: &Zone) {
         if self.generation == generation() {
             return;
         }
         self.generation = generation();
-        inner.stats_here().direct_in.fetch_add(self.frames.len() as u64, Relaxed);
+        zone.stats_here().direct_in.fetch_add(self.frames.len() as u64, Relaxed);
         let mut frames = self.frames.clone();
         while FULL && let Some((first, mask)) = frames.next_word(64) {
             let bits = (0..64).filter(|bit| mask >> bit & 1 == 1);
-            bits.for_each(|bit| inner.set_state(first.as_u32() + bit, FrameState::SAFE));
+            bits.for_each(|bit| zone.set_state(first.as_u32() + bit, FrameState::SAFE));
         }
     }
 
     /// Moves whole words of them to `batch`, which is empty.
-    fn fill(&mut self, inner: &Zone, batch: &mut Batch) {
-        self.adopt(inner);
+    fn fill(&mut self, zone: &Zone, batch: &mut Batch) {
+        self.adopt(zone);
         while let Some((first, mask)) = self.frames.next_word(batch.room()) {
             batch.push_bits(first.as_u32(), mask);
         }
@@ -62,11 +64,11 @@ impl PageblockFrames {
     /// Out of line: the tables for it are not to be on every large request's stack.
     #[inline(never)]
     pub(crate) fn give_back(&mut self) {
-        if let Some(inner) = self.zone.filter(|_| !self.is_none()) {
-            self.adopt(inner);
-            let mut giving = Giving::to(&inner.buddy);
+        if let Some(zone) = self.zone.filter(|_| !self.is_none()) {
+            self.adopt(zone);
+            let mut giving = Giving::to(&zone.buddy);
             giving.give_handful(&mut self.frames);
-            finish(inner, &mut giving);
+            finish(zone, &mut giving);
         }
     }
 }

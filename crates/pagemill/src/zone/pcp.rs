@@ -3,7 +3,8 @@
 //! and out of line (C3.15).
 //!
 //! Here is also when lists are shut, so that freed pages go to the zone (`shutting.rs`).
-use super::{FULL, Zone};
+use super::body::Zone;
+use super::states::FULL;
 use crate::shutting;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Relaxed;

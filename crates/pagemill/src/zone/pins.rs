@@ -3,67 +3,53 @@
 //! The kernel pins what is registered (io_uring, AF_XDP, VFIO): after the system took a page back, the device would go on
 //! with the old one, and the process have another at the same address. So giving back is a section, which the first
 //! device holds back and the last one lets in again.
-use super::Zone;
-use crate::allocator::Allocator;
 use crate::process;
-use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pagemill_core::Lock;
 use pagemill_os::{SLEEP, Sections};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
-pub(super) struct Pins {
+pub(crate) struct Pins {
     giving: Sections,
     /// Changed with `lock` held.
     devices: AtomicUsize,
     lock: Lock,
 }
 
-/// Until it is dropped, the arena's memory does not go back to the system.
+/// Until it is dropped, the zone's memory does not go back to the system.
 #[derive(Debug)]
 pub(crate) struct Pinned {
-    arena: &'static Zone,
+    pins: &'static Pins,
     /// The [generation](process) that pinned it. A child's copy of the memory is no device's.
     generation: u64,
 }
 
-/// Until it is dropped, some of the arena's memory goes back to the system.
+/// Until it is dropped, some of the zone's memory goes back to the system.
 #[derive(Debug)]
 pub(crate) struct GivingBack<'a>(&'a Pins);
 
-impl Zone {
-    /// For whoever registers it with a device, before that; waits for calls that give some of it back just now.
+impl Pins {
+    /// For whoever registers the zone with a device, before that; waits for calls that give some of it back just now.
     pub(crate) fn pin(&'static self) -> Pinned {
-        let pins = &self.pins;
-        pins.lock.take(SLEEP);
-        if pins.devices.fetch_add(1, Relaxed) == 0 {
-            pins.giving.hold_back();
+        self.lock.take(SLEEP);
+        if self.devices.fetch_add(1, Relaxed) == 0 {
+            self.giving.hold_back();
         }
-        pins.lock.release(SLEEP);
-        Pinned { arena: self, generation: process::generation() }
+        self.lock.release(SLEEP);
+        Pinned { pins: self, generation: process::generation() }
     }
 
     /// For whoever gives some of it back; none while a device has it.
     pub(crate) fn giving_back(&self) -> Option<GivingBack<'_>> {
-        if self.pins.giving.try_enter() { Some(GivingBack(&self.pins)) } else { None }
+        if self.giving.try_enter() { Some(GivingBack(self)) } else { None }
     }
 
     /// In the child of a fork: neither the devices nor those who gave back are there.
-    pub(crate) fn forget_pins(&self) {
-        self.pins.giving.forget_after_fork();
-        self.pins.devices.store(0, Relaxed);
-        self.pins.lock.free_after_fork();
-    }
-}
-
-impl Allocator {
-    /// [`Zone::pin`] for the arena that has this memory.
-    pub(crate) fn pin(&self, memory: &Range<usize>) -> Pinned {
-        match self.nodes().ever().iter().find(|inner| inner.base() == memory.start) {
-            Some(inner) => inner.pin(),
-            None => unreachable!("no arena at {:#x}, of which a device was told", memory.start),
-        }
+    pub(super) fn forget_after_fork(&self) {
+        self.giving.forget_after_fork();
+        self.devices.store(0, Relaxed);
+        self.lock.free_after_fork();
     }
 }
 
@@ -72,12 +58,11 @@ impl Drop for Pinned {
         if self.generation != process::generation() {
             return;
         }
-        let pins = &self.arena.pins;
-        pins.lock.take(SLEEP);
-        if pins.devices.fetch_sub(1, Relaxed) == 1 {
-            pins.giving.let_in();
+        self.pins.lock.take(SLEEP);
+        if self.pins.devices.fetch_sub(1, Relaxed) == 1 {
+            self.pins.giving.let_in();
         }
-        pins.lock.release(SLEEP);
+        self.pins.lock.release(SLEEP);
     }
 }
 
@@ -109,8 +94,8 @@ mod tests {
     fn memory_goes_back_again_when_the_last_device_lets_go() {
         let allocator = used();
         let [first, second] = [0, 1].map(|number| allocator.nodes().ever()[number]);
-        let resident = || [first, second].map(|arena| arena.resident(arena.pfn_of(arena.base()), arena.frames()));
-        let (one, other, of_second) = (first.pin(), first.pin(), second.pin());
+        let resident = || [first, second].map(|zone| zone.resident(zone.pfn_of(zone.base()), zone.frames()));
+        let (one, other, of_second) = (first.pins.pin(), first.pins.pin(), second.pins.pin());
         assert_eq!(allocator.give_back(), PageCount::new(0));
         assert_eq!(allocator.give_back_at_most(PageCount::new(512)), PageCount::new(0));
         drop(one);
@@ -129,7 +114,7 @@ mod tests {
     fn no_device_begins_while_memory_goes_back() {
         const ROUNDS: usize = 1000;
         let allocator = used();
-        let arena = allocator.nodes().first();
+        let zone = allocator.nodes().first();
         // The last round in which a device asked for the arena, in which memory went back, and in which the device had it.
         let [asked, gone, had] = [const { AtomicUsize::new(0) }; 3];
         let until = |round: &AtomicUsize, n| {
@@ -141,11 +126,11 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 1..=ROUNDS {
-                    let giving = arena.giving_back();
+                    let giving = zone.pins.giving_back();
                     assert!(giving.is_some(), "no device has it");
                     asked.store(round, SeqCst);
                     // Nobody else may give back as soon as the device waits for those who do.
-                    while arena.giving_back().is_some() && had.load(SeqCst) < round {
+                    while zone.pins.giving_back().is_some() && had.load(SeqCst) < round {
                         std::thread::yield_now();
                     }
                     (0..3).for_each(|_| std::thread::yield_now());
@@ -156,7 +141,7 @@ mod tests {
             });
             for round in 1..=ROUNDS {
                 until(&asked, round);
-                let pinned = arena.pin();
+                let pinned = zone.pins.pin();
                 early += usize::from(gone.load(SeqCst) < round);
                 drop(pinned);
                 had.store(round, SeqCst);
@@ -169,13 +154,13 @@ mod tests {
     #[cfg(not(any(miri, shuttle)))]
     fn a_device_waits_asleep_until_no_memory_goes_back() {
         let allocator = Allocator::builder().pages(64).build().unwrap();
-        let arena = allocator.nodes().first();
+        let zone = allocator.nodes().first();
         let hold = |others: &dyn Fn()| {
-            let giving = arena.giving_back().unwrap();
+            let giving = zone.pins.giving_back().unwrap();
             others();
             drop(giving);
         };
-        match crate::fifo::sleeps(hold, || drop(arena.pin())) {
+        match crate::fifo::sleeps(hold, || drop(zone.pins.pin())) {
             Ok(times) => assert!(times > 0, "it kept what it waits for off the CPU"),
             Err(why) => println!("skipped: {why}"),
         }

@@ -1,5 +1,5 @@
 //! A CPU's list is empty: frames for the request, and with them more for the list, from a depot or from the buddy in one trip.
-use super::Zone;
+use super::body::Zone;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Gfp, Level, Mobility, SlowEvent, step};
 use pagemill_os::{Batch, Frames, List, Load};

@@ -5,7 +5,7 @@
 //! `validate`. So each is an atomic. In a run of neighbours they are looked at and written several at once
 //! (`pagemill-os/src/cells.rs`). What handles own costs a look at hand-out and nothing else: see
 //! [ADR 5](../../../../docs/adr/0005-frame-state.md).
-use super::Zone;
+use super::body::Zone;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use pagemill_core::{FrameState, MisuseKind, Order, PAGE_SHIFT, PAGE_SIZE, step};
@@ -331,47 +331,47 @@ mod tests {
     #[test]
     fn a_frame_that_somebody_has_is_left_out_of_a_batch_wherever_it_stands() {
         let allocator = Allocator::builder().pages(1024).build().unwrap();
-        let arena = allocator.nodes().first();
+        let zone = allocator.nodes().first();
         let out = |order: u8| FrameState::raw(Order::new(order).unwrap());
         for (taken, state) in
             (0..17).zip([out(0), out(1), FrameState::INSIDE, FrameState::QUARANTINED].into_iter().cycle())
         {
             // Fresh ones and others, in no order.
-            let numbers: Vec<u32> = (0..17).map(|i| arena.first + i * 5 % 17 * 9).collect();
+            let numbers: Vec<u32> = (0..17).map(|i| zone.first + i * 5 % 17 * 9).collect();
             numbers
                 .iter()
-                .for_each(|&pfn| arena.set_state(pfn, [FrameState::FRESH, FrameState::SAFE][pfn as usize % 2]));
-            arena.set_state(numbers[taken], state);
+                .for_each(|&pfn| zone.set_state(pfn, [FrameState::FRESH, FrameState::SAFE][pfn as usize % 2]));
+            zone.set_state(numbers[taken], state);
             let (mut batch, mut refused) = (Batch::new(), Vec::new());
             batch.push_slice(&numbers);
-            arena.hand_out_batch(&mut batch, |pfn| refused.push(pfn));
-            assert_eq!((refused, arena.state(numbers[taken])), (vec![numbers[taken]], state));
+            zone.hand_out_batch(&mut batch, |pfn| refused.push(pfn));
+            assert_eq!((refused, zone.state(numbers[taken])), (vec![numbers[taken]], state));
             let kept: Vec<u32> = numbers.iter().copied().filter(|&pfn| pfn != numbers[taken]).collect();
             assert_eq!(batch.as_slice(), kept);
-            kept.iter().for_each(|&pfn| assert_eq!(arena.state(pfn), super::owned(Order::ZERO)));
-            numbers.iter().for_each(|&pfn| arena.set_state(pfn, FrameState::FRESH));
+            kept.iter().for_each(|&pfn| assert_eq!(zone.state(pfn), super::owned(Order::ZERO)));
+            numbers.iter().for_each(|&pfn| zone.set_state(pfn, FrameState::FRESH));
         }
     }
 
     #[test]
     fn what_is_out_of_a_block_that_is_put_aside_comes_back_singly() {
         let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
-        let arena = allocator.nodes().first();
-        let [one, other] = [arena.first + 7, arena.first + 100];
-        let page = |pfn| core::ptr::with_exposed_provenance_mut::<u8>(arena.addr_of(pfn));
+        let zone = allocator.nodes().first();
+        let [one, other] = [zone.first + 7, zone.first + 100];
+        let page = |pfn| core::ptr::with_exposed_provenance_mut::<u8>(zone.addr_of(pfn));
         // SAFETY: nobody looks at it.
         let free = |pfn| unsafe { free_raw(page(pfn), Order::ZERO) };
         // Somebody has two pages that are free all the same: as if two processors had freed them at once.
         let all: Vec<Page> = core::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
         all.into_iter().for_each(|page| _ = page.into_raw());
-        (arena.first..arena.first + 512).for_each(|pfn| free(pfn).unwrap());
+        (zone.first..zone.first + 512).for_each(|pfn| free(pfn).unwrap());
         allocator.drain();
-        [one, other].iter().for_each(|&pfn| arena.set_state(pfn, FrameState::raw(Order::ZERO)));
+        [one, other].iter().for_each(|&pfn| zone.set_state(pfn, FrameState::raw(Order::ZERO)));
         assert!(allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).is_err());
         // The first that was found is put aside with what was free; the other one's owner gives it back.
         assert_eq!(free(one).unwrap_err().kind, MisuseKind::Quarantined);
         free(other).unwrap();
-        assert_eq!(allocator.alloc_page(Gfp::KERNEL).unwrap().addr(), arena.addr_of(other));
+        assert_eq!(allocator.alloc_page(Gfp::KERNEL).unwrap().addr(), zone.addr_of(other));
         allocator.drain();
         assert_eq!((allocator.stats().quarantined, allocator.stats().free), (511, 1));
     }

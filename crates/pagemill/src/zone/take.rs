@@ -1,6 +1,6 @@
 //! From the buddy to a request: single frames, frames past the lists, blocks. Each is made ready for its owner (C3.9), and put aside
 //! if somebody has it already.
-use super::Zone;
+use super::body::Zone;
 use crate::misuse::misuse;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{FrameState, Gfp, Level, MisuseKind, Mobility, Order, Pfn, step};

@@ -1,0 +1,117 @@
+//! Background reclaim: shrinkers are called until every zone is above its high mark, by a thread or by
+//! [`Allocator::reclaim_step`].
+use crate::allocator::Allocator;
+use crate::nodes::Nodes;
+use crate::reclaim::{Background, Numbered, PAGES_AT_ONCE, Shrinker};
+use crate::registry;
+use crate::zone::Zone;
+use core::ops::ControlFlow;
+use core::sync::atomic::Ordering::Relaxed;
+use pagemill_core::{Gfp, Invalid, PageCount};
+use pagemill_os::Errno;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A shrinker is called until this is dropped.
+#[derive(Debug)]
+#[must_use = "the shrinker is called until this is dropped"]
+pub struct Registered {
+    allocator: Allocator,
+    number: u64,
+}
+
+impl Drop for Registered {
+    /// Waits for nobody: a call that is under way ends on its own.
+    fn drop(&mut self) {
+        let reclaim = &self.allocator.nodes().reclaim;
+        let is_this = |(number, _): &Numbered| *number == self.number;
+        let shrinker = reclaim.change(|shrinkers| Some(shrinkers.remove(shrinkers.iter().position(is_this)?)));
+        drop(shrinker); // Perhaps the last of it, with pages: not under the lock.
+    }
+}
+
+impl Nodes {
+    /// Reclaims until every arena is above its high mark, or a round leaves no more free than before, whatever shrinkers
+    /// say that they freed. Returns the pages that came, as they say.
+    pub(crate) fn balance(&self) -> usize {
+        // Those of retired arenas too: a round that freed theirs may be followed by one that helps.
+        let free = || self.ever().iter().map(|zone| zone.buddy.free_frames()).sum::<usize>();
+        let mut pages = 0_usize;
+        while let Some(missing) = self.in_use().map(Zone::below_high).max().filter(|&missing| missing > 0) {
+            let before = free();
+            self.reclaim.background_runs.fetch_add(1, Relaxed);
+            pages = pages.saturating_add(self.reclaim.round(Gfp::KERNEL, missing.max(PAGES_AT_ONCE)));
+            // They went to the lists of this CPU, as a rule.
+            self.drain_all();
+            if free() <= before {
+                break;
+            }
+        }
+        pages
+    }
+}
+
+impl Allocator {
+    /// Has `shrinker` called when memory is short, until what this returns is dropped.
+    pub fn register_shrinker(&self, shrinker: Arc<dyn Shrinker>) -> Registered {
+        let reclaim = &self.nodes().reclaim;
+        let number = reclaim.next_number.fetch_add(1, Relaxed);
+        reclaim.change(|shrinkers| shrinkers.push((number, shrinker)));
+        Registered { allocator: self.clone(), number }
+    }
+
+    /// What the background thread does when it is woken, for programs that would rather do it themselves: reclaims
+    /// until every zone is above its high mark, or nothing more comes, and [gives back](Self::give_back_idle) what was free
+    /// for long. Returns the pages that came.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Memory, Page, Shrink, Shrinker, Watermarks};
+    /// use std::sync::{Arc, Mutex};
+    /// struct Cache(Mutex<Vec<Page>>);
+    /// impl Shrinker for Cache {
+    ///     fn shrink(&self, wanted: Shrink) -> usize {
+    ///         let Ok(mut pages) = self.0.try_lock() else { return 0 };
+    ///         let rest = pages.len().saturating_sub(wanted.pages);
+    ///         pages.drain(rest..).count()
+    ///     }
+    /// }
+    /// let memory = Memory::anonymous(512).watermarks(Watermarks::above(40)); // low 50, high 60
+    /// let allocator = Allocator::builder().memory(memory).build()?;
+    /// assert_eq!(allocator.reclaim_step().get(), 0); // above its marks
+    /// // Down to the lowest mark.
+    /// let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+    /// assert_eq!(pages.len(), 512 - 40);
+    /// let cache = Arc::new(Cache(Mutex::new(pages)));
+    /// let registered = allocator.register_shrinker(cache.clone());
+    /// // A program's own loop calls this now and then; up to the high mark.
+    /// assert!(allocator.reclaim_step().get() >= 20);
+    /// allocator.drain();
+    /// assert!(allocator.stats().free >= 60);
+    /// # drop(registered);
+    /// # cache.0.lock().unwrap().clear();
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn reclaim_step(&self) -> PageCount {
+        let came = self.nodes().balance();
+        self.nodes().give_back_idle(Instant::now());
+        PageCount::new(came)
+    }
+
+    /// Starts the background thread, which looks when a zone falls below its low mark.
+    pub(crate) fn start_reclaim(&self, held: &registry::Writing) -> Result<(), Invalid> {
+        let allocator = self.weak();
+        let start = move || {
+            let allocator = allocator.clone();
+            Background::start(move || {
+                let Some(owner) = allocator.upgrade() else { return ControlFlow::Break(()) };
+                // A shrinker's panic has been reported when it comes here: it ends this round, not the thread.
+                let _ = catch_unwind(AssertUnwindSafe(|| owner.nodes().balance()));
+                owner.nodes().give_back_idle(Instant::now());
+                ControlFlow::Continue(())
+            })
+        };
+        let refused = |errno: Errno| Invalid::NoThread { errno: errno.0 };
+        self.nodes().reclaim.run(held, Box::new(start)).map_err(refused)
+    }
+}

@@ -1,0 +1,118 @@
+//! Giving free memory back to the system: at once, or when nobody used it for a while. `zone/idle.rs` tells how it goes.
+use crate::allocator::Allocator;
+use crate::idle::Idle;
+use crate::nodes::Nodes;
+use crate::zone::Zone;
+use pagemill_core::{PageCount, Unused};
+use std::time::{Duration, Instant};
+
+impl Nodes {
+    /// Has memory go back when it was free for `age`.
+    pub(crate) fn give_back_after(&self, age: Duration) {
+        self.idle.get_or_init(|| Idle::new(age));
+    }
+
+    /// Gives back what is due, and what came back to retired arenas since. Returns the pages.
+    pub(crate) fn give_back_idle(&self, now: Instant) -> usize {
+        let Some(due) = self.idle.get().and_then(|idle| idle.due(now)) else { return 0 };
+        // What stands in a depot keeps whole pageblocks from going, and perhaps no CPU takes it any more.
+        let arenas = self.ever();
+        arenas.iter().for_each(|zone| _ = zone.drain_depots());
+        arenas.iter().map(|zone| zone.give_back(due, usize::MAX)).sum()
+    }
+}
+
+impl Allocator {
+    /// Gives free memory above the high marks back to the system, whatever lists hold included: whole free pageblocks
+    /// (2 MiB; the last one of an arena may be shorter), then, where the allocator [uses no huge
+    /// pages](crate::Builder::huge_pages) and the system's own have 4 KiB, free parts of the others, of 16 neighbouring pages or
+    /// more. What nobody had since it came from there is left alone. Addresses stay, and memory is committed again
+    /// when it is next touched. Of arenas that a device has registered nothing goes back until it lets go of them. Returns
+    /// the pages that went back.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, PageList};
+    /// let allocator = Allocator::builder().pages(4096).build()?;
+    /// let mut pages = PageList::new();
+    /// allocator.alloc_pages_bulk_list(Bulk::exact(4096), &mut pages)?;
+    /// drop(pages);
+    /// assert_eq!(allocator.give_back().get(), 4096);
+    /// assert_eq!(allocator.give_back().get(), 0); // it is gone already
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn give_back(&self) -> PageCount {
+        self.give_back_at_most(PageCount::new(usize::MAX))
+    }
+
+    /// The same of so many pages at most. A pageblock of which nothing is in use goes whole or not at all.
+    ///
+    /// ```
+    /// # use pagemill::{Allocator, Bulk, PageCount, PageList};
+    /// # let allocator = Allocator::builder().pages(4096).build()?;
+    /// # let mut pages = PageList::new();
+    /// # allocator.alloc_pages_bulk_list(Bulk::exact(4096), &mut pages)?;
+    /// # drop(pages);
+    /// assert_eq!(allocator.give_back_at_most(PageCount::new(1500)).get(), 1024);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn give_back_at_most(&self, pages: PageCount) -> PageCount {
+        let nodes = self.nodes();
+        nodes.drain_all();
+        PageCount::new(give_back_of(nodes.in_use(), pages.get()))
+    }
+
+    /// Gives back whole free pageblocks that were free for as long as
+    /// [`Builder::give_back_after`](crate::Builder::give_back_after) says, `now` being the time: a part of
+    /// [`reclaim_step`](Self::reclaim_step), for programs that keep their own time. Time counts from when a pageblock was
+    /// first seen free by such a call; a call within an eighth of the age after the last one does nothing. Returns the
+    /// pages that went back.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, PageList};
+    /// use std::time::{Duration, Instant};
+    /// let minute = Duration::from_secs(60);
+    /// let allocator = Allocator::builder().pages(4096).give_back_after(minute).build()?;
+    /// let mut pages = PageList::new();
+    /// allocator.alloc_pages_bulk_list(Bulk::exact(4096), &mut pages)?;
+    /// drop(pages);
+    /// let now = Instant::now();
+    /// assert_eq!(allocator.give_back_idle(now).get(), 0); // seen
+    /// assert_eq!(allocator.give_back_idle(now + minute / 2).get(), 0);
+    /// assert_eq!(allocator.give_back_idle(now + minute * 2).get(), 4096);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn give_back_idle(&self, now: Instant) -> PageCount {
+        PageCount::new(self.nodes().give_back_idle(now))
+    }
+}
+
+/// Gives back up to `most` pages of these arenas together; of one that is retired meanwhile, all that is free.
+fn give_back_of(arenas: impl Iterator<Item = &'static Zone>, most: usize) -> usize {
+    arenas.fold(0, |given, zone| given + zone.give_back(Unused::All, most.saturating_sub(given)))
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::give_back_of;
+    use crate::{Allocator, Gfp, Memory, Order};
+    use core::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn an_arena_that_is_retired_while_memory_goes_back_gives_all_and_the_others_no_more() {
+        let builder = [Memory::anonymous(512), Memory::anonymous(512)]
+            .into_iter()
+            .fold(Allocator::builder(), |builder, memory| builder.memory(memory));
+        let allocator = builder.huge_pages(false).build().unwrap();
+        let nodes = allocator.nodes();
+        let whole = || allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).unwrap();
+        let mut blocks = [whole(), whole()];
+        blocks.iter_mut().for_each(|block| block.fill(1));
+        drop(blocks);
+        let [first, second] = [0, 1].map(|at| nodes.all()[at]);
+        // As `retire` does on another thread, after this one saw the arena in use.
+        first.retired.store(true, Relaxed);
+        assert_eq!(give_back_of([first, second].into_iter(), 100), 512);
+        assert_eq!(give_back_of([second].into_iter(), 512), 512);
+        first.retired.store(false, Relaxed);
+    }
+}

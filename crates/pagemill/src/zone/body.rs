@@ -1,0 +1,482 @@
+//! What a zone has while it stands for memory, where its frames are, how it begins and how it ends.
+//!
+//! # Memory
+//! Reserved at once, committed by the system on first touch: the pages themselves; the free areas (1.1 bits a frame);
+//! the states (1 byte a frame); the links of lists (4 bytes a frame, touched by lists alone). Of a zone above a GiB also the
+//! notes of what was used (a bit for 128 MiB), which the child of a fork shares.
+//!
+//! # Life
+//! The header, [`Zone`], is never freed, because a thread may look at the zone that it met last at any time. It is reused: it
+//! has a [`Body`] while it stands for memory, and gets another one when it stands for other memory. A zone ends when its
+//! allocator has no handle and its last page is back; how, and on which thread, `registry.rs` says.
+//!
+//! # Invariants
+//! - A1 `span` is one word, so that a reader sees the range of one zone and never a mixture of two; so is `numbers`.
+//! - A2 Only code that has a page or frame of the zone, a handle of its allocator, or the registry touches the body: so the
+//!   body is there, and stays. All other code finds by the two words that its address or number is not here, and touches
+//!   nothing else. The words do not deceive: a zone is entered after what lay there before has ended.
+use super::pins::Pins;
+use crate::memory::Memory;
+use crate::misuse::{misuse, report};
+use crate::process;
+use crate::shared::{Lack, Shared};
+use core::cell::UnsafeCell;
+use core::fmt;
+use core::mem::{ManuallyDrop, MaybeUninit};
+use core::ops::{Deref, Range};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use pagemill_core::atomic::AtomicU64;
+use pagemill_core::{
+    Buddy, BuddyMetadata, CpuId, Given, Invalid, ListPolicy, Misuse, MisuseKind, Mobility, NodeId, PAGE_SHIFT,
+    PAGE_SIZE, Pfn, Watermarks, ZoneKind, use_words_for,
+};
+use pagemill_os::lists::DEPOTS;
+use pagemill_os::{Batch, List, Mapping, PerCpu, Sections, are_pages};
+use std::sync::Arc;
+
+/// See the [module](self).
+pub(crate) struct Zone {
+    /// The address, a multiple of 2 MiB below 2^48, times 2^11, and the number of frames; 0 while it stands for nothing.
+    span: AtomicU64,
+    /// The first frame's number times 2^32, and the number of frames; 0 while it stands for nothing.
+    numbers: AtomicU64,
+    /// In one of the registry's stacks: the zone below.
+    pub(crate) next: AtomicPtr<Zone>,
+    body: UnsafeCell<MaybeUninit<Body>>,
+}
+
+/// What a zone has while it stands for memory.
+#[derive(Debug)]
+pub(crate) struct Body {
+    /// The CPU whose list asked a depot last, plus one; 0 for none: see [`passes_on`](Zone::passes_on).
+    pub(super) last_to_ask: AtomicU32,
+    pub(crate) lists: ManuallyDrop<PerCpu>,
+    pub(crate) buddy: Buddy<'static>,
+    pub(super) base: usize,
+    pub(super) frames: u32,
+    pub(super) first: u32,
+    /// Where frame number 0 would be, if this zone's numbers went down that far. So would these begin: a frame's
+    /// number alone leads to its page, its state and its link, without subtracting `first` on the way of every page.
+    pub(super) zero: usize,
+    /// One byte a frame.
+    pub(super) states: *mut u8,
+    /// One link a frame.
+    pub(super) links: *mut u32,
+    /// What the allocator's zones share.
+    pub(crate) shared: Arc<Shared>,
+    /// The allocator's zone that was added before this one.
+    pub(crate) older: Option<&'static Zone>,
+    /// Called with the zone when no handle is left and its last page is back.
+    pub(super) come_home: fn(&'static Zone),
+    pub(crate) node: NodeId,
+    pub(crate) kind: ZoneKind,
+    pub(crate) marks: Watermarks,
+    /// What it was made of.
+    pub(crate) described: Memory,
+    /// How often it was taken up again after it was retired.
+    pub(crate) turn: AtomicU32,
+    /// No handle of the allocator is left.
+    pub(super) is_ownerless: AtomicBool,
+    /// Calls that open or shut its lists just now. `leave` holds them back for good.
+    pub(crate) opening: Sections,
+    /// It gives nothing any more, and what comes back goes to the system.
+    pub(crate) retired: AtomicBool,
+    /// It fell below its low mark, and is not above the high one yet.
+    pub(crate) is_low: AtomicBool,
+    /// Below: free frames that are kept for the request that claims them. Above, times 2^32: that claim's number.
+    pub(crate) claimed: AtomicU64,
+    /// Frames that a list may hold: its share of the zone, so that CPUs cannot hide much of a small one.
+    pub(super) limit_max: u32,
+    /// Entries of frames that were found on two ways at once, and put aside.
+    pub(crate) quarantined: AtomicU64,
+    /// Blocks that came back and were refused.
+    pub(crate) misused: AtomicU64,
+    /// Frames that nobody ever had are zero.
+    pub(super) is_zeroed: bool,
+    /// Somebody else may write to its pages at any time: [`Allocator::memfd`](crate::Allocator::memfd) handed out its file.
+    pub(super) is_handed_on: AtomicBool,
+    /// It was cut to what the process's limit had room for, which is for it alone.
+    pub(crate) is_within_limit: bool,
+    /// Some of it went back to the system, and is fresh again: fresh frames may have been handed out before.
+    pub(super) has_given_back: AtomicBool,
+    pub(crate) pins: Pins,
+    /// The [generation](crate::process) that mapped it.
+    pub(super) opened_in: u64,
+    pub(super) memory: ManuallyDrop<Mapping>,
+    pub(super) metadata: ManuallyDrop<Mapping>,
+    /// What of a large zone was ever used; a child shares it.
+    pub(super) used: ManuallyDrop<Option<Mapping>>,
+}
+
+impl Deref for Zone {
+    type Target = Body;
+    #[inline]
+    fn deref(&self) -> &Body {
+        // SAFETY: the body is there, and nobody writes to it meanwhile (A2).
+        unsafe { (*self.body.get()).assume_init_ref() }
+    }
+}
+
+impl fmt::Debug for Zone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Zone").field("span", &self.span).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the pointers lead into the arena's own mappings; who may touch which byte is told at each access.
+unsafe impl Send for Zone {}
+// SAFETY: as for Send.
+unsafe impl Sync for Zone {}
+
+/// A zone of more frames, a GiB, has it noted what of it is used: of a smaller one, the child of a fork looks at everything.
+const SMALL: usize = 1 << 18;
+
+/// Where the parts of the metadata lie.
+struct Layout {
+    buddy: BuddyMetadata,
+    areas: usize,
+    states: usize,
+    links: usize,
+    bytes: usize,
+}
+
+impl Layout {
+    fn of(frames: usize) -> Self {
+        let buddy = BuddyMetadata::for_frames(frames as u32);
+        let areas = buddy.words * 8;
+        let states = areas + buddy.areas * 4;
+        let links = (states + frames).next_multiple_of(PAGE_SIZE);
+        Self { buddy, areas, states, links, bytes: links + frames * 4 }
+    }
+}
+
+/// What a zone is made of.
+pub(crate) struct Parts {
+    /// The mapped pages, and what they were described as.
+    pub(crate) memory: Mapping,
+    pub(crate) described: Memory,
+    pub(crate) lists: PerCpu,
+    /// The number of the first frame.
+    pub(crate) first: Pfn,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) older: Option<&'static Zone>,
+    pub(crate) come_home: fn(&'static Zone),
+}
+
+impl Body {
+    /// That of a zone over `parts.memory`.
+    pub(crate) fn new(parts: Parts) -> Result<Self, Invalid> {
+        let Parts { memory, described, lists, first, shared, older, come_home } = parts;
+        let (frames, first) = (described.pages(), first.as_u32());
+        let system = |what, bytes| move |errno: pagemill_os::Errno| Invalid::System { what, bytes, errno: errno.0 };
+        let layout = Layout::of(frames);
+        let metadata =
+            Mapping::reserve(layout.bytes, PAGE_SIZE).map_err(system("an arena's metadata", layout.bytes))?;
+        let note = use_words_for(frames as u32) * 4;
+        let used =
+            (frames > SMALL).then(|| Mapping::shared(note)).transpose().map_err(system("an arena's notes", note))?;
+        let start = metadata.as_ptr::<u8>();
+        let limit_max = ((frames / (8 * lists.cpus())) as u32).clamp(1, List::LIMIT_MAX);
+        lists.lists().for_each(|list| list.set_policy(ListPolicy::start(limit_max)));
+        let limit = depot_limit(frames, lists.cpus());
+        lists.depots().for_each(|depot| depot.set_policy(ListPolicy { limit, ..ListPolicy::START }));
+        Ok(Self {
+            last_to_ask: AtomicU32::new(0),
+            lists: ManuallyDrop::new(lists),
+            buddy: buddy_over(&metadata, &layout, used.as_ref(), first, frames as u32)?,
+            base: memory.addr(),
+            frames: frames as u32,
+            first,
+            zero: memory.addr().wrapping_sub(first as usize * PAGE_SIZE),
+            states: start.wrapping_add(layout.states).wrapping_sub(first as usize),
+            // `layout.links` is page-aligned.
+            links: start.wrapping_add(layout.links).cast::<u32>().wrapping_sub(first as usize),
+            shared,
+            older,
+            come_home,
+            node: described.node,
+            kind: described.kind,
+            marks: described.marks,
+            is_zeroed: described.is_zeroed(),
+            is_within_limit: described.is_within_limit,
+            described,
+            turn: AtomicU32::new(0),
+            is_ownerless: AtomicBool::new(false),
+            opening: Sections::new(),
+            retired: AtomicBool::new(false),
+            is_low: AtomicBool::new(false),
+            claimed: AtomicU64::new(0),
+            limit_max,
+            quarantined: AtomicU64::new(0),
+            misused: AtomicU64::new(0),
+            is_handed_on: AtomicBool::new(false),
+            has_given_back: AtomicBool::new(false),
+            pins: Pins::default(),
+            opened_in: process::generation(),
+            memory: ManuallyDrop::new(memory),
+            metadata: ManuallyDrop::new(metadata),
+            used: ManuallyDrop::new(used),
+        })
+    }
+}
+
+/// The buddy over a zone's metadata and notes.
+fn buddy_over(
+    metadata: &Mapping,
+    layout: &Layout,
+    used: Option<&Mapping>,
+    first: u32,
+    frames: u32,
+) -> Result<Buddy<'static>, Invalid> {
+    let start = metadata.as_ptr::<u8>();
+    // SAFETY: zeroed memory of that size and alignment is a valid slice of atomics. It is unmapped when the zone has ended, and
+    // nobody uses its buddy any more.
+    let (words, areas) = unsafe {
+        (
+            core::slice::from_raw_parts(start.cast::<AtomicU64>(), layout.buddy.words),
+            core::slice::from_raw_parts(
+                start.add(layout.areas).cast::<pagemill_core::atomic::AtomicU32>(),
+                layout.buddy.areas,
+            ),
+        )
+    };
+    let buddy = Buddy::new(Pfn::new(first), frames, words, areas)?.sleeping(pagemill_os::SLEEP);
+    let Some(used) = used else { return Ok(buddy) };
+    // SAFETY: as above; other processes of the family use it as this one does, by atomics.
+    Ok(buddy.noting_use(unsafe { core::slice::from_raw_parts(used.as_ptr(), use_words_for(frames)) }))
+}
+
+/// Depots hold at most this part of a zone's pages for each mobility: half as much as lists may.
+const DEPOT_SHARE: usize = 16;
+
+/// What one depot may hold, in frames. None where there is one CPU, which has no other to hand pages to, or where it would hold less
+/// than two sections' worth.
+fn depot_limit(pages: usize, cpus: usize) -> u32 {
+    let limit = (pages / DEPOT_SHARE / DEPOTS).min(List::LIMIT_MAX as usize);
+    if cpus == 1 || limit < 2 * ListPolicy::SECTION { 0 } else { limit as u32 }
+}
+
+impl Zone {
+    /// One that stands for nothing yet.
+    pub(crate) const fn new() -> Self {
+        Self {
+            span: AtomicU64::new(0),
+            numbers: AtomicU64::new(0),
+            next: AtomicPtr::new(ptr::null_mut()),
+            body: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+
+    /// Has it stand for this memory from now on.
+    ///
+    /// # Safety
+    /// It stands for nothing, and whoever holds the registry alone knows of it.
+    pub(crate) unsafe fn begin(&self, body: Body) {
+        let (base, first, frames) = (body.base as u64, u64::from(body.first), u64::from(body.frames));
+        // SAFETY: nobody touches the body (A2), and the caller is alone in beginning one.
+        unsafe { (*self.body.get()).write(body) };
+        // Release pairs with the Acquire in `contains`: the body is there.
+        self.span.store(base << 11 | frames, Release);
+        self.numbers.store(first << 32 | frames, Release);
+    }
+
+    /// It stands for nothing from now on, and its memory goes back to the system. Nothing here needs more than a signal
+    /// handler may do: what it has on the heap stays for [`bury`](Self::bury).
+    ///
+    /// # Safety
+    /// Once: no page of it is out, nobody uses its lists and metadata any more, and the registry leads here no more.
+    pub(crate) unsafe fn end(&self) {
+        self.span.store(0, Relaxed);
+        self.numbers.store(0, Relaxed);
+        // SAFETY: nobody touches these from here on, as the caller promises; the body is there until it is buried.
+        unsafe {
+            let body = (*self.body.get()).assume_init_mut();
+            ManuallyDrop::drop(&mut body.lists);
+            ManuallyDrop::drop(&mut body.memory);
+            ManuallyDrop::drop(&mut body.metadata);
+            ManuallyDrop::drop(&mut body.used);
+        }
+    }
+
+    /// Frees what it had on the heap. From then on it may [begin](Self::begin) again.
+    ///
+    /// # Safety
+    /// Once, after [`end`](Self::end); no other thread knows of it.
+    pub(crate) unsafe fn bury(&self) {
+        // SAFETY: nobody touches the body, as the caller promises (A2).
+        unsafe { (*self.body.get()).assume_init_drop() };
+    }
+
+    #[inline]
+    pub(crate) fn contains(&self, addr: usize) -> bool {
+        // Acquire pairs with the Release in `begin`.
+        let span = self.span.load(Acquire);
+        let base = (span >> 32) << 21;
+        (addr as u64).wrapping_sub(base) >> PAGE_SHIFT < span & u64::from(u32::MAX)
+    }
+    #[inline]
+    pub(crate) fn has_pfn(&self, pfn: u32) -> bool {
+        let numbers = self.numbers.load(Relaxed);
+        pfn.wrapping_sub((numbers >> 32) as u32) < numbers as u32
+    }
+
+    pub(crate) fn base(&self) -> usize {
+        self.base
+    }
+    /// Its addresses.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.base..self.base + self.bytes()
+    }
+    #[inline]
+    pub(crate) fn bytes(&self) -> usize {
+        self.frames() << PAGE_SHIFT
+    }
+    #[inline]
+    pub(crate) fn frames(&self) -> usize {
+        self.frames as usize
+    }
+    /// A frame's address.
+    #[inline]
+    pub(crate) fn addr_of(&self, pfn: u32) -> usize {
+        self.zero.wrapping_add((pfn as usize) << PAGE_SHIFT)
+    }
+    /// What a frame's address is more than its number times the page size.
+    #[inline]
+    pub(crate) fn addr_of_zero(&self) -> usize {
+        self.zero
+    }
+    /// The number of the frame at an address of this arena.
+    #[inline]
+    pub(crate) fn pfn_of(&self, addr: usize) -> u32 {
+        (addr.wrapping_sub(self.zero) >> PAGE_SHIFT) as u32
+    }
+
+    /// What a frame of metadata costs, in bits, for free and used (C10.3).
+    pub(crate) fn metadata_bits_per_frame(&self) -> f64 {
+        let frames = self.frames() as u32;
+        BuddyMetadata::for_frames(frames).bits_per_frame(frames)
+    }
+
+    /// Did this process inherit memory that it shares with its parent, whose pages these are?
+    pub(crate) fn is_of_parent(&self) -> bool {
+        self.memory.is_shared() && self.opened_in != process::generation()
+    }
+
+    /// Was it there before this process was forked?
+    pub(crate) fn was_forked(&self) -> bool {
+        self.opened_in != process::generation()
+    }
+
+    /// The mapping with the pages.
+    pub(crate) fn memory(&self) -> &Mapping {
+        &self.memory
+    }
+
+    /// Does nobody else see its pages, neither another process nor a holder of its file?
+    pub(crate) fn is_lone(&self) -> bool {
+        !self.is_handed_on.load(Relaxed) && !self.is_of_parent()
+    }
+    /// From now on somebody else may write to its pages.
+    pub(crate) fn hand_on(&self) {
+        self.is_handed_on.store(true, Relaxed);
+    }
+    /// Is a frame that nobody had since the system gave it known to be zero? Not in the child of a fork: what another thread
+    /// of the parent did to it meanwhile, the child may have and the state that it copied may not say.
+    pub(crate) fn is_zeroed(&self) -> bool {
+        self.is_zeroed && !self.is_handed_on.load(Relaxed) && self.opened_in == process::generation()
+    }
+
+    /// Are all of these words those of pages of this arena?
+    #[inline(always)]
+    pub(crate) fn has_pages(&self, words: &[usize]) -> bool {
+        are_pages(words, self.base, self.frames)
+    }
+
+    /// Adds the numbers of the pages with these words to `batch`, which has room for them, if all are pages of this arena.
+    #[inline(always)]
+    pub(crate) fn push_pages(&self, words: &[usize], batch: &mut Batch) -> bool {
+        batch.push_pages(words, self.base, self.frames, self.first)
+    }
+
+    /// The mobility of the list that a page comes back to.
+    #[inline(always)]
+    pub(crate) fn mobility_of(&self, pfn: u32) -> Mobility {
+        if self.buddy.is_mixed() { self.buddy.mobility_of(Pfn::new(pfn)) } else { Mobility::Unmovable }
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Relaxed)
+    }
+
+    /// Has it memory that serves a request with this lack?
+    pub(crate) fn serves(&self, lack: Lack) -> bool {
+        lack.nodes.contains(self.node) && self.kind.serves(lack.gfp()) && !self.is_retired()
+    }
+
+    /// The CPUs of its node; none where only others are near.
+    pub(crate) fn cpus(&self) -> Vec<usize> {
+        let layout = &self.shared.layout;
+        (0..self.lists.cpus()).filter(|&cpu| layout.node_of(CpuId::new(cpu as u32)) == self.node).collect()
+    }
+
+    /// How many frames are missing to the high mark.
+    pub(crate) fn below_high(&self) -> usize {
+        (self.marks.high as usize).saturating_sub(self.buddy.free_frames())
+    }
+
+    /// Counts and reports misuse of this allocator's memory.
+    #[cold]
+    pub(crate) fn refuse(&self, misuse: Misuse) -> Misuse {
+        self.misused.fetch_add(1, Relaxed);
+        report(misuse)
+    }
+
+    /// Reports frames that were already in the free areas when they were freed: each was freed twice, and is free once from
+    /// now on. All are counted; the last one is named.
+    #[inline]
+    pub(crate) fn note_doubles(&self, given: Given) -> Option<Misuse> {
+        let pfn = given.last_double?;
+        self.misused.fetch_add(given.doubles as u64 - 1, Relaxed);
+        Some(self.refuse(misuse(MisuseKind::DoubleFree, self.addr_of(pfn.as_u32()))))
+    }
+
+    /// How many frames are neither in the zone, nor put aside, nor on lists that cannot be drained. Exact only when all other
+    /// lists are drained and no thread allocates or frees.
+    pub(crate) fn out_at_rest(&self) -> usize {
+        // The zone first, by an acquiring load: a page that is freed may push others from a list to the zone, and none may
+        // count twice.
+        let here = self.buddy.free_frames() + self.quarantined.load(Relaxed) as usize;
+        self.frames().saturating_sub(here + self.lists.left_alone())
+    }
+
+    /// No handle is left: [`leave`](Self::leave) comes next, in the child of a fork too.
+    pub(crate) fn abandon(&'static self) {
+        self.is_ownerless.store(true, Relaxed);
+        self.retired.store(true, Relaxed);
+    }
+
+    /// Called when the allocator's last handle is gone. From then on freed pages go to the zone and not to a list.
+    ///
+    /// Returns whether all pages are back. If they are not, the call that frees the last page will learn that from the zone
+    /// and end the arena. That may happen on another thread at any time: do not touch `self` after `false`.
+    pub(crate) fn leave(&self) -> bool {
+        // Waits for calls that are opening lists. None does so from now on.
+        self.opening.hold_back();
+        self.lists.lists().for_each(List::shut);
+        self.drain_all();
+        if self.out_at_rest() != 0 {
+            // Some pages are not back. A thread may have put one of them on a list just before the list was shut, so drain
+            // again, lists that look empty too. A thread that reaches a list after this drain sees that the list is shut.
+            for cpu in 0..self.lists.cpus() {
+                self.drain_lists(CpuId::new(cpu as u32), |_| true);
+            }
+            self.drain_depots();
+        }
+        let quarantined = self.quarantined.load(Relaxed) as usize;
+        // Frames on lists that cannot be drained. With pages out they do not count, and the arena stays: a free may push
+        // others of its list to the zone, where they would count once more.
+        let left = if self.out_at_rest() == 0 { self.frames() - self.buddy.free_frames() - quarantined } else { 0 };
+        self.buddy.close(quarantined + left)
+    }
+}
