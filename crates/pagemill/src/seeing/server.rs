@@ -8,7 +8,7 @@ use super::socket_file::SocketFile;
 use super::{Snapshot, prometheus};
 use crate::allocator::Allocator;
 use crate::mempool::{Mempool, MempoolStats, Source};
-use crate::reclaim::WeakAllocator;
+use crate::allocator::Owner;
 use pagemill_os::{Polled, poll};
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -169,7 +169,7 @@ type ShownPool = ((String, String), Weak<dyn Pool>);
 /// What the thread and the handle share.
 struct Shared {
     pools: Mutex<Vec<ShownPool>>,
-    shown: Mutex<Vec<(String, WeakAllocator)>>,
+    shown: Mutex<Vec<(String, Weak<Owner>)>>,
     program: String,
     start: Instant,
 }
@@ -188,7 +188,7 @@ impl Shared {
         Self { shown: Mutex::default(), pools: Mutex::default(), program, start: Instant::now() }
     }
 
-    fn shown(&self) -> MutexGuard<'_, Vec<(String, WeakAllocator)>> {
+    fn shown(&self) -> MutexGuard<'_, Vec<(String, Weak<Owner>)>> {
         // Whoever panicked while it held the list left it whole.
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
