@@ -6,19 +6,22 @@
 mod batch;
 mod blocks;
 mod large;
+mod many;
 mod segment;
 
 pub(crate) use batch::FreeBatch;
-pub(crate) use blocks::Blocks;
-pub(crate) use large::Large;
-pub(crate) use segment::Segment;
+use blocks::Blocks;
+use large::Large;
+use many::{Neighbours, Slots};
+pub(crate) use many::{Source, free_all};
+use segment::Segment;
 
 use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
 use crate::zone::Zone;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{ListPolicy, Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
+use pagemill_core::{Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
 use pagemill_os::lists::BulkCall;
 use pagemill_os::{Batch, empty};
 
@@ -84,11 +87,7 @@ fn free_other<const RAW: bool>(addr: usize) -> bool {
 /// # Ok::<(), pagemill::Error>(())
 /// ```
 pub unsafe fn free_raw(ptr: *mut u8, order: Order) -> Result<(), Misuse> {
-    let addr = ptr.addr();
-    if order == Order::ZERO && addr.is_multiple_of(PAGE_SIZE) && free_fast::<true>(addr) {
-        return Ok(());
-    }
-    free_slow::<true>(addr, order)
+    free_alone::<true>(ptr.addr(), order)
 }
 
 /// What is not a page on its way to a list: blocks, and misuse.
@@ -155,39 +154,46 @@ pub(crate) fn split(addr: usize, order: Order) {
 /// Frees the blocks behind `words` and empties their slots; those that are refused stay, and the first refusal is left
 /// in `misused`. Returns how many were freed.
 #[inline(always)]
-pub(crate) fn free_words<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
-    match words {
-        [word] => usize::from(free_slot::<RAW>(word, misused)),
-        _ => free_many::<RAW>(words, misused),
-    }
+pub(crate) fn free_words(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
+    free_any::<false>(words, None, misused)
 }
 
-#[inline(never)]
-fn free_many<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
-    let freed = if (2..=Batch::CAPACITY).contains(&words.len()) { free_batch::<RAW>(words) } else { 0 };
-    if freed == words.len() { freed } else { freed + free_others::<RAW>(&mut words[freed..], misused) }
-}
-
+/// The same with raw pointers, whose order is this.
 #[inline(always)]
-fn free_slot<const RAW: bool>(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
-    if *word != 0 && word.is_multiple_of(PAGE_SIZE) && free_fast::<RAW>(*word) {
-        *word = 0;
-        return true;
+fn free_any<const RAW: bool>(words: &mut [usize], order: Option<Order>, misused: &mut Option<Misuse>) -> usize {
+    match words {
+        [word] if is_page(*word, order) && free_fast::<RAW>(*word) => {
+            *word = 0;
+            1
+        }
+        _ => free_many::<RAW>(words, order, misused),
     }
-    free_slot_slow::<RAW>(word, misused)
 }
 
-#[cold]
+/// May this be the word of a page?
+fn is_page(word: usize, order: Option<Order>) -> bool {
+    word != 0 && word.is_multiple_of(PAGE_SIZE) && order.is_none_or(|order| order == Order::ZERO)
+}
+
 #[inline(never)]
-fn free_slot_slow<const RAW: bool>(word: &mut usize, misused: &mut Option<Misuse>) -> bool {
-    if *word == 0 {
-        return false;
+fn free_many<const RAW: bool>(words: &mut [usize], order: Option<Order>, misused: &mut Option<Misuse>) -> usize {
+    let is_batch = (2..=Batch::CAPACITY).contains(&words.len()) && order.is_none_or(|order| order == Order::ZERO);
+    let freed = if is_batch { free_batch::<RAW>(words) } else { 0 };
+    if freed == words.len() { freed } else { freed + free_slots::<RAW>(&mut words[freed..], order, misused) }
+}
+
+/// Those that are no batch of pages of one zone.
+#[inline(never)]
+fn free_slots<const RAW: bool>(words: &mut [usize], order: Option<Order>, misused: &mut Option<Misuse>) -> usize {
+    free_all::<RAW>(&mut Slots::new(words, order), misused)
+}
+
+/// Frees one block that no collector takes.
+fn free_alone<const RAW: bool>(addr: usize, order: Order) -> Result<(), Misuse> {
+    if order == Order::ZERO && addr.is_multiple_of(PAGE_SIZE) && free_fast::<RAW>(addr) {
+        return Ok(());
     }
-    match free_slow::<RAW>(addr_of_word(*word), order_of_word(*word)) {
-        Ok(()) => *word = 0,
-        Err(misuse) => *misused = misused.or(Some(misuse)),
-    }
-    *word == 0
+    free_slow::<RAW>(addr, order)
 }
 
 /// Frees the pages of a batch at most, in one section, if all are of the arena that this thread met last, where only one mobility was
@@ -212,79 +218,10 @@ fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
     taken
 }
 
-/// Those that are no batch of pages of one arena.
-#[inline(never)]
-fn free_others<const RAW: bool>(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
-    let (mut freed, mut at) = (0, 0);
-    // How many the last segment had: where kinds alternate, tables for many cost more than they bring.
-    let mut last = usize::MAX;
-    while at < words.len() {
-        if words[at] == 0 {
-            at += 1;
-        } else if !words[at].is_multiple_of(PAGE_SIZE) {
-            let order = order_of_word(words[at]);
-            let from = at;
-            freed += blocks::return_blocks::<RAW>(words, &mut at, order, misused);
-            if at == from {
-                freed += usize::from(free_slot_slow::<RAW>(&mut words[at], misused));
-                at += 1;
-            }
-        } else if words.len() - at > 1
-            && let Some((zone, mobility)) = page_of(words[at])
-        {
-            let from = at;
-            if words.len() - at > ListPolicy::LARGE && last >= Batch::CAPACITY {
-                last = large::return_words::<RAW>(zone, mobility, words, &mut at, misused);
-            } else {
-                let mut segment = Segment::<RAW>::new(zone, mobility);
-                at = segment.return_words(words, at);
-                last = segment.end();
-            }
-            freed += last;
-            if at == from {
-                freed += usize::from(free_slot_slow::<RAW>(&mut words[at], misused));
-                at += 1;
-            }
-        } else {
-            freed += usize::from(free_slot::<RAW>(&mut words[at], misused));
-            at += 1;
-        }
-    }
-    freed
-}
-
 /// Frees `n` neighbouring blocks of `order` from `addr` on.
 pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
-    let mut at = addr;
-    let end = addr + n * order.bytes();
-    if let Some(mut blocks) = Blocks::<false>::new(addr, order) {
-        while at < end && blocks.give_at(at) {
-            at += order.bytes();
-        }
-        blocks.end(&mut None); // A run has nobody to tell.
-    }
-    while at < end {
-        let page = if order == Order::ZERO { page_of(at) } else { None };
-        let next = match page {
-            None => at,
-            Some((zone, mobility)) if end - at > ListPolicy::LARGE * PAGE_SIZE => {
-                large::return_run(zone, mobility, at, end)
-            }
-            Some((zone, mobility)) => {
-                let mut segment = Segment::<false>::new(zone, mobility);
-                let next = segment.return_run(at, end);
-                segment.end();
-                next
-            }
-        };
-        at = if next > at {
-            next
-        } else {
-            // What is refused is reported on its way; a run has nobody to tell.
-            let _ = free_word(at | usize::from(order.get()));
-            at + order.bytes()
-        };
-    }
+    // What is refused is reported on its way; a run has nobody to tell.
+    free_all::<false>(&mut Neighbours { addr, end: addr + n * order.bytes(), order }, &mut None);
 }
 
 /// Frees blocks by address, all of one order, as [`free_raw`] does one; empties the slots of those that it takes.
@@ -311,48 +248,19 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
     // SAFETY: pointers and addresses have one layout; an address that is written back is one that was there, or 0.
     let words = unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast::<usize>(), slots.len()) };
     let mut misused = None;
-    let mut freed = if order == Order::ZERO && (2..=Batch::CAPACITY).contains(&words.len()) {
-        free_batch::<true>(words)
-    } else {
-        0
-    };
-    let words = &mut words[freed..];
-    if order == Order::ZERO && words.iter().all(|addr| addr.is_multiple_of(PAGE_SIZE)) {
-        freed += match words {
-            [word] => usize::from(free_slot::<true>(word, &mut misused)),
-            _ => free_others::<true>(words, &mut misused),
-        };
-    } else {
-        let mut at = 0;
-        while at < words.len() {
-            if order > Order::ZERO && words[at] != 0 {
-                freed += blocks::return_blocks::<true>(words, &mut at, order, &mut misused);
-            }
-            let Some(addr) = words.get_mut(at) else { break };
-            at += 1;
-            if *addr == 0 {
-                continue;
-            }
-            let ptr = core::ptr::with_exposed_provenance_mut(*addr);
-            // SAFETY: the caller's promise.
-            match unsafe { free_raw(ptr, order) } {
-                Ok(()) => (*addr, freed) = (0, freed + 1),
-                Err(misuse) => misused = misused.or(Some(misuse)),
-            }
-        }
-    }
+    let freed = free_any::<true>(words, Some(order), &mut misused);
     match misused {
         None => Ok(freed),
         Some(misuse) => Err((freed, misuse)),
     }
 }
 
-/// The arena and mobility of a page, by its word; none for anything else. Whether it is out is still to be seen.
+/// The zone and mobility of the page at an address; none for anything else. Whether it is out is still to be seen.
 #[inline]
-pub(crate) fn page_of(word: usize) -> Option<(&'static Zone, Mobility)> {
-    if !word.is_multiple_of(PAGE_SIZE) {
+fn page_at(addr: usize) -> Option<(&'static Zone, Mobility)> {
+    if !addr.is_multiple_of(PAGE_SIZE) {
         return None;
     }
-    let (zone, pfn) = registry::by_address(word)?;
+    let (zone, pfn) = registry::by_address(addr)?;
     Some((zone, zone.mobility_of(pfn)))
 }

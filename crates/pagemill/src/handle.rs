@@ -348,5 +348,5 @@ impl Drop for Pages {
 #[inline(always)]
 pub fn free_pages_bulk<T: Owned>(slots: &mut [Option<T>]) -> usize {
     // What is refused is reported on its way; owned handles cannot be.
-    free_words::<false>(slots_as_words(slots), &mut None)
+    free_words(slots_as_words(slots), &mut None)
 }

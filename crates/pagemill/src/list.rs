@@ -1,13 +1,13 @@
 //! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
 //! are not touched, and joining two lists costs nothing.
-use crate::free::{Blocks, FreeBatch, Large, Segment, free_page, free_word, page_of};
+use crate::free::{FreeBatch, Source, free_all, free_page};
 use crate::handle::{Block, Owned, Page};
 use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
 use crate::zone::Zone;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Invalid, ListPolicy, Mobility, Order, Pfn};
+use pagemill_core::{Error, Invalid, Order, Pfn};
 use pagemill_os::Batch;
 
 /// A list of pages, or of blocks of one order. It owns what is on it: dropping frees it in bulk.
@@ -222,63 +222,10 @@ impl<T: Owned> List<T> {
             let _ = free_page(registry::by_pfn(Pfn::new(self.head)).addr_of(self.head)); // Reported on its way, as below.
             self.len = 0;
         } else if n > 0 {
-            self.clear_all();
+            // What is refused is reported on its way; a list has nobody to tell.
+            free_all::<false>(self, &mut None);
         }
         n
-    }
-
-    #[inline(never)]
-    fn clear_all(&mut self) {
-        // As for arrays: see `free_many`.
-        let mut last = usize::MAX;
-        // What is refused is reported on its way; a list has nobody to tell.
-        while self.len > 0 {
-            let before = self.len;
-            let zone = registry::by_pfn(Pfn::new(self.head));
-            let word = zone.addr_of(self.head) | usize::from(self.order.get());
-            match page_of(word) {
-                Some((zone, mobility)) if self.len > ListPolicy::LARGE && last >= Batch::CAPACITY => {
-                    self.clear_large(zone, mobility);
-                }
-                Some((zone, mobility)) => {
-                    let mut segment = Segment::<false>::new(zone, mobility);
-                    self.return_segment(zone, &mut segment);
-                    segment.end();
-                }
-                None => {
-                    let addr = zone.addr_of(self.head);
-                    if let Some(mut blocks) = Blocks::<false>::new(addr, self.order) {
-                        self.return_segment(zone, &mut blocks);
-                        blocks.end(&mut None);
-                    }
-                }
-            }
-            last = before - self.len;
-            if last == 0 {
-                self.pop_word();
-                let _ = free_word(word);
-            }
-        }
-    }
-
-    #[inline(never)]
-    fn clear_large(&mut self, zone: &'static Zone, mobility: Mobility) {
-        let mut large = Large::<false>::new(zone, mobility);
-        self.return_segment(zone, &mut large);
-        large.end(&mut None);
-    }
-
-    /// Frees pages from the head on, up to the first that is not of the segment's kind.
-    #[inline]
-    fn return_segment(&mut self, zone: &'static Zone, segment: &mut impl FreeBatch) {
-        while self.len > 0 && zone.has_pfn(self.head) {
-            // Read before the page is given: then the link is somebody else's.
-            let next = zone.link(self.head).load(Relaxed);
-            if !segment.give(self.head) {
-                break;
-            }
-            (self.head, self.len) = (next, self.len - 1);
-        }
     }
 
     /// Takes the block at the head, of which there must be one, off the list.
@@ -291,6 +238,36 @@ impl<T: Owned> List<T> {
             self.head = zone.link(self.head).load(Relaxed);
         }
         word
+    }
+}
+
+impl<T: Owned> Source for List<T> {
+    #[inline]
+    fn left(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn next(&mut self) -> Option<(usize, Order)> {
+        (self.len > 0).then(|| (registry::by_pfn(Pfn::new(self.head)).addr_of(self.head), self.order))
+    }
+
+    #[inline]
+    fn give(&mut self, to: &mut impl FreeBatch) {
+        let zone = to.zone();
+        while self.len > 0 && zone.has_pfn(self.head) {
+            // Read before the page is given: then the link is somebody else's.
+            let next = zone.link(self.head).load(Relaxed);
+            if !to.give(self.head) {
+                break;
+            }
+            (self.head, self.len) = (next, self.len - 1);
+        }
+    }
+
+    fn free_next(&mut self, free: &mut dyn FnMut(usize, Order) -> bool) {
+        let word = self.pop_word();
+        free(addr_of_word(word), self.order);
     }
 }
 

@@ -116,7 +116,7 @@ pub fn free_pages_bulk_runs<T: Owned>(runs: &mut Vec<Run<T>>) -> usize {
         // SAFETY: as many are initialised.
         let words = unsafe { core::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<usize>(), n) };
         // Refusals are reported on their way; owned runs have none.
-        free_words::<false>(words, &mut None);
+        free_words(words, &mut None);
     }
     freed
 }

@@ -2,10 +2,9 @@
 //! counts them is written once for all (C3.11).
 use super::batch::FreeBatch;
 use crate::registry;
-use crate::word::{addr_of_word, order_of_word};
 use crate::zone::{Zone, finish_with};
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Giving, Misuse, Order, PAGE_SIZE, Pfn};
+use pagemill_core::{Giving, Misuse, Order, Pfn};
 
 /// Blocks of one arena and order that are on their way back. Whole pageblocks go one by one.
 pub(crate) struct Blocks<const RAW: bool> {
@@ -24,12 +23,6 @@ impl<const RAW: bool> Blocks<RAW> {
         }
         let (zone, _) = registry::by_address(addr)?;
         Some(Self { zone, order, blocks: 0, giving: Giving::to(&zone.buddy).of_order(order) })
-    }
-
-    /// Takes the block at an address, if it is one of this arena and order that is out.
-    #[inline]
-    pub(super) fn give_at(&mut self, addr: usize) -> bool {
-        addr.is_multiple_of(PAGE_SIZE) && self.zone.contains(addr) && self.give(self.zone.pfn_of(addr))
     }
 
     /// Completes it. Those may be the allocator's last frames: nothing of it is touched after that. Returns how many blocks are free
@@ -52,6 +45,16 @@ impl<const RAW: bool> Blocks<RAW> {
 
 impl<const RAW: bool> FreeBatch for Blocks<RAW> {
     #[inline]
+    fn zone(&self) -> &'static Zone {
+        self.zone
+    }
+
+    #[inline]
+    fn order(&self) -> Order {
+        self.order
+    }
+
+    #[inline]
     fn give(&mut self, pfn: u32) -> bool {
         let is_out =
             if RAW { self.zone.take_up(pfn, self.order, false) } else { self.zone.take_back_block(pfn, self.order) };
@@ -61,29 +64,6 @@ impl<const RAW: bool> FreeBatch for Blocks<RAW> {
         }
         is_out.is_ok()
     }
-}
-
-/// Frees the blocks of one order behind `words[at..]` and empties their slots, up to the first that is not of the first one's arena and
-/// order, or not out, where it leaves `at`. Returns how many. Handles' words say their order, raw pointers none.
-#[inline(never)]
-pub(super) fn return_blocks<const RAW: bool>(
-    words: &mut [usize],
-    at: &mut usize,
-    order: Order,
-    misused: &mut Option<Misuse>,
-) -> usize {
-    let addr_of = |word| if RAW { word } else { addr_of_word(word) };
-    let Some(mut blocks) = Blocks::<RAW>::new(addr_of(words[*at]), order) else { return 0 };
-    while let Some(word) = words.get_mut(*at) {
-        if *word != 0 {
-            if !(RAW || order_of_word(*word) == order) || !blocks.give_at(addr_of(*word)) {
-                break;
-            }
-            *word = 0;
-        }
-        *at += 1;
-    }
-    blocks.end(misused)
 }
 
 #[cfg(all(test, not(any(miri, shuttle))))]

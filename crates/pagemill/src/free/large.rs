@@ -5,7 +5,7 @@
 use super::batch::{FreeBatch, address_run};
 use crate::zone::{Zone, finish_with};
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Giving, Misuse, Mobility, PAGE_SIZE, Pfn};
+use pagemill_core::{Giving, Misuse, Mobility, Order, PAGE_SIZE, Pfn};
 use pagemill_os::lists::BulkCall;
 use pagemill_os::{Batch, empty};
 
@@ -93,6 +93,11 @@ impl<const RAW: bool> Large<RAW> {
 
 impl<const RAW: bool> FreeBatch for Large<RAW> {
     #[inline]
+    fn zone(&self) -> &'static Zone {
+        self.zone
+    }
+
+    #[inline]
     fn give(&mut self, pfn: u32) -> bool {
         let is_out = self.is_of_this_kind(pfn) && self.zone.comes_back::<RAW>(pfn);
         if is_out {
@@ -101,62 +106,46 @@ impl<const RAW: bool> FreeBatch for Large<RAW> {
         }
         is_out
     }
-}
 
-/// Frees pages from `words[at..]` and empties their slots, up to the first that is not of this kind, where it leaves `at`.
-/// Returns how many.
-#[inline(never)]
-pub(super) fn return_words<const RAW: bool>(
-    zone: &'static Zone,
-    mobility: Mobility,
-    words: &mut [usize],
-    at: &mut usize,
-    misused: &mut Option<Misuse>,
-) -> usize {
-    let mut large = Large::<RAW>::new(zone, mobility);
-    // The slots that are empty by now keep the numbers of scattered pages, so that those can be sorted without memory
-    // for it: `words[from..kept]`.
-    let from = *at;
-    let mut kept = from;
-    let (mut low, mut high) = (u32::MAX, 0);
-    while *at < words.len() {
-        let n = address_run(&words[*at..], Batch::CAPACITY);
-        if n > 1 && large.give_run_at(words[*at], n) {
-            empty(&mut words[*at..*at + n]);
-            *at += n;
-            continue;
+    fn take_slots(&mut self, words: &mut [usize], from: usize, _: Option<Order>) -> usize {
+        // The slots that are empty by now keep the numbers of scattered pages, so that those can be sorted without memory
+        // for it: `words[from..kept]`.
+        let (mut at, mut kept) = (from, from);
+        let (mut low, mut high) = (u32::MAX, 0);
+        while at < words.len() {
+            let n = address_run(&words[at..], Batch::CAPACITY);
+            if n > 1 && self.give_run_at(words[at], n) {
+                empty(&mut words[at..at + n]);
+                at += n;
+                continue;
+            }
+            if words[at] != 0 {
+                let Some(pfn) = self.take_back(words[at]) else { break };
+                words[at] = 0;
+                words[kept] = pfn as usize;
+                kept += 1;
+                (low, high) = (low.min(pfn), high.max(pfn));
+            }
+            at += 1;
         }
-        if words[*at] != 0 {
-            let Some(pfn) = large.take_back(words[*at]) else { break };
-            words[*at] = 0;
-            words[kept] = pfn as usize;
-            kept += 1;
-            (low, high) = (low.min(pfn), high.max(pfn));
-        }
-        *at += 1;
+        self.give_scattered(&mut words[from..kept], low, high);
+        words[from..kept].fill(0);
+        at
     }
-    large.give_scattered(&mut words[from..kept], low, high);
-    words[from..kept].fill(0);
-    large.end(misused)
-}
 
-/// Frees neighbouring pages from `addr` up to `end`, up to the first that is not of this kind. Returns where that is.
-#[inline(never)]
-pub(super) fn return_run(zone: &'static Zone, mobility: Mobility, mut addr: usize, end: usize) -> usize {
-    let mut large = Large::<false>::new(zone, mobility);
-    while addr < end {
-        let n = ((end - addr) / PAGE_SIZE).min(Batch::CAPACITY);
-        if large.give_run_at(addr, n) {
-            addr += n * PAGE_SIZE;
-            continue;
+    fn take_run(&mut self, mut addr: usize, end: usize, _: Order) -> usize {
+        while addr < end {
+            let n = ((end - addr) / PAGE_SIZE).min(Batch::CAPACITY);
+            if self.give_run_at(addr, n) {
+                addr += n * PAGE_SIZE;
+            } else if self.give_at(addr) {
+                addr += PAGE_SIZE;
+            } else {
+                break;
+            }
         }
-        let Some(pfn) = large.take_back(addr) else { break };
-        large.giving.give(Pfn::new(pfn));
-        large.pages += 1;
-        addr += PAGE_SIZE;
+        addr
     }
-    large.end(&mut None); // A run has nobody to tell.
-    addr
 }
 
 /// Where in a slot the sorted frames stand, above the others.

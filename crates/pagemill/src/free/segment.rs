@@ -1,7 +1,7 @@
 //! Pages for the list of this CPU, a batch at a time.
-use super::batch::FreeBatch;
+use super::batch::{FreeBatch, empty_while};
 use crate::zone::Zone;
-use pagemill_core::{Mobility, PAGE_SIZE, Pfn};
+use pagemill_core::{Mobility, Order, Pfn};
 use pagemill_os::lists::BulkCall;
 use pagemill_os::{Batch, empty};
 
@@ -17,35 +17,11 @@ pub(crate) struct Segment<const RAW: bool> {
 }
 
 impl<const RAW: bool> Segment<RAW> {
-    /// Of pages like the one that [`page_of`](super::page_of) found.
+    /// Of pages like the one that [`page_at`](super::page_at) found.
     #[inline(always)]
     pub(crate) fn new(zone: &'static Zone, mobility: Mobility) -> Self {
         let is_of_one_kind = !zone.buddy.is_mixed();
         Self { zone, mobility, is_of_one_kind, pages: 0, is_counted: false, batch: Batch::new() }
-    }
-
-    /// Takes pages from `words[at..]` and empties their slots, up to the first that is not of this kind. Returns
-    /// where that is.
-    #[inline(always)]
-    pub(super) fn return_words(&mut self, words: &mut [usize], mut at: usize) -> usize {
-        while at < words.len() {
-            // A full batch is passed on when one more page is seen to be of this kind, not before: see `end`.
-            let n = (words.len() - at).min(self.batch.room()).max(1);
-            let chunk = &mut words[at..at + n];
-            let taken = if self.batch.room() > 0 && self.is_of_one_kind && self.zone.push_pages(chunk, &mut self.batch)
-            {
-                let taken = self.keep_sound(n);
-                empty(&mut chunk[..taken]);
-                taken
-            } else {
-                self.take_each(chunk)
-            };
-            at += taken;
-            if taken < n {
-                break;
-            }
-        }
-        at
     }
 
     /// Of the `n` pages that were put in the batch last, keeps those up to the first that is not out. Returns how many.
@@ -55,29 +31,6 @@ impl<const RAW: bool> Segment<RAW> {
         let sound = self.zone.frames_come_back::<RAW>(&self.batch.as_slice()[before..]);
         self.batch.truncate(before + sound);
         sound
-    }
-
-    /// One by one, up to the first that is not of this kind; empty slots are passed over.
-    fn take_each(&mut self, words: &mut [usize]) -> usize {
-        for (i, word) in words.iter_mut().enumerate() {
-            if *word != 0 {
-                let is_here = word.is_multiple_of(PAGE_SIZE) && self.zone.contains(*word);
-                if !is_here || !self.give(self.zone.pfn_of(*word)) {
-                    return i;
-                }
-                *word = 0;
-            }
-        }
-        words.len()
-    }
-
-    /// Takes pages from `addr` up to `end`, up to the first that is not of this kind. Returns where that is.
-    #[inline]
-    pub(super) fn return_run(&mut self, mut addr: usize, end: usize) -> usize {
-        while addr < end && self.zone.contains(addr) && self.give(self.zone.pfn_of(addr)) {
-            addr += PAGE_SIZE;
-        }
-        addr
     }
 
     /// Passes the batch on to the list, or to the zone.
@@ -115,6 +68,11 @@ impl<const RAW: bool> Segment<RAW> {
 
 impl<const RAW: bool> FreeBatch for Segment<RAW> {
     #[inline]
+    fn zone(&self) -> &'static Zone {
+        self.zone
+    }
+
+    #[inline]
     fn give(&mut self, pfn: u32) -> bool {
         let is_ours = self.is_of_one_kind || self.zone.buddy.mobility_of(Pfn::new(pfn)) == self.mobility;
         if !is_ours || !self.zone.comes_back::<RAW>(pfn) {
@@ -125,5 +83,27 @@ impl<const RAW: bool> FreeBatch for Segment<RAW> {
         }
         self.batch.push(pfn);
         true
+    }
+
+    #[inline(always)]
+    fn take_slots(&mut self, words: &mut [usize], mut at: usize, _: Option<Order>) -> usize {
+        while at < words.len() {
+            // A full batch is passed on when one more page is seen to be of this kind, not before: see `end`.
+            let n = (words.len() - at).min(self.batch.room()).max(1);
+            let chunk = &mut words[at..at + n];
+            let taken = if self.batch.room() > 0 && self.is_of_one_kind && self.zone.push_pages(chunk, &mut self.batch)
+            {
+                let taken = self.keep_sound(n);
+                empty(&mut chunk[..taken]);
+                taken
+            } else {
+                empty_while(chunk, |word| self.give_at(word))
+            };
+            at += taken;
+            if taken < n {
+                break;
+            }
+        }
+        at
     }
 }
