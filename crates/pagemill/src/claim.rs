@@ -119,7 +119,7 @@ impl Drop for Claim<'_> {
 mod tests {
     use super::Claim;
     use crate::claims::{IS_CLAIMANT, NUMBER};
-    use crate::slow::Ask;
+    use crate::context::AllocContext;
     use crate::{Allocator, Gfp, Memory, NodeId, NodeMask, Order};
     use core::sync::atomic::Ordering::Relaxed;
     use pagemill_core::Level;
@@ -130,7 +130,7 @@ mod tests {
         let nodes = allocator.nodes();
         let claim = |order: u8, blocks: usize| {
             let order = Order::new(order).unwrap();
-            Claim::new(nodes, Ask::plain(nodes, Gfp::KERNEL, order).lack(NodeId::ZERO, blocks))
+            Claim::new(nodes, AllocContext::plain(nodes, Gfp::KERNEL, order).lack(NodeId::ZERO, blocks))
         };
         for number in 0..3 {
             let mut claim = claim(0, 8);
@@ -251,14 +251,14 @@ mod tests {
     #[cfg(not(any(miri, shuttle)))]
     mod in_a_child {
         use crate::claim::Claim;
+        use crate::context::AllocContext;
         use crate::nodes::Nodes;
         use crate::shared::Lack;
-        use crate::slow::Ask;
         use crate::{Allocator, Gfp, Memory, NodeId, Order};
         use core::sync::atomic::Ordering::Relaxed;
 
         fn pages(nodes: &Nodes, n: usize) -> Lack {
-            Ask::plain(nodes, Gfp::KERNEL, Order::ZERO).lack(NodeId::ZERO, n)
+            AllocContext::plain(nodes, Gfp::KERNEL, Order::ZERO).lack(NodeId::ZERO, n)
         }
 
         /// The request was forked in an attempt, as by a shrinker, and goes on in the child too, where another one has a claim by now.

@@ -7,21 +7,19 @@ mod batch;
 mod blocks;
 mod large;
 mod many;
+mod one;
 mod segment;
 
 pub(crate) use batch::FreeBatch;
-use blocks::Blocks;
-use large::Large;
-use many::{Neighbours, Slots};
 pub(crate) use many::{Source, free_all};
-use segment::Segment;
 
-use crate::misuse::{misuse, refuse_foreign};
+use crate::misuse::misuse;
 use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
-use crate::zone::Zone;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
+use many::{Neighbours, Slots};
+use one::{find, free_fast, free_one, free_slow};
+use pagemill_core::{Misuse, Mobility, Order, PAGE_SIZE, Pfn};
 use pagemill_os::lists::BulkCall;
 use pagemill_os::{Batch, empty};
 
@@ -39,30 +37,6 @@ pub(crate) fn free_word(word: usize) -> Result<(), Misuse> {
 #[inline]
 pub(crate) fn free_page(addr: usize) -> Result<(), Misuse> {
     if free_fast::<false>(addr) { Ok(()) } else { free_slow::<false>(addr, Order::ZERO) }
-}
-
-/// Frees one page by its address; false if it is no page that is out.
-#[inline(always)]
-fn free_fast<const RAW: bool>(addr: usize) -> bool {
-    step!("free_fast");
-    let Some((zone, pfn)) = registry::recent(addr) else { return free_other::<RAW>(addr) };
-    if !zone.comes_back::<RAW>(pfn) {
-        return false;
-    }
-    zone.put_back(pfn);
-    true
-}
-
-/// The same for a page of another arena than the thread met last.
-#[cold]
-#[inline(never)]
-fn free_other<const RAW: bool>(addr: usize) -> bool {
-    let Some((zone, pfn)) = registry::by_address(addr) else { return false };
-    let is_out = zone.comes_back::<RAW>(pfn);
-    if is_out {
-        zone.put_back(pfn);
-    }
-    is_out
 }
 
 /// Frees a block that is a raw pointer by address and order, wherever it came from; the way for C, and for misuse.
@@ -87,32 +61,7 @@ fn free_other<const RAW: bool>(addr: usize) -> bool {
 /// # Ok::<(), pagemill::Error>(())
 /// ```
 pub unsafe fn free_raw(ptr: *mut u8, order: Order) -> Result<(), Misuse> {
-    free_alone::<true>(ptr.addr(), order)
-}
-
-/// What is not a page on its way to a list: blocks, and misuse.
-#[cold]
-#[inline(never)]
-fn free_slow<const RAW: bool>(addr: usize, order: Order) -> Result<(), Misuse> {
-    let (zone, pfn) = find(addr)?;
-    let refused = |kind| zone.refuse(misuse(kind, addr));
-    if RAW { zone.take_up(pfn, order, false) } else { zone.take_back_block(pfn, order) }.map_err(refused)?;
-    if order == Order::ZERO {
-        zone.put_back(pfn); // A raw block of order 0 that was looked at a moment too early.
-        return Ok(());
-    }
-    zone.free_block(pfn, order).map_err(refused)
-}
-
-/// The arena and frame of a page's address; who asks is about to change what is there.
-fn find(addr: usize) -> Result<(&'static Zone, u32), Misuse> {
-    let Some((zone, pfn)) = registry::by_address(addr) else {
-        return Err(refuse_foreign(misuse(MisuseKind::Foreign, addr)));
-    };
-    if !addr.is_multiple_of(PAGE_SIZE) {
-        return Err(zone.refuse(misuse(MisuseKind::Unaligned, addr)));
-    }
-    Ok((zone, pfn))
+    free_one::<true>(ptr.addr(), order)
 }
 
 /// A handle's block becomes a raw pointer.
@@ -188,14 +137,6 @@ fn free_slots<const RAW: bool>(words: &mut [usize], order: Option<Order>, misuse
     free_all::<RAW>(&mut Slots::new(words, order), misused)
 }
 
-/// Frees one block that no collector takes.
-fn free_alone<const RAW: bool>(addr: usize, order: Order) -> Result<(), Misuse> {
-    if order == Order::ZERO && addr.is_multiple_of(PAGE_SIZE) && free_fast::<RAW>(addr) {
-        return Ok(());
-    }
-    free_slow::<RAW>(addr, order)
-}
-
 /// Frees the pages of a batch at most, in one section, if all are of the arena that this thread met last, where only one mobility was
 /// ever used: those up to the first that is not out. Returns how many those are; none if the pages are others.
 #[inline(always)]
@@ -253,14 +194,4 @@ pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result
         None => Ok(freed),
         Some(misuse) => Err((freed, misuse)),
     }
-}
-
-/// The zone and mobility of the page at an address; none for anything else. Whether it is out is still to be seen.
-#[inline]
-fn page_at(addr: usize) -> Option<(&'static Zone, Mobility)> {
-    if !addr.is_multiple_of(PAGE_SIZE) {
-        return None;
-    }
-    let (zone, pfn) = registry::by_address(addr)?;
-    Some((zone, zone.mobility_of(pfn)))
 }

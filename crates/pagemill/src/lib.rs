@@ -72,6 +72,7 @@ mod builder;
 mod bulk;
 mod claim;
 mod claims;
+mod context;
 mod device;
 mod dma_pool;
 mod fault;
@@ -104,6 +105,7 @@ mod stats;
 mod sync;
 mod topology;
 mod wait;
+mod walk;
 mod word;
 mod zone;
 

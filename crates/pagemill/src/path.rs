@@ -3,8 +3,8 @@
 //! The fast path is inlined into the caller: one section, one state, one address. Everything else is cold and out of
 //! line (C3.15).
 use crate::allocator::Allocator;
+use crate::context::AllocContext;
 use crate::handle::{Block, Page, sealed::Word};
-use crate::slow::Ask;
 use pagemill_core::{Error, Gfp, Order, step};
 
 impl Allocator {
@@ -52,7 +52,7 @@ impl Allocator {
         let nodes = self.nodes();
         let addr = match nodes.here().and_then(|zone| zone.take_block_at_once(gfp, order)) {
             Some(addr) => addr,
-            None => nodes.alloc_block(&Ask::plain(nodes, gfp, order))?,
+            None => nodes.alloc_block(&AllocContext::plain(nodes, gfp, order))?,
         };
         // SAFETY: the block is marked as handed out: nobody else has it.
         Ok(unsafe { Block::from_word(addr | usize::from(order.get())) })

@@ -13,85 +13,16 @@
 //! must have several blocks takes its seat itself, with nothing in hand (`Allocator::all_or_wait` in `bulk/engine.rs`): for all
 //! of its blocks, by [`Nodes::wait_in_line`].
 use crate::claim::Claim;
+use crate::context::{AllocContext, Effort};
 use crate::nodes::Nodes;
 use crate::reclaim;
 use crate::shared::Lack;
-use crate::wait::{Cancel, Patience};
+use crate::wait::Cancel;
+use crate::walk::BulkWalk;
 use crate::zone::Zone;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Order, Policy, Why, step};
-
-/// What a request may have, and from where.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask<'c> {
-    pub(crate) gfp: Gfp,
-    pub(crate) order: Order,
-    /// How far one block of it may go.
-    pub(crate) effort: Effort,
-    /// Nodes that the caller allows; the allocator's allowed set is looked at besides, at every step.
-    pub(crate) nodes: NodeMask,
-    pub(crate) policy: Policy,
-    pub(crate) patience: Patience<'c>,
-}
-
-/// How far a request goes for one block, where its flags allow it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Effort {
-    /// It takes what there is.
-    Take,
-    /// It has shrinkers called too. It has other blocks in hand, and so does not wait (C3.20).
-    Reclaim,
-    /// It waits too.
-    Wait,
-}
-
-impl<'c> Ask<'c> {
-    /// For a request that says nothing but its flags.
-    pub(crate) fn plain(nodes: &Nodes, gfp: Gfp, order: Order) -> Self {
-        let (policy, patience) = (nodes.policy(), Patience::default());
-        Self { gfp, order, effort: Effort::Wait, nodes: NodeMask::ALL, policy, patience }
-    }
-
-    /// What it lacks while it needs `blocks` blocks at once; `from` is the node that it begins with.
-    pub(crate) fn lack(&self, from: NodeId, blocks: usize) -> Lack {
-        let only = match self.policy {
-            Policy::Interleave(_) => NodeMask::ALL, // The turn moves on with each request: it tells no kinds apart.
-            _ if self.gfp.contains(Gfp::THISNODE) => NodeMask::only(from),
-            _ => NodeMask::ALL,
-        };
-        let nodes = self.nodes.and(self.policy.nodes()).and(only);
-        Lack { order: self.order, blocks, nodes, is_dma32: self.gfp.contains(Gfp::DMA32) }
-    }
-
-    /// The nodes that its blocks come from in turn; none where they don't.
-    pub(crate) fn among(&self, nodes: &Nodes) -> NodeMask {
-        match self.policy {
-            Policy::Interleave(among) => among.and(self.nodes).and(nodes.allowed()).and(nodes.populated()),
-            _ => NodeMask::NONE,
-        }
-    }
-
-    /// Does it wait for as long as it says, also where nothing promises that memory comes back?
-    fn is_endless(&self) -> bool {
-        self.gfp.contains(Gfp::NOFAIL) || self.patience.deadline.is_some()
-    }
-
-    /// The node to begin with, for `n` blocks: where they come from nodes in turn, each takes one. `THISNODE` without
-    /// another word is that of the caller's CPU.
-    pub(crate) fn first_node(&self, nodes: &Nodes, n: usize) -> NodeId {
-        nodes.take_turns(self.among(nodes), n).unwrap_or_else(|| self.policy.first(nodes.node()))
-    }
-
-    /// May it have memory of this arena, just now?
-    #[inline]
-    pub(crate) fn allows(&self, nodes: &Nodes, from: NodeId, zone: &Zone) -> bool {
-        let allowed = nodes.allowed().and(self.nodes).and(self.policy.nodes());
-        allowed.contains(zone.node)
-            && zone.kind.serves(self.gfp)
-            && !zone.is_retired()
-            && (zone.node == from || !self.gfp.contains(Gfp::THISNODE))
-    }
-}
+use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, Order, Why, step};
+use pagemill_os::Batch;
 
 /// Rounds of reclaim before a request takes a seat in line, whatever shrinkers say that they freed; and rounds there before it
 /// gives up. As many as the kernel's `MAX_RECLAIM_RETRIES`.
@@ -118,41 +49,41 @@ impl Nodes {
     #[inline(never)]
     pub(crate) fn alloc_page_slow(&self, gfp: Gfp) -> Result<usize, Error> {
         step!("Nodes::alloc_page_slow");
-        self.alloc_block(&Ask::plain(self, gfp, Order::ZERO))
+        self.alloc_block(&AllocContext::plain(self, gfp, Order::ZERO))
     }
 
     /// The address of one block.
-    pub(crate) fn alloc_block(&self, ask: &Ask<'_>) -> Result<usize, Error> {
-        self.check(ask.gfp)?;
-        if ask.gfp.contains(Gfp::ACCOUNT) {
+    pub(crate) fn alloc_block(&self, context: &AllocContext<'_>) -> Result<usize, Error> {
+        self.check(context.gfp)?;
+        if context.gfp.contains(Gfp::ACCOUNT) {
             return Err(Invalid::NoAccount.into());
         }
-        if let Some((zone, pfn)) = self.take_one(ask, ask.first_node(self, 1))? {
+        if let Some((zone, pfn)) = self.take_one(context, context.first_node(self, 1))? {
             return Ok(zone.addr_of(pfn));
         }
-        let why = self.why(ask, Level::Min);
-        self.count_shortfall(ask, why);
-        Err(Exhausted { wanted: 1, got: 0, order: ask.order.get(), why }.into())
+        let why = self.why(context, Level::Min);
+        self.count_shortfall(context, why);
+        Err(Exhausted { wanted: 1, got: 0, order: context.order.get(), why }.into())
     }
 
     /// Why a request got no more (C3.4) than what lies above the marks of `level`. One that ends above the low marks neither
     /// reclaims nor waits.
     #[cold]
-    pub(crate) fn why(&self, ask: &Ask<'_>, level: Level) -> Why {
-        let from = ask.policy.first(self.node());
-        let zones = || self.zonelist(from).iter().filter(|zone| ask.allows(self, from, zone));
-        let floor = |zone: &Zone| zone.marks.floor(ask.gfp, level) as usize;
-        let is_enough = |zone: &Zone| zone.buddy.free_frames() >= floor(zone) + ask.order.frames() as usize;
-        let may_wait = level == Level::Min && ask.gfp.may_wait();
-        if level == Level::Min && ask.patience.cancel.is_some_and(Cancel::is_cancelled) {
+    pub(crate) fn why(&self, context: &AllocContext<'_>, level: Level) -> Why {
+        let from = context.policy.first(self.node());
+        let zones = || self.zonelist(from).iter().filter(|zone| context.allows(self, from, zone));
+        let floor = |zone: &Zone| zone.marks.floor(context.gfp, level) as usize;
+        let is_enough = |zone: &Zone| zone.buddy.free_frames() >= floor(zone) + context.order.frames() as usize;
+        let may_wait = level == Level::Min && context.gfp.may_wait();
+        if level == Level::Min && context.patience.cancel.is_some_and(Cancel::is_cancelled) {
             Why::Cancelled
         } else if may_wait && reclaim::is_reclaiming() {
             Why::Reclaiming
         } else if zones().next().is_none() {
             Why::NotAllowed
-        } else if self.has_failed_on_purpose(ask.gfp) && zones().any(|zone| is_enough(zone)) {
+        } else if self.has_failed_on_purpose(context.gfp) && zones().any(|zone| is_enough(zone)) {
             Why::Fault
-        } else if may_wait && ask.patience.is_over() {
+        } else if may_wait && context.patience.is_over() {
             Why::TimedOut
         } else if zones().any(|zone| floor(zone) > 0 && zone.buddy.free_frames() > 0) {
             Why::BelowMark
@@ -163,10 +94,10 @@ impl Nodes {
 
     /// Counts a request that came back short, in the zone that it would rather have had the rest of.
     #[cold]
-    pub(crate) fn count_shortfall(&self, ask: &Ask<'_>, why: Why) {
-        let from = ask.policy.first(self.node());
+    pub(crate) fn count_shortfall(&self, context: &AllocContext<'_>, why: Why) {
+        let from = context.policy.first(self.node());
         let zones = self.zonelist(from);
-        let wanted = zones.iter().find(|zone| ask.allows(self, from, zone)).or(zones.first());
+        let wanted = zones.iter().find(|zone| context.allows(self, from, zone)).or(zones.first());
         wanted.copied().unwrap_or(self.first()).stats_here().shortfalls[why.index()].fetch_add(1, Relaxed);
     }
 
@@ -176,37 +107,39 @@ impl Nodes {
     /// # Errors
     /// [`Invalid::ReclaimInShrinker`]: a request that may reclaim, from inside a shrinker. [`Invalid::MoreThanManaged`]: there is
     /// none, and never will be.
-    pub(crate) fn take_one(&self, ask: &Ask<'_>, from: NodeId) -> Result<Option<Taken>, Error> {
+    pub(crate) fn take_one(&self, context: &AllocContext<'_>, from: NodeId) -> Result<Option<Taken>, Error> {
         step!("Nodes::take_one");
-        let lack = ask.lack(from, 1);
-        let may_wait = ask.gfp.may_wait();
+        let lack = context.lack(from, 1);
+        let may_wait = context.gfp.may_wait();
         if may_wait && reclaim::is_reclaiming() {
             return Err(Invalid::ReclaimInShrinker.into());
         }
         // Another request that lacks the same came first. Requests that must have several blocks have looked already.
-        let is_behind = may_wait && ask.effort == Effort::Wait && self.waits.has(lack);
-        if !is_behind && let Some(taken) = self.try_levels(ask, from, may_wait) {
+        let is_behind = may_wait && context.effort == Effort::Wait && self.waits.has(lack);
+        if !is_behind && let Some(taken) = self.try_levels(context, from, may_wait) {
             return Ok(Some(taken));
         }
-        self.check_lack(lack, ask.gfp)?;
-        if !may_wait || ask.effort == Effort::Take {
+        self.check_lack(lack, context.gfp)?;
+        if !may_wait || context.effort == Effort::Take {
             return Ok(None);
         }
-        if !is_behind && let Some(taken) = self.take_by_reclaim(ask, from) {
+        if !is_behind && let Some(taken) = self.take_by_reclaim(context, from) {
             return Ok(Some(taken));
         }
-        let is_for_line = self.may_wait_in_line(ask, lack);
+        let is_for_line = self.may_wait_in_line(context, lack);
         // It stands behind nobody any more, or may not wait there.
         if is_behind
             && !is_for_line
-            && let Some(taken) = self.try_levels(ask, from, false)
+            && let Some(taken) = self.try_levels(context, from, false)
         {
             return Ok(Some(taken));
         }
-        Ok(match ask.effort {
-            Effort::Wait if is_for_line => self.wait_in_line(ask, lack, &mut || self.try_levels(ask, from, false)),
-            _ if is_for_line || ask.gfp.contains(Gfp::NORETRY) => None,
-            _ => self.take_from_others_hands(ask, from),
+        Ok(match context.effort {
+            Effort::Wait if is_for_line => {
+                self.wait_in_line(context, lack, &mut || self.try_levels(context, from, false))
+            }
+            _ if is_for_line || context.gfp.contains(Gfp::NORETRY) => None,
+            _ => self.take_from_others_hands(context, from),
         })
     }
 
@@ -259,24 +192,24 @@ impl Nodes {
     }
 
     /// The same, if need be when others have put down what is in their hands; that takes 20 ms at most.
-    pub(crate) fn has_enough_soon(&self, lack: Lack, ask: &Ask<'_>) -> bool {
-        let is_under_way = || self.all().iter().any(|zone| zone.has_frames_under_way(ask.gfp));
-        let turns = if ask.gfp.contains(Gfp::NORETRY) { 0 } else { TURNS };
+    pub(crate) fn has_enough_soon(&self, lack: Lack, context: &AllocContext<'_>) -> bool {
+        let is_under_way = || self.all().iter().any(|zone| zone.has_frames_under_way(context.gfp));
+        let turns = if context.gfp.contains(Gfp::NORETRY) { 0 } else { TURNS };
         (0..turns).take_while(|_| !self.has_enough(lack) && is_under_way()).for_each(let_others_on);
         self.has_enough(lack)
     }
 
     /// What lies above the low marks, then what lies above those that the flags reach down to; `may_start` as for
     /// [`wake`](reclaim::Reclaim::wake).
-    fn try_levels(&self, ask: &Ask<'_>, from: NodeId, may_start: bool) -> Option<Taken> {
+    fn try_levels(&self, context: &AllocContext<'_>, from: NodeId, may_start: bool) -> Option<Taken> {
         let has_marks = self.all().iter().any(|zone| zone.marks.low > 0);
-        if has_marks && let Some(taken) = self.try_zones(ask, from, Level::Low) {
+        if has_marks && let Some(taken) = self.walk_for_one(context, from, Level::Low) {
             return Some(taken);
         }
         if has_marks {
             self.reclaim.wake(may_start);
         }
-        self.try_zones(ask, from, Level::Min)
+        self.walk_for_one(context, from, Level::Min)
     }
 
     /// Nothing is left above the low marks: has the background thread look. `may_start` as for [`wake`](reclaim::Reclaim::wake).
@@ -286,58 +219,27 @@ impl Nodes {
         }
     }
 
-    /// Every zone of the list: pages of the request's mobility; then all lists drained, if it may wait; then pageblocks of
-    /// another mobility.
-    fn try_zones(&self, ask: &Ask<'_>, from: NodeId, level: Level) -> Option<Taken> {
-        let own = |zone: &&'static Zone| Some((*zone, zone.take_own(ask.gfp, ask.order, level)?));
-        let zones = || self.zonelist(from).iter().filter(|zone| ask.allows(self, from, zone)).copied();
-        let taken = zones().find_map(|zone| own(&zone)).or_else(|| {
-            if level == Level::Low && self.all().len() > 1 {
-                return None; // Another zone comes before a drain.
-            }
-            let drained: usize = if ask.gfp.may_wait() { zones().map(|zone| zone.drain_all()).sum() } else { 0 };
-            let again = if drained > 0 { zones().find_map(|zone| own(&zone)) } else { None };
-            again.or_else(|| zones().find_map(|zone| Some((zone, zone.steal_other(ask.gfp, ask.order, level)?))))
-        });
-        taken.inspect(|(zone, _)| {
-            zone.shut_lists_below_low();
-            self.count_node(ask, from, zone, ask.order.frames() as usize);
-        })
-    }
-
-    /// Counts pages of `zone` that a request got that wanted them of node `from` (C3.13): hits are what is left.
-    pub(crate) fn count_node(&self, ask: &Ask<'_>, from: NodeId, zone: &Zone, pages: usize) {
-        if self.waits.is_awaited() {
-            self.waits.note_served();
-        }
-        let pages = pages as u64;
-        // A node that cannot serve it cannot be missed: the nearest that can stands for it.
-        let wanted =
-            self.zonelist(from).iter().find(|zone| ask.allows(self, from, zone)).map_or(from, |first| first.node);
-        if zone.node != wanted {
-            zone.stats_here().numa_miss.fetch_add(pages, Relaxed);
-            if let Some(wanted) = self.zonelist(wanted).first() {
-                wanted.stats_here().numa_foreign.fetch_add(pages, Relaxed);
-            }
-        } else if matches!(ask.policy, Policy::Interleave(_)) {
-            zone.stats_here().numa_interleave.fetch_add(pages, Relaxed);
-        }
+    /// One block above the marks of a level.
+    fn walk_for_one(&self, context: &AllocContext<'_>, from: NodeId, level: Level) -> Option<Taken> {
+        let mut one = Batch::new();
+        let zone = BulkWalk::for_one(from, level).next(self, context, 1, &mut one)?;
+        Some((zone, *one.as_slice().first()?))
     }
 
     /// Rounds of direct reclaim, each followed by another try.
     #[inline(never)]
-    fn take_by_reclaim(&self, ask: &Ask<'_>, from: NodeId) -> Option<Taken> {
+    fn take_by_reclaim(&self, context: &AllocContext<'_>, from: NodeId) -> Option<Taken> {
         if !self.reclaim.has_shrinkers() {
             return None;
         }
-        let rounds = if ask.gfp.contains(Gfp::NORETRY) { 1 } else { ROUNDS };
+        let rounds = if context.gfp.contains(Gfp::NORETRY) { 1 } else { ROUNDS };
         for _ in 0..rounds {
-            if ask.patience.is_over() {
+            if context.patience.is_over() {
                 break;
             }
-            let came = self.reclaim.direct(ask.gfp, ask.order.frames() as usize);
+            let came = self.reclaim.direct(context.gfp, context.order.frames() as usize);
             // What came back may stand on lists, or in blocks of another mobility.
-            if let Some(taken) = self.try_levels(ask, from, false) {
+            if let Some(taken) = self.try_levels(context, from, false) {
                 return Some(taken);
             }
             if came == 0 {
@@ -349,29 +251,30 @@ impl Nodes {
 
     /// Does a request wait that found nothing? For as long as it says; else as long as shrinkers may still bring
     /// something, or behind others that lack the same.
-    pub(crate) fn may_wait_in_line(&self, ask: &Ask<'_>, lack: Lack) -> bool {
-        let is_bounded = || !ask.gfp.contains(Gfp::NORETRY) && (self.reclaim.has_shrinkers() || self.waits.has(lack));
-        ask.gfp.may_wait() && (ask.is_endless() || is_bounded())
+    pub(crate) fn may_wait_in_line(&self, context: &AllocContext<'_>, lack: Lack) -> bool {
+        let is_bounded =
+            || !context.gfp.contains(Gfp::NORETRY) && (self.reclaim.has_shrinkers() || self.waits.has(lack));
+        context.gfp.may_wait() && (context.is_endless() || is_bounded())
     }
 
     /// Waits in the line of `lack`, with the lists shut, and tries until `attempt` brings something or the wait ends.
     #[inline(never)]
     pub(crate) fn wait_in_line<T>(
         &self,
-        ask: &Ask<'_>,
+        context: &AllocContext<'_>,
         lack: Lack,
         attempt: &mut dyn FnMut() -> Option<T>,
     ) -> Option<T> {
-        let rounds = if ask.gfp.contains(Gfp::RETRY_MAYFAIL) { 4 * ROUNDS } else { ROUNDS };
+        let rounds = if context.gfp.contains(Gfp::RETRY_MAYFAIL) { 4 * ROUNDS } else { ROUNDS };
         let has_shrinkers = self.reclaim.has_shrinkers();
         let _opens = OpensLists(self);
         let mut claim = Claim::new(self, lack);
-        self.waits.wait(lack, &ask.patience, (!ask.is_endless()).then_some(rounds), |is_overtaken| {
+        self.waits.wait(lack, &context.patience, (!context.is_endless()).then_some(rounds), |is_overtaken| {
             // The first attempt shuts them. Later ones look again, at arenas that came meanwhile.
             self.settle_lists();
             // What is claimed nobody else gets: not those either whom a shrinker may wait for.
             if has_shrinkers && !claim.is_held() {
-                self.reclaim.direct(ask.gfp, lack.blocks * lack.order.frames() as usize);
+                self.reclaim.direct(context.gfp, lack.blocks * lack.order.frames() as usize);
             }
             claim.attempt(is_overtaken, &mut *attempt)
         })
@@ -379,17 +282,17 @@ impl Nodes {
 
     /// A page that another thread has in its hands, once that has reached a list or the zone.
     #[inline(never)]
-    fn take_from_others_hands(&self, ask: &Ask<'_>, from: NodeId) -> Option<Taken> {
-        if ask.order != Order::ZERO || self.faults.get().is_some() {
+    fn take_from_others_hands(&self, context: &AllocContext<'_>, from: NodeId) -> Option<Taken> {
+        if context.order != Order::ZERO || self.faults.get().is_some() {
             return None; // Single frames under way make no block; and what is refused on purpose stays so.
         }
-        let is_under_way = || self.all().iter().any(|zone| zone.has_frames_under_way(ask.gfp));
+        let is_under_way = || self.all().iter().any(|zone| zone.has_frames_under_way(context.gfp));
         for turn in 0..TURNS {
-            if !is_under_way() || ask.patience.is_over() {
+            if !is_under_way() || context.patience.is_over() {
                 return None;
             }
             let_others_on(turn);
-            if let Some(taken) = self.try_levels(ask, from, false) {
+            if let Some(taken) = self.try_levels(context, from, false) {
                 return Some(taken);
             }
         }

@@ -10,11 +10,12 @@
 //! little and the request may wait, it does so with nothing in hand, in a line for all its blocks (`wait_for_all`, C3.20).
 use crate::allocator::Allocator;
 use crate::bulk::request::{Bulk, Commit, Delivered};
+use crate::context::{AllocContext, Effort};
 use crate::nodes::Nodes;
-use crate::slow::{Ask, Effort};
-use crate::zone::{PageblockFrames, Zone};
+use crate::walk::BulkWalk;
+use crate::zone::Zone;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Gfp, Level, ListPolicy, NodeId, NodeMask, Order, Shortfall, Why, interleave_share};
+use pagemill_core::{Error, Level, ListPolicy, Order, Shortfall, Why};
 use pagemill_os::Batch;
 use pagemill_os::lists::BulkCall;
 
@@ -50,83 +51,39 @@ impl Allocator {
         needed: usize,
         batch: &mut Batch,
     ) -> Option<&'static Zone> {
-        let slow = slow.get_or_insert_with(|| Slow::new(missing));
         let nodes = self.nodes();
-        let ask = request.ask(nodes);
+        let context = request.ask(nodes);
+        let slow = slow.get_or_insert_with(|| Slow::new(nodes, &context, missing));
         loop {
             match slow.stage {
-                Stage::Begin => slow.begin(nodes, &ask),
-                Stage::Zone { at, is_drained } => match self.batch_of(slow, &ask, at, left, batch) {
-                    (Some(found), _) => return Some(found),
-                    (None, true) => {}
-                    (None, false) if slow.has_next(nodes, &ask, at) => {
-                        slow.stage = Stage::Zone { at: at + 1, is_drained };
-                    }
-                    (None, false) if slow.turns_left > 0 => slow.next_turn(),
-                    (None, false) => {
-                        let may_drain = !is_drained && ask.gfp.may_wait();
-                        slow.stage = if may_drain && nodes.drain_all() > 0 {
-                            Stage::Zone { at: 0, is_drained: true }
-                        } else {
-                            Stage::Single
-                        };
-                    }
+                Stage::Walk => match slow.walk.next(nodes, &context, left, batch) {
+                    None => slow.stage = Stage::Single,
+                    found => return found,
                 },
                 // It keeps what it got, and neither reclaims nor waits for the rest (C3.4).
                 Stage::Single if left < missing && needed == 0 && !request.tries_for_all() => {
-                    nodes.note_low(ask.gfp.may_wait());
+                    nodes.note_low(context.gfp.may_wait());
                     slow.stage = Stage::Over;
                 }
                 // The single path (C3.6, C3.8). It alone may take from pageblocks of another mobility.
                 Stage::Single => {
-                    if let Some(in_hand) = &mut slow.past_list {
-                        in_hand.give_back(); // Or there would be more in hand than is missing.
-                    }
-                    let Ok(Some((zone, pfn))) = nodes.take_one(&ask, slow.from) else {
+                    slow.walk.put_down(); // Or there would be more in hand than is missing.
+                    let Ok(Some((zone, pfn))) = nodes.take_one(&context, slow.walk.from) else {
                         slow.stage = Stage::Over;
                         continue;
                     };
                     // A request that stood in line goes on in bulk if no other one is left there.
-                    let goes_on = core::mem::take(&mut slow.is_in_line) && !nodes.waits.has(request.lack(nodes, 1));
-                    slow.stage = if goes_on { Stage::ZONES } else { Stage::Single };
-                    zone.stats_here().fallbacks.fetch_add(u64::from(!slow.is_single), Relaxed);
+                    if core::mem::take(&mut slow.is_in_line) && !nodes.waits.has(request.lack(nodes, 1)) {
+                        slow.walk.again();
+                        slow.stage = Stage::Walk;
+                    }
+                    zone.stats_here().fallbacks.fetch_add(u64::from(missing > 1), Relaxed);
                     batch.push(pfn);
                     return Some(zone);
                 }
                 Stage::Over => return None,
             }
         }
-    }
-
-    /// A batch from the zone at place `at` of the request's zonelist, above its low mark; else, may there be more?
-    fn batch_of(
-        &self,
-        slow: &mut Slow,
-        ask: &Ask<'_>,
-        at: usize,
-        left: usize,
-        batch: &mut Batch,
-    ) -> (Option<&'static Zone>, bool) {
-        let nodes = self.nodes();
-        let Some(&zone) = nodes.zonelist(slow.from).get(at) else { return (None, false) };
-        let left = left.min(slow.share);
-        if left == 0 || !ask.allows(nodes, slow.from, zone) {
-            return (None, false);
-        }
-        let is_more = match ask.order {
-            Order::ZERO => zone.batch_of_zone(ask.gfp, left, &mut slow.past_list, batch),
-            _ => zone.batch_of_blocks(ask.gfp, ask.order, left, batch),
-        };
-        if batch.is_empty() {
-            return (None, is_more);
-        }
-        slow.share -= batch.len().min(slow.share);
-        zone.shut_lists_below_low();
-        nodes.count_node(ask, slow.from, zone, batch.len() * ask.order.frames() as usize);
-        if slow.share == 0 {
-            slow.next_turn();
-        }
-        (Some(zone), true)
     }
 
     /// What a call returns that brought so many blocks.
@@ -233,14 +190,14 @@ impl Allocator {
         attempt: &mut dyn FnMut(&mut Bulk<'_>) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let nodes = self.nodes();
-        let (ask, lack) = (request.ask(nodes), request.lack(nodes, needed));
-        nodes.check_lack(lack, ask.gfp)?;
+        let (context, lack) = (request.ask(nodes), request.lack(nodes, needed));
+        nodes.check_lack(lack, context.gfp)?;
         if crate::reclaim::is_reclaiming() || request.is_refused(needed) {
             return Ok(None);
         }
-        if !nodes.may_wait_in_line(&ask, lack) {
+        if !nodes.may_wait_in_line(&context, lack) {
             // Others waited, who do no more, or frames were in somebody's hands.
-            let may_try = !is_tried && nodes.has_enough_soon(lack, &ask);
+            let may_try = !is_tried && nodes.has_enough_soon(lack, &context);
             return Ok(if may_try { attempt(request) } else { None });
         }
         request.effort = Effort::Take; // The line has the shrinkers called.
@@ -249,7 +206,7 @@ impl Allocator {
             None => None,
             got => Some(got),
         };
-        Ok(nodes.wait_in_line(&ask, lack, &mut attempt).flatten())
+        Ok(nodes.wait_in_line(&context, lack, &mut attempt).flatten())
     }
 }
 
@@ -342,95 +299,31 @@ impl Drop for Taking<'_> {
 #[derive(Debug)]
 pub(super) struct Slow {
     stage: Stage,
-    /// It is for one block: the single path alone serves it, and no fallback is counted.
-    is_single: bool,
-    /// It goes past the lists, with this in hand.
-    past_list: Option<PageblockFrames>,
+    walk: BulkWalk,
     /// Other requests waited for a block when it began: it takes one behind them before it goes on in bulk.
     is_in_line: bool,
-    /// The node whose zonelist it walks.
-    from: NodeId,
-    /// What it may still take there before it is another node's turn.
-    share: usize,
-    /// How many blocks it is for.
-    most: usize,
-    /// Divided among these nodes, if any; `turns_left` of them have theirs yet, twice each.
-    among: NodeMask,
-    turns_left: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// The CPU's list has no more.
-    Begin,
-    /// Pageblocks of the request's mobility in the zone at place `at`, again if all lists were drained for it.
-    Zone { at: usize, is_drained: bool },
+    /// Batches, zone by zone.
+    Walk,
     /// One by one, as a single request goes.
     Single,
     /// There is no more.
     Over,
 }
 
-impl Stage {
-    /// The first zone.
-    const ZONES: Self = Self::Zone { at: 0, is_drained: false };
-}
-
 impl Slow {
-    #[inline]
-    fn new(missing: usize) -> Self {
-        Self {
-            stage: Stage::Begin,
-            is_single: missing == 1,
-            past_list: (missing > ListPolicy::LARGE).then_some(PageblockFrames::NONE),
-            is_in_line: false,
-            from: NodeId::ZERO,
-            share: usize::MAX,
-            most: missing,
-            among: NodeMask::NONE,
-            turns_left: 0,
-        }
-    }
-
     /// Goes on from the list to the zones. A request for one block goes to the single path, and so does one that may wait while
     /// others wait for a block.
-    fn begin(&mut self, nodes: &Nodes, ask: &Ask<'_>) {
-        self.from = ask.first_node(nodes, self.most);
-        self.among = ask.among(nodes);
-        self.is_in_line = !self.is_single
-            && ask.effort == Effort::Wait
-            && ask.gfp.may_wait()
-            && nodes.waits.has(ask.lack(self.from, 1));
-        if !self.among.is_empty() {
-            self.turns_left = 2 * self.among.count() - 1;
-            self.share = interleave_share(self.most, self.among.count(), 0);
-        }
-        self.stage = if self.is_single || self.is_in_line { Stage::Single } else { Stage::ZONES };
-    }
-
-    /// Goes on with the next node of a divided request, for its share; in the second round with whatever is missing.
-    fn next_turn(&mut self) {
-        let count = self.among.count();
-        self.stage = Stage::ZONES;
-        self.from = self.among.next_after(self.from).unwrap_or(self.from);
-        self.share = match (2 * count).checked_sub(self.turns_left) {
-            Some(at) if at < count => interleave_share(self.most, count, at),
-            _ => usize::MAX,
-        };
-        self.turns_left = self.turns_left.saturating_sub(1);
-    }
-
-    /// Does the request go on with the next zone? Those of the nearest node that it may have memory of always; others
-    /// with flags that may wait.
-    fn has_next(&self, nodes: &Nodes, ask: &Ask<'_>, at: usize) -> bool {
-        let zones = nodes.zonelist(self.from);
-        let nearest = zones.iter().position(|zone| ask.allows(nodes, self.from, zone));
-        match (nearest, zones.get(at + 1)) {
-            (Some(nearest), Some(next)) => {
-                let is_near = at < nearest || next.node == zones[nearest].node;
-                is_near || (ask.gfp.may_wait() && !ask.gfp.contains(Gfp::THISNODE))
-            }
-            _ => false,
-        }
+    fn new(nodes: &Nodes, context: &AllocContext<'_>, missing: usize) -> Self {
+        let walk = BulkWalk::for_many(nodes, context, missing);
+        let is_in_line = missing > 1
+            && context.effort == Effort::Wait
+            && context.gfp.may_wait()
+            && nodes.waits.has(context.lack(walk.from, 1));
+        let stage = if missing == 1 || is_in_line { Stage::Single } else { Stage::Walk };
+        Self { stage, walk, is_in_line }
     }
 }

@@ -1,9 +1,9 @@
 //! What a bulk request says, and what it brings.
 use crate::account::Account;
 use crate::allocator::Allocator;
+use crate::context::{AllocContext, Effort};
 use crate::nodes::Nodes;
 use crate::shared::Lack;
-use crate::slow::{Ask, Effort};
 use crate::wait::{Cancel, Patience};
 use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
 use pagemill_os::Batch;
@@ -258,8 +258,8 @@ impl<'a> Bulk<'a> {
         self.policy.is_none() && self.nodes.as_bits() == NodeMask::ALL.as_bits() && self.gfp.is_anywhere()
     }
 
-    pub(super) fn ask(&self, nodes: &Nodes) -> Ask<'a> {
-        Ask {
+    pub(super) fn ask(&self, nodes: &Nodes) -> AllocContext<'a> {
+        AllocContext {
             gfp: self.gfp,
             order: self.order,
             effort: self.effort,

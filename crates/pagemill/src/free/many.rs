@@ -1,7 +1,10 @@
 //! Freeing many blocks, of an array, a run or a list: what stands next decides which collector takes it and those that follow,
 //! until one is of another kind. What no collector takes is freed alone, and misuse is told there.
 use super::batch::{FreeBatch, block_of};
-use super::{Blocks, Large, Segment, free_alone, page_at};
+use super::blocks::Blocks;
+use super::large::Large;
+use super::one::{free_one, page_at};
+use super::segment::Segment;
 use pagemill_core::{ListPolicy, Misuse, Order};
 use pagemill_os::Batch;
 
@@ -36,7 +39,7 @@ pub(crate) fn free_all<const RAW: bool>(source: &mut impl Source, misused: &mut 
         };
         freed += last;
         if source.left() == before {
-            source.free_next(&mut |addr, order| match free_alone::<RAW>(addr, order) {
+            source.free_next(&mut |addr, order| match free_one::<RAW>(addr, order) {
                 Ok(()) => {
                     freed += 1;
                     true

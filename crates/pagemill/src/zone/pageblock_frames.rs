@@ -30,10 +30,31 @@ impl PageblockFrames {
         self.frames.is_empty()
     }
 
-    fn take(&mut self, zone: &'static Zone, most: usize, gfp: Gfp) {
+    /// Moves frames of this zone to `batch`, which is empty; if there are none, takes more, `left` at most, above the mark. False: a
+    /// fault is injected. Not prepared.
+    pub(super) fn next_batch(
+        &mut self,
+        zone: &'static Zone,
+        gfp: Gfp,
+        level: Level,
+        left: usize,
+        batch: &mut Batch,
+    ) -> bool {
+        if !self.is_of(zone) {
+            if zone.shared.is_refused_by_fault(gfp) {
+                return false;
+            }
+            self.take(zone, left, gfp, level);
+        }
+        self.fill(zone, batch);
+        zone.stats_here().direct_out.fetch_add(batch.len() as u64, Relaxed);
+        true
+    }
+
+    fn take(&mut self, zone: &'static Zone, most: usize, gfp: Gfp, level: Level) {
         self.give_back();
         let list = zone.lists.list_here(gfp.mobility());
-        let floor = zone.floor(gfp, Level::Low);
+        let floor = zone.floor(gfp, level);
         self.frames = zone.buddy.take_handful(&list.bound, most, gfp.mobility(), floor);
         (self.zone, self.generation) = (Some(zone), generation());
     }
@@ -77,39 +98,5 @@ impl Drop for PageblockFrames {
     #[inline(never)]
     fn drop(&mut self) {
         self.give_back();
-    }
-}
-
-impl Zone {
-    /// A batch of order 0 from pageblocks of the request's mobility; may there be more?
-    pub(crate) fn batch_of_zone(
-        &'static self,
-        gfp: Gfp,
-        left: usize,
-        past_list: &mut Option<PageblockFrames>,
-        batch: &mut Batch,
-    ) -> bool {
-        let mobility = gfp.mobility();
-        if let Some(in_hand) = past_list {
-            if !in_hand.is_of(self) {
-                if self.shared.is_refused_by_fault(gfp) {
-                    return false;
-                }
-                in_hand.take(self, left, gfp);
-            }
-            in_hand.fill(self, batch);
-            self.stats_here().direct_out.fetch_add(batch.len() as u64, Relaxed);
-        } else {
-            self.refill(gfp, Level::Low, left.min(Batch::CAPACITY), batch);
-        }
-        if batch.is_empty() {
-            // Refills put more on the list than they delivered, and other CPUs' lists passed some on: that comes before "exhausted".
-            self.lists.pop_n(mobility, left, batch);
-            if batch.is_empty() && !self.take_from_depot(mobility, left, 0, batch) {
-                return false;
-            }
-        }
-        self.prepare(batch, gfp);
-        true
     }
 }

@@ -6,11 +6,11 @@ use pagemill_os::{Batch, Frames, List, Load};
 
 impl Zone {
     /// Takes `want` frames (at most a batch's room) from a depot, or else from the zone above the mark, into `batch`, and as many
-    /// more for the list as its policy says. Returns how many are in the batch, which was empty. Not prepared.
-    pub(crate) fn refill(&self, gfp: Gfp, level: Level, want: usize, batch: &mut Batch) -> usize {
+    /// more for the list as its policy says. The batch was empty. False: a fault is injected. Not prepared.
+    pub(super) fn refill(&self, gfp: Gfp, level: Level, want: usize, batch: &mut Batch) -> bool {
         step!("Zone::refill");
         if self.shared.is_refused_by_fault(gfp) {
-            return 0;
+            return false;
         }
         let mobility = gfp.mobility();
         let cpu = self.lists.cpu(self.lists.here());
@@ -19,7 +19,7 @@ impl Zone {
         list.set_policy(policy.after(SlowEvent::Refill, self.limit_max));
         let load = if self.goes_past_lists() { 0 } else { want.max(policy.batch as usize) };
         if self.take_from_depot(mobility, want, load, batch) {
-            return batch.len();
+            return true;
         }
         cpu.stats.refills.fetch_add(1, Relaxed);
 
@@ -37,7 +37,7 @@ impl Zone {
             self.load_in_parts(list, share, want, mobility, floor, batch)
         };
         cpu.stats.direct_out.fetch_add(direct as u64, Relaxed);
-        batch.len()
+        true
     }
 
     /// Takes up to `want` frames (at most a batch's room) from a depot into `batch`, which is empty: with a load of `load` frames for

@@ -1,55 +1,71 @@
 //! From the buddy to a request: single frames, frames past the lists, blocks. Each is made ready for its owner (C3.9), and put aside
 //! if somebody has it already.
 use super::body::Zone;
+use super::pageblock_frames::PageblockFrames;
 use crate::misuse::misuse;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{FrameState, Gfp, Level, MisuseKind, Mobility, Order, Pfn, step};
 use pagemill_os::{Batch, Frames};
 
 impl Zone {
-    /// One block of the request's mobility: from the list or the zone.
-    pub(crate) fn take_own(&self, gfp: Gfp, order: Order, level: Level) -> Option<u32> {
-        match order {
-            Order::ZERO => self.take_page(gfp, level),
-            order => self.take_block(gfp, order, level),
+    /// Up to `left` blocks, a batch at most, from the list or from pageblocks of the request's mobility, above the mark, into `batch`,
+    /// which is empty. May there be more? `past_list` is what a request has in hand that goes past the lists.
+    pub(crate) fn take_batch(
+        &'static self,
+        gfp: Gfp,
+        order: Order,
+        level: Level,
+        left: usize,
+        past_list: &mut Option<PageblockFrames>,
+        batch: &mut Batch,
+    ) -> bool {
+        let want = left.min(Batch::CAPACITY);
+        match past_list {
+            _ if order > Order::ZERO => return self.take_batch_of_blocks(gfp, order, level, want, batch),
+            Some(in_hand) => {
+                if !in_hand.next_batch(self, gfp, level, left, batch) {
+                    return false;
+                }
+            }
+            None => {
+                self.lists.pop_n(gfp.mobility(), want, batch);
+                if batch.is_empty() && !self.refill(gfp, level, want, batch) {
+                    return false;
+                }
+            }
         }
+        if batch.is_empty() {
+            // Refills put more on the list than they delivered, and other CPUs' lists passed some on: that comes before "exhausted".
+            self.lists.pop_n(gfp.mobility(), want, batch);
+            if batch.is_empty() && !self.take_from_depot(gfp.mobility(), want, 0, batch) {
+                return false;
+            }
+        }
+        self.prepare(batch, gfp);
+        true
     }
 
-    /// One block from a pageblock of another mobility.
-    pub(crate) fn steal_other(&self, gfp: Gfp, order: Order, level: Level) -> Option<u32> {
-        match order {
-            Order::ZERO => self.steal_page(gfp, level),
-            order => self.steal_block(gfp, order, level),
-        }
-    }
-
-    /// One frame of the request's mobility: from the list, or with a batch for the list from the zone.
-    pub(crate) fn take_page(&self, gfp: Gfp, level: Level) -> Option<u32> {
-        let mobility = gfp.mobility();
-        let mut one = Batch::new();
-        self.lists.pop_n(mobility, 1, &mut one);
-        if !one.is_empty() {
-            self.prepare(&mut one, gfp);
-        }
-        while one.is_empty() && self.refill(gfp, level, 1, &mut one) > 0 {
-            self.prepare(&mut one, gfp);
-        }
-        one.as_slice().first().copied()
-    }
-
-    /// One frame from a pageblock of another mobility.
-    pub(crate) fn steal_page(&self, gfp: Gfp, level: Level) -> Option<u32> {
+    /// One block from a pageblock of another mobility, above the mark, into `batch`. May there be more?
+    pub(crate) fn steal(&self, gfp: Gfp, order: Order, level: Level, batch: &mut Batch) -> bool {
         if self.shared.is_refused_by_fault(gfp) {
-            return None;
+            return false;
         }
-        let pfn = self.buddy.steal(self.floor(gfp, level))?;
+        let floor = self.floor(gfp, level);
         let stats = self.stats_here();
-        stats.steals.fetch_add(1, Relaxed);
+        let pfn = match order {
+            Order::ZERO => self.buddy.steal(floor),
+            _ => self.buddy.steal_block(order, floor),
+        };
+        let Some(pfn) = pfn else { return false };
+        stats.steals.fetch_add(u64::from(order.frames()), Relaxed);
+        if order > Order::ZERO {
+            self.prepare_one_block(pfn.as_u32(), gfp, order).into_iter().for_each(|pfn| batch.push(pfn));
+            return false;
+        }
         stats.direct_out.fetch_add(1, Relaxed);
-        let mut one = Batch::new();
-        one.push(pfn.as_u32());
-        self.prepare(&mut one, gfp);
-        one.as_slice().first().copied()
+        batch.push(pfn.as_u32());
+        self.prepare(batch, gfp);
+        false
     }
 
     /// The usual case, where nobody waits and memory above the low mark serves the request: the block's address.
@@ -97,16 +113,6 @@ impl Zone {
         batch.truncate(kept);
         self.count_blocks_out(kept, order);
         true
-    }
-
-    /// A block above order 0 from a pageblock of another mobility.
-    pub(crate) fn steal_block(&self, gfp: Gfp, order: Order, level: Level) -> Option<u32> {
-        if self.shared.is_refused_by_fault(gfp) {
-            return None;
-        }
-        let pfn = self.buddy.steal_block(order, self.floor(gfp, level))?;
-        self.stats_here().steals.fetch_add(u64::from(order.frames()), Relaxed);
-        self.prepare_one_block(pfn.as_u32(), gfp, order)
     }
 
     fn prepare_one_block(&self, pfn: u32, gfp: Gfp, order: Order) -> Option<u32> {
@@ -182,15 +188,14 @@ impl Zone {
         self.buddy.take(bound, want, mobility, floor, &mut |first: Pfn, mask| batch.push_bits(first.as_u32(), mask))
     }
 
-    /// A batch of blocks above order 0 (C3.11); may there be more? Whole pageblocks are taken one by one, and so is what the zone
-    /// withholds from others.
-    pub(crate) fn batch_of_blocks(&self, gfp: Gfp, order: Order, left: usize, batch: &mut Batch) -> bool {
-        let want = left.min(Batch::CAPACITY);
-        if order < Order::PAGEBLOCK && !self.take_blocks(gfp, order, Level::Low, want, batch) {
+    /// A batch of blocks above order 0 (C3.11); may there be more? One block, whole pageblocks, and what the zone withholds from
+    /// others are taken one by one.
+    fn take_batch_of_blocks(&self, gfp: Gfp, order: Order, level: Level, want: usize, batch: &mut Batch) -> bool {
+        if want > 1 && order < Order::PAGEBLOCK && !self.take_blocks(gfp, order, level, want, batch) {
             return false;
         }
         while batch.len() < want {
-            let Some(pfn) = self.take_block(gfp, order, Level::Low) else { return false };
+            let Some(pfn) = self.take_block(gfp, order, level) else { return false };
             batch.push(pfn);
         }
         true
