@@ -27,7 +27,7 @@ const FLOORS: &[&[&str]] = &[
     &["allocator"],
     &["path"],
     &["bulk"],
-    &["arenas", "background", "give_back", "populate", "stats"],
+    &["arenas", "background", "give_back", "populate", "stats", "weak"],
     &["builder", "device", "mempool"],
     &["dma_pool"],
     &["seeing"],

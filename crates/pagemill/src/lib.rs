@@ -104,6 +104,7 @@ mod stats;
 mod sync;
 mod topology;
 mod wait;
+mod weak;
 mod word;
 mod zone;
 
@@ -123,7 +124,7 @@ pub use handle::{Block, Owned, Page, Pages, free_pages_bulk};
 pub use list::{BlockList, List, PageList};
 pub use memory::Memory;
 pub use mempool::{ElementsOut, Mempool, MempoolStats, PageSource, Pair, Source};
-pub use misuse::on_misuse;
+pub use misuse::{foreign_frees, on_misuse};
 pub use pagemill_core::{
     BuddyInfo, CpuId, Error, Exhausted, Gfp, Invalid, Misfit, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order,
     PAGE_SIZE, PageCount, Pfn, Policy, Shortfall, Watermarks, Why, ZoneKind,
@@ -137,5 +138,6 @@ pub use seeing::{FIGURES, Figure, FigureKind, Sample, Snapshot, prometheus};
 pub use seeing::{StatsServer, serve_stats};
 #[cfg(feature = "metrics")]
 pub use seeing::{describe_metrics, record_metrics};
-pub use stats::{BuddyDump, Census, Stats, VmStat, ZoneInfo};
+pub use stats::{BuddyDump, Census, CountedBy, Counter, ListInfo, Stats, VmStat, ZoneInfo};
 pub use wait::Cancel;
+pub use weak::WeakAllocator;

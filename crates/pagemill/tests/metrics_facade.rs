@@ -59,7 +59,7 @@ fn every_figure_is_described_and_recorded() {
     let kept = Kept::default();
     metrics::with_local_recorder(&kept, describe_metrics);
     let described = kept.described.lock().unwrap();
-    for figure in FIGURES {
+    for figure in FIGURES.iter() {
         assert_eq!(described.get(figure.name), Some(&(figure.kind.name(), figure.help.to_owned())));
     }
     assert_eq!(described.len(), FIGURES.len());
@@ -69,7 +69,7 @@ fn every_figure_is_described_and_recorded() {
         pages.extend((0..100).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()));
         metrics::with_local_recorder(&kept, || record_metrics("mine", &allocator));
         let seen = [Snapshot::of("mine", &allocator)];
-        for figure in FIGURES {
+        for figure in FIGURES.iter() {
             for sample in figure.samples(&seen) {
                 let value = kept.value(figure.kind, figure.name, &sample.labels);
                 // What belongs to the process goes on by itself.

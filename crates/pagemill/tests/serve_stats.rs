@@ -73,7 +73,7 @@ fn json_and_prometheus_say_what_the_allocator_counts() {
     let own = std::env::current_exe().unwrap();
     assert_eq!(record["program"], own.file_name().unwrap().to_str().unwrap());
     let mut told = record["figures"].as_array().unwrap().iter();
-    for figure in FIGURES {
+    for figure in FIGURES.iter() {
         for sample in figure.samples(&seen) {
             let told = told.next().unwrap();
             assert_eq!((&told["name"], &told["kind"]), (&figure.name.into(), &figure.kind.name().into()));

@@ -14,7 +14,7 @@ use core::fmt::Write;
 /// ```
 pub fn prometheus(seen: &[Snapshot]) -> String {
     let mut text = String::new();
-    for figure in FIGURES {
+    for figure in FIGURES.iter() {
         let samples = figure.samples(seen);
         if samples.is_empty() {
             continue;
@@ -98,7 +98,7 @@ mod tests {
                 assert!(values.insert((name, labels), value).is_none(), "{line} is there twice");
             }
         }
-        for figure in FIGURES {
+        for figure in FIGURES.iter() {
             for sample in figure.samples(&seen[..1]) {
                 let labels = sample.labels.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
                 let found = values.get(&(figure.name.to_owned(), labels));
