@@ -44,9 +44,6 @@
 //!
 //! # Features
 //! All are off unless said.
-//! - `top`: `serve_stats`, a socket on which `pagemill top` and Prometheus read a running
-//!   process's figures.
-//! - `metrics`: the same figures for the recorder that the program has installed for the `metrics` facade.
 //! - `cuda`: `Cuda`, by which a GPU reaches memory; the driver is loaded when it is asked for.
 //! - `full-states`: what a handle owns is marked too, as in debug builds: two stores a page, which show a fault of Pagemill's own
 //!   that hands a page out twice. Misuse of raw pointers is detected without it (C2.4).
@@ -96,7 +93,6 @@ mod process;
 mod reclaim;
 mod registry;
 mod run;
-mod seeing;
 mod shared;
 mod shutting;
 mod slow;
@@ -133,11 +129,6 @@ pub use pagemill_os::{Backend, restarts};
 pub use populate::Populated;
 pub use reclaim::{Shrink, Shrinker, ShrinkerDoes};
 pub use run::{Run, free_pages_bulk_runs};
-pub use seeing::{FIGURES, Figure, FigureKind, Sample, Snapshot, prometheus};
-#[cfg(feature = "top")]
-pub use seeing::{StatsServer, serve_stats};
-#[cfg(feature = "metrics")]
-pub use seeing::{describe_metrics, record_metrics};
 pub use stats::{BuddyDump, Census, CountedBy, Counter, ListInfo, Stats, VmStat, ZoneInfo};
 pub use wait::Cancel;
 pub use weak::WeakAllocator;

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::common::PATIENCE;
-use pagemill::{Allocator, FIGURES, Gfp, Memory, Mempool, Snapshot, StatsServer, prometheus};
+use crate::patience::PATIENCE;
+use pagemill::{Allocator, Gfp, Memory, Mempool};
+use pagemill_watch::{FIGURES, Snapshot, StatsServer, prometheus};
 use serde_json::Value;
 
 /// A folder of its own for each test, removed at the end.

@@ -1,8 +1,8 @@
 //! The list of figures, and the moment that they are read from.
 //!
 //! A counter of [`Stats::COUNTERS`] is a figure by itself. To add another: a line in [`FIRST`] or [`LAST`].
-use crate::{Allocator, Backend, CountedBy, Counter, ListInfo, MempoolStats, Order, Stats, Why, ZoneInfo};
-use crate::{foreign_frees, restarts};
+use pagemill::{Allocator, Backend, CountedBy, Counter, ListInfo, MempoolStats, Order, Stats, Why, ZoneInfo};
+use pagemill::{foreign_frees, restarts};
 use std::sync::LazyLock;
 
 /// Whether a figure only grows.
@@ -22,7 +22,7 @@ impl FigureKind {
     /// `counter` or `gauge`.
     ///
     /// ```
-    /// assert_eq!(pagemill::FigureKind::Gauge.name(), "gauge");
+    /// assert_eq!(pagemill_watch::FigureKind::Gauge.name(), "gauge");
     /// ```
     pub const fn name(self) -> &'static str {
         match self {
@@ -75,7 +75,8 @@ enum Read {
 /// One allocator's counters at one moment, under the name that it is shown by.
 ///
 /// ```
-/// use pagemill::{Allocator, FIGURES, Gfp, Snapshot};
+/// use pagemill::{Allocator, Gfp};
+/// use pagemill_watch::{FIGURES, Snapshot};
 /// let allocator = Allocator::builder().pages(100).build()?;
 /// let _page = allocator.alloc_page(Gfp::KERNEL)?;
 /// let seen = [Snapshot::of("mine", &allocator)];
@@ -110,11 +111,12 @@ impl Snapshot {
     /// Shows a pool with it, under this name.
     ///
     /// ```
-    /// use pagemill::{Allocator, Mempool, Snapshot};
+    /// use pagemill::{Allocator, Mempool};
+    /// use pagemill_watch::Snapshot;
     /// let allocator = Allocator::builder().pages(64).build()?;
     /// let pool = Mempool::pages(&allocator, 16)?;
     /// let seen = Snapshot::of("mine", &allocator).with_pool("writes", pool.stats());
-    /// let text = pagemill::prometheus(&[seen]);
+    /// let text = pagemill_watch::prometheus(&[seen]);
     /// assert!(text.contains("pagemill_pool_reserve{allocator=\"mine\",pool=\"writes\"} 16"));
     /// # Ok::<(), pagemill::Error>(())
     /// ```
@@ -293,7 +295,7 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NodeId;
+    use pagemill::NodeId;
     use std::collections::HashSet;
 
     #[test]
@@ -310,11 +312,11 @@ mod tests {
 
     #[test]
     fn the_samples_are_what_the_allocator_counts() {
-        use crate::{Bulk, Gfp, PageList, free_pages_bulk};
+        use pagemill::{Bulk, Gfp, PageList, free_pages_bulk};
         let allocator = Allocator::builder().pages(2048).cpus(2, || 1).build().unwrap();
         let mut list = PageList::new();
         allocator.alloc_pages_bulk_list(Bulk::up_to(100), &mut list).unwrap();
-        let mut array: [Option<crate::Page>; 10] = [const { None }; 10];
+        let mut array: [Option<pagemill::Page>; 10] = [const { None }; 10];
         allocator.alloc_pages_bulk_array(Bulk::up_to(10), &mut array).unwrap();
         free_pages_bulk(&mut array);
         let block = allocator.alloc_pages(Gfp::KERNEL, Order::new(3).unwrap()).unwrap();
@@ -346,7 +348,7 @@ mod tests {
 
     #[test]
     fn shortfalls_are_shown_by_zone_and_reason() {
-        use crate::{Account, Bulk, Memory, PageCount, PageList};
+        use pagemill::{Account, Bulk, Memory, PageCount, PageList};
         let second = NodeId::new(1).unwrap();
         let builder = Allocator::builder().memory(Memory::anonymous(512));
         let allocator = builder.memory(Memory::anonymous(512).node(second)).build().unwrap();

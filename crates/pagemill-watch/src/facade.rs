@@ -1,12 +1,12 @@
 //! The figures for the `metrics` facade: whichever recorder the program has installed gets them.
-use super::{FIGURES, FigureKind, Snapshot};
-use crate::allocator::Allocator;
+use crate::{FIGURES, FigureKind, Snapshot};
+use pagemill::Allocator;
 
 /// Tells the installed recorder what each figure means. Once, after the recorder was installed.
 ///
 /// ```
-/// pagemill::describe_metrics();
-/// pagemill::record_metrics("default", pagemill::Allocator::global());
+/// pagemill_watch::describe_metrics();
+/// pagemill_watch::record_metrics("default", pagemill::Allocator::global());
 /// ```
 pub fn describe_metrics() {
     for figure in FIGURES.iter() {

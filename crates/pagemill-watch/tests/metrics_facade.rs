@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use pagemill::{Allocator, FIGURES, FigureKind, Gfp, Snapshot, describe_metrics, record_metrics};
+use pagemill::{Allocator, Gfp};
+use pagemill_watch::{FIGURES, FigureKind, Snapshot, describe_metrics, record_metrics};
 
 /// Keeps what it is given: counters as they are, gauges as the bits of their number.
 #[derive(Default)]
