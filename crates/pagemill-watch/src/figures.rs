@@ -1,6 +1,7 @@
 //! The list of figures, and the moment that they are read from.
 //!
 //! A counter of [`Stats::COUNTERS`] is a figure by itself. To add another: a line in [`FIRST`] or [`LAST`].
+use Read::{Allocator as Of, Labelled, List as PerList, Pool as PerPool, Process, Zone as PerZone};
 use pagemill::{Allocator, Backend, CountedBy, Counter, ListInfo, MempoolStats, Order, Stats, Why, ZoneInfo};
 use pagemill::{foreign_frees, restarts};
 use std::sync::LazyLock;
@@ -131,8 +132,6 @@ impl Snapshot {
     }
 }
 
-use Read::{Allocator as Of, Labelled, List as PerList, Pool as PerPool, Process, Zone as PerZone};
-
 /// Every figure there is, in the order in which it is shown.
 pub static FIGURES: LazyLock<Vec<Figure>> = LazyLock::new(|| {
     let counted = |counter: &'static Counter| Some((counter.figure?, counter.help, Read::Counter(counter)));
@@ -161,16 +160,8 @@ const LAST: &[Row] = &[
     ("pagemill_list_pages", "Pages on a CPU's list.", PerList(|list| list.pages)),
     ("pagemill_list_taken_pages_total", "Pages taken from a CPU's list.", PerList(|list| list.taken)),
     ("pagemill_list_returned_pages_total", "Pages given back to a CPU's list.", PerList(|list| list.returned)),
-    (
-        "pagemill_list_refilled_pages_total",
-        "Pages that a list got from the zone or a depot.",
-        PerList(|list| list.refilled),
-    ),
-    (
-        "pagemill_list_drained_pages_total",
-        "Pages that a list gave to the zone or a depot.",
-        PerList(|list| list.drained),
-    ),
+    ("pagemill_list_refilled_pages_total", "Pages that a list got from zone or depot.", PerList(|list| list.refilled)),
+    ("pagemill_list_drained_pages_total", "Pages that a list gave to zone or depot.", PerList(|list| list.drained)),
     ("pagemill_bulk_allocations_total", "Bulk allocations by the pages they delivered.", Labelled(bulk_alloc)),
     ("pagemill_bulk_frees_total", "Bulk frees by the pages they returned.", Labelled(bulk_free)),
     ("pagemill_shortfalls_total", "Requests that came back short, by reason.", Labelled(shortfalls)),

@@ -12,7 +12,7 @@ pub struct Counter {
     pub name: &'static str,
     /// What it counts, in a sentence.
     pub help: &'static str,
-    /// Its line in [`VmStat`], if it has one.
+    /// Its line in [`VmStat`](super::VmStat), if it has one.
     pub vmstat: Option<&'static str>,
     /// The figure that a running process shows, if it does, by Prometheus' rules: `pagemill_`, what it counts, and `_total` if
     /// it only grows.
@@ -156,7 +156,7 @@ impl Stats {
     pub fn shortfalls_by(&self, why: Why) -> u64 {
         self.shortfalls[why.index()]
     }
-    /// What has a line in [`VmStat`], by the names there.
+    /// What has a line in [`VmStat`](super::VmStat), by the names there.
     pub(super) fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Self::COUNTERS.iter().filter_map(|counter| Some((counter.vmstat?, counter.of(self))))
     }
