@@ -116,13 +116,13 @@ macro_rules! cpu_stats {
             pub bulk_alloc: [AtomicU64; 32],
             /// Bulk frees by the pages they returned.
             pub bulk_free: [AtomicU64; 32],
-            /// Requests that came back short, by [`Why::index`].
-            pub shortfalls: [AtomicU64; Why::COUNT],
+            $(#[doc = $doc] pub $field: AtomicU64,)*
             /// Pages in blocks above order 0, out.
             pub block_pages_out: AtomicU64,
             /// Pages in blocks above order 0, in.
             pub block_pages_in: AtomicU64,
-            $(#[doc = $doc] pub $field: AtomicU64,)*
+            /// Requests that came back short, by [`Why::index`].
+            pub shortfalls: [AtomicU64; Why::COUNT],
         }
     };
 }
