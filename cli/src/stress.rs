@@ -28,8 +28,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use pagemill::{Allocator, Backend, Builder, Faults, StatsServer};
+use pagemill::{Allocator, Backend, Builder, Faults};
 use pagemill_model::Rng;
+use pagemill_watch::StatsServer;
 
 use crate::failure::{Failure, print, said};
 use crate::stop::Stop;

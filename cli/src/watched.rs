@@ -1,7 +1,7 @@
 //! Being watched: the socket that `pagemill top` asks, for a command whose user wants one.
 use std::path::{Path, PathBuf};
 
-use pagemill::StatsServer;
+use pagemill_watch::StatsServer;
 
 use crate::failure::{Failure, said};
 

@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use crate::common::{Folder, Outcome, PATIENCE, PROGRAM, signal, until};
-use pagemill::{Allocator, Bulk, Gfp, PageList, StatsServer};
+use pagemill::{Allocator, Bulk, Gfp, PageList};
+use pagemill_watch::StatsServer;
 use rustix::fs::OFlags;
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};

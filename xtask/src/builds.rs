@@ -19,7 +19,7 @@ use crate::tally::{self, Tally};
 use crate::{change, papers};
 
 /// The crates that a user links.
-pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-os -p pagemill";
+pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-os -p pagemill -p pagemill-watch";
 
 /// The fuzz targets are no member of the workspace: they are built on nightly alone.
 const FUZZ: &str = "fuzz/Cargo.toml";
@@ -31,7 +31,7 @@ pub(crate) const MUTANTS: &str = "tests/mutants/Cargo.toml";
 pub(crate) const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
 /// All crates, with the features that no program of the project turns on.
-const WORKSPACE: &str = "--workspace --features pagemill/cuda";
+const WORKSPACE: &str = "--workspace --features pagemill/cuda,pagemill-watch/metrics";
 
 /// The optimisation of the project's crates by [`checked`]: optimising them takes longer than their tests save by it, but for
 /// what tests do millions of times.
@@ -39,6 +39,7 @@ const LIGHTLY: &[(&str, u8)] = &[
     ("pagemill-core", 1),
     ("pagemill-os", 1),
     ("pagemill", 1),
+    ("pagemill-watch", 0),
     ("pagemill-crypt", 1),
     ("pagemill-bench", 0),
     ("pagemill-cli", 0),
@@ -178,14 +179,13 @@ const TAKE_A_BACKEND: &[(&str, &[&str])] = &[
             "give_back",
             "memory",
             "memory_limit",
-            "metrics_facade",
             "pressure",
             "races",
             "refused",
-            "serve_stats",
             "shrinkers",
         ],
     ),
+    ("pagemill-watch", &["metrics_facade", "serve_stats"]),
     ("pagemill-checks", &["zero"]),
 ];
 
@@ -225,8 +225,8 @@ pub(crate) fn unit(shell: &Shell) -> Result<Tally> {
     Ok(tally)
 }
 
-/// The library as a user builds it, with the features that the program has.
-pub(crate) const OPTIMISED: &str = "--release -p pagemill-core -p pagemill-os -p pagemill --features pagemill/top";
+/// The library as a user builds it.
+pub(crate) const OPTIMISED: &str = "--release -p pagemill-core -p pagemill-os -p pagemill -p pagemill-watch";
 
 pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
     let test = shell.cargo(&format!("test --locked {OPTIMISED} --lib --tests")).limit(BUILD_LIMIT);

@@ -170,7 +170,7 @@ pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
     let run = builds::lightly(shell, &run).env("PAGEMILL_BACKEND", "portable");
     let ran = with_cfg(shell, run, &[CANARY])?.run("canary-stress")?;
     tally.add(caught("stress", &ran, &[OWNED_TWICE, &format!("seed {SEED}")]));
-    let model = "test --locked --release -p pagemill --features pagemill/top --test tests -- model::";
+    let model = "test --locked --release -p pagemill --test tests -- model::";
     let ran = with_cfg(shell, builds::lightly(shell, model), &[CANARY])?.run("canary-model")?;
     tally.add(caught("the model test", &ran, &[OWNED_TWICE, "panicked at"]));
     Ok(tally)

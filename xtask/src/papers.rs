@@ -18,11 +18,15 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill-core", &[]),
     ("pagemill-os", &["pagemill-core"]),
     ("pagemill", &["pagemill-core", "pagemill-os"]),
+    ("pagemill-watch", &["pagemill"]),
     ("pagemill-bench", &["pagemill", "pagemill-core", "pagemill-os", "pagemill-crypt"]),
     ("pagemill-model", &["pagemill"]),
     ("pagemill-crypt", &["pagemill"]),
     ("pagemill-nvme", &["pagemill"]),
-    ("pagemill-cli", &["pagemill", "pagemill-bench", "pagemill-crypt", "pagemill-model", "pagemill-nvme"]),
+    (
+        "pagemill-cli",
+        &["pagemill", "pagemill-bench", "pagemill-crypt", "pagemill-model", "pagemill-nvme", "pagemill-watch"],
+    ),
     ("pagemill-checks", &["pagemill"]),
     ("xtask", &[]),
 ];

@@ -23,7 +23,7 @@ use source::{PATIENCE, Source};
 /// Watch a running process: memory, zones, lists, and rates a second
 ///
 /// The process has to serve a socket: `pagemill copy` and `pagemill stress`
-/// with PAGEMILL_STATS=PATH, another program by `pagemill::serve_stats`. On a
+/// with PAGEMILL_STATS=PATH, another program by `pagemill_watch::serve_stats`. On a
 /// terminal the table is live, and q ends it; elsewhere it is printed once.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]

@@ -1,49 +1,132 @@
-//! What each CPU counts beside what its lists' words say (C3.13).
+//! What an allocator counts (C3.13): one table, of which all is made that stores, sums, names or shows a counter.
+//!
+//! To add a counter: a line in the table. One of the section `cpu` is then counted where its event is, by
+//! `stats_here().NAME.fetch_add(..)`; one of the other sections gets its value in `stats.rs` of `pagemill`.
 use pagemill_core::Why;
 use pagemill_core::atomic::AtomicU64;
 
-/// What a CPU counts once a call or once a trip to the zone, never per page (C3.13). By power of two: entry i counts
-/// calls of 2^i to 2^(i+1) - 1 pages.
-#[repr(C)]
-#[derive(Debug)]
-pub struct CpuStats {
-    /// Bulk allocations by the pages they delivered.
-    pub bulk_alloc: [AtomicU64; 32],
-    /// Bulk frees by the pages they returned.
-    pub bulk_free: [AtomicU64; 32],
-    /// Trips to the zone for a batch.
-    pub refills: AtomicU64,
-    /// Batches that went back to the zone because a list was full.
-    pub drains: AtomicU64,
-    /// Loads that a full list passed to a depot.
-    pub depot_in: AtomicU64,
-    /// Loads that went from a depot to a list that had too few pages.
-    pub depot_out: AtomicU64,
-    /// Frames handed out past the lists.
-    pub direct_out: AtomicU64,
-    /// Frames taken back past the lists.
-    pub direct_in: AtomicU64,
-    /// Bulk requests that ended with the single path.
-    pub fallbacks: AtomicU64,
-    /// Frames taken from a pageblock of another mobility.
-    pub steals: AtomicU64,
-    /// Blocks above order 0 handed out.
-    pub blocks_out: AtomicU64,
-    /// Blocks above order 0 that came back.
-    pub blocks_in: AtomicU64,
-    /// Pages in them, out.
-    pub block_pages_out: AtomicU64,
-    /// Pages in them, in.
-    pub block_pages_in: AtomicU64,
-    /// Pages of this zone that went to requests that wanted another node's.
-    pub numa_miss: AtomicU64,
-    /// Pages that requests wanted of this zone's node and got from another.
-    pub numa_foreign: AtomicU64,
-    /// Pages that interleaved requests wanted of this node and got.
-    pub numa_interleave: AtomicU64,
-    /// Requests that came back short, by [`Why::index`].
-    pub shortfalls: [AtomicU64; Why::COUNT],
+/// Hands the table to the macro `$make`. An entry is
+///
+/// ```text
+/// /// Trips to the zone for a batch.
+/// refills: "pcp_refill", "pagemill_refills_total" by Allocator;
+/// ```
+///
+/// - the sentence is the documentation of the field, and the help of the figure;
+/// - `refills` is the field in `pagemill::Stats`, and in [`CpuStats`] for the section `cpu`;
+/// - `pcp_refill` is its name in `vmstat`, or `_`: it is not there;
+/// - `pagemill_refills_total` is the figure that a running process shows, or `_`. It ends with `_total` if it only grows;
+/// - `by Allocator`, or `by Zone`: what there is one value of the figure for.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! counters {
+    ($make:ident) => {
+        $make! {
+            // Of a zone as a whole, or computed of what its lists count.
+            zone {
+                /// Pages free in the zone.
+                free: "nr_free_pages", "pagemill_zone_free_pages" by Zone;
+                /// Pages on per-CPU lists and in depots.
+                listed: _, "pagemill_zone_listed_pages" by Zone;
+                /// Pages in depots, between the lists of the CPUs.
+                in_depots: "nr_depot_pages", "pagemill_depot_pages" by Allocator;
+                /// Pages put aside because they were on two ways at once.
+                quarantined: "nr_quarantined", "pagemill_quarantined_pages" by Allocator;
+                /// Pages handed out, those of blocks included.
+                allocated: "pgalloc_normal", "pagemill_allocated_pages_total" by Allocator;
+                /// Pages that came back.
+                freed: "pgfree", "pagemill_freed_pages_total" by Allocator;
+                /// Pages that lists got from the zone.
+                refilled_pages: "pcp_refill_pages", _ by Allocator;
+                /// Pages that lists and depots gave to the zone, or depots to requests past the lists; drained ones, too.
+                drained_pages: "pcp_drain_pages", _ by Allocator;
+                /// Blocks that were refused, and frames found on two ways at once.
+                misused: "misuse", "pagemill_misuse_total" by Allocator;
+                /// Pages handed out on CPUs of their own node.
+                numa_local: "numa_local", "pagemill_numa_local_total" by Zone;
+                /// Pages handed out on CPUs of other nodes.
+                numa_other: "numa_other", "pagemill_numa_other_total" by Zone;
+                /// Pages that requests got of the node they wanted.
+                numa_hit: "numa_hit", "pagemill_numa_hit_total" by Zone;
+            }
+            // Counted by each CPU, once a call or once a trip to the zone.
+            cpu {
+                /// Pages of a node that went to requests that wanted another's.
+                numa_miss: "numa_miss", "pagemill_numa_miss_total" by Zone;
+                /// Pages wanted of a node and got from another: summed over nodes, as many as numa_miss.
+                numa_foreign: "numa_foreign", "pagemill_numa_foreign_total" by Zone;
+                /// Pages that interleaved requests got of the node whose turn it was.
+                numa_interleave: "numa_interleave", "pagemill_numa_interleave_total" by Zone;
+                /// Trips to the zone for a batch.
+                refills: "pcp_refill", "pagemill_refills_total" by Allocator;
+                /// Batches that went to the zone because a list was full.
+                drains: "pcp_drain", "pagemill_drains_total" by Allocator;
+                /// Loads that full lists passed to a depot.
+                depot_in: "pcp_depot_in", "pagemill_depot_in_total" by Allocator;
+                /// Loads that went from a depot to a list that had too few pages.
+                depot_out: "pcp_depot_out", "pagemill_depot_out_total" by Allocator;
+                /// Pages handed out past the lists.
+                direct_out: "direct_alloc_pages", "pagemill_direct_allocated_pages_total" by Allocator;
+                /// Pages taken back past the lists.
+                direct_in: "direct_free_pages", "pagemill_direct_freed_pages_total" by Allocator;
+                /// Blocks above order 0 handed out.
+                blocks_out: "block_alloc", "pagemill_blocks_allocated_total" by Allocator;
+                /// Blocks above order 0 that came back.
+                blocks_in: "block_free", "pagemill_blocks_freed_total" by Allocator;
+                /// Bulk requests that ended with the single path.
+                fallbacks: "bulk_fallback", "pagemill_bulk_fallbacks_total" by Allocator;
+                /// Pages taken from a pageblock of another mobility.
+                steals: "alloc_steal", "pagemill_stolen_pages_total" by Allocator;
+            }
+            // Of the allocator as a whole, and 0 in a zone.
+            allocator {
+                /// Requests that wait for memory now.
+                waiting: _, "pagemill_waiting_requests" by Allocator;
+                /// Waits for memory that ended.
+                waits: "alloc_wait", "pagemill_waits_total" by Allocator;
+                /// How long the waits that ended were in all, in microseconds.
+                waited_us: "alloc_wait_us", "pagemill_waited_us_total" by Allocator;
+                /// Rounds of direct reclaim.
+                reclaim_direct: "reclaim_direct", "pagemill_direct_reclaims_total" by Allocator;
+                /// Rounds of background reclaim.
+                reclaim_background: "reclaim_background", "pagemill_background_reclaims_total" by Allocator;
+                /// Pages that shrinkers gave back.
+                reclaimed: "reclaim_pages", "pagemill_reclaimed_pages_total" by Allocator;
+                /// Acquisitions that were made to fail.
+                faults: "fault_injected", "pagemill_injected_faults_total" by Allocator;
+                /// Blocks refused in this process that belong to no allocator.
+                foreign: "misuse_foreign", _ by Allocator;
+            }
+        }
+    };
 }
+
+macro_rules! cpu_stats {
+    (
+        zone $_zone:tt
+        cpu { $(#[doc = $doc:literal] $field:ident: $_vmstat:tt, $_figure:tt by $_by:ident;)* }
+        allocator $_allocator:tt
+    ) => {
+        /// What a CPU counts once a call or once a trip to the zone, never per page (C3.13). By power of two: entry i
+        /// counts calls of 2^i to 2^(i+1) - 1 pages.
+        #[repr(C)]
+        #[derive(Debug)]
+        pub struct CpuStats {
+            /// Bulk allocations by the pages they delivered.
+            pub bulk_alloc: [AtomicU64; 32],
+            /// Bulk frees by the pages they returned.
+            pub bulk_free: [AtomicU64; 32],
+            $(#[doc = $doc] pub $field: AtomicU64,)*
+            /// Pages in blocks above order 0, out.
+            pub block_pages_out: AtomicU64,
+            /// Pages in blocks above order 0, in.
+            pub block_pages_in: AtomicU64,
+            /// Requests that came back short, by [`Why::index`].
+            pub shortfalls: [AtomicU64; Why::COUNT],
+        }
+    };
+}
+counters!(cpu_stats);
 
 /// Which of a CPU's histograms a bulk call counts in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

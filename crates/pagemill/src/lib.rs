@@ -44,9 +44,6 @@
 //!
 //! # Features
 //! All are off unless said.
-//! - `top`: `serve_stats`, a socket on which `pagemill top` and Prometheus read a running
-//!   process's figures.
-//! - `metrics`: the same figures for the recorder that the program has installed for the `metrics` facade.
 //! - `cuda`: `Cuda`, by which a GPU reaches memory; the driver is loaded when it is asked for.
 //! - `full-states`: what a handle owns is marked too, as in debug builds: two stores a page, which show a fault of Pagemill's own
 //!   that hands a page out twice. Misuse of raw pointers is detected without it (C2.4).
@@ -97,7 +94,6 @@ mod process;
 mod reclaim;
 mod registry;
 mod run;
-mod seeing;
 mod shared;
 mod shutting;
 mod slow;
@@ -106,6 +102,7 @@ mod sync;
 mod topology;
 mod wait;
 mod walk;
+mod weak;
 mod word;
 mod zone;
 
@@ -125,7 +122,7 @@ pub use handle::{Block, Owned, Page, Pages, free_pages_bulk};
 pub use list::{BlockList, List, PageList};
 pub use memory::Memory;
 pub use mempool::{ElementsOut, Mempool, MempoolStats, PageSource, Pair, Source};
-pub use misuse::on_misuse;
+pub use misuse::{foreign_frees, on_misuse};
 pub use pagemill_core::{
     BuddyInfo, CpuId, Error, Exhausted, Gfp, Invalid, Misfit, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order,
     PAGE_SIZE, PageCount, Pfn, Policy, Shortfall, Watermarks, Why, ZoneKind,
@@ -134,10 +131,6 @@ pub use pagemill_os::{Backend, restarts};
 pub use populate::Populated;
 pub use reclaim::{Shrink, Shrinker, ShrinkerDoes};
 pub use run::{Run, free_pages_bulk_runs};
-pub use seeing::{FIGURES, Figure, FigureKind, Sample, Snapshot, prometheus};
-#[cfg(feature = "top")]
-pub use seeing::{StatsServer, serve_stats};
-#[cfg(feature = "metrics")]
-pub use seeing::{describe_metrics, record_metrics};
-pub use stats::{BuddyDump, Census, Stats, VmStat, ZoneInfo};
+pub use stats::{BuddyDump, Census, CountedBy, Counter, ListInfo, Stats, VmStat, ZoneInfo};
 pub use wait::Cancel;
+pub use weak::WeakAllocator;

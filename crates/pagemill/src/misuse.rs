@@ -22,7 +22,15 @@ pub fn on_misuse(hook: fn(Misuse)) {
     HOOK.store(hook as *mut (), Release);
 }
 
-pub(crate) fn foreign_count() -> u64 {
+/// How many frees were refused so far, in this process, of what belongs to no allocator.
+///
+/// ```
+/// let before = pagemill::foreign_frees();
+/// // SAFETY: null is nobody's page, which is what is shown here.
+/// assert!(unsafe { pagemill::free_raw(std::ptr::null_mut(), pagemill::Order::ZERO) }.is_err());
+/// assert!(pagemill::foreign_frees() > before);
+/// ```
+pub fn foreign_frees() -> u64 {
     FOREIGN.load(Relaxed)
 }
 

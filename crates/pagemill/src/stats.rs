@@ -1,140 +1,18 @@
 //! What an allocator counts (C3.13), its invariants walked and proved (C10.2), and both in the shape that people
 //! know from `/proc`.
 use crate::allocator::Allocator;
-use crate::misuse::foreign_count;
+use crate::misuse::foreign_frees;
 use crate::zone::{FULL, Zone};
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::atomic::AtomicU64;
-use pagemill_core::{BuddyInfo, CpuId, FrameState, Gfp, Level, Misfit, NodeId, Order, Pfn, Watermarks, Why, ZoneKind};
+use pagemill_core::{
+    BuddyInfo, CpuId, FrameState, Gfp, Level, Misfit, Mobility, NodeId, Order, Pfn, Watermarks, Why, ZoneKind,
+};
 use pagemill_os::{CpuStats, List};
 
-/// Counters of an allocator, summed over its CPUs. Read without a lock: exact at rest, close while others work.
-/// Counts of pages wrap at 2^48.
-///
-/// ```
-/// use pagemill::{Allocator, Bulk, PageList};
-/// let allocator = Allocator::builder().pages(512).build()?;
-/// let mut list = PageList::new();
-/// allocator.alloc_pages_bulk_list(Bulk::up_to(64), &mut list)?;
-/// let stats = allocator.stats();
-/// assert_eq!((stats.allocated, stats.freed, stats.bulk_calls()), (64, 0, 1));
-/// println!("{}", allocator.vmstat());
-/// # Ok::<(), pagemill::Error>(())
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Pages handed out, those of blocks included.
-    pub allocated: u64,
-    /// Pages that came back.
-    pub freed: u64,
-    /// Pages free in the zone.
-    pub free: u64,
-    /// Pages on per-CPU lists and in depots.
-    pub listed: u64,
-    /// Those of them that are in depots, between the lists of the CPUs.
-    pub in_depots: u64,
-    /// Pages put aside because they were on two ways at once.
-    pub quarantined: u64,
-    /// Trips to the zone for a batch.
-    pub refills: u64,
-    /// Batches that went to the zone because a list was full.
-    pub drains: u64,
-    /// Loads that full lists passed to a depot.
-    pub depot_in: u64,
-    /// Loads that went from a depot to a list that had too few pages.
-    pub depot_out: u64,
-    /// Pages that lists got from the zone.
-    pub refilled_pages: u64,
-    /// Pages that lists and depots gave to the zone, or a depot to a request past the lists; drains from outside included.
-    pub drained_pages: u64,
-    /// Pages handed out past the lists.
-    pub direct_out: u64,
-    /// Pages taken back past the lists.
-    pub direct_in: u64,
-    /// Blocks above order 0 handed out.
-    pub blocks_out: u64,
-    /// Blocks above order 0 that came back.
-    pub blocks_in: u64,
-    /// Bulk requests that ended with the single path.
-    pub fallbacks: u64,
-    /// Pages taken from a pageblock of another mobility.
-    pub steals: u64,
-    /// Requests that came back short, by why: see [`shortfalls`](Self::shortfalls).
-    shortfalls: [u64; Why::COUNT],
-    /// Pages that requests got of the node they wanted.
-    pub numa_hit: u64,
-    /// Pages of a node that went to requests that wanted another's.
-    pub numa_miss: u64,
-    /// Pages wanted of a node and got from another: summed over nodes, as many as `numa_miss`.
-    pub numa_foreign: u64,
-    /// Pages that interleaved requests got of the node whose turn it was.
-    pub numa_interleave: u64,
-    /// Pages handed out on CPUs of their own node.
-    pub numa_local: u64,
-    /// Pages handed out on CPUs of other nodes.
-    pub numa_other: u64,
-    /// Waits for memory that ended.
-    pub waits: u64,
-    /// How long they were in all, in microseconds.
-    pub waited_us: u64,
-    /// Requests that wait now.
-    pub waiting: u64,
-    /// Rounds of direct reclaim.
-    pub reclaim_direct: u64,
-    /// Rounds of background reclaim.
-    pub reclaim_background: u64,
-    /// Pages that shrinkers gave back.
-    pub reclaimed: u64,
-    /// Acquisitions that were made to fail.
-    pub faults: u64,
-    /// Blocks that were refused, and frames found on two ways at once.
-    pub misused: u64,
-    /// Blocks refused in this process that belong to no allocator.
-    pub foreign: u64,
-    /// Bulk allocations by the pages they delivered: entry i counts those of 2^i to 2^(i+1) - 1.
-    pub bulk_alloc: [u64; 32],
-    /// Bulk frees by the pages they returned, likewise.
-    pub bulk_free: [u64; 32],
-}
-
-impl Stats {
-    /// Bulk allocations of more than one page.
-    pub fn bulk_calls(&self) -> u64 {
-        self.bulk_alloc.iter().sum()
-    }
-    /// Requests that came back short.
-    ///
-    /// ```
-    /// use pagemill::{Allocator, Gfp, Why};
-    /// let allocator = Allocator::builder().pages(1).build()?;
-    /// let page = allocator.alloc_page(Gfp::NOWAIT)?;
-    /// assert!(allocator.alloc_page(Gfp::NOWAIT).is_err());
-    /// let stats = allocator.stats();
-    /// assert_eq!((stats.shortfalls(), stats.shortfalls_by(Why::Exhausted)), (1, 1));
-    /// # drop(page);
-    /// # Ok::<(), pagemill::Error>(())
-    /// ```
-    pub fn shortfalls(&self) -> u64 {
-        self.shortfalls.iter().sum()
-    }
-    /// Those of them that came back short for this reason.
-    pub fn shortfalls_by(&self, why: Why) -> u64 {
-        self.shortfalls[why.index()]
-    }
-    /// What counts nodes, by the names that Linux has for it.
-    fn numa(&self) -> [(&'static str, u64); 6] {
-        [
-            ("numa_hit", self.numa_hit),
-            ("numa_miss", self.numa_miss),
-            ("numa_foreign", self.numa_foreign),
-            ("numa_interleave", self.numa_interleave),
-            ("numa_local", self.numa_local),
-            ("numa_other", self.numa_other),
-        ]
-    }
-}
+mod counters;
+pub use counters::{CountedBy, Counter, Stats};
 
 /// Every frame of an allocator at rest, by what it is (C10.2).
 ///
@@ -185,8 +63,53 @@ pub struct ZoneInfo {
     pub stats: Stats,
     /// Pages on each CPU's lists.
     pub listed_by_cpu: Vec<u64>,
+    /// Each CPU's lists. What they counted, those of arenas that have been retired counted, too.
+    pub lists: Vec<ListInfo>,
     /// Its free blocks by order.
     pub buddy: Vec<BuddyInfo>,
+}
+
+/// One CPU's list of a zone's pages of one mobility.
+///
+/// ```
+/// let allocator = pagemill::Allocator::builder().pages(512).build()?;
+/// drop(allocator.alloc_page(pagemill::Gfp::KERNEL)?);
+/// let lists = &allocator.zoneinfo()[0].lists;
+/// assert_eq!(lists.iter().map(|list| list.returned).sum::<u64>(), 1);
+/// assert!(lists.iter().all(|list| list.pages + list.taken + list.drained == list.refilled + list.returned));
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct ListInfo {
+    /// Whose list it is.
+    pub cpu: CpuId,
+    /// What its pages are for.
+    pub mobility: Mobility,
+    /// Pages on it.
+    pub pages: u64,
+    /// Pages that requests took from it.
+    pub taken: u64,
+    /// Pages that were given back to it.
+    pub returned: u64,
+    /// Pages that it got from the zone or a depot.
+    pub refilled: u64,
+    /// Pages that it gave to the zone or a depot.
+    pub drained: u64,
+}
+
+impl ListInfo {
+    fn new(cpu: CpuId, mobility: Mobility) -> Self {
+        Self { cpu, mobility, pages: 0, taken: 0, returned: 0, refilled: 0, drained: 0 }
+    }
+    /// Adds what a list of another arena counted.
+    fn add(&mut self, list: &List) {
+        self.pages += list.len() as u64;
+        self.taken += list.popped();
+        self.returned += list.pushed();
+        self.refilled += list.refilled();
+        self.drained += list.drained();
+    }
 }
 
 impl fmt::Display for ZoneInfo {
@@ -206,7 +129,8 @@ impl fmt::Display for ZoneInfo {
             ("quarantined", stats.quarantined),
         ];
         lines.iter().try_for_each(|(name, value)| writeln!(f, "        {name:<12} {value}"))?;
-        stats.numa().iter().try_for_each(|(name, value)| writeln!(f, "      {name:<14} {value}"))?;
+        let mut numa = stats.named().filter(|(name, _)| name.starts_with("numa_"));
+        numa.try_for_each(|(name, value)| writeln!(f, "      {name:<14} {value}"))?;
         writeln!(f, "  pagesets")?;
         self.listed_by_cpu
             .iter()
@@ -248,7 +172,7 @@ impl Allocator {
         let mut sum = Stats::default();
         nodes.ever().iter().for_each(|arena| sum.add(&arena.stats()));
         Stats {
-            foreign: foreign_count(),
+            foreign: foreign_frees(),
             waits: nodes.waits.ended.load(Relaxed),
             waited_us: nodes.waits.waited_us.load(Relaxed),
             waiting: nodes.waits.len() as u64,
@@ -265,14 +189,19 @@ impl Allocator {
         let mut zones: Vec<ZoneInfo> = Vec::new();
         for arena in self.nodes().ever() {
             let (node, kind, marks) = (arena.node, arena.kind, arena.marks);
+            let cpus = arena.lists.cpus();
             let at = zones.iter().position(|zone| (zone.node, zone.kind) == (node, kind)).unwrap_or_else(|| {
-                let (stats, cpus) = (Stats::default(), vec![0; arena.lists.cpus()]);
-                let marks = Watermarks::NONE;
-                zones.push(ZoneInfo { node, kind, managed: 0, marks, stats, listed_by_cpu: cpus, buddy: Vec::new() });
+                let (stats, marks, listed_by_cpu) = (Stats::default(), Watermarks::NONE, vec![0; cpus]);
+                let lists = (0..cpus as u32).map(CpuId::new);
+                let lists = lists.flat_map(|cpu| Mobility::ALL.map(|mobility| ListInfo::new(cpu, mobility))).collect();
+                zones.push(ZoneInfo { node, kind, managed: 0, marks, stats, listed_by_cpu, lists, buddy: Vec::new() });
                 zones.len() - 1
             });
             let zone = &mut zones[at];
             zone.stats.add(&arena.stats());
+            for list in &mut zone.lists {
+                list.add(&arena.lists.cpu(list.cpu).lists[list.mobility.index()]);
+            }
             if arena.is_retired() {
                 continue;
             }
@@ -344,43 +273,6 @@ impl Allocator {
     }
 }
 
-impl Stats {
-    /// Adds another zone's counters.
-    fn add(&mut self, other: &Self) {
-        let pairs = [
-            (&mut self.allocated, other.allocated),
-            (&mut self.freed, other.freed),
-            (&mut self.free, other.free),
-            (&mut self.listed, other.listed),
-            (&mut self.quarantined, other.quarantined),
-            (&mut self.refills, other.refills),
-            (&mut self.drains, other.drains),
-            (&mut self.in_depots, other.in_depots),
-            (&mut self.depot_in, other.depot_in),
-            (&mut self.depot_out, other.depot_out),
-            (&mut self.refilled_pages, other.refilled_pages),
-            (&mut self.drained_pages, other.drained_pages),
-            (&mut self.direct_out, other.direct_out),
-            (&mut self.direct_in, other.direct_in),
-            (&mut self.blocks_out, other.blocks_out),
-            (&mut self.blocks_in, other.blocks_in),
-            (&mut self.fallbacks, other.fallbacks),
-            (&mut self.steals, other.steals),
-            (&mut self.numa_hit, other.numa_hit),
-            (&mut self.numa_miss, other.numa_miss),
-            (&mut self.numa_foreign, other.numa_foreign),
-            (&mut self.numa_interleave, other.numa_interleave),
-            (&mut self.numa_local, other.numa_local),
-            (&mut self.numa_other, other.numa_other),
-            (&mut self.misused, other.misused),
-        ];
-        pairs.into_iter().for_each(|(sum, more)| *sum += more);
-        self.bulk_alloc.iter_mut().zip(other.bulk_alloc).for_each(|(sum, more)| *sum += more);
-        self.bulk_free.iter_mut().zip(other.bulk_free).for_each(|(sum, more)| *sum += more);
-        self.shortfalls.iter_mut().zip(other.shortfalls).for_each(|(sum, more)| *sum += more);
-    }
-}
-
 /// Lists count modulo 2^48, and one that is looked at in between may have less than none: so their sum counts modulo 2^48.
 const LISTS_COUNT: u64 = u64::MAX >> 16;
 
@@ -421,49 +313,28 @@ impl Zone {
     }
 
     fn stats(&self) -> Stats {
-        let sum = |field| self.sum(field);
-        let lists = |field| self.sum_lists(field);
-        let histogram = |field: fn(&CpuStats) -> &[AtomicU64; 32]| {
-            core::array::from_fn(|i| self.cpu_stats().map(|cpu| field(cpu)[i].load(Relaxed)).sum())
-        };
         let depots =
             |field: fn(&List) -> u64| self.lists.depots().fold(0u64, |sum, depot| sum.wrapping_add(field(depot)));
         // Each of these was counted by a list and by a depot, once as coming and once as going.
         let by_depot = depots(List::refilled).wrapping_add(depots(List::passed_on));
-        let (direct_out, direct_in) = (sum(|cpu| &cpu.direct_out), sum(|cpu| &cpu.direct_in));
-        let (allocated, numa_miss) = (self.allocated(), sum(|cpu| &cpu.numa_miss));
+        let counted = Stats::of_cpus(self.cpu_stats());
+        let allocated = self.allocated();
         let numa_other = self.allocated_on(|cpu| self.shared.layout.node_of(cpu) != self.node);
         Stats {
-            allocated,
-            numa_hit: allocated.saturating_sub(numa_miss),
-            numa_miss,
-            numa_foreign: sum(|cpu| &cpu.numa_foreign),
-            numa_interleave: sum(|cpu| &cpu.numa_interleave),
-            numa_local: allocated.saturating_sub(numa_other),
-            numa_other,
-            freed: self.freed(),
             // Of a retired arena nobody gets any.
             free: if self.is_retired() { 0 } else { self.buddy.free_frames() as u64 },
-            listed: lists(|list| list.len() as u64),
-            quarantined: self.quarantined.load(Relaxed),
-            refills: sum(|cpu| &cpu.refills),
-            drains: sum(|cpu| &cpu.drains),
+            listed: self.sum_lists(|list| list.len() as u64),
             in_depots: depots(|depot| depot.len() as u64),
-            depot_in: sum(|cpu| &cpu.depot_in),
-            depot_out: sum(|cpu| &cpu.depot_out),
-            refilled_pages: lists(List::refilled).wrapping_sub(by_depot),
-            drained_pages: lists(List::drained).wrapping_sub(by_depot),
-            direct_out,
-            direct_in,
-            blocks_out: sum(|cpu| &cpu.blocks_out),
-            blocks_in: sum(|cpu| &cpu.blocks_in),
-            fallbacks: sum(|cpu| &cpu.fallbacks),
-            steals: sum(|cpu| &cpu.steals),
-            shortfalls: core::array::from_fn(|why| self.cpu_stats().map(|cpu| cpu.shortfalls[why].load(Relaxed)).sum()),
+            quarantined: self.quarantined.load(Relaxed),
+            allocated,
+            freed: self.freed(),
+            refilled_pages: self.sum_lists(List::refilled).wrapping_sub(by_depot),
+            drained_pages: self.sum_lists(List::drained).wrapping_sub(by_depot),
             misused: self.misused.load(Relaxed),
-            bulk_alloc: histogram(|cpu| &cpu.bulk_alloc),
-            bulk_free: histogram(|cpu| &cpu.bulk_free),
-            ..Stats::default()
+            numa_local: allocated.saturating_sub(numa_other),
+            numa_other,
+            numa_hit: allocated.saturating_sub(counted.numa_miss),
+            ..counted
         }
     }
 
@@ -540,41 +411,13 @@ impl fmt::Display for VmStat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = &self.0;
         let bulk_calls = |histogram: &[u64; 32]| histogram.iter().sum::<u64>();
-        let pages = [
-            ("nr_free_pages", stats.free),
+        let sums = [
             ("nr_pcp_pages", stats.listed.saturating_sub(stats.in_depots)),
-            ("nr_depot_pages", stats.in_depots),
-            ("nr_quarantined", stats.quarantined),
-        ];
-        let events = [
-            ("pgalloc_normal", stats.allocated),
-            ("pgfree", stats.freed),
-            ("pcp_refill", stats.refills),
-            ("pcp_refill_pages", stats.refilled_pages),
-            ("pcp_drain", stats.drains),
-            ("pcp_drain_pages", stats.drained_pages),
-            ("pcp_depot_in", stats.depot_in),
-            ("pcp_depot_out", stats.depot_out),
-            ("direct_alloc_pages", stats.direct_out),
-            ("direct_free_pages", stats.direct_in),
-            ("block_alloc", stats.blocks_out),
-            ("block_free", stats.blocks_in),
             ("bulk_alloc", bulk_calls(&stats.bulk_alloc)),
             ("bulk_free", bulk_calls(&stats.bulk_free)),
-            ("bulk_fallback", stats.fallbacks),
-            ("alloc_steal", stats.steals),
             ("alloc_shortfall", stats.shortfalls()),
-            ("alloc_wait", stats.waits),
-            ("alloc_wait_us", stats.waited_us),
-            ("reclaim_direct", stats.reclaim_direct),
-            ("reclaim_background", stats.reclaim_background),
-            ("reclaim_pages", stats.reclaimed),
-            ("fault_injected", stats.faults),
-            ("misuse", stats.misused),
-            ("misuse_foreign", stats.foreign),
         ];
-        let mut lines = pages.into_iter().chain(stats.numa()).chain(events);
-        lines.try_for_each(|(name, value)| writeln!(f, "{name} {value}"))?;
+        stats.named().chain(sums).try_for_each(|(name, value)| writeln!(f, "{name} {value}"))?;
         for why in Why::ALL {
             writeln!(f, "alloc_shortfall_{} {}", why.name(), stats.shortfalls_by(why))?;
         }

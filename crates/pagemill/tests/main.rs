@@ -46,8 +46,6 @@ cfg_if! {
         mod list_policy;
         mod memory;
         mod mempool;
-        #[cfg(feature = "metrics")]
-        mod metrics_facade;
         mod miri_dma_pool;
         mod miri_portable;
         mod mixed_kinds;
@@ -59,8 +57,6 @@ cfg_if! {
         mod races;
         mod refused;
         mod sandbox;
-        #[cfg(feature = "top")]
-        mod serve_stats;
         mod shortfalls;
         mod shrinkers;
         mod signals;

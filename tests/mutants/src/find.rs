@@ -10,7 +10,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, BinOp, Expr, ImplItem, Item, Meta, Pat, Stmt, Token, TraitItem, UnOp};
 
 /// The features of `pagemill` that are compiled in.
-pub(crate) const FEATURES: [&str; 3] = ["top", "metrics", "cuda"];
+pub(crate) const FEATURES: [&str; 1] = ["cuda"];
 /// Calls that a test cannot miss: they order memory accesses, which the models look at, or give time away.
 const NOT_SEEN: [&str; 5] = ["fence", "compiler_fence", "spin_loop", "spin_wait", "yield_now"];
 

@@ -25,7 +25,7 @@ const WALL: u64 = 10;
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// The library's tests, and what the program is made of: so cargo gives all that these depend on the features that both
 /// want, and compiles it once.
-const CROSS: &str = "-p pagemill-core -p pagemill-os -p pagemill -p pagemill-nvme --features pagemill/top";
+const CROSS: &str = "-p pagemill-core -p pagemill-os -p pagemill -p pagemill-nvme";
 /// The features of the program that take no C compiler.
 const CROSS_PROGRAM: &str = "--no-default-features --features nvme";
 

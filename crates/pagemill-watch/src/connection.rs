@@ -3,7 +3,9 @@
 //! A client is believed in nothing. Its question has at most [`QUESTION_MAX`] bytes and [`PATIENCE`] to arrive; an
 //! answer has as long to be read; there is at most one answer under way, and a watcher that is slow gets fewer.
 //! Nothing that it does blocks the thread, or grows.
-use pagemill_os::{Polled, send};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -77,8 +79,11 @@ impl Connection {
     }
 
     /// What to wait for. What a client says after its question is not read: it waits in the system's bounded buffer.
-    pub(super) fn polled(&self) -> Polled<'_> {
-        Polled::new(&self.stream, matches!(self.state, State::Asking(_)), self.is_under_way())
+    pub(super) fn polled(&self) -> PollFd<'_> {
+        let mut events = PollFlags::empty();
+        events.set(PollFlags::IN, matches!(self.state, State::Asking(_)));
+        events.set(PollFlags::OUT, self.is_under_way());
+        PollFd::new(&self.stream, events)
     }
     /// When it needs a step even if nothing has happened.
     pub(super) fn due(&self) -> Option<Instant> {
@@ -136,11 +141,12 @@ impl Connection {
     /// Sends what the client takes just now.
     fn send_on(&mut self) -> Option<()> {
         while self.is_under_way() {
-            match send(&self.stream, &self.answer[self.sent..]) {
+            // Without a signal: SIGPIPE would end a process that does not ignore it.
+            match send(&self.stream, &self.answer[self.sent..], SendFlags::NOSIGNAL) {
                 Ok(0) => return None,
                 Ok(sent) => self.sent += sent,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Some(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Some(()),
                 Err(_) => return None,
             }
         }

@@ -1,12 +1,10 @@
 //! The list of figures, and the moment that they are read from.
 //!
-//! To add a figure: a line in [`FIGURES`], and what it reads in [`Snapshot`], or in one of its zones or lists.
-use crate::allocator::Allocator;
-use crate::mempool::MempoolStats;
-use crate::misuse::foreign_count;
-use crate::stats::{Stats, ZoneInfo};
-use pagemill_core::{CpuId, Mobility, NodeId, Order, Why, ZoneKind};
-use pagemill_os::Backend;
+//! A counter of [`Stats::COUNTERS`] is a figure by itself. To add another: a line in [`FIRST`] or [`LAST`].
+use Read::{Allocator as Of, Labelled, List as PerList, Pool as PerPool, Process, Zone as PerZone};
+use pagemill::{Allocator, Backend, CountedBy, Counter, ListInfo, MempoolStats, Order, Stats, Why, ZoneInfo};
+use pagemill::{foreign_frees, restarts};
+use std::sync::LazyLock;
 
 /// Whether a figure only grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,10 +16,14 @@ pub enum FigureKind {
 }
 
 impl FigureKind {
+    /// By its name, as Prometheus has it.
+    fn of(name: &str) -> Self {
+        if name.ends_with("_total") { Self::Counter } else { Self::Gauge }
+    }
     /// `counter` or `gauge`.
     ///
     /// ```
-    /// assert_eq!(pagemill::FigureKind::Gauge.name(), "gauge");
+    /// assert_eq!(pagemill_watch::FigureKind::Gauge.name(), "gauge");
     /// ```
     pub const fn name(self) -> &'static str {
         match self {
@@ -53,8 +55,10 @@ pub struct Sample {
 }
 
 /// Where a figure is read, and so which labels its samples have.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Read {
+    /// As `Allocator` or `Zone`, as the counter says.
+    Counter(&'static Counter),
     /// Once in a process: no label.
     Process(fn() -> u64),
     /// Of each allocator: `allocator`.
@@ -62,31 +66,18 @@ enum Read {
     /// Of each zone: `node` and `zone` besides.
     Zone(fn(&ZoneInfo) -> u64),
     /// Of each per-CPU list that was ever used: `node`, `zone`, `cpu` and `mobility` besides.
-    List(fn(&List) -> u64),
+    List(fn(&ListInfo) -> u64),
     /// Of each pool that is shown with the allocator: `pool` besides.
     Pool(fn(&MempoolStats) -> u64),
     /// With labels of its own.
     Labelled(fn(&Snapshot, &mut Samples<'_>)),
 }
 
-/// One per-CPU list at a snapshot's moment.
-#[derive(Clone, Debug)]
-struct List {
-    node: NodeId,
-    zone: ZoneKind,
-    cpu: usize,
-    mobility: &'static str,
-    pages: u64,
-    popped: u64,
-    pushed: u64,
-    refilled: u64,
-    drained: u64,
-}
-
 /// One allocator's counters at one moment, under the name that it is shown by.
 ///
 /// ```
-/// use pagemill::{Allocator, FIGURES, Gfp, Snapshot};
+/// use pagemill::{Allocator, Gfp};
+/// use pagemill_watch::{FIGURES, Snapshot};
 /// let allocator = Allocator::builder().pages(100).build()?;
 /// let _page = allocator.alloc_page(Gfp::KERNEL)?;
 /// let seen = [Snapshot::of("mine", &allocator)];
@@ -102,7 +93,6 @@ pub struct Snapshot {
     cpus: u64,
     stats: Stats,
     zones: Vec<ZoneInfo>,
-    lists: Vec<List>,
     pools: Vec<(String, MempoolStats)>,
 }
 
@@ -115,7 +105,6 @@ impl Snapshot {
             backend: allocator.backend(),
             cpus: allocator.cpus() as u64,
             zones: allocator.zoneinfo(),
-            lists: lists(allocator),
             pools: Vec::new(),
             stats,
         }
@@ -123,11 +112,12 @@ impl Snapshot {
     /// Shows a pool with it, under this name.
     ///
     /// ```
-    /// use pagemill::{Allocator, Mempool, Snapshot};
+    /// use pagemill::{Allocator, Mempool};
+    /// use pagemill_watch::Snapshot;
     /// let allocator = Allocator::builder().pages(64).build()?;
     /// let pool = Mempool::pages(&allocator, 16)?;
     /// let seen = Snapshot::of("mine", &allocator).with_pool("writes", pool.stats());
-    /// let text = pagemill::prometheus(&[seen]);
+    /// let text = pagemill_watch::prometheus(&[seen]);
     /// assert!(text.contains("pagemill_pool_reserve{allocator=\"mine\",pool=\"writes\"} 16"));
     /// # Ok::<(), pagemill::Error>(())
     /// ```
@@ -142,134 +132,50 @@ impl Snapshot {
     }
 }
 
-/// The per-CPU lists that were ever used: a large machine has many that were not. Those of several arenas are one list
-/// if these are one zone.
-fn lists(allocator: &Allocator) -> Vec<List> {
-    let mut all: Vec<List> = Vec::new();
-    // Retired arenas too: what they counted must not go back.
-    for arena in allocator.nodes().ever().iter() {
-        let cpus = (0..arena.lists.cpus()).flat_map(|cpu| Mobility::ALL.map(|mobility| (cpu, mobility)));
-        for (cpu, mobility) in cpus {
-            let list = &arena.lists.cpu(CpuId::new(cpu as u32)).lists[mobility.index()];
-            let mobility = match mobility {
-                Mobility::Unmovable => "unmovable",
-                Mobility::Movable => "movable",
-                Mobility::Reclaimable => "reclaimable",
-            };
-            let (node, zone, pages) = (arena.node, arena.kind, list.len() as u64);
-            let (popped, pushed) = (list.popped(), list.pushed());
-            let (refilled, drained) = (list.refilled(), list.drained());
-            if pages + popped + pushed + refilled == 0 {
-                continue;
-            }
-            let key = |list: &List| (list.node, list.zone, list.cpu, list.mobility);
-            match all.iter_mut().find(|list| key(list) == (node, zone, cpu, mobility)) {
-                Some(list) => {
-                    list.pages += pages;
-                    list.popped += popped;
-                    list.pushed += pushed;
-                    list.refilled += refilled;
-                    list.drained += drained;
-                }
-                None => all.push(List { node, zone, cpu, mobility, pages, popped, pushed, refilled, drained }),
-            }
-        }
-    }
-    all
-}
-
-const fn counter(name: &'static str, help: &'static str, read: Read) -> Figure {
-    Figure { name, help, kind: FigureKind::Counter, read }
-}
-const fn gauge(name: &'static str, help: &'static str, read: Read) -> Figure {
-    Figure { name, help, kind: FigureKind::Gauge, read }
-}
-
-use Read::{Allocator as Of, Labelled, List as PerList, Pool as PerPool, Process, Zone as PerZone};
-
 /// Every figure there is, in the order in which it is shown.
-pub static FIGURES: &[Figure] = &[
-    gauge("pagemill_info", "1, labelled with the library's version and how the per-CPU lists work.", Labelled(info)),
-    gauge("pagemill_cpus", "CPUs that have lists.", Of(|seen| seen.cpus)),
-    gauge("pagemill_handed_out_pages", "Pages that are handed out.", Of(handed_out)),
-    gauge(
-        "pagemill_quarantined_pages",
-        "Pages put aside, found on two ways at once.",
-        Of(|seen| seen.stats.quarantined),
-    ),
-    gauge("pagemill_zone_managed_pages", "Pages that the zone has in all.", PerZone(|zone| zone.managed)),
-    gauge("pagemill_zone_free_pages", "Pages free in the zone.", PerZone(|zone| zone.stats.free)),
-    gauge(
-        "pagemill_zone_listed_pages",
-        "Pages of the zone on per-CPU lists and in depots.",
-        PerZone(|zone| zone.stats.listed),
-    ),
-    gauge("pagemill_zone_min_pages", "Watermark: below it only reserves.", PerZone(|zone| zone.marks.min.into())),
-    gauge("pagemill_zone_low_pages", "Watermark: below it reclaim wakes.", PerZone(|zone| zone.marks.low.into())),
-    gauge("pagemill_zone_high_pages", "Watermark: reclaim runs up to it.", PerZone(|zone| zone.marks.high.into())),
-    gauge("pagemill_free_blocks", "Free blocks by order, each as large as it merges to.", Labelled(free_blocks)),
-    gauge("pagemill_list_pages", "Pages on a CPU's list.", PerList(|list| list.pages)),
-    counter("pagemill_list_taken_pages_total", "Pages taken from a CPU's list.", PerList(|list| list.popped)),
-    counter("pagemill_list_returned_pages_total", "Pages given back to a CPU's list.", PerList(|list| list.pushed)),
-    counter(
-        "pagemill_list_refilled_pages_total",
-        "Pages that a list got from the zone or a depot.",
-        PerList(|list| list.refilled),
-    ),
-    counter(
-        "pagemill_list_drained_pages_total",
-        "Pages that a list gave to the zone or a depot.",
-        PerList(|list| list.drained),
-    ),
-    counter(
-        "pagemill_allocated_pages_total",
-        "Pages handed out, those of blocks too.",
-        Of(|seen| seen.stats.allocated),
-    ),
-    counter("pagemill_freed_pages_total", "Pages that came back.", Of(|seen| seen.stats.freed)),
-    counter("pagemill_refills_total", "Trips to the zone for a batch.", Of(|seen| seen.stats.refills)),
-    counter("pagemill_drains_total", "Batches that a full list gave to the zone.", Of(|seen| seen.stats.drains)),
-    gauge("pagemill_depot_pages", "Pages in depots, between the lists of the CPUs.", Of(|seen| seen.stats.in_depots)),
-    counter("pagemill_depot_in_total", "Loads that a full list passed to a depot.", Of(|seen| seen.stats.depot_in)),
-    counter("pagemill_depot_out_total", "Loads that went from a depot to a list.", Of(|seen| seen.stats.depot_out)),
-    counter("pagemill_direct_allocated_pages_total", "Pages past the lists, out.", Of(|seen| seen.stats.direct_out)),
-    counter("pagemill_direct_freed_pages_total", "Pages past the lists, back.", Of(|seen| seen.stats.direct_in)),
-    counter("pagemill_blocks_allocated_total", "Blocks above order 0 handed out.", Of(|seen| seen.stats.blocks_out)),
-    counter("pagemill_blocks_freed_total", "Blocks above order 0 that came back.", Of(|seen| seen.stats.blocks_in)),
-    counter("pagemill_bulk_allocations_total", "Bulk allocations by the pages they delivered.", Labelled(bulk_alloc)),
-    counter("pagemill_bulk_frees_total", "Bulk frees by the pages they returned.", Labelled(bulk_free)),
-    counter(
-        "pagemill_bulk_fallbacks_total",
-        "Bulk requests that took the single path.",
-        Of(|seen| seen.stats.fallbacks),
-    ),
-    counter("pagemill_stolen_pages_total", "Pages out of another mobility's pageblock.", Of(|seen| seen.stats.steals)),
-    counter("pagemill_shortfalls_total", "Requests that came back short, by reason.", Labelled(shortfalls)),
-    counter("pagemill_numa_hit_total", "Pages from the node that was asked for.", PerZone(|zone| zone.stats.numa_hit)),
-    counter("pagemill_numa_miss_total", "Pages for another node's requests.", PerZone(|zone| zone.stats.numa_miss)),
-    counter("pagemill_numa_foreign_total", "Its requests, met elsewhere.", PerZone(|zone| zone.stats.numa_foreign)),
-    counter("pagemill_numa_interleave_total", "Pages by interleaving.", PerZone(|zone| zone.stats.numa_interleave)),
-    counter("pagemill_numa_local_total", "Pages for CPUs of the node.", PerZone(|zone| zone.stats.numa_local)),
-    counter("pagemill_numa_other_total", "Pages for CPUs of other nodes.", PerZone(|zone| zone.stats.numa_other)),
-    gauge("pagemill_waiting_requests", "Requests that wait for memory.", Of(|seen| seen.stats.waiting)),
-    counter("pagemill_waits_total", "Waits for memory that have ended.", Of(|seen| seen.stats.waits)),
-    counter("pagemill_waited_us_total", "Microseconds of those waits.", Of(|seen| seen.stats.waited_us)),
-    counter("pagemill_direct_reclaims_total", "Reclaim by requests.", Of(|seen| seen.stats.reclaim_direct)),
-    counter("pagemill_background_reclaims_total", "Reclaim beside them.", Of(|seen| seen.stats.reclaim_background)),
-    counter("pagemill_reclaimed_pages_total", "Pages that shrinkers freed.", Of(|seen| seen.stats.reclaimed)),
-    counter("pagemill_injected_faults_total", "Requests failed on purpose.", Of(|seen| seen.stats.faults)),
-    gauge("pagemill_pool_size", "Elements of the pool's reserve when it is full.", PerPool(|pool| pool.min_nr as u64)),
-    gauge("pagemill_pool_reserve", "Elements in the reserve.", PerPool(|pool| pool.reserve as u64)),
-    gauge("pagemill_pool_low_water", "The least that it held.", PerPool(|pool| pool.low_water as u64)),
-    gauge("pagemill_pool_out", "Elements handed out.", PerPool(|pool| pool.out as u64)),
-    gauge("pagemill_pool_waiting", "Requests that wait for elements.", PerPool(|pool| pool.waiting as u64)),
-    gauge("pagemill_pool_longest_us", "The longest wait, in microseconds.", PerPool(|pool| pool.longest_wait_us)),
-    counter("pagemill_pool_from_reserve_total", "Elements out of reserves.", PerPool(|pool| pool.from_reserve)),
-    counter("pagemill_pool_waits_total", "Waits for elements that ended.", PerPool(|pool| pool.waits)),
-    counter("pagemill_pool_waited_us_total", "Microseconds of those waits.", PerPool(|pool| pool.waited_us)),
-    counter("pagemill_misuse_total", "Frees refused, frames found on two ways at once.", Of(|seen| seen.stats.misused)),
-    counter("pagemill_foreign_frees_total", "Frees of what belongs to no allocator.", Process(foreign_count)),
-    counter("pagemill_section_restarts_total", "Restartable sections begun anew.", Process(pagemill_os::restarts)),
+pub static FIGURES: LazyLock<Vec<Figure>> = LazyLock::new(|| {
+    let counted = |counter: &'static Counter| Some((counter.figure?, counter.help, Read::Counter(counter)));
+    let counters = Stats::COUNTERS.iter().filter_map(counted);
+    let rows = FIRST.iter().copied().chain(counters).chain(LAST.iter().copied());
+    rows.map(|(name, help, read)| Figure { name, help, kind: FigureKind::of(name), read }).collect()
+});
+
+/// Name, help, and how it is read.
+type Row = (&'static str, &'static str, Read);
+
+/// What is shown before the counters.
+const FIRST: &[Row] = &[
+    ("pagemill_info", "1, labelled with the library's version and how the per-CPU lists work.", Labelled(info)),
+    ("pagemill_cpus", "CPUs that have lists.", Of(|seen| seen.cpus)),
+    ("pagemill_handed_out_pages", "Pages that are handed out.", Of(handed_out)),
+    ("pagemill_zone_managed_pages", "Pages that the zone has in all.", PerZone(|zone| zone.managed)),
+];
+
+/// What is shown after them.
+const LAST: &[Row] = &[
+    ("pagemill_zone_min_pages", "Watermark: below it only reserves.", PerZone(|zone| zone.marks.min.into())),
+    ("pagemill_zone_low_pages", "Watermark: below it reclaim wakes.", PerZone(|zone| zone.marks.low.into())),
+    ("pagemill_zone_high_pages", "Watermark: reclaim runs up to it.", PerZone(|zone| zone.marks.high.into())),
+    ("pagemill_free_blocks", "Free blocks by order, each as large as it merges to.", Labelled(free_blocks)),
+    ("pagemill_list_pages", "Pages on a CPU's list.", PerList(|list| list.pages)),
+    ("pagemill_list_taken_pages_total", "Pages taken from a CPU's list.", PerList(|list| list.taken)),
+    ("pagemill_list_returned_pages_total", "Pages given back to a CPU's list.", PerList(|list| list.returned)),
+    ("pagemill_list_refilled_pages_total", "Pages that a list got from zone or depot.", PerList(|list| list.refilled)),
+    ("pagemill_list_drained_pages_total", "Pages that a list gave to zone or depot.", PerList(|list| list.drained)),
+    ("pagemill_bulk_allocations_total", "Bulk allocations by the pages they delivered.", Labelled(bulk_alloc)),
+    ("pagemill_bulk_frees_total", "Bulk frees by the pages they returned.", Labelled(bulk_free)),
+    ("pagemill_shortfalls_total", "Requests that came back short, by reason.", Labelled(shortfalls)),
+    ("pagemill_pool_size", "Elements of the pool's reserve when it is full.", PerPool(|pool| pool.min_nr as u64)),
+    ("pagemill_pool_reserve", "Elements in the reserve.", PerPool(|pool| pool.reserve as u64)),
+    ("pagemill_pool_low_water", "The least that it held.", PerPool(|pool| pool.low_water as u64)),
+    ("pagemill_pool_out", "Elements handed out.", PerPool(|pool| pool.out as u64)),
+    ("pagemill_pool_waiting", "Requests that wait for elements.", PerPool(|pool| pool.waiting as u64)),
+    ("pagemill_pool_longest_us", "The longest wait, in microseconds.", PerPool(|pool| pool.longest_wait_us)),
+    ("pagemill_pool_from_reserve_total", "Elements out of reserves.", PerPool(|pool| pool.from_reserve)),
+    ("pagemill_pool_waits_total", "Waits for elements that ended.", PerPool(|pool| pool.waits)),
+    ("pagemill_pool_waited_us_total", "Microseconds of those waits.", PerPool(|pool| pool.waited_us)),
+    ("pagemill_foreign_frees_total", "Frees of what belongs to no allocator.", Process(foreign_frees)),
+    ("pagemill_section_restarts_total", "Restartable sections begun anew.", Process(restarts)),
 ];
 
 fn info(_: &Snapshot, samples: &mut Samples<'_>) {
@@ -286,15 +192,15 @@ fn handed_out(seen: &Snapshot) -> u64 {
 fn free_blocks(seen: &Snapshot, samples: &mut Samples<'_>) {
     for zone in &seen.zones {
         for order in (0..=Order::MAX.get()).flat_map(Order::new) {
-            let [node, kind] = labels_of(zone.node, zone.kind);
+            let [node, kind] = labels_of(zone);
             let blocks: usize = zone.buddy.iter().map(|arena| arena.free_blocks(order)).sum();
             samples.push([node, kind, ("order", order.get().to_string())], blocks as u64);
         }
     }
 }
 
-fn labels_of(node: NodeId, zone: ZoneKind) -> [(&'static str, String); 2] {
-    [("node", node.get().to_string()), ("zone", zone.name().into())]
+fn labels_of(zone: &ZoneInfo) -> [(&'static str, String); 2] {
+    [("node", zone.node.get().to_string()), ("zone", zone.kind.name().into())]
 }
 
 fn bulk_alloc(seen: &Snapshot, samples: &mut Samples<'_>) {
@@ -316,7 +222,7 @@ fn by_size(calls: &[u64; 32], samples: &mut Samples<'_>) {
 fn shortfalls(seen: &Snapshot, samples: &mut Samples<'_>) {
     for zone in &seen.zones {
         for why in Why::ALL {
-            let [node, kind] = labels_of(zone.node, zone.kind);
+            let [node, kind] = labels_of(zone);
             samples.push([node, kind, ("reason", why.name().into())], zone.stats.shortfalls_by(why));
         }
     }
@@ -333,6 +239,9 @@ impl Samples<'_> {
         let allocator = [("allocator", self.seen.name.clone())];
         self.all.push(Sample { labels: allocator.into_iter().chain(labels).collect(), value });
     }
+    fn push_zones(&mut self, read: impl Fn(&ZoneInfo) -> u64) {
+        self.seen.zones.iter().for_each(|zone| self.push(labels_of(zone), read(zone)));
+    }
 }
 
 impl Figure {
@@ -346,14 +255,23 @@ impl Figure {
             let mut samples = Samples { seen, all: &mut all };
             match self.read {
                 Read::Process(_) => {}
+                Read::Counter(counter) => match counter.by {
+                    CountedBy::Allocator => samples.push([], counter.of(&seen.stats)),
+                    CountedBy::Zone => samples.push_zones(|zone| counter.of(&zone.stats)),
+                },
                 Read::Allocator(read) => samples.push([], read(seen)),
-                Read::Zone(read) => seen.zones.iter().for_each(|zone| {
-                    samples.push(labels_of(zone.node, zone.kind), read(zone));
-                }),
-                Read::List(read) => seen.lists.iter().for_each(|list| {
-                    let [node, zone] = labels_of(list.node, list.zone);
-                    let labels = [node, zone, ("cpu", list.cpu.to_string()), ("mobility", list.mobility.into())];
-                    samples.push(labels, read(list));
+                Read::Zone(read) => samples.push_zones(read),
+                Read::List(read) => seen.zones.iter().for_each(|zone| {
+                    // A large machine has many that were never used.
+                    let is_used = |list: &&ListInfo| list.pages + list.taken + list.returned + list.refilled > 0;
+                    for list in zone.lists.iter().filter(is_used) {
+                        let [node, kind] = labels_of(zone);
+                        let mobility = format!("{:?}", list.mobility).to_lowercase();
+                        samples.push(
+                            [node, kind, ("cpu", list.cpu.get().to_string()), ("mobility", mobility)],
+                            read(list),
+                        );
+                    }
                 }),
                 Read::Pool(read) => seen.pools.iter().for_each(|(name, pool)| {
                     samples.push([("pool", name.clone())], read(pool));
@@ -368,12 +286,13 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagemill::NodeId;
     use std::collections::HashSet;
 
     #[test]
     fn names_follow_the_rules_and_help_is_a_sentence() {
         let mut names = HashSet::new();
-        for figure in FIGURES {
+        for figure in FIGURES.iter() {
             assert!(names.insert(figure.name), "{} is there twice", figure.name);
             assert!(figure.name.starts_with("pagemill_"), "{}", figure.name);
             assert!(figure.name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{}", figure.name);
@@ -384,11 +303,11 @@ mod tests {
 
     #[test]
     fn the_samples_are_what_the_allocator_counts() {
-        use crate::{Bulk, Gfp, PageList, free_pages_bulk};
+        use pagemill::{Bulk, Gfp, PageList, free_pages_bulk};
         let allocator = Allocator::builder().pages(2048).cpus(2, || 1).build().unwrap();
         let mut list = PageList::new();
         allocator.alloc_pages_bulk_list(Bulk::up_to(100), &mut list).unwrap();
-        let mut array: [Option<crate::Page>; 10] = [const { None }; 10];
+        let mut array: [Option<pagemill::Page>; 10] = [const { None }; 10];
         allocator.alloc_pages_bulk_array(Bulk::up_to(10), &mut array).unwrap();
         free_pages_bulk(&mut array);
         let block = allocator.alloc_pages(Gfp::KERNEL, Order::new(3).unwrap()).unwrap();
@@ -420,7 +339,7 @@ mod tests {
 
     #[test]
     fn shortfalls_are_shown_by_zone_and_reason() {
-        use crate::{Account, Bulk, Memory, PageCount, PageList};
+        use pagemill::{Account, Bulk, Memory, PageCount, PageList};
         let second = NodeId::new(1).unwrap();
         let builder = Allocator::builder().memory(Memory::anonymous(512));
         let allocator = builder.memory(Memory::anonymous(512).node(second)).build().unwrap();

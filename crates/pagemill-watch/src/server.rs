@@ -2,14 +2,12 @@
 //!
 //! The thread sleeps in `poll` until a client comes, says something, can be sent more, or is due for its next line.
 //! Without clients it never wakes. Locks: `Shared::shown` and `Shared::pools`, under which nothing else is locked.
-use super::connection::{Connection, Form};
-use super::json;
-use super::socket_file::SocketFile;
-use super::{Snapshot, prometheus};
-use crate::allocator::Allocator;
-use crate::allocator::Owner;
-use crate::mempool::{Mempool, MempoolStats, Source};
-use pagemill_os::{Polled, poll};
+use crate::connection::{Connection, Form};
+use crate::socket_file::SocketFile;
+use crate::{Snapshot, json, prometheus};
+use pagemill::{Allocator, Mempool, MempoolStats, Source, WeakAllocator};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -44,7 +42,7 @@ pub struct StatsServer {
 /// ```
 /// use std::io::{Read, Write};
 /// let path = std::env::temp_dir().join(format!("pagemill-example-{}", std::process::id()));
-/// let server = pagemill::serve_stats(&path)?;
+/// let server = pagemill_watch::serve_stats(&path)?;
 /// let mut client = std::os::unix::net::UnixStream::connect(&path)?;
 /// client.write_all(b"prometheus\n")?;
 /// let mut text = String::new();
@@ -83,7 +81,8 @@ impl StatsServer {
     /// Shows an allocator under this name, instead of the one that had it, until its last handle is gone.
     ///
     /// ```
-    /// use pagemill::{Allocator, StatsServer};
+    /// use pagemill::Allocator;
+    /// use pagemill_watch::StatsServer;
     /// # let path = std::env::temp_dir().join(format!("pagemill-shown-{}", std::process::id()));
     /// let server = StatsServer::bind(&path)?;
     /// let allocator = Allocator::builder().pages(64).build().unwrap();
@@ -96,17 +95,18 @@ impl StatsServer {
             let name = name.into();
             let mut shown = self.shared.shown();
             // Without those that are gone: a program may show one after the other, each under a name of its own.
-            shown.retain(|(_, owner)| owner.strong_count() > 0);
+            shown.retain(|(_, allocator)| !allocator.is_closed());
             match shown.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, owner)) => *owner = allocator.weak(),
-                None => shown.push((name, allocator.weak())),
+                Some((_, shown)) => *shown = allocator.downgrade(),
+                None => shown.push((name, allocator.downgrade())),
             }
         }
     }
     /// Shows a pool under this name with what is shown as `allocator`, instead of the one that had it, until it is gone.
     ///
     /// ```
-    /// use pagemill::{Allocator, Mempool, StatsServer};
+    /// use pagemill::{Allocator, Mempool};
+    /// use pagemill_watch::StatsServer;
     /// use std::sync::Arc;
     /// # let path = std::env::temp_dir().join(format!("pagemill-pool-{}", std::process::id()));
     /// let server = StatsServer::bind(&path)?;
@@ -169,7 +169,7 @@ type ShownPool = ((String, String), Weak<dyn Pool>);
 /// What the thread and the handle share.
 struct Shared {
     pools: Mutex<Vec<ShownPool>>,
-    shown: Mutex<Vec<(String, Weak<Owner>)>>,
+    shown: Mutex<Vec<(String, WeakAllocator)>>,
     program: String,
     start: Instant,
 }
@@ -188,7 +188,7 @@ impl Shared {
         Self { shown: Mutex::default(), pools: Mutex::default(), program, start: Instant::now() }
     }
 
-    fn shown(&self) -> MutexGuard<'_, Vec<(String, Weak<Owner>)>> {
+    fn shown(&self) -> MutexGuard<'_, Vec<(String, WeakAllocator)>> {
         // Whoever panicked while it held the list left it whole.
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -206,7 +206,7 @@ impl Shared {
 
     fn answer(&self, form: Form) -> Vec<u8> {
         let shown = self.shown().clone();
-        let live = shown.iter().filter_map(|(name, owner)| Some((name, Allocator::from_owner(owner.upgrade()?))));
+        let live = shown.iter().filter_map(|(name, allocator)| Some((name, allocator.upgrade()?)));
         let seen: Vec<_> = live.map(|(name, allocator)| self.snapshot(name, &allocator)).collect();
         match form {
             Form::Json => json::line(&self.program, self.start.elapsed(), &seen),
@@ -222,20 +222,26 @@ fn serve(listener: &UnixListener, stopped: &UnixStream, shared: &Shared) {
     let mut closed_until = None;
     loop {
         let has_room = clients.len() < CLIENTS_MAX && closed_until.is_none();
-        let doors = [Polled::new(stopped, true, false), Polled::new(listener, has_room, false)];
+        let knocks = if has_room { PollFlags::IN } else { PollFlags::empty() };
+        let doors = [PollFd::new(stopped, PollFlags::IN), PollFd::new(listener, knocks)];
         let mut polled: Vec<_> = doors.into_iter().chain(clients.iter().map(Connection::polled)).collect();
         let due = clients.iter().filter_map(Connection::due).chain(closed_until).min();
-        let time = due.map(|due| due.saturating_duration_since(Instant::now()));
-        if poll(&mut polled, time).is_err() {
+        // No time to come is further away than a timespec reaches.
+        let time = due.and_then(|due| due.saturating_duration_since(Instant::now()).try_into().ok());
+        match poll(&mut polled, time.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
             // No memory for a moment: nothing was found, and it is tried again.
-            std::thread::sleep(PAUSE);
+            Err(_) => std::thread::sleep(PAUSE),
         }
-        if polled[0].is_ready() || polled[0].has_ended() {
+        if !polled[0].revents().is_empty() {
             return;
         }
         let now = Instant::now();
-        let (is_knocked, ended) = (polled[1].is_ready(), polled[2..].iter().map(Polled::has_ended));
-        let mut ended = ended.collect::<Vec<_>>().into_iter();
+        let is_knocked = polled[1].revents().contains(PollFlags::IN);
+        // The other end is gone, or the descriptor is broken.
+        let has_ended = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+        let ended: Vec<_> = polled[2..].iter().map(|polled| polled.revents().intersects(has_ended)).collect();
+        let mut ended = ended.into_iter();
         drop(polled);
         clients.retain_mut(|client| client.step(now, ended.next().unwrap_or(false), &render).is_some());
         closed_until = closed_until.filter(|until| now < *until);

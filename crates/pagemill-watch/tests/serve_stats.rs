@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::common::PATIENCE;
-use pagemill::{Allocator, FIGURES, Gfp, Memory, Mempool, Snapshot, StatsServer, prometheus};
+use crate::patience::PATIENCE;
+use pagemill::{Allocator, Gfp, Memory, Mempool};
+use pagemill_watch::{FIGURES, Snapshot, StatsServer, prometheus};
 use serde_json::Value;
 
 /// A folder of its own for each test, removed at the end.
@@ -73,7 +74,7 @@ fn json_and_prometheus_say_what_the_allocator_counts() {
     let own = std::env::current_exe().unwrap();
     assert_eq!(record["program"], own.file_name().unwrap().to_str().unwrap());
     let mut told = record["figures"].as_array().unwrap().iter();
-    for figure in FIGURES {
+    for figure in FIGURES.iter() {
         for sample in figure.samples(&seen) {
             let told = told.next().unwrap();
             assert_eq!((&told["name"], &told["kind"]), (&figure.name.into(), &figure.kind.name().into()));

@@ -1,15 +1,15 @@
 //! The figures for the `metrics` facade: whichever recorder the program has installed gets them.
-use super::{FIGURES, FigureKind, Snapshot};
-use crate::allocator::Allocator;
+use crate::{FIGURES, FigureKind, Snapshot};
+use pagemill::Allocator;
 
 /// Tells the installed recorder what each figure means. Once, after the recorder was installed.
 ///
 /// ```
-/// pagemill::describe_metrics();
-/// pagemill::record_metrics("default", pagemill::Allocator::global());
+/// pagemill_watch::describe_metrics();
+/// pagemill_watch::record_metrics("default", pagemill::Allocator::global());
 /// ```
 pub fn describe_metrics() {
-    for figure in FIGURES {
+    for figure in FIGURES.iter() {
         match figure.kind {
             FigureKind::Counter => metrics::describe_counter!(figure.name, figure.help),
             FigureKind::Gauge => metrics::describe_gauge!(figure.name, figure.help),
@@ -24,7 +24,7 @@ pub fn describe_metrics() {
 /// under the same name do.
 pub fn record_metrics(name: &str, allocator: &Allocator) {
     let seen = [Snapshot::of(name, allocator)];
-    for figure in FIGURES {
+    for figure in FIGURES.iter() {
         for sample in figure.samples(&seen) {
             match figure.kind {
                 FigureKind::Counter => metrics::counter!(figure.name, &sample.labels).absolute(sample.value),

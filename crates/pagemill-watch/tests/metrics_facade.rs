@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use pagemill::{Allocator, FIGURES, FigureKind, Gfp, Snapshot, describe_metrics, record_metrics};
+use pagemill::{Allocator, Gfp};
+use pagemill_watch::{FIGURES, FigureKind, Snapshot, describe_metrics, record_metrics};
 
 /// Keeps what it is given: counters as they are, gauges as the bits of their number.
 #[derive(Default)]
@@ -59,7 +60,7 @@ fn every_figure_is_described_and_recorded() {
     let kept = Kept::default();
     metrics::with_local_recorder(&kept, describe_metrics);
     let described = kept.described.lock().unwrap();
-    for figure in FIGURES {
+    for figure in FIGURES.iter() {
         assert_eq!(described.get(figure.name), Some(&(figure.kind.name(), figure.help.to_owned())));
     }
     assert_eq!(described.len(), FIGURES.len());
@@ -69,7 +70,7 @@ fn every_figure_is_described_and_recorded() {
         pages.extend((0..100).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()));
         metrics::with_local_recorder(&kept, || record_metrics("mine", &allocator));
         let seen = [Snapshot::of("mine", &allocator)];
-        for figure in FIGURES {
+        for figure in FIGURES.iter() {
             for sample in figure.samples(&seen) {
                 let value = kept.value(figure.kind, figure.name, &sample.labels);
                 // What belongs to the process goes on by itself.

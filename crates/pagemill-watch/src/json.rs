@@ -1,5 +1,5 @@
 //! The figures as one JSON object on a line of its own.
-use super::{FIGURES, Sample, Snapshot};
+use crate::{FIGURES, Sample, Snapshot};
 use serde::ser::{Serialize, Serializer};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,11 +1,12 @@
 //! The figures as Prometheus text, version 0.0.4 of that format.
-use super::{FIGURES, Snapshot};
+use crate::{FIGURES, Snapshot};
 use core::fmt::Write;
 
 /// The [`FIGURES`] of these allocators in Prometheus' text format: for a program that answers scrapes itself.
 ///
 /// ```
-/// use pagemill::{Allocator, Snapshot, prometheus};
+/// use pagemill::Allocator;
+/// use pagemill_watch::{Snapshot, prometheus};
 /// let allocator = Allocator::builder().pages(100).build()?;
 /// let text = prometheus(&[Snapshot::of("mine", &allocator)]);
 /// assert!(text.contains("# TYPE pagemill_zone_free_pages gauge\n"));
@@ -14,7 +15,7 @@ use core::fmt::Write;
 /// ```
 pub fn prometheus(seen: &[Snapshot]) -> String {
     let mut text = String::new();
-    for figure in FIGURES {
+    for figure in FIGURES.iter() {
         let samples = figure.samples(seen);
         if samples.is_empty() {
             continue;
@@ -42,7 +43,7 @@ fn escaped(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Allocator;
+    use pagemill::Allocator;
     use std::collections::{HashMap, HashSet};
 
     /// One line by the format's grammar: name, labels, value.
@@ -77,7 +78,7 @@ mod tests {
     #[test]
     fn the_text_reads_back() {
         let allocator = Allocator::builder().pages(3000).build().unwrap();
-        let pages: Vec<_> = (0..70).map(|_| allocator.alloc_page(crate::Gfp::KERNEL).unwrap()).collect();
+        let pages: Vec<_> = (0..70).map(|_| allocator.alloc_page(pagemill::Gfp::KERNEL).unwrap()).collect();
         let odd = "a \"quoted\\\" name,}\nof two lines";
         let seen = [Snapshot::of(odd, &allocator), Snapshot::of("plain", &allocator)];
         let text = prometheus(&seen);
@@ -98,7 +99,7 @@ mod tests {
                 assert!(values.insert((name, labels), value).is_none(), "{line} is there twice");
             }
         }
-        for figure in FIGURES {
+        for figure in FIGURES.iter() {
             for sample in figure.samples(&seen[..1]) {
                 let labels = sample.labels.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
                 let found = values.get(&(figure.name.to_owned(), labels));

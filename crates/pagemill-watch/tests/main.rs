@@ -1,0 +1,11 @@
+//! The tests of `pagemill-watch` by its public interface: one program, as those of `pagemill`.
+#[macro_use]
+#[path = "../../../tests/own_process.rs"]
+mod own_process;
+#[expect(dead_code, reason = "no test here waits for more than an answer")]
+#[path = "../../../tests/patience.rs"]
+mod patience;
+
+#[cfg(feature = "metrics")]
+mod metrics_facade;
+mod serve_stats;
