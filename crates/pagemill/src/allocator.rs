@@ -186,7 +186,7 @@ impl Allocator {
     }
 }
 
-/// Do restartable sequences work here? Tried once, for real; [`Builder::build`] asks it too.
+/// Do restartable sequences work here? Tried once, for real; [`Builder::build`](crate::Builder::build) asks it too.
 ///
 /// # Errors
 /// Why not.

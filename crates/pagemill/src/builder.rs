@@ -82,7 +82,7 @@ impl Allocator {
     ///
     /// # Panics
     /// If the system refuses even that address space, `PAGEMILL_BACKEND` names a backend that there is not or that does not
-    /// work here, or `PAGEMILL_FAIL` cannot be read (see [`Faults`](crate::Faults)). [`builder`](Self::builder) returns these
+    /// work here, or `PAGEMILL_FAIL` cannot be read (see [`Faults`]). [`builder`](Self::builder) returns these
     /// as errors.
     ///
     /// ```

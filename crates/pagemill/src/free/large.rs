@@ -16,7 +16,7 @@ const WORDS: usize = 256;
 pub(crate) struct Large<const RAW: bool> {
     zone: &'static Zone,
     mobility: Mobility,
-    /// As a [`Segment`](super::Segment)'s.
+    /// As a [`Segment`](super::segment::Segment)'s.
     is_of_one_kind: bool,
     pages: usize,
     giving: Giving<'static, 'static, WORDS>,

@@ -5,7 +5,7 @@ use pagemill_core::{Mobility, Order, Pfn};
 use pagemill_os::lists::BulkCall;
 use pagemill_os::{Batch, empty};
 
-/// Pages of one arena and mobility on their way back, collected to batches for the list. More than that is for are [`Large`](super::Large).
+/// Pages of one arena and mobility on their way back, collected to batches for the list. More than that is for are [`Large`](super::large::Large).
 pub(crate) struct Segment<const RAW: bool> {
     zone: &'static Zone,
     mobility: Mobility,
@@ -17,7 +17,7 @@ pub(crate) struct Segment<const RAW: bool> {
 }
 
 impl<const RAW: bool> Segment<RAW> {
-    /// Of pages like the one that [`page_at`](super::page_at) found.
+    /// Of pages like the one that [`page_at`](super::one::page_at) found.
     #[inline(always)]
     pub(crate) fn new(zone: &'static Zone, mobility: Mobility) -> Self {
         let is_of_one_kind = !zone.buddy.is_mixed();

@@ -3,7 +3,7 @@
 //!
 //! It stands below the registry and the requests: `alloc/` decides which zone a request goes to, the zone hands out frames of its
 //! own. The state table (a byte a frame) is written where a block becomes a raw pointer, and where it comes back. A zone knows
-//! nothing above it; what all zones of an allocator share is in [`Shared`].
+//! nothing above it; what all zones of an allocator share is in [`Shared`](crate::shared::Shared).
 //!
 //! | file | |
 //! |---|---|
