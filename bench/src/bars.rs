@@ -191,18 +191,6 @@ impl Figures<'_> {
         Some(record.turns.iter().map(|turn| turn.total).collect())
     }
 
-    /// What links outside of the blocks cost more than links inside, and what they may: a tenth, or half a nanosecond. Of the
-    /// size at which they are furthest from it.
-    fn links(&self, outside: &str) -> Option<(f64, f64)> {
-        let of_size = |bytes| {
-            let inside = || self.served_at(SELF_TEST, "links-inside", bytes);
-            let more = difference(self.served_at(SELF_TEST, outside, bytes), inside())?;
-            Some((more, (0.1 * median(inside())?).max(0.5)))
-        };
-        let sizes: Option<Vec<(f64, f64)>> = SHAPES.iter().map(|shape| of_size(shape.bytes)).collect();
-        sizes?.into_iter().max_by(|a, b| (a.0 - a.1).total_cmp(&(b.0 - b.1)))
-    }
-
     /// What a block of the pool takes beyond its size, of the size with the most.
     fn beyond_size(&self) -> Option<f64> {
         let of_pool = self.0.iter().filter(|r| (r.bench, r.name, r.kind) == (SELF_TEST, "dma-single", Kind::Ours));
@@ -406,12 +394,10 @@ fn small_blocks(figures: &Figures) -> Vec<Option<Bar>> {
     let worst_of = |sizes: &Option<Vec<f64>>| worst(sizes.clone()?.into_iter().map(Some));
     let (pair, in_bulk) = (figures.blocks("dma-single"), figures.blocks("dma-bulk"));
     let flat = |sizes: &Option<Vec<f64>>| Some(worst_of(sizes)? / least(sizes.clone()?.into_iter().map(Some))?);
-    let links = figures.links("links-outside");
     vec![
         bar("dma_pool, worst size: ns a pair", worst_of(&pair), Some(AtMost(5.0)), None),
         bar("dma_pool, largest / smallest size", flat(&pair), Some(AtMost(1.5)), None),
         bar("dma_pool, 64 a call, worst size: ns", worst_of(&in_bulk), Some(AtMost(1.0)), None),
-        bar("links outside less inside, most: ns", links.map(|l| l.0), links.map(|l| AtMost(l.1)), None),
         bar("dma_pool: bytes a block beyond its size", figures.beyond_size(), Some(AtMost(8.0)), None),
     ]
 }
@@ -642,31 +628,23 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_judged_by_its_worst_size_and_links_by_what_they_may_cost() {
-        let row = |name, kind, figures: [f64; 5]| {
-            let at =
-                |(shape, figure): (&crate::rows::dma::Shape, f64)| record(SELF_TEST, name, kind, shape.bytes, figure);
+    fn a_pool_is_judged_by_its_worst_size() {
+        let row = |name, figures: [f64; 5]| {
+            let at = |(shape, figure): (&crate::rows::dma::Shape, f64)| {
+                record(SELF_TEST, name, Kind::Ours, shape.bytes, figure)
+            };
             SHAPES.iter().zip(figures).map(at).collect::<Vec<_>>()
         };
-        let mut records = row("dma-single", Kind::Ours, [4.0, 4.0, 4.5, 6.0, 4.0]);
+        let mut records = row("dma-single", [4.0, 4.0, 4.5, 6.0, 4.0]);
         records.iter_mut().for_each(|record| record.bytes_a_block = Some(record.n as f64 + 5.5));
-        records.extend(row("dma-bulk", Kind::Ours, [0.5, 0.5, 0.75, 0.5, 0.5]));
-        let outside = "links-outside";
-        records.retain(|record| record.name != outside);
-        records.extend(row(outside, Kind::Ours, [4.0, 4.0, 4.5, 10.75, 4.0]));
-        records.extend(row("links-inside", Kind::Design, [3.75, 3.75, 3.75, 10.0, 5.0]));
+        records.extend(row("dma-bulk", [0.5, 0.5, 0.75, 0.5, 0.5]));
         let bars = judge(&records, None);
-        let links = find(&bars, "links outside less inside").unwrap();
-        assert_eq!(links.figure, 0.75, "256 B: half a nanosecond is more than a tenth; 1024 B has a tenth");
-        assert_eq!((links.bar, links.bar.unwrap().holds(links.figure)), (Some(Limit::AtMost(0.5)), false));
         assert_eq!(find(&bars, "dma_pool, 64 a call").unwrap().figure, 0.75);
-        if outside == "links-outside" {
-            assert_eq!(find(&bars, "dma_pool, worst size").unwrap().figure, 6.0);
-            assert_eq!(find(&bars, "dma_pool, largest / smallest").unwrap().figure, 1.5);
-            assert_eq!(find(&bars, "dma_pool: bytes").unwrap().figure, 5.5);
-        }
-        records.retain(|record| (record.name, record.n) != ("links-inside", 64));
-        assert!(find(&judge(&records, None), "links").is_none(), "not without every size");
+        assert_eq!(find(&bars, "dma_pool, worst size").unwrap().figure, 6.0);
+        assert_eq!(find(&bars, "dma_pool, largest / smallest").unwrap().figure, 1.5);
+        assert_eq!(find(&bars, "dma_pool: bytes").unwrap().figure, 5.5);
+        records.retain(|record| (record.name, record.n) != ("dma-bulk", 64));
+        assert!(find(&judge(&records, None), "dma_pool, 64 a call").is_none(), "not without every size");
     }
 
     /// The machine is three times as slow in two turns of three, and says so of one row only.

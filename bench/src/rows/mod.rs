@@ -37,8 +37,6 @@ pub(crate) enum Kind {
     Floor,
     /// What a user would pick today.
     Peer,
-    /// Another way to build what is measured, written here to compare with.
-    Design,
 }
 
 impl Kind {
@@ -47,7 +45,6 @@ impl Kind {
             Kind::Ours => "pagemill",
             Kind::Floor => "floor",
             Kind::Peer => "peer",
-            Kind::Design => "design",
         }
     }
 }

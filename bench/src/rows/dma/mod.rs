@@ -3,11 +3,8 @@
 //!
 //! A [`Source`] hands blocks out in the form that its users would hold them in; [`Lane`] is the object-safe face of the
 //! timed loops over it, compiled for each source. Pagemill's own are in `ours`, what a program would use today in
-//! `peers`; `old_way` and `links` are designs that Pagemill was decided against, written here to compare with.
+//! `peers`.
 
-mod chains;
-mod links;
-mod old_way;
 mod ours;
 mod peers;
 
@@ -62,14 +59,13 @@ impl BlockRow {
             let slots = (0..shape.blocks).map(|_| None).collect();
             Ok(Box::new(Held { source: open(shape)?, slots, shape }) as Box<dyn Lane>)
         };
-        BlockRow { name, backend: "-", kind, is_in_requests: kind != Kind::Design, open: Box::new(open) }
+        BlockRow { name, backend: "-", kind, is_in_requests: true, open: Box::new(open) }
     }
 }
 
 /// The rows, Pagemill's on that backend.
 pub(crate) fn rows(backend: &'static str) -> Vec<BlockRow> {
     let mut rows = ours::rows(backend);
-    rows.extend([links::outside(), links::inside(), old_way::row()]);
     rows.extend(peers::rows());
     #[cfg(feature = "dpdk")]
     rows.extend(super::dpdk::block_rows());

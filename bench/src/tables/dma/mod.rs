@@ -44,16 +44,12 @@ const LEAST_ROUNDS: usize = 100usize.div_ceil(Effort::FULL.rounds);
 pub(crate) fn dma(run: &mut Run) -> Result<Vec<Record>, Error> {
     let is_shown = |row: &BlockRow| match row.kind {
         Kind::Ours => run.rows.iter().any(|row| row.kind == Kind::Ours),
-        // With any row to compare with.
-        Kind::Design => run.rows.iter().any(|row| row.kind != Kind::Ours),
         // `rte-mempool-bulk` goes with `rte-mempool`.
         _ => run.rows.iter().any(|known| row.name.trim_end_matches("-bulk") == known.name),
     };
     let rows: Vec<BlockRow> = rows(run.backend).into_iter().filter(is_shown).collect();
     let mut records = Vec::new();
     for shape in SHAPES {
-        // The old way looks at all of them for each.
-        let shape = if cfg!(test) { Shape { blocks: shape.blocks / 16, ..shape } } else { shape };
         run.progress.set_message(format!("dma {} B", shape.bytes));
         records.extend(self_test(run, &rows, shape)?);
         run.progress.inc(1);
@@ -96,10 +92,9 @@ fn self_test(run: &mut Run, rows: &[BlockRow], shape: Shape) -> Result<Vec<Recor
     let mut records = timed(run, entrants.iter_mut().collect(), SELF_TEST, shape, least, |lane, reps| {
         Ok(whole(of_all(lane.rounds(reps)?, reps)))
     })?;
-    // DPDK's loop, in C, is in the self test's order alone; and the old way takes too long.
-    entrants.retain(|entrant| !entrant.row.name.starts_with("rte-mempool") && entrant.row.name != "old-way");
-    let is_ours = |entrant: &&mut Entrant| matches!(entrant.row.kind, Kind::Ours | Kind::Design);
-    let ours = entrants.iter_mut().filter(is_ours).collect();
+    // DPDK's loop, in C, is in the self test's order alone.
+    entrants.retain(|entrant| !entrant.row.name.starts_with("rte-mempool"));
+    let ours = entrants.iter_mut().filter(|entrant| entrant.row.kind == Kind::Ours).collect();
     records
         .extend(timed(run, ours, WRITTEN, shape, 1, |lane, reps| Ok(whole(of_all(lane.written_rounds(reps)?, reps))))?);
     // Last: the pools are out of order afterwards.
@@ -252,7 +247,7 @@ mod tests {
         let alone = shown(&["pagemill-single"]);
         assert!(alone.iter().all(|name| name.starts_with("dma-")), "{alone:?}");
         let versus = shown(&["pagemill-single", "glibc"]);
-        assert!(versus.contains(&"glibc") && versus.contains(&"old-way"), "{versus:?}");
+        assert!(versus.contains(&"glibc") && versus.contains(&"dma-single"), "{versus:?}");
         assert!(!versus.contains(&"tls-vec"), "{versus:?}");
     }
 
