@@ -13,18 +13,15 @@ use std::io::{self, Write};
 use Limit::{AtLeast, AtMost};
 
 use crate::record::Record;
-use crate::report::{align, bulk_to_single, plain, wrap};
+use crate::report::{align, plain};
 use crate::rows::Kind;
 use crate::rows::mixed::REQUESTS;
 use crate::stats::{Spread, short};
 use crate::subject::{HAND_OVER_PAGES, ListOrder};
-use crate::tables::crypt::{CELLS, LUKS, NO_ENCRYPTION};
+use crate::tables::crypt::{BULK, CELLS, LUKS, NO_ENCRYPTION};
 use crate::tables::dma::{SELF_TEST, SHAPES};
 use crate::tables::touch::TOUCH_PAGES;
 use crate::tables::{orders, total};
-
-/// How the names of bars end whose figure is the end of an interval.
-const UPPER_END: &str = "upper end";
 
 /// What `rte-mempool` takes for one page where the bars in nanoseconds were set: an EPYC at 3.7 GHz.
 const REFERENCE_NS: f64 = 5.2;
@@ -88,13 +85,9 @@ fn difference(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
     median(each(a, b, |a, b| a - b))
 }
 
-/// How much faster `a` is than `b`, in the turns that both have: some go on without the others.
+/// How much faster `a` is than `b`.
 fn speed(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
-    let (mut a, mut b) = (a?, b?);
-    let len = a.len().min(b.len());
-    a.truncate(len);
-    b.truncate(len);
-    ratio(Some(b), Some(a))
+    ratio(b, a)
 }
 
 /// The largest of some figures; absent where one is.
@@ -225,7 +218,7 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
     bars.extend(threads(&figures, ns));
     bars.extend(memory(&figures));
     bars.extend(small_blocks(&figures));
-    bars.extend(volumes(records, &figures));
+    bars.extend(volumes(&figures));
     bars.push(bar("free/used state: bits a frame", bits_per_frame, Some(AtMost(2.0)), Some(AtMost(1.3))));
     bars.into_iter().flatten().collect()
 }
@@ -403,13 +396,9 @@ fn small_blocks(figures: &Figures) -> Vec<Option<Bar>> {
 }
 
 /// The table `crypt`.
-fn volumes(records: &[Record], figures: &Figures) -> Vec<Option<Bar>> {
-    let of_luks = |cell| speed(figures.served(cell, "pagemill-bulk"), figures.served(cell, LUKS));
-    let of_none = |cell| speed(figures.served(cell, "pagemill-bulk"), figures.served(cell, NO_ENCRYPTION));
-    let of_single = |cell| {
-        // Fewer turns than this takes say nothing.
-        bulk_to_single(records, cell).filter(|interval| interval.sure >= 0.95).map(|interval| interval.high)
-    };
+fn volumes(figures: &Figures) -> Vec<Option<Bar>> {
+    let of_luks = |cell| speed(figures.served(cell, BULK), figures.served(cell, LUKS));
+    let of_none = |cell| speed(figures.served(cell, BULK), figures.served(cell, NO_ENCRYPTION));
     let [_, write, read, small_read, small_write] = CELLS.map(|cell| cell.served);
     vec![
         bar("NBD, 1 MiB write: speed / nbdkit-luks", of_luks(write), Some(AtLeast(2.0)), None),
@@ -418,10 +407,6 @@ fn volumes(records: &[Record], figures: &Figures) -> Vec<Option<Bar>> {
         bar("NBD, 4 KiB write: IOPS / nbdkit-luks", of_luks(small_write), Some(AtLeast(1.5)), None),
         bar("NBD, 1 MiB write / no encryption", of_none(write), Some(AtLeast(0.65)), None),
         bar("NBD, 1 MiB read / no encryption", of_none(read), Some(AtLeast(0.85)), None),
-        bar("NBD, 1 MiB write: bulk/single, upper end", of_single(write), Some(AtLeast(1.0)), None),
-        bar("NBD, 1 MiB read: bulk/single, upper end", of_single(read), Some(AtLeast(1.0)), None),
-        bar("NBD, 4 KiB read: bulk/single, upper end", of_single(small_read), Some(AtLeast(1.0)), None),
-        bar("NBD, 4 KiB write: bulk/single, upper end", of_single(small_write), Some(AtLeast(1.0)), None),
     ]
 }
 
@@ -448,11 +433,6 @@ pub(crate) fn write(out: &mut dyn Write, bars: &[Bar]) -> io::Result<()> {
     }
     align(&mut table, 1);
     writeln!(out, "\n{}", table.trim_fmt())?;
-    if bars.iter().any(|bar| bar.what.ends_with(UPPER_END)) {
-        let line = "upper end: of the interval that holds `bulk` / `single`; below 1 `bulk` is surely slower. Met says no more \
-                    than that it is not surely so: the wider the interval, the less";
-        writeln!(out, "{}", wrap(line))?;
-    }
     Ok(())
 }
 
@@ -602,15 +582,14 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_judged_by_speed_in_the_turns_that_both_have() {
+    fn servers_are_judged_by_speed_turn_by_turn() {
         let turns = |name, kind, totals: &[f64]| {
             let mut record = record("crypt-nbd-write-16", name, kind, 256, 1.0);
             record.turns = totals.iter().map(|&total| Sample { alloc: None, free: None, total }).collect();
             record
         };
         let records = [
-            turns("pagemill-bulk", Kind::Ours, &[2.0, 4.0, 2.0, 9.0, 9.0, 9.0]),
-            turns("pagemill-single", Kind::Ours, &[1.9, 3.9, 1.9, 8.9, 8.9, 8.9]),
+            turns(BULK, Kind::Ours, &[2.0, 4.0, 2.0]),
             turns(LUKS, Kind::Peer, &[5.0, 10.0, 5.0]),
             turns(NO_ENCRYPTION, Kind::Floor, &[1.0, 2.0, 1.0]),
         ];
@@ -618,12 +597,6 @@ mod tests {
         let judged = |what| find(&bars, what).map(|bar| (bar.figure, bar.bar.unwrap().holds(bar.figure))).unwrap();
         assert_eq!(judged("NBD, 1 MiB write: speed"), (2.5, true));
         assert_eq!(judged("NBD, 1 MiB write / no"), (0.5, false));
-        let (highest, is_met) = judged("NBD, 1 MiB write: bulk/single");
-        assert!(highest < 1.0 && !is_met, "slower in every turn: {highest}");
-        let mut out = Vec::new();
-        write(&mut out, &bars).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        assert!(text.contains("\nupper end: of") && text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(find(&bars, "NBD, 1 MiB read").is_none());
     }
 

@@ -198,11 +198,7 @@ impl Stretch {
     fn new(len: usize) -> Option<Self> {
         let layout = Self::layout(len)?;
         // SAFETY: the layout's size is not 0.
-        let start = NonNull::new(unsafe { alloc::alloc(layout) })?;
-        // What the heap hands out counts as uninitialised, though it holds bytes, and zeroing it would cost more than
-        // malloc does, which `--alloc malloc` is there to show.
-        // SAFETY: no instruction at all; the compiler has to take the memory behind the pointer for written by it.
-        unsafe { std::arch::asm!("/* {0} */", in(reg) start.as_ptr(), options(nostack, preserves_flags)) };
+        let start = NonNull::new(unsafe { alloc::alloc_zeroed(layout) })?;
         Some(Self { start, len })
     }
 
@@ -214,7 +210,7 @@ impl Stretch {
 impl Drop for Stretch {
     fn drop(&mut self) {
         let Some(layout) = Self::layout(self.len) else { unreachable!("it was made with this layout") };
-        // SAFETY: it came from `alloc` with this layout, and nobody has it any more.
+        // SAFETY: it came from `alloc_zeroed` with this layout, and nobody has it any more.
         unsafe { alloc::dealloc(self.start.as_ptr(), layout) };
     }
 }

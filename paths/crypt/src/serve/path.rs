@@ -37,7 +37,7 @@ impl DataPath {
     /// none, and nothing may be done for them.
     ///
     /// # Errors
-    /// [`Error::Request`] for what is no whole number of sectors; [`Error::Memory`] for a form without a promise.
+    /// [`Error::Request`] for what is no whole number of sectors; [`Error::Memory`] as [`Memory::take`].
     pub fn encrypted<'a>(
         &self,
         at: u64,
