@@ -3,8 +3,8 @@
 //! As many operations as the depth says hold their pages: a new one encrypts, or reads and decrypts; the oldest is then
 //! written, or its pages go back as if they had been sent. Whoever asks has its own bytes already (16 MiB of them, in
 //! turn). Without encryption what came in is written as it is, and what was read stays as it was. One by one, each page
-//! is asked for, encrypted or decrypted, and given back with a call of its own: written here, around the server's volume, pool
-//! and allocator, since the server itself asks in bulk alone.
+//! is asked for and given back with a call of its own: that is written here, around the server's buffers, pool and allocator,
+//! since the server itself asks in bulk alone.
 //!
 //! All rows share the file, the key and what is written, and each round has an allocator and a pool of its own: where memory
 //! happens to lie makes one of two equal rows up to a tenth slower for as long as it has that memory. With memory
@@ -143,30 +143,10 @@ fn other(error: impl std::fmt::Display) -> io::Error {
 }
 
 /// The memory of an operation under way.
-enum Held {
-    Bulk(Buffer),
-    /// One by one, of the pool.
-    Pool(Vec<Page>),
-    /// One by one, of the allocator.
-    Free(Vec<Page>),
-}
-
-impl Held {
-    fn slices(&self) -> Vec<&[u8]> {
-        match self {
-            Held::Bulk(buffer) => buffer.slices().collect(),
-            Held::Pool(pages) | Held::Free(pages) => pages.iter().map(|page| &page[..]).collect(),
-        }
-    }
-
-    fn slices_mut(&mut self) -> Vec<IoSliceMut<'_>> {
-        match self {
-            Held::Bulk(buffer) => buffer.slices_mut().map(IoSliceMut::new).collect(),
-            Held::Pool(pages) | Held::Free(pages) => {
-                pages.iter_mut().map(|page| IoSliceMut::new(&mut page[..])).collect()
-            }
-        }
-    }
+struct Held {
+    at: u64,
+    buffer: Buffer,
+    is_of_pool: bool,
 }
 
 /// One row, with memory of its own.
@@ -175,7 +155,7 @@ struct Entrant<'g> {
     path: DataPath,
     way: Way,
     /// What is under way, the oldest first.
-    window: VecDeque<(u64, Held)>,
+    window: VecDeque<Held>,
     next: usize,
     rng: fastrand::Rng,
 }
@@ -232,66 +212,53 @@ impl<'g> Entrant<'g> {
         let secret = loop {
             let patience = if self.window.is_empty() { Patience::Wait } else { Patience::None };
             match self.encrypted(at as u64, plain, patience)? {
-                Some(secret) => break secret,
+                Some(buffer) => break Held { at: at as u64, buffer, is_of_pool: true },
                 None if self.window.is_empty() => return Err(io::ErrorKind::OutOfMemory.into()),
                 None => self.write_oldest()?,
             }
         };
-        self.window.push_back((at as u64, secret));
+        self.window.push_back(secret);
         if self.window.len() < depth { Ok(()) } else { self.write_oldest() }
     }
 
     /// A part, encrypted into pages of the pool; none if there are too few.
-    fn encrypted(&self, at: u64, plain: &[u8], patience: Patience) -> io::Result<Option<Held>> {
+    fn encrypted(&self, at: u64, plain: &[u8], patience: Patience) -> io::Result<Option<Buffer>> {
         if self.way == Way::Bulk {
-            let secret = self.path.encrypted(at, plain.len(), std::iter::once(plain), patience).map_err(other)?;
-            return Ok(secret.map(Held::Bulk));
+            return self.path.encrypted(at, plain.len(), std::iter::once(plain), patience).map_err(other);
         }
+        // Whoever got too few gives back what it has, and never waits: nobody else has pages of this pool.
         let pool = self.path.memory.pool();
-        let mut pages = Vec::with_capacity(plain.len().div_ceil(PAGE_BYTES));
-        while pages.len() < pages.capacity() {
-            // Whoever got too few gives back what it has, and never waits: nobody else has pages of this pool.
-            let Ok(page) = pool.alloc(Gfp::NOWAIT) else {
-                pages.into_iter().for_each(|page| pool.free(page));
+        let mut secret = match one_by_one(plain.len(), || pool.alloc(Gfp::NOWAIT).ok()) {
+            Ok(pages) => Buffer::over(pages, plain.len()),
+            Err(few) => {
+                few.into_iter().flatten().for_each(|page| pool.free(page));
                 return Ok(None);
-            };
-            pages.push(page);
-        }
-        for (place, (page, plain)) in pages.iter_mut().zip(plain.chunks(PAGE_BYTES)).enumerate() {
-            self.path
-                .volume
-                .encrypt(at + (place * PAGE_BYTES) as u64, plain, &mut page[..plain.len()])
-                .map_err(other)?;
-        }
-        Ok(Some(Held::Pool(pages)))
+            }
+        };
+        self.path.encrypt(at, std::iter::once(plain), &mut secret).map_err(other)?;
+        Ok(Some(secret))
     }
 
     /// Ends the oldest operation under way.
     fn write_oldest(&mut self) -> io::Result<()> {
-        let Some((at, secret)) = self.window.pop_front() else { return Ok(()) };
-        let slices = secret.slices();
-        let bytes = slices.iter().map(|slice| slice.len()).sum();
-        let vector: Vec<IoSlice> = slices.into_iter().map(IoSlice::new).collect();
-        let written = rustix::io::pwritev(&self.ground.file, &vector, at)?;
+        let Some(secret) = self.window.pop_front() else { return Ok(()) };
+        let vector: Vec<IoSlice> = secret.buffer.slices().map(IoSlice::new).collect();
+        let written = rustix::io::pwritev(&self.ground.file, &vector, secret.at)?;
+        let bytes = secret.buffer.len();
         self.give_back(secret);
         whole(written, bytes)
     }
 
     fn read(&mut self, at: usize, bytes: usize, depth: usize) -> io::Result<()> {
-        let mut held = self.borrowed(bytes)?;
-        whole(rustix::io::preadv(&self.ground.file, &mut held.slices_mut(), at as u64)?, bytes)?;
-        match &mut held {
-            _ if self.way == Way::NoEncryption => {}
-            Held::Bulk(buffer) => self.path.decrypt(at as u64, buffer).map_err(other)?,
-            Held::Pool(pages) | Held::Free(pages) => {
-                for (place, page) in pages.iter_mut().enumerate() {
-                    self.path.volume.decrypt_in_place((at + place * PAGE_BYTES) as u64, &mut page[..]).map_err(other)?;
-                }
-            }
+        let mut buffer = self.borrowed(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mut vector: Vec<IoSliceMut> = buffer.slices_mut().map(IoSliceMut::new).collect();
+        whole(rustix::io::preadv(&self.ground.file, &mut vector, at as u64)?, bytes)?;
+        if self.way != Way::NoEncryption {
+            self.path.decrypt(at as u64, &mut buffer).map_err(other)?;
         }
-        self.window.push_back((at as u64, held));
+        self.window.push_back(Held { at: at as u64, buffer, is_of_pool: false });
         if self.window.len() >= depth
-            && let Some((_, sent)) = self.window.pop_front()
+            && let Some(sent) = self.window.pop_front()
         {
             self.give_back(sent);
         }
@@ -299,27 +266,28 @@ impl<'g> Entrant<'g> {
     }
 
     /// Memory for what is read.
-    fn borrowed(&self, bytes: usize) -> io::Result<Held> {
+    fn borrowed(&self, bytes: usize) -> Option<Buffer> {
         if self.way != Way::Single {
-            return Ok(Held::Bulk(self.path.memory.borrow(bytes).ok_or(io::ErrorKind::OutOfMemory)?));
+            return self.path.memory.borrow(bytes);
         }
-        let mut pages = Vec::with_capacity(bytes.div_ceil(PAGE_BYTES));
-        while pages.len() < pages.capacity() {
-            pages.push(self.path.memory.allocator().alloc_page(Gfp::NOWAIT).map_err(other)?);
-        }
-        Ok(Held::Free(pages))
+        let allocator = self.path.memory.allocator();
+        let pages = one_by_one(bytes, || allocator.alloc_page(Gfp::NOWAIT).ok()).ok()?;
+        Some(Buffer::over(pages, bytes))
     }
 
     fn give_back(&self, held: Held) {
-        match held {
-            Held::Bulk(buffer) => self.path.memory.give_back(buffer),
-            Held::Pool(pages) => pages.into_iter().for_each(|page| self.path.memory.pool().free(page)),
-            Held::Free(pages) => drop(pages),
+        let memory = &self.path.memory;
+        match (self.way, held.is_of_pool) {
+            (Way::Single, true) => {
+                held.buffer.into_pages().into_iter().flatten().for_each(|page| memory.pool().free(page))
+            }
+            (Way::Single, false) => drop(held.buffer),
+            _ => memory.give_back(held.buffer),
         }
     }
 
     fn drain(&mut self) {
-        while let Some((_, held)) = self.window.pop_front() {
+        while let Some(held) = self.window.pop_front() {
             self.give_back(held);
         }
     }
@@ -337,12 +305,25 @@ impl<'g> Entrant<'g> {
         }
         self.read(0, bytes, 2)?;
         let is_same = match self.window.back() {
-            Some((_, held)) => held.slices().into_iter().flatten().eq(&plain),
+            Some(held) => held.buffer.slices().flatten().eq(&plain),
             None => false,
         };
         self.drain();
         if is_same { Ok(()) } else { Err(io::Error::other("what was read is not what was written")) }
     }
+}
+
+/// As many pages as it takes, with a call each; those that there were, if they are too few.
+fn one_by_one(bytes: usize, mut page: impl FnMut() -> Option<Page>) -> Result<Vec<Option<Page>>, Vec<Option<Page>>> {
+    let count = bytes.div_ceil(PAGE_BYTES);
+    let mut pages = Vec::with_capacity(count);
+    for _ in 0..count {
+        match page() {
+            Some(page) => pages.push(Some(page)),
+            None => return Err(pages),
+        }
+    }
+    Ok(pages)
 }
 
 fn whole(done: usize, bytes: usize) -> io::Result<()> {

@@ -46,6 +46,21 @@ impl Buffer {
         buffer
     }
 
+    /// The first `len` bytes of pages that the caller asked for itself, as many as it takes.
+    ///
+    /// # Panics
+    /// There are more or fewer pages.
+    #[must_use]
+    pub fn over(pages: Vec<Option<Page>>, len: usize) -> Self {
+        Self::of_pages(pages, len, Origin::Free)
+    }
+
+    /// The pages of a buffer, to be freed by whoever asked for them.
+    #[must_use]
+    pub fn into_pages(self) -> Vec<Option<Page>> {
+        self.pages
+    }
+
     /// A stretch of the heap that begins on a page; none if there is no memory.
     pub(super) fn of_heap(len: usize, origin: Origin) -> Option<Self> {
         let stretch = Some(Stretch::new(len)?);
