@@ -585,7 +585,7 @@ mod tests {
     fn servers_are_judged_by_speed_turn_by_turn() {
         let turns = |name, kind, totals: &[f64]| {
             let mut record = record("crypt-nbd-write-16", name, kind, 256, 1.0);
-            record.turns = totals.iter().map(|&total| Sample { alloc: None, free: None, total }).collect();
+            record.turns = totals.iter().map(|&total| Sample::whole(total)).collect();
             record
         };
         let records = [
@@ -625,7 +625,7 @@ mod tests {
     fn rows_are_compared_turn_by_turn() {
         let turns = |name, kind, totals: [f64; 3]| {
             let mut record = record("batch", name, kind, 1, 1.0);
-            record.turns = totals.map(|total| Sample { alloc: None, free: None, total }).to_vec();
+            record.turns = totals.map(Sample::whole).to_vec();
             record.total = Spread::of(&totals).unwrap();
             record
         };

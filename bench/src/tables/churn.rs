@@ -162,24 +162,15 @@ fn one(row: &ChurnRow, start: Start, frames: &mut dyn Frames, rounds: usize, see
     let ideal = (pages - frames.held()) / HUGE_PAGES;
     let percent = 100.0 * frames.free_huge() as f64 / ideal.max(1) as f64;
     let nothing = Spread { median: 0.0, min: 0.0, max: 0.0 };
+    let total = Spread::of(&totals).unwrap_or(nothing);
+    // Without turns: the rows go one after another.
     Ok(Record {
-        bench: start.label(),
-        name: row.name,
-        backend: row.backend,
-        kind: row.kind,
-        n: pages,
         alloc: Spread::of(&allocs),
         free: Spread::of(&frees),
-        total: Spread::of(&totals).unwrap_or(nothing),
         runs: rounds,
-        // The rows go one after another.
-        turns: Vec::new(),
         ideal_percent: Some(percent),
-        bytes_a_block: None,
-        p50_us: None,
-        p99_us: None,
-        order: None,
         seed: Some(seed),
+        ..Record::of(start.label(), (row.name, row.backend, row.kind), pages, total)
     })
 }
 

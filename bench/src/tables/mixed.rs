@@ -137,7 +137,7 @@ fn measured(run: &Run, workers: &[Worker; 2], mut cells: Vec<CellSamples>) -> Re
                 let both = day(workers, row, steps[row], &cells[row])?;
                 Ok::<_, Error>((both.elapsed.as_nanos() as f64 / both.pages as f64, both.is_disturbed))
             })?;
-            cells[row].samples.push(Sample { alloc: None, free: None, total });
+            cells[row].samples.push(Sample::whole(total));
         }
     }
     cells.iter().enumerate().try_for_each(|(row, cell)| verify(workers, row, cell))?;

@@ -150,6 +150,11 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
+    /// Of a round whose halves were not timed apart.
+    pub(crate) fn whole(total: f64) -> Sample {
+        Sample { alloc: None, free: None, total }
+    }
+
     /// From the halves of a stamped loop, less what the clock cost in each.
     pub(crate) fn from_parts(parts: Parts, n: usize, reps: usize, clock_ns: f64) -> Sample {
         let half = |time: Duration| ((time.as_nanos() as f64 - clock_ns * reps as f64) / (n * reps) as f64).max(0.0);
@@ -202,23 +207,17 @@ impl CellSamples {
             let of_rounds: Vec<f64> = self.latencies_us.iter().map(|both| both[at]).collect();
             Spread::of(&of_rounds).map(|spread| spread.median)
         };
+        let total = column(|sample| Some(sample.total))?;
         Some(Record {
-            bench: self.bench,
-            name: self.name,
-            backend: self.backend,
-            kind: self.kind,
-            n: self.n,
             alloc: column(|sample| sample.alloc),
             free: column(|sample| sample.free),
-            total: column(|sample| Some(sample.total))?,
             runs: self.samples.len(),
-            ideal_percent: None,
-            bytes_a_block: None,
             p50_us: latency(0),
             p99_us: latency(1),
             order: self.order,
             seed: self.seed,
             turns: self.samples,
+            ..Record::of(self.bench, (self.name, self.backend, self.kind), self.n, total)
         })
     }
 

@@ -63,7 +63,7 @@ fn cells(
             return Ok(Sample::from_parts(lane.shuffled_rounds(reps, &mut rng)?, blocks, reps, run.clock_ns));
         }
         let total = lane.rounds(reps)?.as_nanos() as f64 / reps as f64;
-        Ok(Sample { alloc: None, free: None, total })
+        Ok(Sample::whole(total))
     };
     let (mut cells, mut reps) = (Vec::new(), Vec::new());
     for (row, lane) in lanes.iter_mut() {

@@ -95,7 +95,7 @@ pub(super) fn inside(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
                         failure.get_or_insert(wrong(error));
                     }
                     let total = start.elapsed().as_nanos() as f64 / (reps * cell.pages) as f64;
-                    Ok(Sample { alloc: None, free: None, total })
+                    Ok(Sample::whole(total))
                 })?;
                 failure.map_or(Ok(()), Err)?;
             }

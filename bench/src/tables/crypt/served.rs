@@ -116,7 +116,7 @@ impl Turns<'_, '_> {
                         continue;
                     }
                     let seen = self.round(at, cell)?;
-                    samples[at].samples.push(Sample { alloc: None, free: None, total: seen.ns_a_page });
+                    samples[at].samples.push(Sample::whole(seen.ns_a_page));
                     samples[at].latencies_us.push(seen.latency_us);
                 }
                 if turn == 0 {

@@ -87,16 +87,16 @@ fn open<'a>(run: &mut Run, row: &'a BlockRow, shape: Shape) -> Option<Entrant<'a
 fn self_test(run: &mut Run, rows: &[BlockRow], shape: Shape) -> Result<Vec<Record>, Error> {
     let mut entrants: Vec<Entrant> = rows.iter().filter_map(|row| open(run, row, shape)).collect();
     let of_all = |time: Duration, reps: usize| time.as_nanos() as f64 / (shape.blocks * reps) as f64;
-    let whole = |total| Sample { alloc: None, free: None, total };
     let least = if run.effort.rounds >= Effort::FULL.rounds { LEAST_ROUNDS } else { 1 };
     let mut records = timed(run, entrants.iter_mut().collect(), SELF_TEST, shape, least, |lane, reps| {
-        Ok(whole(of_all(lane.rounds(reps)?, reps)))
+        Ok(Sample::whole(of_all(lane.rounds(reps)?, reps)))
     })?;
     // DPDK's loop, in C, is in the self test's order alone.
     entrants.retain(|entrant| !entrant.row.name.starts_with("rte-mempool"));
     let ours = entrants.iter_mut().filter(|entrant| entrant.row.kind == Kind::Ours).collect();
-    records
-        .extend(timed(run, ours, WRITTEN, shape, 1, |lane, reps| Ok(whole(of_all(lane.written_rounds(reps)?, reps))))?);
+    records.extend(timed(run, ours, WRITTEN, shape, 1, |lane, reps| {
+        Ok(Sample::whole(of_all(lane.written_rounds(reps)?, reps)))
+    })?);
     // Last: the pools are out of order afterwards.
     let mut rng = fastrand::Rng::with_seed(run.seed);
     let shuffled = timed(run, entrants.iter_mut().collect(), SHUFFLED, shape, 1, |lane, reps| {
@@ -183,7 +183,7 @@ fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Reco
                 Ok(Sample { total: of_one(busy.wall, batches), ..parts })
             })?;
             failure.map_or(Ok(()), Err)?;
-            on_cpu[at].samples.push(Sample { alloc: None, free: None, total: of_one(cpu, 1) });
+            on_cpu[at].samples.push(Sample::whole(of_one(cpu, 1)));
         }
     }
     Ok(cells.into_iter().chain(on_cpu).filter_map(CellSamples::record).collect())
