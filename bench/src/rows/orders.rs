@@ -5,7 +5,8 @@ use std::ptr::NonNull;
 use buddy_system_allocator::FrameAllocator;
 use pagemill::{Allocator, Block, Bulk, Gfp, Order, free_pages_bulk};
 
-use crate::rows::dma::{BlockRow, OneBlock, Shape, Singly, Source, peer_rows};
+use crate::rows::c_peers::block_rows;
+use crate::rows::dma::{BlockRow, OneBlock, Shape, Singly, Source};
 use crate::rows::pagemill::{BACKENDS, SPARE_PAGES, open, refused};
 use crate::rows::region::Region;
 use crate::rows::{Kind, Unavailable};
@@ -56,7 +57,7 @@ pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
     if is_worn {
         return rows;
     }
-    rows.extend(peer_rows().into_iter().filter(|row| row.kind == Kind::Peer));
+    rows.extend(block_rows());
     rows
 }
 

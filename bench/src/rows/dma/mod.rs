@@ -8,8 +8,6 @@
 mod ours;
 mod peers;
 
-pub(super) use peers::rows as peer_rows;
-
 use std::hint::black_box;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
