@@ -96,7 +96,7 @@ pub(super) fn block_rows() -> Vec<BlockRow> {
 }
 
 fn row<G: General>() -> Row {
-    Row::plain(G::NAME, Kind::Peer, |need| {
+    Row::plain(G::NAME, Kind::Peer, |need: Need| {
         check_memory(need)?;
         G::prepare()?;
         let site: Site = Box::new(|most_held| Box::new(OneByOne::new(G::of(PAGE_BYTES), most_held)));
@@ -105,7 +105,7 @@ fn row<G: General>() -> Row {
 }
 
 fn day_row<G: General>() -> DayRow {
-    DayRow::new(G::NAME, Kind::Peer, || {
+    DayRow::of_stocks(G::NAME, Kind::Peer, || {
         check_memory(Need { pages: DAY_PAGES })?;
         G::prepare()?;
         Ok(|| EachOf(G::of(PAGE_BYTES)))
@@ -113,7 +113,7 @@ fn day_row<G: General>() -> DayRow {
 }
 
 fn block_row<G: General>() -> BlockRow {
-    BlockRow::new(G::NAME, Kind::Peer, |shape: Shape| {
+    BlockRow::of_source(G::NAME, Kind::Peer, |shape: Shape| {
         G::prepare()?;
         Ok(Singly(G::of(shape.bytes)))
     })

@@ -39,10 +39,12 @@ pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
             }
             Ok::<_, Unavailable>(Blocks { allocator, order, _held: held })
         };
-        rows.push(BlockRow::of_pagemill("pagemill-single", label, move |shape| Ok(Singly(blocks(shape)?))));
-        rows.push(BlockRow::of_pagemill("pagemill-array", label, move |shape| Ok(InBulk(blocks(shape)?))));
+        rows.push(
+            BlockRow::of_source("pagemill-single", Kind::Ours, move |shape| Ok(Singly(blocks(shape)?))).on(label),
+        );
+        rows.push(BlockRow::of_source("pagemill-array", Kind::Ours, move |shape| Ok(InBulk(blocks(shape)?))).on(label));
     }
-    rows.push(BlockRow::new("buddy-system", Kind::Peer, move |shape: Shape| {
+    rows.push(BlockRow::of_source("buddy-system", Kind::Peer, move |shape: Shape| {
         // Twice as many, so that blocks are found wherever the region begins.
         let pages = 2 * shape.blocks.max(64) * shape.bytes / PAGE_BYTES + if is_worn { SPARE_PAGES } else { 0 };
         let region = Region::new(pages)?;

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use crate::Error;
 use crate::record::Record;
-use crate::rows::{Kind, Row, Unavailable, buddy_churn_row, pagemill_churn_rows};
+use crate::rows::{Row, buddy_churn_row, pagemill_churn_rows};
 use crate::stats::Spread;
 use crate::subject::PAGE_BYTES;
 use crate::tables::Run;
@@ -53,15 +53,7 @@ pub(crate) trait Frames {
 }
 
 /// One row of `churn`, opened with a number of pages.
-pub(crate) struct ChurnRow {
-    pub(crate) name: &'static str,
-    pub(crate) backend: &'static str,
-    pub(crate) kind: Kind,
-    pub(crate) open: OpenFrames,
-}
-
-/// Opens an allocator of a number of pages.
-pub(crate) type OpenFrames = Box<dyn Fn(usize) -> Result<Box<dyn Frames>, Unavailable>>;
+pub(crate) type ChurnRow = Row<usize, Box<dyn Frames>>;
 
 /// The rows that know 2 MiB frames at all.
 pub(crate) fn rows() -> Vec<ChurnRow> {
@@ -98,9 +90,8 @@ pub(crate) fn churn(run: &mut Run) -> Result<Vec<Record>, Error> {
     for row in rows().into_iter().filter(|row| is_selected(run.rows, row)) {
         for start in [Start::InOrder, Start::RandomHalf] {
             run.progress.set_message(format!("{}: {} {}", start.label(), row.name, row.backend));
-            match (row.open)(CHURN_PAGES) {
-                Ok(mut frames) => records.push(one(&row, start, frames.as_mut(), ROUNDS, run.seed)?),
-                Err(reason) => run.note_absent(row.name, row.backend, &reason),
+            if let Some(mut frames) = run.open(&row, CHURN_PAGES) {
+                records.push(one(&row, start, frames.as_mut(), ROUNDS, run.seed)?);
             }
             run.progress.inc(1);
         }

@@ -155,12 +155,10 @@ pub(crate) fn threads(run: &mut Run) -> Result<Vec<Record>, Error> {
         run.note_absent("threads", "-", &Unavailable("needs two processors, this process may use one".to_owned()));
         return Ok(Vec::new());
     };
-    let baton = Row {
-        name: "hand-over",
-        backend: "-",
-        kind: Kind::Floor,
-        open: Box::new(|_| Ok(Box::new(|_| Box::new(Baton)))),
-    };
+    let baton = Row::plain("hand-over", Kind::Floor, |_| {
+        let site: Site = Box::new(|_| Box::new(Baton));
+        Ok(site)
+    });
     let rows = run.rows;
     let mut sites = Vec::new();
     let mut entrants = Vec::new();

@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use crate::rows::{Kind, Unavailable};
+use crate::rows::{Kind, Row, Unavailable};
 use crate::subject::{Flaw, Parts};
 use crate::tables::dma::requests::{Bed, Busy, Failure};
 
@@ -26,38 +26,19 @@ pub(crate) struct Shape {
     pub(crate) blocks: usize,
 }
 
-type Open = Box<dyn Fn(Shape) -> Result<Box<dyn Lane>, Unavailable>>;
-
 /// A row of the table.
-pub(crate) struct BlockRow {
-    pub(crate) name: &'static str,
-    pub(crate) backend: &'static str,
-    pub(crate) kind: Kind,
-    /// Whether it takes part in the run with requests in flight too.
-    pub(crate) is_in_requests: bool,
-    pub(crate) open: Open,
-}
+pub(crate) type BlockRow = Row<Shape, Box<dyn Lane>>;
 
 impl BlockRow {
-    /// One of Pagemill's, on that backend.
-    pub(super) fn of_pagemill<S: Source + 'static>(
-        name: &'static str,
-        backend: &'static str,
-        open: impl Fn(Shape) -> Result<S, Unavailable> + 'static,
-    ) -> BlockRow {
-        BlockRow { backend, ..BlockRow::new(name, Kind::Ours, open) }
-    }
-
-    pub(super) fn new<S: Source + 'static>(
+    pub(super) fn of_source<S: Source + 'static>(
         name: &'static str,
         kind: Kind,
         open: impl Fn(Shape) -> Result<S, Unavailable> + 'static,
     ) -> BlockRow {
-        let open = move |shape: Shape| {
+        Row::plain(name, kind, move |shape: Shape| {
             let slots = (0..shape.blocks).map(|_| None).collect();
             Ok(Box::new(Held { source: open(shape)?, slots, shape }) as Box<dyn Lane>)
-        };
-        BlockRow { name, backend: "-", kind, is_in_requests: true, open: Box::new(open) }
+        })
     }
 }
 
@@ -354,7 +335,7 @@ mod tests {
 
     #[test]
     fn no_loop_reports_a_time_for_a_row_that_came_up_short() {
-        let row = BlockRow::new("short", Kind::Peer, |_| Ok(Short));
+        let row = BlockRow::of_source("short", Kind::Peer, |_| Ok(Short));
         let mut lane = (row.open)(SHAPE).map_err(|_| ()).unwrap();
         let short = Flaw::ShortOfBlocks { wanted: 3 };
         assert_eq!(lane.verify(), Err(short.clone()));

@@ -10,7 +10,7 @@ use crate::rows::{Kind, c_peers};
 use crate::subject::PAGE_BYTES;
 
 pub(super) fn rows() -> Vec<BlockRow> {
-    let floor = BlockRow::new("tls-vec", Kind::Floor, |shape: Shape| {
+    let floor = BlockRow::of_source("tls-vec", Kind::Floor, |shape: Shape| {
         let memory = Region::new((shape.bytes * shape.blocks).div_ceil(PAGE_BYTES))?;
         let free = memory.blocks(shape.bytes).rev().collect();
         Ok(Singly(Addresses { free, _memory: memory }))
