@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::rows::{Kind, Row, Unavailable};
 use crate::subject::{Flaw, Parts};
-use crate::tables::dma::requests::{Bed, Busy, Failure};
+use crate::tables::dma::requests::{Bed, Busy};
 
 /// Blocks of a bulk call.
 pub(crate) const BULK: usize = 64;
@@ -163,7 +163,7 @@ pub(crate) trait Lane {
     fn shuffled_rounds(&mut self, reps: usize, rng: &mut fastrand::Rng) -> Result<Parts, Flaw>;
 
     /// `batches` of requests, each of which has a block while it is in flight.
-    fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Failure>;
+    fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Flaw>;
 
     /// Memory that a block takes, itself included, when all have been out.
     fn bytes_a_block(&self) -> Option<f64>;
@@ -242,8 +242,8 @@ impl<S: Source> Lane for Held<S> {
         is_complete.then_some(parts).ok_or(Flaw::ShortOfBlocks { wanted: self.shape.blocks })
     }
 
-    fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Failure> {
-        bed.run(&mut self.source, batches)
+    fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Flaw> {
+        Ok(bed.run(&mut self.source, batches)?)
     }
 
     fn bytes_a_block(&self) -> Option<f64> {

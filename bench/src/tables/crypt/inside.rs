@@ -25,7 +25,7 @@ use super::{BULK, Cell, Plan, SINGLE, failed, is_compared};
 use crate::Error;
 use crate::record::Record;
 use crate::rows::{Kind, backend_named};
-use crate::subject::PAGE_BYTES;
+use crate::subject::{Flaw, PAGE_BYTES};
 use crate::tables::{CellSamples, Run, Sample, enough, take_turn};
 
 /// As the server has it when nobody says how much, in pages.
@@ -71,33 +71,27 @@ pub(super) fn inside(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
         let mut samples: Vec<CellSamples> = rows.iter().map(|&way| cell_samples(run, &cell, way)).collect();
         let mut reps = Vec::new();
         for (&way, samples) in rows.iter().zip(&samples) {
-            let wrong = |error: io::Error| failed(samples.name, error);
-            let mut entrant = Entrant::under_way(&ground, way, run.seed, &cell).map_err(wrong)?;
-            let mut failure = None;
-            let scaled = enough(plan.round, |reps| {
-                let start = Instant::now();
-                failure = entrant.repeat(&cell, reps).err();
-                Ok(start.elapsed().max(if failure.is_some() { plan.round } else { Default::default() }))
-            });
-            failure.map_or(Ok(()), |error| Err(wrong(error)))?;
-            reps.push(scaled.map_err(|flaw| samples.flawed(flaw))?);
+            let found =
+                Entrant::under_way(&ground, way, run.seed, &cell).map_err(Flaw::from).and_then(|mut entrant| {
+                    enough(plan.round, |reps| {
+                        let start = Instant::now();
+                        entrant.repeat(&cell, reps)?;
+                        Ok(start.elapsed())
+                    })
+                });
+            reps.push(found.map_err(|flaw| samples.flawed(flaw))?);
         }
         for turn in 0..plan.rounds_of(&cell) {
             for place in 0..rows.len() {
                 let at = (place + turn) % rows.len();
                 let (way, seed) = (rows[at], run.seed.wrapping_add(turn as u64));
-                let wrong = |error: io::Error| failed(way.name(), error);
-                let mut entrant = Entrant::under_way(&ground, way, seed, &cell).map_err(wrong)?;
-                let mut failure = None;
+                let entrant = Entrant::under_way(&ground, way, seed, &cell);
+                let mut entrant = entrant.map_err(|error| samples[at].flawed(error.into()))?;
                 take_turn(run, &mut samples[at], reps[at], |reps| {
                     let start = Instant::now();
-                    if let Err(error) = entrant.repeat(&cell, reps) {
-                        failure.get_or_insert(wrong(error));
-                    }
-                    let total = start.elapsed().as_nanos() as f64 / (reps * cell.pages) as f64;
-                    Ok(Sample::whole(total))
+                    entrant.repeat(&cell, reps)?;
+                    Ok(Sample::whole(start.elapsed().as_nanos() as f64 / (reps * cell.pages) as f64))
                 })?;
-                failure.map_or(Ok(()), Err)?;
             }
         }
         records.extend(samples.into_iter().filter_map(CellSamples::record));

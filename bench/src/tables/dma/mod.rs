@@ -14,7 +14,7 @@ use crate::rows::Kind;
 use crate::rows::dma::{BULK, BlockRow, Lane, Shape, rows};
 use crate::subject::{Flaw, Parts};
 use crate::tables::{self, CellSamples, Effort, Run, Sample, enough, measured, take_turn};
-use requests::{Bed, Failure};
+use requests::Bed;
 
 /// As the kernel's self test has them.
 pub(crate) const SHAPES: [Shape; 5] = [
@@ -116,11 +116,6 @@ fn timed(
     Ok(records)
 }
 
-/// What goes wrong here is told with the row that it happened to.
-fn failed(cell: &CellSamples, failure: &Failure) -> Error {
-    Error::Row { bench: cell.bench, name: cell.name, backend: cell.backend, n: cell.n, flaw: failure.to_string() }
-}
-
 fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Record>, Error> {
     let mut entrants: Vec<Entrant> = run.open_all(rows, requests::SHAPE);
     entrants.retain(|entrant| !is_in_c(entrant.row));
@@ -128,42 +123,27 @@ fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Reco
     let mut cells: Vec<CellSamples> = entrants.iter().map(|it| CellSamples::new(REQUESTS, it.row, bytes)).collect();
     let mut on_cpu: Vec<CellSamples> =
         entrants.iter().map(|it| CellSamples::new(REQUESTS_CPU, it.row, bytes)).collect();
-    let mut failure = None;
     let mut batches = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(&cells) {
-        entrant.opened.verify().map_err(|flaw| cell.flawed(flaw))?;
+        let lane = entrant.opened.as_mut();
         // Four times as long as elsewhere, as a request is: the system takes its time unevenly.
-        let found = enough(4 * run.effort.round, |batches| {
-            Ok(match entrant.opened.requests(bed, batches) {
-                Ok(busy) => busy.wall,
-                Err(error) => {
-                    failure.get_or_insert(failed(cell, &error));
-                    4 * run.effort.round
-                }
-            })
-        });
+        let found = lane
+            .verify()
+            .and_then(|()| enough(4 * run.effort.round, |batches| lane.requests(bed, batches).map(|busy| busy.wall)));
         batches.push(found.map_err(|flaw| cell.flawed(flaw))?);
-    }
-    if let Some(error) = failure {
-        return Err(error);
     }
     for turn in 0..run.effort.rounds {
         for place in 0..cells.len() {
             let at = (place + turn) % cells.len();
-            let (lane, name) = (entrants[at].opened.as_mut(), on_cpu[at].clone());
-            let (mut failure, mut cpu) = (None, Duration::ZERO);
+            let mut cpu = Duration::ZERO;
             let of_one = |time: Duration, batches| time.as_nanos() as f64 / (batches * BULK) as f64;
             take_turn(run, &mut cells[at], batches[at], |batches| {
-                let busy = lane.requests(bed, batches).unwrap_or_else(|error| {
-                    failure.get_or_insert(failed(&name, &error));
-                    requests::Busy::default()
-                });
+                let busy = entrants[at].opened.requests(bed, batches)?;
                 cpu = busy.cpu / batches as u32;
                 let parts =
                     Sample::from_parts(Parts { alloc: busy.alloc, free: busy.free }, BULK, batches, run.clock_ns);
                 Ok(Sample { total: of_one(busy.wall, batches), ..parts })
             })?;
-            failure.map_or(Ok(()), Err)?;
             on_cpu[at].samples.push(Sample::whole(of_one(cpu, 1)));
         }
     }
@@ -237,6 +217,7 @@ mod tests {
     fn requests_that_share_a_block_are_found_out() {
         use std::ptr::NonNull;
 
+        use super::requests::Failure;
         use crate::rows::dma::Source;
 
         struct Same(Box<[u64; 8]>);
