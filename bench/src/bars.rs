@@ -13,18 +13,15 @@ use std::io::{self, Write};
 use Limit::{AtLeast, AtMost};
 
 use crate::record::Record;
-use crate::report::{align, bulk_to_single, plain, wrap};
+use crate::report::{align, plain};
 use crate::rows::Kind;
 use crate::rows::mixed::REQUESTS;
 use crate::stats::{Spread, short};
 use crate::subject::{HAND_OVER_PAGES, ListOrder};
-use crate::tables::crypt::{CELLS, LUKS, NO_ENCRYPTION};
+use crate::tables::crypt::{BULK, CELLS, LUKS, NO_ENCRYPTION};
 use crate::tables::dma::{SELF_TEST, SHAPES};
 use crate::tables::touch::TOUCH_PAGES;
 use crate::tables::{orders, total};
-
-/// How the names of bars end whose figure is the end of an interval.
-const UPPER_END: &str = "upper end";
 
 /// What `rte-mempool` takes for one page where the bars in nanoseconds were set: an EPYC at 3.7 GHz.
 const REFERENCE_NS: f64 = 5.2;
@@ -88,13 +85,9 @@ fn difference(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
     median(each(a, b, |a, b| a - b))
 }
 
-/// How much faster `a` is than `b`, in the turns that both have: some go on without the others.
+/// How much faster `a` is than `b`.
 fn speed(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
-    let (mut a, mut b) = (a?, b?);
-    let len = a.len().min(b.len());
-    a.truncate(len);
-    b.truncate(len);
-    ratio(Some(b), Some(a))
+    ratio(b, a)
 }
 
 /// The largest of some figures; absent where one is.
@@ -191,18 +184,6 @@ impl Figures<'_> {
         Some(record.turns.iter().map(|turn| turn.total).collect())
     }
 
-    /// What links outside of the blocks cost more than links inside, and what they may: a tenth, or half a nanosecond. Of the
-    /// size at which they are furthest from it.
-    fn links(&self, outside: &str) -> Option<(f64, f64)> {
-        let of_size = |bytes| {
-            let inside = || self.served_at(SELF_TEST, "links-inside", bytes);
-            let more = difference(self.served_at(SELF_TEST, outside, bytes), inside())?;
-            Some((more, (0.1 * median(inside())?).max(0.5)))
-        };
-        let sizes: Option<Vec<(f64, f64)>> = SHAPES.iter().map(|shape| of_size(shape.bytes)).collect();
-        sizes?.into_iter().max_by(|a, b| (a.0 - a.1).total_cmp(&(b.0 - b.1)))
-    }
-
     /// What a block of the pool takes beyond its size, of the size with the most.
     fn beyond_size(&self) -> Option<f64> {
         let of_pool = self.0.iter().filter(|r| (r.bench, r.name, r.kind) == (SELF_TEST, "dma-single", Kind::Ours));
@@ -237,7 +218,7 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
     bars.extend(threads(&figures, ns));
     bars.extend(memory(&figures));
     bars.extend(small_blocks(&figures));
-    bars.extend(volumes(records, &figures));
+    bars.extend(volumes(&figures));
     bars.push(bar("free/used state: bits a frame", bits_per_frame, Some(AtMost(2.0)), Some(AtMost(1.3))));
     bars.into_iter().flatten().collect()
 }
@@ -406,24 +387,18 @@ fn small_blocks(figures: &Figures) -> Vec<Option<Bar>> {
     let worst_of = |sizes: &Option<Vec<f64>>| worst(sizes.clone()?.into_iter().map(Some));
     let (pair, in_bulk) = (figures.blocks("dma-single"), figures.blocks("dma-bulk"));
     let flat = |sizes: &Option<Vec<f64>>| Some(worst_of(sizes)? / least(sizes.clone()?.into_iter().map(Some))?);
-    let links = figures.links("links-outside");
     vec![
         bar("dma_pool, worst size: ns a pair", worst_of(&pair), Some(AtMost(5.0)), None),
         bar("dma_pool, largest / smallest size", flat(&pair), Some(AtMost(1.5)), None),
         bar("dma_pool, 64 a call, worst size: ns", worst_of(&in_bulk), Some(AtMost(1.0)), None),
-        bar("links outside less inside, most: ns", links.map(|l| l.0), links.map(|l| AtMost(l.1)), None),
         bar("dma_pool: bytes a block beyond its size", figures.beyond_size(), Some(AtMost(8.0)), None),
     ]
 }
 
 /// The table `crypt`.
-fn volumes(records: &[Record], figures: &Figures) -> Vec<Option<Bar>> {
-    let of_luks = |cell| speed(figures.served(cell, "pagemill-bulk"), figures.served(cell, LUKS));
-    let of_none = |cell| speed(figures.served(cell, "pagemill-bulk"), figures.served(cell, NO_ENCRYPTION));
-    let of_single = |cell| {
-        // Fewer turns than this takes say nothing.
-        bulk_to_single(records, cell).filter(|interval| interval.sure >= 0.95).map(|interval| interval.high)
-    };
+fn volumes(figures: &Figures) -> Vec<Option<Bar>> {
+    let of_luks = |cell| speed(figures.served(cell, BULK), figures.served(cell, LUKS));
+    let of_none = |cell| speed(figures.served(cell, BULK), figures.served(cell, NO_ENCRYPTION));
     let [_, write, read, small_read, small_write] = CELLS.map(|cell| cell.served);
     vec![
         bar("NBD, 1 MiB write: speed / nbdkit-luks", of_luks(write), Some(AtLeast(2.0)), None),
@@ -432,10 +407,6 @@ fn volumes(records: &[Record], figures: &Figures) -> Vec<Option<Bar>> {
         bar("NBD, 4 KiB write: IOPS / nbdkit-luks", of_luks(small_write), Some(AtLeast(1.5)), None),
         bar("NBD, 1 MiB write / no encryption", of_none(write), Some(AtLeast(0.65)), None),
         bar("NBD, 1 MiB read / no encryption", of_none(read), Some(AtLeast(0.85)), None),
-        bar("NBD, 1 MiB write: bulk/single, upper end", of_single(write), Some(AtLeast(1.0)), None),
-        bar("NBD, 1 MiB read: bulk/single, upper end", of_single(read), Some(AtLeast(1.0)), None),
-        bar("NBD, 4 KiB read: bulk/single, upper end", of_single(small_read), Some(AtLeast(1.0)), None),
-        bar("NBD, 4 KiB write: bulk/single, upper end", of_single(small_write), Some(AtLeast(1.0)), None),
     ]
 }
 
@@ -462,11 +433,6 @@ pub(crate) fn write(out: &mut dyn Write, bars: &[Bar]) -> io::Result<()> {
     }
     align(&mut table, 1);
     writeln!(out, "\n{}", table.trim_fmt())?;
-    if bars.iter().any(|bar| bar.what.ends_with(UPPER_END)) {
-        let line = "upper end: of the interval that holds `bulk` / `single`; below 1 `bulk` is surely slower. Met says no more \
-                    than that it is not surely so: the wider the interval, the less";
-        writeln!(out, "{}", wrap(line))?;
-    }
     Ok(())
 }
 
@@ -616,15 +582,14 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_judged_by_speed_in_the_turns_that_both_have() {
+    fn servers_are_judged_by_speed_turn_by_turn() {
         let turns = |name, kind, totals: &[f64]| {
             let mut record = record("crypt-nbd-write-16", name, kind, 256, 1.0);
-            record.turns = totals.iter().map(|&total| Sample { alloc: None, free: None, total }).collect();
+            record.turns = totals.iter().map(|&total| Sample::whole(total)).collect();
             record
         };
         let records = [
-            turns("pagemill-bulk", Kind::Ours, &[2.0, 4.0, 2.0, 9.0, 9.0, 9.0]),
-            turns("pagemill-single", Kind::Ours, &[1.9, 3.9, 1.9, 8.9, 8.9, 8.9]),
+            turns(BULK, Kind::Ours, &[2.0, 4.0, 2.0]),
             turns(LUKS, Kind::Peer, &[5.0, 10.0, 5.0]),
             turns(NO_ENCRYPTION, Kind::Floor, &[1.0, 2.0, 1.0]),
         ];
@@ -632,41 +597,27 @@ mod tests {
         let judged = |what| find(&bars, what).map(|bar| (bar.figure, bar.bar.unwrap().holds(bar.figure))).unwrap();
         assert_eq!(judged("NBD, 1 MiB write: speed"), (2.5, true));
         assert_eq!(judged("NBD, 1 MiB write / no"), (0.5, false));
-        let (highest, is_met) = judged("NBD, 1 MiB write: bulk/single");
-        assert!(highest < 1.0 && !is_met, "slower in every turn: {highest}");
-        let mut out = Vec::new();
-        write(&mut out, &bars).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        assert!(text.contains("\nupper end: of") && text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(find(&bars, "NBD, 1 MiB read").is_none());
     }
 
     #[test]
-    fn a_pool_is_judged_by_its_worst_size_and_links_by_what_they_may_cost() {
-        let row = |name, kind, figures: [f64; 5]| {
-            let at =
-                |(shape, figure): (&crate::rows::dma::Shape, f64)| record(SELF_TEST, name, kind, shape.bytes, figure);
+    fn a_pool_is_judged_by_its_worst_size() {
+        let row = |name, figures: [f64; 5]| {
+            let at = |(shape, figure): (&crate::rows::dma::Shape, f64)| {
+                record(SELF_TEST, name, Kind::Ours, shape.bytes, figure)
+            };
             SHAPES.iter().zip(figures).map(at).collect::<Vec<_>>()
         };
-        let mut records = row("dma-single", Kind::Ours, [4.0, 4.0, 4.5, 6.0, 4.0]);
+        let mut records = row("dma-single", [4.0, 4.0, 4.5, 6.0, 4.0]);
         records.iter_mut().for_each(|record| record.bytes_a_block = Some(record.n as f64 + 5.5));
-        records.extend(row("dma-bulk", Kind::Ours, [0.5, 0.5, 0.75, 0.5, 0.5]));
-        let outside = "links-outside";
-        records.retain(|record| record.name != outside);
-        records.extend(row(outside, Kind::Ours, [4.0, 4.0, 4.5, 10.75, 4.0]));
-        records.extend(row("links-inside", Kind::Design, [3.75, 3.75, 3.75, 10.0, 5.0]));
+        records.extend(row("dma-bulk", [0.5, 0.5, 0.75, 0.5, 0.5]));
         let bars = judge(&records, None);
-        let links = find(&bars, "links outside less inside").unwrap();
-        assert_eq!(links.figure, 0.75, "256 B: half a nanosecond is more than a tenth; 1024 B has a tenth");
-        assert_eq!((links.bar, links.bar.unwrap().holds(links.figure)), (Some(Limit::AtMost(0.5)), false));
         assert_eq!(find(&bars, "dma_pool, 64 a call").unwrap().figure, 0.75);
-        if outside == "links-outside" {
-            assert_eq!(find(&bars, "dma_pool, worst size").unwrap().figure, 6.0);
-            assert_eq!(find(&bars, "dma_pool, largest / smallest").unwrap().figure, 1.5);
-            assert_eq!(find(&bars, "dma_pool: bytes").unwrap().figure, 5.5);
-        }
-        records.retain(|record| (record.name, record.n) != ("links-inside", 64));
-        assert!(find(&judge(&records, None), "links").is_none(), "not without every size");
+        assert_eq!(find(&bars, "dma_pool, worst size").unwrap().figure, 6.0);
+        assert_eq!(find(&bars, "dma_pool, largest / smallest").unwrap().figure, 1.5);
+        assert_eq!(find(&bars, "dma_pool: bytes").unwrap().figure, 5.5);
+        records.retain(|record| (record.name, record.n) != ("dma-bulk", 64));
+        assert!(find(&judge(&records, None), "dma_pool, 64 a call").is_none(), "not without every size");
     }
 
     /// The machine is three times as slow in two turns of three, and says so of one row only.
@@ -674,7 +625,7 @@ mod tests {
     fn rows_are_compared_turn_by_turn() {
         let turns = |name, kind, totals: [f64; 3]| {
             let mut record = record("batch", name, kind, 1, 1.0);
-            record.turns = totals.map(|total| Sample { alloc: None, free: None, total }).to_vec();
+            record.turns = totals.map(Sample::whole).to_vec();
             record.total = Spread::of(&totals).unwrap();
             record
         };

@@ -88,7 +88,6 @@ fn curves(records: &[&Record], figure: impl Fn(&Record) -> Option<f64>) -> Vec<C
             Kind::Ours => format!("{} {}", record.name, record.backend),
             Kind::Floor => format!("{} (floor)", record.name),
             Kind::Peer => record.name.to_owned(),
-            Kind::Design => format!("{} (design)", record.name),
         };
         // A logarithmic axis has no zero; a floor's free is one.
         let Some(ns) = figure(record).filter(|&ns| ns >= 0.01) else { continue };
@@ -305,11 +304,11 @@ mod tests {
     #[test]
     fn blocks_have_a_curve_over_their_size_beside_linux() {
         let of = |name, kind| dma::SHAPES.map(|shape| record(dma::SELF_TEST, name, kind, shape.bytes, 4.0));
-        let records = [of("dma-single", Kind::Ours), of("links-inside", Kind::Design)].concat();
+        let records = [of("dma-single", Kind::Ours), of("tls-vec", Kind::Floor)].concat();
         let html = page("", &records, &[], &Published::load().unwrap()).unwrap();
         assert_eq!(html.matches("<svg").count(), 2, "measured and published");
         assert_eq!(html.matches("bytes of a block").count(), 2);
-        assert!(html.contains("links-inside (design)") && html.contains("one stack"), "{html}");
+        assert!(html.contains("tls-vec (floor)") && html.contains("one stack"), "{html}");
     }
 
     #[test]

@@ -40,6 +40,29 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// Of a row with that name, backend and kind: its time, and nothing besides.
+    pub(crate) fn of(bench: &'static str, row: (&'static str, &'static str, Kind), n: usize, total: Spread) -> Record {
+        let (name, backend, kind) = row;
+        Record {
+            bench,
+            name,
+            backend,
+            kind,
+            n,
+            total,
+            alloc: None,
+            free: None,
+            runs: 0,
+            turns: Vec::new(),
+            p50_us: None,
+            p99_us: None,
+            ideal_percent: None,
+            bytes_a_block: None,
+            order: None,
+            seed: None,
+        }
+    }
+
     /// What a time a page comes to in MiB/s; of data that is moved, `crypt` alone.
     pub(crate) fn mib_per_s(&self) -> Option<f64> {
         self.bench.starts_with("crypt").then(|| mib_per_s(self.total.median))
@@ -119,24 +142,9 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn record(bench: &'static str, name: &'static str, kind: Kind, n: usize, total: f64) -> Record {
-        Record {
-            bench,
-            name,
-            backend: if kind == Kind::Ours { "rseq" } else { "-" },
-            kind,
-            n,
-            alloc: None,
-            free: None,
-            total: Spread { median: total, min: total / 2.0, max: total * 2.0 },
-            runs: 11,
-            turns: vec![Sample { alloc: None, free: None, total }],
-            ideal_percent: None,
-            bytes_a_block: None,
-            p50_us: None,
-            p99_us: None,
-            order: None,
-            seed: None,
-        }
+        let backend = if kind == Kind::Ours { "rseq" } else { "-" };
+        let spread = Spread { median: total, min: total / 2.0, max: total * 2.0 };
+        Record { runs: 11, turns: vec![Sample::whole(total)], ..Record::of(bench, (name, backend, kind), n, spread) }
     }
 
     #[test]

@@ -6,7 +6,6 @@ mod shapes;
 
 use std::io::{self, Write};
 
-pub(crate) use crypt::bulk_to_single;
 pub(crate) use dma::{PUBLISHED_COLUMNS as DMA_COLUMNS, published_ns as dma_published_ns};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};

@@ -10,6 +10,7 @@
 //!   reader subtracts what the clock costs.
 
 use std::hint::black_box;
+use std::io;
 use std::time::{Duration, Instant};
 
 use pagemill::{Allocator, Gfp, Page};
@@ -99,6 +100,15 @@ pub(crate) enum Flaw {
     Kept,
     #[error("asked for {wanted} committed pages, and got {committed}")]
     Uncommitted { wanted: usize, committed: usize },
+    /// What a table does with its pages besides did not work.
+    #[error("failed: {0}")]
+    Failed(String),
+}
+
+impl From<io::Error> for Flaw {
+    fn from(error: io::Error) -> Flaw {
+        Flaw::Failed(error.to_string())
+    }
 }
 
 /// One way of getting pages, as its own users would use it.

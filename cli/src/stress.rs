@@ -47,8 +47,7 @@ use tight::Tight;
 #[derive(Args, Debug, Clone)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]
 pub(crate) struct StressArgs {
-    /// How long, in seconds: 1 to 86400; what is under way is then finished. On a busy machine, from 5 on, it goes on until
-    /// it met what it must have met, 20 times as long at most
+    /// How long, in seconds: 1 to 86400; what is under way is then finished
     #[arg(long, allow_negative_numbers = true, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
     /// What determines each thread's operations [default: a new one]
@@ -85,6 +84,9 @@ Examples:
   pagemill stress --seconds 60 --tight
   pagemill stress --fail p=0.1,gfp=nowait   each round begins the faults anew
   pagemill stress --stats /tmp/s.sock    beside it: pagemill top /tmp/s.sock
+
+On a busy machine a run of 5 seconds or more goes on until it met what it must
+have met, such as a restarted section: 20 times as long at most.
 
 Exit codes:
   0  each frame had one owner

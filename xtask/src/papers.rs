@@ -19,7 +19,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill-os", &["pagemill-core"]),
     ("pagemill", &["pagemill-core", "pagemill-os"]),
     ("pagemill-watch", &["pagemill"]),
-    ("pagemill-bench", &["pagemill", "pagemill-core", "pagemill-os", "pagemill-crypt"]),
+    ("pagemill-bench", &["pagemill", "pagemill-crypt"]),
     ("pagemill-model", &["pagemill"]),
     ("pagemill-crypt", &["pagemill"]),
     ("pagemill-nvme", &["pagemill"]),

@@ -171,7 +171,6 @@ mod tests {
         let mut records = Vec::new();
         for shape in SHAPES {
             records.push(record(SELF_TEST, "dma-single", Kind::Ours, shape.bytes, 4.5));
-            records.push(record(SELF_TEST, "old-way", Kind::Design, shape.bytes, 1234.5));
             records.push(record(SELF_TEST, "jemalloc", Kind::Peer, shape.bytes, 9.0));
             records.push(record(SELF_TEST, "rte-mempool-bulk", Kind::Peer, shape.bytes, 1.0));
             records.push(record(WRITTEN, "dma-single", Kind::Ours, shape.bytes, 5.5));
@@ -194,7 +193,6 @@ mod tests {
             line.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(row("dma-single", 0), "4.50 4.50 4.50 4.50 4.50");
-        assert_eq!(row("old-way", 0), "1234 1234 1234 1234 1234");
         assert_eq!(row("= dma-single", 0), "dma-single / it 0.50 0.50 0.50 0.50 0.50", "bulk is not its peer");
         assert_eq!(row("* Linux, one stack", 0), "Linux, one stack 30.5 32.5 40.9 44.1 59.0");
         assert_eq!(row("* Linux, list of pages", 0), "Linux, list of pages 69.9 211 963 1816 3537");

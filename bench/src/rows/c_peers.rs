@@ -1,82 +1,122 @@
-//! Peers in C and C++: the general allocators, each asked for 4096 bytes aligned to 4096, as a program that needs
-//! pages asks them today. None has a bulk interface for aligned objects.
+//! Peers in C and C++: the general allocators, each asked for memory that is aligned to its size: 4096 bytes, as a program
+//! that needs pages asks them today, and blocks in the tables `dma` and `orders`. None has a bulk interface for aligned objects.
 //!
 //! Each with the settings that suit this work best: nothing is given back to the system while it is measured.
 
+use std::ptr::NonNull;
 use std::sync::Once;
 
+use crate::rows::dma::{BlockRow, OneBlock, Shape, Singly};
 use crate::rows::mixed::{DAY_PAGES, DayRow};
 use crate::rows::one_by_one::{OneByOne, OnePage};
 use crate::rows::stock::EachOf;
 use crate::rows::{Kind, Need, Row, Site, Unavailable};
 use crate::subject::PAGE_BYTES;
 
+/// A general allocator, for memory of one size.
+trait General: Sized + 'static {
+    /// The rows' name.
+    const NAME: &'static str;
+
+    /// Puts its settings in force, or says why it can't be measured.
+    fn prepare() -> Result<(), Unavailable>;
+
+    /// For so many bytes, a power of two, aligned to as many.
+    fn of(bytes: usize) -> Self;
+
+    /// Such memory; null if there is none.
+    fn allocate(&mut self) -> *mut u8;
+
+    /// Takes back what `allocate` handed out, of this or of another one of the same size.
+    ///
+    /// # Safety
+    /// It did, and this has not been called with it since.
+    unsafe fn free(&mut self, memory: *mut u8);
+}
+
+impl<G: General> OnePage for G {
+    #[inline]
+    fn get(&mut self) -> usize {
+        self.allocate() as usize
+    }
+
+    #[inline]
+    fn put_back(&mut self, addr: usize) {
+        // SAFETY: the address came from `get`, and is put back once.
+        unsafe { self.free(addr as *mut u8) }
+    }
+}
+
+impl<G: General> OneBlock for G {
+    type Block = NonNull<u8>;
+
+    #[inline]
+    fn get(&mut self) -> Option<NonNull<u8>> {
+        NonNull::new(self.allocate())
+    }
+
+    #[inline]
+    fn put(&mut self, block: NonNull<u8>) {
+        // SAFETY: the block came from `get`, and is put back once.
+        unsafe { self.free(block.as_ptr()) }
+    }
+
+    fn at(block: &NonNull<u8>) -> NonNull<u8> {
+        *block
+    }
+}
+
+/// A row for each of them that is in this build.
+macro_rules! of_each {
+    ($row:ident) => {
+        vec![
+            $row::<Glibc>(),
+            #[cfg(feature = "mimalloc")]
+            $row::<mimalloc::Mimalloc>(),
+            #[cfg(feature = "jemalloc")]
+            $row::<jemalloc::Jemalloc>(),
+            #[cfg(feature = "snmalloc")]
+            $row::<snmalloc::Snmalloc>(),
+        ]
+    };
+}
+
 pub(crate) fn rows() -> Vec<Row> {
-    vec![
-        Row::plain("glibc", Kind::Peer, |need| {
-            check_memory(need)?;
-            Ok(site(|| {
-                keep_glibc_memory();
-                Glibc
-            }))
-        }),
-        #[cfg(feature = "mimalloc")]
-        Row::plain("mimalloc", Kind::Peer, |need| {
-            check_memory(need)?;
-            Ok(site(|| {
-                mimalloc::keep_memory();
-                mimalloc::Mimalloc
-            }))
-        }),
-        #[cfg(feature = "jemalloc")]
-        Row::plain("jemalloc", Kind::Peer, |need| {
-            check_memory(need)?;
-            Ok(site(|| {
-                jemalloc::keep_memory();
-                jemalloc::Jemalloc
-            }))
-        }),
-        #[cfg(feature = "snmalloc")]
-        Row::plain("snmalloc", Kind::Peer, |need| {
-            check_memory(need)?;
-            snmalloc::check_build()?;
-            Ok(site(|| snmalloc::Snmalloc))
-        }),
-    ]
+    of_each!(row)
 }
 
 /// The same in the table `mixed`.
 pub(super) fn day_rows() -> Vec<DayRow> {
-    let check = || check_memory(Need { pages: DAY_PAGES });
-    vec![
-        DayRow::new("glibc", Kind::Peer, move || {
-            check()?;
-            keep_glibc_memory();
-            Ok(|| EachOf(Glibc))
-        }),
-        #[cfg(feature = "mimalloc")]
-        DayRow::new("mimalloc", Kind::Peer, move || {
-            check()?;
-            mimalloc::keep_memory();
-            Ok(|| EachOf(mimalloc::Mimalloc))
-        }),
-        #[cfg(feature = "jemalloc")]
-        DayRow::new("jemalloc", Kind::Peer, move || {
-            check()?;
-            jemalloc::keep_memory();
-            Ok(|| EachOf(jemalloc::Jemalloc))
-        }),
-        #[cfg(feature = "snmalloc")]
-        DayRow::new("snmalloc", Kind::Peer, move || {
-            check()?;
-            snmalloc::check_build()?;
-            Ok(|| EachOf(snmalloc::Snmalloc))
-        }),
-    ]
+    of_each!(day_row)
 }
 
-fn site<A: OnePage + 'static>(make: impl Fn() -> A + Send + Sync + 'static) -> Site {
-    Box::new(move |most_held| Box::new(OneByOne::new(make(), most_held)))
+/// The same for blocks: `dma` and `orders`.
+pub(super) fn block_rows() -> Vec<BlockRow> {
+    of_each!(block_row)
+}
+
+fn row<G: General>() -> Row {
+    Row::plain(G::NAME, Kind::Peer, |need: Need| {
+        check_memory(need)?;
+        G::prepare()?;
+        let site: Site = Box::new(|most_held| Box::new(OneByOne::new(G::of(PAGE_BYTES), most_held)));
+        Ok(site)
+    })
+}
+
+fn day_row<G: General>() -> DayRow {
+    DayRow::of_stocks(G::NAME, Kind::Peer, || {
+        check_memory(Need { pages: DAY_PAGES })?;
+        G::prepare()?;
+        Ok(|| EachOf(G::of(PAGE_BYTES)))
+    })
+}
+
+fn block_row<G: General>() -> BlockRow {
+    BlockRow::of_source(G::NAME, Kind::Peer, |shape: Shape| {
+        G::prepare()?;
+        Ok(Singly(G::of(shape.bytes)))
+    })
 }
 
 /// These keep headers in or between the pages, so that each page costs real memory although no user touches it:
@@ -91,19 +131,42 @@ fn check_memory(need: Need) -> Result<(), Unavailable> {
     }
 }
 
-struct Glibc;
+struct Glibc {
+    bytes: usize,
+}
 
-impl OnePage for Glibc {
-    #[inline]
-    fn get(&mut self) -> usize {
-        // SAFETY: the alignment is a power of two, and the size a multiple of it.
-        unsafe { libc::aligned_alloc(PAGE_BYTES, PAGE_BYTES) as usize }
+impl General for Glibc {
+    const NAME: &'static str = "glibc";
+
+    /// Has it keep its heap: never trimmed, and not mapped piece by piece.
+    fn prepare() -> Result<(), Unavailable> {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            // SAFETY: `mallopt` may be called at any time; it changes parameters of glibc's own.
+            let is_set = unsafe {
+                libc::mallopt(libc::M_TRIM_THRESHOLD, -1) == 1
+                    && libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 25) == 1
+                    && libc::mallopt(libc::M_TOP_PAD, 1 << 26) == 1
+            };
+            assert!(is_set, "glibc refused the settings that the table names");
+        });
+        Ok(())
+    }
+
+    fn of(bytes: usize) -> Self {
+        Glibc { bytes }
     }
 
     #[inline]
-    fn put_back(&mut self, addr: usize) {
-        // SAFETY: `addr` came from `aligned_alloc` above and is put back once.
-        unsafe { libc::free(addr as *mut libc::c_void) }
+    fn allocate(&mut self) -> *mut u8 {
+        // SAFETY: the size is a power of two, and so an alignment.
+        unsafe { libc::aligned_alloc(self.bytes, self.bytes) }.cast()
+    }
+
+    #[inline]
+    unsafe fn free(&mut self, memory: *mut u8) {
+        // SAFETY: it came from `aligned_alloc` above and is freed once, as the caller says.
+        unsafe { libc::free(memory.cast()) }
     }
 }
 
@@ -115,26 +178,12 @@ impl Drop for Glibc {
     }
 }
 
-/// Tells glibc to keep its heap: never trimmed, and not mapped piece by piece.
-pub(super) fn keep_glibc_memory() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: `mallopt` may be called at any time; it changes parameters of glibc's own.
-        let is_set = unsafe {
-            libc::mallopt(libc::M_TRIM_THRESHOLD, -1) == 1
-                && libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 25) == 1
-                && libc::mallopt(libc::M_TOP_PAD, 1 << 26) == 1
-        };
-        assert!(is_set, "glibc refused the settings that the table names");
-    });
-}
-
 #[cfg(feature = "mimalloc")]
-pub(super) mod mimalloc {
+mod mimalloc {
     use std::sync::Once;
 
-    use crate::rows::one_by_one::OnePage;
-    use crate::subject::PAGE_BYTES;
+    use super::General;
+    use crate::rows::Unavailable;
 
     /// `mi_option_purge_delay` of mimalloc 2, which stands between the two options that the bindings do name.
     const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
@@ -143,57 +192,80 @@ pub(super) mod mimalloc {
             && libmimalloc_sys::mi_option_use_numa_nodes == PURGE_DELAY + 1
     );
 
-    pub(super) struct Mimalloc;
-
-    impl OnePage for Mimalloc {
-        #[inline]
-        fn get(&mut self) -> usize {
-            // SAFETY: the alignment is a power of two.
-            unsafe { libmimalloc_sys::mi_malloc_aligned(PAGE_BYTES, PAGE_BYTES) as usize }
-        }
-
-        #[inline]
-        fn put_back(&mut self, addr: usize) {
-            // SAFETY: `addr` came from `mi_malloc_aligned` above and is put back once.
-            unsafe { libmimalloc_sys::mi_free(addr as *mut _) }
-        }
+    pub(super) struct Mimalloc {
+        bytes: usize,
     }
 
-    /// Never gives memory back: a negative purge delay, in mimalloc's words.
-    pub(in crate::rows) fn keep_memory() {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| {
-            // SAFETY: sets an option of mimalloc's own, which it reads at its next purge.
-            unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, -1) };
-        });
+    impl General for Mimalloc {
+        const NAME: &'static str = "mimalloc";
+
+        /// Has it never give memory back: a negative purge delay, in mimalloc's words.
+        fn prepare() -> Result<(), Unavailable> {
+            static ONCE: Once = Once::new();
+            ONCE.call_once(|| {
+                // SAFETY: sets an option of mimalloc's own, which it reads at its next purge.
+                unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, -1) };
+            });
+            Ok(())
+        }
+
+        fn of(bytes: usize) -> Self {
+            Mimalloc { bytes }
+        }
+
+        #[inline]
+        fn allocate(&mut self) -> *mut u8 {
+            // SAFETY: the size is a power of two, and so an alignment.
+            unsafe { libmimalloc_sys::mi_malloc_aligned(self.bytes, self.bytes) }.cast()
+        }
+
+        #[inline]
+        unsafe fn free(&mut self, memory: *mut u8) {
+            // SAFETY: it came from `mi_malloc_aligned` above and is freed once, as the caller says.
+            unsafe { libmimalloc_sys::mi_free(memory.cast()) }
+        }
     }
 }
 
 #[cfg(feature = "jemalloc")]
-pub(super) mod jemalloc {
+mod jemalloc {
     use std::ffi::{CStr, c_char, c_void};
     use std::sync::Once;
 
     use tikv_jemalloc_sys as je;
 
-    use crate::rows::one_by_one::OnePage;
-    use crate::subject::PAGE_BYTES;
+    use super::General;
+    use crate::rows::Unavailable;
 
-    const FLAGS: i32 = je::MALLOCX_ALIGN(PAGE_BYTES);
+    pub(super) struct Jemalloc {
+        bytes: usize,
+        flags: i32,
+    }
 
-    pub(super) struct Jemalloc;
+    impl General for Jemalloc {
+        const NAME: &'static str = "jemalloc";
 
-    impl OnePage for Jemalloc {
-        #[inline]
-        fn get(&mut self) -> usize {
-            // SAFETY: the size is not zero, and the flags hold a power of two.
-            unsafe { je::mallocx(PAGE_BYTES, FLAGS) as usize }
+        /// Checks that the options below are in force.
+        fn prepare() -> Result<(), Unavailable> {
+            static ONCE: Once = Once::new();
+            ONCE.call_once(check_options);
+            Ok(())
+        }
+
+        fn of(bytes: usize) -> Self {
+            Jemalloc { bytes, flags: je::MALLOCX_ALIGN(bytes) }
         }
 
         #[inline]
-        fn put_back(&mut self, addr: usize) {
-            // SAFETY: `addr` came from `mallocx` with this size and these flags, and is put back once.
-            unsafe { je::sdallocx(addr as *mut _, PAGE_BYTES, FLAGS) }
+        fn allocate(&mut self) -> *mut u8 {
+            // SAFETY: the size is not zero, and the flags hold a power of two.
+            unsafe { je::mallocx(self.bytes, self.flags) }.cast()
+        }
+
+        #[inline]
+        unsafe fn free(&mut self, memory: *mut u8) {
+            // SAFETY: it came from `mallocx` with this size and these flags and is freed once, as the caller says.
+            unsafe { je::sdallocx(memory.cast(), self.bytes, self.flags) }
         }
     }
 
@@ -219,17 +291,13 @@ pub(super) mod jemalloc {
     // SAFETY: points at a constant.
     unsafe impl Sync for Conf {}
 
-    /// Checks that the options above are in force.
-    pub(in crate::rows) fn keep_memory() {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| {
-            let in_force = (option(c"opt.dirty_decay_ms"), option(c"opt.muzzy_decay_ms"));
-            assert_eq!(in_force, (-1isize, -1isize), "jemalloc did not take the settings that the table names");
-            let in_force = (option(c"opt.tcache_nslots_small_min"), option(c"opt.tcache_nslots_small_max"));
-            assert_eq!(in_force, (CACHED, CACHED), "jemalloc did not take the size of its caches");
-            let cleared_after: usize = option(c"opt.tcache_gc_incr_bytes");
-            assert_eq!(cleared_after, CLEARED_AFTER, "jemalloc clears its caches");
-        });
+    fn check_options() {
+        let in_force = (option(c"opt.dirty_decay_ms"), option(c"opt.muzzy_decay_ms"));
+        assert_eq!(in_force, (-1isize, -1isize), "jemalloc did not take the settings that the table names");
+        let in_force = (option(c"opt.tcache_nslots_small_min"), option(c"opt.tcache_nslots_small_max"));
+        assert_eq!(in_force, (CACHED, CACHED), "jemalloc did not take the size of its caches");
+        let cleared_after: usize = option(c"opt.tcache_gc_incr_bytes");
+        assert_eq!(cleared_after, CLEARED_AFTER, "jemalloc clears its caches");
     }
 
     /// The value of one of jemalloc's options, which must be of the type that jemalloc documents for it.
@@ -246,33 +314,40 @@ pub(super) mod jemalloc {
 }
 
 #[cfg(feature = "snmalloc")]
-pub(super) mod snmalloc {
+mod snmalloc {
+    use super::General;
     use crate::rows::Unavailable;
-    use crate::rows::one_by_one::OnePage;
-    use crate::subject::PAGE_BYTES;
 
-    /// Its build script leaves the assertions in unless `NDEBUG` comes from outside, as `.cargo/config.toml` gives it.
-    /// A figure with them would be slower than what users get.
-    pub(in crate::rows) fn check_build() -> Result<(), Unavailable> {
-        if env!("BENCH_CXXFLAGS").contains("-DNDEBUG") {
-            return Ok(());
-        }
-        Err(Unavailable("built with its assertions on; build with CXXFLAGS=-DNDEBUG".to_owned()))
+    pub(super) struct Snmalloc {
+        bytes: usize,
     }
 
-    pub(super) struct Snmalloc;
+    impl General for Snmalloc {
+        const NAME: &'static str = "snmalloc";
 
-    impl OnePage for Snmalloc {
-        #[inline]
-        fn get(&mut self) -> usize {
-            // SAFETY: the alignment is a power of two, the size not zero.
-            unsafe { snmalloc_sys::sn_rust_alloc(PAGE_BYTES, PAGE_BYTES) as usize }
+        /// Its build script leaves the assertions in unless `NDEBUG` comes from outside, as `.cargo/config.toml` gives it.
+        /// A figure with them would be slower than what users get.
+        fn prepare() -> Result<(), Unavailable> {
+            if env!("BENCH_CXXFLAGS").contains("-DNDEBUG") {
+                return Ok(());
+            }
+            Err(Unavailable("built with its assertions on; build with CXXFLAGS=-DNDEBUG".to_owned()))
+        }
+
+        fn of(bytes: usize) -> Self {
+            Snmalloc { bytes }
         }
 
         #[inline]
-        fn put_back(&mut self, addr: usize) {
-            // SAFETY: `addr` came from `sn_rust_alloc` with this alignment and size, and is put back once.
-            unsafe { snmalloc_sys::sn_rust_dealloc(addr as *mut _, PAGE_BYTES, PAGE_BYTES) };
+        fn allocate(&mut self) -> *mut u8 {
+            // SAFETY: the size is a power of two, and so an alignment.
+            unsafe { snmalloc_sys::sn_rust_alloc(self.bytes, self.bytes) }.cast()
+        }
+
+        #[inline]
+        unsafe fn free(&mut self, memory: *mut u8) {
+            // SAFETY: it came from `sn_rust_alloc` with this alignment and size and is freed once, as the caller says.
+            unsafe { snmalloc_sys::sn_rust_dealloc(memory.cast(), self.bytes, self.bytes) };
         }
     }
 }

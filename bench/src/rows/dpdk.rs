@@ -9,7 +9,7 @@ use crate::rows::dma::{BlockRow, Shape, Source};
 use crate::rows::holes::HoleRow;
 use crate::rows::mixed::{DAY_PAGES, DayRow, REQUEST_MOST};
 use crate::rows::stock::{Addr, Stock};
-use crate::rows::{Kind, Row, Site, Unavailable};
+use crate::rows::{Kind, Need, Row, Site, Unavailable};
 use crate::subject::{PAGE_BYTES, Subject};
 
 /// Pages beyond those needed: what the caches of a few threads may hold, 768 each.
@@ -38,7 +38,7 @@ unsafe extern "C" {
 }
 
 pub(crate) fn row() -> Row {
-    Row::plain("rte-mempool", Kind::Peer, |need| {
+    Row::plain("rte-mempool", Kind::Peer, |need: Need| {
         let pool = pool_of(need.pages)?;
         let site: Site = Box::new(move |most_held| {
             let held = vec![ptr::null_mut(); most_held];
@@ -50,12 +50,12 @@ pub(crate) fn row() -> Row {
 
 /// Its row of the table `holes`.
 pub(super) fn hole_row() -> HoleRow {
-    HoleRow::new("rte-mempool", Kind::Peer, |slots| Ok(Scattered::new(pool_of(slots)?, slots)))
+    HoleRow::of_stock("rte-mempool", Kind::Peer, |slots| Ok(Scattered::new(pool_of(slots)?, slots)))
 }
 
 /// Its row of the table `mixed`.
 pub(super) fn day_row() -> DayRow {
-    DayRow::new("rte-mempool", Kind::Peer, || {
+    DayRow::of_stocks("rte-mempool", Kind::Peer, || {
         let pool = pool_of(DAY_PAGES)?;
         Ok(move || Scattered::new(Arc::clone(&pool), REQUEST_MOST))
     })
@@ -74,7 +74,7 @@ pub(super) fn block_rows() -> Vec<BlockRow> {
             start()?;
             Ok(Blocks { pool: Pool::of_blocks(shape)?, is_bulk, _seat: Seat::take() })
         };
-        BlockRow { is_in_requests: false, ..BlockRow::new(name, Kind::Peer, open) }
+        BlockRow::of_source(name, Kind::Peer, open)
     };
     vec![row("rte-mempool", false), row("rte-mempool-bulk", true)]
 }

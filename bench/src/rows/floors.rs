@@ -17,7 +17,7 @@ use crate::subject::Subject;
 
 pub(crate) fn rows() -> Vec<Row> {
     vec![
-        Row::plain("memcpy", Kind::Floor, |need| {
+        Row::plain("memcpy", Kind::Floor, |need: Need| {
             let region = Arc::new(Region::new(need.pages)?);
             let site: Site = Box::new(move |most_held| {
                 let stock: Vec<usize> = region.words().take(most_held).collect();

@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::rows::pagemill::{BACKENDS, SPARE_PAGES, open};
 use crate::rows::region::Region;
 use crate::rows::stock::{Copying, InBulk, Locked, Singly, Stack, Stock};
-use crate::rows::{Kind, Unavailable};
+use crate::rows::{Kind, Row, Unavailable};
 use crate::subject::{Flaw, ListOrder, Parts, check_pages};
 use crate::tables::churn::pick_to_the_end;
 
@@ -54,24 +54,16 @@ pub(crate) trait Lane {
     fn rounds(&mut self, places: Places, reps: usize, rng: &mut fastrand::Rng) -> Result<(Parts, usize), Flaw>;
 }
 
-type Open = Box<dyn Fn(usize) -> Result<Box<dyn Lane>, Unavailable>>;
-
 /// A row of the table, opened with a number of slots.
-pub(crate) struct HoleRow {
-    pub(crate) name: &'static str,
-    pub(crate) backend: &'static str,
-    pub(crate) kind: Kind,
-    pub(crate) open: Open,
-}
+pub(crate) type HoleRow = Row<usize, Box<dyn Lane>>;
 
 impl HoleRow {
-    pub(super) fn new<S: Stock + 'static>(
+    pub(super) fn of_stock<S: Stock + 'static>(
         name: &'static str,
         kind: Kind,
         open: impl Fn(usize) -> Result<S, Unavailable> + 'static,
     ) -> HoleRow {
-        let open = move |slots: usize| Ok(Box::new(Held::new(open(slots)?, slots)) as Box<dyn Lane>);
-        HoleRow { name, backend: "-", kind, open: Box::new(open) }
+        Row::plain(name, kind, move |slots| Ok(Box::new(Held::new(open(slots)?, slots)) as Box<dyn Lane>))
     }
 }
 
@@ -79,13 +71,13 @@ pub(crate) fn rows() -> Vec<HoleRow> {
     let mut rows = Vec::new();
     for (label, backend) in BACKENDS {
         let single = move |slots| Ok(Singly(open(backend, slots + SPARE_PAGES)?));
-        rows.push(HoleRow { backend: label, ..HoleRow::new("pagemill-single", Kind::Ours, single) });
+        rows.push(HoleRow::of_stock("pagemill-single", Kind::Ours, single).on(label));
         let bulk = move |slots| Ok(InBulk(open(backend, slots + SPARE_PAGES)?));
-        rows.push(HoleRow { backend: label, ..HoleRow::new("pagemill-array", Kind::Ours, bulk) });
+        rows.push(HoleRow::of_stock("pagemill-array", Kind::Ours, bulk).on(label));
     }
-    rows.push(HoleRow::new("memcpy", Kind::Floor, |slots| Ok(Copying::new(Region::new(slots)?, slots))));
-    rows.push(HoleRow::new("tls-vec", Kind::Floor, |slots| Ok(Stack::new(Region::new(2 * slots)?))));
-    rows.push(HoleRow::new("mutex-vec", Kind::Peer, |slots| Ok(Locked::new(Region::new(2 * slots)?))));
+    rows.push(HoleRow::of_stock("memcpy", Kind::Floor, |slots| Ok(Copying::new(Region::new(slots)?, slots))));
+    rows.push(HoleRow::of_stock("tls-vec", Kind::Floor, |slots| Ok(Stack::new(Region::new(2 * slots)?))));
+    rows.push(HoleRow::of_stock("mutex-vec", Kind::Peer, |slots| Ok(Locked::new(Region::new(2 * slots)?))));
     #[cfg(feature = "dpdk")]
     rows.push(super::dpdk::hole_row());
     rows

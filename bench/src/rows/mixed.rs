@@ -13,7 +13,7 @@ use std::time::Instant;
 use crate::rows::pagemill::{BACKENDS, SPARE_PAGES, open};
 use crate::rows::region::Region;
 use crate::rows::stock::{InBulk, Listed, Locked, Singly, Stock};
-use crate::rows::{Kind, Unavailable, c_peers};
+use crate::rows::{Kind, Row, Unavailable, c_peers};
 use crate::subject::Flaw;
 
 /// How many of 100 requests have so many pages: the block sizes of JEDEC's enterprise workload for solid-state drives
@@ -89,16 +89,11 @@ pub(crate) trait Day {
 pub(crate) type Desks = [Box<dyn FnOnce() -> Box<dyn Day> + Send>; 2];
 
 /// A row of the table, opened with a seed.
-pub(crate) struct DayRow {
-    pub(crate) name: &'static str,
-    pub(crate) backend: &'static str,
-    pub(crate) kind: Kind,
-    pub(crate) open: Box<dyn Fn(u64) -> Result<Desks, Unavailable>>,
-}
+pub(crate) type DayRow = Row<u64, Desks>;
 
 impl DayRow {
     /// `open` gives what makes each thread's stock.
-    pub(super) fn new<S, M>(
+    pub(super) fn of_stocks<S, M>(
         name: &'static str,
         kind: Kind,
         open: impl Fn() -> Result<M, Unavailable> + 'static,
@@ -107,7 +102,7 @@ impl DayRow {
         S: Stock + 'static,
         M: Fn() -> S + Send + Sync + 'static,
     {
-        let open = move |seed: u64| {
+        Row::plain(name, kind, move |seed: u64| {
             let make = Arc::new(open()?);
             let (to_second, from_first) = rtrb::RingBuffer::new(RING_PAGES);
             let (to_first, from_second) = rtrb::RingBuffer::new(RING_PAGES);
@@ -116,8 +111,7 @@ impl DayRow {
                 Box::new(move || Box::new(Desk::new(make(), outbox, inbox, seed)) as Box<dyn Day>) as _
             };
             Ok([desk(to_second, from_second, seed), desk(to_first, from_first, seed + 1)])
-        };
-        DayRow { name, backend: "-", kind, open: Box::new(open) }
+        })
     }
 }
 
@@ -125,21 +119,29 @@ pub(crate) fn rows() -> Vec<DayRow> {
     let mut rows = Vec::new();
     for (label, backend) in BACKENDS {
         let allocator = move || open(backend, DAY_PAGES + SPARE_PAGES);
-        let ours = |row: DayRow| DayRow { backend: label, ..row };
-        rows.push(ours(DayRow::new("pagemill-single", Kind::Ours, move || {
-            let allocator = allocator()?;
-            Ok(move || Singly(allocator.clone()))
-        })));
-        rows.push(ours(DayRow::new("pagemill-list", Kind::Ours, move || {
-            let allocator = allocator()?;
-            Ok(move || Listed { allocator: allocator.clone(), list: pagemill::PageList::new() })
-        })));
-        rows.push(ours(DayRow::new("pagemill-array", Kind::Ours, move || {
-            let allocator = allocator()?;
-            Ok(move || InBulk(allocator.clone()))
-        })));
+        rows.push(
+            DayRow::of_stocks("pagemill-single", Kind::Ours, move || {
+                let allocator = allocator()?;
+                Ok(move || Singly(allocator.clone()))
+            })
+            .on(label),
+        );
+        rows.push(
+            DayRow::of_stocks("pagemill-list", Kind::Ours, move || {
+                let allocator = allocator()?;
+                Ok(move || Listed { allocator: allocator.clone(), list: pagemill::PageList::new() })
+            })
+            .on(label),
+        );
+        rows.push(
+            DayRow::of_stocks("pagemill-array", Kind::Ours, move || {
+                let allocator = allocator()?;
+                Ok(move || InBulk(allocator.clone()))
+            })
+            .on(label),
+        );
     }
-    rows.push(DayRow::new("mutex-vec", Kind::Peer, || {
+    rows.push(DayRow::of_stocks("mutex-vec", Kind::Peer, || {
         let stock = Locked::new(Region::new(DAY_PAGES)?);
         Ok(move || stock.clone())
     }));

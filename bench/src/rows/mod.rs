@@ -37,8 +37,6 @@ pub(crate) enum Kind {
     Floor,
     /// What a user would pick today.
     Peer,
-    /// Another way to build what is measured, written here to compare with.
-    Design,
 }
 
 impl Kind {
@@ -47,7 +45,6 @@ impl Kind {
             Kind::Ours => "pagemill",
             Kind::Floor => "floor",
             Kind::Peer => "peer",
-            Kind::Design => "design",
         }
     }
 }
@@ -67,22 +64,28 @@ pub(crate) struct Unavailable(pub(crate) String);
 /// The part of a row that threads share. Makes a runner that holds at most the given number of pages.
 pub(crate) type Site = Box<dyn Fn(usize) -> Box<dyn Runner> + Send + Sync>;
 
-/// One row of the tables.
-pub(crate) struct Row {
+/// One row of a table. `open` makes what is measured, for as much as the table needs; tables that are not about pages that
+/// one thread takes and puts back have other needs, and other things to measure.
+pub(crate) struct Row<N = Need, O = Site> {
     pub(crate) name: &'static str,
     /// Pagemill's per-CPU backend, or `-`.
     pub(crate) backend: &'static str,
     pub(crate) kind: Kind,
-    pub(crate) open: Box<dyn Fn(Need) -> Result<Site, Unavailable>>,
+    pub(crate) open: Box<dyn Fn(N) -> Result<O, Unavailable>>,
 }
 
-impl Row {
-    /// A row outside Pagemill, whose site is made by `open`.
-    fn plain<F>(name: &'static str, kind: Kind, open: F) -> Row
+impl<N, O> Row<N, O> {
+    /// A row outside Pagemill.
+    pub(crate) fn plain<F>(name: &'static str, kind: Kind, open: F) -> Self
     where
-        F: Fn(Need) -> Result<Site, Unavailable> + 'static,
+        F: Fn(N) -> Result<O, Unavailable> + 'static,
     {
         Row { name, backend: "-", kind, open: Box::new(open) }
+    }
+
+    /// Pagemill's, on that backend.
+    pub(crate) fn on(self, backend: &'static str) -> Self {
+        Row { backend, kind: Kind::Ours, ..self }
     }
 }
 

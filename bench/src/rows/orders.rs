@@ -5,7 +5,8 @@ use std::ptr::NonNull;
 use buddy_system_allocator::FrameAllocator;
 use pagemill::{Allocator, Block, Bulk, Gfp, Order, free_pages_bulk};
 
-use crate::rows::dma::{BlockRow, OneBlock, Shape, Singly, Source, peer_rows};
+use crate::rows::c_peers::block_rows;
+use crate::rows::dma::{BlockRow, OneBlock, Shape, Singly, Source};
 use crate::rows::pagemill::{BACKENDS, SPARE_PAGES, open, refused};
 use crate::rows::region::Region;
 use crate::rows::{Kind, Unavailable};
@@ -38,10 +39,12 @@ pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
             }
             Ok::<_, Unavailable>(Blocks { allocator, order, _held: held })
         };
-        rows.push(BlockRow::of_pagemill("pagemill-single", label, move |shape| Ok(Singly(blocks(shape)?))));
-        rows.push(BlockRow::of_pagemill("pagemill-array", label, move |shape| Ok(InBulk(blocks(shape)?))));
+        rows.push(
+            BlockRow::of_source("pagemill-single", Kind::Ours, move |shape| Ok(Singly(blocks(shape)?))).on(label),
+        );
+        rows.push(BlockRow::of_source("pagemill-array", Kind::Ours, move |shape| Ok(InBulk(blocks(shape)?))).on(label));
     }
-    rows.push(BlockRow::new("buddy-system", Kind::Peer, move |shape: Shape| {
+    rows.push(BlockRow::of_source("buddy-system", Kind::Peer, move |shape: Shape| {
         // Twice as many, so that blocks are found wherever the region begins.
         let pages = 2 * shape.blocks.max(64) * shape.bytes / PAGE_BYTES + if is_worn { SPARE_PAGES } else { 0 };
         let region = Region::new(pages)?;
@@ -56,7 +59,7 @@ pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
     if is_worn {
         return rows;
     }
-    rows.extend(peer_rows().into_iter().filter(|row| row.kind == Kind::Peer));
+    rows.extend(block_rows());
     rows
 }
 

@@ -12,7 +12,7 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::rows::one_by_one::{OneByOne, OnePage};
 use crate::rows::region::Region;
-use crate::rows::{Kind, Row, Site};
+use crate::rows::{Kind, Need, Row, Site};
 use crate::subject::{PAGE_BYTES, Subject};
 use crate::tables::churn::{ChurnRow, Frames};
 
@@ -21,7 +21,7 @@ const LOCKED_AT_ONCE: usize = 64;
 
 pub(crate) fn rows() -> Vec<Row> {
     vec![
-        Row::plain("mutex-vec", Kind::Peer, |need| {
+        Row::plain("mutex-vec", Kind::Peer, |need: Need| {
             let region = Arc::new(Region::new(need.pages)?);
             let stock = Arc::new(Mutex::new(region.words().collect()));
             let site: Site = Box::new(move |most_held| {
@@ -30,7 +30,7 @@ pub(crate) fn rows() -> Vec<Row> {
             });
             Ok(site)
         }),
-        Row::plain("array-queue", Kind::Peer, |need| {
+        Row::plain("array-queue", Kind::Peer, |need: Need| {
             let region = Arc::new(Region::new(need.pages)?);
             let queue = full_queue(&region, need.pages);
             let site: Site = Box::new(move |most_held| {
@@ -39,7 +39,7 @@ pub(crate) fn rows() -> Vec<Row> {
             });
             Ok(site)
         }),
-        Row::plain("buddy-system", Kind::Peer, |need| {
+        Row::plain("buddy-system", Kind::Peer, |need: Need| {
             let region = Arc::new(Region::new(need.pages)?);
             let site: Site = Box::new(move |most_held| {
                 let mut frames = FrameAllocator::new();

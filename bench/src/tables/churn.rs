@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use crate::Error;
 use crate::record::Record;
-use crate::rows::{Kind, Row, Unavailable, buddy_churn_row, pagemill_churn_rows};
+use crate::rows::{Row, buddy_churn_row, pagemill_churn_rows};
 use crate::stats::Spread;
 use crate::subject::PAGE_BYTES;
 use crate::tables::Run;
@@ -53,15 +53,7 @@ pub(crate) trait Frames {
 }
 
 /// One row of `churn`, opened with a number of pages.
-pub(crate) struct ChurnRow {
-    pub(crate) name: &'static str,
-    pub(crate) backend: &'static str,
-    pub(crate) kind: Kind,
-    pub(crate) open: OpenFrames,
-}
-
-/// Opens an allocator of a number of pages.
-pub(crate) type OpenFrames = Box<dyn Fn(usize) -> Result<Box<dyn Frames>, Unavailable>>;
+pub(crate) type ChurnRow = Row<usize, Box<dyn Frames>>;
 
 /// The rows that know 2 MiB frames at all.
 pub(crate) fn rows() -> Vec<ChurnRow> {
@@ -98,9 +90,8 @@ pub(crate) fn churn(run: &mut Run) -> Result<Vec<Record>, Error> {
     for row in rows().into_iter().filter(|row| is_selected(run.rows, row)) {
         for start in [Start::InOrder, Start::RandomHalf] {
             run.progress.set_message(format!("{}: {} {}", start.label(), row.name, row.backend));
-            match (row.open)(CHURN_PAGES) {
-                Ok(mut frames) => records.push(one(&row, start, frames.as_mut(), ROUNDS, run.seed)?),
-                Err(reason) => run.note_absent(row.name, row.backend, &reason),
+            if let Some(mut frames) = run.open(&row, CHURN_PAGES) {
+                records.push(one(&row, start, frames.as_mut(), ROUNDS, run.seed)?);
             }
             run.progress.inc(1);
         }
@@ -162,24 +153,15 @@ fn one(row: &ChurnRow, start: Start, frames: &mut dyn Frames, rounds: usize, see
     let ideal = (pages - frames.held()) / HUGE_PAGES;
     let percent = 100.0 * frames.free_huge() as f64 / ideal.max(1) as f64;
     let nothing = Spread { median: 0.0, min: 0.0, max: 0.0 };
+    let total = Spread::of(&totals).unwrap_or(nothing);
+    // Without turns: the rows go one after another.
     Ok(Record {
-        bench: start.label(),
-        name: row.name,
-        backend: row.backend,
-        kind: row.kind,
-        n: pages,
         alloc: Spread::of(&allocs),
         free: Spread::of(&frees),
-        total: Spread::of(&totals).unwrap_or(nothing),
         runs: rounds,
-        // The rows go one after another.
-        turns: Vec::new(),
         ideal_percent: Some(percent),
-        bytes_a_block: None,
-        p50_us: None,
-        p99_us: None,
-        order: None,
         seed: Some(seed),
+        ..Record::of(start.label(), (row.name, row.backend, row.kind), pages, total)
     })
 }
 

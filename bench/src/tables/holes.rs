@@ -8,8 +8,8 @@ use crate::Error;
 use crate::record::Record;
 use crate::rows::Kind;
 use crate::rows::holes::{HoleRow, Lane, Places, rows};
-use crate::subject::{Flaw, ListOrder, Parts};
-use crate::tables::{CellSamples, Run, Sample, enough, take_turns};
+use crate::subject::{ListOrder, Parts};
+use crate::tables::{CellSamples, Entrant, Run, Sample, measured};
 
 /// Slots of the array. 259 is no power of two, and no multiple of what is looked at in one step.
 pub(crate) const SLOTS: [usize; 4] = [64, 256, 259, 1024];
@@ -23,54 +23,38 @@ pub(crate) const PLACES: [(&str, Places); 4] = [
 ];
 
 pub(crate) fn holes(run: &mut Run) -> Result<Vec<Record>, Error> {
-    let is_shown = |row: &HoleRow| run.rows.iter().any(|known| (known.name, known.backend) == (row.name, row.backend));
-    let rows: Vec<HoleRow> = rows().into_iter().filter(is_shown).collect();
+    let rows = run.asked_for(rows());
     let mut records = Vec::new();
     for slots in SLOTS {
         run.progress.set_message(format!("holes of {slots}"));
-        let mut lanes = Vec::new();
-        for row in &rows {
-            match (row.open)(slots) {
-                Ok(lane) => lanes.push((row, lane)),
-                Err(why) => run.note_absent(row.name, row.backend, &why),
-            }
-        }
+        let mut lanes = run.open_all(&rows, slots);
         for (bench, places) in PLACES {
-            records.extend(cells(run, bench, places, slots, &mut lanes)?);
+            records.extend(of_places(run, bench, places, slots, &mut lanes)?);
         }
         run.progress.inc(1);
     }
     Ok(records)
 }
 
-fn cells(
+fn of_places(
     run: &Run,
     bench: &'static str,
     places: Places,
     slots: usize,
-    lanes: &mut [(&HoleRow, Box<dyn Lane>)],
+    lanes: &mut [Entrant<usize, Box<dyn Lane>>],
 ) -> Result<Vec<Record>, Error> {
     let mut rng = fastrand::Rng::with_seed(run.seed);
-    let (mut cells, mut reps) = (Vec::new(), Vec::new());
-    for (row, lane) in lanes.iter_mut() {
-        let mut cell = CellSamples::named(bench, (row.name, row.backend, row.kind), slots);
-        cell.seed = Some(run.seed);
-        cell.order = (row.kind == Kind::Ours).then_some(ListOrder::Random);
-        let measured = lane.verify().and_then(|()| {
-            let both = |reps| lane.rounds(places, reps, &mut rng).map(|(parts, _)| parts.alloc + parts.free);
-            enough(run.effort.round, both)
-        });
-        reps.push(measured.map_err(|flaw| cell.flawed(flaw))?);
-        cells.push(cell);
-    }
-    take_turns(run, run.effort.rounds, &mut cells, &reps, |at, reps| {
-        let (parts, pages) = lanes[at].1.rounds(places, reps, &mut rng)?;
-        Ok::<_, Flaw>(sample(parts, pages, reps, run.clock_ns))
-    })?;
-    for ((_, lane), cell) in lanes.iter_mut().zip(&cells) {
-        lane.verify().map_err(|flaw| cell.flawed(flaw))?;
-    }
-    Ok(cells.into_iter().filter_map(CellSamples::record).collect())
+    let cell = |row: &HoleRow| CellSamples {
+        seed: Some(run.seed),
+        order: (row.kind == Kind::Ours).then_some(ListOrder::Random),
+        ..CellSamples::new(bench, row, slots)
+    };
+    let cells = lanes.iter().map(|lane| cell(lane.row)).collect();
+    let prove = |lane: &mut Entrant<_, Box<dyn Lane>>| lane.opened.verify();
+    measured(run, cells, lanes, 1, prove, |lane, reps| {
+        let (parts, pages) = lane.opened.rounds(places, reps, &mut rng)?;
+        Ok((sample(parts, pages, reps, run.clock_ns), parts.alloc + parts.free))
+    })
 }
 
 /// Nanoseconds a page that left, less what the clock cost in each half.

@@ -78,24 +78,8 @@ fn waits(pool: &Pool, allowed: &[usize], requests: usize) -> Vec<f64> {
 fn percentile(run: &Run, bench: &'static str, at: f64, waits: &[f64]) -> Record {
     let place = ((waits.len() as f64 * at).ceil() as usize).clamp(1, waits.len()) - 1;
     let wait = waits[place];
-    Record {
-        bench,
-        name: "mempool-array",
-        backend: run.backend,
-        kind: Kind::Ours,
-        n: POOL_PAGES,
-        alloc: None,
-        free: None,
-        total: Spread { median: wait, min: wait, max: wait },
-        runs: waits.len(),
-        turns: Vec::new(),
-        ideal_percent: None,
-        bytes_a_block: None,
-        p50_us: None,
-        p99_us: None,
-        order: None,
-        seed: None,
-    }
+    let (row, spread) = (("mempool-array", run.backend, Kind::Ours), Spread { median: wait, min: wait, max: wait });
+    Record { runs: waits.len(), ..Record::of(bench, row, POOL_PAGES, spread) }
 }
 
 #[cfg(test)]

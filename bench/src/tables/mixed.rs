@@ -11,7 +11,7 @@ use crate::Error;
 use crate::machine::{pin_to, preemptions};
 use crate::record::Record;
 use crate::rows::Unavailable;
-use crate::rows::mixed::{Day, DayRow, Desks, Done, REQUESTS, SCRIPT_STEPS, SENT_PERCENT, rows};
+use crate::rows::mixed::{Day, Done, REQUESTS, SCRIPT_STEPS, SENT_PERCENT, rows};
 use crate::subject::{Flaw, check_pages};
 use crate::tables::threads::Gate;
 use crate::tables::{CellSamples, Run, Sample, scale};
@@ -83,20 +83,12 @@ pub(crate) fn mixed(run: &mut Run) -> Result<Vec<Record>, Error> {
         return Ok(Vec::new());
     };
     run.progress.set_message("mixed");
-    let is_shown = |row: &DayRow| run.rows.iter().any(|known| (known.name, known.backend) == (row.name, row.backend));
-    let rows: Vec<DayRow> = rows().into_iter().filter(is_shown).collect();
+    let rows = run.asked_for(rows());
     let (mut cells, mut desks) = (Vec::new(), [Vec::new(), Vec::new()]);
     for row in &rows {
-        match (row.open)(run.seed) {
-            Ok(pair) => {
-                cells.push(CellSamples {
-                    seed: Some(run.seed),
-                    ..CellSamples::named("mixed", (row.name, row.backend, row.kind), REQUESTS)
-                });
-                let pair: Desks = pair;
-                desks.iter_mut().zip(pair).for_each(|(desks, desk)| desks.push(desk));
-            }
-            Err(why) => run.note_absent(row.name, row.backend, &why),
+        if let Some(pair) = run.open(row, run.seed) {
+            cells.push(CellSamples { seed: Some(run.seed), ..CellSamples::new("mixed", row, REQUESTS) });
+            desks.iter_mut().zip(pair).for_each(|(desks, desk)| desks.push(desk));
         }
     }
     let [first, others] = desks;
@@ -137,7 +129,7 @@ fn measured(run: &Run, workers: &[Worker; 2], mut cells: Vec<CellSamples>) -> Re
                 let both = day(workers, row, steps[row], &cells[row])?;
                 Ok::<_, Error>((both.elapsed.as_nanos() as f64 / both.pages as f64, both.is_disturbed))
             })?;
-            cells[row].samples.push(Sample { alloc: None, free: None, total });
+            cells[row].samples.push(Sample::whole(total));
         }
     }
     cells.iter().enumerate().try_for_each(|(row, cell)| verify(workers, row, cell))?;

@@ -26,7 +26,7 @@ use indicatif::ProgressBar;
 use crate::Error;
 use crate::machine::{Machine, preemptions};
 use crate::record::Record;
-use crate::rows::{Kind, Need, Row, Unavailable};
+use crate::rows::{Kind, Row, Unavailable};
 use crate::stats::Spread;
 use crate::subject::{Flaw, ListOrder, Parts};
 
@@ -129,16 +129,34 @@ impl Run<'_> {
         is_shown && ours().any(|row| (row.name, row.backend) == (name, backend))
     }
 
+    /// Those of a table's own rows that were asked for.
+    pub(crate) fn asked_for<N, O>(&self, rows: Vec<Row<N, O>>) -> Vec<Row<N, O>> {
+        let is_asked_for =
+            |row: &Row<N, O>| self.rows.iter().any(|known| (known.name, known.backend) == (row.name, row.backend));
+        rows.into_iter().filter(is_asked_for).collect()
+    }
+
     /// Opens a row, or notes why it is absent.
-    pub(crate) fn open(&mut self, row: &Row, need: Need) -> Option<crate::rows::Site> {
+    pub(crate) fn open<N, O>(&mut self, row: &Row<N, O>, need: N) -> Option<O> {
         match (row.open)(need) {
-            Ok(site) => Some(site),
+            Ok(opened) => Some(opened),
             Err(reason) => {
                 self.note_absent(row.name, row.backend, &reason);
                 None
             }
         }
     }
+
+    /// Opens all of these that can be.
+    pub(crate) fn open_all<'r, N: Copy, O>(&mut self, rows: &'r [Row<N, O>], need: N) -> Vec<Entrant<'r, N, O>> {
+        rows.iter().filter_map(|row| Some(Entrant { row, opened: self.open(row, need)? })).collect()
+    }
+}
+
+/// A row that takes part in a table.
+pub(crate) struct Entrant<'r, N, O> {
+    pub(crate) row: &'r Row<N, O>,
+    pub(crate) opened: O,
 }
 
 /// One round of one row, in nanoseconds a page.
@@ -150,6 +168,11 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
+    /// Of a round whose halves were not timed apart.
+    pub(crate) fn whole(total: f64) -> Sample {
+        Sample { alloc: None, free: None, total }
+    }
+
     /// From the halves of a stamped loop, less what the clock cost in each.
     pub(crate) fn from_parts(parts: Parts, n: usize, reps: usize, clock_ns: f64) -> Sample {
         let half = |time: Duration| ((time.as_nanos() as f64 - clock_ns * reps as f64) / (n * reps) as f64).max(0.0);
@@ -174,7 +197,7 @@ pub(crate) struct CellSamples {
 }
 
 impl CellSamples {
-    pub(crate) fn new(bench: &'static str, row: &Row, n: usize) -> CellSamples {
+    pub(crate) fn new<N, O>(bench: &'static str, row: &Row<N, O>, n: usize) -> CellSamples {
         CellSamples::named(bench, (row.name, row.backend, row.kind), n)
     }
 
@@ -202,29 +225,48 @@ impl CellSamples {
             let of_rounds: Vec<f64> = self.latencies_us.iter().map(|both| both[at]).collect();
             Spread::of(&of_rounds).map(|spread| spread.median)
         };
+        let total = column(|sample| Some(sample.total))?;
         Some(Record {
-            bench: self.bench,
-            name: self.name,
-            backend: self.backend,
-            kind: self.kind,
-            n: self.n,
             alloc: column(|sample| sample.alloc),
             free: column(|sample| sample.free),
-            total: column(|sample| Some(sample.total))?,
             runs: self.samples.len(),
-            ideal_percent: None,
-            bytes_a_block: None,
             p50_us: latency(0),
             p99_us: latency(1),
             order: self.order,
             seed: self.seed,
             turns: self.samples,
+            ..Record::of(self.bench, (self.name, self.backend, self.kind), self.n, total)
         })
     }
 
     pub(crate) fn flawed(&self, flaw: Flaw) -> Error {
         Error::Row { bench: self.bench, name: self.name, backend: self.backend, n: self.n, flaw: flaw.to_string() }
     }
+}
+
+/// One cell of each of these, all the way: proved, repeated until a round is long enough, timed in turns, proved again.
+/// `round` gives a round's figures, and how long it took without what is not timed. A round has `least` repetitions or more.
+pub(crate) fn measured<E>(
+    run: &Run,
+    mut cells: Vec<CellSamples>,
+    entrants: &mut [E],
+    least: usize,
+    prove: impl Fn(&mut E) -> Result<(), Flaw>,
+    mut round: impl FnMut(&mut E, usize) -> Result<(Sample, Duration), Flaw>,
+) -> Result<Vec<Record>, Error> {
+    let mut reps = Vec::new();
+    for (entrant, cell) in entrants.iter_mut().zip(&cells) {
+        let found = prove(entrant)
+            .and_then(|()| enough(run.effort.round, |reps| round(entrant, reps).map(|(_, elapsed)| elapsed)));
+        reps.push(found.map_err(|flaw| cell.flawed(flaw))?.max(least));
+    }
+    take_turns(run, run.effort.rounds, &mut cells, &reps, |at, reps| {
+        round(&mut entrants[at], reps).map(|(sample, _)| sample)
+    })?;
+    for (entrant, cell) in entrants.iter_mut().zip(&cells) {
+        prove(entrant).map_err(|flaw| cell.flawed(flaw))?;
+    }
+    Ok(cells.into_iter().filter_map(CellSamples::record).collect())
 }
 
 /// Rounds in turns: one of each cell, beginning with another one every time. `round` makes one of the cell at a place,

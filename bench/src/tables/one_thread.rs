@@ -60,7 +60,7 @@ impl Loop {
     fn round(self, runner: &mut dyn Runner, n: usize, reps: usize, ctx: &mut Ctx) -> Result<Sample, Flaw> {
         let whole = |elapsed: Duration| elapsed.as_nanos() as f64 / (n * reps) as f64;
         Ok(match self {
-            Loop::Batch => Sample { alloc: None, free: None, total: whole(runner.batch(n, reps)?) },
+            Loop::Batch => Sample::whole(whole(runner.batch(n, reps)?)),
             Loop::Burst => {
                 let total = whole(runner.batch(n, reps)?);
                 Sample { total, ..Sample::from_parts(runner.parts(n, reps)?, n, reps, ctx.clock_ns) }

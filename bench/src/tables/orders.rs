@@ -2,15 +2,13 @@
 //! order, each half with a clock, from a zone whose pageblocks are whole and from a worn one. Pagemill has a bulk form for
 //! the 64, the peers have them one by one.
 
-use std::ops::RangeInclusive;
-use std::time::Duration;
-
 use crate::Error;
 use crate::record::Record;
-use crate::rows::dma::{BlockRow, Lane, Shape};
+use crate::rows::dma::{Lane, Shape};
 use crate::rows::orders::rows;
-use crate::subject::{Flaw, PAGE_BYTES};
-use crate::tables::{CellSamples, Run, Sample, enough, take_turns};
+use crate::subject::PAGE_BYTES;
+use crate::tables::{CellSamples, Entrant, Run, Sample, measured};
+use std::ops::RangeInclusive;
 
 /// The orders that are measured, ascending.
 pub(crate) const ORDERS: [usize; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
@@ -25,9 +23,7 @@ pub(crate) const BLOCKS: usize = 64;
 
 /// A record's `n` is the order of a block; its time is nanoseconds a block.
 pub(crate) fn orders(run: &mut Run) -> Result<Vec<Record>, Error> {
-    let is_shown = |row: &BlockRow| run.rows.iter().any(|known| (known.name, known.backend) == (row.name, row.backend));
-    let rows = |is_worn| rows(is_worn).into_iter().filter(is_shown).collect::<Vec<BlockRow>>();
-    let (whole, worn) = (rows(false), rows(true));
+    let (whole, worn) = (run.asked_for(rows(false)), run.asked_for(rows(true)));
     let mut records = Vec::new();
     for order in ORDERS {
         run.progress.set_message(format!("orders: {order}"));
@@ -36,57 +32,39 @@ pub(crate) fn orders(run: &mut Run) -> Result<Vec<Record>, Error> {
                 continue;
             }
             let shape = Shape { bytes: PAGE_BYTES << order, blocks };
-            let mut lanes = Vec::new();
-            for row in rows {
-                match (row.open)(shape) {
-                    Ok(lane) => lanes.push((row, lane)),
-                    Err(why) => run.note_absent(row.name, row.backend, &why),
-                }
-            }
-            records.extend(cells(run, bench, order, blocks, &mut lanes)?);
+            let mut lanes = run.open_all(rows, shape);
+            records.extend(of_blocks(run, bench, order, blocks, &mut lanes)?);
         }
         run.progress.inc(1);
     }
     Ok(records)
 }
 
-fn cells(
+fn of_blocks(
     run: &Run,
     bench: &'static str,
     order: usize,
     blocks: usize,
-    lanes: &mut [(&BlockRow, Box<dyn Lane>)],
+    lanes: &mut [Entrant<Shape, Box<dyn Lane>>],
 ) -> Result<Vec<Record>, Error> {
     let mut rng = fastrand::Rng::with_seed(run.seed);
-    let mut round = |lane: &mut dyn Lane, reps: usize| -> Result<Sample, Flaw> {
+    let seed = (blocks > 1).then_some(run.seed);
+    let cells = lanes.iter().map(|lane| CellSamples { seed, ..CellSamples::new(bench, lane.row, order) }).collect();
+    let prove = |lane: &mut Entrant<_, Box<dyn Lane>>| lane.opened.verify();
+    measured(run, cells, lanes, 1, prove, |lane, reps| {
         if blocks > 1 {
-            return Ok(Sample::from_parts(lane.shuffled_rounds(reps, &mut rng)?, blocks, reps, run.clock_ns));
+            let parts = lane.opened.shuffled_rounds(reps, &mut rng)?;
+            return Ok((Sample::from_parts(parts, blocks, reps, run.clock_ns), parts.alloc + parts.free));
         }
-        let total = lane.rounds(reps)?.as_nanos() as f64 / reps as f64;
-        Ok(Sample { alloc: None, free: None, total })
-    };
-    let (mut cells, mut reps) = (Vec::new(), Vec::new());
-    for (row, lane) in lanes.iter_mut() {
-        let mut cell = CellSamples::named(bench, (row.name, row.backend, row.kind), order);
-        cell.seed = (blocks > 1).then_some(run.seed);
-        let measured = lane.verify().and_then(|()| {
-            enough(run.effort.round, |reps| {
-                let ns = round(lane.as_mut(), reps)?.total * (reps * blocks) as f64;
-                Ok(Duration::from_nanos(ns as u64))
-            })
-        });
-        reps.push(measured.map_err(|flaw| cell.flawed(flaw))?);
-        cells.push(cell);
-    }
-    take_turns(run, run.effort.rounds, &mut cells, &reps, |at, reps| round(lanes[at].1.as_mut(), reps))?;
-    for ((_, lane), cell) in lanes.iter_mut().zip(&cells) {
-        lane.verify().map_err(|flaw| cell.flawed(flaw))?;
-    }
-    Ok(cells.into_iter().filter_map(CellSamples::record).collect())
+        let elapsed = lane.opened.rounds(reps)?;
+        Ok((Sample::whole(elapsed.as_nanos() as f64 / reps as f64), elapsed))
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::machine::Machine;
     use crate::rows::catalogue;

@@ -155,12 +155,10 @@ pub(crate) fn threads(run: &mut Run) -> Result<Vec<Record>, Error> {
         run.note_absent("threads", "-", &Unavailable("needs two processors, this process may use one".to_owned()));
         return Ok(Vec::new());
     };
-    let baton = Row {
-        name: "hand-over",
-        backend: "-",
-        kind: Kind::Floor,
-        open: Box::new(|_| Ok(Box::new(|_| Box::new(Baton)))),
-    };
+    let baton = Row::plain("hand-over", Kind::Floor, |_| {
+        let site: Site = Box::new(|_| Box::new(Baton));
+        Ok(site)
+    });
     let rows = run.rows;
     let mut sites = Vec::new();
     let mut entrants = Vec::new();
@@ -228,12 +226,12 @@ impl Table<'_> {
                     let spans = [solo(&self.workers[0])?, solo(&self.workers[1])?];
                     Ok::<_, Error>((spans, spans.iter().any(|span| span.is_disturbed)))
                 })?;
-                alone.samples.push(Sample { alloc: None, free: None, total: per_page(spans.map(Span::time)) });
+                alone.samples.push(Sample::whole(per_page(spans.map(Span::time))));
                 let spans = run.rounds.undisturbed(|| {
                     let spans = self.together(at, both, || [Work::Batch { n, reps }, Work::Batch { n, reps }])?;
                     Ok::<_, Error>((spans, spans.iter().any(|span| span.is_disturbed)))
                 })?;
-                both.samples.push(Sample { alloc: None, free: None, total: per_page(spans.map(Span::time)) });
+                both.samples.push(Sample::whole(per_page(spans.map(Span::time))));
             }
         }
         Ok(cells.into_iter().flatten().filter_map(CellSamples::record).collect())
@@ -262,7 +260,7 @@ impl Table<'_> {
                     Ok::<_, Error>((elapsed, is_disturbed))
                 })?;
                 let total = elapsed.as_nanos() as f64 / (batches[which] * HAND_OVER_PAGES) as f64;
-                cells[which].samples.push(Sample { alloc: None, free: None, total });
+                cells[which].samples.push(Sample::whole(total));
             }
         }
         Ok(cells.into_iter().filter_map(CellSamples::record).collect())

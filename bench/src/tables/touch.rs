@@ -37,17 +37,7 @@ pub(crate) fn touch(run: &mut Run) -> Result<Vec<Record>, Error> {
     let mut cells: Vec<CellSamples> = Vec::new();
     let mut reps = Vec::new();
     for row in touch_rows().into_iter().filter(is_shown).collect::<Vec<_>>() {
-        let cell = CellSamples {
-            bench: row.bench,
-            name: row.name,
-            backend: row.backend,
-            kind: row.kind,
-            n: TOUCH_PAGES,
-            samples: Vec::new(),
-            latencies_us: Vec::new(),
-            order: None,
-            seed: None,
-        };
+        let cell = CellSamples::named(row.bench, (row.name, row.backend, row.kind), TOUCH_PAGES);
         match open(&row) {
             Ok(mut lane) => {
                 let warm = |reps| round(lane.as_mut(), reps).map(|parts| parts.alloc + parts.free);

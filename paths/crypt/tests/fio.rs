@@ -3,7 +3,7 @@
 
 use crate::common::served::*;
 use crate::common::*;
-use pagemill_crypt::serve::{Form, Way};
+use pagemill_crypt::serve::Way;
 
 const JOBS: u64 = 3;
 const EACH: u64 = 4 * MIB;
@@ -29,12 +29,10 @@ fn fio(bench: &Bench, served: &Served, sector: u64, more: &str) -> serde_json::V
 fn random_writes_of_several_connections_are_verified() {
     let Some(bench) = Bench::with(&["fio"]) else { return };
     let len = JOBS * EACH;
-    for (way, form, sector) in
-        [(Way::Plain, Form::Bulk, 512), (Way::Uring, Form::Bulk, 4096), (Way::Plain, Form::Single, 4096)]
-    {
+    for (way, sector) in [(Way::Plain, 512), (Way::Uring, 4096), (Way::Plain, 4096)] {
         let file = bench.file("image", len);
         // Fewer pages than are asked for at once: some requests go in short parts, and some wait.
-        let setup = Setup { way, form, pages: 1024, ..Setup::new() };
+        let setup = Setup { way, pages: 1024, ..Setup::new() };
         let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(len, sector), setup) else {
             continue;
         };

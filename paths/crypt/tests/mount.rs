@@ -7,7 +7,7 @@ use std::path::Path;
 use pagemill::Allocator;
 use pagemill_crypt::mount::Mounted;
 use pagemill_crypt::secret::Locked;
-use pagemill_crypt::serve::{DataPath, Disk, Form, Memory, VolumeFile};
+use pagemill_crypt::serve::{DataPath, Disk, Memory, VolumeFile};
 use pagemill_crypt::volume::Geometry;
 use pagemill_crypt::{SectorSize, Volume};
 
@@ -24,7 +24,7 @@ fn plain_on(data: File, sector: u64) -> VolumeFile {
     let geometry = Geometry { offset: 0, len: LEN as u64, sector_size, first_unit: 0, counts_sectors: false };
     let volume = Volume::new(&Locked::copy_of(&[3; 64]), geometry).unwrap();
     let allocator = Allocator::builder().pages(4096).build().unwrap();
-    let memory = Memory::new(&allocator, 256, 1 << 20, Form::Bulk).unwrap();
+    let memory = Memory::new(&allocator, 256, 1 << 20).unwrap();
     VolumeFile::new(DataPath { volume, disk: Disk::new(data, 0, sector as usize, false), memory })
 }
 

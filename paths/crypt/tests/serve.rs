@@ -1,4 +1,4 @@
-//! A volume served: what clients write is what they and the file have, by every way to the disk and form of memory.
+//! A volume served: what clients write is what they and the file have, by every way to the disk.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use crate::common::served::*;
 use crate::common::*;
 use pagemill_crypt::Luks;
 use pagemill_crypt::kdf::{KdfKind, Limits};
-use pagemill_crypt::serve::{Form, Way};
+use pagemill_crypt::serve::Way;
 
 /// Numbers that look random, the same each time.
 struct Numbers(u64);
@@ -71,13 +71,11 @@ fn round_trip(bench: &Bench, setup: Setup, sector: u64) {
 }
 
 #[test]
-fn every_way_and_form_keeps_what_was_written() {
+fn every_way_keeps_what_was_written() {
     let bench = Bench::with(&[]).unwrap();
     for way in [Way::Plain, Way::Uring] {
-        for form in [Form::Bulk, Form::Single, Form::Malloc] {
-            for sector in [512, 4096] {
-                round_trip(&bench, Setup { way, form, ..Setup::new() }, sector);
-            }
+        for sector in [512, 4096] {
+            round_trip(&bench, Setup { way, ..Setup::new() }, sector);
         }
     }
 }
@@ -86,12 +84,9 @@ fn every_way_and_form_keeps_what_was_written() {
 fn hardly_any_pages_serve_as_well() {
     let bench = Bench::with(&[]).unwrap();
     for way in [Way::Plain, Way::Uring] {
-        for form in [Form::Bulk, Form::Single] {
-            // The reserve is all there is, and a page or three.
-            for (pages, promised) in [(1, 1), (4, 3), (67, 64)] {
-                let setup = Setup { way, form, pages, promised, ..Setup::new() };
-                round_trip(&bench, setup, 1024);
-            }
+        // The reserve is all there is, and a page or three.
+        for (pages, promised) in [(1, 1), (4, 3), (67, 64)] {
+            round_trip(&bench, Setup { way, pages, promised, ..Setup::new() }, 1024);
         }
     }
 }
@@ -167,10 +162,10 @@ fn requests_under_way_together_are_all_answered() {
 #[test]
 fn nbdcopy_and_qemu_write_what_the_file_then_holds() {
     let Some(bench) = Bench::with(&["nbdcopy", "qemu-img", "nbdinfo"]) else { return };
-    for (way, form) in [(Way::Auto, Form::Bulk), (Way::Plain, Form::Malloc)] {
+    for way in [Way::Auto, Way::Plain] {
         let len = 12 * MIB;
         let file = bench.file("image", len);
-        let setup = Setup { way, form, ..Setup::new() };
+        let setup = Setup { way, ..Setup::new() };
         let served = Served::start(&bench, bench.open("image"), plain_volume(len, 4096), setup).unwrap();
         let uri = served.uri();
         let mut plain = pattern(len as usize);
@@ -185,7 +180,7 @@ fn nbdcopy_and_qemu_write_what_the_file_then_holds() {
         bench.ok(&format!("qemu-img compare -f raw -F raw raw {uri}"));
         assert!(bench.ok(&format!("nbdinfo --map {uri}")).contains("data"));
         served.stop();
-        assert!(plain_contents(&file, 4096) == plain, "{way:?} {form:?}");
+        assert!(plain_contents(&file, 4096) == plain, "{way:?}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::served::*;
 use crate::common::*;
-use pagemill_crypt::serve::{Form, Way};
+use pagemill_crypt::serve::Way;
 
 const LEN: u64 = 8 * MIB;
 
@@ -286,39 +286,37 @@ fn a_thousand_connections_are_let_in_up_to_the_limit() {
 fn with_memory_gone_deep_queues_finish_without_an_error() {
     let bench = Bench::with(&[]).unwrap();
     for way in [Way::Plain, Way::Uring] {
-        for form in [Form::Bulk, Form::Single] {
-            // The reserve, and next to nothing.
-            let setup = Setup { way, form, pages: 256 + 4, threads: 2, ..Setup::new() };
-            let Some(served) = start(&bench, setup) else { continue };
-            let noise = pattern(1 << 20);
-            let start = Instant::now();
-            thread::scope(|scope| {
-                for _ in 0..4 {
-                    scope.spawn(|| {
-                        let mut client = Client::connect(&served);
-                        let mut writer = Client(client.0.try_clone().unwrap());
-                        thread::scope(|scope| {
-                            scope.spawn(|| {
-                                for cookie in 0..64 {
-                                    writer.send(command::WRITE, 0, cookie, (cookie % 8) << 20, 1 << 20);
-                                    writer.0.write_all(&noise).unwrap();
-                                }
-                            });
-                            let mut answered: Vec<_> = (0..64).map(|_| client.reply()).collect();
-                            answered.sort_unstable();
-                            assert!(answered.into_iter().eq((0..64).map(|cookie| (0, cookie))));
+        // The reserve, and next to nothing.
+        let setup = Setup { way, pages: 256 + 4, threads: 2, ..Setup::new() };
+        let Some(served) = start(&bench, setup) else { continue };
+        let noise = pattern(1 << 20);
+        let start = Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut client = Client::connect(&served);
+                    let mut writer = Client(client.0.try_clone().unwrap());
+                    thread::scope(|scope| {
+                        scope.spawn(|| {
+                            for cookie in 0..64 {
+                                writer.send(command::WRITE, 0, cookie, (cookie % 8) << 20, 1 << 20);
+                                writer.0.write_all(&noise).unwrap();
+                            }
                         });
-                        assert!(client.read(3 << 20, 1 << 20).unwrap() == noise);
+                        let mut answered: Vec<_> = (0..64).map(|_| client.reply()).collect();
+                        answered.sort_unstable();
+                        assert!(answered.into_iter().eq((0..64).map(|cookie| (0, cookie))));
                     });
-                }
-            });
-            let took = start.elapsed();
-            served.wait_for_connections(0);
-            nothing_is_missing(&served, 256);
-            let stats = served.stop();
-            assert!(stats.short > 0, "{way:?} {form:?}: there was memory");
-            println!("{way:?} {form:?}: 256 MiB in {took:?} from 260 pages, {stats:?}");
-        }
+                    assert!(client.read(3 << 20, 1 << 20).unwrap() == noise);
+                });
+            }
+        });
+        let took = start.elapsed();
+        served.wait_for_connections(0);
+        nothing_is_missing(&served, 256);
+        let stats = served.stop();
+        assert!(stats.short > 0, "{way:?}: there was memory");
+        println!("{way:?}: 256 MiB in {took:?} from 260 pages, {stats:?}");
     }
 }
 

@@ -3,23 +3,18 @@
 //!
 //! A [`Source`] hands blocks out in the form that its users would hold them in; [`Lane`] is the object-safe face of the
 //! timed loops over it, compiled for each source. Pagemill's own are in `ours`, what a program would use today in
-//! `peers`; `old_way` and `links` are designs that Pagemill was decided against, written here to compare with.
+//! `peers`.
 
-mod chains;
-mod links;
-mod old_way;
 mod ours;
 mod peers;
-
-pub(super) use peers::rows as peer_rows;
 
 use std::hint::black_box;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use crate::rows::{Kind, Unavailable};
+use crate::rows::{Kind, Row, Unavailable};
 use crate::subject::{Flaw, Parts};
-use crate::tables::dma::requests::{Bed, Busy, Failure};
+use crate::tables::dma::requests::{Bed, Busy};
 
 /// Blocks of a bulk call.
 pub(crate) const BULK: usize = 64;
@@ -31,45 +26,25 @@ pub(crate) struct Shape {
     pub(crate) blocks: usize,
 }
 
-type Open = Box<dyn Fn(Shape) -> Result<Box<dyn Lane>, Unavailable>>;
-
 /// A row of the table.
-pub(crate) struct BlockRow {
-    pub(crate) name: &'static str,
-    pub(crate) backend: &'static str,
-    pub(crate) kind: Kind,
-    /// Whether it takes part in the run with requests in flight too.
-    pub(crate) is_in_requests: bool,
-    pub(crate) open: Open,
-}
+pub(crate) type BlockRow = Row<Shape, Box<dyn Lane>>;
 
 impl BlockRow {
-    /// One of Pagemill's, on that backend.
-    pub(super) fn of_pagemill<S: Source + 'static>(
-        name: &'static str,
-        backend: &'static str,
-        open: impl Fn(Shape) -> Result<S, Unavailable> + 'static,
-    ) -> BlockRow {
-        BlockRow { backend, ..BlockRow::new(name, Kind::Ours, open) }
-    }
-
-    pub(super) fn new<S: Source + 'static>(
+    pub(super) fn of_source<S: Source + 'static>(
         name: &'static str,
         kind: Kind,
         open: impl Fn(Shape) -> Result<S, Unavailable> + 'static,
     ) -> BlockRow {
-        let open = move |shape: Shape| {
+        Row::plain(name, kind, move |shape: Shape| {
             let slots = (0..shape.blocks).map(|_| None).collect();
             Ok(Box::new(Held { source: open(shape)?, slots, shape }) as Box<dyn Lane>)
-        };
-        BlockRow { name, backend: "-", kind, is_in_requests: kind != Kind::Design, open: Box::new(open) }
+        })
     }
 }
 
 /// The rows, Pagemill's on that backend.
 pub(crate) fn rows(backend: &'static str) -> Vec<BlockRow> {
     let mut rows = ours::rows(backend);
-    rows.extend([links::outside(), links::inside(), old_way::row()]);
     rows.extend(peers::rows());
     #[cfg(feature = "dpdk")]
     rows.extend(super::dpdk::block_rows());
@@ -188,7 +163,7 @@ pub(crate) trait Lane {
     fn shuffled_rounds(&mut self, reps: usize, rng: &mut fastrand::Rng) -> Result<Parts, Flaw>;
 
     /// `batches` of requests, each of which has a block while it is in flight.
-    fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Failure>;
+    fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Flaw>;
 
     /// Memory that a block takes, itself included, when all have been out.
     fn bytes_a_block(&self) -> Option<f64>;
@@ -267,8 +242,8 @@ impl<S: Source> Lane for Held<S> {
         is_complete.then_some(parts).ok_or(Flaw::ShortOfBlocks { wanted: self.shape.blocks })
     }
 
-    fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Failure> {
-        bed.run(&mut self.source, batches)
+    fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Flaw> {
+        Ok(bed.run(&mut self.source, batches)?)
     }
 
     fn bytes_a_block(&self) -> Option<f64> {
@@ -360,7 +335,7 @@ mod tests {
 
     #[test]
     fn no_loop_reports_a_time_for_a_row_that_came_up_short() {
-        let row = BlockRow::new("short", Kind::Peer, |_| Ok(Short));
+        let row = BlockRow::of_source("short", Kind::Peer, |_| Ok(Short));
         let mut lane = (row.open)(SHAPE).map_err(|_| ()).unwrap();
         let short = Flaw::ShortOfBlocks { wanted: 3 };
         assert_eq!(lane.verify(), Err(short.clone()));

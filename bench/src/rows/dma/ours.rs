@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use pagemill::{Allocator, Device, DmaBlock, DmaPool, Gfp, Identity};
 
 use crate::rows::dma::{BULK, BlockRow, OneBlock, Shape, Singly, Source};
-use crate::rows::{Unavailable, backend_named};
+use crate::rows::{Kind, Unavailable, backend_named};
 use crate::subject::PAGE_BYTES;
 
 /// Pages beyond those that the blocks take: the allocator's own lists, and units that are not full.
@@ -15,7 +15,10 @@ const SPARE_PAGES: usize = 1024;
 pub(super) fn rows(backend: &'static str) -> Vec<BlockRow> {
     let single = move |shape| pool(backend, shape).map(|pool| Singly(One(pool)));
     let bulk = move |shape| pool(backend, shape).map(Bulk);
-    vec![BlockRow::of_pagemill("dma-single", backend, single), BlockRow::of_pagemill("dma-bulk", backend, bulk)]
+    vec![
+        BlockRow::of_source("dma-single", Kind::Ours, single).on(backend),
+        BlockRow::of_source("dma-bulk", Kind::Ours, bulk).on(backend),
+    ]
 }
 
 fn pool(backend: &'static str, shape: Shape) -> Result<DmaPool, Unavailable> {

@@ -2,7 +2,9 @@
 //!
 //! As many operations as the depth says hold their pages: a new one encrypts, or reads and decrypts; the oldest is then
 //! written, or its pages go back as if they had been sent. Whoever asks has its own bytes already (16 MiB of them, in
-//! turn). Without encryption what came in is written as it is, and what was read stays as it was.
+//! turn). Without encryption what came in is written as it is, and what was read stays as it was. One by one, each page
+//! is asked for and given back with a call of its own: that is written here, around the server's buffers, pool and allocator,
+//! since the server itself asks in bulk alone.
 //!
 //! All rows share the file, the key and what is written, and each round has an allocator and a pool of its own: where memory
 //! happens to lie makes one of two equal rows up to a tenth slower for as long as it has that memory. With memory
@@ -13,17 +15,17 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::time::Instant;
 
-use pagemill::Allocator;
+use pagemill::{Allocator, Gfp, Page};
 use pagemill_crypt::secret::Locked;
-use pagemill_crypt::serve::{Buffer, DataPath, Disk, Form, Memory, Patience};
+use pagemill_crypt::serve::{Buffer, DataPath, Disk, Memory, Patience};
 use pagemill_crypt::{SectorSize, Volume, volume::Geometry};
 use rustix::fs::MemfdFlags;
 
-use super::{Cell, FORMS, Plan, failed, is_compared};
+use super::{BULK, Cell, Plan, SINGLE, failed, is_compared};
 use crate::Error;
 use crate::record::Record;
 use crate::rows::{Kind, backend_named};
-use crate::subject::PAGE_BYTES;
+use crate::subject::{Flaw, PAGE_BYTES};
 use crate::tables::{CellSamples, Run, Sample, enough, take_turn};
 
 /// As the server has it when nobody says how much, in pages.
@@ -31,53 +33,65 @@ const RESERVE: usize = Memory::PROMISED;
 /// Memory for the deepest cell, and as much again.
 const PAGES: usize = 2 * 256 * 256;
 const SOURCE_BYTES: usize = 16 << 20;
-const NO_ENCRYPTION: &str = "no-encryption";
+
+/// What a row is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The server's data path: all pages of a part with one call.
+    Bulk,
+    /// The same with a call for each page.
+    Single,
+    NoEncryption,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Way::Bulk => BULK,
+            Way::Single => SINGLE,
+            Way::NoEncryption => "no-encryption",
+        }
+    }
+}
 
 pub(super) fn inside(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
-    let mut rows: Vec<(&'static str, Option<Form>)> = FORMS.map(|(name, form, _)| (name, Some(form))).to_vec();
+    let mut rows = vec![Way::Bulk, Way::Single];
     if is_compared(run) {
-        rows.push((NO_ENCRYPTION, None));
+        rows.push(Way::NoEncryption);
     }
     let ground = Ground::new(run.backend, plan.image, run.seed).map_err(|error| failed("a file in memory", error))?;
     let verify = || {
-        let verified = |form| Entrant::new(&ground, form, run.seed)?.verify();
-        rows.iter().try_for_each(|&(name, form)| verified(form).map_err(|error| failed(name, error)))
+        let verified = |way| Entrant::new(&ground, way, run.seed)?.verify();
+        rows.iter().try_for_each(|&way| verified(way).map_err(|error| failed(way.name(), error)))
     };
     verify()?;
     let mut records = Vec::new();
     for cell in plan.cells() {
         run.progress.set_message(format!("crypt: {}", cell.shown));
-        let mut samples: Vec<CellSamples> =
-            rows.iter().map(|(name, form)| cell_samples(run, &cell, name, *form)).collect();
+        let mut samples: Vec<CellSamples> = rows.iter().map(|&way| cell_samples(run, &cell, way)).collect();
         let mut reps = Vec::new();
-        for (&(_, form), samples) in rows.iter().zip(&samples) {
-            let wrong = |error: io::Error| failed(samples.name, error);
-            let mut entrant = Entrant::under_way(&ground, form, run.seed, &cell).map_err(wrong)?;
-            let mut failure = None;
-            let scaled = enough(plan.round, |reps| {
-                let start = Instant::now();
-                failure = entrant.repeat(&cell, reps).err();
-                Ok(start.elapsed().max(if failure.is_some() { plan.round } else { Default::default() }))
-            });
-            failure.map_or(Ok(()), |error| Err(wrong(error)))?;
-            reps.push(scaled.map_err(|flaw| samples.flawed(flaw))?);
+        for (&way, samples) in rows.iter().zip(&samples) {
+            let found =
+                Entrant::under_way(&ground, way, run.seed, &cell).map_err(Flaw::from).and_then(|mut entrant| {
+                    enough(plan.round, |reps| {
+                        let start = Instant::now();
+                        entrant.repeat(&cell, reps)?;
+                        Ok(start.elapsed())
+                    })
+                });
+            reps.push(found.map_err(|flaw| samples.flawed(flaw))?);
         }
         for turn in 0..plan.rounds_of(&cell) {
             for place in 0..rows.len() {
                 let at = (place + turn) % rows.len();
-                let ((name, form), seed) = (rows[at], run.seed.wrapping_add(turn as u64));
-                let wrong = |error: io::Error| failed(name, error);
-                let mut entrant = Entrant::under_way(&ground, form, seed, &cell).map_err(wrong)?;
-                let mut failure = None;
+                let (way, seed) = (rows[at], run.seed.wrapping_add(turn as u64));
+                let entrant = Entrant::under_way(&ground, way, seed, &cell);
+                let mut entrant = entrant.map_err(|error| samples[at].flawed(error.into()))?;
                 take_turn(run, &mut samples[at], reps[at], |reps| {
                     let start = Instant::now();
-                    if let Err(error) = entrant.repeat(&cell, reps) {
-                        failure.get_or_insert(wrong(error));
-                    }
-                    let total = start.elapsed().as_nanos() as f64 / (reps * cell.pages) as f64;
-                    Ok(Sample { alloc: None, free: None, total })
+                    entrant.repeat(&cell, reps)?;
+                    Ok(Sample::whole(start.elapsed().as_nanos() as f64 / (reps * cell.pages) as f64))
                 })?;
-                failure.map_or(Ok(()), Err)?;
             }
         }
         records.extend(samples.into_iter().filter_map(CellSamples::record));
@@ -87,21 +101,13 @@ pub(super) fn inside(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
     Ok(records)
 }
 
-fn cell_samples(run: &Run, cell: &Cell, name: &'static str, form: Option<Form>) -> CellSamples {
-    let (backend, kind) = if form.is_some() { (run.backend, Kind::Ours) } else { ("-", Kind::Floor) };
+fn cell_samples(run: &Run, cell: &Cell, way: Way) -> CellSamples {
+    let row = match way {
+        Way::Bulk | Way::Single => (way.name(), run.backend, Kind::Ours),
+        Way::NoEncryption => (way.name(), "-", Kind::Floor),
+    };
     let seed = cell.is_random.then_some(run.seed);
-    let samples = Vec::new();
-    CellSamples {
-        bench: cell.inside,
-        name,
-        backend,
-        kind,
-        n: cell.pages,
-        samples,
-        latencies_us: Vec::new(),
-        order: None,
-        seed,
-    }
+    CellSamples { seed, ..CellSamples::named(cell.inside, row, cell.pages) }
 }
 
 /// What all rows have in common: a file, a key, and what is written.
@@ -130,31 +136,38 @@ fn other(error: impl std::fmt::Display) -> io::Error {
     io::Error::other(error.to_string())
 }
 
+/// The memory of an operation under way.
+struct Held {
+    at: u64,
+    buffer: Buffer,
+    is_of_pool: bool,
+}
+
 /// One row, with memory of its own.
 struct Entrant<'g> {
     ground: &'g Ground,
     path: DataPath,
-    is_encrypted: bool,
+    way: Way,
     /// What is under way, the oldest first.
-    window: VecDeque<(u64, Buffer)>,
+    window: VecDeque<Held>,
     next: usize,
     rng: fastrand::Rng,
 }
 
 impl<'g> Entrant<'g> {
-    fn new(ground: &'g Ground, form: Option<Form>, seed: u64) -> io::Result<Entrant<'g>> {
+    fn new(ground: &'g Ground, way: Way, seed: u64) -> io::Result<Entrant<'g>> {
         let sector_size = SectorSize::SMALLEST;
         let geometry =
             Geometry { offset: 0, len: ground.len as u64, sector_size, first_unit: 0, counts_sectors: false };
         let volume = Volume::new(&ground.key, geometry).map_err(other)?;
         let backend = backend_named(ground.backend);
         let allocator = Allocator::builder().pages(PAGES + 2 * RESERVE).backend(backend).build().map_err(other)?;
-        let memory = Memory::new(&allocator, RESERVE, Memory::PART, form.unwrap_or_default()).map_err(other)?;
+        let memory = Memory::new(&allocator, RESERVE, Memory::PART).map_err(other)?;
         let disk = Disk::new(ground.file.try_clone()?, 0, sector_size.bytes(), true);
         Ok(Entrant {
             ground,
             path: DataPath { volume, disk, memory },
-            is_encrypted: form.is_some(),
+            way,
             window: VecDeque::new(),
             next: 0,
             rng: fastrand::Rng::with_seed(seed),
@@ -162,8 +175,8 @@ impl<'g> Entrant<'g> {
     }
 
     /// The same with every operation of the cell's depth under way and every page that they need touched.
-    fn under_way(ground: &'g Ground, form: Option<Form>, seed: u64, cell: &Cell) -> io::Result<Entrant<'g>> {
-        let mut entrant = Entrant::new(ground, form, seed)?;
+    fn under_way(ground: &'g Ground, way: Way, seed: u64, cell: &Cell) -> io::Result<Entrant<'g>> {
+        let mut entrant = Entrant::new(ground, way, seed)?;
         entrant.repeat(cell, cell.depth + 8)?;
         Ok(entrant)
     }
@@ -187,51 +200,90 @@ impl<'g> Entrant<'g> {
     /// Takes a part's pages as a worker of the server does: whoever has some of the pool's does not wait for more.
     fn write(&mut self, at: usize, bytes: usize, depth: usize) -> io::Result<()> {
         let plain = &self.ground.source[at % SOURCE_BYTES..][..bytes];
-        if !self.is_encrypted {
+        if self.way == Way::NoEncryption {
             return whole(rustix::io::pwritev(&self.ground.file, &[IoSlice::new(plain)], at as u64)?, bytes);
         }
         let secret = loop {
             let patience = if self.window.is_empty() { Patience::Wait } else { Patience::None };
-            let secret = self.path.encrypted(at as u64, bytes, std::iter::once(plain), patience).map_err(other)?;
-            match secret {
-                Some(secret) => break secret,
+            match self.encrypted(at as u64, plain, patience)? {
+                Some(buffer) => break Held { at: at as u64, buffer, is_of_pool: true },
                 None if self.window.is_empty() => return Err(io::ErrorKind::OutOfMemory.into()),
                 None => self.write_oldest()?,
             }
         };
-        self.window.push_back((at as u64, secret));
+        self.window.push_back(secret);
         if self.window.len() < depth { Ok(()) } else { self.write_oldest() }
+    }
+
+    /// A part, encrypted into pages of the pool; none if there are too few.
+    fn encrypted(&self, at: u64, plain: &[u8], patience: Patience) -> io::Result<Option<Buffer>> {
+        if self.way == Way::Bulk {
+            return self.path.encrypted(at, plain.len(), std::iter::once(plain), patience).map_err(other);
+        }
+        // Whoever got too few gives back what it has, and never waits: nobody else has pages of this pool.
+        let pool = self.path.memory.pool();
+        let mut secret = match one_by_one(plain.len(), || pool.alloc(Gfp::NOWAIT).ok()) {
+            Ok(pages) => Buffer::over(pages, plain.len()),
+            Err(few) => {
+                few.into_iter().flatten().for_each(|page| pool.free(page));
+                return Ok(None);
+            }
+        };
+        self.path.encrypt(at, std::iter::once(plain), &mut secret).map_err(other)?;
+        Ok(Some(secret))
     }
 
     /// Ends the oldest operation under way.
     fn write_oldest(&mut self) -> io::Result<()> {
-        let Some((at, secret)) = self.window.pop_front() else { return Ok(()) };
-        let vector: Vec<IoSlice> = secret.slices().map(IoSlice::new).collect();
-        let written = rustix::io::pwritev(&self.ground.file, &vector, at)?;
-        let bytes = secret.len();
-        self.path.memory.give_back(secret);
+        let Some(secret) = self.window.pop_front() else { return Ok(()) };
+        let vector: Vec<IoSlice> = secret.buffer.slices().map(IoSlice::new).collect();
+        let written = rustix::io::pwritev(&self.ground.file, &vector, secret.at)?;
+        let bytes = secret.buffer.len();
+        self.give_back(secret);
         whole(written, bytes)
     }
 
     fn read(&mut self, at: usize, bytes: usize, depth: usize) -> io::Result<()> {
-        let mut buffer = self.path.memory.borrow(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mut buffer = self.borrowed(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut vector: Vec<IoSliceMut> = buffer.slices_mut().map(IoSliceMut::new).collect();
         whole(rustix::io::preadv(&self.ground.file, &mut vector, at as u64)?, bytes)?;
-        if self.is_encrypted {
-            let decrypted = self.path.decrypt(at as u64, &mut buffer);
-            decrypted.map_err(other)?;
+        if self.way != Way::NoEncryption {
+            self.path.decrypt(at as u64, &mut buffer).map_err(other)?;
         }
-        self.window.push_back((at as u64, buffer));
+        self.window.push_back(Held { at: at as u64, buffer, is_of_pool: false });
         if self.window.len() >= depth
-            && let Some((_, sent)) = self.window.pop_front()
+            && let Some(sent) = self.window.pop_front()
         {
-            self.path.memory.give_back(sent);
+            self.give_back(sent);
         }
         Ok(())
     }
 
+    /// Memory for what is read.
+    fn borrowed(&self, bytes: usize) -> Option<Buffer> {
+        if self.way != Way::Single {
+            return self.path.memory.borrow(bytes);
+        }
+        let allocator = self.path.memory.allocator();
+        let pages = one_by_one(bytes, || allocator.alloc_page(Gfp::NOWAIT).ok()).ok()?;
+        Some(Buffer::over(pages, bytes))
+    }
+
+    fn give_back(&self, held: Held) {
+        let memory = &self.path.memory;
+        match (self.way, held.is_of_pool) {
+            (Way::Single, true) => {
+                held.buffer.into_pages().into_iter().flatten().for_each(|page| memory.pool().free(page))
+            }
+            (Way::Single, false) => drop(held.buffer),
+            _ => memory.give_back(held.buffer),
+        }
+    }
+
     fn drain(&mut self) {
-        self.window.drain(..).for_each(|(_, buffer)| self.path.memory.give_back(buffer));
+        while let Some(held) = self.window.pop_front() {
+            self.give_back(held);
+        }
     }
 
     /// What is written comes back as it was, and is in the file as it should be: encrypted or not.
@@ -242,17 +294,30 @@ impl<'g> Entrant<'g> {
         self.write(0, bytes, 1)?;
         let mut stored = vec![0; bytes];
         std::os::unix::fs::FileExt::read_exact_at(&self.ground.file, &mut stored, 0)?;
-        if (stored == plain) == self.is_encrypted {
+        if (stored == plain) == (self.way != Way::NoEncryption) {
             return Err(io::Error::other("what is in the file is not encrypted as it should be"));
         }
         self.read(0, bytes, 2)?;
         let is_same = match self.window.back() {
-            Some((_, buffer)) => buffer.slices().flatten().eq(&plain),
+            Some(held) => held.buffer.slices().flatten().eq(&plain),
             None => false,
         };
         self.drain();
         if is_same { Ok(()) } else { Err(io::Error::other("what was read is not what was written")) }
     }
+}
+
+/// As many pages as it takes, with a call each; those that there were, if they are too few.
+fn one_by_one(bytes: usize, mut page: impl FnMut() -> Option<Page>) -> Result<Vec<Option<Page>>, Vec<Option<Page>>> {
+    let count = bytes.div_ceil(PAGE_BYTES);
+    let mut pages = Vec::with_capacity(count);
+    for _ in 0..count {
+        match page() {
+            Some(page) => pages.push(Some(page)),
+            None => return Err(pages),
+        }
+    }
+    Ok(pages)
 }
 
 fn whole(done: usize, bytes: usize) -> io::Result<()> {
@@ -267,34 +332,34 @@ mod tests {
     #[test]
     fn every_row_moves_what_it_should_and_gives_its_pages_back() {
         let ground = Ground::new("portable", 32 << 20, 1).unwrap();
-        for form in [Some(Form::Bulk), Some(Form::Single), Some(Form::Malloc), None] {
-            let mut entrant = Entrant::new(&ground, form, 1).unwrap();
+        for way in [Way::Bulk, Way::Single, Way::NoEncryption] {
+            let mut entrant = Entrant::new(&ground, way, 1).unwrap();
             for cell in CELLS {
                 entrant.repeat(&cell, cell.depth + 3).unwrap();
                 entrant.verify().unwrap();
                 assert!(entrant.window.is_empty());
-                assert_eq!(entrant.path.memory.pool().stats().out, 0, "{form:?}");
+                assert_eq!(entrant.path.memory.pool().stats().out, 0, "{way:?}");
             }
             // The file has plain bytes in one row alone.
             entrant.write(0, 1 << 20, 1).unwrap();
             let mut stored = vec![0; 1 << 20];
             std::os::unix::fs::FileExt::read_exact_at(&ground.file, &mut stored, 0).unwrap();
-            assert_eq!(stored == ground.source[..1 << 20], form.is_none());
+            assert_eq!(stored == ground.source[..1 << 20], way == Way::NoEncryption);
         }
     }
 
     #[test]
     fn a_pool_with_fewer_pages_than_the_depth_needs_is_waited_for_by_nobody_who_holds_some() {
         let ground = Ground::new("portable", 32 << 20, 1).unwrap();
-        for form in [Form::Bulk, Form::Single] {
-            let mut entrant = Entrant::new(&ground, Some(form), 1).unwrap();
+        for way in [Way::Bulk, Way::Single] {
+            let mut entrant = Entrant::new(&ground, way, 1).unwrap();
             let allocator = Allocator::builder().pages(600).build().unwrap();
-            entrant.path.memory = Memory::new(&allocator, 300, Memory::PART, form).unwrap();
+            entrant.path.memory = Memory::new(&allocator, 300, Memory::PART).unwrap();
             // 16 operations of 256 pages each: two at most find pages.
             entrant.repeat(&CELLS[1], 20).unwrap();
-            assert!((1..=2).contains(&entrant.window.len()), "{form:?}: {}", entrant.window.len());
+            assert!((1..=2).contains(&entrant.window.len()), "{way:?}: {}", entrant.window.len());
             entrant.verify().unwrap();
-            assert_eq!(entrant.path.memory.pool().stats().waits, 0, "{form:?}");
+            assert_eq!(entrant.path.memory.pool().stats().waits, 0, "{way:?}");
         }
     }
 }

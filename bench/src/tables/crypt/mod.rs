@@ -1,7 +1,7 @@
-//! `crypt`: an encrypted volume in memory, written and read, with each way to ask for memory (`--alloc`), beside none.
+//! `crypt`: an encrypted volume in memory, written and read.
 //!
-//! Twice: `inside`, in this process, where nothing but the data path costs anything; and `served`, by NBD to fio, each
-//! server a process of its own: `pagemill crypt serve` in its three ways, and the peers that are installed. All volumes
+//! Twice: `inside`, in this process, where nothing but the data path costs anything, with pages in bulk and one by one, and
+//! without encryption; and `served`, by NBD to fio, each server a process of its own: `pagemill crypt serve`, and the peers that are installed. All volumes
 //! are LUKS1 with 512-byte sectors, or numbered as such: the peers know nothing else.
 //!
 //! A record's time is nanoseconds a page, as in every table: 4096 bytes by the time that they took on average.
@@ -60,12 +60,9 @@ const fn cell(
     Cell { inside, served, shown, pages, depth, is_write, is_random }
 }
 
-/// The ways to ask for memory, as rows and as `--alloc` call them.
-pub(crate) const FORMS: [(&str, pagemill_crypt::serve::Form, &str); 3] = [
-    ("pagemill-bulk", pagemill_crypt::serve::Form::Bulk, "bulk"),
-    ("pagemill-single", pagemill_crypt::serve::Form::Single, "single"),
-    ("pagemill-malloc", pagemill_crypt::serve::Form::Malloc, "malloc"),
-];
+/// The server's own way, which asks for all pages of a part with one call; and in this process the same one by one.
+pub(crate) const BULK: &str = "pagemill-bulk";
+pub(crate) const SINGLE: &str = "pagemill-single";
 
 /// How much measuring.
 #[derive(Debug, Clone, Copy)]
@@ -73,9 +70,8 @@ struct Plan {
     /// Rounds in this process, and what each of them lasts.
     rounds: usize,
     round: Duration,
-    /// Turns of all servers, at most; then `bulk` and `single` go on by themselves up to so many, but in the deepest cell.
+    /// Turns of all servers, at most.
     turns: usize,
-    pair_turns: usize,
     turn: Duration,
     /// Bytes of each server's image.
     image: u64,
@@ -101,8 +97,7 @@ impl Plan {
             true => Plan {
                 rounds: full.rounds,
                 round: ms(20),
-                turns: 2,
-                pair_turns: 9,
+                turns: 6,
                 turn: ms(120),
                 image: 128 << 20,
                 is_deep: true,
@@ -112,7 +107,6 @@ impl Plan {
                 rounds: run.effort.rounds,
                 round: run.effort.round * 10,
                 turns: 1,
-                pair_turns: 1,
                 turn: ms(40),
                 image: 32 << 20,
                 is_deep: false,

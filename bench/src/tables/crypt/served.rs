@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::client::{Seen, lacking, measure};
 use super::servers::{How, Make, Place, Server, Stop};
-use super::{CELLS, Cell, FORMS, Plan, failed, is_compared};
+use super::{BULK, CELLS, Cell, Plan, failed, is_compared};
 use crate::Error;
 use crate::record::Record;
 use crate::rows::{Kind, Unavailable};
@@ -19,7 +19,7 @@ pub(crate) const NO_ENCRYPTION: &str = "nbdkit";
 
 pub(super) fn served(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
     let stop = Stop::watch().map_err(|error| failed("waiting for signals", error))?;
-    let mut makes = FORMS.map(|(name, _, form)| Make { name, kind: Kind::Ours, how: How::Pagemill(form) }).to_vec();
+    let mut makes = vec![Make { name: BULK, kind: Kind::Ours, how: How::Pagemill }];
     if is_compared(run) {
         makes.push(Make { name: LUKS, kind: Kind::Peer, how: How::NbdkitLuks });
         match plan.is_deep {
@@ -97,28 +97,26 @@ impl Turns<'_, '_> {
         let mut samples: Vec<Vec<CellSamples>> = cells.iter().map(|cell| self.samples(cell)).collect();
         // What one round of one server has taken on average in the turn before.
         let mut of_one = Duration::ZERO;
-        for turn in 0..self.plan.pair_turns {
-            let is_for_all = turn < self.plan.turns;
-            let who: Vec<usize> = (0..self.servers.len()).filter(|&at| is_for_all || self.is_of_the_pair(at)).collect();
-            let is_in = |cell: &Cell| is_for_all || cell.depth < 256;
-            let rounds = (who.len() * cells.iter().filter(|cell| is_in(cell)).count()).max(1) as u32;
+        let count = self.servers.len();
+        let rounds = (count * cells.len()).max(1) as u32;
+        for turn in 0..self.plan.turns {
             let start = Instant::now();
             // The first turn is taken however late it is: a table without figures says less than one that took its time.
             if turn > 0 && start + of_one * rounds > self.plan.until {
-                continue;
+                break;
             }
-            let starts = if turn > 0 { who.len() } else { 0 };
-            (0..starts).try_for_each(|place| self.renew(who[(place + turn) % who.len()]))?;
-            for (cell, samples) in cells.iter().zip(&mut samples).filter(|(cell, _)| is_in(cell)) {
+            let starts = if turn > 0 { count } else { 0 };
+            (0..starts).try_for_each(|at| self.renew(at))?;
+            for (cell, samples) in cells.iter().zip(&mut samples) {
                 self.run.progress.set_message(format!("crypt: NBD, {}, turn {}", cell.shown, turn + 1));
-                for place in 0..who.len() {
-                    let at = who[(place + turn) % who.len()];
+                for place in 0..count {
+                    let at = (place + turn) % count;
                     // What it has under way at that depth takes it seconds.
                     if cell.depth == 256 && self.servers[at].make.how == How::QemuNbd {
                         continue;
                     }
                     let seen = self.round(at, cell)?;
-                    samples[at].samples.push(Sample { alloc: None, free: None, total: seen.ns_a_page });
+                    samples[at].samples.push(Sample::whole(seen.ns_a_page));
                     samples[at].latencies_us.push(seen.latency_us);
                 }
                 if turn == 0 {
@@ -137,22 +135,11 @@ impl Turns<'_, '_> {
         measured.map_err(|why| failed(&format!("{}, {}", server.make.name, cell.shown), why))
     }
 
-    fn is_of_the_pair(&self, at: usize) -> bool {
-        matches!(self.servers[at].make.how, How::Pagemill("bulk" | "single"))
-    }
-
     fn samples(&self, cell: &Cell) -> Vec<CellSamples> {
-        let of = |server: &Server| CellSamples {
-            bench: cell.served,
-            name: server.make.name,
-            backend: if server.make.kind == Kind::Ours { self.run.backend } else { "-" },
-            kind: server.make.kind,
-            n: cell.pages,
-            samples: Vec::new(),
-            latencies_us: Vec::new(),
-            order: None,
-            seed: None,
+        let of = |make: Make| {
+            let backend = if make.kind == Kind::Ours { self.run.backend } else { "-" };
+            CellSamples::named(cell.served, (make.name, backend, make.kind), cell.pages)
         };
-        self.servers.iter().map(of).collect()
+        self.servers.iter().map(|server| of(server.make)).collect()
     }
 }

@@ -164,8 +164,8 @@ pub(super) struct Make {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum How {
-    /// `pagemill crypt serve` with this `--alloc`.
-    Pagemill(&'static str),
+    /// `pagemill crypt serve`.
+    Pagemill,
     NbdkitLuks,
     QemuNbd,
     Nbdkit,
@@ -222,14 +222,9 @@ fn command(how: How, program: &Path, socket: &Path, image: &Path, key: &Path) ->
     };
     let mut command;
     match how {
-        How::Pagemill(form) => {
+        How::Pagemill => {
             command = Command::new(program);
-            command
-                .args(["crypt", "serve", "--alloc", form, "--key-file"])
-                .arg(key)
-                .arg("--unix")
-                .arg(socket)
-                .arg(image);
+            command.args(["crypt", "serve", "--key-file"]).arg(key).arg("--unix").arg(socket).arg(image);
         }
         How::NbdkitLuks => {
             command = Command::new("nbdkit");

@@ -13,8 +13,8 @@ use crate::record::Record;
 use crate::rows::Kind;
 use crate::rows::dma::{BULK, BlockRow, Lane, Shape, rows};
 use crate::subject::{Flaw, Parts};
-use crate::tables::{CellSamples, Effort, Run, Sample, enough, take_turn, take_turns};
-use requests::{Bed, Failure};
+use crate::tables::{self, CellSamples, Effort, Run, Sample, enough, measured, take_turn};
+use requests::Bed;
 
 /// As the kernel's self test has them.
 pub(crate) const SHAPES: [Shape; 5] = [
@@ -44,16 +44,12 @@ const LEAST_ROUNDS: usize = 100usize.div_ceil(Effort::FULL.rounds);
 pub(crate) fn dma(run: &mut Run) -> Result<Vec<Record>, Error> {
     let is_shown = |row: &BlockRow| match row.kind {
         Kind::Ours => run.rows.iter().any(|row| row.kind == Kind::Ours),
-        // With any row to compare with.
-        Kind::Design => run.rows.iter().any(|row| row.kind != Kind::Ours),
         // `rte-mempool-bulk` goes with `rte-mempool`.
         _ => run.rows.iter().any(|known| row.name.trim_end_matches("-bulk") == known.name),
     };
     let rows: Vec<BlockRow> = rows(run.backend).into_iter().filter(is_shown).collect();
     let mut records = Vec::new();
     for shape in SHAPES {
-        // The old way looks at all of them for each.
-        let shape = if cfg!(test) { Shape { blocks: shape.blocks / 16, ..shape } } else { shape };
         run.progress.set_message(format!("dma {} B", shape.bytes));
         records.extend(self_test(run, &rows, shape)?);
         run.progress.inc(1);
@@ -67,41 +63,28 @@ pub(crate) fn dma(run: &mut Run) -> Result<Vec<Record>, Error> {
     Ok(records)
 }
 
-fn cell(bench: &'static str, row: &BlockRow, n: usize) -> CellSamples {
-    CellSamples::named(bench, (row.name, row.backend, row.kind), n)
-}
-
 /// A row that takes part.
-struct Entrant<'a> {
-    row: &'a BlockRow,
-    lane: Box<dyn Lane>,
-}
+type Entrant<'r> = tables::Entrant<'r, Shape, Box<dyn Lane>>;
 
-fn open<'a>(run: &mut Run, row: &'a BlockRow, shape: Shape) -> Option<Entrant<'a>> {
-    match (row.open)(shape) {
-        Ok(lane) => Some(Entrant { row, lane }),
-        Err(why) => {
-            run.note_absent(row.name, row.backend, &why);
-            None
-        }
-    }
+/// DPDK's loops are in C, so that its blocks are in no hand but theirs.
+fn is_in_c(row: &BlockRow) -> bool {
+    row.name.starts_with("rte-mempool")
 }
 
 /// One size: all rows out and back, and some of them back in random order, or with a word written.
 fn self_test(run: &mut Run, rows: &[BlockRow], shape: Shape) -> Result<Vec<Record>, Error> {
-    let mut entrants: Vec<Entrant> = rows.iter().filter_map(|row| open(run, row, shape)).collect();
+    let mut entrants = run.open_all(rows, shape);
     let of_all = |time: Duration, reps: usize| time.as_nanos() as f64 / (shape.blocks * reps) as f64;
-    let whole = |total| Sample { alloc: None, free: None, total };
     let least = if run.effort.rounds >= Effort::FULL.rounds { LEAST_ROUNDS } else { 1 };
     let mut records = timed(run, entrants.iter_mut().collect(), SELF_TEST, shape, least, |lane, reps| {
-        Ok(whole(of_all(lane.rounds(reps)?, reps)))
+        Ok(Sample::whole(of_all(lane.rounds(reps)?, reps)))
     })?;
-    // DPDK's loop, in C, is in the self test's order alone; and the old way takes too long.
-    entrants.retain(|entrant| !entrant.row.name.starts_with("rte-mempool") && entrant.row.name != "old-way");
-    let is_ours = |entrant: &&mut Entrant| matches!(entrant.row.kind, Kind::Ours | Kind::Design);
-    let ours = entrants.iter_mut().filter(is_ours).collect();
-    records
-        .extend(timed(run, ours, WRITTEN, shape, 1, |lane, reps| Ok(whole(of_all(lane.written_rounds(reps)?, reps))))?);
+    // They are in the self test's order alone.
+    entrants.retain(|entrant| !is_in_c(entrant.row));
+    let ours = entrants.iter_mut().filter(|entrant| entrant.row.kind == Kind::Ours).collect();
+    records.extend(timed(run, ours, WRITTEN, shape, 1, |lane, reps| {
+        Ok(Sample::whole(of_all(lane.written_rounds(reps)?, reps)))
+    })?);
     // Last: the pools are out of order afterwards.
     let mut rng = fastrand::Rng::with_seed(run.seed);
     let shuffled = timed(run, entrants.iter_mut().collect(), SHUFFLED, shape, 1, |lane, reps| {
@@ -120,75 +103,48 @@ fn timed(
     least: usize,
     mut round: impl FnMut(&mut dyn Lane, usize) -> Result<Sample, Flaw>,
 ) -> Result<Vec<Record>, Error> {
-    let mut cells: Vec<CellSamples> = entrants.iter().map(|it| cell(bench, it.row, shape.bytes)).collect();
-    let mut reps = Vec::new();
-    for (entrant, cell) in entrants.iter_mut().zip(&cells) {
-        entrant.lane.verify().map_err(|flaw| cell.flawed(flaw))?;
-        let found = enough(run.effort.round, |reps| {
-            let sample = round(entrant.lane.as_mut(), reps)?;
-            Ok(Duration::from_nanos((sample.total * (shape.blocks * reps) as f64) as u64))
-        });
-        // Two at least: a turn of one is not warmed before it.
-        reps.push(found.map_err(|flaw| cell.flawed(flaw))?.max(least.max(2)));
-    }
-    take_turns(run, run.effort.rounds, &mut cells, &reps, |at, reps| round(entrants[at].lane.as_mut(), reps))?;
-    let mut records = Vec::new();
-    for (entrant, cell) in entrants.iter_mut().zip(cells) {
-        entrant.lane.verify().map_err(|flaw| cell.flawed(flaw))?;
-        let bytes_a_block = entrant.lane.bytes_a_block();
-        records.extend(cell.record().map(|record| Record { bytes_a_block, ..record }));
+    let cells = entrants.iter().map(|it| CellSamples::new(bench, it.row, shape.bytes)).collect();
+    // Two at least: a turn of one is not warmed before it.
+    let prove = |entrant: &mut &mut Entrant| entrant.opened.verify();
+    let mut records = measured(run, cells, &mut entrants, least.max(2), prove, |entrant, reps| {
+        let sample = round(entrant.opened.as_mut(), reps)?;
+        Ok((sample, Duration::from_nanos((sample.total * (shape.blocks * reps) as f64) as u64)))
+    })?;
+    for (entrant, record) in entrants.iter().zip(&mut records) {
+        record.bytes_a_block = entrant.opened.bytes_a_block();
     }
     Ok(records)
 }
 
-/// What goes wrong here is told with the row that it happened to.
-fn failed(cell: &CellSamples, failure: &Failure) -> Error {
-    Error::Row { bench: cell.bench, name: cell.name, backend: cell.backend, n: cell.n, flaw: failure.to_string() }
-}
-
 fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Record>, Error> {
-    let opened = rows.iter().filter(|row| row.is_in_requests).filter_map(|row| open(run, row, requests::SHAPE));
-    let mut entrants: Vec<Entrant> = opened.collect();
+    let mut entrants: Vec<Entrant> = run.open_all(rows, requests::SHAPE);
+    entrants.retain(|entrant| !is_in_c(entrant.row));
     let bytes = requests::SHAPE.bytes;
-    let mut cells: Vec<CellSamples> = entrants.iter().map(|it| cell(REQUESTS, it.row, bytes)).collect();
-    let mut on_cpu: Vec<CellSamples> = entrants.iter().map(|it| cell(REQUESTS_CPU, it.row, bytes)).collect();
-    let mut failure = None;
+    let mut cells: Vec<CellSamples> = entrants.iter().map(|it| CellSamples::new(REQUESTS, it.row, bytes)).collect();
+    let mut on_cpu: Vec<CellSamples> =
+        entrants.iter().map(|it| CellSamples::new(REQUESTS_CPU, it.row, bytes)).collect();
     let mut batches = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(&cells) {
-        entrant.lane.verify().map_err(|flaw| cell.flawed(flaw))?;
+        let lane = entrant.opened.as_mut();
         // Four times as long as elsewhere, as a request is: the system takes its time unevenly.
-        let found = enough(4 * run.effort.round, |batches| {
-            Ok(match entrant.lane.requests(bed, batches) {
-                Ok(busy) => busy.wall,
-                Err(error) => {
-                    failure.get_or_insert(failed(cell, &error));
-                    4 * run.effort.round
-                }
-            })
-        });
+        let found = lane
+            .verify()
+            .and_then(|()| enough(4 * run.effort.round, |batches| lane.requests(bed, batches).map(|busy| busy.wall)));
         batches.push(found.map_err(|flaw| cell.flawed(flaw))?);
-    }
-    if let Some(error) = failure {
-        return Err(error);
     }
     for turn in 0..run.effort.rounds {
         for place in 0..cells.len() {
             let at = (place + turn) % cells.len();
-            let (lane, name) = (entrants[at].lane.as_mut(), on_cpu[at].clone());
-            let (mut failure, mut cpu) = (None, Duration::ZERO);
+            let mut cpu = Duration::ZERO;
             let of_one = |time: Duration, batches| time.as_nanos() as f64 / (batches * BULK) as f64;
             take_turn(run, &mut cells[at], batches[at], |batches| {
-                let busy = lane.requests(bed, batches).unwrap_or_else(|error| {
-                    failure.get_or_insert(failed(&name, &error));
-                    requests::Busy::default()
-                });
+                let busy = entrants[at].opened.requests(bed, batches)?;
                 cpu = busy.cpu / batches as u32;
                 let parts =
                     Sample::from_parts(Parts { alloc: busy.alloc, free: busy.free }, BULK, batches, run.clock_ns);
                 Ok(Sample { total: of_one(busy.wall, batches), ..parts })
             })?;
-            failure.map_or(Ok(()), Err)?;
-            on_cpu[at].samples.push(Sample { alloc: None, free: None, total: of_one(cpu, 1) });
+            on_cpu[at].samples.push(Sample::whole(of_one(cpu, 1)));
         }
     }
     Ok(cells.into_iter().chain(on_cpu).filter_map(CellSamples::record).collect())
@@ -217,11 +173,11 @@ mod tests {
             for row in rows(backend).iter().filter(|row| !is_absent(row.name)) {
                 for shape in SHAPES {
                     assert!(has(SELF_TEST, row.name, shape.bytes), "{} at {}", row.name, shape.bytes);
-                    if row.is_in_requests {
+                    if !is_in_c(row) {
                         assert!(has(SHUFFLED, row.name, shape.bytes), "{} at {}", row.name, shape.bytes);
                     }
                 }
-                if row.is_in_requests && !is_absent(REQUESTS) {
+                if !is_in_c(row) && !is_absent(REQUESTS) {
                     assert!(has(REQUESTS, row.name, 64) && has(REQUESTS_CPU, row.name, 64), "{}", row.name);
                 }
             }
@@ -252,7 +208,7 @@ mod tests {
         let alone = shown(&["pagemill-single"]);
         assert!(alone.iter().all(|name| name.starts_with("dma-")), "{alone:?}");
         let versus = shown(&["pagemill-single", "glibc"]);
-        assert!(versus.contains(&"glibc") && versus.contains(&"old-way"), "{versus:?}");
+        assert!(versus.contains(&"glibc") && versus.contains(&"dma-single"), "{versus:?}");
         assert!(!versus.contains(&"tls-vec"), "{versus:?}");
     }
 
@@ -261,6 +217,7 @@ mod tests {
     fn requests_that_share_a_block_are_found_out() {
         use std::ptr::NonNull;
 
+        use super::requests::Failure;
         use crate::rows::dma::Source;
 
         struct Same(Box<[u64; 8]>);

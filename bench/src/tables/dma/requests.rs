@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::rows::Unavailable;
 use crate::rows::dma::{BULK, Shape, Source};
 use crate::rows::region::Region;
-use crate::subject::PAGE_BYTES;
+use crate::subject::{Flaw, PAGE_BYTES};
 use io_uring::{IoUring, opcode, types};
 
 /// Reads in flight.
@@ -47,6 +47,12 @@ pub(crate) enum Failure {
     Wrong { page: u64, found: u64, got: i32 },
     #[error("two requests in flight have the same block, at {addr:#x}")]
     Shared { addr: usize },
+}
+
+impl From<Failure> for Flaw {
+    fn from(failure: Failure) -> Flaw {
+        Flaw::Failed(failure.to_string())
+    }
 }
 
 /// What the timed requests took.

@@ -158,12 +158,15 @@ impl Zone {
     #[inline]
     pub(crate) fn give_away_pages(&self, words: &[usize]) {
         let states = self.states_by_page();
-        for &word in words {
+        let give_away = |&word: &usize| {
             debug_assert!(self.contains(word) && self.state(self.pfn_of(word)) == owned(Order::ZERO));
             // SAFETY: as in `state_cell`.
             let cell = unsafe { AtomicU8::from_ptr(states.wrapping_add(word >> PAGE_SHIFT)) };
             cell.store(FrameState::raw(Order::ZERO).as_byte(), Relaxed);
-        }
+        };
+        let (groups, rest) = words.as_chunks::<8>();
+        groups.iter().for_each(|group| group.iter().for_each(give_away));
+        rest.iter().for_each(give_away);
     }
 
     /// A page comes back, as a raw pointer or from a handle; false if it is not out so.
@@ -193,17 +196,26 @@ impl Zone {
             return pages.len();
         }
         let wanted = if RAW { FrameState::raw(Order::ZERO) } else { owned(Order::ZERO) };
-        for (i, page) in pages.iter().enumerate() {
+        let comes_back = |page: &T| {
             let cell = state(page);
             debug_assert!(self.has_pfn(cell.addr().wrapping_sub(self.states.addr()) as u32));
             // SAFETY: as in `state_cell`.
             let cell = unsafe { AtomicU8::from_ptr(cell) };
-            if cell.load(Relaxed) != wanted.as_byte() {
-                return i;
+            let is_out = cell.load(Relaxed) == wanted.as_byte();
+            if is_out {
+                cell.store(FrameState::SAFE.as_byte(), Relaxed);
             }
-            cell.store(FrameState::SAFE.as_byte(), Relaxed);
+            is_out
+        };
+        // Eight to a turn: the loop's own work is as much as a page's.
+        let (groups, rest) = pages.as_chunks::<8>();
+        for (i, group) in groups.iter().enumerate() {
+            if let Some(at) = group.iter().position(|page| !comes_back(page)) {
+                return 8 * i + at;
+            }
         }
-        pages.len()
+        let whole = pages.len() - rest.len();
+        whole + rest.iter().position(|page| !comes_back(page)).unwrap_or(rest.len())
     }
 
     /// The same for `n` neighbours, all or none.

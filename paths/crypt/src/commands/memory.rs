@@ -3,15 +3,11 @@ use clap::Args;
 use pagemill::{Allocator, PAGE_SIZE};
 
 use crate::Error;
-use crate::serve::{Form, Memory};
+use crate::serve::Memory;
 
 /// What is between who asks and the disk.
 #[derive(Args, Debug)]
 pub(super) struct MemoryArgs {
-    /// How memory is allocated for a request
-    #[arg(long, value_enum, default_value_t)]
-    alloc: Form,
-
     /// Use the page cache even where direct I/O works
     #[arg(long)]
     pub(super) buffered: bool,
@@ -34,7 +30,7 @@ impl MemoryArgs {
             return Err(Error::Request(why));
         }
         let allocator = Allocator::builder().memory(pagemill::Memory::anonymous(pages).within_limit()).build();
-        let memory = allocator.and_then(|allocator| Memory::new(&allocator, reserve, Memory::PART, self.alloc));
+        let memory = allocator.and_then(|allocator| Memory::new(&allocator, reserve, Memory::PART));
         memory.map_err(Error::Memory)
     }
 }

@@ -46,6 +46,21 @@ impl Buffer {
         buffer
     }
 
+    /// The first `len` bytes of pages that the caller asked for itself, as many as it takes.
+    ///
+    /// # Panics
+    /// There are more or fewer pages.
+    #[must_use]
+    pub fn over(pages: Vec<Option<Page>>, len: usize) -> Self {
+        Self::of_pages(pages, len, Origin::Free)
+    }
+
+    /// The pages of a buffer, to be freed by whoever asked for them.
+    #[must_use]
+    pub fn into_pages(self) -> Vec<Option<Page>> {
+        self.pages
+    }
+
     /// A stretch of the heap that begins on a page; none if there is no memory.
     pub(super) fn of_heap(len: usize, origin: Origin) -> Option<Self> {
         let stretch = Some(Stretch::new(len)?);
@@ -198,11 +213,7 @@ impl Stretch {
     fn new(len: usize) -> Option<Self> {
         let layout = Self::layout(len)?;
         // SAFETY: the layout's size is not 0.
-        let start = NonNull::new(unsafe { alloc::alloc(layout) })?;
-        // What the heap hands out counts as uninitialised, though it holds bytes, and zeroing it would cost more than
-        // malloc does, which `--alloc malloc` is there to show.
-        // SAFETY: no instruction at all; the compiler has to take the memory behind the pointer for written by it.
-        unsafe { std::arch::asm!("/* {0} */", in(reg) start.as_ptr(), options(nostack, preserves_flags)) };
+        let start = NonNull::new(unsafe { alloc::alloc_zeroed(layout) })?;
         Some(Self { start, len })
     }
 
@@ -214,7 +225,7 @@ impl Stretch {
 impl Drop for Stretch {
     fn drop(&mut self) {
         let Some(layout) = Self::layout(self.len) else { unreachable!("it was made with this layout") };
-        // SAFETY: it came from `alloc` with this layout, and nobody has it any more.
+        // SAFETY: it came from `alloc_zeroed` with this layout, and nobody has it any more.
         unsafe { alloc::dealloc(self.start.as_ptr(), layout) };
     }
 }

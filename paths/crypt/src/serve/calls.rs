@@ -181,7 +181,7 @@ fn said(error: Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Disk, Form, Memory};
+    use super::super::{Disk, Memory};
     use super::*;
     use crate::secret::Locked;
     use crate::{SectorSize, Volume, volume::Geometry};
@@ -195,7 +195,7 @@ mod tests {
         let geometry = Geometry { offset: 1024, len: LEN as u64, sector_size, first_unit: 0, counts_sectors: false };
         let volume = Volume::new(&Locked::copy_of(&[7; 64]), geometry).unwrap();
         let allocator = pagemill::Allocator::builder().pages(pages).build().unwrap();
-        let memory = Memory::new(&allocator, promised, 1 << 20, Form::Bulk).unwrap();
+        let memory = Memory::new(&allocator, promised, 1 << 20).unwrap();
         let disk = Disk::new(data.try_clone().unwrap(), 1024, sector as usize, true);
         (VolumeFile::new(DataPath { volume, disk, memory }), data)
     }

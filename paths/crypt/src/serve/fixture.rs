@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use pagemill::Allocator;
 
-use super::{DataPath, Disk, Form, Memory};
+use super::{DataPath, Disk, Memory};
 use crate::nbd::{Config, Export, Tls};
 use crate::secret::Locked;
 use crate::{Geometry, SectorSize, Volume};
@@ -21,7 +21,7 @@ pub(super) fn path(pages: usize, promised: usize) -> DataPath {
     DataPath {
         volume,
         disk: Disk::new(data, 0, 512, true),
-        memory: Memory::new(&allocator, promised, 1 << 20, Form::Bulk).unwrap(),
+        memory: Memory::new(&allocator, promised, 1 << 20).unwrap(),
     }
 }
 

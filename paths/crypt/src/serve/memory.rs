@@ -1,4 +1,4 @@
-//! Where a request's pages come from, in three ways that can be compared.
+//! Where a request's pages come from.
 //!
 //! Two kinds of need, kept apart so that a client can hold up nobody but itself:
 //! - What a client sends or takes lies in pages of the *allocator*, for as long as the client likes. These may be refused;
@@ -8,31 +8,13 @@
 //!
 //! Invariants: a page of the pool is never held while a client is waited for (W1). Whoever holds pages of the pool never
 //! waits for more of them: it tries, and tries again when some of its own are back (W2, C5.3).
-//!
-//! The form `single` takes the same pages one by one. Half of what one needs may then be in its hand when the pool is
-//! empty, and half of the rest in another's: so whoever got too few gives back what it has, and may wait only with the lock
-//! `one_by_one`, alone. The others hold all that they need, so theirs comes back to it.
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use clap::ValueEnum;
 use pagemill::{Allocator, Bulk, Error, Gfp, Mempool, PAGE_SIZE, Page, PageSource, free_pages_bulk};
 
 use super::buffer::{Buffer, Origin};
-
-/// How memory is asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Form {
-    /// All pages of a part with one call
-    #[default]
-    Bulk,
-    /// The same pages with a call each
-    Single,
-    /// One aligned buffer of malloc; writes may be refused
-    Malloc,
-}
 
 /// What may be done for pages of the pool that are not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,9 +42,7 @@ pub struct MemoryStats {
 pub struct Memory {
     allocator: Allocator,
     pool: Mempool<PageSource<Page>>,
-    form: Form,
     part: usize,
-    one_by_one: Mutex<()>,
     waits: AtomicU64,
     longest_us: AtomicU64,
     short: AtomicU64,
@@ -78,15 +58,13 @@ impl Memory {
     ///
     /// # Errors
     /// As [`Mempool::pages`].
-    pub fn new(allocator: &Allocator, promised: usize, part: usize, form: Form) -> Result<Self, Error> {
+    pub fn new(allocator: &Allocator, promised: usize, part: usize) -> Result<Self, Error> {
         let pool = Mempool::pages(allocator, promised)?;
         let part = part.min(promised * PAGE_SIZE) / PAGE_SIZE * PAGE_SIZE;
         Ok(Self {
             allocator: allocator.clone(),
             pool,
-            form,
             part: part.max(PAGE_SIZE),
-            one_by_one: Mutex::new(()),
             waits: AtomicU64::new(0),
             longest_us: AtomicU64::new(0),
             short: AtomicU64::new(0),
@@ -136,47 +114,21 @@ impl Memory {
     #[must_use]
     pub fn borrow(&self, len: usize) -> Option<Buffer> {
         let count = len.div_ceil(PAGE_SIZE);
-        let pages = match self.form {
-            Form::Malloc => return Buffer::of_heap(len, Origin::Free),
-            Form::Bulk => {
-                let mut pages = empty_slots(count);
-                let request = Bulk::exact(count).gfp(Gfp::NOWAIT);
-                self.allocator.alloc_pages_bulk_array(request, &mut pages).ok()?;
-                pages
-            }
-            Form::Single => {
-                let mut pages = Vec::with_capacity(count);
-                for _ in 0..count {
-                    pages.push(Some(self.allocator.alloc_page(Gfp::NOWAIT).ok()?));
-                }
-                pages
-            }
-        };
+        let mut pages = empty_slots(count);
+        self.allocator.alloc_pages_bulk_array(Bulk::exact(count).gfp(Gfp::NOWAIT), &mut pages).ok()?;
         Some(Buffer::of_pages(pages, len, Origin::Free))
     }
 
     /// Memory for what goes to the disk: at most [`Memory::part`] bytes. None if it is not there and nothing may be done.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] for the form `malloc`, which has no promise.
+    /// As [`Mempool::alloc_bulk_array`], but for [`Error::Exhausted`].
     pub fn take(&self, len: usize, patience: Patience) -> Result<Option<Buffer>, Error> {
         let count = len.div_ceil(PAGE_SIZE);
-        let pages = match self.form {
-            Form::Malloc => {
-                let none = || pagemill::Exhausted { wanted: count, got: 0, order: 0, why: pagemill::Why::Exhausted };
-                return Buffer::of_heap(len, Origin::Free).map(Some).ok_or_else(|| none().into());
-            }
-            Form::Bulk => self.take_bulk(count, patience)?,
-            Form::Single => self.take_single(count, patience)?,
-        };
-        Ok(pages.map(|pages| Buffer::of_pages(pages, len, Origin::Pool)))
-    }
-
-    fn take_bulk(&self, count: usize, patience: Patience) -> Result<Option<Vec<Option<Page>>>, Error> {
         let mut pages = empty_slots(count);
         let gfp = if patience == Patience::Wait { Gfp::NOIO } else { Gfp::NOWAIT };
         match self.pool.alloc_bulk_array(Bulk::exact(count).gfp(gfp), &mut pages) {
-            Ok(()) => Ok(Some(pages)),
+            Ok(()) => Ok(Some(Buffer::of_pages(pages, len, Origin::Pool))),
             // What was delivered stays in the array, and must not be held while others wait.
             Err(Error::Exhausted(_)) => {
                 self.pool.free_bulk(&mut pages);
@@ -186,43 +138,12 @@ impl Memory {
         }
     }
 
-    fn take_single(&self, count: usize, patience: Patience) -> Result<Option<Vec<Option<Page>>>, Error> {
-        let one_by_one = |gfp| {
-            let mut pages = Vec::with_capacity(count);
-            for _ in 0..count {
-                match self.pool.alloc(gfp) {
-                    Ok(page) => pages.push(Some(page)),
-                    Err(Error::Exhausted(_)) => {
-                        pages.drain(..).flatten().for_each(|page| self.pool.free(page));
-                        return Ok(None);
-                    }
-                    Err(other) => return Err(other),
-                }
-            }
-            Ok(Some(pages))
-        };
-        if let Some(pages) = one_by_one(Gfp::NOWAIT)? {
-            return Ok(Some(pages));
-        }
-        if patience == Patience::None {
-            return Ok(None);
-        }
-        let _alone = self.one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
-        one_by_one(Gfp::NOIO)
-    }
-
-    /// Takes a buffer back: all its pages with one call, or with a call each.
+    /// Takes a buffer back, all its pages with one call.
     pub fn give_back(&self, mut buffer: Buffer) {
-        match (buffer.origin, self.form) {
-            (Origin::Pool, Form::Single) => buffer.pages.drain(..).flatten().for_each(|page| self.pool.free(page)),
-            (Origin::Pool, _) => {
-                self.pool.free_bulk(&mut buffer.pages);
-            }
-            (_, Form::Single) => buffer.pages.clear(),
-            _ => {
-                free_pages_bulk(&mut buffer.pages);
-            }
-        }
+        match buffer.origin {
+            Origin::Pool => self.pool.free_bulk(&mut buffer.pages),
+            Origin::Free | Origin::Connection => free_pages_bulk(&mut buffer.pages),
+        };
     }
 }
 
@@ -234,84 +155,76 @@ fn empty_slots(count: usize) -> Vec<Option<Page>> {
 mod tests {
     use super::*;
 
-    fn memory(pages: usize, promised: usize, form: Form) -> Memory {
+    fn memory(pages: usize, promised: usize) -> Memory {
         let allocator = Allocator::builder().pages(pages).build().unwrap();
-        Memory::new(&allocator, promised, 1 << 20, form).unwrap()
+        Memory::new(&allocator, promised, 1 << 20).unwrap()
     }
 
     #[test]
-    fn every_form_gives_buffers_and_takes_them_back() {
-        for form in [Form::Bulk, Form::Single, Form::Malloc] {
-            let memory = memory(1024, 64, form);
-            assert_eq!(memory.part(), 64 * PAGE_SIZE, "the promise, where that is less");
-            for len in [512, 4096, 5000, memory.part()] {
-                let taken = memory.take(len, Patience::None).unwrap().unwrap();
-                let borrowed = memory.borrow(len).unwrap();
-                assert_eq!((taken.len(), borrowed.len()), (len, len));
-                memory.give_back(taken);
-                memory.give_back(borrowed);
-            }
-            assert_eq!(memory.pool().stats().out, 0, "{form:?}");
-            assert_eq!(memory.allocator().validate().unwrap().handed_out, 64, "{form:?}: the reserve and nothing else");
+    fn buffers_are_given_and_taken_back() {
+        let memory = memory(1024, 64);
+        assert_eq!(memory.part(), 64 * PAGE_SIZE, "the promise, where that is less");
+        for len in [512, 4096, 5000, memory.part()] {
+            let taken = memory.take(len, Patience::None).unwrap().unwrap();
+            let borrowed = memory.borrow(len).unwrap();
+            assert_eq!((taken.len(), borrowed.len()), (len, len));
+            memory.give_back(taken);
+            memory.give_back(borrowed);
         }
+        assert_eq!(memory.pool().stats().out, 0);
+        assert_eq!(memory.allocator().validate().unwrap().handed_out, 64, "the reserve and nothing else");
     }
 
     #[test]
     fn what_the_allocator_had_of_too_few_goes_back() {
-        for form in [Form::Bulk, Form::Single] {
-            let allocator = Allocator::builder().pages(20).cpus(1, || 0).build().unwrap();
-            let memory = Memory::new(&allocator, 16, 1 << 20, form).unwrap();
-            let borrowed = memory.borrow(2 * PAGE_SIZE).unwrap();
-            // Two of the allocator's, twelve of the reserve.
-            let taken = memory.take(14 * PAGE_SIZE, Patience::None).unwrap().unwrap();
-            memory.give_back(borrowed);
-            assert_eq!((memory.pool().stats().reserve, allocator.validate().unwrap().handed_out), (4, 18), "{form:?}");
-            assert!(memory.take(7 * PAGE_SIZE, Patience::None).unwrap().is_none(), "{form:?}");
-            let stats = memory.pool().stats();
-            // To the reserve, which lacks them.
-            assert_eq!((stats.out, stats.reserve, allocator.validate().unwrap().handed_out), (14, 6, 20), "{form:?}");
-            memory.give_back(taken);
-            assert_eq!((memory.pool().stats().out, memory.pool().stats().reserve), (0, 16), "{form:?}");
-        }
+        let allocator = Allocator::builder().pages(20).cpus(1, || 0).build().unwrap();
+        let memory = Memory::new(&allocator, 16, 1 << 20).unwrap();
+        let borrowed = memory.borrow(2 * PAGE_SIZE).unwrap();
+        // Two of the allocator's, twelve of the reserve.
+        let taken = memory.take(14 * PAGE_SIZE, Patience::None).unwrap().unwrap();
+        memory.give_back(borrowed);
+        assert_eq!((memory.pool().stats().reserve, allocator.validate().unwrap().handed_out), (4, 18));
+        assert!(memory.take(7 * PAGE_SIZE, Patience::None).unwrap().is_none());
+        let stats = memory.pool().stats();
+        // To the reserve, which lacks them.
+        assert_eq!((stats.out, stats.reserve, allocator.validate().unwrap().handed_out), (14, 6, 20));
+        memory.give_back(taken);
+        assert_eq!((memory.pool().stats().out, memory.pool().stats().reserve), (0, 16));
     }
 
     #[test]
     fn who_gets_too_few_keeps_none() {
-        for form in [Form::Bulk, Form::Single] {
-            let memory = memory(20, 16, form);
-            let all = memory.take(16 * PAGE_SIZE, Patience::None).unwrap().unwrap();
-            // Four are left of 20.
-            assert!(memory.take(5 * PAGE_SIZE, Patience::None).unwrap().is_none(), "{form:?}");
-            assert!(memory.borrow(5 * PAGE_SIZE).is_none(), "{form:?}");
-            assert_eq!(memory.pool().stats().out, 16, "{form:?}");
-            let rest = memory.take(4 * PAGE_SIZE, Patience::None).unwrap().unwrap();
-            memory.give_back(all);
-            memory.give_back(rest);
-            assert_eq!(memory.pool().stats().out, 0, "{form:?}");
-        }
+        let memory = memory(20, 16);
+        let all = memory.take(16 * PAGE_SIZE, Patience::None).unwrap().unwrap();
+        // Four are left of 20.
+        assert!(memory.take(5 * PAGE_SIZE, Patience::None).unwrap().is_none());
+        assert!(memory.borrow(5 * PAGE_SIZE).is_none());
+        assert_eq!(memory.pool().stats().out, 16);
+        let rest = memory.take(4 * PAGE_SIZE, Patience::None).unwrap().unwrap();
+        memory.give_back(all);
+        memory.give_back(rest);
+        assert_eq!(memory.pool().stats().out, 0);
     }
 
     #[test]
     fn waiting_ends_when_another_gives_back() {
-        for form in [Form::Bulk, Form::Single] {
-            let memory = memory(16, 16, form);
-            let held = memory.take(9 * PAGE_SIZE, Patience::None).unwrap().unwrap();
-            std::thread::scope(|scope| {
-                // Each needs more than is there, and together more than there can be: they are served in turn.
-                let waiters: Vec<_> = (0..3)
-                    .map(|_| {
-                        scope.spawn(|| {
-                            let got = memory.take(12 * PAGE_SIZE, Patience::Wait).unwrap().unwrap();
-                            assert_eq!(got.len(), 12 * PAGE_SIZE);
-                            memory.give_back(got);
-                        })
+        let memory = memory(16, 16);
+        let held = memory.take(9 * PAGE_SIZE, Patience::None).unwrap().unwrap();
+        std::thread::scope(|scope| {
+            // Each needs more than is there, and together more than there can be: they are served in turn.
+            let waiters: Vec<_> = (0..3)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let got = memory.take(12 * PAGE_SIZE, Patience::Wait).unwrap().unwrap();
+                        assert_eq!(got.len(), 12 * PAGE_SIZE);
+                        memory.give_back(got);
                     })
-                    .collect();
-                std::thread::sleep(Duration::from_millis(20));
-                memory.give_back(held);
-                waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
-            });
-            assert_eq!(memory.pool().stats().out, 0, "{form:?}");
-        }
+                })
+                .collect();
+            std::thread::sleep(Duration::from_millis(20));
+            memory.give_back(held);
+            waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+        });
+        assert_eq!(memory.pool().stats().out, 0);
     }
 }

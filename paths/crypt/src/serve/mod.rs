@@ -40,7 +40,7 @@ pub use buffer::Buffer;
 pub use calls::VolumeFile;
 pub use connection::TimeLimits;
 pub use disk::{Disk, Way};
-pub use memory::{Form, Memory, MemoryStats, Patience};
+pub use memory::{Memory, MemoryStats, Patience};
 pub use path::DataPath;
 pub use server::{Listener, Options, Server};
 pub use tls::{Pem, TlsServer};

@@ -37,7 +37,7 @@ impl DataPath {
     /// none, and nothing may be done for them.
     ///
     /// # Errors
-    /// [`Error::Request`] for what is no whole number of sectors; [`Error::Memory`] for a form without a promise.
+    /// [`Error::Request`] for what is no whole number of sectors; [`Error::Memory`] as [`Memory::take`].
     pub fn encrypted<'a>(
         &self,
         at: u64,
@@ -46,8 +46,7 @@ impl DataPath {
         patience: Patience,
     ) -> Result<Option<Buffer>, Error> {
         let Some(mut secret) = self.memory.take(len, patience).map_err(Error::Memory)? else { return Ok(None) };
-        let encrypted = self.encrypt(at, plain, &mut secret);
-        match encrypted {
+        match self.encrypt(at, plain, &mut secret) {
             Ok(()) => Ok(Some(secret)),
             Err(error) => {
                 self.memory.give_back(secret);
@@ -66,8 +65,15 @@ impl DataPath {
         self.encrypted(at, len, whole.chain([rest]), patience)
     }
 
-    /// Run by run of both, which cross in no sector.
-    fn encrypt<'a>(
+    /// Encrypts a part, which lies at `at` of the volume, into a buffer of its length: run by run of both, which cross in no
+    /// sector.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for what is no whole number of sectors.
+    ///
+    /// # Panics
+    /// The buffer is shorter.
+    pub fn encrypt<'a>(
         &self,
         mut at: u64,
         plain: impl Iterator<Item = &'a [u8]>,

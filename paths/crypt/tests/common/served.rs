@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use pagemill::Allocator;
 use pagemill_crypt::nbd::{Config, Export, Tls};
 use pagemill_crypt::serve::{
-    DataPath, Disk, Form, Listener, Memory, MemoryStats, Options, Server, TimeLimits, TlsServer, Way,
+    DataPath, Disk, Listener, Memory, MemoryStats, Options, Server, TimeLimits, TlsServer, Way,
 };
 use pagemill_crypt::{SectorSize, Volume, plain::Plain};
 
@@ -23,7 +23,6 @@ pub(crate) const PART: usize = 1 << 20;
 /// How a test's server is to be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
-    pub(crate) form: Form,
     pub(crate) way: Way,
     pub(crate) pages: usize,
     pub(crate) promised: usize,
@@ -36,16 +35,7 @@ pub(crate) struct Setup {
 impl Setup {
     pub(crate) fn new() -> Self {
         let limits = TimeLimits { handshake: PATIENCE, stall: None, stop: PATIENCE };
-        Self {
-            form: Form::Bulk,
-            way: Way::Auto,
-            pages: 8192,
-            promised: 256,
-            threads: 2,
-            max_connections: 64,
-            limits,
-            may_discard: false,
-        }
+        Self { way: Way::Auto, pages: 8192, promised: 256, threads: 2, max_connections: 64, limits, may_discard: false }
     }
 }
 
@@ -100,7 +90,7 @@ impl Served {
         let path = DataPath {
             volume,
             disk: Disk::new(data, geometry.offset, block, false),
-            memory: Memory::new(&allocator, setup.promised, PART, setup.form).unwrap(),
+            memory: Memory::new(&allocator, setup.promised, PART).unwrap(),
         };
         let options = Options {
             config: Config {
