@@ -158,15 +158,12 @@ impl Zone {
     #[inline]
     pub(crate) fn give_away_pages(&self, words: &[usize]) {
         let states = self.states_by_page();
-        let give_away = |&word: &usize| {
+        for &word in words {
             debug_assert!(self.contains(word) && self.state(self.pfn_of(word)) == owned(Order::ZERO));
             // SAFETY: as in `state_cell`.
             let cell = unsafe { AtomicU8::from_ptr(states.wrapping_add(word >> PAGE_SHIFT)) };
             cell.store(FrameState::raw(Order::ZERO).as_byte(), Relaxed);
-        };
-        let (groups, rest) = words.as_chunks::<8>();
-        groups.iter().for_each(|group| group.iter().for_each(give_away));
-        rest.iter().for_each(give_away);
+        }
     }
 
     /// A page comes back, as a raw pointer or from a handle; false if it is not out so.
