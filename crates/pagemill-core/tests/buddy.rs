@@ -14,7 +14,7 @@ fn give_and_take(buddy: &Buddy<'_>, frames: &[u32], order: u8, block: u32) {
 }
 
 /// Runs `test` on a buddy of this many pageblocks, all free.
-fn with_zone(blocks: u32, test: impl FnOnce(&Buddy<'_>)) {
+fn with_buddy(blocks: u32, test: impl FnOnce(&Buddy<'_>)) {
     let need = BuddyMetadata::for_frames(blocks * PAGEBLOCK_FRAMES);
     let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
     let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
@@ -23,7 +23,7 @@ fn with_zone(blocks: u32, test: impl FnOnce(&Buddy<'_>)) {
 
 #[test]
 fn a_frame_given_twice_in_one_call_is_a_double_free() {
-    with_zone(1, |buddy| {
+    with_buddy(1, |buddy| {
         let bound = BoundBlock::new();
         assert_eq!(buddy.take(&bound, 8, KIND, 0, &mut |_, _| ()), 8);
         let mut giving = Giving::to(buddy);
@@ -36,7 +36,7 @@ fn a_frame_given_twice_in_one_call_is_a_double_free() {
 
 #[test]
 fn a_large_block_is_freed_with_its_own_order_and_as_a_whole() {
-    with_zone(4, |buddy| {
+    with_buddy(4, |buddy| {
         let [nine, ten] = [9, 10].map(|order| Order::new(order).unwrap());
         let block = buddy.alloc_block(ten, KIND, 0).unwrap();
         let wrong = MisuseKind::WrongOrder { handed_out: 10, freed: 9 };
@@ -51,8 +51,8 @@ fn a_large_block_is_freed_with_its_own_order_and_as_a_whole() {
 }
 
 #[test]
-fn a_zone_with_nothing_free_has_no_pageblock_to_withhold() {
-    with_zone(2, |buddy| {
+fn a_buddy_with_nothing_free_has_no_pageblock_to_withhold() {
+    with_buddy(2, |buddy| {
         let bound = BoundBlock::new();
         let all = buddy.free_frames();
         assert_eq!(buddy.take(&bound, all, KIND, 0, &mut |_, _| ()), all);
@@ -104,7 +104,7 @@ fn frames_that_a_request_missed_can_be_had_afterwards() {
 
 #[test]
 fn four_blocks_of_a_word_come_together() {
-    with_zone(1, |buddy| {
+    with_buddy(1, |buddy| {
         let (mut taken, order) = (Vec::new(), Order::new(4).unwrap());
         assert_eq!(buddy.take_blocks(order, 4, KIND, 0, &mut |first, blocks| taken.push((first, blocks))), 4);
         assert_eq!(taken, [(Pfn::new(0), 0x0001_0001_0001_0001)], "one operation");
@@ -114,7 +114,7 @@ fn four_blocks_of_a_word_come_together() {
 /// Of two that give the same block at the same moment each may set some of its words: one is told that it was the second.
 #[test]
 fn a_block_that_two_give_word_by_word_is_given_by_one() {
-    with_zone(1, |buddy| {
+    with_buddy(1, |buddy| {
         let order = Order::new(7).unwrap();
         for firsts_are in [0, 1] {
             assert_eq!(buddy.alloc_block(order, KIND, 0), Some(Pfn::new(0)));
@@ -126,5 +126,18 @@ fn a_block_that_two_give_word_by_word_is_given_by_one() {
             let given = giving.finish();
             assert_eq!((given.frames, given.doubles, given.double_blocks), (64, 64, 1 - firsts_are as usize));
         }
+    });
+}
+
+/// A zone that was closed may end as soon as its last frames count: who looks at it in `finish_with` does so before.
+#[test]
+fn what_was_given_is_told_before_it_counts() {
+    with_buddy(1, |buddy| {
+        let first = buddy.alloc_block(Order::ZERO, Mobility::Unmovable, 0).unwrap();
+        let free = buddy.free_frames();
+        let mut giving = Giving::to(buddy);
+        giving.give(first);
+        let given = giving.finish_with(|given| assert_eq!((given.frames, buddy.free_frames()), (1, free)));
+        assert_eq!((given.frames, buddy.free_frames()), (1, free + 1));
     });
 }
