@@ -141,10 +141,10 @@ impl Request {
             bulk = bulk.policy(policy);
         }
         if matches!(self.how.ends, Ends::Expired) {
-            bulk = bulk.deadline(Duration::ZERO);
+            bulk = bulk.timeout(Duration::ZERO);
         }
         if matches!(self.how.ends, Ends::CancelledBeforeDeadline) {
-            bulk = bulk.deadline(Duration::from_secs(3600));
+            bulk = bulk.timeout(Duration::from_secs(3600));
         }
         if self.is_cancelled() {
             bulk = bulk.cancel(&CANCELLED);

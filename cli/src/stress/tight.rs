@@ -473,5 +473,5 @@ impl<'r> Worker<'r> {
 
 fn bulk(n: usize, least: usize, deadline: Option<Duration>, cancel: &Cancel) -> Bulk<'_> {
     let bulk = Bulk::at_least(least, n).cancel(cancel);
-    deadline.iter().fold(bulk, |bulk, &after| bulk.deadline(after))
+    deadline.iter().fold(bulk, |bulk, &after| bulk.timeout(after))
 }

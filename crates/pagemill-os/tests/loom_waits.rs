@@ -62,7 +62,7 @@ impl Memory {
     /// As whoever frees does while somebody waits.
     fn give(&self) {
         self.free.fetch_add(1, AcqRel);
-        self.waits.note_free(&|lack| self.free.load(Relaxed) >= lack);
+        self.waits.note_freed(&|lack| self.free.load(Relaxed) >= lack);
     }
     /// Until so many wait.
     fn await_waiters(&self, n: usize) {

@@ -29,7 +29,7 @@ fn main() -> Result<(), Error> {
     let take = |request| memory.alloc_pages_bulk_list(request, &mut PageList::new());
     let (request, cancel) = (Bulk::exact(300), Cancel::new());
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| take(request.deadline(Duration::from_secs(60)).cancel(&cancel)));
+        let waiting = scope.spawn(|| take(request.timeout(Duration::from_secs(60)).cancel(&cancel)));
         while memory.stats().waiting == 0 && !waiting.is_finished() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -38,7 +38,7 @@ fn main() -> Result<(), Error> {
         println!("cancelled: {why}");
         assert!(why.ends_with("it was cancelled"));
     });
-    let why = take(request.deadline(Duration::from_millis(20))).unwrap_err().to_string();
+    let why = take(request.timeout(Duration::from_millis(20))).unwrap_err().to_string();
     println!("after 20 ms: {why}");
     assert!(why.contains("before its deadline"));
 

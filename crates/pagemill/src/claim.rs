@@ -103,7 +103,7 @@ impl<'n> Claim<'n> {
         }
         // Release pairs with the Acquire in `begin`.
         self.nodes.claims.is_held.store(false, Release);
-        self.nodes.waits.note_free(&|_| true);
+        self.nodes.waits.note_freed(&|_| true);
     }
 }
 
@@ -231,7 +231,7 @@ mod tests {
             std::thread::scope(|scope| {
                 let waiter = scope.spawn(|| {
                     let mut all = PageList::new();
-                    allocator.alloc_pages_bulk_list(Bulk::exact(PAGES).deadline(PATIENCE), &mut all).map(|_| all.len())
+                    allocator.alloc_pages_bulk_list(Bulk::exact(PAGES).timeout(PATIENCE), &mut all).map(|_| all.len())
                 });
                 until("a waiter", || allocator.stats().waiting == 1);
                 pages.truncate(PAGES / 2);

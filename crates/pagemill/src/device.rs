@@ -345,7 +345,7 @@ impl Device {
     /// [`DeviceError::NotHere`], [`DeviceError::Forked`]; for the first page of an arena that was added meanwhile, the map's.
     #[inline]
     pub fn address_of(&self, addr: usize) -> Result<DeviceAddr, DeviceError> {
-        if self.is_of_parent() {
+        if self.is_inherited() {
             return Err(DeviceError::Forked);
         }
         match self.0.known().find_map(|known| known.address_of(addr)) {
@@ -402,7 +402,7 @@ impl Device {
     /// ```
     pub fn pools(&self) -> String {
         let mut text = "poolinfo - 0.1\n".to_owned();
-        if !self.is_of_parent() {
+        if !self.is_inherited() {
             let pools = self.lock_pools();
             text.extend(pools.iter().filter_map(Weak::upgrade).map(|pool| format!("{pool}\n")));
         }
@@ -411,7 +411,7 @@ impl Device {
 
     /// Is this the child of a fork? Whoever held a lock then is not here.
     #[inline]
-    pub(crate) fn is_of_parent(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.0.generation != generation()
     }
 

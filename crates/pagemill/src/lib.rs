@@ -32,7 +32,7 @@
 //!
 //! # When memory is short
 //! An arena without [`Watermarks`] gives all it has. A request that may wait ([`Gfp::KERNEL`], `NOIO`, `NOFS`) asks each
-//! registered [`Shrinker`] for pages; with [`Bulk::deadline`] it then waits that long for some to come back, with
+//! registered [`Shrinker`] for pages; with [`Bulk::timeout`] it then waits that long for some to come back, with
 //! [`Gfp::NOFAIL`] for ever, and a [`Cancel`] ends it. What comes back short says why: [`Why`]. A program that needs
 //! memory in order to free memory, as a disk's driver does, keeps enough for one operation in a [`Mempool`]. [`Faults`] try what
 //! a program does then.

@@ -248,7 +248,7 @@ impl Nodes {
     pub(crate) fn tell_who_waits(&self) {
         if self.waits.is_awaited() {
             self.settle_lists();
-            self.waits.note_free(&|_| true);
+            self.waits.note_freed(&|_| true);
         }
     }
     /// See [`Zone::settle_lists`].

@@ -55,12 +55,12 @@ static WRITING: ForkLock = ForkLock::new();
 #[inline]
 fn recent_arena() -> Option<&'static Zone> {
     // SAFETY: null, or what `note` set. Arenas are never freed.
-    unsafe { pagemill_os::mine().cast::<Zone>().as_ref() }
+    unsafe { pagemill_os::last_zone().cast::<Zone>().as_ref() }
 }
 
 fn note(zone: &'static Zone) {
     // SAFETY: an allocator's own word.
-    unsafe { pagemill_os::set_mine(ptr::from_ref(zone).cast()) };
+    unsafe { pagemill_os::set_last_zone(ptr::from_ref(zone).cast()) };
 }
 
 /// The arena that has this address, if one does, and the number of the frame there.

@@ -74,7 +74,7 @@ impl MemoryWaits {
         if self.waits.is_awaited() {
             // SAFETY: called with the lines held and a request in them, which has a handle. So the allocator that this serves
             // now is there, also if the memory was another one's; and `of` was set before anybody could wait.
-            self.waits.note_free(&|lack| unsafe { (self.hooks.is_hopeful)(self.of.load(Relaxed), lack) });
+            self.waits.note_freed(&|lack| unsafe { (self.hooks.is_hopeful)(self.of.load(Relaxed), lack) });
         }
     }
 

@@ -6,7 +6,7 @@
 //! its head, tries; all others sleep. So a line keeps its order, and no line holds up another.
 //!
 //! # What wakes it
-//! A free wakes the heads for which it may be enough ([`Waits::note_free`]). A request that leaves its line, served or not,
+//! A free wakes the heads for which it may be enough ([`Waits::note_freed`]). A request that leaves its line, served or not,
 //! wakes the next one. While a request waits for memory, the per-CPU lists accept no freed pages (`Nodes::wait_in_line`): each
 //! goes to the zone, and that free wakes. A head looks again every [`LOOK_AGAIN`] besides, for a page that reached a list just
 //! before.
@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 /// let (mut first, mut second): ([Option<Page>; 1], [Option<Page>; 1]) = ([None], [None]);
 /// allocator.alloc_pages_bulk_array(Bulk::exact(1), &mut first)?;
 /// // Without it this request would wait a minute for `first`.
-/// let request = Bulk::exact(1).deadline(std::time::Duration::from_secs(60)).cancel(&cancel);
+/// let request = Bulk::exact(1).timeout(std::time::Duration::from_secs(60)).cancel(&cancel);
 /// assert!(allocator.alloc_pages_bulk_array(request, &mut second).is_err());
 /// # Ok::<(), pagemill::Error>(())
 /// ```
@@ -201,7 +201,7 @@ impl<K: Copy + PartialEq> Waits<K> {
     /// called in a signal handler, and so may `is_hopeful`, which is called with the lines held.
     #[cold]
     #[inline(never)]
-    pub(crate) fn note_free(&self, is_hopeful: &dyn Fn(K) -> bool) {
+    pub(crate) fn note_freed(&self, is_hopeful: &dyn Fn(K) -> bool) {
         // Release pairs with the Acquire in `release`: a head that is woken for this free finds what was freed.
         let before = self.frees.fetch_add(1, Release);
         // SeqCst pairs with the fence in `release`: either this finds the lock free, or its holder sees the new number.
@@ -220,7 +220,7 @@ impl<K: Copy + PartialEq> Waits<K> {
     /// another thread, which could not get the lines, all heads are woken.
     fn release<'q>(&self, lines: &'q Lines<K>, mut held: Held<'q, K>, own: Option<Free<'_, K>>) {
         loop {
-            // Acquire pairs with the Release in `note_free`.
+            // Acquire pairs with the Release in `note_freed`.
             let frees = self.frees.load(Acquire);
             let told = self.told.load(Relaxed);
             self.told.store(frees, Relaxed);
@@ -237,7 +237,7 @@ impl<K: Copy + PartialEq> Waits<K> {
                 }
             }
             drop(held);
-            // SeqCst as in `note_free`.
+            // SeqCst as in `note_freed`.
             fence(SeqCst);
             if self.frees.load(Relaxed) == frees {
                 return;
@@ -417,7 +417,7 @@ mod shuttle_lines {
         fn free(&self, n: usize) {
             self.free.fetch_add(n, SeqCst);
             if self.waits.is_awaited() {
-                self.waits.note_free(&|kind| self.free.load(SeqCst) >= kind);
+                self.waits.note_freed(&|kind| self.free.load(SeqCst) >= kind);
             }
         }
         fn at_rest(&self, free: usize) {

@@ -139,7 +139,7 @@ mod detecting {
                     scope.spawn(|| {
                         while !is_over.load(SeqCst) {
                             drop(allocator.register_shrinker(cache(Vec::new())));
-                            let request = Bulk::up_to(99).deadline(Duration::ZERO).cancel(&cancel);
+                            let request = Bulk::up_to(99).timeout(Duration::ZERO).cancel(&cancel);
                             allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap();
                             let request = Bulk::up_to(99).gfp(Gfp::KERNEL | Gfp::NORETRY);
                             allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap();
@@ -196,7 +196,7 @@ mod detecting {
             drop(pages.pop());
             assert_eq!(allocator.stats().listed, 1, "a list that is shut though nobody waits");
             // And others wait in line in both.
-            let request = Bulk::exact(2).deadline(Duration::from_millis(20));
+            let request = Bulk::exact(2).timeout(Duration::from_millis(20));
             assert!(allocator.alloc_pages_bulk_list(request, &mut PageList::new()).is_err());
             assert_eq!(allocator.stats().waiting, 0);
             let child = splits.1.load(SeqCst) as i32;

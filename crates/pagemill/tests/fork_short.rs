@@ -16,7 +16,7 @@ fn nobody_waits_in_a_child() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let request = Bulk::exact(1).order(Order::new(6).unwrap());
-            let request = request.deadline(Duration::from_secs(3600)).cancel(&cancel);
+            let request = request.timeout(Duration::from_secs(3600)).cancel(&cancel);
             assert!(allocator.alloc_pages_bulk_list(request, &mut BlockList::new()).is_err());
         });
         until("a waiter", || allocator.stats().waiting == 1);
@@ -270,7 +270,7 @@ mod pools {
             let second = pool.alloc(Gfp::NOIO).unwrap();
             let pid = PID.take().expect("it forked");
             assert_eq!((pool.stats().waiting, pool.stats().waits, pool.stats().out), (0, 1, 2));
-            let late = Bulk::exact(1).gfp(Gfp::NOIO).deadline(Duration::ZERO);
+            let late = Bulk::exact(1).gfp(Gfp::NOIO).timeout(Duration::ZERO);
             let refused = pool.alloc_bulk_array(late, &mut [None]).unwrap_err();
             assert!(matches!(refused, Error::Exhausted(short) if short.why == Why::TimedOut), "{refused:?}");
             pool.resize(2).unwrap();

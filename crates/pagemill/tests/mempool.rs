@@ -187,7 +187,7 @@ fn waits_end_by_cancel_and_deadline_and_are_served_in_order() {
     let mut all = slots(RESERVE);
     pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
     let start = Instant::now();
-    let late = Bulk::exact(1).gfp(Gfp::NOIO).deadline(Duration::from_millis(20));
+    let late = Bulk::exact(1).gfp(Gfp::NOIO).timeout(Duration::from_millis(20));
     assert_short(pool.alloc_bulk_array(late, &mut slots(1)), 1, 0);
     assert!(start.elapsed() >= Duration::from_millis(20));
 
@@ -485,7 +485,7 @@ fn a_pair_of_functions_is_called_with_flags_that_neither_wait_nor_reclaim_first(
     flags.lock().unwrap().clear();
     let mut three = slots(2);
     pool.alloc_bulk_array(Bulk::exact(2).gfp(Gfp::NOIO), &mut three).unwrap();
-    let waits_no_longer = Bulk::exact(1).gfp(Gfp::NOIO).deadline(Duration::ZERO);
+    let waits_no_longer = Bulk::exact(1).gfp(Gfp::NOIO).timeout(Duration::ZERO);
     assert_short(pool.alloc_bulk_array(waits_no_longer, &mut slots(1)), 1, 0);
     assert_eq!(*flags.lock().unwrap(), [Gfp::NOWAIT, Gfp::NOWAIT, Gfp::NOIO | Gfp::NORETRY]);
     pool.free_bulk(&mut three);

@@ -227,7 +227,7 @@ fn every_shortfall_says_why() {
             assert_eq!(rich.charged().get(), 64);
             let cancel = Cancel::new();
             cancel.cancel();
-            let cancelled = Bulk::up_to(65).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).deadline(HOUR).cancel(&cancel);
+            let cancelled = Bulk::up_to(65).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).timeout(HOUR).cancel(&cancel);
             assert_eq!(why(cancelled), (64, Some(Shortfall { missing: 1, why: Why::Cancelled })));
             // One that would not have waited for more was kept from nothing.
             assert_eq!(why(cancelled.gfp(Gfp::KERNEL)), (64, Some(Shortfall { missing: 1, why: Why::Exhausted })));
@@ -248,7 +248,7 @@ fn every_shortfall_says_why() {
             assert_eq!(allocator.alloc_pages_bulk_array(all, &mut slots).unwrap_err(), missing);
             assert_eq!(allocator.alloc_pages_bulk_runs(all, &mut Vec::<Run<Page>>::new()).unwrap_err(), missing);
             assert_eq!(rich.charged().get(), 0);
-            let error = allocator.alloc_pages_bulk_list(Bulk::exact(64).deadline(HOUR).cancel(&cancel), &mut list);
+            let error = allocator.alloc_pages_bulk_list(Bulk::exact(64).timeout(HOUR).cancel(&cancel), &mut list);
             assert_eq!(error.unwrap_err(), refused(64, 63, Why::Cancelled));
             drop(one);
             // A node that there is, but not for this allocator now.
@@ -711,7 +711,7 @@ fn faults_meet_requests_that_reclaim_too() {
             is_cancelled.store(true, Relaxed);
             cancel.cancel();
         });
-        let request = Bulk::exact(512).deadline(HOUR).cancel(&cancel);
+        let request = Bulk::exact(512).timeout(HOUR).cancel(&cancel);
         assert!(matches!(allocator.alloc_pages_bulk_list(request, &mut list), Err(Error::Exhausted(_))));
         assert!(is_cancelled.load(Relaxed), "it gave up before it was told to");
     });

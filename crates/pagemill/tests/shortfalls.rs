@@ -72,7 +72,7 @@ fn up_to_neither_reclaims_nor_waits_once_it_has_a_page() {
         let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
         for gfp in [Gfp::KERNEL, Gfp::NOIO, Gfp::KERNEL | Gfp::NORETRY, Gfp::KERNEL | Gfp::NOFAIL] {
             // A deadline is how long it may wait for the first page, and a token ends that wait.
-            for request in [Bulk::up_to(PAGES), Bulk::up_to(PAGES).deadline(HOUR).cancel(&cancel)] {
+            for request in [Bulk::up_to(PAGES), Bulk::up_to(PAGES).timeout(HOUR).cancel(&cancel)] {
                 for request in [request.gfp(gfp), request.gfp(gfp).populated()] {
                     in_each_form(allocator, request, |form, got, shortfall| {
                         let exhausted = Some(Shortfall { missing: 1, why: Why::Exhausted });
@@ -142,7 +142,7 @@ fn retry_mayfail_waits_for_all_until_its_deadline() {
         let mut held: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
         held.truncate(8);
         std::thread::scope(|scope| {
-            let request = Bulk::up_to(PAGES).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).deadline(HOUR);
+            let request = Bulk::up_to(PAGES).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).timeout(HOUR);
             let waiter = scope.spawn(move || {
                 let mut list = PageList::new();
                 allocator.alloc_pages_bulk_list(request, &mut list).map(|delivered| (delivered.blocks, list))
@@ -153,7 +153,7 @@ fn retry_mayfail_waits_for_all_until_its_deadline() {
             }
             assert_eq!(waiter.join().unwrap().unwrap().0, PAGES);
         });
-        let over = Bulk::up_to(PAGES + 1).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).deadline(Duration::ZERO);
+        let over = Bulk::up_to(PAGES + 1).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).timeout(Duration::ZERO);
         let delivered = allocator.alloc_pages_bulk_list(over, &mut PageList::new()).unwrap();
         assert_eq!((delivered.blocks, delivered.shortfall.map(|short| short.why)), (PAGES, Some(Why::TimedOut)));
         assert_all_back(allocator);
@@ -243,8 +243,8 @@ fn shortfalls_are_counted_by_reason() {
         let (before, cancel) = (ended.stats(), Cancel::new());
         cancel.cancel();
         for (request, why) in [
-            (Bulk::up_to(2).deadline(HOUR).cancel(&cancel), Why::Cancelled),
-            (Bulk::up_to(2).deadline(Duration::ZERO), Why::TimedOut),
+            (Bulk::up_to(2).timeout(HOUR).cancel(&cancel), Why::Cancelled),
+            (Bulk::up_to(2).timeout(Duration::ZERO), Why::TimedOut),
         ] {
             assert_eq!(ended.alloc_pages_bulk_list(request, &mut list).unwrap().blocks, 0);
             assert_eq!((ended.stats().shortfalls_by(why), before.shortfalls_by(why)), (1, 0));

@@ -33,7 +33,7 @@ fn all(allocator: &Allocator) -> Vec<Page> {
 /// One page for who waits an hour.
 fn wait_for_one(allocator: &Allocator, cancel: &Cancel) -> Delivered {
     let mut list = PageList::new();
-    allocator.alloc_pages_bulk_list(Bulk::up_to(1).deadline(HOUR).cancel(cancel), &mut list).unwrap()
+    allocator.alloc_pages_bulk_list(Bulk::up_to(1).timeout(HOUR).cancel(cancel), &mut list).unwrap()
 }
 
 fn until_waiting(allocator: &Allocator, n: u64) {
@@ -57,7 +57,7 @@ fn who_waits_gets_what_others_free() {
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
                 let mut list = PageList::new();
-                allocator.alloc_pages_bulk_list(Bulk::exact(40).deadline(HOUR), &mut list).map(|_| list.len())
+                allocator.alloc_pages_bulk_list(Bulk::exact(40).timeout(HOUR), &mut list).map(|_| list.len())
             });
             until_waiting(allocator, 1);
             while !waiter.is_finished() {
@@ -81,7 +81,7 @@ fn blocks_are_waited_for_too() {
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
                 let mut blocks = pagemill::BlockList::new();
-                let request = Bulk::exact(3).order(order).deadline(HOUR);
+                let request = Bulk::exact(3).order(order).timeout(HOUR);
                 allocator.alloc_pages_bulk_list(request, &mut blocks).map(|delivered| delivered.blocks)
             });
             until_waiting(allocator, 1);
@@ -103,7 +103,7 @@ fn a_thousand_waiters_of_one_kind_are_served_in_order_of_arrival() {
                 let served = &served;
                 let wait = move || {
                     let mut slots = [const { None::<Page> }; 1];
-                    allocator.alloc_pages_bulk_array(Bulk::exact(1).deadline(HOUR), &mut slots).unwrap();
+                    allocator.alloc_pages_bulk_array(Bulk::exact(1).timeout(HOUR), &mut slots).unwrap();
                     // Noted before the page goes to the next one.
                     served.lock().unwrap().push(number);
                     free_pages_bulk(&mut slots);
@@ -141,7 +141,7 @@ fn holds_up_nobody(allocator: &Allocator, request: Bulk<'_>) {
     std::thread::scope(|scope| {
         let over = Cancels(&cancel);
         let waiter = scope.spawn(|| {
-            let request = request.deadline(HOUR).cancel(&cancel);
+            let request = request.timeout(HOUR).cancel(&cancel);
             let mut blocks = BlockList::new();
             assert_eq!(
                 allocator.alloc_pages_bulk_list(request, &mut blocks).map_or(0, |delivered| delivered.blocks),
@@ -193,7 +193,7 @@ fn a_node_or_zone_that_has_nothing_left_holds_up_nobody() {
         let allocator = builder.build().unwrap();
         for request in [Bulk::up_to(1).exact_node(second), Bulk::up_to(1).gfp(Gfp::KERNEL | Gfp::DMA32)] {
             let mut pages: Vec<Page> = Vec::new();
-            let one = request.deadline(Duration::ZERO);
+            let one = request.timeout(Duration::ZERO);
             while allocator.alloc_pages_bulk_callback(one, |page| pages.push(page)).unwrap().blocks > 0 {}
             assert_eq!(pages.len(), 512);
             holds_up_nobody(&allocator, request);
@@ -221,15 +221,15 @@ fn what_could_never_be_had_is_invalid_at_once() {
         let (mut list, mut blocks) = (PageList::new(), BlockList::new());
         for gfp in [Gfp::KERNEL, Gfp::NOWAIT, Gfp::KERNEL | Gfp::NOFAIL] {
             let all = 16_384 - 100;
-            let error = allocator.alloc_pages_bulk_list(Bulk::exact(all + 1).gfp(gfp).deadline(HOUR), &mut list);
+            let error = allocator.alloc_pages_bulk_list(Bulk::exact(all + 1).gfp(gfp).timeout(HOUR), &mut list);
             assert_eq!(error.unwrap_err(), never(all + 1, 0, all), "{gfp:?}");
             let order = Order::new(18).unwrap();
             assert_eq!(allocator.alloc_pages(gfp, order).unwrap_err(), never(1, 18, 0));
             for request in [Bulk::up_to(3), Bulk::exact(1)] {
-                let request = request.order(order).gfp(gfp).deadline(HOUR);
+                let request = request.order(order).gfp(gfp).timeout(HOUR);
                 assert_eq!(allocator.alloc_pages_bulk_list(request, &mut blocks).unwrap_err(), never(1, 18, 0));
             }
-            let nowhere = Bulk::up_to(1).exact_node(NodeId::new(3).unwrap()).gfp(gfp).deadline(HOUR);
+            let nowhere = Bulk::up_to(1).exact_node(NodeId::new(3).unwrap()).gfp(gfp).timeout(HOUR);
             let error = allocator.alloc_pages_bulk_list(nowhere, &mut list).unwrap_err();
             assert_eq!(error, Error::Invalid(Invalid::NoSuchNode { nodes: 8 }));
         }
@@ -246,7 +246,7 @@ fn who_can_be_served_does_not_wait_for_who_cannot() {
         std::thread::scope(|scope| {
             let block = scope.spawn(|| {
                 let mut blocks = pagemill::BlockList::new();
-                let request = Bulk::exact(1).order(Order::new(1).unwrap()).deadline(HOUR);
+                let request = Bulk::exact(1).order(Order::new(1).unwrap()).timeout(HOUR);
                 allocator.alloc_pages_bulk_list(request, &mut blocks).map(|delivered| delivered.blocks)
             });
             until_waiting(allocator, 1);
@@ -278,7 +278,7 @@ fn who_must_have_several_holds_nothing_while_it_waits() {
                 }
             };
             let waiters: Vec<_> =
-                (0..6).map(|n| scope.spawn(move || form(Bulk::at_least(40, 50 + n).deadline(HOUR), n))).collect();
+                (0..6).map(|n| scope.spawn(move || form(Bulk::at_least(40, 50 + n).timeout(HOUR), n))).collect();
             until_waiting(allocator, 6);
             for free in 1..40 {
                 drop(pages.pop());
@@ -306,7 +306,7 @@ fn three_that_each_want_half_take_turns() {
                 scope.spawn(|| {
                     for _ in 0..500 {
                         let mut list = PageList::new();
-                        allocator.alloc_pages_bulk_list(Bulk::exact(1024).deadline(HOUR), &mut list).unwrap();
+                        allocator.alloc_pages_bulk_list(Bulk::exact(1024).timeout(HOUR), &mut list).unwrap();
                     }
                 });
             }
@@ -341,7 +341,7 @@ fn is_served_beside_others(pages: usize, request: Bulk<'_>, blocks: usize) {
             until("others at work", || turns.load(Relaxed) > 20);
             let waiter = scope.spawn(move || {
                 let mut list = BlockList::new();
-                allocator.alloc_pages_bulk_list(request.deadline(HOUR), &mut list).map(|delivered| delivered.blocks)
+                allocator.alloc_pages_bulk_list(request.timeout(HOUR), &mut list).map(|delivered| delivered.blocks)
             });
             until("its turn", || waiter.is_finished());
             assert_eq!(waiter.join().unwrap(), Ok(blocks));
@@ -374,14 +374,14 @@ fn a_claim_that_comes_to_nothing_ends() {
             let _over = Over(&is_over);
             let waiter = scope.spawn(|| {
                 // Four of them stay out.
-                let request = Bulk::exact(62).deadline(HOUR).cancel(&cancel);
+                let request = Bulk::exact(62).timeout(HOUR).cancel(&cancel);
                 allocator.alloc_pages_bulk_list(request, &mut PageList::new()).is_err()
             });
             until_waiting(allocator, 1);
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !is_over.load(Relaxed) {
-                        let few = Bulk::exact(4).deadline(HOUR).cancel(&cancel);
+                        let few = Bulk::exact(4).timeout(HOUR).cancel(&cancel);
                         turns.fetch_add(
                             allocator.alloc_pages_bulk_list(few, &mut PageList::new()).map_or(0, |_| 1),
                             Relaxed,
@@ -414,7 +414,7 @@ fn a_cancelled_wait_returns() {
         // Neither does one begin afterwards.
         assert_eq!(wait_for_one(allocator, &cancel), CANCELLED);
         let mut slots: Vec<Option<Page>> = (0..4).map(|_| None).collect();
-        let request = Bulk::exact(4).gfp(Gfp::KERNEL | Gfp::NOFAIL).deadline(HOUR).cancel(&cancel);
+        let request = Bulk::exact(4).gfp(Gfp::KERNEL | Gfp::NOFAIL).timeout(HOUR).cancel(&cancel);
         assert!(matches!(allocator.alloc_pages_bulk_array(request, &mut slots), Err(Error::Exhausted(_))));
         assert!(slots.iter().all(Option::is_none));
         drop(pages);
@@ -437,7 +437,7 @@ fn who_leaves_the_queue_stops_nobody() {
                         let served = &served;
                         let waiter = scope.spawn(move || {
                             let mut slots = [const { None::<Page> }; 1];
-                            let request = Bulk::up_to(1).deadline(HOUR).cancel(cancel);
+                            let request = Bulk::up_to(1).timeout(HOUR).cancel(cancel);
                             if allocator.alloc_pages_bulk_array(request, &mut slots).unwrap().added == 1 {
                                 served.lock().unwrap().push(number);
                             }
@@ -467,7 +467,7 @@ fn who_leaves_lets_the_next_one_try_what_is_free_already() {
             let (leaves, stays) = (cancel.clone(), endless.clone());
             let block = scope.spawn(move || {
                 let mut blocks = pagemill::BlockList::new();
-                let request = Bulk::exact(1).order(Order::new(1).unwrap()).deadline(HOUR).cancel(&leaves);
+                let request = Bulk::exact(1).order(Order::new(1).unwrap()).timeout(HOUR).cancel(&leaves);
                 allocator.alloc_pages_bulk_list(request, &mut blocks).is_err()
             });
             until_waiting(allocator, 1);
@@ -514,7 +514,7 @@ fn deadlines_end_waits() {
         let wait = Duration::from_millis(30);
         let mut list = PageList::new();
         // The time counts from each call, however old the request is.
-        let request = Bulk::up_to(2).deadline(wait);
+        let request = Bulk::up_to(2).timeout(wait);
         let begun = Instant::now();
         for waits in 1..=2 {
             let (start, before) = (Instant::now(), allocator.stats().waited_us);
@@ -535,7 +535,7 @@ fn deadlines_end_waits() {
         std::thread::scope(|scope| {
             let long = scope.spawn(|| wait_for_one(allocator, &cancel));
             until_waiting(allocator, 1);
-            assert!(allocator.alloc_pages_bulk_list(Bulk::exact(1).deadline(wait), &mut list).is_err());
+            assert!(allocator.alloc_pages_bulk_list(Bulk::exact(1).timeout(wait), &mut list).is_err());
             until_waiting(allocator, 1);
             assert!(!long.is_finished());
             cancel.cancel();
@@ -543,7 +543,7 @@ fn deadlines_end_waits() {
         });
         // One that is over before it begins gets what there is, and waits for nothing.
         drop(pages);
-        let request = Bulk::up_to(9).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).deadline(Duration::ZERO);
+        let request = Bulk::up_to(9).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).timeout(Duration::ZERO);
         let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
         assert_eq!((delivered.blocks, delivered.shortfall), (4, Some(Shortfall { missing: 5, why: Why::TimedOut })));
         drop(list);
@@ -562,7 +562,7 @@ fn memory_that_is_added_or_allowed_goes_to_who_waits() {
         allocator.set_allowed_nodes(NodeMask::only(NodeId::ZERO)).unwrap();
         // To the last one: what is left on a list is had by the next one, who then does not wait.
         let _all = all_without_waiting(&allocator, Gfp::NOWAIT);
-        let request = Bulk::exact(1).order(Order::PAGEBLOCK).deadline(HOUR);
+        let request = Bulk::exact(1).order(Order::PAGEBLOCK).timeout(HOUR);
         let wait = || allocator.alloc_pages_bulk_list(request, &mut BlockList::new());
         std::thread::scope(|scope| {
             let waiter = scope.spawn(wait);
@@ -595,7 +595,7 @@ fn who_may_not_wait_does_not() {
         }
         // A deadline of an hour is how long it may wait, not that it may.
         for gfp in [Gfp::NOWAIT, Gfp::ATOMIC] {
-            let request = Bulk::up_to(1).gfp(gfp).deadline(HOUR);
+            let request = Bulk::up_to(1).gfp(gfp).timeout(HOUR);
             assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list).unwrap().blocks, 0);
         }
         // Nor does one where there is nothing to wait for: no shrinker, no deadline, and all pages out.
@@ -629,7 +629,7 @@ fn many_wait_and_free_at_once() {
                             // that nobody waits for who waits.
                             let n = 1 + (thread * 7 + turn * 3) % 4;
                             let mut list = PageList::new();
-                            let request = Bulk::exact(n).deadline(HOUR);
+                            let request = Bulk::exact(n).timeout(HOUR);
                             allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
                             pages.fetch_add(list.len(), Relaxed);
                             if turn % 3 == 0 {

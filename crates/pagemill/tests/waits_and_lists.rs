@@ -19,7 +19,7 @@ fn all(allocator: &Allocator) -> Vec<Page> {
 
 /// Waits for a block that there is not, until it is cancelled.
 fn wait_for_a_block(allocator: &Allocator, cancel: &Cancel) {
-    let request = Bulk::exact(1).order(Order::new(6).unwrap()).deadline(HOUR).cancel(cancel);
+    let request = Bulk::exact(1).order(Order::new(6).unwrap()).timeout(HOUR).cancel(cancel);
     assert!(allocator.alloc_pages_bulk_list(request, &mut BlockList::new()).is_err());
 }
 
@@ -55,7 +55,7 @@ fn lists_of_a_zone_below_its_low_mark_stay_shut_as_a_wait_ends() {
     let cancel = Cancel::new();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let request = Bulk::exact(1).order(Order::new(5).unwrap()).deadline(HOUR).cancel(&cancel);
+            let request = Bulk::exact(1).order(Order::new(5).unwrap()).timeout(HOUR).cancel(&cancel);
             assert!(allocator.alloc_pages_bulk_list(request, &mut BlockList::new()).is_err());
         });
         until("a waiter", || allocator.stats().waiting == 1);
@@ -90,7 +90,7 @@ fn who_reclaims_passes_nobody_who_lacks_the_same() {
         // Two came, if the waiter had the first in its hands for a moment.
         let _more: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
         scope.spawn(|| {
-            let request = Bulk::exact(1).deadline(HOUR).cancel(&other);
+            let request = Bulk::exact(1).timeout(HOUR).cancel(&other);
             // What the first waiter had in its hands while all was taken comes back now, and is kept.
             let mut kept = PageList::new();
             while allocator.alloc_pages_bulk_list(request, &mut kept).is_ok() {}

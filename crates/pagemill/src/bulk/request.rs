@@ -29,7 +29,7 @@ pub struct Bulk<'a> {
     pub(super) nodes: NodeMask,
     pub(super) policy: Option<Policy>,
     /// How long each call may wait, and until when this one may.
-    pub(crate) wait: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: Option<&'a Cancel>,
     pub(super) account: Option<&'a Account>,
@@ -66,7 +66,7 @@ impl<'a> Bulk<'a> {
     /// use pagemill::{Allocator, Bulk, Gfp, PageList};
     /// use std::time::Duration;
     /// let allocator = Allocator::builder().pages(5).build()?;
-    /// let request = Bulk::up_to(8).deadline(Duration::from_millis(20));
+    /// let request = Bulk::up_to(8).timeout(Duration::from_millis(20));
     /// let mut list = PageList::new();
     /// assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list)?.blocks, 5);
     /// assert_eq!(allocator.stats().waits, 0); // It has some.
@@ -93,7 +93,7 @@ impl<'a> Bulk<'a> {
             order: Order::ZERO,
             nodes: NodeMask::ALL,
             policy: None,
-            wait: None,
+            timeout: None,
             deadline: None,
             cancel: None,
             account: None,
@@ -109,7 +109,7 @@ impl<'a> Bulk<'a> {
     /// The same request with other flags, by which it waits nowhere.
     #[inline]
     pub(crate) const fn at_once(self, gfp: Gfp) -> Self {
-        Self { gfp, wait: None, ..self }
+        Self { gfp, timeout: None, ..self }
     }
     /// All `n`, or an error and nothing.
     ///
@@ -159,7 +159,7 @@ impl<'a> Bulk<'a> {
     }
     /// A request that may wait does so for this long at most, counted from each call that it is made with, also where
     /// nothing promises that memory comes back. What it waits for say [`up_to`](Self::up_to) and
-    /// [`at_least`](Self::at_least): a deadline does not make it wait for more. Without a deadline it waits a bounded number of rounds, where a
+    /// [`at_least`](Self::at_least): a timeout does not make it wait for more. Without one it waits a bounded number of rounds, where a
     /// [`Shrinker`](crate::Shrinker) is registered or another request waits for the same.
     ///
     /// ```
@@ -167,7 +167,7 @@ impl<'a> Bulk<'a> {
     /// use std::time::Duration;
     /// let allocator = Allocator::builder().pages(1).build()?;
     /// let page = allocator.alloc_page(Gfp::KERNEL)?;
-    /// let request = Bulk::up_to(1).deadline(Duration::from_millis(1));
+    /// let request = Bulk::up_to(1).timeout(Duration::from_millis(1));
     /// for _ in 0..2 {
     ///     let delivered = allocator.alloc_pages_bulk_list(request, &mut PageList::new())?;
     ///     assert_eq!(delivered.shortfall, Some(Shortfall { missing: 1, why: Why::TimedOut }));
@@ -177,8 +177,8 @@ impl<'a> Bulk<'a> {
     /// ```
     #[inline]
     #[must_use]
-    pub const fn deadline(self, after: Duration) -> Self {
-        Self { wait: Some(after), ..self }
+    pub const fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout: Some(timeout), ..self }
     }
     /// Ends the request's wait when `cancel` says so.
     #[inline]
@@ -284,8 +284,8 @@ impl<'a> Bulk<'a> {
     /// Begins a call: its time counts from now. Refuses what cannot be.
     #[inline]
     pub(super) fn begin(&mut self, nodes: &Nodes, is_any_order: bool) -> Result<(), Error> {
-        if let Some(wait) = self.wait {
-            self.deadline = Some(from_now(wait));
+        if let Some(timeout) = self.timeout {
+            self.deadline = Some(from_now(timeout));
         }
         let is_usual = self.least <= self.most
             && self.most <= Self::COUNT_MAX

@@ -195,7 +195,7 @@ impl DmaPool {
         is_poisoned: bool,
         memory: Range<usize>,
     ) -> Result<Self, DeviceError> {
-        if device.is_of_parent() {
+        if device.is_inherited() {
             return Err(DeviceError::Forked);
         }
         let allocator = device.allocator();

@@ -268,7 +268,7 @@ impl<S: Source> Mempool<S> {
         }
         self.source.free_bulk(slots);
         if self.waits.is_awaited() {
-            self.note_free();
+            self.note_freed();
         }
         count
     }
@@ -307,11 +307,11 @@ impl<S: Source> Mempool<S> {
     }
 
     #[cold]
-    fn note_free(&self) {
+    fn note_freed(&self) {
         if self.generation.load(Relaxed) != generation() {
             drop(self.lock()); // In a child: those who wait are not here.
         }
-        self.waits.note_free(&|()| true);
+        self.waits.note_freed(&|()| true);
     }
 
     /// Makes the reserve larger or smaller. Growing fills it one by one; when that fails it is as it was (C5.6).
@@ -347,7 +347,7 @@ impl<S: Source> Mempool<S> {
         drop(reserve);
         surplus.into_iter().for_each(|item| self.source.free(item));
         if self.waits.is_awaited() {
-            self.note_free();
+            self.note_freed();
         }
         Ok(())
     }
@@ -510,7 +510,7 @@ impl<S: Source> Mempool<S> {
             reserve.needs.push(request.most);
         }
         let _need = Need { pool: self, count: request.most, generation: generation() };
-        let patience = Patience { deadline: request.wait.map(from_now), cancel: request.cancel };
+        let patience = Patience { deadline: request.timeout.map(from_now), cancel: request.cancel };
         let served =
             self.waits.wait((), &patience, None, |_| attempt().map(|is_served| is_served.then_some(true)).transpose());
         served.unwrap_or(Ok(false))
@@ -519,7 +519,7 @@ impl<S: Source> Mempool<S> {
 
 /// A request got fewer than it must have.
 fn short(request: &Bulk<'_>, got: usize, order: Order) -> Error {
-    let why = match (request.cancel, request.gfp.may_wait() && request.wait.is_some()) {
+    let why = match (request.cancel, request.gfp.may_wait() && request.timeout.is_some()) {
         (Some(cancel), _) if cancel.is_cancelled() => Why::Cancelled,
         (_, true) => Why::TimedOut,
         _ => Why::Exhausted,

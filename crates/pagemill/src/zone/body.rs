@@ -359,7 +359,7 @@ impl Zone {
     }
 
     /// Did this process inherit memory that it shares with its parent, whose pages these are?
-    pub(crate) fn is_of_parent(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.memory.is_shared() && self.opened_in != process::generation()
     }
 
@@ -375,7 +375,7 @@ impl Zone {
 
     /// Does nobody else see its pages, neither another process nor a holder of its file?
     pub(crate) fn is_lone(&self) -> bool {
-        !self.is_handed_on.load(Relaxed) && !self.is_of_parent()
+        !self.is_handed_on.load(Relaxed) && !self.is_inherited()
     }
     /// From now on somebody else may write to its pages.
     pub(crate) fn hand_on(&self) {

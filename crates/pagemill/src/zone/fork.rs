@@ -49,7 +49,7 @@ impl Zone {
         if self.is_ownerless.load(Relaxed) {
             return self.buddy.close(self.quarantined.load(Relaxed) as usize);
         }
-        if self.is_of_parent() {
+        if self.is_inherited() {
             // Whatever is free there the parent hands out.
             self.retired.store(true, Relaxed);
             self.shared.waits.zone_was_retired();

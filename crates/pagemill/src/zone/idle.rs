@@ -22,7 +22,7 @@ impl Zone {
     /// Has the system take the memory of free pageblocks back, above the high mark, all of it or up to `most` pages; of a
     /// retired arena whatever is free. Returns the pages.
     pub(crate) fn give_back(&self, which: Unused, most: usize) -> usize {
-        if self.is_of_parent() {
+        if self.is_inherited() {
             return 0; // A hole in the parent's memory it would be.
         }
         let Some(_giving) = self.pins.giving_back() else { return 0 };

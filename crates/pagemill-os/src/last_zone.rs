@@ -4,33 +4,33 @@
 //! which the system makes with the thread, for a library that is loaded late as well. `thread_local!` does so in a program, but in such a
 //! library it asks for the block at the first touch, and pays for a call at each.
 
-/// The calling thread's word; null at first.
+/// The calling thread's word, where Pagemill keeps the zone that the thread met last; null at first.
 ///
 /// ```
 /// static HERE: u8 = 0;
-/// assert!(pagemill_os::mine().is_null());
+/// assert!(pagemill_os::last_zone().is_null());
 /// // SAFETY: nobody else in this program uses it.
-/// unsafe { pagemill_os::set_mine((&raw const HERE).cast()) };
-/// assert_eq!(pagemill_os::mine(), (&raw const HERE).cast());
-/// assert!(std::thread::spawn(|| pagemill_os::mine().is_null()).join().unwrap());
+/// unsafe { pagemill_os::set_last_zone((&raw const HERE).cast()) };
+/// assert_eq!(pagemill_os::last_zone(), (&raw const HERE).cast());
+/// assert!(std::thread::spawn(|| pagemill_os::last_zone().is_null()).join().unwrap());
 /// ```
 #[inline]
-pub fn mine() -> *const () {
+pub fn last_zone() -> *const () {
     word::get()
 }
 
-/// Sets the calling thread's [`mine`].
+/// Sets the calling thread's [`last_zone`].
 ///
 /// # Safety
 /// There is one word, and whoever reads it believes what it leads to: in a program with Pagemill's allocators it is theirs.
 ///
 /// ```
 /// // SAFETY: as at first.
-/// unsafe { pagemill_os::set_mine(std::ptr::null()) };
-/// assert!(pagemill_os::mine().is_null());
+/// unsafe { pagemill_os::set_last_zone(std::ptr::null()) };
+/// assert!(pagemill_os::last_zone().is_null());
 /// ```
 #[inline]
-pub unsafe fn set_mine(value: *const ()) {
+pub unsafe fn set_last_zone(value: *const ()) {
     word::set(value);
 }
 
