@@ -513,11 +513,14 @@ impl<'m> Buddy<'m> {
     }
 
     /// Counts frames that were given back. Whether those completed a [closed](Self::close) buddy.
+    ///
+    /// Nothing of the buddy is read once they count: another thread may complete it then, and its memory be another one's.
     pub(crate) fn add_free(&self, n: usize) -> bool {
+        let whole = CLOSED + self.frames as usize;
         // Release pairs with the Acquire in `free_frames`. AcqRel: whoever completes a closed buddy, here or in `close`, sees
         // what all others did to it before.
         let before = self.free.fetch_add(n, AcqRel);
-        n > 0 && before.wrapping_add(n) == CLOSED + self.frames as usize
+        n > 0 && before.wrapping_add(n) == whole
     }
 
     /// Says that no request will come any more and that `aside` of the frames never come back. Returns whether all others
@@ -536,9 +539,10 @@ impl<'m> Buddy<'m> {
     /// assert_eq!(buddy.free_block(other, Order::ZERO), Ok(true));
     /// ```
     pub fn close(&self, aside: usize) -> bool {
+        let whole = self.frames as usize; // Before: as in `add_free`.
         // AcqRel as in `add_free`.
         let before = self.free.fetch_add(CLOSED + aside, AcqRel);
-        before.wrapping_add(aside) == self.frames as usize
+        before.wrapping_add(aside) == whole
     }
 
     /// In the child after a fork: the counter is what was counted, and whoever held the lock is gone.

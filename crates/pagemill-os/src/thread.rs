@@ -7,8 +7,12 @@
 use crate::Errno;
 use core::any::Any;
 use core::ffi::{CStr, c_void};
+use core::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// As much stack as the standard library gives its threads: shrinkers run on it.
+const STACK: usize = 2 << 20;
 
 /// What a thread's work returned, or its panic.
 type Outcome<T> = Result<T, Box<dyn Any + Send>>;
@@ -58,15 +62,17 @@ impl<T: Send> Thread<T> {
         };
         let body: Box<dyn FnOnce() + Send + '_> = Box::new(body);
         let body = Box::into_raw(Box::new(body));
-        let mut id = 0;
+        let mut id = MaybeUninit::uninit();
+        let attributes = Attributes::with_stack(STACK)?;
         // SAFETY: `run` gets the box that it expects, once.
-        let errno = unsafe { libc::pthread_create(&mut id, core::ptr::null(), run, body.cast()) };
+        let errno = unsafe { libc::pthread_create(id.as_mut_ptr(), attributes.as_ptr(), run, body.cast()) };
         if errno != 0 {
             // SAFETY: there is no thread that would have it.
             drop(unsafe { Box::from_raw(body) });
             return Err(Errno(errno));
         }
-        Ok(Self { id, outcome, is_joined: false })
+        // SAFETY: the call has set it.
+        Ok(Self { id: unsafe { id.assume_init() }, outcome, is_joined: false })
     }
 
     /// Has the work returned?
@@ -76,7 +82,8 @@ impl<T: Send> Thread<T> {
 
     /// Is this the thread that asks?
     pub fn is_current(&self) -> bool {
-        // SAFETY: a plain call. The C libraries of Linux have numbers as names of threads, which stay while these are not joined.
+        // SAFETY: a plain call. The C libraries of Linux compare the names of threads as numbers or pointers; a name stays while the
+        // thread is not joined.
         self.id == unsafe { libc::pthread_self() }
     }
 
@@ -100,6 +107,50 @@ impl<T> Drop for Thread<T> {
             // SAFETY: a thread of this process that nobody joined or detached.
             unsafe { libc::pthread_detach(self.id) };
         }
+    }
+}
+
+/// What a thread begins with.
+struct Attributes(MaybeUninit<libc::pthread_attr_t>);
+
+impl Attributes {
+    #[cfg(not(miri))]
+    fn with_stack(bytes: usize) -> Result<Self, Errno> {
+        let mut attributes = Self(MaybeUninit::uninit());
+        // SAFETY: initialised by the first call, of which `drop` takes care once that has succeeded; a size that is set after.
+        match unsafe { libc::pthread_attr_init(attributes.0.as_mut_ptr()) } {
+            // SAFETY: as above.
+            0 => match unsafe { libc::pthread_attr_setstacksize(attributes.0.as_mut_ptr(), bytes) } {
+                0 => Ok(attributes),
+                errno => Err(Errno(errno)),
+            },
+            errno => {
+                core::mem::forget(attributes);
+                Err(Errno(errno))
+            }
+        }
+    }
+    #[cfg(not(miri))]
+    fn as_ptr(&self) -> *const libc::pthread_attr_t {
+        self.0.as_ptr()
+    }
+
+    // Miri has attributes for the standard library alone.
+    #[cfg(miri)]
+    fn with_stack(_: usize) -> Result<Self, Errno> {
+        Ok(Self(MaybeUninit::uninit()))
+    }
+    #[cfg(miri)]
+    fn as_ptr(&self) -> *const libc::pthread_attr_t {
+        core::ptr::null()
+    }
+}
+
+#[cfg(not(miri))]
+impl Drop for Attributes {
+    fn drop(&mut self) {
+        // SAFETY: initialised in `with_stack`.
+        unsafe { libc::pthread_attr_destroy(self.0.as_mut_ptr()) };
     }
 }
 

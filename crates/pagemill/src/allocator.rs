@@ -1,5 +1,6 @@
 //! The allocator: arenas, the zone over each and the per-CPU lists above that.
 use crate::nodes::{Kept, Nodes};
+use crate::process::no_fork;
 use crate::registry;
 use core::fmt;
 use pagemill_core::{CpuId, Error, Invalid, NodeMask, PageCount};
@@ -62,9 +63,12 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.nodes().reclaim.stop();
-        // All of them before any ends: the child of a fork would look at the others' zonelists.
+        // All of them before any ends, and in one section: the child of a fork would keep those that are not, and look at zonelists
+        // with zones that ended.
         let zones = self.nodes().ever();
+        let section = no_fork();
         zones.iter().for_each(|zone| zone.abandon());
+        drop(section);
         for zone in zones {
             if zone.leave() {
                 registry::come_home(zone);

@@ -17,6 +17,7 @@
 //! 3. [`end`]
 //! 4. The next call that may free memory of the heap does that with all of [`ENDED`] ([`bury`]).
 use crate::process::{SECTIONS, begin_generation};
+use crate::shared::forget_unused_waits;
 use crate::zone::{Body, Zone};
 use core::ops::Range;
 use core::ptr;
@@ -247,18 +248,22 @@ fn push(stack: &Slot, zone: &'static Zone) {
 /// Frees what ended zones have on the heap, whose headers may stand for the next ones then. For calls that no signal handler may
 /// make; locks the registry.
 pub(crate) fn bury() {
-    let mut next = {
-        let _held = lock();
-        ENDED.swap(ptr::null_mut(), Relaxed)
-    };
-    // SAFETY: null, or a zone, and those are never freed.
-    while let Some(zone) = unsafe { next.as_ref() } {
-        next = zone.next.load(Relaxed);
+    // One at a time, so that the child of a fork misses one at most. Not with the registry held: memory that was brought may be a
+    // type's with a `Drop` of its own.
+    while let Some(zone) = pop_ended() {
         // SAFETY: it has ended, and nobody else takes it off the stack.
         unsafe { zone.bury() };
         let _held = lock();
         push(&FREE, zone);
     }
+}
+
+fn pop_ended() -> Option<&'static Zone> {
+    let _held = lock();
+    // SAFETY: null, or a zone, and those are never freed.
+    let zone = unsafe { ENDED.load(Relaxed).as_ref() }?;
+    ENDED.store(zone.next.load(Relaxed), Relaxed);
+    Some(zone)
 }
 
 /// In the child of a fork: it finds again by itself which arenas end.
@@ -369,6 +374,7 @@ fn in_parent() {
 
 fn in_child() {
     begin_generation();
+    forget_unused_waits();
     forget_home();
     for_each(|zone| {
         if zone.recover() {

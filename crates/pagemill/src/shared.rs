@@ -92,6 +92,11 @@ fn unused_waits() -> MutexGuard<'static, Vec<&'static MemoryWaits>> {
     UNUSED_WAITS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// In the child of a fork: a thread of the parent that noted a late free may have held the lock of one.
+pub(crate) fn forget_unused_waits() {
+    unused_waits().iter().for_each(|waits| waits.forget_after_fork());
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Shared {

@@ -22,6 +22,8 @@ cfg_if! {
         #[cfg(miri)]
         mod miri_dma_pool;
         #[cfg(miri)]
+        mod miri_ends;
+        #[cfg(miri)]
         mod miri_portable;
         #[cfg(shuttle)]
         mod shuttle_mempool;
@@ -47,6 +49,7 @@ cfg_if! {
         mod memory;
         mod mempool;
         mod miri_dma_pool;
+        mod miri_ends;
         mod miri_portable;
         mod mixed_kinds;
         mod model;

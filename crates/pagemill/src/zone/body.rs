@@ -177,6 +177,8 @@ impl Body {
         let used =
             (frames > SMALL).then(|| Mapping::shared(note)).transpose().map_err(system("an arena's notes", note))?;
         let start = metadata.as_ptr::<u8>();
+        let buddy = buddy_over(&metadata, &layout, used.as_ref(), first, frames as u32)?;
+        // From here on nothing fails: what is never dropped by itself is unmapped by `end`.
         let limit_max = ((frames / (8 * lists.cpus())) as u32).clamp(1, List::LIMIT_MAX);
         lists.lists().for_each(|list| list.set_policy(ListPolicy::start(limit_max)));
         let limit = depot_limit(frames, lists.cpus());
@@ -184,7 +186,7 @@ impl Body {
         Ok(Self {
             last_to_ask: AtomicU32::new(0),
             lists: ManuallyDrop::new(lists),
-            buddy: buddy_over(&metadata, &layout, used.as_ref(), first, frames as u32)?,
+            buddy,
             base: memory.addr(),
             frames: frames as u32,
             first,
@@ -291,11 +293,11 @@ impl Zone {
         self.numbers.store(0, Relaxed);
         // SAFETY: nobody touches these from here on, as the caller promises; the body is there until it is buried.
         unsafe {
-            let body = (*self.body.get()).assume_init_mut();
-            ManuallyDrop::drop(&mut body.lists);
-            ManuallyDrop::drop(&mut body.memory);
-            ManuallyDrop::drop(&mut body.metadata);
-            ManuallyDrop::drop(&mut body.used);
+            let body = self.body.get().cast::<Body>();
+            ManuallyDrop::drop(&mut (*body).lists);
+            ManuallyDrop::drop(&mut (*body).memory);
+            ManuallyDrop::drop(&mut (*body).metadata);
+            ManuallyDrop::drop(&mut (*body).used);
         }
     }
 
