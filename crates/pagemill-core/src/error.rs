@@ -1,26 +1,5 @@
-//! The three kinds of error, told apart by type (C10.1).
+//! The kinds of error, told apart by type (C10.1).
 use core::fmt;
-
-/// Why a request brought nothing, or not what it must.
-///
-/// ```
-/// use pagemill_core::{Error, Order};
-/// let error = Error::from(Order::new(31).unwrap_err());
-/// assert_eq!(error.to_string(), "invalid request: order 31 is above the largest, 18 (1 GiB)");
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// No memory now; try later, ask for less, or free some.
-    #[error("exhausted: {0}")]
-    Exhausted(#[from] Exhausted),
-    /// The caller's arguments; trying again with the same ones fails again.
-    #[error("invalid request: {0}")]
-    Invalid(#[from] Invalid),
-    /// A double free, a foreign page or a wrong order. Nothing was changed.
-    #[error("misuse: {0}")]
-    Misuse(#[from] Misuse),
-}
 
 /// A request did not reach the number that it must have.
 ///
@@ -216,8 +195,8 @@ pub enum Invalid {
         other: u8,
     },
     /// Two flags that exclude each other.
-    #[error("the gfp flags {0} and {1} exclude each other")]
-    GfpConflict(&'static str, &'static str),
+    #[error("the gfp flags {} and {} exclude each other", .0[0], .0[1])]
+    GfpConflict(&'static [&'static str; 2]),
     /// A flag that this allocator cannot honour.
     #[error("the gfp flag {0} is not served by this allocator")]
     GfpUnsupported(&'static str),
@@ -233,18 +212,6 @@ pub enum Invalid {
     /// A request that may reclaim, made while this thread reclaims.
     #[error("a shrinker may not allocate with flags that reclaim: use NOWAIT or ATOMIC there")]
     ReclaimInShrinker,
-    /// It is the last arena.
-    #[error("there is no other arena, and an allocator keeps at least one; add memory first, or close it")]
-    LastArena,
-    /// The arena is not this allocator's.
-    #[error("the arena is another allocator's; ask the one that named it")]
-    NoSuchArena,
-    /// Pages of 4 KiB that are no whole number of pages of 2 MiB.
-    #[error("{pages} pages of 4 KiB are no whole number of huge pages of 2 MiB: take a multiple of 512")]
-    HugePageMultiple {
-        /// Asked for.
-        pages: usize,
-    },
     /// A zone's watermarks are not in order.
     #[error("watermarks of min {min}, low {low} and high {high}: each must be at least the one before")]
     Watermarks {
@@ -254,87 +221,6 @@ pub enum Invalid {
         low: u32,
         /// Their `high`.
         high: u32,
-    },
-    /// Not every CPU's node is named.
-    #[error("there are {cpus} CPUs, and the nodes of {named} are named; name each CPU's")]
-    NodesOfCpus {
-        /// How many CPUs there are.
-        cpus: usize,
-        /// Of how many the node is named.
-        named: usize,
-    },
-    /// Too few pages of 2 MiB are set aside.
-    #[error(
-        "wanted {wanted} huge pages of 2 MiB, {free} of {reserved} set aside are free; set aside more, as root \
-         (`echo N > /proc/sys/vm/nr_hugepages`), or say that ordinary memory will do"
-    )]
-    HugePages {
-        /// Asked for.
-        wanted: usize,
-        /// Free ones.
-        free: usize,
-        /// All that were set aside.
-        reserved: usize,
-    },
-    /// The process may not lock so much memory.
-    #[error(
-        "wanted to lock {wanted} bytes, and RLIMIT_MEMLOCK is {limit}; raise it (`ulimit -l` counts KiB, systemd has \
-         `LimitMEMLOCK=`), give the process CAP_IPC_LOCK, or say that memory that is not locked will do"
-    )]
-    LockLimit {
-        /// Asked for.
-        wanted: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// The memory limit of the process has too little room.
-    #[error(
-        "wanted {wanted} bytes, and the memory limit of the process (that of its control group, as containers set it) has \
-         room for {room}: touching more would kill it; raise the limit, or ask for less"
-    )]
-    MemoryLimit {
-        /// Asked for, in bytes.
-        wanted: usize,
-        /// What the limit leaves, in bytes.
-        room: usize,
-    },
-    /// Memory that was brought lies in an arena.
-    #[error(
-        "memory at {start:#x} to {end:#x} cannot be managed: an arena lies at {other_start:#x} to {other_end:#x}, and each \
-         page has one owner; close the allocator that has it first, or bring other memory"
-    )]
-    Overlap {
-        /// Where it begins.
-        start: usize,
-        /// Where it ends.
-        end: usize,
-        /// Where the arena begins.
-        other_start: usize,
-        /// Where the arena ends.
-        other_end: usize,
-    },
-    /// Memory that was brought is not aligned.
-    #[error(
-        "memory at {addr:#x} cannot be managed: it must be aligned to {align} bytes; bring what begins at {:#x}, the next \
-         such address, or map {align} bytes more than you need and begin there",
-        addr.next_multiple_of(*align)
-    )]
-    Alignment {
-        /// Where it begins.
-        addr: usize,
-        /// What it must be a multiple of.
-        align: usize,
-    },
-    /// What is said of faults to inject cannot be read.
-    #[error(
-        "faults to inject, part {part}: {why}; they are described as in `after=100,p=0.01,gfp=atomic,seed=7`, with at \
-         least one of after and p"
-    )]
-    FaultSyntax {
-        /// Which of the parts between commas, from 1.
-        part: usize,
-        /// What is wrong with it.
-        why: &'static str,
     },
     /// A pool's reserve.
     #[error("a reserve of {min_nr}: it takes 1 to {max}")]
@@ -363,59 +249,24 @@ pub enum Invalid {
     /// A pool delivers all that is asked for.
     #[error("a pool delivers all of a request: ask with `Bulk::exact`")]
     PoolWants,
-    /// An arena's size.
-    #[error("an arena of {pages} pages: it takes 1 to {max}")]
-    ArenaSize {
-        /// The size asked for, in pages.
-        pages: usize,
-        /// The largest that is taken, in pages.
-        max: usize,
-    },
-    /// The operating system refused memory for an arena.
+    /// A buddy of no frames, or over less metadata than its frames take.
     #[error(
-        "the system refuses {bytes} bytes for {what} (errno {errno}); lower the size, or raise the limit (`ulimit -v`)"
+        "a buddy of {frames} frames over metadata for {most}: it takes at least one frame, and the metadata that \
+         `BuddyMetadata::for_frames` says"
     )]
-    System {
-        /// What it was for.
-        what: &'static str,
-        /// How much was asked for.
-        bytes: usize,
-        /// The error number.
-        errno: i32,
+    Metadata {
+        /// How many frames it was to have.
+        frames: usize,
+        /// For how many there are words.
+        most: usize,
     },
-    /// The operating system starts no thread for background reclaim.
-    #[error(
-        "the system starts no thread for background reclaim (errno {errno}); raise the limit (`ulimit -u`, or the control \
-         group's pids.max), or call `reclaim_step` from a thread of your own"
-    )]
-    NoThread {
-        /// The error number.
-        errno: i32,
-    },
-    /// All frame numbers of the process are in use.
-    #[error("all {max} frame numbers of this process are in use; close an allocator first")]
-    FrameNumbers {
-        /// How many there are.
-        max: usize,
-    },
-    /// The per-CPU list backend that was asked for does not work here.
-    #[error("the restartable-sequence backend does not work here ({why}); use the portable one")]
-    Backend {
-        /// What the self-test found.
-        why: &'static str,
-    },
-    /// `PAGEMILL_BACKEND`, or whoever parsed a name.
-    #[error(
-        "no list backend is called that: it is `rseq` or `portable`; set PAGEMILL_BACKEND to one of them, or not at all"
-    )]
-    BackendName,
-    /// A number of CPUs that the lists cannot have.
-    #[error("{cpus} CPUs: the lists take 1 to {max}")]
-    Cpus {
-        /// The number asked for.
+    /// There is no such CPU.
+    #[error("there is no CPU {cpu}: the lists are those of {cpus}, numbered from 0")]
+    NoSuchCpu {
+        /// The CPU that was named.
+        cpu: usize,
+        /// How many have lists.
         cpus: usize,
-        /// The largest that is taken.
-        max: usize,
     },
 }
 

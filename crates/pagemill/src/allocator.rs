@@ -1,8 +1,9 @@
 //! The allocator: arenas, the zone over each and the per-CPU lists above that.
+use crate::error::Error;
 use crate::nodes::{Kept, Nodes};
 use crate::registry;
 use core::fmt;
-use pagemill_core::{CpuId, Error, Invalid, NodeMask, PageCount};
+use pagemill_core::{CpuId, Invalid, NodeMask, PageCount};
 use pagemill_os::Backend;
 use std::sync::{Arc, Weak};
 
@@ -145,10 +146,10 @@ impl Allocator {
     /// Takes what one CPU's lists hold back to the zones.
     ///
     /// # Errors
-    /// [`Invalid::Cpus`] if there is no such CPU.
+    /// [`Invalid::NoSuchCpu`] if there is no such CPU.
     pub fn drain_cpu(&self, cpu: CpuId) -> Result<PageCount, Error> {
         if cpu.get() >= self.cpus() {
-            return Err(Invalid::Cpus { cpus: cpu.get() + 1, max: self.cpus() }.into());
+            return Err(Invalid::NoSuchCpu { cpu: cpu.get(), cpus: self.cpus() }.into());
         }
         Ok(PageCount::new(self.nodes().all().iter().map(|zone| zone.drain_cpu(cpu)).sum()))
     }

@@ -1,5 +1,6 @@
 //! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
 //! are not touched, and joining two lists costs nothing.
+use crate::error::Error;
 use crate::free::{FreeBatch, Source, free_all, free_page};
 use crate::handle::{Block, Owned, Page};
 use crate::registry;
@@ -7,7 +8,7 @@ use crate::word::{addr_of_word, order_of_word};
 use crate::zone::Zone;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Invalid, Order, Pfn};
+use pagemill_core::{Invalid, Order, Pfn};
 use pagemill_os::Batch;
 
 /// A list of pages, or of blocks of one order. It owns what is on it: dropping frees it in bulk.

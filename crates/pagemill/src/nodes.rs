@@ -17,6 +17,8 @@
 //!   serves another allocator later; at worst such a late question wakes a request there in vain.
 //!
 //! [`here`]: Nodes::here
+use crate::build_error::BuildError;
+use crate::error::Error;
 use crate::idle::Idle;
 use crate::reclaim::Reclaim;
 use crate::registry;
@@ -27,7 +29,7 @@ use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
-use pagemill_core::{CpuId, Error, Gfp, Invalid, NodeId, NodeMask, Policy, zonelist_place};
+use pagemill_core::{CpuId, Gfp, Invalid, NodeId, NodeMask, Policy, zonelist_place};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The arenas in the order in which requests that prefer each node try them.
@@ -53,7 +55,7 @@ pub(crate) struct Nodes {
     walked: Mutex<Vec<AtomicPtr<Zonelists>>>,
     /// The arena that was added last; each leads to the one before. No lock: a child of a fork reads it too.
     newest: AtomicPtr<Zone>,
-    notes: Mutex<Vec<Invalid>>,
+    notes: Mutex<Vec<BuildError>>,
     policy: Policy,
     /// Where the last interleaved page came from.
     turn: AtomicU32,
@@ -263,10 +265,10 @@ impl Nodes {
     }
 
     /// Remembers what the system refused without that being an error; with the registry held.
-    pub(crate) fn note(&self, why: Invalid) {
+    pub(crate) fn note(&self, why: BuildError) {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(why);
     }
-    pub(crate) fn notes(&self) -> Vec<Invalid> {
+    pub(crate) fn notes(&self) -> Vec<BuildError> {
         let _held = registry::lock(); // No fork meets it locked.
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -14,6 +14,7 @@
 //! of its blocks, by [`Nodes::wait_in_line`].
 use crate::claim::Claim;
 use crate::context::{AllocContext, Effort};
+use crate::error::Error;
 use crate::nodes::Nodes;
 use crate::reclaim;
 use crate::shared::Lack;
@@ -21,7 +22,7 @@ use crate::wait::Cancel;
 use crate::walk::BulkWalk;
 use crate::zone::Zone;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, Order, Why, step};
+use pagemill_core::{Exhausted, Gfp, Invalid, Level, NodeId, Order, Why, step};
 use pagemill_os::Batch;
 
 /// Rounds of reclaim before a request takes a seat in line, whatever shrinkers say that they freed; and rounds there before it

@@ -176,7 +176,7 @@ fn one_cpu_is_drained_alone() {
     assert_eq!((after.listed, after.free), (before.listed - drained, before.free + drained));
     assert_eq!(after.drained_pages, before.drained_pages + drained);
     assert_eq!(allocator.drain_cpu(CpuId::new(63)).unwrap().get(), 0);
-    let none = Error::Invalid(Invalid::Cpus { cpus: 65, max: 64 });
+    let none = Error::Invalid(Invalid::NoSuchCpu { cpu: 64, cpus: 64 });
     assert_eq!(allocator.drain_cpu(CpuId::new(64)).unwrap_err(), none);
     assert_all_back(&allocator);
 }

@@ -2,8 +2,9 @@
 
 use crate::common::{backends, system_page};
 use pagemill::{
-    Allocator, Block, BlockList, Bulk, Error, Exhausted, Faults, Filled, Gfp, Invalid, Memory, Order, PAGE_SIZE, Page,
-    PageList, Run, Shortfall, Why, free_pages_bulk, free_pages_bulk_raw, free_pages_bulk_runs, free_raw,
+    Allocator, Block, BlockList, BuildError, Bulk, Error, Exhausted, Faults, Filled, Gfp, Invalid, Memory, Order,
+    PAGE_SIZE, Page, PageList, Run, Shortfall, Why, free_pages_bulk, free_pages_bulk_raw, free_pages_bulk_runs,
+    free_raw,
 };
 use std::collections::HashSet;
 
@@ -580,7 +581,7 @@ fn requests_that_cannot_be() {
         assert_eq!(allocator.stats().allocated, 0);
         assert_all_back(allocator);
     }
-    assert!(matches!(Allocator::builder().pages(0).build(), Err(Error::Invalid(Invalid::ArenaSize { pages: 0, .. }))));
+    assert!(matches!(Allocator::builder().pages(0).build(), Err(BuildError::ArenaSize { pages: 0, .. })));
     assert!(Allocator::builder().pages(usize::MAX).build().is_err());
     assert!(Allocator::builder().cpus(0, || 0).pages(4).build().is_err());
     assert_eq!(Order::new(31).unwrap_err(), Invalid::OrderTooLarge { order: 31 });

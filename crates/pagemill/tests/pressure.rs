@@ -2,9 +2,9 @@
 //! (C3.4, C3.6, C3.14).
 use crate::common::until;
 use pagemill::{
-    Account, Allocator, Backend, Block, BlockList, Bulk, Cancel, Delivered, Error, Exhausted, Faults, Gfp, Invalid,
-    Memory, NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, Shrink, Shrinker, ShrinkerDoes,
-    Watermarks, Why, free_pages_bulk,
+    Account, Allocator, Backend, Block, BlockList, BuildError, Bulk, Cancel, Delivered, Error, Exhausted, Faults, Gfp,
+    Invalid, Memory, NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, Shrink, Shrinker,
+    ShrinkerDoes, Watermarks, Why, free_pages_bulk,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -674,7 +674,7 @@ fn faults_are_told_in_words_and_what_is_wrong_with_them() {
         ("p=1,", 2, "KEY=VALUE"),
     ] {
         match text.parse::<Faults>().unwrap_err() {
-            Invalid::FaultSyntax { part, why } => assert!(part == at && why.contains(says), "{text}: {part} {why}"),
+            BuildError::FaultSyntax { part, why } => assert!(part == at && why.contains(says), "{text}: {part} {why}"),
             other => panic!("{text}: {other}"),
         }
     }

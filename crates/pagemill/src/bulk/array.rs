@@ -1,6 +1,7 @@
 //! The array form: where the holes are, and what fills them.
 use super::request::{Bulk, Delivered, Filled};
 use crate::allocator::Allocator;
+use crate::error::Error;
 use crate::free::{free_word, give_away};
 use crate::handle::{Block, Owned, slots_as_words};
 use crate::list::List;
@@ -8,7 +9,7 @@ use crate::registry;
 use crate::word::{TENTATIVE, addr_of_word, word_of};
 use crate::zone::Zone;
 use core::mem::MaybeUninit;
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, Order};
+use pagemill_core::{Exhausted, Gfp, Invalid, Order};
 use pagemill_os::{Batch, are_empty, empty_slots, fill_pages, find_empty};
 
 /// The slots of an array whose holes are looked for before they are filled: 1024 at most, in a table of 16 masks.

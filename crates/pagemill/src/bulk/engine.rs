@@ -11,11 +11,12 @@
 use crate::allocator::Allocator;
 use crate::bulk::request::{Bulk, Commit, Delivered};
 use crate::context::{AllocContext, Effort};
+use crate::error::Error;
 use crate::nodes::Nodes;
 use crate::walk::BulkWalk;
 use crate::zone::Zone;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Level, ListPolicy, Order, Shortfall, Why};
+use pagemill_core::{Level, ListPolicy, Order, Shortfall, Why};
 use pagemill_os::Batch;
 use pagemill_os::lists::BulkCall;
 

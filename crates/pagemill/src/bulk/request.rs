@@ -2,10 +2,11 @@
 use crate::account::Account;
 use crate::allocator::Allocator;
 use crate::context::{AllocContext, Effort};
+use crate::error::Error;
 use crate::nodes::Nodes;
 use crate::shared::Lack;
 use crate::wait::{Cancel, Patience};
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
+use pagemill_core::{Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
 use pagemill_os::Batch;
 use std::time::{Duration, Instant};
 

@@ -27,12 +27,13 @@
 //! The choices, and what shows that they do: `docs/adr/0022-the-pool.md`.
 use crate::allocator::Allocator;
 use crate::bulk::{Bulk, from_now};
+use crate::error::Error;
 use crate::handle::{Block, Page};
 use crate::reclaim;
 use crate::sync::{AtomicUsize, Mutex, MutexGuard, NoFork, generation, no_fork};
 use crate::wait::{Patience, Waits};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, Order, Why};
+use pagemill_core::{Exhausted, Gfp, Invalid, Order, Why};
 use std::sync::PoisonError;
 
 mod source;
