@@ -133,7 +133,14 @@ impl Why {
     }
 }
 
-/// What is wrong with a request.
+/// What is wrong with a value, whoever asks for what with it.
+///
+/// ```
+/// use pagemill_core::{Invalid, Order};
+/// let refused = Order::new(31).unwrap_err();
+/// assert_eq!(refused, Invalid::OrderTooLarge { order: 31 });
+/// assert_eq!(refused.to_string(), "order 31 is above the largest, 18 (1 GiB)");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Invalid {
@@ -143,75 +150,9 @@ pub enum Invalid {
         /// The order asked for.
         order: u8,
     },
-    /// A request counts at most `i32::MAX` blocks, as the kernel's interface does.
-    #[error("a count of {count} is above the largest, {max}")]
-    CountTooLarge {
-        /// The count asked for.
-        count: usize,
-        /// The largest that is taken.
-        max: usize,
-    },
-    /// More at once than the allocator has, less what its marks keep from the request: it would wait for ever.
-    #[error("{blocks} blocks of order {order} at once are more than there can ever be for this request, {most}")]
-    MoreThanManaged {
-        /// What the request must have.
-        blocks: usize,
-        /// The order of its blocks.
-        order: u8,
-        /// The most that it could have with everything free.
-        most: usize,
-    },
-    /// `AtLeast(k, n)` with k above n.
-    #[error("at least {at_least} of at most {up_to} cannot be reached")]
-    AtLeastAboveUpTo {
-        /// The k of the request.
-        at_least: usize,
-        /// The n of the request.
-        up_to: usize,
-    },
-    /// The array has fewer slots than the request names.
-    #[error("the array has {slots} slots, the request names {count}")]
-    ArrayTooShort {
-        /// The array's length.
-        slots: usize,
-        /// The request's n.
-        count: usize,
-    },
-    /// The callback form can only be `UpTo`: what was handed over cannot be taken back.
-    #[error("the callback form takes `up_to` alone: pages that it handed over cannot be taken back")]
-    CallbackWants,
-    /// The request's order does not fit the handle: `Page` is order 0.
-    #[error("a request of order {order} cannot be served as single pages; ask for `Block`s")]
-    OrderOfPages {
-        /// The order asked for.
-        order: u8,
-    },
-    /// Blocks of two orders on one list.
-    #[error("a list of blocks of order {list} cannot take blocks of order {other}")]
-    ListOrder {
-        /// The list's.
-        list: u8,
-        /// The other's.
-        other: u8,
-    },
     /// Two flags that exclude each other.
     #[error("the gfp flags {} and {} exclude each other", .0[0], .0[1])]
     GfpConflict(&'static [&'static str; 2]),
-    /// A flag that this allocator cannot honour.
-    #[error("the gfp flag {0} is not served by this allocator")]
-    GfpUnsupported(&'static str),
-    /// A request with `ACCOUNT`, and no account.
-    #[error("the gfp flag ACCOUNT says to charge an account, and the request names none")]
-    NoAccount,
-    /// No node of a set has memory.
-    #[error("no node of the set {nodes:#x} has memory here")]
-    NoSuchNode {
-        /// Bit n for node n.
-        nodes: u64,
-    },
-    /// A request that may reclaim, made while this thread reclaims.
-    #[error("a shrinker may not allocate with flags that reclaim: use NOWAIT or ATOMIC there")]
-    ReclaimInShrinker,
     /// A zone's watermarks are not in order.
     #[error("watermarks of min {min}, low {low} and high {high}: each must be at least the one before")]
     Watermarks {
@@ -222,33 +163,6 @@ pub enum Invalid {
         /// Their `high`.
         high: u32,
     },
-    /// A pool's reserve.
-    #[error("a reserve of {min_nr}: it takes 1 to {max}")]
-    Reserve {
-        /// The size asked for, in elements.
-        min_nr: usize,
-        /// The largest that is taken.
-        max: usize,
-    },
-    /// A reserve cannot shrink below what somebody waits for.
-    #[error("a reserve of {min_nr} would never serve the request for {needed} that waits; try again later")]
-    ReserveAwaited {
-        /// The size asked for, in elements.
-        min_nr: usize,
-        /// What the largest request that waits has asked for.
-        needed: usize,
-    },
-    /// A request that a pool cannot promise.
-    #[error("a request for {count} from a pool that keeps {min_nr}: split it, or make the reserve larger")]
-    AboveReserve {
-        /// What was asked for.
-        count: usize,
-        /// The pool's reserve.
-        min_nr: usize,
-    },
-    /// A pool delivers all that is asked for.
-    #[error("a pool delivers all of a request: ask with `Bulk::exact`")]
-    PoolWants,
     /// A buddy of no frames, or over less metadata than its frames take.
     #[error(
         "a buddy of {frames} frames over metadata for {most}: it takes at least one frame, and the metadata that \
@@ -259,14 +173,6 @@ pub enum Invalid {
         frames: usize,
         /// For how many there are words.
         most: usize,
-    },
-    /// There is no such CPU.
-    #[error("there is no CPU {cpu}: the lists are those of {cpus}, numbered from 0")]
-    NoSuchCpu {
-        /// The CPU that was named.
-        cpu: usize,
-        /// How many have lists.
-        cpus: usize,
     },
 }
 

@@ -1,9 +1,9 @@
 //! The allocator: arenas, the zone over each and the per-CPU lists above that.
-use crate::error::Error;
+use crate::error::{Error, InvalidRequest};
 use crate::nodes::{Kept, Nodes};
 use crate::registry;
 use core::fmt;
-use pagemill_core::{CpuId, Invalid, NodeMask, PageCount};
+use pagemill_core::{CpuId, NodeMask, PageCount};
 use pagemill_os::Backend;
 use std::sync::{Arc, Weak};
 
@@ -146,10 +146,10 @@ impl Allocator {
     /// Takes what one CPU's lists hold back to the zones.
     ///
     /// # Errors
-    /// [`Invalid::NoSuchCpu`] if there is no such CPU.
+    /// [`InvalidRequest::NoSuchCpu`] if there is no such CPU.
     pub fn drain_cpu(&self, cpu: CpuId) -> Result<PageCount, Error> {
         if cpu.get() >= self.cpus() {
-            return Err(Invalid::NoSuchCpu { cpu: cpu.get(), cpus: self.cpus() }.into());
+            return Err(InvalidRequest::NoSuchCpu { cpu: cpu.get(), cpus: self.cpus() }.into());
         }
         Ok(PageCount::new(self.nodes().all().iter().map(|zone| zone.drain_cpu(cpu)).sum()))
     }
@@ -158,7 +158,7 @@ impl Allocator {
     /// Pages that are out stay out.
     ///
     /// # Errors
-    /// [`Invalid::NoSuchNode`] if the allocator has no memory on any of them.
+    /// [`InvalidRequest::NoSuchNode`] if the allocator has no memory on any of them.
     ///
     /// ```
     /// use pagemill::{Allocator, NodeId, NodeMask};

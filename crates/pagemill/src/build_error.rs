@@ -136,7 +136,7 @@ pub enum BuildError {
         named: usize,
     },
     /// No node of the policy's set has memory.
-    #[error("no node of the set {nodes:#x} has memory here")]
+    #[error("no node of the policy's set {nodes:#x} has memory here; bring some on one of them, or name others")]
     NoSuchNode {
         /// Bit n for node n.
         nodes: u64,

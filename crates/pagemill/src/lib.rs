@@ -119,7 +119,7 @@ pub use bulk::{Bulk, Delivered, Filled};
 pub use device::Cuda;
 pub use device::{Device, DeviceAddr, DeviceError, DeviceMap, FixedBuffers, Identity, Mapped, Physical, Umem, VfioMap};
 pub use dma_pool::{BlocksOut, DmaBlock, DmaPool, DmaPoolStats};
-pub use error::Error;
+pub use error::{Error, InvalidRequest};
 pub use fault::Faults;
 pub use free::{free_pages_bulk_raw, free_raw};
 pub use handle::{Block, Owned, Page, Pages, free_pages_bulk};

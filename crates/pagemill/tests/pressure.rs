@@ -3,7 +3,7 @@
 use crate::common::until;
 use pagemill::{
     Account, Allocator, Backend, Block, BlockList, BuildError, Bulk, Cancel, Delivered, Error, Exhausted, Faults, Gfp,
-    Invalid, Memory, NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, Shrink, Shrinker,
+    InvalidRequest, Memory, NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, Shrink, Shrinker,
     ShrinkerDoes, Watermarks, Why, free_pages_bulk,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -261,7 +261,7 @@ fn every_shortfall_says_why() {
             let delivered = allocator.alloc_pages_bulk_list(elsewhere(Bulk::up_to(8)), &mut list).unwrap();
             assert_eq!(delivered.shortfall, Some(Shortfall { missing: 8, why: Why::NotAllowed }));
             let nobody = allocator.alloc_pages_bulk_list(short, &mut list);
-            assert_eq!(nobody.unwrap_err(), Error::Invalid(Invalid::NoAccount));
+            assert_eq!(nobody.unwrap_err(), Error::Invalid(InvalidRequest::NoAccount));
             assert_all_back(allocator);
         },
     );
@@ -396,7 +396,7 @@ fn a_shrinker_may_not_reclaim() {
             let shrinker = Arc::new(Recursive { allocator: allocators, seen: Mutex::default() });
             let registered = allocator.register_shrinker(shrinker.clone());
             assert!(allocator.alloc_page(Gfp::KERNEL | Gfp::NORETRY).is_err());
-            let refused = Some(Error::Invalid(Invalid::ReclaimInShrinker));
+            let refused = Some(Error::Invalid(InvalidRequest::ReclaimInShrinker));
             assert_eq!(*shrinker.seen.lock().unwrap(), [refused, refused, None]);
             // Outside of it, this thread may again.
             drop(registered);

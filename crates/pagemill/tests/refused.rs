@@ -3,8 +3,8 @@
 use crate::common::all_without_waiting;
 use crate::in_child::in_child;
 use pagemill::{
-    Allocator, Backend, BuildError, Bulk, Error, Gfp, Invalid, Memory, NodeId, NodeMask, Page, PageList, Policy,
-    Watermarks,
+    Allocator, Backend, BuildError, Bulk, Error, Gfp, Invalid, InvalidRequest, Memory, NodeId, NodeMask, Order, Page,
+    PageList, Policy, Watermarks,
 };
 
 fn node(id: usize) -> NodeId {
@@ -38,6 +38,26 @@ fn marks_at_their_limits_and_out_of_order() {
 }
 
 #[test]
+fn what_cannot_be_built_is_told_apart_from_requests() {
+    fn page(pages: usize, order: u8, gfp: Gfp) -> Result<(), Error> {
+        let allocator = Allocator::builder().pages(pages).build()?;
+        allocator.alloc_pages(gfp, Order::new(order)?).map(drop)
+    }
+    let built = Allocator::builder().pages(0).build().unwrap_err();
+    assert!(matches!(built, BuildError::ArenaSize { pages: 0, .. }));
+    let error = page(0, 0, Gfp::NOWAIT).unwrap_err();
+    assert_eq!((error, error.to_string()), (Error::Build(built), built.to_string()));
+    let error = page(64, 19, Gfp::NOWAIT).unwrap_err();
+    assert_eq!(error, Error::Invalid(InvalidRequest::Invalid(Invalid::OrderTooLarge { order: 19 })));
+    assert_eq!(error.to_string(), "invalid request: order 19 is above the largest, 18 (1 GiB)");
+    let error = page(64, 0, Gfp::NOWAIT | Gfp::NOFAIL).unwrap_err();
+    assert_eq!(error.to_string(), "invalid request: the gfp flags NOFAIL and NOWAIT exclude each other");
+    let error = page(64, 0, Gfp::NOWAIT | Gfp::ACCOUNT).unwrap_err();
+    assert_eq!(error, Error::Invalid(InvalidRequest::NoAccount));
+    assert_eq!(page(64, 6, Gfp::NOWAIT), Ok(()));
+}
+
+#[test]
 fn nodes_of_fewer_cpus_than_there_are() {
     let of = |named: usize| {
         let nodes = (0..named).map(|_| NodeId::ZERO).collect();
@@ -59,7 +79,7 @@ fn sets_of_no_node() {
         let absent = BuildError::NoSuchNode { nodes: 1 << 5 };
         assert_eq!(build(policy(NodeMask::only(node(5)))).unwrap_err(), absent);
         assert!(build(policy(NodeMask::from_bits(1 << 5 | 1))).is_ok());
-        let none = Error::Invalid(Invalid::NoSuchNode { nodes: 0 });
+        let none = Error::Invalid(InvalidRequest::NoSuchNode { nodes: 0 });
         for n in [1, 2, 1000] {
             let mut list = PageList::new();
             let request = Bulk::up_to(n).policy(policy(NodeMask::NONE));
@@ -77,7 +97,9 @@ fn kinds_of_request_exclude_each_other() {
     drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
     for kind in [Gfp::KERNEL, Gfp::NOIO, Gfp::NOFS] {
         let gfp = kind | Gfp::ATOMIC;
-        let conflict = |error: Error| matches!(error, Error::Invalid(Invalid::GfpConflict(["ATOMIC", _])));
+        let conflict = |error: Error| {
+            matches!(error, Error::Invalid(InvalidRequest::Invalid(Invalid::GfpConflict(["ATOMIC", _]))))
+        };
         assert!(conflict(allocator.alloc_page(gfp).unwrap_err()));
         let request = Bulk::up_to(2).gfp(gfp);
         assert!(conflict(allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap_err()));

@@ -26,7 +26,7 @@ pub enum ListsError {
         why: &'static str,
     },
     /// The system refused memory for them.
-    #[error("the system refuses {bytes} bytes for {what} (errno {})", errno.0)]
+    #[error("the system refuses {bytes} bytes for {what} (errno {}); raise the limit (`ulimit -v`)", errno.0)]
     System {
         /// What it was for.
         what: &'static str,

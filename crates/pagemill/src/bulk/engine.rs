@@ -144,7 +144,7 @@ impl Allocator {
     /// come in one attempt, which gives back what it took if those are fewer; with 0 there is one attempt and no wait here.
     ///
     /// # Errors
-    /// [`Invalid::MoreThanManaged`](pagemill_core::Invalid::MoreThanManaged), `NoSuchNode`: there can never be so many.
+    /// [`InvalidRequest::MoreThanManaged`](crate::InvalidRequest::MoreThanManaged), `NoSuchNode`: there can never be so many.
     #[inline]
     pub(super) fn all_or_wait<T>(
         &self,
