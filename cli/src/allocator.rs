@@ -1,5 +1,5 @@
 //! The allocator that a command works with: the library's default one, with its refusals explained.
-use pagemill::{Allocator, Backend, Builder, Error, Invalid, self_test};
+use pagemill::{Allocator, Backend, BuildError, Builder, self_test};
 
 use crate::failure::Failure;
 
@@ -23,7 +23,7 @@ pub(crate) fn check_forced_backend() -> Result<(), Failure> {
 pub(crate) fn default_allocator(enough: Option<usize>, fail: Option<&str>) -> Result<Allocator, Failure> {
     let faults = fail.map(crate::faults::anew).transpose()?;
     let builder = || faults.iter().cloned().fold(Allocator::builder(), Builder::faults);
-    let is_refused = |error: &Error| matches!(error, Error::Invalid(Invalid::System { .. }));
+    let is_refused = |error: &BuildError| matches!(error, BuildError::System { .. });
     let result = match (builder().build(), enough) {
         (Err(error), Some(pages)) if is_refused(&error) => builder().pages(pages).build(),
         (other, _) => other,

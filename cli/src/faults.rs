@@ -1,6 +1,6 @@
 //! Acquisitions that fail on purpose: `--fail SPEC`, or `PAGEMILL_FAIL` where that is not given, so that a user sees
 //! what a command does then.
-use pagemill::{Faults, Invalid};
+use pagemill::{BuildError, Faults};
 
 use crate::failure::Failure;
 
@@ -10,7 +10,7 @@ pub(crate) fn check_environment() -> Result<(), Failure> {
 }
 
 /// Reads `--fail`. The text is kept, for the command line that does the same again.
-pub(crate) fn spec(text: &str) -> Result<String, Invalid> {
+pub(crate) fn spec(text: &str) -> Result<String, BuildError> {
     text.parse::<Faults>().map(|_| text.split_whitespace().collect())
 }
 
@@ -27,5 +27,5 @@ fn by_environment() -> Result<Option<String>, Failure> {
 
 /// Faults that begin anew with each allocator.
 pub(crate) fn anew(spec: &str) -> Result<Faults, Failure> {
-    spec.parse().map_err(|why: Invalid| Failure::new("no faults to inject", why))
+    spec.parse().map_err(|why: BuildError| Failure::new("no faults to inject", why))
 }

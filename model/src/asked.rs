@@ -3,7 +3,7 @@ use crate::expect::Bounds;
 use crate::plan::{Hidden, Plan, Wanted, Zone};
 use crate::request::{Ends, How, Place, Request};
 use crate::world::{Failure, World, demand};
-use pagemill::{Account, Error, Exhausted, Gfp, Invalid, NodeId, Shortfall, Stats, Why, ZoneInfo, ZoneKind};
+use pagemill::{Account, Error, Exhausted, Gfp, InvalidRequest, NodeId, Shortfall, Stats, Why, ZoneInfo, ZoneKind};
 
 /// A request under way.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Asked {
     /// Frames of each zone that are not out and not on a list, as far as is known: at least.
     bare: Vec<usize>,
     /// The errors with which it has to be refused, since no state could serve it; `None` where that is not known.
-    refusals: Option<Vec<Invalid>>,
+    refusals: Option<Vec<InvalidRequest>>,
     /// Nothing is missing, so it ends before it could be refused.
     is_stopped: bool,
     /// Waits that had ended before, unless somebody else waited meanwhile.
@@ -138,10 +138,10 @@ impl World {
         let known = refusals.as_ref();
         match error {
             Some(Error::Invalid(why)) => {
-                let is_right = known
-                    .map_or(matches!(*why, Invalid::MoreThanManaged { blocks, most, .. } if blocks > most), |known| {
-                        known.contains(why)
-                    });
+                let is_right = known.map_or(
+                    matches!(*why, InvalidRequest::MoreThanManaged { blocks, most, .. } if blocks > most),
+                    |known| known.contains(why),
+                );
                 demand!(is_right, "{request:?} was refused: {why}; not {known:?}");
                 self.counts_are_unknown();
                 self.waits_no_more();

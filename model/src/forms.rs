@@ -2,7 +2,7 @@
 use crate::request::{How, Request};
 use crate::unit::{Holding, Unit};
 use crate::world::{Failure, World, demand};
-use pagemill::{Block, Error, Gfp, Invalid, List, Order, Page};
+use pagemill::{Block, Error, Gfp, InvalidRequest, List, Order, Page};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// What a callback unwinds with.
@@ -66,7 +66,7 @@ impl World {
         let Request { gfp, order, .. } = request;
         let result = self.allocator.alloc_pages_bulk_list(request.bulk(&account), &mut hand.list);
         if had > 0 && of != order {
-            let is_refused = matches!(result, Err(Error::Invalid(Invalid::ListOrder { .. })));
+            let is_refused = matches!(result, Err(Error::Invalid(InvalidRequest::ListOrder { .. })));
             demand!(
                 is_refused || self.check_refusal(result.as_ref().err()).is_ok(),
                 "a list of order {} took order {}: {result:?}",

@@ -1,7 +1,7 @@
 //! Requests that must be refused: an error that says what is wrong, and nothing changes (C10.1).
 use crate::plan::Zones;
 use crate::world::{Failure, World, demand};
-use pagemill::{Block, BlockList, Bulk, Error, Gfp, Invalid, Order, Page, PageList, Run};
+use pagemill::{Block, BlockList, Bulk, Error, Gfp, Invalid, InvalidRequest, Order, Page, PageList, Run};
 
 impl World {
     pub(crate) fn invalid(&mut self, which: usize) -> Result<(), Failure> {
@@ -11,35 +11,35 @@ impl World {
         let mut array = |bulk| allocator.alloc_pages_bulk_array(bulk, &mut slots).map(drop);
         // The last one is none where there is such memory.
         let kinds = if self.zones.as_ref().is_some_and(Zones::has_dma32) { 8 } else { 9 };
-        let (error, is_right): (Result<(), Error>, fn(Invalid) -> bool) = match which % kinds {
-            0 => (array(Bulk::up_to(5)), |why| matches!(why, Invalid::ArrayTooShort { slots: 4, count: 5 })),
-            1 => {
-                (array(Bulk::at_least(3, 2)), |why| matches!(why, Invalid::AtLeastAboveUpTo { at_least: 3, up_to: 2 }))
-            }
-            2 => {
-                (array(Bulk::up_to(2).order(Order::PAGEBLOCK)), |why| matches!(why, Invalid::OrderOfPages { order: 9 }))
-            }
+        let (error, is_right): (Result<(), Error>, fn(InvalidRequest) -> bool) = match which % kinds {
+            0 => (array(Bulk::up_to(5)), |why| matches!(why, InvalidRequest::ArrayTooShort { slots: 4, count: 5 })),
+            1 => (array(Bulk::at_least(3, 2)), |why| {
+                matches!(why, InvalidRequest::AtLeastAboveUpTo { at_least: 3, up_to: 2 })
+            }),
+            2 => (array(Bulk::up_to(2).order(Order::PAGEBLOCK)), |why| {
+                matches!(why, InvalidRequest::OrderOfPages { order: 9 })
+            }),
             3 => (allocator.alloc_pages_bulk_list(Bulk::up_to(usize::MAX), &mut list).map(drop), |why| {
-                matches!(why, Invalid::CountTooLarge { count: usize::MAX, .. })
+                matches!(why, InvalidRequest::CountTooLarge { count: usize::MAX, .. })
             }),
             4 => (allocator.alloc_pages_bulk_callback::<Page>(Bulk::exact(1), drop).map(drop), |why| {
-                matches!(why, Invalid::CallbackWants)
+                matches!(why, InvalidRequest::CallbackWants)
             }),
             5 => (allocator.alloc_page(Gfp::MOVABLE | Gfp::RECLAIMABLE).map(drop), |why| {
-                matches!(why, Invalid::GfpConflict(..))
+                matches!(why, InvalidRequest::Invalid(Invalid::GfpConflict(..)))
             }),
             6 => (allocator.alloc_pages(Gfp::NOWAIT | Gfp::NOFAIL, Order::PAGEBLOCK).map(drop), |why| {
-                matches!(why, Invalid::GfpConflict(..))
+                matches!(why, InvalidRequest::Invalid(Invalid::GfpConflict(..)))
             }),
             7 => (
                 allocator
                     .alloc_pages_bulk_runs(Bulk::up_to(Bulk::COUNT_MAX + 1), &mut Vec::<Run<Block>>::new())
                     .map(drop),
-                |why| matches!(why, Invalid::CountTooLarge { .. }),
+                |why| matches!(why, InvalidRequest::CountTooLarge { .. }),
             ),
             _ => (
                 allocator.alloc_pages_bulk_list(Bulk::up_to(1).gfp(Gfp::DMA32), &mut BlockList::new()).map(drop),
-                |why| matches!(why, Invalid::GfpUnsupported("DMA32")),
+                |why| matches!(why, InvalidRequest::GfpUnsupported("DMA32")),
             ),
         };
         let is_refused = matches!(error, Err(Error::Invalid(why)) if is_right(why));

@@ -4,7 +4,9 @@ use crate::op::Raw;
 use crate::request::node_of;
 use core::fmt;
 use core::ops::Range;
-use pagemill::{Allocator, Builder, Error, Faults, Memory, NodeId, NodeMask, PAGE_SIZE, Policy, StillOut, Watermarks};
+use pagemill::{
+    Allocator, BuildError, Builder, Faults, Memory, NodeId, NodeMask, PAGE_SIZE, Policy, StillOut, Watermarks,
+};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 
 /// A piece of memory.
@@ -124,7 +126,7 @@ impl Machine {
     ///
     /// # Errors
     /// The allocator's.
-    pub fn build(&self, builder: Builder) -> Result<Built, Error> {
+    pub fn build(&self, builder: Builder) -> Result<Built, BuildError> {
         let mut builder = builder.huge_pages(false).policy(self.policy);
         builder = builder.nodes(self.node_of_cpu.clone(), self.distances.clone());
         builder = match self.failing {

@@ -11,7 +11,7 @@ use crate::Ledger;
 use crate::expect::{Bounds, Expect};
 use crate::machine::Piece;
 use crate::request::Request;
-use pagemill::{Gfp, Invalid, NodeId, NodeMask, Policy};
+use pagemill::{Gfp, InvalidRequest, NodeId, NodeMask, Policy};
 
 /// A piece of memory that the allocator has, and what is free of it.
 #[derive(Clone, Debug)]
@@ -213,21 +213,21 @@ impl Zones {
     }
 
     /// Why no state of the allocator could serve a request that is made on node `here` and must have so many blocks at once.
-    pub(crate) fn refusal(&self, request: &Request, here: NodeId, blocks: usize) -> Option<Invalid> {
+    pub(crate) fn refusal(&self, request: &Request, here: NodeId, blocks: usize) -> Option<InvalidRequest> {
         let policy = request.how.place.policy().unwrap_or(self.policy);
         let is_here_only = request.gfp.contains(Gfp::THISNODE) && !matches!(policy, Policy::Interleave(_));
         let only = if is_here_only { NodeMask::only(policy.first(here)) } else { NodeMask::ALL };
         let nodes = request.how.place.nodes().and(policy.nodes()).and(only);
         let is_of_them = |zone: &&Zone| nodes.contains(zone.piece.node);
         if !self.zones.iter().any(|zone| is_of_them(&zone)) {
-            return Some(Invalid::NoSuchNode { nodes: nodes.as_bits() });
+            return Some(InvalidRequest::NoSuchNode { nodes: nodes.as_bits() });
         }
         let is_reached = |zone: &&Zone| zone.piece.is_dma32 || !request.gfp.contains(Gfp::DMA32);
         let mut mine = self.in_use().filter(is_of_them).filter(is_reached).peekable();
         mine.peek()?;
         let frames = request.order.pages().get();
         let most = mine.map(|zone| zone.piece.pages.saturating_sub(zone.floor(request.gfp)) / frames).sum();
-        (blocks > most).then_some(Invalid::MoreThanManaged { blocks, order: request.order.get(), most })
+        (blocks > most).then_some(InvalidRequest::MoreThanManaged { blocks, order: request.order.get(), most })
     }
 
     /// The nodes that a request's blocks come from in turn.

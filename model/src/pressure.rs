@@ -5,7 +5,7 @@ use crate::ledger::{Breach, Ledger};
 use crate::plan::Zone;
 use crate::unit::Holding;
 use crate::world::{Failure, World, demand};
-use pagemill::{ArenaId, Error, Invalid, NodeMask, Order, Registered, Shrink, Shrinker};
+use pagemill::{ArenaId, Error, InvalidRequest, NodeMask, Order, Registered, Shrink, Shrinker};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Blocks that can be done without.
@@ -125,7 +125,7 @@ impl World {
         let result = self.allocator.set_allowed_nodes(nodes);
         let Some(zones) = &mut self.zones else { return Ok(()) };
         if zones.populated().and(nodes).is_empty() {
-            let is_refused = matches!(result, Err(Error::Invalid(Invalid::NoSuchNode { .. })));
+            let is_refused = matches!(result, Err(Error::Invalid(InvalidRequest::NoSuchNode { .. })));
             demand!(is_refused, "{nodes:?} was allowed, and has no memory: {result:?}");
         } else {
             demand!(result.is_ok(), "{nodes:?} was not allowed: {result:?}");

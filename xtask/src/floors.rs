@@ -12,8 +12,8 @@ use crate::shell::Shell;
 /// The modules of `crates/pagemill` by floors, from the ground up. A module may import what stands on a lower floor, and what
 /// stands in its own folder.
 const FLOORS: &[&[&str]] = &[
-    &["process"],
-    &["sync"],
+    &["build_error", "process"],
+    &["error", "sync"],
     &["account", "claims", "fault", "idle", "memory", "misuse", "shutting", "topology", "wait", "word"],
     &["shared"],
     &["zone"],

@@ -105,7 +105,7 @@ pub(crate) fn long_stress(shell: &Shell) -> Result<Tally> {
 
 /// Each of these stresses on each backend. Those of the tier `long` say their seed.
 fn stresses(shell: &Shell, step: &str, features: &str, kinds: &[&str]) -> Result<Tally> {
-    // What a word of the backend's absence looks like (pagemill::Invalid::Backend).
+    // What a word of the backend's absence looks like (pagemill::BuildError::Backend).
     const UNAVAILABLE: &str = "restartable sequences";
     let mut tally = Tally::default();
     for backend in ["rseq", "portable"] {

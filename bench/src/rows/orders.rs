@@ -27,8 +27,7 @@ pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
     let mut rows = Vec::new();
     for (label, backend) in BACKENDS {
         let blocks = move |shape: Shape| {
-            let order =
-                Order::new((shape.bytes / PAGE_BYTES).trailing_zeros() as u8).map_err(|why| refused(why.into()))?;
+            let order = Order::new((shape.bytes / PAGE_BYTES).trailing_zeros() as u8).map_err(refused)?;
             let pages = shape.blocks * shape.bytes / PAGE_BYTES + SPARE_PAGES;
             let allocator = open(backend, pages)?;
             let mut held = Vec::new();

@@ -74,7 +74,7 @@ pub(super) fn open(backend: Backend, pages: usize) -> Result<Allocator, Unavaila
     Allocator::builder().pages(pages).backend(backend).build().map_err(refused)
 }
 
-pub(super) fn refused(error: pagemill::Error) -> Unavailable {
+pub(super) fn refused(error: impl core::fmt::Display) -> Unavailable {
     Unavailable(error.to_string())
 }
 

@@ -46,7 +46,7 @@ impl Buddy<'_> {
     /// let order = Order::new(4)?;
     /// assert_eq!(buddy.take_blocks(order, 5, Mobility::Unmovable, 0, &mut |first, blocks| words.push((first, blocks))), 5);
     /// assert_eq!(words, [(Pfn::new(0), 0x0001_0001_0001_0001), (Pfn::new(64), 1)]);
-    /// # Ok::<(), pagemill_core::Error>(())
+    /// # Ok::<(), pagemill_core::Invalid>(())
     /// ```
     pub fn take_blocks(
         &self,

@@ -139,7 +139,7 @@ impl<'m> Buddy<'m> {
     /// time: pageblocks cost nothing until then.
     ///
     /// # Errors
-    /// [`Invalid::ArenaSize`] for no frames, or where `words` or `areas` are fewer than
+    /// [`Invalid::Metadata`] for no frames, or where `words` or `areas` are fewer than
     /// [`BuddyMetadata::for_frames`] says.
     ///
     /// # Panics
@@ -148,7 +148,7 @@ impl<'m> Buddy<'m> {
     pub fn new(start: Pfn, frames: u32, words: &'m [AtomicU64], areas: &'m [AtomicU32]) -> Result<Self, Invalid> {
         let need = BuddyMetadata::for_frames(frames);
         if frames == 0 || words.len() < need.words || areas.len() < need.areas {
-            return Err(Invalid::ArenaSize { pages: frames as usize, max: words.len() / BLOCK_WORDS * 512 });
+            return Err(Invalid::Metadata { frames: frames as usize, most: words.len() / BLOCK_WORDS * 512 });
         }
         assert!(start.is_aligned_to(Order::PAGEBLOCK), "a buddy starts at {start}, which is not a multiple of 512");
         let blocks = need.areas;

@@ -1,26 +1,5 @@
-//! The three kinds of error, told apart by type (C10.1).
+//! The kinds of error, told apart by type (C10.1).
 use core::fmt;
-
-/// Why a request brought nothing, or not what it must.
-///
-/// ```
-/// use pagemill_core::{Error, Order};
-/// let error = Error::from(Order::new(31).unwrap_err());
-/// assert_eq!(error.to_string(), "invalid request: order 31 is above the largest, 18 (1 GiB)");
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// No memory now; try later, ask for less, or free some.
-    #[error("exhausted: {0}")]
-    Exhausted(#[from] Exhausted),
-    /// The caller's arguments; trying again with the same ones fails again.
-    #[error("invalid request: {0}")]
-    Invalid(#[from] Invalid),
-    /// A double free, a foreign page or a wrong order. Nothing was changed.
-    #[error("misuse: {0}")]
-    Misuse(#[from] Misuse),
-}
 
 /// A request did not reach the number that it must have.
 ///
@@ -154,7 +133,14 @@ impl Why {
     }
 }
 
-/// What is wrong with a request.
+/// What is wrong with a value, whoever asks for what with it.
+///
+/// ```
+/// use pagemill_core::{Invalid, Order};
+/// let refused = Order::new(31).unwrap_err();
+/// assert_eq!(refused, Invalid::OrderTooLarge { order: 31 });
+/// assert_eq!(refused.to_string(), "order 31 is above the largest, 18 (1 GiB)");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Invalid {
@@ -164,87 +150,9 @@ pub enum Invalid {
         /// The order asked for.
         order: u8,
     },
-    /// A request counts at most `i32::MAX` blocks, as the kernel's interface does.
-    #[error("a count of {count} is above the largest, {max}")]
-    CountTooLarge {
-        /// The count asked for.
-        count: usize,
-        /// The largest that is taken.
-        max: usize,
-    },
-    /// More at once than the allocator has, less what its marks keep from the request: it would wait for ever.
-    #[error("{blocks} blocks of order {order} at once are more than there can ever be for this request, {most}")]
-    MoreThanManaged {
-        /// What the request must have.
-        blocks: usize,
-        /// The order of its blocks.
-        order: u8,
-        /// The most that it could have with everything free.
-        most: usize,
-    },
-    /// `AtLeast(k, n)` with k above n.
-    #[error("at least {at_least} of at most {up_to} cannot be reached")]
-    AtLeastAboveUpTo {
-        /// The k of the request.
-        at_least: usize,
-        /// The n of the request.
-        up_to: usize,
-    },
-    /// The array has fewer slots than the request names.
-    #[error("the array has {slots} slots, the request names {count}")]
-    ArrayTooShort {
-        /// The array's length.
-        slots: usize,
-        /// The request's n.
-        count: usize,
-    },
-    /// The callback form can only be `UpTo`: what was handed over cannot be taken back.
-    #[error("the callback form takes `up_to` alone: pages that it handed over cannot be taken back")]
-    CallbackWants,
-    /// The request's order does not fit the handle: `Page` is order 0.
-    #[error("a request of order {order} cannot be served as single pages; ask for `Block`s")]
-    OrderOfPages {
-        /// The order asked for.
-        order: u8,
-    },
-    /// Blocks of two orders on one list.
-    #[error("a list of blocks of order {list} cannot take blocks of order {other}")]
-    ListOrder {
-        /// The list's.
-        list: u8,
-        /// The other's.
-        other: u8,
-    },
     /// Two flags that exclude each other.
-    #[error("the gfp flags {0} and {1} exclude each other")]
-    GfpConflict(&'static str, &'static str),
-    /// A flag that this allocator cannot honour.
-    #[error("the gfp flag {0} is not served by this allocator")]
-    GfpUnsupported(&'static str),
-    /// A request with `ACCOUNT`, and no account.
-    #[error("the gfp flag ACCOUNT says to charge an account, and the request names none")]
-    NoAccount,
-    /// No node of a set has memory.
-    #[error("no node of the set {nodes:#x} has memory here")]
-    NoSuchNode {
-        /// Bit n for node n.
-        nodes: u64,
-    },
-    /// A request that may reclaim, made while this thread reclaims.
-    #[error("a shrinker may not allocate with flags that reclaim: use NOWAIT or ATOMIC there")]
-    ReclaimInShrinker,
-    /// It is the last arena.
-    #[error("there is no other arena, and an allocator keeps at least one; add memory first, or close it")]
-    LastArena,
-    /// The arena is not this allocator's.
-    #[error("the arena is another allocator's; ask the one that named it")]
-    NoSuchArena,
-    /// Pages of 4 KiB that are no whole number of pages of 2 MiB.
-    #[error("{pages} pages of 4 KiB are no whole number of huge pages of 2 MiB: take a multiple of 512")]
-    HugePageMultiple {
-        /// Asked for.
-        pages: usize,
-    },
+    #[error("the gfp flags {} and {} exclude each other", .0[0], .0[1])]
+    GfpConflict(&'static [&'static str; 2]),
     /// A zone's watermarks are not in order.
     #[error("watermarks of min {min}, low {low} and high {high}: each must be at least the one before")]
     Watermarks {
@@ -255,167 +163,16 @@ pub enum Invalid {
         /// Their `high`.
         high: u32,
     },
-    /// Not every CPU's node is named.
-    #[error("there are {cpus} CPUs, and the nodes of {named} are named; name each CPU's")]
-    NodesOfCpus {
-        /// How many CPUs there are.
-        cpus: usize,
-        /// Of how many the node is named.
-        named: usize,
-    },
-    /// Too few pages of 2 MiB are set aside.
+    /// A buddy of no frames, or over less metadata than its frames take.
     #[error(
-        "wanted {wanted} huge pages of 2 MiB, {free} of {reserved} set aside are free; set aside more, as root \
-         (`echo N > /proc/sys/vm/nr_hugepages`), or say that ordinary memory will do"
+        "a buddy of {frames} frames over metadata for {most}: it takes at least one frame, and the metadata that \
+         `BuddyMetadata::for_frames` says"
     )]
-    HugePages {
-        /// Asked for.
-        wanted: usize,
-        /// Free ones.
-        free: usize,
-        /// All that were set aside.
-        reserved: usize,
-    },
-    /// The process may not lock so much memory.
-    #[error(
-        "wanted to lock {wanted} bytes, and RLIMIT_MEMLOCK is {limit}; raise it (`ulimit -l` counts KiB, systemd has \
-         `LimitMEMLOCK=`), give the process CAP_IPC_LOCK, or say that memory that is not locked will do"
-    )]
-    LockLimit {
-        /// Asked for.
-        wanted: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// The memory limit of the process has too little room.
-    #[error(
-        "wanted {wanted} bytes, and the memory limit of the process (that of its control group, as containers set it) has \
-         room for {room}: touching more would kill it; raise the limit, or ask for less"
-    )]
-    MemoryLimit {
-        /// Asked for, in bytes.
-        wanted: usize,
-        /// What the limit leaves, in bytes.
-        room: usize,
-    },
-    /// Memory that was brought lies in an arena.
-    #[error(
-        "memory at {start:#x} to {end:#x} cannot be managed: an arena lies at {other_start:#x} to {other_end:#x}, and each \
-         page has one owner; close the allocator that has it first, or bring other memory"
-    )]
-    Overlap {
-        /// Where it begins.
-        start: usize,
-        /// Where it ends.
-        end: usize,
-        /// Where the arena begins.
-        other_start: usize,
-        /// Where the arena ends.
-        other_end: usize,
-    },
-    /// Memory that was brought is not aligned.
-    #[error(
-        "memory at {addr:#x} cannot be managed: it must be aligned to {align} bytes; bring what begins at {:#x}, the next \
-         such address, or map {align} bytes more than you need and begin there",
-        addr.next_multiple_of(*align)
-    )]
-    Alignment {
-        /// Where it begins.
-        addr: usize,
-        /// What it must be a multiple of.
-        align: usize,
-    },
-    /// What is said of faults to inject cannot be read.
-    #[error(
-        "faults to inject, part {part}: {why}; they are described as in `after=100,p=0.01,gfp=atomic,seed=7`, with at \
-         least one of after and p"
-    )]
-    FaultSyntax {
-        /// Which of the parts between commas, from 1.
-        part: usize,
-        /// What is wrong with it.
-        why: &'static str,
-    },
-    /// A pool's reserve.
-    #[error("a reserve of {min_nr}: it takes 1 to {max}")]
-    Reserve {
-        /// The size asked for, in elements.
-        min_nr: usize,
-        /// The largest that is taken.
-        max: usize,
-    },
-    /// A reserve cannot shrink below what somebody waits for.
-    #[error("a reserve of {min_nr} would never serve the request for {needed} that waits; try again later")]
-    ReserveAwaited {
-        /// The size asked for, in elements.
-        min_nr: usize,
-        /// What the largest request that waits has asked for.
-        needed: usize,
-    },
-    /// A request that a pool cannot promise.
-    #[error("a request for {count} from a pool that keeps {min_nr}: split it, or make the reserve larger")]
-    AboveReserve {
-        /// What was asked for.
-        count: usize,
-        /// The pool's reserve.
-        min_nr: usize,
-    },
-    /// A pool delivers all that is asked for.
-    #[error("a pool delivers all of a request: ask with `Bulk::exact`")]
-    PoolWants,
-    /// An arena's size.
-    #[error("an arena of {pages} pages: it takes 1 to {max}")]
-    ArenaSize {
-        /// The size asked for, in pages.
-        pages: usize,
-        /// The largest that is taken, in pages.
-        max: usize,
-    },
-    /// The operating system refused memory for an arena.
-    #[error(
-        "the system refuses {bytes} bytes for {what} (errno {errno}); lower the size, or raise the limit (`ulimit -v`)"
-    )]
-    System {
-        /// What it was for.
-        what: &'static str,
-        /// How much was asked for.
-        bytes: usize,
-        /// The error number.
-        errno: i32,
-    },
-    /// The operating system starts no thread for background reclaim.
-    #[error(
-        "the system starts no thread for background reclaim (errno {errno}); raise the limit (`ulimit -u`, or the control \
-         group's pids.max), or call `reclaim_step` from a thread of your own"
-    )]
-    NoThread {
-        /// The error number.
-        errno: i32,
-    },
-    /// All frame numbers of the process are in use.
-    #[error("all {max} frame numbers of this process are in use; close an allocator first")]
-    FrameNumbers {
-        /// How many there are.
-        max: usize,
-    },
-    /// The per-CPU list backend that was asked for does not work here.
-    #[error("the restartable-sequence backend does not work here ({why}); use the portable one")]
-    Backend {
-        /// What the self-test found.
-        why: &'static str,
-    },
-    /// `PAGEMILL_BACKEND`, or whoever parsed a name.
-    #[error(
-        "no list backend is called that: it is `rseq` or `portable`; set PAGEMILL_BACKEND to one of them, or not at all"
-    )]
-    BackendName,
-    /// A number of CPUs that the lists cannot have.
-    #[error("{cpus} CPUs: the lists take 1 to {max}")]
-    Cpus {
-        /// The number asked for.
-        cpus: usize,
-        /// The largest that is taken.
-        max: usize,
+    Metadata {
+        /// How many frames it was to have.
+        frames: usize,
+        /// For how many there are words.
+        most: usize,
     },
 }
 

@@ -183,16 +183,16 @@ impl Gfp {
 
     const fn check_slow(self) -> Result<(), Invalid> {
         if self.0 & 3 == 3 {
-            return Err(Invalid::GfpConflict("MOVABLE", "RECLAIMABLE"));
+            return Err(Invalid::GfpConflict(&["MOVABLE", "RECLAIMABLE"]));
         }
         if self.may_wait() && self.contains(Self::ATOMIC) {
-            return Err(Invalid::GfpConflict("ATOMIC", "KERNEL, NOIO or NOFS"));
+            return Err(Invalid::GfpConflict(&["ATOMIC", "KERNEL, NOIO or NOFS"]));
         }
         if self.contains(Self::NOFAIL) && !self.may_wait() {
-            return Err(Invalid::GfpConflict("NOFAIL", "NOWAIT"));
+            return Err(Invalid::GfpConflict(&["NOFAIL", "NOWAIT"]));
         }
         if (self.0 & Self::PATIENCE).count_ones() > 1 {
-            return Err(Invalid::GfpConflict("NOFAIL or RETRY_MAYFAIL", "NORETRY or RETRY_MAYFAIL"));
+            return Err(Invalid::GfpConflict(&["NOFAIL or RETRY_MAYFAIL", "NORETRY or RETRY_MAYFAIL"]));
         }
         Ok(())
     }

@@ -68,7 +68,7 @@ mod used;
 mod validate;
 
 pub use buddy::{BoundBlock, Buddy, BuddyMetadata};
-pub use error::{Error, Exhausted, Invalid, Misuse, MisuseKind, Shortfall, Why};
+pub use error::{Exhausted, Invalid, Misuse, MisuseKind, Shortfall, Why};
 pub use gfp::{Gfp, Mobility};
 pub use give::{Given, Giving, WordTable};
 pub use handful::Handful;

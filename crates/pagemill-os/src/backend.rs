@@ -1,6 +1,5 @@
 //! The two backends of the per-CPU lists, by name: restartable sequences, or what stands in for them.
 use core::fmt;
-use pagemill_core::Invalid;
 
 /// Which mechanism moves frames on and off the lists.
 ///
@@ -15,6 +14,19 @@ pub enum Backend {
     /// A try-lock per list.
     Portable,
 }
+
+/// No backend is called that: `PAGEMILL_BACKEND`, or whoever parsed a name.
+///
+/// ```
+/// use pagemill_os::{Backend, BackendName};
+/// assert_eq!("fast".parse::<Backend>(), Err(BackendName));
+/// assert!(BackendName.to_string().contains("`rseq` or `portable`"));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "no list backend is called that: it is `rseq` or `portable`; set PAGEMILL_BACKEND to one of them, or not at all"
+)]
+pub struct BackendName;
 
 impl Backend {
     /// Its name, as `PAGEMILL_BACKEND` takes it.
@@ -33,8 +45,8 @@ impl fmt::Display for Backend {
 }
 
 impl core::str::FromStr for Backend {
-    type Err = Invalid;
-    fn from_str(name: &str) -> Result<Self, Invalid> {
-        [Self::Rseq, Self::Portable].into_iter().find(|backend| backend.name() == name).ok_or(Invalid::BackendName)
+    type Err = BackendName;
+    fn from_str(name: &str) -> Result<Self, BackendName> {
+        [Self::Rseq, Self::Portable].into_iter().find(|backend| backend.name() == name).ok_or(BackendName)
     }
 }

@@ -40,7 +40,7 @@ pub use cpu::{current_cpu, current_thread, possible_cpus};
 pub use fork::{ForkHooks, on_fork};
 pub use last_zone::{last_zone, set_last_zone};
 pub use limit::{Claim, MemoryLimit};
-pub use lists::{Backend, CpuStats, List, PerCpu};
+pub use lists::{Backend, BackendName, CpuStats, List, ListsError, PerCpu};
 pub use map::{MapError, Mapping};
 pub use numa::{Node, Topology, cpus_of};
 pub use page::{HUGE_PAGE_SIZE, pretend_system_page, system_page};

@@ -21,20 +21,22 @@
 //! A list that is held, full or empty sends its caller to the zone; nobody waits for a list but whoever drains it.
 //!
 //! Behind the lists of the CPUs stand the [depots](depot), lists of no CPU, through which whole loads go from one CPU to another.
-pub use crate::backend::Backend;
+pub use crate::backend::{Backend, BackendName};
 pub use crate::counters::{BulkCall, CpuStats};
 use crate::{Batch, Frames, Mapping, rseq};
 use core::mem::{MaybeUninit, offset_of, size_of};
 use core::ops::Range;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Relaxed, Release};
+pub use error::ListsError;
 pub use list::List;
 use list::{LIST_BYTES, NONE, TOP};
-use pagemill_core::{CpuId, Error, Invalid, ListPolicy, Mobility, step};
+use pagemill_core::{CpuId, ListPolicy, Mobility, step};
 pub use table::CpuTable;
 
 mod depot;
 mod drain;
+mod error;
 pub(crate) mod list;
 mod table;
 #[cfg(all(test, not(any(loom, miri))))]
@@ -114,7 +116,7 @@ impl PerCpu {
     ///
     /// # Errors
     /// No CPU or too many; rseq where the self-test fails; no memory.
-    pub fn new(backend: Backend, cpus: usize, cpu_of: fn() -> usize) -> Result<Self, Error> {
+    pub fn new(backend: Backend, cpus: usize, cpu_of: fn() -> usize) -> Result<Self, ListsError> {
         let lists = Self::shut(backend, cpus, cpu_of)?;
         lists.lists().for_each(|list| {
             list.set_policy(ListPolicy::START);
@@ -123,19 +125,16 @@ impl PerCpu {
         Ok(lists)
     }
 
-    fn shut(backend: Backend, cpus: usize, cpu_of: fn() -> usize) -> Result<Self, Error> {
+    fn shut(backend: Backend, cpus: usize, cpu_of: fn() -> usize) -> Result<Self, ListsError> {
         if !(1..=Self::CPUS_MAX).contains(&cpus) {
-            return Err(Invalid::Cpus { cpus, max: Self::CPUS_MAX }.into());
+            return Err(ListsError::Cpus { cpus, max: Self::CPUS_MAX });
         }
         if backend == Backend::Rseq {
-            rseq::self_test().map_err(|why| Invalid::Backend { why })?;
+            rseq::self_test().map_err(|why| ListsError::Backend { why })?;
         }
         let bytes = (cpus + DEPOTS) * size_of::<CpuLists>();
-        let map = Mapping::reserve(bytes, LIST_BYTES).map_err(|errno| Invalid::System {
-            what: "the per-CPU lists",
-            bytes,
-            errno: errno.0,
-        })?;
+        let refused = |errno| ListsError::System { what: "the per-CPU lists", bytes, errno };
+        let map = Mapping::reserve(bytes, LIST_BYTES).map_err(refused)?;
         let rseq_offset = rseq::area_offset();
         // Were it taken for another function than it is, that would be asked: slower, and no less right.
         let is_in_area = rseq_offset != 0 && core::ptr::fn_addr_eq(cpu_of, crate::current_cpu as fn() -> usize);
@@ -143,16 +142,16 @@ impl PerCpu {
     }
 
     /// Lists for the same CPUs, empty; errors are the same.
-    pub fn another(&self) -> Result<Self, Error> {
+    pub fn another(&self) -> Result<Self, ListsError> {
         Self::new(self.backend, self.cpus(), self.cpu_of)
     }
 
     /// The same, which take nothing, and no memory, until each is given a policy and [opened](List::open), and are so again
     /// in the child of a fork.
-    pub fn another_shut(&self) -> Result<Self, Error> {
+    pub fn another_shut(&self) -> Result<Self, ListsError> {
         let lists = Self::shut(self.backend, self.cpus(), self.cpu_of)?;
         let (map, what) = (&lists._map, "lists that no child sees");
-        map.wipe_on_fork().map_err(|errno| Invalid::System { what, bytes: map.bytes(), errno: errno.0 })?;
+        map.wipe_on_fork().map_err(|errno| ListsError::System { what, bytes: map.bytes(), errno })?;
         Ok(lists)
     }
 

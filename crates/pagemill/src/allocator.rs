@@ -1,9 +1,10 @@
 //! The allocator: arenas, the zone over each and the per-CPU lists above that.
+use crate::error::{Error, InvalidRequest};
 use crate::nodes::{Kept, Nodes};
 use crate::process::no_fork;
 use crate::registry;
 use core::fmt;
-use pagemill_core::{CpuId, Error, Invalid, NodeMask, PageCount};
+use pagemill_core::{CpuId, NodeMask, PageCount};
 use pagemill_os::Backend;
 use std::sync::{Arc, Weak};
 
@@ -149,10 +150,10 @@ impl Allocator {
     /// Takes what one CPU's lists hold back to the zones.
     ///
     /// # Errors
-    /// [`Invalid::Cpus`] if there is no such CPU.
+    /// [`InvalidRequest::NoSuchCpu`] if there is no such CPU.
     pub fn drain_cpu(&self, cpu: CpuId) -> Result<PageCount, Error> {
         if cpu.get() >= self.cpus() {
-            return Err(Invalid::Cpus { cpus: cpu.get() + 1, max: self.cpus() }.into());
+            return Err(InvalidRequest::NoSuchCpu { cpu: cpu.get(), cpus: self.cpus() }.into());
         }
         Ok(PageCount::new(self.nodes().all().iter().map(|zone| zone.drain_cpu(cpu)).sum()))
     }
@@ -161,7 +162,7 @@ impl Allocator {
     /// Pages that are out stay out.
     ///
     /// # Errors
-    /// [`Invalid::NoSuchNode`] if the allocator has no memory on any of them.
+    /// [`InvalidRequest::NoSuchNode`] if the allocator has no memory on any of them.
     ///
     /// ```
     /// use pagemill::{Allocator, NodeId, NodeMask};

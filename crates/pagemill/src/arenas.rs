@@ -1,12 +1,13 @@
 //! An allocator's arenas: what it has, adding some and retiring them.
 use crate::allocator::Allocator;
+use crate::build_error::BuildError;
 use crate::memory::Memory;
 use crate::nodes::Nodes;
 use crate::registry;
 use crate::zone::Zone;
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Invalid, NodeId, PageCount, Unused, ZoneKind};
+use pagemill_core::{NodeId, PageCount, Unused, ZoneKind};
 
 /// An allocator's piece of memory, for [`Allocator::retire`].
 ///
@@ -114,7 +115,7 @@ impl Allocator {
     ///
     /// # Errors
     /// As [`Builder::build`](crate::Builder::build).
-    pub fn add_memory(&self, memory: Memory) -> Result<ArenaId, Error> {
+    pub fn add_memory(&self, memory: Memory) -> Result<ArenaId, BuildError> {
         registry::bury();
         let held = registry::lock();
         let nodes = self.nodes();
@@ -134,14 +135,14 @@ impl Allocator {
     /// Returns how many of its pages are still out.
     ///
     /// # Errors
-    /// [`Invalid::LastArena`]: an allocator keeps one. [`Invalid::NoSuchArena`]: it is another allocator's, or its memory was
+    /// [`BuildError::LastArena`]: an allocator keeps one. [`BuildError::NoSuchArena`]: it is another allocator's, or its memory was
     /// taken up again since, and has another name.
-    pub fn retire(&self, arena: ArenaId) -> Result<PageCount, Error> {
+    pub fn retire(&self, arena: ArenaId) -> Result<PageCount, BuildError> {
         let held = registry::lock();
         let nodes = self.nodes();
-        let zone = nodes.by_id(arena).ok_or(Invalid::NoSuchArena)?;
+        let zone = nodes.by_id(arena).ok_or(BuildError::NoSuchArena)?;
         if nodes.in_use().all(|other| core::ptr::eq(other, zone)) {
-            return Err(Invalid::LastArena.into());
+            return Err(BuildError::LastArena);
         }
         zone.retired.store(true, Relaxed);
         zone.settle_lists();
@@ -166,8 +167,8 @@ impl Allocator {
     /// }
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    pub fn notes(&self) -> Vec<Error> {
-        self.nodes().notes().into_iter().map(Error::from).collect()
+    pub fn notes(&self) -> Vec<BuildError> {
+        self.nodes().notes()
     }
 
     /// The file behind an arena made of one, for another process to map; none if this one is not, or another allocator's.

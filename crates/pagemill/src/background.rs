@@ -1,13 +1,14 @@
 //! Background reclaim: shrinkers are called until every zone is above its high mark, by a thread or by
 //! [`Allocator::reclaim_step`].
 use crate::allocator::Allocator;
+use crate::build_error::BuildError;
 use crate::nodes::Nodes;
 use crate::reclaim::{Background, Numbered, PAGES_AT_ONCE, Shrinker};
 use crate::registry;
 use crate::zone::Zone;
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Gfp, Invalid, PageCount};
+use pagemill_core::{Gfp, PageCount};
 use pagemill_os::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -99,7 +100,7 @@ impl Allocator {
     }
 
     /// Starts the background thread, which looks when a zone falls below its low mark.
-    pub(crate) fn start_reclaim(&self, held: &registry::Writing) -> Result<(), Invalid> {
+    pub(crate) fn start_reclaim(&self, held: &registry::Writing) -> Result<(), BuildError> {
         let allocator = self.weak();
         let start = move || {
             let allocator = allocator.clone();
@@ -111,7 +112,7 @@ impl Allocator {
                 ControlFlow::Continue(())
             })
         };
-        let refused = |errno: Errno| Invalid::NoThread { errno: errno.0 };
+        let refused = |errno: Errno| BuildError::NoThread { errno: errno.0 };
         self.nodes().reclaim.run(held, Box::new(start)).map_err(refused)
     }
 }

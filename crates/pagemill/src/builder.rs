@@ -1,13 +1,14 @@
 //! What an allocator is to be made of.
 use crate::allocator::Allocator;
+use crate::build_error::BuildError;
 use crate::fault::Faults;
-use crate::memory::{Memory, refusal};
+use crate::memory::Memory;
 use crate::nodes::Nodes;
 use crate::registry;
 use crate::topology::Layout;
 use crate::zone::{Body, Parts, Zone};
 use core::fmt;
-use pagemill_core::{Error, Invalid, NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Policy, interleave_share};
+use pagemill_core::{NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Policy, interleave_share};
 use pagemill_os::{Backend, Mapping, MemoryLimit, PerCpu, current_cpu, possible_cpus};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -230,8 +231,8 @@ impl Builder {
     /// Makes the allocator.
     ///
     /// # Errors
-    /// [`Invalid`], saying what was asked for that cannot be had.
-    pub fn build(self) -> Result<Allocator, Error> {
+    /// [`BuildError`], saying what was asked for that cannot be had.
+    pub fn build(self) -> Result<Allocator, BuildError> {
         registry::bury();
         let mut begun = None;
         let held = registry::lock();
@@ -243,7 +244,7 @@ impl Builder {
         mut self,
         held: &registry::Writing,
         begun: &mut Option<Allocator>,
-    ) -> Result<Allocator, Error> {
+    ) -> Result<Allocator, BuildError> {
         let cpus = self.lists()?.cpus();
         let layout = match (self.layout.take(), self.cpus) {
             (Some(layout), _) => layout,
@@ -251,7 +252,7 @@ impl Builder {
             (None, None) => Layout::of_system(cpus),
         };
         if layout.node_of_cpu.len() < cpus {
-            return Err(Invalid::NodesOfCpus { cpus, named: layout.node_of_cpu.len() }.into());
+            return Err(BuildError::NodesOfCpus { cpus, named: layout.node_of_cpu.len() });
         }
         let mut memory = core::mem::take(&mut self.memory);
         if memory.is_empty() || self.pages.is_some() {
@@ -267,7 +268,7 @@ impl Builder {
         if let Policy::Bind(among) | Policy::Interleave(among) = self.policy
             && !memory.iter().any(|memory| among.contains(memory.node))
         {
-            return Err(Invalid::NoSuchNode { nodes: among.as_bits() }.into());
+            return Err(BuildError::NoSuchNode { nodes: among.as_bits() });
         }
         let faults = match self.faults.take() {
             Some(faults) => Some(faults),
@@ -291,12 +292,12 @@ impl Builder {
         Ok(allocator)
     }
 
-    fn lists(&self) -> Result<PerCpu, Error> {
+    fn lists(&self) -> Result<PerCpu, BuildError> {
         if let Some((cpus, cpu_of)) = self.cpus {
             if self.backend == Some(Backend::Rseq) {
-                return Err(Invalid::Backend { why: "CPUs are faked" }.into());
+                return Err(BuildError::Backend { why: "CPUs are faked" });
             }
-            return PerCpu::new(Backend::Portable, cpus, cpu_of);
+            return Ok(PerCpu::new(Backend::Portable, cpus, cpu_of)?);
         }
         let forced = match self.backend {
             Some(backend) => Some(backend),
@@ -308,7 +309,7 @@ impl Builder {
         };
         let backend =
             forced.unwrap_or_else(|| if pagemill_os::self_test().is_ok() { Backend::Rseq } else { Backend::Portable });
-        PerCpu::new(backend, possible_cpus(), current_cpu)
+        Ok(PerCpu::new(backend, possible_cpus(), current_cpu)?)
     }
 }
 
@@ -319,12 +320,12 @@ impl Nodes {
         held: &registry::Writing,
         memory: Memory,
         lists: PerCpu,
-    ) -> Result<&'static Zone, Error> {
+    ) -> Result<&'static Zone, BuildError> {
         memory.marks.check()?;
         let memory = self.within_limit(memory)?;
         let pages = memory.pages();
         if !(1..=registry::FRAMES_MAX).contains(&pages) {
-            return Err(Invalid::ArenaSize { pages, max: registry::FRAMES_MAX }.into());
+            return Err(BuildError::ArenaSize { pages, max: registry::FRAMES_MAX });
         }
         if let Some(range) = memory.brought_range() {
             registry::check_apart(held, &range)?;
@@ -362,7 +363,7 @@ fn half_of_memory() -> usize {
 impl Nodes {
     /// The memory as it is described, or as much of it as the process's limit has room for where it must; then notes how
     /// much that was.
-    pub(crate) fn within_limit(&self, memory: Memory) -> Result<Memory, Invalid> {
+    pub(crate) fn within_limit(&self, memory: Memory) -> Result<Memory, BuildError> {
         let room = match &self.limit {
             Some(limit) if memory.is_within_limit => limit.room(),
             _ => return Ok(memory),
@@ -374,7 +375,7 @@ impl Nodes {
         if wanted <= room {
             return Ok(memory);
         }
-        let why = Invalid::MemoryLimit { wanted, room };
+        let why = BuildError::MemoryLimit { wanted, room };
         let whole = room >> Order::PAGEBLOCK.bytes().ilog2() << PAGEBLOCK_FRAMES.ilog2();
         if whole == 0 {
             return Err(why);
@@ -384,7 +385,7 @@ impl Nodes {
     }
 
     /// Maps memory as it is described, or as ordinary memory where that will do; then notes why.
-    pub(crate) fn map(&self, memory: &Memory) -> Result<Mapping, Invalid> {
+    pub(crate) fn map(&self, memory: &Memory) -> Result<Mapping, BuildError> {
         let huge_pages = self.huge_pages;
         let mapping = memory.map(huge_pages).or_else(|why| {
             let ordinary = memory.ordinary().map(huge_pages);
@@ -399,12 +400,12 @@ impl Nodes {
             && let Err(errno) = mapping.bind(0, mapping.bytes(), node, false)
         {
             // It serves from wherever it is.
-            self.note(Invalid::System { what: "memory of a node", bytes: mapping.bytes(), errno: errno.0 });
+            self.note(BuildError::system("memory of a node", mapping.bytes())(errno));
         }
         if memory.is_locked
             && let Err(why) = mapping.lock(0, mapping.bytes())
         {
-            let why = refusal(why, mapping.bytes());
+            let why = BuildError::of_memory(mapping.bytes())(why);
             if !memory.may_be_ordinary {
                 return Err(why);
             }

@@ -11,12 +11,14 @@ mod umem;
 mod vfio;
 
 use crate::allocator::Allocator;
+use crate::build_error::BuildError;
+use crate::error::Error;
 use crate::process::generation;
 use crate::registry;
 use crate::zone::Pinned;
 use core::fmt;
 use core::ops::Range;
-use pagemill_core::{Error, PAGE_SHIFT, PAGE_SIZE};
+use pagemill_core::{PAGE_SHIFT, PAGE_SIZE};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -245,6 +247,12 @@ pub enum DeviceError {
     /// The page allocator's.
     #[error(transparent)]
     Memory(#[from] Error),
+}
+
+impl From<BuildError> for DeviceError {
+    fn from(why: BuildError) -> Self {
+        Self::Memory(why.into())
+    }
 }
 
 /// An allocator's memory as one device sees it. Cheap to clone.

@@ -1,8 +1,9 @@
 //! Faults on purpose (C3.14): acquisitions that fail although there is memory, so that a program's own ways out can be
 //! tested.
+use crate::build_error::BuildError;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use pagemill_core::{Gfp, Invalid};
+use pagemill_core::Gfp;
 use std::sync::Arc;
 
 /// Which acquisitions fail. An acquisition is a trip to a zone: for a batch, for one page of another mobility, for a
@@ -113,10 +114,10 @@ impl Faults {
         Self(Arc::new(State { after, probability, gfp, thread: None, seen, random, injected }))
     }
     /// What `PAGEMILL_FAIL` says; none where it is unset or empty.
-    pub(crate) fn from_env() -> Result<Option<Self>, Invalid> {
+    pub(crate) fn from_env() -> Result<Option<Self>, BuildError> {
         match std::env::var_os("PAGEMILL_FAIL") {
             Some(text) if !text.is_empty() => {
-                let text = text.to_str().ok_or(Invalid::FaultSyntax { part: 1, why: "it is not UTF-8" })?;
+                let text = text.to_str().ok_or(BuildError::FaultSyntax { part: 1, why: "it is not UTF-8" })?;
                 text.parse().map(Some)
             }
             _ => Ok(None),
@@ -154,14 +155,14 @@ impl Faults {
 }
 
 impl core::str::FromStr for Faults {
-    type Err = Invalid;
+    type Err = BuildError;
 
     /// `after=N`, `p=F`, `gfp=kernel|noio|nofs|nowait|atomic|movable|reclaimable|dma32|zero`, `seed=N`, separated by
     /// commas, each at most once; at least one of the first two. `gfp` is as for [`only`](Self::only).
-    fn from_str(text: &str) -> Result<Self, Invalid> {
+    fn from_str(text: &str) -> Result<Self, BuildError> {
         let (mut after, mut p, mut gfp, mut seed) = (None, None, None, None);
         for (part, said) in (1..).zip(text.split(',')) {
-            let wrong = |why| Invalid::FaultSyntax { part, why };
+            let wrong = |why| BuildError::FaultSyntax { part, why };
             let (key, value) = said.split_once('=').ok_or(wrong("it is not KEY=VALUE"))?;
             let value = value.trim();
             let is_first = match key.trim() {
@@ -178,7 +179,7 @@ impl core::str::FromStr for Faults {
             }
         }
         if after.is_none() && p.is_none() {
-            return Err(Invalid::FaultSyntax { part: 1, why: "nothing says which ones fail" });
+            return Err(BuildError::FaultSyntax { part: 1, why: "nothing says which ones fail" });
         }
         Ok(Self::of(after.unwrap_or(0), p.unwrap_or(ALWAYS), gfp, seed.unwrap_or(1)))
     }

@@ -65,6 +65,7 @@ mod allocator;
 
 mod arenas;
 mod background;
+mod build_error;
 mod builder;
 mod bulk;
 mod claim;
@@ -72,6 +73,7 @@ mod claims;
 mod context;
 mod device;
 mod dma_pool;
+mod error;
 mod fault;
 #[cfg(all(test, not(any(miri, shuttle))))]
 #[path = "../../../tests/fifo.rs"]
@@ -110,12 +112,14 @@ pub use account::Account;
 pub use allocator::{Allocator, StillOut, self_test};
 pub use arenas::{ArenaId, ArenaInfo};
 pub use background::Registered;
+pub use build_error::BuildError;
 pub use builder::Builder;
 pub use bulk::{Bulk, Delivered, Filled};
 #[cfg(feature = "cuda")]
 pub use device::Cuda;
 pub use device::{Device, DeviceAddr, DeviceError, DeviceMap, FixedBuffers, Identity, Mapped, Physical, Umem, VfioMap};
 pub use dma_pool::{BlocksOut, DmaBlock, DmaPool, DmaPoolStats};
+pub use error::{Error, InvalidRequest};
 pub use fault::Faults;
 pub use free::{free_pages_bulk_raw, free_raw};
 pub use handle::{Block, Owned, Page, Pages, free_pages_bulk};
@@ -124,10 +128,10 @@ pub use memory::Memory;
 pub use mempool::{ElementsOut, Mempool, MempoolStats, PageSource, Pair, Source};
 pub use misuse::{foreign_frees, on_misuse};
 pub use pagemill_core::{
-    BuddyInfo, CpuId, Error, Exhausted, Gfp, Invalid, Misfit, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order,
+    BuddyInfo, CpuId, Exhausted, Gfp, Invalid, Misfit, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order,
     PAGE_SIZE, PageCount, Pfn, Policy, Shortfall, Watermarks, Why, ZoneKind,
 };
-pub use pagemill_os::{Backend, restarts};
+pub use pagemill_os::{Backend, BackendName, restarts};
 pub use populate::Populated;
 pub use reclaim::{Shrink, Shrinker, ShrinkerDoes};
 pub use run::{Run, free_pages_bulk_runs};

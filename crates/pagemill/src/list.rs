@@ -1,5 +1,6 @@
 //! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
 //! are not touched, and joining two lists costs nothing.
+use crate::error::{Error, InvalidRequest};
 use crate::free::{FreeBatch, Source, free_all, free_page};
 use crate::handle::{Block, Owned, Page};
 use crate::registry;
@@ -7,7 +8,7 @@ use crate::word::{addr_of_word, order_of_word};
 use crate::zone::Zone;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Invalid, Order, Pfn};
+use pagemill_core::{Order, Pfn};
 use pagemill_os::Batch;
 
 /// A list of pages, or of blocks of one order. It owns what is on it: dropping frees it in bulk.
@@ -65,11 +66,11 @@ impl<T: Owned> List<T> {
     /// Can blocks of this order be added?
     ///
     /// # Errors
-    /// [`Invalid::ListOrder`].
+    /// [`InvalidRequest::ListOrder`].
     #[inline]
     pub(crate) fn check_order(&self, order: Order) -> Result<(), Error> {
         if self.len > 0 && self.order != order {
-            return Err(Invalid::ListOrder { list: self.order.get(), other: order.get() }.into());
+            return Err(InvalidRequest::ListOrder { list: self.order.get(), other: order.get() }.into());
         }
         Ok(())
     }
@@ -197,7 +198,7 @@ impl<T: Owned> List<T> {
     /// Moves all blocks of `other` to the tail of this list, at a cost that does not depend on their number.
     ///
     /// # Errors
-    /// [`Invalid::ListOrder`] if both hold blocks, of different orders; nothing has changed then.
+    /// [`InvalidRequest::ListOrder`] if both hold blocks, of different orders; nothing has changed then.
     #[inline]
     pub fn append(&mut self, other: &mut Self) -> Result<(), Error> {
         if other.len == 0 {

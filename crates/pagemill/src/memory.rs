@@ -1,7 +1,8 @@
 //! Memory for an allocator: how much, of what kind, on which node, with which marks.
+use crate::build_error::BuildError;
 use core::ops::Range;
-use pagemill_core::{Invalid, NodeId, Order, PAGE_SIZE, Watermarks, ZoneKind};
-use pagemill_os::{HUGE_PAGE_SIZE, MapError, Mapping};
+use pagemill_core::{NodeId, Order, PAGE_SIZE, Watermarks, ZoneKind};
+use pagemill_os::{HUGE_PAGE_SIZE, Mapping};
 
 /// A piece of memory that an allocator is to manage: an arena. An allocator takes it by value, and there is no second one like
 /// it: [brought](Self::brought) memory has one owner.
@@ -54,12 +55,12 @@ impl Memory {
     /// multiple of 512.
     ///
     /// ```
-    /// use pagemill::{Allocator, Error, Invalid, Memory};
+    /// use pagemill::{Allocator, BuildError, Memory};
     /// match Allocator::builder().memory(Memory::huge_pages(512)).build() {
     ///     Ok(allocator) => assert_eq!(allocator.managed_pages().get(), 512),
     ///     // The message says how to set some aside; or_ordinary() does without.
-    ///     Err(Error::Invalid(why @ Invalid::HugePages { free, .. })) => println!("{free} are free: {why}"),
-    ///     Err(other) => return Err(other),
+    ///     Err(why @ BuildError::HugePages { free, .. }) => println!("{free} are free: {why}"),
+    ///     Err(other) => return Err(other.into()),
     /// }
     /// # Ok::<(), pagemill::Error>(())
     /// ```
@@ -94,7 +95,7 @@ impl Memory {
     /// Memory that the caller has mapped: `pages` pages from `start`, aligned to 2 MiB. It is not unmapped when the
     /// allocator closes. Its contents count as unspecified. Larger blocks lie where their size divides the address.
     ///
-    /// No part of it may lie in an arena, so neither in a block of another allocator: see [`Invalid::Overlap`].
+    /// No part of it may lie in an arena, so neither in a block of another allocator: see [`BuildError::Overlap`].
     ///
     /// # Safety
     /// It is readable and writable until the allocator is closed and every page is back, and nobody else uses it meanwhile.
@@ -179,11 +180,11 @@ impl Memory {
     /// Locks it in memory (`mlock`), which commits all of it.
     ///
     /// ```
-    /// use pagemill::{Allocator, Error, Invalid, Memory};
+    /// use pagemill::{Allocator, BuildError, Memory};
     /// match Allocator::builder().memory(Memory::anonymous(16).locked()).build() {
     ///     Ok(allocator) => assert!(allocator.notes().is_empty()), // never swapped out
-    ///     Err(Error::Invalid(why @ Invalid::LockLimit { .. })) => println!("{why}"), // says how to raise it
-    ///     Err(other) => return Err(other),
+    ///     Err(why @ BuildError::LockLimit { .. }) => println!("{why}"), // says how to raise it
+    ///     Err(other) => return Err(other.into()),
     /// }
     /// # Ok::<(), pagemill::Error>(())
     /// ```
@@ -256,23 +257,23 @@ impl Memory {
     }
 
     /// Maps it.
-    pub(crate) fn map(&self, huge_pages: bool) -> Result<Mapping, Invalid> {
+    pub(crate) fn map(&self, huge_pages: bool) -> Result<Mapping, BuildError> {
         let bytes = self.pages() * PAGE_SIZE;
         let is_huge = matches!(self.backing, Backing::HugePages { .. } | Backing::Memfd { is_huge: true, .. });
         if is_huge && !bytes.is_multiple_of(HUGE_PAGE_SIZE) {
-            return Err(Invalid::HugePageMultiple { pages: self.pages() });
+            return Err(BuildError::HugePageMultiple { pages: self.pages() });
         }
         let align = self.align();
-        let refused = |what| move |errno: pagemill_os::Errno| Invalid::System { what, bytes, errno: errno.0 };
+        let refused = |what| BuildError::system(what, bytes);
         let mapping = match self.backing {
             Backing::Anonymous { .. } => Mapping::reserve(bytes, align).map_err(refused("an arena"))?,
-            Backing::HugePages { .. } => return Mapping::huge(bytes, align).map_err(|why| refusal(why, bytes)),
+            Backing::HugePages { .. } => return Mapping::huge(bytes, align).map_err(BuildError::of_memory(bytes)),
             Backing::Memfd { is_huge, .. } => {
-                Mapping::memfd(c"pagemill", bytes, align, is_huge).map_err(|why| refusal(why, bytes))?
+                Mapping::memfd(c"pagemill", bytes, align, is_huge).map_err(BuildError::of_memory(bytes))?
             }
             Backing::Brought { start, .. } => {
                 if !start.is_multiple_of(1 << 21) {
-                    return Err(Invalid::Alignment { addr: start, align: 1 << 21 });
+                    return Err(BuildError::Alignment { addr: start, align: 1 << 21 });
                 }
                 let start = core::ptr::with_exposed_provenance_mut(start);
                 // SAFETY: what the caller of `brought` promised.
@@ -293,13 +294,5 @@ impl Memory {
             other => other,
         };
         Self { backing, ..*self }
-    }
-}
-
-pub(crate) fn refusal(why: MapError, bytes: usize) -> Invalid {
-    match why {
-        MapError::HugePages { wanted, free, reserved } => Invalid::HugePages { wanted, free, reserved },
-        MapError::LockLimit { wanted, limit, .. } => Invalid::LockLimit { wanted, limit },
-        MapError::System { call, errno } => Invalid::System { what: call, bytes, errno: errno.0 },
     }
 }

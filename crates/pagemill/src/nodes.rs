@@ -17,6 +17,8 @@
 //!   serves another allocator later; at worst such a late question wakes a request there in vain.
 //!
 //! [`here`]: Nodes::here
+use crate::build_error::BuildError;
+use crate::error::{Error, InvalidRequest};
 use crate::idle::Idle;
 use crate::reclaim::Reclaim;
 use crate::registry;
@@ -27,7 +29,7 @@ use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
-use pagemill_core::{CpuId, Error, Gfp, Invalid, NodeId, NodeMask, Policy, zonelist_place};
+use pagemill_core::{CpuId, Gfp, NodeId, NodeMask, Policy, zonelist_place};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The arenas in the order in which requests that prefer each node try them.
@@ -53,7 +55,7 @@ pub(crate) struct Nodes {
     walked: Mutex<Vec<AtomicPtr<Zonelists>>>,
     /// The arena that was added last; each leads to the one before. No lock: a child of a fork reads it too.
     newest: AtomicPtr<Zone>,
-    notes: Mutex<Vec<Invalid>>,
+    notes: Mutex<Vec<BuildError>>,
     policy: Policy,
     /// Where the last interleaved page came from.
     turn: AtomicU32,
@@ -207,9 +209,9 @@ impl Nodes {
     }
 
     /// Changes the nodes that requests may have memory of. Lists of nodes that are not allowed any more are passed over from now on.
-    pub(crate) fn set_allowed(&self, _held: &registry::Writing, nodes: NodeMask) -> Result<(), Invalid> {
+    pub(crate) fn set_allowed(&self, _held: &registry::Writing, nodes: NodeMask) -> Result<(), InvalidRequest> {
         if !self.in_use().any(|zone| nodes.contains(zone.node)) {
-            return Err(Invalid::NoSuchNode { nodes: nodes.as_bits() });
+            return Err(InvalidRequest::NoSuchNode { nodes: nodes.as_bits() });
         }
         self.shared.set_allowed(nodes);
         self.choose();
@@ -263,10 +265,10 @@ impl Nodes {
     }
 
     /// Remembers what the system refused without that being an error; with the registry held.
-    pub(crate) fn note(&self, why: Invalid) {
+    pub(crate) fn note(&self, why: BuildError) {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(why);
     }
-    pub(crate) fn notes(&self) -> Vec<Invalid> {
+    pub(crate) fn notes(&self) -> Vec<BuildError> {
         let _held = registry::lock(); // No fork meets it locked.
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -320,11 +322,11 @@ impl Nodes {
     /// Refuses flags that no arena here can honour.
     ///
     /// # Errors
-    /// [`Invalid::GfpConflict`], [`Invalid::GfpUnsupported`].
+    /// [`Invalid::GfpConflict`](pagemill_core::Invalid::GfpConflict), [`InvalidRequest::GfpUnsupported`].
     pub(crate) fn check(&self, gfp: Gfp) -> Result<(), Error> {
         gfp.check()?;
         if gfp.contains(Gfp::DMA32) && !self.in_use().any(|zone| zone.kind.serves(gfp)) {
-            return Err(Invalid::GfpUnsupported("DMA32").into());
+            return Err(InvalidRequest::GfpUnsupported("DMA32").into());
         }
         Ok(())
     }

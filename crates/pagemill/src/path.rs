@@ -4,8 +4,9 @@
 //! line (C3.15).
 use crate::allocator::Allocator;
 use crate::context::AllocContext;
+use crate::error::Error;
 use crate::handle::{Block, Page, sealed::Word};
-use pagemill_core::{Error, Gfp, Order, step};
+use pagemill_core::{Gfp, Order, step};
 
 impl Allocator {
     /// One page.

@@ -1,7 +1,7 @@
 //! Committing all of an allocator's memory before its first use, each node's by threads on its own CPUs.
 use crate::allocator::Allocator;
+use crate::build_error::BuildError;
 use core::ops::ControlFlow;
-use pagemill_core::{Error, Invalid};
 use pagemill_os::{Mapping, touch_parallel};
 
 /// How far [`Allocator::populate`] has come, in bytes.
@@ -21,8 +21,8 @@ impl Allocator {
     /// With [`give_back_after`](crate::Builder::give_back_after), what nobody uses goes back in time.
     ///
     /// # Errors
-    /// [`Invalid::MemoryLimit`] when the limit of the process has no room for all of it: nothing was committed.
-    /// [`Invalid::System`] when the system has no memory for a piece; Linux before 5.14 refuses all.
+    /// [`BuildError::MemoryLimit`] when the limit of the process has no room for all of it: nothing was committed.
+    /// [`BuildError::System`] when the system has no memory for a piece; Linux before 5.14 refuses all.
     ///
     /// # Panics
     /// When `progress` does.
@@ -38,7 +38,10 @@ impl Allocator {
     /// assert_eq!((populated.done, populated.total), (8 << 20, 8 << 20));
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    pub fn populate(&self, mut progress: impl FnMut(Populated) -> ControlFlow<()> + Send) -> Result<Populated, Error> {
+    pub fn populate(
+        &self,
+        mut progress: impl FnMut(Populated) -> ControlFlow<()> + Send,
+    ) -> Result<Populated, BuildError> {
         let nodes = self.nodes();
         let arenas: Vec<_> = nodes.in_use().collect();
         let total = arenas.iter().map(|zone| zone.memory().bytes()).sum();
@@ -47,7 +50,7 @@ impl Allocator {
             let wanted = arenas.iter().map(|zone| zone.uncommitted()).sum();
             claim = limit.claim(wanted);
             if claim.is_none() {
-                return Err(Invalid::MemoryLimit { wanted, room: limit.room() }.into());
+                return Err(BuildError::MemoryLimit { wanted, room: limit.room() });
             }
         }
         // Before anything is committed: what is given back meanwhile is known to be gone again.
@@ -57,7 +60,6 @@ impl Allocator {
             arenas.iter().zip(&cpus).map(|(zone, cpus)| (zone.memory(), cpus.as_slice())).collect();
         let done = touch_parallel(&parts, &mut |done| progress(Populated { done, total }));
         drop(claim);
-        let refused = |errno: pagemill_os::Errno| Invalid::System { what: "pages", bytes: total, errno: errno.0 };
-        Ok(Populated { done: done.map_err(refused)?, total })
+        Ok(Populated { done: done.map_err(BuildError::system("pages", total))?, total })
     }
 }

@@ -16,6 +16,7 @@
 //!    else the holder finds the arena there when it lets go.
 //! 3. [`end`]
 //! 4. The next call that may free memory of the heap does that with all of [`ENDED`] ([`bury`]).
+use crate::build_error::BuildError;
 use crate::process::{SECTIONS, begin_generation};
 use crate::shared::forget_unused_waits;
 use crate::zone::{Body, Zone};
@@ -23,7 +24,7 @@ use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU32, fence};
-use pagemill_core::{Invalid, Order, Pfn, step};
+use pagemill_core::{Order, Pfn, step};
 use pagemill_os::{ForkHooks, ForkLock};
 
 /// log2 of the bytes an entry of a leaf stands for: a pageblock.
@@ -131,13 +132,13 @@ fn by_piece(pfn: Pfn) -> &'static Zone {
 }
 
 /// Refuses a range in which some arena lies: each address has one owner.
-pub(crate) fn check_apart(_held: &Writing, range: &Range<usize>) -> Result<(), Invalid> {
+pub(crate) fn check_apart(_held: &Writing, range: &Range<usize>) -> Result<(), BuildError> {
     let mut refused = Ok(());
     for_each(|zone| {
         let other = zone.range();
         if range.start < other.end && other.start < range.end {
             let (start, end) = (range.start, range.end);
-            refused = Err(Invalid::Overlap { start, end, other_start: other.start, other_end: other.end });
+            refused = Err(BuildError::Overlap { start, end, other_start: other.start, other_end: other.end });
         }
     });
     refused
@@ -149,15 +150,15 @@ pub(crate) fn enter(
     _held: &Writing,
     lead: usize,
     frames: usize,
-    make: impl FnOnce(Pfn) -> Result<Body, Invalid>,
-) -> Result<&'static Zone, Invalid> {
+    make: impl FnOnce(Pfn) -> Result<Body, BuildError>,
+) -> Result<&'static Zone, BuildError> {
     let pieces = (lead + frames).div_ceil(1 << PIECE_SHIFT);
     let mut first = 0;
     while let Some(taken) = (first..first + pieces).find(|&i| i < PIECES && !BY_NUMBER[i].load(Relaxed).is_null()) {
         first = taken + 1;
     }
     if first + pieces > PIECES {
-        return Err(Invalid::FrameNumbers { max: FRAMES_MAX });
+        return Err(BuildError::FrameNumbers { max: FRAMES_MAX });
     }
     // SAFETY: null, or an arena, and those are never freed.
     let zone = match unsafe { FREE.load(Relaxed).as_ref() } {
@@ -406,9 +407,9 @@ pub(crate) fn watch() {
 #[cfg(test)]
 mod tests {
     use super::{ENDED, FRAMES_MAX, PIECE_SHIFT, WRITING, by_address, enter, lock};
+    use crate::build_error::BuildError;
     use crate::{Allocator, Gfp, Page};
     use core::sync::atomic::Ordering::Relaxed;
-    use pagemill_core::Invalid;
 
     /// Other tests' arenas would have some of the numbers.
     fn has_process_of_its_own() -> bool {
@@ -427,9 +428,9 @@ mod tests {
         let _first = Allocator::builder().pages(64).build().unwrap();
         let held = lock();
         // What makes the arena is asked, and has none, only if there are numbers for it.
-        let ask = |frames| enter(&held, 0, frames, |_| Err(Invalid::BackendName)).err();
-        assert_eq!(ask(FRAMES_MAX - (1 << PIECE_SHIFT)), Some(Invalid::BackendName));
-        assert_eq!(ask(FRAMES_MAX), Some(Invalid::FrameNumbers { max: FRAMES_MAX }));
+        let ask = |frames| enter(&held, 0, frames, |_| Err(BuildError::BackendName)).err();
+        assert_eq!(ask(FRAMES_MAX - (1 << PIECE_SHIFT)), Some(BuildError::BackendName));
+        assert_eq!(ask(FRAMES_MAX), Some(BuildError::FrameNumbers { max: FRAMES_MAX }));
     }
 
     /// A page that keeps its arena, whose allocator has no handle, and whether that arena is still there.

@@ -14,6 +14,7 @@
 //! of its blocks, by [`Nodes::wait_in_line`].
 use crate::claim::Claim;
 use crate::context::{AllocContext, Effort};
+use crate::error::{Error, InvalidRequest};
 use crate::nodes::Nodes;
 use crate::reclaim;
 use crate::shared::Lack;
@@ -21,7 +22,7 @@ use crate::wait::Cancel;
 use crate::walk::BulkWalk;
 use crate::zone::Zone;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, Order, Why, step};
+use pagemill_core::{Exhausted, Gfp, Level, NodeId, Order, Why, step};
 use pagemill_os::Batch;
 
 /// Rounds of reclaim before a request takes a seat in line, whatever shrinkers say that they freed; and rounds there before it
@@ -56,7 +57,7 @@ impl Nodes {
     pub(crate) fn alloc_block(&self, context: &AllocContext<'_>) -> Result<usize, Error> {
         self.check(context.gfp)?;
         if context.gfp.contains(Gfp::ACCOUNT) {
-            return Err(Invalid::NoAccount.into());
+            return Err(InvalidRequest::NoAccount.into());
         }
         if let Some((zone, pfn)) = self.take_one(context, context.first_node(self, 1))? {
             return Ok(zone.addr_of(pfn));
@@ -105,14 +106,14 @@ impl Nodes {
     /// zeroed if asked for.
     ///
     /// # Errors
-    /// [`Invalid::ReclaimInShrinker`]: a request that may reclaim, from inside a shrinker. [`Invalid::MoreThanManaged`]: there is
-    /// none, and never will be.
+    /// [`InvalidRequest::ReclaimInShrinker`]: a request that may reclaim, from inside a shrinker.
+    /// [`InvalidRequest::MoreThanManaged`]: there is none, and never will be.
     pub(crate) fn take_one(&self, context: &AllocContext<'_>, from: NodeId) -> Result<Option<Taken>, Error> {
         step!("Nodes::take_one");
         let lack = context.lack(from, 1);
         let may_wait = context.gfp.may_wait();
         if may_wait && reclaim::is_reclaiming() {
-            return Err(Invalid::ReclaimInShrinker.into());
+            return Err(InvalidRequest::ReclaimInShrinker.into());
         }
         // Another request that lacks the same came first. Requests that must have several blocks have looked already.
         let is_behind = may_wait && context.effort == Effort::Wait && self.waits.has(lack);
@@ -147,7 +148,7 @@ impl Nodes {
     /// have, less what their marks keep from the request.
     ///
     /// # Errors
-    /// [`Invalid::NoSuchNode`], [`Invalid::MoreThanManaged`].
+    /// [`InvalidRequest::NoSuchNode`], [`InvalidRequest::MoreThanManaged`].
     #[cold]
     #[inline(never)]
     pub(crate) fn check_lack(&self, lack: Lack, gfp: Gfp) -> Result<(), Error> {
@@ -161,11 +162,11 @@ impl Nodes {
         if lack.blocks <= most {
             Ok(())
         } else if serve().next().is_some() {
-            Err(Invalid::MoreThanManaged { blocks: lack.blocks, order: lack.order.get(), most }.into())
+            Err(InvalidRequest::MoreThanManaged { blocks: lack.blocks, order: lack.order.get(), most }.into())
         } else if core::iter::successors(self.newest(), |zone| zone.older).any(|zone| lack.nodes.contains(zone.node)) {
             Ok(()) // All arenas there are retired, or a parent process's: the request is short, and not invalid.
         } else {
-            Err(Invalid::NoSuchNode { nodes: lack.nodes.as_bits() }.into())
+            Err(InvalidRequest::NoSuchNode { nodes: lack.nodes.as_bits() }.into())
         }
     }
 

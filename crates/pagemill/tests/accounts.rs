@@ -2,8 +2,8 @@
 
 use crate::common::backends;
 use pagemill::{
-    Account, Allocator, Block, BlockList, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageCount, PageList, Run,
-    Shrink, Shrinker,
+    Account, Allocator, Block, BlockList, Bulk, Error, Gfp, InvalidRequest, Memory, Order, Page, PageCount, PageList,
+    Run, Shrink, Shrinker,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ fn who_names_an_account_pays() {
         assert_eq!(charged(&account), 70);
     }
     // A request that says to charge somebody, and not whom.
-    let none = Error::Invalid(Invalid::NoAccount);
+    let none = Error::Invalid(InvalidRequest::NoAccount);
     assert_eq!(allocator.alloc_page(Gfp::KERNEL | Gfp::ACCOUNT).unwrap_err(), none);
     assert_eq!(allocator.alloc_pages(Gfp::NOWAIT | Gfp::ACCOUNT, Order::PAGEBLOCK).unwrap_err(), none);
     let bulk = Bulk::up_to(2).gfp(Gfp::KERNEL | Gfp::ACCOUNT);

@@ -1,5 +1,5 @@
 //! What a closed allocator leaves behind: nothing that is mapped.
-use pagemill::{Allocator, Backend, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageList};
+use pagemill::{Allocator, Backend, BuildError, Bulk, Gfp, Memory, Order, Page, PageList};
 use std::ops::Range;
 
 /// 1 GiB of address space, so that the smallest of its mappings is some MiB.
@@ -81,7 +81,7 @@ fn a_closed_allocator_leaves_nothing_mapped() {
 fn what_cannot_be_completed_is_closed() {
     let begin = || Allocator::builder().memory(Memory::anonymous(PAGES)).cpus(CPUS, || 0).background_reclaim(true);
     let build = || begin().memory(Memory::anonymous(0)).build();
-    assert!(matches!(build(), Err(Error::Invalid(Invalid::ArenaSize { pages: 0, .. }))));
+    assert!(matches!(build(), Err(BuildError::ArenaSize { pages: 0, .. })));
     let before = bytes(&mapped());
     for _ in 0..4 {
         assert!(build().is_err());

@@ -2,7 +2,7 @@
 //! frame is lost, none has two owners.
 
 use crate::common::{Over, PATIENCE, assert_all_back, backends};
-use pagemill::{Allocator, Bulk, CpuId, Error, Gfp, Invalid, Page, PageList, free_pages_bulk};
+use pagemill::{Allocator, Bulk, CpuId, Error, Gfp, InvalidRequest, Page, PageList, free_pages_bulk};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -176,7 +176,7 @@ fn one_cpu_is_drained_alone() {
     assert_eq!((after.listed, after.free), (before.listed - drained, before.free + drained));
     assert_eq!(after.drained_pages, before.drained_pages + drained);
     assert_eq!(allocator.drain_cpu(CpuId::new(63)).unwrap().get(), 0);
-    let none = Error::Invalid(Invalid::Cpus { cpus: 65, max: 64 });
+    let none = Error::Invalid(InvalidRequest::NoSuchCpu { cpu: 64, cpus: 64 });
     assert_eq!(allocator.drain_cpu(CpuId::new(64)).unwrap_err(), none);
     assert_all_back(&allocator);
 }

@@ -2,7 +2,7 @@
 use crate::common::{Over, backends, until};
 use crate::in_child::in_child;
 use pagemill::{
-    Allocator, Backend, Block, Bulk, Error, Gfp, Invalid, Memory, MisuseKind, Order, Page, PageList, free_pages_bulk,
+    Allocator, Backend, Block, BuildError, Bulk, Gfp, Memory, MisuseKind, Order, Page, PageList, free_pages_bulk,
     free_raw,
 };
 use std::ops::Range;
@@ -313,7 +313,7 @@ fn memory_that_overlaps_an_arena_is_refused() {
         let refused = Allocator::builder().memory(memory(at, len)).build().unwrap_err();
         let range = |at: usize, len: usize| (start.addr() + at * MIB, start.addr() + (at + len) * MIB);
         let ((start, end), (other_start, other_end)) = (range(at, len), range(2, 4));
-        assert_eq!(refused, Error::Invalid(Invalid::Overlap { start, end, other_start, other_end }));
+        assert_eq!(refused, BuildError::Overlap { start, end, other_start, other_end });
         assert!(refused.to_string().contains(&format!("an arena lies at {other_start:#x} to {other_end:#x}")));
         assert_eq!(one.add_memory(memory(at, len)).unwrap_err(), refused);
     }
@@ -332,7 +332,7 @@ fn an_arena_in_a_block_of_another_allocator_is_refused_and_the_block_comes_back(
     // SAFETY: the block is ours, and outlives the allocator, if one is made.
     let memory = unsafe { Memory::brought(block.as_mut_ptr(), 512) };
     let refused = Allocator::builder().memory(memory).build();
-    assert!(matches!(refused, Err(Error::Invalid(Invalid::Overlap { .. }))));
+    assert!(matches!(refused, Err(BuildError::Overlap { .. })));
     block.free().unwrap();
     allocator.close().unwrap();
 }
@@ -369,7 +369,7 @@ fn memory_that_is_added_again_has_another_name() {
     let again = allocator.add_memory(Memory::anonymous(512)).unwrap();
     assert_eq!((allocator.arenas().len(), allocator.arenas()[1].range.clone()), (4, range));
     assert!(again != first && again != second);
-    assert_eq!(allocator.retire(first), Err(Error::Invalid(Invalid::NoSuchArena)));
+    assert_eq!(allocator.retire(first), Err(BuildError::NoSuchArena));
     let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT | Gfp::ZERO).ok()).collect();
     assert!(pages.len() >= 64 + 1024 && pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
 }

@@ -6,7 +6,8 @@
 use crate::common::{all_without_waiting, are_resident, end_if_it_hangs};
 use crate::in_child::in_child;
 use pagemill::{
-    Allocator, ArenaId, Backend, Block, Bulk, Error, Gfp, Invalid, Memory, Order, Page, PageList, Why, free_pages_bulk,
+    Allocator, ArenaId, Backend, Block, BuildError, Bulk, Error, Gfp, Memory, Order, Page, PageList, Why,
+    free_pages_bulk,
 };
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -301,7 +302,7 @@ fn a_child_with_shared_memory_alone_has_none() {
         // It goes on with memory of its own, which it then has to keep.
         let more = allocator.add_memory(Memory::anonymous(64)).unwrap();
         assert_eq!(all(&allocator).len(), 64);
-        assert_eq!(allocator.retire(more), Err(Error::Invalid(Invalid::LastArena)));
+        assert_eq!(allocator.retire(more), Err(BuildError::LastArena));
     });
     assert!(page.unwrap().iter().all(|&byte| byte == b'p'));
     assert_eq!(all(&allocator).len(), 600);

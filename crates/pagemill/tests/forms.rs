@@ -2,8 +2,9 @@
 
 use crate::common::{backends, system_page};
 use pagemill::{
-    Allocator, Block, BlockList, Bulk, Error, Exhausted, Faults, Filled, Gfp, Invalid, Memory, Order, PAGE_SIZE, Page,
-    PageList, Run, Shortfall, Why, free_pages_bulk, free_pages_bulk_raw, free_pages_bulk_runs, free_raw,
+    Allocator, Block, BlockList, BuildError, Bulk, Error, Exhausted, Faults, Filled, Gfp, Invalid, InvalidRequest,
+    Memory, Order, PAGE_SIZE, Page, PageList, Run, Shortfall, Why, free_pages_bulk, free_pages_bulk_raw,
+    free_pages_bulk_runs, free_raw,
 };
 use std::collections::HashSet;
 
@@ -123,7 +124,10 @@ fn zero_and_full_touch_nothing() {
         // What cannot be asked for is refused, whether or not anything is missing.
         for n in 1..=4 {
             let refused = allocator.alloc_pages_bulk_array(Bulk::up_to(n).gfp(Gfp::NOWAIT | Gfp::NOFAIL), &mut slots);
-            assert!(matches!(refused, Err(Error::Invalid(Invalid::GfpConflict(..)))), "{n}: {refused:?}");
+            assert!(
+                matches!(refused, Err(Error::Invalid(InvalidRequest::Invalid(Invalid::GfpConflict(..))))),
+                "{n}: {refused:?}"
+            );
         }
         free_pages_bulk(&mut slots);
         assert_all_back(allocator);
@@ -180,7 +184,7 @@ fn all_or_nothing_leaves_everything_as_it_was() {
         slots[3] = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
         let kept = slots[3].as_ref().unwrap().addr();
         let error = allocator.alloc_pages_bulk_array(Bulk::exact(30), &mut slots).unwrap_err();
-        assert_eq!(error, Error::Invalid(Invalid::MoreThanManaged { blocks: 29, order: 0, most: 20 }));
+        assert_eq!(error, Error::Invalid(InvalidRequest::MoreThanManaged { blocks: 29, order: 0, most: 20 }));
         let error = allocator.alloc_pages_bulk_array(Bulk::exact(21), &mut slots).unwrap_err();
         assert_eq!(error, Error::Exhausted(Exhausted { wanted: 21, got: 20, order: 0, why: Why::Exhausted }));
         assert_eq!(slots.iter().flatten().map(Page::addr).collect::<Vec<_>>(), [kept]);
@@ -345,10 +349,13 @@ fn an_array_of_raw_pointers_is_filled_whole_or_left_as_it_was() {
         let before = slots;
         // Eight blocks there are, and nine are missing.
         let error = allocator.alloc_pages_bulk_array_raw(Bulk::exact(10).order(order), &mut slots).unwrap_err();
-        assert!(matches!(error, Error::Invalid(Invalid::MoreThanManaged { .. }) | Error::Exhausted(_)), "{error}");
+        assert!(
+            matches!(error, Error::Invalid(InvalidRequest::MoreThanManaged { .. }) | Error::Exhausted(_)),
+            "{error}"
+        );
         assert_eq!(slots, before);
         let error = allocator.alloc_pages_bulk_array_raw(Bulk::up_to(11), &mut slots).unwrap_err();
-        assert!(matches!(error, Error::Invalid(Invalid::ArrayTooShort { slots: 10, count: 11 })), "{error}");
+        assert!(matches!(error, Error::Invalid(InvalidRequest::ArrayTooShort { slots: 10, count: 11 })), "{error}");
         let filled = allocator.alloc_pages_bulk_array_raw(Bulk::at_least(9, 10).order(order), &mut slots).unwrap();
         assert_eq!((filled.added, filled.occupied, filled.first_hole), (8, 9, 9));
         assert_eq!(filled.shortfall.unwrap().missing, 1);
@@ -548,39 +555,39 @@ fn requests_that_cannot_be() {
         let mut slots = empty(4);
         let mut list = PageList::new();
         let too_many = Bulk::up_to(usize::MAX);
-        let refused = Error::Invalid(Invalid::CountTooLarge { count: usize::MAX, max: i32::MAX as usize });
+        let refused = Error::Invalid(InvalidRequest::CountTooLarge { count: usize::MAX, max: i32::MAX as usize });
         assert_eq!(allocator.alloc_pages_bulk_array(too_many, &mut slots).unwrap_err(), refused);
         assert_eq!(allocator.alloc_pages_bulk_list(too_many, &mut list).unwrap_err(), refused);
         assert_eq!(allocator.alloc_pages_bulk_callback(too_many, drop::<Page>).unwrap_err(), refused);
         assert!(matches!(
             allocator.alloc_pages_bulk_array(Bulk::up_to(5), &mut slots),
-            Err(Error::Invalid(Invalid::ArrayTooShort { slots: 4, count: 5 }))
+            Err(Error::Invalid(InvalidRequest::ArrayTooShort { slots: 4, count: 5 }))
         ));
         assert!(matches!(
             allocator.alloc_pages_bulk_list(Bulk::at_least(5, 4), &mut list),
-            Err(Error::Invalid(Invalid::AtLeastAboveUpTo { at_least: 5, up_to: 4 }))
+            Err(Error::Invalid(InvalidRequest::AtLeastAboveUpTo { at_least: 5, up_to: 4 }))
         ));
         assert!(matches!(
             allocator.alloc_pages_bulk_callback(Bulk::exact(1), drop::<Page>),
-            Err(Error::Invalid(Invalid::CallbackWants))
+            Err(Error::Invalid(InvalidRequest::CallbackWants))
         ));
         assert!(matches!(
             allocator.alloc_pages_bulk_list(Bulk::up_to(1).order(Order::PAGEBLOCK), &mut list),
-            Err(Error::Invalid(Invalid::OrderOfPages { order: 9 }))
+            Err(Error::Invalid(InvalidRequest::OrderOfPages { order: 9 }))
         ));
         assert!(matches!(
             allocator.alloc_page(Gfp::NOWAIT | Gfp::NOFAIL),
-            Err(Error::Invalid(Invalid::GfpConflict(..)))
+            Err(Error::Invalid(InvalidRequest::Invalid(Invalid::GfpConflict(..))))
         ));
         assert!(matches!(
             allocator.alloc_page(Gfp::KERNEL | Gfp::DMA32),
-            Err(Error::Invalid(Invalid::GfpUnsupported(_)))
+            Err(Error::Invalid(InvalidRequest::GfpUnsupported(_)))
         ));
         assert!(slots.iter().all(Option::is_none) && list.is_empty());
         assert_eq!(allocator.stats().allocated, 0);
         assert_all_back(allocator);
     }
-    assert!(matches!(Allocator::builder().pages(0).build(), Err(Error::Invalid(Invalid::ArenaSize { pages: 0, .. }))));
+    assert!(matches!(Allocator::builder().pages(0).build(), Err(BuildError::ArenaSize { pages: 0, .. })));
     assert!(Allocator::builder().pages(usize::MAX).build().is_err());
     assert!(Allocator::builder().cpus(0, || 0).pages(4).build().is_err());
     assert_eq!(Order::new(31).unwrap_err(), Invalid::OrderTooLarge { order: 31 });

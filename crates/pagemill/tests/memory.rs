@@ -2,7 +2,7 @@
 //! allocator believes (C2.2, C10.2).
 use crate::common::{Over, resident_pages, system_page, until};
 use pagemill::{
-    Allocator, Backend, Bulk, Error, Faults, Gfp, Invalid, Memory, NodeId, Order, Page, PageList, ZoneKind,
+    Allocator, Backend, BuildError, Bulk, Error, Faults, Gfp, Memory, NodeId, Order, Page, PageList, ZoneKind,
     free_pages_bulk,
 };
 use std::os::fd::AsRawFd;
@@ -170,7 +170,7 @@ fn a_range_that_the_caller_brings() {
     let memory = |start| unsafe { Memory::brought(start, 1024) };
     let refused = Allocator::builder().memory(memory(start.wrapping_add(4096))).build().unwrap_err();
     let addr = start.addr() + 4096;
-    assert_eq!(refused, Error::Invalid(Invalid::Alignment { addr, align: 2 * MIB }));
+    assert_eq!(refused, BuildError::Alignment { addr, align: 2 * MIB });
 
     let allocator = Allocator::builder().memory(memory(start)).build().unwrap();
     assert_eq!(allocator.arenas()[0].range, start.addr()..start.addr() + 4 * MIB);
@@ -261,7 +261,7 @@ fn huge_pages_that_are_not_there_are_said_and_fallen_back_from() {
     let wanted = free_huge_pages() + 8;
     for memory in [Memory::huge_pages, Memory::memfd_of_huge_pages].map(|kind| move || kind(wanted * 512)) {
         let refused = Allocator::builder().memory(memory()).build().unwrap_err();
-        let Error::Invalid(Invalid::HugePages { wanted: said, free, .. }) = refused else { panic!("{refused}") };
+        let BuildError::HugePages { wanted: said, free, .. } = refused else { panic!("{refused}") };
         assert_eq!((said, free), (wanted, free_huge_pages()));
         assert!(refused.to_string().contains("/proc/sys/vm/nr_hugepages"), "{refused}");
 
@@ -292,12 +292,12 @@ fn locks_nothing() -> i32 {
         }
     }
     let locked = || Memory::anonymous(512).locked();
-    let Err(Error::Invalid(why)) = Allocator::builder().memory(locked()).build() else { return 12 };
-    if !matches!(why, Invalid::LockLimit { limit: 0, .. }) {
+    let Err(why) = Allocator::builder().memory(locked()).build() else { return 12 };
+    if !matches!(why, BuildError::LockLimit { limit: 0, .. }) {
         return 13;
     }
     let Ok(allocator) = Allocator::builder().memory(locked().or_ordinary()).build() else { return 14 };
-    if allocator.notes() != [Error::Invalid(why)] || allocator.alloc_page(Gfp::KERNEL).is_err() {
+    if allocator.notes() != [why] || allocator.alloc_page(Gfp::KERNEL).is_err() {
         return 15;
     }
     0
@@ -325,7 +325,7 @@ fn locked_memory_is_resident_from_the_start() {
     let memory = Memory::anonymous(512).locked();
     match Allocator::builder().memory(memory).build() {
         Ok(allocator) => assert_eq!(resident_pages(&allocator.arenas()[0].range), 512),
-        Err(Error::Invalid(Invalid::LockLimit { limit, .. })) => assert!(limit < 2 * MIB, "{limit} would do"),
+        Err(BuildError::LockLimit { limit, .. }) => assert!(limit < 2 * MIB, "{limit} would do"),
         Err(other) => panic!("{other}"),
     }
 }
@@ -431,7 +431,7 @@ fn an_arena_is_its_own_allocators() {
     let arena = one.add_memory(Memory::memfd(64)).unwrap();
     let same_number = other.add_memory(Memory::memfd(128)).unwrap();
     assert_ne!(arena, same_number);
-    assert_eq!(other.retire(arena), Err(Error::Invalid(Invalid::NoSuchArena)));
+    assert_eq!(other.retire(arena), Err(BuildError::NoSuchArena));
     // SAFETY: nobody writes by it.
     assert!(unsafe { other.memfd(arena).is_none() && one.memfd(arena).is_some() });
     assert_eq!((one.managed_pages().get(), other.managed_pages().get()), (128, 192));
@@ -472,7 +472,7 @@ fn memory_that_is_added_asks_for_huge_pages_as_the_first_did() {
 fn huge_pages_are_counted_in_whole_ones() {
     for memory in [Memory::huge_pages(3), Memory::memfd_of_huge_pages(513)] {
         let refused = Allocator::builder().memory(memory).build().unwrap_err();
-        assert!(matches!(refused, Error::Invalid(Invalid::HugePageMultiple { .. })), "{refused}");
+        assert!(matches!(refused, BuildError::HugePageMultiple { .. }), "{refused}");
         assert!(refused.to_string().ends_with("take a multiple of 512"), "{refused}");
     }
 }

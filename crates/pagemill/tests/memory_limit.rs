@@ -3,7 +3,7 @@
 //! Each child goes into a group of its own, made below that of this process (version 1), or beside it where the memory
 //! controller is delegated (version 2), and removed again.
 use crate::common::until;
-use pagemill::{Allocator, Bulk, Error, Exhausted, Gfp, Invalid, Memory, Page, PageList, Run, Shortfall, Why};
+use pagemill::{Allocator, BuildError, Bulk, Error, Exhausted, Gfp, Memory, Page, PageList, Run, Shortfall, Why};
 use std::fs::{create_dir, read_to_string, remove_dir, write};
 use std::ops::ControlFlow::Continue;
 use std::path::PathBuf;
@@ -123,7 +123,7 @@ fn bring_what_there_is_room_for(huge_pages: bool) {
     assert!(refused.to_string().contains("limit"), "{refused}");
     slots[3] = None;
     let refused = allocator.populate(|_| Continue(())).unwrap_err();
-    assert!(matches!(refused, Error::Invalid(Invalid::MemoryLimit { .. })), "{refused}");
+    assert!(matches!(refused, BuildError::MemoryLimit { .. }), "{refused}");
     allocator.give_back();
 
     // As many as there is room for, more than half of the limit, in each form; they can be touched.
@@ -171,11 +171,11 @@ fn an_arena_within_the_limit_can_be_touched_whole() {
     let status = group.run(|| {
         let large = || Memory::anonymous(PAGES).within_limit();
         let allocator = Allocator::builder().memory(large()).huge_pages(false).build().unwrap();
-        let [Error::Invalid(Invalid::MemoryLimit { wanted, room })] = allocator.notes()[..] else { panic!() };
+        let [BuildError::MemoryLimit { wanted, room }] = allocator.notes()[..] else { panic!() };
         let managed = allocator.managed_pages().get();
         assert!(wanted == PAGES * 4096 && room < LIMIT && managed * 4096 <= room && managed * 4096 > LIMIT / 2);
         // What is promised to the first is not promised again.
-        assert!(matches!(allocator.add_memory(large()), Err(Error::Invalid(Invalid::MemoryLimit { .. }))));
+        assert!(matches!(allocator.add_memory(large()), Err(BuildError::MemoryLimit { .. })));
         let small = Allocator::builder().memory(Memory::anonymous(512).within_limit()).build().unwrap();
         assert!(small.notes().is_empty());
         drop(small);

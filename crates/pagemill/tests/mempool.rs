@@ -1,7 +1,8 @@
 //! The pool with a reserve (C5), over pages and over any pair of functions.
 use crate::common::until;
 use pagemill::{
-    Allocator, Bulk, Cancel, Error, Exhausted, Gfp, Invalid, Mempool, Order, Page, PageList, Shrink, Shrinker, Source,
+    Allocator, Bulk, Cancel, Error, Exhausted, Gfp, InvalidRequest, Mempool, Order, Page, PageList, Shrink, Shrinker,
+    Source,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -44,7 +45,7 @@ fn creation_fails_whole() {
     let allocator = Allocator::builder().pages(10).cpus(1, || 0).build().unwrap();
     assert!(matches!(Mempool::pages(&allocator, 11), Err(Error::Exhausted(short)) if short.got == 10));
     assert_eq!(handed_out(&allocator), 0, "what there was went back");
-    assert!(matches!(Mempool::pages(&allocator, 0), Err(Error::Invalid(Invalid::Reserve { .. }))));
+    assert!(matches!(Mempool::pages(&allocator, 0), Err(Error::Invalid(InvalidRequest::Reserve { .. }))));
     let pool = Mempool::pages(&allocator, 10).unwrap();
     assert_eq!(pool.stats().reserve, 10);
     pool.close().unwrap();
@@ -114,12 +115,12 @@ fn what_a_pool_cannot_promise_is_refused_at_once() {
     let refused = |request: Bulk<'_>| pool.alloc_bulk_array(request, &mut slots(RESERVE + 1)).unwrap_err();
     assert_eq!(
         refused(Bulk::exact(RESERVE + 1)),
-        Error::Invalid(Invalid::AboveReserve { count: RESERVE + 1, min_nr: RESERVE })
+        Error::Invalid(InvalidRequest::AboveReserve { count: RESERVE + 1, min_nr: RESERVE })
     );
-    assert_eq!(refused(Bulk::up_to(2)), Error::Invalid(Invalid::PoolWants));
+    assert_eq!(refused(Bulk::up_to(2)), Error::Invalid(InvalidRequest::PoolWants));
     assert!(matches!(
         pool.alloc_bulk_array(Bulk::exact(4), &mut slots(3)),
-        Err(Error::Invalid(Invalid::ArrayTooShort { slots: 3, count: 4 }))
+        Err(Error::Invalid(InvalidRequest::ArrayTooShort { slots: 3, count: 4 }))
     ));
     assert_eq!(pool.stats().out, 0);
 }
@@ -171,7 +172,7 @@ fn a_wait_ends_when_elements_come_back() {
         assert!(pool.alloc(Gfp::NOWAIT).is_err());
         assert!(matches!(
             pool.resize(RESERVE / 2 - 1),
-            Err(Error::Invalid(Invalid::ReserveAwaited { needed: 32, .. }))
+            Err(Error::Invalid(InvalidRequest::ReserveAwaited { needed: 32, .. }))
         ));
         pool.free_bulk(&mut all);
         assert_eq!(waiter.join().unwrap(), RESERVE / 2);
@@ -321,7 +322,7 @@ fn a_reserve_does_not_shrink_below_what_a_waiting_request_needs() {
         pool.free_bulk(&mut all[..20]);
         waiting.join().unwrap();
         assert!(
-            matches!(refused, Err(Error::Invalid(Invalid::ReserveAwaited { min_nr: 19, needed: 20 }))),
+            matches!(refused, Err(Error::Invalid(InvalidRequest::ReserveAwaited { min_nr: 19, needed: 20 }))),
             "{refused:?}"
         );
         shrunk.unwrap();

@@ -1,8 +1,8 @@
 //! Where pages come from when there are several nodes: nodes and CPUs that are not there, so that every number is
 //! exact (C3.6, C3.7, C3.12, C3.13).
 use pagemill::{
-    Allocator, Block, BlockList, Bulk, Delivered, Error, Gfp, Invalid, Memory, NodeId, NodeMask, Order, Page, PageList,
-    Policy, Run, Shortfall, Stats, Watermarks, Why, free_pages_bulk,
+    Allocator, Block, BlockList, Bulk, Delivered, Error, Gfp, InvalidRequest, Memory, NodeId, NodeMask, Order, Page,
+    PageList, Policy, Run, Shortfall, Stats, Watermarks, Why, free_pages_bulk,
 };
 use std::cell::Cell;
 
@@ -311,7 +311,7 @@ fn an_allowed_set_that_changes_is_honoured_from_the_next_refill_on() {
     };
     let (none, shortfall) = bulk(&allocator, Bulk::up_to(5).nodes(mask(&[0, 3])));
     assert_eq!((none.len(), shortfall), (0, Some(Shortfall { missing: 5, why: Why::NotAllowed })));
-    let nobody = Err(Error::Invalid(Invalid::NoSuchNode { nodes: 1 << 9 }));
+    let nobody = Err(Error::Invalid(InvalidRequest::NoSuchNode { nodes: 1 << 9 }));
     assert_eq!(allocator.set_allowed_nodes(mask(&[9])), nobody);
     drop((page, next));
     assert_all_back(&allocator);
@@ -413,7 +413,7 @@ fn low_memory_is_kept_from_those_who_could_use_other() {
     assert_all_back(&allocator);
     // Where no memory is declared so, the flag cannot be honoured.
     let plain = Allocator::builder().pages(8).build().unwrap();
-    let refused = Error::Invalid(Invalid::GfpUnsupported("DMA32"));
+    let refused = Error::Invalid(InvalidRequest::GfpUnsupported("DMA32"));
     assert_eq!(plain.alloc_page(Gfp::KERNEL | Gfp::DMA32).unwrap_err(), refused);
 }
 

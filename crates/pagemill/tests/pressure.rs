@@ -2,9 +2,9 @@
 //! (C3.4, C3.6, C3.14).
 use crate::common::until;
 use pagemill::{
-    Account, Allocator, Backend, Block, BlockList, Bulk, Cancel, Delivered, Error, Exhausted, Faults, Gfp, Invalid,
-    Memory, NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, Shrink, Shrinker, ShrinkerDoes,
-    Watermarks, Why, free_pages_bulk,
+    Account, Allocator, Backend, Block, BlockList, BuildError, Bulk, Cancel, Delivered, Error, Exhausted, Faults, Gfp,
+    InvalidRequest, Memory, NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, Shrink, Shrinker,
+    ShrinkerDoes, Watermarks, Why, free_pages_bulk,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -261,7 +261,7 @@ fn every_shortfall_says_why() {
             let delivered = allocator.alloc_pages_bulk_list(elsewhere(Bulk::up_to(8)), &mut list).unwrap();
             assert_eq!(delivered.shortfall, Some(Shortfall { missing: 8, why: Why::NotAllowed }));
             let nobody = allocator.alloc_pages_bulk_list(short, &mut list);
-            assert_eq!(nobody.unwrap_err(), Error::Invalid(Invalid::NoAccount));
+            assert_eq!(nobody.unwrap_err(), Error::Invalid(InvalidRequest::NoAccount));
             assert_all_back(allocator);
         },
     );
@@ -396,7 +396,7 @@ fn a_shrinker_may_not_reclaim() {
             let shrinker = Arc::new(Recursive { allocator: allocators, seen: Mutex::default() });
             let registered = allocator.register_shrinker(shrinker.clone());
             assert!(allocator.alloc_page(Gfp::KERNEL | Gfp::NORETRY).is_err());
-            let refused = Some(Error::Invalid(Invalid::ReclaimInShrinker));
+            let refused = Some(Error::Invalid(InvalidRequest::ReclaimInShrinker));
             assert_eq!(*shrinker.seen.lock().unwrap(), [refused, refused, None]);
             // Outside of it, this thread may again.
             drop(registered);
@@ -674,7 +674,7 @@ fn faults_are_told_in_words_and_what_is_wrong_with_them() {
         ("p=1,", 2, "KEY=VALUE"),
     ] {
         match text.parse::<Faults>().unwrap_err() {
-            Invalid::FaultSyntax { part, why } => assert!(part == at && why.contains(says), "{text}: {part} {why}"),
+            BuildError::FaultSyntax { part, why } => assert!(part == at && why.contains(says), "{text}: {part} {why}"),
             other => panic!("{text}: {other}"),
         }
     }

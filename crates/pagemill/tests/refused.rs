@@ -3,7 +3,8 @@
 use crate::common::all_without_waiting;
 use crate::in_child::in_child;
 use pagemill::{
-    Allocator, Backend, Bulk, Error, Gfp, Invalid, Memory, NodeId, NodeMask, Page, PageList, Policy, Watermarks,
+    Allocator, Backend, BuildError, Bulk, Error, Gfp, Invalid, InvalidRequest, Memory, NodeId, NodeMask, Order, Page,
+    PageList, Policy, Watermarks,
 };
 
 fn node(id: usize) -> NodeId {
@@ -29,11 +30,31 @@ fn marks_at_their_limits_and_out_of_order() {
     }
     for marks in [of(2, 1, 3, 0), of(1, 3, 2, 0), of(3, 3, 1, 0)] {
         let Watermarks { min, low, high, .. } = marks;
-        assert_eq!(build(marks).unwrap_err(), Error::Invalid(Invalid::Watermarks { min, low, high }));
+        assert_eq!(build(marks).unwrap_err(), BuildError::Invalid(Invalid::Watermarks { min, low, high }));
         let allocator = build(Watermarks::NONE).unwrap();
         assert!(allocator.add_memory(Memory::anonymous(512).watermarks(marks)).is_err());
         assert_eq!(allocator.managed_pages().get(), 1024);
     }
+}
+
+#[test]
+fn what_cannot_be_built_is_told_apart_from_requests() {
+    fn page(pages: usize, order: u8, gfp: Gfp) -> Result<(), Error> {
+        let allocator = Allocator::builder().pages(pages).build()?;
+        allocator.alloc_pages(gfp, Order::new(order)?).map(drop)
+    }
+    let built = Allocator::builder().pages(0).build().unwrap_err();
+    assert!(matches!(built, BuildError::ArenaSize { pages: 0, .. }));
+    let error = page(0, 0, Gfp::NOWAIT).unwrap_err();
+    assert_eq!((error, error.to_string()), (Error::Build(built), built.to_string()));
+    let error = page(64, 19, Gfp::NOWAIT).unwrap_err();
+    assert_eq!(error, Error::Invalid(InvalidRequest::Invalid(Invalid::OrderTooLarge { order: 19 })));
+    assert_eq!(error.to_string(), "invalid request: order 19 is above the largest, 18 (1 GiB)");
+    let error = page(64, 0, Gfp::NOWAIT | Gfp::NOFAIL).unwrap_err();
+    assert_eq!(error.to_string(), "invalid request: the gfp flags NOFAIL and NOWAIT exclude each other");
+    let error = page(64, 0, Gfp::NOWAIT | Gfp::ACCOUNT).unwrap_err();
+    assert_eq!(error, Error::Invalid(InvalidRequest::NoAccount));
+    assert_eq!(page(64, 6, Gfp::NOWAIT), Ok(()));
 }
 
 #[test]
@@ -43,7 +64,7 @@ fn nodes_of_fewer_cpus_than_there_are() {
         Allocator::builder().cpus(4, || 3).nodes(nodes, vec![]).memory(Memory::anonymous(64)).build()
     };
     for named in 0..4 {
-        let refused = Error::Invalid(Invalid::NodesOfCpus { cpus: 4, named });
+        let refused = BuildError::NodesOfCpus { cpus: 4, named };
         assert_eq!(of(named).unwrap_err(), refused);
     }
     assert!(of(4).unwrap().alloc_page(Gfp::KERNEL).is_ok());
@@ -54,11 +75,11 @@ fn sets_of_no_node() {
     let build = |policy| Allocator::builder().memory(Memory::anonymous(64)).policy(policy).build();
     let allocator = build(Policy::Local).unwrap();
     for policy in [Policy::Bind, Policy::Interleave] {
-        let none = Error::Invalid(Invalid::NoSuchNode { nodes: 0 });
-        assert_eq!(build(policy(NodeMask::NONE)).unwrap_err(), none);
-        let absent = Error::Invalid(Invalid::NoSuchNode { nodes: 1 << 5 });
+        assert_eq!(build(policy(NodeMask::NONE)).unwrap_err(), BuildError::NoSuchNode { nodes: 0 });
+        let absent = BuildError::NoSuchNode { nodes: 1 << 5 };
         assert_eq!(build(policy(NodeMask::only(node(5)))).unwrap_err(), absent);
         assert!(build(policy(NodeMask::from_bits(1 << 5 | 1))).is_ok());
+        let none = Error::Invalid(InvalidRequest::NoSuchNode { nodes: 0 });
         for n in [1, 2, 1000] {
             let mut list = PageList::new();
             let request = Bulk::up_to(n).policy(policy(NodeMask::NONE));
@@ -76,7 +97,9 @@ fn kinds_of_request_exclude_each_other() {
     drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
     for kind in [Gfp::KERNEL, Gfp::NOIO, Gfp::NOFS] {
         let gfp = kind | Gfp::ATOMIC;
-        let conflict = |error: Error| matches!(error, Error::Invalid(Invalid::GfpConflict("ATOMIC", _)));
+        let conflict = |error: Error| {
+            matches!(error, Error::Invalid(InvalidRequest::Invalid(Invalid::GfpConflict(["ATOMIC", _]))))
+        };
         assert!(conflict(allocator.alloc_page(gfp).unwrap_err()));
         let request = Bulk::up_to(2).gfp(gfp);
         assert!(conflict(allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap_err()));
@@ -100,7 +123,7 @@ fn a_thread_for_reclaim_that_cannot_be_had_is_said() {
         // The other one needs a thread for its self-test.
         let builder = || Allocator::builder().memory(Memory::anonymous(64)).backend(Backend::Portable);
         let refused = builder().background_reclaim(true).build().unwrap_err();
-        assert_eq!(refused, Error::Invalid(Invalid::NoThread { errno: libc::EAGAIN }));
+        assert_eq!(refused, BuildError::NoThread { errno: libc::EAGAIN });
         assert!(refused.to_string().contains("reclaim_step"), "{refused}");
         builder().build().unwrap().close().unwrap();
     });

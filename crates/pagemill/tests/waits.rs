@@ -4,7 +4,7 @@
 
 use crate::common::{Over, all_without_waiting, assert_all_back, backends, until};
 use pagemill::{
-    Allocator, BlockList, Bulk, Cancel, Delivered, Error, Gfp, Invalid, Memory, NodeId, NodeMask, Order, Page,
+    Allocator, BlockList, Bulk, Cancel, Delivered, Error, Gfp, InvalidRequest, Memory, NodeId, NodeMask, Order, Page,
     PageList, Policy, Run, Shortfall, Watermarks, Why, free_pages_bulk,
 };
 use std::collections::VecDeque;
@@ -217,7 +217,7 @@ fn what_could_never_be_had_is_invalid_at_once() {
     for backend in backends() {
         let memory = Memory::anonymous(16_384).watermarks(marks);
         let allocator = Allocator::builder().memory(memory).backend(backend).build().unwrap();
-        let never = |blocks, order, most| Error::Invalid(Invalid::MoreThanManaged { blocks, order, most });
+        let never = |blocks, order, most| Error::Invalid(InvalidRequest::MoreThanManaged { blocks, order, most });
         let (mut list, mut blocks) = (PageList::new(), BlockList::new());
         for gfp in [Gfp::KERNEL, Gfp::NOWAIT, Gfp::KERNEL | Gfp::NOFAIL] {
             let all = 16_384 - 100;
@@ -231,7 +231,7 @@ fn what_could_never_be_had_is_invalid_at_once() {
             }
             let nowhere = Bulk::up_to(1).exact_node(NodeId::new(3).unwrap()).gfp(gfp).timeout(HOUR);
             let error = allocator.alloc_pages_bulk_list(nowhere, &mut list).unwrap_err();
-            assert_eq!(error, Error::Invalid(Invalid::NoSuchNode { nodes: 8 }));
+            assert_eq!(error, Error::Invalid(InvalidRequest::NoSuchNode { nodes: 8 }));
         }
         // And as many as there are is a request like any other.
         let all = allocator.alloc_pages_bulk_list(Bulk::exact(16_384 - 100), &mut list).unwrap();

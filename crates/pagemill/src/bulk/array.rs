@@ -1,6 +1,7 @@
 //! The array form: where the holes are, and what fills them.
 use super::request::{Bulk, Delivered, Filled};
 use crate::allocator::Allocator;
+use crate::error::{Error, InvalidRequest};
 use crate::free::{free_word, give_away};
 use crate::handle::{Block, Owned, slots_as_words};
 use crate::list::List;
@@ -8,7 +9,7 @@ use crate::registry;
 use crate::word::{TENTATIVE, addr_of_word, word_of};
 use crate::zone::Zone;
 use core::mem::MaybeUninit;
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, Order};
+use pagemill_core::{Exhausted, Gfp, Order};
 use pagemill_os::{Batch, are_empty, empty_slots, fill_pages, find_empty};
 
 /// The slots of an array whose holes are looked for before they are filled: 1024 at most, in a table of 16 masks.
@@ -26,7 +27,7 @@ impl Allocator {
         request.begin(self.nodes(), is_any_order)?;
         let n = request.most;
         let slots = words.len();
-        let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
+        let words = words.get_mut(..n).ok_or(InvalidRequest::ArrayTooShort { slots, count: n })?;
         let occupied = if request.least == 0 || is_fresh { 0 } else { words.iter().filter(|&&word| word != 0).count() };
         let (needed, mut got) = (request.least.saturating_sub(occupied), 0);
         let served = self.all_or_wait(&mut request, needed, |request| {
@@ -139,7 +140,7 @@ impl Allocator {
         // As it was made: below it is for the holes alone.
         request.begin(self.nodes(), true)?;
         let (n, slots) = (request.most, words.len());
-        let words = words.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots, count: n })?;
+        let words = words.get_mut(..n).ok_or(InvalidRequest::ArrayTooShort { slots, count: n })?;
         if are_empty(words) {
             let slots = BecomeRaw { order: request.order, words };
             return self.fill_array(request, slots.words, true, true);

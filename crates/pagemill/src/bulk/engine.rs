@@ -11,11 +11,12 @@
 use crate::allocator::Allocator;
 use crate::bulk::request::{Bulk, Commit, Delivered};
 use crate::context::{AllocContext, Effort};
+use crate::error::Error;
 use crate::nodes::Nodes;
 use crate::walk::BulkWalk;
 use crate::zone::Zone;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Error, Level, ListPolicy, Order, Shortfall, Why};
+use pagemill_core::{Level, ListPolicy, Order, Shortfall, Why};
 use pagemill_os::Batch;
 use pagemill_os::lists::BulkCall;
 
@@ -143,7 +144,7 @@ impl Allocator {
     /// come in one attempt, which gives back what it took if those are fewer; with 0 there is one attempt and no wait here.
     ///
     /// # Errors
-    /// [`Invalid::MoreThanManaged`](pagemill_core::Invalid::MoreThanManaged), `NoSuchNode`: there can never be so many.
+    /// [`InvalidRequest::MoreThanManaged`](crate::InvalidRequest::MoreThanManaged), `NoSuchNode`: there can never be so many.
     #[inline]
     pub(super) fn all_or_wait<T>(
         &self,

@@ -6,13 +6,14 @@
 //! What serves one page is inlined always, the rest is a call: where the compiler chose, a program with many calls had none of
 //! it inlined, and each wrote its request and its result to memory (2 ns of 14).
 use crate::allocator::Allocator;
+use crate::error::{Error, InvalidRequest};
 use crate::free::{free_word, give_away};
 use crate::handle::{Owned, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
 use crate::word::word_of;
 use crate::zone::Zone;
-use pagemill_core::{Error, Gfp, Invalid, Order};
+use pagemill_core::{Gfp, Order};
 use pagemill_os::Batch;
 
 mod array;
@@ -234,7 +235,7 @@ impl Allocator {
         let mut request = Bulk { ..request };
         request.begin(self.nodes(), T::ANY_ORDER)?;
         if request.least > 0 {
-            return Err(Invalid::CallbackWants.into());
+            return Err(InvalidRequest::CallbackWants.into());
         }
         if request.is_populated() {
             let list = self.populated(&mut request);

@@ -2,10 +2,11 @@
 use crate::account::Account;
 use crate::allocator::Allocator;
 use crate::context::{AllocContext, Effort};
+use crate::error::{Error, InvalidRequest};
 use crate::nodes::Nodes;
 use crate::shared::Lack;
 use crate::wait::{Cancel, Patience};
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, Level, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
+use pagemill_core::{Exhausted, Gfp, Level, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
 use pagemill_os::Batch;
 use std::time::{Duration, Instant};
 
@@ -299,19 +300,19 @@ impl<'a> Bulk<'a> {
     #[inline(never)]
     fn check_each(&self, nodes: &Nodes, is_any_order: bool) -> Result<(), Error> {
         if self.most > Self::COUNT_MAX {
-            return Err(Invalid::CountTooLarge { count: self.most, max: Self::COUNT_MAX }.into());
+            return Err(InvalidRequest::CountTooLarge { count: self.most, max: Self::COUNT_MAX }.into());
         }
         if self.least > self.most {
-            return Err(Invalid::AtLeastAboveUpTo { at_least: self.least, up_to: self.most }.into());
+            return Err(InvalidRequest::AtLeastAboveUpTo { at_least: self.least, up_to: self.most }.into());
         }
         if !is_any_order && self.order != Order::ZERO {
-            return Err(Invalid::OrderOfPages { order: self.order.get() }.into());
+            return Err(InvalidRequest::OrderOfPages { order: self.order.get() }.into());
         }
         if self.gfp.contains(Gfp::ACCOUNT) && self.account.is_none() {
-            return Err(Invalid::NoAccount.into());
+            return Err(InvalidRequest::NoAccount.into());
         }
         if self.policy.is_some_and(Policy::is_of_none) {
-            return Err(Invalid::NoSuchNode { nodes: 0 }.into());
+            return Err(InvalidRequest::NoSuchNode { nodes: 0 }.into());
         }
         nodes.check(self.gfp)?;
         if self.most == 0 {

@@ -24,6 +24,7 @@
 //! touched while the stack's is.
 //!
 //! The choices, with figures: `docs/adr/0026-the-dma-pool.md`.
+use crate::build_error::BuildError;
 use crate::device::{Device, DeviceAddr, DeviceError};
 use crate::handle::Block;
 use crate::misuse::{misuse, report};
@@ -206,7 +207,7 @@ impl DmaPool {
         let shared = Shared { stack, free: 0, free_max: 0, blocks: 0, units: Vec::new() };
         let number = Number::take()?;
         let pool = Arc::new(Pool {
-            lists: allocator.nodes().first().lists.another_shut()?,
+            lists: allocator.nodes().first().lists.another_shut().map_err(BuildError::from)?,
             words: Words::new(number.get(), shape.grain, memory),
             has_raw: AtomicBool::new(false),
             number,

@@ -3,11 +3,12 @@
 //!
 //! A block has a *place*: its unit's number, then its place there. States are kept by it, and the device's address is found by it.
 use super::shape::Shape;
+use crate::build_error::BuildError;
 use crate::device::{DeviceAddr, DeviceError};
 use crate::registry;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize};
-use pagemill_core::{Error, Invalid, MisuseKind, Order, PAGE_SIZE};
+use pagemill_core::{MisuseKind, Order, PAGE_SIZE};
 use pagemill_os::Mapping;
 
 /// Is every block's full state kept? If not, only what was handed over as a pointer is marked.
@@ -59,8 +60,7 @@ impl Tables {
         let states = (units * size_of::<Unit>()).next_multiple_of(PAGE_SIZE);
         let stack = states + blocks.next_multiple_of(PAGE_SIZE);
         let bytes = stack + blocks * 4;
-        let refused = |errno: pagemill_os::Errno| Invalid::System { what: "a pool's tables", bytes, errno: errno.0 };
-        let map = Mapping::reserve(bytes, PAGE_SIZE).map_err(|errno| Error::Invalid(refused(errno)))?;
+        let map = Mapping::reserve(bytes, PAGE_SIZE).map_err(BuildError::system("a pool's tables", bytes))?;
         let start = map.as_ptr::<u8>();
         // SAFETY: three parts of the zeroed mapping, apart and page-aligned, of which zeros are values. Nothing else leads to the
         // last one, which is written plainly.

@@ -27,12 +27,13 @@
 //! The choices, and what shows that they do: `docs/adr/0022-the-pool.md`.
 use crate::allocator::Allocator;
 use crate::bulk::{Bulk, from_now};
+use crate::error::{Error, InvalidRequest};
 use crate::handle::{Block, Page};
 use crate::reclaim;
 use crate::sync::{AtomicUsize, Mutex, MutexGuard, NoFork, generation, no_fork};
 use crate::wait::{Patience, Waits};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use pagemill_core::{Error, Exhausted, Gfp, Invalid, Order, Why};
+use pagemill_core::{Exhausted, Gfp, Order, Why};
 use std::sync::PoisonError;
 
 mod source;
@@ -185,7 +186,7 @@ impl<S: Source> Mempool<S> {
     /// or above [`Bulk::COUNT_MAX`].
     pub fn new(source: S, min_nr: usize) -> Result<Self, Error> {
         if min_nr == 0 || min_nr > Bulk::COUNT_MAX {
-            return Err(Invalid::Reserve { min_nr, max: Bulk::COUNT_MAX }.into());
+            return Err(InvalidRequest::Reserve { min_nr, max: Bulk::COUNT_MAX }.into());
         }
         let reserve = Reserve { elements: Vec::new(), claimed: 0, needs: Vec::new(), low_water: 0, taken: 0 };
         let pool = Self {
@@ -225,7 +226,7 @@ impl<S: Source> Mempool<S> {
     pub fn alloc_bulk_array(&self, request: Bulk<'_>, slots: &mut [Option<S::Item>]) -> Result<(), Error> {
         let n = request.most;
         let len = slots.len();
-        let slots = slots.get_mut(..n).ok_or(Invalid::ArrayTooShort { slots: len, count: n })?;
+        let slots = slots.get_mut(..n).ok_or(InvalidRequest::ArrayTooShort { slots: len, count: n })?;
         self.get(request, Array::new(slots))
     }
 
@@ -321,7 +322,7 @@ impl<S: Source> Mempool<S> {
     /// has asked for, or for more than [`Bulk::COUNT_MAX`].
     pub fn resize(&self, min_nr: usize) -> Result<(), Error> {
         if min_nr == 0 || min_nr > Bulk::COUNT_MAX {
-            return Err(Invalid::Reserve { min_nr, max: Bulk::COUNT_MAX }.into());
+            return Err(InvalidRequest::Reserve { min_nr, max: Bulk::COUNT_MAX }.into());
         }
         let (mut fresh, mut reserve) = loop {
             let before = self.min_nr.load(Relaxed);
@@ -336,7 +337,7 @@ impl<S: Source> Mempool<S> {
         };
         let needed = reserve.needs.iter().copied().max().unwrap_or(0);
         if min_nr < needed {
-            return Err(Invalid::ReserveAwaited { min_nr, needed }.into());
+            return Err(InvalidRequest::ReserveAwaited { min_nr, needed }.into());
         }
         self.min_nr.store(min_nr, Relaxed);
         reserve.elements.append(&mut fresh);
@@ -430,9 +431,9 @@ impl<S: Source> Mempool<S> {
     #[cold]
     fn refusal(&self, request: &Bulk<'_>) -> Error {
         if request.least != request.most {
-            return Invalid::PoolWants.into();
+            return InvalidRequest::PoolWants.into();
         }
-        Invalid::AboveReserve { count: request.most, min_nr: self.min_nr.load(Relaxed) }.into()
+        InvalidRequest::AboveReserve { count: request.most, min_nr: self.min_nr.load(Relaxed) }.into()
     }
 
     #[cold]
@@ -505,7 +506,7 @@ impl<S: Source> Mempool<S> {
             let mut reserve = self.lock();
             let min_nr = self.min_nr.load(Relaxed);
             if request.most > min_nr {
-                return Err(Invalid::AboveReserve { count: request.most, min_nr }.into()); // It shrank meanwhile.
+                return Err(InvalidRequest::AboveReserve { count: request.most, min_nr }.into()); // It shrank meanwhile.
             }
             reserve.needs.push(request.most);
         }

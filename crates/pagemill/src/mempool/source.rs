@@ -1,10 +1,11 @@
 //! Where a pool's elements come from.
 use crate::allocator::Allocator;
 use crate::bulk::Bulk;
+use crate::error::Error;
 use crate::handle::{Owned, free_pages_bulk};
 use crate::word::{addr_of_word, order_of_word};
 use core::marker::PhantomData;
-use pagemill_core::{Error, Gfp, Order};
+use pagemill_core::{Gfp, Order};
 
 /// What a [`Mempool`](super::Mempool) keeps a reserve of: the pair of functions that makes and ends one element (the
 /// kernel's `mempool_alloc_t` and `mempool_free_t`), and their forms for many.

@@ -16,6 +16,7 @@
 //!   body is there, and stays. All other code finds by the two words that its address or number is not here, and touches
 //!   nothing else. The words do not deceive: a zone is entered after what lay there before has ended.
 use super::pins::Pins;
+use crate::build_error::BuildError;
 use crate::memory::Memory;
 use crate::misuse::{misuse, report};
 use crate::process;
@@ -166,10 +167,10 @@ pub(crate) struct Parts {
 
 impl Body {
     /// That of a zone over `parts.memory`.
-    pub(crate) fn new(parts: Parts) -> Result<Self, Invalid> {
+    pub(crate) fn new(parts: Parts) -> Result<Self, BuildError> {
         let Parts { memory, described, lists, first, shared, older, come_home } = parts;
         let (frames, first) = (described.pages(), first.as_u32());
-        let system = |what, bytes| move |errno: pagemill_os::Errno| Invalid::System { what, bytes, errno: errno.0 };
+        let system = BuildError::system;
         let layout = Layout::of(frames);
         let metadata =
             Mapping::reserve(layout.bytes, PAGE_SIZE).map_err(system("an arena's metadata", layout.bytes))?;

@@ -30,7 +30,7 @@ impl MemoryArgs {
             return Err(Error::Request(why));
         }
         let allocator = Allocator::builder().memory(pagemill::Memory::anonymous(pages).within_limit()).build();
-        let memory = allocator.and_then(|allocator| Memory::new(&allocator, reserve, Memory::PART));
-        memory.map_err(Error::Memory)
+        let allocator = allocator.map_err(|why| Error::Memory(why.into()))?;
+        Memory::new(&allocator, reserve, Memory::PART).map_err(Error::Memory)
     }
 }

@@ -106,7 +106,7 @@ fn controller(
     let container = Container::open(&system, &drive)?;
     let pages = memory_mib as usize * ((1 << 20) / PAGE_SIZE);
     let allocator = Allocator::builder().memory(Arena::anonymous(pages).within_limit()).build();
-    let allocator = allocator.map_err(Error::Exhausted)?;
+    let allocator = allocator.map_err(|why| Error::Exhausted(why.into()))?;
     let memory = Memory::new(&allocator, VfioMap::new(container.fd())?)?;
     Controller::new(VfioDevice::open(container, &drive, vectors)?, memory, timeout)
 }

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use pagemill::{Allocator, Error, Invalid};
+use pagemill::{Allocator, BuildError};
 
 fn main() -> ExitCode {
     match Allocator::builder().pages(1).build() {
@@ -11,7 +11,7 @@ fn main() -> ExitCode {
             println!("backend: {}", memory.backend());
             ExitCode::SUCCESS
         }
-        Err(Error::Invalid(Invalid::Backend { why })) => {
+        Err(BuildError::Backend { why }) => {
             println!("unavailable: {why}");
             ExitCode::from(3)
         }
