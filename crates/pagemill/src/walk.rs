@@ -10,7 +10,7 @@ use crate::context::AllocContext;
 use crate::nodes::Nodes;
 use crate::zone::{PageblockFrames, Zone};
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Gfp, Level, ListPolicy, NodeId, NodeMask, Policy, interleave_share};
+use pagemill_core::{Gfp, Level, NodeId, NodeMask, Policy, interleave_share};
 use pagemill_os::Batch;
 
 #[derive(Debug)]
@@ -24,8 +24,6 @@ pub(crate) struct BulkWalk {
     /// The zone's place in the list, and why it is visited.
     at: usize,
     round: Round,
-    /// It goes past the lists, with this in hand.
-    past_list: Option<PageblockFrames>,
     /// What it may still take of this node before it is another one's turn.
     share: usize,
     /// Divided among these nodes, if any; `turns_left` of them have theirs yet, twice each.
@@ -46,17 +44,7 @@ enum Round {
 impl BulkWalk {
     /// For one block, from a node on.
     pub(crate) fn for_one(from: NodeId, level: Level) -> Self {
-        Self {
-            from,
-            level,
-            most: 1,
-            at: 0,
-            round: Round::Own,
-            past_list: None,
-            share: usize::MAX,
-            among: NodeMask::NONE,
-            turns_left: 0,
-        }
+        Self { from, level, most: 1, at: 0, round: Round::Own, share: usize::MAX, among: NodeMask::NONE, turns_left: 0 }
     }
 
     /// For up to `most` blocks above the low marks.
@@ -64,7 +52,6 @@ impl BulkWalk {
         let among = context.among(nodes);
         let mut walk = Self::for_one(context.first_node(nodes, most), Level::Low);
         walk.most = most;
-        walk.past_list = (most > ListPolicy::LARGE).then_some(PageblockFrames::NONE);
         if !among.is_empty() {
             walk.turns_left = 2 * among.count() - 1;
             walk.share = interleave_share(most, among.count(), 0);
@@ -78,19 +65,14 @@ impl BulkWalk {
         (self.at, self.round) = (0, Round::Own);
     }
 
-    /// Gives back what it has in hand past the lists.
-    pub(crate) fn put_down(&mut self) {
-        if let Some(in_hand) = &mut self.past_list {
-            in_hand.give_back();
-        }
-    }
-
-    /// The next blocks, `left` at most, prepared, into `batch`, which is empty; and their zone. None if that is all.
+    /// The next blocks, `left` at most, prepared, into `batch`, which is empty; and their zone. None if that is all. `past_list` is
+    /// what a large request, which goes past the lists, has in hand: apart, so that it is on no single request's stack.
     pub(crate) fn next(
         &mut self,
         nodes: &Nodes,
         context: &AllocContext<'_>,
         left: usize,
+        mut past_list: Option<&mut PageblockFrames>,
         batch: &mut Batch,
     ) -> Option<&'static Zone> {
         let (gfp, order) = (context.gfp, context.order);
@@ -102,7 +84,7 @@ impl BulkWalk {
             {
                 let may_have_more = match self.round {
                     Round::Steal => zone.steal(gfp, order, self.level, batch),
-                    _ => zone.take_batch(gfp, order, self.level, left, &mut self.past_list, batch),
+                    _ => zone.take_batch(gfp, order, self.level, left, past_list.as_deref_mut(), batch),
                 };
                 if !batch.is_empty() {
                     self.share -= batch.len().min(self.share);

@@ -14,7 +14,7 @@ use crate::context::{AllocContext, Effort};
 use crate::error::Error;
 use crate::nodes::Nodes;
 use crate::walk::BulkWalk;
-use crate::zone::Zone;
+use crate::zone::{PageblockFrames, Zone};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Level, ListPolicy, Order, Shortfall, Why};
 use pagemill_os::Batch;
@@ -57,7 +57,7 @@ impl Allocator {
         let slow = slow.get_or_insert_with(|| Slow::new(nodes, &context, missing));
         loop {
             match slow.stage {
-                Stage::Walk => match slow.walk.next(nodes, &context, left, batch) {
+                Stage::Walk => match slow.walk.next(nodes, &context, left, slow.past_list.as_mut(), batch) {
                     None => slow.stage = Stage::Single,
                     found => return found,
                 },
@@ -68,7 +68,9 @@ impl Allocator {
                 }
                 // The single path (C3.6, C3.8). It alone may take from pageblocks of another mobility.
                 Stage::Single => {
-                    slow.walk.put_down(); // Or there would be more in hand than is missing.
+                    if let Some(in_hand) = &mut slow.past_list {
+                        in_hand.give_back(); // Or there would be more in hand than is missing.
+                    }
                     let Ok(Some((zone, pfn))) = nodes.take_one(&context, slow.walk.from) else {
                         slow.stage = Stage::Over;
                         continue;
@@ -301,6 +303,8 @@ impl Drop for Taking<'_> {
 pub(super) struct Slow {
     stage: Stage,
     walk: BulkWalk,
+    /// It goes past the lists, with this in hand.
+    past_list: Option<PageblockFrames>,
     /// Other requests waited for a block when it began: it takes one behind them before it goes on in bulk.
     is_in_line: bool,
 }
@@ -325,6 +329,7 @@ impl Slow {
             && context.gfp.may_wait()
             && nodes.waits.has(context.lack(walk.from, 1));
         let stage = if missing == 1 || is_in_line { Stage::Single } else { Stage::Walk };
-        Self { stage, walk, is_in_line }
+        let past_list = (missing > ListPolicy::LARGE).then_some(PageblockFrames::NONE);
+        Self { stage, walk, past_list, is_in_line }
     }
 }

@@ -10,13 +10,14 @@ use pagemill_os::{Batch, Frames};
 impl Zone {
     /// Up to `left` blocks, a batch at most, from the list or from pageblocks of the request's mobility, above the mark, into `batch`,
     /// which is empty. May there be more? `past_list` is what a request has in hand that goes past the lists.
+    #[inline(always)] // One frame less on the stack of a signal handler.
     pub(crate) fn take_batch(
         &'static self,
         gfp: Gfp,
         order: Order,
         level: Level,
         left: usize,
-        past_list: &mut Option<PageblockFrames>,
+        past_list: Option<&mut PageblockFrames>,
         batch: &mut Batch,
     ) -> bool {
         let want = left.min(Batch::CAPACITY);
