@@ -223,10 +223,15 @@ impl<T: Owned> List<T> {
             let _ = free_page(registry::by_pfn(Pfn::new(self.head)).addr_of(self.head)); // Reported on its way, as below.
             self.len = 0;
         } else if n > 0 {
-            // What is refused is reported on its way; a list has nobody to tell.
-            free_all::<false>(self, &mut None);
+            self.clear_all();
         }
         n
+    }
+
+    #[inline(never)]
+    fn clear_all(&mut self) {
+        // What is refused is reported on its way; a list has nobody to tell.
+        free_all::<false>(self, &mut None);
     }
 
     /// Takes the block at the head, of which there must be one, off the list.

@@ -520,3 +520,20 @@ fn take_all(allocator: &Allocator) {
     assert_eq!((census.handed_out, census.free + census.quarantined), (0, managed));
     assert_eq!(census.quarantined as u64, allocator.stats().quarantined);
 }
+
+/// Many pages go past the lists, whatever stands in front of them.
+#[test]
+fn what_is_refused_first_does_not_send_many_pages_through_the_lists() {
+    const PAGES: usize = 8192;
+    let allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).cpus(1, || 0).build().unwrap();
+    let mut foreign = [0_u8; 8192];
+    let at = foreign.as_mut_ptr().wrapping_add(foreign.as_ptr().align_offset(4096));
+    let mut slots = vec![std::ptr::null_mut(); PAGES + 1];
+    slots[0] = at;
+    allocator.alloc_pages_bulk_array_raw(pagemill::Bulk::exact(PAGES), &mut slots[1..]).unwrap();
+    let before = allocator.stats().direct_in;
+    // SAFETY: the pages are ours; the first address is nobody's, on purpose.
+    let (freed, misuse) = unsafe { free_pages_bulk_raw(&mut slots, Order::ZERO) }.unwrap_err();
+    assert_eq!((freed, misuse.kind), (PAGES, MisuseKind::Foreign));
+    assert_eq!(allocator.stats().direct_in - before, PAGES as u64);
+}

@@ -24,20 +24,22 @@ pub(crate) trait Source {
 #[inline(always)]
 pub(crate) fn free_all<const RAW: bool>(source: &mut impl Source, misused: &mut Option<Misuse>) -> usize {
     let mut freed = 0;
-    // How many the last collector had: where kinds alternate, tables for many cost more than they bring.
+    // How many the last collector of pages had: where kinds alternate, tables for many cost more than they bring.
     let mut last = usize::MAX;
     while let Some((addr, order)) = source.next() {
         let before = source.left();
-        last = if order > Order::ZERO {
-            through_blocks::<RAW>(source, addr, order, misused)
-        } else if before > ListPolicy::LARGE && last >= Batch::CAPACITY {
-            through_large::<RAW>(source, addr, misused)
+        if order > Order::ZERO {
+            freed += through_blocks::<RAW>(source, addr, order, misused);
         } else if before > 1 {
-            through_segment::<RAW>(source, addr)
-        } else {
-            0
-        };
-        freed += last;
+            let is_large = before > ListPolicy::LARGE && last >= Batch::CAPACITY;
+            let pages = if is_large {
+                through_large::<RAW>(source, addr, misused)
+            } else {
+                through_segment::<RAW>(source, addr)
+            };
+            last = pages.unwrap_or(last);
+            freed += pages.unwrap_or(0);
+        }
         if source.left() == before {
             source.free_next(&mut |addr, order| match free_one::<RAW>(addr, order) {
                 Ok(()) => {
@@ -54,21 +56,26 @@ pub(crate) fn free_all<const RAW: bool>(source: &mut impl Source, misused: &mut 
     freed
 }
 
+/// How many went; none if there is no page of Pagemill's at the address.
 #[inline]
-fn through_segment<const RAW: bool>(source: &mut impl Source, addr: usize) -> usize {
-    let Some((zone, mobility)) = page_at(addr) else { return 0 };
+fn through_segment<const RAW: bool>(source: &mut impl Source, addr: usize) -> Option<usize> {
+    let (zone, mobility) = page_at(addr)?;
     let mut segment = Segment::<RAW>::new(zone, mobility);
     source.give(&mut segment);
-    segment.end()
+    Some(segment.end())
 }
 
 // Out of line, that the tables are on the stack of those calls alone that want them.
 #[inline(never)]
-fn through_large<const RAW: bool>(source: &mut impl Source, addr: usize, misused: &mut Option<Misuse>) -> usize {
-    let Some((zone, mobility)) = page_at(addr) else { return 0 };
+fn through_large<const RAW: bool>(
+    source: &mut impl Source,
+    addr: usize,
+    misused: &mut Option<Misuse>,
+) -> Option<usize> {
+    let (zone, mobility) = page_at(addr)?;
     let mut large = Large::<RAW>::new(zone, mobility);
     source.give(&mut large);
-    large.end(misused)
+    Some(large.end(misused))
 }
 
 #[inline(never)]
