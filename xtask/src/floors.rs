@@ -21,7 +21,7 @@ const FLOORS: &[&[&str]] = &[
     &["free", "reclaim"],
     &["handle"],
     &["list", "run"],
-    &["nodes"],
+    &["zones"],
     &["context"],
     &["claim", "walk"],
     &["slow"],

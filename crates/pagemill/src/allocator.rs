@@ -1,8 +1,8 @@
 //! The allocator: arenas, the zone over each and the per-CPU lists above that.
 use crate::error::{Error, InvalidRequest};
-use crate::nodes::{Kept, Nodes};
 use crate::process::no_fork;
 use crate::registry;
+use crate::zones::{Kept, Zones};
 use core::fmt;
 use pagemill_core::{CpuId, NodeMask, PageCount};
 use pagemill_os::Backend;
@@ -44,7 +44,7 @@ impl fmt::Debug for Allocator {
         let stats = self.stats();
         f.debug_struct("Allocator")
             .field("backend", &format_args!("{}", self.backend()))
-            .field("arenas", &self.nodes().in_use().count())
+            .field("arenas", &self.zones().in_use().count())
             .field("pages", &self.managed_pages().get())
             .field("out", &stats.allocated.saturating_sub(stats.freed))
             .finish()
@@ -56,17 +56,17 @@ impl fmt::Debug for Allocator {
 pub(crate) struct Owner(Kept);
 
 impl Owner {
-    pub(crate) fn nodes(&self) -> &'static Nodes {
+    pub(crate) fn zones(&self) -> &'static Zones {
         self.0.get()
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.nodes().reclaim.stop();
+        self.zones().reclaim.stop();
         // All of them before any ends, and in one section: the child of a fork would keep those that are not, and look at zonelists
         // with zones that ended.
-        let zones = self.nodes().ever();
+        let zones = self.zones().ever();
         let section = no_fork();
         zones.iter().for_each(|zone| zone.abandon());
         drop(section);
@@ -105,7 +105,7 @@ pub struct StillOut {
 impl Allocator {
     /// Is this address in its memory?
     pub(crate) fn has_address(&self, addr: usize) -> bool {
-        registry::by_address(addr).is_some_and(|(zone, _)| core::ptr::eq(&*zone.shared, &*self.nodes().shared))
+        registry::by_address(addr).is_some_and(|(zone, _)| core::ptr::eq(&*zone.shared, &*self.zones().shared))
     }
 
     pub(crate) fn of(nodes: Kept) -> Self {
@@ -115,7 +115,7 @@ impl Allocator {
         Self { nodes: owner.0, owner }
     }
     #[inline]
-    pub(crate) fn nodes(&self) -> &'static Nodes {
+    pub(crate) fn zones(&self) -> &'static Zones {
         self.nodes.get()
     }
     pub(crate) fn weak(&self) -> Weak<Owner> {
@@ -124,19 +124,19 @@ impl Allocator {
 
     /// The list backend in force.
     pub fn backend(&self) -> Backend {
-        self.nodes().first().lists.backend()
+        self.zones().first().lists.backend()
     }
     /// How many CPUs have lists.
     pub fn cpus(&self) -> usize {
-        self.nodes().first().lists.cpus()
+        self.zones().first().lists.cpus()
     }
     /// How many pages it manages.
     pub fn managed_pages(&self) -> PageCount {
-        PageCount::new(self.nodes().in_use().map(|zone| zone.frames()).sum())
+        PageCount::new(self.zones().in_use().map(|zone| zone.frames()).sum())
     }
     /// What the free/used state of a frame costs, in bits (C10.3: at most 2).
     pub fn metadata_bits_per_frame(&self) -> f64 {
-        self.nodes().first().metadata_bits_per_frame()
+        self.zones().first().metadata_bits_per_frame()
     }
 
     /// Takes what all CPUs' lists hold back to the zones. Their owners go on meanwhile (C4.3). Returns the pages that
@@ -145,7 +145,7 @@ impl Allocator {
     /// Restartable sequences take `membarrier` for the lists of other CPUs. Where a sandbox that was put up after the
     /// allocator was built forbids it, those lists are left alone: what they hold serves requests on their own CPUs.
     pub fn drain(&self) -> PageCount {
-        PageCount::new(self.nodes().drain_all())
+        PageCount::new(self.zones().drain_all())
     }
     /// Takes what one CPU's lists hold back to the zones.
     ///
@@ -155,7 +155,7 @@ impl Allocator {
         if cpu.get() >= self.cpus() {
             return Err(InvalidRequest::NoSuchCpu { cpu: cpu.get(), cpus: self.cpus() }.into());
         }
-        Ok(PageCount::new(self.nodes().all().iter().map(|zone| zone.drain_cpu(cpu)).sum()))
+        Ok(PageCount::new(self.zones().all().iter().map(|zone| zone.drain_cpu(cpu)).sum()))
     }
 
     /// Allows requests the memory of these nodes alone, from each request's next refill on (C3.7: the kernel's cpuset).
@@ -172,7 +172,7 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn set_allowed_nodes(&self, nodes: NodeMask) -> Result<(), Error> {
-        Ok(self.nodes().set_allowed(&registry::lock(), nodes)?)
+        Ok(self.zones().set_allowed(&registry::lock(), nodes)?)
     }
 
     /// Closes this handle, and with it the allocator if no other one is left. `Ok` says that no page is out, not that the
@@ -182,7 +182,7 @@ impl Allocator {
     /// # Errors
     /// [`StillOut`] with the number of pages, while some are out; nothing has changed then.
     pub fn close(self) -> Result<(), StillOut> {
-        let arenas = self.nodes().ever();
+        let arenas = self.zones().ever();
         arenas.iter().for_each(|zone| _ = zone.drain_all());
         match arenas.iter().map(|zone| zone.out_at_rest()).sum() {
             0 => Ok(()),
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_list_that_takes_nothing_does_not_grow() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
-        let zone = allocator.nodes().first();
+        let zone = allocator.zones().first();
         let policy = || zone.lists.list_here(Mobility::Unmovable).policy();
         let before = policy();
         zone.retired.store(true, Relaxed);
@@ -235,7 +235,7 @@ mod tests {
     fn a_list_in_no_order_is_drained_in_large_parts_and_without_its_table_in_small_ones() {
         for is_held in [false, true] {
             let allocator = Allocator::builder().memory(Memory::anonymous(1 << 15)).cpus(1, || 0).build().unwrap();
-            let cpu = allocator.nodes().first().lists.cpu(CpuId::new(0));
+            let cpu = allocator.zones().first().lists.cpu(CpuId::new(0));
             let mut pages: Vec<_> = (0..16_384).map(|_| allocator.alloc_page(Gfp::KERNEL).ok()).collect();
             allocator.drain();
             (0..pages.len()).for_each(|at| pages.swap(at, (at * 7919) % 16_384));
@@ -258,8 +258,8 @@ mod tests {
     fn a_child_forked_amid_the_drop_of_the_last_handle_ends_all_arenas() {
         let allocator = (0..3).fold(Allocator::builder(), |builder, _| builder.memory(Memory::anonymous(64))).build();
         let allocator = allocator.unwrap();
-        let number = allocator.nodes().number;
-        let arenas = allocator.nodes().ever();
+        let number = allocator.zones().number;
+        let arenas = allocator.zones().ever();
         let addrs: Vec<usize> = arenas.iter().map(|zone| zone.base()).collect();
         let is_there = |addr| by_address(addr).is_some_and(|(zone, _)| zone.shared.number == number);
         // The thread that drops the handle waits for this at the second one, and has not come to the third.

@@ -2,9 +2,9 @@
 use crate::allocator::Allocator;
 use crate::build_error::BuildError;
 use crate::memory::Memory;
-use crate::nodes::Nodes;
 use crate::registry;
 use crate::zone::Zone;
+use crate::zones::Zones;
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{NodeId, PageCount, Unused, ZoneKind};
@@ -46,7 +46,7 @@ pub struct ArenaInfo {
     pub is_retired: bool,
 }
 
-impl Nodes {
+impl Zones {
     fn id(&self, number: usize, zone: &Zone) -> ArenaId {
         ArenaId { allocator: self.number, number, turn: zone.turn.load(Relaxed) }
     }
@@ -98,16 +98,16 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn arenas(&self) -> Vec<ArenaInfo> {
-        let nodes = self.nodes();
+        let zones = self.zones();
         let describe = |(number, zone): (usize, &&'static Zone)| ArenaInfo {
-            id: nodes.id(number, zone),
+            id: zones.id(number, zone),
             range: zone.range(),
             pages: PageCount::new(zone.frames()),
             node: zone.node,
             kind: zone.kind,
             is_retired: zone.is_retired(),
         };
-        nodes.ever().iter().enumerate().map(describe).collect()
+        zones.ever().iter().enumerate().map(describe).collect()
     }
 
     /// Lets the allocator grow. If an arena of memory like this was [retired](Self::retire) and none of its pages is out, it is
@@ -118,15 +118,15 @@ impl Allocator {
     pub fn add_memory(&self, memory: Memory) -> Result<ArenaId, BuildError> {
         registry::bury();
         let held = registry::lock();
-        let nodes = self.nodes();
-        if let Some((number, retired)) = nodes.retired_like(&memory) {
-            nodes.take_up(&held, retired);
-            return Ok(nodes.id(number, retired));
+        let zones = self.zones();
+        if let Some((number, retired)) = zones.retired_like(&memory) {
+            zones.take_up(&held, retired);
+            return Ok(zones.id(number, retired));
         }
-        let lists = nodes.first().lists.another()?;
-        let number = nodes.ever().len();
-        let added = nodes.open(&held, memory, lists)?;
-        Ok(nodes.id(number, added))
+        let lists = zones.first().lists.another()?;
+        let number = zones.ever().len();
+        let added = zones.open(&held, memory, lists)?;
+        Ok(zones.id(number, added))
     }
 
     /// Lets the allocator shrink: nothing more is handed out of that arena, and what is free of it goes back to the
@@ -139,14 +139,14 @@ impl Allocator {
     /// taken up again since, and has another name.
     pub fn retire(&self, arena: ArenaId) -> Result<PageCount, BuildError> {
         let held = registry::lock();
-        let nodes = self.nodes();
-        let zone = nodes.by_id(arena).ok_or(BuildError::NoSuchArena)?;
-        if nodes.in_use().all(|other| core::ptr::eq(other, zone)) {
+        let zones = self.zones();
+        let zone = zones.by_id(arena).ok_or(BuildError::NoSuchArena)?;
+        if zones.in_use().all(|other| core::ptr::eq(other, zone)) {
             return Err(BuildError::LastArena);
         }
         zone.retired.store(true, Relaxed);
         zone.settle_lists();
-        nodes.publish(&held);
+        zones.publish(&held);
         zone.drain_all();
         zone.buddy.end_withholding();
         zone.give_back(Unused::All, usize::MAX);
@@ -168,7 +168,7 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn notes(&self) -> Vec<BuildError> {
-        self.nodes().notes()
+        self.zones().notes()
     }
 
     /// The file behind an arena made of one, for another process to map; none if this one is not, or another allocator's.
@@ -180,7 +180,7 @@ impl Allocator {
     /// dereferenced, only what agreed so with its owner may write, to bytes that are then read as raw memory
     /// ([`as_ptr`](crate::Page::as_ptr)). Nobody may write to a page that is not handed out to somebody who agreed to it.
     pub unsafe fn memfd(&self, arena: ArenaId) -> Option<std::os::fd::BorrowedFd<'_>> {
-        let zone = self.nodes().by_id(arena)?;
+        let zone = self.zones().by_id(arena)?;
         let fd = zone.memory().fd()?;
         zone.hand_on();
         Some(fd)
@@ -195,7 +195,7 @@ mod tests {
     fn nothing_of_a_retired_arena_is_withheld() {
         let allocator = Allocator::builder().pages(512).build().unwrap();
         let added = allocator.add_memory(Memory::anonymous(512)).unwrap();
-        let zone = allocator.nodes().by_id(added).unwrap();
+        let zone = allocator.zones().by_id(added).unwrap();
         // As for a request that waits.
         assert!(zone.buddy.withhold(Order::PAGEBLOCK, 0).is_some());
         assert_eq!(zone.buddy.withheld_frames(), 512);

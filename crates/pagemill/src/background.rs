@@ -2,10 +2,10 @@
 //! [`Allocator::reclaim_step`].
 use crate::allocator::Allocator;
 use crate::build_error::BuildError;
-use crate::nodes::Nodes;
 use crate::reclaim::{Background, Numbered, PAGES_AT_ONCE, Shrinker};
 use crate::registry;
 use crate::zone::Zone;
+use crate::zones::Zones;
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Gfp, PageCount};
@@ -25,14 +25,14 @@ pub struct Registered {
 impl Drop for Registered {
     /// Waits for nobody: a call that is under way ends on its own.
     fn drop(&mut self) {
-        let reclaim = &self.allocator.nodes().reclaim;
+        let reclaim = &self.allocator.zones().reclaim;
         let is_this = |(number, _): &Numbered| *number == self.number;
         let shrinker = reclaim.change(|shrinkers| Some(shrinkers.remove(shrinkers.iter().position(is_this)?)));
         drop(shrinker); // Perhaps the last of it, with pages: not under the lock.
     }
 }
 
-impl Nodes {
+impl Zones {
     /// Reclaims until every arena is above its high mark, or a round leaves no more free than before, whatever shrinkers
     /// say that they freed. Returns the pages that came, as they say.
     pub(crate) fn balance(&self) -> usize {
@@ -56,7 +56,7 @@ impl Nodes {
 impl Allocator {
     /// Has `shrinker` called when memory is short, until what this returns is dropped.
     pub fn register_shrinker(&self, shrinker: Arc<dyn Shrinker>) -> Registered {
-        let reclaim = &self.nodes().reclaim;
+        let reclaim = &self.zones().reclaim;
         let number = reclaim.next_number.fetch_add(1, Relaxed);
         reclaim.change(|shrinkers| shrinkers.push((number, shrinker)));
         Registered { allocator: self.clone(), number }
@@ -94,8 +94,8 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn reclaim_step(&self) -> PageCount {
-        let came = self.nodes().balance();
-        self.nodes().give_back_idle(Instant::now());
+        let came = self.zones().balance();
+        self.zones().give_back_idle(Instant::now());
         PageCount::new(came)
     }
 
@@ -107,12 +107,12 @@ impl Allocator {
             Background::start(move || {
                 let Some(owner) = allocator.upgrade() else { return ControlFlow::Break(()) };
                 // A shrinker's panic has been reported when it comes here: it ends this round, not the thread.
-                let _ = catch_unwind(AssertUnwindSafe(|| owner.nodes().balance()));
-                owner.nodes().give_back_idle(Instant::now());
+                let _ = catch_unwind(AssertUnwindSafe(|| owner.zones().balance()));
+                owner.zones().give_back_idle(Instant::now());
                 ControlFlow::Continue(())
             })
         };
         let refused = |errno: Errno| BuildError::NoThread { errno: errno.0 };
-        self.nodes().reclaim.run(held, Box::new(start)).map_err(refused)
+        self.zones().reclaim.run(held, Box::new(start)).map_err(refused)
     }
 }

@@ -3,10 +3,10 @@ use crate::allocator::Allocator;
 use crate::build_error::BuildError;
 use crate::fault::Faults;
 use crate::memory::Memory;
-use crate::nodes::Nodes;
 use crate::registry;
 use crate::topology::Layout;
 use crate::zone::{Body, Parts, Zone};
+use crate::zones::Zones;
 use core::fmt;
 use pagemill_core::{NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Policy, interleave_share};
 use pagemill_os::{Backend, Mapping, MemoryLimit, PerCpu, current_cpu, possible_cpus};
@@ -274,7 +274,7 @@ impl Builder {
             Some(faults) => Some(faults),
             None => Faults::from_env()?,
         };
-        let kept = Nodes::new(layout, self.policy, self.huge_pages).keep();
+        let kept = Zones::new(layout, self.policy, self.huge_pages).keep();
         let allocator = begun.insert(Allocator::of(kept)).clone();
         let nodes = kept.get();
         for memory in memory {
@@ -313,7 +313,7 @@ impl Builder {
     }
 }
 
-impl Nodes {
+impl Zones {
     /// Opens an arena and enters it.
     pub(crate) fn open(
         &'static self,
@@ -360,7 +360,7 @@ fn half_of_memory() -> usize {
     total_kib.unwrap_or(2 << 20).min(limit_kib).div_ceil(8).min(registry::FRAMES_MAX)
 }
 
-impl Nodes {
+impl Zones {
     /// The memory as it is described, or as much of it as the process's limit has room for where it must; then notes how
     /// much that was.
     pub(crate) fn within_limit(&self, memory: Memory) -> Result<Memory, BuildError> {

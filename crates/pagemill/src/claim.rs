@@ -1,10 +1,10 @@
 //! The claimant's part of a claim: it begins one when it was overtaken often, and ends it when it gets no further. `claims.rs` tells
 //! what claims are.
 use crate::claims::{IS_CLAIMANT, NUMBER};
-use crate::nodes::Nodes;
 use crate::process::generation;
 use crate::shared::Lack;
 use crate::zone::Zone;
+use crate::zones::Zones;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pagemill_core::{Gfp, Order};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The claim of one request that waits; it begins when the request was overtaken often.
 #[derive(Debug)]
 pub(crate) struct Claim<'n> {
-    nodes: &'n Nodes,
+    zones: &'n Zones,
     lack: Lack,
     is_held: bool,
     /// The [generation](crate::process) that the request is of: in the child of a fork nothing is claimed.
@@ -30,8 +30,8 @@ pub(crate) struct Claim<'n> {
 
 impl<'n> Claim<'n> {
     /// None yet.
-    pub(crate) fn new(nodes: &'n Nodes, lack: Lack) -> Self {
-        Self { nodes, lack, is_held: false, generation: generation(), best: 0, since: None, block: None }
+    pub(crate) fn new(zones: &'n Zones, lack: Lack) -> Self {
+        Self { zones, lack, is_held: false, generation: generation(), best: 0, since: None, block: None }
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -66,12 +66,12 @@ impl<'n> Claim<'n> {
     fn frames(&self) -> usize {
         match self.block {
             Some((zone, _)) => zone.buddy.withheld_frames() as usize,
-            None => self.nodes.all().iter().map(|zone| zone.claimed_frames() as usize).sum(),
+            None => self.zones.all().iter().map(|zone| zone.claimed_frames() as usize).sum(),
         }
     }
 
     fn begin(&mut self) {
-        let claims = &self.nodes.claims;
+        let claims = &self.zones.claims;
         // Acquire pairs with the Release in `end`: what was claimed before is none any more.
         if self.lack.order > Order::PAGEBLOCK || claims.is_held.compare_exchange(false, true, Acquire, Relaxed).is_err()
         {
@@ -80,8 +80,8 @@ impl<'n> Claim<'n> {
         (self.is_held, self.best, self.since) = (true, 0, Some(Instant::now()));
         if self.lack.is_one_block() {
             let last = self.block.take();
-            let may = |zone: &&Zone| zone.serves(self.lack) && self.nodes.allowed().contains(zone.node);
-            let arenas = self.nodes.all().iter().copied().filter(may);
+            let may = |zone: &&Zone| zone.serves(self.lack) && self.zones.allowed().contains(zone.node);
+            let arenas = self.zones.all().iter().copied().filter(may);
             let from = |zone: &Zone| last.filter(|(of, _)| core::ptr::eq(*of, zone)).map_or(0, |(_, block)| block);
             self.block =
                 arenas.filter_map(|zone| Some((zone, zone.buddy.withhold(self.lack.order, from(zone))?))).next();
@@ -96,14 +96,14 @@ impl<'n> Claim<'n> {
     fn end(&mut self) {
         (self.is_held, self.since) = (false, Some(Instant::now()));
         // With the next number nothing is claimed of any arena.
-        let next = (self.nodes.claims.wanted.load(Relaxed) >> NUMBER) as u32;
-        self.nodes.claims.wanted.store(u64::from(next.wrapping_add(1)) << NUMBER, Relaxed);
+        let next = (self.zones.claims.wanted.load(Relaxed) >> NUMBER) as u32;
+        self.zones.claims.wanted.store(u64::from(next.wrapping_add(1)) << NUMBER, Relaxed);
         if let Some((zone, _)) = self.block {
             zone.buddy.end_withholding();
         }
         // Release pairs with the Acquire in `begin`.
-        self.nodes.claims.is_held.store(false, Release);
-        self.nodes.waits.note_freed(&|_| true);
+        self.zones.claims.is_held.store(false, Release);
+        self.zones.waits.note_freed(&|_| true);
     }
 }
 
@@ -127,16 +127,16 @@ mod tests {
     #[test]
     fn a_request_that_was_overtaken_claims_and_no_two_claims_share_a_number() {
         let allocator = Allocator::builder().pages(64).build().unwrap();
-        let nodes = allocator.nodes();
+        let zones = allocator.zones();
         let claim = |order: u8, blocks: usize| {
             let order = Order::new(order).unwrap();
-            Claim::new(nodes, AllocContext::plain(nodes, Gfp::KERNEL, order).lack(NodeId::ZERO, blocks))
+            Claim::new(zones, AllocContext::plain(zones, Gfp::KERNEL, order).lack(NodeId::ZERO, blocks))
         };
         for number in 0..3 {
             let mut claim = claim(0, 8);
             assert_eq!((claim.attempt(false, || None::<()>), claim.is_held()), (None, false));
             assert_eq!((claim.attempt(true, || None::<()>), claim.is_held()), (None, true));
-            assert_eq!(nodes.claims.wanted.load(Relaxed), number << NUMBER | 8);
+            assert_eq!(zones.claims.wanted.load(Relaxed), number << NUMBER | 8);
         }
         // No pageblock can be withheld for a block that is larger than one.
         let mut claim = claim(10, 1);
@@ -146,8 +146,8 @@ mod tests {
     #[test]
     fn what_is_freed_late_is_counted_to_no_later_claim() {
         let allocator = Allocator::builder().pages(64).build().unwrap();
-        let (nodes, zone) = (allocator.nodes(), allocator.nodes().first());
-        let claims = &nodes.claims;
+        let (zones, zone) = (allocator.zones(), allocator.zones().first());
+        let claims = &zones.claims;
         claims.nodes.store(NodeMask::ALL.as_bits(), Relaxed);
         let begin = |number: u64, wanted: u64| claims.wanted.store(number << NUMBER | wanted, Relaxed);
         begin(1, 3);
@@ -189,8 +189,8 @@ mod tests {
     #[test]
     fn a_request_that_may_not_wait_is_no_claimants() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).build().unwrap();
-        let (nodes, zone) = (allocator.nodes(), allocator.nodes().first());
-        nodes.claims.wanted.store(1 << NUMBER, Relaxed);
+        let (zones, zone) = (allocator.zones(), allocator.zones().first());
+        zones.claims.wanted.store(1 << NUMBER, Relaxed);
         zone.claimed.store(1 << NUMBER | 3, Relaxed);
         assert!(zone.buddy.withhold(Order::PAGEBLOCK, 0).is_some());
         IS_CLAIMANT.set(true);
@@ -203,15 +203,15 @@ mod tests {
 
     #[cfg(not(any(miri, shuttle)))]
     mod beside_shrinkers {
-        use crate::nodes::Nodes;
         use crate::patience::{PATIENCE, until};
+        use crate::zones::Zones;
         use crate::{Allocator, Bulk, Gfp, Memory, Page, PageList, Shrink, Shrinker};
         use core::sync::atomic::AtomicUsize;
         use core::sync::atomic::Ordering::Relaxed;
         use std::sync::Arc;
 
         /// Brings nothing, and counts how often it was called while something was claimed.
-        struct Watch(&'static Nodes, AtomicUsize);
+        struct Watch(&'static Zones, AtomicUsize);
 
         impl Shrinker for Watch {
             fn shrink(&self, _: Shrink) -> usize {
@@ -225,7 +225,7 @@ mod tests {
         fn no_shrinker_is_called_for_a_request_that_has_a_claim() {
             const PAGES: usize = 64;
             let allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).cpus(1, || 0).build().unwrap();
-            let watch = Arc::new(Watch(allocator.nodes(), AtomicUsize::new(0)));
+            let watch = Arc::new(Watch(allocator.zones(), AtomicUsize::new(0)));
             let registered = allocator.register_shrinker(watch.clone());
             let mut pages: Vec<Page> = core::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
             std::thread::scope(|scope| {
@@ -252,21 +252,21 @@ mod tests {
     mod in_a_child {
         use crate::claim::Claim;
         use crate::context::AllocContext;
-        use crate::nodes::Nodes;
         use crate::shared::Lack;
+        use crate::zones::Zones;
         use crate::{Allocator, Gfp, Memory, NodeId, Order};
         use core::sync::atomic::Ordering::Relaxed;
 
-        fn pages(nodes: &Nodes, n: usize) -> Lack {
-            AllocContext::plain(nodes, Gfp::KERNEL, Order::ZERO).lack(NodeId::ZERO, n)
+        fn pages(zones: &Zones, n: usize) -> Lack {
+            AllocContext::plain(zones, Gfp::KERNEL, Order::ZERO).lack(NodeId::ZERO, n)
         }
 
         /// The request was forked in an attempt, as by a shrinker, and goes on in the child too, where another one has a claim by now.
         #[test]
         fn the_parents_claim_is_none_and_ends_no_other() {
             let allocator = Allocator::builder().memory(Memory::anonymous(64)).build().unwrap();
-            let nodes = allocator.nodes();
-            let mut claim = Claim::new(nodes, pages(nodes, 8));
+            let zones = allocator.zones();
+            let mut claim = Claim::new(zones, pages(zones, 8));
             claim.begin();
             assert!(claim.is_held());
             // SAFETY: the child calls what may be called in the child of a program with threads.
@@ -274,13 +274,13 @@ mod tests {
                 0 => {
                     // SAFETY: it ends a child that waits.
                     unsafe { libc::alarm(600) };
-                    let mut other = Claim::new(nodes, pages(nodes, 16));
+                    let mut other = Claim::new(zones, pages(zones, 16));
                     other.begin();
                     let is_held = (claim.is_held(), other.is_held());
                     drop(claim);
                     let is_right = is_held == (false, true)
-                        && nodes.claims.is_held.load(Relaxed)
-                        && nodes.claims.wanted.load(Relaxed) as u32 == 16;
+                        && zones.claims.is_held.load(Relaxed)
+                        && zones.claims.wanted.load(Relaxed) as u32 == 16;
                     // SAFETY: ends the child without what the parent's exit runs.
                     unsafe { libc::_exit(i32::from(!is_right)) }
                 }

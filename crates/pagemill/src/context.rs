@@ -1,8 +1,8 @@
 //! What a request for one block says, or a bulk request for each of its blocks: flags, order, nodes, policy, how long it waits.
-use crate::nodes::Nodes;
 use crate::shared::Lack;
 use crate::wait::Patience;
 use crate::zone::Zone;
+use crate::zones::Zones;
 use pagemill_core::{Gfp, NodeId, NodeMask, Order, Policy};
 
 /// What a request may have, and from where.
@@ -31,8 +31,8 @@ pub(crate) enum Effort {
 
 impl<'c> AllocContext<'c> {
     /// For a request that says nothing but its flags.
-    pub(crate) fn plain(nodes: &Nodes, gfp: Gfp, order: Order) -> Self {
-        let (policy, patience) = (nodes.policy(), Patience::default());
+    pub(crate) fn plain(zones: &Zones, gfp: Gfp, order: Order) -> Self {
+        let (policy, patience) = (zones.policy(), Patience::default());
         Self { gfp, order, effort: Effort::Wait, nodes: NodeMask::ALL, policy, patience }
     }
 
@@ -48,9 +48,9 @@ impl<'c> AllocContext<'c> {
     }
 
     /// The nodes that its blocks come from in turn; none where they don't.
-    pub(crate) fn among(&self, nodes: &Nodes) -> NodeMask {
+    pub(crate) fn among(&self, zones: &Zones) -> NodeMask {
         match self.policy {
-            Policy::Interleave(among) => among.and(self.nodes).and(nodes.allowed()).and(nodes.populated()),
+            Policy::Interleave(among) => among.and(self.nodes).and(zones.allowed()).and(zones.populated()),
             _ => NodeMask::NONE,
         }
     }
@@ -62,14 +62,14 @@ impl<'c> AllocContext<'c> {
 
     /// The node to begin with, for `n` blocks: where they come from nodes in turn, each takes one. `THISNODE` without
     /// another word is that of the caller's CPU.
-    pub(crate) fn first_node(&self, nodes: &Nodes, n: usize) -> NodeId {
-        nodes.take_turns(self.among(nodes), n).unwrap_or_else(|| self.policy.first(nodes.node()))
+    pub(crate) fn first_node(&self, zones: &Zones, n: usize) -> NodeId {
+        zones.take_turns(self.among(zones), n).unwrap_or_else(|| self.policy.first(zones.node()))
     }
 
     /// May it have memory of this arena, just now?
     #[inline]
-    pub(crate) fn allows(&self, nodes: &Nodes, from: NodeId, zone: &Zone) -> bool {
-        let allowed = nodes.allowed().and(self.nodes).and(self.policy.nodes());
+    pub(crate) fn allows(&self, zones: &Zones, from: NodeId, zone: &Zone) -> bool {
+        let allowed = zones.allowed().and(self.nodes).and(self.policy.nodes());
         allowed.contains(zone.node)
             && zone.kind.serves(self.gfp)
             && !zone.is_retired()

@@ -1,12 +1,12 @@
 //! Giving free memory back to the system: at once, or when nobody used it for a while. `zone/idle.rs` tells how it goes.
 use crate::allocator::Allocator;
 use crate::idle::Idle;
-use crate::nodes::Nodes;
 use crate::zone::Zone;
+use crate::zones::Zones;
 use pagemill_core::{PageCount, Unused};
 use std::time::{Duration, Instant};
 
-impl Nodes {
+impl Zones {
     /// Has memory go back when it was free for `age`.
     pub(crate) fn give_back_after(&self, age: Duration) {
         self.idle.get_or_init(|| Idle::new(age));
@@ -56,9 +56,9 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn give_back_at_most(&self, pages: PageCount) -> PageCount {
-        let nodes = self.nodes();
-        nodes.drain_all();
-        PageCount::new(give_back_of(nodes.in_use(), pages.get()))
+        let zones = self.zones();
+        zones.drain_all();
+        PageCount::new(give_back_of(zones.in_use(), pages.get()))
     }
 
     /// Gives back whole free pageblocks that were free for as long as
@@ -82,7 +82,7 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn give_back_idle(&self, now: Instant) -> PageCount {
-        PageCount::new(self.nodes().give_back_idle(now))
+        PageCount::new(self.zones().give_back_idle(now))
     }
 }
 
@@ -103,12 +103,12 @@ mod tests {
             .into_iter()
             .fold(Allocator::builder(), |builder, memory| builder.memory(memory));
         let allocator = builder.huge_pages(false).build().unwrap();
-        let nodes = allocator.nodes();
+        let zones = allocator.zones();
         let whole = || allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).unwrap();
         let mut blocks = [whole(), whole()];
         blocks.iter_mut().for_each(|block| block.fill(1));
         drop(blocks);
-        let [first, second] = [0, 1].map(|at| nodes.all()[at]);
+        let [first, second] = [0, 1].map(|at| zones.all()[at]);
         // As `retire` does on another thread, after this one saw the arena in use.
         first.retired.store(true, Relaxed);
         assert_eq!(give_back_of([first, second].into_iter(), 100), 512);

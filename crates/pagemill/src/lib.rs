@@ -86,7 +86,6 @@ mod list;
 mod memory;
 mod mempool;
 mod misuse;
-mod nodes;
 mod path;
 #[cfg(all(test, not(any(miri, shuttle))))]
 #[path = "../../../tests/patience.rs"]
@@ -107,6 +106,7 @@ mod walk;
 mod weak;
 mod word;
 mod zone;
+mod zones;
 
 pub use account::Account;
 pub use allocator::{Allocator, StillOut, self_test};

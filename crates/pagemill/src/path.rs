@@ -25,10 +25,10 @@ impl Allocator {
     #[inline]
     pub fn alloc_page(&self, gfp: Gfp) -> Result<Page, Error> {
         step!("Allocator::alloc_page");
-        let nodes = self.nodes();
-        let addr = match nodes.here().and_then(|zone| zone.pop_one(gfp)).map(|(zone, pfn)| zone.addr_of(pfn)) {
+        let zones = self.zones();
+        let addr = match zones.here().and_then(|zone| zone.pop_one(gfp)).map(|(zone, pfn)| zone.addr_of(pfn)) {
             Some(addr) => addr,
-            None => nodes.alloc_page_slow(gfp)?,
+            None => zones.alloc_page_slow(gfp)?,
         };
         // SAFETY: the frame is marked as handed out: nobody else has it.
         Ok(unsafe { Page::from_word(addr) })
@@ -50,10 +50,10 @@ impl Allocator {
         if order == Order::ZERO {
             return self.alloc_page(gfp).map(Block::from);
         }
-        let nodes = self.nodes();
-        let addr = match nodes.here().and_then(|zone| zone.take_block_at_once(gfp, order)) {
+        let zones = self.zones();
+        let addr = match zones.here().and_then(|zone| zone.take_block_at_once(gfp, order)) {
             Some(addr) => addr,
-            None => nodes.alloc_block(&AllocContext::plain(nodes, gfp, order))?,
+            None => zones.alloc_block(&AllocContext::plain(zones, gfp, order))?,
         };
         // SAFETY: the block is marked as handed out: nobody else has it.
         Ok(unsafe { Block::from_word(addr | usize::from(order.get())) })

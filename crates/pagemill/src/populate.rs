@@ -42,11 +42,11 @@ impl Allocator {
         &self,
         mut progress: impl FnMut(Populated) -> ControlFlow<()> + Send,
     ) -> Result<Populated, BuildError> {
-        let nodes = self.nodes();
-        let arenas: Vec<_> = nodes.in_use().collect();
+        let zones = self.zones();
+        let arenas: Vec<_> = zones.in_use().collect();
         let total = arenas.iter().map(|zone| zone.memory().bytes()).sum();
         let mut claim = None;
-        if let Some(limit) = &nodes.limit {
+        if let Some(limit) = &zones.limit {
             let wanted = arenas.iter().map(|zone| zone.uncommitted()).sum();
             claim = limit.claim(wanted);
             if claim.is_none() {

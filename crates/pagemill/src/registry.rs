@@ -436,7 +436,7 @@ mod tests {
     /// A page that keeps its arena, whose allocator has no handle, and whether that arena is still there.
     fn last_page() -> (Page, impl Fn() -> bool) {
         let allocator = Allocator::builder().pages(64).build().unwrap();
-        let (page, number) = (allocator.alloc_page(Gfp::KERNEL).unwrap(), allocator.nodes().number);
+        let (page, number) = (allocator.alloc_page(Gfp::KERNEL).unwrap(), allocator.zones().number);
         let addr = page.addr();
         // By its allocator: another one's may come to lie there.
         (page, move || by_address(addr).is_some_and(|(zone, _)| zone.shared.number == number))

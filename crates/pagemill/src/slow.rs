@@ -1,6 +1,6 @@
 //! The slow path: zone by zone down to the marks, then reclaim, then waiting (C3.6).
 //!
-//! [`Nodes::take_one`] does this for one block, as far as the request's flags and its [`Effort`] go. A request that may wait
+//! [`Zones::take_one`] does this for one block, as far as the request's flags and its [`Effort`] go. A request that may wait
 //! skips the first two steps where another one waits that lacks the same.
 //!
 //! 1. Every zone above its low mark, then down to the mark that the flags reach; lists are drained on the way.
@@ -11,16 +11,16 @@
 //!
 //! Cold and out of line as a whole. A bulk request comes here for one block at a time, when nothing is left in bulk. One that
 //! must have several blocks takes its seat itself, with nothing in hand (`Allocator::all_or_wait` in `bulk/engine.rs`): for all
-//! of its blocks, by [`Nodes::wait_in_line`].
+//! of its blocks, by [`Zones::wait_in_line`].
 use crate::claim::Claim;
 use crate::context::{AllocContext, Effort};
 use crate::error::{Error, InvalidRequest};
-use crate::nodes::Nodes;
 use crate::reclaim;
 use crate::shared::Lack;
 use crate::wait::Cancel;
 use crate::walk::BulkWalk;
 use crate::zone::Zone;
+use crate::zones::Zones;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Exhausted, Gfp, Level, NodeId, Order, Why, step};
 use pagemill_os::Batch;
@@ -44,12 +44,12 @@ fn let_others_on(turn: u32) {
 /// A block, and the arena it is of.
 pub(crate) type Taken = (&'static Zone, u32);
 
-impl Nodes {
+impl Zones {
     /// The address of one page, for a request that its CPU's list could not serve.
     #[cold]
     #[inline(never)]
     pub(crate) fn alloc_page_slow(&self, gfp: Gfp) -> Result<usize, Error> {
-        step!("Nodes::alloc_page_slow");
+        step!("Zones::alloc_page_slow");
         self.alloc_block(&AllocContext::plain(self, gfp, Order::ZERO))
     }
 
@@ -109,7 +109,7 @@ impl Nodes {
     /// [`InvalidRequest::ReclaimInShrinker`]: a request that may reclaim, from inside a shrinker.
     /// [`InvalidRequest::MoreThanManaged`]: there is none, and never will be.
     pub(crate) fn take_one(&self, context: &AllocContext<'_>, from: NodeId) -> Result<Option<Taken>, Error> {
-        step!("Nodes::take_one");
+        step!("Zones::take_one");
         let lack = context.lack(from, 1);
         let may_wait = context.gfp.may_wait();
         if may_wait && reclaim::is_reclaiming() {
@@ -302,7 +302,7 @@ impl Nodes {
 }
 
 /// Opens lists as a wait ends, also where a shrinker unwinds.
-struct OpensLists<'n>(&'n Nodes);
+struct OpensLists<'n>(&'n Zones);
 
 impl Drop for OpensLists<'_> {
     fn drop(&mut self) {

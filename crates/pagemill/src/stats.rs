@@ -168,18 +168,18 @@ impl fmt::Display for BuddyDump {
 impl Allocator {
     /// Its counters, summed over its zones.
     pub fn stats(&self) -> Stats {
-        let nodes = self.nodes();
+        let zones = self.zones();
         let mut sum = Stats::default();
-        nodes.ever().iter().for_each(|arena| sum.add(&arena.stats()));
+        zones.ever().iter().for_each(|arena| sum.add(&arena.stats()));
         Stats {
             foreign: foreign_frees(),
-            waits: nodes.waits.ended.load(Relaxed),
-            waited_us: nodes.waits.waited_us.load(Relaxed),
-            waiting: nodes.waits.len() as u64,
-            reclaim_direct: nodes.reclaim.direct_runs.load(Relaxed),
-            reclaim_background: nodes.reclaim.background_runs.load(Relaxed),
-            reclaimed: nodes.reclaim.pages.load(Relaxed),
-            faults: nodes.faults_injected(),
+            waits: zones.waits.ended.load(Relaxed),
+            waited_us: zones.waits.waited_us.load(Relaxed),
+            waiting: zones.waits.len() as u64,
+            reclaim_direct: zones.reclaim.direct_runs.load(Relaxed),
+            reclaim_background: zones.reclaim.background_runs.load(Relaxed),
+            reclaimed: zones.reclaim.pages.load(Relaxed),
+            faults: zones.faults_injected(),
             ..sum
         }
     }
@@ -187,7 +187,7 @@ impl Allocator {
     /// Its zones, by node; arenas of one node and kind are one zone.
     pub fn zoneinfo(&self) -> Vec<ZoneInfo> {
         let mut zones: Vec<ZoneInfo> = Vec::new();
-        for arena in self.nodes().ever() {
+        for arena in self.zones().ever() {
             let (node, kind, marks) = (arena.node, arena.kind, arena.marks);
             let cpus = arena.lists.cpus();
             let at = zones.iter().position(|zone| (zone.node, zone.kind) == (node, kind)).unwrap_or_else(|| {
@@ -260,7 +260,7 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn validate(&self) -> Result<Census, Misfit> {
-        self.nodes().ever().iter().try_fold(Census::default(), |sum, arena| {
+        self.zones().ever().iter().try_fold(Census::default(), |sum, arena| {
             let zone = arena.validate()?;
             Ok(Census {
                 managed: sum.managed + zone.managed,

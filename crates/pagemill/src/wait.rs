@@ -7,7 +7,7 @@
 //!
 //! # What wakes it
 //! A free wakes the heads for which it may be enough ([`Waits::note_freed`]). A request that leaves its line, served or not,
-//! wakes the next one. While a request waits for memory, the per-CPU lists accept no freed pages (`Nodes::wait_in_line`): each
+//! wakes the next one. While a request waits for memory, the per-CPU lists accept no freed pages (`Zones::wait_in_line`): each
 //! goes to the zone, and that free wakes. A head looks again every [`LOOK_AGAIN`] besides, for a page that reached a list just
 //! before.
 //!

@@ -7,8 +7,8 @@
 //!
 //! Where a policy divides a request among nodes, it walks over one node's zonelist after the other, each for its share.
 use crate::context::AllocContext;
-use crate::nodes::Nodes;
 use crate::zone::{PageblockFrames, Zone};
+use crate::zones::Zones;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Gfp, Level, NodeId, NodeMask, Policy, interleave_share};
 use pagemill_os::Batch;
@@ -48,9 +48,9 @@ impl BulkWalk {
     }
 
     /// For up to `most` blocks above the low marks.
-    pub(crate) fn for_many(nodes: &Nodes, context: &AllocContext<'_>, most: usize) -> Self {
-        let among = context.among(nodes);
-        let mut walk = Self::for_one(context.first_node(nodes, most), Level::Low);
+    pub(crate) fn for_many(zones: &Zones, context: &AllocContext<'_>, most: usize) -> Self {
+        let among = context.among(zones);
+        let mut walk = Self::for_one(context.first_node(zones, most), Level::Low);
         walk.most = most;
         if !among.is_empty() {
             walk.turns_left = 2 * among.count() - 1;
@@ -69,7 +69,7 @@ impl BulkWalk {
     /// what a large request, which goes past the lists, has in hand: apart, so that it is on no single request's stack.
     pub(crate) fn next(
         &mut self,
-        nodes: &Nodes,
+        zones: &Zones,
         context: &AllocContext<'_>,
         left: usize,
         mut past_list: Option<&mut PageblockFrames>,
@@ -78,9 +78,9 @@ impl BulkWalk {
         let (gfp, order) = (context.gfp, context.order);
         loop {
             let left = left.min(self.share);
-            if let Some(&zone) = nodes.zonelist(self.from).get(self.at)
+            if let Some(&zone) = zones.zonelist(self.from).get(self.at)
                 && left > 0
-                && context.allows(nodes, self.from, zone)
+                && context.allows(zones, self.from, zone)
             {
                 let may_have_more = match self.round {
                     Round::Steal => zone.steal(gfp, order, self.level, batch),
@@ -89,7 +89,7 @@ impl BulkWalk {
                 if !batch.is_empty() {
                     self.share -= batch.len().min(self.share);
                     zone.shut_lists_below_low();
-                    nodes.count_node(context, self.from, zone, batch.len() * order.frames() as usize);
+                    zones.count_node(context, self.from, zone, batch.len() * order.frames() as usize);
                     if self.share == 0 {
                         self.next_turn();
                     }
@@ -99,15 +99,15 @@ impl BulkWalk {
                     continue; // All that it took was put aside.
                 }
             }
-            if !self.goes_on(nodes, context) {
+            if !self.goes_on(zones, context) {
                 return None;
             }
         }
     }
 
     /// Goes on with the next zone, if there is one.
-    fn goes_on(&mut self, nodes: &Nodes, context: &AllocContext<'_>) -> bool {
-        if self.has_next(nodes, context) {
+    fn goes_on(&mut self, zones: &Zones, context: &AllocContext<'_>) -> bool {
+        if self.has_next(zones, context) {
             self.at += 1;
             return true;
         }
@@ -116,10 +116,10 @@ impl BulkWalk {
             return true;
         }
         // Another level comes before a drain, where there are several zones.
-        let is_over = self.most == 1 && self.level == Level::Low && nodes.all().len() > 1;
+        let is_over = self.most == 1 && self.level == Level::Low && zones.all().len() > 1;
         self.round = match self.round {
             _ if is_over => return false,
-            Round::Own if context.gfp.may_wait() && self.drain(nodes, context) > 0 => Round::Drained,
+            Round::Own if context.gfp.may_wait() && self.drain(zones, context) > 0 => Round::Drained,
             Round::Own | Round::Drained if self.most == 1 => Round::Steal,
             _ => return false,
         };
@@ -127,20 +127,20 @@ impl BulkWalk {
         true
     }
 
-    fn drain(&self, nodes: &Nodes, context: &AllocContext<'_>) -> usize {
-        let zones = nodes.zonelist(self.from).iter().filter(|zone| context.allows(nodes, self.from, zone));
-        zones.map(|zone| zone.drain_all()).sum()
+    fn drain(&self, zones: &Zones, context: &AllocContext<'_>) -> usize {
+        let zonelist = zones.zonelist(self.from).iter();
+        zonelist.filter(|zone| context.allows(zones, self.from, zone)).map(|zone| zone.drain_all()).sum()
     }
 
     /// Is the next zone visited, too? For one block always. For many those of the nearest node that the request may have memory
     /// of, and others if it may wait.
-    fn has_next(&self, nodes: &Nodes, context: &AllocContext<'_>) -> bool {
-        let zones = nodes.zonelist(self.from);
-        let Some(next) = zones.get(self.at + 1) else { return false };
-        let nearest = || zones.iter().position(|zone| context.allows(nodes, self.from, zone));
+    fn has_next(&self, zones: &Zones, context: &AllocContext<'_>) -> bool {
+        let zonelist = zones.zonelist(self.from);
+        let Some(next) = zonelist.get(self.at + 1) else { return false };
+        let nearest = || zonelist.iter().position(|zone| context.allows(zones, self.from, zone));
         self.most == 1
             || nearest().is_some_and(|nearest| {
-                let is_near = self.at < nearest || next.node == zones[nearest].node;
+                let is_near = self.at < nearest || next.node == zonelist[nearest].node;
                 is_near || (context.gfp.may_wait() && !context.gfp.contains(Gfp::THISNODE))
             })
     }
@@ -158,7 +158,7 @@ impl BulkWalk {
     }
 }
 
-impl Nodes {
+impl Zones {
     /// Counts pages of `zone` that a request got that wanted them of node `from` (C3.13): hits are what is left.
     fn count_node(&self, context: &AllocContext<'_>, from: NodeId, zone: &Zone, pages: usize) {
         if self.waits.is_awaited() {

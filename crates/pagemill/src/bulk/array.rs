@@ -24,7 +24,7 @@ impl Allocator {
         is_any_order: bool,
         is_fresh: bool,
     ) -> Result<Filled, Error> {
-        request.begin(self.nodes(), is_any_order)?;
+        request.begin(self.zones(), is_any_order)?;
         let n = request.most;
         let slots = words.len();
         let words = words.get_mut(..n).ok_or(InvalidRequest::ArrayTooShort { slots, count: n })?;
@@ -51,7 +51,7 @@ impl Allocator {
     #[inline(never)]
     pub(super) fn fill_batch<const RAW: bool>(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
         // Flags that contradict each other are refused, also where nothing is missing.
-        let zone = if gfp.is_plain() { self.nodes().here()? } else { return None };
+        let zone = if gfp.is_plain() { self.zones().here()? } else { return None };
         if words.len() > Batch::CAPACITY {
             // If the first 64 slots are empty, more than a batch is missing, as a rule.
             let is_sparse = !are_empty(&words[..Batch::CAPACITY]);
@@ -100,7 +100,7 @@ impl Allocator {
 
     #[inline(never)]
     pub(super) fn extend_array_by_batch<T: Owned>(&self, gfp: Gfp, n: usize, slots: &mut Vec<Option<T>>) -> bool {
-        let Some(zone) = self.nodes().here() else { return false };
+        let Some(zone) = self.zones().here() else { return false };
         slots.reserve(n);
         let before = slots.len();
         let fresh = &mut slots.spare_capacity_mut()[..n];
@@ -121,7 +121,7 @@ impl Allocator {
         slots: &mut Vec<Option<T>>,
     ) -> Result<Delivered, Error> {
         let (n, before) = (request.most, slots.len());
-        if n > self.nodes().all().iter().map(|zone| zone.frames()).sum() {
+        if n > self.zones().all().iter().map(|zone| zone.frames()).sum() {
             // No array is made for more than there can be.
             let mut blocks = List::new();
             let delivered = self.extend_list(request, &mut blocks)?;
@@ -138,7 +138,7 @@ impl Allocator {
     #[inline(never)]
     pub(super) fn fill_array_raw(&self, mut request: Bulk<'_>, words: &mut [usize]) -> Result<Filled, Error> {
         // As it was made: below it is for the holes alone.
-        request.begin(self.nodes(), true)?;
+        request.begin(self.zones(), true)?;
         let (n, slots) = (request.most, words.len());
         let words = words.get_mut(..n).ok_or(InvalidRequest::ArrayTooShort { slots, count: n })?;
         if are_empty(words) {
@@ -302,9 +302,9 @@ mod tests {
     #[test]
     fn a_small_array_that_meets_a_page_that_somebody_has_is_filled_all_the_same() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
-        let zone = allocator.nodes().first();
+        let zone = allocator.zones().first();
         drop(allocator.alloc_page(crate::Gfp::KERNEL).unwrap()); // The list has pages.
-        let list = allocator.nodes().first().lists.list_here(Mobility::Unmovable);
+        let list = allocator.zones().first().lists.list_here(Mobility::Unmovable);
         let top: Vec<u32> = list.frames().collect();
         let taken = top[top.len() - 2];
         zone.set_state(taken, FrameState::raw(Order::ZERO));

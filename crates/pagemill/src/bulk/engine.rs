@@ -12,9 +12,9 @@ use crate::allocator::Allocator;
 use crate::bulk::request::{Bulk, Commit, Delivered};
 use crate::context::{AllocContext, Effort};
 use crate::error::Error;
-use crate::nodes::Nodes;
 use crate::walk::BulkWalk;
 use crate::zone::{PageblockFrames, Zone};
+use crate::zones::Zones;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Level, ListPolicy, Order, Shortfall, Why};
 use pagemill_os::Batch;
@@ -52,18 +52,18 @@ impl Allocator {
         needed: usize,
         batch: &mut Batch,
     ) -> Option<&'static Zone> {
-        let nodes = self.nodes();
-        let context = request.ask(nodes);
-        let slow = slow.get_or_insert_with(|| Slow::new(nodes, &context, missing));
+        let zones = self.zones();
+        let context = request.ask(zones);
+        let slow = slow.get_or_insert_with(|| Slow::new(zones, &context, missing));
         loop {
             match slow.stage {
-                Stage::Walk => match slow.walk.next(nodes, &context, left, slow.past_list.as_mut(), batch) {
+                Stage::Walk => match slow.walk.next(zones, &context, left, slow.past_list.as_mut(), batch) {
                     None => slow.stage = Stage::Single,
                     found => return found,
                 },
                 // It keeps what it got, and neither reclaims nor waits for the rest (C3.4).
                 Stage::Single if left < missing && needed == 0 && !request.tries_for_all() => {
-                    nodes.note_low(context.gfp.may_wait());
+                    zones.note_low(context.gfp.may_wait());
                     slow.stage = Stage::Over;
                 }
                 // The single path (C3.6, C3.8). It alone may take from pageblocks of another mobility.
@@ -71,12 +71,12 @@ impl Allocator {
                     if let Some(in_hand) = &mut slow.past_list {
                         in_hand.give_back(); // Or there would be more in hand than is missing.
                     }
-                    let Ok(Some((zone, pfn))) = nodes.take_one(&context, slow.walk.from) else {
+                    let Ok(Some((zone, pfn))) = zones.take_one(&context, slow.walk.from) else {
                         slow.stage = Stage::Over;
                         continue;
                     };
                     // A request that stood in line goes on in bulk if no other one is left there.
-                    if core::mem::take(&mut slow.is_in_line) && !nodes.waits.has(request.lack(nodes, 1)) {
+                    if core::mem::take(&mut slow.is_in_line) && !zones.waits.has(request.lack(zones, 1)) {
                         slow.walk.again();
                         slow.stage = Stage::Walk;
                     }
@@ -117,13 +117,13 @@ impl Allocator {
         if got == request.most {
             return Ok(None);
         }
-        let nodes = self.nodes();
+        let zones = self.zones();
         let level = if added > 0 && !request.tries_for_all() { Level::Low } else { Level::Min };
         let why = self.why(request, 1, level);
         if added == 0 && why != Why::Account {
-            nodes.check_lack(request.lack(nodes, 1), request.gfp)?;
+            zones.check_lack(request.lack(zones, 1), request.gfp)?;
         }
-        nodes.count_shortfall(&request.ask(nodes), why);
+        zones.count_shortfall(&request.ask(zones), why);
         Ok(Some(Shortfall { missing: request.most - got, why }))
     }
 
@@ -137,7 +137,7 @@ impl Allocator {
         if request.is_refused(needed) {
             return Why::Account;
         }
-        self.nodes().why(&request.ask(self.nodes()), level)
+        self.zones().why(&request.ask(self.zones()), level)
     }
 }
 
@@ -168,19 +168,19 @@ impl Allocator {
     /// than a batch, while there are too few: others would miss those that it took until it gave them back.
     #[inline]
     fn may_try(&self, request: &Bulk<'_>, needed: usize) -> bool {
-        let is_awaited = self.nodes().waits.is_awaited();
+        let is_awaited = self.zones().waits.is_awaited();
         (needed <= Batch::CAPACITY && !is_awaited) || self.may_try_many(request, needed)
     }
 
     #[cold]
     #[inline(never)]
     fn may_try_many(&self, request: &Bulk<'_>, needed: usize) -> bool {
-        let nodes = self.nodes();
-        let lack = request.lack(nodes, needed);
+        let zones = self.zones();
+        let lack = request.lack(zones, needed);
         // A request that may not wait may be a signal handler's: so no lock is taken for it, and nothing drained.
         !request.gfp.may_wait()
-            || (!nodes.waits.has(lack)
-                && (needed <= Batch::CAPACITY || nodes.reclaim.has_shrinkers() || nodes.has_enough(lack)))
+            || (!zones.waits.has(lack)
+                && (needed <= Batch::CAPACITY || zones.reclaim.has_shrinkers() || zones.has_enough(lack)))
     }
 
     #[cold]
@@ -192,24 +192,24 @@ impl Allocator {
         is_tried: bool,
         attempt: &mut dyn FnMut(&mut Bulk<'_>) -> Option<T>,
     ) -> Result<Option<T>, Error> {
-        let nodes = self.nodes();
-        let (context, lack) = (request.ask(nodes), request.lack(nodes, needed));
-        nodes.check_lack(lack, context.gfp)?;
+        let zones = self.zones();
+        let (context, lack) = (request.ask(zones), request.lack(zones, needed));
+        zones.check_lack(lack, context.gfp)?;
         if crate::reclaim::is_reclaiming() || request.is_refused(needed) {
             return Ok(None);
         }
-        if !nodes.may_wait_in_line(&context, lack) {
+        if !zones.may_wait_in_line(&context, lack) {
             // Others waited, who do no more, or frames were in somebody's hands.
-            let may_try = !is_tried && nodes.has_enough_soon(lack, &context);
+            let may_try = !is_tried && zones.has_enough_soon(lack, &context);
             return Ok(if may_try { attempt(request) } else { None });
         }
         request.effort = Effort::Take; // The line has the shrinkers called.
-        let mut attempt = || match if nodes.has_enough(lack) { attempt(request) } else { None } {
+        let mut attempt = || match if zones.has_enough(lack) { attempt(request) } else { None } {
             None if request.is_refused(needed) => Some(None), // Waiting does not help: it ends.
             None => None,
             got => Some(got),
         };
-        Ok(nodes.wait_in_line(&context, lack, &mut attempt).flatten())
+        Ok(zones.wait_in_line(&context, lack, &mut attempt).flatten())
     }
 }
 
@@ -237,7 +237,7 @@ impl<'r> Taking<'r> {
         let held = request.most - missing;
         let missing = if request.account.is_some() { request.charge(missing) } else { missing };
         let here = if request.order == Order::ZERO && missing <= ListPolicy::LARGE && request.is_anywhere() {
-            allocator.nodes().here()
+            allocator.zones().here()
         } else {
             None
         };
@@ -322,12 +322,12 @@ enum Stage {
 impl Slow {
     /// Goes on from the list to the zones. A request for one block goes to the single path, and so does one that may wait while
     /// others wait for a block.
-    fn new(nodes: &Nodes, context: &AllocContext<'_>, missing: usize) -> Self {
-        let walk = BulkWalk::for_many(nodes, context, missing);
+    fn new(zones: &Zones, context: &AllocContext<'_>, missing: usize) -> Self {
+        let walk = BulkWalk::for_many(zones, context, missing);
         let is_in_line = missing > 1
             && context.effort == Effort::Wait
             && context.gfp.may_wait()
-            && nodes.waits.has(context.lack(walk.from, 1));
+            && zones.waits.has(context.lack(walk.from, 1));
         let stage = if missing == 1 || is_in_line { Stage::Single } else { Stage::Walk };
         let past_list = (missing > ListPolicy::LARGE).then_some(PageblockFrames::NONE);
         Self { stage, walk, past_list, is_in_line }

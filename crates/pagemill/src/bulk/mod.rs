@@ -169,7 +169,7 @@ impl Allocator {
     #[inline(never)]
     fn extend_list_by_batch<T: Owned>(&self, gfp: Gfp, n: usize, list: &mut List<T>) -> bool {
         let mut batch = Batch::new();
-        let found = self.nodes().here().and_then(|zone| zone.pop_batch(gfp, n, &mut batch));
+        let found = self.zones().here().and_then(|zone| zone.pop_batch(gfp, n, &mut batch));
         if let Some(zone) = found {
             list.push_pages(zone, &batch);
         }
@@ -178,7 +178,7 @@ impl Allocator {
 
     #[inline(never)]
     fn extend_list<T: Owned>(&self, mut request: Bulk<'_>, list: &mut List<T>) -> Result<Delivered, Error> {
-        request.begin(self.nodes(), T::ANY_ORDER)?;
+        request.begin(self.zones(), T::ANY_ORDER)?;
         list.check_order(request.order)?;
         let (needed, mut got) = (request.least, 0);
         let served = self.all_or_wait(&mut request, needed, |request| {
@@ -233,7 +233,7 @@ impl Allocator {
             return Ok(Delivered { blocks: request.most, shortfall: None });
         }
         let mut request = Bulk { ..request };
-        request.begin(self.nodes(), T::ANY_ORDER)?;
+        request.begin(self.zones(), T::ANY_ORDER)?;
         if request.least > 0 {
             return Err(InvalidRequest::CallbackWants.into());
         }
@@ -289,7 +289,7 @@ impl Allocator {
     #[inline(never)]
     fn extend_runs_by_batch<T: Owned>(&self, gfp: Gfp, n: usize, runs: &mut Vec<Run<T>>) -> bool {
         let mut batch = Batch::new();
-        let found = self.nodes().here().and_then(|zone| zone.pop_batch(gfp, n, &mut batch));
+        let found = self.zones().here().and_then(|zone| zone.pop_batch(gfp, n, &mut batch));
         if let Some(zone) = found {
             Runs::new(runs, Order::ZERO).push_batch(zone.addr_of_zero(), &batch);
         }
@@ -299,7 +299,7 @@ impl Allocator {
     #[inline(never)]
     fn extend_runs<T: Owned>(&self, mut request: Bulk<'_>, runs: &mut Vec<Run<T>>) -> Result<Delivered, Error> {
         let mut fresh = Runs::new(runs, request.order);
-        request.begin(self.nodes(), T::ANY_ORDER)?;
+        request.begin(self.zones(), T::ANY_ORDER)?;
         let (needed, mut got) = (request.least, 0);
         let served = self.all_or_wait(&mut request, needed, |request| {
             got = if request.is_populated() {
@@ -325,13 +325,13 @@ impl Allocator {
     /// do is a call with a copy of the request, so that the request is written to memory there alone.
     #[inline(always)]
     fn one_page(&self, request: &Bulk<'_>) -> Option<(&'static Zone, u32)> {
-        if request.is_one_page() { self.nodes().here()?.pop_one(request.gfp) } else { None }
+        if request.is_one_page() { self.zones().here()?.pop_one(request.gfp) } else { None }
     }
 
     /// All pages of a request for a batch at most, if the list has as many.
     #[inline(never)] // What a callback is compiled into stays small.
     fn take_batch(&self, gfp: Gfp, n: usize, batch: &mut Batch) -> Option<&'static Zone> {
-        self.nodes().here()?.pop_batch(gfp, n, batch)
+        self.zones().here()?.pop_batch(gfp, n, batch)
     }
 }
 

@@ -3,9 +3,9 @@ use crate::account::Account;
 use crate::allocator::Allocator;
 use crate::context::{AllocContext, Effort};
 use crate::error::{Error, InvalidRequest};
-use crate::nodes::Nodes;
 use crate::shared::Lack;
 use crate::wait::{Cancel, Patience};
+use crate::zones::Zones;
 use pagemill_core::{Exhausted, Gfp, Level, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
 use pagemill_os::Batch;
 use std::time::{Duration, Instant};
@@ -259,21 +259,21 @@ impl<'a> Bulk<'a> {
         self.policy.is_none() && self.nodes.as_bits() == NodeMask::ALL.as_bits() && self.gfp.is_anywhere()
     }
 
-    pub(super) fn ask(&self, nodes: &Nodes) -> AllocContext<'a> {
+    pub(super) fn ask(&self, zones: &Zones) -> AllocContext<'a> {
         AllocContext {
             gfp: self.gfp,
             order: self.order,
             effort: self.effort,
             nodes: self.nodes,
-            policy: self.policy.unwrap_or(nodes.policy()),
+            policy: self.policy.unwrap_or(zones.policy()),
             patience: Patience { deadline: self.deadline, cancel: self.cancel },
         }
     }
 
     /// What it lacks where it must have so many blocks at once.
-    pub(super) fn lack(&self, nodes: &Nodes, blocks: usize) -> Lack {
-        let ask = self.ask(nodes);
-        ask.lack(ask.policy.first(nodes.node()), blocks)
+    pub(super) fn lack(&self, zones: &Zones, blocks: usize) -> Lack {
+        let ask = self.ask(zones);
+        ask.lack(ask.policy.first(zones.node()), blocks)
     }
 
     /// Does something else than memory refuse so many more blocks: its account, or the system, which would not commit them?
@@ -284,7 +284,7 @@ impl<'a> Bulk<'a> {
 
     /// Begins a call: its time counts from now. Refuses what cannot be.
     #[inline]
-    pub(super) fn begin(&mut self, nodes: &Nodes, is_any_order: bool) -> Result<(), Error> {
+    pub(super) fn begin(&mut self, zones: &Zones, is_any_order: bool) -> Result<(), Error> {
         if let Some(timeout) = self.timeout {
             self.deadline = Some(from_now(timeout));
         }
@@ -293,12 +293,12 @@ impl<'a> Bulk<'a> {
             && self.order == Order::ZERO
             && self.is_anywhere()
             && self.gfp.is_plain();
-        if is_usual { Ok(()) } else { self.check_each(nodes, is_any_order) }
+        if is_usual { Ok(()) } else { self.check_each(zones, is_any_order) }
     }
 
     #[cold]
     #[inline(never)]
-    fn check_each(&self, nodes: &Nodes, is_any_order: bool) -> Result<(), Error> {
+    fn check_each(&self, zones: &Zones, is_any_order: bool) -> Result<(), Error> {
         if self.most > Self::COUNT_MAX {
             return Err(InvalidRequest::CountTooLarge { count: self.most, max: Self::COUNT_MAX }.into());
         }
@@ -314,19 +314,19 @@ impl<'a> Bulk<'a> {
         if self.policy.is_some_and(Policy::is_of_none) {
             return Err(InvalidRequest::NoSuchNode { nodes: 0 }.into());
         }
-        nodes.check(self.gfp)?;
+        zones.check(self.gfp)?;
         if self.most == 0 {
             return Ok(()); // Nothing is asked of any (C3.3).
         }
-        nodes.check_lack(self.lack(nodes, 1), self.gfp)
+        zones.check_lack(self.lack(zones, 1), self.gfp)
     }
 
     /// The error of a request that got `got`, fewer than it must have; they went back.
     #[cold]
     pub(super) fn missed(&self, allocator: &Allocator, got: usize) -> Error {
-        let nodes = allocator.nodes();
+        let zones = allocator.zones();
         let why = allocator.why(self, self.least - got, Level::Min);
-        nodes.count_shortfall(&self.ask(nodes), why);
+        zones.count_shortfall(&self.ask(zones), why);
         Exhausted { wanted: self.least, got, order: self.order.get(), why }.into()
     }
 }

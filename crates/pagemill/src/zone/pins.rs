@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn memory_goes_back_again_when_the_last_device_lets_go() {
         let allocator = used();
-        let [first, second] = [0, 1].map(|number| allocator.nodes().ever()[number]);
+        let [first, second] = [0, 1].map(|number| allocator.zones().ever()[number]);
         let resident = || [first, second].map(|zone| zone.resident(zone.pfn_of(zone.base()), zone.frames()));
         let (one, other, of_second) = (first.pins.pin(), first.pins.pin(), second.pins.pin());
         assert_eq!(allocator.give_back(), PageCount::new(0));
@@ -114,7 +114,7 @@ mod tests {
     fn no_device_begins_while_memory_goes_back() {
         const ROUNDS: usize = 1000;
         let allocator = used();
-        let zone = allocator.nodes().first();
+        let zone = allocator.zones().first();
         // The last round in which a device asked for the arena, in which memory went back, and in which the device had it.
         let [asked, gone, had] = [const { AtomicUsize::new(0) }; 3];
         let until = |round: &AtomicUsize, n| {
@@ -154,7 +154,7 @@ mod tests {
     #[cfg(not(any(miri, shuttle)))]
     fn a_device_waits_asleep_until_no_memory_goes_back() {
         let allocator = Allocator::builder().pages(64).build().unwrap();
-        let zone = allocator.nodes().first();
+        let zone = allocator.zones().first();
         let hold = |others: &dyn Fn()| {
             let giving = zone.pins.giving_back().unwrap();
             others();

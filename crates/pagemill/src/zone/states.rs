@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn a_frame_that_somebody_has_is_left_out_of_a_batch_wherever_it_stands() {
         let allocator = Allocator::builder().pages(1024).build().unwrap();
-        let zone = allocator.nodes().first();
+        let zone = allocator.zones().first();
         let out = |order: u8| FrameState::raw(Order::new(order).unwrap());
         for (taken, state) in
             (0..17).zip([out(0), out(1), FrameState::INSIDE, FrameState::QUARANTINED].into_iter().cycle())
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn what_is_out_of_a_block_that_is_put_aside_comes_back_singly() {
         let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
-        let zone = allocator.nodes().first();
+        let zone = allocator.zones().first();
         let [one, other] = [zone.first + 7, zone.first + 100];
         let page = |pfn| core::ptr::with_exposed_provenance_mut::<u8>(zone.addr_of(pfn));
         // SAFETY: nobody looks at it.

@@ -6,7 +6,7 @@
 //! as a zone of its own, with its own marks; in dumps, arenas of one node and kind are one zone.
 //!
 //! # How long it lives
-//! A [`Nodes`] is kept by its parts: all handles together are one, each arena is one. So it outlives the last handle as long as
+//! A [`Zones`] is kept by its parts: all handles together are one, each arena is one. So it outlives the last handle as long as
 //! pages are out, and the call that lets go of the last part frees it. Until then [`Kept`] leads to it.
 //!
 //! # Invariants
@@ -16,7 +16,7 @@
 //! - N3 `waits` alone is never freed: a thread that freed the last page of an arena may still ask whether a request waits. It
 //!   serves another allocator later; at worst such a late question wakes a request there in vain.
 //!
-//! [`here`]: Nodes::here
+//! [`here`]: Zones::here
 use crate::build_error::BuildError;
 use crate::error::{Error, InvalidRequest};
 use crate::idle::Idle;
@@ -43,7 +43,7 @@ fn is_same(one: &Zonelists, other: &Zonelists) -> bool {
 }
 
 #[derive(Debug)]
-pub(crate) struct Nodes {
+pub(crate) struct Zones {
     /// The arena whose lists serve plain requests on every CPU; null where CPUs differ.
     only: AtomicPtr<Zone>,
     /// The same for each CPU; null where the slow path has to choose.
@@ -65,7 +65,7 @@ pub(crate) struct Nodes {
     pub(crate) shared: Arc<Shared>,
 }
 
-impl Deref for Nodes {
+impl Deref for Zones {
     type Target = Shared;
     #[inline]
     fn deref(&self) -> &Shared {
@@ -76,24 +76,24 @@ impl Deref for Nodes {
 /// What zones call here.
 static HOOKS: Hooks = Hooks {
     // SAFETY: of an allocator with a handle, as its caller says, and what was given to `serves`.
-    is_hopeful: |nodes, lack| unsafe { &*nodes.cast::<Nodes>() }.is_hopeful(lack),
+    is_hopeful: |zones, lack| unsafe { &*zones.cast::<Zones>() }.is_hopeful(lack),
     // SAFETY: as above.
-    zone_was_retired: |nodes| unsafe { &*nodes.cast::<Nodes>() }.choose(),
+    zone_was_retired: |zones| unsafe { &*zones.cast::<Zones>() }.choose(),
 };
 
-/// Leads to an allocator's [`Nodes`] as long as its holder has a handle. It is not a reference: one has to be valid until the call
+/// Leads to an allocator's [`Zones`] as long as its holder has a handle. It is not a reference: one has to be valid until the call
 /// that was given it returns, and the call that drops the last handle frees them earlier.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kept(NonNull<Nodes>);
+pub(crate) struct Kept(NonNull<Zones>);
 
 // SAFETY: as a shared reference to what any thread may use.
-unsafe impl Send for Kept where for<'a> &'a Nodes: Send {}
+unsafe impl Send for Kept where for<'a> &'a Zones: Send {}
 // SAFETY: as for Send.
-unsafe impl Sync for Kept where for<'a> &'a Nodes: Sync {}
+unsafe impl Sync for Kept where for<'a> &'a Zones: Sync {}
 
 impl Kept {
     #[inline]
-    pub(crate) fn get(self) -> &'static Nodes {
+    pub(crate) fn get(self) -> &'static Zones {
         // SAFETY: there, as the caller has a handle.
         unsafe { self.0.as_ref() }
     }
@@ -106,7 +106,7 @@ impl Kept {
     }
 }
 
-impl Drop for Nodes {
+impl Drop for Zones {
     fn drop(&mut self) {
         let walked = core::mem::take(&mut self.walked).into_inner().unwrap_or_else(PoisonError::into_inner);
         for zonelists in walked.into_iter().map(AtomicPtr::into_inner).chain([*self.zonelists.get_mut()]) {
@@ -116,7 +116,7 @@ impl Drop for Nodes {
     }
 }
 
-impl Nodes {
+impl Zones {
     /// Of no zone yet.
     pub(crate) fn new(layout: Layout, policy: Policy, huge_pages: bool) -> Self {
         Self {
