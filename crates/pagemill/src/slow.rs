@@ -223,7 +223,7 @@ impl Zones {
     /// One block above the marks of a level.
     fn walk_for_one(&self, context: &AllocContext<'_>, from: NodeId, level: Level) -> Option<Taken> {
         let mut one = Batch::new();
-        let zone = BulkWalk::for_one(from, level).next(self, context, 1, None, &mut one)?;
+        let zone = BulkWalk::for_one(self, from, level).next(self, context, 1, None, &mut one)?;
         Some((zone, *one.as_slice().first()?))
     }
 

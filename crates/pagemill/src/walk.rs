@@ -1,11 +1,14 @@
 //! The walk over the zones of a request, for one block or for many.
 //!
-//! Zone after zone, the nearest first, it takes blocks from pageblocks of the request's mobility. When these have no more, it has
-//! all lists drained, if the request may wait, and visits the zones again. A walk for one block then takes one from pageblocks of
-//! another mobility. A walk for many leaves that, and zones of other nodes where its request may not wait, to a walk for one, which
-//! its request begins when it got nothing (`bulk/engine.rs`).
+//! A pass visits the zones of one node's zonelist, the nearest first, and takes blocks from pageblocks of the request's mobility.
+//! When these have no more, a request that may wait drains all per-CPU lists and makes another pass. A walk for one block then
+//! makes a third pass, in which it may take from pageblocks of another mobility. A walk for many does not: a bulk request that got
+//! nothing continues with a walk for one block (`bulk/engine.rs`), which also visits other nodes where the request may not wait.
 //!
-//! Where a policy divides a request among nodes, it walks over one node's zonelist after the other, each for its share.
+//! A policy may divide a request among nodes: the walk then passes over one node's zonelist after the other, for a share each.
+//!
+//! A pass keeps the zonelist that it began with. Retiring a zone publishes another one, in which all later zones stand one place
+//! earlier: a pass that changed over would skip one.
 use crate::context::AllocContext;
 use crate::zone::{PageblockFrames, Zone};
 use crate::zones::Zones;
@@ -14,19 +17,21 @@ use pagemill_core::{Gfp, Level, NodeId, NodeMask, Policy, interleave_share};
 use pagemill_os::Batch;
 
 #[derive(Debug)]
-pub(crate) struct BulkWalk {
-    /// The node whose zonelist it walks.
+pub(crate) struct BulkWalk<'n> {
+    /// The node whose zonelist is walked.
     pub(crate) from: NodeId,
-    /// What zones keep from it.
+    /// This pass's zonelist.
+    zonelist: &'n [&'static Zone],
+    /// The watermarks that it stays above.
     level: Level,
-    /// How many blocks it is for.
+    /// Blocks that it is for.
     most: usize,
-    /// The zone's place in the list, and why it is visited.
+    /// The current zone's place in the zonelist, and the pass.
     at: usize,
     round: Round,
-    /// What it may still take of this node before it is another one's turn.
+    /// Blocks that it may still take from this node before the next node's turn.
     share: usize,
-    /// Divided among these nodes, if any; `turns_left` of them have theirs yet, twice each.
+    /// The nodes that the request is divided among, if it is. Each has two turns; `turns_left` are still to come.
     among: NodeMask,
     turns_left: usize,
 }
@@ -35,22 +40,23 @@ pub(crate) struct BulkWalk {
 enum Round {
     /// Blocks of pageblocks of the request's mobility.
     Own,
-    /// Again, after lists were drained.
+    /// The same, after per-CPU lists were drained.
     Drained,
-    /// Blocks of other pageblocks.
+    /// Blocks of pageblocks of another mobility.
     Steal,
 }
 
-impl BulkWalk {
-    /// For one block, from a node on.
-    pub(crate) fn for_one(from: NodeId, level: Level) -> Self {
-        Self { from, level, most: 1, at: 0, round: Round::Own, share: usize::MAX, among: NodeMask::NONE, turns_left: 0 }
+impl<'n> BulkWalk<'n> {
+    /// A walk for one block, over the zonelist of node `from`.
+    pub(crate) fn for_one(zones: &'n Zones, from: NodeId, level: Level) -> Self {
+        let (zonelist, among) = (zones.zonelist(from), NodeMask::NONE);
+        Self { from, zonelist, level, most: 1, at: 0, round: Round::Own, share: usize::MAX, among, turns_left: 0 }
     }
 
-    /// For up to `most` blocks above the low marks.
-    pub(crate) fn for_many(zones: &Zones, context: &AllocContext<'_>, most: usize) -> Self {
+    /// A walk for up to `most` blocks above the low watermarks.
+    pub(crate) fn for_many(zones: &'n Zones, context: &AllocContext<'_>, most: usize) -> Self {
         let among = context.among(zones);
-        let mut walk = Self::for_one(context.first_node(zones, most), Level::Low);
+        let mut walk = Self::for_one(zones, context.first_node(zones, most), Level::Low);
         walk.most = most;
         if !among.is_empty() {
             walk.turns_left = 2 * among.count() - 1;
@@ -60,16 +66,21 @@ impl BulkWalk {
         walk
     }
 
-    /// Visits the zones from the first one on again.
-    pub(crate) fn again(&mut self) {
-        (self.at, self.round) = (0, Round::Own);
+    /// Begins again with the first pass.
+    pub(crate) fn again(&mut self, zones: &'n Zones) {
+        self.pass(zones, Round::Own);
     }
 
-    /// The next blocks, `left` at most, prepared, into `batch`, which is empty; and their zone. None if that is all. `past_list` is
-    /// what a large request, which goes past the lists, has in hand: apart, so that it is on no single request's stack.
+    fn pass(&mut self, zones: &'n Zones, round: Round) {
+        (self.zonelist, self.at, self.round) = (zones.zonelist(self.from), 0, round);
+    }
+
+    /// Takes the next blocks, `left` at most, into `batch`, which is empty, and prepares them. Returns their zone; none at the end
+    /// of the walk. `past_list` holds the frames that a large request, which goes past the lists, has in hand: it is no field, so
+    /// that a request for one page does not have it on its stack.
     pub(crate) fn next(
         &mut self,
-        zones: &Zones,
+        zones: &'n Zones,
         context: &AllocContext<'_>,
         left: usize,
         mut past_list: Option<&mut PageblockFrames>,
@@ -78,7 +89,7 @@ impl BulkWalk {
         let (gfp, order) = (context.gfp, context.order);
         loop {
             let left = left.min(self.share);
-            if let Some(&zone) = zones.zonelist(self.from).get(self.at)
+            if let Some(&zone) = self.zonelist.get(self.at)
                 && left > 0
                 && context.allows(zones, self.from, zone)
             {
@@ -91,12 +102,12 @@ impl BulkWalk {
                     zone.shut_lists_below_low();
                     zones.count_node(context, self.from, zone, batch.len() * order.frames() as usize);
                     if self.share == 0 {
-                        self.next_turn();
+                        self.next_turn(zones);
                     }
                     return Some(zone);
                 }
                 if may_have_more {
-                    continue; // All that it took was put aside.
+                    continue; // The zone refused all that it took: look again.
                 }
             }
             if !self.goes_on(zones, context) {
@@ -105,51 +116,49 @@ impl BulkWalk {
         }
     }
 
-    /// Goes on with the next zone, if there is one.
-    fn goes_on(&mut self, zones: &Zones, context: &AllocContext<'_>) -> bool {
+    /// Moves to the next zone. False at the end of the walk.
+    fn goes_on(&mut self, zones: &'n Zones, context: &AllocContext<'_>) -> bool {
         if self.has_next(zones, context) {
             self.at += 1;
             return true;
         }
         if self.turns_left > 0 {
-            self.next_turn();
+            self.next_turn(zones);
             return true;
         }
-        // Another level comes before a drain, where there are several zones.
+        // Where there are several zones, a request for one block tries lower watermarks before it drains lists.
         let is_over = self.most == 1 && self.level == Level::Low && zones.all().len() > 1;
-        self.round = match self.round {
+        let round = match self.round {
             _ if is_over => return false,
             Round::Own if context.gfp.may_wait() && self.drain(zones, context) > 0 => Round::Drained,
             Round::Own | Round::Drained if self.most == 1 => Round::Steal,
             _ => return false,
         };
-        self.at = 0;
+        self.pass(zones, round);
         true
     }
 
     fn drain(&self, zones: &Zones, context: &AllocContext<'_>) -> usize {
-        let zonelist = zones.zonelist(self.from).iter();
-        zonelist.filter(|zone| context.allows(zones, self.from, zone)).map(|zone| zone.drain_all()).sum()
+        self.zonelist.iter().filter(|zone| context.allows(zones, self.from, zone)).map(|zone| zone.drain_all()).sum()
     }
 
-    /// Is the next zone visited, too? For one block always. For many those of the nearest node that the request may have memory
-    /// of, and others if it may wait.
+    /// Whether this pass visits another zone. A walk for one block visits all. A walk for many visits the zones of the nearest
+    /// node that the request may use, and those of other nodes if the request may wait.
     fn has_next(&self, zones: &Zones, context: &AllocContext<'_>) -> bool {
-        let zonelist = zones.zonelist(self.from);
-        let Some(next) = zonelist.get(self.at + 1) else { return false };
-        let nearest = || zonelist.iter().position(|zone| context.allows(zones, self.from, zone));
+        let Some(next) = self.zonelist.get(self.at + 1) else { return false };
+        let nearest = || self.zonelist.iter().position(|zone| context.allows(zones, self.from, zone));
         self.most == 1
             || nearest().is_some_and(|nearest| {
-                let is_near = self.at < nearest || next.node == zonelist[nearest].node;
+                let is_near = self.at < nearest || next.node == self.zonelist[nearest].node;
                 is_near || (context.gfp.may_wait() && !context.gfp.contains(Gfp::THISNODE))
             })
     }
 
-    /// Goes on with the next node of a divided request, for its share; in the second round with whatever is missing.
-    fn next_turn(&mut self) {
+    /// Moves a divided request to the next node, for that node's share; on a node's second turn for all that is missing.
+    fn next_turn(&mut self, zones: &'n Zones) {
         let count = self.among.count();
-        self.again();
         self.from = self.among.next_after(self.from).unwrap_or(self.from);
+        self.again(zones);
         self.share = match (2 * count).checked_sub(self.turns_left) {
             Some(at) if at < count => interleave_share(self.most, count, at),
             _ => usize::MAX,
@@ -159,13 +168,14 @@ impl BulkWalk {
 }
 
 impl Zones {
-    /// Counts pages of `zone` that a request got that wanted them of node `from` (C3.13): hits are what is left.
+    /// Counts pages of `zone` for a request that wanted them from node `from` (C3.13). Hits are not counted: they are the pages
+    /// that are no misses.
     fn count_node(&self, context: &AllocContext<'_>, from: NodeId, zone: &Zone, pages: usize) {
         if self.waits.is_awaited() {
             self.waits.note_served();
         }
         let pages = pages as u64;
-        // A node that cannot serve it cannot be missed: the nearest that can stands for it.
+        // A node that cannot serve the request cannot be missed: the nearest node that can takes its place.
         let wanted =
             self.zonelist(from).iter().find(|zone| context.allows(self, from, zone)).map_or(from, |first| first.node);
         if zone.node != wanted {

@@ -428,6 +428,23 @@ fn a_bulk_call_is_counted_where_its_pages_came_from() {
     assert_eq!((more.len(), calls()), (64, vec![1, 0, 1, 0]));
 }
 
+/// Retiring a zone publishes a zonelist in which all later zones stand one place earlier.
+#[test]
+fn retiring_a_zone_amid_a_bulk_request_skips_no_other_zone() {
+    let marks = Watermarks::NONE;
+    let builder = Allocator::builder().cpus(1, || 0);
+    let add = |builder: pagemill::Builder, _| builder.memory(Memory::anonymous(512).watermarks(marks));
+    let allocator = (0..3).fold(builder, add).build().unwrap();
+    let (first, mut pages) = (allocator.arenas()[0].id, Vec::<Page>::new());
+    let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(1536).gfp(Gfp::NOWAIT), |page| {
+        pages.push(page);
+        if pages.len() == 512 + 1 {
+            assert_eq!(allocator.retire(first).unwrap().get(), 512, "the request is in the second zone");
+        }
+    });
+    assert_eq!(delivered.unwrap(), Delivered { blocks: 1536, shortfall: None });
+}
+
 #[test]
 fn counters_of_a_zone_never_go_backwards() {
     let allocator = four_nodes(512);

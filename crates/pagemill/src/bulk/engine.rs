@@ -77,7 +77,7 @@ impl Allocator {
                     };
                     // A request that stood in line goes on in bulk if no other one is left there.
                     if core::mem::take(&mut slow.is_in_line) && !zones.waits.has(request.lack(zones, 1)) {
-                        slow.walk.again();
+                        slow.walk.again(zones);
                         slow.stage = Stage::Walk;
                     }
                     zone.stats_here().fallbacks.fetch_add(u64::from(missing > 1), Relaxed);
@@ -302,7 +302,7 @@ impl Drop for Taking<'_> {
 #[derive(Debug)]
 pub(super) struct Slow {
     stage: Stage,
-    walk: BulkWalk,
+    walk: BulkWalk<'static>,
     /// It goes past the lists, with this in hand.
     past_list: Option<PageblockFrames>,
     /// Other requests waited for a block when it began: it takes one behind them before it goes on in bulk.
@@ -322,7 +322,7 @@ enum Stage {
 impl Slow {
     /// Goes on from the list to the zones. A request for one block goes to the single path, and so does one that may wait while
     /// others wait for a block.
-    fn new(zones: &Zones, context: &AllocContext<'_>, missing: usize) -> Self {
+    fn new(zones: &'static Zones, context: &AllocContext<'_>, missing: usize) -> Self {
         let walk = BulkWalk::for_many(zones, context, missing);
         let is_in_line = missing > 1
             && context.effort == Effort::Wait
