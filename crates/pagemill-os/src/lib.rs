@@ -80,6 +80,10 @@ impl Errno {
     pub const ENOSPC: Self = Self(libc::ENOSPC);
     /// No such system call.
     pub const ENOSYS: Self = Self(libc::ENOSYS);
+    /// The process has as many open files as it may.
+    pub const EMFILE: Self = Self(libc::EMFILE);
+    /// The system has as many open files as it may.
+    pub const ENFILE: Self = Self(libc::ENFILE);
     /// No room for buffers, or too much locked memory.
     pub const ENOBUFS: Self = Self(libc::ENOBUFS);
     /// Not supported.

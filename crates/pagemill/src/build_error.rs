@@ -1,9 +1,10 @@
-//! Why an allocator could not be made, or changed, as was asked: apart from what a request may be refused for (C10.1).
+//! Why an allocator cannot be built, or changed, as it was described (C10.1). Requests have their own errors (`error.rs`).
+use core::fmt;
 use pagemill_core::Invalid;
 use pagemill_os::{BackendName, Errno, ListsError, MapError};
 
-/// Why an allocator could not be made as it was described, or what it has changed: what [`Builder::build`], [`add_memory`],
-/// [`retire`] and [`populate`] are refused for. Each says what was wrong and what to do.
+/// Why an allocator cannot be built, or changed, as it was described: the error of [`Builder::build`], [`add_memory`], [`retire`] and
+/// [`populate`]. Each message says what was wrong and what to do.
 ///
 /// In a function that also makes requests, `?` turns it into [`Error::Build`](crate::Error::Build).
 ///
@@ -21,7 +22,7 @@ use pagemill_os::{BackendName, Errno, ListsError, MapError};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A value that no allocator can have, its watermarks' order for example.
+    /// A value that no allocator can have: watermarks out of order, for example.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// An arena's size.
@@ -41,7 +42,7 @@ pub enum BuildError {
     /// Too few pages of 2 MiB are set aside.
     #[error(
         "wanted {wanted} huge pages of 2 MiB, {free} of {reserved} set aside are free; set aside more, as root \
-         (`echo N > /proc/sys/vm/nr_hugepages`), or say that ordinary memory will do"
+         (`echo N > /proc/sys/vm/nr_hugepages`), or allow ordinary memory (`Memory::or_ordinary`)"
     )]
     HugePages {
         /// Asked for.
@@ -53,13 +54,16 @@ pub enum BuildError {
     },
     /// The process may not lock so much memory.
     #[error(
-        "wanted to lock {wanted} bytes, and RLIMIT_MEMLOCK is {limit}; raise it (`ulimit -l` counts KiB, systemd has \
-         `LimitMEMLOCK=`), give the process CAP_IPC_LOCK, or say that memory that is not locked will do"
+        "wanted to lock {wanted} bytes besides the {locked} that this process has locked, and RLIMIT_MEMLOCK is {limit}; raise \
+         it (`ulimit -l` counts KiB, systemd has `LimitMEMLOCK=`), give the process CAP_IPC_LOCK, or allow memory that is not \
+         locked (`Memory::or_ordinary`)"
     )]
     LockLimit {
-        /// Asked for.
+        /// Asked for, in bytes.
         wanted: usize,
-        /// The limit.
+        /// What the process has locked already, in bytes.
+        locked: usize,
+        /// The limit, in bytes.
         limit: usize,
     },
     /// The memory limit of the process has too little room.
@@ -73,38 +77,47 @@ pub enum BuildError {
         /// What the limit leaves, in bytes.
         room: usize,
     },
-    /// The operating system refused memory for an arena.
-    #[error(
-        "the system refuses {bytes} bytes for {what} (errno {errno}); lower the size, or raise the limit (`ulimit -v`)"
-    )]
+    /// The operating system refused a call for memory.
+    #[error("the system refuses {bytes} bytes for {what}: {}; {}", os_error(*errno), advice(*errno))]
     System {
-        /// What it was for.
+        /// What the memory is for, or the call.
         what: &'static str,
-        /// How much was asked for.
+        /// Asked for, in bytes.
         bytes: usize,
         /// The error number.
         errno: i32,
     },
     /// The operating system starts no thread for background reclaim.
     #[error(
-        "the system starts no thread for background reclaim (errno {errno}); raise the limit (`ulimit -u`, or the control \
-         group's pids.max), or call `reclaim_step` from a thread of your own"
+        "the system starts no thread for background reclaim: {}; raise the limit (`ulimit -u`, or the control \
+         group's pids.max), or call `reclaim_step` from a thread of your own",
+        os_error(*errno)
     )]
     NoThread {
         /// The error number.
         errno: i32,
     },
-    /// Memory that was brought is not aligned.
+    /// Memory that was brought does not begin at a multiple of its alignment.
     #[error(
-        "memory at {addr:#x} cannot be managed: it must be aligned to {align} bytes; bring what begins at {:#x}, the next \
-         such address, or map {align} bytes more than you need and begin there",
-        addr.next_multiple_of(*align)
+        "memory at {addr:#x} cannot be managed: it must be aligned to {align} bytes; map {align} bytes more than you need, and \
+         bring the memory from the next multiple of {align} on"
     )]
     Alignment {
         /// Where it begins.
         addr: usize,
         /// What it must be a multiple of.
         align: usize,
+    },
+    /// Memory that was brought begins at a null pointer, or would end beyond the address space.
+    #[error(
+        "there is no memory of {pages} pages at {addr:#x}: it begins at a null pointer or ends beyond the address space; check \
+         that mapping it succeeded, and that the size counts pages of 4096 bytes"
+    )]
+    NoMemory {
+        /// Where it begins.
+        addr: usize,
+        /// Its size, in pages.
+        pages: usize,
     },
     /// Memory that was brought lies in an arena.
     #[error(
@@ -122,13 +135,13 @@ pub enum BuildError {
         other_end: usize,
     },
     /// All frame numbers of the process are in use.
-    #[error("all {max} frame numbers of this process are in use; close an allocator first")]
+    #[error("all {max} frame numbers of this process are in use; close an allocator")]
     FrameNumbers {
         /// How many there are.
         max: usize,
     },
     /// Not every CPU's node is named.
-    #[error("there are {cpus} CPUs, and the nodes of {named} are named; name each CPU's")]
+    #[error("there are {cpus} CPUs, and the node of {named} of them is named; name the node of each CPU")]
     NodesOfCpus {
         /// How many CPUs there are.
         cpus: usize,
@@ -136,7 +149,7 @@ pub enum BuildError {
         named: usize,
     },
     /// No node of the policy's set has memory.
-    #[error("no node of the policy's set {nodes:#x} has memory here; bring some on one of them, or name others")]
+    #[error("no node of the policy's set {} has memory; add memory on one of these nodes, or name others", SetOf(*nodes))]
     NoSuchNode {
         /// Bit n for node n.
         nodes: u64,
@@ -147,23 +160,22 @@ pub enum BuildError {
         /// What the self-test found.
         why: &'static str,
     },
-    /// `PAGEMILL_BACKEND`, or whoever parsed a name.
+    /// A name, in `PAGEMILL_BACKEND` or parsed, that no backend has.
     #[error(
-        "no list backend is called that: it is `rseq` or `portable`; set PAGEMILL_BACKEND to one of them, or not at all"
+        "there is no per-CPU list backend of this name; set PAGEMILL_BACKEND to `rseq` or `portable`, or leave it unset"
     )]
     BackendName,
-    /// A number of CPUs that the lists cannot have.
-    #[error("{cpus} CPUs: the lists take 1 to {max}")]
+    /// A number of CPUs that per-CPU lists cannot be made for.
+    #[error("per-CPU lists are made for 1 to {max} CPUs, not for {cpus}")]
     Cpus {
         /// The number asked for.
         cpus: usize,
         /// The largest that is taken.
         max: usize,
     },
-    /// What is said of faults to inject cannot be read.
+    /// A description of faults to inject that cannot be read.
     #[error(
-        "faults to inject, part {part}: {why}; they are described as in `after=100,p=0.01,gfp=atomic,seed=7`, with at \
-         least one of after and p"
+        "faults to inject, part {part}: {why}; write them as in `after=100,p=0.01,gfp=atomic,seed=7`, with `after`, `p` or both"
     )]
     FaultSyntax {
         /// Which of the parts between commas, from 1.
@@ -171,27 +183,56 @@ pub enum BuildError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// It is the last arena.
-    #[error("there is no other arena, and an allocator keeps at least one; add memory first, or close it")]
+    /// The arena is the last one in use.
+    #[error("an allocator keeps at least one arena; add memory first, or drop the allocator")]
     LastArena,
-    /// The arena is not this allocator's.
-    #[error("the arena is another allocator's; ask the one that named it")]
+    /// The allocator has no arena of this id.
+    #[error(
+        "the arena belongs to another allocator, or its memory was added again under another id; see `Allocator::arenas`"
+    )]
     NoSuchArena,
 }
 
 impl BuildError {
-    /// The system refused `bytes` bytes for `what`.
+    /// The error of a call that the system refused.
     pub(crate) fn system(what: &'static str, bytes: usize) -> impl Fn(Errno) -> Self + Copy {
         move |errno| Self::System { what, bytes, errno: errno.0 }
     }
 
-    /// Memory of `bytes` bytes was refused so.
+    /// The error of `bytes` bytes that were not mapped or not locked.
     pub(crate) fn of_memory(bytes: usize) -> impl Fn(MapError) -> Self + Copy {
         move |why| match why {
             MapError::HugePages { wanted, free, reserved } => Self::HugePages { wanted, free, reserved },
-            MapError::LockLimit { wanted, limit, .. } => Self::LockLimit { wanted, limit },
+            MapError::LockLimit { wanted, locked, limit } => Self::LockLimit { wanted, locked, limit },
             MapError::System { call, errno } => Self::system(call, bytes)(errno),
         }
+    }
+}
+
+/// The system's words for an error number.
+fn os_error(errno: i32) -> std::io::Error {
+    std::io::Error::from_raw_os_error(errno)
+}
+
+/// What to do about an error number of a call for memory.
+fn advice(errno: i32) -> &'static str {
+    match Errno(errno) {
+        Errno::ENOMEM => {
+            "ask for less, or raise what limits it: `ulimit -v`, vm.max_map_count, or vm.overcommit_memory"
+        }
+        Errno::EMFILE | Errno::ENFILE => "close files, or raise the limit (`ulimit -n`)",
+        Errno::EPERM | Errno::EACCES => "a sandbox (seccomp) or a missing capability forbids the call: allow it",
+        Errno::ENOSYS => "the kernel is too old for it, or a sandbox hides it: use another kind of memory",
+        _ => "see the manual page of the call",
+    }
+}
+
+/// A set of nodes, as messages show it.
+pub(crate) struct SetOf(pub(crate) u64);
+
+impl fmt::Display for SetOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { f.write_str("(which is empty)") } else { write!(f, "{:#x}", self.0) }
     }
 }
 

@@ -327,7 +327,7 @@ impl Zones {
         if !(1..=registry::FRAMES_MAX).contains(&pages) {
             return Err(BuildError::ArenaSize { pages, max: registry::FRAMES_MAX });
         }
-        if let Some(range) = memory.brought_range() {
+        if let Some(range) = memory.brought_range()? {
             registry::check_apart(held, &range)?;
         }
         let zone = registry::enter(held, memory.lead(), pages, |first| {

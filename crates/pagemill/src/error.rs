@@ -1,5 +1,5 @@
 //! The kinds of error, told apart by type (C10.1).
-use crate::build_error::BuildError;
+use crate::build_error::{BuildError, SetOf};
 use pagemill_core::{Exhausted, Invalid, Misuse};
 use pagemill_os::BackendName;
 
@@ -111,7 +111,7 @@ pub enum InvalidRequest {
     #[error("the gfp flag ACCOUNT says to charge an account, and the request names none")]
     NoAccount,
     /// No node of a set has memory.
-    #[error("no node of the set {nodes:#x} has memory here")]
+    #[error("no node of the request's set {} has memory; name other nodes, or none", SetOf(*nodes))]
     NoSuchNode {
         /// Bit n for node n.
         nodes: u64,

@@ -220,12 +220,16 @@ impl Memory {
         Self { backing, ..self }
     }
 
-    /// Its addresses, if it was brought.
-    pub(crate) fn brought_range(&self) -> Option<Range<usize>> {
-        match self.backing {
-            Backing::Brought { start, pages } => Some(start..start.saturating_add(pages.saturating_mul(PAGE_SIZE))),
-            _ => None,
-        }
+    /// Its addresses, if the caller brought it.
+    ///
+    /// # Errors
+    /// [`BuildError::NoMemory`], [`BuildError::Alignment`].
+    pub(crate) fn brought_range(&self) -> Result<Option<Range<usize>>, BuildError> {
+        let Backing::Brought { start: addr, pages } = self.backing else { return Ok(None) };
+        let end = pages.checked_mul(PAGE_SIZE).and_then(|len| addr.checked_add(len)).filter(|_| addr != 0);
+        let range = addr..end.ok_or(BuildError::NoMemory { addr, pages })?;
+        let align = HUGE_PAGE_SIZE;
+        if addr.is_multiple_of(align) { Ok(Some(range)) } else { Err(BuildError::Alignment { addr, align }) }
     }
 
     /// Can an arena that was retired, and of which nothing is out, stand for this memory? Not where the system set memory
@@ -272,9 +276,6 @@ impl Memory {
                 Mapping::memfd(c"pagemill", bytes, align, is_huge).map_err(BuildError::of_memory(bytes))?
             }
             Backing::Brought { start, .. } => {
-                if !start.is_multiple_of(1 << 21) {
-                    return Err(BuildError::Alignment { addr: start, align: 1 << 21 });
-                }
                 let start = core::ptr::with_exposed_provenance_mut(start);
                 // SAFETY: what the caller of `brought` promised.
                 return unsafe { Mapping::adopt(start, bytes) }.map_err(refused("memory that was brought"));

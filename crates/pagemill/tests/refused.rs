@@ -57,6 +57,49 @@ fn what_cannot_be_built_is_told_apart_from_requests() {
     assert_eq!(page(64, 6, Gfp::NOWAIT), Ok(()));
 }
 
+/// Never mapped: what is refused is not touched.
+#[test]
+fn brought_memory_that_cannot_exist_is_refused() {
+    let refused = |addr: usize, pages| {
+        // SAFETY: no allocator is made of it.
+        let memory = unsafe { Memory::brought(std::ptr::without_provenance_mut(addr), pages) };
+        Allocator::builder().memory(memory).build().unwrap_err()
+    };
+    let (last, most) = (usize::MAX << 21, 1 << 20);
+    for (addr, pages) in [(0, 512), (last, 512), (last, most)] {
+        let error = refused(addr, pages);
+        assert_eq!(error, BuildError::NoMemory { addr, pages });
+        let text =
+            format!("there is no memory of {pages} pages at {addr:#x}: it begins at a null pointer or ends beyond");
+        assert!(error.to_string().starts_with(&text), "{error}");
+    }
+    let odd = refused(last + 1 - (8 << 20), 512);
+    assert_eq!(odd, BuildError::Alignment { addr: last + 1 - (8 << 20), align: 2 << 20 });
+    // The message of an address whose next multiple is beyond the address space.
+    let error = BuildError::Alignment { addr: usize::MAX, align: 2 << 20 };
+    assert!(error.to_string().contains("it must be aligned to 2097152 bytes"), "{error}");
+}
+
+#[test]
+fn errors_of_building_say_what_limits_and_what_to_do() {
+    let system = |errno| BuildError::System { what: "an arena", bytes: 4096, errno }.to_string();
+    for (errno, advice) in [
+        (libc::ENOMEM, "Cannot allocate memory (os error 12); ask for less, or raise what limits it: `ulimit -v`"),
+        (libc::EMFILE, "Too many open files (os error 24); close files, or raise the limit (`ulimit -n`)"),
+        (libc::EPERM, "Operation not permitted (os error 1); a sandbox (seccomp) or a missing capability forbids"),
+    ] {
+        let text = system(errno);
+        assert!(text.starts_with(&format!("the system refuses 4096 bytes for an arena: {advice}")), "{text}");
+    }
+    let locked = BuildError::LockLimit { wanted: 8192, locked: 4096, limit: 10_000 }.to_string();
+    let text = "wanted to lock 8192 bytes besides the 4096 that this process has locked, and RLIMIT_MEMLOCK is 10000;";
+    assert!(locked.starts_with(text), "{locked}");
+    let empty = BuildError::NoSuchNode { nodes: 0 }.to_string();
+    assert!(empty.starts_with("no node of the policy's set (which is empty) has memory;"), "{empty}");
+    let some = Error::from(InvalidRequest::NoSuchNode { nodes: 0x20 }).to_string();
+    assert_eq!(some, "invalid request: no node of the request's set 0x20 has memory; name other nodes, or none");
+}
+
 #[test]
 fn nodes_of_fewer_cpus_than_there_are() {
     let of = |named: usize| {
