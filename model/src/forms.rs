@@ -2,7 +2,7 @@
 use crate::request::{How, Request};
 use crate::unit::{Holding, Unit};
 use crate::world::{Failure, World, demand};
-use pagemill::{Block, Error, Gfp, InvalidRequest, List, Order, Page};
+use pagemill::{Block, Bulk, Error, Gfp, InvalidRequest, List, Order, Page};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// What a callback unwinds with.
@@ -156,7 +156,8 @@ impl World {
         // What the function takes itself may wait for nothing: it has no part in the plan.
         let nested_gfp = if request.gfp.may_wait() { request.gfp | Gfp::NORETRY } else { request.gfp };
         let result = catch_unwind(AssertUnwindSafe(|| {
-            allocator.alloc_pages_bulk_callback(request.bulk(&account), |unit| {
+            let bulk = request.describe(Bulk::up_to(request.ask.most()), &account);
+            allocator.alloc_pages_bulk_callback(bulk, |unit| {
                 got.push(unit);
                 if nested.is_some_and(|every| got.len().is_multiple_of(every)) {
                     is_alone = false;

@@ -8,22 +8,24 @@ impl World {
         let allocator = &self.allocator;
         let mut slots: [Option<Page>; 4] = [const { None }; 4];
         let mut list = PageList::new();
-        let mut array = |bulk| allocator.alloc_pages_bulk_array(bulk, &mut slots).map(drop);
         // The last one is none where there is such memory.
         let kinds = if self.zones.as_ref().is_some_and(Zones::has_dma32) { 8 } else { 9 };
         let (error, is_right): (Result<(), Error>, fn(InvalidRequest) -> bool) = match which % kinds {
-            0 => (array(Bulk::up_to(5)), |why| matches!(why, InvalidRequest::ArrayTooShort { slots: 4, count: 5 })),
-            1 => (array(Bulk::at_least(3, 2)), |why| {
+            0 => (allocator.alloc_pages_bulk_array(Bulk::up_to(5), &mut slots).map(drop), |why| {
+                matches!(why, InvalidRequest::ArrayTooShort { slots: 4, count: 5 })
+            }),
+            1 => (allocator.alloc_pages_bulk_array(Bulk::at_least(3, 2), &mut slots).map(drop), |why| {
                 matches!(why, InvalidRequest::AtLeastAboveUpTo { at_least: 3, up_to: 2 })
             }),
-            2 => (array(Bulk::up_to(2).order(Order::PAGEBLOCK)), |why| {
-                matches!(why, InvalidRequest::OrderOfPages { order: 9 })
-            }),
+            2 => (
+                allocator.alloc_pages_bulk_array_raw(Bulk::exact(5), &mut [core::ptr::null_mut(); 4]).map(drop),
+                |why| matches!(why, InvalidRequest::ArrayTooShort { slots: 4, count: 5 }),
+            ),
             3 => (allocator.alloc_pages_bulk_list(Bulk::up_to(usize::MAX), &mut list).map(drop), |why| {
                 matches!(why, InvalidRequest::CountTooLarge { count: usize::MAX, .. })
             }),
-            4 => (allocator.alloc_pages_bulk_callback::<Page>(Bulk::exact(1), drop).map(drop), |why| {
-                matches!(why, InvalidRequest::CallbackWants)
+            4 => (allocator.alloc_pages_bulk_callback::<Page>(Bulk::up_to(usize::MAX), drop).map(drop), |why| {
+                matches!(why, InvalidRequest::CountTooLarge { count: usize::MAX, .. })
             }),
             5 => (allocator.alloc_page(Gfp::MOVABLE | Gfp::RECLAIMABLE).map(drop), |why| {
                 matches!(why, InvalidRequest::Invalid(Invalid::GfpConflict(..)))

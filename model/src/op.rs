@@ -3,7 +3,7 @@
 //! Small numbers decode to the simplest operation of their kind, so that a failing case shrinks to something readable.
 use crate::request::{Ends, How, Place, Request};
 use core::fmt;
-use pagemill::{Bulk, Gfp, NodeMask, Order};
+use pagemill::{Gfp, NodeMask, Order};
 
 /// An operation before it is decoded: what generators make and shrink. Shown as both.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -30,23 +30,15 @@ impl fmt::Debug for Raw {
 /// How many a bulk request asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
-    /// [`Bulk::up_to`].
+    /// [`Bulk::up_to`](pagemill::Bulk::up_to).
     UpTo(usize),
-    /// [`Bulk::at_least`].
+    /// [`Bulk::at_least`](pagemill::Bulk::at_least).
     AtLeast(usize, usize),
-    /// [`Bulk::exact`].
+    /// [`Bulk::exact`](pagemill::Bulk::exact).
     Exact(usize),
 }
 
 impl Ask {
-    /// The request, without its flags.
-    pub fn bulk(self) -> Bulk<'static> {
-        match self {
-            Self::UpTo(n) => Bulk::up_to(n),
-            Self::AtLeast(k, n) => Bulk::at_least(k, n),
-            Self::Exact(n) => Bulk::exact(n),
-        }
-    }
     /// The number that it must reach.
     pub fn least(self) -> usize {
         match self {

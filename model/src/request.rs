@@ -1,7 +1,8 @@
 //! What a request says beside how many: from where, how long it tries, who pays.
 use crate::op::Ask;
+use crate::unit::Unit;
 use core::fmt;
-use pagemill::{Account, Bulk, Cancel, Gfp, NodeId, NodeMask, Order, PageCount, Policy};
+use pagemill::{Account, AtLeast, Bulk, Cancel, Gfp, NodeId, NodeMask, Order, PageCount, Policy};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -129,14 +130,19 @@ impl Request {
     pub(crate) fn tries_for_all(&self) -> bool {
         self.ask.least() == 0 && self.gfp.contains(Gfp::RETRY_MAYFAIL)
     }
-    /// The bulk request.
-    pub(crate) fn bulk<'a>(&self, account: &'a Account) -> Bulk<'a> {
+    /// The bulk request: `up_to(n)` asks as `at_least(0, n)` does, and `exact(n)` as `at_least(n, n)`.
+    pub(crate) fn bulk<'a, T: Unit>(&self, account: &'a Account) -> Bulk<'a, AtLeast, T> {
+        self.describe(Bulk::at_least(self.ask.least(), self.ask.most()), account)
+    }
+
+    /// A request for so many, with the rest of what this one says.
+    pub(crate) fn describe<'a, N, T: Unit>(&self, bulk: Bulk<'a, N, T>, account: &'a Account) -> Bulk<'a, N, T> {
         static CANCELLED: LazyLock<Cancel> = LazyLock::new(|| {
             let cancel = Cancel::new();
             cancel.cancel();
             cancel
         });
-        let mut bulk = self.ask.bulk().gfp(self.gfp).order(self.order).nodes(self.how.place.nodes());
+        let mut bulk = T::of_order(bulk, self.order).gfp(self.gfp).nodes(self.how.place.nodes());
         if let Some(policy) = self.how.place.policy() {
             bulk = bulk.policy(policy);
         }

@@ -1,7 +1,7 @@
 //! Pages and blocks as one, so that each form is written once for both; and what a world holds.
 use crate::ledger::Tag;
 use crate::world::World;
-use pagemill::{Block, List, Order, Owned, Page, Run};
+use pagemill::{Block, Bulk, List, Order, Owned, Page, Run};
 use std::collections::VecDeque;
 
 /// A block that somebody owns, with the tag that it is noted under. It may go from one world to another.
@@ -38,6 +38,8 @@ impl<T: Unit> Default for Runs<T> {
 
 /// [`Page`] or [`Block`].
 pub(crate) trait Unit: Owned + Sized {
+    /// A request for units of this order; pages are of order 0.
+    fn of_order<N>(bulk: Bulk<'_, N, Self>, order: Order) -> Bulk<'_, N, Self>;
     fn from_block(block: Block) -> Self;
     fn into_block(self) -> Block;
     fn addr(&self) -> usize;
@@ -46,6 +48,10 @@ pub(crate) trait Unit: Owned + Sized {
 }
 
 impl Unit for Page {
+    fn of_order<N>(bulk: Bulk<'_, N, Self>, order: Order) -> Bulk<'_, N, Self> {
+        debug_assert_eq!(order, Order::ZERO);
+        bulk
+    }
     fn from_block(block: Block) -> Self {
         let (ptr, order) = block.into_raw();
         debug_assert_eq!(order, Order::ZERO);
@@ -67,6 +73,9 @@ impl Unit for Page {
 }
 
 impl Unit for Block {
+    fn of_order<N>(bulk: Bulk<'_, N, Self>, order: Order) -> Bulk<'_, N, Self> {
+        bulk.order(order)
+    }
     fn from_block(block: Block) -> Self {
         block
     }

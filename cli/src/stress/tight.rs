@@ -417,7 +417,7 @@ impl<'r> Worker<'r> {
         self.count("array");
         let (n, least, deadline, cancel, gfp) = self.request(gfp, true);
         let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
-        let bulk = bulk(n, least, deadline, &cancel).gfp(gfp);
+        let bulk = bulk(Bulk::at_least(least, n), deadline, &cancel).gfp(gfp);
         match self.round.allocator.alloc_pages_bulk_array(bulk, &mut slots) {
             Ok(filled) => self.ended(filled.shortfall),
             Err(_) => self.count("exact_refused"),
@@ -429,7 +429,11 @@ impl<'r> Worker<'r> {
         self.count("list");
         let (n, least, deadline, cancel, gfp) = self.request(gfp, true);
         let mut list = PageList::new();
-        match self.round.allocator.alloc_pages_bulk_list(bulk(n, least, deadline, &cancel).gfp(gfp), &mut list) {
+        match self
+            .round
+            .allocator
+            .alloc_pages_bulk_list(bulk(Bulk::at_least(least, n), deadline, &cancel).gfp(gfp), &mut list)
+        {
             Ok(delivered) => self.ended(delivered.shortfall),
             Err(_) => self.count("exact_refused"),
         }
@@ -440,7 +444,7 @@ impl<'r> Worker<'r> {
         self.count("callback");
         let (n, _, deadline, cancel, gfp) = self.request(gfp, false);
         let mut pages: Vec<Page> = Vec::new();
-        let bulk = bulk(n, 0, deadline, &cancel).gfp(gfp);
+        let bulk = bulk(Bulk::up_to(n), deadline, &cancel).gfp(gfp);
         if let Ok(delivered) = self.round.allocator.alloc_pages_bulk_callback(bulk, |page| pages.push(page)) {
             self.ended(delivered.shortfall);
         }
@@ -451,7 +455,11 @@ impl<'r> Worker<'r> {
         self.count("runs");
         let (n, least, deadline, cancel, gfp) = self.request(gfp, true);
         let mut runs: Vec<Run<Page>> = Vec::new();
-        match self.round.allocator.alloc_pages_bulk_runs(bulk(n, least, deadline, &cancel).gfp(gfp), &mut runs) {
+        match self
+            .round
+            .allocator
+            .alloc_pages_bulk_runs(bulk(Bulk::at_least(least, n), deadline, &cancel).gfp(gfp), &mut runs)
+        {
             Ok(delivered) => self.ended(delivered.shortfall),
             Err(_) => self.count("exact_refused"),
         }
@@ -463,7 +471,7 @@ impl<'r> Worker<'r> {
         let (n, _, deadline, cancel, gfp) = self.request(gfp, false);
         let Ok(order) = Order::new(1 + self.rng.below(4) as u8) else { return Ok(()) };
         let mut list = BlockList::new();
-        let bulk = bulk(n.div_ceil(16), 0, deadline, &cancel).gfp(gfp).order(order);
+        let bulk = bulk(Bulk::up_to(n.div_ceil(16)), deadline, &cancel).gfp(gfp).order(order);
         if let Ok(delivered) = self.round.allocator.alloc_pages_bulk_list(bulk, &mut list) {
             self.ended(delivered.shortfall);
         }
@@ -471,7 +479,7 @@ impl<'r> Worker<'r> {
     }
 }
 
-fn bulk(n: usize, least: usize, deadline: Option<Duration>, cancel: &Cancel) -> Bulk<'_> {
-    let bulk = Bulk::at_least(least, n).cancel(cancel);
-    deadline.iter().fold(bulk, |bulk, &after| bulk.timeout(after))
+fn bulk<'c, N, T>(bulk: Bulk<'c, N, T>, deadline: Option<Duration>, cancel: &'c Cancel) -> Bulk<'c, N, T> {
+    let bulk = bulk.cancel(cancel);
+    deadline.map_or(bulk, |after| bulk.timeout(after))
 }

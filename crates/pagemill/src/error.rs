@@ -87,15 +87,6 @@ pub enum InvalidRequest {
         /// The request's n.
         count: usize,
     },
-    /// The callback form can only be `UpTo`: what was handed over cannot be taken back.
-    #[error("the callback form takes `up_to` alone: pages that it handed over cannot be taken back")]
-    CallbackWants,
-    /// The request's order does not fit the handle: `Page` is order 0.
-    #[error("a request of order {order} cannot be served as single pages; ask for `Block`s")]
-    OrderOfPages {
-        /// The order asked for.
-        order: u8,
-    },
     /// Blocks of two orders on one list.
     #[error("a list of blocks of order {list} cannot take blocks of order {other}")]
     ListOrder {
@@ -143,9 +134,6 @@ pub enum InvalidRequest {
         /// The pool's reserve.
         min_nr: usize,
     },
-    /// A pool delivers all that is asked for.
-    #[error("a pool delivers all of a request: ask with `Bulk::exact`")]
-    PoolWants,
     /// There is no such CPU.
     #[error("there is no CPU {cpu}: the lists are those of {cpus}, numbered from 0")]
     NoSuchCpu {

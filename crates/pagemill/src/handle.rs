@@ -12,8 +12,6 @@ use pagemill_core::{Misuse, Order, PAGE_SIZE, Pfn};
 pub(crate) mod sealed {
     /// The word behind a handle.
     pub trait Word: Sized {
-        /// Can it be of any order, or 0 alone?
-        const ANY_ORDER: bool;
         /// A handle of its word.
         ///
         /// # Safety
@@ -76,7 +74,6 @@ pub struct Page(NonZeroUsize);
 pub struct Block(NonZeroUsize);
 
 impl sealed::Word for Page {
-    const ANY_ORDER: bool = false;
     #[inline]
     unsafe fn from_word(word: usize) -> Self {
         debug_assert!(word != 0 && word.is_multiple_of(PAGE_SIZE));
@@ -95,7 +92,6 @@ impl sealed::Word for Page {
     }
 }
 impl sealed::Word for Block {
-    const ANY_ORDER: bool = true;
     #[inline]
     unsafe fn from_word(word: usize) -> Self {
         debug_assert!(addr_of_word(word) != 0);

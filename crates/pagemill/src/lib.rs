@@ -114,7 +114,7 @@ pub use arenas::{ArenaId, ArenaInfo};
 pub use background::Registered;
 pub use build_error::BuildError;
 pub use builder::Builder;
-pub use bulk::{Bulk, Delivered, Filled};
+pub use bulk::{AtLeast, Bulk, Delivered, Exact, Filled, UpTo};
 #[cfg(feature = "cuda")]
 pub use device::Cuda;
 pub use device::{Device, DeviceAddr, DeviceError, DeviceMap, FixedBuffers, Identity, Mapped, Physical, Umem, VfioMap};

@@ -52,26 +52,34 @@ fn who_names_an_account_pays() {
     assert_eq!(allocator.alloc_pages_bulk_list(bulk, &mut PageList::new()).unwrap_err(), none);
 }
 
-type Form = fn(&Allocator, Bulk<'_>, usize) -> usize;
+/// A form's name and what it brings: of n pages, of which so many at least, charged to an account if there is one. They go back.
+type Form = fn(&Allocator, usize, usize, Option<&Account>) -> usize;
 
-/// How many pages each form gets, which go back.
+fn charge<'a, N>(request: Bulk<'a, N>, account: Option<&'a Account>) -> Bulk<'a, N> {
+    account.map_or(request, |account| request.account(account))
+}
+
 const FORMS: [(&str, Form); 4] = [
-    ("list", |allocator, request, _| {
+    ("list", |allocator, least, n, account| {
+        let request = charge(Bulk::at_least(least, n), account);
         allocator.alloc_pages_bulk_list(request, &mut PageList::new()).map_or(0, |delivered| delivered.blocks)
     }),
-    ("array", |allocator, request, n| {
+    ("array", |allocator, least, n, account| {
+        let request = charge(Bulk::at_least(least, n), account);
         let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
         let added = allocator.alloc_pages_bulk_array(request, &mut slots).map_or(0, |filled| filled.added);
         assert_eq!(slots.iter().flatten().count(), added);
         added
     }),
-    ("callback", |allocator, request, _| {
+    ("callback", |allocator, _, n, account| {
+        let request = charge(Bulk::up_to(n), account);
         let mut pages = Vec::new();
         let delivered = allocator.alloc_pages_bulk_callback(request, |page: Page| pages.push(page));
         assert_eq!(delivered.map_or(0, |delivered| delivered.blocks), pages.len());
         pages.len()
     }),
-    ("runs", |allocator, request, _| {
+    ("runs", |allocator, least, n, account| {
+        let request = charge(Bulk::at_least(least, n), account);
         let mut runs: Vec<Run<Page>> = Vec::new();
         allocator.alloc_pages_bulk_runs(request, &mut runs).map_or(0, |delivered| delivered.blocks)
     }),
@@ -85,11 +93,11 @@ fn every_form_charges_for_each_size_on_either_backend() {
         for (n, (name, form)) in (1..=130).flat_map(|n| FORMS.map(|form| (n, form))) {
             for is_exact in [false, true].into_iter().filter(|is_exact| !is_exact || name != "callback") {
                 let what = format!("{backend:?}, {n} pages, {name}, exactly: {is_exact}");
-                let request = if is_exact { Bulk::exact(n) } else { Bulk::up_to(n) };
-                assert_eq!(form(&allocator, request, n), n, "{what}"); // The list has pages.
+                let least = if is_exact { n } else { 0 };
+                assert_eq!(form(&allocator, least, n, None), n, "{what}"); // The list has pages.
                 for (limit, gets) in [(0, 0), (n - 1, if is_exact { 0 } else { n - 1 }), (n, n), (1 << 20, n)] {
                     let account = Account::new(PageCount::new(limit));
-                    let got = form(&allocator, request.account(&account), n);
+                    let got = form(&allocator, least, n, Some(&account));
                     assert_eq!((got, charged(&account)), (gets, gets), "{what}, an account for {limit}");
                 }
             }
@@ -162,7 +170,7 @@ fn a_request_that_unwinds_leaves_the_array_and_the_account() {
     let mut list = PageList::new();
     assert_eq!(unwinds(&mut || _ = allocator.alloc_pages_bulk_list(request, &mut list)), PAGES);
     let mut blocks = BlockList::new();
-    let request = request.populated();
+    let request = Bulk::exact(PAGES + 100).account(&account).populated();
     assert_eq!(unwinds(&mut || _ = allocator.alloc_pages_bulk_list(request, &mut blocks)), PAGES);
     assert!(list.is_empty() && blocks.is_empty());
 }

@@ -284,7 +284,8 @@ fn populated_pages_are_resident_in_every_form() {
 
         let (blocks, order) = (new(), Order::new(1).unwrap());
         let mut pairs = pagemill::BlockList::new();
-        assert_eq!(blocks.alloc_pages_bulk_list(request.order(order), &mut pairs).unwrap().blocks, n);
+        let request = Bulk::exact(n).populated().order(order);
+        assert_eq!(blocks.alloc_pages_bulk_list(request, &mut pairs).unwrap().blocks, n);
         let pairs: Vec<pagemill::Block> = pairs.collect();
         assert_eq!((is_resident(&blocks), pairs.len()), (with_neighbours(pairs.iter().map(|pair| pair.addr()), 1), n));
         drop((slots, pages, vector, pairs));

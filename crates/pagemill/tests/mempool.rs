@@ -1,8 +1,8 @@
 //! The pool with a reserve (C5), over pages and over any pair of functions.
 use crate::common::until;
 use pagemill::{
-    Allocator, Bulk, Cancel, Error, Exhausted, Gfp, InvalidRequest, Mempool, Order, Page, PageList, Shrink, Shrinker,
-    Source,
+    Allocator, Bulk, Cancel, Error, Exact, Exhausted, Gfp, InvalidRequest, Mempool, Order, Page, PageList, Shrink,
+    Shrinker, Source,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -112,12 +112,10 @@ fn only_holes_are_filled() {
 #[test]
 fn what_a_pool_cannot_promise_is_refused_at_once() {
     let (pool, _rest) = dry_pool();
-    let refused = |request: Bulk<'_>| pool.alloc_bulk_array(request, &mut slots(RESERVE + 1)).unwrap_err();
     assert_eq!(
-        refused(Bulk::exact(RESERVE + 1)),
+        pool.alloc_bulk_array(Bulk::exact(RESERVE + 1), &mut slots(RESERVE + 1)).unwrap_err(),
         Error::Invalid(InvalidRequest::AboveReserve { count: RESERVE + 1, min_nr: RESERVE })
     );
-    assert_eq!(refused(Bulk::up_to(2)), Error::Invalid(InvalidRequest::PoolWants));
     assert!(matches!(
         pool.alloc_bulk_array(Bulk::exact(4), &mut slots(3)),
         Err(Error::Invalid(InvalidRequest::ArrayTooShort { slots: 3, count: 4 }))
@@ -407,13 +405,13 @@ struct Lies {
 
 impl Source for Lies {
     type Item = Box<usize>;
-    fn alloc(&self, _: Bulk<'_>) -> Result<Option<Self::Item>, Error> {
+    fn alloc(&self, _: Bulk<'_, Exact, Self::Item>) -> Result<Option<Self::Item>, Error> {
         Ok(Some(Box::new(self.made.fetch_add(1, Relaxed))))
     }
     fn free(&self, _: Self::Item) {
         self.made.fetch_sub(1, Relaxed);
     }
-    fn fill(&self, request: Bulk<'_>, slots: &mut [Option<Self::Item>]) -> Result<usize, Error> {
+    fn fill(&self, request: Bulk<'_, Exact, Self::Item>, slots: &mut [Option<Self::Item>]) -> Result<usize, Error> {
         let most = slots.len().saturating_add_signed(self.does);
         let mut filled = 0_usize;
         for slot in slots.iter_mut().take(most).filter(|slot| slot.is_none()) {
@@ -422,7 +420,12 @@ impl Source for Lies {
         }
         Ok(filled.saturating_add_signed(self.by))
     }
-    fn deliver(&self, request: Bulk<'_>, count: usize, each: &mut dyn FnMut(Self::Item)) -> Result<usize, Error> {
+    fn deliver(
+        &self,
+        request: Bulk<'_, Exact, Self::Item>,
+        count: usize,
+        each: &mut dyn FnMut(Self::Item),
+    ) -> Result<usize, Error> {
         let count = count.saturating_add_signed(self.does);
         for _ in 0..count {
             self.alloc(request)?.into_iter().for_each(&mut *each);

@@ -255,10 +255,10 @@ fn every_shortfall_says_why() {
             let second = NodeId::new(1).unwrap();
             allocator.add_memory(Memory::anonymous(64).node(second)).unwrap();
             allocator.set_allowed_nodes(NodeMask::only(NodeId::ZERO)).unwrap();
-            let elsewhere = |request: Bulk<'static>| request.nodes(NodeMask::only(second));
-            let error = allocator.alloc_pages_bulk_array(elsewhere(Bulk::exact(8)), &mut slots).unwrap_err();
+            let second = NodeMask::only(second);
+            let error = allocator.alloc_pages_bulk_array(Bulk::exact(8).nodes(second), &mut slots).unwrap_err();
             assert_eq!(error, refused(8, 0, Why::NotAllowed));
-            let delivered = allocator.alloc_pages_bulk_list(elsewhere(Bulk::up_to(8)), &mut list).unwrap();
+            let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(8).nodes(second), &mut list).unwrap();
             assert_eq!(delivered.shortfall, Some(Shortfall { missing: 8, why: Why::NotAllowed }));
             let nobody = allocator.alloc_pages_bulk_list(short, &mut list);
             assert_eq!(nobody.unwrap_err(), Error::Invalid(InvalidRequest::NoAccount));

@@ -232,9 +232,8 @@ fn shortfalls_are_counted_by_reason() {
 
         let paid = build(memory());
         let account = Account::new(PageCount::new(10));
-        let request = |request: Bulk<'static>| request.account(&account);
-        assert_eq!(paid.alloc_pages_bulk_list(request(Bulk::up_to(16)), &mut list).unwrap().blocks, 10);
-        assert!(paid.alloc_pages_bulk_list(request(Bulk::exact(16)), &mut list).is_err());
+        assert_eq!(paid.alloc_pages_bulk_list(Bulk::up_to(16).account(&account), &mut list).unwrap().blocks, 10);
+        assert!(paid.alloc_pages_bulk_list(Bulk::exact(16).account(&account), &mut list).is_err());
         assert_eq!(counted(&paid, Why::Account), 2);
         list.clear();
 

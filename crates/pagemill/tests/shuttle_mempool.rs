@@ -1,6 +1,6 @@
 //! The pool's promise under a model checker (C5.3): run with `RUSTFLAGS="--cfg shuttle"`. No wait times out there, so
 //! that one whose wake-up is lost, or that waits for somebody who waits for it, is a deadlock that shuttle reports.
-use pagemill::{Bulk, Cancel, Error, Gfp, Mempool, Source};
+use pagemill::{Bulk, Cancel, Error, Exact, Gfp, Mempool, Source};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use shuttle::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ struct Fickle {
 
 impl Source for Fickle {
     type Item = u32;
-    fn alloc(&self, _request: Bulk<'_>) -> Result<Option<u32>, Error> {
+    fn alloc(&self, _request: Bulk<'_, Exact, u32>) -> Result<Option<u32>, Error> {
         if self.is_filled.load(SeqCst) == 1 && thread_rng().gen_range(0..3) > 0 {
             return Ok(None);
         }

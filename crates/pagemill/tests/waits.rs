@@ -4,8 +4,8 @@
 
 use crate::common::{Over, all_without_waiting, assert_all_back, backends, until};
 use pagemill::{
-    Allocator, BlockList, Bulk, Cancel, Delivered, Error, Gfp, InvalidRequest, Memory, NodeId, NodeMask, Order, Page,
-    PageList, Policy, Run, Shortfall, Watermarks, Why, free_pages_bulk,
+    Allocator, AtLeast, Block, BlockList, Bulk, Cancel, Delivered, Error, Exact, Gfp, InvalidRequest, List, Memory,
+    NodeId, NodeMask, Order, Owned, Page, PageList, Policy, Run, Shortfall, Watermarks, Why, free_pages_bulk,
 };
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -136,13 +136,13 @@ impl Drop for Cancels<'_> {
 }
 
 /// One request waits that nothing there can serve; meanwhile all others are served at once, that can be.
-fn holds_up_nobody(allocator: &Allocator, request: Bulk<'_>) {
+fn holds_up_nobody<N, T: Owned>(allocator: &Allocator, request: Bulk<'_, N, T>) {
     let (before, cancel) = (allocator.stats(), Cancel::new());
     std::thread::scope(|scope| {
         let over = Cancels(&cancel);
         let waiter = scope.spawn(|| {
             let request = request.timeout(HOUR).cancel(&cancel);
-            let mut blocks = BlockList::new();
+            let mut blocks = List::<T>::new();
             assert_eq!(
                 allocator.alloc_pages_bulk_list(request, &mut blocks).map_or(0, |delivered| delivered.blocks),
                 0
@@ -152,7 +152,7 @@ fn holds_up_nobody(allocator: &Allocator, request: Bulk<'_>) {
         for gfp in [Gfp::KERNEL, Gfp::NOIO, Gfp::KERNEL | Gfp::NORETRY, Gfp::NOWAIT] {
             let pages: Vec<Page> = (0..20).map(|_| allocator.alloc_page(gfp).unwrap()).collect();
             let mut list = PageList::new();
-            for request in [Bulk::up_to(64), Bulk::exact(64), Bulk::at_least(2, 64)] {
+            for request in [0, 64, 2].map(|least| Bulk::at_least(least, 64)) {
                 // One that may not wait takes from the nearest node alone in bulk, and the machine may have this thread on
                 // the one that is exhausted.
                 let request = request.policy(Policy::Preferred(NodeId::ZERO));
@@ -205,7 +205,7 @@ fn a_node_or_zone_that_has_nothing_left_holds_up_nobody() {
 fn a_number_that_is_out_holds_up_nobody() {
     with_each(16_384, |allocator| {
         let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
-        holds_up_nobody(allocator, Bulk::exact(16_384));
+        holds_up_nobody(allocator, Bulk::<_, Page>::exact(16_384));
         drop(page);
         assert_all_back(allocator);
     });
@@ -225,7 +225,7 @@ fn what_could_never_be_had_is_invalid_at_once() {
             assert_eq!(error.unwrap_err(), never(all + 1, 0, all), "{gfp:?}");
             let order = Order::new(18).unwrap();
             assert_eq!(allocator.alloc_pages(gfp, order).unwrap_err(), never(1, 18, 0));
-            for request in [Bulk::up_to(3), Bulk::exact(1)] {
+            for request in [Bulk::at_least(0, 3), Bulk::at_least(1, 1)] {
                 let request = request.order(order).gfp(gfp).timeout(HOUR);
                 assert_eq!(allocator.alloc_pages_bulk_list(request, &mut blocks).unwrap_err(), never(1, 18, 0));
             }
@@ -269,7 +269,7 @@ fn who_must_have_several_holds_nothing_while_it_waits() {
     with_each(64, |allocator| {
         let mut pages = all(allocator);
         std::thread::scope(|scope| {
-            let form = |request: Bulk<'_>, n: usize| match n % 3 {
+            let form = |request: Bulk<'_, AtLeast>, n: usize| match n % 3 {
                 0 => allocator.alloc_pages_bulk_list(request, &mut PageList::new()).map(|_| ()),
                 1 => allocator.alloc_pages_bulk_runs(request, &mut Vec::<Run<Page>>::new()).map(|_| ()),
                 _ => {
@@ -317,7 +317,7 @@ fn three_that_each_want_half_take_turns() {
 
 /// Others take and free pages all the time, and leave next to none. A request for much is overtaken by them, claims what
 /// comes back, and is served; so are the others, before and after.
-fn is_served_beside_others(pages: usize, request: Bulk<'_>, blocks: usize) {
+fn is_served_beside_others(pages: usize, request: Bulk<'_, Exact, Block>, blocks: usize) {
     with_each(pages, |allocator| {
         let (is_over, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {

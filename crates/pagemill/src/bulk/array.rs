@@ -1,5 +1,5 @@
 //! The array form: where the holes are, and what fills them.
-use super::request::{Bulk, Delivered, Filled};
+use super::request::{Delivered, Filled, Request};
 use crate::allocator::Allocator;
 use crate::error::{Error, InvalidRequest};
 use crate::free::{free_word, give_away};
@@ -19,12 +19,11 @@ impl Allocator {
     #[inline(never)]
     pub(super) fn fill_array(
         &self,
-        mut request: Bulk<'_>,
+        mut request: Request<'_>,
         words: &mut [usize],
-        is_any_order: bool,
         is_fresh: bool,
     ) -> Result<Filled, Error> {
-        request.begin(self.zones(), is_any_order)?;
+        request.begin(self.zones())?;
         let n = request.most;
         let slots = words.len();
         let words = words.get_mut(..n).ok_or(InvalidRequest::ArrayTooShort { slots, count: n })?;
@@ -117,7 +116,7 @@ impl Allocator {
     #[inline(never)]
     pub(super) fn extend_array<T: Owned>(
         &self,
-        request: Bulk<'_>,
+        request: Request<'_>,
         slots: &mut Vec<Option<T>>,
     ) -> Result<Delivered, Error> {
         let (n, before) = (request.most, slots.len());
@@ -129,21 +128,21 @@ impl Allocator {
             return Ok(delivered);
         }
         slots.resize_with(before + n, || None);
-        let filled = self.fill_array(request, &mut slots_as_words(slots)[before..], T::ANY_ORDER, true);
+        let filled = self.fill_array(request, &mut slots_as_words(slots)[before..], true);
         let (blocks, shortfall) = filled.as_ref().map_or((0, None), |filled| (filled.added, filled.shortfall));
         slots.truncate(before + blocks);
         filled.map(|_| Delivered { blocks, shortfall })
     }
 
     #[inline(never)]
-    pub(super) fn fill_array_raw(&self, mut request: Bulk<'_>, words: &mut [usize]) -> Result<Filled, Error> {
+    pub(super) fn fill_array_raw(&self, mut request: Request<'_>, words: &mut [usize]) -> Result<Filled, Error> {
         // As it was made: below it is for the holes alone.
-        request.begin(self.zones(), true)?;
+        request.begin(self.zones())?;
         let (n, slots) = (request.most, words.len());
         let words = words.get_mut(..n).ok_or(InvalidRequest::ArrayTooShort { slots, count: n })?;
         if are_empty(words) {
             let slots = BecomeRaw { order: request.order, words };
-            return self.fill_array(request, slots.words, true, true);
+            return self.fill_array(request, slots.words, true);
         }
         let occupied = words.iter().filter(|&&word| word != 0).count();
         (request.most, request.least) = (n - occupied, request.least.saturating_sub(occupied));
@@ -165,7 +164,7 @@ impl Allocator {
     /// The array form, on the words behind the slots. Returns how many it filled, and the first hole that is left; if
     /// those are fewer slots than the request must have, it has emptied them again.
     #[inline]
-    fn fill(&self, request: &Bulk<'_>, words: &mut [usize], mut holes: Holes) -> (usize, usize) {
+    fn fill(&self, request: &Request<'_>, words: &mut [usize], mut holes: Holes) -> (usize, usize) {
         let n = words.len();
         let missing = holes.missing;
         if missing == 0 {

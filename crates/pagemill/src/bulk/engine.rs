@@ -9,7 +9,7 @@
 //! A request that must have several blocks makes one such attempt, which takes all or gives back what it took. If that was too
 //! little and the request may wait, it does so with nothing in hand, in a line for all its blocks (`wait_for_all`, C3.20).
 use crate::allocator::Allocator;
-use crate::bulk::request::{Bulk, Commit, Delivered};
+use crate::bulk::request::{Commit, Delivered, Request};
 use crate::context::{AllocContext, Effort};
 use crate::error::Error;
 use crate::walk::BulkWalk;
@@ -27,7 +27,7 @@ impl Allocator {
     #[inline]
     pub(super) fn bulk(
         &self,
-        request: &Bulk<'_>,
+        request: &Request<'_>,
         missing: usize,
         is_undone: bool,
         mut sink: impl FnMut(&Zone, &Batch),
@@ -45,7 +45,7 @@ impl Allocator {
     #[inline(never)]
     fn bulk_slow(
         &self,
-        request: &Bulk<'_>,
+        request: &Request<'_>,
         slow: &mut Option<Slow>,
         missing: usize,
         left: usize,
@@ -94,7 +94,7 @@ impl Allocator {
     /// # Errors
     /// As [`shortfall`](Self::shortfall).
     #[inline]
-    pub(super) fn delivered(&self, request: &Bulk<'_>, blocks: usize) -> Result<Delivered, Error> {
+    pub(super) fn delivered(&self, request: &Request<'_>, blocks: usize) -> Result<Delivered, Error> {
         if blocks == request.most {
             return Ok(Delivered { blocks, shortfall: None });
         }
@@ -103,7 +103,7 @@ impl Allocator {
 
     #[cold]
     #[inline(never)]
-    fn delivered_short(&self, request: &Bulk<'_>, blocks: usize) -> Result<Delivered, Error> {
+    fn delivered_short(&self, request: &Request<'_>, blocks: usize) -> Result<Delivered, Error> {
         Ok(Delivered { blocks, shortfall: self.shortfall(request, blocks, blocks)? })
     }
 
@@ -113,7 +113,12 @@ impl Allocator {
     /// It brought none, and no state of the allocator could have brought one.
     #[cold]
     #[inline(never)]
-    pub(super) fn shortfall(&self, request: &Bulk<'_>, got: usize, added: usize) -> Result<Option<Shortfall>, Error> {
+    pub(super) fn shortfall(
+        &self,
+        request: &Request<'_>,
+        got: usize,
+        added: usize,
+    ) -> Result<Option<Shortfall>, Error> {
         if got == request.most {
             return Ok(None);
         }
@@ -130,7 +135,7 @@ impl Allocator {
     /// Why it has too few, having taken what lies above the marks of `level`; it needed so many more.
     #[cold]
     #[inline(never)]
-    pub(super) fn why(&self, request: &Bulk<'_>, needed: usize, level: Level) -> Why {
+    pub(super) fn why(&self, request: &Request<'_>, needed: usize, level: Level) -> Why {
         if request.commit == Commit::Refused {
             return Why::Uncommitted;
         }
@@ -150,9 +155,9 @@ impl Allocator {
     #[inline]
     pub(super) fn all_or_wait<T>(
         &self,
-        request: &mut Bulk<'_>,
+        request: &mut Request<'_>,
         needed: usize,
-        mut attempt: impl FnMut(&mut Bulk<'_>) -> Option<T>,
+        mut attempt: impl FnMut(&mut Request<'_>) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let is_tried = needed == 0 || self.may_try(request, needed);
         if is_tried {
@@ -167,14 +172,14 @@ impl Allocator {
     /// May a request that must have so many blocks try now? Not if another one waits that lacks the same. Nor, if it is for more
     /// than a batch, while there are too few: others would miss those that it took until it gave them back.
     #[inline]
-    fn may_try(&self, request: &Bulk<'_>, needed: usize) -> bool {
+    fn may_try(&self, request: &Request<'_>, needed: usize) -> bool {
         let is_awaited = self.zones().waits.is_awaited();
         (needed <= Batch::CAPACITY && !is_awaited) || self.may_try_many(request, needed)
     }
 
     #[cold]
     #[inline(never)]
-    fn may_try_many(&self, request: &Bulk<'_>, needed: usize) -> bool {
+    fn may_try_many(&self, request: &Request<'_>, needed: usize) -> bool {
         let zones = self.zones();
         let lack = request.lack(zones, needed);
         // A request that may not wait may be a signal handler's: so no lock is taken for it, and nothing drained.
@@ -187,10 +192,10 @@ impl Allocator {
     #[inline(never)]
     fn wait_for_all<T>(
         &self,
-        request: &mut Bulk<'_>,
+        request: &mut Request<'_>,
         needed: usize,
         is_tried: bool,
-        attempt: &mut dyn FnMut(&mut Bulk<'_>) -> Option<T>,
+        attempt: &mut dyn FnMut(&mut Request<'_>) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let zones = self.zones();
         let (context, lack) = (request.ask(zones), request.lack(zones, needed));
@@ -217,7 +222,7 @@ impl Allocator {
 /// the engine never see that.
 pub(super) struct Taking<'r> {
     allocator: &'r Allocator,
-    request: &'r Bulk<'r>,
+    request: &'r Request<'r>,
     /// This CPU's list, as long as it has some; and where it was.
     list: Option<&'static Zone>,
     here: Option<&'static Zone>,
@@ -233,7 +238,7 @@ pub(super) struct Taking<'r> {
 impl<'r> Taking<'r> {
     /// Up to `missing` blocks. `is_undone`: if it does not [end](Self::end), what it gave goes back.
     #[inline]
-    pub(super) fn new(allocator: &'r Allocator, request: &'r Bulk<'r>, missing: usize, is_undone: bool) -> Self {
+    pub(super) fn new(allocator: &'r Allocator, request: &'r Request<'r>, missing: usize, is_undone: bool) -> Self {
         let held = request.most - missing;
         let missing = if request.account.is_some() { request.charge(missing) } else { missing };
         let here = if request.order == Order::ZERO && missing <= ListPolicy::LARGE && request.is_anywhere() {

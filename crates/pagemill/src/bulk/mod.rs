@@ -6,9 +6,9 @@
 //! What serves one page is inlined always, the rest is a call: where the compiler chose, a program with many calls had none of
 //! it inlined, and each wrote its request and its result to memory (2 ns of 14).
 use crate::allocator::Allocator;
-use crate::error::{Error, InvalidRequest};
+use crate::error::Error;
 use crate::free::{free_word, give_away};
-use crate::handle::{Owned, slots_as_words};
+use crate::handle::{Block, Owned, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
 use crate::word::word_of;
@@ -23,8 +23,9 @@ mod request;
 
 use array::SLOTS_MAX;
 use engine::Taking;
+pub(crate) use request::Request;
 pub(crate) use request::from_now;
-pub use request::{Bulk, Delivered, Filled};
+pub use request::{AtLeast, Bulk, Delivered, Exact, Filled, UpTo};
 
 impl Allocator {
     /// Fills the empty slots among the first n of `slots`, in ascending order (the array form). n is the request's
@@ -32,10 +33,9 @@ impl Allocator {
     /// are occupied already.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] where the request names a least number that it did not reach. [`Error::Invalid`]: the array has fewer
-    /// than n slots, the request asks for more than there can be or for less than it must have, its flags contradict each other,
-    /// or its order is above 0 and these are slots for pages (those for [`Block`](crate::Block)s take any order). The array is as
-    /// it was then.
+    /// [`Error::Exhausted`]: the request names a least number and did not reach it. [`Error::Invalid`]: the array has fewer than n
+    /// slots, the request asks for more than there can be or for less than it must have, or its flags contradict each other. The
+    /// array is then unchanged.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Page};
@@ -45,12 +45,12 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     #[inline(always)]
-    pub fn alloc_pages_bulk_array<T: Owned>(
+    pub fn alloc_pages_bulk_array<N, T: Owned>(
         &self,
-        request: Bulk<'_>,
+        request: Bulk<'_, N, T>,
         slots: &mut [Option<T>],
     ) -> Result<Filled, Error> {
-        let words = slots_as_words(slots);
+        let (request, words) = (request.request, slots_as_words(slots));
         if let [word @ 0, ..] = words
             && let Some((zone, pfn)) = self.one_page(&request)
         {
@@ -65,7 +65,7 @@ impl Allocator {
         {
             return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
         }
-        self.fill_array(Bulk { ..request }, words, T::ANY_ORDER, false)
+        self.fill_array(Request { ..request }, words, false)
     }
 
     /// Adds n slots to an array's end and fills them, without reading what was there (C3.19); as many slots as blocks came. n is the
@@ -88,16 +88,16 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     #[inline]
-    pub fn alloc_pages_bulk_array_fresh<T: Owned>(
+    pub fn alloc_pages_bulk_array_fresh<N, T: Owned>(
         &self,
-        request: Bulk<'_>,
+        request: Bulk<'_, N, T>,
         slots: &mut Vec<Option<T>>,
     ) -> Result<Delivered, Error> {
-        let n = request.most;
+        let (request, n) = (request.request, request.request.most);
         if request.is_one_batch() && self.extend_array_by_batch(request.gfp, n, slots) {
             return Ok(Delivered { blocks: n, shortfall: None });
         }
-        self.extend_array(Bulk { ..request }, slots)
+        self.extend_array(Request { ..request }, slots)
     }
 
     /// Fills the null slots among the first n of `slots`, as [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array) does, with raw
@@ -118,8 +118,12 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     #[inline]
-    pub fn alloc_pages_bulk_array_raw(&self, request: Bulk<'_>, slots: &mut [*mut u8]) -> Result<Filled, Error> {
-        let n = request.most;
+    pub fn alloc_pages_bulk_array_raw<N>(
+        &self,
+        request: Bulk<'_, N, Block>,
+        slots: &mut [*mut u8],
+    ) -> Result<Filled, Error> {
+        let (request, n) = (request.request, request.request.most);
         // SAFETY: pointers and addresses have one layout; what is written is the address of a page, or 0.
         let words = unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast::<usize>(), slots.len()) };
         if let [word @ 0, ..] = words
@@ -135,7 +139,7 @@ impl Allocator {
         {
             return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
         }
-        self.fill_array_raw(Bulk { ..request }, words)
+        self.fill_array_raw(Request { ..request }, words)
     }
 
     /// Adds blocks to the tail of a list, which need not be empty (the list form).
@@ -152,7 +156,12 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     #[inline(always)]
-    pub fn alloc_pages_bulk_list<T: Owned>(&self, request: Bulk<'_>, list: &mut List<T>) -> Result<Delivered, Error> {
+    pub fn alloc_pages_bulk_list<N, T: Owned>(
+        &self,
+        request: Bulk<'_, N, T>,
+        list: &mut List<T>,
+    ) -> Result<Delivered, Error> {
+        let request = request.request;
         if list.takes_pages()
             && let Some((_, pfn)) = self.one_page(&request)
         {
@@ -163,7 +172,7 @@ impl Allocator {
         if request.is_one_batch() && list.takes_pages() && self.extend_list_by_batch(request.gfp, n, list) {
             return Ok(Delivered { blocks: n, shortfall: None });
         }
-        self.extend_list(Bulk { ..request }, list)
+        self.extend_list(Request { ..request }, list)
     }
 
     #[inline(never)]
@@ -177,8 +186,8 @@ impl Allocator {
     }
 
     #[inline(never)]
-    fn extend_list<T: Owned>(&self, mut request: Bulk<'_>, list: &mut List<T>) -> Result<Delivered, Error> {
-        request.begin(self.zones(), T::ANY_ORDER)?;
+    fn extend_list<T: Owned>(&self, mut request: Request<'_>, list: &mut List<T>) -> Result<Delivered, Error> {
+        request.begin(self.zones())?;
         list.check_order(request.order)?;
         let (needed, mut got) = (request.least, 0);
         let served = self.all_or_wait(&mut request, needed, |request| {
@@ -197,11 +206,12 @@ impl Allocator {
         self.delivered(&request, got)
     }
 
-    /// Hands each block to a function, which owns it from then on (the callback form). The function may allocate; if
-    /// it unwinds, what it was not given goes back.
+    /// Hands each block to a function, which owns it from then on (the callback form). The function may allocate; if it unwinds,
+    /// the blocks that it was not given go back. The form takes [`UpTo`] alone: blocks that it handed over cannot be taken back if
+    /// too few come.
     ///
     /// # Errors
-    /// [`Error::Invalid`], also for requests that name a least number: what was handed over cannot be taken back.
+    /// [`Error::Invalid`], as for [`alloc_pages_bulk_list`](Self::alloc_pages_bulk_list).
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Page};
@@ -210,33 +220,32 @@ impl Allocator {
     /// assert_eq!((delivered.blocks, kept.len()), (64, 64));
     /// # Ok::<(), pagemill::Error>(())
     /// ```
+    /// ```compile_fail,E0308
+    /// # use pagemill::{Allocator, Bulk, Page};
+    /// Allocator::global().alloc_pages_bulk_callback(Bulk::exact(64), |page: Page| drop(page));
+    /// ```
     #[inline]
     pub fn alloc_pages_bulk_callback<T: Owned>(
         &self,
-        request: Bulk<'_>,
+        request: Bulk<'_, UpTo, T>,
         mut each: impl FnMut(T),
     ) -> Result<Delivered, Error> {
-        if request.least == 0
-            && let Some((zone, pfn)) = self.one_page(&request)
-        {
+        let request = request.request;
+        if let Some((zone, pfn)) = self.one_page(&request) {
             // SAFETY: the page is marked as handed out, and it goes to `each` alone.
             each(unsafe { T::from_word(zone.addr_of(pfn)) });
             return Ok(Delivered { blocks: 1, shortfall: None });
         }
         let mut batch = Batch::new();
-        if request.least == 0
-            && request.is_one_batch()
+        if request.is_one_batch()
             && let Some(zone) = self.take_batch(request.gfp, request.most, &mut batch)
         {
             let zero = zone.addr_of_zero();
             Undelivered { zero, order: 0, pfns: batch.as_slice(), request: &request }.deliver(&mut each);
             return Ok(Delivered { blocks: request.most, shortfall: None });
         }
-        let mut request = Bulk { ..request };
-        request.begin(self.zones(), T::ANY_ORDER)?;
-        if request.least > 0 {
-            return Err(InvalidRequest::CallbackWants.into());
-        }
+        let mut request = Request { ..request };
+        request.begin(self.zones())?;
         if request.is_populated() {
             let list = self.populated(&mut request);
             let blocks = list.len();
@@ -270,11 +279,12 @@ impl Allocator {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     #[inline(always)]
-    pub fn alloc_pages_bulk_runs<T: Owned>(
+    pub fn alloc_pages_bulk_runs<N, T: Owned>(
         &self,
-        request: Bulk<'_>,
+        request: Bulk<'_, N, T>,
         runs: &mut Vec<Run<T>>,
     ) -> Result<Delivered, Error> {
+        let request = request.request;
         if let Some((zone, pfn)) = self.one_page(&request) {
             runs.push(Run::of_page(zone.addr_of(pfn)));
             return Ok(Delivered { blocks: 1, shortfall: None });
@@ -283,7 +293,7 @@ impl Allocator {
         if request.is_one_batch() && self.extend_runs_by_batch(request.gfp, n, runs) {
             return Ok(Delivered { blocks: n, shortfall: None });
         }
-        self.extend_runs(Bulk { ..request }, runs)
+        self.extend_runs(Request { ..request }, runs)
     }
 
     #[inline(never)]
@@ -297,9 +307,9 @@ impl Allocator {
     }
 
     #[inline(never)]
-    fn extend_runs<T: Owned>(&self, mut request: Bulk<'_>, runs: &mut Vec<Run<T>>) -> Result<Delivered, Error> {
+    fn extend_runs<T: Owned>(&self, mut request: Request<'_>, runs: &mut Vec<Run<T>>) -> Result<Delivered, Error> {
         let mut fresh = Runs::new(runs, request.order);
-        request.begin(self.zones(), T::ANY_ORDER)?;
+        request.begin(self.zones())?;
         let (needed, mut got) = (request.least, 0);
         let served = self.all_or_wait(&mut request, needed, |request| {
             got = if request.is_populated() {
@@ -324,7 +334,7 @@ impl Allocator {
     /// One page, for a request that a plain single one would serve (C3.3): the single path, inlined. What else there may be to
     /// do is a call with a copy of the request, so that the request is written to memory there alone.
     #[inline(always)]
-    fn one_page(&self, request: &Bulk<'_>) -> Option<(&'static Zone, u32)> {
+    fn one_page(&self, request: &Request<'_>) -> Option<(&'static Zone, u32)> {
         if request.is_one_page() { self.zones().here()?.pop_one(request.gfp) } else { None }
     }
 
@@ -340,7 +350,7 @@ struct Undelivered<'b> {
     zero: usize,
     order: usize,
     pfns: &'b [u32],
-    request: &'b Bulk<'b>,
+    request: &'b Request<'b>,
 }
 
 impl Undelivered<'_> {
@@ -377,7 +387,7 @@ impl Drop for Undelivered<'_> {
 /// Blocks that a callback has not been given: if it unwinds they go back, and are not paid for.
 struct Rest<'r, I: Iterator> {
     blocks: I,
-    request: &'r Bulk<'r>,
+    request: &'r Request<'r>,
 }
 
 impl<I: Iterator> Drop for Rest<'_, I> {

@@ -1,7 +1,7 @@
 //! Requests whose pages are to be committed before they are delivered: gathered on a list, committed by the stretch of
 //! neighbours, each in one call, and only then handed to the form that asked. What the system does not commit goes back.
 use crate::allocator::Allocator;
-use crate::bulk::request::{Bulk, Commit};
+use crate::bulk::request::{Commit, Request};
 use crate::handle::{Block, Owned, sealed::Word};
 use crate::list::List;
 
@@ -9,7 +9,7 @@ impl Allocator {
     /// The blocks of a request, committed. If the system would not commit all of them, the request says so from then on.
     #[cold]
     #[inline(never)]
-    pub(super) fn populated<T: Owned>(&self, request: &mut Bulk<'_>) -> List<T> {
+    pub(super) fn populated<T: Owned>(&self, request: &mut Request<'_>) -> List<T> {
         let mut gathered = List::of_order(request.order);
         self.bulk(request, request.most, true, |zone, batch| gathered.push_batch_in_order(zone, batch));
         let mut committed = List::of_order(request.order);
@@ -31,11 +31,11 @@ impl Allocator {
     /// [`fill`](Self::fill) for such a request.
     #[cold]
     #[inline(never)]
-    pub(super) fn fill_populated(&self, request: &mut Bulk<'_>, words: &mut [usize]) -> (usize, usize) {
+    pub(super) fn fill_populated(&self, request: &mut Request<'_>, words: &mut [usize]) -> (usize, usize) {
         let missing = words.iter().filter(|&&word| word == 0).count();
         let occupied = words.len() - missing;
         let least = request.least.saturating_sub(occupied);
-        let mut rest = Bulk { least, most: missing, ..*request };
+        let mut rest = Request { least, most: missing, ..*request };
         let mut list = self.populated::<Block>(&mut rest);
         request.commit = rest.commit;
         let added = list.len();

@@ -1,28 +1,235 @@
 //! What a bulk request says, and what it brings.
+//!
+//! A caller builds a [`Bulk`]; its types say which forms take it (ADR 39). The engine works on the [`Request`] inside, which is the
+//! same for all.
 use crate::account::Account;
 use crate::allocator::Allocator;
 use crate::context::{AllocContext, Effort};
 use crate::error::{Error, InvalidRequest};
+use crate::handle::{Block, Page};
 use crate::shared::Lack;
 use crate::wait::{Cancel, Patience};
 use crate::zones::Zones;
+use core::fmt;
+use core::marker::PhantomData;
 use pagemill_core::{Exhausted, Gfp, Level, NodeId, NodeMask, Order, PageCount, Policy, Shortfall};
 use pagemill_os::Batch;
 use std::time::{Duration, Instant};
 
 /// A bulk request: how many, of what order, and what it may do for them.
 ///
-/// Counts are of blocks of the request's order. In the array form they are of *occupied slots* among the first n,
-/// as the kernel's array form counts.
+/// Counts are of blocks of the request's order. In the array form they are of *occupied slots* among the first n, as in the kernel's
+/// array form.
+///
+/// The types say what a form may rely on, so that no form refuses what its types allow. `N` is the kind of count: [`UpTo`],
+/// [`AtLeast`] or [`Exact`]. `T` is what the request brings: [`Page`]s, or [`Block`]s, which alone can have an [order](Self::order).
+/// Both follow from the call.
 ///
 /// ```
-/// use pagemill::{Bulk, Gfp, Order};
+/// use pagemill::{Allocator, BlockList, Bulk, Gfp, Order};
 /// let request = Bulk::at_least(16, 64).gfp(Gfp::NOWAIT).order(Order::new(2)?);
-/// # let _ = request;
+/// let mut blocks = BlockList::new();
+/// assert!(Allocator::global().alloc_pages_bulk_list(request, &mut blocks)?.blocks >= 16);
 /// # Ok::<(), pagemill::Error>(())
 /// ```
+///
+/// Pages are blocks of order 0:
+/// ```compile_fail,E0308
+/// # use pagemill::{Allocator, Bulk, Order, PageList};
+/// # let order = Order::new(2).unwrap();
+/// Allocator::global().alloc_pages_bulk_list(Bulk::up_to(16).order(order), &mut PageList::new());
+/// ```
+pub struct Bulk<'a, N = UpTo, T = Page> {
+    pub(crate) request: Request<'a>,
+    kinds: PhantomData<fn() -> (N, T)>,
+}
+
+/// The count of a request for as many as there are, up to a number: [`Bulk::up_to`].
 #[derive(Clone, Copy, Debug)]
-pub struct Bulk<'a> {
+pub enum UpTo {}
+/// The count of a request with a least number: [`Bulk::at_least`].
+#[derive(Clone, Copy, Debug)]
+pub enum AtLeast {}
+/// The count of a request for all or nothing: [`Bulk::exact`].
+#[derive(Clone, Copy, Debug)]
+pub enum Exact {}
+
+impl<N, T> Clone for Bulk<'_, N, T> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<N, T> Copy for Bulk<'_, N, T> {}
+
+impl<N, T> fmt::Debug for Bulk<'_, N, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.request.fmt(f)
+    }
+}
+
+impl Bulk<'_> {
+    /// The most blocks that one request names, as in the kernel's interface.
+    pub const COUNT_MAX: usize = i32::MAX as usize;
+}
+
+impl<T> Bulk<'_, UpTo, T> {
+    /// Up to `n`; fewer are no error.
+    ///
+    /// It takes what is free above the low marks, and keeps that: once it has one block it neither reclaims nor waits for
+    /// the rest, as Linux's `alloc_pages_bulk` (C3.4). If nothing is free it tries for one block as a single request does, by
+    /// reclaim and by waiting, as its flags, its deadline and its cancel token allow (C3.8).
+    ///
+    /// With [`Gfp::RETRY_MAYFAIL`] it tries for all in that way, one by one, until its deadline if it has one, and keeps what
+    /// came, also while it waits: two such requests can wait for each other's pages until they give up. A request that cannot go on with fewer says [`at_least`](Bulk::at_least) or [`exact`](Bulk::exact).
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, Gfp, PageList};
+    /// use std::time::Duration;
+    /// let allocator = Allocator::builder().pages(5).build()?;
+    /// let request = Bulk::up_to(8).timeout(Duration::from_millis(20));
+    /// let mut list = PageList::new();
+    /// assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list)?.blocks, 5);
+    /// assert_eq!(allocator.stats().waits, 0); // It has some.
+    /// assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list)?.blocks, 0);
+    /// assert_eq!(allocator.stats().waits, 1); // It had none, and waited for one.
+    /// list.clear();
+    /// let request = request.gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL);
+    /// assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list)?.blocks, 5);
+    /// assert_eq!(allocator.stats().waits, 2); // It has some, and waited for the others.
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline]
+    pub const fn up_to(n: usize) -> Self {
+        Self::of(Request::new(0, n))
+    }
+}
+
+impl<T> Bulk<'_, AtLeast, T> {
+    /// Up to `n`, at least `k`; fewer than `k` are an error, and then nothing is delivered. It reclaims and waits for `k`, not
+    /// for more.
+    #[inline]
+    pub const fn at_least(k: usize, n: usize) -> Self {
+        Self::of(Request::new(k, n))
+    }
+}
+
+impl<T> Bulk<'_, Exact, T> {
+    /// All `n`, or an error and nothing.
+    ///
+    /// It takes all or waits with nothing in hand (C3.20), as [`at_least`](Bulk::at_least) does: two such requests never wait
+    /// for each other. Two threads that ask page by page may: each keeps the pages that it has while it waits for more.
+    #[inline]
+    pub const fn exact(n: usize) -> Self {
+        Self::of(Request::new(n, n))
+    }
+}
+
+impl<N> Bulk<'_, N, Block> {
+    /// The order of its blocks; 0 unless said.
+    #[inline]
+    #[must_use]
+    pub const fn order(self, order: Order) -> Self {
+        Self::of(Request { order, ..self.request })
+    }
+}
+
+impl<'a, N, T> Bulk<'a, N, T> {
+    pub(crate) const fn of(request: Request<'a>) -> Self {
+        Self { request, kinds: PhantomData }
+    }
+
+    /// What the request may do; [`Gfp::KERNEL`] unless said.
+    #[inline]
+    #[must_use]
+    pub const fn gfp(self, gfp: Gfp) -> Self {
+        Self::of(Request { gfp, ..self.request })
+    }
+
+    /// Only from these nodes; every node unless said. With one node and `THISNODE` this is the node-exact form (C3.12).
+    #[inline]
+    #[must_use]
+    pub const fn nodes(self, nodes: NodeMask) -> Self {
+        Self::of(Request { nodes, ..self.request })
+    }
+    /// Where to look for memory; the allocator's policy unless said.
+    #[inline]
+    #[must_use]
+    pub const fn policy(self, policy: Policy) -> Self {
+        Self::of(Request { policy: Some(policy), ..self.request })
+    }
+    /// From this node alone, or fewer (C3.12: the node-exact form).
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, NodeId, PageList};
+    /// let mut list = PageList::new();
+    /// Allocator::global().alloc_pages_bulk_list(Bulk::up_to(64).exact_node(NodeId::ZERO), &mut list)?;
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn exact_node(self, node: NodeId) -> Self {
+        self.policy(Policy::Preferred(node)).nodes(NodeMask::only(node))
+    }
+    /// A request that may wait does so for this long at most, counted from each call that it is made with, also where
+    /// nothing promises that memory comes back. What it waits for say [`up_to`](Bulk::up_to) and
+    /// [`at_least`](Bulk::at_least): a timeout does not make it wait for more. Without one it waits a bounded number of rounds, where a
+    /// [`Shrinker`](crate::Shrinker) is registered or another request waits for the same.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, Gfp, PageList, Shortfall, Why};
+    /// use std::time::Duration;
+    /// let allocator = Allocator::builder().pages(1).build()?;
+    /// let page = allocator.alloc_page(Gfp::KERNEL)?;
+    /// let request = Bulk::up_to(1).timeout(Duration::from_millis(1));
+    /// for _ in 0..2 {
+    ///     let delivered = allocator.alloc_pages_bulk_list(request, &mut PageList::new())?;
+    ///     assert_eq!(delivered.shortfall, Some(Shortfall { missing: 1, why: Why::TimedOut }));
+    /// }
+    /// # drop(page);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn timeout(self, timeout: Duration) -> Self {
+        Self::of(Request { timeout: Some(timeout), ..self.request })
+    }
+    /// Ends the request's wait when `cancel` says so.
+    #[inline]
+    #[must_use]
+    pub const fn cancel(self, cancel: &'a Cancel) -> Self {
+        Self::of(Request { cancel: Some(cancel), ..self.request })
+    }
+    /// The account that the request is charged to. With [`Gfp::ACCOUNT`] one must be named; without, it is charged as well.
+    #[inline]
+    #[must_use]
+    pub const fn account(self, account: &'a Account) -> Self {
+        Self::of(Request { account: Some(account), ..self.request })
+    }
+
+    /// Has the system commit what is delivered, each stretch of neighbours in one call, so that the first touch of a page
+    /// does not fault. What it will not commit is not delivered: [`Why::Uncommitted`](crate::Why::Uncommitted); on Linux before 5.14, which
+    /// cannot, pages come as they are.
+    ///
+    /// The system kills a process that commits more than its memory limit (that of its cgroups) has room for. So where
+    /// there was a limit when the allocator was made, room is looked for first. Others may take it in between.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, PageList};
+    /// let mut list = PageList::new();
+    /// Allocator::global().alloc_pages_bulk_list(Bulk::up_to(64).populated(), &mut list)?;
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn populated(self) -> Self {
+        Self::of(Request { commit: Commit::Now, ..self.request })
+    }
+}
+
+/// What a request says, whatever its form.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'a> {
     pub(crate) least: usize,
     pub(crate) most: usize,
     pub(crate) gfp: Gfp,
@@ -50,46 +257,11 @@ pub(super) enum Commit {
     Refused,
 }
 
-impl<'a> Bulk<'a> {
-    /// The most blocks that one request names, as in the kernel's interface.
-    pub const COUNT_MAX: usize = i32::MAX as usize;
-
-    /// Up to `n`; fewer are no error.
-    ///
-    /// It takes what is free above the low marks, and keeps that: once it has one block it neither reclaims nor waits for
-    /// the rest, as Linux's `alloc_pages_bulk` (C3.4). If nothing is free it tries for one block as a single request does, by
-    /// reclaim and by waiting, as its flags, its deadline and its cancel token allow (C3.8).
-    ///
-    /// With [`Gfp::RETRY_MAYFAIL`] it tries for all in that way, one by one, until its deadline if it has one, and keeps what
-    /// came, also while it waits: two such requests can wait for each other's pages until they give up. A request that cannot go on with fewer says [`at_least`](Self::at_least) or [`exact`](Self::exact).
-    ///
-    /// ```
-    /// use pagemill::{Allocator, Bulk, Gfp, PageList};
-    /// use std::time::Duration;
-    /// let allocator = Allocator::builder().pages(5).build()?;
-    /// let request = Bulk::up_to(8).timeout(Duration::from_millis(20));
-    /// let mut list = PageList::new();
-    /// assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list)?.blocks, 5);
-    /// assert_eq!(allocator.stats().waits, 0); // It has some.
-    /// assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list)?.blocks, 0);
-    /// assert_eq!(allocator.stats().waits, 1); // It had none, and waited for one.
-    /// list.clear();
-    /// let request = request.gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL);
-    /// assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list)?.blocks, 5);
-    /// assert_eq!(allocator.stats().waits, 2); // It has some, and waited for the others.
-    /// # Ok::<(), pagemill::Error>(())
-    /// ```
-    #[inline]
-    pub const fn up_to(n: usize) -> Self {
-        Self::at_least(0, n)
-    }
-    /// Up to `n`, at least `k`; fewer than `k` are an error, and then nothing is delivered. It reclaims and waits for `k`, not
-    /// for more.
-    #[inline]
-    pub const fn at_least(k: usize, n: usize) -> Self {
+impl<'a> Request<'a> {
+    const fn new(least: usize, most: usize) -> Self {
         Self {
-            least: k,
-            most: n,
+            least,
+            most,
             gfp: Gfp::KERNEL,
             order: Order::ZERO,
             nodes: NodeMask::ALL,
@@ -99,118 +271,18 @@ impl<'a> Bulk<'a> {
             cancel: None,
             account: None,
             commit: Commit::Lazily,
-            effort: if k == 0 { Effort::Wait } else { Effort::Reclaim },
+            effort: if least == 0 { Effort::Wait } else { Effort::Reclaim },
         }
     }
-    /// The same request for up to `n`.
+    /// The same request for up to `n` blocks of an order.
     #[inline]
-    pub(crate) const fn up_to_again(self, n: usize) -> Self {
-        Self { least: 0, most: n, effort: Effort::Wait, ..self }
+    pub(crate) const fn up_to_again(self, n: usize, order: Order) -> Self {
+        Self { least: 0, most: n, order, effort: Effort::Wait, ..self }
     }
     /// The same request with other flags, by which it waits nowhere.
     #[inline]
     pub(crate) const fn at_once(self, gfp: Gfp) -> Self {
         Self { gfp, timeout: None, ..self }
-    }
-    /// All `n`, or an error and nothing.
-    ///
-    /// It takes all or waits with nothing in hand (C3.20), as [`at_least`](Self::at_least) does: two such requests never wait
-    /// for each other. Two threads that ask page by page may: each keeps the pages that it has while it waits for more.
-    #[inline]
-    pub const fn exact(n: usize) -> Self {
-        Self::at_least(n, n)
-    }
-    /// What the request may do; [`Gfp::KERNEL`] unless said.
-    #[inline]
-    #[must_use]
-    pub const fn gfp(self, gfp: Gfp) -> Self {
-        Self { gfp, ..self }
-    }
-    /// The order of its blocks; 0 unless said.
-    #[inline]
-    #[must_use]
-    pub const fn order(self, order: Order) -> Self {
-        Self { order, ..self }
-    }
-
-    /// Only from these nodes; every node unless said. With one node and `THISNODE` this is the node-exact form (C3.12).
-    #[inline]
-    #[must_use]
-    pub const fn nodes(self, nodes: NodeMask) -> Self {
-        Self { nodes, ..self }
-    }
-    /// Where to look for memory; the allocator's policy unless said.
-    #[inline]
-    #[must_use]
-    pub const fn policy(self, policy: Policy) -> Self {
-        Self { policy: Some(policy), ..self }
-    }
-    /// From this node alone, or fewer (C3.12: the node-exact form).
-    ///
-    /// ```
-    /// use pagemill::{Allocator, Bulk, NodeId, PageList};
-    /// let mut list = PageList::new();
-    /// Allocator::global().alloc_pages_bulk_list(Bulk::up_to(64).exact_node(NodeId::ZERO), &mut list)?;
-    /// # Ok::<(), pagemill::Error>(())
-    /// ```
-    #[inline]
-    #[must_use]
-    pub const fn exact_node(self, node: NodeId) -> Self {
-        self.policy(Policy::Preferred(node)).nodes(NodeMask::only(node))
-    }
-    /// A request that may wait does so for this long at most, counted from each call that it is made with, also where
-    /// nothing promises that memory comes back. What it waits for say [`up_to`](Self::up_to) and
-    /// [`at_least`](Self::at_least): a timeout does not make it wait for more. Without one it waits a bounded number of rounds, where a
-    /// [`Shrinker`](crate::Shrinker) is registered or another request waits for the same.
-    ///
-    /// ```
-    /// use pagemill::{Allocator, Bulk, Gfp, PageList, Shortfall, Why};
-    /// use std::time::Duration;
-    /// let allocator = Allocator::builder().pages(1).build()?;
-    /// let page = allocator.alloc_page(Gfp::KERNEL)?;
-    /// let request = Bulk::up_to(1).timeout(Duration::from_millis(1));
-    /// for _ in 0..2 {
-    ///     let delivered = allocator.alloc_pages_bulk_list(request, &mut PageList::new())?;
-    ///     assert_eq!(delivered.shortfall, Some(Shortfall { missing: 1, why: Why::TimedOut }));
-    /// }
-    /// # drop(page);
-    /// # Ok::<(), pagemill::Error>(())
-    /// ```
-    #[inline]
-    #[must_use]
-    pub const fn timeout(self, timeout: Duration) -> Self {
-        Self { timeout: Some(timeout), ..self }
-    }
-    /// Ends the request's wait when `cancel` says so.
-    #[inline]
-    #[must_use]
-    pub const fn cancel(self, cancel: &'a Cancel) -> Self {
-        Self { cancel: Some(cancel), ..self }
-    }
-    /// The account that the request is charged to. With [`Gfp::ACCOUNT`] one must be named; without, it is charged as well.
-    #[inline]
-    #[must_use]
-    pub const fn account(self, account: &'a Account) -> Self {
-        Self { account: Some(account), ..self }
-    }
-
-    /// Has the system commit what is delivered, each stretch of neighbours in one call, so that the first touch of a page
-    /// does not fault. What it will not commit is not delivered: [`Why::Uncommitted`](crate::Why::Uncommitted); on Linux before 5.14, which
-    /// cannot, pages come as they are.
-    ///
-    /// The system kills a process that commits more than its memory limit (that of its cgroups) has room for. So where
-    /// there was a limit when the allocator was made, room is looked for first. Others may take it in between.
-    ///
-    /// ```
-    /// use pagemill::{Allocator, Bulk, PageList};
-    /// let mut list = PageList::new();
-    /// Allocator::global().alloc_pages_bulk_list(Bulk::up_to(64).populated(), &mut list)?;
-    /// # Ok::<(), pagemill::Error>(())
-    /// ```
-    #[inline]
-    #[must_use]
-    pub const fn populated(self) -> Self {
-        Self { commit: Commit::Now, ..self }
     }
 
     /// Is it for one page, as a plain single request is? Its flags are still to be looked at.
@@ -284,29 +356,26 @@ impl<'a> Bulk<'a> {
 
     /// Begins a call: its time counts from now. Refuses what cannot be.
     #[inline]
-    pub(super) fn begin(&mut self, zones: &Zones, is_any_order: bool) -> Result<(), Error> {
+    pub(super) fn begin(&mut self, zones: &Zones) -> Result<(), Error> {
         if let Some(timeout) = self.timeout {
             self.deadline = Some(from_now(timeout));
         }
         let is_usual = self.least <= self.most
-            && self.most <= Self::COUNT_MAX
+            && self.most <= Bulk::COUNT_MAX
             && self.order == Order::ZERO
             && self.is_anywhere()
             && self.gfp.is_plain();
-        if is_usual { Ok(()) } else { self.check_each(zones, is_any_order) }
+        if is_usual { Ok(()) } else { self.check_each(zones) }
     }
 
     #[cold]
     #[inline(never)]
-    fn check_each(&self, zones: &Zones, is_any_order: bool) -> Result<(), Error> {
-        if self.most > Self::COUNT_MAX {
-            return Err(InvalidRequest::CountTooLarge { count: self.most, max: Self::COUNT_MAX }.into());
+    fn check_each(&self, zones: &Zones) -> Result<(), Error> {
+        if self.most > Bulk::COUNT_MAX {
+            return Err(InvalidRequest::CountTooLarge { count: self.most, max: Bulk::COUNT_MAX }.into());
         }
         if self.least > self.most {
             return Err(InvalidRequest::AtLeastAboveUpTo { at_least: self.least, up_to: self.most }.into());
-        }
-        if !is_any_order && self.order != Order::ZERO {
-            return Err(InvalidRequest::OrderOfPages { order: self.order.get() }.into());
         }
         if self.gfp.contains(Gfp::ACCOUNT) && self.account.is_none() {
             return Err(InvalidRequest::NoAccount.into());
@@ -362,7 +431,7 @@ pub struct Filled {
     pub shortfall: Option<Shortfall>,
 }
 
-impl Bulk<'_> {
+impl Request<'_> {
     #[cold]
     pub(super) fn charge(&self, missing: usize) -> usize {
         let frames = self.order.frames() as usize;

@@ -26,7 +26,7 @@
 //!
 //! The choices, and what shows that they do: `docs/adr/0022-the-pool.md`.
 use crate::allocator::Allocator;
-use crate::bulk::{Bulk, from_now};
+use crate::bulk::{Bulk, Exact, Request, from_now};
 use crate::error::{Error, InvalidRequest};
 use crate::handle::{Block, Page};
 use crate::reclaim;
@@ -221,10 +221,14 @@ impl<S: Source> Mempool<S> {
     ///
     /// # Errors
     /// [`Error::Exhausted`] if it may not wait, or no longer: what was delivered until then stays in its slots.
-    /// [`Error::Invalid`] for n above `min_nr`, or a request that is not [`exact`](Bulk::exact).
+    /// [`Error::Invalid`] for n above `min_nr`.
     #[inline]
-    pub fn alloc_bulk_array(&self, request: Bulk<'_>, slots: &mut [Option<S::Item>]) -> Result<(), Error> {
-        let n = request.most;
+    pub fn alloc_bulk_array(
+        &self,
+        request: Bulk<'_, Exact, S::Item>,
+        slots: &mut [Option<S::Item>],
+    ) -> Result<(), Error> {
+        let (request, n) = (request.request, request.request.most);
         let len = slots.len();
         let slots = slots.get_mut(..n).ok_or(InvalidRequest::ArrayTooShort { slots: len, count: n })?;
         self.get(request, Array::new(slots))
@@ -244,8 +248,12 @@ impl<S: Source> Mempool<S> {
     /// assert_eq!(pool.free_bulk(&mut pages), 16);
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    pub fn alloc_bulk_callback(&self, request: Bulk<'_>, each: impl FnMut(S::Item)) -> Result<(), Error> {
-        self.get(request, Callback::new(request.most, each))
+    pub fn alloc_bulk_callback(
+        &self,
+        request: Bulk<'_, Exact, S::Item>,
+        each: impl FnMut(S::Item),
+    ) -> Result<(), Error> {
+        self.get(request.request, Callback::new(request.request.most, each))
     }
 
     /// Takes an element back: into the reserve if that lacks one, to the source if not.
@@ -361,7 +369,8 @@ impl<S: Source> Mempool<S> {
                 Ok(Some(item)) => fresh.push(item),
                 refused => {
                     fresh.into_iter().for_each(|item| self.source.free(item));
-                    return Err(refused.err().unwrap_or(short(&Bulk::exact(count), got, self.source.order())));
+                    let request = Bulk::<Exact, S::Item>::exact(count).request;
+                    return Err(refused.err().unwrap_or(short(&request, got, self.source.order())));
                 }
             }
         }
@@ -420,8 +429,8 @@ impl<S: Source> Mempool<S> {
 impl<S: Source> Mempool<S> {
     /// The way of every request.
     #[inline]
-    fn get(&self, request: Bulk<'_>, mut want: impl Want<S>) -> Result<(), Error> {
-        if request.least != request.most || request.most > self.min_nr.load(Relaxed) {
+    fn get(&self, request: Request<'_>, mut want: impl Want<S>) -> Result<(), Error> {
+        if request.most > self.min_nr.load(Relaxed) {
             return Err(self.refusal(&request));
         }
         want.ask(self, request.at_once(request.gfp.nowait()))?;
@@ -429,16 +438,13 @@ impl<S: Source> Mempool<S> {
     }
 
     #[cold]
-    fn refusal(&self, request: &Bulk<'_>) -> Error {
-        if request.least != request.most {
-            return InvalidRequest::PoolWants.into();
-        }
+    fn refusal(&self, request: &Request<'_>) -> Error {
         InvalidRequest::AboveReserve { count: request.most, min_nr: self.min_nr.load(Relaxed) }.into()
     }
 
     #[cold]
     #[inline(never)]
-    fn get_slow(&self, request: Bulk<'_>, mut want: impl Want<S>) -> Result<(), Error> {
+    fn get_slow(&self, request: Request<'_>, mut want: impl Want<S>) -> Result<(), Error> {
         let at_once = request.at_once(request.gfp.nowait());
         // In a shrinker it may wait, for what comes back without memory, but not reclaim once more.
         let with_reclaim = (!reclaim::is_reclaiming()).then(|| request.at_once(request.gfp.noretry()));
@@ -459,7 +465,7 @@ impl<S: Source> Mempool<S> {
     fn ask_and_take(
         &self,
         want: &mut impl Want<S>,
-        request: Option<Bulk<'_>>,
+        request: Option<Request<'_>>,
         gfp: Gfp,
         is_first: bool,
     ) -> Result<bool, Error> {
@@ -501,7 +507,7 @@ impl<S: Source> Mempool<S> {
     }
 
     /// Waits for its turn, and until `attempt` says that the request is served. False if its patience ended before.
-    fn wait(&self, request: &Bulk<'_>, mut attempt: impl FnMut() -> Result<bool, Error>) -> Result<bool, Error> {
+    fn wait(&self, request: &Request<'_>, mut attempt: impl FnMut() -> Result<bool, Error>) -> Result<bool, Error> {
         {
             let mut reserve = self.lock();
             let min_nr = self.min_nr.load(Relaxed);
@@ -519,7 +525,7 @@ impl<S: Source> Mempool<S> {
 }
 
 /// A request got fewer than it must have.
-fn short(request: &Bulk<'_>, got: usize, order: Order) -> Error {
+fn short(request: &Request<'_>, got: usize, order: Order) -> Error {
     let why = match (request.cancel, request.gfp.may_wait() && request.timeout.is_some()) {
         (Some(cancel), _) if cancel.is_cancelled() => Why::Cancelled,
         (_, true) => Why::TimedOut,
@@ -591,7 +597,7 @@ trait Want<S: Source> {
     /// How many elements it still needs.
     fn missing(&self) -> usize;
     /// Takes what the source has for it, and counts that as out: what it did, whatever it says.
-    fn ask(&mut self, pool: &Mempool<S>, request: Bulk<'_>) -> Result<(), Error>;
+    fn ask(&mut self, pool: &Mempool<S>, request: Request<'_>) -> Result<(), Error>;
     /// Takes one from the reserve.
     fn put(&mut self, item: S::Item);
 }
@@ -617,9 +623,9 @@ impl<S: Source> Want<S> for Array<'_, S::Item> {
         self.missing
     }
     #[inline]
-    fn ask(&mut self, pool: &Mempool<S>, request: Bulk<'_>) -> Result<(), Error> {
+    fn ask(&mut self, pool: &Mempool<S>, request: Request<'_>) -> Result<(), Error> {
         let before = empty(self.slots);
-        let said = pool.source.fill(request, self.slots);
+        let said = pool.source.fill(Bulk::of(request), self.slots);
         (self.missing, self.at) = (empty(self.slots), 0);
         let added = before.saturating_sub(self.missing);
         pool.out.fetch_add(added, Relaxed);
@@ -658,11 +664,11 @@ impl<S: Source, F: FnMut(S::Item)> Want<S> for Callback<F> {
     fn missing(&self) -> usize {
         self.missing
     }
-    fn ask(&mut self, pool: &Mempool<S>, request: Bulk<'_>) -> Result<(), Error> {
+    fn ask(&mut self, pool: &Mempool<S>, request: Request<'_>) -> Result<(), Error> {
         let before = self.missing;
         let mut delivered = Delivered::new(&pool.out, before);
         let Self { missing, each } = self;
-        let said = pool.source.deliver(request, before, &mut |item| {
+        let said = pool.source.deliver(Bulk::of(request), before, &mut |item| {
             if *missing == 0 {
                 return pool.source.free(item); // More than it was asked for.
             }

@@ -1,6 +1,6 @@
 //! Where a pool's elements come from.
 use crate::allocator::Allocator;
-use crate::bulk::Bulk;
+use crate::bulk::{Bulk, Exact, UpTo};
 use crate::error::Error;
 use crate::handle::{Owned, free_pages_bulk};
 use crate::word::{addr_of_word, order_of_word};
@@ -14,12 +14,12 @@ use pagemill_core::{Gfp, Order};
 /// or that waits for elements of the same pool, breaks the pool's promise.
 ///
 /// ```
-/// use pagemill::{Bulk, Error, Mempool, Source};
+/// use pagemill::{Bulk, Error, Exact, Mempool, Source};
 /// /// Buffers of the system's allocator.
 /// struct Buffers;
 /// impl Source for Buffers {
 ///     type Item = Box<[u8; 512]>;
-///     fn alloc(&self, _request: Bulk<'_>) -> Result<Option<Self::Item>, Error> {
+///     fn alloc(&self, _request: Bulk<'_, Exact, T>) -> Result<Option<Self::Item>, Error> {
 ///         Ok(Some(Box::new([0; 512])))
 ///     }
 ///     fn free(&self, item: Self::Item) {
@@ -39,7 +39,7 @@ pub trait Source {
     ///
     /// # Errors
     /// [`Error::Invalid`] where trying again with the same request is no use.
-    fn alloc(&self, request: Bulk<'_>) -> Result<Option<Self::Item>, Error>;
+    fn alloc(&self, request: Bulk<'_, Exact, Self::Item>) -> Result<Option<Self::Item>, Error>;
 
     /// Takes an element back.
     fn free(&self, item: Self::Item);
@@ -48,7 +48,7 @@ pub trait Source {
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc); nothing was filled then.
-    fn fill(&self, request: Bulk<'_>, slots: &mut [Option<Self::Item>]) -> Result<usize, Error> {
+    fn fill(&self, request: Bulk<'_, Exact, Self::Item>, slots: &mut [Option<Self::Item>]) -> Result<usize, Error> {
         let mut filled = 0;
         for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
             match self.alloc(request) {
@@ -65,7 +65,12 @@ pub trait Source {
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc); nothing was handed over then.
-    fn deliver(&self, request: Bulk<'_>, count: usize, each: &mut dyn FnMut(Self::Item)) -> Result<usize, Error> {
+    fn deliver(
+        &self,
+        request: Bulk<'_, Exact, Self::Item>,
+        count: usize,
+        each: &mut dyn FnMut(Self::Item),
+    ) -> Result<usize, Error> {
         for delivered in 0..count {
             match self.alloc(request) {
                 Ok(Some(item)) => each(item),
@@ -107,12 +112,17 @@ impl<T: Owned> PageSource<T> {
     pub(super) fn new(allocator: &Allocator, order: Order) -> Self {
         Self { allocator: allocator.clone(), order, item: PhantomData }
     }
+
+    /// The pool's request, for up to `n` blocks: the pool has the rest.
+    fn up_to<'a>(&self, n: usize, request: Bulk<'a, Exact, T>) -> Bulk<'a, UpTo, T> {
+        Bulk::of(request.request.up_to_again(n, self.order))
+    }
 }
 
 impl<T: Owned> Source for PageSource<T> {
     type Item = T;
 
-    fn alloc(&self, request: Bulk<'_>) -> Result<Option<T>, Error> {
+    fn alloc(&self, request: Bulk<'_, Exact, T>) -> Result<Option<T>, Error> {
         let mut slot = [None];
         self.fill(request, &mut slot)?;
         Ok(slot[0].take())
@@ -120,12 +130,12 @@ impl<T: Owned> Source for PageSource<T> {
     fn free(&self, item: T) {
         drop(item);
     }
-    fn fill(&self, request: Bulk<'_>, slots: &mut [Option<T>]) -> Result<usize, Error> {
-        let request = request.up_to_again(slots.len()).order(self.order);
+    fn fill(&self, request: Bulk<'_, Exact, T>, slots: &mut [Option<T>]) -> Result<usize, Error> {
+        let request = self.up_to(slots.len(), request);
         Ok(self.allocator.alloc_pages_bulk_array(request, slots)?.added)
     }
-    fn deliver(&self, request: Bulk<'_>, count: usize, each: &mut dyn FnMut(T)) -> Result<usize, Error> {
-        let request = request.up_to_again(count).order(self.order);
+    fn deliver(&self, request: Bulk<'_, Exact, T>, count: usize, each: &mut dyn FnMut(T)) -> Result<usize, Error> {
+        let request = self.up_to(count, request);
         Ok(self.allocator.alloc_pages_bulk_callback(request, each)?.blocks)
     }
     fn free_bulk(&self, slots: &mut [Option<T>]) {
@@ -154,8 +164,8 @@ pub struct Pair<A, F> {
 
 impl<T: Send, A: Fn(Gfp) -> Option<T>, F: Fn(T)> Source for Pair<A, F> {
     type Item = T;
-    fn alloc(&self, request: Bulk<'_>) -> Result<Option<T>, Error> {
-        Ok((self.alloc)(request.gfp))
+    fn alloc(&self, request: Bulk<'_, Exact, T>) -> Result<Option<T>, Error> {
+        Ok((self.alloc)(request.request.gfp))
     }
     fn free(&self, item: T) {
         (self.free)(item);
