@@ -1,17 +1,17 @@
-//! The slow path: zone by zone down to the marks, then reclaim, then waiting (C3.6).
+//! The slow path of a request for one block: zones down to their watermarks, then reclaim, then waiting (C3.6).
 //!
-//! [`Zones::take_one`] does this for one block, as far as the request's flags and its [`Effort`] go. A request that may wait
-//! skips the first two steps where another one waits that lacks the same.
+//! [`Zones::take_one`] goes as far as the request's flags and its [`Effort`] allow. A request that may wait skips steps 1 and 2 while
+//! another request waits for the same memory.
 //!
-//! 1. Every zone above its low mark, then down to the mark that the flags reach; lists are drained on the way.
-//! 2. Shrinkers, and another try after each round.
-//! 3. A seat in line (`wait.rs`), if the request says how long it waits, a shrinker is registered, or others wait for the same.
-//!    There it may come to a claim (`claim.rs`).
-//! 4. Else, for a single page, some milliseconds as long as other threads have frames in their hands.
+//! 1. Every zone above its low watermark, then down to the watermark that the flags reach. Per-CPU lists are drained on the way.
+//! 2. Shrinkers, with another try after each round.
+//! 3. A seat in line (`wait.rs`), if the request has a timeout, a shrinker is registered, or others wait for the same memory. A request
+//!    in line may claim frames (`claim.rs`).
+//! 4. Otherwise, for a single page, some milliseconds of looking again while other threads move frames.
 //!
-//! Cold and out of line as a whole. A bulk request comes here for one block at a time, when nothing is left in bulk. One that
-//! must have several blocks takes its seat itself, with nothing in hand (`Allocator::all_or_wait` in `bulk/engine.rs`): for all
-//! of its blocks, by [`Zones::wait_in_line`].
+//! All of it is cold and out of line. A bulk request comes here for one block at a time, when a walk for many brings no more. A
+//! request that must have several blocks takes its seat itself (`Allocator::all_or_wait` in `bulk/engine.rs`), with nothing in hand
+//! and for all its blocks, by [`Zones::wait_in_line`].
 use crate::claim::Claim;
 use crate::context::{AllocContext, Effort};
 use crate::error::{Error, InvalidRequest};
@@ -25,11 +25,11 @@ use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Exhausted, Gfp, Level, NodeId, Order, Why, step};
 use pagemill_os::Batch;
 
-/// Rounds of reclaim before a request takes a seat in line, whatever shrinkers say that they freed; and rounds there before it
-/// gives up. As many as the kernel's `MAX_RECLAIM_RETRIES`.
+/// Rounds of reclaim before a request takes a seat in line, whatever number of pages the shrinkers report; and rounds in line before
+/// it gives up. As many as the kernel's `MAX_RECLAIM_RETRIES`.
 const ROUNDS: u32 = 16;
-/// How often a request looks again while other threads have frames in their hands, between a list and the zone: at once at
-/// first, then every 50 us, 20 ms in all. In that time a thread that was preempted with frames in its hands runs again.
+/// Times that a request looks again while other threads move frames between a list and the zone: at once at first, then every 50 us,
+/// 20 ms in all. A thread that was preempted while it moved frames runs again in that time.
 const TURNS: u32 = 400;
 const AT_ONCE: u32 = 32;
 
@@ -41,11 +41,11 @@ fn let_others_on(turn: u32) {
     }
 }
 
-/// A block, and the arena it is of.
+/// The zone and the first frame of a block.
 pub(crate) type Taken = (&'static Zone, u32);
 
 impl Zones {
-    /// The address of one page, for a request that its CPU's list could not serve.
+    /// One page, for a request that its CPU's list could not serve. Returns its address.
     #[cold]
     #[inline(never)]
     pub(crate) fn alloc_page_slow(&self, gfp: Gfp) -> Result<usize, Error> {
@@ -53,7 +53,7 @@ impl Zones {
         self.alloc_block(&AllocContext::plain(self, gfp, Order::ZERO))
     }
 
-    /// The address of one block.
+    /// One block. Returns its address.
     pub(crate) fn alloc_block(&self, context: &AllocContext<'_>) -> Result<usize, Error> {
         self.check(context.gfp)?;
         if context.gfp.contains(Gfp::ACCOUNT) {
@@ -67,8 +67,8 @@ impl Zones {
         Err(Exhausted { wanted: 1, got: 0, order: context.order.get(), why }.into())
     }
 
-    /// Why a request got no more (C3.4) than what lies above the marks of `level`. One that ends above the low marks neither
-    /// reclaims nor waits.
+    /// Why a request got no more than what lies above the watermarks of `level` (C3.4). A request that stops at the low watermarks
+    /// neither reclaims nor waits.
     #[cold]
     pub(crate) fn why(&self, context: &AllocContext<'_>, level: Level) -> Why {
         let from = context.policy.first(self.node());
@@ -93,7 +93,7 @@ impl Zones {
         }
     }
 
-    /// Counts a request that came back short, in the zone that it would rather have had the rest of.
+    /// Counts a request that came back short, in the zone that it would have taken the rest from.
     #[cold]
     pub(crate) fn count_shortfall(&self, context: &AllocContext<'_>, why: Why) {
         let from = context.policy.first(self.node());
@@ -102,12 +102,12 @@ impl Zones {
         wanted.copied().unwrap_or(self.first()).stats_here().shortfalls[why.index()].fetch_add(1, Relaxed);
     }
 
-    /// One block by every means that the request's flags and effort allow, from node `from` on. Marked as handed out,
-    /// zeroed if asked for.
+    /// One block by every means that the request's flags and effort allow, from node `from` on. The block is marked as handed out, and
+    /// zeroed if the request says so.
     ///
     /// # Errors
-    /// [`InvalidRequest::ReclaimInShrinker`]: a request that may reclaim, from inside a shrinker.
-    /// [`InvalidRequest::MoreThanManaged`]: there is none, and never will be.
+    /// [`InvalidRequest::ReclaimInShrinker`]: the request may reclaim, and comes from inside a shrinker.
+    /// [`InvalidRequest::MoreThanManaged`]: the zones never have such a block.
     pub(crate) fn take_one(&self, context: &AllocContext<'_>, from: NodeId) -> Result<Option<Taken>, Error> {
         step!("Zones::take_one");
         let lack = context.lack(from, 1);
@@ -115,7 +115,7 @@ impl Zones {
         if may_wait && reclaim::is_reclaiming() {
             return Err(InvalidRequest::ReclaimInShrinker.into());
         }
-        // Another request that lacks the same came first. Requests that must have several blocks have looked already.
+        // Another request for the same memory came first. A request that must have several blocks has looked already.
         let is_behind = may_wait && context.effort == Effort::Wait && self.waits.has(lack);
         if !is_behind && let Some(taken) = self.try_levels(context, from, may_wait) {
             return Ok(Some(taken));
@@ -128,7 +128,7 @@ impl Zones {
             return Ok(Some(taken));
         }
         let is_for_line = self.may_wait_in_line(context, lack);
-        // It stands behind nobody any more, or may not wait there.
+        // The request before it has left the line, or this one may not wait there.
         if is_behind
             && !is_for_line
             && let Some(taken) = self.try_levels(context, from, false)
@@ -144,8 +144,8 @@ impl Zones {
         })
     }
 
-    /// Refuses what no state of the allocator could serve: nodes that it does not have, and more blocks at once than its zones
-    /// have, less what their marks keep from the request.
+    /// Refuses a request that no state of the allocator could serve: for nodes that it does not have, or for more blocks at once than
+    /// its zones have above the request's watermarks.
     ///
     /// # Errors
     /// [`InvalidRequest::NoSuchNode`], [`InvalidRequest::MoreThanManaged`].
@@ -164,35 +164,35 @@ impl Zones {
         } else if serve().next().is_some() {
             Err(InvalidRequest::MoreThanManaged { blocks: lack.blocks, order: lack.order.get(), most }.into())
         } else if core::iter::successors(self.newest(), |zone| zone.older).any(|zone| lack.nodes.contains(zone.node)) {
-            Ok(()) // All arenas there are retired, or a parent process's: the request is short, and not invalid.
+            Ok(()) // All zones there are retired, or inherited from the parent: the request is short, not invalid.
         } else {
             Err(InvalidRequest::NoSuchNode { nodes: lack.nodes.as_bits() }.into())
         }
     }
 
-    /// May there be enough now for a request that waits with this lack? Claimed frames count: it may be the claimant's.
+    /// Whether there may be enough now for a request that waits. Claimed frames count, since the request may be the claimant.
     ///
-    /// Called by frees with the lines held, perhaps in a signal handler, perhaps for the last page that was out. The arenas are
-    /// there all the same: a request waits, which has a handle, and none leaves its line while the lines are held.
+    /// A free calls this with the lines held, perhaps in a signal handler, perhaps for the last page that was out. The zones are still
+    /// there: the request that waits has a handle of the allocator, and no request leaves its line while the lines are held.
     pub(crate) fn is_hopeful(&self, lack: Lack) -> bool {
         self.may_have(lack, |zone| zone.marks.floor(lack.gfp(), Level::Min))
     }
 
-    /// Are there so many frames free, above what `floor` says of each arena?
+    /// Whether the zones have so many free frames above `floor`.
     fn may_have(&self, lack: Lack, floor: impl Fn(&Zone) -> u32) -> bool {
         let above = |zone: &&'static Zone| zone.buddy.free_frames().saturating_sub(floor(zone) as usize);
         let free: usize = self.all().iter().filter(|zone| zone.serves(lack)).map(above).sum();
         free >= lack.frames()
     }
 
-    /// Is there enough for a request that is about to take several blocks, in lists too? If it tried without, it would have all
-    /// free memory in hand for a moment before it gave that back, and others would find none.
+    /// Whether there is enough for a request that is about to take several blocks; drains lists if need be. A request that tried
+    /// without looking would hold all free memory for a moment before it gave that back, and others would find none.
     pub(crate) fn has_enough(&self, lack: Lack) -> bool {
         let has = || self.may_have(lack, |zone| zone.floor(lack.gfp(), Level::Min));
         lack.blocks == 1 || has() || (self.drain_all() > 0 && has())
     }
 
-    /// The same, if need be when others have put down what is in their hands; that takes 20 ms at most.
+    /// The same, if need be after other threads have put down the frames that they move; at most 20 ms.
     pub(crate) fn has_enough_soon(&self, lack: Lack, context: &AllocContext<'_>) -> bool {
         let is_under_way = || self.all().iter().any(|zone| zone.has_frames_under_way(context.gfp));
         let turns = if context.gfp.contains(Gfp::NORETRY) { 0 } else { TURNS };
@@ -200,7 +200,7 @@ impl Zones {
         self.has_enough(lack)
     }
 
-    /// What lies above the low marks, then what lies above those that the flags reach down to; `may_start` as for
+    /// One block above the low watermarks, or above those that the flags reach down to; `may_start` as for
     /// [`wake`](reclaim::Reclaim::wake).
     fn try_levels(&self, context: &AllocContext<'_>, from: NodeId, may_start: bool) -> Option<Taken> {
         let has_marks = self.all().iter().any(|zone| zone.marks.low > 0);
@@ -213,21 +213,21 @@ impl Zones {
         self.walk_for_one(context, from, Level::Min)
     }
 
-    /// Nothing is left above the low marks: has the background thread look. `may_start` as for [`wake`](reclaim::Reclaim::wake).
+    /// Nothing is left above the low watermarks: wakes background reclaim. `may_start` as for [`wake`](reclaim::Reclaim::wake).
     pub(crate) fn note_low(&self, may_start: bool) {
         if self.all().iter().any(|zone| zone.marks.low > 0) {
             self.reclaim.wake(may_start);
         }
     }
 
-    /// One block above the marks of a level.
+    /// One block above the watermarks of a level.
     fn walk_for_one(&self, context: &AllocContext<'_>, from: NodeId, level: Level) -> Option<Taken> {
         let mut one = Batch::new();
         let zone = BulkWalk::for_one(self, from, level).next(self, context, 1, None, &mut one)?;
         Some((zone, *one.as_slice().first()?))
     }
 
-    /// Rounds of direct reclaim, each followed by another try.
+    /// Rounds of direct reclaim, with another try after each.
     #[inline(never)]
     fn take_by_reclaim(&self, context: &AllocContext<'_>, from: NodeId) -> Option<Taken> {
         if !self.reclaim.has_shrinkers() {
@@ -239,19 +239,19 @@ impl Zones {
                 break;
             }
             let came = self.reclaim.direct(context.gfp, context.order.frames() as usize);
-            // What came back may stand on lists, or in blocks of another mobility.
+            // Freed pages may stand on lists, or in pageblocks of another mobility.
             if let Some(taken) = self.try_levels(context, from, false) {
                 return Some(taken);
             }
             if came == 0 {
-                break; // Only time can help now, and that is spent in line.
+                break; // Only time can help now: the request waits in line.
             }
         }
         None
     }
 
-    /// Does a request wait that found nothing? For as long as it says; else as long as shrinkers may still bring
-    /// something, or behind others that lack the same.
+    /// Whether a request that found nothing takes a seat in line. It does if it has a timeout, as long as shrinkers may still bring
+    /// pages, or behind others that wait for the same memory.
     pub(crate) fn may_wait_in_line(&self, context: &AllocContext<'_>, lack: Lack) -> bool {
         let is_bounded =
             || !context.gfp.contains(Gfp::NORETRY) && (self.reclaim.has_shrinkers() || self.waits.has(lack));
@@ -271,9 +271,9 @@ impl Zones {
         let _opens = OpensLists(self);
         let mut claim = Claim::new(self, lack);
         self.waits.wait(lack, &context.patience, (!context.is_endless()).then_some(rounds), |is_overtaken| {
-            // The first attempt shuts them. Later ones look again, at arenas that came meanwhile.
+            // The first attempt shuts the lists; later ones do the same for zones that were added meanwhile.
             self.settle_lists();
-            // What is claimed nobody else gets: not those either whom a shrinker may wait for.
+            // No other request gets claimed frames, not even one that a shrinker waits for.
             if has_shrinkers && !claim.is_held() {
                 self.reclaim.direct(context.gfp, lack.blocks * lack.order.frames() as usize);
             }
@@ -281,11 +281,11 @@ impl Zones {
         })
     }
 
-    /// A page that another thread has in its hands, once that has reached a list or the zone.
+    /// One page that another thread moves, once it has reached a list or the zone.
     #[inline(never)]
     fn take_from_others_hands(&self, context: &AllocContext<'_>, from: NodeId) -> Option<Taken> {
         if context.order != Order::ZERO || self.faults.get().is_some() {
-            return None; // Single frames under way make no block; and what is refused on purpose stays so.
+            return None; // Single frames on the move make no block; and an injected fault stays a fault.
         }
         let is_under_way = || self.all().iter().any(|zone| zone.has_frames_under_way(context.gfp));
         for turn in 0..TURNS {
@@ -301,7 +301,7 @@ impl Zones {
     }
 }
 
-/// Opens lists as a wait ends, also where a shrinker unwinds.
+/// Opens the lists when a wait ends, also where a shrinker unwinds.
 struct OpensLists<'n>(&'n Zones);
 
 impl Drop for OpensLists<'_> {

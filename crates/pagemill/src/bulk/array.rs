@@ -1,4 +1,4 @@
-//! The array form: where the holes are, and what fills them.
+//! The array form: finds the empty slots and fills them.
 use super::request::{Delivered, Filled, Request};
 use crate::allocator::Allocator;
 use crate::error::{Error, InvalidRequest};
@@ -12,7 +12,7 @@ use core::mem::MaybeUninit;
 use pagemill_core::{Exhausted, Gfp, Order};
 use pagemill_os::{Batch, are_empty, empty_slots, fill_pages, find_empty};
 
-/// The slots of an array whose holes are looked for before they are filled: 1024 at most, in a table of 16 masks.
+/// Longest array whose empty slots are found before they are filled: 16 masks of 64 slots.
 pub(super) const SLOTS_MAX: usize = 1024;
 
 impl Allocator {
@@ -45,14 +45,14 @@ impl Allocator {
         Ok(Filled { added, occupied, first_hole, shortfall: self.shortfall(&request, occupied, added)? })
     }
 
-    /// All holes of an array of [`SLOTS_MAX`] slots at most, if they are a batch's worth at most and the list has as many. Returns how
-    /// many those were. They are raw pointers if the array is one of those.
+    /// Fills all empty slots of an array of at most [`SLOTS_MAX`], if they are at most a batch and the list has as many pages. Returns
+    /// how many it filled. `RAW`: with raw pointers.
     #[inline(never)]
     pub(super) fn fill_batch<const RAW: bool>(&self, gfp: Gfp, words: &mut [usize]) -> Option<usize> {
-        // Flags that contradict each other are refused, also where nothing is missing.
+        // Flags that contradict each other are refused even where no slot is empty: by the general way.
         let zone = if gfp.is_plain() { self.zones().here()? } else { return None };
         if words.len() > Batch::CAPACITY {
-            // If the first 64 slots are empty, more than a batch is missing, as a rule.
+            // If the first 64 slots are empty, usually more than a batch is missing.
             let is_sparse = !are_empty(&words[..Batch::CAPACITY]);
             return if is_sparse { Self::fill_holes::<{ SLOTS_MAX / 64 }, RAW>(zone, gfp, words) } else { None };
         }
@@ -66,7 +66,7 @@ impl Allocator {
         Some(filled.len())
     }
 
-    /// The same where some slots are full.
+    /// The same for an array with some full slots.
     #[inline(never)]
     fn fill_holes<const MASKS: usize, const RAW: bool>(
         zone: &'static Zone,
@@ -103,11 +103,11 @@ impl Allocator {
         slots.reserve(n);
         let before = slots.len();
         let fresh = &mut slots.spare_capacity_mut()[..n];
-        // SAFETY: a slot is a word, as `slots_as_words` asserts.
+        // SAFETY: a slot has the layout of a word, as `slots_as_words` asserts.
         let words = unsafe { core::slice::from_raw_parts_mut(fresh.as_mut_ptr().cast::<MaybeUninit<usize>>(), n) };
         let are_filled = zone.pop_words(gfp, words).is_some();
         if are_filled {
-            // SAFETY: each has the word of a page that is marked as handed out: nobody else has it.
+            // SAFETY: each slot has the word of a page that is marked as handed out and that nobody else has.
             unsafe { slots.set_len(before + n) };
         }
         are_filled
@@ -121,7 +121,7 @@ impl Allocator {
     ) -> Result<Delivered, Error> {
         let (n, before) = (request.most, slots.len());
         if n > self.zones().all().iter().map(|zone| zone.frames()).sum() {
-            // No array is made for more than there can be.
+            // More slots than all zones have frames are not made.
             let mut blocks = List::new();
             let delivered = self.extend_list(request, &mut blocks)?;
             slots.extend(blocks.map(Some));
@@ -136,7 +136,7 @@ impl Allocator {
 
     #[inline(never)]
     pub(super) fn fill_array_raw(&self, mut request: Request<'_>, words: &mut [usize]) -> Result<Filled, Error> {
-        // As it was made: below it is for the holes alone.
+        // Checks the request as the caller made it: below, its counts change to those of the empty slots.
         request.begin(self.zones())?;
         let (n, slots) = (request.most, words.len());
         let words = words.get_mut(..n).ok_or(InvalidRequest::ArrayTooShort { slots, count: n })?;
@@ -161,8 +161,8 @@ impl Allocator {
         Ok(Filled { added, occupied: occupied + added, first_hole, shortfall })
     }
 
-    /// The array form, on the words behind the slots. Returns how many it filled, and the first hole that is left; if
-    /// those are fewer slots than the request must have, it has emptied them again.
+    /// The array form, on the words behind the slots. Returns how many slots it filled, and the first one that is still empty. If
+    /// the request must have more, it has emptied those slots again.
     #[inline]
     fn fill(&self, request: &Request<'_>, words: &mut [usize], mut holes: Holes) -> (usize, usize) {
         let n = words.len();
@@ -170,7 +170,7 @@ impl Allocator {
         if missing == 0 {
             return (0, n);
         }
-        // All or nothing marks what it fills, so that it can be told from what was there.
+        // A request that keeps all or nothing marks the slots that it fills, to tell them from those that were full.
         let mark = if request.least > 0 { TENTATIVE } else { 0 };
         let low = usize::from(request.order.get()) | mark;
         let mut tentative = Tentative { words, is_kept: mark == 0 };
@@ -186,8 +186,8 @@ impl Allocator {
     }
 }
 
-/// An array that was empty, with handles' words of blocks of one order in it. Dropping this makes raw pointers of them, also when the
-/// request unwinds.
+/// An array that was empty, filled with the words of handles to blocks of one order. Dropping this turns them into raw pointers,
+/// also when the request unwinds.
 struct BecomeRaw<'w> {
     words: &'w mut [usize],
     order: Order,
@@ -208,8 +208,7 @@ impl Drop for BecomeRaw<'_> {
     }
 }
 
-/// The slots of an array request, all or nothing unless `is_kept`: what it fills is marked, and taken back in the end if
-/// that is not what it must have, or if it unwinds.
+/// The slots of an array request. Unless `is_kept`, dropping this empties the marked slots again, also when the request unwinds.
 struct Tentative<'w> {
     words: &'w mut [usize],
     is_kept: bool,
@@ -230,24 +229,24 @@ impl Drop for Tentative<'_> {
             return;
         }
         for word in self.words.iter_mut().filter(|word| **word & TENTATIVE != 0) {
-            // It was prepared a moment ago: nothing to refuse.
+            // It was prepared a moment ago, so the free is not refused.
             let _ = free_word(core::mem::take(word) & !TENTATIVE);
         }
     }
 }
 
-/// The holes of an array that are still to be filled, in ascending order.
+/// Empty slots of an array that are still to be filled, in ascending order.
 struct Holes {
     missing: usize,
-    /// All are empty from `at` on.
+    /// All slots from `at` on are empty.
     are_all: bool,
-    /// Those of the 64 slots from `at` on.
+    /// The empty ones of the 64 slots from `at` on.
     mask: u64,
     at: usize,
 }
 
 impl Holes {
-    /// Of `n` slots that are all empty.
+    /// For `n` slots, all of them empty.
     fn all(n: usize) -> Self {
         Self { missing: n, are_all: true, mask: 0, at: 0 }
     }
@@ -261,7 +260,7 @@ impl Holes {
         Self { missing, are_all: false, mask: empty_slots(&words[..words.len().min(64)]), at: 0 }
     }
 
-    /// Fills as many as there are blocks, of which there is a hole for each. `zero` has what their words have besides the address.
+    /// Fills one slot for each block; there are enough empty ones. `zero` is the word of frame 0: its address, order and mark.
     #[inline(always)]
     fn fill(&mut self, words: &mut [usize], mut pfns: &[u32], zero: usize) {
         if self.are_all {
@@ -297,7 +296,7 @@ mod tests {
         assert_eq!(calls(), before + 1);
     }
 
-    /// The second page from the top is out: the section takes nothing, and the general way puts that page aside.
+    /// The second page from the top is out: the section takes nothing, and the general way quarantines that page.
     #[test]
     fn a_small_array_that_meets_a_page_that_somebody_has_is_filled_all_the_same() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();

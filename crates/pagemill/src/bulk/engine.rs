@@ -1,13 +1,13 @@
-//! The engine under the four forms: frames in batches of at most 64 (one exclusive section each, C3.5), each prepared
-//! outside of its section (C3.9).
+//! The engine under the four forms. It takes frames in batches of at most 64, each in one exclusive section (C3.5), and prepares
+//! them outside of that section (C3.9).
 //!
-//! Requests of at most [`ListPolicy::LARGE`] pages are served from the CPU's list and refill it; larger ones pass it by,
-//! since they would only empty it. What the list does not have comes from the zones, the nearest first, above their low
-//! marks. If that is nothing, or less than the request must have, the single path is tried, until the request has one block,
-//! or what it must have; with `RETRY_MAYFAIL` until it has all or there is no more (C3.4, C3.6, C3.8).
+//! A request for at most [`ListPolicy::LARGE`] pages is served from the CPU's free list and refills it. A larger request passes the
+//! list by: it would only empty it. What the list lacks comes from the zones, the nearest first, above their low watermarks. If that
+//! is nothing, or less than the request must have, the engine takes blocks one by one as a single request does, until the request
+//! has one block, or all that it must have; with `RETRY_MAYFAIL` until it has all or no more can be had (C3.4, C3.6, C3.8).
 //!
-//! A request that must have several blocks makes one such attempt, which takes all or gives back what it took. If that was too
-//! little and the request may wait, it does so with nothing in hand, in a line for all its blocks (`wait_for_all`, C3.20).
+//! A request that must have several blocks makes one such attempt, which keeps all or gives back what it took. If that failed and the
+//! request may wait, it waits with nothing in hand, in a line for all its blocks at once (`wait_for_all`, C3.20).
 use crate::allocator::Allocator;
 use crate::bulk::request::{Commit, Delivered, Request};
 use crate::context::{AllocContext, Effort};
@@ -21,9 +21,9 @@ use pagemill_os::Batch;
 use pagemill_os::lists::BulkCall;
 
 impl Allocator {
-    /// Takes up to `missing` blocks and hands them to `sink` in prepared batches, each of one arena. Returns how many. The
-    /// sink is called in one place and its address goes nowhere, so that what it keeps can stay in registers. `is_undone`:
-    /// if the request unwinds, what the sink got goes back.
+    /// Takes up to `missing` blocks and hands them to `sink` in prepared batches, each from one zone. Returns how many. The sink is
+    /// called in one place and no pointer to it is kept, so that the compiler can hold its variables in registers. `is_undone`: if
+    /// the request unwinds, the sink's blocks go back.
     #[inline]
     pub(super) fn bulk(
         &self,
@@ -39,8 +39,8 @@ impl Allocator {
         taking.end()
     }
 
-    /// The next batch from further down than the list, prepared, and its arena; none if that is all. `left` blocks are
-    /// still wanted of `missing`, `needed` of them badly.
+    /// Takes the next batch, prepared, from below the list, and returns its zone; none if no more can be had. Of `missing` blocks
+    /// `left` are still to come, and without `needed` of these the request fails.
     #[cold]
     #[inline(never)]
     fn bulk_slow(
@@ -61,21 +61,21 @@ impl Allocator {
                     None => slow.stage = Stage::Single,
                     found => return found,
                 },
-                // It keeps what it got, and neither reclaims nor waits for the rest (C3.4).
+                // The request keeps what it got, and neither reclaims nor waits for the rest (C3.4).
                 Stage::Single if left < missing && needed == 0 && !request.tries_for_all() => {
                     zones.note_low(context.gfp.may_wait());
                     slow.stage = Stage::Over;
                 }
-                // The single path (C3.6, C3.8). It alone may take from pageblocks of another mobility.
+                // As a single request (C3.6, C3.8), which alone may take from pageblocks of another mobility.
                 Stage::Single => {
                     if let Some(in_hand) = &mut slow.past_list {
-                        in_hand.give_back(); // Or there would be more in hand than is missing.
+                        in_hand.give_back(); // The request would otherwise hold more than it asked for.
                     }
                     let Ok(Some((zone, pfn))) = zones.take_one(&context, slow.walk.from) else {
                         slow.stage = Stage::Over;
                         continue;
                     };
-                    // A request that stood in line goes on in bulk if no other one is left there.
+                    // A request that stood in line goes on in bulk if no other request waits there.
                     if core::mem::take(&mut slow.is_in_line) && !zones.waits.has(request.lack(zones, 1)) {
                         slow.walk.again(zones);
                         slow.stage = Stage::Walk;
@@ -89,7 +89,7 @@ impl Allocator {
         }
     }
 
-    /// What a call returns that brought so many blocks.
+    /// The result of a call that brought so many blocks.
     ///
     /// # Errors
     /// As [`shortfall`](Self::shortfall).
@@ -107,10 +107,11 @@ impl Allocator {
         Ok(Delivered { blocks, shortfall: self.shortfall(request, blocks, blocks)? })
     }
 
-    /// Why a request has fewer blocks than it asked for, if it has: `got`, of which this call brought `added`. Counts it.
+    /// Why a request has fewer blocks than it asked for, if it has: it has `got`, of which this call brought `added`. Counts the
+    /// shortfall.
     ///
     /// # Errors
-    /// It brought none, and no state of the allocator could have brought one.
+    /// The call brought none, and no state of the allocator could serve the request.
     #[cold]
     #[inline(never)]
     pub(super) fn shortfall(
@@ -132,7 +133,7 @@ impl Allocator {
         Ok(Some(Shortfall { missing: request.most - got, why }))
     }
 
-    /// Why it has too few, having taken what lies above the marks of `level`; it needed so many more.
+    /// Why the zones had too few above the watermarks of `level`, for a request that needed so many more.
     #[cold]
     #[inline(never)]
     pub(super) fn why(&self, request: &Request<'_>, needed: usize, level: Level) -> Why {
@@ -147,11 +148,11 @@ impl Allocator {
 }
 
 impl Allocator {
-    /// What `attempt` brings: now, or, for a request that may wait, when enough has come back. `needed` is how many blocks must
-    /// come in one attempt, which gives back what it took if those are fewer; with 0 there is one attempt and no wait here.
+    /// Returns what `attempt` brings: at once, or, for a request that may wait, when enough pages have come back. An attempt must bring
+    /// `needed` blocks, or it gives back what it took. With 0 needed there is one attempt, and no wait in this function.
     ///
     /// # Errors
-    /// [`InvalidRequest::MoreThanManaged`](crate::InvalidRequest::MoreThanManaged), `NoSuchNode`: there can never be so many.
+    /// [`InvalidRequest::MoreThanManaged`](crate::InvalidRequest::MoreThanManaged), `NoSuchNode`: the zones never have so many.
     #[inline]
     pub(super) fn all_or_wait<T>(
         &self,
@@ -169,8 +170,9 @@ impl Allocator {
         self.wait_for_all(request, needed, is_tried, &mut attempt)
     }
 
-    /// May a request that must have so many blocks try now? Not if another one waits that lacks the same. Nor, if it is for more
-    /// than a batch, while there are too few: others would miss those that it took until it gave them back.
+    /// Whether a request that must have so many blocks may try now. It may not while another request waits for the same memory. A
+    /// request for more than a batch also may not while too few blocks are free: other requests would miss the blocks that it took
+    /// and gave back.
     #[inline]
     fn may_try(&self, request: &Request<'_>, needed: usize) -> bool {
         let is_awaited = self.zones().waits.is_awaited();
@@ -182,7 +184,7 @@ impl Allocator {
     fn may_try_many(&self, request: &Request<'_>, needed: usize) -> bool {
         let zones = self.zones();
         let lack = request.lack(zones, needed);
-        // A request that may not wait may be a signal handler's: so no lock is taken for it, and nothing drained.
+        // A request that may not wait can come from a signal handler: it takes no lock and drains nothing.
         !request.gfp.may_wait()
             || (!zones.waits.has(lack)
                 && (needed <= Batch::CAPACITY || zones.reclaim.has_shrinkers() || zones.has_enough(lack)))
@@ -204,13 +206,13 @@ impl Allocator {
             return Ok(None);
         }
         if !zones.may_wait_in_line(&context, lack) {
-            // Others waited, who do no more, or frames were in somebody's hands.
+            // The line was left meanwhile, or frames are on their way from one CPU to another.
             let may_try = !is_tried && zones.has_enough_soon(lack, &context);
             return Ok(if may_try { attempt(request) } else { None });
         }
-        request.effort = Effort::Take; // The line has the shrinkers called.
+        request.effort = Effort::Take; // While it stands in line, the line calls the shrinkers.
         let mut attempt = || match if zones.has_enough(lack) { attempt(request) } else { None } {
-            None if request.is_refused(needed) => Some(None), // Waiting does not help: it ends.
+            None if request.is_refused(needed) => Some(None), // Waiting cannot help.
             None => None,
             got => Some(got),
         };
@@ -218,17 +220,16 @@ impl Allocator {
     }
 }
 
-/// The engine: a request under way, which gives its blocks when asked. So whoever asks decides where they go, and calls of
-/// the engine never see that.
+/// A request under way. The form calls for one batch after the other and puts it where it wants: the engine never sees where.
 pub(super) struct Taking<'r> {
     allocator: &'r Allocator,
     request: &'r Request<'r>,
-    /// This CPU's list, as long as it has some; and where it was.
+    /// The zone whose list this CPU has, while the list has pages; and the same zone, kept for the count.
     list: Option<&'static Zone>,
     here: Option<&'static Zone>,
-    /// The last arena that had some past the list.
+    /// The zone that served last, below the list.
     other: Option<&'static Zone>,
-    /// What was there, which counts too; what it may take, as far as its account pays; and what it has got.
+    /// Blocks that the array had already and that count; blocks to take, as far as the account pays; blocks taken.
     held: usize,
     missing: usize,
     got: usize,
@@ -236,7 +237,7 @@ pub(super) struct Taking<'r> {
 }
 
 impl<'r> Taking<'r> {
-    /// Up to `missing` blocks. `is_undone`: if it does not [end](Self::end), what it gave goes back.
+    /// Up to `missing` blocks. `is_undone`: unless [`end`](Self::end) is called, the blocks go back.
     #[inline]
     pub(super) fn new(allocator: &'r Allocator, request: &'r Request<'r>, missing: usize, is_undone: bool) -> Self {
         let held = request.most - missing;
@@ -249,7 +250,7 @@ impl<'r> Taking<'r> {
         Self { allocator, request, list: here, here, other: None, held, missing, got: 0, is_undone }
     }
 
-    /// The next batch, prepared, and its arena. `slow` and `batch` are apart, so that calls which write to them leave the rest in
+    /// The next batch, prepared, and its zone. `slow` and `batch` are no fields, so that calls which write to them leave the fields in
     /// registers.
     #[inline(always)]
     pub(super) fn next(&mut self, slow: &mut Option<Slow>, batch: &mut Batch) -> Option<&'static Zone> {
@@ -279,7 +280,7 @@ impl<'r> Taking<'r> {
         Some(found)
     }
 
-    /// Counts the call where the last of it came from. Returns how many blocks it got.
+    /// Counts the call in the zone that served last. Returns how many blocks it brought.
     #[inline(always)]
     pub(super) fn end(mut self) -> usize {
         self.is_undone = false;
@@ -292,7 +293,7 @@ impl<'r> Taking<'r> {
     }
 }
 
-/// What a request was charged and does not have in the end is taken off, however it ends.
+/// Takes what was charged and not delivered off the account, however the request ends.
 impl Drop for Taking<'_> {
     #[inline]
     fn drop(&mut self) {
@@ -303,29 +304,29 @@ impl Drop for Taking<'_> {
     }
 }
 
-/// How far down a bulk request has gone.
+/// How far a bulk request has gone below the list.
 #[derive(Debug)]
 pub(super) struct Slow {
     stage: Stage,
     walk: BulkWalk<'static>,
-    /// It goes past the lists, with this in hand.
+    /// The frames in hand of a request that goes past the lists.
     past_list: Option<PageblockFrames>,
-    /// Other requests waited for a block when it began: it takes one behind them before it goes on in bulk.
+    /// Other requests waited for a block when this one began: it takes one block behind them before it goes on in bulk.
     is_in_line: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// Batches, zone by zone.
+    /// Takes batches, zone by zone.
     Walk,
-    /// One by one, as a single request goes.
+    /// Takes one block at a time, as a single request does.
     Single,
-    /// There is no more.
+    /// No more can be had.
     Over,
 }
 
 impl Slow {
-    /// Goes on from the list to the zones. A request for one block goes to the single path, and so does one that may wait while
+    /// Goes on from the list to the zones. A request for one block begins as a single request. So does a request that may wait while
     /// others wait for a block.
     fn new(zones: &'static Zones, context: &AllocContext<'_>, missing: usize) -> Self {
         let walk = BulkWalk::for_many(zones, context, missing);

@@ -1,10 +1,10 @@
 //! Pages in bulk: four forms over one engine (C3.1).
 //!
-//! [`request`] is what a caller says and gets, [`engine`] where the frames come from; here each prepared batch goes where
+//! [`request`] has what a caller says and gets, [`engine`] takes the frames, batch by batch. In this file each prepared batch goes where
 //! the form wants it: into an array's empty slots, to the tail of a list, to a function, into runs.
 //!
-//! What serves one page is inlined always, the rest is a call: where the compiler chose, a program with many calls had none of
-//! it inlined, and each wrote its request and its result to memory (2 ns of 14).
+//! The path of one page is always inlined; all else is a call. Where the compiler chose, a program with many calls had none of them
+//! inlined, and each call wrote its request and its result to memory (2 ns of 14).
 use crate::allocator::Allocator;
 use crate::error::Error;
 use crate::free::{free_word, give_away};
@@ -28,14 +28,13 @@ pub(crate) use request::from_now;
 pub use request::{AtLeast, Bulk, Delivered, Exact, Filled, UpTo};
 
 impl Allocator {
-    /// Fills the empty slots among the first n of `slots`, in ascending order (the array form). n is the request's
-    /// count, which may be 0. Slots from n on are neither read nor written. What the request must have counts the slots that
-    /// are occupied already.
+    /// Fills the empty slots among the first n of `slots`, in ascending order (the array form). n is the request's count, which may
+    /// be 0. Slots from n on are neither read nor written. A least number counts the slots that are occupied already.
     ///
     /// # Errors
-    /// [`Error::Exhausted`]: the request names a least number and did not reach it. [`Error::Invalid`]: the array has fewer than n
-    /// slots, the request asks for more than there can be or for less than it must have, or its flags contradict each other. The
-    /// array is then unchanged.
+    /// [`Error::Exhausted`]: the request did not reach its least number. [`Error::Invalid`]: the array has fewer than n slots, the
+    /// request asks for more blocks than there can be, its least number is above n, or its flags contradict each other. The array is
+    /// then unchanged.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Page};
@@ -57,7 +56,7 @@ impl Allocator {
             *word = zone.addr_of(pfn);
             return Ok(Filled { added: 1, occupied: 1, first_hole: 1, shortfall: None });
         }
-        // What the caller says stays in registers: a request in memory would be 12 words written and as many read.
+        // Only the values that this path needs are read: the whole request in memory would be 12 words written and as many read.
         let n = request.most;
         if request.is_of_pages(SLOTS_MAX)
             && let Some(words) = words.get_mut(..n)
@@ -68,15 +67,15 @@ impl Allocator {
         self.fill_array(Request { ..request }, words, false)
     }
 
-    /// Adds n slots to an array's end and fills them, without reading what was there (C3.19); as many slots as blocks came. n is the
-    /// request's count. [`free_pages_bulk`](crate::free_pages_bulk) empties slots and leaves them there: clear the array before
-    /// it grows again.
+    /// Adds up to n slots to an array's end and fills them (C3.19). It does not read the slots that are there, and adds as many as
+    /// blocks came. n is the request's count. [`free_pages_bulk`](crate::free_pages_bulk) empties slots and leaves them there: clear
+    /// the array before it grows again.
     ///
     /// # Errors
-    /// As [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array); `slots` is as it was then.
+    /// As [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array); `slots` is then unchanged.
     ///
     /// # Panics
-    /// If there is no memory for the array.
+    /// There is no memory for the array.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Page, free_pages_bulk};
@@ -101,12 +100,12 @@ impl Allocator {
     }
 
     /// Fills the null slots among the first n of `slots`, as [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array) does, with raw
-    /// pointers: each is given away as by [`into_raw`](crate::Block::into_raw), and nobody frees it but the caller, by
-    /// [`free_raw`](crate::free_raw) or [`free_pages_bulk_raw`](crate::free_pages_bulk_raw) with the request's order. What other slots
-    /// hold is not looked at.
+    /// pointers. Each is given away as by [`into_raw`](crate::Block::into_raw): the caller must free it, by
+    /// [`free_raw`](crate::free_raw) or [`free_pages_bulk_raw`](crate::free_pages_bulk_raw) with the request's order. Values of other
+    /// slots are not looked at.
     ///
     /// # Errors
-    /// As [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array); the array is as it was then.
+    /// As [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array); the array is then unchanged.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Order, free_pages_bulk_raw};
@@ -142,11 +141,11 @@ impl Allocator {
         self.fill_array_raw(Request { ..request }, words)
     }
 
-    /// Adds blocks to the tail of a list, which need not be empty (the list form).
+    /// Adds blocks to the tail of a list, which may have some already (the list form).
     ///
     /// # Errors
-    /// As [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array); the list is as it was then. Also if the list
-    /// holds blocks of another order.
+    /// As [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array), and if the list has blocks of another order. The list is then
+    /// unchanged.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, PageList};
@@ -198,7 +197,7 @@ impl Allocator {
             } else {
                 got = self.bulk(request, request.most, true, |zone, batch| fresh.push_batch(zone, batch));
             }
-            // What there is goes back with `fresh`.
+            // If it keeps none, they go back with `fresh`.
             request.keeps(got, needed).then_some(fresh)
         });
         let Some(mut fresh) = served? else { return Err(request.missed(self, got)) };
@@ -266,10 +265,10 @@ impl Allocator {
         self.delivered(&request, blocks)
     }
 
-    /// Delivers contiguous runs, neighbouring blocks merged (the runs form): what an I/O vector wants.
+    /// Delivers contiguous runs, neighbouring blocks merged, as an I/O vector wants them (the runs form).
     ///
     /// # Errors
-    /// As [`alloc_pages_bulk_list`](Self::alloc_pages_bulk_list); `runs` is as it was then.
+    /// As [`alloc_pages_bulk_list`](Self::alloc_pages_bulk_list); `runs` is then unchanged.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Run, Page};
@@ -331,21 +330,21 @@ impl Allocator {
 }
 
 impl Allocator {
-    /// One page, for a request that a plain single one would serve (C3.3): the single path, inlined. What else there may be to
-    /// do is a call with a copy of the request, so that the request is written to memory there alone.
+    /// One page, for a request that a plain single request can stand for (C3.3): that path, inlined. All other paths are calls with a
+    /// copy of the request, so that only they write the request to memory.
     #[inline(always)]
     fn one_page(&self, request: &Request<'_>) -> Option<(&'static Zone, u32)> {
         if request.is_one_page() { self.zones().here()?.pop_one(request.gfp) } else { None }
     }
 
-    /// All pages of a request for a batch at most, if the list has as many.
-    #[inline(never)] // What a callback is compiled into stays small.
+    /// All pages of a request for at most one batch, if the list has as many.
+    #[inline(never)] // Keeps the code of each callback small.
     fn take_batch(&self, gfp: Gfp, n: usize, batch: &mut Batch) -> Option<&'static Zone> {
         self.zones().here()?.pop_batch(gfp, n, batch)
     }
 }
 
-/// Frames of a batch that a callback has not been given: they go back if it unwinds.
+/// Frames of a batch that the callback was not given. They go back if it unwinds.
 struct Undelivered<'b> {
     zero: usize,
     order: usize,
@@ -359,13 +358,13 @@ impl Undelivered<'_> {
         word_of(self.zero, pfn) | self.order
     }
 
-    /// Hands them to a function. Inlined always, as all that calls it: what that keeps stays in registers only if its address
-    /// goes nowhere.
+    /// Hands the frames to a function. Always inlined, as its callers are: the function's variables stay in registers only if no
+    /// pointer to them is kept.
     #[inline(always)]
     fn deliver<T: Owned>(mut self, each: &mut impl FnMut(T)) {
         while let Some((&pfn, rest)) = self.pfns.split_first() {
             self.pfns = rest;
-            // SAFETY: the block is handed out and nobody's, and it goes to `each` alone.
+            // SAFETY: the block is marked as handed out, nobody else has it, and it goes to `each` alone.
             each(unsafe { T::from_word(self.word(pfn)) });
         }
     }
@@ -377,14 +376,14 @@ impl Drop for Undelivered<'_> {
         if !self.pfns.is_empty() {
             self.request.refund(self.pfns.len());
             for &pfn in self.pfns {
-                // It was prepared a moment ago: nothing to refuse.
+                // It was prepared a moment ago, so the free is not refused.
                 let _ = free_word(self.word(pfn));
             }
         }
     }
 }
 
-/// Blocks that a callback has not been given: if it unwinds they go back, and are not paid for.
+/// Blocks that the callback was not given. If it unwinds they go back and are taken off the account.
 struct Rest<'r, I: Iterator> {
     blocks: I,
     request: &'r Request<'r>,

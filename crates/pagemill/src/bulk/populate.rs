@@ -1,12 +1,12 @@
-//! Requests whose pages are to be committed before they are delivered: gathered on a list, committed by the stretch of
-//! neighbours, each in one call, and only then handed to the form that asked. What the system does not commit goes back.
+//! Requests whose pages are committed before they are delivered. The engine gathers the blocks on a list, each run of neighbours is
+//! committed with one call, and only then does the form get them. Blocks that the system does not commit go back.
 use crate::allocator::Allocator;
 use crate::bulk::request::{Commit, Request};
 use crate::handle::{Block, Owned, sealed::Word};
 use crate::list::List;
 
 impl Allocator {
-    /// The blocks of a request, committed. If the system would not commit all of them, the request says so from then on.
+    /// Takes a request's blocks and commits them. If the system refuses some, the request remembers it.
     #[cold]
     #[inline(never)]
     pub(super) fn populated<T: Owned>(&self, request: &mut Request<'_>) -> List<T> {
@@ -28,7 +28,7 @@ impl Allocator {
         committed
     }
 
-    /// [`fill`](Self::fill) for such a request.
+    /// [`fill`](Self::fill) for a request whose pages are committed.
     #[cold]
     #[inline(never)]
     pub(super) fn fill_populated(&self, request: &mut Request<'_>, words: &mut [usize]) -> (usize, usize) {

@@ -76,12 +76,13 @@ impl Bulk<'_> {
 impl<T> Bulk<'_, UpTo, T> {
     /// Up to `n`; fewer are no error.
     ///
-    /// It takes what is free above the low marks, and keeps that: once it has one block it neither reclaims nor waits for
-    /// the rest, as Linux's `alloc_pages_bulk` (C3.4). If nothing is free it tries for one block as a single request does, by
-    /// reclaim and by waiting, as its flags, its deadline and its cancel token allow (C3.8).
+    /// The request takes what is free above the low watermarks, and keeps it. Once it has one block it neither reclaims nor waits for
+    /// the rest, as Linux's `alloc_pages_bulk` (C3.4). If nothing is free it tries for one block as a single request does: by reclaim
+    /// and by waiting, as its flags, its timeout and its cancel token allow (C3.8).
     ///
-    /// With [`Gfp::RETRY_MAYFAIL`] it tries for all in that way, one by one, until its deadline if it has one, and keeps what
-    /// came, also while it waits: two such requests can wait for each other's pages until they give up. A request that cannot go on with fewer says [`at_least`](Bulk::at_least) or [`exact`](Bulk::exact).
+    /// With [`Gfp::RETRY_MAYFAIL`] it tries for all blocks in that way, one by one, until its timeout if it has one. It keeps what came
+    /// while it waits for more, so two such requests can wait for each other's pages until they give up. A request that fewer blocks
+    /// do not serve uses [`at_least`](Bulk::at_least) or [`exact`](Bulk::exact).
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Gfp, PageList};
@@ -106,8 +107,8 @@ impl<T> Bulk<'_, UpTo, T> {
 }
 
 impl<T> Bulk<'_, AtLeast, T> {
-    /// Up to `n`, at least `k`; fewer than `k` are an error, and then nothing is delivered. It reclaims and waits for `k`, not
-    /// for more.
+    /// Up to `n`, at least `k`. Fewer than `k` are an error, and then nothing is delivered. The request reclaims and waits for `k`
+    /// blocks, not for more.
     #[inline]
     pub const fn at_least(k: usize, n: usize) -> Self {
         Self::of(Request::new(k, n))
@@ -117,8 +118,8 @@ impl<T> Bulk<'_, AtLeast, T> {
 impl<T> Bulk<'_, Exact, T> {
     /// All `n`, or an error and nothing.
     ///
-    /// It takes all or waits with nothing in hand (C3.20), as [`at_least`](Bulk::at_least) does: two such requests never wait
-    /// for each other. Two threads that ask page by page may: each keeps the pages that it has while it waits for more.
+    /// The request takes all or waits with nothing in hand (C3.20), as [`at_least`](Bulk::at_least) does: two such requests never wait
+    /// for each other. Two threads that ask page by page can: each keeps its pages while it waits for more.
     #[inline]
     pub const fn exact(n: usize) -> Self {
         Self::of(Request::new(n, n))
@@ -126,7 +127,7 @@ impl<T> Bulk<'_, Exact, T> {
 }
 
 impl<N> Bulk<'_, N, Block> {
-    /// The order of its blocks; 0 unless said.
+    /// The order of its blocks; 0 by default.
     #[inline]
     #[must_use]
     pub const fn order(self, order: Order) -> Self {
@@ -139,26 +140,26 @@ impl<'a, N, T> Bulk<'a, N, T> {
         Self { request, kinds: PhantomData }
     }
 
-    /// What the request may do; [`Gfp::KERNEL`] unless said.
+    /// Flags; [`Gfp::KERNEL`] by default.
     #[inline]
     #[must_use]
     pub const fn gfp(self, gfp: Gfp) -> Self {
         Self::of(Request { gfp, ..self.request })
     }
 
-    /// Only from these nodes; every node unless said. With one node and `THISNODE` this is the node-exact form (C3.12).
+    /// Takes memory from these nodes alone; from every node by default. One node and `THISNODE` are the node-exact form (C3.12).
     #[inline]
     #[must_use]
     pub const fn nodes(self, nodes: NodeMask) -> Self {
         Self::of(Request { nodes, ..self.request })
     }
-    /// Where to look for memory; the allocator's policy unless said.
+    /// The order in which nodes are tried; the allocator's policy by default.
     #[inline]
     #[must_use]
     pub const fn policy(self, policy: Policy) -> Self {
         Self::of(Request { policy: Some(policy), ..self.request })
     }
-    /// From this node alone, or fewer (C3.12: the node-exact form).
+    /// Takes memory from this node alone: fewer blocks if it has fewer (C3.12, the node-exact form).
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, NodeId, PageList};
@@ -171,10 +172,10 @@ impl<'a, N, T> Bulk<'a, N, T> {
     pub const fn exact_node(self, node: NodeId) -> Self {
         self.policy(Policy::Preferred(node)).nodes(NodeMask::only(node))
     }
-    /// A request that may wait does so for this long at most, counted from each call that it is made with, also where
-    /// nothing promises that memory comes back. What it waits for say [`up_to`](Bulk::up_to) and
-    /// [`at_least`](Bulk::at_least): a timeout does not make it wait for more. Without one it waits a bounded number of rounds, where a
-    /// [`Shrinker`](crate::Shrinker) is registered or another request waits for the same.
+    /// Lets a request that may wait do so for this long at most, counted from the start of each call, and also where nothing promises
+    /// that memory comes back. It does not make the request wait for more blocks than [`up_to`](Bulk::up_to) and
+    /// [`at_least`](Bulk::at_least) say. Without a timeout a request waits a bounded number of rounds, and only if a
+    /// [`Shrinker`](crate::Shrinker) is registered or another request waits for the same memory.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Gfp, PageList, Shortfall, Why};
@@ -194,25 +195,25 @@ impl<'a, N, T> Bulk<'a, N, T> {
     pub const fn timeout(self, timeout: Duration) -> Self {
         Self::of(Request { timeout: Some(timeout), ..self.request })
     }
-    /// Ends the request's wait when `cancel` says so.
+    /// Ends the request's wait when `cancel` is cancelled.
     #[inline]
     #[must_use]
     pub const fn cancel(self, cancel: &'a Cancel) -> Self {
         Self::of(Request { cancel: Some(cancel), ..self.request })
     }
-    /// The account that the request is charged to. With [`Gfp::ACCOUNT`] one must be named; without, it is charged as well.
+    /// Charges the request to an account. [`Gfp::ACCOUNT`] demands an account; without the flag an account is charged as well.
     #[inline]
     #[must_use]
     pub const fn account(self, account: &'a Account) -> Self {
         Self::of(Request { account: Some(account), ..self.request })
     }
 
-    /// Has the system commit what is delivered, each stretch of neighbours in one call, so that the first touch of a page
-    /// does not fault. What it will not commit is not delivered: [`Why::Uncommitted`](crate::Why::Uncommitted); on Linux before 5.14, which
-    /// cannot, pages come as they are.
+    /// Has the system commit all pages before they are delivered, each run of neighbours in one call, so that the first access to a
+    /// page does not fault. Pages that the system does not commit are not delivered: [`Why::Uncommitted`](crate::Why::Uncommitted). Linux
+    /// before 5.14 cannot commit pages, and delivers them as they are.
     ///
-    /// The system kills a process that commits more than its memory limit (that of its cgroups) has room for. So where
-    /// there was a limit when the allocator was made, room is looked for first. Others may take it in between.
+    /// The system kills a process that commits more than the memory limit of its control groups has room for. If there was a limit
+    /// when the allocator was built, the request first looks for room. Another process may take that room in between.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, PageList};
@@ -236,24 +237,24 @@ pub(crate) struct Request<'a> {
     pub(super) order: Order,
     pub(super) nodes: NodeMask,
     pub(super) policy: Option<Policy>,
-    /// How long each call may wait, and until when this one may.
+    /// How long each call may wait, and when this call's wait ends.
     pub(crate) timeout: Option<Duration>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: Option<&'a Cancel>,
     pub(super) account: Option<&'a Account>,
     pub(super) commit: Commit,
-    /// How far one attempt goes: a request that must have several blocks waits with nothing in hand.
+    /// How far one attempt goes: a request that must have several blocks does not wait with blocks in hand.
     pub(super) effort: Effort,
 }
 
-/// When what a request brings is committed.
+/// When pages are committed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Commit {
-    /// When it is first touched.
+    /// At their first access.
     Lazily,
     /// Before it is delivered.
     Now,
-    /// The same, and the system would not for all of it.
+    /// Before, but the system refused some.
     Refused,
 }
 
@@ -279,13 +280,13 @@ impl<'a> Request<'a> {
     pub(crate) const fn up_to_again(self, n: usize, order: Order) -> Self {
         Self { least: 0, most: n, order, effort: Effort::Wait, ..self }
     }
-    /// The same request with other flags, by which it waits nowhere.
+    /// The same request with other flags, and without a wait.
     #[inline]
     pub(crate) const fn at_once(self, gfp: Gfp) -> Self {
         Self { gfp, timeout: None, ..self }
     }
 
-    /// Is it for one page, as a plain single request is? Its flags are still to be looked at.
+    /// Whether it asks for one page as a plain single request does. Does not look at its flags.
     #[inline]
     pub(super) fn is_one_page(&self) -> bool {
         self.most == 1
@@ -296,19 +297,19 @@ impl<'a> Request<'a> {
             && self.is_anywhere()
     }
 
-    /// May it be served in part, and does it try for all as its flags allow (C3.4)?
+    /// Whether it may be served in part, yet tries for all as its flags allow (C3.4).
     #[inline]
     pub(super) fn tries_for_all(&self) -> bool {
         self.least == 0 && self.gfp.contains(Gfp::RETRY_MAYFAIL)
     }
 
-    /// Is what it brings to be committed?
+    /// Whether its pages are committed before they are delivered.
     #[inline]
     pub(super) fn is_populated(&self) -> bool {
         self.commit != Commit::Lazily
     }
 
-    /// Is it for a batch of pages at most, which one section may have? Its flags are still to be looked at.
+    /// Whether it asks for at most one batch of pages, which one section can take. Does not look at its flags.
     #[inline]
     pub(super) fn is_one_batch(&self) -> bool {
         self.is_of_pages(Batch::CAPACITY)
@@ -325,7 +326,7 @@ impl<'a> Request<'a> {
             && self.is_anywhere()
     }
 
-    /// Does it take memory wherever a plain request does?
+    /// Whether it takes memory from wherever a plain request does.
     #[inline]
     pub(super) fn is_anywhere(&self) -> bool {
         self.policy.is_none() && self.nodes.as_bits() == NodeMask::ALL.as_bits() && self.gfp.is_anywhere()
@@ -342,19 +343,19 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// What it lacks where it must have so many blocks at once.
+    /// The memory that it lacks when it must have so many blocks at once.
     pub(super) fn lack(&self, zones: &Zones, blocks: usize) -> Lack {
         let ask = self.ask(zones);
         ask.lack(ask.policy.first(zones.node()), blocks)
     }
 
-    /// Does something else than memory refuse so many more blocks: its account, or the system, which would not commit them?
+    /// Whether its account, or a system that does not commit pages, refuses so many more blocks.
     pub(super) fn is_refused(&self, needed: usize) -> bool {
         let frames = needed * self.order.frames() as usize;
         self.commit == Commit::Refused || self.account.is_some_and(|account| account.is_full(frames))
     }
 
-    /// Begins a call: its time counts from now. Refuses what cannot be.
+    /// Begins a call: its timeout counts from now. Refuses an invalid request.
     #[inline]
     pub(super) fn begin(&mut self, zones: &Zones) -> Result<(), Error> {
         if let Some(timeout) = self.timeout {
@@ -385,12 +386,12 @@ impl<'a> Request<'a> {
         }
         zones.check(self.gfp)?;
         if self.most == 0 {
-            return Ok(()); // Nothing is asked of any (C3.3).
+            return Ok(()); // A request for nothing is valid on any node (C3.3).
         }
         zones.check_lack(self.lack(zones, 1), self.gfp)
     }
 
-    /// The error of a request that got `got`, fewer than it must have; they went back.
+    /// The error of a request that got `got` blocks, fewer than it must have, and gave them back.
     #[cold]
     pub(super) fn missed(&self, allocator: &Allocator, got: usize) -> Error {
         let zones = allocator.zones();
@@ -400,16 +401,16 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What a list, callback or runs request brought.
+/// The result of a list, callback or runs request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Delivered {
     /// Blocks delivered by this call (pages, for order 0).
     pub blocks: usize,
-    /// Why not more.
+    /// Why they are fewer than asked for.
     pub shortfall: Option<Shortfall>,
 }
 
-/// What an array request brought (C3.2), over the array's first n slots.
+/// The result of an array request (C3.2), over the array's first n slots.
 ///
 /// ```
 /// use pagemill::{Allocator, Bulk, Page};
@@ -423,11 +424,11 @@ pub struct Delivered {
 pub struct Filled {
     /// Slots that this call filled.
     pub added: usize,
-    /// Slots that are occupied now.
+    /// Slots that are occupied now, before the call or by it.
     pub occupied: usize,
-    /// The first empty slot, n if there is none. All before it are occupied.
+    /// The first empty slot; n if there is none. All slots before it are occupied.
     pub first_hole: usize,
-    /// Why some are still empty.
+    /// Why some slots are still empty.
     pub shortfall: Option<Shortfall>,
 }
 
@@ -436,7 +437,7 @@ impl Request<'_> {
     pub(super) fn charge(&self, missing: usize) -> usize {
         let frames = self.order.frames() as usize;
         let granted = self.account.map_or(0, |account| account.charge_up_to(missing * frames, frames) / frames);
-        // What must come and cannot be paid for: nothing is taken.
+        // The account does not pay for what the request must have: nothing is taken.
         let needed = self.least.saturating_sub(self.most - missing);
         if granted < needed {
             self.refund(granted);
@@ -444,7 +445,7 @@ impl Request<'_> {
         }
         granted
     }
-    /// Does an attempt keep the blocks that it got? If they are fewer than it needs, it gives them back, and is not charged.
+    /// Whether an attempt keeps the blocks that it got. If they are fewer than it needs, it gives them back and is not charged.
     #[inline]
     pub(super) fn keeps(&self, got: usize, needed: usize) -> bool {
         if got < needed {
@@ -460,7 +461,7 @@ impl Request<'_> {
     }
 }
 
-/// What lies beyond the clock's end is no deadline, but a wait that only `cancel` ends.
+/// The end of a wait. A wait that would end beyond the clock's range ends in thirty years, or when it is cancelled.
 #[cold]
 pub(crate) fn from_now(wait: Duration) -> Instant {
     let now = Instant::now();
