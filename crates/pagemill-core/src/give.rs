@@ -109,18 +109,18 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
 
     /// Gives frames by their numbers; contiguous ones cost less.
     #[inline]
-    pub fn give_slice(&mut self, pfns: &[u32]) {
+    pub fn give_slice(&mut self, pfns: &[Pfn]) {
         let mut groups = pfns.chunks_exact(8);
         for group in &mut groups {
-            let first = group[0];
-            let is_run = group.iter().zip(0..).fold(0, |diff, (&pfn, i)| diff | (pfn ^ (first + i))) == 0;
+            let first = group[0].as_u32();
+            let is_run = group.iter().zip(0..).fold(0, |diff, (pfn, i)| diff | (pfn.as_u32() ^ (first + i))) == 0;
             if is_run && first % 64 <= 56 {
-                self.give_bits(self.buddy.word_of(Pfn::new(first)), 0xff << (first % 64));
+                self.give_bits(self.buddy.word_of(group[0]), 0xff << (first % 64));
             } else {
-                group.iter().for_each(|&pfn| self.give(Pfn::new(pfn)));
+                group.iter().for_each(|&pfn| self.give(pfn));
             }
         }
-        groups.remainder().iter().for_each(|&pfn| self.give(Pfn::new(pfn)));
+        groups.remainder().iter().for_each(|&pfn| self.give(pfn));
     }
 
     /// Gives `n` neighbouring frames from `first` on.

@@ -12,21 +12,21 @@ use crate::{PAGEBLOCK_FRAMES, Pfn};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Handful {
     /// The pageblock's first frame.
-    first: u32,
+    first: Pfn,
     words: [u64; BLOCK_WORDS],
 }
 
 impl Handful {
     /// No frame.
     pub const fn new() -> Self {
-        Self { first: 0, words: [0; BLOCK_WORDS] }
+        Self { first: Pfn::new(0), words: [0; BLOCK_WORDS] }
     }
 
     /// Adds frames of one word: its bit 0, and the bits. All must be of one pageblock.
     pub(crate) fn add(&mut self, first: Pfn, mask: u64) {
-        let first = first.as_u32();
-        self.first = first - first % PAGEBLOCK_FRAMES;
-        self.words[(first % PAGEBLOCK_FRAMES / 64) as usize] |= mask;
+        let at = first.as_u32() % PAGEBLOCK_FRAMES;
+        self.first = Pfn::new(first.as_u32() - at);
+        self.words[(at / 64) as usize] |= mask;
     }
 
     /// How many frames it has.
@@ -46,7 +46,7 @@ impl Handful {
         if word.count_ones() as usize > most {
             return None;
         }
-        Some((Pfn::new(self.first + i * 64), core::mem::take(word)))
+        Some((self.first.offset(i * 64), core::mem::take(word)))
     }
 }
 

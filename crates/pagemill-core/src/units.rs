@@ -30,6 +30,21 @@ impl Pfn {
     pub const fn as_u32(self) -> u32 {
         self.0
     }
+    /// The number, as an index.
+    #[inline]
+    pub const fn as_usize(self) -> usize {
+        self.0 as usize
+    }
+    /// How many frames this one lies behind `first`; a frame before `first` wraps round to more than any zone has.
+    #[inline]
+    pub const fn since(self, first: Self) -> u32 {
+        self.0.wrapping_sub(first.0)
+    }
+    /// This frame and those behind it, `n` in all.
+    #[inline]
+    pub fn run(self, n: u32) -> impl Iterator<Item = Self> + Clone {
+        (self.0..self.0 + n).map(Self)
+    }
     /// The frame `by` frames on.
     #[inline]
     #[must_use]

@@ -7,7 +7,7 @@ const KIND: Mobility = Mobility::Movable;
 /// Gives `frames` and takes a block that is elsewhere, of which there is one: what was free there is here from now on.
 fn give_and_take(buddy: &Buddy<'_>, frames: &[u32], order: u8, block: u32) {
     let mut giving = Giving::to(buddy);
-    giving.give_slice(frames);
+    giving.give_slice(&frames.iter().copied().map(Pfn::new).collect::<Vec<_>>());
     assert_eq!(giving.finish().frames, frames.len());
     let order = Order::new(order).unwrap();
     assert_eq!((frames.len(), buddy.alloc_block(order, KIND, 0)), (order.frames() as usize, Some(Pfn::new(block))));

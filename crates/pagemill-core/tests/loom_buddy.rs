@@ -122,7 +122,7 @@ impl Model {
 
     fn give_unchecked(&self, frames: &[u32]) -> Given {
         let mut giving = Giving::to(self.buddy());
-        giving.give_slice(frames);
+        giving.give_slice(&frames.iter().copied().map(Pfn::new).collect::<Vec<_>>());
         giving.finish()
     }
 

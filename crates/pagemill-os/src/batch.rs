@@ -1,7 +1,7 @@
 //! Frame numbers on their way between a per-CPU list, the zone and a caller.
 use crate::words::are_pages;
 use core::mem::MaybeUninit;
-use pagemill_core::{ListPolicy, PAGE_SHIFT};
+use pagemill_core::{ListPolicy, PAGE_SHIFT, Pfn};
 
 /// At most [`CAPACITY`](Self::CAPACITY) frame numbers, in order: a [`Batch`] or a [`Load`]. Not initialised before it is filled: that would cost as much
 /// as filling it.
@@ -67,6 +67,11 @@ impl<const ROOM: usize> Frames<ROOM> {
         // SAFETY: the first `len` elements are initialised (the type's invariant), and MaybeUninit<u32> has the
         // layout of u32.
         unsafe { core::slice::from_raw_parts(self.pfns.as_ptr().cast(), self.len) }
+    }
+    /// The same, as frame numbers.
+    #[inline]
+    pub fn as_pfns(&self) -> &[Pfn] {
+        as_pfns(self.as_slice())
     }
     /// The numbers, to be changed.
     #[inline]
@@ -190,6 +195,18 @@ impl<const ROOM: usize> Frames<ROOM> {
 #[inline(never)]
 fn is_full(capacity: usize) -> ! {
     panic!("a batch of {capacity} takes no more")
+}
+
+/// Numbers from a list, as frame numbers.
+///
+/// ```
+/// use pagemill_core::Pfn;
+/// assert_eq!(pagemill_os::as_pfns(&[7, 9]), [Pfn::new(7), Pfn::new(9)]);
+/// ```
+#[inline]
+pub fn as_pfns(numbers: &[u32]) -> &[Pfn] {
+    // SAFETY: a Pfn is a transparent u32, and each of them is valid.
+    unsafe { core::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) }
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ mod thread;
 mod touch;
 mod words;
 
-pub use batch::{Batch, Frames, Load};
+pub use batch::{Batch, Frames, Load, as_pfns};
 pub use cells::{bytes_differ, set_bytes};
 pub use cpu::{current_cpu, current_thread, possible_cpus};
 pub use fork::{ForkHooks, on_fork};

@@ -2,7 +2,7 @@
 //!
 //! Loops of which the compiler makes good vectors are written once and compiled twice, with vectors of 32 bytes where there are
 //! some (`wide!`). Where it does not, the vectors are written by hand: `distances`, `find_empty`, `empty`.
-use pagemill_core::{PAGE_SHIFT, PAGE_SIZE};
+use pagemill_core::{PAGE_SHIFT, PAGE_SIZE, Pfn};
 
 /// Words that are looked at together: 64 bytes.
 const GROUP: usize = 8;
@@ -269,12 +269,12 @@ wide! {
     ///
     /// ```
     /// let mut words = [0; 3];
-    /// pagemill_os::fill_pages(&mut words, &[2, 5, 1], 0x10000);
+    /// pagemill_os::fill_pages(&mut words, &[2, 5, 1].map(pagemill_core::Pfn::new), 0x10000);
     /// assert_eq!(words, [0x12000, 0x15000, 0x11000]);
     /// ```
-    fn fill_pages(words: &mut [usize], pfns: &[u32], zero: usize) -> () {
+    fn fill_pages(words: &mut [usize], pfns: &[Pfn], zero: usize) -> () {
         let pfns = &pfns[..words.len()];
-        let word_of = |pfn: u32| zero.wrapping_add((pfn as usize) << PAGE_SHIFT);
+        let word_of = |pfn: Pfn| zero.wrapping_add(pfn.as_usize() << PAGE_SHIFT);
         let (groups, rest) = words.as_chunks_mut::<GROUP>();
         let (from, from_rest) = pfns.as_chunks::<GROUP>();
         for (group, from) in groups.iter_mut().zip(from) {
@@ -364,7 +364,7 @@ mod tests {
             let frames = 1000;
             let numbers: Vec<u32> = (0..n as u32).map(|i| (i * 389 + if n > 1 { 0 } else { 999 }) % frames).collect();
             let mut addrs = vec![0; n];
-            fill_pages(&mut addrs, &numbers, BASE);
+            fill_pages(&mut addrs, crate::as_pfns(&numbers), BASE);
             assert!(addrs.iter().zip(&numbers).all(|(&addr, &number)| addr == BASE + number as usize * PAGE_SIZE));
             let are_pages = |addrs: &[usize]| are_pages(addrs, BASE, frames);
             for i in 0..n {

@@ -19,7 +19,7 @@ use crate::word::{addr_of_word, order_of_word};
 use core::sync::atomic::Ordering::Relaxed;
 use many::{Neighbours, Slots};
 use one::{find, free_fast, free_one, free_slow};
-use pagemill_core::{Misuse, Mobility, Order, PAGE_SIZE, Pfn};
+use pagemill_core::{Misuse, Mobility, Order, PAGE_SIZE};
 use pagemill_os::lists::BulkCall;
 use pagemill_os::{Batch, empty};
 
@@ -89,7 +89,7 @@ pub(crate) fn split(addr: usize, order: Order) {
     if order == Order::ZERO {
         return;
     }
-    let is_split = zone.split_block(pfn, order).and_then(|()| zone.buddy.split_block(Pfn::new(pfn), order));
+    let is_split = zone.split_block(pfn, order).and_then(|()| zone.buddy.split_block(pfn, order));
     if let Err(kind) = is_split {
         zone.refuse(misuse(kind, addr));
         return;

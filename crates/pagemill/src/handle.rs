@@ -135,7 +135,7 @@ macro_rules! handle {
             pub fn pfn(&self) -> Pfn {
                 let addr = self.addr();
                 match registry::by_address(addr) {
-                    Some((_, pfn)) => Pfn::new(pfn),
+                    Some((_, pfn)) => pfn,
                     None => panic!(concat!("a ", $what, " at {:#x} outside of every arena"), addr),
                 }
             }

@@ -26,8 +26,8 @@ use pagemill_os::Batch;
 #[derive(Debug)]
 pub struct List<T: Owned> {
     // Invariant: from `head`, following links len - 1 times leads to `tail`, through blocks that this list owns.
-    head: u32,
-    tail: u32,
+    head: Pfn,
+    tail: Pfn,
     len: usize,
     order: Order,
     _owns: PhantomData<T>,
@@ -46,7 +46,7 @@ impl<T: Owned> List<T> {
     }
     /// An empty list for blocks of this order.
     pub(crate) const fn of_order(order: Order) -> Self {
-        Self { head: 0, tail: 0, len: 0, order, _owns: PhantomData }
+        Self { head: Pfn::new(0), tail: Pfn::new(0), len: 0, order, _owns: PhantomData }
     }
     /// How many blocks are on it.
     #[inline]
@@ -83,7 +83,7 @@ impl<T: Owned> List<T> {
 
     /// Adds a page that belongs to nobody at the tail.
     #[inline]
-    pub(crate) fn push_frame(&mut self, pfn: u32) {
+    pub(crate) fn push_frame(&mut self, pfn: Pfn) {
         self.order = Order::ZERO;
         self.link_behind_tail(pfn);
         self.tail = pfn;
@@ -100,7 +100,7 @@ impl<T: Owned> List<T> {
     /// Adds the blocks of a batch, which belong to nobody, at the tail.
     #[inline]
     pub(crate) fn push_batch(&mut self, zone: &Zone, batch: &Batch) {
-        let pfns = batch.as_slice();
+        let pfns = batch.as_pfns();
         let (Some(&first), Some(&last)) = (pfns.first(), pfns.last()) else { return };
         self.link_behind_tail(first);
         zone.link_all(pfns);
@@ -113,23 +113,22 @@ impl<T: Owned> List<T> {
     pub(crate) fn push_batch_in_order(&mut self, zone: &Zone, batch: &Batch) {
         let mut fresh = Self::of_order(self.order);
         fresh.push_batch(zone, batch);
-        let next = fresh.tail.wrapping_add(self.order.frames());
-        if self.len > 0 && self.head == next && zone.has_pfn(next) {
+        if self.len > 0 && self.head.since(fresh.tail) == self.order.frames() && zone.has_pfn(self.head) {
             core::mem::swap(self, &mut fresh);
         }
         self.join(fresh);
     }
 
     /// The arena, first frame and number of the blocks at the head that are neighbours in order.
-    pub(crate) fn first_run(&self) -> Option<(&'static Zone, u32, usize)> {
+    pub(crate) fn first_run(&self) -> Option<(&'static Zone, Pfn, usize)> {
         if self.len == 0 {
             return None;
         }
-        let zone = registry::by_pfn(Pfn::new(self.head));
+        let zone = registry::by_pfn(self.head);
         let (mut last, mut n) = (self.head, 1);
         while n < self.len {
-            let next = zone.link(last).load(Relaxed);
-            if next.wrapping_sub(last) != self.order.frames() || !zone.has_pfn(next) {
+            let next = zone.next(last);
+            if next.since(last) != self.order.frames() || !zone.has_pfn(next) {
                 break;
             }
             (last, n) = (next, n + 1);
@@ -143,9 +142,9 @@ impl<T: Owned> List<T> {
         if n == self.len {
             core::mem::swap(self, &mut run);
         } else if n > 0 {
-            let tail = self.head + (n as u32 - 1) * self.order.frames();
+            let tail = self.head.offset((n as u32 - 1) * self.order.frames());
             (run.head, run.tail, run.len) = (self.head, tail, n);
-            self.head = registry::by_pfn(Pfn::new(tail)).link(tail).load(Relaxed);
+            self.head = registry::by_pfn(tail).next(tail);
             self.len -= n;
         }
         run
@@ -159,11 +158,11 @@ impl<T: Owned> List<T> {
     }
 
     #[inline]
-    fn link_behind_tail(&mut self, first: u32) {
+    fn link_behind_tail(&mut self, first: Pfn) {
         if self.len == 0 {
             self.head = first;
         } else {
-            registry::by_pfn(Pfn::new(self.tail)).link(self.tail).store(first, Relaxed);
+            registry::by_pfn(self.tail).link(self.tail).store(first.as_u32(), Relaxed);
         }
     }
 
@@ -220,7 +219,7 @@ impl<T: Owned> List<T> {
     pub fn clear(&mut self) -> usize {
         let n = self.len;
         if n == 1 && self.order == Order::ZERO {
-            let _ = free_page(registry::by_pfn(Pfn::new(self.head)).addr_of(self.head)); // Reported on its way, as below.
+            let _ = free_page(registry::by_pfn(self.head).addr_of(self.head)); // Reported on its way, as below.
             self.len = 0;
         } else if n > 0 {
             self.clear_all();
@@ -237,11 +236,11 @@ impl<T: Owned> List<T> {
     /// Takes the block at the head, of which there must be one, off the list.
     #[inline]
     fn pop_word(&mut self) -> usize {
-        let zone = registry::by_pfn(Pfn::new(self.head));
+        let zone = registry::by_pfn(self.head);
         let word = zone.addr_of(self.head) | usize::from(self.order.get());
         self.len -= 1;
         if self.len > 0 {
-            self.head = zone.link(self.head).load(Relaxed);
+            self.head = zone.next(self.head);
         }
         word
     }
@@ -255,7 +254,7 @@ impl<T: Owned> Source for List<T> {
 
     #[inline]
     fn next(&mut self) -> Option<(usize, Order)> {
-        (self.len > 0).then(|| (registry::by_pfn(Pfn::new(self.head)).addr_of(self.head), self.order))
+        (self.len > 0).then(|| (registry::by_pfn(self.head).addr_of(self.head), self.order))
     }
 
     #[inline]
@@ -263,7 +262,7 @@ impl<T: Owned> Source for List<T> {
         let zone = to.zone();
         while self.len > 0 && zone.has_pfn(self.head) {
             // Read before the page is given: then the link is somebody else's.
-            let next = zone.link(self.head).load(Relaxed);
+            let next = zone.next(self.head);
             if !to.give(self.head) {
                 break;
             }

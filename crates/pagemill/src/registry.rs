@@ -67,7 +67,7 @@ fn note(zone: &'static Zone) {
 
 /// The arena that has this address, if one does, and the number of the frame there.
 #[inline]
-pub(crate) fn by_address(addr: usize) -> Option<(&'static Zone, u32)> {
+pub(crate) fn by_address(addr: usize) -> Option<(&'static Zone, Pfn)> {
     match recent(addr) {
         None => by_levels(addr),
         found => found,
@@ -76,7 +76,7 @@ pub(crate) fn by_address(addr: usize) -> Option<(&'static Zone, u32)> {
 
 /// The same, if it is the arena that this thread met last: as a rule it is.
 #[inline]
-pub(crate) fn recent(addr: usize) -> Option<(&'static Zone, u32)> {
+pub(crate) fn recent(addr: usize) -> Option<(&'static Zone, Pfn)> {
     step!("registry::recent");
     let zone = recent_arena()?;
     if zone.contains(addr) { Some((zone, zone.pfn_of(addr))) } else { None }
@@ -84,7 +84,7 @@ pub(crate) fn recent(addr: usize) -> Option<(&'static Zone, u32)> {
 
 #[cold]
 #[inline(never)]
-fn by_levels(addr: usize) -> Option<(&'static Zone, u32)> {
+fn by_levels(addr: usize) -> Option<(&'static Zone, Pfn)> {
     // Acquire pairs with the Release in `leaf_for`: the leaf's entries are initialised.
     let leaf = LEAVES.get(addr >> LEAF_SHIFT)?.load(Acquire);
     // SAFETY: a leaf is leaked, so it lives for ever.
@@ -111,7 +111,7 @@ fn by_levels(addr: usize) -> Option<(&'static Zone, u32)> {
 #[inline]
 pub(crate) fn by_pfn(pfn: Pfn) -> &'static Zone {
     match recent_arena() {
-        Some(recent) if recent.has_pfn(pfn.as_u32()) => recent,
+        Some(recent) if recent.has_pfn(pfn) => recent,
         _ => by_piece(pfn),
     }
 }
@@ -177,7 +177,7 @@ pub(crate) fn enter(
     let entry = ptr::from_ref(zone).cast_mut();
     // Release pairs with the Acquire of both readers.
     BY_NUMBER[first..first + pieces].iter().for_each(|slot| slot.store(entry, Release));
-    entries_of(zone).for_each(|(slot, pfn)| slot.store(pfn | PRESENT, Release));
+    entries_of(zone).for_each(|(slot, pfn)| slot.store(pfn.as_u32() | PRESENT, Release));
     note(zone);
     Ok(zone)
 }
@@ -276,7 +276,7 @@ fn forget_home() {
 fn take_out(zone: &'static Zone) {
     entries_of(zone).for_each(|(slot, _)| slot.store(0, Release));
     let entry = ptr::from_ref(zone).cast_mut();
-    for slot in &BY_NUMBER[zone.pfn_of(zone.base()) as usize >> PIECE_SHIFT..] {
+    for slot in &BY_NUMBER[zone.pfn_of(zone.base()).as_usize() >> PIECE_SHIFT..] {
         if slot.load(Relaxed) != entry {
             break;
         }
@@ -342,7 +342,7 @@ fn unlock_in_child() {
 }
 
 /// Where an arena's granules are entered, each with its first frame.
-fn entries_of(zone: &Zone) -> impl Iterator<Item = (&'static AtomicU32, u32)> {
+fn entries_of(zone: &Zone) -> impl Iterator<Item = (&'static AtomicU32, Pfn)> {
     let addrs = (zone.base()..zone.base() + zone.bytes()).step_by(1 << GRANULE_SHIFT);
     addrs.map(|addr| (&leaf_for(addr >> GRANULE_SHIFT)[(addr >> GRANULE_SHIFT) % (1 << LEAF_BITS)], zone.pfn_of(addr)))
 }

@@ -4,7 +4,7 @@ use crate::handle::{Owned, Page, Pages};
 use crate::word::{addr_of_word, word_of};
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, MaybeUninit};
-use pagemill_core::{Order, PAGE_SIZE};
+use pagemill_core::{Order, PAGE_SIZE, Pfn};
 use pagemill_os::Batch;
 
 /// Neighbouring blocks of one order, owned together. Freed in bulk when dropped.
@@ -137,7 +137,7 @@ impl<'v, T: Owned> Runs<'v, T> {
     /// Adds the blocks of a batch, merging neighbours.
     #[inline]
     pub(crate) fn push_batch(&mut self, zero: usize, batch: &Batch) {
-        let (mut pfns, step) = (batch.as_slice(), self.order.frames());
+        let (mut pfns, step) = (batch.as_pfns(), self.order.frames());
         // The first may go on where the last batch ended; of the others none goes on where its neighbour ends.
         let Some(&first) = pfns.first() else { return };
         let n = run_length(pfns, step);
@@ -184,6 +184,6 @@ impl<'v, T: Owned> Runs<'v, T> {
 
 /// How many of these numbers follow each other by `step`, from the first on.
 #[inline]
-fn run_length(pfns: &[u32], step: u32) -> usize {
-    1 + pfns.windows(2).take_while(|pair| pair[1] == pair[0].wrapping_add(step)).count()
+fn run_length(pfns: &[Pfn], step: u32) -> usize {
+    1 + pfns.windows(2).take_while(|pair| pair[1].since(pair[0]) == step).count()
 }

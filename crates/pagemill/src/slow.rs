@@ -22,7 +22,7 @@ use crate::walk::BulkWalk;
 use crate::zone::Zone;
 use crate::zones::Zones;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Exhausted, Gfp, Level, NodeId, Order, Why, step};
+use pagemill_core::{Exhausted, Gfp, Level, NodeId, Order, Pfn, Why, step};
 use pagemill_os::Batch;
 
 /// Rounds of reclaim before a request takes a seat in line, whatever number of pages the shrinkers report; and rounds in line before
@@ -42,7 +42,7 @@ fn let_others_on(turn: u32) {
 }
 
 /// The zone and the first frame of a block.
-pub(crate) type Taken = (&'static Zone, u32);
+pub(crate) type Taken = (&'static Zone, Pfn);
 
 impl Zones {
     /// One page, for a request that its CPU's list could not serve. Returns its address.
@@ -224,7 +224,7 @@ impl Zones {
     fn walk_for_one(&self, context: &AllocContext<'_>, from: NodeId, level: Level) -> Option<Taken> {
         let mut one = Batch::new();
         let zone = BulkWalk::for_one(self, from, level).next(self, context, 1, None, &mut one)?;
-        Some((zone, *one.as_slice().first()?))
+        Some((zone, *one.as_pfns().first()?))
     }
 
     /// Rounds of direct reclaim, with another try after each.

@@ -342,21 +342,21 @@ impl Zone {
         let zone = self.buddy.validate()?;
         let managed = self.frames();
         let mut census = Census { managed, free: zone.free, ..Census::default() };
-        let first = self.buddy.start().as_u32();
+        let first = self.buddy.start();
         let mut on_list = vec![false; managed];
-        for pfn in self.lists.lists().flat_map(|list| list.frames()) {
-            let Some(seen) = on_list.get_mut(pfn.wrapping_sub(first) as usize) else {
-                return Err(Misfit::OtherZones { pfn: Pfn::new(pfn) });
+        for pfn in self.lists.lists().flat_map(|list| list.frames()).map(Pfn::new) {
+            let Some(seen) = on_list.get_mut(pfn.since(first) as usize) else {
+                return Err(Misfit::OtherZones { pfn });
             };
             if core::mem::replace(seen, true) {
-                return Err(Misfit::ListedTwice { pfn: Pfn::new(pfn) });
+                return Err(Misfit::ListedTwice { pfn });
             }
             census.listed += 1;
         }
         let free = census.free + census.listed;
         let mut inside = 0;
-        for (pfn, &is_listed) in (first..).map(Pfn::new).zip(&on_list) {
-            let state = self.state(pfn.as_u32());
+        for (pfn, &is_listed) in first.run(managed as u32).zip(&on_list) {
+            let state = self.state(pfn);
             let places = usize::from(is_listed) + usize::from(self.buddy.is_free(pfn));
             match state.order() {
                 _ if inside > 0 => {

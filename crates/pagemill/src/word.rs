@@ -1,5 +1,5 @@
 //! The word behind a handle: an address, with the order in its low bits.
-use pagemill_core::{Order, PAGE_SHIFT};
+use pagemill_core::{Order, PAGE_SHIFT, Pfn};
 
 /// Of a handle's word: the order.
 const ORDER: usize = 0x1f;
@@ -18,6 +18,6 @@ pub(crate) fn order_of_word(word: usize) -> Order {
 
 /// The word of the page with this number, where number 0 would be at `zero`.
 #[inline]
-pub(crate) fn word_of(zero: usize, pfn: u32) -> usize {
-    zero.wrapping_add((pfn as usize) << PAGE_SHIFT)
+pub(crate) fn word_of(zero: usize, pfn: Pfn) -> usize {
+    zero.wrapping_add(pfn.as_usize() << PAGE_SHIFT)
 }

@@ -9,7 +9,7 @@ use crate::registry;
 use crate::word::{TENTATIVE, addr_of_word, word_of};
 use crate::zone::Zone;
 use core::mem::MaybeUninit;
-use pagemill_core::{Exhausted, Gfp, Order};
+use pagemill_core::{Exhausted, Gfp, Order, Pfn};
 use pagemill_os::{Batch, are_empty, empty_slots, fill_pages, find_empty};
 
 /// Longest array whose empty slots are found before they are filled: 16 masks of 64 slots.
@@ -81,7 +81,7 @@ impl Allocator {
         let mut batch = Batch::new();
         let is_batch = missing <= Batch::CAPACITY;
         let zero = if is_batch { zone.pop_batch(gfp, missing, &mut batch)?.addr_of_zero() } else { return None };
-        let mut pfns = batch.as_slice().iter();
+        let mut pfns = batch.as_pfns().iter();
         for (words, mut holes) in words.chunks_mut(64).zip(masks) {
             while holes != 0
                 && let Some(&pfn) = pfns.next()
@@ -175,7 +175,7 @@ impl Allocator {
         let low = usize::from(request.order.get()) | mark;
         let mut tentative = Tentative { words, is_kept: mark == 0 };
         let added = self.bulk(request, missing, mark != 0, |zone, batch| {
-            holes.fill(tentative.words, batch.as_slice(), zone.addr_of_zero() | low);
+            holes.fill(tentative.words, batch.as_pfns(), zone.addr_of_zero() | low);
         });
         if mark != 0 && n - missing + added >= request.least {
             tentative.keep();
@@ -262,7 +262,7 @@ impl Holes {
 
     /// Fills one slot for each block; there are enough empty ones. `zero` is the word of frame 0: its address, order and mark.
     #[inline(always)]
-    fn fill(&mut self, words: &mut [usize], mut pfns: &[u32], zero: usize) {
+    fn fill(&mut self, words: &mut [usize], mut pfns: &[Pfn], zero: usize) {
         if self.are_all {
             fill_pages(&mut words[self.at..self.at + pfns.len()], pfns, zero);
             self.at += pfns.len();
@@ -284,7 +284,7 @@ impl Holes {
 #[cfg(test)]
 mod tests {
     use crate::{Allocator, Bulk, Memory, Mobility, Order, Page};
-    use pagemill_core::FrameState;
+    use pagemill_core::{FrameState, Pfn};
 
     #[test]
     fn a_small_array_filled_from_the_list_counts_as_one_bulk_call() {
@@ -303,7 +303,7 @@ mod tests {
         let zone = allocator.zones().first();
         drop(allocator.alloc_page(crate::Gfp::KERNEL).unwrap()); // The list has pages.
         let list = allocator.zones().first().lists.list_here(Mobility::Unmovable);
-        let top: Vec<u32> = list.frames().collect();
+        let top: Vec<Pfn> = list.frames().map(Pfn::new).collect();
         let taken = top[top.len() - 2];
         zone.set_state(taken, FrameState::raw(Order::ZERO));
         let mut slots: [Option<Page>; 4] = [const { None }; 4];

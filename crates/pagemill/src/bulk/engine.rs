@@ -81,7 +81,7 @@ impl Allocator {
                         slow.stage = Stage::Walk;
                     }
                     zone.stats_here().fallbacks.fetch_add(u64::from(missing > 1), Relaxed);
-                    batch.push(pfn);
+                    batch.push(pfn.as_u32());
                     return Some(zone);
                 }
                 Stage::Over => return None,

@@ -13,7 +13,7 @@ use crate::list::List;
 use crate::run::{Run, Runs};
 use crate::word::word_of;
 use crate::zone::Zone;
-use pagemill_core::{Gfp, Order};
+use pagemill_core::{Gfp, Order, Pfn};
 use pagemill_os::Batch;
 
 mod array;
@@ -240,7 +240,7 @@ impl Allocator {
             && let Some(zone) = self.take_batch(request.gfp, request.most, &mut batch)
         {
             let zero = zone.addr_of_zero();
-            Undelivered { zero, order: 0, pfns: batch.as_slice(), request: &request }.deliver(&mut each);
+            Undelivered { zero, order: 0, pfns: batch.as_pfns(), request: &request }.deliver(&mut each);
             return Ok(Delivered { blocks: request.most, shortfall: None });
         }
         let mut request = Request { ..request };
@@ -259,7 +259,7 @@ impl Allocator {
         let (mut taking, mut slow) = (Taking::new(self, &request, request.most, false), None);
         while let Some(zone) = taking.next(&mut slow, &mut batch) {
             let zero = zone.addr_of_zero();
-            Undelivered { zero, order, pfns: batch.as_slice(), request: &request }.deliver(&mut each);
+            Undelivered { zero, order, pfns: batch.as_pfns(), request: &request }.deliver(&mut each);
         }
         let blocks = taking.end();
         self.delivered(&request, blocks)
@@ -333,7 +333,7 @@ impl Allocator {
     /// One page, for a request that a plain single request can stand for (C3.3): that path, inlined. All other paths are calls with a
     /// copy of the request, so that only they write the request to memory.
     #[inline(always)]
-    fn one_page(&self, request: &Request<'_>) -> Option<(&'static Zone, u32)> {
+    fn one_page(&self, request: &Request<'_>) -> Option<(&'static Zone, Pfn)> {
         if request.is_one_page() { self.zones().here()?.pop_one(request.gfp) } else { None }
     }
 
@@ -348,13 +348,13 @@ impl Allocator {
 struct Undelivered<'b> {
     zero: usize,
     order: usize,
-    pfns: &'b [u32],
+    pfns: &'b [Pfn],
     request: &'b Request<'b>,
 }
 
 impl Undelivered<'_> {
     #[inline]
-    fn word(&self, pfn: u32) -> usize {
+    fn word(&self, pfn: Pfn) -> usize {
         word_of(self.zero, pfn) | self.order
     }
 

@@ -89,7 +89,7 @@ impl Tables {
         // Release pairs with the Acquire in `load`: the device's address.
         unit.addr.store(addr | usize::from(order.get()), Release);
         if let Some((zone, pfn)) = registry::by_address(addr) {
-            (pfn..pfn + order.frames()).for_each(|pfn| zone.link(pfn).store(number as u32, Relaxed));
+            pfn.run(order.frames()).for_each(|pfn| zone.link(pfn).store(number as u32, Relaxed));
         }
     }
 

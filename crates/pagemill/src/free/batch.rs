@@ -1,7 +1,7 @@
 //! What pages and blocks on their way back are collected in, until they go to a list or to the zone together.
 use crate::word::{addr_of_word, order_of_word};
 use crate::zone::Zone;
-use pagemill_core::{Order, PAGE_SIZE};
+use pagemill_core::{Order, PAGE_SIZE, Pfn};
 use pagemill_os::neighbours;
 
 /// Collects frames of one zone and kind on their way back.
@@ -15,7 +15,7 @@ pub(crate) trait FreeBatch {
     }
 
     /// Takes the page or block that begins at this frame of its zone, if it is of this kind and out.
-    fn give(&mut self, pfn: u32) -> bool;
+    fn give(&mut self, pfn: Pfn) -> bool;
 
     /// Takes the page or block at an address, if it is one of its zone, of this kind and out.
     #[inline]

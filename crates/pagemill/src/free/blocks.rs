@@ -55,11 +55,11 @@ impl<const RAW: bool> FreeBatch for Blocks<RAW> {
     }
 
     #[inline]
-    fn give(&mut self, pfn: u32) -> bool {
+    fn give(&mut self, pfn: Pfn) -> bool {
         let is_out =
             if RAW { self.zone.take_up(pfn, self.order, false) } else { self.zone.take_back_block(pfn, self.order) };
         if is_out.is_ok() {
-            self.giving.give_run(Pfn::new(pfn), self.order.frames() as usize);
+            self.giving.give_run(pfn, self.order.frames() as usize);
             self.blocks += 1;
         }
         is_out.is_ok()

@@ -39,24 +39,24 @@ impl<const RAW: bool> Large<RAW> {
     }
 
     /// Takes neighbouring frames of the arena, at most a batch's worth, if all are pages of this kind that are out.
-    fn give_run(&mut self, first: u32, n: usize) -> bool {
+    fn give_run(&mut self, first: Pfn, n: usize) -> bool {
         let is_out = self.is_of_this_kind(first)
-            && self.is_of_this_kind(first + n as u32 - 1)
+            && self.is_of_this_kind(first.offset(n as u32 - 1))
             && self.zone.run_comes_back::<RAW>(first, n);
         if is_out {
-            self.giving.give_run(Pfn::new(first), n);
+            self.giving.give_run(first, n);
             self.pages += n;
         }
         is_out
     }
 
-    fn is_of_this_kind(&self, pfn: u32) -> bool {
-        self.is_of_one_kind || self.zone.buddy.mobility_of(Pfn::new(pfn)) == self.mobility
+    fn is_of_this_kind(&self, pfn: Pfn) -> bool {
+        self.is_of_one_kind || self.zone.buddy.mobility_of(pfn) == self.mobility
     }
 
     /// The number of the page with this word, which is free from now on; none if it is no page of this kind.
     #[inline]
-    fn take_back(&self, word: usize) -> Option<u32> {
+    fn take_back(&self, word: usize) -> Option<Pfn> {
         let is_here = word.is_multiple_of(PAGE_SIZE) && self.zone.contains(word);
         let pfn = self.zone.pfn_of(word);
         (is_here && self.is_of_this_kind(pfn) && self.zone.comes_back::<RAW>(pfn)).then_some(pfn)
@@ -98,10 +98,10 @@ impl<const RAW: bool> FreeBatch for Large<RAW> {
     }
 
     #[inline]
-    fn give(&mut self, pfn: u32) -> bool {
+    fn give(&mut self, pfn: Pfn) -> bool {
         let is_out = self.is_of_this_kind(pfn) && self.zone.comes_back::<RAW>(pfn);
         if is_out {
-            self.giving.give(Pfn::new(pfn));
+            self.giving.give(pfn);
             self.pages += 1;
         }
         is_out
@@ -122,9 +122,9 @@ impl<const RAW: bool> FreeBatch for Large<RAW> {
             if words[at] != 0 {
                 let Some(pfn) = self.take_back(words[at]) else { break };
                 words[at] = 0;
-                words[kept] = pfn as usize;
+                words[kept] = pfn.as_usize();
                 kept += 1;
-                (low, high) = (low.min(pfn), high.max(pfn));
+                (low, high) = (low.min(pfn.as_u32()), high.max(pfn.as_u32()));
             }
             at += 1;
         }

@@ -2,7 +2,7 @@
 use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
 use crate::zone::Zone;
-use pagemill_core::{Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, step};
+use pagemill_core::{Misuse, MisuseKind, Mobility, Order, PAGE_SIZE, Pfn, step};
 
 /// Frees one page or block by its address.
 #[inline]
@@ -52,7 +52,7 @@ pub(super) fn free_slow<const RAW: bool>(addr: usize, order: Order) -> Result<()
 }
 
 /// The arena and frame of a page's address; who asks is about to change what is there.
-pub(super) fn find(addr: usize) -> Result<(&'static Zone, u32), Misuse> {
+pub(super) fn find(addr: usize) -> Result<(&'static Zone, Pfn), Misuse> {
     let Some((zone, pfn)) = registry::by_address(addr) else {
         return Err(refuse_foreign(misuse(MisuseKind::Foreign, addr)));
     };

@@ -28,7 +28,7 @@ impl<const RAW: bool> Segment<RAW> {
     #[inline(always)]
     fn keep_sound(&mut self, n: usize) -> usize {
         let before = self.batch.len() - n;
-        let sound = self.zone.frames_come_back::<RAW>(&self.batch.as_slice()[before..]);
+        let sound = self.zone.frames_come_back::<RAW>(&self.batch.as_pfns()[before..]);
         self.batch.truncate(before + sound);
         sound
     }
@@ -73,15 +73,15 @@ impl<const RAW: bool> FreeBatch for Segment<RAW> {
     }
 
     #[inline]
-    fn give(&mut self, pfn: u32) -> bool {
-        let is_ours = self.is_of_one_kind || self.zone.buddy.mobility_of(Pfn::new(pfn)) == self.mobility;
+    fn give(&mut self, pfn: Pfn) -> bool {
+        let is_ours = self.is_of_one_kind || self.zone.buddy.mobility_of(pfn) == self.mobility;
         if !is_ours || !self.zone.comes_back::<RAW>(pfn) {
             return false;
         }
         if self.batch.room() == 0 {
             self.flush();
         }
-        self.batch.push(pfn);
+        self.batch.push(pfn.as_u32());
         true
     }
 

@@ -56,7 +56,7 @@ pub(crate) struct Body {
     pub(crate) buddy: Buddy<'static>,
     pub(super) base: usize,
     pub(super) frames: u32,
-    pub(super) first: u32,
+    pub(super) first: Pfn,
     /// Where frame number 0 would be, if this zone's numbers went down that far. So would these begin: a frame's
     /// number alone leads to its page, its state and its link, without subtracting `first` on the way of every page.
     pub(super) zero: usize,
@@ -169,7 +169,7 @@ impl Body {
     /// That of a zone over `parts.memory`.
     pub(crate) fn new(parts: Parts) -> Result<Self, BuildError> {
         let Parts { memory, described, lists, first, shared, older, come_home } = parts;
-        let (frames, first) = (described.pages(), first.as_u32());
+        let frames = described.pages();
         let system = BuildError::system;
         let layout = Layout::of(frames);
         let metadata =
@@ -191,10 +191,10 @@ impl Body {
             base: memory.addr(),
             frames: frames as u32,
             first,
-            zero: memory.addr().wrapping_sub(first as usize * PAGE_SIZE),
-            states: start.wrapping_add(layout.states).wrapping_sub(first as usize),
+            zero: memory.addr().wrapping_sub(first.as_usize() * PAGE_SIZE),
+            states: start.wrapping_add(layout.states).wrapping_sub(first.as_usize()),
             // `layout.links` is page-aligned.
-            links: start.wrapping_add(layout.links).cast::<u32>().wrapping_sub(first as usize),
+            links: start.wrapping_add(layout.links).cast::<u32>().wrapping_sub(first.as_usize()),
             shared,
             older,
             come_home,
@@ -229,7 +229,7 @@ fn buddy_over(
     metadata: &Mapping,
     layout: &Layout,
     used: Option<&Mapping>,
-    first: u32,
+    first: Pfn,
     frames: u32,
 ) -> Result<Buddy<'static>, Invalid> {
     let start = metadata.as_ptr::<u8>();
@@ -244,7 +244,7 @@ fn buddy_over(
             ),
         )
     };
-    let buddy = Buddy::new(Pfn::new(first), frames, words, areas)?.sleeping(pagemill_os::SLEEP);
+    let buddy = Buddy::new(first, frames, words, areas)?.sleeping(pagemill_os::SLEEP);
     let Some(used) = used else { return Ok(buddy) };
     // SAFETY: as above; other processes of the family use it as this one does, by atomics.
     Ok(buddy.noting_use(unsafe { core::slice::from_raw_parts(used.as_ptr(), use_words_for(frames)) }))
@@ -276,7 +276,7 @@ impl Zone {
     /// # Safety
     /// It stands for nothing, and whoever holds the registry alone knows of it.
     pub(crate) unsafe fn begin(&self, body: Body) {
-        let (base, first, frames) = (body.base as u64, u64::from(body.first), u64::from(body.frames));
+        let (base, first, frames) = (body.base as u64, u64::from(body.first.as_u32()), u64::from(body.frames));
         // SAFETY: nobody touches the body (A2), and the caller is alone in beginning one.
         unsafe { (*self.body.get()).write(body) };
         // Release pairs with the Acquire in `contains`: the body is there.
@@ -319,9 +319,9 @@ impl Zone {
         (addr as u64).wrapping_sub(base) >> PAGE_SHIFT < span & u64::from(u32::MAX)
     }
     #[inline]
-    pub(crate) fn has_pfn(&self, pfn: u32) -> bool {
+    pub(crate) fn has_pfn(&self, pfn: Pfn) -> bool {
         let numbers = self.numbers.load(Relaxed);
-        pfn.wrapping_sub((numbers >> 32) as u32) < numbers as u32
+        pfn.since(Pfn::new((numbers >> 32) as u32)) < numbers as u32
     }
 
     pub(crate) fn base(&self) -> usize {
@@ -341,8 +341,8 @@ impl Zone {
     }
     /// A frame's address.
     #[inline]
-    pub(crate) fn addr_of(&self, pfn: u32) -> usize {
-        self.zero.wrapping_add((pfn as usize) << PAGE_SHIFT)
+    pub(crate) fn addr_of(&self, pfn: Pfn) -> usize {
+        self.zero.wrapping_add(pfn.as_usize() << PAGE_SHIFT)
     }
     /// What a frame's address is more than its number times the page size.
     #[inline]
@@ -351,8 +351,8 @@ impl Zone {
     }
     /// The number of the frame at an address of this arena.
     #[inline]
-    pub(crate) fn pfn_of(&self, addr: usize) -> u32 {
-        (addr.wrapping_sub(self.zero) >> PAGE_SHIFT) as u32
+    pub(crate) fn pfn_of(&self, addr: usize) -> Pfn {
+        Pfn::new((addr.wrapping_sub(self.zero) >> PAGE_SHIFT) as u32)
     }
 
     /// What a frame of metadata costs, in bits, for free and used (C10.3).
@@ -399,13 +399,13 @@ impl Zone {
     /// Adds the numbers of the pages with these words to `batch`, which has room for them, if all are pages of this arena.
     #[inline(always)]
     pub(crate) fn push_pages(&self, words: &[usize], batch: &mut Batch) -> bool {
-        batch.push_pages(words, self.base, self.frames, self.first)
+        batch.push_pages(words, self.base, self.frames, self.first.as_u32())
     }
 
     /// The mobility of the list that a page comes back to.
     #[inline(always)]
-    pub(crate) fn mobility_of(&self, pfn: u32) -> Mobility {
-        if self.buddy.is_mixed() { self.buddy.mobility_of(Pfn::new(pfn)) } else { Mobility::Unmovable }
+    pub(crate) fn mobility_of(&self, pfn: Pfn) -> Mobility {
+        if self.buddy.is_mixed() { self.buddy.mobility_of(pfn) } else { Mobility::Unmovable }
     }
 
     pub(crate) fn is_retired(&self) -> bool {
@@ -441,7 +441,7 @@ impl Zone {
     pub(crate) fn note_doubles(&self, given: Given) -> Option<Misuse> {
         let pfn = given.last_double?;
         self.misused.fetch_add(given.doubles as u64 - 1, Relaxed);
-        Some(self.refuse(misuse(MisuseKind::DoubleFree, self.addr_of(pfn.as_u32()))))
+        Some(self.refuse(misuse(MisuseKind::DoubleFree, self.addr_of(pfn))))
     }
 
     /// How many frames are neither in the zone, nor put aside, nor on lists that cannot be drained. Exact only when all other

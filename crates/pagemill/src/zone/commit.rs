@@ -1,14 +1,14 @@
 //! What the system has committed of a zone's memory: it commits some before it is touched, takes some back, and says what it has.
 use super::body::Zone;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{FrameState, Order, PAGE_SIZE};
+use pagemill_core::{FrameState, Order, PAGE_SIZE, Pfn};
 use pagemill_os::Batch;
 
 impl Zone {
     /// Has the system commit `n` neighbouring blocks from `first` on, in one call. Returns how many it did, from the first
     /// on; all where it cannot do so before they are touched.
     #[cold]
-    pub(crate) fn populate(&self, first: u32, n: usize, order: Order) -> usize {
+    pub(crate) fn populate(&self, first: Pfn, n: usize, order: Order) -> usize {
         let start = self.addr_of(first) - self.base;
         if self.commit(start, n * order.bytes()) {
             return n;
@@ -44,7 +44,7 @@ impl Zone {
 
     /// Has the system take the memory of `n` neighbouring frames back that nobody has. They are zero from then on, as if
     /// they had never been handed out. False: the system refuses.
-    pub(crate) fn release(&self, first: u32, n: usize) -> bool {
+    pub(crate) fn release(&self, first: Pfn, n: usize) -> bool {
         let offset = self.addr_of(first) - self.base;
         // Behind the last frame the system's last page is nobody's.
         let end = offset + n * PAGE_SIZE;
@@ -59,7 +59,7 @@ impl Zone {
     }
 
     /// How many of `n` neighbouring frames the system has committed; all where it does not say.
-    pub(crate) fn resident(&self, first: u32, n: usize) -> usize {
+    pub(crate) fn resident(&self, first: Pfn, n: usize) -> usize {
         let resident = self.memory.resident(self.addr_of(first) - self.base, n * PAGE_SIZE);
         resident.map_or(n, |bytes| bytes / PAGE_SIZE)
     }

@@ -4,16 +4,16 @@ use super::body::Zone;
 use super::free::finish;
 use core::borrow::BorrowMut;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{CpuId, Giving, ListPolicy, Mobility, SlowEvent, WordTable, step};
+use pagemill_core::{CpuId, Giving, ListPolicy, Mobility, Pfn, SlowEvent, WordTable, step};
 use pagemill_os::lists::CpuLists;
-use pagemill_os::{Batch, List};
+use pagemill_os::{Batch, List, as_pfns};
 
 impl Zone {
     #[cold]
     #[inline(never)]
-    pub(super) fn overflow_one(&self, mobility: Mobility, pfn: u32) {
+    pub(super) fn overflow_one(&self, mobility: Mobility, pfn: Pfn) {
         let mut one = Batch::new();
-        one.push(pfn);
+        one.push(pfn.as_u32());
         self.overflow(mobility, &one);
     }
 
@@ -26,7 +26,7 @@ impl Zone {
             return;
         }
         let mut batch = Batch::new();
-        words.iter().for_each(|&word| batch.push(self.pfn_of(word)));
+        words.iter().for_each(|&word| batch.push(self.pfn_of(word).as_u32()));
         self.overflow_to_zone(kind, &batch);
     }
 
@@ -75,19 +75,19 @@ impl Zone {
         if self.goes_past_lists() {
             // Others wait for it, it is a reserve's, or the system is to have it: past the list.
             cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
-            return self.give_to_zone(batch.as_slice());
+            return self.give_to_zone(batch.as_pfns());
         }
         cpu.stats.drains.fetch_add(1, Relaxed);
         let moved = cpu.lists[mobility.index()].policy().batch as usize;
         if batch.len() >= moved {
             // As large as what would be moved: it goes past the list.
             cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
-            return self.give_to_zone(batch.as_slice());
+            return self.give_to_zone(batch.as_pfns());
         }
         self.drain_to_zone(cpu, mobility);
         if !self.lists.push_n(mobility, batch, 0..batch.len()) {
             self.stats_here().direct_in.fetch_add(batch.len() as u64, Relaxed);
-            self.give_to_zone(batch.as_slice());
+            self.give_to_zone(batch.as_pfns());
         }
     }
 
@@ -120,7 +120,7 @@ impl Zone {
             }
             self.lists.list_here(mobility).note_overflowed(out.len());
             left -= out.len();
-            giving.give_slice(out.as_slice());
+            giving.give_slice(out.as_pfns());
         }
         finish(self, &mut giving);
     }
@@ -135,7 +135,7 @@ impl Zone {
     /// Returns the depots' frames to the zone.
     pub(crate) fn drain_depots(&self) -> usize {
         let mut giving = Giving::to(&self.buddy);
-        let drained = self.lists.drain_depots(|pfns| giving.give_slice(pfns));
+        let drained = self.lists.drain_depots(|numbers| giving.give_slice(as_pfns(numbers)));
         // Where nothing came nobody has to be woken.
         if drained > 0 {
             finish(self, &mut giving);
@@ -155,7 +155,7 @@ impl Zone {
             let list = &self.lists.cpu(cpu).lists[mobility.index()];
             if is_due(list) {
                 let mut giving = Giving::to(&self.buddy);
-                let given = self.lists.drain(cpu, mobility, |pfns| giving.give_slice(pfns));
+                let given = self.lists.drain(cpu, mobility, |numbers| giving.give_slice(as_pfns(numbers)));
                 finish(self, &mut giving);
                 // A list that cannot be drained is left as it is, its policy too.
                 let Some(given) = given else { continue };

@@ -30,11 +30,11 @@ impl Zone {
         for list in self.lists.lists() {
             self.buddy.unbind(&list.bound);
         }
-        let mut block_end = 0;
+        let mut block_end = Pfn::new(0);
         self.buddy.recover(self.lists.lists().flat_map(List::frames).map(Pfn::new), |first, n| {
             if FULL {
-                let is_free = |pfn| self.buddy.is_free(Pfn::new(pfn));
-                self.settle_states(first.as_u32(), n as u32, &mut block_end, is_free);
+                let is_free = |pfn| self.buddy.is_free(pfn);
+                self.settle_states(first, n as u32, &mut block_end, is_free);
             }
         });
         self.lists.empty_after_fork();

@@ -39,7 +39,7 @@ impl Zone {
 
     /// Returns frames whose states say free to the zone. Out of line, that no caller has its tables on the stack twice.
     #[inline(never)]
-    pub(crate) fn give_to_zone(&self, pfns: &[u32]) {
+    pub(crate) fn give_to_zone(&self, pfns: &[Pfn]) {
         let mut giving = Giving::to(&self.buddy);
         giving.give_slice(pfns);
         finish(self, &mut giving);
@@ -49,14 +49,14 @@ impl Zone {
     ///
     /// # Errors
     /// Somebody else freed it at the same moment.
-    pub(crate) fn free_block(&self, pfn: u32, order: Order) -> Result<(), MisuseKind> {
+    pub(crate) fn free_block(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
         let frames = u64::from(order.frames());
         let stats = self.stats_here();
         stats.blocks_in.fetch_add(1, Relaxed);
         stats.block_pages_in.fetch_add(frames, Relaxed);
         let (waits, come_home) = (self.shared.waits, self.come_home);
         self.claim_freed(|| frames as usize);
-        let freed = self.buddy.free_block(Pfn::new(pfn), order);
+        let freed = self.buddy.free_block(pfn, order);
         waits.note_memory();
         match freed {
             Ok(is_complete) => {

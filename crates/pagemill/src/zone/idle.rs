@@ -67,8 +67,8 @@ impl Zone {
         while let Some((first, frames)) = self.buddy.take_unused(&mut from, which, floor, left(given)) {
             let n = frames as usize;
             // Of one some may never have been there, or have gone before.
-            let resident = if self.is_counted_singly() { self.resident(first.as_u32(), n) } else { n };
-            let is_gone = self.release(first.as_u32(), n);
+            let resident = if self.is_counted_singly() { self.resident(first, n) } else { n };
+            let is_gone = self.release(first, n);
             if self.buddy.return_unused(first, is_gone).is_err() {
                 unreachable!("{first} was taken a moment ago");
             }
@@ -86,7 +86,7 @@ impl Zone {
             && let Some(part) = self.buddy.next_part(&mut from)
         {
             // What is fresh and not resident never was, or went before; what is neither is swapped out.
-            let may_go = |run: &[u32]| !self.are_fresh(run[0], run.len()) || self.resident_of(run) > 0;
+            let may_go = |run: &[Pfn]| !self.are_fresh(run[0], run.len()) || self.resident_of(run) > 0;
             let is_left_alone = part.is_unused || part.is_bound && !self.is_retired();
             if is_left_alone || !runs(&pages_of(part.words()), least).any(may_go) {
                 continue;
@@ -111,20 +111,19 @@ impl Zone {
         given
     }
 
-    fn resident_of(&self, run: &[u32]) -> usize {
+    fn resident_of(&self, run: &[Pfn]) -> usize {
         self.resident(run[0], run.len())
     }
 }
 
 /// The frames whose bits are set: of words, each with the frame of its bit 0.
-fn pages_of(words: impl IntoIterator<Item = (Pfn, u64)>) -> Vec<u32> {
-    let bits = |(first, mask): (Pfn, u64)| {
-        (0..64).filter(move |bit| mask >> bit & 1 == 1).map(move |bit| first.as_u32() + bit)
-    };
+fn pages_of(words: impl IntoIterator<Item = (Pfn, u64)>) -> Vec<Pfn> {
+    let bits =
+        |(first, mask): (Pfn, u64)| (0..64).filter(move |bit| mask >> bit & 1 == 1).map(move |bit| first.offset(bit));
     words.into_iter().flat_map(bits).collect()
 }
 
 /// Those that follow each other, `least` or more together.
-fn runs(pages: &[u32], least: usize) -> impl Iterator<Item = &[u32]> {
-    pages.chunk_by(|one, next| one + 1 == *next).filter(move |run| run.len() >= least)
+fn runs(pages: &[Pfn], least: usize) -> impl Iterator<Item = &[Pfn]> {
+    pages.chunk_by(|one, next| next.since(*one) == 1).filter(move |run| run.len() >= least)
 }

@@ -1,25 +1,32 @@
 //! A frame's link: where a list of pages keeps the number of its next one.
 use super::body::Zone;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use pagemill_core::Pfn;
 
 impl Zone {
     /// A frame's link, where a list keeps the number of its next one.
     #[inline]
-    pub(crate) fn link(&self, pfn: u32) -> &AtomicU32 {
+    pub(crate) fn link(&self, pfn: Pfn) -> &AtomicU32 {
         debug_assert!(self.has_pfn(pfn));
         // SAFETY: a frame of this arena has a link, for as long as the arena lives.
-        unsafe { AtomicU32::from_ptr(self.links.wrapping_add(pfn as usize)) }
+        unsafe { AtomicU32::from_ptr(self.links.wrapping_add(pfn.as_usize())) }
+    }
+
+    /// The frame that this one's link leads to.
+    #[inline]
+    pub(crate) fn next(&self, pfn: Pfn) -> Pfn {
+        Pfn::new(self.link(pfn).load(Relaxed))
     }
 
     /// Links each of these frames to the next.
     #[inline]
-    pub(crate) fn link_all(&self, pfns: &[u32]) {
+    pub(crate) fn link_all(&self, pfns: &[Pfn]) {
         // In a register: a store to a link might change anything.
         let links = self.links;
-        let link = |from: u32, to: u32| {
+        let link = |from: Pfn, to: Pfn| {
             debug_assert!(self.has_pfn(from));
             // SAFETY: as in `link`.
-            unsafe { AtomicU32::from_ptr(links.wrapping_add(from as usize)) }.store(to, Relaxed);
+            unsafe { AtomicU32::from_ptr(links.wrapping_add(from.as_usize())) }.store(to.as_u32(), Relaxed);
         };
         // Eight at a time, since a store is little more than what a loop takes to come around.
         let Some((&last, from)) = pfns.split_last() else { return };

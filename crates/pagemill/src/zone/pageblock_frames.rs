@@ -70,7 +70,7 @@ impl PageblockFrames {
         let mut frames = self.frames.clone();
         while FULL && let Some((first, mask)) = frames.next_word(64) {
             let bits = (0..64).filter(|bit| mask >> bit & 1 == 1);
-            bits.for_each(|bit| zone.set_state(first.as_u32() + bit, FrameState::SAFE));
+            bits.for_each(|bit| zone.set_state(first.offset(bit), FrameState::SAFE));
         }
     }
 

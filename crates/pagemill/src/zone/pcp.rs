@@ -8,7 +8,7 @@ use super::states::FULL;
 use crate::shutting;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{FrameState, Gfp, Level};
+use pagemill_core::{FrameState, Gfp, Level, Pfn};
 use pagemill_os::lists::BulkCall;
 use pagemill_os::{Batch, CpuStats, List};
 
@@ -20,11 +20,11 @@ impl Zone {
 
     /// The fast path: a frame of this CPU's list and its self, for a handle; none where there is more to do.
     #[inline]
-    pub(crate) fn pop_one(&'static self, gfp: Gfp) -> Option<(&'static Zone, u32)> {
+    pub(crate) fn pop_one(&'static self, gfp: Gfp) -> Option<(&'static Zone, Pfn)> {
         if !gfp.is_plain() {
             return None;
         }
-        let pfn = self.lists.pop(gfp.mobility())?;
+        let pfn = Pfn::new(self.lists.pop(gfp.mobility())?);
         // The usual case only looks.
         let is_usual = !FULL && self.state(pfn) == FrameState::SAFE;
         if is_usual || self.hand_out_other(pfn) { Some((self, pfn)) } else { None }
@@ -33,7 +33,7 @@ impl Zone {
     /// A frame that was never handed out, or, with full states, any; one that somebody has is put aside.
     #[cold]
     #[inline(never)]
-    fn hand_out_other(&self, pfn: u32) -> bool {
+    fn hand_out_other(&self, pfn: Pfn) -> bool {
         let is_free = self.hand_out(pfn);
         if !is_free {
             self.quarantine(pfn);
@@ -91,15 +91,15 @@ impl Zone {
     #[inline(never)]
     fn return_sound(&self, batch: &mut Batch) {
         // They are a handle's as of a moment ago: nothing to refuse.
-        batch.as_slice().iter().filter(|&&pfn| self.comes_back::<false>(pfn)).for_each(|&pfn| self.put_back(pfn));
+        batch.as_pfns().iter().filter(|&&pfn| self.comes_back::<false>(pfn)).for_each(|&pfn| self.put_back(pfn));
         batch.clear();
     }
 
     /// A page comes back, whose state says so already: onto the list of the CPU that frees it.
     #[inline(always)]
-    pub(crate) fn put_back(&self, pfn: u32) {
+    pub(crate) fn put_back(&self, pfn: Pfn) {
         let mobility = self.mobility_of(pfn);
-        if !self.lists.push(mobility, pfn) {
+        if !self.lists.push(mobility, pfn.as_u32()) {
             self.overflow_one(mobility, pfn);
         }
     }

@@ -134,7 +134,7 @@ impl Zone {
             let end = load.len().min(start + Batch::CAPACITY);
             let list = self.lists.list_here(mobility);
             if !self.lists.push_n(mobility, load, start..end) {
-                return self.give_to_zone(&load.as_slice()[start..]);
+                return self.give_to_zone(&load.as_pfns()[start..]);
             }
             // Afterwards, so that frames under way never look as if they were out.
             list.note_refilled(end - start);

@@ -8,7 +8,7 @@
 use super::body::Zone;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
-use pagemill_core::{FrameState, MisuseKind, Order, PAGE_SHIFT, PAGE_SIZE, step};
+use pagemill_core::{FrameState, MisuseKind, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, step};
 use pagemill_os::{Batch, bytes_differ, set_bytes};
 
 /// Are full states kept: does a frame's byte tell what a handle owns from what is free? In debug builds, and by the feature.
@@ -21,23 +21,23 @@ const fn owned(order: Order) -> FrameState {
 
 impl Zone {
     #[inline]
-    fn state_cell(&self, pfn: u32) -> &AtomicU8 {
+    fn state_cell(&self, pfn: Pfn) -> &AtomicU8 {
         debug_assert!(self.has_pfn(pfn));
         // SAFETY: a frame of this arena has a byte in the table, for as long as the arena lives.
-        unsafe { AtomicU8::from_ptr(self.states.wrapping_add(pfn as usize)) }
+        unsafe { AtomicU8::from_ptr(self.states.wrapping_add(pfn.as_usize())) }
     }
     #[inline]
-    pub(crate) fn state(&self, pfn: u32) -> FrameState {
+    pub(crate) fn state(&self, pfn: Pfn) -> FrameState {
         FrameState::from_byte(self.state_cell(pfn).load(Relaxed))
     }
     #[inline]
-    pub(crate) fn set_state(&self, pfn: u32, state: FrameState) {
+    pub(crate) fn set_state(&self, pfn: Pfn, state: FrameState) {
         self.state_cell(pfn).store(state.as_byte(), Relaxed);
     }
 
     /// Has one frame be a handle's. False: somebody has it.
     #[inline]
-    pub(crate) fn hand_out(&self, pfn: u32) -> bool {
+    pub(crate) fn hand_out(&self, pfn: Pfn) -> bool {
         step!("Zone::hand_out");
         let state = self.state(pfn);
         // One that was never handed out before is marked, once; with full states each is.
@@ -49,21 +49,21 @@ impl Zone {
 
     /// Has the frames of `batch` be handles', and takes those out of it that somebody has, which `refused` gets.
     #[inline(always)]
-    pub(crate) fn hand_out_batch(&self, batch: &mut Batch, refused: impl FnMut(u32)) {
-        if FULL || !self.are_safe_and_marked(batch.as_slice()) {
+    pub(crate) fn hand_out_batch(&self, batch: &mut Batch, refused: impl FnMut(Pfn)) {
+        if FULL || !self.are_safe_and_marked(batch.as_pfns()) {
             self.hand_out_each(batch, refused);
         }
     }
 
     /// Is each of these frames free and handed out before, as usual? One look at each, without a branch.
     #[inline(always)]
-    fn are_safe_and_marked(&self, pfns: &[u32]) -> bool {
+    fn are_safe_and_marked(&self, pfns: &[Pfn]) -> bool {
         let states = self.states;
         let mut all = FrameState::SAFE.as_byte();
         for &pfn in pfns {
             debug_assert!(self.has_pfn(pfn));
             // SAFETY: as in `state_cell`.
-            all &= unsafe { AtomicU8::from_ptr(states.wrapping_add(pfn as usize)) }.load(Relaxed);
+            all &= unsafe { AtomicU8::from_ptr(states.wrapping_add(pfn.as_usize())) }.load(Relaxed);
         }
         all != 0
     }
@@ -90,13 +90,13 @@ impl Zone {
 
     #[cold]
     #[inline(never)]
-    fn hand_out_each(&self, batch: &mut Batch, mut refused: impl FnMut(u32)) {
+    fn hand_out_each(&self, batch: &mut Batch, mut refused: impl FnMut(Pfn)) {
         let mut kept = 0;
-        let pfns = batch.as_mut_slice();
-        for at in 0..pfns.len() {
-            let pfn = pfns[at];
+        let numbers = batch.as_mut_slice();
+        for at in 0..numbers.len() {
+            let pfn = Pfn::new(numbers[at]);
             if self.hand_out(pfn) {
-                pfns[kept] = pfn;
+                numbers[kept] = numbers[at];
                 kept += 1;
             } else {
                 refused(pfn);
@@ -107,13 +107,13 @@ impl Zone {
 
     /// A page comes back from a handle, which is the proof that it was out; with full states that is looked up.
     #[inline]
-    fn take_back(&self, pfn: u32) -> bool {
+    fn take_back(&self, pfn: Pfn) -> bool {
         step!("Zone::take_back");
         !FULL || self.change(pfn, owned(Order::ZERO), FrameState::SAFE)
     }
 
     /// The same for a block.
-    pub(crate) fn take_back_block(&self, pfn: u32, order: Order) -> Result<(), MisuseKind> {
+    pub(crate) fn take_back_block(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
         if !FULL {
             return Ok(());
         }
@@ -124,31 +124,31 @@ impl Zone {
 
     /// A page comes back as a raw pointer; false if it is not raw.
     #[inline]
-    fn take_back_raw(&self, pfn: u32) -> bool {
+    fn take_back_raw(&self, pfn: Pfn) -> bool {
         step!("Zone::take_back_raw");
         self.change(pfn, FrameState::raw(Order::ZERO), FrameState::SAFE)
     }
 
     /// A block that is raw is no more: it comes back, or a handle takes it up again.
-    pub(crate) fn take_up(&self, pfn: u32, order: Order, is_handle: bool) -> Result<(), MisuseKind> {
+    pub(crate) fn take_up(&self, pfn: Pfn, order: Order, is_handle: bool) -> Result<(), MisuseKind> {
         self.check(pfn, order, FrameState::raw(order))?;
         // The first frame first: a fork never finds one whose block is not all there.
         self.set_state(pfn, if is_handle { owned(order) } else { FrameState::SAFE });
         if order > Order::ZERO {
             let inside = if is_handle && FULL { FrameState::INSIDE } else { FrameState::SAFE };
-            self.mark(pfn + 1, order.frames() as usize - 1, inside);
+            self.mark(pfn.offset(1), order.frames() as usize - 1, inside);
         }
         Ok(())
     }
 
     /// A handle's block is a raw pointer from now on.
     #[inline]
-    pub(crate) fn give_away(&self, pfn: u32, order: Order) -> Result<(), MisuseKind> {
+    pub(crate) fn give_away(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
         if FULL {
             self.check(pfn, order, FrameState::owned(order))?;
         }
         if order > Order::ZERO {
-            self.mark(pfn + 1, order.frames() as usize - 1, FrameState::INSIDE);
+            self.mark(pfn.offset(1), order.frames() as usize - 1, FrameState::INSIDE);
         }
         self.set_state(pfn, FrameState::raw(order));
         Ok(())
@@ -168,7 +168,7 @@ impl Zone {
 
     /// A page comes back, as a raw pointer or from a handle; false if it is not out so.
     #[inline(always)]
-    pub(crate) fn comes_back<const RAW: bool>(&self, pfn: u32) -> bool {
+    pub(crate) fn comes_back<const RAW: bool>(&self, pfn: Pfn) -> bool {
         if RAW { self.take_back_raw(pfn) } else { self.take_back(pfn) }
     }
 
@@ -181,9 +181,9 @@ impl Zone {
 
     /// The same for frames.
     #[inline(always)]
-    pub(crate) fn frames_come_back<const RAW: bool>(&self, pfns: &[u32]) -> usize {
+    pub(crate) fn frames_come_back<const RAW: bool>(&self, pfns: &[Pfn]) -> usize {
         let states = self.states;
-        self.come_back::<RAW, _>(pfns, |&pfn| states.wrapping_add(pfn as usize))
+        self.come_back::<RAW, _>(pfns, |&pfn| states.wrapping_add(pfn.as_usize()))
     }
 
     /// A look, a branch and a store for one after the other, so that a page that stands there twice is seen.
@@ -195,7 +195,7 @@ impl Zone {
         let wanted = if RAW { FrameState::raw(Order::ZERO) } else { owned(Order::ZERO) };
         let comes_back = |page: &T| {
             let cell = state(page);
-            debug_assert!(self.has_pfn(cell.addr().wrapping_sub(self.states.addr()) as u32));
+            debug_assert!(self.has_pfn(Pfn::new(cell.addr().wrapping_sub(self.states.addr()) as u32)));
             // SAFETY: as in `state_cell`.
             let cell = unsafe { AtomicU8::from_ptr(cell) };
             let is_out = cell.load(Relaxed) == wanted.as_byte();
@@ -217,7 +217,7 @@ impl Zone {
 
     /// The same for `n` neighbours, all or none.
     #[inline]
-    pub(crate) fn run_comes_back<const RAW: bool>(&self, first: u32, n: usize) -> bool {
+    pub(crate) fn run_comes_back<const RAW: bool>(&self, first: Pfn, n: usize) -> bool {
         if !RAW && !FULL {
             return true;
         }
@@ -230,7 +230,7 @@ impl Zone {
     }
 
     #[inline]
-    fn change(&self, pfn: u32, from: FrameState, to: FrameState) -> bool {
+    fn change(&self, pfn: Pfn, from: FrameState, to: FrameState) -> bool {
         let is_so = self.state(pfn) == from;
         if is_so {
             self.set_state(pfn, to);
@@ -239,7 +239,7 @@ impl Zone {
     }
 
     /// Is this block in the state that it must be in? If not, what is wrong with it.
-    fn check(&self, pfn: u32, order: Order, wanted: FrameState) -> Result<(), MisuseKind> {
+    fn check(&self, pfn: Pfn, order: Order, wanted: FrameState) -> Result<(), MisuseKind> {
         let state = self.state(pfn);
         match state.order() {
             _ if state == wanted => Ok(()),
@@ -256,29 +256,29 @@ impl Zone {
 
     /// Which of these bits any of `n` neighbours' states has unlike `state`.
     #[inline]
-    fn states_differ(&self, first: u32, n: usize, state: FrameState, bits: u8) -> u64 {
-        debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
+    fn states_differ(&self, first: Pfn, n: usize, state: FrameState, bits: u8) -> u64 {
+        debug_assert!(self.has_pfn(first) && self.has_pfn(first.offset(n as u32 - 1)));
         // SAFETY: inside the table, all of which is loaded and stored as `state_cell` or `cells` do.
-        unsafe { bytes_differ(self.states.wrapping_add(first as usize), n, state.as_byte(), bits) }
+        unsafe { bytes_differ(self.states.wrapping_add(first.as_usize()), n, state.as_byte(), bits) }
     }
     /// Are these all states of frames that may be handed out?
-    fn are_safe(&self, first: u32, n: usize) -> bool {
+    fn are_safe(&self, first: Pfn, n: usize) -> bool {
         // Fresh or not, that is the lowest bit.
         self.states_differ(first, n, FrameState::SAFE, !FrameState::SAFE.as_byte()) == 0
     }
     /// Were none of these, all free, handed out since the system gave them? A hint while others take them.
-    pub(crate) fn are_fresh(&self, first: u32, n: usize) -> bool {
+    pub(crate) fn are_fresh(&self, first: Pfn, n: usize) -> bool {
         self.states_differ(first, n, FrameState::FRESH, !0) == 0
     }
 
     /// Has a block be a handle's. The first frame of it that somebody has, if one has; then nothing is changed.
-    pub(crate) fn hand_out_block(&self, pfn: u32, order: Order) -> Result<(), u32> {
+    pub(crate) fn hand_out_block(&self, pfn: Pfn, order: Order) -> Result<(), Pfn> {
         let n = order.frames() as usize;
         if !FULL && self.states_differ(pfn, n, FrameState::SAFE, !0) == 0 {
             return Ok(());
         }
         if !self.are_safe(pfn, n)
-            && let Some(taken) = (pfn..pfn + order.frames()).find(|&pfn| !self.state(pfn).is_safe())
+            && let Some(taken) = pfn.run(order.frames()).find(|&pfn| !self.state(pfn).is_safe())
         {
             return Err(taken);
         }
@@ -288,7 +288,7 @@ impl Zone {
     }
 
     /// A handle's block is its pages from now on.
-    pub(crate) fn split_block(&self, pfn: u32, order: Order) -> Result<(), MisuseKind> {
+    pub(crate) fn split_block(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
         if FULL {
             self.check(pfn, order, FrameState::owned(order))?;
             self.mark(pfn, order.frames() as usize, FrameState::owned(Order::ZERO));
@@ -297,30 +297,30 @@ impl Zone {
     }
 
     /// Marks `n` neighbouring frames of which the caller is the owner: who had them, or who took them out of the zone.
-    pub(super) fn mark(&self, first: u32, n: usize, state: FrameState) {
-        debug_assert!(self.has_pfn(first) && self.has_pfn(first + n as u32 - 1));
+    pub(super) fn mark(&self, first: Pfn, n: usize, state: FrameState) {
+        debug_assert!(self.has_pfn(first) && self.has_pfn(first.offset(n as u32 - 1)));
         // SAFETY: as in `states_differ`.
-        unsafe { set_bytes(self.states.wrapping_add(first as usize), n, state.as_byte()) }
+        unsafe { set_bytes(self.states.wrapping_add(first.as_usize()), n, state.as_byte()) }
     }
 
     /// After a fork, with full states, of `n` frames from `first` on: what another thread had in its hands is its own, whatever its
     /// state said a moment before. `is_free` says what is in the zone, `block_end` is where the block ends that was seen last.
-    pub(crate) fn settle_states(&self, first: u32, n: u32, block_end: &mut u32, is_free: impl Fn(u32) -> bool) {
-        for pfn in first..first + n {
+    pub(crate) fn settle_states(&self, first: Pfn, n: u32, block_end: &mut Pfn, is_free: impl Fn(Pfn) -> bool) {
+        for pfn in first.run(n) {
             let state = self.state(pfn);
             match state.order() {
                 _ if state == FrameState::QUARANTINED || pfn < *block_end => {}
                 _ if is_free(pfn) && !state.is_safe() => self.set_state(pfn, FrameState::SAFE),
                 _ if is_free(pfn) => {}
-                Some(order) => *block_end = pfn + order.frames(),
+                Some(order) => *block_end = pfn.offset(order.frames()),
                 None => self.set_state(pfn, owned(Order::ZERO)),
             }
         }
     }
 
     /// Zeroes those of a block's frames that somebody may have written to (C2.2). Before it is handed out.
-    pub(crate) fn zero(&self, pfn: u32, order: Order) {
-        for pfn in pfn..pfn + order.frames() {
+    pub(crate) fn zero(&self, pfn: Pfn, order: Order) {
+        for pfn in pfn.run(order.frames()) {
             let state = self.state(pfn);
             if !self.is_zeroed() || (state.is_safe() && state != FrameState::FRESH) {
                 let page = ptr::with_exposed_provenance_mut::<u8>(self.addr_of(pfn));
@@ -334,7 +334,7 @@ impl Zone {
 #[cfg(test)]
 mod tests {
     use crate::{Allocator, Gfp, Memory, Order, Page, free_raw};
-    use pagemill_core::{FrameState, MisuseKind};
+    use pagemill_core::{FrameState, MisuseKind, Pfn};
     use pagemill_os::Batch;
 
     #[test]
@@ -346,17 +346,17 @@ mod tests {
             (0..17).zip([out(0), out(1), FrameState::INSIDE, FrameState::QUARANTINED].into_iter().cycle())
         {
             // Fresh ones and others, in no order.
-            let numbers: Vec<u32> = (0..17).map(|i| zone.first + i * 5 % 17 * 9).collect();
+            let numbers: Vec<Pfn> = (0..17).map(|i| zone.first.offset(i * 5 % 17 * 9)).collect();
             numbers
                 .iter()
-                .for_each(|&pfn| zone.set_state(pfn, [FrameState::FRESH, FrameState::SAFE][pfn as usize % 2]));
+                .for_each(|&pfn| zone.set_state(pfn, [FrameState::FRESH, FrameState::SAFE][pfn.as_usize() % 2]));
             zone.set_state(numbers[taken], state);
             let (mut batch, mut refused) = (Batch::new(), Vec::new());
-            batch.push_slice(&numbers);
+            numbers.iter().for_each(|pfn| batch.push(pfn.as_u32()));
             zone.hand_out_batch(&mut batch, |pfn| refused.push(pfn));
             assert_eq!((refused, zone.state(numbers[taken])), (vec![numbers[taken]], state));
-            let kept: Vec<u32> = numbers.iter().copied().filter(|&pfn| pfn != numbers[taken]).collect();
-            assert_eq!(batch.as_slice(), kept);
+            let kept: Vec<Pfn> = numbers.iter().copied().filter(|&pfn| pfn != numbers[taken]).collect();
+            assert_eq!(batch.as_pfns(), kept);
             kept.iter().for_each(|&pfn| assert_eq!(zone.state(pfn), super::owned(Order::ZERO)));
             numbers.iter().for_each(|&pfn| zone.set_state(pfn, FrameState::FRESH));
         }
@@ -366,14 +366,14 @@ mod tests {
     fn what_is_out_of_a_block_that_is_put_aside_comes_back_singly() {
         let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
         let zone = allocator.zones().first();
-        let [one, other] = [zone.first + 7, zone.first + 100];
+        let [one, other] = [zone.first.offset(7), zone.first.offset(100)];
         let page = |pfn| core::ptr::with_exposed_provenance_mut::<u8>(zone.addr_of(pfn));
         // SAFETY: nobody looks at it.
         let free = |pfn| unsafe { free_raw(page(pfn), Order::ZERO) };
         // Somebody has two pages that are free all the same: as if two processors had freed them at once.
         let all: Vec<Page> = core::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
         all.into_iter().for_each(|page| _ = page.into_raw());
-        (zone.first..zone.first + 512).for_each(|pfn| free(pfn).unwrap());
+        zone.first.run(512).for_each(|pfn| free(pfn).unwrap());
         allocator.drain();
         [one, other].iter().for_each(|&pfn| zone.set_state(pfn, FrameState::raw(Order::ZERO)));
         assert!(allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).is_err());

@@ -60,7 +60,7 @@ impl Zone {
         let Some(pfn) = pfn else { return false };
         stats.steals.fetch_add(u64::from(order.frames()), Relaxed);
         if order > Order::ZERO {
-            self.prepare_one_block(pfn.as_u32(), gfp, order).into_iter().for_each(|pfn| batch.push(pfn));
+            self.prepare_one_block(pfn, gfp, order).into_iter().for_each(|pfn| batch.push(pfn.as_u32()));
             return false;
         }
         stats.direct_out.fetch_add(1, Relaxed);
@@ -81,14 +81,14 @@ impl Zone {
     }
 
     /// A block above order 0 from a pageblock of the request's mobility, marked as handed out, zeroed if asked for.
-    pub(crate) fn take_block(&self, gfp: Gfp, order: Order, level: Level) -> Option<u32> {
+    pub(crate) fn take_block(&self, gfp: Gfp, order: Order, level: Level) -> Option<Pfn> {
         if self.shared.is_refused_by_fault(gfp) {
             return None;
         }
         let floor = self.floor(gfp, level);
         let withheld = self.take_withheld(gfp, order, floor);
         let pfn = withheld.or_else(|| self.buddy.alloc_block(order, gfp.mobility(), floor))?;
-        self.prepare_one_block(pfn.as_u32(), gfp, order)
+        self.prepare_one_block(pfn, gfp, order)
     }
 
     /// Up to `want` blocks of an order below a pageblock's from pageblocks of the request's mobility, marked as handed out, zeroed if
@@ -106,8 +106,8 @@ impl Zone {
         self.buddy.take_blocks(order, want, gfp.mobility(), self.floor(gfp, level), &mut emit);
         let mut kept = 0;
         for at in 0..batch.len() {
-            if let Some(pfn) = self.prepare_block(batch.as_slice()[at], gfp, order) {
-                batch.as_mut_slice()[kept] = pfn;
+            if let Some(pfn) = self.prepare_block(batch.as_pfns()[at], gfp, order) {
+                batch.as_mut_slice()[kept] = pfn.as_u32();
                 kept += 1;
             }
         }
@@ -116,7 +116,7 @@ impl Zone {
         true
     }
 
-    fn prepare_one_block(&self, pfn: u32, gfp: Gfp, order: Order) -> Option<u32> {
+    fn prepare_one_block(&self, pfn: Pfn, gfp: Gfp, order: Order) -> Option<Pfn> {
         let pfn = self.prepare_block(pfn, gfp, order)?;
         self.count_blocks_out(1, order);
         Some(pfn)
@@ -129,7 +129,7 @@ impl Zone {
     }
 
     #[inline(always)]
-    fn prepare_block(&self, pfn: u32, gfp: Gfp, order: Order) -> Option<u32> {
+    fn prepare_block(&self, pfn: Pfn, gfp: Gfp, order: Order) -> Option<Pfn> {
         if gfp.contains(Gfp::ZERO) {
             self.zero(pfn, order);
         }
@@ -142,13 +142,13 @@ impl Zone {
     /// A block with a frame in it that somebody has: all of it is put aside, and there is none to hand out.
     #[cold]
     #[inline(never)]
-    fn quarantine_block(&self, pfn: u32, order: Order, double: u32) -> Option<u32> {
+    fn quarantine_block(&self, pfn: Pfn, order: Order, double: Pfn) -> Option<Pfn> {
         if order >= Order::PAGEBLOCK {
             // What somebody has of it can come back singly.
-            let _ = self.buddy.split_block(Pfn::new(pfn), order);
+            let _ = self.buddy.split_block(pfn, order);
         }
         self.quarantine(double);
-        (pfn..pfn + order.frames()).filter(|&pfn| self.state(pfn).is_safe()).for_each(|pfn| self.put_aside(pfn));
+        pfn.run(order.frames()).filter(|&pfn| self.state(pfn).is_safe()).for_each(|pfn| self.put_aside(pfn));
         None
     }
 
@@ -158,12 +158,12 @@ impl Zone {
     pub(crate) fn prepare(&self, batch: &mut Batch, gfp: Gfp) {
         step!("Zone::prepare");
         if gfp.contains(Gfp::ZERO) {
-            batch.as_slice().iter().for_each(|&pfn| self.zero(pfn, Order::ZERO));
+            batch.as_pfns().iter().for_each(|&pfn| self.zero(pfn, Order::ZERO));
         }
         self.hand_out_batch(batch, |pfn| self.quarantine(pfn));
     }
 
-    fn put_aside(&self, pfn: u32) {
+    fn put_aside(&self, pfn: Pfn) {
         if self.state(pfn) != FrameState::QUARANTINED {
             self.set_state(pfn, FrameState::QUARANTINED);
             self.quarantined.fetch_add(1, Relaxed);
@@ -173,7 +173,7 @@ impl Zone {
     /// Puts a frame aside that came off a list or out of the zone while somebody has it.
     #[cold]
     #[inline(never)]
-    pub(crate) fn quarantine(&self, pfn: u32) {
+    pub(crate) fn quarantine(&self, pfn: Pfn) {
         self.put_aside(pfn);
         let _ = self.refuse(misuse(MisuseKind::Quarantined, self.addr_of(pfn)));
     }
@@ -197,7 +197,7 @@ impl Zone {
         }
         while batch.len() < want {
             let Some(pfn) = self.take_block(gfp, order, level) else { return false };
-            batch.push(pfn);
+            batch.push(pfn.as_u32());
         }
         true
     }
