@@ -1,9 +1,8 @@
 //! The words that a pageblock's metadata is made of: 8 words of 64 bits, a set bit a free frame, and one entry of
 //! 32 bits that counts them. Arithmetic on single words only; who may change them when is told in [`crate::buddy`].
-use crate::{Mobility, Order, PAGEBLOCK_FRAMES};
+use crate::{Mobility, Order};
 
 /// 64-bit words a pageblock.
-pub(crate) const BLOCK_WORDS: usize = PAGEBLOCK_FRAMES as usize / 64;
 
 /// A pageblock's entry.
 ///

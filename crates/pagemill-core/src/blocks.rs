@@ -2,11 +2,11 @@
 //!
 //! Orders 0 to 8 lie within a pageblock: a run of bits, reserved by the count as single frames are (I1). Orders 9 and up
 //! are whole pageblocks, whose bits stay set and whose entry says so (I3). See [`crate::buddy`] for the invariants.
-use crate::area::{BLOCK_WORDS, Entry, aligned_runs, best_runs, bits_of_runs, run_mask};
+use crate::area::{Entry, aligned_runs, best_runs, bits_of_runs, run_mask};
 use crate::error::MisuseKind;
 use crate::index::{Class, UNUSED};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::{Buddy, Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
+use crate::{Buddy, Mobility, Order, PAGEBLOCK_FRAMES, PageblockId, Pfn};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 impl Buddy<'_> {
@@ -68,16 +68,16 @@ impl Buddy<'_> {
     fn take_small(&self, order: Order, want: u32, mobility: Option<Mobility>, emit: &mut impl FnMut(Pfn, u64)) -> u32 {
         let mut left = want;
         for class in mobility.into_iter().flat_map(|wanted| Class::best_fit(wanted, order.frames()).chain([UNUSED])) {
-            let mut from = 0;
+            let mut from = PageblockId::FIRST;
             while left > 0
                 && let Some(block) = self.index.next(class, from)
             {
-                from = block + 1;
+                from = block.offset(1);
                 left -= self.take_in(block, order, left, mobility, emit);
             }
         }
         // What CPUs are bound to, and what the index may have lost: everything, before "exhausted".
-        let mut blocks = 0..self.areas.len();
+        let mut blocks = self.blocks();
         while left > 0
             && let Some(block) = blocks.next()
         {
@@ -94,7 +94,7 @@ impl Buddy<'_> {
     }
 
     /// The first words of the pageblock, as many as a block of this order has, 8 at most, that have a run of it.
-    fn first_with_run(&self, block: usize, order: Order) -> Option<usize> {
+    fn first_with_run(&self, block: PageblockId, order: Order) -> Option<usize> {
         let (span, in_word) = ((order.frames() as usize).div_ceil(64), order.get().min(6));
         let is_run = |group: &[AtomicU64]| group.iter().all(|word| aligned_runs(word.load(Relaxed), in_word) != 0);
         self.words_of(block).chunks(span).position(is_run)
@@ -102,7 +102,7 @@ impl Buddy<'_> {
 
     fn take_in(
         &self,
-        block: usize,
+        block: PageblockId,
         order: Order,
         want: u32,
         mobility: Option<Mobility>,
@@ -114,7 +114,7 @@ impl Buddy<'_> {
     /// Up to `want` blocks of one pageblock, or none if it is of another mobility than the one that is asked for.
     fn take_runs(
         &self,
-        block: usize,
+        block: PageblockId,
         order: Order,
         want: u32,
         mobility: Option<Mobility>,
@@ -139,7 +139,7 @@ impl Buddy<'_> {
             }
             let runs = claim_runs(group, in_word, left);
             if runs != 0 {
-                emit(self.first_of_word(block * BLOCK_WORDS + i * span), runs);
+                emit(self.first_of_word(block.first_word().offset(i * span)), runs);
                 // As in `Giving::put`: a word is one block, and needs no counting.
                 left -= if in_word == 6 { 1 } else { runs.count_ones() };
             }
@@ -163,38 +163,39 @@ impl Buddy<'_> {
             found = self.find_span(span, head);
             self.large.release(self.sleep);
         }
-        found.map(|block| self.first_of_word(block * BLOCK_WORDS))
+        found.map(|block| self.first_of(block))
     }
 
-    fn find_span(&self, span: usize, head: Entry) -> Option<usize> {
-        let mut from = 0;
+    fn find_span(&self, span: usize, head: Entry) -> Option<PageblockId> {
+        let mut from = PageblockId::FIRST;
         while let Some(block) = self.index.next(UNUSED, from) {
             let first = self.next_aligned(block, span);
             if let Some(found) = self.claim_span(first, span, head) {
                 return Some(found);
             }
-            from = (block + 1).max(first);
+            from = block.offset(1).max(first);
         }
         // As in `alloc_small`.
-        (self.next_aligned(0, span)..self.areas.len())
+        let first = self.next_aligned(PageblockId::FIRST, span);
+        (first.as_usize()..self.areas.len())
             .step_by(span)
-            .find_map(|first| self.claim_span(first, span, head))
+            .find_map(|first| self.claim_span(PageblockId::new(first), span, head))
     }
 
     /// Claims `span` whole pageblocks from `first` on, or none.
-    fn claim_span(&self, first: usize, span: usize, head: Entry) -> Option<usize> {
+    fn claim_span(&self, first: PageblockId, span: usize, head: Entry) -> Option<PageblockId> {
         // Look before claiming: what is claimed in vain is hidden from others meanwhile.
         let is_unused = |area: &AtomicU32| Entry(area.load(Relaxed)).free() == PAGEBLOCK_FRAMES;
-        let is_whole = self.areas.get(first..first + span)?.iter().all(is_unused);
-        if !is_whole || (first..first + span).any(|block| self.is_withheld(block)) {
+        let is_whole = self.areas.get(first.as_usize()..)?.get(..span)?.iter().all(is_unused);
+        if !is_whole || first.run(span).any(|block| self.is_withheld(block)) {
             return None;
         }
         let part = |block| if block == first { head } else { Entry::TAIL_OF_WHOLE };
-        let taken = (first..first + span).find(|&block| !self.claim_whole(block, part(block)));
+        let taken = first.run(span).find(|&block| !self.claim_whole(block, part(block)));
         match taken {
             None => Some(first),
             Some(taken) => {
-                (first..taken).for_each(|block| {
+                first.run(taken.as_usize() - first.as_usize()).for_each(|block| {
                     self.release_whole(block, part(block));
                 });
                 None
@@ -206,29 +207,29 @@ impl Buddy<'_> {
     /// `order`, 9 at most, comes to be whole in it. Of the pageblocks behind number `from`, or of all if none of those will do,
     /// it is the one with the most free frames. Requests that have begun to take some of it go on. Returns its number; none if
     /// no pageblock has room for such a block. One is withheld at a time.
-    pub fn withhold(&self, order: Order, from: usize) -> Option<usize> {
-        let fits = |block: &usize| {
-            let entry = Entry(self.areas[*block].load(Relaxed));
+    pub fn withhold(&self, order: Order, from: PageblockId) -> Option<PageblockId> {
+        let fits = |block: &PageblockId| {
+            let entry = Entry(self.area(*block).load(Relaxed));
             !entry.is_whole() && entry.free() > 0 && self.frames_of(*block) >= order.frames()
         };
-        let free_of = |block: &usize| Entry(self.areas[*block].load(Relaxed)).free();
-        let behind = (from + 1..self.areas.len()).filter(fits).max_by_key(free_of);
-        let block = behind.or_else(|| (0..self.areas.len()).filter(fits).max_by_key(free_of))?;
-        self.withheld.store(block as u32 + 1, Relaxed);
+        let free_of = |block: &PageblockId| Entry(self.area(*block).load(Relaxed)).free();
+        let behind = self.blocks().skip(from.as_usize() + 1).filter(fits).max_by_key(free_of);
+        let block = behind.or_else(|| self.blocks().filter(fits).max_by_key(free_of))?;
+        self.withheld.store(block.as_entry(), Relaxed);
         Some(block)
     }
 
     /// Takes a block of `order` from the pageblock that is withheld, if it has one and `floor` frames stay free. A whole pageblock
     /// is `mobility`'s if it is split.
     pub fn take_withheld(&self, order: Order, mobility: Mobility, floor: u32) -> Option<Pfn> {
-        let block = (self.withheld.load(Relaxed) as usize).checked_sub(1)?;
+        let block = PageblockId::from_entry(self.withheld.load(Relaxed))?;
         let frames = order.frames() as usize;
         let claim = self.claim(frames, floor)?;
         let pfn = match order {
             _ if claim.frames < frames || order > Order::PAGEBLOCK => None,
             Order::PAGEBLOCK => {
                 let is_taken = self.claim_whole(block, Entry::whole(order, mobility));
-                is_taken.then(|| self.first_of_word(block * BLOCK_WORDS))
+                is_taken.then(|| self.first_of(block))
             }
             _ => {
                 let mut found = None;
@@ -243,8 +244,8 @@ impl Buddy<'_> {
 
     /// How many frames are free and withheld.
     pub fn withheld_frames(&self) -> u32 {
-        let block = (self.withheld.load(Relaxed) as usize).checked_sub(1);
-        block.map_or(0, |block| Entry(self.areas[block].load(Relaxed)).free())
+        let block = PageblockId::from_entry(self.withheld.load(Relaxed));
+        block.map_or(0, |block| Entry(self.area(block).load(Relaxed)).free())
     }
 
     /// Requests may take all that is free again.
@@ -253,12 +254,12 @@ impl Buddy<'_> {
     }
 
     /// Relaxed: a request that looked before goes on with the pageblock; the claimant tries again until the block is whole.
-    pub(crate) fn is_withheld(&self, block: usize) -> bool {
-        self.withheld.load(Relaxed) == block as u32 + 1
+    pub(crate) fn is_withheld(&self, block: PageblockId) -> bool {
+        self.withheld.load(Relaxed) == block.as_entry()
     }
 
-    fn claim_whole(&self, block: usize, whole: Entry) -> bool {
-        let area = &self.areas[block];
+    fn claim_whole(&self, block: PageblockId, whole: Entry) -> bool {
+        let area = &self.area(block);
         let mut entry = Entry(area.load(Relaxed));
         self.note_use(block);
         while entry.free() == PAGEBLOCK_FRAMES {
@@ -275,10 +276,10 @@ impl Buddy<'_> {
     }
 
     /// False: somebody released it before.
-    fn release_whole(&self, block: usize, whole: Entry) -> bool {
+    fn release_whole(&self, block: PageblockId, whole: Entry) -> bool {
         // SeqCst: the next owner, in `claim_whole` or `reserve`, sees what this one wrote; and see `file`.
         let unused = Entry::unused(PAGEBLOCK_FRAMES);
-        let is_released = self.areas[block].compare_exchange(whole.0, unused.0, SeqCst, Relaxed).is_ok();
+        let is_released = self.area(block).compare_exchange(whole.0, unused.0, SeqCst, Relaxed).is_ok();
         if is_released {
             self.file(block, None, Some(UNUSED));
         }
@@ -300,7 +301,7 @@ impl Buddy<'_> {
                 return Err(MisuseKind::DoubleFree);
             }
             let span = (order.frames() / PAGEBLOCK_FRAMES) as usize;
-            (block + 1..block + span).for_each(|block| {
+            block.run(span).skip(1).for_each(|block| {
                 self.release_whole(block, Entry::TAIL_OF_WHOLE);
             });
             return Ok(self.add_free(order.frames() as usize));
@@ -308,11 +309,12 @@ impl Buddy<'_> {
         let first = self.word_of(pfn);
         let span = (order.frames() as usize).div_ceil(64);
         let mask = run_mask(order.get().min(6)) << (pfn.as_u32() % 64);
-        if self.bits[first..first + span].iter().any(|word| word.load(Relaxed) & mask != 0) {
+        if self.bits[first.as_usize()..][..span].iter().any(|word| word.load(Relaxed) & mask != 0) {
             return Err(MisuseKind::DoubleFree);
         }
         // Only bits that were not set count: somebody may be freeing the same block just now.
-        let freed = (first..first + span).map(|word| (mask & !self.set_bits(word, mask)).count_ones()).sum();
+        let freed =
+            (0..span).map(|at| first.offset(at)).map(|word| (mask & !self.set_bits(word, mask)).count_ones()).sum();
         let mut is_complete = false;
         if freed > 0 {
             self.raise(block, freed);
@@ -334,17 +336,17 @@ impl Buddy<'_> {
         let first = self.block_of(pfn);
         let mobility = self.check_whole(first, order)?.mobility();
         self.note_kind(mobility);
-        for block in first..first + (order.frames() / PAGEBLOCK_FRAMES) as usize {
+        for block in first.run((order.frames() / PAGEBLOCK_FRAMES) as usize) {
             self.words_of(block).iter().for_each(|word| word.store(0, Relaxed));
             // Release pairs with `reserve`'s Acquire: nobody sees a count before the cleared words.
-            self.areas[block].store(Entry::in_use(0, mobility).0, Release);
+            self.area(block).store(Entry::in_use(0, mobility).0, Release);
         }
         Ok(())
     }
 
     /// The entry of the first pageblock of a block of this order.
-    fn check_whole(&self, block: usize, order: Order) -> Result<Entry, MisuseKind> {
-        let entry = Entry(self.areas[block].load(Acquire));
+    fn check_whole(&self, block: PageblockId, order: Order) -> Result<Entry, MisuseKind> {
+        let entry = Entry(self.area(block).load(Acquire));
         match entry.whole_order() {
             Some(0) => Err(MisuseKind::DoubleFree), // On its way to the system.
             Some(handed_out) if handed_out == order.get() => Ok(entry),

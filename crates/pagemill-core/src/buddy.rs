@@ -21,13 +21,14 @@
 //! # Placement
 //! A CPU draws from the pageblock that is bound to it until that is empty, then binds the fullest one of the same
 //! mobility that nobody else is bound to (best fit), and breaks an unused one only when there is none.
-use crate::area::{BLOCK_WORDS, Entry, low_bits, lowest};
+use crate::area::{Entry, low_bits, lowest};
 use crate::error::Invalid;
 use crate::handful::Handful;
 use crate::index::{BlockIndex, Class, UNUSED};
 use crate::lock::{Lock, Sleep};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, latest_u32};
-use crate::{Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
+use crate::units::BLOCK_WORDS;
+use crate::{Mobility, Order, PAGEBLOCK_FRAMES, PageblockId, Pfn, WordId};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::AtomicBool;
 
@@ -81,12 +82,12 @@ impl BoundBlock {
     pub fn new() -> Self {
         Self(AtomicU32::new(0))
     }
-    fn get(&self) -> Option<usize> {
-        (self.0.load(Relaxed) as usize).checked_sub(1)
+    fn get(&self) -> Option<PageblockId> {
+        PageblockId::from_entry(self.0.load(Relaxed))
     }
     /// Binds `block`; what was bound comes back, to be released once.
-    fn replace(&self, block: Option<usize>) -> Option<usize> {
-        (self.0.swap(block.map_or(0, |block| block as u32 + 1), Relaxed) as usize).checked_sub(1)
+    fn replace(&self, block: Option<PageblockId>) -> Option<PageblockId> {
+        PageblockId::from_entry(self.0.swap(block.map_or(0, PageblockId::as_entry), Relaxed))
     }
 }
 
@@ -168,14 +169,14 @@ impl<'m> Buddy<'m> {
             forgets_use: AtomicBool::new(false),
             is_mixed: AtomicBool::new(false),
         };
-        for block in 0..blocks {
+        for block in buddy.blocks() {
             let free = buddy.frames_of(block);
             for (i, word) in buddy.words_of(block).iter().enumerate() {
                 word.store(low_bits(free.saturating_sub(i as u32 * 64)), Relaxed);
             }
             // Until somebody takes a frame the system has not committed any.
             let entry = Entry::unused(free).with_mark(Entry::GONE);
-            buddy.areas[block].store(entry.0, Release);
+            buddy.area(block).store(entry.0, Release);
             buddy.file(block, None, Class::of(entry, free));
         }
         Ok(buddy)
@@ -204,7 +205,7 @@ impl<'m> Buddy<'m> {
     /// The mobility of the pageblock that holds `pfn`.
     #[inline]
     pub fn mobility_of(&self, pfn: Pfn) -> Mobility {
-        Entry(self.areas[self.block_of(pfn)].load(Relaxed)).mobility()
+        Entry(self.area(self.block_of(pfn)).load(Relaxed)).mobility()
     }
     /// Was any pageblock ever used for another mobility than `Unmovable`? Where that is not so, a page's pageblock need not
     /// be looked at. Whoever has a page of such a pageblock sees it.
@@ -275,7 +276,7 @@ impl<'m> Buddy<'m> {
         }
         if !is_enough(left) {
             // What other CPUs are bound to, and what the index may have lost: everything, before "exhausted".
-            for block in 0..self.areas.len() {
+            for block in self.blocks() {
                 left -= self.take_from(block, left, Some(mobility), emit);
                 if is_enough(left) {
                     break;
@@ -330,11 +331,11 @@ impl<'m> Buddy<'m> {
     }
 
     fn steal_one(&self) -> Option<Pfn> {
-        let free_of = |block: &usize| Entry(self.areas[*block].load(Relaxed)).free();
+        let free_of = |block: &PageblockId| Entry(self.area(*block).load(Relaxed)).free();
         let mut taken = None;
         for _ in 0..SWEEPS {
-            let has_some = |block: &usize| free_of(block) > 0 && !self.is_withheld(*block);
-            let block = (0..self.areas.len()).filter(has_some).max_by_key(free_of)?;
+            let has_some = |block: &PageblockId| free_of(block) > 0 && !self.is_withheld(*block);
+            let block = self.blocks().filter(has_some).max_by_key(free_of)?;
             let mut emit = |first: Pfn, mask: u64| taken = Some(first.offset(mask.trailing_zeros()));
             if self.take_from(block, 1, None, &mut emit) == 1 {
                 return taken;
@@ -351,29 +352,29 @@ impl<'m> Buddy<'m> {
     }
 
     /// A block that a CPU no longer draws from stands in the index again.
-    fn release(&self, block: usize) {
+    fn release(&self, block: PageblockId) {
         // SeqCst: see `file`.
-        let before = Entry(self.areas[block].fetch_and(Entry(!0).with_bound(false).0, SeqCst));
+        let before = Entry(self.area(block).fetch_and(Entry(!0).with_bound(false).0, SeqCst));
         if before.is_bound() {
             self.file(block, None, Class::of(before.with_bound(false), self.frames_of(block)));
         }
     }
 
     /// Binds the fullest block of `mobility` that nobody is bound to.
-    fn bind(&self, mobility: Mobility) -> Option<usize> {
+    fn bind(&self, mobility: Mobility) -> Option<PageblockId> {
         step!("Buddy::bind");
         for class in Class::best_fit(mobility, 1).chain([UNUSED]) {
-            let mut from = 0;
+            let mut from = PageblockId::FIRST;
             while let Some(block) = self.index.next(class, from) {
-                from = block + 1;
-                let entry = Entry(self.areas[block].load(Relaxed));
+                from = block.offset(1);
+                let entry = Entry(self.area(block).load(Relaxed));
                 let actual = Class::of(entry, self.frames_of(block));
                 if actual != Some(class) {
                     self.file(block, Some(class), actual);
                     continue;
                 }
                 self.note_use(block);
-                if self.areas[block].compare_exchange(entry.0, entry.with_bound(true).0, SeqCst, Relaxed).is_ok() {
+                if self.area(block).compare_exchange(entry.0, entry.with_bound(true).0, SeqCst, Relaxed).is_ok() {
                     self.file(block, Some(class), None);
                     return Some(block);
                 }
@@ -385,7 +386,7 @@ impl<'m> Buddy<'m> {
     /// Up to `want` frames of one block, or none if it is of another mobility than the one that is asked for.
     pub(crate) fn take_from(
         &self,
-        block: usize,
+        block: PageblockId,
         want: u32,
         mobility: Option<Mobility>,
         emit: &mut impl FnMut(Pfn, u64),
@@ -417,7 +418,7 @@ impl<'m> Buddy<'m> {
                         bits = now;
                         continue;
                     }
-                    emit(self.first_of_word(block * BLOCK_WORDS + i), mask);
+                    emit(self.first_of_word(block.first_word().offset(i)), mask);
                     left -= mask.count_ones();
                     break;
                 }
@@ -431,10 +432,10 @@ impl<'m> Buddy<'m> {
     }
 
     /// Lowers a block's count by `least` to `most`: I1's first half. Returns by how many, 0 if it cannot.
-    pub(crate) fn reserve(&self, block: usize, least: u32, most: u32, mobility: Option<Mobility>) -> u32 {
+    pub(crate) fn reserve(&self, block: PageblockId, least: u32, most: u32, mobility: Option<Mobility>) -> u32 {
         step!("Buddy::reserve");
         let frames = self.frames_of(block);
-        let mut entry = Entry(self.areas[block].load(Relaxed));
+        let mut entry = Entry(self.area(block).load(Relaxed));
         loop {
             let is_unused = entry.free() == frames;
             let fits = is_unused || mobility.is_none_or(|mobility| mobility == entry.mobility());
@@ -450,7 +451,7 @@ impl<'m> Buddy<'m> {
                 next = next.with_mobility(mobility);
             }
             // Acquires what the Release half in `raise` published: the bits that the count speaks of. SeqCst: see `file`.
-            match self.areas[block].compare_exchange_weak(entry.0, next.0, SeqCst, Relaxed) {
+            match self.area(block).compare_exchange_weak(entry.0, next.0, SeqCst, Relaxed) {
                 Ok(_) => {
                     self.file(block, Class::of(entry, frames), Class::of(next, frames));
                     return n;
@@ -465,7 +466,7 @@ impl<'m> Buddy<'m> {
     /// Its bits are all set, and nobody else changes one: whoever takes a bit reserved a frame before, and there are no more frames
     /// than these (I1); whoever gives one has one. So plain stores do, where others compare and swap. False: its bits are not all
     /// set, so that its count was wrong, and nothing is taken.
-    pub(crate) fn take_whole(&self, block: usize, span: usize, mut emit: impl FnMut(Pfn)) -> bool {
+    pub(crate) fn take_whole(&self, block: PageblockId, span: usize, mut emit: impl FnMut(Pfn)) -> bool {
         let words = self.words_of(block);
         // `reserve` acquired what the last owners wrote.
         if words.iter().any(|word| word.load(Relaxed) != !0) {
@@ -473,25 +474,25 @@ impl<'m> Buddy<'m> {
         }
         for (i, words) in words.chunks(span).enumerate() {
             words.iter().for_each(|word| word.store(0, Relaxed));
-            emit(self.first_of_word(block * BLOCK_WORDS + i * span));
+            emit(self.first_of_word(block.first_word().offset(i * span)));
         }
         true
     }
 
     /// Raises a block's count: I1's second half, once the bits are set.
-    pub(crate) fn raise(&self, block: usize, by: u32) {
+    pub(crate) fn raise(&self, block: PageblockId, by: u32) {
         step!("Buddy::raise");
         let frames = self.frames_of(block);
         // SeqCst: Release for `reserve`, and see `file`.
-        let before = Entry(self.areas[block].fetch_add(by, SeqCst));
+        let before = Entry(self.area(block).fetch_add(by, SeqCst));
         let after = Entry(before.0 + by);
         self.file(block, Class::of(before, frames), Class::of(after, frames));
     }
 
     /// Sets bits of one word; returns those that were set already, which are somebody's double free.
-    pub(crate) fn set_bits(&self, word: usize, mask: u64) -> u64 {
+    pub(crate) fn set_bits(&self, word: WordId, mask: u64) -> u64 {
         step!("Buddy::set_bits");
-        self.bits[word].fetch_or(mask, Release) & mask
+        self.bits[word.as_usize()].fetch_or(mask, Release) & mask
     }
 
     /// Moves a block in the index after its entry changed.
@@ -499,7 +500,7 @@ impl<'m> Buddy<'m> {
     /// Two threads that change an entry one after the other may come here in the other order, and the first would
     /// leave the block where it no longer belongs. So each looks at the entry again when it is done (I5). Entries change,
     /// the index changes and this looks with SeqCst: whoever is last in the index sees the entry as all others left it.
-    pub(crate) fn file(&self, block: usize, mut before: Option<Class>, mut after: Option<Class>) {
+    pub(crate) fn file(&self, block: PageblockId, mut before: Option<Class>, mut after: Option<Class>) {
         while before != after {
             if let Some(class) = before {
                 self.index.remove(class, block);
@@ -508,7 +509,7 @@ impl<'m> Buddy<'m> {
                 self.index.insert(class, block);
             }
             before = after;
-            after = Class::of(Entry(latest_u32(&self.areas[block])), self.frames_of(block));
+            after = Class::of(Entry(latest_u32(&self.area(block))), self.frames_of(block));
         }
     }
 
@@ -555,26 +556,39 @@ impl<'m> Buddy<'m> {
     // ── numbers ────────────────────────────────────────────────────────────────────────────────────────────────
 
     #[inline]
-    pub(crate) fn block_of(&self, pfn: Pfn) -> usize {
-        ((pfn.as_u32() - self.start.as_u32()) / PAGEBLOCK_FRAMES) as usize
+    pub(crate) fn block_of(&self, pfn: Pfn) -> PageblockId {
+        self.word_of(pfn).pageblock()
+    }
+    /// The first frame of a pageblock.
+    pub(crate) fn first_of(&self, block: PageblockId) -> Pfn {
+        self.first_of_word(block.first_word())
+    }
+    /// The entry of a pageblock.
+    #[inline]
+    pub(crate) fn area(&self, block: PageblockId) -> &AtomicU32 {
+        &self.areas[block.as_usize()]
+    }
+    /// All pageblocks, in ascending order.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = PageblockId> + use<> {
+        (0..self.areas.len()).map(PageblockId::new)
     }
     /// The first pageblock, at or after this one, where a block of `span` pageblocks may begin.
-    pub(crate) fn next_aligned(&self, block: usize, span: usize) -> usize {
+    pub(crate) fn next_aligned(&self, block: PageblockId, span: usize) -> PageblockId {
         let before = (self.start.as_u32() / PAGEBLOCK_FRAMES) as usize;
-        (before + block).next_multiple_of(span) - before
+        PageblockId::new((before + block.as_usize()).next_multiple_of(span) - before)
     }
     #[inline]
-    pub(crate) fn word_of(&self, pfn: Pfn) -> usize {
-        ((pfn.as_u32() - self.start.as_u32()) / 64) as usize
+    pub(crate) fn word_of(&self, pfn: Pfn) -> WordId {
+        WordId::new((pfn.as_u32() - self.start.as_u32()) / 64)
     }
-    pub(crate) fn first_of_word(&self, word: usize) -> Pfn {
-        self.start.offset(word as u32 * 64)
+    pub(crate) fn first_of_word(&self, word: WordId) -> Pfn {
+        self.start.offset(word.as_u32() * 64)
     }
-    pub(crate) fn words_of(&self, block: usize) -> &[AtomicU64] {
-        &self.bits[block * BLOCK_WORDS..(block + 1) * BLOCK_WORDS]
+    pub(crate) fn words_of(&self, block: PageblockId) -> &[AtomicU64] {
+        &self.bits[block.first_word().as_usize()..][..BLOCK_WORDS]
     }
     /// How many frames a block has: 512, but for a last one that is cut short.
-    pub(crate) fn frames_of(&self, block: usize) -> u32 {
-        (self.frames - block as u32 * PAGEBLOCK_FRAMES).min(PAGEBLOCK_FRAMES)
+    pub(crate) fn frames_of(&self, block: PageblockId) -> u32 {
+        (self.frames - block.as_u32() * PAGEBLOCK_FRAMES).min(PAGEBLOCK_FRAMES)
     }
 }

@@ -3,8 +3,8 @@
 //! A frame costs two atomic operations when it goes back alone: its bit, its block's count. Frames that share a word
 //! or a block share them here: a small direct-mapped table collects masks by word, a second one counts by block, and
 //! an entry is written when another word wants its place, or at the end. Counts go last, after all bits (I1).
-use crate::area::{BLOCK_WORDS, aligned_runs, low_bits};
-use crate::{Buddy, Handful, Order, Pfn};
+use crate::area::{aligned_runs, low_bits};
+use crate::{Buddy, Handful, Order, PageblockId, Pfn, WordId};
 use core::borrow::BorrowMut;
 
 /// What was given.
@@ -130,7 +130,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
         while left > 0 {
             let here = left.min(64 - bit);
             self.give_bits(word, low_bits(here) << bit);
-            (word, bit, left) = (word + 1, 0, left - here);
+            (word, bit, left) = (word.offset(1), 0, left - here);
         }
     }
 
@@ -142,14 +142,14 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
     }
 
     #[inline]
-    fn give_bits(&mut self, word: usize, mask: u64) {
-        let slot = word % SLOTS;
-        if self.table.borrow().words[slot] != word as u32 + 1 {
+    fn give_bits(&mut self, word: WordId, mask: u64) {
+        let slot = word.as_usize() % SLOTS;
+        if self.table.borrow().words[slot] != word.as_u32() + 1 {
             if mask == !0 {
                 return self.put(word, mask); // No other bits of it will come.
             }
             self.write(slot);
-            self.table.borrow_mut().words[slot] = word as u32 + 1;
+            self.table.borrow_mut().words[slot] = word.as_u32() + 1;
         }
         // A bit that is collected twice is a double free too; counting bits would lose it.
         let collected = &mut self.table.borrow_mut().masks[slot];
@@ -161,10 +161,10 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
     }
 
     #[cold]
-    fn note_doubles(&mut self, word: usize, doubles: u64) {
+    fn note_doubles(&mut self, word: WordId, doubles: u64) {
         self.given.doubles += doubles.count_ones() as usize;
         let (span, in_word) = ((self.order.frames() as usize).div_ceil(64), self.order.get().min(6));
-        let firsts = if word.is_multiple_of(span) { aligned_runs(!0, in_word) } else { 0 };
+        let firsts = if word.as_usize().is_multiple_of(span) { aligned_runs(!0, in_word) } else { 0 };
         self.given.double_blocks += (doubles & firsts).count_ones() as usize;
         self.given.last_double = Some(self.buddy.first_of_word(word).offset(doubles.ilog2()));
     }
@@ -172,13 +172,13 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
     /// Sets the bits that `slot` collected, and empties it.
     fn write(&mut self, slot: usize) {
         let table = self.table.borrow_mut();
-        let Some(word) = (core::mem::take(&mut table.words[slot]) as usize).checked_sub(1) else { return };
+        let Some(word) = core::mem::take(&mut table.words[slot]).checked_sub(1).map(WordId::new) else { return };
         let mask = core::mem::take(&mut table.masks[slot]);
         self.put(word, mask);
     }
 
     /// Sets bits of one word, and counts them.
-    fn put(&mut self, word: usize, mask: u64) {
+    fn put(&mut self, word: WordId, mask: u64) {
         let doubles = self.buddy.set_bits(word, mask);
         if doubles != 0 {
             self.note_doubles(word, doubles);
@@ -186,19 +186,21 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
         // Without an instruction for it, counting bits takes ten; a full word is the usual one where frames are in order.
         let frames = if mask & !doubles == !0 { 64 } else { (mask & !doubles).count_ones() };
         self.given.frames += frames as usize;
-        let block = word / BLOCK_WORDS;
-        let place = block % self.counts.len();
-        if self.counts[place].0 != block as u32 + 1 {
+        let block = word.pageblock();
+        let place = block.as_usize() % self.counts.len();
+        if self.counts[place].0 != block.as_entry() {
             self.write_count(place);
-            self.counts[place].0 = block as u32 + 1;
+            self.counts[place].0 = block.as_entry();
         }
         self.counts[place].1 += frames;
     }
 
     fn write_count(&mut self, place: usize) {
         let (block, frames) = core::mem::take(&mut self.counts[place]);
-        if frames > 0 {
-            self.buddy.raise(block as usize - 1, frames);
+        if let Some(block) = PageblockId::from_entry(block)
+            && frames > 0
+        {
+            self.buddy.raise(block, frames);
         }
     }
 

@@ -1,5 +1,5 @@
 //! Frames on their way from one pageblock to a large request: its words, in eight times 64 bits.
-use crate::area::BLOCK_WORDS;
+use crate::units::BLOCK_WORDS;
 use crate::{PAGEBLOCK_FRAMES, Pfn};
 
 /// Frames of one pageblock that somebody took: see [`Buddy::take_handful`](crate::Buddy::take_handful). What it still has when it is

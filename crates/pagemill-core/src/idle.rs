@@ -4,11 +4,12 @@
 //! The entry of a pageblock in which nothing is taken has a mark: none, when it was first seen free, or that the system
 //! has its memory already. Whoever takes the first frame clears it, in the same write that says whose the pageblock is
 //! now; so neither taking nor freeing pays for this.
-use crate::area::{BLOCK_WORDS, Entry};
+use crate::area::Entry;
 use crate::error::MisuseKind;
 use crate::index::Class;
 use crate::sync::Ordering::{Relaxed, SeqCst};
-use crate::{Buddy, Pfn};
+use crate::units::BLOCK_WORDS;
+use crate::{Buddy, PageblockId, Pfn};
 
 /// When: a count of whatever unit the caller likes, going round at [`Tick::ROUND`].
 ///
@@ -74,9 +75,9 @@ impl Part {
     /// # let bits: Vec<AtomicU64> = (0..need.words).map(|_| AtomicU64::new(0)).collect();
     /// # let areas: Vec<AtomicU32> = (0..need.areas).map(|_| AtomicU32::new(0)).collect();
     /// let buddy = Buddy::new(Pfn::new(0), 512, &bits, &areas).unwrap();
-    /// assert!(buddy.next_part(&mut 0).is_none(), "the system has not committed any of it");
+    /// assert!(buddy.next_part(&mut pagemill_core::PageblockId::new(0)).is_none(), "the system has not committed any of it");
     /// buddy.alloc_block(Order::ZERO, Mobility::Movable, 0).unwrap();
-    /// let part = buddy.next_part(&mut 0).unwrap();
+    /// let part = buddy.next_part(&mut pagemill_core::PageblockId::new(0)).unwrap();
     /// assert_eq!(part.words().nth(1), Some((Pfn::new(64), !0)));
     /// ```
     pub fn words(&self) -> impl Iterator<Item = (Pfn, u64)> {
@@ -89,18 +90,18 @@ impl Buddy<'_> {
     /// Takes the next pageblock from number `from` on in which nothing is taken and whose memory the system does not have,
     /// of at most `most` frames, as long as `floor` frames stay free. `from` moves behind it. Returns its first frame and
     /// how many it has. The caller gives it back by [`return_unused`](Self::return_unused).
-    pub fn take_unused(&self, from: &mut usize, which: Unused, floor: u32, most: u32) -> Option<(Pfn, u32)> {
-        while *from < self.areas.len() {
+    pub fn take_unused(&self, from: &mut PageblockId, which: Unused, floor: u32, most: u32) -> Option<(Pfn, u32)> {
+        while from.as_usize() < self.areas.len() {
             let block = *from;
-            *from += 1;
-            let (entry, frames) = (Entry(self.areas[block].load(Relaxed)), self.frames_of(block));
+            *from = block.offset(1);
+            let (entry, frames) = (Entry(self.area(block).load(Relaxed)), self.frames_of(block));
             if entry.free() != frames || entry.mark() == Entry::GONE || frames > most || self.is_withheld(block) {
                 continue;
             }
             if let Unused::Since { now, ticks } = which {
                 if entry.mark() == 0 {
                     // If somebody took a frame meanwhile it is not free since now.
-                    let _ = self.areas[block].compare_exchange(entry.0, entry.with_mark(now.0).0, Relaxed, Relaxed);
+                    let _ = self.area(block).compare_exchange(entry.0, entry.with_mark(now.0).0, Relaxed, Relaxed);
                     continue;
                 }
                 if now.since(Tick(entry.mark())) < ticks {
@@ -110,11 +111,11 @@ impl Buddy<'_> {
             let claim = self.claim(frames as usize, floor)?;
             self.note_use(block);
             let is_taken = claim.frames == frames as usize
-                && self.areas[block].compare_exchange(entry.0, Entry::GOING.0, SeqCst, Relaxed).is_ok();
+                && self.area(block).compare_exchange(entry.0, Entry::GOING.0, SeqCst, Relaxed).is_ok();
             self.settle(claim, if is_taken { frames as usize } else { 0 });
             if is_taken {
                 self.file(block, Class::of(entry, frames), None);
-                return Some((self.first_of_word(block * BLOCK_WORDS), frames));
+                return Some((self.first_of(block), frames));
             }
         }
         None
@@ -129,7 +130,7 @@ impl Buddy<'_> {
         let frames = self.frames_of(block);
         let unused = Entry::unused(frames).with_mark(if is_gone { Entry::GONE } else { 0 });
         // SeqCst as in `free_block`: the next owner sees what this one did; and see `file`.
-        if self.areas[block].compare_exchange(Entry::GOING.0, unused.0, SeqCst, Relaxed).is_err() {
+        if self.area(block).compare_exchange(Entry::GOING.0, unused.0, SeqCst, Relaxed).is_err() {
             return Err(MisuseKind::DoubleFree);
         }
         self.file(block, None, Class::of(unused, frames));
@@ -139,18 +140,18 @@ impl Buddy<'_> {
 
     /// The next pageblock from number `from` on that has free frames, but for those whose memory the system has. `from` moves
     /// behind it. Others may take them at any moment.
-    pub fn next_part(&self, from: &mut usize) -> Option<Part> {
-        while *from < self.areas.len() {
+    pub fn next_part(&self, from: &mut PageblockId) -> Option<Part> {
+        while from.as_usize() < self.areas.len() {
             let block = *from;
-            *from += 1;
-            let entry = Entry(self.areas[block].load(Relaxed));
+            *from = block.offset(1);
+            let entry = Entry(self.area(block).load(Relaxed));
             let is_unused = entry.free() == self.frames_of(block);
             if entry.free() == 0 || is_unused && entry.mark() == Entry::GONE {
                 continue;
             }
             let mut free = [0; BLOCK_WORDS];
             free.iter_mut().zip(self.words_of(block)).for_each(|(copy, word)| *copy = word.load(Relaxed));
-            let first = self.first_of_word(block * BLOCK_WORDS);
+            let first = self.first_of(block);
             return Some(Part { first, free, is_unused, is_bound: entry.is_bound() });
         }
         None
@@ -161,7 +162,7 @@ impl Buddy<'_> {
     /// taken). Returns how many frames those were. The caller gives them back by [giving](crate::Giving).
     pub fn take_part(&self, first: Pfn, floor: u32, emit: &mut impl FnMut(Pfn, u64)) -> usize {
         let block = self.block_of(first);
-        let free = Entry(self.areas[block].load(Relaxed)).free();
+        let free = Entry(self.area(block).load(Relaxed)).free();
         if free == self.frames_of(block) {
             return 0; // It goes as a whole.
         }

@@ -7,7 +7,7 @@
 //! Two levels keep the search short on large arenas: a summary bit for every 64 blocks.
 use crate::area::Entry;
 use crate::sync::{AtomicU64, Ordering::SeqCst, latest_u64};
-use crate::{Mobility, PAGEBLOCK_FRAMES};
+use crate::{Mobility, PAGEBLOCK_FRAMES, PageblockId};
 
 /// Classes of fullness a mobility has. Fuller blocks stand in lower classes and are drawn from first (best fit), so
 /// that the emptier ones can become whole.
@@ -59,6 +59,11 @@ pub(crate) struct BlockIndex<'m> {
     summaries: usize,
 }
 
+/// The leaf that has a pageblock's bit, and the bit.
+fn place_of(block: PageblockId) -> (usize, u64) {
+    (block.as_usize() / 64, 1 << (block.as_usize() % 64))
+}
+
 impl<'m> BlockIndex<'m> {
     /// Words for this many blocks.
     pub(crate) const fn words_for(blocks: usize) -> usize {
@@ -78,25 +83,26 @@ impl<'m> BlockIndex<'m> {
         &self.words[usize::from(class.0) * (self.leaves + self.summaries) + self.leaves + word]
     }
 
-    pub(crate) fn contains(&self, class: Class, block: usize) -> bool {
-        self.leaf(class, block / 64).load(SeqCst) >> (block % 64) & 1 == 1
+    pub(crate) fn contains(&self, class: Class, block: PageblockId) -> bool {
+        let (word, bit) = place_of(block);
+        self.leaf(class, word).load(SeqCst) & bit != 0
     }
     /// Does it stand there, and do both levels lead to it?
-    pub(crate) fn leads_to(&self, class: Class, block: usize) -> bool {
-        let word = block / 64;
+    pub(crate) fn leads_to(&self, class: Class, block: PageblockId) -> bool {
+        let (word, _) = place_of(block);
         self.contains(class, block) && self.summary(class, word / 64).load(SeqCst) >> (word % 64) & 1 == 1
     }
 
-    pub(crate) fn insert(&self, class: Class, block: usize) {
-        let word = block / 64;
-        self.leaf(class, word).fetch_or(1 << (block % 64), SeqCst);
+    pub(crate) fn insert(&self, class: Class, block: PageblockId) {
+        let (word, bit) = place_of(block);
+        self.leaf(class, word).fetch_or(bit, SeqCst);
         // SeqCst pairs with `remove`, which clears the summary bit and then looks at the leaf again: one of the two
         // sees the other.
         self.summary(class, word / 64).fetch_or(1 << (word % 64), SeqCst);
     }
 
-    pub(crate) fn remove(&self, class: Class, block: usize) {
-        let (word, bit) = (block / 64, 1u64 << (block % 64));
+    pub(crate) fn remove(&self, class: Class, block: PageblockId) {
+        let (word, bit) = place_of(block);
         if self.leaf(class, word).fetch_and(!bit, SeqCst) & !bit != 0 {
             return;
         }
@@ -108,14 +114,15 @@ impl<'m> BlockIndex<'m> {
     }
 
     /// The first block at or after `from` that stands under `class`.
-    pub(crate) fn next(&self, class: Class, from: usize) -> Option<usize> {
-        let mut word = from / 64;
+    pub(crate) fn next(&self, class: Class, from: PageblockId) -> Option<PageblockId> {
+        let (mut word, first) = place_of(from);
+        let at = |word: usize, leaf: u64| Some(PageblockId::new(word * 64 + leaf.trailing_zeros() as usize));
         if word >= self.leaves {
             return None;
         }
-        let here = self.leaf(class, word).load(SeqCst) & (!0 << (from % 64));
+        let here = self.leaf(class, word).load(SeqCst) & first.wrapping_neg();
         if here != 0 {
-            return Some(word * 64 + here.trailing_zeros() as usize);
+            return at(word, here);
         }
         word += 1;
         while word < self.leaves {
@@ -127,7 +134,7 @@ impl<'m> BlockIndex<'m> {
             word = word / 64 * 64 + marked.trailing_zeros() as usize;
             let leaf = self.leaf(class, word).load(SeqCst);
             if leaf != 0 {
-                return Some(word * 64 + leaf.trailing_zeros() as usize);
+                return at(word, leaf);
             }
             word += 1;
         }

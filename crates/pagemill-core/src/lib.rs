@@ -78,7 +78,8 @@ pub use marks::{Level, Watermarks};
 pub use nodes::{NodeId, NodeMask, Policy, ZoneKind, interleave_share, zonelist_place};
 pub use policy::{ListPolicy, SlowEvent};
 pub use state::FrameState;
-pub use units::{CpuId, Order, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Pfn};
+pub(crate) use units::WordId;
+pub use units::{CpuId, Order, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, PageblockId, Pfn};
 pub use used::use_words_for;
 pub use validate::{BuddyCensus, BuddyInfo, Misfit};
 

@@ -64,6 +64,98 @@ impl fmt::Display for Pfn {
     }
 }
 
+/// Words of 64 frames that a pageblock has.
+pub(crate) const BLOCK_WORDS: usize = PAGEBLOCK_FRAMES as usize / 64;
+
+/// One of a buddy's pageblocks, the first of which is 0.
+///
+/// ```
+/// use pagemill_core::PageblockId;
+/// assert_eq!(PageblockId::FIRST.offset(3).as_usize(), 3);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(transparent)]
+pub struct PageblockId(u32);
+
+impl PageblockId {
+    /// The first pageblock.
+    pub const FIRST: Self = Self(0);
+
+    /// The pageblock numbered `n`.
+    #[inline]
+    pub const fn new(n: usize) -> Self {
+        Self(n as u32)
+    }
+    /// The number.
+    #[inline]
+    pub const fn as_u32(self) -> u32 {
+        self.0
+    }
+    /// The number, as an index.
+    #[inline]
+    pub const fn as_usize(self) -> usize {
+        self.0 as usize
+    }
+    /// The pageblock `by` pageblocks on.
+    #[inline]
+    #[must_use]
+    pub const fn offset(self, by: usize) -> Self {
+        Self(self.0 + by as u32)
+    }
+    /// This pageblock and those behind it, `n` in all.
+    pub(crate) fn run(self, n: usize) -> impl Iterator<Item = Self> {
+        (self.0..self.0 + n as u32).map(Self)
+    }
+    #[inline]
+    pub(crate) const fn first_word(self) -> WordId {
+        WordId(self.0 * BLOCK_WORDS as u32)
+    }
+    /// What a word that may name a pageblock holds for this one: 0 names none.
+    #[inline]
+    pub(crate) const fn as_entry(self) -> u32 {
+        self.0 + 1
+    }
+    /// The pageblock that such a word names.
+    #[inline]
+    pub(crate) fn from_entry(entry: u32) -> Option<Self> {
+        entry.checked_sub(1).map(Self)
+    }
+}
+
+impl fmt::Display for PageblockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One of a buddy's words, each of which has the bits of 64 frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub(crate) struct WordId(u32);
+
+impl WordId {
+    #[inline]
+    pub(crate) const fn new(n: u32) -> Self {
+        Self(n)
+    }
+    #[inline]
+    pub(crate) const fn as_u32(self) -> u32 {
+        self.0
+    }
+    #[inline]
+    pub(crate) const fn as_usize(self) -> usize {
+        self.0 as usize
+    }
+    #[inline]
+    pub(crate) const fn offset(self, by: usize) -> Self {
+        Self(self.0 + by as u32)
+    }
+    #[inline]
+    pub(crate) const fn pageblock(self) -> PageblockId {
+        PageblockId(self.0 / BLOCK_WORDS as u32)
+    }
+}
+
 /// The size of a block: 2^order contiguous pages, aligned to their size.
 ///
 /// ```

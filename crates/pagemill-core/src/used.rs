@@ -8,8 +8,8 @@
 //! it speaks of. One that is shared is read after the states were copied. It is set before anything else of the region
 //! changes, so a child that finds it unset has the region as [`Buddy::new`] left it. Bits are never cleared: one that
 //! is set for nothing costs a look at the region, and no more.
-use crate::Buddy;
 use crate::sync::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
+use crate::{Buddy, PageblockId};
 
 /// Pageblocks of a region: 128 MiB, the blocks that share a word of the index.
 const BLOCKS: usize = 64;
@@ -39,7 +39,7 @@ impl<'m> Buddy<'m> {
     }
 
     /// Goes before a change to a pageblock that may have been as [`Buddy::new`] left it.
-    pub(crate) fn note_use(&self, block: usize) {
+    pub(crate) fn note_use(&self, block: PageblockId) {
         let Some((word, bit)) = self.use_bit(block) else { return };
         if word.load(Relaxed) & bit == 0 {
             word.fetch_or(bit, SeqCst);
@@ -49,15 +49,15 @@ impl<'m> Buddy<'m> {
     }
 
     /// May something have been taken of the pageblock? In the child of a fork: by its parent, before the copy was made.
-    pub(crate) fn was_used(&self, block: usize) -> bool {
+    pub(crate) fn was_used(&self, block: PageblockId) -> bool {
         self.use_bit(block).is_none_or(|(word, bit)| word.load(SeqCst) & bit != 0)
     }
 
-    fn use_bit(&self, block: usize) -> Option<(&AtomicU32, u32)> {
+    fn use_bit(&self, block: PageblockId) -> Option<(&AtomicU32, u32)> {
         if self.forgets_use.load(Relaxed) {
             return None;
         }
-        let region = block / BLOCKS;
+        let region = block.as_usize() / BLOCKS;
         Some((self.used.get(region / 32)?, 1 << (region % 32)))
     }
 }

@@ -1,9 +1,10 @@
 //! Walks a buddy and proves its invariants, if it is at rest; shows what is free by order, as `/proc/buddyinfo` does.
-use crate::area::{BLOCK_WORDS, Entry, aligned_runs, low_bits, run_mask};
+use crate::area::{Entry, aligned_runs, low_bits, run_mask};
 use crate::index::Class;
 use crate::sync::AtomicU32;
 use crate::sync::Ordering::{Acquire, Relaxed};
-use crate::{Buddy, FrameState, Order, PAGEBLOCK_FRAMES, Pfn};
+use crate::units::BLOCK_WORDS;
+use crate::{Buddy, FrameState, Order, PAGEBLOCK_FRAMES, PageblockId, Pfn};
 use core::fmt;
 
 /// The buddy's side of C10.2.
@@ -40,7 +41,7 @@ pub enum Misfit {
     #[error("I3: whole pageblock {block} counts {counted} free frames and has {set} bits")]
     Whole {
         /// Its place in the buddy.
-        block: usize,
+        block: PageblockId,
         /// What it counts.
         counted: u32,
         /// Bits.
@@ -50,7 +51,7 @@ pub enum Misfit {
     #[error("I4: pageblock {block} counts {counted} free frames and has {set} bits")]
     Count {
         /// Its place in the buddy.
-        block: usize,
+        block: PageblockId,
         /// What it counts.
         counted: u32,
         /// Bits.
@@ -68,7 +69,7 @@ pub enum Misfit {
     #[error("I5: pageblock {block} with {free} free frames is not filed under its class")]
     Unfiled {
         /// Its place in the buddy.
-        block: usize,
+        block: PageblockId,
         /// What it counts.
         free: u32,
     },
@@ -145,8 +146,8 @@ impl fmt::Display for BuddyInfo {
 impl Buddy<'_> {
     /// Is this frame in the free areas?
     pub fn is_free(&self, pfn: Pfn) -> bool {
-        let is_whole = Entry(self.areas[self.block_of(pfn)].load(Acquire)).is_whole();
-        !is_whole && self.bits[self.word_of(pfn)].load(Acquire) >> (pfn.as_u32() % 64) & 1 == 1
+        let is_whole = Entry(self.area(self.block_of(pfn)).load(Acquire)).is_whole();
+        !is_whole && self.bits[self.word_of(pfn).as_usize()].load(Acquire) >> (pfn.as_u32() % 64) & 1 == 1
     }
 
     /// Proves I3, I4 and I5 of a buddy that nobody uses meanwhile.
@@ -155,7 +156,7 @@ impl Buddy<'_> {
     /// The first [`Misfit`]: a buddy at rest has none.
     pub fn validate(&self) -> Result<BuddyCensus, Misfit> {
         let mut census = BuddyCensus::default();
-        for (block, area) in self.areas.iter().enumerate() {
+        for (block, area) in self.blocks().zip(self.areas) {
             let (entry, frames) = (Entry(area.load(Acquire)), self.frames_of(block));
             let set: u32 = self.words_of(block).iter().map(|word| word.load(Acquire).count_ones()).sum();
             let counted = entry.free();
@@ -191,7 +192,7 @@ impl Buddy<'_> {
             self.set_bits(self.word_of(pfn), 1 << (pfn.as_u32() % 64));
         }
         let (mut free, mut tails) = (0, 0);
-        for (block, area) in self.areas.iter().enumerate() {
+        for (block, area) in self.blocks().zip(self.areas) {
             let (entry, frames) = (Entry(area.load(Acquire)), self.frames_of(block));
             if tails == 0 && !self.was_used(block) {
                 free += frames as usize;
@@ -217,24 +218,27 @@ impl Buddy<'_> {
             }
             free += next.free() as usize;
             self.file_anew(block, Class::of(next, frames));
-            looked_at(self.first_of_word(block * BLOCK_WORDS), frames as usize);
+            looked_at(self.first_of(block), frames as usize);
         }
         self.reset_after_fork(free);
     }
 
     /// Is this the first pageblock of a block that is handed out, with all that belong to it? Then those are `tails`, itself
     /// included.
-    fn is_complete(&self, block: usize, entry: Entry, tails: &mut usize) -> bool {
+    fn is_complete(&self, block: PageblockId, entry: Entry, tails: &mut usize) -> bool {
         let Some(order) = entry.whole_order().filter(|&order| order >= Order::PAGEBLOCK.get()) else { return false };
         let span = 1 << (order - Order::PAGEBLOCK.get());
         let is_tail = |area: &AtomicU32| Entry(area.load(Relaxed)) == Entry::TAIL_OF_WHOLE;
-        let is_complete = self.areas.get(block + 1..block + span).is_some_and(|areas| areas.iter().all(is_tail));
+        let is_complete = self
+            .areas
+            .get(block.as_usize()..block.as_usize() + span)
+            .is_some_and(|areas| areas[1..].iter().all(is_tail));
         *tails = if is_complete { span } else { 0 };
         is_complete
     }
 
     /// Has a block stand under `class` alone.
-    fn file_anew(&self, block: usize, class: Option<Class>) {
+    fn file_anew(&self, block: PageblockId, class: Option<Class>) {
         for other in Class::all().filter(|&other| Some(other) != class && self.index.contains(other, block)) {
             self.index.remove(other, block);
         }
@@ -246,33 +250,35 @@ impl Buddy<'_> {
     /// Free blocks by order, merged as far as they go. A snapshot; exact at rest.
     pub fn buddy_info(&self) -> BuddyInfo {
         let mut info = BuddyInfo::default();
-        let mut block = 0;
-        while block < self.areas.len() {
-            if Entry(self.areas[block].load(Relaxed)).free() != PAGEBLOCK_FRAMES {
+        let mut block = PageblockId::FIRST;
+        while block.as_usize() < self.areas.len() {
+            if Entry(self.area(block).load(Relaxed)).free() != PAGEBLOCK_FRAMES {
                 self.count_within(block, &mut info);
-                block += 1;
+                block = block.offset(1);
                 continue;
             }
             // The largest aligned group of unused pageblocks that begins here.
             let mut order = Order::PAGEBLOCK.get();
             while order < Order::MAX.get() {
                 let span = 1usize << (order + 1 - Order::PAGEBLOCK.get());
-                let is_unused = |block: usize| {
-                    self.areas.get(block).is_some_and(|area| Entry(area.load(Relaxed)).free() == PAGEBLOCK_FRAMES)
+                let is_unused = |block: PageblockId| {
+                    self.areas
+                        .get(block.as_usize())
+                        .is_some_and(|area| Entry(area.load(Relaxed)).free() == PAGEBLOCK_FRAMES)
                 };
-                if self.next_aligned(block, span) != block || !(block..block + span).all(is_unused) {
+                if self.next_aligned(block, span) != block || !block.run(span).all(is_unused) {
                     break;
                 }
                 order += 1;
             }
             info.blocks[usize::from(order)] += 1;
-            block += 1 << (order - Order::PAGEBLOCK.get());
+            block = block.offset(1 << (order - Order::PAGEBLOCK.get()));
         }
         info
     }
 
-    fn count_within(&self, block: usize, info: &mut BuddyInfo) {
-        if Entry(self.areas[block].load(Relaxed)).is_whole() {
+    fn count_within(&self, block: PageblockId, info: &mut BuddyInfo) {
+        if Entry(self.area(block).load(Relaxed)).is_whole() {
             return;
         }
         let mut words = [0u64; BLOCK_WORDS];

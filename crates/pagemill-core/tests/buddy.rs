@@ -1,6 +1,8 @@
 //! What a request does whose frames move while it looks for them.
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, Buddy, BuddyMetadata, Giving, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, Pfn};
+use pagemill_core::{
+    BoundBlock, Buddy, BuddyMetadata, Giving, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, PageblockId, Pfn,
+};
 
 const KIND: Mobility = Mobility::Movable;
 
@@ -57,9 +59,9 @@ fn a_buddy_with_nothing_free_has_no_pageblock_to_withhold() {
         let all = buddy.free_frames();
         assert_eq!(buddy.take(&bound, all, KIND, 0, &mut |_, _| ()), all);
         buddy.unbind(&bound);
-        assert_eq!(buddy.withhold(Order::new(4).unwrap(), 0), None);
+        assert_eq!(buddy.withhold(Order::new(4).unwrap(), PageblockId::FIRST), None);
         assert_eq!(buddy.free_block(Pfn::new(PAGEBLOCK_FRAMES + 16), Order::new(4).unwrap()), Ok(false));
-        assert_eq!(buddy.withhold(Order::new(4).unwrap(), 0), Some(1));
+        assert_eq!(buddy.withhold(Order::new(4).unwrap(), PageblockId::FIRST), Some(PageblockId::new(1)));
     });
 }
 

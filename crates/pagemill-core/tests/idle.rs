@@ -1,6 +1,6 @@
 //! Which free pageblocks are given to the system, and after how long.
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, Buddy, BuddyMetadata, Giving, Mobility, Order, Pfn, Tick, Unused};
+use pagemill_core::{BoundBlock, Buddy, BuddyMetadata, Giving, Mobility, Order, PageblockId, Pfn, Tick, Unused};
 
 const FRAMES: u32 = 4 * 512 + 100;
 /// The first frames of its pageblocks, the last of which is cut short.
@@ -15,7 +15,7 @@ fn with_zone(test: impl FnOnce(&Buddy<'_>)) {
 
 /// The pageblocks that are taken, each returned as gone, or not.
 fn taken(buddy: &Buddy<'_>, which: Unused, floor: u32, is_gone: bool) -> Vec<u32> {
-    let (mut from, mut pfns) = (0, Vec::new());
+    let (mut from, mut pfns) = (PageblockId::FIRST, Vec::new());
     while let Some((pfn, frames)) = buddy.take_unused(&mut from, which, floor, 512) {
         assert_eq!(frames, if pfn.as_u32() == 2048 { 100 } else { 512 });
         assert!(buddy.free_frames() >= floor as usize);
@@ -49,8 +49,8 @@ fn what_the_system_has_is_not_given_again() {
         assert_eq!(taken(buddy, Unused::All, 0, true), []);
         buddy.note_committed();
         assert_eq!(taken(buddy, Unused::All, FRAMES - 99, true), [], "the floor");
-        assert_eq!(buddy.take_unused(&mut 0, Unused::All, 0, 99), None);
-        assert_eq!(buddy.take_unused(&mut 0, Unused::All, 0, 100), Some((Pfn::new(2048), 100)));
+        assert_eq!(buddy.take_unused(&mut PageblockId::new(0), Unused::All, 0, 99), None);
+        assert_eq!(buddy.take_unused(&mut PageblockId::new(0), Unused::All, 0, 100), Some((Pfn::new(2048), 100)));
         buddy.return_unused(Pfn::new(2048), false).unwrap();
         // One that was taken whole may have been written to, too.
         assert_eq!(taken(buddy, Unused::All, 0, true), ALL);
@@ -88,7 +88,7 @@ fn age_counts_from_when_a_pageblock_was_seen_free() {
 
 /// Takes what is free beside what is taken, as long as `floor` frames stay free, and gives it back.
 fn parts(buddy: &Buddy<'_>, floor: u32) -> Vec<u32> {
-    let (mut from, mut frames) = (0, Vec::new());
+    let (mut from, mut frames) = (PageblockId::FIRST, Vec::new());
     let free = buddy.free_frames();
     while let Some(part) = buddy.next_part(&mut from) {
         let mut taken = Vec::new();

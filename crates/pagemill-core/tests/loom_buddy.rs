@@ -10,7 +10,8 @@ use loom::cell::UnsafeCell;
 use loom::thread;
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
 use pagemill_core::{
-    BoundBlock, Buddy, BuddyMetadata, Given, Giving, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, Pfn, Tick, Unused,
+    BoundBlock, Buddy, BuddyMetadata, Given, Giving, MisuseKind, Mobility, Order, PAGEBLOCK_FRAMES, PageblockId, Pfn,
+    Tick, Unused,
 };
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -520,7 +521,14 @@ fn giving_back_and_a_request_leave_what_the_mark_says() {
             let model = Model::new(2 * PAGEBLOCK_FRAMES);
             model.buddy().note_committed();
             let threads: Vec<fn(&Model)> = vec![
-                |model| model.own_some(model.buddy().take_unused(&mut 0, Unused::All, MARK, PAGEBLOCK_FRAMES)),
+                |model| {
+                    model.own_some(model.buddy().take_unused(
+                        &mut PageblockId::new(0),
+                        Unused::All,
+                        MARK,
+                        PAGEBLOCK_FRAMES,
+                    ))
+                },
                 |model| {
                     let block = model.buddy().alloc_block(Order::PAGEBLOCK, KIND, MARK);
                     model.own_some(block.map(|block| (block, PAGEBLOCK_FRAMES)));
@@ -540,12 +548,13 @@ fn a_pageblock_that_was_used_a_moment_ago_is_not_given_back() {
         model.buddy().note_committed();
         // Seen free long ago.
         let seen = Unused::Since { now: Tick::new(1), ticks: 8 };
-        assert_eq!(model.buddy().take_unused(&mut 0, seen, 0, PAGEBLOCK_FRAMES), None);
+        assert_eq!(model.buddy().take_unused(&mut PageblockId::new(0), seen, 0, PAGEBLOCK_FRAMES), None);
         IS_USED.store(false, SeqCst);
         let threads: Vec<fn(&Model)> = vec![
             |model| {
                 let due = Unused::Since { now: Tick::new(100), ticks: 8 };
-                if let Some((block, _)) = model.buddy().take_unused(&mut 0, due, 0, PAGEBLOCK_FRAMES) {
+                if let Some((block, _)) = model.buddy().take_unused(&mut PageblockId::new(0), due, 0, PAGEBLOCK_FRAMES)
+                {
                     assert!(!IS_USED.load(SeqCst), "it was used meanwhile");
                     model.buddy().return_unused(block, true).unwrap();
                 }
@@ -687,7 +696,7 @@ fn one_is_told_that_a_closed_zone_is_complete() {
         let end = |model: &Model, metadata: &UnsafeCell<()>, is_complete: bool| {
             if is_complete {
                 metadata.with_mut(|_| ());
-                let (buddy, mut from) = (model.buddy(), 0);
+                let (buddy, mut from) = (model.buddy(), PageblockId::FIRST);
                 let mut parts = core::iter::from_fn(|| buddy.next_part(&mut from));
                 assert!(parts.all(|part| part.is_unused), "somebody is still to count frames");
             }

@@ -1,6 +1,8 @@
 //! What the child of a fork has to look at: the parts of a buddy that something was taken of.
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, Buddy, BuddyMetadata, Giving, Mobility, Order, Pfn, Unused, use_words_for};
+use pagemill_core::{
+    BoundBlock, Buddy, BuddyMetadata, Giving, Mobility, Order, PageblockId, Pfn, Unused, use_words_for,
+};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Five regions of 64 pageblocks, the last one cut short.
@@ -61,7 +63,7 @@ fn a_pageblock_that_is_bound_is_used() {
     with_frames(65 * 512, |buddy| {
         let order = Order::new(15).unwrap();
         assert_eq!(buddy.alloc_block(order, Mobility::Movable, 0), Some(Pfn::new(0)));
-        assert_eq!(buddy.withhold(Order::PAGEBLOCK, 0), Some(64));
+        assert_eq!(buddy.withhold(Order::PAGEBLOCK, PageblockId::FIRST), Some(PageblockId::new(64)));
         let bound = BoundBlock::new();
         assert_eq!(buddy.take(&bound, 1, Mobility::Movable, 0, &mut |_, _| {}), 0);
         buddy.unbind(&bound);
@@ -74,12 +76,12 @@ fn what_went_to_the_system_and_what_it_committed_count_as_well() {
     with_zone(|buddy| {
         // Committed, but of the first region that is all.
         buddy.note_committed();
-        let mut from = 200;
+        let mut from = PageblockId::new(200);
         let (first, frames) = buddy.take_unused(&mut from, Unused::All, 0, 512).unwrap();
         assert_eq!((first.as_u32(), frames), (200 * 512, 512));
         // A thread that is not in the child was about to give it to the system.
         recover(buddy, 0, &[3]);
-        assert_eq!(buddy.take_unused(&mut 0, Unused::All, 0, 512), Some((Pfn::new(0), 512)));
+        assert_eq!(buddy.take_unused(&mut PageblockId::new(0), Unused::All, 0, 512), Some((Pfn::new(0), 512)));
     });
 }
 

@@ -197,7 +197,7 @@ mod tests {
         let added = allocator.add_memory(Memory::anonymous(512)).unwrap();
         let zone = allocator.zones().by_id(added).unwrap();
         // As for a request that waits.
-        assert!(zone.buddy.withhold(Order::PAGEBLOCK, 0).is_some());
+        assert!(zone.buddy.withhold(Order::PAGEBLOCK, pagemill_core::PageblockId::FIRST).is_some());
         assert_eq!(zone.buddy.withheld_frames(), 512);
         assert_eq!(allocator.retire(added).unwrap().get(), 0);
         assert_eq!(zone.buddy.withheld_frames(), 0);

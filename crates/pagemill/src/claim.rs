@@ -6,7 +6,7 @@ use crate::shared::Lack;
 use crate::zone::Zone;
 use crate::zones::Zones;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use pagemill_core::{Gfp, Order};
+use pagemill_core::{Gfp, Order, PageblockId};
 use std::time::{Duration, Instant};
 
 /// A claim ends when nothing was added to it for so long, and its request claims nothing again for as long.
@@ -25,7 +25,7 @@ pub(crate) struct Claim<'n> {
     /// Since when it has had those; or when it last ended.
     since: Option<Instant>,
     /// The pageblock and its arena. After the claim has ended: the last one, so that the next claim takes another.
-    block: Option<(&'static Zone, usize)>,
+    block: Option<(&'static Zone, PageblockId)>,
 }
 
 impl<'n> Claim<'n> {
@@ -82,7 +82,9 @@ impl<'n> Claim<'n> {
             let last = self.block.take();
             let may = |zone: &&Zone| zone.serves(self.lack) && self.zones.allowed().contains(zone.node);
             let arenas = self.zones.all().iter().copied().filter(may);
-            let from = |zone: &Zone| last.filter(|(of, _)| core::ptr::eq(*of, zone)).map_or(0, |(_, block)| block);
+            let from = |zone: &Zone| {
+                last.filter(|(of, _)| core::ptr::eq(*of, zone)).map_or(PageblockId::FIRST, |(_, block)| block)
+            };
             self.block =
                 arenas.filter_map(|zone| Some((zone, zone.buddy.withhold(self.lack.order, from(zone))?))).next();
         } else {
@@ -192,7 +194,7 @@ mod tests {
         let (zones, zone) = (allocator.zones(), allocator.zones().first());
         zones.claims.wanted.store(1 << NUMBER, Relaxed);
         zone.claimed.store(1 << NUMBER | 3, Relaxed);
-        assert!(zone.buddy.withhold(Order::PAGEBLOCK, 0).is_some());
+        assert!(zone.buddy.withhold(Order::PAGEBLOCK, pagemill_core::PageblockId::FIRST).is_some());
         IS_CLAIMANT.set(true);
         let floors = [Gfp::KERNEL, Gfp::NOWAIT].map(|gfp| zone.floor(gfp, Level::Min));
         let [late, own] = [Gfp::NOWAIT, Gfp::KERNEL].map(|gfp| zone.take_withheld(gfp, Order::PAGEBLOCK, 0));

@@ -12,7 +12,7 @@
 use super::body::Zone;
 use super::free::finish;
 use core::iter;
-use pagemill_core::{Giving, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, Unused};
+use pagemill_core::{Giving, PAGE_SIZE, PAGEBLOCK_FRAMES, PageblockId, Pfn, Unused};
 use pagemill_os::HUGE_PAGE_SIZE;
 
 /// Of a pageblock with pages out, free pages go back where so many lie together: each run is a call of the system.
@@ -55,14 +55,14 @@ impl Zone {
 
     /// Free pages that the system has committed, by what it says; without those of runs that are too short to go back.
     fn free_and_resident(&self) -> usize {
-        let mut from = 0;
+        let mut from = PageblockId::FIRST;
         let parts = iter::from_fn(|| self.buddy.next_part(&mut from));
         parts.map(|part| runs(&pages_of(part.words()), RUN).map(|run| self.resident_of(run)).sum::<usize>()).sum()
     }
 
     /// Pageblocks of which nothing is taken, up to `most` pages, as long as `floor` stay free.
     fn give_back_unused(&self, which: Unused, most: usize, floor: u32) -> usize {
-        let (mut given, mut from) = (0, 0);
+        let (mut given, mut from) = (0, PageblockId::FIRST);
         let left = |given: usize| (most - given).min(PAGEBLOCK_FRAMES as usize) as u32;
         while let Some((first, frames)) = self.buddy.take_unused(&mut from, which, floor, left(given)) {
             let n = frames as usize;
@@ -80,7 +80,7 @@ impl Zone {
 
     /// What is free in the other pageblocks, up to `most` pages and as long as `floor` stay free, in runs of `least` or more.
     fn give_back_parts(&self, most: usize, floor: u32, least: usize) -> usize {
-        let (mut given, mut from, mut is_refused) = (0, 0, !self.goes_in_parts());
+        let (mut given, mut from, mut is_refused) = (0, PageblockId::FIRST, !self.goes_in_parts());
         while !is_refused
             && given < most
             && let Some(part) = self.buddy.next_part(&mut from)
