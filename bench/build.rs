@@ -1,19 +1,10 @@
-//! Records what the bench was built with, and compiles the shim over DPDK's inline functions when the feature `dpdk`
+//! Records the flags of the C++ peers, and compiles the shim over DPDK's inline functions when the feature `dpdk`
 //! asks for it.
 
 use std::env;
-use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let version = Command::new(rustc).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
-    let version = String::from_utf8_lossy(&version);
-    let version = version.split(" (").next().unwrap_or_default().trim();
-    println!("cargo::rustc-env=BENCH_RUSTC={version}");
-    println!("cargo::rustc-env=BENCH_OPT_LEVEL={}", env::var("OPT_LEVEL").unwrap_or_default());
-    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default().replace('\x1f', " ");
-    println!("cargo::rustc-env=BENCH_RUSTFLAGS={flags}");
     println!("cargo::rustc-env=BENCH_CXXFLAGS={}", cxxflags());
     #[cfg(feature = "dpdk")]
     build_dpdk_shim();

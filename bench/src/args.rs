@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::Error;
+use crate::Table;
 use crate::rows::{Kind, OPTIONAL, Row};
 
 /// The tables, in the order in which they run.
@@ -22,6 +23,9 @@ pub(crate) const TABLES: [&str; 14] = [
     "dma",
     "crypt",
 ];
+
+/// Those that a data path brings.
+const OF_PATHS: [&str; 1] = ["crypt"];
 
 /// What `--only` calls the kinds of per-CPU lists.
 const BACKENDS: [&str; 2] = ["rseq", "portable"];
@@ -119,8 +123,12 @@ pub(crate) struct Plan {
 
 impl BenchArgs {
     /// Chooses tables and rows; every name must mean something.
-    pub(crate) fn plan(&self, catalogue: Vec<Row>) -> Result<Plan, Error> {
+    pub(crate) fn plan(&self, catalogue: Vec<Row>, more: &[Table]) -> Result<Plan, Error> {
         let is_table = |name: &str| TABLES.contains(&name);
+        let is_here = |name: &str| !OF_PATHS.contains(&name) || more.iter().any(|own| own.name == name);
+        if let Some(name) = self.only.iter().find(|name| is_table(name) && !is_here(name)) {
+            return Err(Error::NotBuilt { name: name.clone(), feature: "crypt" });
+        }
         let is_backend = |name: &str| BACKENDS.contains(&name);
         for name in &self.only {
             if !is_table(name) && !is_backend(name) && !catalogue.iter().any(|row| row.name == name) {
@@ -142,7 +150,7 @@ impl BenchArgs {
             // What `--all` adds to a table that was asked for by name.
             false => asked.iter().any(|name| name == table || (self.all && table.strip_suffix("-4g") == Some(name))),
         };
-        let tables = TABLES.into_iter().filter(is_wanted).collect();
+        let tables = TABLES.into_iter().filter(|table| is_here(table) && is_wanted(table)).collect();
         let is_shown = |row: &Row| {
             let is_backend_wanted =
                 row.kind != Kind::Ours || backends.is_empty() || backends.iter().any(|b| *b == row.backend);
@@ -177,9 +185,12 @@ mod tests {
     use super::*;
     use crate::rows::catalogue;
 
+    const CRYPT: Table =
+        Table { name: "crypt", steps: 1, measure: |_| Ok(Vec::new()), report: |_, _, _| Ok(()), bars: |_| Vec::new() };
+
     fn plan(only: &[&str], vs: &[&str], all: bool) -> Result<Plan, Error> {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        BenchArgs { only: owned(only), vs: owned(vs), all, ..BenchArgs::default() }.plan(catalogue())
+        BenchArgs { only: owned(only), vs: owned(vs), all, ..BenchArgs::default() }.plan(catalogue(), &[CRYPT])
     }
 
     fn names(plan: &Plan) -> Vec<&'static str> {

@@ -8,17 +8,14 @@
 //! Nanoseconds are asked for on the processor that the bars were set on. On another one they are scaled by what
 //! `rte-mempool` takes for one page in the same run, where that was built ([`pace`]).
 
-use std::io::{self, Write};
-
-use Limit::{AtLeast, AtMost};
+pub(crate) use pagemill_harness::bars::Bar;
+use pagemill_harness::bars::Limit::{self, AtLeast, AtMost};
+use pagemill_harness::bars::{Turns, bar, difference, each, least, median, outs, ratio, speed, totals, worst};
 
 use crate::record::Record;
-use crate::report::{align, plain};
 use crate::rows::Kind;
 use crate::rows::mixed::REQUESTS;
-use crate::stats::{Spread, short};
 use crate::subject::{HAND_OVER_PAGES, ListOrder};
-use crate::tables::crypt::{BULK, CELLS, LUKS, NO_ENCRYPTION};
 use crate::tables::dma::{SELF_TEST, SHAPES};
 use crate::tables::touch::TOUCH_PAGES;
 use crate::tables::{orders, total};
@@ -28,88 +25,6 @@ const REFERENCE_NS: f64 = 5.2;
 
 /// What stands below a bar: the same on a list in ascending order.
 const BEST_CASE: &str = "  in order, the best case";
-
-/// Where a figure must lie.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Limit {
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-impl Limit {
-    fn holds(self, figure: f64) -> bool {
-        match self {
-            Limit::AtMost(limit) => figure <= limit,
-            Limit::AtLeast(limit) => figure >= limit,
-        }
-    }
-
-    fn shown(self) -> String {
-        match self {
-            Limit::AtMost(limit) => format!("<= {}", short(limit)),
-            Limit::AtLeast(limit) => format!(">= {}", short(limit)),
-        }
-    }
-}
-
-/// One bar, and how this run did.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Bar {
-    pub(crate) what: &'static str,
-    pub(crate) figure: f64,
-    /// `None` where only the end is set.
-    pub(crate) bar: Option<Limit>,
-    /// Where Pagemill wants to end; `None` where the bar is all there is.
-    pub(crate) goal: Option<Limit>,
-}
-
-/// What a row took in each turn.
-type Turns = Vec<f64>;
-
-fn median(turns: Option<Turns>) -> Option<f64> {
-    Spread::of(&turns?).map(|spread| spread.median)
-}
-
-/// Two rows of a table, turn by turn.
-fn each(a: Option<Turns>, b: Option<Turns>, of: impl Fn(f64, f64) -> f64) -> Option<Turns> {
-    let (a, b) = (a?, b?);
-    debug_assert_eq!(a.len(), b.len(), "rows that are compared took turns");
-    Some(a.into_iter().zip(b).map(|(a, b)| of(a, b)).collect())
-}
-
-fn ratio(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
-    median(each(a, b, |a, b| a / b))
-}
-
-fn difference(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
-    median(each(a, b, |a, b| a - b))
-}
-
-/// How much faster `a` is than `b`.
-fn speed(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
-    ratio(b, a)
-}
-
-/// The largest of some figures; absent where one is.
-fn worst(figures: impl IntoIterator<Item = Option<f64>>) -> Option<f64> {
-    let figures: Option<Vec<f64>> = figures.into_iter().collect();
-    figures?.into_iter().max_by(f64::total_cmp)
-}
-
-/// The smallest of some figures; absent where one is.
-fn least(figures: impl IntoIterator<Item = Option<f64>>) -> Option<f64> {
-    worst(figures.into_iter().map(|figure| figure.map(|figure| -figure))).map(|figure| -figure)
-}
-
-/// What a row took in each turn, out and back.
-fn totals(record: &Record) -> Option<Turns> {
-    Some(record.turns.iter().map(|turn| turn.total).collect())
-}
-
-/// The same, out alone.
-fn outs(record: &Record) -> Option<Turns> {
-    record.turns.iter().map(|turn| turn.alloc).collect()
-}
 
 /// The records of this run, looked up by what a bar needs.
 struct Figures<'a>(&'a [Record]);
@@ -168,12 +83,6 @@ impl Figures<'_> {
         total::sizes().into_iter().flat_map(of_size).map(|(n, order)| figure(n, order)).collect()
     }
 
-    /// A server's turns, whatever backend it has: what is judged is the whole.
-    fn served(&self, bench: &str, name: &str) -> Option<Turns> {
-        let record = self.0.iter().find(|record| (record.bench, record.name) == (bench, name))?;
-        Some(record.turns.iter().map(|turn| turn.total).collect())
-    }
-
     /// What a row of the table `dma` takes at each size; absent where one is.
     fn blocks(&self, name: &str) -> Option<Vec<f64>> {
         SHAPES.iter().map(|shape| median(self.served_at(SELF_TEST, name, shape.bytes))).collect()
@@ -201,13 +110,8 @@ fn pace(figures: &Figures) -> Option<f64> {
     median(figures.other("batch", "rte-mempool", 1)).map(|ns| ns / REFERENCE_NS)
 }
 
-fn bar(what: &'static str, figure: Option<f64>, bar: Option<Limit>, goal: Option<Limit>) -> Option<Bar> {
-    debug_assert!(what.len() <= 42, "the table has 80 columns: {what}");
-    Some(Bar { what, figure: figure?, bar, goal })
-}
-
-/// All bars that these records allow to be judged.
-pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar> {
+/// All bars that these records allow to be judged; `of_paths` are those of tables that data paths bring.
+pub(crate) fn judge(records: &[Record], of_paths: Vec<Bar>, bits_per_frame: Option<f64>) -> Vec<Bar> {
     let figures = Figures(records);
     let pace = pace(&figures);
     let ns = |limit: f64| Some(AtMost(limit * pace.unwrap_or(1.0)));
@@ -218,7 +122,7 @@ pub(crate) fn judge(records: &[Record], bits_per_frame: Option<f64>) -> Vec<Bar>
     bars.extend(threads(&figures, ns));
     bars.extend(memory(&figures));
     bars.extend(small_blocks(&figures));
-    bars.extend(volumes(&figures));
+    bars.extend(of_paths.into_iter().map(Some));
     bars.push(bar("free/used state: bits a frame", bits_per_frame, Some(AtMost(2.0)), Some(AtMost(1.3))));
     bars.into_iter().flatten().collect()
 }
@@ -395,51 +299,10 @@ fn small_blocks(figures: &Figures) -> Vec<Option<Bar>> {
     ]
 }
 
-/// The table `crypt`.
-fn volumes(figures: &Figures) -> Vec<Option<Bar>> {
-    let of_luks = |cell| speed(figures.served(cell, BULK), figures.served(cell, LUKS));
-    let of_none = |cell| speed(figures.served(cell, BULK), figures.served(cell, NO_ENCRYPTION));
-    let [_, write, read, small_read, small_write] = CELLS.map(|cell| cell.served);
-    vec![
-        bar("NBD, 1 MiB write: speed / nbdkit-luks", of_luks(write), Some(AtLeast(2.0)), None),
-        bar("NBD, 1 MiB read: speed / nbdkit-luks", of_luks(read), Some(AtLeast(2.0)), None),
-        bar("NBD, 4 KiB read: IOPS / nbdkit-luks", of_luks(small_read), Some(AtLeast(1.5)), None),
-        bar("NBD, 4 KiB write: IOPS / nbdkit-luks", of_luks(small_write), Some(AtLeast(1.5)), None),
-        bar("NBD, 1 MiB write / no encryption", of_none(write), Some(AtLeast(0.65)), None),
-        bar("NBD, 1 MiB read / no encryption", of_none(read), Some(AtLeast(0.85)), None),
-    ]
-}
-
-/// Writes the bars as a table.
-pub(crate) fn write(out: &mut dyn Write, bars: &[Bar]) -> io::Result<()> {
-    if bars.is_empty() {
-        return Ok(());
-    }
-    let verdict = |limit: Option<Limit>, figure: f64, yes: &str, no: &str| match limit {
-        Some(limit) if limit.holds(figure) => yes.to_owned(),
-        Some(_) => no.to_owned(),
-        None => String::new(),
-    };
-    let mut table = plain(&["bars (rseq, this run alone)", "figure", "bar", "", "goal", ""]);
-    for bar in bars {
-        table.add_row([
-            bar.what.to_owned(),
-            short(bar.figure),
-            bar.bar.map_or(String::new(), Limit::shown),
-            verdict(bar.bar, bar.figure, "met", "MISSED"),
-            bar.goal.map_or(String::new(), Limit::shown),
-            verdict(bar.goal, bar.figure, "met", "not yet"),
-        ]);
-    }
-    align(&mut table, 1);
-    writeln!(out, "\n{}", table.trim_fmt())?;
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::record;
+    use crate::record::example as record;
     use crate::rows::Kind;
     use crate::tables::Sample;
 
@@ -463,7 +326,7 @@ mod tests {
         slow.backend = "portable";
         records.insert(0, slow);
 
-        let bars = judge(&records, Some(1.27));
+        let bars = judge(&records, Vec::new(), Some(1.27));
         let ratio = find(&bars, "1 page, single / tls-vec").unwrap();
         assert_eq!((ratio.figure, ratio.bar.unwrap().holds(ratio.figure)), (2.0, false));
         assert_eq!(find(&bars, "64 pages, array: ns").unwrap().figure, 1.0, "the portable row is not judged");
@@ -473,7 +336,7 @@ mod tests {
         assert!(find(&bars, "churn").is_none());
 
         let mut out = Vec::new();
-        write(&mut out, &bars).unwrap();
+        pagemill_harness::bars::write(&mut out, &bars).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("MISSED") && text.contains("met"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
@@ -486,11 +349,11 @@ mod tests {
             let sizes = [2, 4, 8, 16].map(|n| record("batch", "pagemill-array", Kind::Ours, n, ns));
             records.extend(sizes.map(|record| Record { order: Some(order), ..record }));
         }
-        let bars = judge(&records, None);
+        let bars = judge(&records, Vec::new(), None);
         let call = find(&bars, "array, 2 to 16: ns a call less 1.2").unwrap();
         assert!((call.figure - 16.0 * (6.0 - 1.2)).abs() < 1e-9, "{}", call.figure);
         records.retain(|record| record.order != Some(ListOrder::InOrder));
-        assert!(find(&judge(&records, None), "array, 2 to 16").is_none());
+        assert!(find(&judge(&records, Vec::new(), None), "array, 2 to 16").is_none());
     }
 
     #[test]
@@ -503,7 +366,7 @@ mod tests {
             records.extend([Record { turns: vec![Sample { alloc: Some(0.0), ..first.turns[0] }], ..first }, random]);
         }
         records.extend((1..=6).map(|n| record(orders::WORN, "pagemill-array", Kind::Ours, n, 10.0 + n as f64)));
-        let judged = |records: &[Record], what| find(&judge(records, None), what).map(|bar| bar.figure);
+        let judged = |records: &[Record], what| find(&judge(records, Vec::new(), None), what).map(|bar| bar.figure);
         assert_eq!(judged(&records, "holes in 1024 slots, filling"), Some(7.0));
         assert_eq!(judged(&records, "holes, bulk free"), Some(1.75));
         assert_eq!(judged(&records, "orders 1 to 6"), Some(16.0));
@@ -517,7 +380,7 @@ mod tests {
             record("mixed", "pagemill-array", Kind::Ours, REQUESTS, 4.0),
             record("mixed", "mutex-vec", Kind::Peer, REQUESTS, 10.0),
         ];
-        let judged = |records: &[Record], what| find(&judge(records, None), what).map(|bar| bar.figure);
+        let judged = |records: &[Record], what| find(&judge(records, Vec::new(), None), what).map(|bar| bar.figure);
         assert_eq!(judged(&records, "mixed, array: throughput / mutex-vec"), Some(2.5));
         assert_eq!(judged(&records, "mixed, array: throughput / mimalloc"), None);
         records.remove(0);
@@ -527,7 +390,7 @@ mod tests {
     #[test]
     fn nanoseconds_are_scaled_by_the_pool_of_the_same_run() {
         let ours = || record("batch", "pagemill-single", Kind::Ours, 1, 8.0);
-        let limit = |records: &[Record]| find(&judge(records, None), "1 page, single: ns").unwrap().bar;
+        let limit = |records: &[Record]| find(&judge(records, Vec::new(), None), "1 page, single: ns").unwrap().bar;
         assert_eq!(limit(&[ours()]), Some(AtMost(6.5)));
         let pool = record("batch", "rte-mempool", Kind::Peer, 1, 2.0 * REFERENCE_NS);
         assert_eq!(limit(&[ours(), pool]), Some(AtMost(13.0)));
@@ -551,13 +414,13 @@ mod tests {
             records[first..].iter_mut().for_each(|record| record.order = Some(ListOrder::InOrder));
             records.extend(in_random.into_iter().map(|r| Record { order: Some(ListOrder::Random), ..r }));
         }
-        let bars = judge(&records, None);
+        let bars = judge(&records, Vec::new(), None);
         let gain = find(&bars, "total, any order, least").unwrap();
         assert_eq!((gain.figure, gain.bar.unwrap().holds(gain.figure)), (1.25, false));
         let dearer = find(&bars, "total, most").unwrap();
         assert_eq!((dearer.figure, dearer.bar.unwrap().holds(dearer.figure)), (1.0, false));
         records.retain(|record| record.n != 64);
-        assert!(find(&judge(&records, None), "total").is_none());
+        assert!(find(&judge(&records, Vec::new(), None), "total").is_none());
     }
 
     #[test]
@@ -574,30 +437,11 @@ mod tests {
             written("touch-2m-populated", "pagemill-array", "rseq", 250.0),
             written("touch-2m-populated", "mmap", "-", 200.0),
         ];
-        let bars = judge(&records, None);
+        let bars = judge(&records, Vec::new(), None);
         let figure = |what| find(&bars, what).unwrap().figure;
         assert_eq!(figure("touch: populated / one by one"), 0.5);
         assert_eq!(figure("touch: 2 MiB, populated / one by one"), 0.25);
         assert_eq!(figure("touch: 2 MiB, populated / populate call"), 1.25);
-    }
-
-    #[test]
-    fn servers_are_judged_by_speed_turn_by_turn() {
-        let turns = |name, kind, totals: &[f64]| {
-            let mut record = record("crypt-nbd-write-16", name, kind, 256, 1.0);
-            record.turns = totals.iter().map(|&total| Sample::whole(total)).collect();
-            record
-        };
-        let records = [
-            turns(BULK, Kind::Ours, &[2.0, 4.0, 2.0]),
-            turns(LUKS, Kind::Peer, &[5.0, 10.0, 5.0]),
-            turns(NO_ENCRYPTION, Kind::Floor, &[1.0, 2.0, 1.0]),
-        ];
-        let bars = judge(&records, None);
-        let judged = |what| find(&bars, what).map(|bar| (bar.figure, bar.bar.unwrap().holds(bar.figure))).unwrap();
-        assert_eq!(judged("NBD, 1 MiB write: speed"), (2.5, true));
-        assert_eq!(judged("NBD, 1 MiB write / no"), (0.5, false));
-        assert!(find(&bars, "NBD, 1 MiB read").is_none());
     }
 
     #[test]
@@ -611,13 +455,13 @@ mod tests {
         let mut records = row("dma-single", [4.0, 4.0, 4.5, 6.0, 4.0]);
         records.iter_mut().for_each(|record| record.bytes_a_block = Some(record.n as f64 + 5.5));
         records.extend(row("dma-bulk", [0.5, 0.5, 0.75, 0.5, 0.5]));
-        let bars = judge(&records, None);
+        let bars = judge(&records, Vec::new(), None);
         assert_eq!(find(&bars, "dma_pool, 64 a call").unwrap().figure, 0.75);
         assert_eq!(find(&bars, "dma_pool, worst size").unwrap().figure, 6.0);
         assert_eq!(find(&bars, "dma_pool, largest / smallest").unwrap().figure, 1.5);
         assert_eq!(find(&bars, "dma_pool: bytes").unwrap().figure, 5.5);
         records.retain(|record| (record.name, record.n) != ("dma-bulk", 64));
-        assert!(find(&judge(&records, None), "dma_pool, 64 a call").is_none(), "not without every size");
+        assert!(find(&judge(&records, Vec::new(), None), "dma_pool, 64 a call").is_none(), "not without every size");
     }
 
     /// The machine is three times as slow in two turns of three, and says so of one row only.
@@ -626,7 +470,7 @@ mod tests {
         let turns = |name, kind, totals: [f64; 3]| {
             let mut record = record("batch", name, kind, 1, 1.0);
             record.turns = totals.map(Sample::whole).to_vec();
-            record.total = Spread::of(&totals).unwrap();
+            record.total = crate::stats::Spread::of(&totals).unwrap();
             record
         };
         let records = [
@@ -634,7 +478,7 @@ mod tests {
             turns("pagemill-array", Kind::Ours, [6.5, 18.5, 6.5]),
             turns("tls-vec", Kind::Floor, [3.0, 9.0, 3.0]),
         ];
-        let bars = judge(&records, None);
+        let bars = judge(&records, Vec::new(), None);
         assert_eq!(find(&bars, "1 page, single / tls-vec").unwrap().figure, 2.0, "the medians alone say 6");
         assert_eq!(find(&bars, "1 page: array less single").unwrap().figure, 0.5, "the medians alone say -11.5");
     }
@@ -646,7 +490,7 @@ mod tests {
             records.push(record(bench, "pagemill-array", Kind::Ours, 64, ours));
             records.push(record(bench, "tls-vec", Kind::Floor, 64, floor));
         }
-        let bars = judge(&records, None);
+        let bars = judge(&records, Vec::new(), None);
         assert_eq!(find(&bars, "own pages, 64").unwrap().figure, 0.8);
     }
 }

@@ -259,14 +259,14 @@ fn bar_table(bars: &[Bar]) -> String {
     }
     let mut text = Vec::new();
     // Writing into a vector cannot fail.
-    let _ = crate::bars::write(&mut text, bars);
+    let _ = pagemill_harness::bars::write(&mut text, bars);
     format!("<h2>Bars</h2>\n<pre>{}</pre>\n", escape(&String::from_utf8_lossy(&text)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::record;
+    use crate::record::example as record;
 
     #[test]
     fn a_page_draws_each_row_once_and_loads_nothing() {

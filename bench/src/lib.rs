@@ -12,148 +12,36 @@ mod args;
 mod bars;
 mod file;
 mod html;
-mod machine;
-mod published;
-mod record;
 mod report;
 mod rows;
-mod stats;
 mod subject;
 mod tables;
 
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub use args::BenchArgs;
+pub use pagemill_harness::{Error, Table};
+
+use pagemill_harness::{machine, published, record, stats};
 
 use file::ReportFile;
 use machine::Machine;
+use pagemill_harness::report::{disturbance, wrap};
 use published::Published;
 use record::Record;
-use tables::{
-    Effort, Rounds, Run, churn, crypt, dma, holes, mempool, mixed, one_thread, orders, threads, total, touch,
-};
+use tables::{Effort, Run, churn, dma, holes, mempool, mixed, one_thread, orders, threads, total, touch};
 
-/// Why there are no figures.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A name on the command line is neither a table nor a row.
-    #[error("{option}: nothing is called `{name}`; there are: {known}")]
-    UnknownName {
-        /// What was given.
-        name: String,
-        /// The option it was given to.
-        option: &'static str,
-        /// What would have meant something.
-        known: String,
-    },
-    /// A row that this build leaves out.
-    #[error("`{name}` is not in this build: build with `--features {feature}` (bench/README.md says what it needs)")]
-    NotBuilt {
-        /// The row.
-        name: String,
-        /// The Cargo feature that brings it.
-        feature: &'static str,
-    },
-    /// There is no allocator to measure.
-    #[error("can't make an allocator: {0}")]
-    NoAllocator(String),
-    /// `--only` and `--vs` together leave no row, or the tables that they leave have none of them.
-    #[error("--only and --vs together leave no row to measure in these tables")]
-    NoRows,
-    /// A row did not hand out what it must: its figures would mean nothing.
-    #[error("{bench}, N = {n}: {name} ({backend}) {flaw}")]
-    Row {
-        /// The table.
-        bench: &'static str,
-        /// The row.
-        name: &'static str,
-        /// Its backend.
-        backend: &'static str,
-        /// The number of pages.
-        n: usize,
-        /// What was wrong.
-        flaw: String,
-    },
-    /// The thread could not be bound to a processor.
-    #[error("can't bind a thread to processor {cpu}: {error}")]
-    Pin {
-        /// The processor.
-        cpu: usize,
-        /// What the system said.
-        error: rustix::io::Errno,
-    },
-    /// A measuring thread ended early.
-    #[error("a measuring thread ended before its table did")]
-    WorkerDied,
-    /// A signal asked for the end. What was started is gone.
-    #[error("{}", signal_hook::low_level::signal_name(*signal).unwrap_or("a signal"))]
-    Interrupted {
-        /// Its number.
-        signal: i32,
-    },
-    /// A server, a client or a volume of the table `crypt`.
-    #[error("crypt: {what}: {why}")]
-    Crypt {
-        /// What was being done.
-        what: String,
-        /// What is wrong.
-        why: String,
-    },
-    /// Standard output, or standard error, does not take the report.
-    #[error("{}: {error}", if *is_stderr { "standard error" } else { "standard output" })]
-    Stream {
-        /// Which of the two.
-        is_stderr: bool,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// A report could not be written.
-    #[error("can't write {}: {error}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// A chart could not be drawn.
-    #[error("can't draw a chart: {0}")]
-    Drawing(String),
-    /// The published figures in this build can't be read.
-    #[error("the published figures are damaged: {0}")]
-    Published(serde_json::Error),
-}
-
-impl Error {
-    /// What the user can do about it, where there is something.
-    ///
-    /// ```
-    /// use pagemill_bench::Error;
-    /// let refused = Error::NotBuilt { name: "rte-mempool".into(), feature: "dpdk" };
-    /// assert!(refused.next_step().is_some());
-    /// assert_eq!(Error::WorkerDied.next_step(), None);
-    /// ```
-    pub fn next_step(&self) -> Option<&'static str> {
-        match self {
-            Error::UnknownName { .. } | Error::NotBuilt { .. } | Error::NoRows => Some("see `pagemill bench --help`"),
-            Error::Stream { .. } => Some("send it to a file or a terminal that takes it"),
-            Error::Write { .. } => Some("name a file that can be written"),
-            Error::NoAllocator(_) => Some("see whether a limit (`ulimit -v`) keeps it from reserving address space"),
-            _ => None,
-        }
-    }
-}
-
-/// Runs what `args` ask for, and reports it. `program` is the file of the program `pagemill`, whose `crypt serve` is
-/// measured as a process of its own.
+/// Runs what `args` ask for, and reports it. `program` is the file of the program `pagemill`, which a table may start as a process of
+/// its own; `more` are tables of data paths.
 ///
 /// # Errors
 /// An unknown name, a row that hands out wrong pages, a server that fails, a signal, a file that can't be written. A reader that closes standard
 /// output early is no error.
-pub fn run(args: &BenchArgs, program: &Path) -> Result<(), Error> {
-    let plan = args.plan(rows::catalogue())?;
+pub fn run(args: &BenchArgs, program: &Path, more: &[Table]) -> Result<(), Error> {
+    let plan = args.plan(rows::catalogue(), more)?;
     let published = Published::load()?;
     let is_json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
     let mut text = Text::new(is_json_on_stdout);
@@ -169,28 +57,36 @@ pub fn run(args: &BenchArgs, program: &Path) -> Result<(), Error> {
     let header = report::header(&machine, backend, clock_ns, effort.rounds, args.seed);
     text.write(|out| writeln!(out, "{header}"))?;
 
-    let mut run = Run {
+    let run = pagemill_harness::Run {
         machine: &machine,
         program,
         effort,
-        rows: &plan.rows,
+        is_compared: plan.rows.iter().any(|row| row.kind != rows::Kind::Ours),
         backend,
         clock_ns,
         seed: args.seed,
-        progress: progress(&plan),
-        rounds: Rounds::default(),
+        progress: progress(&plan, more),
+        rounds: Default::default(),
         absent: Vec::new(),
     };
+    let mut run = Run { run, rows: &plan.rows };
     let mut records: Vec<Record> = Vec::new();
     let measured = plan.tables.iter().try_for_each(|&table| {
-        let new = measure(&mut run, table)?;
+        let own = more.iter().find(|own| own.name == table);
+        let new = match own {
+            Some(own) => (own.measure)(&mut run)?,
+            None => measure(&mut run, table)?,
+        };
         // What `scatter` shows of both sizes is one table.
         let name = table.trim_end_matches("-4g");
         let absent = std::mem::take(&mut run.absent);
         run.progress.suspend(|| {
             text.write(|out| {
-                report::table(out, name, &new, &published, args.details)?;
-                absent.iter().try_for_each(|note| writeln!(out, "{}", report::wrap(&format!("absent: {note}"))))
+                match own {
+                    Some(own) => (own.report)(out, &new, &published)?,
+                    None => report::table(out, name, &new, &published, args.details)?,
+                }
+                absent.iter().try_for_each(|note| writeln!(out, "{}", wrap(&format!("absent: {note}"))))
             })
         })?;
         records.extend(new);
@@ -205,13 +101,14 @@ pub fn run(args: &BenchArgs, program: &Path) -> Result<(), Error> {
     }
 
     let bits = rows::bits_per_frame();
-    let bars = bars::judge(&records, bits.as_ref().ok().copied());
+    let own = more.iter().flat_map(|table| (table.bars)(&records)).collect();
+    let bars = bars::judge(&records, own, bits.as_ref().ok().copied());
     text.write(|out| {
-        bars::write(out, &bars)?;
+        pagemill_harness::bars::write(out, &bars)?;
         if let Err(why) = &bits {
-            writeln!(out, "{}", report::wrap(&format!("absent: bits a frame: {why}")))?;
+            writeln!(out, "{}", wrap(&format!("absent: bits a frame: {why}")))?;
         }
-        report::disturbance(out, &run.rounds)?;
+        disturbance(out, &run.rounds)?;
         writeln!(out, "\n{}", report::footer(&published))
     })?;
     if let Some(file) = json_file {
@@ -240,14 +137,13 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
         "touch" => touch::touch(run),
         "mempool" => mempool::mempool(run),
         "dma" => dma::dma(run),
-        "crypt" => crypt::crypt(run),
         "churn" => churn::churn(run),
         _ => threads::threads(run),
     }
 }
 
 /// A bar on standard error, when that is a terminal.
-fn progress(plan: &args::Plan) -> ProgressBar {
+fn progress(plan: &args::Plan, more: &[Table]) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
@@ -256,13 +152,12 @@ fn progress(plan: &args::Plan) -> ProgressBar {
         "burst" => one_thread::burst_sizes().len(),
         "scatter" | "touch" | "mempool" | "mixed" => 1,
         "dma" => dma::STEPS,
-        "crypt" => crypt::STEPS,
         "holes" => holes::SLOTS.len(),
         "orders" => orders::ORDERS.len(),
         "total" => total::sizes().len(),
         "scatter-4g" => plan.rows.len(),
         "churn" => churn::steps(&plan.rows),
-        _ => threads::OWN_SIZES.len() + 1,
+        other => more.iter().find(|own| own.name == other).map_or(threads::OWN_SIZES.len() + 1, |own| own.steps),
     };
     let bar = ProgressBar::new(plan.tables.iter().map(steps).sum::<usize>() as u64);
     if let Ok(style) = ProgressStyle::with_template("[{elapsed}] {wide_bar} {pos}/{len} {msg}") {

@@ -1,6 +1,5 @@
 //! The tables as text, aligned, within 80 columns where their contents allow.
 
-mod crypt;
 mod dma;
 mod shapes;
 
@@ -8,7 +7,8 @@ use std::io::{self, Write};
 
 pub(crate) use dma::{PUBLISHED_COLUMNS as DMA_COLUMNS, published_ns as dma_published_ns};
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::Table;
+pub(crate) use pagemill_harness::report::{align, credit, plain, wrap};
 
 use crate::machine::Machine;
 use crate::published::Published;
@@ -57,7 +57,6 @@ pub(crate) fn table(
         "touch" => touch(out, records, published),
         "mempool" => mempool(out, records),
         "dma" => dma::dma(out, records, published),
-        "crypt" => crypt::crypt(out, records, published),
         "churn" => churn(out, records, published),
         _ => threads(out, records, published),
     }
@@ -443,75 +442,16 @@ fn linux_lines(published: &Published, id: &str, sizes: &[usize], columns: &[&str
     columns.iter().map(line).collect()
 }
 
-fn credit(out: &mut dyn Write, published: &Published, id: &str) -> io::Result<()> {
-    match published.table(id) {
-        Some(table) => writeln!(
-            out,
-            "{}",
-            wrap(&format!("* {}, not of this run ({}): {}; {}", table.origin, table.unit, table.title, table.source))
-        ),
-        None => Ok(()),
-    }
-}
-
-/// A table without lines, two spaces between its columns.
-pub(crate) fn plain<S: AsRef<str>>(titles: &[S]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(titles.iter().map(|title| title.as_ref().to_owned()));
-    table.column_iter_mut().for_each(|column| {
-        column.set_padding((0, 1));
-    });
-    table
-}
-
-/// Figures to the right from column `first` on.
-pub(crate) fn align(table: &mut Table, first: usize) {
-    table.column_iter_mut().skip(first).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-}
-
-/// Says so when other work got into the rounds.
-pub(crate) fn disturbance(out: &mut dyn Write, rounds: &crate::tables::Rounds) -> io::Result<()> {
-    let (all, disturbed) = (rounds.all.get(), rounds.disturbed.get());
-    if disturbed == 0 {
-        return Ok(());
-    }
-    let warning = format!(
-        "disturbed: in {disturbed} of {all} rounds the system stopped the measuring thread for another one, however \
-         often they were repeated; run again on an idle machine if min and max lie far apart"
-    );
-    writeln!(out, "\n{}", wrap(&warning))
-}
-
 /// Says once where the column `quoted` comes from.
 pub(crate) fn footer(published: &Published) -> String {
     let source = published.table("measured-2026").map_or("", |table| table.source.as_str());
     wrap(&format!("quoted: not of this run; {source}; where one is shown, its machine is not yours"))
 }
 
-/// Breaks a line of words at 80 columns, continued lines indented.
-pub(crate) fn wrap(text: &str) -> String {
-    let mut lines = String::new();
-    let mut width = 0;
-    for word in text.split_whitespace() {
-        let len = word.chars().count();
-        if width > 0 && width + 1 + len > 80 {
-            lines.push_str("\n  ");
-            width = 2;
-        } else if width > 0 {
-            lines.push(' ');
-            width += 1;
-        }
-        lines.push_str(word);
-        width += len;
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::record;
+    use crate::record::example as record;
 
     fn sample() -> Vec<Record> {
         vec![

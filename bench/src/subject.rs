@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use pagemill::{Allocator, Gfp, Page};
 
-/// Bytes of a page, and what each row's addresses are aligned to.
-pub(crate) const PAGE_BYTES: usize = 4096;
+pub(crate) use pagemill_harness::PAGE_BYTES;
+pub(crate) use pagemill_harness::rounds::{ListOrder, Parts};
 
 /// Pages that cross from one thread to the other at once in the table `threads`.
 pub(crate) const HAND_OVER_PAGES: usize = 64;
@@ -24,30 +24,18 @@ pub(crate) const HAND_OVER_PAGES: usize = 64;
 /// Pages that [`ListOrder::arrange`] puts on the list of the measuring thread's CPU, one by one.
 pub(crate) const STOCK_PAGES: usize = 1024;
 
-/// The order of the free pages on a CPU's list, from which the next ones come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ListOrder {
-    /// Freed in random order.
-    Random,
-    /// Freed in the order in which they were taken, as a queue does: descending, since the list is a stack.
-    Fifo,
-    /// As the allocator's zone refills the list, ascending: the best case.
-    InOrder,
+/// Brings lists into an order, and checks that they have it.
+pub(crate) trait Arrange {
+    /// Brings the list of this thread's CPU into this order, through single pages: a bulk free might sort them.
+    fn arrange(self, allocator: &Allocator, rng: &mut fastrand::Rng);
+
+    /// Checks pages as a list in this order handed them out: in random order few follow their neighbour in memory, in
+    /// the others most do, upwards or downwards.
+    fn check(self, addresses: &[usize]) -> Result<(), Flaw>;
 }
 
-impl ListOrder {
-    pub(crate) const ALL: [ListOrder; 3] = [ListOrder::Random, ListOrder::Fifo, ListOrder::InOrder];
-
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            ListOrder::Random => "random",
-            ListOrder::Fifo => "fifo",
-            ListOrder::InOrder => "in-order",
-        }
-    }
-
-    /// Brings the list of this thread's CPU into this order, through single pages: a bulk free might sort them.
-    pub(crate) fn arrange(self, allocator: &Allocator, rng: &mut fastrand::Rng) {
+impl Arrange for ListOrder {
+    fn arrange(self, allocator: &Allocator, rng: &mut fastrand::Rng) {
         // From here on the zone refills the list, which it does in ascending order.
         allocator.drain();
         let pages = if self == ListOrder::InOrder { 1 } else { STOCK_PAGES };
@@ -60,9 +48,7 @@ impl ListOrder {
         drop(stock);
     }
 
-    /// Checks pages as a list in this order handed them out: in random order few follow their neighbour in memory, in
-    /// the others most do, upwards or downwards.
-    pub(crate) fn check(self, addresses: &[usize]) -> Result<(), Flaw> {
+    fn check(self, addresses: &[usize]) -> Result<(), Flaw> {
         let pairs = addresses.len().saturating_sub(1);
         let neighbours = addresses.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) == PAGE_BYTES).count();
         let is_so = match self {
@@ -165,13 +151,6 @@ pub(crate) trait Subject {
         }
         complete
     }
-}
-
-/// Time in the two halves of a loop, clock included.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Parts {
-    pub(crate) alloc: Duration,
-    pub(crate) free: Duration,
 }
 
 /// The timed loops over one subject.

@@ -85,7 +85,7 @@ fn bench(args: &pagemill_bench::BenchArgs) -> Result<(), Failure> {
     use failure::said;
     use pagemill_bench::Error;
     let program = std::env::current_exe().map_err(|error| Failure::new("this program's own file", said(&error)))?;
-    pagemill_bench::run(args, &program).map_err(|error| {
+    pagemill_bench::run(args, &program, &[pagemill_crypt_bench::TABLE]).map_err(|error| {
         let failure = Failure::new("no figures", &error);
         let failure = match error {
             Error::Interrupted { signal } => failure.by_signal(signal),

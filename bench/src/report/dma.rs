@@ -164,7 +164,7 @@ fn requests(out: &mut dyn Write, records: &[Record], published: &Published) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::record;
+    use crate::record::example as record;
 
     #[test]
     fn sizes_stand_beside_what_was_published_in_80_columns() {

@@ -87,7 +87,7 @@ fn lines(out: &mut dyn Write, titles: &[String], records: &[Record], bench: &str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::record;
+    use crate::record::example as record;
     use crate::rows::Kind;
 
     fn written(write: impl Fn(&mut dyn Write) -> io::Result<()>) -> String {

@@ -9,7 +9,7 @@ use crate::rows::pagemill::{BACKENDS, SPARE_PAGES, open};
 use crate::rows::region::Region;
 use crate::rows::stock::{Copying, InBulk, Locked, Singly, Stack, Stock};
 use crate::rows::{Kind, Row, Unavailable};
-use crate::subject::{Flaw, ListOrder, Parts, check_pages};
+use crate::subject::{Arrange as _, Flaw, ListOrder, Parts, check_pages};
 use crate::tables::churn::pick_to_the_end;
 
 /// The most pages that leave at once.

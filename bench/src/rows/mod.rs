@@ -20,6 +20,8 @@ mod stock;
 mod touch;
 
 use crate::subject::Runner;
+use pagemill_harness::rounds::RowName;
+pub(crate) use pagemill_harness::rounds::{Kind, Unavailable};
 
 pub(crate) use floors::Baton;
 pub(crate) use pagemill::{
@@ -28,38 +30,12 @@ pub(crate) use pagemill::{
 pub(crate) use rust_peers::churn_row as buddy_churn_row;
 pub(crate) use touch::{TouchRow, Written, rows as touch_rows};
 
-/// What a row is to the reader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Pagemill itself.
-    Ours,
-    /// What no list of pages can undercut.
-    Floor,
-    /// What a user would pick today.
-    Peer,
-}
-
-impl Kind {
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            Kind::Ours => "pagemill",
-            Kind::Floor => "floor",
-            Kind::Peer => "peer",
-        }
-    }
-}
-
 /// How much a table asks of a row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
     /// Most pages out at once, all threads together.
     pub(crate) pages: usize,
 }
-
-/// Why a row is absent from a table: shown, never silent.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Unavailable(pub(crate) String);
 
 /// The part of a row that threads share. Makes a runner that holds at most the given number of pages.
 pub(crate) type Site = Box<dyn Fn(usize) -> Box<dyn Runner> + Send + Sync>;
@@ -81,6 +57,10 @@ impl<N, O> Row<N, O> {
         F: Fn(N) -> Result<O, Unavailable> + 'static,
     {
         Row { name, backend: "-", kind, open: Box::new(open) }
+    }
+
+    pub(crate) fn row_name(&self) -> RowName {
+        (self.name, self.backend, self.kind)
     }
 
     /// Pagemill's, on that backend.

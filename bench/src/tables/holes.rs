@@ -47,7 +47,7 @@ fn of_places(
     let cell = |row: &HoleRow| CellSamples {
         seed: Some(run.seed),
         order: (row.kind == Kind::Ours).then_some(ListOrder::Random),
-        ..CellSamples::new(bench, row, slots)
+        ..CellSamples::new(bench, row.row_name(), slots)
     };
     let cells = lanes.iter().map(|lane| cell(lane.row)).collect();
     let prove = |lane: &mut Entrant<_, Box<dyn Lane>>| lane.opened.verify();

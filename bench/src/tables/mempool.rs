@@ -43,7 +43,7 @@ pub(crate) fn mempool(run: &mut Run) -> Result<Vec<Record>, Error> {
             let waits = waits(&pool, &run.machine.allowed, REQUESTS * run.effort.rounds / 11);
             records.extend(PERCENTILES.map(|(bench, at)| percentile(run, bench, at, &waits)));
         }
-        Err(why) => run.note_absent("mempool-wait", run.backend, &why),
+        Err(why) => run.run.note_absent("mempool-wait", run.run.backend, &why),
     }
     run.progress.inc(1);
     Ok(records)

@@ -87,7 +87,7 @@ pub(crate) fn mixed(run: &mut Run) -> Result<Vec<Record>, Error> {
     let (mut cells, mut desks) = (Vec::new(), [Vec::new(), Vec::new()]);
     for row in &rows {
         if let Some(pair) = run.open(row, run.seed) {
-            cells.push(CellSamples { seed: Some(run.seed), ..CellSamples::new("mixed", row, REQUESTS) });
+            cells.push(CellSamples { seed: Some(run.seed), ..CellSamples::new("mixed", row.row_name(), REQUESTS) });
             desks.iter_mut().zip(pair).for_each(|(desks, desk)| desks.push(desk));
         }
     }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use crate::Error;
 use crate::record::Record;
 use crate::rows::{Kind, Need, Row, Site, burst_rows};
-use crate::subject::{Flaw, ListOrder, Runner};
+use crate::subject::{Arrange as _, Flaw, ListOrder, Runner};
 use crate::tables::{CellSamples, Run, Sample, enough, take_turns};
 
 /// Batch sizes of `batch`: those of the published table.
@@ -205,7 +205,7 @@ pub(super) fn cells(
 ) -> Result<Vec<Record>, Error> {
     let mut ctx = Ctx { clock_ns: run.clock_ns, rng: fastrand::Rng::with_seed(run.seed) };
     let mut cells: Vec<CellSamples> =
-        entrants.iter().map(|entrant| CellSamples::new(entrant.bench, entrant.row, n)).collect();
+        entrants.iter().map(|entrant| CellSamples::new(entrant.bench, entrant.row.row_name(), n)).collect();
     let mut reps = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(&mut cells) {
         cell.order = entrant.order;
@@ -229,6 +229,16 @@ mod tests {
     use crate::machine::{Machine, pin_to};
     use crate::rows::catalogue;
     use crate::tables::Effort;
+
+    #[test]
+    fn the_published_tables_cover_the_sizes_that_are_measured() {
+        let published = crate::published::Published::load().unwrap();
+        let array = published.table("linux-array-2021").unwrap();
+        assert!(BATCH_SIZES.iter().all(|&n| array.at(n, "list").is_some() && array.at(n, "array").is_some()));
+        let bulk = published.table("linux-bulk-2017").unwrap();
+        assert!(burst_sizes().iter().all(|&n| bulk.at(n, "total bulk").is_some()));
+        assert_eq!(bulk.at(16384, "alloc bulk").as_deref(), Some("89.0"));
+    }
 
     #[test]
     fn sizes_are_those_that_are_promised() {

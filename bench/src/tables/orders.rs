@@ -49,7 +49,8 @@ fn of_blocks(
 ) -> Result<Vec<Record>, Error> {
     let mut rng = fastrand::Rng::with_seed(run.seed);
     let seed = (blocks > 1).then_some(run.seed);
-    let cells = lanes.iter().map(|lane| CellSamples { seed, ..CellSamples::new(bench, lane.row, order) }).collect();
+    let cells =
+        lanes.iter().map(|lane| CellSamples { seed, ..CellSamples::new(bench, lane.row.row_name(), order) }).collect();
     let prove = |lane: &mut Entrant<_, Box<dyn Lane>>| lane.opened.verify();
     measured(run, cells, lanes, 1, prove, |lane, reps| {
         if blocks > 1 {

@@ -189,7 +189,7 @@ impl Table<'_> {
     fn verify(&self) -> Result<(), Error> {
         for &(row, at) in self.entrants.iter().filter(|(row, _)| row.name != "hand-over") {
             for worker in &self.workers {
-                worker.run(at, Work::Verify, &CellSamples::new("threads", row, HAND_OVER_PAGES))?;
+                worker.run(at, Work::Verify, &CellSamples::new("threads", row.row_name(), HAND_OVER_PAGES))?;
             }
         }
         Ok(())
@@ -198,7 +198,7 @@ impl Table<'_> {
     fn own_pages(&self, run: &Run, n: usize) -> Result<Vec<Record>, Error> {
         let round = run.effort.round * ROUND_FACTOR;
         let entrants: Vec<_> = self.entrants.iter().filter(|(row, _)| row.name != "hand-over").collect();
-        let cell = |bench, row| CellSamples::new(bench, row, n);
+        let cell = |bench, row: &Row| CellSamples::new(bench, row.row_name(), n);
         let mut cells: Vec<[CellSamples; 2]> =
             entrants.iter().map(|(row, _)| [cell("threads-own-1", row), cell("threads-own-2", row)]).collect();
         let mut reps = Vec::new();
@@ -240,8 +240,10 @@ impl Table<'_> {
     fn hand_over(&self, run: &Run) -> Result<Vec<Record>, Error> {
         let round = run.effort.round * ROUND_FACTOR;
         let entrants: Vec<_> = self.entrants.iter().filter(|&&(_, at)| self.workers[0].hands_over[at]).collect();
-        let mut cells: Vec<CellSamples> =
-            entrants.iter().map(|(row, _)| CellSamples::new("threads-hand-over", row, HAND_OVER_PAGES)).collect();
+        let mut cells: Vec<CellSamples> = entrants
+            .iter()
+            .map(|(row, _)| CellSamples::new("threads-hand-over", row.row_name(), HAND_OVER_PAGES))
+            .collect();
         let mut batches = Vec::new();
         for (&&(_, at), cell) in entrants.iter().zip(&cells) {
             let mut tried = 64;

@@ -37,7 +37,7 @@ pub(crate) fn touch(run: &mut Run) -> Result<Vec<Record>, Error> {
     let mut cells: Vec<CellSamples> = Vec::new();
     let mut reps = Vec::new();
     for row in touch_rows().into_iter().filter(is_shown).collect::<Vec<_>>() {
-        let cell = CellSamples::named(row.bench, (row.name, row.backend, row.kind), TOUCH_PAGES);
+        let cell = CellSamples::new(row.bench, (row.name, row.backend, row.kind), TOUCH_PAGES);
         match open(&row) {
             Ok(mut lane) => {
                 let warm = |reps| round(lane.as_mut(), reps).map(|parts| parts.alloc + parts.free);
@@ -51,7 +51,7 @@ pub(crate) fn touch(run: &mut Run) -> Result<Vec<Record>, Error> {
     }
     take_turns(run, run.effort.rounds, &mut cells, &reps, |at, reps| {
         let parts = round(lanes[at].as_mut(), reps)?;
-        Ok(Sample::from_parts(parts, TOUCH_PAGES, reps, run.clock_ns))
+        Ok::<_, Flaw>(Sample::from_parts(parts, TOUCH_PAGES, reps, run.clock_ns))
     })?;
     run.progress.inc(1);
     Ok(cells.into_iter().filter_map(CellSamples::record).collect())

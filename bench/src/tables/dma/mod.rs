@@ -103,7 +103,7 @@ fn timed(
     least: usize,
     mut round: impl FnMut(&mut dyn Lane, usize) -> Result<Sample, Flaw>,
 ) -> Result<Vec<Record>, Error> {
-    let cells = entrants.iter().map(|it| CellSamples::new(bench, it.row, shape.bytes)).collect();
+    let cells = entrants.iter().map(|it| CellSamples::new(bench, it.row.row_name(), shape.bytes)).collect();
     // Two at least: a turn of one is not warmed before it.
     let prove = |entrant: &mut &mut Entrant| entrant.opened.verify();
     let mut records = measured(run, cells, &mut entrants, least.max(2), prove, |entrant, reps| {
@@ -120,9 +120,10 @@ fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Reco
     let mut entrants: Vec<Entrant> = run.open_all(rows, requests::SHAPE);
     entrants.retain(|entrant| !is_in_c(entrant.row));
     let bytes = requests::SHAPE.bytes;
-    let mut cells: Vec<CellSamples> = entrants.iter().map(|it| CellSamples::new(REQUESTS, it.row, bytes)).collect();
+    let mut cells: Vec<CellSamples> =
+        entrants.iter().map(|it| CellSamples::new(REQUESTS, it.row.row_name(), bytes)).collect();
     let mut on_cpu: Vec<CellSamples> =
-        entrants.iter().map(|it| CellSamples::new(REQUESTS_CPU, it.row, bytes)).collect();
+        entrants.iter().map(|it| CellSamples::new(REQUESTS_CPU, it.row.row_name(), bytes)).collect();
     let mut batches = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(&cells) {
         let lane = entrant.opened.as_mut();
@@ -142,7 +143,7 @@ fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Reco
                 cpu = busy.cpu / batches as u32;
                 let parts =
                     Sample::from_parts(Parts { alloc: busy.alloc, free: busy.free }, BULK, batches, run.clock_ns);
-                Ok(Sample { total: of_one(busy.wall, batches), ..parts })
+                Ok::<_, Flaw>(Sample { total: of_one(busy.wall, batches), ..parts })
             })?;
             on_cpu[at].samples.push(Sample::whole(of_one(cpu, 1)));
         }

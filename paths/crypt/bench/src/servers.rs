@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use super::failed;
-use crate::Error;
-use crate::rows::{Kind, Unavailable};
+use crate::failed;
+use pagemill_harness::Error;
+use pagemill_harness::rounds::{Kind, Unavailable};
 
 /// Where files are in memory.
 const IN_MEMORY: &str = "/dev/shm";
@@ -29,13 +29,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// The signal that asked for the end, while this is held; then signals do what they did before.
-pub(super) struct Stop {
+pub(crate) struct Stop {
     came: Arc<AtomicUsize>,
     is_default: Arc<AtomicBool>,
 }
 
 impl Stop {
-    pub(super) fn watch() -> io::Result<Stop> {
+    pub(crate) fn watch() -> io::Result<Stop> {
         let stop = Stop { came: Arc::default(), is_default: Arc::default() };
         for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
             signal_hook::flag::register_usize(signal, Arc::clone(&stop.came), signal as usize)?;
@@ -45,7 +45,7 @@ impl Stop {
     }
 
     /// Fails once a signal has come.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         // Relaxed: nothing is read but the number itself.
         match self.came.load(Relaxed) {
             0 => Ok(()),
@@ -62,10 +62,10 @@ impl Drop for Stop {
 }
 
 /// A process that ends with this.
-pub(super) struct Child(std::process::Child);
+pub(crate) struct Child(std::process::Child);
 
 impl Child {
-    pub(super) fn spawn(command: &mut Command) -> io::Result<Child> {
+    pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
         let end_with_parent = || Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?);
         // SAFETY: between fork and exec it makes one system call, which is safe there, and allocates nothing.
         unsafe { command.pre_exec(end_with_parent) };
@@ -73,7 +73,7 @@ impl Child {
     }
 
     /// Until it ends by itself; none after `patience`.
-    pub(super) fn wait(&mut self, patience: Duration, stop: &Stop) -> Result<Option<ExitStatus>, Error> {
+    pub(crate) fn wait(&mut self, patience: Duration, stop: &Stop) -> Result<Option<ExitStatus>, Error> {
         let until = Instant::now() + patience;
         while Instant::now() < until {
             // First: a signal from a terminal ends the child as well.
@@ -107,18 +107,19 @@ impl Drop for Child {
 }
 
 /// The folder, with a key and a volume to copy.
-pub(super) struct Place {
+pub(crate) struct Place {
     folder: tempfile::TempDir,
     image: u64,
 }
 
 impl Place {
     /// A LUKS1 volume of `image` bytes, all of it written to, and room for as many copies.
-    pub(super) fn new(program: &Path, image: u64, copies: u64) -> Result<Place, Unavailable> {
+    pub(crate) fn new(program: &Path, image: u64, copies: u64) -> Result<Place, Unavailable> {
         let refused = |error: io::Error| Unavailable(format!("{IN_MEMORY}: {error}"));
         let needed = (copies + 1) * image;
         let space = rustix::fs::statvfs(IN_MEMORY).map_err(|error| refused(error.into()))?;
-        let there = crate::machine::available_bytes().unwrap_or(u64::MAX).min(space.f_bavail * space.f_frsize);
+        let there =
+            pagemill_harness::machine::available_bytes().unwrap_or(u64::MAX).min(space.f_bavail * space.f_frsize);
         if there < needed {
             let [there, needed] = [there, needed].map(|bytes| bytes >> 20);
             return Err(Unavailable(format!("{there} MiB of memory are left in {IN_MEMORY}, {needed} are needed")));
@@ -145,25 +146,25 @@ impl Place {
         (0..self.image >> 20).try_for_each(|_| io::Write::write_all(&mut volume, &noise))
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    pub(super) fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 }
 
 /// A server to be measured, and its figures' name.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Make {
-    pub(super) name: &'static str,
-    pub(super) kind: Kind,
-    pub(super) how: How,
+pub(crate) struct Make {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) how: How,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum How {
+pub(crate) enum How {
     /// `pagemill crypt serve`.
     Pagemill,
     NbdkitLuks,
@@ -171,15 +172,15 @@ pub(super) enum How {
     Nbdkit,
 }
 
-pub(super) struct Server {
-    pub(super) make: Make,
-    pub(super) socket: PathBuf,
+pub(crate) struct Server {
+    pub(crate) make: Make,
+    pub(crate) socket: PathBuf,
     _child: Child,
 }
 
 impl Server {
     /// Starts it, and waits until it answers.
-    pub(super) fn start(
+    pub(crate) fn start(
         make: Make,
         program: &Path,
         place: &Place,

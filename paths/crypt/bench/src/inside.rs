@@ -15,18 +15,16 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::time::Instant;
 
-use pagemill::{Allocator, Gfp, Page};
+use pagemill::{Allocator, Backend, Gfp, Page};
 use pagemill_crypt::secret::Locked;
 use pagemill_crypt::serve::{Buffer, DataPath, Disk, Memory, Patience};
 use pagemill_crypt::{SectorSize, Volume, volume::Geometry};
 use rustix::fs::MemfdFlags;
 
-use super::{BULK, Cell, Plan, SINGLE, failed, is_compared};
-use crate::Error;
-use crate::record::Record;
-use crate::rows::{Kind, backend_named};
-use crate::subject::{Flaw, PAGE_BYTES};
-use crate::tables::{CellSamples, Run, Sample, enough, take_turn};
+use crate::{BULK, Cell, Plan, SINGLE, failed};
+use pagemill_harness::record::Record;
+use pagemill_harness::rounds::{CellSamples, Kind, Sample, enough, take_turn};
+use pagemill_harness::{Error, PAGE_BYTES, Run};
 
 /// As the server has it when nobody says how much, in pages.
 const RESERVE: usize = Memory::PROMISED;
@@ -54,9 +52,9 @@ impl Way {
     }
 }
 
-pub(super) fn inside(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
+pub(crate) fn inside(run: &mut Run<'_>, plan: &Plan) -> Result<Vec<Record>, Error> {
     let mut rows = vec![Way::Bulk, Way::Single];
-    if is_compared(run) {
+    if run.is_compared {
         rows.push(Way::NoEncryption);
     }
     let ground = Ground::new(run.backend, plan.image, run.seed).map_err(|error| failed("a file in memory", error))?;
@@ -71,14 +69,13 @@ pub(super) fn inside(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
         let mut samples: Vec<CellSamples> = rows.iter().map(|&way| cell_samples(run, &cell, way)).collect();
         let mut reps = Vec::new();
         for (&way, samples) in rows.iter().zip(&samples) {
-            let found =
-                Entrant::under_way(&ground, way, run.seed, &cell).map_err(Flaw::from).and_then(|mut entrant| {
-                    enough(plan.round, |reps| {
-                        let start = Instant::now();
-                        entrant.repeat(&cell, reps)?;
-                        Ok(start.elapsed())
-                    })
-                });
+            let found = Entrant::under_way(&ground, way, run.seed, &cell).and_then(|mut entrant| {
+                enough(plan.round, |reps| {
+                    let start = Instant::now();
+                    entrant.repeat(&cell, reps)?;
+                    Ok(start.elapsed())
+                })
+            });
             reps.push(found.map_err(|flaw| samples.flawed(flaw))?);
         }
         for turn in 0..plan.rounds_of(&cell) {
@@ -86,11 +83,11 @@ pub(super) fn inside(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
                 let at = (place + turn) % rows.len();
                 let (way, seed) = (rows[at], run.seed.wrapping_add(turn as u64));
                 let entrant = Entrant::under_way(&ground, way, seed, &cell);
-                let mut entrant = entrant.map_err(|error| samples[at].flawed(error.into()))?;
+                let mut entrant = entrant.map_err(|error| samples[at].flawed(error))?;
                 take_turn(run, &mut samples[at], reps[at], |reps| {
                     let start = Instant::now();
                     entrant.repeat(&cell, reps)?;
-                    Ok(Sample::whole(start.elapsed().as_nanos() as f64 / (reps * cell.pages) as f64))
+                    Ok::<_, io::Error>(Sample::whole(start.elapsed().as_nanos() as f64 / (reps * cell.pages) as f64))
                 })?;
             }
         }
@@ -101,13 +98,13 @@ pub(super) fn inside(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
     Ok(records)
 }
 
-fn cell_samples(run: &Run, cell: &Cell, way: Way) -> CellSamples {
+fn cell_samples(run: &Run<'_>, cell: &Cell, way: Way) -> CellSamples {
     let row = match way {
         Way::Bulk | Way::Single => (way.name(), run.backend, Kind::Ours),
         Way::NoEncryption => (way.name(), "-", Kind::Floor),
     };
     let seed = cell.is_random.then_some(run.seed);
-    CellSamples { seed, ..CellSamples::named(cell.inside, row, cell.pages) }
+    CellSamples { seed, ..CellSamples::new(cell.inside, row, cell.pages) }
 }
 
 /// What all rows have in common: a file, a key, and what is written.
@@ -160,7 +157,7 @@ impl<'g> Entrant<'g> {
         let geometry =
             Geometry { offset: 0, len: ground.len as u64, sector_size, first_unit: 0, counts_sectors: false };
         let volume = Volume::new(&ground.key, geometry).map_err(other)?;
-        let backend = backend_named(ground.backend);
+        let backend = ground.backend.parse::<Backend>().map_err(other)?;
         let allocator = Allocator::builder().pages(PAGES + 2 * RESERVE).backend(backend).build().map_err(other)?;
         let memory = Memory::new(&allocator, RESERVE, Memory::PART).map_err(other)?;
         let disk = Disk::new(ground.file.try_clone()?, 0, sector_size.bytes(), true);
@@ -327,7 +324,7 @@ fn whole(done: usize, bytes: usize) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tables::crypt::CELLS;
+    use crate::CELLS;
 
     #[test]
     fn every_row_moves_what_it_should_and_gives_its_pages_back() {

@@ -8,19 +8,22 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The machine and the build, as the header of every report names them.
 #[derive(Debug, Clone)]
-pub(crate) struct Machine {
-    pub(crate) cpu: String,
-    pub(crate) kernel: String,
+pub struct Machine {
+    /// The processor's model.
+    pub cpu: String,
+    /// The system and its release.
+    pub kernel: String,
     /// Compiler, optimisation level and what else the build was asked for.
-    pub(crate) build: String,
+    pub build: String,
     /// Processors that this process may use, in ascending order.
-    pub(crate) allowed: Vec<usize>,
+    pub allowed: Vec<usize>,
     /// Whether Pagemill keeps every frame's full state, which costs two stores a page.
-    pub(crate) has_full_states: bool,
+    pub has_full_states: bool,
 }
 
 impl Machine {
-    pub(crate) fn here() -> Machine {
+    /// The machine that this runs on.
+    pub fn here() -> Machine {
         let uname = rustix::system::uname();
         Machine {
             cpu: cpu_model().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
@@ -32,8 +35,7 @@ impl Machine {
     }
 
     /// Stands in where a test has no use for a real machine.
-    #[cfg(test)]
-    pub(crate) fn unknown() -> Machine {
+    pub fn unknown() -> Machine {
         Machine {
             cpu: "unknown".to_owned(),
             kernel: "unknown".to_owned(),
@@ -44,12 +46,12 @@ impl Machine {
     }
 
     /// Where the tables with one thread run: the last processor, since the first takes most interrupts.
-    pub(crate) fn main_cpu(&self) -> usize {
+    pub fn main_cpu(&self) -> usize {
         self.allowed.last().copied().unwrap_or(0)
     }
 
     /// A second processor that does not share its core with [`Machine::main_cpu`], if there is one.
-    pub(crate) fn second_cpu(&self) -> Option<usize> {
+    pub fn second_cpu(&self) -> Option<usize> {
         let main = self.main_cpu();
         let siblings = core_siblings(main);
         let others = || self.allowed.iter().rev().copied().filter(|&cpu| cpu != main);
@@ -100,21 +102,21 @@ fn parse_cpu_list(list: &str) -> Vec<usize> {
 }
 
 /// Binds the calling thread to one processor.
-pub(crate) fn pin_to(cpu: usize) -> rustix::io::Result<()> {
+pub fn pin_to(cpu: usize) -> rustix::io::Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set)
 }
 
 /// Lets the calling thread run on all of `cpus` again.
-pub(crate) fn pin_to_all(cpus: &[usize]) -> rustix::io::Result<()> {
+pub fn pin_to_all(cpus: &[usize]) -> rustix::io::Result<()> {
     let mut set = CpuSet::new();
     cpus.iter().for_each(|&cpu| set.set(cpu));
     sched_setaffinity(None, &set)
 }
 
 /// How often the calling thread has been stopped for another one so far.
-pub(crate) fn preemptions() -> i64 {
+pub fn preemptions() -> i64 {
     // SAFETY: all zeros is a valid value of this plain structure.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is a structure of the kind that the kernel fills.
@@ -124,7 +126,7 @@ pub(crate) fn preemptions() -> i64 {
 }
 
 /// Memory that could be had without swapping, in bytes, as the kernel estimates it.
-pub(crate) fn available_bytes() -> Option<u64> {
+pub fn available_bytes() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find(|line| line.starts_with("MemAvailable:"))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
@@ -133,7 +135,7 @@ pub(crate) fn available_bytes() -> Option<u64> {
 
 /// Bytes of the mappings that touch `addresses` which are in 2 MiB pages the system made by itself, as the kernel counts
 /// them.
-pub(crate) fn huge_bytes(addresses: &Range<usize>) -> io::Result<usize> {
+pub fn huge_bytes(addresses: &Range<usize>) -> io::Result<usize> {
     Ok(huge_bytes_of(&fs::read_to_string("/proc/self/smaps")?, addresses))
 }
 
@@ -153,8 +155,8 @@ fn huge_bytes_of(smaps: &str, addresses: &Range<usize>) -> usize {
 }
 
 /// How many pages of `addresses`, which begin at a page, have memory behind them.
-pub(crate) fn committed_pages(addresses: &Range<usize>) -> io::Result<usize> {
-    let mut pages = vec![0u8; addresses.len().div_ceil(crate::subject::PAGE_BYTES)];
+pub fn committed_pages(addresses: &Range<usize>) -> io::Result<usize> {
+    let mut pages = vec![0u8; addresses.len().div_ceil(crate::PAGE_BYTES)];
     let start = std::ptr::with_exposed_provenance_mut(addresses.start);
     // SAFETY: it writes a byte a page, and `pages` has so many.
     match unsafe { libc::mincore(start, addresses.len(), pages.as_mut_ptr()) } {
@@ -163,10 +165,10 @@ pub(crate) fn committed_pages(addresses: &Range<usize>) -> io::Result<usize> {
     }
 }
 
-/// What two clock readings with nothing between them are apart, in nanoseconds: the part of a stamped interval that
-/// is the clock's own. A mean over many, since one reading has a coarser grain than what is subtracted; and the least of
-/// many means over some time, since a neighbour that was busy for a few milliseconds would spoil every subtraction.
-pub(crate) fn clock_overhead_ns() -> f64 {
+/// Nanoseconds between two readings of the clock with nothing between them: the clock's own part of a stamped interval. A mean of
+/// many readings, since one has a coarser grain than what is subtracted; and the least of many such means over some time, since
+/// a neighbour that is busy for a few milliseconds would spoil every subtraction.
+pub fn clock_overhead_ns() -> f64 {
     const READINGS: u32 = 2_000;
     let mut best = f64::INFINITY;
     for _ in 0..100 {

@@ -8,25 +8,24 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::Cell;
-use super::servers::{Child, Stop};
-use crate::Error;
-use crate::rows::Unavailable;
-use crate::subject::PAGE_BYTES;
+use crate::Cell;
+use crate::servers::{Child, Stop};
+use pagemill_harness::rounds::Unavailable;
+use pagemill_harness::{Error, PAGE_BYTES};
 
 /// What a run may take beyond its time: who needs longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a client has seen.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Seen {
-    pub(super) ns_a_page: f64,
+pub(crate) struct Seen {
+    pub(crate) ns_a_page: f64,
     /// How long operations took, of the middle one and of the one that 99 of 100 were faster than: microseconds.
-    pub(super) latency_us: [f64; 2],
+    pub(crate) latency_us: [f64; 2],
 }
 
 /// Why nobody can be measured with this `fio`: it is not there, or was built without the engine.
-pub(super) fn lacking(fio: &str) -> Option<Unavailable> {
+pub(crate) fn lacking(fio: &str) -> Option<Unavailable> {
     let why = match Command::new(fio).arg("--enghelp=nbd").stdin(Stdio::null()).output() {
         Ok(said) if said.status.success() => return None,
         Ok(_) => "fio, the client, has no engine nbd".to_owned(),
@@ -37,7 +36,7 @@ pub(super) fn lacking(fio: &str) -> Option<Unavailable> {
 }
 
 /// One run against the server at `socket`, for `time`.
-pub(super) fn measure(
+pub(crate) fn measure(
     folder: &Path,
     socket: &Path,
     cell: &Cell,
@@ -95,7 +94,7 @@ fn seen(text: &str, cell: &Cell) -> Option<Seen> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tables::crypt::CELLS;
+    use crate::CELLS;
 
     #[test]
     fn a_client_that_is_not_there_or_lacks_the_engine_is_told_apart() {

@@ -8,34 +8,44 @@ use crate::Error;
 
 /// All tables of `published.json`.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Published {
+pub struct Published {
     tables: Vec<Table>,
 }
 
 /// One table, as its source has it.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Table {
-    pub(crate) id: String,
+pub struct Table {
+    /// Its name here.
+    pub id: String,
     /// `published` by others, or `quoted` from a measurement made elsewhere.
-    pub(crate) origin: String,
-    pub(crate) title: String,
-    pub(crate) source: String,
-    pub(crate) unit: String,
-    pub(crate) columns: Vec<String>,
-    pub(crate) rows: Vec<Vec<Cell>>,
+    pub origin: String,
+    /// What it shows.
+    pub title: String,
+    /// Where it stands.
+    pub source: String,
+    /// What its figures count.
+    pub unit: String,
+    /// Titles of its columns.
+    pub columns: Vec<String>,
+    /// Its rows, each as long as `columns`.
+    pub rows: Vec<Vec<Cell>>,
 }
 
 /// A figure, a range or a name; empty where the source has nothing.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Cell {
+pub enum Cell {
+    /// A figure.
     Number(f64),
+    /// A range, or a name.
     Text(String),
+    /// Nothing.
     Empty(()),
 }
 
 impl Cell {
-    pub(crate) fn shown(&self) -> String {
+    /// As a table shows it.
+    pub fn shown(&self) -> String {
         match self {
             Cell::Number(figure) => crate::stats::short(*figure),
             Cell::Text(text) => text.clone(),
@@ -45,22 +55,27 @@ impl Cell {
 }
 
 impl Published {
-    pub(crate) fn load() -> Result<Published, Error> {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// The data in this build are damaged.
+    pub fn load() -> Result<Published, Error> {
         serde_json::from_str(include_str!("../published.json")).map_err(Error::Published)
     }
 
-    pub(crate) fn table(&self, id: &str) -> Option<&Table> {
+    /// The table of this name.
+    pub fn table(&self, id: &str) -> Option<&Table> {
         self.tables.iter().find(|table| table.id == id)
     }
 
     /// What was measured elsewhere for `name` in a cell such as `batch 64`.
-    pub(crate) fn quoted(&self, name: &str, cell: &str) -> Option<String> {
+    pub fn quoted(&self, name: &str, cell: &str) -> Option<String> {
         let tables = self.tables.iter().filter(|table| table.origin == "quoted");
         tables.filter_map(|table| table.find(name, cell)).next()
     }
 
     /// Names and figures in that cell of whatever is no row here.
-    pub(crate) fn quoted_others(&self, cell: &str, is_row: impl Fn(&str) -> bool) -> Vec<(String, String)> {
+    pub fn quoted_others(&self, cell: &str, is_row: impl Fn(&str) -> bool) -> Vec<(String, String)> {
         let mut others = Vec::new();
         for table in self.tables.iter().filter(|table| table.origin == "quoted") {
             for row in &table.rows {
@@ -78,19 +93,19 @@ impl Published {
 
 impl Table {
     /// The figure in the row that begins with `name` under the column `column`, if there is one.
-    pub(crate) fn find(&self, name: &str, column: &str) -> Option<String> {
+    pub fn find(&self, name: &str, column: &str) -> Option<String> {
         let at = self.columns.iter().position(|title| title == column)?;
         let row = self.rows.iter().find(|row| row.first() == Some(&Cell::Text(name.to_owned())))?;
         row.get(at).map(Cell::shown).filter(|shown| !shown.is_empty())
     }
 
     /// The figure in the row that begins with the number `n` under the column `column`.
-    pub(crate) fn at(&self, n: usize, column: &str) -> Option<String> {
+    pub fn at(&self, n: usize, column: &str) -> Option<String> {
         self.cell(n, column).map(Cell::shown).filter(|shown| !shown.is_empty())
     }
 
     /// The same, where it is a number.
-    pub(crate) fn number(&self, n: usize, column: &str) -> Option<f64> {
+    pub fn number(&self, n: usize, column: &str) -> Option<f64> {
         match self.cell(n, column)? {
             Cell::Number(figure) => Some(*figure),
             _ => None,
@@ -106,7 +121,6 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tables::one_thread::{BATCH_SIZES, burst_sizes};
 
     #[test]
     fn every_table_is_rectangular_and_names_its_source() {
@@ -117,16 +131,6 @@ mod tests {
             assert!(["published", "quoted"].contains(&table.origin.as_str()), "{}", table.id);
             assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{}", table.id);
         }
-    }
-
-    #[test]
-    fn the_published_tables_cover_the_sizes_that_are_measured() {
-        let published = Published::load().unwrap();
-        let array = published.table("linux-array-2021").unwrap();
-        assert!(BATCH_SIZES.iter().all(|&n| array.at(n, "list").is_some() && array.at(n, "array").is_some()));
-        let bulk = published.table("linux-bulk-2017").unwrap();
-        assert!(burst_sizes().iter().all(|&n| bulk.at(n, "total bulk").is_some()));
-        assert_eq!(bulk.at(16384, "alloc bulk").as_deref(), Some("89.0"));
     }
 
     #[test]

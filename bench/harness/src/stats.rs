@@ -4,15 +4,18 @@ use serde::Serialize;
 
 /// Median, smallest and largest of some figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) min: f64,
-    pub(crate) max: f64,
+pub struct Spread {
+    /// The middle one.
+    pub median: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
 }
 
 impl Spread {
-    /// `None` without figures. The median of an even number is the mean of the middle two.
-    pub(crate) fn of(figures: &[f64]) -> Option<Spread> {
+    /// The spread of some figures; `None` without any. The median of an even number is the mean of the middle two.
+    pub fn of(figures: &[f64]) -> Option<Spread> {
         let mut sorted = figures.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
         let (&min, &max) = (sorted.first()?, sorted.last()?);
@@ -22,18 +25,21 @@ impl Spread {
     }
 }
 
-/// Where the median of what these turns are a sample of lies, by the sign test, which asks nothing of how they are
-/// spread: an interval of their own, and how sure it is. Too few turns for 95 % give the widest that there is.
+/// An interval that has the true median, by the sign test, which assumes nothing about how turns are spread; and how sure that is.
+/// Too few turns for 95 % give the widest interval that there is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Interval {
-    pub(crate) low: f64,
-    pub(crate) high: f64,
-    pub(crate) sure: f64,
+pub struct Interval {
+    /// Its lower end, which is one of the figures.
+    pub low: f64,
+    /// Its upper end, which is one too.
+    pub high: f64,
+    /// The chance that it has the median, from 0 to 1.
+    pub sure: f64,
 }
 
 impl Interval {
-    /// `None` without figures.
-    pub(crate) fn of(figures: &[f64]) -> Option<Interval> {
+    /// The interval of some turns; `None` without figures.
+    pub fn of(figures: &[f64]) -> Option<Interval> {
         let mut sorted = figures.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
         let len = sorted.len();
@@ -54,7 +60,7 @@ impl Interval {
 }
 
 /// A figure in at most five characters, three significant digits where they fit.
-pub(crate) fn short(figure: f64) -> String {
+pub fn short(figure: f64) -> String {
     match figure {
         f if f.abs() < 9.995 => format!("{f:.2}"),
         f if f.abs() < 99.95 => format!("{f:.1}"),

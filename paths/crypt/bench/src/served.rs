@@ -5,22 +5,22 @@
 
 use std::time::{Duration, Instant};
 
-use super::client::{Seen, lacking, measure};
-use super::servers::{How, Make, Place, Server, Stop};
-use super::{BULK, CELLS, Cell, Plan, failed, is_compared};
-use crate::Error;
-use crate::record::Record;
-use crate::rows::{Kind, Unavailable};
-use crate::tables::{CellSamples, Run, Sample};
+use crate::client::{Seen, lacking, measure};
+use crate::servers::{How, Make, Place, Server, Stop};
+use crate::{BULK, CELLS, Cell, Plan, failed};
+use pagemill_harness::record::Record;
+use pagemill_harness::rounds::{CellSamples, Sample};
+use pagemill_harness::rounds::{Kind, Unavailable};
+use pagemill_harness::{Error, Run};
 
 /// The peer that the bars are held against, and what there is at most.
 pub(crate) const LUKS: &str = "nbdkit-luks";
 pub(crate) const NO_ENCRYPTION: &str = "nbdkit";
 
-pub(super) fn served(run: &mut Run, plan: &Plan) -> Result<Vec<Record>, Error> {
+pub(crate) fn served(run: &mut Run<'_>, plan: &Plan) -> Result<Vec<Record>, Error> {
     let stop = Stop::watch().map_err(|error| failed("waiting for signals", error))?;
     let mut makes = vec![Make { name: BULK, kind: Kind::Ours, how: How::Pagemill }];
-    if is_compared(run) {
+    if run.is_compared {
         makes.push(Make { name: LUKS, kind: Kind::Peer, how: How::NbdkitLuks });
         match plan.is_deep {
             true => makes.push(Make { name: "qemu-nbd", kind: Kind::Peer, how: How::QemuNbd }),
@@ -138,7 +138,7 @@ impl Turns<'_, '_> {
     fn samples(&self, cell: &Cell) -> Vec<CellSamples> {
         let of = |make: Make| {
             let backend = if make.kind == Kind::Ours { self.run.backend } else { "-" };
-            CellSamples::named(cell.served, (make.name, backend, make.kind), cell.pages)
+            CellSamples::new(cell.served, (make.name, backend, make.kind), cell.pages)
         };
         self.servers.iter().map(|server| of(server.make)).collect()
     }

@@ -2,13 +2,14 @@
 
 use std::io::{self, Write};
 
-use super::{align, plain, wrap};
-use crate::published::Published;
-use crate::record::{Record, mib_per_s};
-use crate::stats::{Interval, short};
-use crate::tables::crypt::{BULK, CELLS, Cell, LUKS, NO_ENCRYPTION, SINGLE};
+use pagemill_harness::published::Published;
+use pagemill_harness::record::{Record, mib_per_s};
+use pagemill_harness::report::{align, plain, wrap};
+use pagemill_harness::stats::{Interval, short};
 
-pub(super) fn crypt(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
+use crate::{BULK, CELLS, Cell, LUKS, NO_ENCRYPTION, SINGLE};
+
+pub(crate) fn crypt(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
     writeln!(out, "\ncrypt: an encrypted volume in memory, 512-byte sectors, aes-xts with 512 bits")?;
     writeln!(out, "in this process, one thread; medians of rounds in turns")?;
     let inside = |cell: &Cell| cell.inside;
@@ -100,8 +101,8 @@ fn bulk_to_single(records: &[Record], bench: &str) -> Option<Interval> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::record;
-    use crate::rows::Kind;
+    use pagemill_harness::record::example as record;
+    use pagemill_harness::rounds::Kind;
 
     #[test]
     fn figures_are_speeds_and_ratios_of_speed_within_80_columns() {

@@ -4,44 +4,51 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use crate::PAGE_BYTES;
 use crate::machine::Machine;
-use crate::rows::Kind;
+use crate::rounds::{Kind, ListOrder, RowName, Sample};
 use crate::stats::Spread;
-use crate::subject::{ListOrder, PAGE_BYTES};
-use crate::tables::Sample;
 
 /// What one row did in one cell of a table. Times are nanoseconds a page.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Record {
+pub struct Record {
     /// The table, or the part of it: `threads` has several.
-    pub(crate) bench: &'static str,
-    pub(crate) name: &'static str,
-    pub(crate) backend: &'static str,
-    pub(crate) kind: Kind,
-    pub(crate) n: usize,
+    pub bench: &'static str,
+    /// The row.
+    pub name: &'static str,
+    /// Its backend, or `-`.
+    pub backend: &'static str,
+    /// What it is to the reader.
+    pub kind: Kind,
+    /// The size: pages, slots or bytes, as the table says.
+    pub n: usize,
     /// `None` where the halves are not timed apart.
-    pub(crate) alloc: Option<Spread>,
-    pub(crate) free: Option<Spread>,
-    pub(crate) total: Spread,
-    pub(crate) runs: usize,
+    pub alloc: Option<Spread>,
+    /// The other half.
+    pub free: Option<Spread>,
+    /// Both halves.
+    pub total: Spread,
+    /// Rounds.
+    pub runs: usize,
     /// The rounds themselves, in order: those of rows that took turns belong together.
-    pub(crate) turns: Vec<Sample>,
+    pub turns: Vec<Sample>,
     /// Medians over the rounds of what half and 99 of 100 operations took at most, in microseconds; `crypt` over NBD alone.
-    pub(crate) p50_us: Option<f64>,
-    pub(crate) p99_us: Option<f64>,
+    pub p50_us: Option<f64>,
+    /// See `p50_us`.
+    pub p99_us: Option<f64>,
     /// 2 MiB frames free, in percent of the ideal; `churn` alone.
-    pub(crate) ideal_percent: Option<f64>,
+    pub ideal_percent: Option<f64>,
     /// Memory that a block takes, itself included; `dma` alone, and where it is known.
-    pub(crate) bytes_a_block: Option<f64>,
+    pub bytes_a_block: Option<f64>,
     /// The order of the CPU's list, where a table has several and the row depends on it.
-    pub(crate) order: Option<ListOrder>,
+    pub order: Option<ListOrder>,
     /// Random seed, where the order is random.
-    pub(crate) seed: Option<u64>,
+    pub seed: Option<u64>,
 }
 
 impl Record {
-    /// Of a row with that name, backend and kind: its time, and nothing besides.
-    pub(crate) fn of(bench: &'static str, row: (&'static str, &'static str, Kind), n: usize, total: Spread) -> Record {
+    /// A record of a row's time, and nothing besides.
+    pub fn of(bench: &'static str, row: RowName, n: usize, total: Spread) -> Record {
         let (name, backend, kind) = row;
         Record {
             bench,
@@ -63,14 +70,14 @@ impl Record {
         }
     }
 
-    /// What a time a page comes to in MiB/s; of data that is moved, `crypt` alone.
-    pub(crate) fn mib_per_s(&self) -> Option<f64> {
+    /// MiB/s, for a table that moves data: `crypt` alone.
+    pub fn mib_per_s(&self) -> Option<f64> {
         self.bench.starts_with("crypt").then(|| mib_per_s(self.total.median))
     }
 }
 
 /// Nanoseconds a page as MiB/s.
-pub(crate) fn mib_per_s(ns_a_page: f64) -> f64 {
+pub fn mib_per_s(ns_a_page: f64) -> f64 {
     PAGE_BYTES as f64 / f64::from(1 << 20) / (ns_a_page / 1e9)
 }
 
@@ -106,7 +113,7 @@ struct Line<'a> {
 }
 
 /// Writes each record as one object on a line of its own. `min_ns` and `max_ns` are those of `total_ns`.
-pub(crate) fn write_json(out: &mut dyn Write, records: &[Record], machine: &Machine) -> io::Result<()> {
+pub fn write_json(out: &mut dyn Write, records: &[Record], machine: &Machine) -> io::Result<()> {
     for record in records {
         let line = Line {
             bench: record.bench,
@@ -137,23 +144,24 @@ pub(crate) fn write_json(out: &mut dyn Write, records: &[Record], machine: &Mach
     out.flush()
 }
 
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
+/// A record of one turn, for tests of what shows records.
+pub fn example(bench: &'static str, name: &'static str, kind: Kind, n: usize, total: f64) -> Record {
+    let backend = if kind == Kind::Ours { "rseq" } else { "-" };
+    let spread = Spread { median: total, min: total / 2.0, max: total * 2.0 };
+    Record { runs: 11, turns: vec![Sample::whole(total)], ..Record::of(bench, (name, backend, kind), n, spread) }
+}
 
-    pub(crate) fn record(bench: &'static str, name: &'static str, kind: Kind, n: usize, total: f64) -> Record {
-        let backend = if kind == Kind::Ours { "rseq" } else { "-" };
-        let spread = Spread { median: total, min: total / 2.0, max: total * 2.0 };
-        Record { runs: 11, turns: vec![Sample::whole(total)], ..Record::of(bench, (name, backend, kind), n, spread) }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn a_line_has_every_promised_field_and_halves_that_were_not_timed_are_null() {
-        let mut burst = record("burst", "pagemill-array", Kind::Ours, 64, 2.0);
+        let mut burst = example("burst", "pagemill-array", Kind::Ours, 64, 2.0);
         burst.alloc = Spread::of(&[1.5]);
         burst.free = Spread::of(&[0.5]);
         burst.order = Some(ListOrder::Random);
-        let batch = record("batch", "glibc", Kind::Peer, 1, 44.0);
+        let batch = example("batch", "glibc", Kind::Peer, 1, 44.0);
         let mut out = Vec::new();
         write_json(&mut out, &[burst, batch], &Machine::unknown()).unwrap();
 

@@ -1,0 +1,180 @@
+//! The table `crypt` of `pagemill bench`: an encrypted volume in memory, written and read, twice.
+//!
+//! - `inside` does it in this process, where only the data path costs time: with pages in bulk, with pages one by one, and without
+//!   encryption.
+//! - `served` does it by NBD with fio as the client. Each server is a process of its own: `pagemill crypt serve`, and the peers that
+//!   are installed.
+//!
+//! All volumes are LUKS1 with 512-byte sectors, or numbered so: the peers know nothing else. A record's time is nanoseconds a page, as
+//! in every table: the mean time that 4096 bytes took.
+
+mod client;
+mod inside;
+mod report;
+mod served;
+mod servers;
+
+use std::time::{Duration, Instant};
+
+use pagemill_harness::bars::Limit::AtLeast;
+use pagemill_harness::bars::{Bar, bar, speed, turns_of};
+use pagemill_harness::record::Record;
+use pagemill_harness::rounds::Effort;
+use pagemill_harness::{Error, Run, Table, machine};
+
+use served::{LUKS, NO_ENCRYPTION};
+
+/// The table.
+pub const TABLE: Table =
+    Table { name: "crypt", steps: 2 * CELLS.len(), measure: crypt, report: report::crypt, bars: volumes };
+
+/// What is done to the volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cell {
+    /// What records in this process and over NBD are called.
+    inside: &'static str,
+    served: &'static str,
+    /// For people.
+    shown: &'static str,
+    /// Pages an operation.
+    pages: usize,
+    /// Operations under way.
+    depth: usize,
+    is_write: bool,
+    is_random: bool,
+}
+
+/// The first is the shape of what was published.
+const CELLS: [Cell; 5] = [
+    cell("crypt-write-256", "crypt-nbd-write-256", "1 MiB writes, depth 256", 256, 256, true, false),
+    cell("crypt-write-16", "crypt-nbd-write-16", "1 MiB writes, depth 16", 256, 16, true, false),
+    cell("crypt-read-16", "crypt-nbd-read-16", "1 MiB reads, depth 16", 256, 16, false, false),
+    cell("crypt-random-read-32", "crypt-nbd-random-read-32", "4 KiB random reads, depth 32", 1, 32, false, true),
+    cell("crypt-random-write-32", "crypt-nbd-random-write-32", "4 KiB random writes, depth 32", 1, 32, true, true),
+];
+
+const fn cell(
+    inside: &'static str,
+    served: &'static str,
+    shown: &'static str,
+    pages: usize,
+    depth: usize,
+    is_write: bool,
+    is_random: bool,
+) -> Cell {
+    Cell { inside, served, shown, pages, depth, is_write, is_random }
+}
+
+/// The server's own way, which asks for all pages of a part with one call; and in this process the same one by one.
+const BULK: &str = "pagemill-bulk";
+const SINGLE: &str = "pagemill-single";
+
+/// How much measuring.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    /// Rounds in this process, and what each of them lasts.
+    rounds: usize,
+    round: Duration,
+    /// Turns of all servers, at most.
+    turns: usize,
+    turn: Duration,
+    /// Bytes of each server's image.
+    image: u64,
+    /// Whether the deepest cell and the slowest peer take part.
+    is_deep: bool,
+    /// When no turn but the first begins.
+    until: Instant,
+}
+
+impl Plan {
+    fn cells(&self) -> Vec<Cell> {
+        CELLS.into_iter().filter(|cell| self.is_deep || cell.depth < 256).collect()
+    }
+
+    /// Rounds of this cell in this process. The deepest has 256 MiB of memory to touch before each.
+    fn rounds_of(&self, cell: &Cell) -> usize {
+        if cell.depth < 256 { self.rounds } else { self.rounds.min(6) }
+    }
+
+    fn of(run: &Run<'_>) -> Plan {
+        let (full, now, ms) = (Effort::FULL, Instant::now(), Duration::from_millis);
+        match run.effort.rounds >= full.rounds {
+            true => Plan {
+                rounds: full.rounds,
+                round: ms(20),
+                turns: 6,
+                turn: ms(120),
+                image: 128 << 20,
+                is_deep: true,
+                until: now + Duration::from_secs(72),
+            },
+            false => Plan {
+                rounds: run.effort.rounds,
+                round: run.effort.round * 10,
+                turns: 1,
+                turn: ms(40),
+                image: 32 << 20,
+                is_deep: false,
+                until: now + Duration::from_secs(7),
+            },
+        }
+    }
+}
+
+fn crypt(run: &mut Run<'_>) -> Result<Vec<Record>, Error> {
+    let plan = Plan::of(run);
+    let mut records = inside::inside(run, &plan)?;
+    // Servers, clients and their threads run wherever the system likes.
+    let _ = machine::pin_to_all(&run.machine.allowed);
+    let served = served::served(run, &plan);
+    let _ = machine::pin_to(run.machine.main_cpu());
+    records.extend(served?);
+    Ok(records)
+}
+
+fn failed(what: &str, why: impl std::fmt::Display) -> Error {
+    Error::Table { table: TABLE.name, what: what.to_owned(), why: why.to_string() }
+}
+
+/// What the servers are held to.
+fn volumes(records: &[Record]) -> Vec<Bar> {
+    let of_luks = |cell| speed(turns_of(records, cell, BULK), turns_of(records, cell, LUKS));
+    let of_none = |cell| speed(turns_of(records, cell, BULK), turns_of(records, cell, NO_ENCRYPTION));
+    let [_, write, read, small_read, small_write] = CELLS.map(|cell| cell.served);
+    let bars = [
+        bar("NBD, 1 MiB write: speed / nbdkit-luks", of_luks(write), Some(AtLeast(2.0)), None),
+        bar("NBD, 1 MiB read: speed / nbdkit-luks", of_luks(read), Some(AtLeast(2.0)), None),
+        bar("NBD, 4 KiB read: IOPS / nbdkit-luks", of_luks(small_read), Some(AtLeast(1.5)), None),
+        bar("NBD, 4 KiB write: IOPS / nbdkit-luks", of_luks(small_write), Some(AtLeast(1.5)), None),
+        bar("NBD, 1 MiB write / no encryption", of_none(write), Some(AtLeast(0.65)), None),
+        bar("NBD, 1 MiB read / no encryption", of_none(read), Some(AtLeast(0.85)), None),
+    ];
+    bars.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagemill_harness::record::example;
+    use pagemill_harness::rounds::{Kind, Sample};
+
+    #[test]
+    fn servers_are_judged_by_speed_turn_by_turn() {
+        let turns = |name, kind, totals: &[f64]| {
+            let mut record = example("crypt-nbd-write-16", name, kind, 256, 1.0);
+            record.turns = totals.iter().map(|&total| Sample::whole(total)).collect();
+            record
+        };
+        let records = [
+            turns(BULK, Kind::Ours, &[2.0, 4.0, 2.0]),
+            turns(LUKS, Kind::Peer, &[5.0, 10.0, 5.0]),
+            turns(NO_ENCRYPTION, Kind::Floor, &[1.0, 2.0, 1.0]),
+        ];
+        let bars = volumes(&records);
+        let find = |what: &str| bars.iter().find(|bar| bar.what.starts_with(what));
+        let judged = |what: &str| find(what).map(|bar| (bar.figure, bar.bar.unwrap().holds(bar.figure))).unwrap();
+        assert_eq!(judged("NBD, 1 MiB write: speed"), (2.5, true));
+        assert_eq!(judged("NBD, 1 MiB write / no"), (0.5, false));
+        assert!(find("NBD, 1 MiB read").is_none());
+    }
+}
