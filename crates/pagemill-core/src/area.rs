@@ -2,8 +2,6 @@
 //! 32 bits that counts them. Arithmetic on single words only; who may change them when is told in [`crate::buddy`].
 use crate::{Mobility, Order};
 
-/// 64-bit words a pageblock.
-
 /// A pageblock's entry.
 ///
 /// | bits | |

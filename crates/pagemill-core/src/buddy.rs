@@ -509,7 +509,7 @@ impl<'m> Buddy<'m> {
                 self.index.insert(class, block);
             }
             before = after;
-            after = Class::of(Entry(latest_u32(&self.area(block))), self.frames_of(block));
+            after = Class::of(Entry(latest_u32(self.area(block))), self.frames_of(block));
         }
     }
 
