@@ -28,8 +28,7 @@ fn configured_cpus() -> usize {
 /// assert_ne!(std::thread::spawn(pagemill_os::current_thread).join().unwrap(), mine);
 /// ```
 pub fn current_thread() -> i32 {
-    // SAFETY: gettid reads no memory of ours.
-    unsafe { libc::gettid() }
+    rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 /// The CPU that this thread runs on, as it was a moment ago. 0 where the system does not say.

@@ -85,8 +85,14 @@ impl Errno {
     /// Not supported.
     pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
 
+    /// The error number that the C library's last call in this thread left.
     pub(crate) fn last() -> Self {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    /// The same number, of a call that went past the C library.
+    pub(crate) fn of(errno: rustix::io::Errno) -> Self {
+        Self(errno.raw_os_error())
     }
 
     /// Does it say that the system cannot do such a thing, whatever memory it has?

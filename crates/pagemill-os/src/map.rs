@@ -24,6 +24,7 @@ use crate::page::{HUGE_PAGE_SIZE, system_page};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;
+use rustix::mm::{Advice, MapFlags, madvise};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub use error::MapError;
@@ -78,7 +79,7 @@ impl Mapping {
         let align = align.max(page);
         // The system aligns to a page; ask for more and cut what is over.
         let slack = (align - PAGE_SIZE).next_multiple_of(page);
-        let size = len.checked_add(slack).ok_or(Errno(libc::ENOMEM))?;
+        let size = len.checked_add(slack).ok_or(Errno::ENOMEM)?;
         let base = os::map(size)?;
         let addr = base.next_multiple_of(align);
         let kind = Kind::Private { is_huge: false };
@@ -110,7 +111,7 @@ impl Mapping {
         let refused = MapError::of("mmap");
         let len = whole_pages(len, align, HUGE_PAGE_SIZE).map_err(refused)?;
         let align = align.max(HUGE_PAGE_SIZE);
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
         let addr = os::place(len, align, flags, None).map_err(|errno| MapError::of_huge(errno, len))?;
         Ok(Self { addr, len, whole: (addr, len), kind: Kind::Private { is_huge: true } })
     }
@@ -134,7 +135,7 @@ impl Mapping {
         let len = whole_pages(len, align, page).map_err(MapError::of("memfd_create"))?;
         let fd = os::memory_file(name, len, is_huge).map_err(|(call, errno)| MapError::of(call)(errno))?;
         let refused = |errno| if is_huge { MapError::of_huge(errno, len) } else { MapError::of("mmap")(errno) };
-        let addr = os::place(len, align.max(page), libc::MAP_SHARED, Some(fd.as_fd())).map_err(refused)?;
+        let addr = os::place(len, align.max(page), MapFlags::SHARED, Some(fd.as_fd())).map_err(refused)?;
         Ok(Self { addr, len, whole: (addr, len), kind: Kind::Memfd { fd, is_huge } })
     }
 
@@ -166,7 +167,7 @@ impl Mapping {
     pub unsafe fn part_from_parent(&self) -> Result<(), Errno> {
         let Kind::Shared { is_gone } = &self.kind else { return Ok(()) };
         if is_gone.load(Relaxed) {
-            return Err(Errno(libc::EFAULT));
+            return Err(Errno::EFAULT);
         }
         os::renew_shared(self.addr, self.len).inspect_err(|_| is_gone.store(true, Relaxed))
     }
@@ -196,7 +197,7 @@ impl Mapping {
     pub unsafe fn adopt(start: *mut u8, len: usize) -> Result<Self, Errno> {
         let addr = start.expose_provenance();
         let is_whole = addr.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && addr != 0 && len != 0;
-        let end = addr.checked_add(len).filter(|_| is_whole).ok_or(Errno(libc::EINVAL))?;
+        let end = addr.checked_add(len).filter(|_| is_whole).ok_or(Errno::EINVAL)?;
         let is_shared = os::is_shared(addr, end)?;
         Ok(Self { addr, len, whole: (addr, 0), kind: Kind::Brought { is_shared } })
     }
@@ -267,18 +268,15 @@ impl Mapping {
             return Ok(()); // There are no forks.
         }
         // SAFETY: the range is ours, and the advice changes no contents here.
-        match unsafe { libc::madvise(self.as_ptr(), self.len, libc::MADV_WIPEONFORK) } {
-            0 => Ok(()),
-            _ => Err(Errno::last()),
-        }
+        unsafe { madvise(self.as_ptr(), self.len, Advice::LinuxWipeOnFork) }.map_err(Errno::of)
     }
 
     /// Asks for 2 MiB pages where the system allows, or for none where it would use them by itself; whether it took the
     /// advice.
     pub fn advise_huge_pages(&self, wanted: bool) -> bool {
-        let advice = if wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        let advice = if wanted { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
         // SAFETY: the range is ours, and the advice changes no contents.
-        !cfg!(miri) && unsafe { libc::madvise(self.as_ptr(), self.len, advice) } == 0
+        !cfg!(miri) && unsafe { madvise(self.as_ptr(), self.len, advice) }.is_ok()
     }
 }
 
@@ -294,7 +292,7 @@ impl Drop for Mapping {
 /// `len` in whole pages of `page` bytes.
 fn whole_pages(len: usize, align: usize, page: usize) -> Result<usize, Errno> {
     assert!(align.is_power_of_two() && len > 0, "{len} bytes aligned to {align} cannot be reserved");
-    len.checked_next_multiple_of(page).ok_or(Errno(libc::ENOMEM))
+    len.checked_next_multiple_of(page).ok_or(Errno::ENOMEM)
 }
 
 #[cfg(test)]

@@ -205,10 +205,10 @@ impl Mapping {
         const STRICT: usize = 1;
         const MOVE: usize = 2;
         if node >= MAX_NODES {
-            return Err(Errno(libc::EINVAL));
+            return Err(Errno::EINVAL);
         }
         if cfg!(miri) {
-            return Err(Errno(libc::ENOSYS));
+            return Err(Errno::ENOSYS);
         }
         let mut nodes = [0_u64; MAX_NODES / 64];
         nodes[node / 64] |= 1 << (node % 64);

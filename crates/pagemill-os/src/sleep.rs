@@ -110,14 +110,11 @@ impl Default for ForkLock {
 #[cfg(not(loom))]
 mod system {
     use pagemill_core::atomic::AtomicU32;
+    use rustix::thread::futex;
 
     /// Sleeps if `word` is `seen`, until woken. May return at any time: callers look again.
     pub(crate) fn wait(word: &AtomicU32, seen: u32) {
-        let forever = core::ptr::null::<libc::timespec>();
-        // SAFETY: the word lives as long as the call; the kernel reads it, and no time limit.
-        unsafe {
-            libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, seen, forever)
-        };
+        let _ = futex::wait(word, futex::Flags::PRIVATE, seen, None);
     }
 
     pub(crate) fn wake(word: &AtomicU32) {

@@ -2,6 +2,7 @@
 use crate::Errno;
 use crate::page::{outward, real_page};
 use core::ops::Range;
+use core::ptr::with_exposed_provenance_mut;
 use pagemill_core::PAGE_SIZE;
 use std::fs::{File, read_to_string};
 use std::io;
@@ -74,18 +75,14 @@ fn frames_of(entry: u64, at: usize, page: usize, memory: &Range<usize>) -> impl 
 /// # }
 /// ```
 pub fn lock(memory: Range<usize>) -> Result<(), Errno> {
-    // By its number: AddressSanitizer's runtime answers `mlock` by itself, and locks nothing.
     // SAFETY: it changes no contents.
-    match unsafe { libc::syscall(libc::SYS_mlock, memory.start, memory.len()) } {
-        0 => Ok(()),
-        _ => Err(Errno::last()),
-    }
+    unsafe { rustix::mm::mlock(with_exposed_provenance_mut(memory.start), memory.len()) }.map_err(Errno::of)
 }
 
 /// Lets memory be swapped out again, whoever locked it. [`lock`] shows it.
 pub fn unlock(memory: Range<usize>) {
     // SAFETY: it changes no contents. It fails only where nothing is mapped.
-    let _ = unsafe { libc::syscall(libc::SYS_munlock, memory.start, memory.len()) };
+    let _ = unsafe { rustix::mm::munlock(with_exposed_provenance_mut(memory.start), memory.len()) };
 }
 
 /// Is all of it locked? [`lock`] shows it.

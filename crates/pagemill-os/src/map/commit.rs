@@ -55,12 +55,12 @@ impl Mapping {
             return Ok(());
         }
         if !is_whole(&(addr..addr + len), self.page_bytes()) {
-            return Err(Errno(libc::EINVAL)); // Of a part of its page the system would take the rest back too.
+            return Err(Errno::EINVAL); // Of a part of its page the system would take the rest back too.
         }
         match &self.kind {
             Kind::Private { .. } => os::discard(addr, len),
             Kind::Memfd { fd, .. } => os::punch_hole(fd.as_fd(), offset, len),
-            Kind::Brought { .. } | Kind::Shared { .. } => Err(Errno(libc::EOPNOTSUPP)),
+            Kind::Brought { .. } | Kind::Shared { .. } => Err(Errno::EOPNOTSUPP),
         }
     }
 
@@ -109,6 +109,6 @@ impl Mapping {
         let page = if self.page_bytes() < HUGE_PAGE_SIZE { PAGE_SIZE } else { HUGE_PAGE_SIZE };
         let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         let is_whole = offset.is_multiple_of(page) && len.is_multiple_of(page);
-        if is_inside && is_whole { Ok(self.addr + offset) } else { Err(Errno(libc::EINVAL)) }
+        if is_inside && is_whole { Ok(self.addr + offset) } else { Err(Errno::EINVAL) }
     }
 }
