@@ -1,4 +1,5 @@
 //! Which CPU, and how many there can be.
+use crate::proc;
 
 /// One more than the largest CPU number that this system can have.
 ///
@@ -9,11 +10,7 @@ pub fn possible_cpus() -> usize {
     if cfg!(miri) {
         return 1; // Miri reads no files.
     }
-    // The file reads "0-7" or "0,2-5": the last number is the largest.
-    let listed = std::fs::read_to_string("/sys/devices/system/cpu/possible")
-        .ok()
-        .and_then(|text| text.trim().rsplit(['-', ',']).next()?.parse::<usize>().ok());
-    listed.map_or_else(configured_cpus, |last| last + 1)
+    proc::last_possible_cpu().map_or_else(configured_cpus, |last| last + 1)
 }
 
 fn configured_cpus() -> usize {

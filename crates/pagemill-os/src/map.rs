@@ -21,6 +21,7 @@ mod os;
 
 use crate::Errno;
 use crate::page::{HUGE_PAGE_SIZE, system_page};
+use crate::proc;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;
@@ -198,7 +199,7 @@ impl Mapping {
         let addr = start.expose_provenance();
         let is_whole = addr.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && addr != 0 && len != 0;
         let end = addr.checked_add(len).filter(|_| is_whole).ok_or(Errno::EINVAL)?;
-        let is_shared = os::is_shared(addr, end)?;
+        let is_shared = proc::is_shared(addr, end)?;
         Ok(Self { addr, len, whole: (addr, 0), kind: Kind::Brought { is_shared } })
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Read once from the system's own files; a system that has none of them is one node. CPUs and memory that come or go
 //! later are not noticed. Numbers of nodes are the system's: they may have gaps, and distances go by position.
+use crate::proc::{self, parse_list};
 use crate::{Errno, Mapping, cpu};
 use std::fs::read_to_string;
 use std::io;
@@ -9,8 +10,6 @@ use std::path::Path;
 
 /// Node numbers are below this (`MAX_NUMNODES` of the largest system).
 const MAX_NODES: usize = 1024;
-/// CPU numbers are below this, more than any system has.
-const MAX_CPUS: usize = 1 << 16;
 
 /// One node.
 ///
@@ -110,9 +109,7 @@ impl Topology {
     }
 
     fn one_node() -> Self {
-        // SAFETY: sysconf reads no memory of ours.
-        let pages = if cfg!(miri) { 0 } else { unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) } };
-        let bytes = usize::try_from(pages).unwrap_or(0).saturating_mul(crate::page::real_page());
+        let bytes = proc::total_memory().unwrap_or(0);
         let cpus = (0..cpu::possible_cpus()).collect();
         Self { nodes: vec![Node { id: 0, cpus, bytes }], distances: vec![vec![10]] }
     }
@@ -133,13 +130,11 @@ fn read_node(root: &Path, id: usize) -> io::Result<Node> {
         read_to_string(&path).map_err(|why| at(&path, why)).map(|text| (path, text))
     };
     let (path, list) = read("cpulist")?;
-    let cpus = cpus_of(&list).ok_or_else(|| invalid(&path, format!("{:?} is no list of CPUs", list.trim_end())))?;
+    let cpus = parse_list(&list).ok_or_else(|| invalid(&path, format!("{:?} is no list of CPUs", list.trim_end())))?;
     // "Node 0 MemTotal:       24684096 kB"
     let (path, text) = read("meminfo")?;
-    let total = text.lines().find_map(|line| line.split_once("MemTotal:")).map(|(_, total)| total.trim());
-    let kib = total.and_then(|total| total.strip_suffix(" kB")?.parse::<usize>().ok());
-    let bytes =
-        kib.and_then(|kib| kib.checked_mul(1 << 10)).ok_or_else(|| invalid(&path, "no MemTotal in kB".into()))?;
+    let total = proc::field(&text, &format!("Node {id} MemTotal:"));
+    let bytes = total.and_then(proc::bytes_in).ok_or_else(|| invalid(&path, "no MemTotal in kB".into()))?;
     Ok(Node { id, cpus, bytes })
 }
 
@@ -150,36 +145,6 @@ fn read_distances(root: &Path, id: usize, nodes: usize) -> io::Result<Vec<u8>> {
     found
         .filter(|found| found.len() == nodes)
         .ok_or_else(|| invalid(&path, format!("{:?} are not {nodes} distances", text.trim_end())))
-}
-
-/// The CPUs of a list such as `0-3,8`, which the system writes in ascending order. None if it is no such list, or has a
-/// CPU number that no system has.
-///
-/// ```
-/// use pagemill_os::cpus_of;
-/// assert_eq!(cpus_of("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
-/// assert_eq!(cpus_of("\n"), Some(vec![]));
-/// assert_eq!(cpus_of("3-1"), None);
-/// ```
-pub fn cpus_of(list: &str) -> Option<Vec<usize>> {
-    let list = list.strip_suffix('\n').unwrap_or(list);
-    let mut cpus = Vec::new();
-    if list.is_empty() {
-        return Some(cpus);
-    }
-    let number = |text: &str| {
-        let is_number = text.bytes().all(|byte| byte.is_ascii_digit()); // `parse` would take a sign.
-        text.parse::<usize>().ok().filter(|&cpu| is_number && cpu < MAX_CPUS)
-    };
-    for piece in list.split(',') {
-        let (first, last) = piece.split_once('-').unwrap_or((piece, piece));
-        let (first, last) = (number(first)?, number(last)?);
-        if first > last || cpus.last().is_some_and(|&before| before >= first) {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    Some(cpus)
 }
 
 impl Mapping {

@@ -1,10 +1,11 @@
 //! Where memory lies physically: the process's page map (`/proc/self/pagemap`), and keeping pages from leaving (`mlock`).
 use crate::Errno;
 use crate::page::{outward, real_page};
+use crate::proc;
 use core::ops::Range;
 use core::ptr::with_exposed_provenance_mut;
 use pagemill_core::PAGE_SIZE;
-use std::fs::{File, read_to_string};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
@@ -90,30 +91,12 @@ pub fn unlock(memory: Range<usize>) {
 /// # Errors
 /// The system's.
 pub fn is_locked(memory: Range<usize>) -> io::Result<bool> {
-    Ok(is_locked_in(&read_to_string("/proc/self/smaps")?, memory))
-}
-
-/// By what `/proc/self/smaps` says: a line with a range, and after some others one with its flags.
-fn is_locked_in(maps: &str, memory: Range<usize>) -> bool {
-    let (mut range, mut unlocked) = (0..0, memory.start);
-    for line in maps.lines() {
-        let number = |text| usize::from_str_radix(text, 16);
-        let first = line.split(' ').next().unwrap_or("");
-        if let Some((Ok(start), Ok(end))) = first.split_once('-').map(|(start, end)| (number(start), number(end))) {
-            range = start..end;
-        } else if let Some(flags) = line.strip_prefix("VmFlags:")
-            && range.contains(&unlocked)
-            && flags.split_whitespace().any(|flag| flag == "lo")
-        {
-            unlocked = range.end;
-        }
-    }
-    unlocked >= memory.end
+    proc::is_locked(memory)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{IS_PRESENT, frames_of, is_locked_in};
+    use super::{IS_PRESENT, frames_of};
 
     #[test]
     fn a_large_page_of_the_system_holds_several_frames_in_order() {
@@ -123,16 +106,5 @@ mod tests {
         assert_eq!(of(IS_PRESENT | 7, 0x4000, 0x4000, 0x5000..0x7000), [29, 30].map(Some));
         assert_eq!(of(IS_PRESENT, 0x4000, 0x4000, 0x4000..0x6000), [Some(0); 2], "not shown");
         assert_eq!(of(7, 0x4000, 0x4000, 0x4000..0x6000), [None; 2], "not there");
-    }
-
-    #[test]
-    fn locked_is_what_is_locked_whole() {
-        let maps = "1000-3000 rw-p 00000000 00:00 0 \nSize: 8 kB\nVmFlags: rd wr lo ac\n\
-                    3000-4000 rw-p 00000000 00:00 0 [heap]\nVmFlags: rd lo\n\
-                    4000-5000 rw-p 00000000 00:00 0\nVmFlags: rd wr ld\n";
-        for (range, is_locked) in [(0x1000..0x4000, true), (0x2000..0x3000, true), (0x3000..0x5000, false)] {
-            assert_eq!(is_locked_in(maps, range.clone()), is_locked, "{range:x?}");
-        }
-        assert!(!is_locked_in(maps, 0x4000..0x5000) && !is_locked_in("", 0x1000..0x2000));
     }
 }

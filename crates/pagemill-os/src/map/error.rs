@@ -1,7 +1,7 @@
 //! Why memory of a kind was refused, and what to do about it.
-use super::os;
 use crate::Errno;
 use crate::page::HUGE_PAGE_SIZE;
+use crate::proc::{self, HugePages};
 
 /// Why memory could not be mapped or locked.
 ///
@@ -56,10 +56,9 @@ impl MapError {
 
     /// Mapping `len` bytes of hugetlb failed so.
     pub(super) fn of_huge(errno: Errno, len: usize) -> Self {
-        let count = |name| os::number_in(&format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}_hugepages"));
-        match (errno.0, count("free"), count("resv"), count("nr")) {
-            (libc::ENOMEM, Some(free), Some(spoken_for), Some(reserved)) => {
-                Self::HugePages { wanted: len / HUGE_PAGE_SIZE, free: free.saturating_sub(spoken_for), reserved }
+        match (errno, proc::huge_pages()) {
+            (Errno::ENOMEM, Some(HugePages { reserved, free })) => {
+                Self::HugePages { wanted: len / HUGE_PAGE_SIZE, free, reserved }
             }
             _ => Self::System { call: "mmap", errno },
         }
@@ -67,10 +66,10 @@ impl MapError {
 
     /// Locking `wanted` bytes failed so.
     pub(super) fn of_lock(errno: Errno, wanted: usize) -> Self {
-        let locked = os::locked_bytes().unwrap_or(0);
-        match (errno.0, os::lock_limit()) {
+        let locked = proc::locked_memory().unwrap_or(0);
+        match (errno, proc::lock_limit()) {
             // EPERM: the limit is zero. ENOMEM also stands for memory that is not there.
-            (libc::EPERM | libc::ENOMEM, Some(limit)) if locked.saturating_add(wanted) > limit => {
+            (Errno::EPERM | Errno::ENOMEM, Some(limit)) if locked.saturating_add(wanted) > limit => {
                 Self::LockLimit { wanted, locked, limit }
             }
             _ => Self::System { call: "mlock", errno },

@@ -4,11 +4,6 @@ pub(super) use real::*;
 #[cfg(miri)]
 pub(super) use stand_in::*;
 
-/// The number that a file consists of.
-pub(super) fn number_in(path: &str) -> Option<usize> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
 #[cfg(not(miri))]
 mod real {
     use crate::Errno;
@@ -173,45 +168,6 @@ mod real {
         // SAFETY: locking changes no contents.
         unsafe { mm::mlock(with_exposed_provenance_mut(addr), len) }.map_err(Errno::of)
     }
-
-    /// What this process may lock, if that is limited.
-    pub(in super::super) fn lock_limit() -> Option<usize> {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the structure is written.
-        let rc = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-        let is_limited = rc == 0 && limit.rlim_cur != libc::RLIM_INFINITY;
-        is_limited.then(|| usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX))
-    }
-
-    /// What this process has locked.
-    pub(in super::super) fn locked_bytes() -> Option<usize> {
-        let status = std::fs::read_to_string("/proc/self/status").ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"))?;
-        line.trim().strip_suffix(" kB")?.parse::<usize>().ok().map(|kib| kib << 10)
-    }
-
-    /// Whether other processes may see a part of `addr..end`. `EFAULT` if a part is not mapped readable and writable.
-    pub(in super::super) fn is_shared(addr: usize, end: usize) -> Result<bool, Errno> {
-        let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else {
-            return Ok(true); // Nobody says that it is not.
-        };
-        // Lines are "start-end perms ...", in ascending order.
-        let areas = maps.lines().filter_map(|line| {
-            let (range, rest) = line.split_once(' ')?;
-            let (from, to) = range.split_once('-')?;
-            Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?, rest.get(..4)?))
-        });
-        let mut covered = addr;
-        let mut is_shared = false;
-        for (from, to, permissions) in areas.filter(|&(from, to, _)| from < end && to > addr) {
-            if from > covered || !permissions.starts_with("rw") {
-                return Err(Errno::EFAULT);
-            }
-            covered = to;
-            is_shared |= permissions.ends_with('s');
-        }
-        if covered < end { Err(Errno::EFAULT) } else { Ok(is_shared) }
-    }
 }
 
 /// Miri knows no lazily committed mappings; the heap stands in, all of it committed, and there are no other kinds.
@@ -266,15 +222,6 @@ mod stand_in {
     }
     pub(in super::super) fn lock(_: usize, _: usize) -> Result<(), Errno> {
         Ok(())
-    }
-    pub(in super::super) fn lock_limit() -> Option<usize> {
-        None
-    }
-    pub(in super::super) fn locked_bytes() -> Option<usize> {
-        None
-    }
-    pub(in super::super) fn is_shared(_: usize, _: usize) -> Result<bool, Errno> {
-        Ok(true)
     }
 }
 
