@@ -1,4 +1,4 @@
-//! Which CPU, and how many there can be.
+//! The CPU and the thread that code runs on, and how many CPUs there can be.
 use crate::proc;
 
 /// One more than the largest CPU number that this system can have.
@@ -18,7 +18,7 @@ fn configured_cpus() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }).unwrap_or(1).max(1)
 }
 
-/// The number that the system knows this thread by. Callable in a signal handler.
+/// The system's number for this thread. May be called in a signal handler.
 ///
 /// ```
 /// let mine = pagemill_os::current_thread();
@@ -28,7 +28,7 @@ pub fn current_thread() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// The CPU that this thread runs on, as it was a moment ago. 0 where the system does not say.
+/// The CPU that this thread runs on; the thread may move at any moment. 0 where the system does not say.
 ///
 /// ```
 /// assert!(pagemill_os::current_cpu() < pagemill_os::possible_cpus());

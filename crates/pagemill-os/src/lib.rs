@@ -1,7 +1,7 @@
-//! What Pagemill asks of the operating system: address space, CPU numbers, restartable sequences.
+//! The operating system as Pagemill uses it: address space, CPU numbers, restartable sequences.
 //!
-//! It stands between `pagemill-core`, which decides on numbers, and `pagemill`, which hands out memory. The one part
-//! with a theory of its own is the per-CPU lists: see [`lists`].
+//! It stands between `pagemill-core`, which decides on numbers, and `pagemill`, which hands out memory. The per-CPU lists have
+//! a theory of their own: see [`lists`].
 //!
 //! ```
 //! let map = pagemill_os::Mapping::reserve(1 << 21, 1 << 21).unwrap();
@@ -62,27 +62,27 @@ pub use words::{are_empty, are_pages, empty, empty_slots, fill_neighbours, fill_
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// It is not permitted.
+    /// Not permitted.
     pub const EPERM: Self = Self(libc::EPERM);
-    /// Again later, or too much locked memory.
+    /// Try again later, or too much locked memory.
     pub const EAGAIN: Self = Self(libc::EAGAIN);
     /// No memory, or too much of it locked.
     pub const ENOMEM: Self = Self(libc::ENOMEM);
     /// Access denied.
     pub const EACCES: Self = Self(libc::EACCES);
-    /// An address that leads nowhere.
+    /// An address where nothing is mapped.
     pub const EFAULT: Self = Self(libc::EFAULT);
-    /// Somebody has it.
+    /// Busy: something else uses it.
     pub const EBUSY: Self = Self(libc::EBUSY);
-    /// It is there already.
+    /// It exists already.
     pub const EEXIST: Self = Self(libc::EEXIST);
-    /// An argument that makes no sense here, or that this system does not know.
+    /// An invalid argument, or one that this system does not support.
     pub const EINVAL: Self = Self(libc::EINVAL);
-    /// No room.
+    /// No space left.
     pub const ENOSPC: Self = Self(libc::ENOSPC);
     /// No such system call.
     pub const ENOSYS: Self = Self(libc::ENOSYS);
-    /// No room for buffers, or too much locked memory.
+    /// No space for buffers, or too much locked memory.
     pub const ENOBUFS: Self = Self(libc::ENOBUFS);
     /// Not supported.
     pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
@@ -92,12 +92,12 @@ impl Errno {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
-    /// The same number, of a call that went past the C library.
+    /// The error of a system call that rustix made, past the C library.
     pub(crate) fn of(errno: rustix::io::Errno) -> Self {
         Self(errno.raw_os_error())
     }
 
-    /// Does it say that the system cannot do such a thing, whatever memory it has?
+    /// Whether the system does not support the operation at all. More memory would not help.
     ///
     /// ```
     /// assert!(pagemill_os::Errno(22).is_unsupported() && !pagemill_os::Errno(12).is_unsupported());
