@@ -23,7 +23,7 @@ pub struct ForkHooks {
 static HOOKS: AtomicPtr<ForkHooks> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Registers `hooks` for every fork from now on; only the first caller's are taken. Returns whether the system accepted them.
-/// Takes no lock, since another thread may fork while this one is in here, and the child inherits a half-finished registration.
+/// Takes no lock: another thread may fork meanwhile, and in the child nobody would release it.
 pub fn on_fork(hooks: &'static ForkHooks) -> bool {
     fn call(which: fn(&ForkHooks) -> fn()) {
         // Acquire pairs with the Release below.

@@ -81,7 +81,7 @@ fn trees_that_cannot_be() {
     refused(&[(0, "0-1", 1, "10 20")], "1 distances");
     refused(&[(0, "0-1", 1, "ten")], "1 distances");
     refused(&[(0, "0-1", 1, "256")], "1 distances");
-    refused(&[(0, "0-", 1, "10")], "no list of CPUs");
+    refused(&[(0, "0-", 1, "10")], "is not a list of CPUs");
     refused(&[(0, "0", usize::MAX, "10")], "MemTotal");
     refused(&[(1024, "0", 1, "10")], "node1024");
     for name in ["node00", "node99999999999999999999", "node1x"] {

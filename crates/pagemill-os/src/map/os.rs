@@ -1,4 +1,4 @@
-//! The system calls under a mapping, and what stands in for them under miri.
+//! The system calls under a mapping, and their replacements under miri.
 #[cfg(not(miri))]
 pub(super) use real::*;
 #[cfg(miri)]
@@ -25,16 +25,17 @@ mod real {
         map_anywhere(len, READ_WRITE, MapFlags::SHARED)
     }
 
-    /// Puts a copy of shared anonymous memory in its place; by the only thread. If that fails nothing is mapped there: a move that
-    /// fails may have unmapped what it was to replace, and what it left would still be shared with another process.
+    /// Replaces shared anonymous memory by a copy of it; called by the only thread. After an error nothing is mapped there: a
+    /// move that fails may have unmapped the old memory already, and any of it that is left is still shared with the parent.
     pub(in super::super) fn renew_shared(addr: usize, len: usize) -> Result<(), Errno> {
         replace_by_copy(addr, len).inspect_err(|_| unmap(addr, len))
     }
 
     pub(super) fn replace_by_copy(addr: usize, len: usize) -> Result<(), Errno> {
         let copy = map_shared(len)?;
-        // SAFETY: both are mapped with this length, and the copy is ours alone. Of this process nobody writes to the other
-        // (the caller's); what another process writes meanwhile is copied or not. It keeps its place.
+        // SAFETY: both are mapped with this length, and only this function knows the copy. No thread of this process writes to
+        // the old memory (the caller's promise); writes of another process meanwhile are copied or not. The address stays the
+        // same.
         let moved = unsafe {
             let (old, new) = (with_exposed_provenance_mut::<u8>(addr), with_exposed_provenance_mut::<u8>(copy));
             new.copy_from_nonoverlapping(old, len);
@@ -51,16 +52,16 @@ mod real {
 
     /// Maps `len` bytes at a multiple of `align`.
     ///
-    /// Not over a reservation of our own with `MAP_FIXED`: where that fails, whether the reservation is still there
-    /// depends on the system, and to unmap it then could be to unmap another thread's memory. So the place is found by
-    /// a reservation that is given up first, and mapped only if it is still free.
+    /// `MAP_FIXED` over a reservation of our own would not do: when it fails, the reservation may be unmapped or not, depending
+    /// on the system, and unmapping it again could hit another thread's memory. So a reservation finds the place and is given
+    /// up, and the place is mapped only if it is still free.
     pub(in super::super) fn place(
         len: usize,
         align: usize,
         flags: MapFlags,
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<usize, Errno> {
-        /// Each try is lost only to another thread that maps memory in between.
+        /// A try fails only if another thread maps memory in between.
         const TRIES: usize = 100;
         let flags = flags | MapFlags::FIXED_NOREPLACE;
         let size = len.checked_add(align).ok_or(Errno::ENOMEM)?;
@@ -84,7 +85,7 @@ mod real {
             if addr == wanted {
                 return Ok(addr);
             }
-            // Before Linux 4.17 the address is a wish.
+            // Before Linux 4.17 the address is only a hint.
             unmap(addr, len);
         }
         Err(Errno::EAGAIN)
@@ -99,7 +100,7 @@ mod real {
         assert_eq!(done, Ok(()), "munmap of our own {len} bytes at {addr:#x} failed");
     }
 
-    /// A file in memory of `len` bytes, whose size stays as it is; or the call that failed, and how.
+    /// Makes a file in memory with a fixed size of `len` bytes. An error comes with the name of the call that failed.
     pub(in super::super) fn memory_file(
         name: &CStr,
         len: usize,
@@ -126,7 +127,7 @@ mod real {
         unsafe { mm::madvise(start, pages.len(), Advice::LinuxPopulateWrite) }.map_err(Errno::of)
     }
 
-    /// Takes the memory out of a range of private anonymous memory.
+    /// Gives back a range of private anonymous memory.
     pub(in super::super) fn discard(addr: usize, len: usize) -> Result<(), Errno> {
         debug_assert!(is_whole(&(addr..addr + len), system_page()), "I4: {len} bytes at {addr:#x} to be taken back");
         // SAFETY: the range is ours, and the caller of `release` says that nobody uses it.
@@ -139,7 +140,7 @@ mod real {
         given.map_err(Errno::of)
     }
 
-    /// Takes the memory out of a range of a file; it reads zero in every mapping of it.
+    /// Gives back a range of a file, which then reads zero in every mapping of it.
     pub(in super::super) fn punch_hole(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<(), Errno> {
         debug_assert!(is_whole(&(offset..offset + len), system_page()), "I4: {len} bytes at {offset:#x} of a file");
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -153,7 +154,7 @@ mod real {
         let mut is_there = [0_u8; 4096];
         for start in pages.clone().step_by(is_there.len() * page) {
             let piece = (pages.end - start).min(is_there.len() * page);
-            // SAFETY: the array has a byte for each page of the piece; the range is only looked at.
+            // SAFETY: the array has a byte for each page of the piece, and the call does not access the pages.
             let rc = unsafe { libc::mincore(with_exposed_provenance_mut(start), piece, is_there.as_mut_ptr()) };
             if rc != 0 {
                 return Err(Errno::last());
@@ -170,7 +171,8 @@ mod real {
     }
 }
 
-/// Miri knows no lazily committed mappings; the heap stands in, all of it committed, and there are no other kinds.
+/// Miri does not support mappings that are committed lazily. The heap replaces them, all of it committed, and there are no
+/// other kinds.
 #[cfg(miri)]
 mod stand_in {
     use crate::Errno;
@@ -196,7 +198,7 @@ mod stand_in {
     }
     pub(in super::super) fn unmap(addr: usize, len: usize) {
         if len > 0 {
-            // SAFETY: allocated in `map` with this layout; Mapping unmaps the whole alone under miri.
+            // SAFETY: allocated in `map` with this layout; under miri a Mapping is unmapped only as a whole.
             unsafe { dealloc(with_exposed_provenance_mut(addr), layout(len)) };
         }
     }
@@ -235,7 +237,7 @@ mod tests {
         let (page, pages) = (crate::page::real_page(), 37);
         let len = pages * page;
         let base = map_shared(len + page).unwrap();
-        // No copy can be put where no page begins.
+        // The copy cannot be moved to an address inside a page.
         assert_eq!(real::replace_by_copy(base + 64, len), Err(Errno::EINVAL));
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let bytes = |line: &str| {
