@@ -1,4 +1,4 @@
-//! Where memory lies physically: the process's page map (`/proc/self/pagemap`), and keeping pages from leaving (`mlock`).
+//! Physical addresses: the process's page map (`/proc/self/pagemap`), and locking pages in memory (`mlock`).
 use crate::Errno;
 use crate::page::{outward, real_page};
 use crate::proc;
@@ -14,11 +14,11 @@ const ENTRIES: usize = 4096;
 const IS_PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// Calls `each` with the number of the physical frame behind each page of `memory`, in their order: none where there is none
-/// just now, and 0 where the process may not know it (it has no CAP_SYS_ADMIN).
+/// Calls `each` with the number of the physical frame behind each page of `memory`, in order: `None` if the page has no frame
+/// now, and 0 if the process may not know it (it has no CAP_SYS_ADMIN).
 ///
 /// # Errors
-/// The system's, and `each`'s, which ends it.
+/// The system's, or the first error of `each`.
 ///
 /// ```
 /// # #[cfg(not(miri))] {
@@ -47,11 +47,11 @@ pub fn frames(memory: Range<usize>, mut each: impl FnMut(Option<u64>) -> io::Res
     Ok(())
 }
 
-/// What an entry says of the pages of `memory` in the system's page of `page` bytes at `at`.
+/// The frames of the pages of `memory` inside the system's page of `page` bytes at `at`, by its entry.
 fn frames_of(entry: u64, at: usize, page: usize, memory: &Range<usize>) -> impl IntoIterator<Item = Option<u64>> {
     let frame = (entry & IS_PRESENT != 0).then_some(entry & FRAME);
     let parts = (at.max(memory.start)..(at + page).min(memory.end)).step_by(PAGE_SIZE);
-    // Frame 0 stands for all that are not shown.
+    // Frame 0 means that the number is not shown.
     let frame_at = move |part: usize| match frame? {
         0 => Some(0),
         frame => Some(frame * (page / PAGE_SIZE) as u64 + ((part - at) / PAGE_SIZE) as u64),
@@ -62,7 +62,7 @@ fn frames_of(entry: u64, at: usize, page: usize, memory: &Range<usize>) -> impl 
 /// Commits memory and keeps it from being swapped out.
 ///
 /// # Errors
-/// The system's: `ENOMEM` or `EPERM` above `RLIMIT_MEMLOCK`, `EAGAIN` without the memory.
+/// The system's: `ENOMEM` or `EPERM` above `RLIMIT_MEMLOCK`, `EAGAIN` if memory is short.
 ///
 /// ```
 /// let map = pagemill_os::Mapping::reserve(4096, 4096).unwrap();
@@ -80,13 +80,13 @@ pub fn lock(memory: Range<usize>) -> Result<(), Errno> {
     unsafe { rustix::mm::mlock(with_exposed_provenance_mut(memory.start), memory.len()) }.map_err(Errno::of)
 }
 
-/// Lets memory be swapped out again, whoever locked it. [`lock`] shows it.
+/// Allows memory to be swapped out again, even if other code locked it, too. See the example of [`lock`].
 pub fn unlock(memory: Range<usize>) {
     // SAFETY: it changes no contents. It fails only where nothing is mapped.
     let _ = unsafe { rustix::mm::munlock(with_exposed_provenance_mut(memory.start), memory.len()) };
 }
 
-/// Is all of it locked? [`lock`] shows it.
+/// Whether all of the memory is locked. See the example of [`lock`].
 ///
 /// # Errors
 /// The system's.

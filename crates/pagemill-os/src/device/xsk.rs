@@ -5,12 +5,12 @@ use rustix::net::sockopt::set_xdp_umem_reg;
 use rustix::net::xdp::{XdpUmemReg, XdpUmemRegFlags};
 use std::os::fd::BorrowedFd;
 
-/// Makes `memory` the place of the socket's packets, in chunks of `chunk` bytes, of which the first `headroom` are left free.
-/// The kernel commits all of it and keeps it in place until the socket is closed; it cannot be unregistered before.
+/// Registers `memory` as the socket's packet memory, in chunks of `chunk` bytes, of which the first `headroom` stay free. The
+/// kernel commits all of it and keeps it in place until the socket is closed; it cannot be unregistered before.
 ///
 /// # Errors
-/// The system's: `EBUSY` if the socket has memory, `EINVAL` for a chunk that is no power of two from 2048 to the page's size,
-/// `ENOBUFS` above `RLIMIT_MEMLOCK`, `ENOPROTOOPT` or `EOPNOTSUPP` for another kind of socket.
+/// The system's: `EBUSY` if the socket has memory already, `EINVAL` for a chunk size that is no power of two from 2048 to the
+/// page size, `ENOBUFS` above `RLIMIT_MEMLOCK`, `ENOPROTOOPT` or `EOPNOTSUPP` for another kind of socket.
 ///
 /// # Safety
 /// Until the socket is closed, the contents of `memory` may change: the interface writes received packets into the chunks that
@@ -33,6 +33,6 @@ pub unsafe fn register(socket: BorrowedFd<'_>, memory: Range<usize>, chunk: u32,
         flags: XdpUmemRegFlags::empty(),
         tx_metadata_len: 0,
     };
-    // Safe to call as far as the binding knows; that the memory may change is the caller's promise.
+    // rustix calls this safe. It is not: the caller promises that the memory may change.
     set_xdp_umem_reg(socket, umem).map_err(Errno::of)
 }
