@@ -1,7 +1,7 @@
-//! The two backends of the per-CPU lists, by name: restartable sequences, or what stands in for them.
+//! The two backends of the per-CPU lists, by name: restartable sequences, or their portable replacement.
 use core::fmt;
 
-/// Which mechanism moves frames on and off the lists.
+/// The mechanism that moves frames on and off the lists.
 ///
 /// ```
 /// use pagemill_os::Backend;
@@ -15,7 +15,7 @@ pub enum Backend {
     Portable,
 }
 
-/// No backend is called that: `PAGEMILL_BACKEND`, or whoever parsed a name.
+/// A name that no backend has, in `PAGEMILL_BACKEND` or in a string that was parsed.
 ///
 /// ```
 /// use pagemill_os::{Backend, BackendName};

@@ -3,8 +3,8 @@ use crate::words::are_pages;
 use core::mem::MaybeUninit;
 use pagemill_core::{ListPolicy, PAGE_SHIFT, Pfn};
 
-/// At most [`CAPACITY`](Self::CAPACITY) frame numbers, in order: a [`Batch`] or a [`Load`]. Not initialised before it is filled: that would cost as much
-/// as filling it.
+/// At most [`CAPACITY`](Self::CAPACITY) frame numbers, in order: a [`Batch`] or a [`Load`]. The space is not initialised
+/// beforehand, which would cost as much as filling it.
 ///
 /// ```
 /// let mut batch = pagemill_os::Batch::new();
@@ -18,16 +18,16 @@ pub struct Frames<const ROOM: usize> {
     pfns: [MaybeUninit<u32>; ROOM],
 }
 
-/// Sections copy 16 numbers at a time and may run over by 15.
+/// Sections copy 16 numbers at a time, so they may write up to 15 past the end.
 pub(crate) const PAD: usize = 16;
 
-/// One exclusive section's worth.
+/// As many frames as one restartable section moves.
 pub type Batch = Frames<{ ListPolicy::SECTION + PAD }>;
-/// The most that one trip to the zone brings.
+/// As many frames as one refill from the zone moves at most.
 pub type Load = Frames<{ ListPolicy::BATCH_MAX as usize + PAD }>;
 
 impl<const ROOM: usize> Frames<ROOM> {
-    /// The most that it holds.
+    /// The most numbers that it holds.
     pub const CAPACITY: usize = ROOM - PAD;
 
     /// An empty batch.
@@ -36,22 +36,22 @@ impl<const ROOM: usize> Frames<ROOM> {
     pub fn new() -> Self {
         Self { len: 0, pfns: [MaybeUninit::uninit(); ROOM] }
     }
-    /// How many numbers it holds.
+    /// The number of frame numbers in it.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Holds it none?
+    /// Whether it is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
-    /// How many more it takes.
+    /// How many more numbers fit.
     #[inline]
     pub fn room(&self) -> usize {
         Self::CAPACITY - self.len
     }
-    /// Forgets the numbers.
+    /// Removes all numbers.
     #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
@@ -73,7 +73,7 @@ impl<const ROOM: usize> Frames<ROOM> {
     pub fn as_pfns(&self) -> &[Pfn] {
         as_pfns(self.as_slice())
     }
-    /// The numbers, to be changed.
+    /// The numbers, mutable.
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [u32] {
         // SAFETY: as in `as_slice`; the borrow is exclusive.
@@ -103,7 +103,7 @@ impl<const ROOM: usize> Frames<ROOM> {
         });
         self.len += n;
     }
-    /// Appends numbers.
+    /// Appends all of `pfns`.
     ///
     /// # Panics
     /// If they do not fit.
@@ -115,7 +115,7 @@ impl<const ROOM: usize> Frames<ROOM> {
         });
         self.len += pfns.len();
     }
-    /// Appends what `number` makes of each, the last first.
+    /// Appends the numbers that `number` computes from the elements, in reverse order.
     ///
     /// # Panics
     /// If they do not fit.
@@ -141,8 +141,8 @@ impl<const ROOM: usize> Frames<ROOM> {
         }
     }
 
-    /// Appends the numbers of the pages at these addresses, if all are pages of one arena: of `frames` frames at `base`, the first
-    /// numbered `first`. False: one is not, and nothing is appended.
+    /// Appends the frame numbers of the pages at these addresses. All must be pages of one arena, which has `frames` frames
+    /// from `base` on, the first one numbered `first`. Returns false, and appends nothing, if any is not.
     ///
     /// # Panics
     /// If they do not fit.
@@ -165,25 +165,25 @@ impl<const ROOM: usize> Frames<ROOM> {
         true
     }
 
-    /// Where a section writes numbers to.
+    /// Where a section writes numbers.
     #[inline]
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u32 {
         self.pfns.as_mut_ptr().cast()
     }
-    /// Where a section reads numbers from: those in `range`, with the padding behind the last readable.
+    /// Where a section reads the numbers in `range`. The padding behind the last number is readable, too.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If `range` reaches past the last number.
     #[inline]
     pub(crate) fn as_ptr_at(&self, range: &core::ops::Range<usize>) -> *const u32 {
         let from = range.start;
         assert!(from <= range.end && range.end <= self.len);
         self.pfns[from..].as_ptr().cast()
     }
-    /// Says that a section wrote the first `len` numbers.
+    /// Sets the length after a section wrote the first `len` numbers.
     ///
     /// # Safety
-    /// It must have, and `len` be at most the capacity.
+    /// The section wrote that many, and `len` is at most the capacity.
     #[inline]
     pub(crate) unsafe fn set_len(&mut self, len: usize) {
         debug_assert!(len <= Self::CAPACITY);
@@ -194,7 +194,7 @@ impl<const ROOM: usize> Frames<ROOM> {
 #[cold]
 #[inline(never)]
 fn is_full(capacity: usize) -> ! {
-    panic!("a batch of {capacity} takes no more")
+    panic!("a batch of {capacity} frame numbers is full")
 }
 
 /// Numbers from a list, as frame numbers.

@@ -1,14 +1,15 @@
-//! Tables of bytes that several threads load and store, each thread its own; several bytes to an instruction.
+//! Tables of bytes that several threads share, where each thread loads and stores the bytes of its own frames, several bytes
+//! with one instruction.
 //!
-//! Whoever owns some neighbours loads and stores them at once, and looks at others besides
-//! without believing what they say; a third may look at all of them at any time. So each access to a cell is a relaxed
-//! atomic one. The language has no such access to several cells: a wider atomic must not meet a narrower one. A processor
-//! has: of a word or a vector it loads and stores each aligned cell whole, whatever it does with the others. So on
-//! x86-64, and for bytes on AArch64, one instruction of assembly does the work of as many relaxed atomics. Elsewhere,
-//! and where miri or a model looks, cells go one by one.
+//! A thread that owns neighbouring cells loads and stores them together. The same load may cover cells of other threads, whose
+//! values it ignores, and any thread may read all cells at any time. So each access to a cell must be a relaxed atomic one.
+//! Rust has no such access to several cells at once, since atomic accesses of different sizes must not overlap. Processors have
+//! it: a load or store of a word or a vector is atomic for each aligned cell in it. So on x86-64, and for bytes on AArch64, one
+//! instruction of assembly does the work of as many relaxed atomics. On other processors, and under miri or a model checker,
+//! cells are accessed one by one.
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Defines a load and a store of as many bytes as the word has, in their order in memory.
+/// Defines a load and a store of one word's bytes, in memory order.
 macro_rules! bytes {
     ($load:ident, $store:ident, $word:ty, $x86:literal, $x86_reg:literal, $arm_load:literal, $arm_store:literal) => {
         #[inline(always)]
@@ -66,7 +67,8 @@ bytes!(load_8, store_8, u64, "qword", "", "ldr {w:x}", "str {w:x}");
 bytes!(load_4, store_4, u32, "dword", ":e", "ldr {w:w}", "str {w:w}");
 bytes!(load_2, store_2, u16, "word", ":x", "ldrh {w:w}", "strh {w:w}");
 
-/// The bits in which any of 32 bytes differs from the wanted one, which `wanted` has eight times; folded to eight bytes, in no order.
+/// The bits in which any of 32 bytes differs from the wanted byte, combined into eight bytes, in no order. `wanted` repeats the
+/// wanted byte eight times.
 #[inline(always)]
 unsafe fn differ_32(bytes: *const u8, wanted: u64) -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -88,21 +90,21 @@ unsafe fn differ_32(bytes: *const u8, wanted: u64) -> u64 {
 }
 
 /// # Safety
-/// The byte is there, and everybody else loads and stores it as this module does.
+/// The byte is mapped, and every other access to it is one of this module's or atomic.
 #[inline(always)]
 unsafe fn byte<'c>(bytes: *const u8, at: usize) -> &'c AtomicU8 {
     // SAFETY: the caller's promise.
     unsafe { AtomicU8::from_ptr(bytes.add(at).cast_mut()) }
 }
 
-// Bytes are stored eight at a time, and loaded 32 or eight at a time; a tail of fewer as four, two and one. Both cut it alike, so that
-// a load finds what it wants in one store and need not wait for the cache; of 32 bytes and more that is not so, which takes as long as a
-// few loads.
+// Stores take eight bytes at a time, loads 32 or eight, and both split a shorter tail into four, two and one. So each load of
+// up to eight bytes reads what one store wrote, and the processor forwards it without waiting for the cache. Loads of 32 bytes
+// lose that, and save more than the wait costs.
 
-/// Which bits of `mask` any of `n` bytes has unlike `byte`; eight bytes' worth, in no order.
+/// The bits of `mask` in which any of `n` bytes differs from `byte_wanted`, combined into eight bytes, in no order.
 ///
 /// # Safety
-/// `n` bytes at `bytes` that live, and that every thread meanwhile loads and stores by this module or as [`AtomicU8`].
+/// The `n` bytes at `bytes` are mapped, and meanwhile every thread accesses them through this module or as [`AtomicU8`].
 ///
 /// ```
 /// let mut states = [7_u8; 13];
@@ -170,7 +172,8 @@ pub unsafe fn set_bytes(bytes: *mut u8, n: usize, value: u8) {
 mod tests {
     use super::*;
 
-    /// Of every length up to a few words, with one byte wrong at every place, and what lies beside them untouched.
+    /// For every length up to a few words, with a wrong byte at each position in turn; the bytes beside the range stay
+    /// untouched.
     #[test]
     fn every_byte_is_seen_and_written_and_no_other() {
         for n in 0..=if cfg!(miri) { 19 } else { 70 } {

@@ -1,11 +1,11 @@
-//! What an allocator counts (C3.13): one table, of which all is made that stores, sums, names or shows a counter.
+//! What an allocator counts (C3.13): one table, from which everything is generated that stores, sums, names or shows a counter.
 //!
-//! To add a counter: a line in the table. One of the section `cpu` is then counted where its event is, by
+//! To add a counter, add a line to the table. A counter of the section `cpu` is incremented where its event happens, by
 //! `stats_here().NAME.fetch_add(..)`; one of the other sections gets its value in `stats.rs` of `pagemill`.
 use pagemill_core::Why;
 use pagemill_core::atomic::AtomicU64;
 
-/// Hands the table to the macro `$make`. An entry is
+/// Passes the table to the macro `$make`. An entry is
 ///
 /// ```text
 /// /// Trips to the zone for a batch.
@@ -14,15 +14,16 @@ use pagemill_core::atomic::AtomicU64;
 ///
 /// - the sentence is the documentation of the field, and the help of the figure;
 /// - `refills` is the field in `pagemill::Stats`, and in [`CpuStats`] for the section `cpu`;
-/// - `pcp_refill` is its name in `vmstat`, or `_`: it is not there;
-/// - `pagemill_refills_total` is the figure that a running process shows, or `_`. It ends with `_total` if it only grows;
-/// - `by Allocator`, or `by Zone`: what there is one value of the figure for.
+/// - `pcp_refill` is its name in `vmstat`, or `_` if `vmstat` leaves it out;
+/// - `pagemill_refills_total` is the figure that a running process exports, or `_` for none. It ends with `_total` if it only
+///   grows;
+/// - `by Allocator` or `by Zone` says whether there is one value for each allocator or for each zone.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! counters {
     ($make:ident) => {
         $make! {
-            // Of a zone as a whole, or computed of what its lists count.
+            // Of a zone as a whole, or computed from the counts of its lists.
             zone {
                 /// Pages free in the zone.
                 free: "nr_free_pages", "pagemill_zone_free_pages" by Zone;
@@ -78,7 +79,7 @@ macro_rules! counters {
                 /// Pages taken from a pageblock of another mobility.
                 steals: "alloc_steal", "pagemill_stolen_pages_total" by Allocator;
             }
-            // Of the allocator as a whole, and 0 in a zone.
+            // Of the allocator as a whole; 0 for a zone.
             allocator {
                 /// Requests that wait for memory now.
                 waiting: _, "pagemill_waiting_requests" by Allocator;
@@ -107,28 +108,28 @@ macro_rules! cpu_stats {
         cpu { $(#[doc = $doc:literal] $field:ident: $_vmstat:tt, $_figure:tt by $_by:ident;)* }
         allocator $_allocator:tt
     ) => {
-        /// What a CPU counts once a call or once a trip to the zone, never per page (C3.13). By power of two: entry i
-        /// counts calls of 2^i to 2^(i+1) - 1 pages.
+        /// What a CPU counts: once for each call or refill, never for each page (C3.13). Histograms go by powers of two: entry
+        /// i counts calls of 2^i to 2^(i+1) - 1 pages.
         #[repr(C)]
         #[derive(Debug)]
         pub struct CpuStats {
-            /// Bulk allocations by the pages they delivered.
+            /// Bulk allocations by the number of pages delivered.
             pub bulk_alloc: [AtomicU64; 32],
-            /// Bulk frees by the pages they returned.
+            /// Bulk frees by the number of pages returned.
             pub bulk_free: [AtomicU64; 32],
             $(#[doc = $doc] pub $field: AtomicU64,)*
-            /// Pages in blocks above order 0, out.
+            /// Pages handed out in blocks above order 0.
             pub block_pages_out: AtomicU64,
-            /// Pages in blocks above order 0, in.
+            /// Pages freed in blocks above order 0.
             pub block_pages_in: AtomicU64,
-            /// Requests that came back short, by [`Why::index`].
+            /// Requests that delivered too few pages, by [`Why::index`].
             pub shortfalls: [AtomicU64; Why::COUNT],
         }
     };
 }
 counters!(cpu_stats);
 
-/// Which of a CPU's histograms a bulk call counts in.
+/// The histogram that a bulk call is counted in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BulkCall {
     /// [`CpuStats::bulk_alloc`].

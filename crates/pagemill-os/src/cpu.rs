@@ -1,4 +1,5 @@
-//! Which CPU, and how many there can be.
+//! The CPU and the thread that code runs on, and how many CPUs there can be.
+use crate::proc;
 
 /// One more than the largest CPU number that this system can have.
 ///
@@ -9,11 +10,7 @@ pub fn possible_cpus() -> usize {
     if cfg!(miri) {
         return 1; // Miri reads no files.
     }
-    // The file reads "0-7" or "0,2-5": the last number is the largest.
-    let listed = std::fs::read_to_string("/sys/devices/system/cpu/possible")
-        .ok()
-        .and_then(|text| text.trim().rsplit(['-', ',']).next()?.parse::<usize>().ok());
-    listed.map_or_else(configured_cpus, |last| last + 1)
+    proc::last_possible_cpu().map_or_else(configured_cpus, |last| last + 1)
 }
 
 fn configured_cpus() -> usize {
@@ -21,18 +18,17 @@ fn configured_cpus() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }).unwrap_or(1).max(1)
 }
 
-/// The number that the system knows this thread by. Callable in a signal handler.
+/// The system's number for this thread. May be called in a signal handler.
 ///
 /// ```
 /// let mine = pagemill_os::current_thread();
 /// assert_ne!(std::thread::spawn(pagemill_os::current_thread).join().unwrap(), mine);
 /// ```
 pub fn current_thread() -> i32 {
-    // SAFETY: gettid reads no memory of ours.
-    unsafe { libc::gettid() }
+    rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// The CPU that this thread runs on, as it was a moment ago. 0 where the system does not say.
+/// The CPU that this thread runs on; the thread may move at any moment. 0 where the system does not say.
 ///
 /// ```
 /// assert!(pagemill_os::current_cpu() < pagemill_os::possible_cpus());

@@ -1,6 +1,6 @@
-//! Memory that devices reach: what the kernel is asked for, so that one finds a process's pages.
+//! System calls that make a process's pages reachable for a device.
 //!
-//! | module | who reaches the memory | by |
+//! | module | who reaches the memory | made by |
 //! |---|---|---|
 //! | [`ring`] | the requests of an io_uring | `io_uring_register` on the ring |
 //! | [`vfio`] | a PCI device behind an IOMMU | `VFIO_IOMMU_MAP_DMA` on a Type1 container |
@@ -8,8 +8,8 @@
 //! | [`pagemap`] | a device that is told physical addresses | `/proc/self/pagemap`, `mlock` |
 //! | `cuda`, a feature | kernels and copies on a GPU | `cuMemHostRegister` of the driver, loaded then |
 //!
-//! Each function is one call of the system's, on a descriptor that the caller opened. Which address a page has, and what
-//! to tell a user when the kernel refuses, is the business of `pagemill`'s `DeviceMap`s.
+//! Each function makes one system call, on a descriptor that the caller opened. The `DeviceMap`s of `pagemill` know which
+//! address a page has, and what to tell a user when the kernel refuses.
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod pagemap;

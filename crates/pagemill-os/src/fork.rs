@@ -1,8 +1,8 @@
-//! Telling that the process forks.
+//! Functions that are called when the process forks.
 use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-/// What is called around a fork, each on the thread that forks. In the child that is the only one, and `in_child` must
-/// do only what a signal handler may: the other threads stopped wherever they were.
+/// Functions to call around a fork, on the thread that forks. The child has no other thread, and the parent's other threads may
+/// have held any lock. So `in_child` may do only what a signal handler may.
 ///
 /// ```
 /// fn nothing() {}
@@ -12,22 +12,22 @@ use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Orderi
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ForkHooks {
-    /// Before there are two processes.
+    /// Called before the fork.
     pub before: fn(),
-    /// Afterwards, in the one that called.
+    /// Called after the fork, in the parent.
     pub in_parent: fn(),
-    /// Afterwards, in the new one.
+    /// Called after the fork, in the child.
     pub in_child: fn(),
 }
 
 static HOOKS: AtomicPtr<ForkHooks> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Has `hooks` called around every fork from now on; only the first caller's are taken. Returns whether the system will
-/// do so. Waits for nobody: a fork may meet another thread in here, and then the child has only half of what it did.
+/// Registers `hooks` for every fork from now on; only the first caller's are taken. Returns whether the system accepted them.
+/// Takes no lock: another thread may fork meanwhile, and in the child nobody would release it.
 pub fn on_fork(hooks: &'static ForkHooks) -> bool {
     fn call(which: fn(&ForkHooks) -> fn()) {
         // Acquire pairs with the Release below.
-        // SAFETY: null, or from a reference that lives for ever.
+        // SAFETY: null, or made from a `'static` reference.
         if let Some(hooks) = unsafe { HOOKS.load(Acquire).as_ref() } {
             which(hooks)();
         }
@@ -45,7 +45,7 @@ pub fn on_fork(hooks: &'static ForkHooks) -> bool {
     if cfg!(miri) || HOOKS.compare_exchange(core::ptr::null_mut(), entry, Release, Relaxed).is_err() {
         return true; // Miri cannot fork.
     }
-    // SAFETY: the functions live as long as the program, and only read a word that was set before.
+    // SAFETY: the functions are `'static`, and only read a pointer that was set before.
     let is_taken = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) == 0 };
     if !is_taken {
         HOOKS.store(core::ptr::null_mut(), Release);

@@ -1,10 +1,10 @@
-//! One word for each thread that nothing initialises, so that a signal handler may be the first to touch it (C2.5).
+//! One thread-local word without an initialiser, so that a signal handler may be the first to touch it (C2.5).
 //!
-//! On x86-64 it lies in the thread's static block by the initial-exec model (ELF Handling For Thread-Local Storage, 4.4.2),
-//! which the system makes with the thread, for a library that is loaded late as well. `thread_local!` does so in a program, but in such a
-//! library it asks for the block at the first touch, and pays for a call at each.
+//! On x86-64 it uses the initial-exec model (ELF Handling For Thread-Local Storage, 4.4.2): the word lies in the thread's
+//! static block, which exists as soon as the thread does, also for a library that is loaded at run time. `thread_local!` does
+//! the same in a program; in such a library it allocates the block at the first access, and pays for a call at each access.
 
-/// The calling thread's word, where Pagemill keeps the zone that the thread met last; null at first.
+/// The calling thread's word, in which Pagemill keeps the zone that the thread used last; null at first.
 ///
 /// ```
 /// static HERE: u8 = 0;
@@ -22,7 +22,8 @@ pub fn last_zone() -> *const () {
 /// Sets the calling thread's [`last_zone`].
 ///
 /// # Safety
-/// There is one word, and whoever reads it believes what it leads to: in a program with Pagemill's allocators it is theirs.
+/// There is one word, and Pagemill's allocators dereference it without a check. So only they may set it in a program that has
+/// any.
 ///
 /// ```
 /// // SAFETY: as at first.
@@ -38,7 +39,7 @@ pub unsafe fn set_last_zone(value: *const ()) {
 mod word {
     use core::arch::{asm, global_asm};
 
-    /// Of this version: two may be linked into one program.
+    /// With the version: two versions may be linked into one program.
     macro_rules! name {
         () => {
             concat!("pagemill_mine_", env!("CARGO_PKG_VERSION"))

@@ -1,7 +1,7 @@
-//! What Pagemill asks of the operating system: address space, CPU numbers, restartable sequences.
+//! The operating system as Pagemill uses it: address space, CPU numbers, restartable sequences.
 //!
-//! It stands between `pagemill-core`, which decides on numbers, and `pagemill`, which hands out memory. The one part
-//! with a theory of its own is the per-CPU lists: see [`lists`].
+//! It stands between `pagemill-core`, which decides on numbers, and `pagemill`, which hands out memory. The per-CPU lists have
+//! a theory of their own: see [`lists`].
 //!
 //! ```
 //! let map = pagemill_os::Mapping::reserve(1 << 21, 1 << 21).unwrap();
@@ -27,6 +27,7 @@ mod map;
 mod membarrier;
 mod numa;
 mod page;
+mod proc;
 mod rseq;
 mod sections;
 mod sleep;
@@ -42,8 +43,9 @@ pub use last_zone::{last_zone, set_last_zone};
 pub use limit::{Claim, MemoryLimit};
 pub use lists::{Backend, BackendName, CpuStats, List, ListsError, PerCpu};
 pub use map::{MapError, Mapping};
-pub use numa::{Node, Topology, cpus_of};
+pub use numa::{Node, Topology};
 pub use page::{HUGE_PAGE_SIZE, pretend_system_page, system_page};
+pub use proc::{allowed_nodes, parse_list, total_memory};
 pub use rseq::{restarts, self_test};
 pub use sections::Sections;
 pub use sleep::{ForkLock, SLEEP};
@@ -60,23 +62,23 @@ pub use words::{are_empty, are_pages, empty, empty_slots, fill_neighbours, fill_
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// It is not permitted.
+    /// Not permitted.
     pub const EPERM: Self = Self(libc::EPERM);
-    /// Again later, or too much locked memory.
+    /// Try again later, or too much locked memory.
     pub const EAGAIN: Self = Self(libc::EAGAIN);
     /// No memory, or too much of it locked.
     pub const ENOMEM: Self = Self(libc::ENOMEM);
     /// Access denied.
     pub const EACCES: Self = Self(libc::EACCES);
-    /// An address that leads nowhere.
+    /// An address where nothing is mapped.
     pub const EFAULT: Self = Self(libc::EFAULT);
-    /// Somebody has it.
+    /// Busy: something else uses it.
     pub const EBUSY: Self = Self(libc::EBUSY);
-    /// It is there already.
+    /// It exists already.
     pub const EEXIST: Self = Self(libc::EEXIST);
-    /// An argument that makes no sense here, or that this system does not know.
+    /// An invalid argument, or one that this system does not support.
     pub const EINVAL: Self = Self(libc::EINVAL);
-    /// No room.
+    /// No space left.
     pub const ENOSPC: Self = Self(libc::ENOSPC);
     /// No such system call.
     pub const ENOSYS: Self = Self(libc::ENOSYS);
@@ -84,16 +86,22 @@ impl Errno {
     pub const EMFILE: Self = Self(libc::EMFILE);
     /// The system has as many open files as it may.
     pub const ENFILE: Self = Self(libc::ENFILE);
-    /// No room for buffers, or too much locked memory.
+    /// No space for buffers, or too much locked memory.
     pub const ENOBUFS: Self = Self(libc::ENOBUFS);
     /// Not supported.
     pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
 
+    /// The error number that the C library's last call in this thread left.
     pub(crate) fn last() -> Self {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
-    /// Does it say that the system cannot do such a thing, whatever memory it has?
+    /// The error of a system call that rustix made, past the C library.
+    pub(crate) fn of(errno: rustix::io::Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+
+    /// Whether the system does not support the operation at all. More memory would not help.
     ///
     /// ```
     /// assert!(pagemill_os::Errno(22).is_unsupported() && !pagemill_os::Errno(12).is_unsupported());

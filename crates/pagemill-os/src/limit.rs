@@ -1,14 +1,14 @@
-//! How much memory the process may have: the limits of its control groups, versions 1 and 2, which containers set.
+//! The process's memory limit: that of its control groups, versions 1 and 2, which containers set.
 //!
-//! The system does not refuse memory above such a limit: it kills. So whoever commits memory looks for room first. That is
-//! an estimate: others of the group may take what is left a moment later.
+//! The system does not refuse memory above such a limit, it kills a process. So code that commits memory checks first how much
+//! is left. The answer is an estimate: other processes of the group may take the rest a moment later.
 use std::fs::{File, read_to_string};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// The limits of the process's control groups, and what is left of them. They are read anew each time; which groups those
-/// are, and that a group without a limit has none, is as it was when this was made.
+/// The limits of the process's control groups, and what is left of them. Limits are read anew each time. The set of groups is
+/// fixed when this is made, and leaves out groups that had no limit then.
 ///
 /// ```
 /// match pagemill_os::MemoryLimit::of_process() {
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 #[derive(Debug)]
 pub struct MemoryLimit {
     groups: Vec<Group>,
-    /// What is being committed just now, and may be counted as used already.
+    /// Bytes that are being committed now. Some of them may be counted as used already.
     claimed: AtomicUsize,
 }
 
@@ -29,19 +29,19 @@ struct Group {
     limit: File,
     used: File,
     stat: File,
-    /// The line of `stat` that says how much of what is used the system gives up first: the page cache's inactive part.
+    /// The name in `stat` of the inactive page cache: it counts as used, and the system gives it up first.
     cache: &'static str,
 }
 
-/// What the system charges beside the pages themselves is within this part of them: 8 bytes a page for its page table, 5
-/// for an arena's states and links.
+/// The system also charges 8 bytes a page for page tables, and 5 for an arena's states and links. Together that is at most this
+/// fraction of the pages.
 const BESIDE: usize = 256;
 const _: () = assert!((8 + 5) * BESIDE <= pagemill_core::PAGE_SIZE);
-/// Left for what the process needs meanwhile: stacks, heap, the system's own memory for it. In bytes.
+/// Bytes kept for the process's other needs: stacks, heap, kernel memory.
 const SLACK: usize = 2 << 20;
 
 impl MemoryLimit {
-    /// This process's; none if no group of it has a limit.
+    /// The limit of this process; `None` if none of its groups has one.
     pub fn of_process() -> Option<Self> {
         if cfg!(miri) {
             return None; // Miri reads no files.
@@ -50,7 +50,7 @@ impl MemoryLimit {
         Self::of(&read("cgroup"), &read("mountinfo"))
     }
 
-    /// What these texts say, which are laid out as `/proc/self/cgroup` and `/proc/self/mountinfo`.
+    /// The limit by these two texts, in the formats of `/proc/self/cgroup` and `/proc/self/mountinfo`.
     ///
     /// ```
     /// use pagemill_os::MemoryLimit;
@@ -89,7 +89,7 @@ impl MemoryLimit {
     /// }
     /// ```
     pub fn claim(&self, bytes: usize) -> Option<Claim<'_>> {
-        // Counted first: of two that claim the last room, one at most gets it.
+        // Added before the check: of two threads that claim the last bytes, one at most gets them.
         self.claimed.fetch_add(bytes, Relaxed);
         let claim = Claim { limit: self, bytes };
         let left = self.groups.iter().map(Group::left).min().unwrap_or(usize::MAX);
@@ -97,7 +97,7 @@ impl MemoryLimit {
         (claimed.saturating_add(claimed / BESIDE).saturating_add(SLACK) <= left).then_some(claim)
     }
 
-    /// In the child of a fork: those who claimed are not in it.
+    /// To be called in the child of a fork: the threads that claimed are not in it.
     pub fn forget_claims(&self) {
         self.claimed.store(0, Relaxed);
     }
@@ -113,16 +113,16 @@ pub struct Claim<'l> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        // Wraps nowhere but in the child of a fork that forgot it.
+        // Saturates only in the child of a fork, which forgot the claim.
         let less = |claimed: usize| Some(claimed.saturating_sub(self.bytes));
         let _ = self.limit.claimed.fetch_update(Relaxed, Relaxed, less);
     }
 }
 
-/// Where groups are mounted.
+/// A mount of a control group file system.
 struct Mount<'t> {
     is_v2: bool,
-    /// The group that is seen at the mount point.
+    /// The group that the mount point shows.
     root: &'t str,
     point: &'t Path,
 }
@@ -143,7 +143,7 @@ impl<'t> Mount<'t> {
         }
     }
 
-    /// Limit, use, and what of that is cache.
+    /// The names of the limit, of the use, and of the cache in it.
     fn names(&self) -> [&'static str; 3] {
         match self.is_v2 {
             true => ["memory.max", "memory.current", "inactive_file "],
@@ -164,7 +164,7 @@ impl<'t> Mount<'t> {
 
     fn folder_of(&self, path: &str) -> PathBuf {
         let below = Path::new(path).strip_prefix(self.root).unwrap_or(Path::new(""));
-        // A group outside of what is mounted here is called `/..`.
+        // The system shows a group outside of this mount as `/..`.
         if below.starts_with("..") { self.point.into() } else { self.point.join(below) }
     }
 }
@@ -173,16 +173,16 @@ impl Group {
     fn open(folder: &Path, [limit, used, cache]: [&'static str; 3]) -> Option<Self> {
         let open = |name| File::open(folder.join(name)).ok();
         let group = Self { limit: open(limit)?, used: open(used)?, stat: open("memory.stat")?, cache };
-        // Version 1 says "none" by a number above any memory.
+        // Version 1 writes a number above any memory for "no limit".
         (group.limit() < 1 << 62).then_some(group)
     }
 
-    /// In bytes; all there is if it is lifted.
+    /// In bytes; `usize::MAX` if the limit was lifted.
     fn limit(&self) -> usize {
         number_in(&self.limit).unwrap_or(usize::MAX)
     }
 
-    /// What is left of the limit. None where that cannot be read.
+    /// Bytes left below the limit; 0 where that cannot be read.
     fn left(&self) -> usize {
         let Some(used) = number_in(&self.used) else { return 0 };
         let mut text = [0; 8192];
@@ -196,7 +196,7 @@ fn number_in(file: &File) -> Option<usize> {
     text_of(file, &mut [0; 32])?.trim().parse().ok()
 }
 
-/// No heap: a request may come from a signal handler.
+/// Allocates nothing: a request may come from a signal handler.
 fn text_of<'b>(file: &File, buffer: &'b mut [u8]) -> Option<&'b str> {
     let len = file.read_at(buffer, 0).ok()?;
     core::str::from_utf8(&buffer[..len]).ok()
@@ -243,13 +243,13 @@ mod tests {
         assert_eq!(limit.bytes(), 1 << 30);
         let left = (1 << 30) - 800_000_000;
         assert!(limit.room() < left - SLACK && limit.room() > left - SLACK - left / BESIDE - 2);
-        // What is claimed is nobody else's until it is let go.
+        // Claimed bytes are nobody else's until the claim is dropped.
         let claim = limit.claim(limit.room()).unwrap();
         assert!(limit.room() == 0 && limit.claim(1 << 20).is_none());
         drop(claim);
         drop(limit.claim(left / 2).unwrap());
         assert!(limit.claim(left).is_none());
-        // Limits change while they are watched.
+        // A limit may change while it is watched.
         tree.write("a/memory.max", "max\n");
         assert!(limit.claim(1 << 40).is_some());
         assert!(MemoryLimit::of("0::/c\n", &mounts).is_none(), "a group that is not there");

@@ -1,26 +1,26 @@
 //! Per-CPU lists: stacks of frame numbers that a CPU takes from and returns to without a lock.
 //!
-//! They stand between the caller and the zone. A CPU has one list for each mobility. What is in a list is one 64-bit
-//! word and an array: the word counts the frames on the stack (16 bits) and all pages ever popped (48 bits), so that
-//! one store commits both and a restarted section counts nothing twice. Pages pushed follow from top + popped +
-//! drained - refilled.
+//! They stand between the caller and the zone. A CPU has one list for each mobility. A list is a 64-bit word and an array: the
+//! word counts the frames on the stack (16 bits) and all pages ever popped (48 bits), so one store commits both, and a
+//! restarted section counts nothing twice. Pages pushed follow from top + popped + drained - refilled.
 //!
 //! Two backends work on the same memory:
 //! - **rseq**: restartable sequences. A section reads the CPU's number, copies frame numbers and commits with one
 //!   plain store; if it is preempted, migrated or interrupted by a signal before that store, the kernel sends it
 //!   back to its start. See [`crate::rseq`].
-//! - **portable**: the list's `held` word as a try-lock. Readable, complete, and what the models check.
+//! - **portable**: the list's `held` word as a try-lock. It is readable and complete, and the model checkers test it.
 //!
 //! # Invariants
-//! - L1 `items[..top]` are frames that nobody else has. Above `top` is garbage.
-//! - L2 Under rseq, only sections on the list's own CPU touch a list whose `held` is 0. Whoever set `held` and then
-//!   restarted that CPU's sections is alone with it. Where the system refuses to restart them, nobody but those sections
-//!   touches the list. Its limit may change at any time: a section keeps to the one that it read, for which there are slots.
-//! - L3 Portable: whoever set `held` is alone with the list.
+//! - L1 `items[..top]` are frames that the list owns. Above `top` is garbage.
+//! - L2 Under rseq, only sections on the list's own CPU touch a list whose `held` is 0. A thread that set `held` and then
+//!   restarted that CPU's sections has the list to itself. If the system refuses to restart them, only those sections touch the
+//!   list. The limit may change at any time: a section uses the value that it read, and there are slots for every value.
+//! - L3 Portable: the thread that set `held` has the list to itself.
 //!
-//! A list that is held, full or empty sends its caller to the zone; nobody waits for a list but whoever drains it.
+//! A caller that finds its list held, full or empty goes to the zone; only a drain waits for a list.
 //!
-//! Behind the lists of the CPUs stand the [depots](depot), lists of no CPU, through which whole loads go from one CPU to another.
+//! Behind the lists of the CPUs stand the [depots](depot): lists that belong to no CPU, through which whole loads go from one
+//! CPU to another.
 pub use crate::backend::{Backend, BackendName};
 pub use crate::counters::{BulkCall, CpuStats};
 use crate::{Batch, Frames, Mapping, rseq};
@@ -42,7 +42,7 @@ mod table;
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests;
 
-/// Depots beside the lists of the CPUs: while one is held, the other may be free.
+/// The number of depots for each mobility: while one is held, the other may be free.
 pub const DEPOTS: usize = 2;
 
 /// One CPU's lists.
@@ -51,9 +51,9 @@ pub const DEPOTS: usize = 2;
 pub struct CpuLists {
     /// One for each mobility.
     pub lists: [List; Mobility::COUNT],
-    /// What it counts.
+    /// Its counters.
     pub stats: CpuStats,
-    /// What this CPU collects frames in that leave a list for the zone.
+    /// The table in which this CPU collects frames that leave a list for the zone.
     pub table: CpuTable,
     _pad: [u64; PAD_WORDS],
 }
@@ -65,7 +65,7 @@ const _: () = {
     assert!(offset_of!(CpuLists, stats) == Mobility::COUNT << rseq::LIST_SHIFT);
 };
 
-/// Words of padding, for a CPU's lists to begin where a section looks for them.
+/// Words of padding, so that each CPU's lists begin where the sections expect them.
 #[cfg(not(loom))]
 const PAD_WORDS: usize = (LIST_BYTES - size_of::<CpuStats>() - size_of::<CpuTable>()) / 8;
 #[cfg(loom)]
@@ -89,14 +89,14 @@ pub struct PerCpu {
     backend: Backend,
     /// From the thread pointer to the thread's rseq area.
     rseq_offset: isize,
-    /// The portable backend's CPU number; it is the system's, which the thread's rseq area has as well.
+    /// The portable backend's source of the CPU number.
     cpu_of: fn() -> usize,
     is_in_area: bool,
     _map: Mapping,
 }
 
-// SAFETY: `base` points into `_map`, which lives as long as this does; everything there is atomic, or touched by the
-// sections as L2 says.
+// SAFETY: `base` points into `_map`, which lives as long as this does; everything there is atomic, or accessed by sections as
+// L2 says.
 unsafe impl Send for PerCpu {}
 // SAFETY: as for Send.
 unsafe impl Sync for PerCpu {}
@@ -104,15 +104,15 @@ unsafe impl Sync for PerCpu {}
 #[cold]
 #[inline(never)]
 fn no_such_cpu(cpu: CpuId, cpus: u32) -> ! {
-    panic!("CPU {} has no lists: there are {cpus}", cpu.get())
+    panic!("CPU {} has no lists: there are lists for {cpus} CPUs", cpu.get())
 }
 
 impl PerCpu {
-    /// The most CPUs that lists are made for: what Linux can be built for.
+    /// The most CPUs that there can be lists for: Linux's own maximum.
     pub const CPUS_MAX: usize = 8192;
 
-    /// Empty lists for CPUs 0 to `cpus` - 1. `cpu_of` tells the portable backend where it runs; what it says modulo
-    /// `cpus` is taken.
+    /// Empty lists for CPUs 0 to `cpus` - 1. `cpu_of` tells the portable backend the CPU that it runs on; its result is used
+    /// modulo `cpus`.
     ///
     /// # Errors
     /// No CPU or too many; rseq where the self-test fails; no memory.
@@ -136,18 +136,18 @@ impl PerCpu {
         let refused = |errno| ListsError::System { what: "the per-CPU lists", bytes, errno };
         let map = Mapping::reserve(bytes, LIST_BYTES).map_err(refused)?;
         let rseq_offset = rseq::area_offset();
-        // Were it taken for another function than it is, that would be asked: slower, and no less right.
+        // If the comparison fails for the same function, `cpu_of` is called: slower, but as correct.
         let is_in_area = rseq_offset != 0 && core::ptr::fn_addr_eq(cpu_of, crate::current_cpu as fn() -> usize);
         Ok(Self { base: map.as_ptr(), cpus: cpus as u32, backend, rseq_offset, cpu_of, is_in_area, _map: map })
     }
 
-    /// Lists for the same CPUs, empty; errors are the same.
+    /// New empty lists for the same CPUs, with the same backend. Errors are those of [`new`](Self::new).
     pub fn another(&self) -> Result<Self, ListsError> {
         Self::new(self.backend, self.cpus(), self.cpu_of)
     }
 
-    /// The same, which take nothing, and no memory, until each is given a policy and [opened](List::open), and are so again
-    /// in the child of a fork.
+    /// The same, but shut: they accept nothing and use no memory until each gets a policy and is [opened](List::open). In the
+    /// child of a fork they are shut and empty again.
     pub fn another_shut(&self) -> Result<Self, ListsError> {
         let lists = Self::shut(self.backend, self.cpus(), self.cpu_of)?;
         let (map, what) = (&lists._map, "lists that no child sees");
@@ -163,7 +163,7 @@ impl PerCpu {
     pub fn cpus(&self) -> usize {
         self.cpus as usize
     }
-    /// One CPU's lists and counters.
+    /// The lists and counters of one CPU.
     ///
     /// # Panics
     /// If there is no such CPU.
@@ -174,18 +174,18 @@ impl PerCpu {
         }
         self.place(cpu.get())
     }
-    /// The lists at a place: those of a CPU, or, behind all CPUs', a depot's.
+    /// The lists at an index: those of a CPU, or, after all CPUs, those of a depot.
     #[inline(always)]
     fn place(&self, at: usize) -> &CpuLists {
         debug_assert!(at < self.cpus() + DEPOTS);
-        // SAFETY: in bounds of the mapping, aligned by its layout, and zeroed memory is a valid CpuLists.
+        // SAFETY: inside the mapping, aligned by its layout, and zeroed memory is a valid CpuLists.
         unsafe { &*self.base.add(at) }
     }
-    /// Every list, those of the depots too.
+    /// Every list, including the depots.
     pub fn lists(&self) -> impl Iterator<Item = &List> {
         (0..self.cpus() + DEPOTS).flat_map(|at| &self.place(at).lists)
     }
-    /// Where this thread runs, or ran a moment ago.
+    /// The CPU that this thread runs on; the thread may move at any moment.
     #[inline]
     pub fn here(&self) -> CpuId {
         let cpu = match self.backend {
@@ -194,30 +194,30 @@ impl PerCpu {
         };
         CpuId::new(if cpu < self.cpus { cpu } else { cpu % self.cpus })
     }
-    /// This CPU's list of that mobility.
+    /// This CPU's list for a mobility.
     #[inline]
     pub fn list_here(&self, mobility: Mobility) -> &List {
         // SAFETY: as in `cpu`; `here` names a CPU that has lists.
         unsafe { &(*self.base.add(self.here().get())).lists[mobility.index()] }
     }
 
-    /// Where a section finds CPU 0's list of that mobility.
+    /// CPU 0's list for a mobility, as sections take it.
     #[inline]
     fn sections(&self, mobility: Mobility) -> rseq::Lists {
         rseq::Lists {
-            // SAFETY: stays inside the first CPU's lists.
+            // SAFETY: the pointer stays inside the first CPU's lists.
             base: unsafe { self.base.cast::<List>().add(mobility.index()) }.cast_mut().cast(),
             cpus: self.cpus,
             offset: self.rseq_offset,
         }
     }
 
-    /// Takes one frame. `None`: the list is empty or held.
+    /// Takes one frame. Returns `None` if the list is empty or held.
     #[inline]
     pub fn pop(&self, mobility: Mobility) -> Option<u32> {
         step!("PerCpu::pop");
         let pfn = match self.backend {
-            // SAFETY: the self-test passed, and `sections` names lists of as many CPUs as it says.
+            // SAFETY: the self-test passed, and `sections` names the lists of the CPUs that it counts.
             Backend::Rseq => unsafe { rseq::pop(self.sections(mobility)) },
             Backend::Portable => self.pop_portable(mobility),
         };
@@ -229,14 +229,13 @@ impl PerCpu {
         self.list_here(mobility).try_hold().map_or(NONE, |held| held.pop())
     }
 
-    /// Takes up to `want` frames, at most a batch's worth, into `batch`, which must be empty. They come in the order
-    /// in which they were pushed.
+    /// Takes up to `want` frames, at most a batch, into `batch`, which must be empty, in the order in which they were pushed.
     #[inline]
     pub fn pop_n(&self, mobility: Mobility, want: usize, batch: &mut Batch) {
         self.pop_at_least(mobility, want, 0, batch);
     }
 
-    /// The same, all `want` or none. False: the list has fewer, or is held.
+    /// Takes exactly `want` frames. Returns false, and takes none, if the list has fewer or is held.
     #[inline(always)]
     pub fn pop_all(&self, mobility: Mobility, want: usize, batch: &mut Batch) -> bool {
         debug_assert!((1..=Batch::CAPACITY).contains(&want));
@@ -261,7 +260,7 @@ impl PerCpu {
         }
     }
 
-    /// Returns one frame. False: the list is full or held, and the caller still has it.
+    /// Puts one frame back. Returns false if the list is full or held; then the caller keeps the frame.
     #[inline]
     pub fn push(&self, mobility: Mobility, pfn: u32) -> bool {
         step!("PerCpu::push");
@@ -277,10 +276,11 @@ impl PerCpu {
         self.list_here(mobility).try_hold().is_some_and(|held| held.push(pfn))
     }
 
-    /// Returns the frames in `range`, at most a batch's worth: all, or none if they do not fit or the list is held.
+    /// Puts the frames in `range` back, at most a batch. Returns false, and puts none back, if they do not fit or the list is
+    /// held.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If `range` reaches past the last frame.
     #[inline]
     pub fn push_n<const ROOM: usize>(&self, mobility: Mobility, frames: &Frames<ROOM>, range: Range<usize>) -> bool {
         step!("PerCpu::push_n");
@@ -292,13 +292,13 @@ impl PerCpu {
         }
     }
 
-    /// Takes as many frames as there are words, all or none, at most a batch's worth, and fills the words with the addresses of their
-    /// pages: number 0 would be at `zero`. In the order in which they were pushed. False: the list has fewer or is held, or not all
-    /// of these frames are [`SAFE`](pagemill_core::FrameState::SAFE), or there are no words or more than a batch has; what stands in
-    /// the words means nothing then.
+    /// Takes as many frames as there are words, 1 to a batch, and fills the words with the addresses of their pages, in the
+    /// order in which they were pushed. `zero` is the address of frame 0. Returns false, and takes none, if the list has fewer
+    /// or is held, if not all of these frames are [`SAFE`](pagemill_core::FrameState::SAFE), or if the number of words is out
+    /// of range; then the contents of the words are unspecified.
     ///
     /// # Safety
-    /// Each frame on the lists has a state, the atomic byte at its number in `states`.
+    /// Each frame on the lists has a state: the atomic byte at its number in `states`.
     #[inline(always)]
     pub unsafe fn pop_words(
         &self,
@@ -322,8 +322,9 @@ impl PerCpu {
         }
     }
 
-    /// Returns the frames of the pages with these addresses: all, or none if they do not fit or the list is held, or if there are no
-    /// words or more than a batch has. They are pages of the zone whose number 0 would be at `zero`.
+    /// Puts the frames of the pages with these addresses back, 1 to a batch. They must be pages of the zone whose frame 0 has
+    /// the address `zero`. Returns false, and puts none back, if they do not fit, the list is held, or the number of words is
+    /// out of range.
     #[inline(always)]
     pub fn push_words(&self, mobility: Mobility, words: &[usize], zero: usize) -> bool {
         step!("PerCpu::push_words");
@@ -360,14 +361,14 @@ impl PerCpu {
         histogram[log2].fetch_add(1, Relaxed);
     }
 
-    /// Holds all lists and depots, whoever did before, so that every caller goes the slow way: for tests.
+    /// Holds all lists and depots, whatever held them before, so that every caller takes the slow path. For tests.
     pub fn hold_all(&self) {
         self.lists().for_each(|list| {
             list.held.store(1, Relaxed);
             list.draining.free_after_fork();
         });
     }
-    /// In the child of a fork: forgets what is on the lists, which the zone takes up, and who held them.
+    /// To be called in the child of a fork: empties the lists, whose frames the zone takes over, and releases them.
     pub fn empty_after_fork(&self) {
         for list in self.lists() {
             let top = list.word.fetch_and(!TOP, Relaxed) & TOP;

@@ -1,34 +1,36 @@
-//! Memory that an arena is made of, and what is noted of it: six kinds, one way to use them.
+//! The memory of an arena and of its metadata: six kinds with one interface.
 //!
 //! | kind | made by | commits | goes back by |
 //! |---|---|---|---|
 //! | private anonymous | [`Mapping::reserve`] | page by page, as it is touched | `MADV_DONTNEED` |
-//! | private hugetlb | [`Mapping::huge`] | 2 MiB at a time, out of what is reserved at once | `MADV_DONTNEED` (Linux 5.18) |
+//! | private hugetlb | [`Mapping::huge`] | 2 MiB at a time, from pages reserved when it is mapped | `MADV_DONTNEED` (Linux 5.18) |
 //! | memfd | [`Mapping::memfd`] | page by page, as any process touches it | a hole punched into the file |
-//! | memfd of hugetlb | [`Mapping::memfd`] | 2 MiB at a time, reserved at once | a hole punched into the file |
-//! | shared with children | [`Mapping::shared`] | page by page, as a process of the family touches it | not at all |
-//! | brought by the caller | [`Mapping::adopt`] | the caller knows | not at all: it stays the caller's |
+//! | memfd of hugetlb | [`Mapping::memfd`] | 2 MiB at a time, from pages reserved when it is mapped | a hole punched into the file |
+//! | shared with children | [`Mapping::shared`] | page by page, as the process or a child touches it | not at all |
+//! | brought by the caller | [`Mapping::adopt`] | as the caller arranged | not at all: it stays the caller's |
 //!
-//! Invariants: I1, `addr..addr + len` is mapped, readable and writable, while the mapping lives. I2, it is unmapped on
-//! drop exactly where this module mapped it. I3, what [`Mapping::release`] gave back reads zero. I4, whatever the system
-//! is told of a range that this module mapped consists of whole pages of the system.
+//! Invariants: I1, `addr..addr + len` is mapped, readable and writable, while the mapping lives. I2, it is unmapped on drop
+//! exactly where this module mapped it. I3, what [`Mapping::release`] gave back reads zero. I4, each range of this module's own
+//! mappings that is passed to the system consists of whole pages of the system.
 //!
-//! A kind's file descriptor maps the same memory into another process; see [`Mapping::fd`]. This module is not what
-//! decides when memory is committed or given back: that is the arena's business.
+//! Another process maps the same memory by the file descriptor, if the kind has one; see [`Mapping::fd`]. This module does not
+//! decide when memory is committed or given back: the arena does.
 mod commit;
 mod error;
 mod os;
 
 use crate::Errno;
 use crate::page::{HUGE_PAGE_SIZE, system_page};
+use crate::proc;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;
+use rustix::mm::{Advice, MapFlags, madvise};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub use error::MapError;
 
-/// A range of memory, readable and writable, zero where nobody wrote (but for one that was [adopted](Self::adopt)).
+/// A range of memory, readable and writable. It reads zero until it is written, except memory that was [adopted](Self::adopt).
 /// Unmapped on drop.
 ///
 /// ```
@@ -40,7 +42,7 @@ pub use error::MapError;
 pub struct Mapping {
     addr: usize,
     len: usize,
-    /// What to unmap, alignment slack included; no bytes of it where somebody else mapped it.
+    /// The address and length to unmap, alignment slack included; length 0 if the caller mapped the memory.
     whole: (usize, usize),
     kind: Kind,
 }
@@ -54,7 +56,7 @@ enum Kind {
         fd: OwnedFd,
         is_huge: bool,
     },
-    /// Gone: this process was to part from its parent's, and the system had no memory for a copy.
+    /// Gone: the system had no memory for a copy when this process parted from its parent.
     Shared {
         is_gone: AtomicBool,
     },
@@ -76,9 +78,9 @@ impl Mapping {
         let page = system_page();
         let len = whole_pages(len, align, page)?;
         let align = align.max(page);
-        // The system aligns to a page; ask for more and cut what is over.
+        // The system aligns to a page only: ask for more, and unmap the excess.
         let slack = (align - PAGE_SIZE).next_multiple_of(page);
-        let size = len.checked_add(slack).ok_or(Errno(libc::ENOMEM))?;
+        let size = len.checked_add(slack).ok_or(Errno::ENOMEM)?;
         let base = os::map(size)?;
         let addr = base.next_multiple_of(align);
         let kind = Kind::Private { is_huge: false };
@@ -90,13 +92,13 @@ impl Mapping {
         Ok(Self { addr, len, whole: (addr, len), kind })
     }
 
-    /// Maps `len` bytes (rounded up to 2 MiB) of huge pages that were set aside for that use, hugetlb, aligned to
-    /// `align` and at least to 2 MiB. They are reserved for this mapping at once, so that touching it cannot fail for
-    /// want of them; after a [release](Self::release) that holds no longer, and [populate](Self::populate) tells.
-    /// Private: after a fork, the process that writes a page first needs another huge page, or dies of `SIGBUS`.
+    /// Maps `len` bytes (rounded up to 2 MiB) of hugetlb pages, which the administrator set aside, aligned to `align` and at
+    /// least to 2 MiB. They are reserved for this mapping at once, so touching it cannot fail for lack of them. That no longer
+    /// holds after a [release](Self::release); [populate](Self::populate) then reports a failure. Private: after a fork, the
+    /// first process to write a page needs another huge page, or dies of `SIGBUS`.
     ///
     /// # Errors
-    /// [`MapError::HugePages`] when fewer are free: it tells how many, and how to reserve more. Else the system's.
+    /// [`MapError::HugePages`] when too few are free: it says how many are, and how to set aside more. Otherwise the system's.
     ///
     /// ```
     /// use pagemill_os::{MapError, Mapping};
@@ -110,14 +112,14 @@ impl Mapping {
         let refused = MapError::of("mmap");
         let len = whole_pages(len, align, HUGE_PAGE_SIZE).map_err(refused)?;
         let align = align.max(HUGE_PAGE_SIZE);
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
         let addr = os::place(len, align, flags, None).map_err(|errno| MapError::of_huge(errno, len))?;
         Ok(Self { addr, len, whole: (addr, len), kind: Kind::Private { is_huge: true } })
     }
 
-    /// Maps `len` bytes of a new file that lives in memory alone (memfd), aligned to `align`. Whoever has [its
-    /// descriptor](Self::fd) can map the same memory; nobody can change its size. `name` is what `/proc/self/maps` and
-    /// the like show. With `is_huge` it consists of hugetlb pages, as in [`Mapping::huge`].
+    /// Maps `len` bytes of a new file that lives in memory alone (memfd), aligned to `align`. A process that has [its
+    /// descriptor](Self::fd) can map the same memory; no process can change its size. `/proc/self/maps` shows `name`. With
+    /// `is_huge` it consists of hugetlb pages, as in [`Mapping::huge`].
     ///
     /// # Errors
     /// As [`Mapping::huge`]; `EINVAL` also for a name of more than 249 bytes.
@@ -134,12 +136,12 @@ impl Mapping {
         let len = whole_pages(len, align, page).map_err(MapError::of("memfd_create"))?;
         let fd = os::memory_file(name, len, is_huge).map_err(|(call, errno)| MapError::of(call)(errno))?;
         let refused = |errno| if is_huge { MapError::of_huge(errno, len) } else { MapError::of("mmap")(errno) };
-        let addr = os::place(len, align.max(page), libc::MAP_SHARED, Some(fd.as_fd())).map_err(refused)?;
+        let addr = os::place(len, align.max(page), MapFlags::SHARED, Some(fd.as_fd())).map_err(refused)?;
         Ok(Self { addr, len, whole: (addr, len), kind: Kind::Memfd { fd, is_huge } })
     }
 
-    /// Reserves `len` bytes, rounded up to the system's pages, of anonymous memory that this process shares with the children
-    /// of its forks, and they with theirs.
+    /// Reserves `len` bytes, rounded up to the system's pages, of anonymous memory that this process shares with its forked
+    /// children, and they with theirs.
     ///
     /// # Errors
     /// The system's, when it refuses.
@@ -154,34 +156,34 @@ impl Mapping {
         Ok(Self { addr, len, whole: (addr, len), kind: Kind::Shared { is_gone: AtomicBool::new(false) } })
     }
 
-    /// In the child of a fork that inherited [shared](Self::shared) memory: has a copy of its own in place of it, as it is now,
-    /// which its own children share. Without effect on memory of another kind.
+    /// In the child of a fork: replaces inherited [shared](Self::shared) memory by a copy of its present contents, which only
+    /// this process and its own children share. Does nothing to memory of another kind.
     ///
     /// # Errors
-    /// The system's. Then nothing is mapped there any more, so that nothing stays shared with the parent, and later calls say
-    /// `EFAULT`, in this process and in its children.
+    /// The system's. Then the memory is unmapped, so nothing stays shared with the parent, and later calls return `EFAULT`, in
+    /// this process and in its children.
     ///
     /// # Safety
-    /// This process has one thread; and after an error nobody touches the memory.
+    /// This process has one thread, and does not touch the memory after an error.
     pub unsafe fn part_from_parent(&self) -> Result<(), Errno> {
         let Kind::Shared { is_gone } = &self.kind else { return Ok(()) };
         if is_gone.load(Relaxed) {
-            return Err(Errno(libc::EFAULT));
+            return Err(Errno::EFAULT);
         }
         os::renew_shared(self.addr, self.len).inspect_err(|_| is_gone.store(true, Relaxed))
     }
 
-    /// Takes a range that the caller brings: pinned, device or static memory, or another process's memfd. It is not
-    /// unmapped on drop, never given back, and need not be zero. Counts as [shared](Self::is_shared) unless
+    /// Takes over a range that the caller mapped: pinned, device or static memory, or another process's memfd. It is not
+    /// unmapped on drop, is never given back, and need not be zero. It counts as [shared](Self::is_shared) unless
     /// `/proc/self/maps` says that all of it is private.
     ///
     /// # Errors
-    /// `EINVAL` when `start` or `len` is no multiple of the page size, or there are no bytes; `EFAULT` when a part of it
-    /// is not mapped readable and writable.
+    /// `EINVAL` when `start` or `len` is no multiple of the page size or is 0; `EFAULT` when a part of the range is not mapped
+    /// readable and writable.
     ///
     /// # Safety
-    /// While the mapping lives, `len` bytes at `start` stay mapped, readable and writable, and nobody uses them but
-    /// through it.
+    /// While the mapping lives, `len` bytes at `start` stay mapped, readable and writable, and are used through the mapping
+    /// only.
     ///
     /// ```
     /// use pagemill_os::{Errno, Mapping};
@@ -196,8 +198,8 @@ impl Mapping {
     pub unsafe fn adopt(start: *mut u8, len: usize) -> Result<Self, Errno> {
         let addr = start.expose_provenance();
         let is_whole = addr.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && addr != 0 && len != 0;
-        let end = addr.checked_add(len).filter(|_| is_whole).ok_or(Errno(libc::EINVAL))?;
-        let is_shared = os::is_shared(addr, end)?;
+        let end = addr.checked_add(len).filter(|_| is_whole).ok_or(Errno::EINVAL)?;
+        let is_shared = proc::is_shared(addr, end)?;
         Ok(Self { addr, len, whole: (addr, 0), kind: Kind::Brought { is_shared } })
     }
 
@@ -214,7 +216,7 @@ impl Mapping {
         core::ptr::with_exposed_provenance_mut(self.addr)
     }
 
-    /// The bytes of a page that the system commits and takes back.
+    /// The page size, in bytes, in which the system commits this memory and takes it back.
     ///
     /// ```
     /// let map = pagemill_os::Mapping::reserve(1, 1).unwrap();
@@ -227,7 +229,7 @@ impl Mapping {
         }
     }
 
-    /// Whether somebody else may see what is written here: after a fork both processes do.
+    /// Whether another process may see what this one writes, as parent and child do after a fork.
     ///
     /// ```
     /// assert!(!pagemill_os::Mapping::reserve(4096, 4096).unwrap().is_shared());
@@ -240,8 +242,8 @@ impl Mapping {
         }
     }
 
-    /// What another process maps to share this memory, from offset 0 with `MAP_SHARED`: inherited, or sent over a Unix
-    /// socket. It is closed on exec. None unless made by [`Mapping::memfd`].
+    /// The descriptor by which another process shares this memory: it maps it from offset 0 with `MAP_SHARED`, after inheriting
+    /// it or receiving it over a Unix socket. It is closed on exec. `None` unless made by [`Mapping::memfd`].
     ///
     /// ```
     /// assert!(pagemill_os::Mapping::reserve(4096, 4096).unwrap().fd().is_none());
@@ -253,7 +255,7 @@ impl Mapping {
         }
     }
 
-    /// The child of a fork finds zeros there (`MADV_WIPEONFORK`, Linux 4.14).
+    /// Makes the memory read zero in the child of a fork (`MADV_WIPEONFORK`, Linux 4.14).
     ///
     /// # Errors
     /// The system's, for memory that is not private and anonymous.
@@ -264,28 +266,24 @@ impl Mapping {
     /// ```
     pub fn wipe_on_fork(&self) -> Result<(), Errno> {
         if cfg!(miri) {
-            return Ok(()); // There are no forks.
+            return Ok(()); // Miri cannot fork.
         }
         // SAFETY: the range is ours, and the advice changes no contents here.
-        match unsafe { libc::madvise(self.as_ptr(), self.len, libc::MADV_WIPEONFORK) } {
-            0 => Ok(()),
-            _ => Err(Errno::last()),
-        }
+        unsafe { madvise(self.as_ptr(), self.len, Advice::LinuxWipeOnFork) }.map_err(Errno::of)
     }
 
-    /// Asks for 2 MiB pages where the system allows, or for none where it would use them by itself; whether it took the
-    /// advice.
+    /// Advises the system to use 2 MiB pages here, or not to. Returns whether it took the advice.
     pub fn advise_huge_pages(&self, wanted: bool) -> bool {
-        let advice = if wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        let advice = if wanted { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
         // SAFETY: the range is ours, and the advice changes no contents.
-        !cfg!(miri) && unsafe { libc::madvise(self.as_ptr(), self.len, advice) } == 0
+        !cfg!(miri) && unsafe { madvise(self.as_ptr(), self.len, advice) }.is_ok()
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         if matches!(&self.kind, Kind::Shared { is_gone } if is_gone.load(Relaxed)) {
-            return; // Other memory may lie there by now.
+            return; // Already unmapped: the range may hold other memory by now.
         }
         os::unmap(self.whole.0, self.whole.1);
     }
@@ -293,8 +291,8 @@ impl Drop for Mapping {
 
 /// `len` in whole pages of `page` bytes.
 fn whole_pages(len: usize, align: usize, page: usize) -> Result<usize, Errno> {
-    assert!(align.is_power_of_two() && len > 0, "{len} bytes aligned to {align} cannot be reserved");
-    len.checked_next_multiple_of(page).ok_or(Errno(libc::ENOMEM))
+    assert!(align.is_power_of_two() && len > 0, "cannot reserve {len} bytes aligned to {align}");
+    len.checked_next_multiple_of(page).ok_or(Errno::ENOMEM)
 }
 
 #[cfg(test)]

@@ -1,30 +1,22 @@
-//! Waiting until no restartable section that began earlier is still under way on a CPU (membarrier(2)).
+//! Waits until no restartable section that began earlier is still running on a CPU (membarrier(2)).
 use crate::Errno;
+use rustix::thread::{Cpuid, MembarrierCommand, membarrier, membarrier_cpu};
 
-/// The commands of `linux/membarrier.h` for restartable sequences.
-const PRIVATE_EXPEDITED_RSEQ: i32 = 1 << 7;
-const REGISTER_PRIVATE_EXPEDITED_RSEQ: i32 = 1 << 8;
-const FLAG_CPU: i32 = 1;
-
-fn membarrier(command: i32, flags: i32, cpu: i32) -> Result<(), Errno> {
-    // SAFETY: the call takes numbers alone.
-    let rc = unsafe { libc::syscall(libc::SYS_membarrier, command, flags, cpu) };
-    if rc == 0 { Ok(()) } else { Err(Errno::last()) }
-}
-
-/// Says that this process will use it; again after a fork.
+/// Registers this process for the command; needed again after a fork.
 pub(crate) fn register() -> Result<(), Errno> {
-    membarrier(REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0)
+    membarrier(MembarrierCommand::RegisterPrivateExpeditedRseq).map_err(Errno::of)
 }
 
-/// When it returns, each section that was under way on `cpu` has committed or will abort, and what this thread wrote
-/// before is visible there.
+/// When it returns, each section that was running on `cpu` has committed or will abort, and that CPU sees everything that this
+/// thread wrote before.
 pub(crate) fn restart_sections(cpu: usize) -> Result<(), Errno> {
-    let once = || membarrier(PRIVATE_EXPEDITED_RSEQ, FLAG_CPU, cpu as i32);
+    // SAFETY: the kernel only looks the number up, and does nothing for a number without a CPU.
+    let cpu = unsafe { Cpuid::from_raw(cpu as u32) };
+    let once = || membarrier_cpu(MembarrierCommand::PrivateExpeditedRseq, cpu).map_err(Errno::of);
     match once() {
-        // A child of fork that has not registered yet.
-        Err(Errno(libc::EPERM)) => register().and_then(|()| once()),
-        // No such CPU, or one that went away: nothing runs there.
+        // The child of a fork has not registered yet.
+        Err(Errno::EPERM) => register().and_then(|()| once()),
+        // There is no such CPU, or it went offline: nothing runs there.
         Err(Errno(libc::ENXIO)) => Ok(()),
         done => done,
     }

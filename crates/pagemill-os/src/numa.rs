@@ -1,7 +1,8 @@
-//! The nodes of this machine, which CPUs and how much memory each has, and binding memory to one.
+//! The nodes of this machine with their CPUs and memory, and binding memory to a node.
 //!
-//! Read once from the system's own files; a system that has none of them is one node. CPUs and memory that come or go
-//! later are not noticed. Numbers of nodes are the system's: they may have gaps, and distances go by position.
+//! Read once from the system's files; a system without them counts as one node. Hotplug of CPUs or memory later is not noticed.
+//! Node numbers are the system's and may have gaps; distances are indexed by position.
+use crate::proc::{self, parse_list};
 use crate::{Errno, Mapping, cpu};
 use std::fs::read_to_string;
 use std::io;
@@ -9,8 +10,6 @@ use std::path::Path;
 
 /// Node numbers are below this (`MAX_NUMNODES` of the largest system).
 const MAX_NODES: usize = 1024;
-/// CPU numbers are below this, more than any system has.
-const MAX_CPUS: usize = 1 << 16;
 
 /// One node.
 ///
@@ -20,15 +19,15 @@ const MAX_CPUS: usize = 1 << 16;
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// The system's number for it.
+    /// The system's number.
     pub id: usize,
-    /// Its CPUs in ascending order; none where it has memory alone.
+    /// Its CPUs in ascending order; empty for a node with memory only.
     pub cpus: Vec<usize>,
-    /// Its memory; zero where it has CPUs alone.
+    /// Its memory in bytes; 0 for a node with CPUs only.
     pub bytes: usize,
 }
 
-/// The machine's nodes and how far they are from each other.
+/// The machine's nodes and their distances.
 ///
 /// ```
 /// let machine = pagemill_os::Topology::of_system().unwrap();
@@ -40,12 +39,12 @@ pub struct Node {
 pub struct Topology {
     /// In ascending order of their numbers.
     pub nodes: Vec<Node>,
-    /// `distances[from][to]`, by position in `nodes`: 10 for a node itself, 20 for twice as far (ACPI's SLIT).
+    /// `distances[from][to]`, by position in `nodes`: 10 from a node to itself, 20 for twice that latency (ACPI's SLIT).
     pub distances: Vec<Vec<u8>>,
 }
 
 impl Topology {
-    /// This machine's.
+    /// The topology of this machine.
     ///
     /// # Errors
     /// As [`Topology::read`].
@@ -56,10 +55,11 @@ impl Topology {
         Self::read(Path::new("/sys/devices/system/node"))
     }
 
-    /// What the folder `root` says, which is laid out as `/sys/devices/system/node`. One node if there is no such folder.
+    /// The topology that the folder `root` describes, in the layout of `/sys/devices/system/node`. One node if there is no such
+    /// folder.
     ///
     /// # Errors
-    /// A file is missing or cannot be read, or (`InvalidData`) says what cannot be: no nodes, a CPU of two nodes, CPUs
+    /// A file is missing or cannot be read, or its contents are impossible (`InvalidData`): no nodes, a CPU of two nodes, CPUs
     /// out of order, too few distances.
     ///
     /// ```
@@ -78,7 +78,7 @@ impl Topology {
             let digits = name.to_str().and_then(|name| name.strip_prefix("node"));
             if let Some(digits) = digits.filter(|digits| digits.starts_with(|c: char| c.is_ascii_digit())) {
                 let id = digits.parse().ok().filter(|&id: &usize| id < MAX_NODES && digits == id.to_string());
-                ids.push(id.ok_or_else(|| invalid(root, format!("no node is called node{digits}")))?);
+                ids.push(id.ok_or_else(|| invalid(root, format!("node{digits} is no valid name of a node")))?);
             }
         }
         if ids.is_empty() {
@@ -95,7 +95,7 @@ impl Topology {
         Ok(Self { nodes, distances })
     }
 
-    /// The node that a CPU belongs to; none for a CPU that is not online.
+    /// The node that a CPU belongs to; `None` for a CPU that is not online.
     ///
     /// ```
     /// use pagemill_os::{Node, Topology};
@@ -110,9 +110,7 @@ impl Topology {
     }
 
     fn one_node() -> Self {
-        // SAFETY: sysconf reads no memory of ours.
-        let pages = if cfg!(miri) { 0 } else { unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) } };
-        let bytes = usize::try_from(pages).unwrap_or(0).saturating_mul(crate::page::real_page());
+        let bytes = proc::total_memory().unwrap_or(0);
         let cpus = (0..cpu::possible_cpus()).collect();
         Self { nodes: vec![Node { id: 0, cpus, bytes }], distances: vec![vec![10]] }
     }
@@ -133,13 +131,12 @@ fn read_node(root: &Path, id: usize) -> io::Result<Node> {
         read_to_string(&path).map_err(|why| at(&path, why)).map(|text| (path, text))
     };
     let (path, list) = read("cpulist")?;
-    let cpus = cpus_of(&list).ok_or_else(|| invalid(&path, format!("{:?} is no list of CPUs", list.trim_end())))?;
+    let cpus =
+        parse_list(&list).ok_or_else(|| invalid(&path, format!("{:?} is not a list of CPUs", list.trim_end())))?;
     // "Node 0 MemTotal:       24684096 kB"
     let (path, text) = read("meminfo")?;
-    let total = text.lines().find_map(|line| line.split_once("MemTotal:")).map(|(_, total)| total.trim());
-    let kib = total.and_then(|total| total.strip_suffix(" kB")?.parse::<usize>().ok());
-    let bytes =
-        kib.and_then(|kib| kib.checked_mul(1 << 10)).ok_or_else(|| invalid(&path, "no MemTotal in kB".into()))?;
+    let total = proc::field(&text, &format!("Node {id} MemTotal:"));
+    let bytes = total.and_then(proc::bytes_in).ok_or_else(|| invalid(&path, "no MemTotal in kB".into()))?;
     Ok(Node { id, cpus, bytes })
 }
 
@@ -152,41 +149,11 @@ fn read_distances(root: &Path, id: usize, nodes: usize) -> io::Result<Vec<u8>> {
         .ok_or_else(|| invalid(&path, format!("{:?} are not {nodes} distances", text.trim_end())))
 }
 
-/// The CPUs of a list such as `0-3,8`, which the system writes in ascending order. None if it is no such list, or has a
-/// CPU number that no system has.
-///
-/// ```
-/// use pagemill_os::cpus_of;
-/// assert_eq!(cpus_of("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
-/// assert_eq!(cpus_of("\n"), Some(vec![]));
-/// assert_eq!(cpus_of("3-1"), None);
-/// ```
-pub fn cpus_of(list: &str) -> Option<Vec<usize>> {
-    let list = list.strip_suffix('\n').unwrap_or(list);
-    let mut cpus = Vec::new();
-    if list.is_empty() {
-        return Some(cpus);
-    }
-    let number = |text: &str| {
-        let is_number = text.bytes().all(|byte| byte.is_ascii_digit()); // `parse` would take a sign.
-        text.parse::<usize>().ok().filter(|&cpu| is_number && cpu < MAX_CPUS)
-    };
-    for piece in list.split(',') {
-        let (first, last) = piece.split_once('-').unwrap_or((piece, piece));
-        let (first, last) = (number(first)?, number(last)?);
-        if first > last || cpus.last().is_some_and(|&before| before >= first) {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    Some(cpus)
-}
-
 impl Mapping {
-    /// Has the range's memory come from `node` (its number in the system), and what is committed already move there.
-    /// With `is_strict` from nowhere else: then a page that no memory is left for there kills who touches it, and
-    /// [`populate`](Self::populate) tells before. Else from there while it has any. Says nothing of what another mapping
-    /// of the same memory asks for. Offsets are those of [`populate`](Self::populate).
+    /// Binds the range to `node` (the system's number): memory comes from there, and pages that are committed already move
+    /// there. With `is_strict` memory comes from no other node: when the node has none left, touching a page kills the process,
+    /// and [`populate`](Self::populate) reports that beforehand. Otherwise the system falls back to other nodes. Another
+    /// mapping of the same memory keeps its own policy. Offsets are as in [`populate`](Self::populate).
     ///
     /// # Errors
     /// The system's: `ENOSYS` where it knows no nodes, `EPERM` where a sandbox forbids it, `EINVAL` for a node without
@@ -201,21 +168,21 @@ impl Mapping {
     /// ```
     pub fn bind(&self, offset: usize, len: usize, node: usize, is_strict: bool) -> Result<(), Errno> {
         let pages = self.part_outward(offset, len)?;
-        /// What to do with pages that lie elsewhere; `linux/mempolicy.h`.
+        /// Flags for pages that lie on another node; `linux/mempolicy.h`.
         const STRICT: usize = 1;
         const MOVE: usize = 2;
         if node >= MAX_NODES {
-            return Err(Errno(libc::EINVAL));
+            return Err(Errno::EINVAL);
         }
         if cfg!(miri) {
-            return Err(Errno(libc::ENOSYS));
+            return Err(Errno::ENOSYS);
         }
         let mut nodes = [0_u64; MAX_NODES / 64];
         nodes[node / 64] |= 1 << (node % 64);
         let (policy, flags) = if is_strict { (libc::MPOL_BIND, MOVE | STRICT) } else { (libc::MPOL_PREFERRED, MOVE) };
-        // The system reads one bit less than it is told of.
+        // The system reads one bit less than this number says.
         let bits = MAX_NODES + 1;
-        // SAFETY: the range is ours, and where its memory lies changes no contents; the mask has that many bits.
+        // SAFETY: the range is ours, and moving its memory changes no contents; the mask has as many bits as the system reads.
         let rc = unsafe {
             libc::syscall(libc::SYS_mbind, pages.start, pages.len(), policy as usize, nodes.as_ptr(), bits, flags)
         };

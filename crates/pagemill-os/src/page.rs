@@ -1,6 +1,6 @@
-//! The system's own pages. Pagemill's have 4 KiB everywhere; the system's may have 16 or 64. Whatever the system is to map, to
-//! commit or to take back is told in whole pages of its own: it would round a range by itself, and take memory back that lies
-//! beside it and is in use.
+//! The system's page size. Pagemill's pages have 4 KiB everywhere; the system's may have 16 or 64. Ranges that the system maps,
+//! commits or takes back must consist of whole pages of the system. Otherwise it would round them, and take back neighbouring
+//! memory that is in use.
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;
@@ -12,10 +12,10 @@ use pagemill_core::PAGE_SIZE;
 /// ```
 pub const HUGE_PAGE_SIZE: usize = 2 << 20;
 
-/// 0 until somebody asks.
+/// 0 until the first call.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 
-/// The bytes of a page of the system, at least those of Pagemill's.
+/// The size of the system's pages in bytes; at least that of Pagemill's.
 ///
 /// ```
 /// assert!(pagemill_os::system_page() >= 4096);
@@ -31,15 +31,15 @@ pub fn system_page() -> usize {
     }
 }
 
-/// Has this process believe that the system has larger pages than it has, for tests on machines with small ones. Before any
+/// Makes this process assume larger system pages than there are, for tests on machines with small ones. Call it before any
 /// memory is mapped.
 #[doc(hidden)]
 pub fn pretend_system_page(bytes: usize) {
-    assert!(bytes.is_power_of_two() && bytes >= real_page(), "{bytes} bytes are no page that could be pretended");
+    assert!(bytes.is_power_of_two() && bytes >= real_page(), "{bytes} bytes cannot pass for a page");
     PAGE.store(bytes, Relaxed);
 }
 
-/// The same without what is pretended: what the system counts in.
+/// The true size of the system's pages, whatever a test pretends.
 pub(crate) fn real_page() -> usize {
     if cfg!(miri) {
         return PAGE_SIZE;
@@ -48,13 +48,13 @@ pub(crate) fn real_page() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE_SIZE)
 }
 
-/// All pages of `page` bytes that the range has a part of.
+/// The range, extended to whole pages of `page` bytes.
 pub(crate) fn outward(range: Range<usize>, page: usize) -> Range<usize> {
     let start = range.start / page * page;
     start..if range.is_empty() { start } else { range.end.next_multiple_of(page) }
 }
 
-/// Does the range consist of whole pages of `page` bytes?
+/// Whether the range consists of whole pages of `page` bytes.
 pub(crate) fn is_whole(range: &Range<usize>, page: usize) -> bool {
     range.start.is_multiple_of(page) && range.end.is_multiple_of(page)
 }

@@ -1,11 +1,13 @@
-//! Sections that many threads are in at once, and a thread that holds them back: it waits until none is under way, and keeps new
-//! ones out from then on. It does so because it forks, because a device pins memory, or because an arena ends.
+//! Sections that many threads run at once, and that one thread can hold back: it keeps new ones from starting, and waits until
+//! the running ones are over. It does so to fork, to pin memory for a device, or to end an arena.
 //!
 //! # Invariants
-//! - S1 When `hold_back` returns, the sections that began before it are over, and none begins before `let_in`.
-//! - S2 The thread in `hold_back` sleeps on `count`, which the end of each section changes; the last one wakes it.
-//! - S3 A thread that is kept out reads `opened`, looks whether it is still kept out, and then sleeps while `opened` is what it
-//!   read. `let_in` lets sections in first and changes `opened` then. So the thread sees the one or the other.
+//! - S1 When `hold_back` returns, all sections that began before are over, and none begins until `let_in`.
+//! - S2 The thread in `hold_back` sleeps on `count`. The end of each section changes `count`, and the last one wakes the
+//!   thread.
+//! - S3 A thread that is kept out reads `opened`, checks again that it is kept out, and sleeps while `opened` has the value
+//!   that it read. `let_in` first lets sections in and then changes `opened`. So the thread sees at least one of the two
+//!   changes.
 //!
 //! # Order of locks
 //! A thread takes all other locks that it needs before it calls `hold_back`, and no section takes a lock that such a thread
@@ -14,7 +16,7 @@ use crate::sleep::{wait, wake_all};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pagemill_core::atomic::AtomicU32;
 
-/// This bit: they are held back. The bits below count those under way: no system has so many threads.
+/// This bit says that sections are held back. The bits below count running sections: no system has that many threads.
 const HELD: u32 = 1 << 31;
 
 /// See the [module](self).
@@ -31,23 +33,23 @@ const HELD: u32 = 1 << 31;
 #[derive(Debug)]
 pub struct Sections {
     count: AtomicU32,
-    /// Times that they were let in again.
+    /// How often `let_in` ran.
     opened: AtomicU32,
 }
 
 impl Sections {
-    /// None is under way.
+    /// No section is running.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self { count: AtomicU32::new(0), opened: AtomicU32::new(0) }
     }
-    /// None is under way.
+    /// No section is running.
     #[cfg(loom)]
     pub fn new() -> Self {
         Self { count: AtomicU32::new(0), opened: AtomicU32::new(0) }
     }
 
-    /// Begins one, when they are not held back. [`leave`](Self::leave) ends it.
+    /// Begins a section; sleeps while sections are held back. [`leave`](Self::leave) ends it.
     #[inline]
     pub fn enter(&self) {
         // Acquire pairs with the Release in `let_in`.
@@ -75,14 +77,14 @@ impl Sections {
         }
     }
 
-    /// Begins one unless they are held back. Never waits.
+    /// Begins a section unless sections are held back. Never waits.
     #[inline]
     pub fn try_enter(&self) -> bool {
         // Acquire as in `enter`.
         self.count.fetch_update(Acquire, Relaxed, |count| (count < HELD).then_some(count + 1)).is_ok()
     }
 
-    /// Ends one. Never waits, and does not touch its memory after the last one's end: that may be gone by then.
+    /// Ends a section. Never waits, and does not touch this object's memory after the last section's end, when it may be freed.
     #[inline]
     pub fn leave(&self) {
         // Release pairs with the Acquire in `hold_back`.
@@ -91,7 +93,7 @@ impl Sections {
         }
     }
 
-    /// None begins from now on, and those under way are over when it returns. By one thread at a time.
+    /// Keeps new sections from starting, and returns when the running ones are over. For one thread at a time.
     pub fn hold_back(&self) {
         // Acquire, here and below, pairs with the Release in `leave`.
         let mut count = self.count.fetch_or(HELD, Acquire) | HELD;
@@ -101,17 +103,17 @@ impl Sections {
         }
     }
 
-    /// Those that were held back begin, and others.
+    /// Lets sections begin again.
     pub fn let_in(&self) {
         // Release pairs with the Acquire in `enter`.
         self.count.fetch_and(!HELD, Release);
         // Release pairs with the Acquire in `enter_later`.
         self.opened.fetch_add(1, Release);
-        // Without asking whether anybody sleeps: what they were held back for took many times as long.
+        // Without checking whether a thread sleeps: the wake-up costs little beside a fork, a pin or the end of an arena.
         wake_all(&self.opened);
     }
 
-    /// In the child of a fork: none is under way, and nobody holds them back.
+    /// To be called in the child of a fork: no section is running, and nothing holds them back.
     pub fn forget_after_fork(&self) {
         self.count.store(0, Release);
     }

@@ -1,6 +1,6 @@
 //! Sleeping until another thread of this process changes a word (futex(2)).
 //!
-//! `wake` and `wake_all` neither wait nor set errno, so that a signal handler may let go of what others wait for.
+//! `wake` and `wake_all` neither wait nor set errno, so a signal handler may release a lock that others wait for.
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::atomic::AtomicU32;
 use pagemill_core::{Lock, Sleep};
@@ -21,11 +21,11 @@ pub(crate) use system::{wait, wake_all};
 /// ```
 pub const SLEEP: Sleep = Sleep { wait: system::wait, wake: system::wake };
 
-/// A lock for what a fork copies: the fork takes it too, and lets go of it in both processes.
+/// A lock for data that a fork copies: the fork takes it too, and releases it in both processes.
 ///
-/// Threads may overtake one another, which keeps the processor busy. A fork is overtaken by each of them once at most: a
-/// thread that comes while a fork waits sleeps until one fork has got the lock. It does not wait until no fork waits, or threads
-/// that fork again and again would keep it out.
+/// Threads may overtake one another, which keeps the processor busy. Each thread overtakes a waiting fork once at most: a
+/// thread that arrives while a fork waits sleeps until one fork has taken the lock. It does not wait for later forks, so
+/// threads that fork in a loop cannot keep it out.
 ///
 /// ```
 /// let lock = pagemill_os::ForkLock::new();
@@ -37,7 +37,7 @@ pub const SLEEP: Sleep = Sleep { wait: system::wait, wake: system::wake };
 #[derive(Debug)]
 pub struct ForkLock {
     lock: Lock,
-    /// Forks that wait.
+    /// How many forks wait.
     forks: AtomicU32,
 }
 
@@ -53,48 +53,48 @@ impl ForkLock {
         Self { lock: Lock::new(), forks: AtomicU32::new(0) }
     }
 
-    /// Takes it when its turn comes.
+    /// Takes it; sleeps while it is held or a fork waits for it.
     #[inline]
     pub fn take(&self) {
-        // Relaxed: if a fork comes at the same moment, either may be first.
+        // Relaxed: if a fork arrives at the same moment, either may go first.
         let forks = self.forks.load(Relaxed);
         if forks != 0 {
-            // Once, whatever ends it: this thread does not wait for later forks.
+            // One sleep only, however it ends: this thread does not wait for later forks.
             wait(&self.forks, forks);
         }
         self.lock.take(SLEEP);
     }
 
-    /// Takes it if nobody holds it. Never waits: a signal handler may do so.
+    /// Takes it if it is free. Never waits, so a signal handler may call it.
     #[inline]
     pub fn try_take(&self) -> bool {
         self.lock.try_take()
     }
 
-    /// Takes it for a fork. It is let go of by [`release`](Self::release) in the parent, and by
-    /// [`free_after_fork`](Self::free_after_fork) in the child.
+    /// Takes it for a fork. [`release`](Self::release) releases it in the parent, [`free_after_fork`](Self::free_after_fork) in
+    /// the child.
     pub fn take_for_fork(&self) {
         self.forks.fetch_add(1, Relaxed);
         self.lock.take(SLEEP);
         self.forks.fetch_sub(1, Relaxed);
-        // Threads that waited for this fork's turn go for the lock now. Without asking whether there are any: a fork takes a
+        // Threads that let this fork go first now try to take the lock. It is not checked whether there are any: a fork takes a
         // thousand times as long.
         wake_all(&self.forks);
     }
 
-    /// Lets go of it. Never waits.
+    /// Releases it. Never waits.
     #[inline]
     pub fn release(&self) {
         self.lock.release(SLEEP);
     }
 
-    /// In the child of a fork: nobody holds it or waits for it.
+    /// To be called in the child of a fork: no thread of it holds the lock or waits for it.
     pub fn free_after_fork(&self) {
         self.forks.store(0, Relaxed);
         self.lock.free_after_fork();
     }
 
-    /// Does a fork wait, for models?
+    /// Whether a fork waits. For models.
     #[cfg(loom)]
     pub fn is_awaited_by_fork(&self) -> bool {
         self.forks.fetch_or(0, Relaxed) != 0
@@ -110,14 +110,11 @@ impl Default for ForkLock {
 #[cfg(not(loom))]
 mod system {
     use pagemill_core::atomic::AtomicU32;
+    use rustix::thread::futex;
 
-    /// Sleeps if `word` is `seen`, until woken. May return at any time: callers look again.
+    /// If `word` still equals `seen`, sleeps until woken. May return at any time: callers check the word again.
     pub(crate) fn wait(word: &AtomicU32, seen: u32) {
-        let forever = core::ptr::null::<libc::timespec>();
-        // SAFETY: the word lives as long as the call; the kernel reads it, and no time limit.
-        unsafe {
-            libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, seen, forever)
-        };
+        let _ = futex::wait(word, futex::Flags::PRIVATE, seen, None);
     }
 
     pub(crate) fn wake(word: &AtomicU32) {
@@ -128,16 +125,16 @@ mod system {
         wake_some(word, i32::MAX);
     }
 
-    /// The word may be gone by then: its address is looked for among those who sleep, and nothing is read there. A thread
-    /// that sleeps on another word at that address is woken in vain.
+    /// The word may be freed by now: the kernel only compares its address with those that threads sleep on, and reads nothing
+    /// there. A thread that sleeps on a new word at that address wakes spuriously.
     fn wake_some(word: *const AtomicU32, most: i32) {
-        // SAFETY: the kernel does not touch what the address leads to.
+        // SAFETY: the kernel reads and writes nothing at the address.
         unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, most) };
     }
 }
 
-/// The same for loom: who sleeps on which word, in the order in which they came. What is not woken sleeps for ever, and loom
-/// reports that as a deadlock.
+/// The same for loom: a queue of sleeping threads with their words, in order of arrival. A thread that is never woken sleeps
+/// for ever, and loom reports a deadlock.
 #[cfg(loom)]
 mod system {
     use core::sync::atomic::Ordering::Relaxed;

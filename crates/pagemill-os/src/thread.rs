@@ -1,9 +1,9 @@
-//! Threads that the child of a fork may start too.
+//! Threads that the child of a fork can start, too.
 //!
-//! The standard library's threads take a lock of that library as they begin and as they end, to note where their stacks end.
-//! A fork does not wait for that lock. Forked while another thread held it, the child has a lock that nobody releases, and each
-//! thread that it starts through the standard library waits for it for ever. The C library prepares its own locks for a fork,
-//! so these are its threads. They differ from the standard library's in that a stack overflow ends the process without a message.
+//! A thread of the standard library takes a lock of that library when it begins and when it ends, to record where its stack
+//! ends. A fork does not wait for that lock. If another thread holds it during the fork, nobody releases it in the child, and
+//! every thread that the child starts through the standard library waits for it for ever. The C library prepares its own locks
+//! for a fork, so this module uses its threads. One difference: a stack overflow ends the process without a message.
 use crate::Errno;
 use core::any::Any;
 use core::ffi::{CStr, c_void};
@@ -11,10 +11,10 @@ use core::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// As much stack as the standard library gives its threads: shrinkers run on it.
+/// The stack size of the standard library's threads: shrinkers run on it.
 const STACK: usize = 2 << 20;
 
-/// What a thread's work returned, or its panic.
+/// The result of a thread's work, or its panic.
 type Outcome<T> = Result<T, Box<dyn Any + Send>>;
 
 /// A thread; detached when this is dropped.
@@ -32,7 +32,7 @@ pub struct Thread<T> {
 
 // SAFETY: any thread may join another; the outcome is shared by a lock.
 unsafe impl<T: Send> Send for Thread<T> {}
-// SAFETY: `&Thread` says who the thread is, and nothing of the outcome but whether it is there.
+// SAFETY: `&Thread` gives access to the thread's id, and to whether the outcome is there, but not to the outcome.
 unsafe impl<T: Send> Sync for Thread<T> {}
 
 impl<T: Send + 'static> Thread<T> {
@@ -47,15 +47,15 @@ impl<T: Send + 'static> Thread<T> {
 }
 
 impl<T: Send> Thread<T> {
-    /// The same for work that borrows.
+    /// Starts a thread whose work may borrow.
     ///
     /// # Safety
-    /// The thread is joined before what the work and its result borrow ends.
+    /// The caller joins the thread while everything that the work and its result borrow is still alive.
     pub(crate) unsafe fn spawn_borrowing(name: &'static CStr, work: impl FnOnce() -> T + Send) -> Result<Self, Errno> {
         let outcome = Arc::new(Mutex::new(None));
         let told = outcome.clone();
         let body = move || {
-            // SAFETY: this thread, and a terminated name. If the name is too long it is left out.
+            // SAFETY: this thread, and a name with a terminating zero. A name that is too long is left out.
             unsafe { libc::pthread_setname_np(libc::pthread_self(), name.as_ptr()) };
             let done = catch_unwind(AssertUnwindSafe(work));
             *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
@@ -67,23 +67,23 @@ impl<T: Send> Thread<T> {
         // SAFETY: `run` gets the box that it expects, once.
         let errno = unsafe { libc::pthread_create(id.as_mut_ptr(), attributes.as_ptr(), run, body.cast()) };
         if errno != 0 {
-            // SAFETY: there is no thread that would have it.
+            // SAFETY: no thread was started that would own the box.
             drop(unsafe { Box::from_raw(body) });
             return Err(Errno(errno));
         }
-        // SAFETY: the call has set it.
+        // SAFETY: the call succeeded, so it wrote the id.
         Ok(Self { id: unsafe { id.assume_init() }, outcome, is_joined: false })
     }
 
-    /// Has the work returned?
+    /// Whether the work has returned.
     pub fn is_finished(&self) -> bool {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Is this the thread that asks?
+    /// Whether it is the calling thread.
     pub fn is_current(&self) -> bool {
-        // SAFETY: a plain call. The C libraries of Linux compare the names of threads as numbers or pointers; a name stays while the
-        // thread is not joined.
+        // SAFETY: a plain call. On Linux thread ids are numbers or pointers, which can be compared; an id stays valid until the
+        // thread is joined.
         self.id == unsafe { libc::pthread_self() }
     }
 
@@ -96,7 +96,7 @@ impl<T: Send> Thread<T> {
         // SAFETY: a thread of this process that nobody joined or detached.
         let errno = unsafe { libc::pthread_join(self.id, core::ptr::null_mut()) };
         let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A thread that joins itself is the one error left.
+        // The only error left is a thread that joins itself.
         outcome.unwrap_or_else(|| panic!("a thread cannot be joined: {}", std::io::Error::from_raw_os_error(errno)))
     }
 }
@@ -110,14 +110,15 @@ impl<T> Drop for Thread<T> {
     }
 }
 
-/// What a thread begins with.
+/// The attributes of a new thread.
 struct Attributes(MaybeUninit<libc::pthread_attr_t>);
 
 impl Attributes {
     #[cfg(not(miri))]
     fn with_stack(bytes: usize) -> Result<Self, Errno> {
         let mut attributes = Self(MaybeUninit::uninit());
-        // SAFETY: initialised by the first call, of which `drop` takes care once that has succeeded; a size that is set after.
+        // SAFETY: the first call initialises the attributes, and the second sets a size in them. `drop` destroys them, unless
+        // the first call failed.
         match unsafe { libc::pthread_attr_init(attributes.0.as_mut_ptr()) } {
             // SAFETY: as above.
             0 => match unsafe { libc::pthread_attr_setstacksize(attributes.0.as_mut_ptr(), bytes) } {
@@ -135,7 +136,7 @@ impl Attributes {
         self.0.as_ptr()
     }
 
-    // Miri has attributes for the standard library alone.
+    // Miri supports attributes for the standard library only.
     #[cfg(miri)]
     fn with_stack(_: usize) -> Result<Self, Errno> {
         Ok(Self(MaybeUninit::uninit()))
@@ -154,9 +155,9 @@ impl Drop for Attributes {
     }
 }
 
-/// Where a thread begins.
+/// The entry point of a thread.
 extern "C" fn run(body: *mut c_void) -> *mut c_void {
-    // SAFETY: `spawn_borrowing` made it, for this call alone.
+    // SAFETY: `spawn_borrowing` made the box for this call only.
     let body = unsafe { Box::from_raw(body.cast::<Box<dyn FnOnce() + Send>>()) };
     body();
     core::ptr::null_mut()

@@ -1,23 +1,23 @@
-//! Committing much memory before its first use, on the CPUs of the node that it belongs to.
+//! Commits large memory before its first use, by threads on the CPUs of its node.
 use crate::{Errno, Mapping, Thread};
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 
-/// What a thread commits in one call, in bytes; a multiple of every kind's page.
+/// Bytes that a thread commits in one call; a multiple of every kind's page size.
 const PIECE: usize = 64 << 20;
 
-/// Commits all of each mapping, as [`Mapping::populate`] does: with one thread on each of the CPUs named beside it, all
-/// mappings at once, in pieces of 64 MiB. With no CPUs named, and on a CPU that this process may not use, the thread runs
-/// wherever it may; to which node the memory belongs is then for [`Mapping::bind`] to say.
+/// Commits all of each mapping, as [`Mapping::populate`] does, in pieces of 64 MiB: all mappings at once, with one thread on
+/// each of the CPUs given for a mapping. If no CPUs are given, or this process may not use one, the thread runs anywhere; then
+/// [`Mapping::bind`] alone decides on which node the memory lies.
 ///
-/// `progress` is told how many bytes are committed in all, after each piece, each time more; by one thread at a time. When it
-/// breaks, the others stop after their pieces. Returns the bytes that were committed.
+/// Calls `progress` after each piece with the number of bytes committed so far, from one thread at a time. When it breaks, the
+/// threads stop after their current pieces. Returns the bytes that were committed.
 ///
 /// # Errors
-/// The first that [`Mapping::populate`] met: the others stop after their pieces, and what is committed stays so.
-/// `EAGAIN` when no thread could be started for a mapping.
+/// The first error of [`Mapping::populate`]: the other threads stop after their current pieces, and committed memory stays
+/// committed. `EAGAIN` when no thread could be started for a mapping.
 ///
 /// # Panics
 /// When `progress` does.
@@ -46,15 +46,15 @@ pub fn touch_parallel(parts: &[(&Mapping, &[usize])], progress: &mut Progress<'_
                 pin(cpu);
                 total.commit_pieces(mapping, next);
             };
-            // SAFETY: all threads are joined below, and nothing between here and there panics.
+            // SAFETY: all threads are joined below, and nothing before that panics.
             match unsafe { Thread::spawn_borrowing(c"pagemill-touch", work) } {
                 Ok(thread) => threads.push(thread),
-                Err(_) if started > 0 => break, // Those that did start do its work.
+                Err(_) if started > 0 => break, // The threads that did start do its work.
                 Err(errno) => total.fail(errno),
             }
         }
     }
-    // All of them end before a panic of one goes on.
+    // All threads are joined before a panic is resumed.
     let ends: Vec<_> = threads.into_iter().map(Thread::join).collect();
     ends.into_iter().for_each(|end| end.unwrap_or_else(|panic| resume_unwind(panic)));
     match total.errno.into_inner() {
@@ -63,20 +63,20 @@ pub fn touch_parallel(parts: &[(&Mapping, &[usize])], progress: &mut Progress<'_
     }
 }
 
-/// Told how many bytes are committed; it may break.
+/// Called with the number of bytes committed so far; may break.
 type Progress<'p> = dyn FnMut(usize) -> ControlFlow<()> + Send + 'p;
 
-/// What all threads have done together.
+/// The state that all threads share.
 struct Total<'a> {
-    /// Bytes committed, and who is told.
+    /// Bytes committed, and the function to report them to.
     done: Mutex<(usize, &'a mut Progress<'a>)>,
-    /// The first error; zero while there is none.
+    /// The first error; 0 if there is none.
     errno: AtomicI32,
     is_over: AtomicBool,
 }
 
 impl Total<'_> {
-    /// Commits pieces of `mapping` until there are no more, `next` being where the next one begins.
+    /// Commits pieces of `mapping` until none is left. `next` is the offset of the next piece.
     fn commit_pieces(&self, mapping: &Mapping, next: &AtomicUsize) {
         while !self.is_over.load(Relaxed) {
             let start = next.fetch_add(PIECE, Relaxed);
@@ -87,7 +87,7 @@ impl Total<'_> {
             if let Err(errno) = mapping.populate(start, len) {
                 return self.fail(errno);
             }
-            // Poisoned: `progress` panicked, and the thread that met it ends all.
+            // Poisoned: `progress` panicked in another thread, whose panic ends the whole call.
             let Ok(mut done) = self.done.lock() else { return };
             done.0 += len;
             let bytes = done.0;
@@ -98,19 +98,19 @@ impl Total<'_> {
     }
 
     fn fail(&self, errno: Errno) {
-        // The first is kept; who joins the threads reads it, and joining orders that.
+        // Keeps the first error. The thread that joins the others reads it; joining orders the accesses.
         let _ = self.errno.compare_exchange(0, errno.0, Relaxed, Relaxed);
         self.is_over.store(true, Relaxed);
     }
 }
 
-/// Keeps this thread on `cpu`, if the system lets it.
+/// Pins this thread to `cpu` if the system allows it.
 fn pin(cpu: usize) {
     let mut set = [0_u64; 1024];
     if cfg!(miri) || cpu >= set.len() * 64 {
         return;
     }
     set[cpu / 64] |= 1 << (cpu % 64);
-    // SAFETY: a set of that size, which the call reads. That it may fail is said above.
+    // SAFETY: the call reads a set of that size. It may fail, as said above.
     unsafe { libc::sched_setaffinity(0, size_of_val(&set), set.as_ptr().cast()) };
 }

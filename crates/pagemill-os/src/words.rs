@@ -1,24 +1,25 @@
-//! Arrays of words, some hundred bytes at a time: are they empty, are they pages, which slots are holes, and filling or emptying them.
+//! Loops over arrays of words of some hundred bytes: check for empty slots or for pages, fill, and clear.
 //!
-//! Loops of which the compiler makes good vectors are written once and compiled twice, with vectors of 32 bytes where there are
-//! some (`wide!`). Where it does not, the vectors are written by hand: `distances`, `find_empty`, `empty`.
+//! A loop that the compiler vectorises well is written once and compiled twice, the second time with vectors of 32 bytes for
+//! processors that have them (`wide!`). The others use hand-written vector code: `distances`, `find_empty`, `empty`.
 use pagemill_core::{PAGE_SHIFT, PAGE_SIZE, Pfn};
 
-/// Words that are looked at together: 64 bytes.
+/// Words that are processed together: 64 bytes.
 const GROUP: usize = 8;
-/// Fewer words than this are not worth the call that wider vectors cost: code that uses them is inlined nowhere else.
+/// With fewer words than this, wider vectors do not pay for the call that they cost: code that uses them cannot be inlined into
+/// code that does not.
 #[cfg(target_arch = "x86_64")]
 const WIDE: usize = 32;
 
-/// Are so many words looked at with vectors of 32 bytes? All that reads or writes an array's slots says the same: what was stored
-/// narrower than it is loaded waits for the cache.
+/// Whether this many words are processed with vectors of 32 bytes. All code that reads or writes an array's slots uses this
+/// answer: a load that is wider than the store before it waits for the cache.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn is_wide(words: usize) -> bool {
     words >= WIDE && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("popcnt")
 }
 
-/// Defines a loop over words twice, and a function that calls the one or the other.
+/// Compiles a loop over words twice, and defines a function that calls one of the two.
 macro_rules! wide {
     ($(#[$about:meta])* fn $name:ident($words:ident: $type:ty $(, $arg:ident: $arg_type:ty)*) -> $out:ty $body:block) => {
         $(#[$about])*
@@ -41,20 +42,21 @@ macro_rules! wide {
     };
 }
 
-/// Are all of them 0?
+/// Whether all words are 0.
 ///
 /// ```
 /// assert!(pagemill_os::are_empty(&[0; 40]) && !pagemill_os::are_empty(&[0, 0, 7]));
 /// ```
 #[inline(always)]
 pub fn are_empty(words: &[usize]) -> bool {
-    // An empty one's distance from 0 has no bit. What is left is looked at with a branch each, or the compiler would make vectors.
+    // The distance of an empty word from 0 has no bit set. The remaining words are checked with a branch each, or the compiler
+    // would vectorise that loop, too.
     let ((bits, _), rest) = distances(words, 0, 0);
     bits == 0 && rest.iter().all(|&word| word == 0)
 }
 
 wide! {
-    /// How many of them, from the first on, are those of neighbouring pages.
+    /// How many words, from the first on, are addresses of neighbouring pages.
     ///
     /// ```
     /// assert_eq!(pagemill_os::neighbours(&[0x5000, 0x6000, 0x7000, 0x9000]), 3);
@@ -62,7 +64,7 @@ wide! {
     fn neighbours(words: &[usize]) -> usize {
         let Some(&first) = words.first() else { return 0 };
         if let Ok(all) = <&[usize; 64]>::try_from(words) {
-            // The usual case, without a branch for each.
+            // The usual case, without a branch for each word.
             let differs = (0..all.len()).fold(0, |differs, i| differs | (all[i] ^ first.wrapping_add(i * PAGE_SIZE)));
             if differs == 0 {
                 return all.len();
@@ -85,7 +87,7 @@ wide! {
 }
 
 wide! {
-    /// Fills them with the words of neighbouring pages, from `first` on.
+    /// Fills the words with the addresses of neighbouring pages, from `first` on.
     ///
     /// ```
     /// let mut words = [0; 3];
@@ -93,7 +95,7 @@ wide! {
     /// assert_eq!(words, [0x5000, 0x6000, 0x7000]);
     /// ```
     fn fill_neighbours(words: &mut [usize], first: usize) -> () {
-        // Group by group: of one loop over all the compiler makes twice the steps.
+        // Group by group: for one loop over all words the compiler makes twice as many steps.
         let mut word = first;
         let (groups, rest) = words.as_chunks_mut::<GROUP>();
         for group in groups {
@@ -107,7 +109,7 @@ wide! {
     }
 }
 
-/// Are all of these the addresses of pages of an arena that has `frames` pages from `base` on?
+/// Whether all words are addresses of pages of an arena that has `frames` pages from `base` on.
 ///
 /// ```
 /// assert!(pagemill_os::are_pages(&[0x7000, 0x5000], 0x4000, 4));
@@ -115,7 +117,8 @@ wide! {
 /// ```
 #[inline(always)]
 pub fn are_pages(words: &[usize], base: usize, frames: u32) -> bool {
-    // What no distance of a page from `base` has set. What is left when it is taken from the last page's is not negative either.
+    // The bits that no distance of a page from `base` has set. The distance subtracted from the last page's must not be
+    // negative either.
     const ODD: usize = !((u32::MAX as usize) << PAGE_SHIFT);
     let last = ((frames as usize) << PAGE_SHIFT).wrapping_sub(PAGE_SIZE);
     let ((bits, left), rest) = distances(words, base, last);
@@ -126,7 +129,7 @@ pub fn are_pages(words: &[usize], base: usize, frames: u32) -> bool {
 #[cfg(target_arch = "x86_64")]
 use x86::distances;
 
-/// Other processors have no vectors made by hand: all words are left to the caller.
+/// No hand-written vectors for other processors: the caller checks all words.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 fn distances(words: &[usize], _base: usize, _last: usize) -> ((usize, usize), &[usize]) {
@@ -138,8 +141,8 @@ mod x86 {
     use super::{GROUP, is_wide};
     use core::arch::x86_64::*;
 
-    /// Of whole groups of eight words, all bits of their distances from `base` together, and of what is left of `last`; and the
-    /// words behind them. Of a plain loop the compiler makes vectors that go through memory.
+    /// For whole groups of eight words: the bitwise or of their distances from `base`, and of `last` minus those distances.
+    /// Also returns the words after the last group. From a plain loop the compiler makes vector code that goes through memory.
     #[inline(always)]
     pub(super) fn distances(words: &[usize], base: usize, last: usize) -> ((usize, usize), &[usize]) {
         let (groups, rest) = words.as_chunks();
@@ -213,7 +216,7 @@ mod x86 {
         found
     }
 
-    /// The bits of both halves.
+    /// The bitwise or of both halves.
     #[inline(always)]
     fn either(both: __m128i) -> usize {
         // SAFETY: every x86-64 processor has SSE2.
@@ -221,8 +224,7 @@ mod x86 {
     }
 }
 
-/// Sets words to 0. (A loop that stores a value which the compiler knows becomes a call of `memset`, which costs as much as 64
-/// stores.)
+/// Sets words to 0. The compiler would turn a plain loop into a call of `memset`, which costs as much as 64 stores.
 ///
 /// ```
 /// let mut words = [7; 9];
@@ -256,7 +258,7 @@ pub fn empty(words: &mut [usize]) {
             }
         }
         for word in rest {
-            // SAFETY: stores a word. A store that the compiler sees would become a call for all of them.
+            // SAFETY: stores a word of the slice. Plain stores would become a call of `memset`.
             unsafe { core::arch::asm!("mov qword ptr [{}], 0", in(reg) core::ptr::from_mut(word), options(nostack)) }
         }
     }
@@ -265,7 +267,8 @@ pub fn empty(words: &mut [usize]) {
 }
 
 wide! {
-    /// Fills them with the words of the pages with these numbers, of which there are as many; number 0 would be at `zero`.
+    /// Fills the words with the addresses of the pages with these numbers, as many as there are words. `zero` is the address of
+    /// number 0.
     ///
     /// ```
     /// let mut words = [0; 3];
@@ -286,7 +289,7 @@ wide! {
     }
 }
 
-/// Which of at most 64 words are 0: bit i for word i.
+/// Bit i is set if word i, of at most 64, is 0.
 ///
 /// ```
 /// assert_eq!(pagemill_os::empty_slots(&[0, 7, 0]), 0b101);
@@ -305,7 +308,7 @@ pub fn empty_slots(words: &[usize]) -> u64 {
     mask
 }
 
-/// Which of eight words are 0.
+/// Bit i is set if word i of eight is 0.
 #[inline(always)]
 fn empty_in_group(group: &[usize; GROUP]) -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -314,7 +317,7 @@ fn empty_in_group(group: &[usize; GROUP]) -> u64 {
         // SAFETY: every x86-64 processor has SSE2; the loads are of the group.
         unsafe {
             let at = group.as_ptr().cast::<f32>();
-            // Which of four words are 0: their lower halves, their upper halves, both together.
+            // For four words: collects lower halves and upper halves, combines them, and compares with 0.
             let four = |i: usize| {
                 let (two, next) = (_mm_loadu_ps(at.add(8 * i)), _mm_loadu_ps(at.add(8 * i + 4)));
                 let any = _mm_or_ps(_mm_shuffle_ps(two, next, 0x88), _mm_shuffle_ps(two, next, 0xdd));
@@ -329,7 +332,8 @@ fn empty_in_group(group: &[usize; GROUP]) -> u64 {
     }
 }
 
-/// Which of these words are 0: bit i of mask k for word 64 k + i, and how many those are. There are masks for all.
+/// Sets bit i of mask k if word 64 k + i is 0, and clears it otherwise. Returns how many words are 0. There must be enough
+/// masks for all words.
 ///
 /// ```
 /// let (mut words, mut masks) = ([7; 70], [0; 2]);
@@ -360,7 +364,7 @@ mod tests {
         const BASE: usize = 0x7f00_0020_0000;
         let takes_long = |n: &usize| cfg!(miri) && (20..63).contains(n);
         for n in (1..=70).filter(|n| !takes_long(n)) {
-            // Scattered over all frames, the first and the last among them.
+            // Scattered over all frames, including the first and the last.
             let frames = 1000;
             let numbers: Vec<u32> = (0..n as u32).map(|i| (i * 389 + if n > 1 { 0 } else { 999 }) % frames).collect();
             let mut addrs = vec![0; n];
@@ -385,12 +389,12 @@ mod tests {
     fn every_hole_is_seen() {
         for n in 0..=if cfg!(miri) { 20 } else { 64 } {
             for pattern in [0, !0, 0x5555_5555_5555_5555, 1, 1 << 63, 0x8000_0001_0f0f_1234_u64] {
-                // What is not empty has one bit alone, in either half.
+                // Words that are not empty have a single bit set, in either half.
                 let words: Vec<usize> =
                     (0..n).map(|i| if pattern >> i & 1 == 1 { 0 } else { 1 << (i * 7 % 64) }).collect();
                 let expected = if n == 64 { pattern } else { pattern & ((1 << n) - 1) };
                 assert_eq!(empty_slots(&words), expected, "{n}");
-                // Behind 64 others that are full.
+                // After 64 words that are not empty.
                 let behind: Vec<usize> = std::iter::repeat_n(7, 64).chain(words.iter().copied()).collect();
                 let mut masks = [!0; 2];
                 assert_eq!(find_empty(&behind, &mut masks), expected.count_ones() as usize, "{n}");
@@ -400,7 +404,7 @@ mod tests {
         }
     }
 
-    /// Of every length on both sides of where wide vectors begin and of a batch, with one word wrong at every place.
+    /// For lengths around the start of wide vectors and around a batch, with a wrong word at each position in turn.
     #[test]
     fn loops_see_every_word_and_fill_every_word() {
         let takes_long = |n: &usize| cfg!(miri) && (20..63).contains(n);

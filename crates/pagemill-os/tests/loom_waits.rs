@@ -26,8 +26,14 @@ pub(crate) mod sync {
     }
     /// Nobody forks here.
     pub(crate) fn no_fork() {}
-    pub(crate) fn generation() -> u64 {
-        0
+    pub(crate) struct Stamp;
+    impl Stamp {
+        pub(crate) fn here() -> Self {
+            Self
+        }
+        pub(crate) fn is_inherited(&self) -> bool {
+            false
+        }
     }
 }
 

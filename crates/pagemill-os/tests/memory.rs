@@ -137,6 +137,36 @@ fn memory_that_was_locked_goes_back_too() {
     }
 }
 
+/// C2.5: the system refuses to take locked memory back at the first attempt, and the second one succeeds.
+#[test]
+fn calls_that_succeed_keep_errno() {
+    own_process!();
+    const UNTOUCHED: i32 = 12345;
+    // SAFETY: errno is this thread's.
+    let errno = unsafe { libc::__errno_location() };
+    let page = system_page();
+    let keeps = |what: &str, call: &mut dyn FnMut() -> bool| {
+        // SAFETY: as above.
+        unsafe { *errno = UNTOUCHED };
+        let is_done = call();
+        // SAFETY: as above.
+        assert!(!is_done || unsafe { *errno } == UNTOUCHED, "{what}");
+        is_done
+    };
+    let map = Mapping::reserve(4 * page, page).unwrap();
+    let memfd = Mapping::memfd(c"errno", 4 * page, page, false).unwrap();
+    assert!(keeps("memfd", &mut || Mapping::memfd(c"errno", page, 1 << 21, false).is_ok()));
+    assert!(keeps("reserve and unmap", &mut || Mapping::reserve(page, 1 << 21).is_ok()));
+    assert!(keeps("release", &mut || release(&map, 0, page).is_ok() && release(&memfd, 0, page).is_ok()));
+    keeps("populate", &mut || map.populate(0, page).is_ok());
+    if !keeps("lock", &mut || map.lock(0, page).is_ok()) {
+        return eprintln!("skipped: this process may lock no memory");
+    }
+    if !keeps("release of locked memory", &mut || release(&map, 0, page).is_ok()) {
+        eprintln!("skipped: the system does not take locked memory back");
+    }
+}
+
 /// As on a system with pages of 16 KiB: it would round by itself, and take back what lies beside.
 #[test]
 fn a_system_with_larger_pages_is_told_of_whole_ones() {

@@ -1,5 +1,5 @@
 //! Nodes as trees of files say them, memory bound to a node, and memory touched by many threads.
-use pagemill_os::{Errno, Mapping, Topology, cpus_of, system_page, touch_parallel};
+use pagemill_os::{Errno, Mapping, Topology, parse_list, system_page, touch_parallel};
 use std::fs::{create_dir_all, write};
 use std::io::ErrorKind;
 use std::ops::ControlFlow::{Break, Continue};
@@ -81,7 +81,7 @@ fn trees_that_cannot_be() {
     refused(&[(0, "0-1", 1, "10 20")], "1 distances");
     refused(&[(0, "0-1", 1, "ten")], "1 distances");
     refused(&[(0, "0-1", 1, "256")], "1 distances");
-    refused(&[(0, "0-", 1, "10")], "no list of CPUs");
+    refused(&[(0, "0-", 1, "10")], "is not a list of CPUs");
     refused(&[(0, "0", usize::MAX, "10")], "MemTotal");
     refused(&[(1024, "0", 1, "10")], "node1024");
     for name in ["node00", "node99999999999999999999", "node1x"] {
@@ -135,7 +135,7 @@ fn hostile_lists() {
         ("0-3,8", &[0, 1, 2, 3, 8]),
     ];
     for (list, cpus) in good {
-        assert_eq!(cpus_of(list).as_deref(), Some(cpus), "{list:?}");
+        assert_eq!(parse_list(list).as_deref(), Some(cpus), "{list:?}");
     }
     for list in [
         ",",
@@ -166,7 +166,7 @@ fn hostile_lists() {
         "٣",
         "0\0",
     ] {
-        assert_eq!(cpus_of(list), None, "{list:?}");
+        assert_eq!(parse_list(list), None, "{list:?}");
     }
 }
 

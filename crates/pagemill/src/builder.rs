@@ -9,7 +9,7 @@ use crate::zone::{Body, Parts, Zone};
 use crate::zones::Zones;
 use core::fmt;
 use pagemill_core::{NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Policy, interleave_share};
-use pagemill_os::{Backend, Mapping, MemoryLimit, PerCpu, current_cpu, possible_cpus};
+use pagemill_os::{Backend, Mapping, MemoryLimit, PerCpu, current_cpu, possible_cpus, total_memory};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -351,13 +351,10 @@ impl Zones {
 
 /// Half of what memory the process may have, in pages.
 fn half_of_memory() -> usize {
-    let limit_kib = MemoryLimit::of_process().map_or(usize::MAX, |limit| limit.bytes() >> 10);
-    let total_kib = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-        line.split_whitespace().nth(1)?.parse::<usize>().ok()
-    });
-    // Without that file: 1 GiB.
-    total_kib.unwrap_or(2 << 20).min(limit_kib).div_ceil(8).min(registry::FRAMES_MAX)
+    let limit = MemoryLimit::of_process().map_or(usize::MAX, |limit| limit.bytes());
+    // Where the system does not say how much memory it has, the half is 1 GiB.
+    let total = total_memory().unwrap_or(2 << 30);
+    total.min(limit).div_ceil(2 * PAGE_SIZE).min(registry::FRAMES_MAX)
 }
 
 impl Zones {

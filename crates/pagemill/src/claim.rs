@@ -1,7 +1,7 @@
 //! The claimant's part of a claim: it begins one when it was overtaken often, and ends it when it gets no further. `claims.rs` tells
 //! what claims are.
 use crate::claims::{IS_CLAIMANT, NUMBER};
-use crate::process::generation;
+use crate::process::Stamp;
 use crate::shared::Lack;
 use crate::zone::Zone;
 use crate::zones::Zones;
@@ -18,8 +18,8 @@ pub(crate) struct Claim<'n> {
     zones: &'n Zones,
     lack: Lack,
     is_held: bool,
-    /// The [generation](crate::process) that the request is of: in the child of a fork nothing is claimed.
-    generation: u64,
+    /// The process that the request is of: in the child of a fork nothing is claimed.
+    stamp: Stamp,
     /// The most frames that it had so far.
     best: usize,
     /// Since when it has had those; or when it last ended.
@@ -31,11 +31,11 @@ pub(crate) struct Claim<'n> {
 impl<'n> Claim<'n> {
     /// None yet.
     pub(crate) fn new(zones: &'n Zones, lack: Lack) -> Self {
-        Self { zones, lack, is_held: false, generation: generation(), best: 0, since: None, block: None }
+        Self { zones, lack, is_held: false, stamp: Stamp::here(), best: 0, since: None, block: None }
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        self.is_held && self.generation == generation()
+        self.is_held && !self.stamp.is_inherited()
     }
 
     /// One attempt, with what is claimed. Begins the claim if the request was overtaken often, ends it if it gets no further.
@@ -45,7 +45,7 @@ impl<'n> Claim<'n> {
             (self.best, self.since) = (self.frames(), Some(Instant::now()));
         } else if self.is_held() && has_rested {
             self.end();
-        } else if !self.is_held() && is_overtaken && has_rested && self.generation == generation() {
+        } else if !self.is_held() && is_overtaken && has_rested && !self.stamp.is_inherited() {
             self.begin();
         }
         if !self.is_held() {

@@ -13,7 +13,7 @@ mod vfio;
 use crate::allocator::Allocator;
 use crate::build_error::BuildError;
 use crate::error::Error;
-use crate::process::generation;
+use crate::process::Stamp;
 use crate::registry;
 use crate::zone::Pinned;
 use core::fmt;
@@ -285,8 +285,8 @@ struct Shared {
     first: OnceLock<Box<Known>>,
     /// Held while one is mapped.
     mapping: Mutex<()>,
-    /// The process that mapped them, by [`generation`].
-    generation: u64,
+    /// The process that mapped them.
+    stamp: Stamp,
     pools: Mutex<Vec<Weak<PoolLine>>>,
     /// Goes last: an arena that is pinned has to be there when it is let go of.
     allocator: Allocator,
@@ -329,12 +329,12 @@ impl Device {
     /// The map's, or [`DeviceError::Miscounted`] and [`DeviceError::Beyond`] where it gives what cannot be; what it had mapped
     /// is unmapped again.
     pub fn new(allocator: &Allocator, map: impl DeviceMap + 'static) -> Result<Self, DeviceError> {
-        crate::registry::watch(); // `generation` is to be true.
+        crate::registry::watch(); // The stamp is to be right.
         let device = Self(Arc::new(Shared {
             map: Box::new(map),
             first: OnceLock::new(),
             mapping: Mutex::new(()),
-            generation: generation(),
+            stamp: Stamp::here(),
             pools: Mutex::default(),
             allocator: allocator.clone(),
         }));
@@ -353,9 +353,7 @@ impl Device {
     /// [`DeviceError::NotHere`], [`DeviceError::Forked`]; for the first page of an arena that was added meanwhile, the map's.
     #[inline]
     pub fn address_of(&self, addr: usize) -> Result<DeviceAddr, DeviceError> {
-        if self.is_inherited() {
-            return Err(DeviceError::Forked);
-        }
+        refuse_inherited(self.0.stamp)?;
         match self.0.known().find_map(|known| known.address_of(addr)) {
             Some(found) => Ok(found),
             None => self.address_of_new(addr),
@@ -420,7 +418,7 @@ impl Device {
     /// Is this the child of a fork? Whoever held a lock then is not here.
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
-        self.0.generation != generation()
+        self.0.stamp.is_inherited()
     }
 
     pub(crate) fn lock_pools(&self) -> MutexGuard<'_, Vec<Weak<PoolLine>>> {
@@ -451,6 +449,11 @@ fn check(bytes: usize, mapped: &Mapped) -> Result<(), DeviceError> {
     }
 }
 
+/// What a device reaches stays the parent's: the child of a fork is refused.
+pub(crate) fn refuse_inherited(stamp: Stamp) -> Result<(), DeviceError> {
+    if stamp.is_inherited() { Err(DeviceError::Forked) } else { Ok(()) }
+}
+
 /// Keeps what a map needs open, whatever the caller does with its own descriptor.
 fn keep(fd: BorrowedFd<'_>, what: &'static str) -> Result<OwnedFd, DeviceError> {
     fd.try_clone_to_owned().map_err(|error| DeviceError::System {
@@ -470,7 +473,7 @@ impl fmt::Debug for Device {
 impl Drop for Shared {
     fn drop(&mut self) {
         // What a child unmapped, its parent's device would lose.
-        if self.generation == generation() {
+        if !self.stamp.is_inherited() {
             self.known().for_each(|known| self.map.unmap(known.memory.clone(), &known.mapped));
         }
     }

@@ -7,7 +7,8 @@
 //!
 //! What is locked here is locked by whoever holds the registry alone: so no fork meets it locked, and the child goes on
 //! with it.
-use crate::{process, registry};
+use crate::process::Stamp;
+use crate::registry;
 use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::ops::ControlFlow;
@@ -165,8 +166,8 @@ pub(crate) struct Background {
     /// Not to be joined, detached or dropped in the child of a fork, where there is no such thread.
     thread: ManuallyDrop<Thread<()>>,
     shared: Arc<Shared>,
-    /// The fork in whose process it runs.
-    generation: u64,
+    /// The process that it runs in.
+    stamp: Stamp,
 }
 
 /// What the thread shares with those that wake and end it.
@@ -266,7 +267,7 @@ impl Reclaim {
         let Some(held) = registry::try_lock() else { return };
         let mut background = locked(&self.background, &held);
         match (&*background, self.start.get()) {
-            (Some(running), _) if running.is_here() => running.shared.wake(),
+            (Some(running), _) if !running.stamp.is_inherited() => running.shared.wake(),
             // If the system starts none now, the next request tries again.
             (_, Some(start)) if may_start => *background = start().ok(),
             _ => {}
@@ -277,7 +278,7 @@ impl Reclaim {
     pub(crate) fn stop(&self) {
         self.is_wanted.store(false, Release);
         let background = locked(&self.background, &registry::lock()).take();
-        if let Some(running) = background.filter(Background::is_here) {
+        if let Some(running) = background.filter(|running| !running.stamp.is_inherited()) {
             running.shared.is_over.store(true, Relaxed);
             // SeqCst pairs with the fence in `Background::start`: the thread sees that it is over, or `wake` finds it.
             fence(SeqCst);
@@ -304,12 +305,7 @@ impl Background {
                 std::thread::park_timeout(LOOK);
             }
         })?;
-        Ok(Self { thread: ManuallyDrop::new(thread), shared, generation: process::generation() })
-    }
-
-    /// Does it run in this process, not in the one that this was forked from?
-    fn is_here(&self) -> bool {
-        self.generation == process::generation()
+        Ok(Self { thread: ManuallyDrop::new(thread), shared, stamp: Stamp::here() })
     }
 }
 

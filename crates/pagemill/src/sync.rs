@@ -14,4 +14,4 @@ pub(crate) use std::{
     thread::{Thread, current, park, park_timeout},
 };
 
-pub(crate) use crate::process::{NoFork, generation, no_fork};
+pub(crate) use crate::process::{NoFork, Stamp, no_fork};

@@ -26,8 +26,7 @@ impl Layout {
             return Self::flat(cpus);
         }
         // Where the process's cpuset cannot be read, memory is asked for everywhere, and what is refused is noted.
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let allowed = mems_allowed(&status);
+        let allowed = pagemill_os::allowed_nodes();
         Self::of(&topology, cpus, |node| allowed.as_ref().is_none_or(|allowed| allowed.contains(&node)))
     }
 
@@ -63,15 +62,9 @@ impl Layout {
     }
 }
 
-/// The system's numbers of the nodes that the process may have memory of (its cpuset), by `/proc/self/status`.
-fn mems_allowed(status: &str) -> Option<Vec<usize>> {
-    let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
-    pagemill_os::cpus_of(list.trim())
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Layout, mems_allowed};
+    use super::Layout;
     use pagemill_core::NodeId;
     use pagemill_os::{Node, Topology};
 
@@ -104,18 +97,11 @@ mod tests {
         let nodes = (0..3).map(|id| node(id, &[id], 1 << 30)).collect();
         let distances = vec![vec![10, 20, 30], vec![20, 10, 15], vec![30, 15, 10]];
         let topology = Topology { nodes, distances };
-        let of = |status: &str| {
-            let allowed = mems_allowed(status).unwrap();
-            Layout::of(&topology, 3, |node| allowed.contains(&node))
-        };
-        let layout = of("Cpus_allowed_list:\t0-1\nMems_allowed_list:\t0,2\nthreads:\t1\n");
+        let of = |allowed: &[usize]| Layout::of(&topology, 3, |node| allowed.contains(&node));
+        let layout = of(&[0, 2]);
         assert_eq!(layout.system_nodes, [0, 2]);
         assert_eq!(layout.node_of_cpu.iter().map(|node| node.get()).collect::<Vec<_>>(), [0, 1, 1]);
         assert_eq!(layout.distances, [[10, 30], [30, 10]]);
-        assert_eq!(of("Mems_allowed_list:\t1\n"), Layout::flat(3));
-        assert_eq!((mems_allowed("Name:\tx\n"), mems_allowed("Mems_allowed_list:\tx\n")), (None, None));
-        // And this process's own can be read.
-        let own = mems_allowed(&std::fs::read_to_string("/proc/self/status").unwrap());
-        assert!(own.is_some_and(|own| !own.is_empty()));
+        assert_eq!(of(&[1]), Layout::flat(3));
     }
 }

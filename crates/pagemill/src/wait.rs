@@ -24,8 +24,8 @@
 //! - W2 A head is woken after every free that began when it was a head and that may be enough for it, and when it becomes
 //!   one.
 use crate::sync::{
-    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Thread, current, fence, generation, no_fork,
-    park, park_timeout,
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Stamp, Thread, current, fence, no_fork, park,
+    park_timeout,
 };
 use core::fmt;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -299,7 +299,7 @@ impl<K: Copy + PartialEq> Waits<K> {
         // Added with the lines held, so whoever reads the number and then takes the lines finds all these seats. SeqCst: from
         // now on lists stay shut and frees are noted, before this request tries.
         self.waiting.fetch_add(1, SeqCst);
-        let leave = Leave { waits: self, lines, seat: &seat, kind, generation: generation(), patience, start };
+        let leave = Leave { waits: self, lines, seat: &seat, kind, stamp: Stamp::here(), patience, start };
         self.release(lines, held, None);
         let (mut turn, mut overtaken_from) = (0, None);
         let got = loop {
@@ -357,7 +357,7 @@ struct Leave<'w, K: Copy + PartialEq> {
     lines: &'w Lines<K>,
     seat: &'w Arc<Seat>,
     kind: K,
-    generation: u64,
+    stamp: Stamp,
     patience: &'w Patience<'w>,
     start: Instant,
 }
@@ -365,7 +365,7 @@ struct Leave<'w, K: Copy + PartialEq> {
 impl<K: Copy + PartialEq> Drop for Leave<'_, K> {
     fn drop(&mut self) {
         // If an attempt forked, the child has forgotten all seats, this one too: see `forget_after_fork`.
-        if self.generation == generation() {
+        if !self.stamp.is_inherited() {
             let mut held = self.lines.lines.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(at) = held.iter().position(|line| line.kind == self.kind) {
                 held[at].seats.retain(|seat| !Arc::ptr_eq(seat, self.seat));

@@ -1,12 +1,12 @@
-//! Host memory for a GPU: the CUDA driver, loaded when it is asked for (`libcuda.so.1`, the driver API of `cuda.h`). Nothing
-//! of it is needed to build.
+//! Host memory for a GPU, by the CUDA driver API of `cuda.h`. The driver (`libcuda.so.1`) is loaded at run time; building needs
+//! nothing of it.
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ops::Range;
 use core::ptr;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: for all contexts.
 const PORTABLE: c_uint = 1;
-/// `CU_MEMHOSTREGISTER_DEVICEMAP`: with an address there.
+/// `CU_MEMHOSTREGISTER_DEVICEMAP`: with an address on the GPU.
 const DEVICE_MAP: c_uint = 2;
 
 /// A CUcontext.
@@ -14,7 +14,7 @@ type Context = *mut c_void;
 /// A CUresult; 0 is success.
 type Code = c_int;
 
-/// Why there is no GPU, or what it refused.
+/// Why there is no GPU, or what the driver refused.
 ///
 /// ```
 /// let why = pagemill_os::device::cuda::CudaError::NoDriver("no such file".to_owned());
@@ -22,37 +22,37 @@ type Code = c_int;
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CudaError {
-    /// There is no driver, or one without what is needed: what the loader says.
+    /// There is no driver, or it lacks a function: the loader's message.
     #[error("libcuda.so.1 cannot be loaded ({0})")]
     NoDriver(String),
     /// The driver finds no GPU.
     #[error("the CUDA driver finds {found} GPUs, and number {wanted} was asked for")]
     NoDevice {
-        /// How many there are.
+        /// The number of GPUs.
         found: i32,
-        /// Asked for, from 0.
+        /// The number of the GPU that was asked for, from 0.
         wanted: i32,
     },
-    /// A call of the driver's failed.
+    /// A call of the driver failed.
     #[error("{call}: {text} (CUDA error {code})")]
     Call {
-        /// Which.
+        /// The name of the call.
         call: &'static str,
         /// Its CUresult.
         code: i32,
-        /// What the driver calls that.
+        /// The driver's description.
         text: String,
     },
 }
 
-/// The driver's functions, by the names without their versions.
+/// The driver's functions, by their names without versions.
 macro_rules! functions {
     ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
         #[derive(Clone, Copy)]
         struct Functions { $($name: unsafe extern "C" fn($($argument),*) -> Code,)* }
         impl Functions {
             fn load() -> Result<Self, CudaError> {
-                // SAFETY: a name that ends. The driver's library does at its start nothing that others notice; it is
+                // SAFETY: the name ends in a zero. The driver's library has no initialiser that affects other code, and is
                 // never unloaded.
                 let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
                 if library.is_null() {
@@ -82,9 +82,9 @@ functions! {
     error_string = c"cuGetErrorString" (Code, *mut *const c_char);
 }
 
-/// What the loader said last.
+/// The loader's last message.
 fn said() -> String {
-    // SAFETY: null, or a text that ends and lives until the next call of the loader's on this thread.
+    // SAFETY: null, or a text that ends in a zero and lives until the loader's next call on this thread.
     unsafe {
         match libc::dlerror() {
             text if text.is_null() => "the loader does not say why".to_owned(),
@@ -103,7 +103,7 @@ unsafe fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void, CudaE
     }
 }
 
-/// A context of the driver's, for registering host memory with.
+/// A context of the driver, to register host memory with.
 ///
 /// ```
 /// match pagemill_os::device::cuda::Cuda::open(0) {
@@ -115,12 +115,11 @@ unsafe fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void, CudaE
 pub struct Cuda {
     functions: Functions,
     context: Context,
-    /// The GPU whose primary context it is, to be released.
+    /// The GPU whose primary context this must release.
     primary: Option<c_int>,
 }
 
-// SAFETY: a context may be current on any thread, one after the other or several at once; the functions are the driver's, which
-// locks for itself.
+// SAFETY: a context may be current on any thread, and on several at once; the driver's functions do their own locking.
 unsafe impl Send for Cuda {}
 // SAFETY: as for Send.
 unsafe impl Sync for Cuda {}
@@ -136,14 +135,14 @@ impl Cuda {
     /// this number, which is what the runtime (`libcudart`) uses.
     ///
     /// # Errors
-    /// [`CudaError`] says whether there is no driver or no GPU, or what the driver refused.
+    /// [`CudaError`]: there is no driver or no GPU, or the driver refused.
     pub fn open(number: i32) -> Result<Self, CudaError> {
         Self::with(Functions::load()?, number)
     }
 
     fn with(functions: Functions, number: i32) -> Result<Self, CudaError> {
         let (mut found, mut device, mut context) = (0, 0, ptr::null_mut());
-        // SAFETY: each writes the one value that its argument leads to.
+        // SAFETY: each writes one value, to the variable that its argument points to.
         unsafe {
             functions.check("cuInit", (functions.init)(0))?;
             functions.check("cuCtxGetCurrent", (functions.current)(&raw mut context))?;
@@ -161,7 +160,7 @@ impl Cuda {
     }
 
     /// Makes `memory` reachable for GPUs. The driver commits it and keeps it in place until it is
-    /// [unregistered](Self::unregister). Returns the address of its first byte on the GPUs; the other bytes follow it.
+    /// [unregistered](Self::unregister). Returns the address of the first byte on the GPUs; the other bytes follow.
     ///
     /// # Errors
     /// [`CudaError::Call`].
@@ -187,17 +186,17 @@ impl Cuda {
         })
     }
 
-    /// Takes memory that starts at `start` from the GPUs again.
+    /// Makes memory that was registered at `start` unreachable for GPUs again.
     ///
     /// # Errors
     /// [`CudaError::Call`].
     pub fn unregister(&self, start: usize) -> Result<(), CudaError> {
         let start = ptr::with_exposed_provenance_mut(start);
-        // SAFETY: the driver knows what is registered.
+        // SAFETY: the driver checks whether memory is registered at that address.
         self.in_context(|cuda| unsafe { cuda.check("cuMemHostUnregister", (cuda.unregister)(start)) })
     }
 
-    /// With the context as this thread's current one, which is afterwards what it was before.
+    /// Calls `work` with this context as the thread's current one, and restores the previous one afterwards.
     fn in_context<T>(&self, work: impl FnOnce(&Functions) -> Result<T, CudaError>) -> Result<T, CudaError> {
         let cuda = &self.functions;
         // SAFETY: a context that lives; what is popped is written to a variable.
@@ -218,11 +217,11 @@ impl Functions {
             return Ok(());
         }
         let mut text = ptr::null();
-        // SAFETY: it writes where a text lies that ends and lives for ever, or null for a code that it does not know.
+        // SAFETY: it writes a pointer to a static text that ends in a zero, or null for an unknown code.
         let text = unsafe {
             match (self.error_string)(code, &raw mut text) {
                 0 if !text.is_null() => CStr::from_ptr(text).to_string_lossy().into_owned(),
-                _ => "an error that the driver has no words for".to_owned(),
+                _ => "an error without a description".to_owned(),
             }
         };
         Err(CudaError::Call { call, code, text })
@@ -238,7 +237,7 @@ impl Drop for Cuda {
     }
 }
 
-/// Without a GPU: a driver that keeps a diary. What a real one does is for `pagemill`'s tests, where there is one.
+/// Without a GPU: a fake driver that keeps a diary of its calls. `pagemill` tests a real one, where there is one.
 #[cfg(test)]
 mod tests {
     use super::{Code, Context, Cuda, CudaError, Functions};

@@ -1,9 +1,11 @@
-//! Where memory lies physically: the process's page map (`/proc/self/pagemap`), and keeping pages from leaving (`mlock`).
+//! Physical addresses: the process's page map (`/proc/self/pagemap`), and locking pages in memory (`mlock`).
 use crate::Errno;
 use crate::page::{outward, real_page};
+use crate::proc;
 use core::ops::Range;
+use core::ptr::with_exposed_provenance_mut;
 use pagemill_core::PAGE_SIZE;
-use std::fs::{File, read_to_string};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
@@ -12,11 +14,11 @@ const ENTRIES: usize = 4096;
 const IS_PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// Calls `each` with the number of the physical frame behind each page of `memory`, in their order: none where there is none
-/// just now, and 0 where the process may not know it (it has no CAP_SYS_ADMIN).
+/// Calls `each` with the number of the physical frame behind each page of `memory`, in order: `None` if the page has no frame
+/// now, and 0 if the process may not know it (it has no CAP_SYS_ADMIN).
 ///
 /// # Errors
-/// The system's, and `each`'s, which ends it.
+/// The system's, or the first error of `each`.
 ///
 /// ```
 /// # #[cfg(not(miri))] {
@@ -45,11 +47,11 @@ pub fn frames(memory: Range<usize>, mut each: impl FnMut(Option<u64>) -> io::Res
     Ok(())
 }
 
-/// What an entry says of the pages of `memory` in the system's page of `page` bytes at `at`.
+/// The frames of the pages of `memory` inside the system's page of `page` bytes at `at`, by its entry.
 fn frames_of(entry: u64, at: usize, page: usize, memory: &Range<usize>) -> impl IntoIterator<Item = Option<u64>> {
     let frame = (entry & IS_PRESENT != 0).then_some(entry & FRAME);
     let parts = (at.max(memory.start)..(at + page).min(memory.end)).step_by(PAGE_SIZE);
-    // Frame 0 stands for all that are not shown.
+    // Frame 0 means that the number is not shown.
     let frame_at = move |part: usize| match frame? {
         0 => Some(0),
         frame => Some(frame * (page / PAGE_SIZE) as u64 + ((part - at) / PAGE_SIZE) as u64),
@@ -60,7 +62,7 @@ fn frames_of(entry: u64, at: usize, page: usize, memory: &Range<usize>) -> impl 
 /// Commits memory and keeps it from being swapped out.
 ///
 /// # Errors
-/// The system's: `ENOMEM` or `EPERM` above `RLIMIT_MEMLOCK`, `EAGAIN` without the memory.
+/// The system's: `ENOMEM` or `EPERM` above `RLIMIT_MEMLOCK`, `EAGAIN` if memory is short.
 ///
 /// ```
 /// let map = pagemill_os::Mapping::reserve(4096, 4096).unwrap();
@@ -74,49 +76,27 @@ fn frames_of(entry: u64, at: usize, page: usize, memory: &Range<usize>) -> impl 
 /// # }
 /// ```
 pub fn lock(memory: Range<usize>) -> Result<(), Errno> {
-    // By its number: AddressSanitizer's runtime answers `mlock` by itself, and locks nothing.
     // SAFETY: it changes no contents.
-    match unsafe { libc::syscall(libc::SYS_mlock, memory.start, memory.len()) } {
-        0 => Ok(()),
-        _ => Err(Errno::last()),
-    }
+    unsafe { rustix::mm::mlock(with_exposed_provenance_mut(memory.start), memory.len()) }.map_err(Errno::of)
 }
 
-/// Lets memory be swapped out again, whoever locked it. [`lock`] shows it.
+/// Allows memory to be swapped out again, even if other code locked it, too. See the example of [`lock`].
 pub fn unlock(memory: Range<usize>) {
     // SAFETY: it changes no contents. It fails only where nothing is mapped.
-    let _ = unsafe { libc::syscall(libc::SYS_munlock, memory.start, memory.len()) };
+    let _ = unsafe { rustix::mm::munlock(with_exposed_provenance_mut(memory.start), memory.len()) };
 }
 
-/// Is all of it locked? [`lock`] shows it.
+/// Whether all of the memory is locked. See the example of [`lock`].
 ///
 /// # Errors
 /// The system's.
 pub fn is_locked(memory: Range<usize>) -> io::Result<bool> {
-    Ok(is_locked_in(&read_to_string("/proc/self/smaps")?, memory))
-}
-
-/// By what `/proc/self/smaps` says: a line with a range, and after some others one with its flags.
-fn is_locked_in(maps: &str, memory: Range<usize>) -> bool {
-    let (mut range, mut unlocked) = (0..0, memory.start);
-    for line in maps.lines() {
-        let number = |text| usize::from_str_radix(text, 16);
-        let first = line.split(' ').next().unwrap_or("");
-        if let Some((Ok(start), Ok(end))) = first.split_once('-').map(|(start, end)| (number(start), number(end))) {
-            range = start..end;
-        } else if let Some(flags) = line.strip_prefix("VmFlags:")
-            && range.contains(&unlocked)
-            && flags.split_whitespace().any(|flag| flag == "lo")
-        {
-            unlocked = range.end;
-        }
-    }
-    unlocked >= memory.end
+    proc::is_locked(memory)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{IS_PRESENT, frames_of, is_locked_in};
+    use super::{IS_PRESENT, frames_of};
 
     #[test]
     fn a_large_page_of_the_system_holds_several_frames_in_order() {
@@ -126,16 +106,5 @@ mod tests {
         assert_eq!(of(IS_PRESENT | 7, 0x4000, 0x4000, 0x5000..0x7000), [29, 30].map(Some));
         assert_eq!(of(IS_PRESENT, 0x4000, 0x4000, 0x4000..0x6000), [Some(0); 2], "not shown");
         assert_eq!(of(7, 0x4000, 0x4000, 0x4000..0x6000), [None; 2], "not there");
-    }
-
-    #[test]
-    fn locked_is_what_is_locked_whole() {
-        let maps = "1000-3000 rw-p 00000000 00:00 0 \nSize: 8 kB\nVmFlags: rd wr lo ac\n\
-                    3000-4000 rw-p 00000000 00:00 0 [heap]\nVmFlags: rd lo\n\
-                    4000-5000 rw-p 00000000 00:00 0\nVmFlags: rd wr ld\n";
-        for (range, is_locked) in [(0x1000..0x4000, true), (0x2000..0x3000, true), (0x3000..0x5000, false)] {
-            assert_eq!(is_locked_in(maps, range.clone()), is_locked, "{range:x?}");
-        }
-        assert!(!is_locked_in(maps, 0x4000..0x5000) && !is_locked_in("", 0x1000..0x2000));
     }
 }

@@ -11,9 +11,9 @@ const REGISTER_CLONE_BUFFERS: u32 = 30;
 const IS_SPARSE: u32 = 1;
 const REPLACE: u32 = 2;
 
-/// The most bytes that a buffer has: the kernel refuses larger ones.
+/// The largest size of a buffer in bytes: the kernel refuses larger ones.
 pub const BUFFER_MAX: usize = 1 << 30;
-/// The most entries that a table has.
+/// The largest number of entries in a table.
 pub const ENTRIES_MAX: usize = 1 << 14;
 
 /// `struct io_uring_rsrc_register`.
@@ -49,7 +49,8 @@ struct Clone {
 }
 
 /// # Safety
-/// `argument` leads to what `what` takes, and what that leads to may be pinned and written by the ring.
+/// `argument` points to the argument of the operation `what`, and the ring may pin and write the memory that the argument
+/// points to.
 unsafe fn register<T>(ring: BorrowedFd<'_>, what: u32, argument: *const T, n: usize) -> Result<usize, Errno> {
     // SAFETY: as the caller promises.
     match unsafe { libc::syscall(libc::SYS_io_uring_register, ring.as_raw_fd(), what, argument, n) } {
@@ -73,11 +74,11 @@ unsafe fn register<T>(ring: BorrowedFd<'_>, what: u32, argument: *const T, n: us
 /// ```
 pub fn make_table(ring: BorrowedFd<'_>, n: usize) -> Result<(), Errno> {
     let table = Register { nr: n as u32, flags: IS_SPARSE, reserved: 0, data: 0, tags: 0 };
-    // SAFETY: a structure of the size that is told, and no memory.
+    // SAFETY: a structure of the given size, which names no memory.
     unsafe { register(ring, REGISTER_BUFFERS2, &raw const table, size_of::<Register>()) }.map(|_| ())
 }
 
-/// Takes a ring's table from it.
+/// Removes a ring's table.
 ///
 /// # Errors
 /// The system's: `ENXIO` if it has none.
@@ -90,7 +91,7 @@ pub fn make_table(ring: BorrowedFd<'_>, n: usize) -> Result<(), Errno> {
 /// # }
 /// ```
 pub fn drop_table(ring: BorrowedFd<'_>) -> Result<(), Errno> {
-    // SAFETY: it takes nothing.
+    // SAFETY: the operation has no argument.
     unsafe { register(ring, UNREGISTER_BUFFERS, ptr::null::<u8>(), 0) }.map(|_| ())
 }
 
@@ -98,7 +99,7 @@ pub fn drop_table(ring: BorrowedFd<'_>) -> Result<(), Errno> {
 /// entry. The kernel commits the memory and keeps it in place. Either all entries are set or none.
 ///
 /// # Errors
-/// The system's: `ENOMEM` above `RLIMIT_MEMLOCK`, `EFAULT` for memory that is not there or a piece above [`BUFFER_MAX`],
+/// The system's: `ENOMEM` above `RLIMIT_MEMLOCK`, `EFAULT` for memory that is not mapped or a piece above [`BUFFER_MAX`],
 /// `EINVAL` for entries that the table does not have.
 ///
 /// # Safety
@@ -127,12 +128,12 @@ pub unsafe fn set(ring: BorrowedFd<'_>, first: usize, pieces: &[Range<usize>]) -
         reserved2: 0,
     };
     let whole = update(vectors.len());
-    // SAFETY: a structure of the size that is told, vectors as many as it says, and memory as the caller promises.
+    // SAFETY: a structure of the given size, with as many vectors as it says, and memory as the caller promises.
     let done = unsafe { register(ring, REGISTER_BUFFERS_UPDATE, &raw const whole, size_of::<Update>()) }?;
     if done == vectors.len() {
         return Ok(());
     }
-    // It tells of an entry that it refused only if that is the first one.
+    // The kernel reports the error of a refused entry only if it is the first one.
     let again = Update {
         offset: (first + done) as u32,
         data: whole.data + (done * size_of::<libc::iovec>()) as u64,
@@ -140,16 +141,16 @@ pub unsafe fn set(ring: BorrowedFd<'_>, first: usize, pieces: &[Range<usize>]) -
     };
     // SAFETY: as above.
     let why = unsafe { register(ring, REGISTER_BUFFERS_UPDATE, &raw const again, size_of::<Update>()) };
-    // SAFETY: no bytes.
+    // SAFETY: empty pieces name no memory.
     unsafe { set(ring, first, &vec![0..0; done + 1])? };
     Err(why.err().unwrap_or(Errno::EAGAIN))
 }
 
-/// Gives the ring `to` the whole table of `from`, in place of its own if it has one: the same buffers, pinned once.
+/// Gives the ring `to` the whole table of `from`, replacing its own if it has one: the same buffers, pinned once.
 ///
 /// # Errors
-/// The system's: `EINVAL` before Linux 6.12, where there is a table to replace before 6.13, or if the rings are not of one
-/// process and user.
+/// The system's: `EINVAL` before Linux 6.12, before 6.13 if there is a table to replace, or if the rings belong to different
+/// processes or users.
 ///
 /// ```
 /// # #[cfg(not(miri))] {
@@ -161,7 +162,7 @@ pub unsafe fn set(ring: BorrowedFd<'_>, first: usize, pieces: &[Range<usize>]) -
 pub fn clone_table(from: BorrowedFd<'_>, to: BorrowedFd<'_>, has_table: bool) -> Result<(), Errno> {
     let flags = if has_table { REPLACE } else { 0 };
     let clone = Clone { source: from.as_raw_fd() as u32, flags, source_first: 0, first: 0, nr: 0, padding: [0; 3] };
-    // SAFETY: the structure that it takes; the memory is the other table's.
+    // SAFETY: the structure that the operation takes; the memory is that of the other table.
     unsafe { register(to, REGISTER_CLONE_BUFFERS, &raw const clone, 1) }.map(|_| ())
 }
 
@@ -178,7 +179,7 @@ mod tests {
             println!("skipped: io_uring: {}", std::io::Error::last_os_error());
             return None;
         }
-        // SAFETY: it was opened above and is nobody else's.
+        // SAFETY: it was opened above, and nothing else owns it.
         Some(unsafe { OwnedFd::from_raw_fd(fd as i32) })
     }
 
@@ -188,7 +189,7 @@ mod tests {
         make_table(ring.as_fd(), 3).unwrap();
         let memory = crate::Mapping::reserve(1 << 21, 1 << 21).unwrap();
         let good = memory.addr()..memory.addr() + 4096;
-        // Outside of what a process may have; a byte further on, the same piece would begin in the good one.
+        // Above all addresses of a process. Read from one byte too far on, its vector would name the good piece.
         let bad = good.start << 8..(good.start << 8) + 4096;
         // SAFETY: nobody uses the memory, and the ring has no request.
         let set = |first, pieces: &[Range<usize>]| unsafe { set(ring.as_fd(), first, pieces) };

@@ -37,7 +37,7 @@ struct DmaUnmap {
     size: u64,
 }
 
-/// What a container's IOMMU can do.
+/// The abilities of a container's IOMMU.
 ///
 /// ```
 /// let iommu = pagemill_os::device::vfio::Iommu { page_sizes: 0x20_1000, ..Default::default() };
@@ -45,11 +45,11 @@ struct DmaUnmap {
 /// ```
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Iommu {
-    /// A bit for each size that it maps; addresses and sizes are multiples of the smallest.
+    /// A bit for each page size that it maps; addresses and sizes must be multiples of the smallest.
     pub page_sizes: u64,
-    /// The addresses that devices may be given, where the kernel tells (Linux 5.4).
+    /// The addresses that devices may use, if the kernel reports them (Linux 5.4).
     pub ranges: Option<Vec<RangeInclusive<u64>>>,
-    /// How many more pieces can be mapped, where the kernel tells (Linux 5.10).
+    /// How many more pieces can be mapped, if the kernel reports it (Linux 5.10).
     pub entries_left: Option<u32>,
 }
 
@@ -69,9 +69,9 @@ pub fn iommu(container: BorrowedFd<'_>) -> Result<Iommu, Errno> {
     let mut answer = vec![0u64; 64];
     loop {
         let size = answer.len() * 8;
-        // SAFETY: for reading and writing 8 bytes of it, which are there.
+        // SAFETY: the buffer is aligned and larger than the number.
         unsafe { answer.as_mut_ptr().cast::<u32>().write(size as u32) };
-        // SAFETY: it writes no more than the first word says, which is the buffer's size.
+        // SAFETY: the kernel writes at most as many bytes as the first word says: the buffer's size.
         if unsafe { libc::ioctl(container.as_raw_fd(), IOMMU_GET_INFO as _, answer.as_mut_ptr()) } < 0 {
             return Err(Errno::last());
         }
@@ -85,8 +85,8 @@ pub fn iommu(container: BorrowedFd<'_>) -> Result<Iommu, Errno> {
 }
 
 impl Iommu {
-    /// From `struct vfio_iommu_type1_info` and the chain of capabilities after it. What a chain that leads out of the
-    /// buffer, or back, would say is left out.
+    /// From `struct vfio_iommu_type1_info` and the chain of capabilities after it. Reading stops where the chain leaves the
+    /// buffer or leads back.
     fn of(info: &[u8]) -> Self {
         let mut found = Self::default();
         let flags = u32_at(info, 4).unwrap_or(0);
@@ -122,8 +122,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 /// keeps it in place until it is unmapped or the container is closed.
 ///
 /// # Errors
-/// The system's: `ENOMEM` above `RLIMIT_MEMLOCK`, `EEXIST` where something is mapped there already, `ENOSPC` when there are
-/// no more entries, `EINVAL` for addresses that are not whole pages of the IOMMU's or outside of what it allows.
+/// The system's: `ENOMEM` above `RLIMIT_MEMLOCK`, `EEXIST` where something is mapped there already, `ENOSPC` when there are no
+/// more entries, `EINVAL` for addresses that are no whole pages of the IOMMU or outside of its range.
 ///
 /// # Safety
 /// While `memory` is mapped, its contents may change as the container's devices, and the programs that drive them, dictate.
@@ -145,15 +145,15 @@ pub unsafe fn map_dma(container: BorrowedFd<'_>, memory: Range<usize>, iova: u64
         iova,
         size: memory.len() as u64,
     };
-    // SAFETY: the kernel reads a structure of the size that it says.
+    // SAFETY: the kernel reads a structure of the size in `argsz`.
     match unsafe { libc::ioctl(container.as_raw_fd(), IOMMU_MAP_DMA as _, &raw const map) } {
         0 => Ok(()),
         _ => Err(Errno::last()),
     }
 }
 
-/// Takes `len` bytes at `iova` from the container's devices again; what they ask for there from then on the IOMMU refuses.
-/// Returns how many bytes were mapped there.
+/// Unmaps `len` bytes at `iova` from the container's devices; from then on the IOMMU refuses their accesses there. Returns how
+/// many bytes were mapped.
 ///
 /// # Errors
 /// The system's.
@@ -167,7 +167,7 @@ pub unsafe fn map_dma(container: BorrowedFd<'_>, memory: Range<usize>, iova: u64
 /// ```
 pub fn unmap_dma(container: BorrowedFd<'_>, iova: u64, len: u64) -> Result<u64, Errno> {
     let mut unmap = DmaUnmap { argsz: size_of::<DmaUnmap>() as u32, flags: 0, iova, size: len };
-    // SAFETY: the kernel reads and writes a structure of the size that it says.
+    // SAFETY: the kernel reads and writes a structure of the size in `argsz`.
     match unsafe { libc::ioctl(container.as_raw_fd(), IOMMU_UNMAP_DMA as _, &raw mut unmap) } {
         0 => Ok(unmap.size),
         _ => Err(Errno::last()),

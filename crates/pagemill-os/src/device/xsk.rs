@@ -1,14 +1,16 @@
 //! An AF_XDP socket's memory for packets, its UMEM (`linux/if_xdp.h`).
 use crate::Errno;
 use core::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use rustix::net::sockopt::set_xdp_umem_reg;
+use rustix::net::xdp::{XdpUmemReg, XdpUmemRegFlags};
+use std::os::fd::BorrowedFd;
 
-/// Makes `memory` the place of the socket's packets, in chunks of `chunk` bytes, of which the first `headroom` are left free.
-/// The kernel commits all of it and keeps it in place until the socket is closed; it cannot be unregistered before.
+/// Registers `memory` as the socket's packet memory, in chunks of `chunk` bytes, of which the first `headroom` stay free. The
+/// kernel commits all of it and keeps it in place until the socket is closed; it cannot be unregistered before.
 ///
 /// # Errors
-/// The system's: `EBUSY` if the socket has memory, `EINVAL` for a chunk that is no power of two from 2048 to the page's size,
-/// `ENOBUFS` above `RLIMIT_MEMLOCK`, `ENOPROTOOPT` or `EOPNOTSUPP` for another kind of socket.
+/// The system's: `EBUSY` if the socket has memory already, `EINVAL` for a chunk size that is no power of two from 2048 to the
+/// page size, `ENOBUFS` above `RLIMIT_MEMLOCK`, `ENOPROTOOPT` or `EOPNOTSUPP` for another kind of socket.
 ///
 /// # Safety
 /// Until the socket is closed, the contents of `memory` may change: the interface writes received packets into the chunks that
@@ -23,18 +25,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// # }
 /// ```
 pub unsafe fn register(socket: BorrowedFd<'_>, memory: Range<usize>, chunk: u32, headroom: u32) -> Result<(), Errno> {
-    let umem = libc::xdp_umem_reg {
+    let umem = XdpUmemReg {
         addr: memory.start as u64,
         len: memory.len() as u64,
         chunk_size: chunk,
         headroom,
-        flags: 0,
+        flags: XdpUmemRegFlags::empty(),
         tx_metadata_len: 0,
     };
-    let size = size_of::<libc::xdp_umem_reg>() as libc::socklen_t;
-    // SAFETY: a structure of the size that is told; the memory is as the caller promises.
-    let result = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), libc::SOL_XDP, libc::XDP_UMEM_REG, (&raw const umem).cast(), size)
-    };
-    if result == 0 { Ok(()) } else { Err(Errno::last()) }
+    // rustix calls this safe. It is not: the caller promises that the memory may change.
+    set_xdp_umem_reg(socket, umem).map_err(Errno::of)
 }

@@ -1,17 +1,18 @@
-//! Depots: whole loads go through them from the list of a CPU that frees to the list of a CPU that allocates.
+//! Depots: whole loads pass through them from the list of a CPU that frees to the list of a CPU that allocates.
 //!
-//! A depot is a [`List`] of no CPU, used the portable way under either backend: its `held` word is a try-lock. A thread that finds
-//! it held, full or empty goes on to the next depot, and from the last one to the zone. No thread waits for a depot except a drain,
-//! so a signal handler that interrupted the holder goes on, too.
+//! A depot is a [`List`] that belongs to no CPU. Both backends use it the portable way: its `held` word is a try-lock. A thread
+//! that finds it held, full or empty goes on to the next depot, and from the last one to the zone. No thread waits for a depot
+//! except a drain, so a signal handler that interrupted the holder goes on, too.
 //!
 //! # Invariants
-//! - D1 Restartable sections never touch a depot as their list: they use the lists of CPUs below `cpus`, and depots stand behind
-//!   those. They copy from and to a depot's items for the thread that holds it.
-//! - D2 A load goes into a depot for which its thread has read the limit while it holds the depot. So once a depot has been shut
-//!   and then held by a drain, nothing comes to it any more.
-//! - D3 Callers neither take from a depot nor return to it as far as its word counts: what comes is `refilled`, what goes is
+//! - D1 Restartable sections never touch a depot as their list: they use the lists of CPUs below `cpus`, and depots stand
+//!   behind those. They do copy from and to a depot's items on behalf of the thread that holds it.
+//! - D2 A thread puts a load into a depot only after reading the limit while it holds the depot. So once a depot was shut and
+//!   then held by a drain, no load enters it any more.
+//! - D3 A depot's word never counts a caller's pops or pushes: frames that enter count as `refilled`, frames that leave as
 //!   `overflowed` (to a list) or `drained` (to the zone, or to a request past its list).
-//! - D4 A frame leaves the word that counts it before it enters another one. So the child of a fork finds it in one place at most.
+//! - D4 A frame leaves the word that counts it before another word counts it. So the child of a fork finds it in one place at
+//!   most.
 use super::list::{Held, List, POPPED_SHIFT, TOP};
 use super::{DEPOTS, PerCpu};
 use crate::batch::PAD;
@@ -22,31 +23,31 @@ use pagemill_core::Mobility;
 use pagemill_core::atomic::AtomicU32;
 
 impl List {
-    /// Tries to be alone with it, as a depot.
+    /// Tries to hold it as a depot.
     #[inline]
     fn hold_as_depot(&self) -> Option<Held<'_>> {
-        // Looked at first: a failed exchange would take its cache line from the holder.
+        // Checked first: a failed exchange would take the cache line away from the holder.
         if self.held.load(Relaxed) != 0 { None } else { self.try_hold() }
     }
-    /// The same with room for `n` frames more.
+    /// The same, if there is room for `n` more frames.
     fn hold_with_room(&self, n: usize) -> Option<Held<'_>> {
         let has_room = || self.len().saturating_add(n) <= self.limit.load(Relaxed) as usize;
-        // Again when it is held: D2.
+        // Checked again while it is held: D2.
         if has_room() { self.hold_as_depot().filter(|_| has_room()) } else { None }
     }
-    /// The same, with frames in it.
+    /// The same, if it has frames.
     fn hold_with_frames(&self) -> Option<Held<'_>> {
         if self.is_empty() { None } else { self.hold_as_depot() }
     }
-    /// Of a depot: frames that it passed on to lists so far.
+    /// For a depot: frames that it has passed on to lists so far.
     pub fn passed_on(&self) -> u64 {
         self.overflowed.load(Relaxed)
     }
 }
 
 impl Held<'_> {
-    /// Moves up to `n` frames of a list here; there is room for them. `pop` copies at most as many as it is told to the front of its
-    /// slice, where nobody else looks, and may write garbage behind them.
+    /// Moves up to `n` frames from a list here; there must be room for them. `pop` copies at most as many frames as it is asked
+    /// for to the front of its slice, which only the holder accesses, and may write garbage after them.
     #[inline(always)]
     fn take_from_list(&self, list: &List, n: usize, pop: impl Fn(&[AtomicU32], usize) -> usize) -> usize {
         let mut put = 0;
@@ -61,12 +62,13 @@ impl Held<'_> {
             put += popped;
         }
         list.note_overflowed(put);
-        // Afterwards, so that frames under way never look as if they were out.
+        // Afterwards, so that frames on the move never look as if they were handed out.
         self.list.note_refilled(put);
         put
     }
 
-    /// Frames go to a list, up to `n`, as far as it takes them: `push` copies as many as it is told from the front of what it is given.
+    /// Moves up to `n` frames to a list, as many as it accepts. `push` copies as many frames as it is asked for from the front
+    /// of its slice.
     #[inline(always)]
     fn move_to_list(&self, list: &List, n: usize, push: impl Fn(&[AtomicU32], usize) -> bool) -> usize {
         let mut given = 0;
@@ -77,7 +79,7 @@ impl Held<'_> {
             if part == 0 {
                 break;
             }
-            // Before the list has them: D4. Counted as popped, and as overflowed below: D3.
+            // Before the list gets them: D4. They count as popped here and as overflowed below: D3.
             self.list.word.store(word - part as u64 + ((part as u64) << POPPED_SHIFT), Relaxed);
             if !push(&self.list.items.0[top - part..], part) {
                 self.list.word.store(word, Release); // As in `push_each`.
@@ -91,7 +93,7 @@ impl Held<'_> {
     }
 }
 
-/// Portable.
+/// For the portable backend.
 impl List {
     fn try_pop_to(&self, to: &[AtomicU32], want: usize) -> usize {
         let mut part = Batch::new();
@@ -121,45 +123,46 @@ impl List {
 }
 
 impl PerCpu {
-    /// Takes up to `want` frames off this CPU's list, a batch's worth at most, into `to`, which has padding behind that.
+    /// Takes up to `want` frames, at most a batch, off this CPU's list into `to`, which must have room for padding after them.
     #[inline(always)]
     fn pop_to(&self, mobility: Mobility, to: &[AtomicU32], want: usize) -> usize {
         match self.backend {
             Backend::Rseq => {
                 assert!(want + PAD <= to.len());
                 let to = ptr::from_ref(to).cast::<u32>().cast_mut();
-                // SAFETY: as in `PerCpu::pop`; there is room for `want` numbers and the padding, in atomics, which may be written to;
-                // and nobody else looks at them: the caller holds the list that they are of, and they lie above its top.
+                // SAFETY: as in `PerCpu::pop`; there is room for `want` numbers and the padding, in atomics, which may be
+                // written through a shared reference. Nobody else accesses them: the caller holds their list, and they lie
+                // above its top.
                 unsafe { rseq::pop_n(self.sections(mobility), to, want, 0) }
             }
             Backend::Portable => self.list_here(mobility).try_pop_to(to, want),
         }
     }
 
-    /// Returns the first `n` of these frames to this CPU's list, a batch's worth at most: all or none.
+    /// Puts the first `n` of these frames, at most a batch, back on this CPU's list: all or none.
     #[inline(always)]
     fn push_from(&self, mobility: Mobility, from: &[AtomicU32], n: usize) -> bool {
         match self.backend {
             Backend::Rseq => {
                 assert!(n + PAD <= from.len());
-                // SAFETY: as in `PerCpu::pop`; the numbers are there, with readable padding behind them, and nobody writes to them
-                // meanwhile: the caller holds the list that they are of.
+                // SAFETY: as in `PerCpu::pop`; the numbers are initialised, with readable padding after them, and nobody writes
+                // to them meanwhile: the caller holds their list.
                 unsafe { rseq::push_n(self.sections(mobility), ptr::from_ref(from).cast::<u32>(), n) }
             }
             Backend::Portable => self.list_here(mobility).try_push_from(from, n),
         }
     }
 
-    /// The depots of that mobility.
+    /// The depots for a mobility.
     fn depots_of(&self, mobility: Mobility) -> impl Iterator<Item = &List> {
         (self.cpus()..self.cpus() + DEPOTS).map(move |at| &self.place(at).lists[mobility.index()])
     }
-    /// The depots of all mobilities.
+    /// The depots for all mobilities.
     pub fn depots(&self) -> impl Iterator<Item = &List> {
         (self.cpus()..self.cpus() + DEPOTS).flat_map(|at| &self.place(at).lists)
     }
 
-    /// Moves up to `n` frames of this CPU's list to a depot that nobody holds and that has room for `n`. Returns how many; 0 too if
+    /// Moves up to `n` frames from this CPU's list to a depot that is not held and has room for `n`. Returns how many; 0 if
     /// there is no such depot.
     ///
     /// ```
@@ -179,7 +182,7 @@ impl PerCpu {
         })
     }
 
-    /// Moves up to `n` frames of a depot that nobody holds to this CPU's list. Returns how many.
+    /// Moves up to `n` frames from a depot that is not held to this CPU's list. Returns how many.
     pub fn depot_to_list(&self, mobility: Mobility, n: usize) -> usize {
         let depot = self.depots_of(mobility).find_map(List::hold_with_frames);
         depot.map_or(0, |depot| {
@@ -187,19 +190,19 @@ impl PerCpu {
         })
     }
 
-    /// Takes up to `want` frames, a batch's worth at most, out of a depot that nobody holds into `batch`, which is empty: for a
+    /// Takes up to `want` frames, at most a batch, out of a depot that is not held into `batch`, which must be empty: for a
     /// request, past its CPU's list.
     pub fn pop_depot(&self, mobility: Mobility, want: usize, batch: &mut Batch) {
         if let Some(depot) = self.depots_of(mobility).find_map(List::hold_with_frames) {
-            // Noted first, so that frames under way never look as if they were out.
+            // Counted first, so that frames on the move never look as if they were handed out.
             let n = depot.list.len().min(want).min(Batch::CAPACITY);
             depot.list.drained.fetch_add(n as u64, Relaxed);
             depot.pop_n(n, batch, 0);
         }
     }
 
-    /// Takes everything out of all depots, a batch at a time. Waits for a thread that holds one, also one that looks empty: that thread
-    /// may be about to put frames there (D2). Returns how many frames went through `give`.
+    /// Takes all frames out of all depots, a batch at a time. Waits for a thread that holds a depot, even if the depot looks
+    /// empty: the thread may be about to put frames into it (D2). Returns how many frames it passed to `give`.
     pub fn drain_depots(&self, mut give: impl FnMut(&[u32])) -> usize {
         self.depots().map(|depot| depot.hold_for_drain().held.drain(&mut give)).sum()
     }

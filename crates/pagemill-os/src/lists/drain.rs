@@ -1,7 +1,7 @@
-//! Taking everything off a list, by any thread on any CPU (C4.3).
+//! Drains: any thread on any CPU takes all frames off a list (C4.3).
 //!
-//! A drain first takes the turn, which one drain of a list has at a time (`draining`; the others sleep), then the list (`held`).
-//! Under rseq it has the sections of that CPU restarted after that, and is alone with the list (L2).
+//! A drain first takes the lock `draining`, which lets one drain at a time go on while the others sleep, and then holds the
+//! list (`held`). Under rseq it then restarts that CPU's sections. After that it has the list to itself (L2).
 use super::PerCpu;
 use super::list::{Held, List};
 use crate::{Backend, Batch, SLEEP, membarrier};
@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use pagemill_core::{CpuId, Mobility, step};
 use std::time::Duration;
 
-/// Alone with a list, and with the turn to drain it.
+/// Holds a list, and the lock that lets one thread drain it.
 pub(super) struct Drain<'l> {
     pub(super) held: Held<'l>,
     _turn: Turn<'l>,
@@ -24,9 +24,9 @@ impl Drop for Turn<'_> {
 }
 
 impl List {
-    /// Alone with the list, as soon as it is this drain's turn. After that only sections of the portable backend can hold the
-    /// list. They are short: if one lasts, its thread is off its CPU, and the drain naps. A section wakes nobody, since that
-    /// would take a second atomic operation on the way of each page.
+    /// Holds the list for a drain, after other drains. Then only sections of the portable backend can still hold the list. They
+    /// are short: if one takes long, its thread is off its CPU, and the drain sleeps for a moment. A section does not wake the
+    /// drain, which would cost a second atomic operation for each page.
     pub(super) fn hold_for_drain(&self) -> Drain<'_> {
         const TURNS: u32 = 40;
         const NAP: Duration = Duration::from_micros(50);
@@ -42,7 +42,7 @@ impl List {
 }
 
 impl Held<'_> {
-    /// Takes everything off, a batch at a time. Returns how many frames went through `give`.
+    /// Takes all frames off, a batch at a time. Returns how many it passed to `give`.
     pub(super) fn drain(&self, give: &mut impl FnMut(&[u32])) -> usize {
         let mut drained = 0;
         loop {
@@ -50,7 +50,7 @@ impl Held<'_> {
             if n == 0 {
                 return drained;
             }
-            // Noted first, so that frames under way never look as if they were out.
+            // Counted first, so that frames on the move never look as if they were handed out.
             self.list.drained.fetch_add(n as u64, Relaxed);
             let mut batch = Batch::new();
             self.pop_n(n, &mut batch, 0);
@@ -61,21 +61,21 @@ impl Held<'_> {
 }
 
 impl PerCpu {
-    /// Takes everything off one CPU's list of that mobility, a batch at a time, by any thread on any CPU (C4.3). The owner
-    /// goes to the zone meanwhile. Returns how many frames went through `give`.
+    /// Takes all frames off one CPU's list for a mobility, a batch at a time. Any thread on any CPU may call it (C4.3).
+    /// Meanwhile requests on the list's CPU go to the zone. Returns how many frames it passed to `give`.
     ///
-    /// `None`: the system refuses to restart the sections of that CPU, as a sandbox may that was put up after the
-    /// self-test. The list is left alone then, and its CPU goes on with it. The list of the CPU that this runs on is
-    /// drained all the same, by sections.
+    /// Returns `None` if the system refuses to restart that CPU's sections, for example in a sandbox that was set up after the
+    /// self-test. Then the list stays as it is, and its CPU goes on using it. The list of the calling thread's own CPU is
+    /// drained nevertheless, by sections.
     pub fn drain(&self, cpu: CpuId, mobility: Mobility, mut give: impl FnMut(&[u32])) -> Option<usize> {
         step!("PerCpu::drain");
         let list = &self.cpu(cpu).lists[mobility.index()];
         let drain = list.hold_for_drain();
         if self.backend == Backend::Rseq {
-            // SeqCst: `held` is written before the barrier restarts the sections that have not seen it.
+            // SeqCst: the write of `held` comes before the barrier that restarts the sections that have not seen it.
             core::sync::atomic::fence(SeqCst);
             if membarrier::restart_sections(cpu.get()).is_err() {
-                // A section that read `held` before may still commit (L2), so nothing but `held` may be touched.
+                // A section that read `held` earlier may still commit (L2), so only `held` may be changed.
                 drop(drain);
                 return (cpu == self.here()).then(|| self.drain_by_sections(list.len(), mobility, &mut give));
             }
@@ -83,7 +83,7 @@ impl PerCpu {
         Some(drain.held.drain(&mut give))
     }
 
-    /// Takes up to `most` frames off the list of the CPU that this runs on, for the zone.
+    /// Takes up to `most` frames off the list of this thread's CPU, for the zone.
     fn drain_by_sections(&self, most: usize, mobility: Mobility, give: &mut impl FnMut(&[u32])) -> usize {
         let mut drained = 0;
         while drained < most {
@@ -92,7 +92,7 @@ impl PerCpu {
             if batch.is_empty() {
                 break;
             }
-            // On another CPU's list if the thread was moved in between: their sum is right.
+            // Counted on another CPU's list if the thread moved in between: the sum over all lists is right.
             self.list_here(mobility).note_overflowed(batch.len());
             drained += batch.len();
             give(batch.as_slice());
@@ -100,9 +100,9 @@ impl PerCpu {
         drained
     }
 
-    /// Frames on lists of which [`drain`](Self::drain) may have left some alone; whoever pushed them is done with the
-    /// list. 0 under the portable backend, which leaves none alone. Depots never count: they are always drained, and a thread
-    /// that put frames into one may still have to let go of it.
+    /// Frames on all lists that [`drain`](Self::drain) may have had to leave alone. The sections that pushed them have
+    /// committed. 0 under the portable backend, which can always drain. Depots do not count: they are always drained, and a
+    /// thread that put frames into one may still hold it.
     pub fn left_alone(&self) -> usize {
         let of_cpus = (0..self.cpus()).flat_map(|at| &self.place(at).lists);
         match self.backend {

@@ -11,26 +11,26 @@ use crate::Errno;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ListsError {
-    /// A number of CPUs that the lists cannot have.
+    /// There cannot be lists for this number of CPUs.
     #[error("{cpus} CPUs: the lists take 1 to {max}")]
     Cpus {
         /// The number asked for.
         cpus: usize,
-        /// The largest that is taken.
+        /// The largest number.
         max: usize,
     },
-    /// The backend that was asked for does not work here.
+    /// The requested backend does not work here.
     #[error("the restartable-sequence backend does not work here ({why}); use the portable one")]
     Backend {
-        /// What the self-test found.
+        /// The result of the self-test.
         why: &'static str,
     },
     /// The system refused memory for them.
     #[error("the system refuses {bytes} bytes for {what} (errno {}); raise the limit (`ulimit -v`)", errno.0)]
     System {
-        /// What it was for.
+        /// The use of the memory.
         what: &'static str,
-        /// How much was asked for.
+        /// The size asked for, in bytes.
         bytes: usize,
         /// The error number.
         errno: Errno,

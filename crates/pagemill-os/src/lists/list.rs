@@ -1,4 +1,4 @@
-//! One list, and what whoever is alone with it does: the portable backend, drains and depots (L3).
+//! One list, and the operations of a thread that holds it: the portable backend, drains and depots (L3).
 use crate::Batch;
 use crate::batch::PAD;
 use core::mem::{MaybeUninit, offset_of};
@@ -6,10 +6,10 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
 use pagemill_core::{BoundBlock, FrameState, ListPolicy, Lock, PAGE_SHIFT};
 
-/// No frame.
+/// Stands for no frame.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Slots of a list: what is left of 8 KiB after the header.
+/// Slots of a list: the rest of 8 KiB after the header.
 #[cfg(not(loom))]
 const SLOTS: usize = (LIST_BYTES - HEADER_BYTES) / 4;
 #[cfg(loom)]
@@ -17,31 +17,31 @@ const SLOTS: usize = 24;
 pub(super) const LIST_BYTES: usize = 8192;
 const HEADER_BYTES: usize = 64;
 
-/// What the top of the word means.
+/// The bits of the word that count the frames on the stack.
 pub(super) const TOP: u64 = 0xffff;
 pub(super) const POPPED_SHIFT: u32 = 16;
 
-/// One list. Zeroed memory is an empty list that takes nothing: `open` opens it.
+/// One list. Zeroed memory is an empty list that accepts nothing until `open`.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct List {
     /// top | popped << 16.
     pub(super) word: AtomicU64,
-    /// Frames that the list may hold; a copy of the policy's for the sections.
+    /// The most frames that the list may hold: a copy of the policy's limit for the sections, or 0 while it is shut.
     pub(super) limit: AtomicU32,
-    /// Not 0: somebody else is at it.
+    /// Not 0 while a thread holds the list.
     pub(super) held: AtomicU32,
-    /// Held by the one drain that may wait for the list.
+    /// Held by the one drain at a time that may wait for the list.
     pub(super) draining: Lock,
     policy: AtomicU64,
-    /// Frames that came from the zone or a depot, and that a drain took.
+    /// Frames that came from the zone or a depot, and frames that a drain took.
     pub(super) refilled: AtomicU64,
     pub(super) drained: AtomicU64,
-    /// Frames that its own CPU popped for the zone or a depot, not for a caller; of a depot, those that lists got.
+    /// Frames that its own CPU popped for the zone or a depot, not for a caller; for a depot, frames that went to lists.
     pub(super) overflowed: AtomicU64,
-    /// The pageblock that refills draw from.
+    /// The pageblock that refills take frames from.
     pub bound: BoundBlock,
-    /// In a cache line of its own, so that sections copy whole vectors inside of lines.
+    /// Begins a cache line, so that sections copy whole vectors inside of lines.
     pub(super) items: Items,
 }
 
@@ -52,7 +52,7 @@ const _: () = assert!(size_of::<List>() == LIST_BYTES && offset_of!(List, word) 
 #[derive(Debug)]
 pub(super) struct Items(pub(super) [AtomicU32; SLOTS]);
 
-/// Where the items begin, for the sections, and what else they look at.
+/// The offsets that the sections use.
 pub(crate) const ITEMS: usize = offset_of!(List, items);
 #[cfg(not(loom))]
 pub(super) const LIMIT: usize = offset_of!(List, limit);
@@ -60,7 +60,7 @@ pub(super) const LIMIT: usize = offset_of!(List, limit);
 pub(super) const HELD: usize = offset_of!(List, held);
 
 impl List {
-    /// The longest list: sections copy in steps of 16 numbers and may write garbage that far above the top.
+    /// The largest limit: sections copy in steps of 16 numbers and may write garbage that far above the top.
     pub const LIMIT_MAX: u32 = (SLOTS - PAD) as u32;
 
     /// An empty, open list, for models.
@@ -83,11 +83,11 @@ impl List {
         list
     }
 
-    /// Frames on the list just now.
+    /// The number of frames on the list now.
     pub fn len(&self) -> usize {
         (self.word.load(Relaxed) & TOP) as usize
     }
-    /// Is it empty just now?
+    /// Whether it is empty now.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -113,55 +113,55 @@ impl List {
             .wrapping_sub(self.refilled.load(Relaxed));
         pushed & (u64::MAX >> POPPED_SHIFT)
     }
-    /// How much it moves and may hold.
+    /// Its policy: how many frames it moves at once, and how many it may hold.
     pub fn policy(&self) -> ListPolicy {
         ListPolicy::from_word(self.policy.load(Relaxed))
     }
-    /// Sets how much it moves and may hold, the limit up to [`LIMIT_MAX`](Self::LIMIT_MAX).
+    /// Sets its policy, with a limit of at most [`LIMIT_MAX`](Self::LIMIT_MAX).
     pub fn set_policy(&self, policy: ListPolicy) {
         let policy = ListPolicy { limit: policy.limit.min(Self::LIMIT_MAX), ..policy };
         self.policy.store(policy.as_word(), Relaxed);
-        // Whoever shuts it meanwhile stays right.
+        // A list that is shut meanwhile stays shut.
         let _ = self.limit.fetch_update(Relaxed, Relaxed, |limit| (limit != 0).then_some(policy.limit));
     }
-    /// It takes nothing from now on, until it is [opened](Self::open) again.
+    /// Shuts the list: it accepts no frames until it is [opened](Self::open) again.
     pub fn shut(&self) {
         self.limit.store(0, Relaxed);
     }
-    /// It takes as many as its policy says.
+    /// Opens the list: it accepts as many frames as its policy says.
     pub fn open(&self) {
         self.limit.store(self.policy().limit, Relaxed);
     }
-    /// Notes that `n` of the frames that were pushed came from the zone or a depot.
+    /// Counts `n` of the pushed frames as coming from the zone or a depot.
     pub fn note_refilled(&self, n: usize) {
         self.refilled.fetch_add(n as u64, Relaxed);
     }
-    /// Notes that `n` frames that were popped go to the zone or a depot.
+    /// Counts `n` of the popped frames as going to the zone or a depot.
     pub fn note_overflowed(&self, n: usize) {
         self.overflowed.fetch_add(n as u64, Relaxed);
     }
-    /// The frames on it, at rest, or in the child of a fork.
+    /// The frames on it. For a list at rest, or in the child of a fork.
     pub fn frames(&self) -> impl Iterator<Item = u32> {
         // Acquire pairs with the Release in `Held::push_n`.
         let len = (self.word.load(Acquire) & TOP) as usize;
         self.items.0[..len].iter().map(|item| item.load(Relaxed))
     }
 
-    /// Tries to be alone with the list: the portable backend's section, and the first half of a drain.
+    /// Tries to hold the list: for a section of the portable backend, and as the first half of a drain.
     #[inline]
     pub(super) fn try_hold(&self) -> Option<Held<'_>> {
-        // Acquire pairs with the Release in `Held::drop`: the stack as the last holder left it. A release that pairs
-        // with the sections' read of `held` is not needed here: under rseq the caller restarts them first.
+        // Acquire pairs with the Release in `Held::drop`: this thread sees the stack as the last holder left it. No release is
+        // needed for the sections, which read `held`: under rseq the caller restarts them first.
         let is_mine = self.held.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
         if cfg!(pagemill_canary) {
-            // The canary: a bug that stress and the model must find. It goes on although somebody is at it.
+            // The canary: a bug that stress and the model must find. It goes on although another thread holds the list.
             return Some(Held { list: self });
         }
-        // Not `then_some`: a `Held` that is made only to be dropped lets go of somebody else's list.
+        // Not `then_some`: that makes a `Held` in any case, and dropping it would release another thread's list.
         if is_mine { Some(Held { list: self }) } else { None }
     }
 
-    /// Portable: pops up to `want` into `batch`, which is empty. `None`: somebody is at the list.
+    /// Portable: pops up to `want` frames into `batch`, which must be empty. Returns `None` if the list is held.
     #[inline]
     pub fn try_pop_n(&self, want: usize, batch: &mut Batch) -> Option<()> {
         self.try_pop_at_least(want, 0, batch)
@@ -176,7 +176,7 @@ impl List {
         Some(())
     }
 
-    /// Portable: pushes all of `pfns`, or none if they do not fit or somebody is at the list.
+    /// Portable: pushes all of `pfns`, or none if they do not fit or the list is held.
     #[inline]
     pub fn try_push_n(&self, pfns: &[u32]) -> bool {
         self.try_hold().is_some_and(|held| held.push_n(pfns))
@@ -185,20 +185,20 @@ impl List {
 
 #[cfg(loom)]
 impl List {
-    /// What a drain does once it is alone with the list. `None`: somebody is at it.
+    /// Drains the list as soon as it is held. Returns `None` if another thread holds it.
     pub fn drain_for_model(&self, mut give: impl FnMut(&[u32])) -> Option<usize> {
         Some(self.try_hold()?.drain(&mut give))
     }
 }
 
-/// Alone with a list.
+/// Holds a list until it is dropped.
 #[derive(Debug)]
 pub(super) struct Held<'l> {
     pub(super) list: &'l List,
 }
 
 impl Held<'_> {
-    /// Pops one, for a caller; `NONE` if there is none.
+    /// Pops one frame for a caller. Returns `NONE` if the list is empty.
     #[inline]
     pub(super) fn pop(&self) -> u32 {
         let word = self.list.word.load(Relaxed);
@@ -216,7 +216,7 @@ impl Held<'_> {
         self.push_each(&[pfn], |&pfn| pfn)
     }
 
-    /// Pops up to `want`; `counted` is 1 if a caller takes them, 0 if they go to the zone, or from a depot to a request.
+    /// Pops up to `want` frames. `counted` is 1 if a caller takes them, 0 if they go to the zone, or from a depot to a request.
     #[inline]
     pub(super) fn pop_n(&self, want: usize, batch: &mut Batch, counted: u64) {
         let word = self.list.word.load(Relaxed);
@@ -264,8 +264,8 @@ impl Held<'_> {
             return false;
         }
         self.list.items.0[top..].iter().zip(pages).for_each(|(item, page)| item.store(number(page), Relaxed));
-        // Release: the child of a fork believes the word, also if its parent's thread was just here. It pairs with the Acquire in
-        // `frames`: the items are stored.
+        // Release pairs with the Acquire in `frames`: the items are stored before the word. The child of a fork trusts the
+        // word, even if a thread of its parent was in here.
         self.list.word.store(word + pages.len() as u64, Release);
         true
     }
@@ -274,7 +274,7 @@ impl Held<'_> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release pairs with the Acquire in `try_hold`, and with the acquiring read of `held` in a section.
+        // Release pairs with the Acquire in `try_hold`, and with the read of `held` in a section, which acquires.
         self.list.held.store(0, Release);
     }
 }

@@ -1,17 +1,18 @@
-//! A table for each CPU, in which frames that leave its list in no order are collected by word: too large for the stack that a signal
-//! handler has.
+//! A table for each CPU, in which frames that leave its list in no order are collected by bitmap word. It is too large for a
+//! signal handler's stack.
 use crate::SLEEP;
 use core::borrow::{Borrow, BorrowMut};
 use core::cell::UnsafeCell;
 use pagemill_core::{Lock, WordTable};
 
-/// Words that frames are collected for: 512 are 32,768 frames.
+/// The number of bitmap words in the table: 512 cover 32,768 frames.
 const WORDS: usize = 512;
 
 /// One CPU's table. Zeroed memory is an empty one.
 ///
-/// Whoever finds it taken does without: a signal handler that interrupted its holder, or, as long as it lives, the child of a fork whose
-/// holder is not there. A child leaves it as it is, since it cannot tell that holder from a thread of its own.
+/// A thread that finds it taken goes on without: a signal handler that interrupted its holder, or the child of a fork for ever,
+/// if the holder was another thread of the parent. A child never releases it, since it cannot tell that holder from a thread of
+/// its own.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CpuTable {
@@ -19,11 +20,11 @@ pub struct CpuTable {
     table: UnsafeCell<WordTable<WORDS>>,
 }
 
-// SAFETY: the table is touched through a `HeldTable` alone, of which the lock lets one be.
+// SAFETY: the table is accessed only through a `HeldTable`, and the lock allows one at a time.
 unsafe impl Sync for CpuTable {}
 
 impl CpuTable {
-    /// Takes it, if nobody has it.
+    /// Takes it if it is free.
     ///
     /// ```
     /// use pagemill_core::CpuId;
@@ -37,19 +38,19 @@ impl CpuTable {
     /// ```
     #[inline]
     pub fn try_hold(&self) -> Option<HeldTable<'_>> {
-        // Not `then_some`: it would let go of what somebody else holds.
+        // Not `then_some`: that makes a `HeldTable` in any case, and dropping it would release another thread's table.
         if self.lock.try_take() { Some(HeldTable(self)) } else { None }
     }
 }
 
-/// Alone with a CPU's table.
+/// Holds a CPU's table until it is dropped.
 #[derive(Debug)]
 pub struct HeldTable<'t>(&'t CpuTable);
 
 impl Borrow<WordTable<WORDS>> for HeldTable<'_> {
     #[inline]
     fn borrow(&self) -> &WordTable<WORDS> {
-        // SAFETY: alone with it; zeroed memory is a table.
+        // SAFETY: the lock is held; zeroed memory is a valid table.
         unsafe { &*self.0.table.get() }
     }
 }

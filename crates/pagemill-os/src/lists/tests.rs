@@ -1,4 +1,4 @@
-//! Drains that meet others at a list, on one CPU with those.
+//! Drains that wait for other threads at a list, all on one CPU.
 use super::*;
 use crate::fifo;
 
@@ -7,7 +7,7 @@ const KIND: Mobility = Mobility::Movable;
 #[track_caller]
 fn assert_sleeps(hold: impl FnOnce(&dyn Fn()) + Send, wait: impl FnOnce() + Send) {
     match fifo::sleeps(hold, wait) {
-        Ok(times) => assert!(times > 0, "it kept what it waits for off the CPU"),
+        Ok(times) => assert!(times > 0, "the waiting thread kept the holder off the CPU"),
         Err(why) => println!("skipped: {why}"),
     }
 }

@@ -1,4 +1,4 @@
-//! Having the system commit memory, keep it, and take it back.
+//! Committing memory, locking it, and giving it back to the system.
 use super::{Kind, MapError, Mapping, os};
 use crate::Errno;
 use crate::page::{HUGE_PAGE_SIZE, is_whole, outward};
@@ -6,16 +6,16 @@ use core::ops::Range;
 use pagemill_core::PAGE_SIZE;
 use std::os::fd::AsFd;
 
-/// Offsets and lengths are bytes, multiples of a page of Pagemill's, and of 2 MiB where [`Mapping::page_bytes`] are; `EINVAL`
-/// when they are not, or reach over the end. No bytes are no work. The system commits and keeps all of its pages that a range
-/// has a part of.
+/// Offsets and lengths are in bytes: multiples of Pagemill's page size, or of 2 MiB if [`Mapping::page_bytes`] is that.
+/// Otherwise, or if they reach past the end, the call fails with `EINVAL`. With length 0 a call does nothing. The system
+/// commits and locks every page of its own that the range overlaps.
 impl Mapping {
-    /// Has the system commit the range in one call, zero where nobody wrote, instead of page by page at the first
-    /// touch. Changes no contents. Where it fails a part may have been committed.
+    /// Commits the range in one call instead of page by page at the first touch. Contents stay as they are, and new pages read
+    /// zero. After an error a part may be committed.
     ///
     /// # Errors
-    /// The system's: `EINVAL` before Linux 5.14, which leaves touching the pages; `ENOMEM` or `EFAULT` where touching
-    /// them would kill the process, for want of memory or of huge pages.
+    /// The system's: `EINVAL` before Linux 5.14, where the caller can touch the pages instead; `ENOMEM` or `EFAULT` where
+    /// touching them would kill the process, for lack of memory or of huge pages.
     ///
     /// ```
     /// let map = pagemill_os::Mapping::reserve(1 << 20, 4096).unwrap();
@@ -29,8 +29,8 @@ impl Mapping {
         os::populate(self.part_outward(offset, len)?)
     }
 
-    /// Gives the range's memory back to the system; afterwards it reads zero, in every process that shares it, and
-    /// commits again when it is touched. Works on locked memory, which is then no longer resident.
+    /// Gives the range's memory back to the system. Afterwards it reads zero, in every process that shares it, and is committed
+    /// again when it is touched. Works on locked memory, too, which is then no longer resident.
     ///
     /// # Errors
     /// `EOPNOTSUPP` for memory that was [adopted](Self::adopt) or is [shared](Self::shared). `EINVAL` when the range does not
@@ -55,17 +55,17 @@ impl Mapping {
             return Ok(());
         }
         if !is_whole(&(addr..addr + len), self.page_bytes()) {
-            return Err(Errno(libc::EINVAL)); // Of a part of its page the system would take the rest back too.
+            return Err(Errno::EINVAL); // The system would take back whole pages, beyond the range.
         }
         match &self.kind {
             Kind::Private { .. } => os::discard(addr, len),
             Kind::Memfd { fd, .. } => os::punch_hole(fd.as_fd(), offset, len),
-            Kind::Brought { .. } | Kind::Shared { .. } => Err(Errno(libc::EOPNOTSUPP)),
+            Kind::Brought { .. } | Kind::Shared { .. } => Err(Errno::EOPNOTSUPP),
         }
     }
 
-    /// How many bytes of the range are committed just now: in this process, or for a memfd in any. A page that was only
-    /// read may count though no memory of its own is behind it.
+    /// How many bytes of the range are committed now: in this process, or in any process for a memfd. A page that was only read
+    /// may count, although it has no memory of its own.
     ///
     /// # Errors
     /// The system's.
@@ -83,7 +83,7 @@ impl Mapping {
     /// Commits the range and keeps it in memory (mlock): it is never swapped out.
     ///
     /// # Errors
-    /// [`MapError::LockLimit`] when the process may not lock so much: it tells the limit. Else the system's.
+    /// [`MapError::LockLimit`], with the limit, when the process may not lock that much. Otherwise the system's.
     ///
     /// ```
     /// use pagemill_os::{MapError, Mapping};
@@ -98,7 +98,7 @@ impl Mapping {
         os::lock(pages.start, pages.len()).map_err(|errno| MapError::of_lock(errno, len))
     }
 
-    /// All of the system's pages that a part of the mapping has a share in.
+    /// The part of the mapping, extended to whole pages of the system.
     pub(crate) fn part_outward(&self, offset: usize, len: usize) -> Result<Range<usize>, Errno> {
         let addr = self.part(offset, len)?;
         Ok(outward(addr..addr + len, self.page_bytes()))
@@ -109,6 +109,6 @@ impl Mapping {
         let page = if self.page_bytes() < HUGE_PAGE_SIZE { PAGE_SIZE } else { HUGE_PAGE_SIZE };
         let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         let is_whole = offset.is_multiple_of(page) && len.is_multiple_of(page);
-        if is_inside && is_whole { Ok(self.addr + offset) } else { Err(Errno(libc::EINVAL)) }
+        if is_inside && is_whole { Ok(self.addr + offset) } else { Err(Errno::EINVAL) }
     }
 }

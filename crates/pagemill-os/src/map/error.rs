@@ -1,7 +1,7 @@
-//! Why memory of a kind was refused, and what to do about it.
-use super::os;
+//! Why memory was refused, and what to do about it.
 use crate::Errno;
 use crate::page::HUGE_PAGE_SIZE;
+use crate::proc::{self, HugePages};
 
 /// Why memory could not be mapped or locked.
 ///
@@ -12,7 +12,7 @@ use crate::page::HUGE_PAGE_SIZE;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MapError {
-    /// Too few pages of 2 MiB are set aside, in pages.
+    /// Too few huge pages of 2 MiB are free. All counts are in such pages.
     #[error(
         "wanted {wanted} huge pages of 2 MiB, {free} of {reserved} set aside are free; \
          set aside more, as root: `echo N > /proc/sys/vm/nr_hugepages`, or boot with `hugepages=N`"
@@ -20,7 +20,7 @@ pub enum MapError {
     HugePages {
         /// Asked for.
         wanted: usize,
-        /// Nobody has taken or reserved them.
+        /// Set aside, and neither used nor reserved.
         free: usize,
         /// All that were set aside.
         reserved: usize,
@@ -33,7 +33,7 @@ pub enum MapError {
     LockLimit {
         /// Asked for.
         wanted: usize,
-        /// The process had locked so much before.
+        /// Locked by the process before the call.
         locked: usize,
         /// The limit.
         limit: usize,
@@ -49,28 +49,27 @@ pub enum MapError {
 }
 
 impl MapError {
-    /// What `call` answered.
+    /// The error of the system call `call`.
     pub(crate) fn of(call: &'static str) -> impl Fn(Errno) -> Self + Copy {
         move |errno| Self::System { call, errno }
     }
 
-    /// Mapping `len` bytes of hugetlb failed so.
+    /// The error for mapping `len` bytes of hugetlb.
     pub(super) fn of_huge(errno: Errno, len: usize) -> Self {
-        let count = |name| os::number_in(&format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}_hugepages"));
-        match (errno.0, count("free"), count("resv"), count("nr")) {
-            (libc::ENOMEM, Some(free), Some(spoken_for), Some(reserved)) => {
-                Self::HugePages { wanted: len / HUGE_PAGE_SIZE, free: free.saturating_sub(spoken_for), reserved }
+        match (errno, proc::huge_pages()) {
+            (Errno::ENOMEM, Some(HugePages { reserved, free })) => {
+                Self::HugePages { wanted: len / HUGE_PAGE_SIZE, free, reserved }
             }
             _ => Self::System { call: "mmap", errno },
         }
     }
 
-    /// Locking `wanted` bytes failed so.
+    /// The error for locking `wanted` bytes.
     pub(super) fn of_lock(errno: Errno, wanted: usize) -> Self {
-        let locked = os::locked_bytes().unwrap_or(0);
-        match (errno.0, os::lock_limit()) {
-            // EPERM: the limit is zero. ENOMEM also stands for memory that is not there.
-            (libc::EPERM | libc::ENOMEM, Some(limit)) if locked.saturating_add(wanted) > limit => {
+        let locked = proc::locked_memory().unwrap_or(0);
+        match (errno, proc::lock_limit()) {
+            // EPERM: the limit is 0. ENOMEM has other causes, too, such as a range that is not mapped.
+            (Errno::EPERM | Errno::ENOMEM, Some(limit)) if locked.saturating_add(wanted) > limit => {
                 Self::LockLimit { wanted, locked, limit }
             }
             _ => Self::System { call: "mlock", errno },

@@ -1,14 +1,14 @@
 //! The sections for 64-bit Arm. The scheme is in [`super`]; `tpidr_el0` is the thread pointer.
 //!
-//! Labels as on x86-64. `held` is read with acquire, so that the word that is read after it is what the last holder
-//! left. The signature that glibc registered is 0xd428bc00, a `brk`.
+//! Labels as on x86-64. `held` is read with acquire, so the word read after it is the one that the last holder left. The
+//! signature that glibc registered is 0xd428bc00, a `brk`.
 use super::{CPU_SHIFT, HELD, LIMIT, Lists, RESTARTS};
 use crate::lists::list::ITEMS;
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 use pagemill_core::{FrameState, PAGE_SHIFT};
 
-/// Enters a section and finds the CPU's place in `{l}`; leaves by 7 if the thread has no CPU.
+/// Enters a section and puts the address of the CPU's list into `{l}`. Leaves by 7 if the thread has no CPU number.
 macro_rules! enter {
     () => {
         concat!(
@@ -68,7 +68,7 @@ fn area(offset: isize) -> *const u32 {
     thread.wrapping_offset(offset).cast()
 }
 
-/// The CPU's number as the kernel last wrote it; above all possible ones if the thread is not registered.
+/// The CPU's number as the kernel last wrote it; larger than any CPU's if the thread is not registered.
 #[inline]
 pub(crate) fn cpu(offset: isize) -> u32 {
     // SAFETY: glibc put the thread's area there; `cpu_id` is its second word, and the kernel writes it.
@@ -82,8 +82,7 @@ pub(crate) fn cpu(offset: isize) -> u32 {
 #[inline]
 pub(crate) unsafe fn pop(lists: Lists) -> u32 {
     let pfn: u32;
-    // SAFETY: the section touches the list of the CPU it runs on, in bounds (top <= limit), and commits with one
-    // store.
+    // SAFETY: the section accesses the list of the CPU that it runs on, in bounds (top <= limit), and commits with one store.
     unsafe {
         asm!(
             "mov {pfn:w}, #-1",
@@ -111,7 +110,7 @@ pub(crate) unsafe fn pop(lists: Lists) -> u32 {
     pfn
 }
 
-/// Pops up to `want` (1 to 64) frame numbers to `to`, which has room for as many and 15 more; none if there are fewer than
+/// Pops up to `want` (1 to 64) frame numbers to `to`, which must have room for 15 more; pops none if there are fewer than
 /// `least`. Returns how many.
 ///
 /// # Safety
@@ -119,8 +118,8 @@ pub(crate) unsafe fn pop(lists: Lists) -> u32 {
 #[inline]
 pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize, least: usize) -> usize {
     let n: usize;
-    // SAFETY: as in `pop`; reads run at most 15 numbers over the top, inside the list's padding, writes as far over
-    // `to`, as the caller allows.
+    // SAFETY: as in `pop`; it reads at most 15 numbers past the top, inside the list's padding, and writes as many past the end
+    // of `to`, as the caller allows.
     unsafe {
         asm!(
             enter!(),
@@ -166,8 +165,9 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize, least: usize
     n
 }
 
-/// Pops `n` (1 to 64) frame numbers and stores the words of their pages at `to`, where number 0 would be at `zero`. False: there
-/// are fewer, or the list is held, or one's byte in `states` is not safe; then nothing is popped, and what is stored means nothing.
+/// Pops `n` (1 to 64) frame numbers and stores the addresses of their pages at `to`. `zero` is the address of number 0. Returns
+/// false, and pops none, if there are fewer, the list is held, or a frame's byte in `states` is not safe; then the words at
+/// `to` are unspecified.
 ///
 /// # Safety
 /// As [`pop`]; `to` has room for `n` words, and each frame on the lists has a byte at its number in `states`.
@@ -218,8 +218,8 @@ pub(crate) unsafe fn pop_words(lists: Lists, to: *mut usize, n: usize, zero: usi
     is_popped != 0
 }
 
-/// Pushes the frame numbers of the `n` (1 to 64) pages with the words at `from`, where number 0 would be at `zero`. False: they do
-/// not fit, or the list is held.
+/// Pushes the frame numbers of the `n` (1 to 64) pages whose addresses are at `from`. `zero` is the address of number 0.
+/// Returns false if they do not fit or the list is held.
 ///
 /// # Safety
 /// As [`pop`]; `n` words can be read at `from`.
@@ -282,7 +282,7 @@ pub(crate) unsafe fn push_words(lists: Lists, from: *const usize, n: usize, zero
     is_pushed != 0
 }
 
-/// Pushes one frame number. False: the list is full or held.
+/// Pushes one frame number. Returns false if the list is full or held.
 ///
 /// # Safety
 /// As [`pop`].
@@ -319,7 +319,7 @@ pub(crate) unsafe fn push(lists: Lists, pfn: u32) -> bool {
     is_pushed != 0
 }
 
-/// Pushes the `n` (1 to 64) frame numbers at `from`, behind which 15 more can be read. False: they do not fit, or
+/// Pushes the `n` (1 to 64) frame numbers at `from`, after which 15 more must be readable. Returns false if they do not fit or
 /// the list is held.
 ///
 /// # Safety
@@ -327,7 +327,7 @@ pub(crate) unsafe fn push(lists: Lists, pfn: u32) -> bool {
 #[inline]
 pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
     let is_pushed: u32;
-    // SAFETY: as in `pop`; writes run at most 15 numbers over the new top, inside the list's padding.
+    // SAFETY: as in `pop`; it writes at most 15 numbers past the new top, inside the list's padding.
     unsafe {
         asm!(
             "mov {done:w}, wzr",
@@ -370,7 +370,7 @@ pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
     is_pushed != 0
 }
 
-/// Adds one to this CPU's 64-bit counter at `counter` bytes into its lists.
+/// Adds one to this CPU's 64-bit counter at offset `counter` in its lists.
 ///
 /// # Safety
 /// As [`pop`], with `lists` naming the CPU's first list; the counter must be inside one CPU's lists.
@@ -395,14 +395,14 @@ pub(crate) unsafe fn count(lists: Lists, counter: usize) {
     }
 }
 
-/// The self-test's section: says in `inside` which CPU it is on, plus one, and spins until `leave` is not 0, `turns`
-/// times at most. Returns whether it was sent back.
+/// The self-test's section: writes its CPU's number plus one to `inside`, and spins until `leave` is not 0, at most `turns`
+/// times. Returns whether it was restarted.
 ///
 /// # Safety
 /// glibc registered this thread at `offset`.
 pub(super) unsafe fn spin(offset: isize, inside: &AtomicU32, leave: &AtomicU32, turns: u64) -> bool {
     let was_restarted: u32;
-    // SAFETY: touches the two flags and registers alone. The abort goes to the end.
+    // SAFETY: accesses only the two flags and registers. The abort handler jumps to the end.
     unsafe {
         asm!(
             "mov {sent:w}, wzr",

@@ -1,8 +1,8 @@
-//! No restartable sequences here: the self-test says so, and nothing below is ever called.
+//! For platforms without restartable sequences: the self-test fails, so none of these functions is called.
 use super::Lists;
 use core::sync::atomic::AtomicU32;
 
-const WHY: &str = "restartable sequences were chosen on a platform that has none";
+const WHY: &str = "this platform has no restartable sequences";
 
 pub(crate) fn cpu(_offset: isize) -> u32 {
     u32::MAX

@@ -1,18 +1,19 @@
 //! The sections for x86-64. The scheme is in [`super`]; `fs:0` is the thread pointer.
 //!
-//! Labels: 3 the descriptor, 4 start, 5 behind the commit, 6 abort, 7 the way out without a commit. Vector copies use
-//! SSE encodings, which leave the upper halves of the registers alone. x86-64's loads are ordered, so that reading
-//! `held` before the word needs no fence.
+//! Labels: 3 the descriptor, 4 the start, 5 after the commit, 6 the abort handler, 7 the exit without a commit. Vector copies
+//! use SSE encodings, which do not change the upper halves of the registers. x86-64 orders loads, so reading `held` before the
+//! word needs no fence.
 use super::{CPU_SHIFT, HELD, LIMIT, Lists, RESTARTS};
 use crate::lists::list::ITEMS;
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 
-/// Fewer numbers than this are copied one by one: a vector read of what was just written singly, or the other way round, waits for
-/// the store to reach the cache (about 5 ns).
+/// Fewer numbers than this are copied one by one: a vector load of numbers that were just stored one by one, or the reverse,
+/// waits for the stores to reach the cache (about 5 ns).
 const FEW: usize = 8;
 
-/// Enters a section, finds the list of the CPU in `{l}` and leaves (by 7 unless said) if it is held or the thread has no CPU.
+/// Enters a section and puts the CPU's list into `{l}`. Leaves, by 7 unless a label is given, if the list is held or the thread
+/// has no CPU number.
 macro_rules! enter {
     () => {
         enter!("7f")
@@ -38,8 +39,8 @@ macro_rules! enter {
     };
 }
 
-/// The descriptor of the section that began at the last 4 and committed before the last 5, and its abort handler
-/// behind the signature that glibc registered (0x53053053, the operand of an undefined instruction).
+/// The descriptor of the section between the last labels 4 and 5, and its abort handler after the signature that glibc
+/// registered (0x53053053, the operand of an undefined instruction).
 macro_rules! leave {
     () => {
         concat!(
@@ -64,7 +65,7 @@ macro_rules! leave {
 mod words;
 pub(crate) use words::{pop_words, push_words};
 
-/// The CPU's number as the kernel last wrote it; above all possible ones if the thread is not registered.
+/// The CPU's number as the kernel last wrote it; larger than any CPU's if the thread is not registered.
 #[inline]
 pub(crate) fn cpu(offset: isize) -> u32 {
     let cpu: u32;
@@ -83,8 +84,7 @@ pub(crate) fn cpu(offset: isize) -> u32 {
 #[inline]
 pub(crate) unsafe fn pop(lists: Lists) -> u32 {
     let pfn: u32;
-    // SAFETY: the section touches the list of the CPU it runs on, in bounds (top <= limit), and commits with one
-    // store.
+    // SAFETY: the section accesses the list of the CPU that it runs on, in bounds (top <= limit), and commits with one store.
     unsafe {
         asm!(
             "mov {pfn:e}, -1",
@@ -109,7 +109,7 @@ pub(crate) unsafe fn pop(lists: Lists) -> u32 {
     pfn
 }
 
-/// Pops up to `want` (1 to 64) frame numbers to `to`, which has room for as many and 15 more; none if there are fewer than
+/// Pops up to `want` (1 to 64) frame numbers to `to`, which must have room for 15 more; pops none if there are fewer than
 /// `least`. Returns how many.
 ///
 /// # Safety
@@ -117,8 +117,8 @@ pub(crate) unsafe fn pop(lists: Lists) -> u32 {
 #[inline]
 pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize, least: usize) -> usize {
     let n: usize;
-    // SAFETY: as in `pop`; reads run at most 15 numbers over the top, inside the list's padding, writes as far over
-    // `to`, as the caller allows.
+    // SAFETY: as in `pop`; it reads at most 15 numbers past the top, inside the list's padding, and writes as many past the end
+    // of `to`, as the caller allows.
     unsafe {
         asm!(
             enter!(),
@@ -178,13 +178,13 @@ pub(crate) unsafe fn pop_n(lists: Lists, to: *mut u32, want: usize, least: usize
     n
 }
 
-/// Pushes one frame number. False: the list is full or held.
+/// Pushes one frame number. Returns false if the list is full or held.
 ///
 /// # Safety
 /// As [`pop`].
 #[inline]
 pub(crate) unsafe fn push(lists: Lists, pfn: u32) -> bool {
-    // SAFETY: as in `pop`; below the limit there is a slot. It leaves by a jump: no flag is made and looked at.
+    // SAFETY: as in `pop`; below the limit there is a slot. A full list leaves by a jump, so no flag is set and tested.
     unsafe {
         asm!(
             enter!("{full}"),
@@ -207,7 +207,7 @@ pub(crate) unsafe fn push(lists: Lists, pfn: u32) -> bool {
     true
 }
 
-/// Pushes the `n` (1 to 64) frame numbers at `from`, behind which 15 more can be read. False: they do not fit, or
+/// Pushes the `n` (1 to 64) frame numbers at `from`, after which 15 more must be readable. Returns false if they do not fit or
 /// the list is held.
 ///
 /// # Safety
@@ -215,7 +215,7 @@ pub(crate) unsafe fn push(lists: Lists, pfn: u32) -> bool {
 #[inline]
 pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
     let is_pushed: u32;
-    // SAFETY: as in `pop`; writes run at most 15 numbers over the new top, inside the list's padding.
+    // SAFETY: as in `pop`; it writes at most 15 numbers past the new top, inside the list's padding.
     unsafe {
         asm!(
             "xor {done:e}, {done:e}",
@@ -268,7 +268,7 @@ pub(crate) unsafe fn push_n(lists: Lists, from: *const u32, n: usize) -> bool {
     is_pushed != 0
 }
 
-/// Adds one to this CPU's 64-bit counter at `counter` bytes into its lists; not while they are held.
+/// Adds one to this CPU's 64-bit counter at offset `counter` in its lists.
 ///
 /// # Safety
 /// As [`pop`], with `lists` naming the CPU's first list; the counter must be inside one CPU's lists.
@@ -298,14 +298,14 @@ pub(crate) unsafe fn count(lists: Lists, counter: usize) {
     }
 }
 
-/// The self-test's section: says in `inside` which CPU it is on, plus one, and spins until `leave` is not 0, `turns`
-/// times at most. Returns whether it was sent back.
+/// The self-test's section: writes its CPU's number plus one to `inside`, and spins until `leave` is not 0, at most `turns`
+/// times. Returns whether it was restarted.
 ///
 /// # Safety
 /// glibc registered this thread at `offset`.
 pub(super) unsafe fn spin(offset: isize, inside: &AtomicU32, leave: &AtomicU32, turns: u64) -> bool {
     let was_restarted: u32;
-    // SAFETY: touches the two flags and registers alone. The abort goes to the end.
+    // SAFETY: accesses only the two flags and registers. The abort handler jumps to the end.
     unsafe {
         asm!(
             "xor {sent:e}, {sent:e}",

@@ -1,15 +1,16 @@
-//! The sections between a list and an array's slots: numbers become words, and words numbers, on their way.
+//! The sections that move pages between a list and an array's slots, and convert between frame numbers and addresses on the
+//! way.
 //!
-//! A batch that goes from the list to a buffer and from there to the slots is stored twice and loaded twice, each time by what waits
-//! for the last store. Here it is once. What is stored by vectors of one width is loaded by vectors of that width (see
-//! [`is_wide`]), or the load waits for the cache.
+//! A batch that goes from the list to a buffer and from there to the slots is stored and loaded twice, and each load waits for
+//! the store before it. Here it is once. Words are loaded by vectors of the width that stored them (see [`is_wide`]), or the
+//! load waits for the cache.
 use super::{CPU_SHIFT, FEW, HELD, LIMIT, Lists, RESTARTS};
 use crate::lists::list::ITEMS;
 use crate::words::is_wide;
 use core::arch::asm;
 use pagemill_core::{FrameState, PAGE_SHIFT};
 
-/// Looks at the states of eight frames, in two chains.
+/// Combines the states of eight frames, in two dependency chains.
 macro_rules! look_at_eight {
     () => {
         concat!(
@@ -31,7 +32,7 @@ macro_rules! look {
     };
 }
 
-/// The loop over eight at a time of [`pop_words`]: with vectors of 16 bytes, or of 32.
+/// The loop of [`pop_words`], eight frames at a time: with vectors of 16 bytes, or of 32.
 macro_rules! words_of_eight {
     (16) => {
         concat!(
@@ -83,7 +84,7 @@ macro_rules! words_of_eight {
     };
 }
 
-/// The loop over eight at a time of [`push_words`].
+/// The loop of [`push_words`], eight frames at a time.
 macro_rules! numbers_of_eight {
     (16) => {
         concat!(
@@ -129,7 +130,7 @@ macro_rules! numbers_of_eight {
     };
 }
 
-/// Goes back to 8 while eight more are left.
+/// Jumps back to 8 while at least eight are left.
 macro_rules! next_eight {
     () => {
         concat!("add {i:e}, 8\n", "lea {x:e}, [{i} + 8]\n", "cmp {x:e}, {n:e}\n", "jbe 8b\n")
@@ -248,8 +249,9 @@ macro_rules! push_words {
 push_words!(push_words_by_16, 16);
 push_words!(push_words_by_32, 32);
 
-/// Pops `n` (1 to 64) frame numbers and stores the words of their pages at `to`, where number 0 would be at `zero`. False: there
-/// are fewer, or the list is held, or one's byte in `states` is not safe; then nothing is popped, and what is stored means nothing.
+/// Pops `n` (1 to 64) frame numbers and stores the addresses of their pages at `to`. `zero` is the address of number 0. Returns
+/// false, and pops none, if there are fewer, the list is held, or a frame's byte in `states` is not safe; then the words at
+/// `to` are unspecified.
 ///
 /// # Safety
 /// As [`pop`](super::pop); `to` has room for `n` words, and each frame on the lists has a byte at its number in `states`.
@@ -265,8 +267,8 @@ pub(crate) unsafe fn pop_words(lists: Lists, to: *mut usize, n: usize, zero: usi
     }
 }
 
-/// Pushes the frame numbers of the `n` (1 to 64) pages with the words at `from`, where number 0 would be at `zero`. False: they do
-/// not fit, or the list is held.
+/// Pushes the frame numbers of the `n` (1 to 64) pages whose addresses are at `from`. `zero` is the address of number 0.
+/// Returns false if they do not fit or the list is held.
 ///
 /// # Safety
 /// As [`pop`](super::pop); `n` words can be read at `from`.

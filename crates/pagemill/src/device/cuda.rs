@@ -1,6 +1,6 @@
 //! A GPU that reaches host memory, through the CUDA driver.
-use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
-use crate::process;
+use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, refuse_inherited};
+use crate::process::Stamp;
 use core::ops::Range;
 use pagemill_os::device::cuda::{Cuda as Context, CudaError};
 
@@ -24,8 +24,8 @@ use pagemill_os::device::cuda::{Cuda as Context, CudaError};
 #[derive(Debug)]
 pub struct Cuda {
     context: Context,
-    /// The [generation](process) that made it: the driver does not work in the child of a fork.
-    generation: u64,
+    /// The process that made it: the driver does not work in the child of a fork.
+    stamp: Stamp,
 }
 
 impl Cuda {
@@ -48,22 +48,20 @@ impl Cuda {
     /// ```
     pub fn on(number: i32) -> Result<Self, DeviceError> {
         let context = Context::open(number).map_err(unavailable)?;
-        Ok(Self { context, generation: process::generation() })
+        Ok(Self { context, stamp: Stamp::here() })
     }
 }
 
 impl DeviceMap for Cuda {
     unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
-        if self.generation != process::generation() {
-            return Err(DeviceError::Forked);
-        }
+        refuse_inherited(self.stamp)?;
         // SAFETY: the memory stays mapped, as the caller promises; who starts kernels says what they write where.
         let first = unsafe { self.context.register(memory) }.map_err(unavailable)?;
         Ok(Mapped::Linear(DeviceAddr::new(first)))
     }
 
     fn unmap(&self, memory: Range<usize>, _: &Mapped) {
-        if self.generation == process::generation() {
+        if !self.stamp.is_inherited() {
             // It fails only if the context is gone, and then so is what it knew.
             let _ = self.context.unregister(memory.start);
         }

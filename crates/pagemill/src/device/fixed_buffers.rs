@@ -3,8 +3,8 @@
 //! The kernel takes buffers of 1 GiB at most, so an arena is cut into pieces in neighbouring entries. With the entry above
 //! bit 30 the address is one number, and goes on from piece to piece as the memory does. Rings may share a table. Invariant:
 //! each ring's entries are what `starts` says, the whole time that it is unlocked.
-use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, keep};
-use crate::process;
+use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, keep, refuse_inherited};
+use crate::process::Stamp;
 use core::ops::Range;
 use pagemill_os::Errno;
 use pagemill_os::device::ring;
@@ -68,8 +68,8 @@ pub struct FixedBuffers(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
-    /// The [generation](process) that made it: the rings of a fork's child are its parent's.
-    generation: u64,
+    /// The process that made it: the rings of a fork's child are its parent's.
+    stamp: Stamp,
 }
 
 #[derive(Debug)]
@@ -127,7 +127,7 @@ impl FixedBuffers {
             }
         };
         let table = Mutex::new(Table { rings, starts: vec![None; entries] });
-        Ok(Self(Arc::new(Shared { table, generation: process::generation() })))
+        Ok(Self(Arc::new(Shared { table, stamp: Stamp::here() })))
     }
 
     /// The entry of the table with the buffer that an address is in: `buf_index` of a request.
@@ -174,7 +174,7 @@ impl FixedBuffers {
     /// }
     /// ```
     pub fn clone_to(&self, ring: BorrowedFd<'_>) -> Result<(), DeviceError> {
-        self.0.check_generation()?;
+        refuse_inherited(self.0.stamp)?;
         let other = keep(ring, "the ring cannot be kept open")?;
         let mut table = self.0.table();
         ring::clone_table(table.rings[0].as_fd(), ring, false).map_err(|errno| clone_refusal(errno, false))?;
@@ -228,9 +228,6 @@ impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    fn check_generation(&self) -> Result<(), DeviceError> {
-        if self.generation == process::generation() { Ok(()) } else { Err(DeviceError::Forked) }
-    }
 }
 
 impl Table {
@@ -268,7 +265,7 @@ impl Table {
 
 impl DeviceMap for FixedBuffers {
     unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
-        self.0.check_generation()?;
+        refuse_inherited(self.0.stamp)?;
         let pieces: Vec<Range<usize>> = memory
             .clone()
             .step_by(ring::BUFFER_MAX)
@@ -289,7 +286,7 @@ impl DeviceMap for FixedBuffers {
 
     fn unmap(&self, memory: Range<usize>, mapped: &Mapped) {
         let Mapped::Linear(addr) = *mapped else { unreachable!("an arena's buffers are neighbours") };
-        if self.0.check_generation().is_err() {
+        if self.0.stamp.is_inherited() {
             return; // They are the parent's.
         }
         let (first, n) = (usize::from(Self::index(addr)), memory.len().div_ceil(ring::BUFFER_MAX));
@@ -303,7 +300,7 @@ impl DeviceMap for FixedBuffers {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if self.check_generation().is_ok() {
+        if !self.stamp.is_inherited() {
             // The rings may have other buffers from now on, if their owners still have them.
             self.table().rings.iter().for_each(|ring| _ = ring::drop_table(ring.as_fd()));
         }

@@ -1,6 +1,6 @@
 //! Physical addresses, from the process's page map.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
-use crate::process;
+use crate::process::Stamp;
 use core::ops::Range;
 use pagemill_core::PAGE_SIZE;
 use pagemill_os::Errno;
@@ -47,8 +47,8 @@ static LOCKED: Mutex<Vec<Locked>> = Mutex::new(Vec::new());
 struct Locked {
     memory: Range<usize>,
     devices: usize,
-    /// The [generation](process) that locked it; the child of a fork has its own memory, which is not locked.
-    generation: u64,
+    /// The process that locked it; the child of a fork has its own memory, which is not locked.
+    stamp: Stamp,
 }
 
 impl Locked {
@@ -56,7 +56,7 @@ impl Locked {
         LOCKED.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn is(&self, memory: &Range<usize>) -> bool {
-        self.memory == *memory && self.generation == process::generation()
+        self.memory == *memory && !self.stamp.is_inherited()
     }
 
     /// Locks memory for one more device. False: somebody else has locked it, who unlocks it.
@@ -78,7 +78,7 @@ impl Locked {
             },
         })?;
         if !was_locked {
-            all.push(Self { memory: memory.clone(), devices: 1, generation: process::generation() });
+            all.push(Self { memory: memory.clone(), devices: 1, stamp: Stamp::here() });
         }
         Ok(!was_locked)
     }

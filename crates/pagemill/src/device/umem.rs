@@ -1,6 +1,6 @@
 //! AF_XDP: packets lie in the socket's UMEM, and an address is the offset there.
-use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, keep};
-use crate::process;
+use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, keep, refuse_inherited};
+use crate::process::Stamp;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use pagemill_core::PAGE_SIZE;
@@ -41,8 +41,8 @@ pub struct Umem {
     headroom: u32,
     /// The socket has an arena, or had one.
     is_used: AtomicBool,
-    /// The [generation](process) that made it.
-    generation: u64,
+    /// The process that made it.
+    stamp: Stamp,
 }
 
 impl Umem {
@@ -59,15 +59,13 @@ impl Umem {
             });
         }
         let socket = keep(socket, "the socket cannot be kept open")?;
-        Ok(Self { socket, chunk, headroom, is_used: AtomicBool::new(false), generation: process::generation() })
+        Ok(Self { socket, chunk, headroom, is_used: AtomicBool::new(false), stamp: Stamp::here() })
     }
 }
 
 impl DeviceMap for Umem {
     unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
-        if self.generation != process::generation() {
-            return Err(DeviceError::Forked);
-        }
+        refuse_inherited(self.stamp)?;
         if self.is_used.swap(true, Relaxed) {
             return Err(DeviceError::Unavailable {
                 what: "an AF_XDP socket has one UMEM, and this one's is another arena".to_owned(),

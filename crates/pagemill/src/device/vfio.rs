@@ -4,8 +4,8 @@
 //! numbers, from what the kernel allows. Invariants of [`Iovas`]: I1, what is taken lies within one allowed range and
 //! begins and ends at the IOMMU's smallest page. I2, no two pieces overlap. I3, nothing lies below [`LOWEST`]: a driver may
 //! read address 0 as none.
-use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
-use crate::process;
+use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, refuse_inherited};
+use crate::process::Stamp;
 use core::ops::{Range, RangeInclusive};
 use pagemill_core::PAGE_SIZE;
 use pagemill_os::Errno;
@@ -45,8 +45,8 @@ const USUAL: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=0x7f_fff
 pub struct VfioMap {
     container: OwnedFd,
     iovas: Mutex<Iovas>,
-    /// The [generation](process) that made it: a child of a fork leaves its parent's device alone.
-    generation: u64,
+    /// The process that made it: a child of a fork leaves its parent's device alone.
+    stamp: Stamp,
 }
 
 impl VfioMap {
@@ -71,7 +71,7 @@ impl VfioMap {
         }
         let container = super::keep(container, "VFIO's container cannot be kept open")?;
         let iovas = Iovas::new(asked.ranges.as_deref().unwrap_or(&USUAL), PAGE_SIZE as u64);
-        Ok(Self { container, iovas: Mutex::new(iovas), generation: process::generation() })
+        Ok(Self { container, iovas: Mutex::new(iovas), stamp: Stamp::here() })
     }
 
     /// For devices that can say no address of more than so many bits: all IOVAs are below. Without this the IOMMU alone
@@ -99,9 +99,7 @@ impl VfioMap {
 
 impl DeviceMap for VfioMap {
     unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
-        if self.generation != process::generation() {
-            return Err(DeviceError::Forked);
-        }
+        refuse_inherited(self.stamp)?;
         let len = memory.len() as u64;
         let Some(iova) = self.iovas().take(len) else {
             return Err(DeviceError::Unavailable {
@@ -121,7 +119,7 @@ impl DeviceMap for VfioMap {
 
     fn unmap(&self, memory: Range<usize>, mapped: &Mapped) {
         let Mapped::Linear(iova) = *mapped else { unreachable!("an arena's IOVAs are one piece") };
-        if self.generation != process::generation() {
+        if self.stamp.is_inherited() {
             return; // They are the parent's.
         }
         // What cannot be unmapped stays taken: nothing else gets an address that leads to this memory.

@@ -28,7 +28,7 @@ use crate::build_error::BuildError;
 use crate::device::{Device, DeviceAddr, DeviceError};
 use crate::handle::Block;
 use crate::misuse::{misuse, report};
-use crate::process::generation;
+use crate::process::Stamp;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
@@ -96,7 +96,7 @@ pub(crate) struct Pool {
     shape: Shape,
     number: Number,
     /// The process that it is of.
-    generation: u64,
+    stamp: Stamp,
     is_poisoned: bool,
     /// How many blocks a list holds.
     limit: usize,
@@ -211,7 +211,7 @@ impl DmaPool {
             words: Words::new(number.get(), shape.grain, memory),
             has_raw: AtomicBool::new(false),
             number,
-            generation: generation(),
+            stamp: Stamp::here(),
             is_poisoned,
             limit: ((1 << 20) / shape.size).clamp(LIST_MIN, LIST_MAX),
             misused: AtomicU64::new(0),
@@ -465,7 +465,7 @@ impl core::error::Error for BlocksOut {}
 
 impl Drop for DmaPool {
     fn drop(&mut self) {
-        if self.0.generation != generation() {
+        if self.0.stamp.is_inherited() {
             return; // The parent's; who held a lock of it is not here.
         }
         // SAFETY: once, here; not used after.
@@ -586,9 +586,9 @@ impl Pool {
 
     /// A block that is out as a pointer gets this state instead; its place.
     fn take_raw(&self, addr: usize, to: u8) -> Result<u32, Misuse> {
-        let found = match self.generation == generation() {
-            true => self.tables.place_at(&self.shape, addr),
-            false => Err(MisuseKind::Foreign),
+        let found = match self.stamp.is_inherited() {
+            false => self.tables.place_at(&self.shape, addr),
+            true => Err(MisuseKind::Foreign),
         };
         match found {
             Ok(place) if self.tables.change(place, RAW, to) => Ok(place),
@@ -621,7 +621,7 @@ impl Pool {
             metadata: 0,
             misused: self.misused.load(Relaxed),
         };
-        if self.generation != generation() {
+        if self.stamp.is_inherited() {
             return none; // Who held the lock is not here.
         }
         let lists = (0..self.lists.cpus()).map(|cpu| &self.lists.cpu(CpuId::new(cpu as u32)).lists[LIST.index()]);

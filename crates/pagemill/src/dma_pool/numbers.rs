@@ -3,7 +3,7 @@
 //! A number is a pool's until the pool is gone with all of its blocks, and another's then. A pool that was dropped with blocks
 //! out keeps its own for ever.
 use crate::device::DeviceError;
-use crate::process::generation;
+use crate::process::AtomicStamp;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64};
@@ -26,7 +26,7 @@ pub(super) trait TakesBack: Send + Sync {
 /// A number's pool. Made with the number's first pool, and kept for the next one.
 struct Entry {
     /// The process that the pool is of.
-    generation: AtomicU64,
+    stamp: AtomicStamp,
     /// Read while a block goes back; written when the pool goes, so that it knows how many of its blocks are out.
     pool: RwLock<Option<Arc<dyn TakesBack>>>,
 }
@@ -84,12 +84,12 @@ fn entry(number: u16) -> Option<&'static Entry> {
 pub(super) fn enter(number: &Number, pool: Arc<dyn TakesBack>) {
     let number = number.get();
     let entry = entry(number).unwrap_or_else(|| {
-        let entry = Box::leak(Box::new(Entry { generation: AtomicU64::new(0), pool: RwLock::new(None) }));
+        let entry = Box::leak(Box::new(Entry { stamp: AtomicStamp::here(), pool: RwLock::new(None) }));
         // Release pairs with the Acquire in `entry`. Nobody else stores: the number is the pool's.
         POOLS[usize::from(number)].store(entry, Release);
         entry
     });
-    entry.generation.store(generation(), Relaxed);
+    entry.stamp.renew();
     *entry.pool.write().unwrap_or_else(PoisonError::into_inner) = Some(pool);
 }
 
@@ -101,7 +101,7 @@ pub(super) fn hold(number: &Number) -> Option<RwLockWriteGuard<'static, Option<A
 
 /// Gives a block back to the pool of this number; not in the child of a fork to one of its parent's.
 pub(super) fn take_back(number: u16, word: u64) {
-    let Some(entry) = entry(number).filter(|entry| entry.generation.load(Relaxed) == generation()) else { return };
+    let Some(entry) = entry(number).filter(|entry| !entry.stamp.is_inherited()) else { return };
     if let Some(pool) = &*entry.pool.read().unwrap_or_else(PoisonError::into_inner) {
         pool.take_back(word);
     }

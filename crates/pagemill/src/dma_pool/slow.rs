@@ -3,10 +3,9 @@ use super::block::{FAR, addr_of_word};
 use super::shape::Shape;
 use super::tables::{FULL, OF_HANDLE, SAFE};
 use super::{DmaBlock, LIST, LIST_MAX, POISON_FREE, POISON_OUT, Pool, Shared};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, refuse_inherited};
 use crate::handle::Block;
 use crate::misuse::misuse;
-use crate::process::generation;
 use pagemill_core::{CpuId, Gfp, ListPolicy, Misuse, MisuseKind, PAGE_SIZE};
 use pagemill_os::{Batch, Load};
 
@@ -34,7 +33,7 @@ impl Pool {
     #[cold]
     #[inline(never)]
     pub(super) fn restock(&self, want: usize, batch: &mut Batch) {
-        if self.is_poisoned || self.generation != generation() || !self.lists.list_here(LIST).is_empty() {
+        if self.is_poisoned || self.stamp.is_inherited() || !self.lists.list_here(LIST).is_empty() {
             return;
         }
         let mut load = Load::new();
@@ -119,7 +118,7 @@ impl Pool {
     #[cold]
     pub(super) fn free_word(&self, word: u64) -> Result<(), Misuse> {
         let addr = addr_of_word(word);
-        if self.generation != generation() {
+        if self.stamp.is_inherited() {
             return Err(self.report(misuse(MisuseKind::Foreign, addr)));
         }
         let number = self.number(word).expect("a block of the pool's");
@@ -143,7 +142,7 @@ impl Pool {
     #[cold]
     #[inline(never)]
     pub(super) fn free_each(&self, words: &mut [u64]) -> usize {
-        let is_here = self.generation == generation();
+        let is_here = !self.stamp.is_inherited();
         let mut batch = Batch::new();
         for word in words.iter_mut().rev().filter(|word| **word != 0) {
             match self.number(*word).filter(|_| is_here) {
@@ -165,9 +164,7 @@ impl Pool {
 
     /// Takes up to `want` numbers off the stack, at least one, the top of it last; grows where it is empty.
     fn take(&self, gfp: Gfp, want: usize, load: &mut Load) -> Result<(), DeviceError> {
-        if self.generation != generation() {
-            return Err(DeviceError::Forked);
-        }
+        refuse_inherited(self.stamp)?;
         loop {
             self.unstack(want, load);
             if !load.is_empty() {
@@ -274,7 +271,7 @@ impl Pool {
     #[cold]
     #[inline(never)]
     pub(super) fn overflow(&self, batch: &Batch) -> bool {
-        if self.generation != generation() {
+        if self.stamp.is_inherited() {
             return false;
         }
         if self.is_poisoned {

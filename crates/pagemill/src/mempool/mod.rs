@@ -29,8 +29,9 @@ use crate::allocator::Allocator;
 use crate::bulk::{Bulk, Exact, Request, from_now};
 use crate::error::{Error, InvalidRequest};
 use crate::handle::{Block, Page};
+use crate::process::AtomicStamp;
 use crate::reclaim;
-use crate::sync::{AtomicUsize, Mutex, MutexGuard, NoFork, generation, no_fork};
+use crate::sync::{AtomicUsize, Mutex, MutexGuard, NoFork, Stamp, no_fork};
 use crate::wait::{Patience, Waits};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::{Exhausted, Gfp, Order, Why};
@@ -82,8 +83,8 @@ pub struct Mempool<S: Source> {
     out: AtomicUsize,
     misused: AtomicU64,
     waits: Waits,
-    /// The process that claims and waits are of, by [`generation`]. Written with the reserve locked.
-    generation: AtomicU64,
+    /// The process that claims and waits are of. Renewed with the reserve locked.
+    stamp: AtomicStamp,
 }
 
 struct Reserve<T> {
@@ -197,7 +198,7 @@ impl<S: Source> Mempool<S> {
             out: AtomicUsize::new(0),
             misused: AtomicU64::new(0),
             waits: Waits::default(),
-            generation: AtomicU64::new(generation()),
+            stamp: AtomicStamp::here(),
         };
         crate::registry::watch();
         pool.resize(min_nr)?;
@@ -317,7 +318,7 @@ impl<S: Source> Mempool<S> {
 
     #[cold]
     fn note_freed(&self) {
-        if self.generation.load(Relaxed) != generation() {
+        if self.stamp.is_inherited() {
             drop(self.lock()); // In a child: those who wait are not here.
         }
         self.waits.note_freed(&|()| true);
@@ -409,7 +410,7 @@ impl<S: Source> Mempool<S> {
     fn lock(&self) -> Held<'_, S::Item> {
         let no_fork = no_fork();
         let mut reserve = self.reserve.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.generation.load(Relaxed) != generation() {
+        if self.stamp.is_inherited() {
             self.forget_parent(&mut reserve);
         }
         Held { reserve, _no_fork: no_fork }
@@ -422,7 +423,7 @@ impl<S: Source> Mempool<S> {
         reserve.needs.clear();
         self.lacks.store(reserve.lacks(self.min_nr.load(Relaxed)), Relaxed);
         self.waits.forget_after_fork();
-        self.generation.store(generation(), Relaxed);
+        self.stamp.renew();
     }
 }
 
@@ -516,7 +517,7 @@ impl<S: Source> Mempool<S> {
             }
             reserve.needs.push(request.most);
         }
-        let _need = Need { pool: self, count: request.most, generation: generation() };
+        let _need = Need { pool: self, count: request.most, stamp: Stamp::here() };
         let patience = Patience { deadline: request.timeout.map(from_now), cancel: request.cancel };
         let served =
             self.waits.wait((), &patience, None, |_| attempt().map(|is_served| is_served.then_some(true)).transpose());
@@ -538,14 +539,14 @@ fn short(request: &Request<'_>, got: usize, order: Order) -> Error {
 struct Need<'p, S: Source> {
     pool: &'p Mempool<S>,
     count: usize,
-    generation: u64,
+    stamp: Stamp,
 }
 
 impl<S: Source> Drop for Need<'_, S> {
     fn drop(&mut self) {
         let needs = &mut self.pool.lock().needs;
         // If the source forked, this is the child, where it is forgotten.
-        let at = needs.iter().position(|&need| need == self.count && self.generation == generation());
+        let at = needs.iter().position(|&need| need == self.count && !self.stamp.is_inherited());
         if let Some(at) = at {
             needs.swap_remove(at);
         }
@@ -720,20 +721,19 @@ struct Claim<'p, S: Source> {
     /// In the hand.
     held: usize,
     /// The process that it was promised in.
-    generation: u64,
+    stamp: Stamp,
 }
 
 impl<'p, S: Source> Claim<'p, S> {
     fn new(pool: &'p Mempool<S>, count: usize) -> Self {
-        Self { pool, left: count, hand: [const { None }; HANDFUL], held: 0, generation: generation() }
+        Self { pool, left: count, hand: [const { None }; HANDFUL], held: 0, stamp: Stamp::here() }
     }
 
     /// The reserve, in which `left` elements are claimed. If the callback forked, this is the child, where no claim holds: it
     /// claims the rest again, or gives it up if that is no longer there.
     fn lock(&mut self) -> Held<'p, S::Item> {
         let mut reserve = self.pool.lock();
-        if self.generation != generation() {
-            self.generation = generation();
+        if self.stamp.renew() {
             if reserve.available() < self.left {
                 self.pool.out.fetch_sub(self.left, Relaxed);
                 self.left = 0;

@@ -19,7 +19,7 @@ use super::pins::Pins;
 use crate::build_error::BuildError;
 use crate::memory::Memory;
 use crate::misuse::{misuse, report};
-use crate::process;
+use crate::process::Stamp;
 use crate::shared::{Lack, Shared};
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -102,8 +102,8 @@ pub(crate) struct Body {
     /// Some of it went back to the system, and is fresh again: fresh frames may have been handed out before.
     pub(super) has_given_back: AtomicBool,
     pub(crate) pins: Pins,
-    /// The [generation](crate::process) that mapped it.
-    pub(super) opened_in: u64,
+    /// The process that mapped it.
+    pub(super) opened_in: Stamp,
     pub(super) memory: ManuallyDrop<Mapping>,
     pub(super) metadata: ManuallyDrop<Mapping>,
     /// What of a large zone was ever used; a child shares it.
@@ -216,7 +216,7 @@ impl Body {
             is_handed_on: AtomicBool::new(false),
             has_given_back: AtomicBool::new(false),
             pins: Pins::default(),
-            opened_in: process::generation(),
+            opened_in: Stamp::here(),
             memory: ManuallyDrop::new(memory),
             metadata: ManuallyDrop::new(metadata),
             used: ManuallyDrop::new(used),
@@ -363,12 +363,12 @@ impl Zone {
 
     /// Did this process inherit memory that it shares with its parent, whose pages these are?
     pub(crate) fn is_inherited(&self) -> bool {
-        self.memory.is_shared() && self.opened_in != process::generation()
+        self.memory.is_shared() && self.opened_in.is_inherited()
     }
 
     /// Was it there before this process was forked?
     pub(crate) fn was_forked(&self) -> bool {
-        self.opened_in != process::generation()
+        self.opened_in.is_inherited()
     }
 
     /// The mapping with the pages.
@@ -387,7 +387,7 @@ impl Zone {
     /// Is a frame that nobody had since the system gave it known to be zero? Not in the child of a fork: what another thread
     /// of the parent did to it meanwhile, the child may have and the state that it copied may not say.
     pub(crate) fn is_zeroed(&self) -> bool {
-        self.is_zeroed && !self.is_handed_on.load(Relaxed) && self.opened_in == process::generation()
+        self.is_zeroed && !self.is_handed_on.load(Relaxed) && !self.opened_in.is_inherited()
     }
 
     /// Are all of these words those of pages of this arena?

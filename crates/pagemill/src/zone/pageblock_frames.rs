@@ -2,7 +2,7 @@
 use super::body::Zone;
 use super::free::finish;
 use super::states::FULL;
-use crate::process::generation;
+use crate::process::Stamp;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{FrameState, Gfp, Giving, Handful, Level};
 use pagemill_os::Batch;
@@ -13,12 +13,12 @@ use pagemill_os::Batch;
 pub(crate) struct PageblockFrames {
     zone: Option<&'static Zone>,
     frames: Handful,
-    /// When they were taken: see [`adopt`](Self::adopt).
-    generation: u64,
+    /// The process that they were taken in: see [`adopt`](Self::adopt).
+    stamp: Stamp,
 }
 
 impl PageblockFrames {
-    pub(crate) const NONE: Self = Self { zone: None, frames: Handful::new(), generation: 0 };
+    pub(crate) const NONE: Self = Self { zone: None, frames: Handful::new(), stamp: Stamp::FIRST };
 
     /// Are there frames of this zone?
     fn is_of(&self, zone: &Zone) -> bool {
@@ -56,16 +56,15 @@ impl PageblockFrames {
         let list = zone.lists.list_here(gfp.mobility());
         let floor = zone.floor(gfp, level);
         self.frames = zone.buddy.take_handful(&list.bound, most, gfp.mobility(), floor);
-        (self.zone, self.generation) = (Some(zone), generation());
+        (self.zone, self.stamp) = (Some(zone), Stamp::here());
     }
 
     /// In the child of a fork, which a callback may be, what nobody has is counted and marked as somebody's. These are this
     /// request's: neither handed out nor free.
     fn adopt(&mut self, zone: &Zone) {
-        if self.generation == generation() {
+        if !self.stamp.renew() {
             return;
         }
-        self.generation = generation();
         zone.stats_here().direct_in.fetch_add(self.frames.len() as u64, Relaxed);
         let mut frames = self.frames.clone();
         while FULL && let Some((first, mask)) = frames.next_word(64) {

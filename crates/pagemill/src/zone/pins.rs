@@ -3,7 +3,7 @@
 //! The kernel pins what is registered (io_uring, AF_XDP, VFIO): after the system took a page back, the device would go on
 //! with the old one, and the process have another at the same address. So giving back is a section, which the first
 //! device holds back and the last one lets in again.
-use crate::process;
+use crate::process::Stamp;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pagemill_core::Lock;
 use pagemill_os::{SLEEP, Sections};
@@ -21,8 +21,8 @@ pub(crate) struct Pins {
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pins: &'static Pins,
-    /// The [generation](process) that pinned it. A child's copy of the memory is no device's.
-    generation: u64,
+    /// The process that pinned it. A child's copy of the memory is no device's.
+    stamp: Stamp,
 }
 
 /// Until it is dropped, some of the zone's memory goes back to the system.
@@ -37,7 +37,7 @@ impl Pins {
             self.giving.hold_back();
         }
         self.lock.release(SLEEP);
-        Pinned { pins: self, generation: process::generation() }
+        Pinned { pins: self, stamp: Stamp::here() }
     }
 
     /// For whoever gives some of it back; none while a device has it.
@@ -55,7 +55,7 @@ impl Pins {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if self.generation != process::generation() {
+        if self.stamp.is_inherited() {
             return;
         }
         self.pins.lock.take(SLEEP);
