@@ -1,4 +1,8 @@
-//! The allocator: arenas, the zone over each and the per-CPU lists above that.
+//! The allocator handle: what a program holds, clones and closes.
+//!
+//! It stands above the path of every request. [`Allocator`] refers to the allocator's [`Zones`], which are freed when
+//! the last handle is dropped. A zone with pages out outlives the handle: [`Owner`] marks each zone as ownerless, and
+//! the free of its last page ends it (`registry.rs`).
 use crate::error::{Error, InvalidRequest};
 use crate::process::no_fork;
 use crate::registry;
@@ -8,11 +12,11 @@ use pagemill_core::{CpuId, NodeMask, PageCount};
 use pagemill_os::Backend;
 use std::sync::{Arc, Weak};
 
-/// An allocator of pages: a handle that is cheap to clone, and that threads share or take with them. See the
-/// [crate's front page](crate) for a program.
+/// An allocator of pages. It is a handle: cheap to clone, and threads may share one or own a clone each. The [crate's
+/// front page](crate) shows a program.
 ///
-/// Pages keep their memory alive: when the last handle is dropped while pages are out, each arena stays until its last page
-/// comes back, and goes then.
+/// Pages keep their memory alive. If the last handle is dropped while pages are out, each arena stays until its last
+/// page is freed, and is unmapped then.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp};
@@ -27,12 +31,14 @@ use std::sync::{Arc, Weak};
 /// ```
 ///
 /// # Fork
-/// The child of a `fork` goes on with a copy of each allocator (C4.4): what anybody had stays handed out there, everything
-/// else is free. Memory that both processes see, a memfd's or what was brought and is shared, stays the parent's: the child
-/// gets no page of it and gives none back to the system. All that is done by the C library's fork handlers. `_Fork`, a `fork`
-/// or `clone` system call made by hand, and whatever else runs no `pthread_atfork` handlers, recover nothing: a child made so
-/// must not use Pagemill, unless to exec. A signal handler that interrupted a call of Pagemill's must not fork: the child would
-/// count what that call was changing, and then change it once more.
+/// The child of a `fork` continues with a copy of each allocator (C4.4). Pages that were handed out at the fork stay
+/// handed out in the child; all other pages are free there. Memory that both processes see, a memfd or shared memory
+/// that was brought, stays the parent's: the child gets no page of it and returns none of it to the system.
+///
+/// The C library's fork handlers do this work. `_Fork`, a raw `fork` or `clone` system call, and anything else that
+/// runs no `pthread_atfork` handlers skip it: a child made that way must not use Pagemill until it execs. A signal
+/// handler that interrupted a call into Pagemill must not fork: the child would count the frames that this call is
+/// changing, and then return into the call, which would change them once more.
 #[derive(Clone)]
 pub struct Allocator {
     nodes: Kept,
@@ -51,7 +57,7 @@ impl fmt::Debug for Allocator {
     }
 }
 
-/// Ends the allocator when the last handle is gone.
+/// Ends the allocator when the last handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Owner(Kept);
 
@@ -64,8 +70,8 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.zones().reclaim.stop();
-        // All of them before any ends, and in one section: the child of a fork would keep those that are not, and look at zonelists
-        // with zones that ended.
+        // Abandon all zones before any ends, in one section that no fork interrupts. Otherwise a forked child could
+        // keep a zone that is not abandoned yet, and with it zonelists that name zones which have ended.
         let zones = self.zones().ever();
         let section = no_fork();
         zones.iter().for_each(|zone| zone.abandon());
@@ -75,13 +81,13 @@ impl Drop for Owner {
                 registry::come_home(zone);
             }
         }
-        // SAFETY: once, and no handle is left.
+        // SAFETY: this runs once, as the last handle is dropped, so no other handle leads to the zones.
         unsafe { self.0.free() };
         registry::bury();
     }
 }
 
-/// [`Allocator::close`] was refused: pages are out.
+/// The error of [`Allocator::close`]: pages are still handed out.
 ///
 /// ```
 /// # use pagemill::{Allocator, Gfp};
@@ -96,14 +102,14 @@ impl Drop for Owner {
 #[derive(Debug, thiserror::Error)]
 #[error("the allocator still has {pages_out} handed out; free them first")]
 pub struct StillOut {
-    /// The allocator, as it was.
+    /// The allocator, unchanged.
     pub allocator: Allocator,
     /// How many pages are out.
     pub pages_out: PageCount,
 }
 
 impl Allocator {
-    /// Is this address in its memory?
+    /// Whether this address lies in the allocator's memory.
     pub(crate) fn has_address(&self, addr: usize) -> bool {
         registry::by_address(addr).is_some_and(|(zone, _)| core::ptr::eq(&*zone.shared, &*self.zones().shared))
     }
@@ -122,7 +128,7 @@ impl Allocator {
         Arc::downgrade(&self.owner)
     }
 
-    /// The list backend in force.
+    /// The backend of the per-CPU lists.
     pub fn backend(&self) -> Backend {
         self.zones().first().lists.backend()
     }
@@ -130,27 +136,28 @@ impl Allocator {
     pub fn cpus(&self) -> usize {
         self.zones().first().lists.cpus()
     }
-    /// How many pages it manages.
+    /// The number of pages that the allocator manages.
     pub fn managed_pages(&self) -> PageCount {
         PageCount::new(self.zones().in_use().map(|zone| zone.frames()).sum())
     }
-    /// What the free/used state of a frame costs, in bits (C10.3: at most 2).
+    /// The cost of a frame's free state, in bits (C10.3: at most 2).
     pub fn metadata_bits_per_frame(&self) -> f64 {
         self.zones().first().metadata_bits_per_frame()
     }
 
-    /// Takes what all CPUs' lists hold back to the zones. Their owners go on meanwhile (C4.3). Returns the pages that
-    /// were moved.
+    /// Moves the frames on all CPUs' lists to the zones, while the CPUs keep using their lists (C4.3). Returns the
+    /// number of pages moved.
     ///
-    /// Restartable sequences take `membarrier` for the lists of other CPUs. Where a sandbox that was put up after the
-    /// allocator was built forbids it, those lists are left alone: what they hold serves requests on their own CPUs.
+    /// With restartable sequences, draining another CPU's list needs `membarrier`. If a sandbox was entered after the
+    /// allocator was built and forbids `membarrier`, other CPUs' lists are skipped: their pages still serve requests on
+    /// those CPUs.
     pub fn drain(&self) -> PageCount {
         PageCount::new(self.zones().drain_all())
     }
-    /// Takes what one CPU's lists hold back to the zones.
+    /// Moves the frames on one CPU's lists to the zones.
     ///
     /// # Errors
-    /// [`InvalidRequest::NoSuchCpu`] if there is no such CPU.
+    /// [`InvalidRequest::NoSuchCpu`] if no CPU has this number.
     pub fn drain_cpu(&self, cpu: CpuId) -> Result<PageCount, Error> {
         if cpu.get() >= self.cpus() {
             return Err(InvalidRequest::NoSuchCpu { cpu: cpu.get(), cpus: self.cpus() }.into());
@@ -158,8 +165,8 @@ impl Allocator {
         Ok(PageCount::new(self.zones().all().iter().map(|zone| zone.drain_cpu(cpu)).sum()))
     }
 
-    /// Allows requests the memory of these nodes alone, from each request's next refill on (C3.7: the kernel's cpuset).
-    /// Pages that are out stay out.
+    /// Restricts requests to the memory of these nodes, as the kernel's cpuset does (C3.7). It takes effect at each
+    /// request's next refill. Pages that are already handed out are unaffected.
     ///
     /// # Errors
     /// [`InvalidRequest::NoSuchNode`] if the allocator has no memory on any of them.
@@ -175,12 +182,12 @@ impl Allocator {
         Ok(self.zones().set_allowed(&registry::lock(), nodes)?)
     }
 
-    /// Closes this handle, and with it the allocator if no other one is left. `Ok` says that no page is out, not that the
-    /// memory is unmapped: while clones of the handle are about, the allocator stays open, and they may go on with it.
-    /// A [`Registered`](crate::Registered) shrinker holds one too.
+    /// Closes this handle. If it is the last one, the allocator is closed and its memory unmapped. `Ok` means that no
+    /// page is out; while clones of the handle exist, the allocator stays open and they remain usable. A
+    /// [`Registered`](crate::Registered) shrinker holds a clone too.
     ///
     /// # Errors
-    /// [`StillOut`] with the number of pages, while some are out; nothing has changed then.
+    /// [`StillOut`], with the number of pages that are out. Nothing has changed in this case.
     pub fn close(self) -> Result<(), StillOut> {
         let arenas = self.zones().ever();
         arenas.iter().for_each(|zone| _ = zone.drain_all());
@@ -191,10 +198,11 @@ impl Allocator {
     }
 }
 
-/// Do restartable sequences work here? Tried once, for real; [`Builder::build`](crate::Builder::build) asks it too.
+/// Tests whether restartable sequences work on this system, by running one. The test runs once, and
+/// [`Builder::build`](crate::Builder::build) uses its result too.
 ///
 /// # Errors
-/// Why not.
+/// The reason why they do not work.
 ///
 /// ```
 /// match pagemill::self_test() {
@@ -217,7 +225,7 @@ mod tests {
     use pagemill_core::{CpuId, ListPolicy, SlowEvent, WordTable};
 
     #[test]
-    fn a_list_that_takes_nothing_does_not_grow() {
+    fn the_list_of_a_retired_zone_does_not_grow() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
         let zone = allocator.zones().first();
         let policy = || zone.lists.list_here(Mobility::Unmovable).policy();
@@ -230,9 +238,9 @@ mod tests {
         assert_ne!(policy(), before);
     }
 
-    /// One drain moves 768 of a list of 1024, by the CPU's table, and 256 where another call has the table.
+    /// One drain moves 768 pages of a list of 1024 with the CPU's table, and 256 while another call holds the table.
     #[test]
-    fn a_list_in_no_order_is_drained_in_large_parts_and_without_its_table_in_small_ones() {
+    fn an_unordered_list_drains_768_pages_with_its_table_and_256_without() {
         for is_held in [false, true] {
             let allocator = Allocator::builder().memory(Memory::anonymous(1 << 15)).cpus(1, || 0).build().unwrap();
             let cpu = allocator.zones().first().lists.cpu(CpuId::new(0));
@@ -255,37 +263,33 @@ mod tests {
     }
 
     #[test]
-    fn a_child_forked_amid_the_drop_of_the_last_handle_ends_all_arenas() {
+    fn a_child_forked_while_the_last_handle_drops_ends_all_zones() {
         let allocator = (0..3).fold(Allocator::builder(), |builder, _| builder.memory(Memory::anonymous(64))).build();
         let allocator = allocator.unwrap();
         let number = allocator.zones().number;
         let arenas = allocator.zones().ever();
         let addrs: Vec<usize> = arenas.iter().map(|zone| zone.base()).collect();
         let is_there = |addr| by_address(addr).is_some_and(|(zone, _)| zone.shared.number == number);
-        // The thread that drops the handle waits for this at the second one, and has not come to the third.
+        // The dropping thread now waits at the second zone, before it reaches the third.
         assert!(arenas[1].opening.try_enter());
         let dropping = std::thread::spawn(|| drop(allocator));
-        until("a thread at the second arena", || {
+        until("the dropping thread is at the second zone", || {
             let is_open = arenas[1].opening.try_enter();
             is_open.then(|| arenas[1].opening.leave()).is_none()
         });
-        // SAFETY: the child calls what may be called in the child of a program with threads.
+        // SAFETY: the child calls only functions that are allowed in the child of a multi-threaded program.
         match unsafe { libc::fork() } {
             0 => {
                 let left = addrs.iter().filter(|&&addr| is_there(addr)).count();
-                // SAFETY: ends the child without what the parent's exit runs.
+                // SAFETY: ends the child without the parent's exit handlers.
                 unsafe { libc::_exit(left as i32) }
             }
             child => {
                 arenas[1].opening.leave();
                 let mut status = 0;
-                // SAFETY: the child made above.
+                // SAFETY: waits for the child forked above.
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-                assert_eq!(
-                    libc::WEXITSTATUS(status),
-                    0,
-                    "arenas are left in the child, over zonelists of others that ended"
-                );
+                assert_eq!(libc::WEXITSTATUS(status), 0, "the child kept zones whose zonelists name ended zones");
                 assert_eq!(status, 0);
             }
         }

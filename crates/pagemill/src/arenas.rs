@@ -1,4 +1,8 @@
-//! An allocator's arenas: what it has, adding some and retiring them.
+//! An allocator's arenas: listing, adding and retiring them.
+//!
+//! This is no request's way: a program calls it to grow or shrink an allocator. Each arena is one [`Zone`]. A retired
+//! one is kept for memory like it that is added later, because a request may still walk over it (N1 in `zones.rs`).
+//! Every change is made with the registry held.
 use crate::allocator::Allocator;
 use crate::build_error::BuildError;
 use crate::memory::Memory;
@@ -9,7 +13,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{NodeId, PageCount, Unused, ZoneKind};
 
-/// An allocator's piece of memory, for [`Allocator::retire`].
+/// Names an arena, for [`Allocator::retire`] and [`Allocator::memfd`].
 ///
 /// ```
 /// use pagemill::{Allocator, Memory};
@@ -24,11 +28,11 @@ use pagemill_core::{NodeId, PageCount, Unused, ZoneKind};
 pub struct ArenaId {
     allocator: u64,
     number: usize,
-    /// How often it was taken up again before.
+    /// How often the arena was reused before.
     turn: u32,
 }
 
-/// What an arena is: see [`Allocator::arenas`].
+/// An arena's description: see [`Allocator::arenas`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ArenaInfo {
@@ -38,11 +42,11 @@ pub struct ArenaInfo {
     pub range: Range<usize>,
     /// Its size.
     pub pages: PageCount,
-    /// Where it is.
+    /// The node that it is on.
     pub node: NodeId,
-    /// Whether devices with 32 address bits reach it.
+    /// Whether devices with 32 address bits can reach it.
     pub kind: ZoneKind,
-    /// It hands out nothing any more. What is out of it stays in use until it comes back.
+    /// It was retired: no page of it is handed out any more. Pages that are out remain usable until they are freed.
     pub is_retired: bool,
 }
 
@@ -55,8 +59,8 @@ impl Zones {
         zone.filter(|zone| id == self.id(id.number, zone))
     }
 
-    /// An arena that was retired, of memory like this, of which nothing is out. It is as good as a new one, and a request that
-    /// still walks over it from before finds a valid arena.
+    /// A retired zone of memory like this with no page out. It is as good as a new one, and a request that still walks
+    /// over it from before finds a valid zone.
     fn retired_like(&self, memory: &Memory) -> Option<(usize, &'static Zone)> {
         let is_like = |zone: &Zone| zone.is_retired() && zone.is_lone() && memory.is_served_by_retired(&zone.described);
         let is_whole = |zone: &Zone| {
@@ -66,34 +70,35 @@ impl Zones {
         self.ever().into_iter().enumerate().find(|(_, zone)| is_like(zone) && is_whole(zone))
     }
 
-    /// Has an arena in use again that was retired.
+    /// Puts a retired zone to use again.
     fn take_up(&self, held: &registry::Writing, zone: &Zone) {
         zone.turn.fetch_add(1, Relaxed);
         zone.is_low.store(false, Relaxed);
         zone.retired.store(false, Relaxed);
         self.publish(held);
-        // Published first: a request that stops waiting meanwhile opens the lists of the arenas that it finds.
+        // Published first: a request whose wait ends meanwhile opens the lists of the zones that it finds in the
+        // zonelist.
         zone.settle_lists();
         self.tell_who_waits();
     }
 }
 
 impl Allocator {
-    /// All its memory, in the order in which it came, retired arenas included: for registering it with a device (io_uring,
-    /// AF_XDP, VFIO) in one go, or telling its pages from others. What is there never moves.
+    /// All arenas, in the order in which they were added, retired ones included. Use it to register all memory with a
+    /// device (io_uring, AF_XDP, VFIO), or to recognise the allocator's pages. An arena never moves.
     ///
     /// ```
     /// use pagemill::{Allocator, Gfp, Memory};
     /// let memory = [Memory::anonymous(1024), Memory::memfd(512)];
     /// let allocator = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory)).build()?;
     /// let arenas = allocator.arenas();
-    /// // As IORING_REGISTER_BUFFERS wants it: one entry for each arena, and a page's index tells which one it is in.
+    /// // As IORING_REGISTER_BUFFERS wants it: one entry for each arena. A page's buffer index is its arena's index.
     /// let iovecs: Vec<(usize, usize)> = arenas.iter().map(|arena| (arena.range.start, arena.range.len())).collect();
     /// assert_eq!(iovecs.iter().map(|iovec| iovec.1).sum::<usize>(), 1536 * 4096);
     /// let page = allocator.alloc_page(Gfp::KERNEL)?;
     /// assert!(arenas.iter().any(|arena| arena.range.contains(&page.addr())));
-    /// // What another process is to map.
-    /// // SAFETY: nobody writes by it here.
+    /// // Another process can map the memfd.
+    /// // SAFETY: nothing writes to the file here.
     /// assert!(unsafe { allocator.memfd(arenas[0].id).is_none() && allocator.memfd(arenas[1].id).is_some() });
     /// # Ok::<(), pagemill::Error>(())
     /// ```
@@ -110,8 +115,8 @@ impl Allocator {
         zones.ever().iter().enumerate().map(describe).collect()
     }
 
-    /// Lets the allocator grow. If an arena of memory like this was [retired](Self::retire) and none of its pages is out, it is
-    /// taken up again, by another [`ArenaId`]; its statistics go on.
+    /// Adds memory to the allocator. If an arena of memory like this was [retired](Self::retire) and no page of it is
+    /// out, that arena is reused under a new [`ArenaId`]; its statistics continue.
     ///
     /// # Errors
     /// As [`Builder::build`](crate::Builder::build).
@@ -129,14 +134,14 @@ impl Allocator {
         Ok(zones.id(number, added))
     }
 
-    /// Lets the allocator shrink: nothing more is handed out of that arena, and what is free of it goes back to the
-    /// system, unless a device has it registered; so do pages that come back later, when this is called again. Its
-    /// address space stays until the allocator is closed, for memory like it that is [added](Self::add_memory).
-    /// Returns how many of its pages are still out.
+    /// Retires an arena: no page of it is handed out any more, and its free pages go back to the system, unless a
+    /// device has them registered. Pages that are freed later go back when this is called again. The address space
+    /// stays reserved until the allocator is closed, for memory like it that is [added](Self::add_memory). Returns how
+    /// many pages are still out.
     ///
     /// # Errors
-    /// [`BuildError::LastArena`]: an allocator keeps one. [`BuildError::NoSuchArena`]: it is another allocator's, or its memory was
-    /// taken up again since, and has another name.
+    /// [`BuildError::LastArena`]: an allocator keeps at least one arena. [`BuildError::NoSuchArena`]: the name is
+    /// another allocator's, or the arena was reused and has a new name.
     pub fn retire(&self, arena: ArenaId) -> Result<PageCount, BuildError> {
         let held = registry::lock();
         let zones = self.zones();
@@ -153,8 +158,8 @@ impl Allocator {
         Ok(PageCount::new(zone.out_at_rest()))
     }
 
-    /// What the system refused when memory was added that need not be as it was described: see
-    /// [`Memory::or_ordinary`] and [`Memory::within_limit`]. In the order in which it happened.
+    /// What the system refused while memory was added that allows a fallback: see [`Memory::or_ordinary`] and
+    /// [`Memory::within_limit`]. In the order in which it happened.
     ///
     /// ```
     /// use pagemill::{Allocator, Memory};
@@ -171,14 +176,16 @@ impl Allocator {
         self.zones().notes()
     }
 
-    /// The file behind an arena made of one, for another process to map; none if this one is not, or another allocator's.
-    /// [`Memory::memfd`] shows how. From then on each page that is asked for with `ZERO` is zeroed, whatever is known of it.
+    /// The file behind an arena made by [`Memory::memfd`], for another process to map; that function's example shows
+    /// how. `None` if the arena has no file, or is another allocator's. From then on every page that is asked for with
+    /// `ZERO` is zeroed, even one known to be fresh.
     ///
     /// # Safety
-    /// Whoever has the file can write to every page, by `write`, by a mapping of it, or by a hole punched into it. They must
-    /// not while a reference to the page's bytes lives: while a [`Page`](crate::Page) or [`Block`](crate::Block) is
-    /// dereferenced, only what agreed so with its owner may write, to bytes that are then read as raw memory
-    /// ([`as_ptr`](crate::Page::as_ptr)). Nobody may write to a page that is not handed out to somebody who agreed to it.
+    /// Code that has the file can write to every page: by `write`, through a mapping, or by punching a hole. It must
+    /// not write to a page's bytes while a reference to them lives. So while a [`Page`](crate::Page) or
+    /// [`Block`](crate::Block) is dereferenced, only code that agreed with its owner may write, and the owner must read
+    /// those bytes as raw memory ([`as_ptr`](crate::Page::as_ptr)). Nothing may write to a page that is not handed out
+    /// to an owner who agreed to it.
     pub unsafe fn memfd(&self, arena: ArenaId) -> Option<std::os::fd::BorrowedFd<'_>> {
         let zone = self.zones().by_id(arena)?;
         let fd = zone.memory().fd()?;
@@ -192,11 +199,11 @@ mod tests {
     use crate::{Allocator, Memory, Order};
 
     #[test]
-    fn nothing_of_a_retired_arena_is_withheld() {
+    fn a_retired_arena_has_no_withheld_frames() {
         let allocator = Allocator::builder().pages(512).build().unwrap();
         let added = allocator.add_memory(Memory::anonymous(512)).unwrap();
         let zone = allocator.zones().by_id(added).unwrap();
-        // As for a request that waits.
+        // As a request that waits does.
         assert!(zone.buddy.withhold(Order::PAGEBLOCK, pagemill_core::PageblockId::FIRST).is_some());
         assert_eq!(zone.buddy.withheld_frames(), 512);
         assert_eq!(allocator.retire(added).unwrap().get(), 0);

@@ -1,45 +1,50 @@
-//! What a request for one block says, or a bulk request for each of its blocks: flags, order, nodes, policy, how long it waits.
+//! The parameters of a request for one block: flags, order, nodes, policy, how long it waits. A bulk request has one such
+//! context for all its blocks.
+//!
+//! It stands between a request's public form (`path.rs`, `bulk/`) and the walk over the zones: the walk, reclaim and
+//! waiting read it, and nothing below them does. It is plain data without locks.
 use crate::shared::Lack;
 use crate::wait::Patience;
 use crate::zone::Zone;
 use crate::zones::Zones;
 use pagemill_core::{Gfp, NodeId, NodeMask, Order, Policy};
 
-/// What a request may have, and from where.
+/// What a request may allocate, and from which zones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AllocContext<'c> {
     pub(crate) gfp: Gfp,
     pub(crate) order: Order,
-    /// How far one block of it may go.
+    /// How far the request goes for one of its blocks.
     pub(crate) effort: Effort,
-    /// Nodes that the caller allows; the allocator's allowed set is looked at besides, at every step.
+    /// Nodes that the caller allows. The allocator's allowed set applies as well, and is read again at every step.
     pub(crate) nodes: NodeMask,
     pub(crate) policy: Policy,
     pub(crate) patience: Patience<'c>,
 }
 
-/// How far a request goes for one block, where its flags allow it.
+/// How far a request goes for one block, as far as its flags allow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Effort {
-    /// It takes what there is.
+    /// It takes a free block or none.
     Take,
-    /// It has shrinkers called too. It has other blocks in hand, and so does not wait (C3.20).
+    /// It also calls shrinkers. It does not wait, since it already holds other blocks (C3.20).
     Reclaim,
-    /// It waits too.
+    /// It also waits.
     Wait,
 }
 
 impl<'c> AllocContext<'c> {
-    /// For a request that says nothing but its flags.
+    /// The context of a request that specifies only its flags and order.
     pub(crate) fn plain(zones: &Zones, gfp: Gfp, order: Order) -> Self {
         let (policy, patience) = (zones.policy(), Patience::default());
         Self { gfp, order, effort: Effort::Wait, nodes: NodeMask::ALL, policy, patience }
     }
 
-    /// What it lacks while it needs `blocks` blocks at once; `from` is the node that it begins with.
+    /// What the request lacks while it needs `blocks` blocks at once. `from` is the node that it prefers.
     pub(crate) fn lack(&self, from: NodeId, blocks: usize) -> Lack {
         let only = match self.policy {
-            Policy::Interleave(_) => NodeMask::ALL, // The turn moves on with each request: it tells no kinds apart.
+            // The preferred node changes with each request, so it does not tell kinds of request apart.
+            Policy::Interleave(_) => NodeMask::ALL,
             _ if self.gfp.contains(Gfp::THISNODE) => NodeMask::only(from),
             _ => NodeMask::ALL,
         };
@@ -47,7 +52,7 @@ impl<'c> AllocContext<'c> {
         Lack { order: self.order, blocks, nodes, is_dma32: self.gfp.contains(Gfp::DMA32) }
     }
 
-    /// The nodes that its blocks come from in turn; none where they don't.
+    /// The nodes that its blocks come from in turn; empty unless the policy is interleave.
     pub(crate) fn among(&self, zones: &Zones) -> NodeMask {
         match self.policy {
             Policy::Interleave(among) => among.and(self.nodes).and(zones.allowed()).and(zones.populated()),
@@ -55,18 +60,18 @@ impl<'c> AllocContext<'c> {
         }
     }
 
-    /// Does it wait for as long as it says, also where nothing promises that memory comes back?
+    /// Whether it waits as long as it says even if nothing promises that memory will be freed.
     pub(crate) fn is_endless(&self) -> bool {
         self.gfp.contains(Gfp::NOFAIL) || self.patience.deadline.is_some()
     }
 
-    /// The node to begin with, for `n` blocks: where they come from nodes in turn, each takes one. `THISNODE` without
-    /// another word is that of the caller's CPU.
+    /// The preferred node, for `n` blocks. With the interleave policy, each block takes one turn. `THISNODE` without a
+    /// policy means the node of the caller's CPU.
     pub(crate) fn first_node(&self, zones: &Zones, n: usize) -> NodeId {
         zones.take_turns(self.among(zones), n).unwrap_or_else(|| self.policy.first(zones.node()))
     }
 
-    /// May it have memory of this arena, just now?
+    /// Whether the request may take memory of this zone now.
     #[inline]
     pub(crate) fn allows(&self, zones: &Zones, from: NodeId, zone: &Zone) -> bool {
         let allowed = zones.allowed().and(self.nodes).and(self.policy.nodes());

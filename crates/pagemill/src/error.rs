@@ -1,12 +1,12 @@
-//! The kinds of error, told apart by type (C10.1).
+//! The errors of requests. Their kinds differ by type (C10.1): exhausted, invalid request, misuse.
 use crate::build_error::{BuildError, SetOf};
 use pagemill_core::{Exhausted, Invalid, Misuse};
 use pagemill_os::BackendName;
 
-/// Why a request brought nothing, or not what it must.
+/// Why a request failed, or delivered less than it must.
 ///
-/// Any other error of this crate that `?` meets on the way to a request turns into it, so that one type does for a function
-/// that makes an allocator and uses it:
+/// Every other error of this crate that a request may meet converts into this type with `?`, so one type suffices for a
+/// function that makes an allocator and uses it:
 /// ```
 /// use pagemill::{Allocator, BuildError, Error, Gfp, Order};
 /// fn first_byte(pages: usize, order: u8) -> Result<u8, Error> {
@@ -21,16 +21,16 @@ use pagemill_os::BackendName;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No memory now; try later, ask for less, or free some.
+    /// No memory now. Try later, ask for less, or free some.
     #[error("exhausted: {0}")]
     Exhausted(#[from] Exhausted),
-    /// The caller's arguments; trying again with the same ones fails again.
+    /// The arguments are wrong; the same request would fail again.
     #[error("invalid request: {0}")]
     Invalid(#[from] InvalidRequest),
     /// A double free, a foreign page or a wrong order. Nothing was changed.
     #[error("misuse: {0}")]
     Misuse(#[from] Misuse),
-    /// No request's: an allocator could not be made, or changed, as was asked.
+    /// An allocator could not be built or changed as asked. No request returns this.
     #[error(transparent)]
     Build(#[from] BuildError),
 }
@@ -50,29 +50,29 @@ pub enum Error {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRequest {
-    /// A value that no request can have: an order above the largest, flags that exclude each other.
+    /// A value that is invalid in every request: an order above the largest, or flags that exclude each other.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// A request counts at most `i32::MAX` blocks, as the kernel's interface does.
+    /// The count is above `i32::MAX` blocks, the limit in the kernel's interface too.
     #[error("a count of {count} is above the largest, {max}")]
     CountTooLarge {
         /// The count asked for.
         count: usize,
-        /// The largest that is taken.
+        /// The largest count that is accepted.
         max: usize,
     },
-    /// More at once than the allocator has, less what its marks keep from the request: it would wait for ever.
-    #[error("{blocks} blocks of order {order} at once are more than there can ever be for this request, {most}")]
+    /// The request needs more blocks at once than the allocator can ever have free for it. It would wait for ever.
+    #[error("the request needs {blocks} blocks of order {order} at once, and can never have more than {most}")]
     MoreThanManaged {
-        /// What the request must have.
+        /// How many blocks the request needs at once.
         blocks: usize,
         /// The order of its blocks.
         order: u8,
-        /// The most that it could have with everything free.
+        /// How many it could have if every page were free. Pages that watermarks keep from the request do not count.
         most: usize,
     },
     /// `AtLeast(k, n)` with k above n.
-    #[error("at least {at_least} of at most {up_to} cannot be reached")]
+    #[error("a request for at least {at_least} blocks cannot have a maximum of {up_to}")]
     AtLeastAboveUpTo {
         /// The k of the request.
         at_least: usize,
@@ -87,59 +87,59 @@ pub enum InvalidRequest {
         /// The request's n.
         count: usize,
     },
-    /// Blocks of two orders on one list.
+    /// A list cannot hold blocks of two orders.
     #[error("a list of blocks of order {list} cannot take blocks of order {other}")]
     ListOrder {
-        /// The list's.
+        /// The order of the list's blocks.
         list: u8,
-        /// The other's.
+        /// The order of the other blocks.
         other: u8,
     },
-    /// A flag that this allocator cannot honour.
-    #[error("the gfp flag {0} is not served by this allocator")]
+    /// A flag that this allocator does not support.
+    #[error("this allocator does not support the gfp flag {0}")]
     GfpUnsupported(&'static str),
-    /// A request with `ACCOUNT`, and no account.
-    #[error("the gfp flag ACCOUNT says to charge an account, and the request names none")]
+    /// A request with `ACCOUNT` that names no account.
+    #[error("the gfp flag ACCOUNT needs an account, and the request names none")]
     NoAccount,
-    /// No node of a set has memory.
+    /// No node of the request's set has memory in this allocator.
     #[error("no node of the request's set {} has memory; name other nodes, or none", SetOf(*nodes))]
     NoSuchNode {
         /// Bit n for node n.
         nodes: u64,
     },
-    /// A request that may reclaim, made while this thread reclaims.
+    /// A request whose flags reclaim, made by a thread that is reclaiming.
     #[error("a shrinker may not allocate with flags that reclaim: use NOWAIT or ATOMIC there")]
     ReclaimInShrinker,
-    /// A pool's reserve.
-    #[error("a reserve of {min_nr}: it takes 1 to {max}")]
+    /// The size of a pool's reserve is out of range.
+    #[error("a reserve of {min_nr} elements is out of range: it may have 1 to {max}")]
     Reserve {
         /// The size asked for, in elements.
         min_nr: usize,
-        /// The largest that is taken.
+        /// The largest size that is accepted.
         max: usize,
     },
-    /// A reserve cannot shrink below what somebody waits for.
-    #[error("a reserve of {min_nr} would never serve the request for {needed} that waits; try again later")]
+    /// A reserve cannot shrink below the size of a request that waits for it.
+    #[error("a reserve of {min_nr} is too small for the request for {needed} that waits; try again later")]
     ReserveAwaited {
         /// The size asked for, in elements.
         min_nr: usize,
-        /// What the largest request that waits has asked for.
+        /// The size of the largest request that waits.
         needed: usize,
     },
-    /// A request that a pool cannot promise.
-    #[error("a request for {count} from a pool that keeps {min_nr}: split it, or make the reserve larger")]
+    /// A request that is larger than the pool's reserve, which the pool could not promise to serve.
+    #[error("a request for {count} is above the pool's reserve of {min_nr}: split it, or make the reserve larger")]
     AboveReserve {
-        /// What was asked for.
+        /// The number of elements asked for.
         count: usize,
         /// The pool's reserve.
         min_nr: usize,
     },
-    /// There is no such CPU.
-    #[error("there is no CPU {cpu}: the lists are those of {cpus}, numbered from 0")]
+    /// No CPU has this number.
+    #[error("there is no CPU {cpu}: {cpus} CPUs have lists, numbered from 0")]
     NoSuchCpu {
         /// The CPU that was named.
         cpu: usize,
-        /// How many have lists.
+        /// How many CPUs have lists.
         cpus: usize,
     },
 }
@@ -156,5 +156,5 @@ impl From<BackendName> for Error {
     }
 }
 
-/// A page or an error comes back in a few words from each request.
+/// Every request returns a page or an error, so both must fit into a few words.
 const _: () = assert!(size_of::<Error>() <= 40);

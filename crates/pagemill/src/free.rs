@@ -1,8 +1,16 @@
-//! The way back: a page goes on the list of the CPU that frees it; a full list passes some on
-//! to a depot or the zone.
+//! The way back: a freed page goes on the list of the CPU that frees it. A full list passes pages on to a depot or the zone.
 //!
-//! What a handle owned needs no check: that it is freed once is what its type says. A raw pointer must be that of a block that
-//! was made raw, with its order (C2.4). `RAW` tells the two apart.
+//! Each function here finds the zone of an address (`registry.rs`), checks the frame's state (`zone/states.rs`), and
+//! puts the frame on a list or gives it to the zone. `one.rs` frees one block; `many.rs` frees many, through the
+//! collectors in `segment.rs`, `large.rs` and `blocks.rs`.
+//!
+//! # Invariants
+//! - A block that a handle owned needs no check: the type ensures that it is freed once. A raw pointer must be that of
+//!   a block that was made raw, with its order (C2.4). The constant `RAW` tells the two cases apart.
+//! - A call that frees the last page of a zone without a handle may end the zone. So the call counts while it still has
+//!   pages in hand, and touches nothing of the zone after it gave up the last one.
+//!
+//! Freeing pages waits for no lock: a signal handler may free them (C2.5).
 mod batch;
 mod blocks;
 mod large;
@@ -33,26 +41,27 @@ pub(crate) fn free_word(word: usize) -> Result<(), Misuse> {
     }
 }
 
-/// Frees one page, which a handle had, by its address.
+/// Frees one page that a handle owned, by its address.
 #[inline]
 pub(crate) fn free_page(addr: usize) -> Result<(), Misuse> {
     if free_fast::<false>(addr) { Ok(()) } else { free_slow::<false>(addr, Order::ZERO) }
 }
 
-/// Frees a block that is a raw pointer by address and order, wherever it came from; the way for C, and for misuse.
+/// Frees a raw block by address and order, whichever allocator it belongs to. C calls use this, and misuse is detected
+/// here.
 ///
 /// # Errors
-/// [`Misuse`], saying what is wrong with the block; nothing was changed then.
+/// [`Misuse`], which says what is wrong with the block. Nothing was changed in this case.
 ///
 /// # Safety
-/// The caller owns the block, as [`Page::into_raw`](crate::Page::into_raw) gave it away, and nobody uses it any more. A
-/// pointer for which that does not hold is refused, as long as the block has not become a raw pointer again; after that it frees
-/// somebody else's block.
+/// The caller owns the block, got its address from [`Page::into_raw`](crate::Page::into_raw) or
+/// [`Block::into_raw`](crate::Block::into_raw), and nothing uses it any more. Any other pointer is refused, unless its
+/// block was handed out and made raw again since: then the call frees another owner's block.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Order, free_raw};
 /// let page = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw();
-/// // SAFETY: the page is ours; the second call is misuse, on purpose.
+/// // SAFETY: this code owns the page. The second call is deliberate misuse.
 /// unsafe {
 ///     assert!(free_raw(page, Order::ZERO).is_ok());
 ///     let twice = free_raw(page, Order::ZERO).unwrap_err();
@@ -64,7 +73,7 @@ pub unsafe fn free_raw(ptr: *mut u8, order: Order) -> Result<(), Misuse> {
     free_one::<true>(ptr.addr(), order)
 }
 
-/// A handle's block becomes a raw pointer.
+/// Makes a handle's block raw.
 #[inline]
 pub(crate) fn give_away(addr: usize, order: Order) {
     let Ok((zone, pfn)) = find(addr) else { return };
@@ -73,10 +82,10 @@ pub(crate) fn give_away(addr: usize, order: Order) {
     }
 }
 
-/// A raw block becomes a handle's.
+/// Makes a raw block a handle's.
 ///
 /// # Errors
-/// [`Misuse`]: it is not raw.
+/// [`Misuse`]: the block is not raw.
 #[inline]
 pub(crate) fn take_up(addr: usize, order: Order) -> Result<(), Misuse> {
     let (zone, pfn) = find(addr)?;
@@ -100,14 +109,14 @@ pub(crate) fn split(addr: usize, order: Order) {
     stats.direct_out.fetch_add(u64::from(order.frames()), Relaxed);
 }
 
-/// Frees the blocks behind `words` and empties their slots; those that are refused stay, and the first refusal is left
-/// in `misused`. Returns how many were freed.
+/// Frees the blocks behind `words` and empties their slots. Slots of refused blocks stay as they are, and `misused`
+/// gets the first refusal. Returns the number of blocks freed.
 #[inline(always)]
 pub(crate) fn free_words(words: &mut [usize], misused: &mut Option<Misuse>) -> usize {
     free_any::<false>(words, None, misused)
 }
 
-/// The same with raw pointers, whose order is this.
+/// The same; with an `order`, the words are raw pointers to blocks of that order.
 #[inline(always)]
 fn free_any<const RAW: bool>(words: &mut [usize], order: Option<Order>, misused: &mut Option<Misuse>) -> usize {
     match words {
@@ -119,7 +128,7 @@ fn free_any<const RAW: bool>(words: &mut [usize], order: Option<Order>, misused:
     }
 }
 
-/// May this be the word of a page?
+/// Whether this may be the word of a page.
 fn is_page(word: usize, order: Option<Order>) -> bool {
     word != 0 && word.is_multiple_of(PAGE_SIZE) && order.is_none_or(|order| order == Order::ZERO)
 }
@@ -131,14 +140,15 @@ fn free_many<const RAW: bool>(words: &mut [usize], order: Option<Order>, misused
     if freed == words.len() { freed } else { freed + free_slots::<RAW>(&mut words[freed..], order, misused) }
 }
 
-/// Those that are no batch of pages of one zone.
+/// Frees words that are not a batch of pages of one zone.
 #[inline(never)]
 fn free_slots<const RAW: bool>(words: &mut [usize], order: Option<Order>, misused: &mut Option<Misuse>) -> usize {
     free_all::<RAW>(&mut Slots::new(words, order), misused)
 }
 
-/// Frees the pages of a batch at most, in one section, if all are of the arena that this thread met last, where only one mobility was
-/// ever used: those up to the first that is not out. Returns how many those are; none if the pages are others.
+/// Frees up to a batch of pages in one section, if all of them belong to the zone that this thread met last and that
+/// zone only ever used one mobility. It stops at the first page that is not out. Returns the number of pages freed; 0
+/// if the pages are of another zone.
 #[inline(always)]
 fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
     let Some((zone, _)) = registry::recent(words[0]) else { return 0 };
@@ -148,7 +158,7 @@ fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
     }
     let taken = zone.words_come_back::<RAW>(words);
     let Some(words) = words.get_mut(..taken).filter(|words| !words.is_empty()) else { return 0 };
-    // Counted while they are in hand: see `Segment::end`.
+    // Counted while pages are still in hand: see `Segment::end`.
     if taken > 1 {
         zone.lists.count_bulk(BulkCall::Free, taken);
     }
@@ -161,32 +171,32 @@ fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
 
 /// Frees `n` neighbouring blocks of `order` from `addr` on.
 pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
-    // What is refused is reported on its way; a run has nobody to tell.
+    // The hook is told of misuse; a run's drop cannot return it.
     free_all::<false>(&mut Neighbours { addr, end: addr + n * order.bytes(), order }, &mut None);
 }
 
-/// Frees blocks by address, all of one order, as [`free_raw`] does one; empties the slots of those that it takes.
-/// Null slots are passed over. Returns how many it freed.
+/// Frees raw blocks by address, all of one order, as [`free_raw`] does for one. Empties the slots of the blocks that it
+/// frees, and skips null slots. Returns the number of blocks freed.
 ///
 /// # Errors
-/// The number freed and the first [`Misuse`]; the slots of all that were refused are as they were.
+/// The number of blocks freed, and the first [`Misuse`]. The slots of refused blocks are unchanged.
 ///
 /// # Safety
-/// As [`free_raw`], for each. A block that somebody else frees at the same moment is freed once: one of the two is told of misuse, with
-/// the slot empty.
+/// As for [`free_raw`], for each block. A block that two threads free at the same moment is freed once: one of the two
+/// calls returns misuse, with the slot emptied.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Order, free_pages_bulk_raw};
 /// let page = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw();
 /// let mut slots = [page, std::ptr::null_mut(), page];
-/// // SAFETY: the page is ours; that it stands here twice is misuse, on purpose.
+/// // SAFETY: this code owns the page. Listing it twice is deliberate misuse.
 /// let (freed, misuse) = unsafe { free_pages_bulk_raw(&mut slots, Order::ZERO) }.unwrap_err();
 /// assert_eq!((freed, slots), (1, [std::ptr::null_mut(), std::ptr::null_mut(), page]));
 /// # let _ = misuse;
 /// # Ok::<(), pagemill::Error>(())
 /// ```
 pub unsafe fn free_pages_bulk_raw(slots: &mut [*mut u8], order: Order) -> Result<usize, (usize, Misuse)> {
-    // SAFETY: pointers and addresses have one layout; an address that is written back is one that was there, or 0.
+    // SAFETY: pointers and addresses have the same layout. Only 0 or an address that was in the slot before is written.
     let words = unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast::<usize>(), slots.len()) };
     let mut misused = None;
     let freed = free_any::<true>(words, Some(order), &mut misused);

@@ -1,5 +1,11 @@
-//! Owned handles: whoever has one has the memory, and nobody else does. One word each, with no null value, so that
-//! `Option` of one is a word with null empty, as the array form wants it.
+//! Owned handles: a handle owns its memory, and each page has one owner at most.
+//!
+//! A request ends with a handle, and freeing begins with one. A handle is one word that is never 0: an address, with
+//! the order in its low bits (`word.rs`). So an `Option` of a handle is one word too, 0 if empty, as the array form
+//! needs it.
+//!
+//! # Invariant
+//! The word of a handle is that of a block that is handed out, and no other handle has it.
 use crate::free::{free_page, free_word, free_words, give_away, take_up};
 use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
@@ -12,21 +18,21 @@ use pagemill_core::{Misuse, Order, PAGE_SIZE, Pfn};
 pub(crate) mod sealed {
     /// The word behind a handle.
     pub trait Word: Sized {
-        /// A handle of its word.
+        /// Makes a handle from its word.
         ///
         /// # Safety
-        /// The word is that of a block that is handed out and that nobody else has.
+        /// The word is that of a block that is handed out and that has no other owner.
         unsafe fn from_word(word: usize) -> Self;
-        /// The word of a handle, which is given up.
+        /// Consumes the handle and returns its word.
         fn into_word(self) -> usize;
-        /// The same, and it is kept.
+        /// The handle's word; the handle keeps its block.
         fn word(&self) -> usize;
-        /// What it holds.
+        /// The memory that it owns.
         fn bytes_mut(&mut self) -> &mut [u8];
     }
 }
 
-/// What a request can be served with: [`Page`]s, or [`Block`]s of an order.
+/// The types that a request can deliver: [`Page`]s, or [`Block`]s of an order.
 ///
 /// ```
 /// fn takes<T: pagemill::Owned>() {}
@@ -37,18 +43,18 @@ pub trait Owned: sealed::Word + Send + 'static {}
 impl Owned for Page {}
 impl Owned for Block {}
 
-/// The words behind an array's slots: 0 is empty.
+/// The words behind an array's slots: 0 is an empty slot.
 pub(crate) fn slots_as_words<T: Owned>(slots: &mut [Option<T>]) -> &mut [usize] {
     const { assert!(size_of::<Option<T>>() == size_of::<usize>() && align_of::<Option<T>>() == align_of::<usize>()) };
-    // SAFETY: Page and Block, the only types that are Owned, are transparent over NonZeroUsize, whose Option is a
-    // usize with 0 for None. Callers write 0 or words of blocks that nobody else has.
+    // SAFETY: Page and Block, the only types that are Owned, are transparent over NonZeroUsize, whose Option is a usize
+    // with 0 for None. Callers write only 0 or words of blocks that have no other owner.
     unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast(), slots.len()) }
 }
 
 /// One page of 4096 bytes. Freed when dropped.
 ///
-/// Its contents are unspecified unless it was asked for with `ZERO`; they are whatever its last owner left, so hand a
-/// page to somebody who must not see that only after writing it.
+/// Its contents are unspecified unless it was requested with `ZERO`: usually they are what its last owner left.
+/// Overwrite a page before you hand it to code that must not see its old contents.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp};
@@ -67,7 +73,7 @@ pub struct Page(NonZeroUsize);
 /// let block = Allocator::global().alloc_pages(Gfp::KERNEL, Order::new(3)?)?;
 /// assert_eq!((block.len(), block.addr() % (8 * 4096)), (8 * 4096, 0));
 /// let pages: Vec<_> = block.split().collect();
-/// assert_eq!(pages.len(), 8); // each freed on its own
+/// assert_eq!(pages.len(), 8); // each is freed on its own
 /// # Ok::<(), pagemill::Error>(())
 /// ```
 #[repr(transparent)]
@@ -77,7 +83,7 @@ impl sealed::Word for Page {
     #[inline]
     unsafe fn from_word(word: usize) -> Self {
         debug_assert!(word != 0 && word.is_multiple_of(PAGE_SIZE));
-        // SAFETY: an address of an arena, which is not null.
+        // SAFETY: the caller passes the address of a page, which is not null.
         Self(unsafe { NonZeroUsize::new_unchecked(word) })
     }
     #[inline]
@@ -95,7 +101,7 @@ impl sealed::Word for Block {
     #[inline]
     unsafe fn from_word(word: usize) -> Self {
         debug_assert!(addr_of_word(word) != 0);
-        // SAFETY: an address of an arena with an order; not null.
+        // SAFETY: the caller passes the address of a block, which is not null, with an order.
         Self(unsafe { NonZeroUsize::new_unchecked(word) })
     }
     #[inline]
@@ -118,12 +124,12 @@ macro_rules! handle {
             pub fn addr(&self) -> usize {
                 addr_of_word(self.0.get())
             }
-            /// Its first byte.
+            /// A pointer to its first byte.
             #[inline]
             pub fn as_ptr(&self) -> *const u8 {
                 core::ptr::with_exposed_provenance(self.addr())
             }
-            /// Its first byte, to be written.
+            /// A pointer to its first byte, for writing.
             #[inline]
             pub fn as_mut_ptr(&mut self) -> *mut u8 {
                 core::ptr::with_exposed_provenance_mut(self.addr())
@@ -131,7 +137,8 @@ macro_rules! handle {
             /// The number of its first frame.
             ///
             /// # Panics
-            /// If no allocator has its address, which takes a [`from_raw`](Self::from_raw) of something else.
+            /// If its address is in no allocator's memory. Only a false [`from_raw`](Self::from_raw) makes such a
+            /// handle.
             pub fn pfn(&self) -> Pfn {
                 let addr = self.addr();
                 match registry::by_address(addr) {
@@ -139,9 +146,10 @@ macro_rules! handle {
                     None => panic!(concat!("a ", $what, " at {:#x} outside of every arena"), addr),
                 }
             }
-            /// Frees it. A handle is the proof that it may be freed; where unsafe code made one of something else, that is said
-            /// if no arena has the address, if the zone has the block already, and, with full states, always. Dropping does
-            /// the same, and reports misuse to [`on_misuse`](crate::on_misuse) alone.
+            /// Frees it. Owning the handle proves that it may be freed. If unsafe code made the handle from something
+            /// else, this is detected if no arena has the address, if the zone has the block already, and in builds
+            /// with full states always. Dropping the handle does the same, but reports misuse only to
+            /// [`on_misuse`](crate::on_misuse).
             ///
             /// # Errors
             /// [`Misuse`]; nothing was changed.
@@ -154,7 +162,7 @@ macro_rules! handle {
         impl Drop for $name {
             #[inline]
             fn drop(&mut self) {
-                // Misuse is reported on its way; there is nobody here to tell.
+                // `$free` reports misuse to the hook; a drop has no caller to return it to.
                 let _ = $free(self.0.get());
             }
         }
@@ -170,12 +178,13 @@ handle!(Page, "page", free_page);
 handle!(Block, "block", free_word);
 
 impl Page {
-    /// Gives up ownership; [`from_raw`](Self::from_raw) or [`free_raw`](crate::free_raw) takes it up again.
+    /// Gives up ownership and returns a raw pointer. [`from_raw`](Self::from_raw) takes ownership again, and
+    /// [`free_raw`](crate::free_raw) frees the page.
     ///
     /// ```
     /// use pagemill::{Allocator, Gfp, Order, free_raw};
     /// let ptr = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw();
-    /// // SAFETY: the page is ours, and nothing looks at it from here on.
+    /// // SAFETY: this code owns the page and does not use it afterwards.
     /// unsafe { free_raw(ptr, Order::ZERO) }.unwrap();
     /// # Ok::<(), pagemill::Error>(())
     /// ```
@@ -185,19 +194,19 @@ impl Page {
         give_away(addr, Order::ZERO);
         core::ptr::with_exposed_provenance_mut(addr)
     }
-    /// Takes up ownership again.
+    /// Takes ownership of a raw page again.
     ///
     /// # Errors
-    /// [`Misuse`]: it is no page that was given up; nothing was changed.
+    /// [`Misuse`]: the pointer is not that of a raw page. Nothing was changed.
     ///
     /// # Safety
-    /// `ptr` came from [`into_raw`](Self::into_raw) (or is a page that Pagemill handed out in C), and nobody else uses it. A
-    /// second call for it is refused, as long as the page has not been given up again.
+    /// `ptr` came from [`into_raw`](Self::into_raw), or is a page that Pagemill handed out in C, and nothing else uses
+    /// it. A second call with the same pointer is refused, as long as the page has not become a raw pointer again.
     ///
     /// ```
     /// use pagemill::{Allocator, Gfp, MisuseKind, Page};
     /// let ptr = Allocator::global().alloc_page(Gfp::KERNEL)?.into_raw();
-    /// // SAFETY: the page is ours; the second call is misuse, on purpose.
+    /// // SAFETY: this code owns the page. The second call is deliberate misuse.
     /// let (page, second) = unsafe { (Page::from_raw(ptr)?, Page::from_raw(ptr)) };
     /// assert_eq!((page.addr(), second.unwrap_err().kind), (ptr.addr(), MisuseKind::DoubleFree));
     /// # Ok::<(), pagemill::Error>(())
@@ -205,7 +214,7 @@ impl Page {
     #[inline]
     pub unsafe fn from_raw(ptr: *mut u8) -> Result<Self, Misuse> {
         take_up(ptr.addr(), Order::ZERO)?;
-        // SAFETY: no page is at address 0.
+        // SAFETY: `take_up` found a page at the address, and no page is at address 0.
         Ok(Self(unsafe { NonZeroUsize::new_unchecked(ptr.expose_provenance()) }))
     }
 }
@@ -232,31 +241,32 @@ impl Block {
     pub fn order(&self) -> Order {
         order_of_word(self.0.get())
     }
-    /// Turns it into its pages, each of which is freed on its own from then on. Those that the iterator still has
-    /// when it is dropped are freed in bulk.
+    /// Turns the block into its pages, each of which is freed on its own. Dropping the iterator frees its remaining
+    /// pages in bulk.
     pub fn split(self) -> Pages {
         let (addr, order) = (self.addr(), self.order());
         core::mem::forget(self);
         crate::free::split(addr, order);
         Pages { next: addr, end: addr + order.bytes() }
     }
-    /// Gives up ownership; [`from_raw`](Self::from_raw) or [`free_raw`](crate::free_raw) takes it up again.
+    /// Gives up ownership and returns a raw pointer with the order. [`from_raw`](Self::from_raw) takes ownership again,
+    /// and [`free_raw`](crate::free_raw) frees the block.
     pub fn into_raw(self) -> (*mut u8, Order) {
         let word = ManuallyDrop::new(self).0.get();
         let (addr, order) = (addr_of_word(word), order_of_word(word));
         give_away(addr, order);
         (core::ptr::with_exposed_provenance_mut(addr), order)
     }
-    /// Takes up ownership again.
+    /// Takes ownership of a raw block again.
     ///
     /// # Errors
-    /// [`Misuse`]: it is no block of this order that was given up; nothing was changed.
+    /// [`Misuse`]: the pointer is not that of a raw block of this order. Nothing was changed.
     ///
     /// # Safety
-    /// Both came from [`into_raw`](Self::into_raw), and nobody else uses the block.
+    /// Both values came from [`into_raw`](Self::into_raw), and nothing else uses the block.
     pub unsafe fn from_raw(ptr: *mut u8, order: Order) -> Result<Self, Misuse> {
         take_up(ptr.addr(), order)?;
-        // SAFETY: no block is at address 0.
+        // SAFETY: `take_up` found a block at the address, and no block is at address 0.
         Ok(Self(unsafe { NonZeroUsize::new_unchecked(ptr.expose_provenance() | usize::from(order.get())) }))
     }
 }
@@ -291,7 +301,7 @@ impl DerefMut for Block {
 /// let block = Allocator::global().alloc_pages(Gfp::KERNEL, Order::new(1)?)?;
 /// let mut pages = block.split();
 /// let first = pages.next().unwrap();
-/// drop(pages); // frees the other one
+/// drop(pages); // frees the other page
 /// assert_eq!(first.len(), 4096);
 /// # Ok::<(), pagemill::Error>(())
 /// ```
@@ -310,7 +320,7 @@ impl Iterator for Pages {
         }
         let addr = self.next;
         self.next += PAGE_SIZE;
-        // SAFETY: the iterator owns the pages from `next` to `end`, and gives this one away.
+        // SAFETY: the iterator owns the pages from `next` to `end`, and gives up this one.
         Some(unsafe { sealed::Word::from_word(addr) })
     }
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -330,8 +340,8 @@ impl Drop for Pages {
     }
 }
 
-/// Frees what an array holds, whoever handed it out, and empties its slots (C3.10). Returns how many blocks that
-/// were; empty slots cost little.
+/// Frees all blocks in an array, whichever allocators they belong to, and empties their slots (C3.10). Returns the
+/// number of blocks freed. Empty slots cost little.
 ///
 /// ```
 /// use pagemill::{Allocator, Bulk, free_pages_bulk, Page};
@@ -343,6 +353,6 @@ impl Drop for Pages {
 /// ```
 #[inline(always)]
 pub fn free_pages_bulk<T: Owned>(slots: &mut [Option<T>]) -> usize {
-    // What is refused is reported on its way; owned handles cannot be.
+    // Owned handles are not refused, so there is no misuse to return. Should one be refused, the hook is told.
     free_words(slots_as_words(slots), &mut None)
 }

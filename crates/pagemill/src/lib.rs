@@ -1,6 +1,6 @@
 //! Pages in bulk: the Linux kernel's bulk page allocators as a library.
 //!
-//! A program that needs hundreds of aligned pages an operation asks for them in one call, and gives them back in one:
+//! A program that needs hundreds of aligned pages an operation allocates them in one call and frees them in one:
 //!
 //! ```
 //! use pagemill::{Allocator, Bulk, Gfp, Page, PageList, free_pages_bulk};
@@ -18,46 +18,48 @@
 //! assert_eq!((filled.added, filled.occupied), (63, 64));
 //! assert_eq!(free_pages_bulk(&mut slots), 64);
 //!
-//! // A list; all of it or nothing.
+//! // A list. This request is served in full or not at all.
 //! let mut list = PageList::new();
 //! pages.alloc_pages_bulk_list(Bulk::exact(256), &mut list)?;
 //! # Ok::<(), pagemill::Error>(())
 //! ```
 //!
 //! # The way of a request
-//! A page comes from the CPU's list if it has one ([`alloc_page`](Allocator::alloc_page), the forms in
-//! [`Bulk`]); an empty list gets a batch from a depot or from the zone, and the zone takes it from the pageblock that the CPU is
-//! bound to. Going back, it returns to the list of the CPU that frees it, and from a full list to a depot
-//! if another CPU asked for pages last, else to the zone.
+//! A request takes pages from the list of the CPU that it runs on ([`alloc_page`](Allocator::alloc_page), and the forms
+//! in [`Bulk`]). An empty list is refilled with a batch, from a depot or from the zone; the zone takes the batch from
+//! the pageblock that it has bound to this CPU. A freed page goes to the list of the CPU that frees it. From a full
+//! list, pages move to a depot if another CPU asked for pages last, and to the zone otherwise.
 //!
 //! # When memory is short
-//! An arena without [`Watermarks`] gives all it has. A request that may wait ([`Gfp::KERNEL`], `NOIO`, `NOFS`) asks each
-//! registered [`Shrinker`] for pages; with [`Bulk::timeout`] it then waits that long for some to come back, with
-//! [`Gfp::NOFAIL`] for ever, and a [`Cancel`] ends it. What comes back short says why: [`Why`]. A program that needs
-//! memory in order to free memory, as a disk's driver does, keeps enough for one operation in a [`Mempool`]. [`Faults`] try what
-//! a program does then.
+//! An arena without [`Watermarks`] can be used up to its last page. A request that may wait ([`Gfp::KERNEL`], `NOIO`,
+//! `NOFS`) first asks each registered [`Shrinker`] to free pages. With [`Bulk::timeout`] it then waits for freed pages
+//! until the timeout ends, with [`Gfp::NOFAIL`] for as long as it takes; a [`Cancel`] ends either wait. A request that
+//! delivers less than it was asked for gives the reason: [`Why`]. A program that needs memory in order to free memory,
+//! such as a disk driver, keeps enough for one operation in a [`Mempool`]. [`Faults`] make requests fail on purpose, so
+//! that a program's handling of short memory can be tested.
 //!
-//! # What the memory of this crate is for
-//! For each page: 1.1 bits for free and used, 1 byte of state (misuse detection), 4 bytes of list link; for each arena and
-//! CPU that there may be 32 KiB of lists, and 64 KiB of depots between them. All of it lies outside of the pages and is committed when first touched: a CPU
-//! that no thread runs on costs address space.
+//! # Memory overhead
+//! Each page costs 1.1 bits for its free state, 1 byte to detect misuse, and 4 bytes of list link. Each arena costs 32
+//! KiB of lists for each possible CPU and 64 KiB of depots between CPUs. All of it lies outside the pages and is
+//! committed on first touch: a CPU on which no thread runs costs only address space.
 //!
 //! # Features
-//! All are off unless said.
-//! - `cuda`: `Cuda`, by which a GPU reaches memory; the driver is loaded when it is asked for.
-//! - `full-states`: what a handle owns is marked too, as in debug builds: two stores a page, which show a fault of Pagemill's own
-//!   that hands a page out twice. Misuse of raw pointers is detected without it (C2.4).
+//! All features are off by default.
+//! - `cuda`: the type `Cuda`, which maps memory for a GPU. The driver is loaded when the map is created.
+//! - `full-states`: pages that handles own are marked too, as in debug builds. It costs two stores a page, and detects
+//!   a bug in Pagemill itself that hands one page out twice. Misuse of raw pointers is detected without this feature
+//!   (C2.4).
 //! - `trace`: records the steps of a request, for Pagemill's own tests.
 //!
-//! # Interrupted callers
-//! A signal handler may allocate single pages and bulk requests of order 0 with [`Gfp::NOWAIT`] or [`Gfp::ATOMIC`],
-//! and free (C2.5). In an optimised build for x86-64 that takes at most 2 KiB of stack for a page and 4 KiB for 64 in bulk,
-//! allocated or freed. The system's own frame for the signal comes on top (`sysconf(_SC_MINSIGSTKSZ)`); more pages at once
-//! take more.
+//! # Signal handlers
+//! A signal handler may allocate single pages, make bulk requests of order 0 with [`Gfp::NOWAIT`] or [`Gfp::ATOMIC`],
+//! and free (C2.5). In an optimised build for x86-64, a single page takes at most 2 KiB of stack and a bulk call for 64
+//! pages at most 4 KiB, for allocating and for freeing. Larger bulk calls take more. The system's own signal frame
+//! (`sysconf(_SC_MINSIGSTKSZ)`) comes on top.
 #![warn(missing_docs)]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-/// What the front page says of lists.
+/// The front page says that lists take 32 KiB.
 const _: () = assert!(size_of::<pagemill_os::lists::CpuLists>() == 32 << 10);
 
 mod account;

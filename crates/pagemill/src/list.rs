@@ -1,5 +1,9 @@
-//! Lists of blocks: head, tail and number, linked through a side table of four bytes a frame. The pages themselves
-//! are not touched, and joining two lists costs nothing.
+//! Lists of blocks: the result of the list form of bulk requests.
+//!
+//! A list is a head, a tail and a length. Its links lie in the zones' side tables, four bytes a frame, so the pages
+//! themselves are not touched, and joining two lists takes constant time. The list form pushes batches here
+//! (`bulk/engine.rs`); [`clear`](List::clear) frees them in bulk (`free/many.rs`). It takes no lock: the list owns its
+//! blocks, and with them their links.
 use crate::error::{Error, InvalidRequest};
 use crate::free::{FreeBatch, Source, free_all, free_page};
 use crate::handle::{Block, Owned, Page};
@@ -11,7 +15,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Order, Pfn};
 use pagemill_os::Batch;
 
-/// A list of pages, or of blocks of one order. It owns what is on it: dropping frees it in bulk.
+/// A list of pages, or of blocks of one order. It owns its blocks: dropping the list frees them in bulk.
 ///
 /// ```
 /// use pagemill::{Allocator, Bulk, PageList};
@@ -25,7 +29,7 @@ use pagemill_os::Batch;
 /// ```
 #[derive(Debug)]
 pub struct List<T: Owned> {
-    // Invariant: from `head`, following links len - 1 times leads to `tail`, through blocks that this list owns.
+    // Invariant: following `len - 1` links from `head` leads to `tail`, through blocks that this list owns.
     head: Pfn,
     tail: Pfn,
     len: usize,
@@ -48,12 +52,12 @@ impl<T: Owned> List<T> {
     pub(crate) const fn of_order(order: Order) -> Self {
         Self { head: Pfn::new(0), tail: Pfn::new(0), len: 0, order, _owns: PhantomData }
     }
-    /// How many blocks are on it.
+    /// The number of blocks on it.
     #[inline]
     pub const fn len(&self) -> usize {
         self.len
     }
-    /// Is there none?
+    /// Whether it holds no block.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
@@ -63,7 +67,7 @@ impl<T: Owned> List<T> {
         self.order
     }
 
-    /// Can blocks of this order be added?
+    /// Checks that blocks of this order fit on the list.
     ///
     /// # Errors
     /// [`InvalidRequest::ListOrder`].
@@ -75,13 +79,13 @@ impl<T: Owned> List<T> {
         Ok(())
     }
 
-    /// Can a page be added?
+    /// Whether pages fit on the list.
     #[inline]
     pub(crate) fn takes_pages(&self) -> bool {
         self.len == 0 || self.order == Order::ZERO
     }
 
-    /// Adds a page that belongs to nobody at the tail.
+    /// Adds a page at the tail. The page has no owner yet.
     #[inline]
     pub(crate) fn push_frame(&mut self, pfn: Pfn) {
         self.order = Order::ZERO;
@@ -90,14 +94,14 @@ impl<T: Owned> List<T> {
         self.len += 1;
     }
 
-    /// Adds the pages of a batch, which belong to nobody, at the tail.
+    /// Adds the pages of a batch at the tail. They have no owner yet.
     #[inline]
     pub(crate) fn push_pages(&mut self, zone: &Zone, batch: &Batch) {
         self.order = Order::ZERO;
         self.push_batch(zone, batch);
     }
 
-    /// Adds the blocks of a batch, which belong to nobody, at the tail.
+    /// Adds the blocks of a batch at the tail. They have no owner yet.
     #[inline]
     pub(crate) fn push_batch(&mut self, zone: &Zone, batch: &Batch) {
         let pfns = batch.as_pfns();
@@ -108,8 +112,8 @@ impl<T: Owned> List<T> {
         self.len += pfns.len();
     }
 
-    /// The same, before the head where the batch's last block is the neighbour of that: lists hand batches out from the top,
-    /// each in order.
+    /// Adds the blocks of a batch, before the head if the batch ends just below it in memory, else at the tail. Per-CPU
+    /// lists hand out the highest batch first, each batch in ascending order.
     pub(crate) fn push_batch_in_order(&mut self, zone: &Zone, batch: &Batch) {
         let mut fresh = Self::of_order(self.order);
         fresh.push_batch(zone, batch);
@@ -119,7 +123,7 @@ impl<T: Owned> List<T> {
         self.join(fresh);
     }
 
-    /// The arena, first frame and number of the blocks at the head that are neighbours in order.
+    /// The run of neighbouring blocks at the head: its zone, its first frame, and the number of blocks.
     pub(crate) fn first_run(&self) -> Option<(&'static Zone, Pfn, usize)> {
         if self.len == 0 {
             return None;
@@ -136,7 +140,7 @@ impl<T: Owned> List<T> {
         Some((zone, self.head, n))
     }
 
-    /// Takes the first `n` blocks of the [first run](Self::first_run) off the list.
+    /// Splits the first `n` blocks of the [first run](Self::first_run) off the list.
     pub(crate) fn split_run(&mut self, n: usize) -> Self {
         let mut run = Self::of_order(self.order);
         if n == self.len {
@@ -153,7 +157,7 @@ impl<T: Owned> List<T> {
     /// Moves all blocks of a list of the same order to the tail of this one.
     pub(crate) fn join(&mut self, mut other: Self) {
         if let Err(why) = self.append(&mut other) {
-            unreachable!("of one order: {why}");
+            unreachable!("both lists have one order: {why}");
         }
     }
 
@@ -169,13 +173,14 @@ impl<T: Owned> List<T> {
     /// Adds a block at the tail.
     ///
     /// # Errors
-    /// The block, if the list holds blocks of another order: they could not be told apart. Pages always fit.
+    /// Returns the block, if the list holds blocks of another order: a list stores one order for all its blocks. A page
+    /// always fits on a list of pages.
     pub fn push(&mut self, block: T) -> Result<(), T> {
         let word = block.into_word();
         let (addr, order) = (addr_of_word(word), order_of_word(word));
         let Some((_, pfn)) = registry::by_address(addr) else { panic!("a block at {addr:#x} outside of every arena") };
         if self.len > 0 && self.order != order {
-            // SAFETY: the word of the block that was given up just now.
+            // SAFETY: the word was the block's, which this call consumed just now.
             return Err(unsafe { T::from_word(word) });
         }
         self.order = order;
@@ -185,19 +190,19 @@ impl<T: Owned> List<T> {
         Ok(())
     }
 
-    /// Takes the block at the head.
+    /// Takes the block at the head off the list.
     pub fn pop(&mut self) -> Option<T> {
         if self.len == 0 {
             return None;
         }
-        // SAFETY: the list owned the block, and gives it away.
+        // SAFETY: the list owned the block, and `pop_word` takes it off.
         Some(unsafe { T::from_word(self.pop_word()) })
     }
 
-    /// Moves all blocks of `other` to the tail of this list, at a cost that does not depend on their number.
+    /// Moves all blocks of `other` to the tail of this list, in constant time.
     ///
     /// # Errors
-    /// [`InvalidRequest::ListOrder`] if both hold blocks, of different orders; nothing has changed then.
+    /// [`InvalidRequest::ListOrder`] if both lists hold blocks, of different orders. Nothing has changed in this case.
     #[inline]
     pub fn append(&mut self, other: &mut Self) -> Result<(), Error> {
         if other.len == 0 {
@@ -214,7 +219,7 @@ impl<T: Owned> List<T> {
         Ok(())
     }
 
-    /// Frees all of its blocks in bulk. Returns how many that were.
+    /// Frees all its blocks in bulk. Returns their number.
     #[inline]
     pub fn clear(&mut self) -> usize {
         let n = self.len;
@@ -229,11 +234,11 @@ impl<T: Owned> List<T> {
 
     #[inline(never)]
     fn clear_all(&mut self) {
-        // What is refused is reported on its way; a list has nobody to tell.
+        // The hook is told of misuse; `clear` does not return it.
         free_all::<false>(self, &mut None);
     }
 
-    /// Takes the block at the head, of which there must be one, off the list.
+    /// Takes the block at the head off the list, which must not be empty.
     #[inline]
     fn pop_word(&mut self) -> usize {
         let zone = registry::by_pfn(self.head);
@@ -261,7 +266,7 @@ impl<T: Owned> Source for List<T> {
     fn give(&mut self, to: &mut impl FreeBatch) {
         let zone = to.zone();
         while self.len > 0 && zone.has_pfn(self.head) {
-            // Read before the page is given: then the link is somebody else's.
+            // Read the link first: once the page is given, its next owner may change it.
             let next = zone.next(self.head);
             if !to.give(self.head) {
                 break;
@@ -302,7 +307,7 @@ impl<T: Owned> Iterator for List<T> {
 
 impl<T: Owned> Extend<T> for List<T> {
     fn extend<I: IntoIterator<Item = T>>(&mut self, blocks: I) {
-        // What does not fit is freed.
+        // A block that does not fit is freed.
         blocks.into_iter().for_each(|block| drop(self.push(block)));
     }
 }
@@ -317,10 +322,11 @@ mod tests {
         Allocator::builder().memory(Memory::anonymous(8192)).cpus(1, || 0).build().unwrap()
     }
 
-    /// A block that somebody else freed at the same moment: both found it raw.
+    /// A handle for a block that is free already, as if another thread had freed it at the same moment: both threads
+    /// found it raw.
     fn freed_at_once(allocator: &Allocator, order: Order) -> Block {
         let ptr = allocator.alloc_pages(Gfp::KERNEL, order).unwrap().into_raw().0;
-        // SAFETY: the block is ours; that it is a handle's again is misuse, on purpose.
+        // SAFETY: this code owns the block. Making a handle of it again is deliberate misuse.
         unsafe {
             free_raw(ptr, order).unwrap();
             allocator.drain();
@@ -331,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_blocks_that_others_freed_at_the_same_moment_ends() {
+    fn clearing_a_list_with_a_block_that_is_free_already_ends() {
         for order in [0, 1, 3, 6, 7, 8].map(|order| Order::new(order).unwrap()) {
             for (before, after) in [(0, 0), (0, 2), (2, 0), (2, 2)] {
                 let allocator = allocator();
@@ -356,14 +362,14 @@ mod tests {
     }
 
     #[test]
-    fn what_others_freed_keeps_nothing_of_the_list_behind() {
+    fn a_block_that_is_free_already_keeps_no_other_block_on_the_list() {
         let (one, other, order) = (allocator(), allocator(), Order::new(3).unwrap());
         let mut list = List::new();
         list.push(freed_at_once(&one, order)).unwrap();
         list.push(other.alloc_pages(Gfp::KERNEL, order).unwrap()).unwrap();
         assert_eq!(list.clear(), 2);
         assert_eq!(other.stats().allocated - other.stats().freed, 0);
-        // Many pages, all of which somebody else has freed.
+        // Many pages, all of which another thread has freed.
         let mut pages = List::<Page>::new();
         one.alloc_pages_bulk_list(crate::Bulk::exact(2000), &mut pages).unwrap();
         let mut twice = List::<Page> { head: pages.head, tail: pages.tail, len: pages.len, ..List::new() };

@@ -1,15 +1,18 @@
-//! Memory for an allocator: how much, of what kind, on which node, with which marks.
+//! The description of memory that a program gives to an allocator: size, kind of page, node, watermarks.
+//!
+//! The builder and `arenas.rs` take a [`Memory`] by value, map it here, and make a zone of it. It is plain data without
+//! locks.
 use crate::build_error::BuildError;
 use core::ops::Range;
 use pagemill_core::{NodeId, Order, PAGE_SIZE, Watermarks, ZoneKind};
 use pagemill_os::{HUGE_PAGE_SIZE, Mapping};
 
-/// A piece of memory that an allocator is to manage: an arena. An allocator takes it by value, and there is no second one like
-/// it: [brought](Self::brought) memory has one owner.
+/// A piece of memory for an allocator to manage: an arena. An allocator takes it by value and it cannot be cloned, so
+/// memory that was [brought](Self::brought) has one owner.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Memory};
-/// // Memory that a device with 32 address bits reaches, beside the ordinary kind.
+/// // Ordinary memory, and memory that a device with 32 address bits can reach.
 /// let allocator = Allocator::builder().pages(1024).memory(Memory::anonymous(512).dma32()).build()?;
 /// let reachable = allocator.alloc_page(Gfp::KERNEL | Gfp::DMA32)?;
 /// # drop(reachable);
@@ -47,18 +50,18 @@ impl Memory {
         }
     }
 
-    /// Private memory of the process, committed as it is touched.
+    /// Private memory of the process, committed on first touch.
     pub fn anonymous(pages: usize) -> Self {
         Self::of(Backing::Anonymous { pages })
     }
-    /// 2 MiB pages that the administrator set aside (`/proc/sys/vm/nr_hugepages`). `pages` counts pages of 4 KiB, a
-    /// multiple of 512.
+    /// Huge pages of 2 MiB that the administrator reserved (`/proc/sys/vm/nr_hugepages`). `pages` counts pages of 4 KiB
+    /// and must be a multiple of 512.
     ///
     /// ```
     /// use pagemill::{Allocator, BuildError, Memory};
     /// match Allocator::builder().memory(Memory::huge_pages(512)).build() {
     ///     Ok(allocator) => assert_eq!(allocator.managed_pages().get(), 512),
-    ///     // The message says how to set some aside; or_ordinary() does without.
+    ///     // The message says how to reserve some; or_ordinary() falls back to ordinary pages.
     ///     Err(why @ BuildError::HugePages { free, .. }) => println!("{free} are free: {why}"),
     ///     Err(other) => return Err(other.into()),
     /// }
@@ -67,8 +70,8 @@ impl Memory {
     pub fn huge_pages(pages: usize) -> Self {
         Self::of(Backing::HugePages { pages })
     }
-    /// A file in memory, which another process may map too: [`Allocator::memfd`](crate::Allocator::memfd) gives it. The
-    /// child of a fork gets no page of it, see [`Allocator`](crate::Allocator#fork).
+    /// A file in memory that another process may map too; [`Allocator::memfd`](crate::Allocator::memfd) returns it. A
+    /// forked child gets no page of it: see [`Allocator`](crate::Allocator#fork).
     ///
     /// ```
     /// use pagemill::{Allocator, Gfp, Memory};
@@ -77,8 +80,8 @@ impl Memory {
     /// let arena = &allocator.arenas()[0];
     /// let mut page = allocator.alloc_page(Gfp::KERNEL)?;
     /// page[..5].copy_from_slice(b"hello");
-    /// // What another process sees that was sent the descriptor, and where the page lies.
-    /// // SAFETY: nobody writes to the file here.
+    /// // A process that receives the descriptor finds the page at its offset in the arena.
+    /// // SAFETY: nothing writes to the file here.
     /// let file = File::from(unsafe { allocator.memfd(arena.id) }.unwrap().try_clone_to_owned().unwrap());
     /// let mut text = [0; 5];
     /// file.read_exact_at(&mut text, (page.addr() - arena.range.start) as u64).unwrap();
@@ -88,17 +91,19 @@ impl Memory {
     pub fn memfd(pages: usize) -> Self {
         Self::of(Backing::Memfd { pages, is_huge: false })
     }
-    /// The same of 2 MiB pages that the administrator set aside.
+    /// The same, of huge pages of 2 MiB that the administrator reserved.
     pub fn memfd_of_huge_pages(pages: usize) -> Self {
         Self::of(Backing::Memfd { pages, is_huge: true })
     }
-    /// Memory that the caller has mapped: `pages` pages from `start`, aligned to 2 MiB. It is not unmapped when the
-    /// allocator closes. Its contents count as unspecified. Larger blocks lie where their size divides the address.
+    /// Memory that the caller has mapped: `pages` pages from `start`, which must be aligned to 2 MiB. Closing the
+    /// allocator does not unmap it. Its contents count as unspecified. A block's address is a multiple of the block's
+    /// size, for blocks above 2 MiB too.
     ///
-    /// No part of it may lie in an arena, so neither in a block of another allocator: see [`BuildError::Overlap`].
+    /// It must not overlap any arena, nor lie in a block of another allocator: see [`BuildError::Overlap`].
     ///
     /// # Safety
-    /// It is readable and writable until the allocator is closed and every page is back, and nobody else uses it meanwhile.
+    /// The memory is readable and writable until the allocator is closed and every page has been freed, and nothing
+    /// else uses it meanwhile.
     ///
     /// ```
     /// use pagemill::{Allocator, Gfp, Memory, PAGE_SIZE};
@@ -107,7 +112,7 @@ impl Memory {
     /// struct Static([u8; 4 << 20]);
     /// static mut MEMORY: Static = Static([0; 4 << 20]);
     /// let start = (&raw mut MEMORY).cast::<u8>();
-    /// // SAFETY: it lives for ever, and nothing else here names it.
+    /// // SAFETY: a static lives for ever, and nothing else uses this one.
     /// let memory = unsafe { Memory::brought(start, (4 << 20) / PAGE_SIZE) };
     /// let allocator = Allocator::builder().memory(memory).build()?;
     /// let page = allocator.alloc_page(Gfp::KERNEL)?;
@@ -115,7 +120,7 @@ impl Memory {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     ///
-    /// One call makes memory for one allocator:
+    /// Memory goes to one allocator only:
     /// ```compile_fail,E0382
     /// # use pagemill::{Allocator, Memory};
     /// fn two_owners(memory: Memory) {
@@ -127,17 +132,17 @@ impl Memory {
         Self::of(Backing::Brought { start: start.expose_provenance(), pages })
     }
 
-    /// It is on this node.
+    /// Sets the node that the memory is on.
     #[must_use]
     pub fn node(self, node: NodeId) -> Self {
         Self { node, ..self }
     }
-    /// Its device addresses lie below 4 GiB.
+    /// Declares that the memory's device addresses lie below 4 GiB.
     #[must_use]
     pub fn dma32(self) -> Self {
         Self { kind: ZoneKind::Dma32, ..self }
     }
-    /// Keeps so many pages from requests; none unless said.
+    /// Sets the watermarks, which keep pages from ordinary requests. Without this call no page is kept.
     ///
     /// ```
     /// use pagemill::{Allocator, Gfp, Memory, Watermarks};
@@ -145,7 +150,7 @@ impl Memory {
     /// let allocator = Allocator::builder().memory(memory).build()?;
     /// let pages: Vec<_> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
     /// assert_eq!(pages.len(), 924);
-    /// assert!(allocator.alloc_page(Gfp::ATOMIC).is_ok()); // has access to half of what is left
+    /// assert!(allocator.alloc_page(Gfp::ATOMIC).is_ok()); // may use half of the rest
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     #[must_use]
@@ -162,8 +167,8 @@ impl Memory {
         }
     }
 
-    /// If the system refuses huge pages, or to lock the memory, goes on with ordinary memory, and
-    /// [notes](crate::Allocator::notes) why. Without this it is an error.
+    /// Falls back to ordinary memory if the system refuses huge pages or to lock the memory, and records the reason in
+    /// the [notes](crate::Allocator::notes). Without this call such a refusal is an error.
     ///
     /// ```
     /// use pagemill::{Allocator, Memory};
@@ -177,7 +182,7 @@ impl Memory {
     pub fn or_ordinary(self) -> Self {
         Self { may_be_ordinary: true, ..self }
     }
-    /// Locks it in memory (`mlock`), which commits all of it.
+    /// Locks the memory (`mlock`), which commits all of it.
     ///
     /// ```
     /// use pagemill::{Allocator, BuildError, Memory};
@@ -193,10 +198,10 @@ impl Memory {
         Self { is_locked: true, ..self }
     }
 
-    /// No more of it than the memory limit of the process leaves room for when it is added, if its control groups have one
-    /// (a container's does): the system kills whoever touches more. How much that is stands in the
-    /// [notes](crate::Allocator::notes). Later the room may be less: what else the process needs is only guessed at, and others
-    /// in its group are not known.
+    /// Limits the memory to what the process's memory limit has room for when the memory is added. A control group may
+    /// set such a limit, a container's for example; the system kills a process that touches more. The
+    /// [notes](crate::Allocator::notes) say how much was left out. The room may shrink later: the process's other needs
+    /// are only estimated, and those of other processes in the group are unknown.
     ///
     /// ```
     /// use pagemill::{Allocator, Memory};
@@ -209,7 +214,7 @@ impl Memory {
         Self { is_within_limit: true, ..self }
     }
 
-    /// The same with so many pages.
+    /// The same memory with another number of pages.
     pub(crate) fn resized(self, pages: usize) -> Self {
         let backing = match self.backing {
             Backing::Anonymous { .. } => Backing::Anonymous { pages },
@@ -220,10 +225,7 @@ impl Memory {
         Self { backing, ..self }
     }
 
-    /// Its addresses, if the caller brought it.
-    ///
-    /// # Errors
-    /// [`BuildError::NoMemory`], [`BuildError::Alignment`].
+    /// The addresses, if the memory was brought.
     pub(crate) fn brought_range(&self) -> Result<Option<Range<usize>>, BuildError> {
         let Backing::Brought { start: addr, pages } = self.backing else { return Ok(None) };
         let end = pages.checked_mul(PAGE_SIZE).and_then(|len| addr.checked_add(len)).filter(|_| addr != 0);
@@ -232,8 +234,8 @@ impl Memory {
         if addr.is_multiple_of(align) { Ok(Some(range)) } else { Err(BuildError::Alignment { addr, align }) }
     }
 
-    /// Can an arena that was retired, and of which nothing is out, stand for this memory? Not where the system set memory
-    /// aside or locked it, which is over once it is retired.
+    /// Whether a retired arena with no page out can serve for this memory. Not if the system reserved huge pages for it
+    /// or locked it: retiring ended that.
     pub(crate) fn is_served_by_retired(&self, retired: &Self) -> bool {
         let is_set_aside = matches!(self.backing, Backing::HugePages { .. } | Backing::Memfd { is_huge: true, .. });
         let described =
@@ -242,17 +244,17 @@ impl Memory {
         !is_set_aside && described(self) == described(retired) && is_plain(self) && is_plain(retired)
     }
 
-    /// Is what nobody ever had of it zero?
+    /// Whether pages that were never handed out are zero.
     pub(crate) fn is_zeroed(&self) -> bool {
         !matches!(self.backing, Backing::Brought { .. })
     }
 
-    /// Blocks are aligned to their size, so what is mapped for them is to the largest that it holds. In bytes.
+    /// The alignment of the mapping, in bytes: that of the largest block in it, since blocks are aligned to their size.
     fn align(&self) -> usize {
         (self.pages() * PAGE_SIZE).next_power_of_two().clamp(1 << 21, Order::MAX.bytes())
     }
 
-    /// How many pages after such an address it begins: none, unless it was brought.
+    /// How many pages lie between such an aligned address and the start. 0 unless the memory was brought.
     pub(crate) fn lead(&self) -> usize {
         match self.backing {
             Backing::Brought { start, .. } => start % self.align() / PAGE_SIZE,
@@ -260,7 +262,7 @@ impl Memory {
         }
     }
 
-    /// Maps it.
+    /// Maps the memory.
     pub(crate) fn map(&self, huge_pages: bool) -> Result<Mapping, BuildError> {
         let bytes = self.pages() * PAGE_SIZE;
         let is_huge = matches!(self.backing, Backing::HugePages { .. } | Backing::Memfd { is_huge: true, .. });
@@ -277,16 +279,16 @@ impl Memory {
             }
             Backing::Brought { start, .. } => {
                 let start = core::ptr::with_exposed_provenance_mut(start);
-                // SAFETY: what the caller of `brought` promised.
+                // SAFETY: the caller of `brought` promised that the memory stays valid and is used by nothing else.
                 return unsafe { Mapping::adopt(start, bytes) }.map_err(refused("memory that was brought"));
             }
         };
-        // Advice: a system that knows no such pages goes on.
+        // Only advice: a system without huge pages ignores it.
         let _ = mapping.advise_huge_pages(huge_pages);
         Ok(mapping)
     }
 
-    /// The same of ordinary pages.
+    /// The same memory, of ordinary pages.
     pub(crate) fn ordinary(&self) -> Self {
         let pages = self.pages();
         let backing = match self.backing {

@@ -1,7 +1,8 @@
-//! The way of one page: from the CPU's list, or with a batch for the list from a depot or the zone.
+//! The way of one page or block, from the call to the handle.
 //!
-//! The fast path is inlined into the caller: one section, one state, one address. Everything else is cold and out of
-//! line (C3.15).
+//! The fast path is inlined into the caller: it pops a frame from the CPU's list in one section, looks at the frame's
+//! state, and computes its address. Everything else is cold and out of line (C3.15): an empty list is refilled with a
+//! batch from a depot or the zone (`slow.rs`). No lock is taken here.
 use crate::allocator::Allocator;
 use crate::context::AllocContext;
 use crate::error::Error;
@@ -9,10 +10,11 @@ use crate::handle::{Block, Page, sealed::Word};
 use pagemill_core::{Gfp, Order, step};
 
 impl Allocator {
-    /// One page.
+    /// Allocates one page.
     ///
     /// # Errors
-    /// [`Error::Exhausted`], or [`Error::Invalid`] for flags that contradict each other or cannot be served.
+    /// [`Error::Exhausted`] if no page is free. [`Error::Invalid`] if flags contradict each other, or this allocator
+    /// does not support them.
     ///
     /// ```
     /// use pagemill::{Allocator, Error, Gfp};
@@ -30,11 +32,11 @@ impl Allocator {
             Some(addr) => addr,
             None => zones.alloc_page_slow(gfp)?,
         };
-        // SAFETY: the frame is marked as handed out: nobody else has it.
+        // SAFETY: the frame was just marked as handed out, so this call is its only owner.
         Ok(unsafe { Page::from_word(addr) })
     }
 
-    /// One block of 2^order pages, aligned to its size.
+    /// Allocates one block of 2^order pages, aligned to its size.
     ///
     /// # Errors
     /// As [`alloc_page`](Self::alloc_page).
@@ -55,7 +57,7 @@ impl Allocator {
             Some(addr) => addr,
             None => zones.alloc_block(&AllocContext::plain(zones, gfp, order))?,
         };
-        // SAFETY: the block is marked as handed out: nobody else has it.
+        // SAFETY: the block was just marked as handed out, so this call is its only owner.
         Ok(unsafe { Block::from_word(addr | usize::from(order.get())) })
     }
 }

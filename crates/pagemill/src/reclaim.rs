@@ -1,12 +1,13 @@
-//! Getting memory back: what shrinkers can give, asked directly by a request that found none, or in the background
-//! while a zone is below its marks.
+//! Reclaim: shrinkers free pages, for a request that found none or in the background while a zone is below its watermarks.
 //!
-//! Shrinkers are called without any lock of Pagemill's held; they may free, and may not allocate in a way that reclaims
-//! again. Direct reclaim goes in rounds, whose number the request's flags bound; background reclaim is a thread that
-//! the builder starts, or [`Allocator::reclaim_step`](crate::Allocator::reclaim_step), which a program calls when it likes.
+//! Direct reclaim stands between a failed walk over the zones and waiting in line (`slow.rs`). It runs in rounds, and
+//! the request's flags bound their number. Background reclaim is a thread that the builder starts, or
+//! [`Allocator::reclaim_step`](crate::Allocator::reclaim_step), which a program calls when it likes.
 //!
-//! What is locked here is locked by whoever holds the registry alone: so no fork meets it locked, and the child goes on
-//! with it.
+//! # Invariants and locks
+//! Shrinkers are called without any lock of Pagemill's held. They may free; they may not allocate with flags that
+//! reclaim. The mutexes here are locked only while the registry is held, so no fork finds them locked, and a forked
+//! child can use them.
 use crate::process::Stamp;
 use crate::registry;
 use core::cell::Cell;
@@ -20,10 +21,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread as Sleeper;
 use std::time::Duration;
 
-/// Something that can give pages back when memory is short: a cache.
+/// Something that can free pages when memory is short: a cache, for example.
 ///
-/// It is asked in the middle of an allocation, by any thread, and in a forked child too: a lock that the asking thread
-/// may hold, or that another thread held at the fork, is to be tried and not waited for, as here.
+/// A shrinker is called in the middle of an allocation, on any thread, and in a forked child too. A lock that the
+/// calling thread may hold, or that another thread may have held at the fork, should be tried and not waited for, as in
+/// this example:
 ///
 /// ```
 /// use pagemill::{Allocator, Bulk, Gfp, Page, Shrinker, Shrink};
@@ -33,7 +35,7 @@ use std::time::Duration;
 ///     fn shrink(&self, wanted: Shrink) -> usize {
 ///         let Ok(mut pages) = self.0.try_lock() else { return 0 };
 ///         let rest = pages.len().saturating_sub(wanted.pages);
-///         pages.drain(rest..).count() // dropped, and so freed
+///         pages.drain(rest..).count() // dropping frees them
 ///     }
 /// }
 /// let allocator = Allocator::builder().pages(64).build()?;
@@ -42,29 +44,31 @@ use std::time::Duration;
 /// let cache = Arc::new(Cache(Mutex::new(pages)));
 /// let registered = allocator.register_shrinker(cache.clone());
 /// assert!(allocator.alloc_page(Gfp::NOWAIT).is_err());
-/// let page = allocator.alloc_page(Gfp::KERNEL)?; // the cache gave way
+/// let page = allocator.alloc_page(Gfp::KERNEL)?; // the cache freed one
 /// # drop((page, registered));
 /// # cache.0.lock().unwrap().clear();
 /// # Ok::<(), pagemill::Error>(())
 /// ```
 pub trait Shrinker: Send + Sync {
-    /// Frees about as many pages as are wanted, and says how many it freed. It may free others, and may allocate with
+    /// Frees about as many pages as are wanted, and returns how many it freed. It may free more, and may allocate with
     /// flags that neither wait nor reclaim.
     ///
-    /// It is called on the thread whose request is short, in the middle of that request, or on the reclaim thread: a lock
-    /// that it takes must not be held by whoever asks for pages with flags that reclaim. Use `try_lock`, or ask without the lock.
+    /// It is called on the thread whose request found no memory, in the middle of that request, or on the reclaim
+    /// thread. So no thread may hold a lock that the shrinker waits for while it allocates with flags that reclaim. Use
+    /// `try_lock`, or allocate without the lock.
     ///
-    /// What it says is believed for statistics alone: a request asks again, a bounded number of times, until it is served.
-    /// If it panics, that unwinds through the request that reclaims; the background thread lets it be reported, and asks
-    /// again at its next round.
+    /// The returned number is trusted for little: it enters the statistics, it ends a round once enough pages came
+    /// back, and a round that reports 0 is a request's last. Otherwise the request tries again after each round, a
+    /// bounded number of times. A panic unwinds through the request that reclaims; on the background thread it is
+    /// reported, and the shrinker is called again in the next round.
     fn shrink(&self, wanted: Shrink) -> usize;
-    /// What it has to do for that. It is not called for requests whose flags exclude it.
+    /// The kind of work that it does to free pages. It is not called for requests whose flags exclude that work.
     fn does(&self) -> ShrinkerDoes {
         ShrinkerDoes::Nothing
     }
 }
 
-/// What a shrinker has to do to give pages back.
+/// The work that a shrinker does to free pages.
 ///
 /// ```
 /// use pagemill::{Shrink, Shrinker, ShrinkerDoes};
@@ -74,7 +78,7 @@ pub trait Shrinker: Send + Sync {
 ///         # let written_back = |_: usize| 0;
 ///         written_back(wanted.pages) // to a block device
 ///     }
-///     // Whoever does that I/O asks for memory with NOIO: it is not to come back here.
+///     // The code that does this I/O allocates with NOIO, so it never calls this shrinker.
 ///     fn does(&self) -> ShrinkerDoes {
 ///         ShrinkerDoes::Io
 ///     }
@@ -83,11 +87,11 @@ pub trait Shrinker: Send + Sync {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ShrinkerDoes {
-    /// Nothing but to let go of them.
+    /// It only frees pages.
     Nothing,
-    /// I/O: not called for `NOIO`.
+    /// It does I/O: not called for `NOIO`.
     Io,
-    /// It enters a file system, which may do I/O: not called for `NOFS` and `NOIO`.
+    /// It calls into a file system, which may do I/O: not called for `NOFS` and `NOIO`.
     Filesystem,
 }
 
@@ -101,7 +105,7 @@ impl ShrinkerDoes {
     }
 }
 
-/// What a shrinker is asked for.
+/// What a shrinker is asked to free.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Shrink, Shrinker};
@@ -127,9 +131,9 @@ impl ShrinkerDoes {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Shrink {
-    /// Pages.
+    /// The number of pages wanted.
     pub pages: usize,
-    /// The flags of the request that is short.
+    /// The flags of the request that found no memory.
     pub gfp: Gfp,
 }
 
@@ -138,17 +142,17 @@ pub(crate) type Numbered = (u64, Arc<dyn Shrinker>);
 /// Starts an allocator's reclaim thread.
 type Start = dyn Fn() -> Result<Background, Errno> + Send + Sync;
 
-/// An allocator's shrinkers, its reclaim thread, and what they did.
+/// An allocator's shrinkers, its reclaim thread, and statistics of both.
 #[derive(Default)]
 pub(crate) struct Reclaim {
     shrinkers: Mutex<Vec<Numbered>>,
-    /// How many those are.
+    /// The number of shrinkers.
     registered: AtomicUsize,
     pub(crate) next_number: AtomicU64,
     background: Mutex<Option<Background>>,
-    /// How the thread is started, once there is to be one.
+    /// Starts the thread. Set once the allocator is to have one.
     start: OnceLock<Box<Start>>,
-    /// Is there to be a thread?
+    /// Whether there is to be a thread.
     is_wanted: AtomicBool,
     pub(crate) direct_runs: AtomicU64,
     pub(crate) background_runs: AtomicU64,
@@ -163,41 +167,42 @@ impl core::fmt::Debug for Reclaim {
 
 #[derive(Debug)]
 pub(crate) struct Background {
-    /// Not to be joined, detached or dropped in the child of a fork, where there is no such thread.
+    /// Must not be joined, detached or dropped in a forked child, where this thread does not exist.
     thread: ManuallyDrop<Thread<()>>,
     shared: Arc<Shared>,
-    /// The process that it runs in.
+    /// The process that the thread runs in.
     stamp: Stamp,
 }
 
-/// What the thread shares with those that wake and end it.
+/// What the thread shares with the code that wakes and stops it.
 #[derive(Default, Debug)]
 struct Shared {
     is_over: AtomicBool,
-    /// The thread, which sleeps between two looks; none until it begins with its first one.
+    /// The thread, which sleeps between checks; unset until its first check begins.
     sleeper: OnceLock<Sleeper>,
 }
 
 impl Shared {
-    /// Has it look now. A signal handler may call this.
+    /// Makes the thread check now. A signal handler may call this.
     fn wake(&self) {
         self.sleeper.get().map(Sleeper::unpark);
     }
 }
 
 thread_local! {
-    /// Is this thread inside a shrinker? Looked at by requests that may wait alone, never in a signal handler.
+    /// Whether this thread is inside a shrinker. Only requests that may wait read it, and those never run in a signal
+    /// handler.
     static IS_RECLAIMING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does this thread reclaim already? Then a request that would is refused.
+/// Whether this thread is reclaiming. A request of this thread whose flags reclaim is refused then.
 pub(crate) fn is_reclaiming() -> bool {
     IS_RECLAIMING.get()
 }
 
-/// Asked for at least so many pages at once: a batch.
+/// Shrinkers are asked for at least this many pages at once: a batch.
 pub(crate) const PAGES_AT_ONCE: usize = 64;
-/// The background thread looks this often by itself.
+/// The interval between the background thread's own checks.
 const LOOK: Duration = Duration::from_millis(200);
 
 impl Reclaim {
@@ -205,7 +210,7 @@ impl Reclaim {
         self.registered.load(Relaxed) > 0
     }
 
-    /// Adds or removes one.
+    /// Adds or removes a shrinker.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Vec<Numbered>) -> T) -> T {
         let held = registry::lock();
         let mut shrinkers = locked(&self.shrinkers, &held);
@@ -214,7 +219,7 @@ impl Reclaim {
         changed
     }
 
-    /// One round: every shrinker that the flags allow, until `pages` came back. Returns how many did.
+    /// One round: calls every shrinker that the flags allow, until `pages` pages were freed. Returns how many were.
     pub(crate) fn round(&self, gfp: Gfp, pages: usize) -> usize {
         let shrinkers: Vec<Arc<dyn Shrinker>> = {
             let held = registry::lock();
@@ -238,16 +243,16 @@ impl Reclaim {
         got
     }
 
-    /// A round for a request that found nothing.
+    /// A round for a request that found no memory.
     pub(crate) fn direct(&self, gfp: Gfp, pages: usize) -> usize {
         self.direct_runs.fetch_add(1, Relaxed);
         self.round(gfp, pages.max(PAGES_AT_ONCE))
     }
 
-    /// From now on there is a thread, which `start` starts, in the child of a fork too.
+    /// Starts the background thread by `start`. A forked child starts its own by `start` again.
     ///
     /// # Errors
-    /// The system starts none.
+    /// The system refused to start a thread.
     pub(crate) fn run(&self, held: &registry::Writing, start: Box<Start>) -> Result<(), Errno> {
         *locked(&self.background, held) = Some(start()?);
         _ = self.start.set(start);
@@ -256,35 +261,36 @@ impl Reclaim {
         Ok(())
     }
 
-    /// Has the background thread look, if there is to be one. In the child of a fork a request that may wait starts it again;
-    /// others start nothing: they may be signal handlers.
+    /// Makes the background thread check, if there is to be one. In a forked child, a request that may wait starts the
+    /// thread again; other requests do not, since they may run in a signal handler.
     pub(crate) fn wake(&self, may_start: bool) {
         // Acquire pairs with the Release in `run`.
         if !self.is_wanted.load(Acquire) {
             return;
         }
-        // Held by others, the thread is woken by the next request, or looks by itself.
+        // If another thread holds the registry, the next request wakes the background thread, or it checks by itself.
         let Some(held) = registry::try_lock() else { return };
         let mut background = locked(&self.background, &held);
         match (&*background, self.start.get()) {
             (Some(running), _) if !running.stamp.is_inherited() => running.shared.wake(),
-            // If the system starts none now, the next request tries again.
+            // If the system refuses now, the next request tries again.
             (_, Some(start)) if may_start => *background = start().ok(),
             _ => {}
         }
     }
 
-    /// Ends the thread.
+    /// Stops the thread.
     pub(crate) fn stop(&self) {
         self.is_wanted.store(false, Release);
         let background = locked(&self.background, &registry::lock()).take();
         if let Some(running) = background.filter(|running| !running.stamp.is_inherited()) {
             running.shared.is_over.store(true, Relaxed);
-            // SeqCst pairs with the fence in `Background::start`: the thread sees that it is over, or `wake` finds it.
+            // SeqCst pairs with the fence in `Background::start`: either the thread sees `is_over`, or `wake` sees the
+            // thread.
             fence(SeqCst);
             running.shared.wake();
             let thread = ManuallyDrop::into_inner(running.thread);
-            // The last owner may be the thread itself, between two looks: it ends by itself then.
+            // The reclaim thread itself may have dropped the last handle, between two checks. It then ends by itself.
             if !thread.is_current() {
                 let _ = thread.join();
             }
@@ -293,7 +299,8 @@ impl Reclaim {
 }
 
 impl Background {
-    /// Starts a thread that looks when it is woken, and by itself now and then, until it is ended or `look` breaks.
+    /// Starts a thread that runs `look` when it is woken and every [`LOOK`], until it is stopped or `look` returns
+    /// `Break`.
     pub(crate) fn start(mut look: impl FnMut() -> ControlFlow<()> + Send + 'static) -> Result<Self, Errno> {
         let shared = Arc::new(Shared::default());
         let of_thread = shared.clone();

@@ -1,4 +1,7 @@
-//! Contiguous runs of blocks: what an I/O vector wants, with as few entries as can be.
+//! Runs of contiguous blocks: the result of the runs form, which needs as few I/O vector entries as possible.
+//!
+//! The runs form adds batches here and merges neighbours (`bulk/engine.rs`); a run that is dropped frees its blocks in
+//! bulk (`free.rs`). A run owns all its blocks. It takes no lock.
 use crate::free::{free_page, free_run, free_words};
 use crate::handle::{Owned, Page, Pages};
 use crate::word::{addr_of_word, word_of};
@@ -29,12 +32,12 @@ pub struct Run<T: Owned> {
 }
 
 impl<T: Owned> Run<T> {
-    /// A page that belongs to nobody.
+    /// A run of one page, which has no other owner.
     #[inline]
     pub(crate) fn of_page(addr: usize) -> Self {
         Self { addr, blocks: 1, order: Order::ZERO, _owns: PhantomData }
     }
-    /// How many blocks it has.
+    /// The number of blocks in it.
     #[expect(clippy::len_without_is_empty, reason = "a run has at least one block")]
     pub fn len(&self) -> usize {
         self.blocks
@@ -47,20 +50,20 @@ impl<T: Owned> Run<T> {
     pub fn addr(&self) -> usize {
         self.addr
     }
-    /// Its first byte.
+    /// A pointer to its first byte.
     pub fn as_ptr(&self) -> *const u8 {
         core::ptr::with_exposed_provenance(self.addr)
     }
-    /// Its first byte, to be written.
+    /// A pointer to its first byte, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         core::ptr::with_exposed_provenance_mut(self.addr)
     }
-    /// Its memory.
+    /// Its memory, for reading.
     pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: the run owns its blocks, which are neighbours; mapped memory is initialised.
         unsafe { core::slice::from_raw_parts(self.as_ptr(), self.bytes()) }
     }
-    /// Its memory, to be written.
+    /// Its memory, for writing.
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_bytes`, and the run is borrowed exclusively.
         unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.bytes()) }
@@ -68,7 +71,7 @@ impl<T: Owned> Run<T> {
 }
 
 impl Run<Page> {
-    /// Its pages, each to be freed on its own.
+    /// Its pages, each of which is freed on its own.
     pub fn into_pages(self) -> Pages {
         let run = ManuallyDrop::new(self);
         Pages { next: run.addr, end: run.addr + run.blocks * PAGE_SIZE }
@@ -79,15 +82,15 @@ impl<T: Owned> Drop for Run<T> {
     #[inline]
     fn drop(&mut self) {
         if self.blocks == 1 && self.order == Order::ZERO {
-            let _ = free_page(self.addr); // Reported on its way, as below.
+            let _ = free_page(self.addr); // The hook is told of misuse.
             return;
         }
         free_run(self.addr, self.blocks, self.order);
     }
 }
 
-/// Frees all of these runs in bulk, and empties the vector (C3.10). Returns how many blocks that were. Where neighbours are rare it
-/// costs a third of what dropping the runs one by one does.
+/// Frees all these runs in bulk, and empties the vector (C3.10). Returns the number of blocks freed. Where few runs are
+/// longer than a page, this costs a third of dropping them one by one.
 ///
 /// ```
 /// use pagemill::{Allocator, Bulk, Page, Run, free_pages_bulk_runs};
@@ -99,7 +102,7 @@ impl<T: Owned> Drop for Run<T> {
 pub fn free_pages_bulk_runs<T: Owned>(runs: &mut Vec<Run<T>>) -> usize {
     let mut freed = 0;
     while !runs.is_empty() {
-        // Not initialised before they are filled: that would cost as much.
+        // Left uninitialised until filled: initialising them would cost as much as filling.
         let mut words = [const { MaybeUninit::uninit() }; Batch::CAPACITY];
         let mut n = 0;
         while n < words.len()
@@ -113,15 +116,15 @@ pub fn free_pages_bulk_runs<T: Owned>(runs: &mut Vec<Run<T>>) -> usize {
                 n += 1;
             }
         }
-        // SAFETY: as many are initialised.
+        // SAFETY: the loop above initialised the first `n` words.
         let words = unsafe { core::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<usize>(), n) };
-        // Refusals are reported on their way; owned runs have none.
+        // Owned runs are not refused. Should one be, the hook is told.
         free_words(words, &mut None);
     }
     freed
 }
 
-/// The runs that one request adds to a vector.
+/// The runs that one request appends to a vector.
 pub(crate) struct Runs<'v, T: Owned> {
     runs: &'v mut Vec<Run<T>>,
     before: usize,
@@ -138,7 +141,7 @@ impl<'v, T: Owned> Runs<'v, T> {
     #[inline]
     pub(crate) fn push_batch(&mut self, zero: usize, batch: &Batch) {
         let (mut pfns, step) = (batch.as_pfns(), self.order.frames());
-        // The first may go on where the last batch ended; of the others none goes on where its neighbour ends.
+        // The first block may continue the vector's last run. Within the batch, each run is followed by a gap.
         let Some(&first) = pfns.first() else { return };
         let n = run_length(pfns, step);
         self.extend(word_of(zero, first), n);
@@ -151,7 +154,7 @@ impl<'v, T: Owned> Runs<'v, T> {
             place.write(Run { addr: word_of(zero, first), blocks: n, order: self.order, _owns: PhantomData });
             (len, pfns) = (len + 1, &pfns[n..]);
         }
-        // SAFETY: as many are initialised.
+        // SAFETY: the loop initialised every run below `len`.
         unsafe { self.runs.set_len(len) };
     }
 
@@ -169,20 +172,20 @@ impl<'v, T: Owned> Runs<'v, T> {
             last.blocks += blocks;
             return;
         }
-        // Written in its place: a run that is made elsewhere and copied would wait for its own parts.
+        // Written in place: a copy of a run made elsewhere would wait for its stores.
         self.runs.reserve(1);
         self.runs.spare_capacity_mut()[0].write(Run { addr, blocks, order: self.order, _owns: PhantomData });
-        // SAFETY: one more is initialised.
+        // SAFETY: the line above initialised one more run.
         unsafe { self.runs.set_len(self.runs.len() + 1) };
     }
 
-    /// Frees what was added.
+    /// Frees the runs that this request added.
     pub(crate) fn undo(&mut self) {
         self.runs.truncate(self.before);
     }
 }
 
-/// How many of these numbers follow each other by `step`, from the first on.
+/// The length of the run at the start: numbers that each exceed the one before by `step`.
 #[inline]
 fn run_length(pfns: &[Pfn], step: u32) -> usize {
     1 + pfns.windows(2).take_while(|pair| pair[1].since(pair[0]) == step).count()

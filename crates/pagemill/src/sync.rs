@@ -1,6 +1,7 @@
-//! Locks, atomics and threads of those parts that a model checker drives: pools and their waits. Built with `--cfg shuttle`
-//! they are [shuttle](https://docs.rs/shuttle)'s, where `park_timeout` never times out, so that nothing but a wake-up ends
-//! a wait, and one that is lost is found.
+//! The locks, atomics and threads of the parts that a model checker runs: pools and waits.
+//!
+//! With `--cfg shuttle` they are those of [shuttle](https://docs.rs/shuttle). Its `park_timeout` never times out, so
+//! only a wake-up ends a wait, and a lost wake-up shows as a deadlock.
 #[cfg(shuttle)]
 pub(crate) use shuttle::{
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, fence},

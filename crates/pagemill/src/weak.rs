@@ -1,8 +1,9 @@
-//! Knowing an allocator without keeping it open.
+//! A reference to an allocator that does not keep it open.
 use crate::allocator::{Allocator, Owner};
 use std::sync::Weak;
 
-/// A handle that does not keep its allocator open: for what shows an allocator, or caches something of it, while others use it.
+/// A handle that does not keep its allocator open, for code that shows or caches something of an allocator while other
+/// code uses it.
 ///
 /// ```
 /// let allocator = pagemill::Allocator::builder().pages(64).build()?;
@@ -16,18 +17,18 @@ use std::sync::Weak;
 pub struct WeakAllocator(Weak<Owner>);
 
 impl Allocator {
-    /// A handle that does not keep the allocator open.
+    /// Returns a handle that does not keep the allocator open.
     pub fn downgrade(&self) -> WeakAllocator {
         WeakAllocator(self.weak())
     }
 }
 
 impl WeakAllocator {
-    /// The allocator, unless its last handle is gone. While the result lives, it keeps the allocator open.
+    /// Returns the allocator, unless its last handle was dropped. The returned handle keeps the allocator open.
     pub fn upgrade(&self) -> Option<Allocator> {
         Some(Allocator::from_owner(self.0.upgrade()?))
     }
-    /// The last handle of the allocator is gone.
+    /// Whether the last handle was dropped.
     pub fn is_closed(&self) -> bool {
         self.0.strong_count() == 0
     }

@@ -1,20 +1,27 @@
-//! All the memory of an allocator: its arenas by node and kind, and which of them a request is to try, in which order
-//! (C3.6, C3.7).
+//! All zones of an allocator, by node and kind, and the order in which a request tries them (C3.6, C3.7).
 //!
-//! Stands between a request and the arenas. A plain request takes from the lists of one arena, the nearest: [`here`] is one
-//! look at a word where all CPUs have the same, and else one at the CPU's. All others walk a zonelist. Each arena stands there
-//! as a zone of its own, with its own marks; in dumps, arenas of one node and kind are one zone.
+//! It stands between a request and the zones. A plain request takes from the lists of one zone, the nearest. [`here`]
+//! finds that zone with one load if it is the same for all CPUs, and with one more load from the CPU's own slot if not.
+//! All other requests walk a zonelist. Each arena is a zone of its own, with its own watermarks; dumps show the zones
+//! of one node and kind as one.
 //!
-//! # How long it lives
-//! A [`Zones`] is kept by its parts: all handles together are one, each arena is one. So it outlives the last handle as long as
-//! pages are out, and the call that lets go of the last part frees it. Until then [`Kept`] leads to it.
+//! # Lifetime
+//! A [`Zones`] lives until the last handle is dropped (`Owner` in `allocator.rs` frees it), and [`Kept`] refers to it
+//! until then. Its [`Shared`] lives longer: until the last zone has ended.
 //!
 //! # Invariants
-//! - N1 An arena that was added stays until the last handle is gone. One that was retired is passed over, and has its metadata
-//!   but no memory, until memory like it is added. So a thread that walks a zonelist, which has a handle, needs no lock.
-//! - N2 What is published (`only`, `by_cpu`, the zonelists) changes under the registry's lock alone, and is freed with this.
-//! - N3 `waits` alone is never freed: a thread that freed the last page of an arena may still ask whether a request waits. It
-//!   serves another allocator later; at worst such a late question wakes a request there in vain.
+//! - N1 A zone that was added stays until the last handle is dropped. Requests skip a retired zone; it keeps its
+//!   metadata, but not its memory, until memory like it is added. So a thread that walks a zonelist needs no lock: it
+//!   has a handle.
+//! - N2 What is published (`only`, `by_cpu`, the zonelists) changes only under the registry's lock, and is freed
+//!   together with the [`Zones`].
+//! - N3 `waits` alone is never freed: a thread that freed the last page of a zone may still ask whether a request
+//!   waits. It is reused for another allocator; at worst such a late question wakes one of that allocator's requests in
+//!   vain.
+//!
+//! # Locks
+//! The registry's lock comes first. `walked` and `notes` are locked only while it is held, so no fork finds them
+//! locked.
 //!
 //! [`here`]: Zones::here
 use crate::build_error::BuildError;
@@ -32,7 +39,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32};
 use pagemill_core::{CpuId, Gfp, NodeId, NodeMask, Policy, zonelist_place};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// The arenas in the order in which requests that prefer each node try them.
+/// For each node, the zones in the order in which requests that prefer it try them.
 type Zonelists = Vec<Vec<&'static Zone>>;
 
 fn is_same(one: &Zonelists, other: &Zonelists) -> bool {
@@ -44,23 +51,24 @@ fn is_same(one: &Zonelists, other: &Zonelists) -> bool {
 
 #[derive(Debug)]
 pub(crate) struct Zones {
-    /// The arena whose lists serve plain requests on every CPU; null where CPUs differ.
+    /// The zone whose lists serve plain requests on every CPU; null if CPUs differ.
     only: AtomicPtr<Zone>,
     /// The same for each CPU; null where the slow path has to choose.
     by_cpu: Vec<AtomicPtr<Zone>>,
-    /// The arena that was added first, whose lists say which CPU this is.
+    /// The zone that was added first. Its lists tell which CPU a thread runs on.
     oldest: AtomicPtr<Zone>,
-    /// The last one that was published, and those before, which somebody may still walk.
+    /// The zonelists published last. `walked` keeps the earlier ones, which another thread may still walk.
     zonelists: AtomicPtr<Zonelists>,
     walked: Mutex<Vec<AtomicPtr<Zonelists>>>,
-    /// The arena that was added last; each leads to the one before. No lock: a child of a fork reads it too.
+    /// The zone that was added last. Each zone refers to the one added before it. No lock: a forked child reads this
+    /// too.
     newest: AtomicPtr<Zone>,
     notes: Mutex<Vec<BuildError>>,
     policy: Policy,
-    /// Where the last interleaved page came from.
+    /// The node that the last interleaved page came from.
     turn: AtomicU32,
     pub(crate) reclaim: Reclaim,
-    /// After how long free memory goes back to the system, if it does.
+    /// How long memory stays free before it goes back to the system, if it does.
     pub(crate) idle: OnceLock<Idle>,
     pub(crate) shared: Arc<Shared>,
 }
@@ -73,20 +81,22 @@ impl Deref for Zones {
     }
 }
 
-/// What zones call here.
+/// The functions that zones call in their allocator.
 static HOOKS: Hooks = Hooks {
-    // SAFETY: of an allocator with a handle, as its caller says, and what was given to `serves`.
+    // SAFETY: the caller ensures that the allocator has a handle, and `zones` is the pointer that `keep` gave to
+    // `serves`.
     is_hopeful: |zones, lack| unsafe { &*zones.cast::<Zones>() }.is_hopeful(lack),
     // SAFETY: as above.
     zone_was_retired: |zones| unsafe { &*zones.cast::<Zones>() }.choose(),
 };
 
-/// Leads to an allocator's [`Zones`] as long as its holder has a handle. It is not a reference: one has to be valid until the call
-/// that was given it returns, and the call that drops the last handle frees them earlier.
+/// Refers to an allocator's [`Zones`] for as long as its holder has a handle. It is not a reference: a reference must
+/// stay valid until the call that received it returns, and the call that drops the last handle frees the zones before
+/// it returns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept(NonNull<Zones>);
 
-// SAFETY: as a shared reference to what any thread may use.
+// SAFETY: it gives out only shared references, and any thread may use those (`&Zones: Send`).
 unsafe impl Send for Kept where for<'a> &'a Zones: Send {}
 // SAFETY: as for Send.
 unsafe impl Sync for Kept where for<'a> &'a Zones: Sync {}
@@ -94,14 +104,14 @@ unsafe impl Sync for Kept where for<'a> &'a Zones: Sync {}
 impl Kept {
     #[inline]
     pub(crate) fn get(self) -> &'static Zones {
-        // SAFETY: there, as the caller has a handle.
+        // SAFETY: the caller has a handle, so the zones have not been freed.
         unsafe { self.0.as_ref() }
     }
 
     /// # Safety
-    /// Once, when the last handle is gone: nobody uses it any more.
+    /// Call this once, after the last handle is dropped, when no thread uses the zones any more.
     pub(crate) unsafe fn free(self) {
-        // SAFETY: `keep` made it of a box.
+        // SAFETY: `keep` made the pointer from a box, and the caller ensures that this is the only call.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -110,14 +120,14 @@ impl Drop for Zones {
     fn drop(&mut self) {
         let walked = core::mem::take(&mut self.walked).into_inner().unwrap_or_else(PoisonError::into_inner);
         for zonelists in walked.into_iter().map(AtomicPtr::into_inner).chain([*self.zonelists.get_mut()]) {
-            // SAFETY: a box's, and nobody walks it any more.
+            // SAFETY: the pointer is from `Box::into_raw`, and no handle is left, so no thread walks these zonelists.
             drop(unsafe { Box::from_raw(zonelists) });
         }
     }
 }
 
 impl Zones {
-    /// Of no zone yet.
+    /// Without any zone yet.
     pub(crate) fn new(layout: Layout, policy: Policy, huge_pages: bool) -> Self {
         Self {
             only: AtomicPtr::default(),
@@ -135,30 +145,30 @@ impl Zones {
         }
     }
 
-    /// Keeps it until the last handle is gone.
+    /// Leaks it, until [`Kept::free`].
     pub(crate) fn keep(self) -> Kept {
         let kept = Kept(NonNull::from(Box::leak(Box::new(self))));
         kept.get().shared.serves(kept.get());
         kept
     }
 
-    /// The arena whose lists serve plain requests of this CPU.
+    /// The zone whose lists serve plain requests on this CPU.
     #[inline]
     pub(crate) fn here(&self) -> Option<&'static Zone> {
-        // Acquire pairs with the Release in `publish`: the arena is complete.
+        // Acquire pairs with the Release in `choose`: the zone is complete.
         let only = self.only.load(Acquire);
-        // SAFETY: null, or an arena's, which lives as long as the allocator (N1).
+        // SAFETY: null, or a zone of this allocator, which lives as long as the caller's handle (N1).
         unsafe { only.as_ref() }.or_else(|| self.here_by_cpu())
     }
 
-    /// Out of line: where there is one node it would be 100 bytes more wherever a page is asked for.
+    /// Out of line: inlined, it would add 100 bytes to every caller, also on machines with one node.
     #[inline(never)]
     fn here_by_cpu(&self) -> Option<&'static Zone> {
         // SAFETY: as in `here`.
         unsafe { self.by_cpu.get(self.cpu().get())?.load(Acquire).as_ref() }
     }
 
-    /// The CPU that this runs on.
+    /// The CPU that the calling thread runs on.
     #[inline]
     pub(crate) fn cpu(&self) -> CpuId {
         // Acquire pairs with the Release in `add`.
@@ -166,7 +176,7 @@ impl Zones {
         let oldest = unsafe { self.oldest.load(Acquire).as_ref() };
         oldest.map_or(CpuId::new(0), |oldest| oldest.lists.here())
     }
-    /// The node of the CPU that this runs on.
+    /// The node of that CPU.
     pub(crate) fn node(&self) -> NodeId {
         self.layout.node_of(self.cpu())
     }
@@ -175,20 +185,21 @@ impl Zones {
     }
 
     fn zonelists(&self) -> &Zonelists {
-        // Acquire as in `here`.
-        // SAFETY: set in `new`, and published ones are kept (N2).
+        // Acquire pairs with the Release in `publish`.
+        // SAFETY: set in `new` or `publish`, and zonelists that were published are kept (N2).
         unsafe { &*self.zonelists.load(Acquire) }
     }
-    /// The arenas, the nearest to `from` first.
+    /// The zones, the nearest to `from` first.
     pub(crate) fn zonelist(&self, from: NodeId) -> &[&'static Zone] {
         let lists = self.zonelists();
         lists.get(from.get()).or(lists.first()).map_or(&[], Vec::as_slice)
     }
-    /// All arenas in use.
+    /// All zones in use.
     pub(crate) fn all(&self) -> &[&'static Zone] {
         self.zonelist(NodeId::ZERO)
     }
-    /// The same without those that were retired and still stand there: after a fork, what is shared with the parent.
+    /// The same without retired zones. In a forked child the zonelists still name retired ones: those whose memory is
+    /// shared with the parent.
     pub(crate) fn in_use(&self) -> impl Iterator<Item = &'static Zone> {
         self.all().iter().copied().filter(|zone| !zone.is_retired())
     }
@@ -196,19 +207,19 @@ impl Zones {
     pub(crate) fn populated(&self) -> NodeMask {
         self.in_use().map(|zone| zone.node).collect()
     }
-    /// Returns all lists' frames to their zones.
+    /// Returns the frames on all lists to their zones.
     pub(crate) fn drain_all(&self) -> usize {
         self.all().iter().map(|zone| zone.drain_all()).sum()
     }
-    /// The first arena: a process that declares nothing has one.
+    /// The first zone. Every allocator has one.
     pub(crate) fn first(&self) -> &'static Zone {
         match self.all() {
             [first, ..] => first,
-            [] => panic!("an allocator without an arena"),
+            [] => panic!("an allocator without a zone"),
         }
     }
 
-    /// Changes the nodes that requests may have memory of. Lists of nodes that are not allowed any more are passed over from now on.
+    /// Changes the nodes whose memory requests may take. From now on, requests skip the lists of nodes outside the set.
     pub(crate) fn set_allowed(&self, _held: &registry::Writing, nodes: NodeMask) -> Result<(), InvalidRequest> {
         if !self.in_use().any(|zone| nodes.contains(zone.node)) {
             return Err(InvalidRequest::NoSuchNode { nodes: nodes.as_bits() });
@@ -219,7 +230,8 @@ impl Zones {
         Ok(())
     }
 
-    /// Takes the next `n` turns, at least one, of nodes that pages come from in turn. Returns whose the first one is.
+    /// Takes the next `n` turns among the nodes `among`, from which interleaved pages come. Returns the node of the
+    /// first turn; none if `n` is 0 or `among` is empty.
     pub(crate) fn take_turns(&self, among: NodeMask, n: usize) -> Option<NodeId> {
         let steps = n.checked_sub(1)?.checked_rem(among.count())? + 1;
         let node = |last: u32| NodeId::new(last as usize).and_then(|last| among.next_after(last));
@@ -228,13 +240,13 @@ impl Zones {
         node(last)
     }
 
-    /// The arena that was added last.
+    /// The zone that was added last.
     pub(crate) fn newest(&self) -> Option<&'static Zone> {
         // Acquire pairs with the Release in `add`.
         // SAFETY: as in `here`.
         unsafe { self.newest.load(Acquire).as_ref() }
     }
-    /// Adds an arena, whose `older` is the newest up to now, and which is one more part.
+    /// Adds a zone. Its `older` is the one that was the newest before.
     pub(crate) fn add(&self, held: &registry::Writing, zone: &'static Zone) {
         let added = core::ptr::from_ref(zone).cast_mut();
         if self.oldest.load(Relaxed).is_null() {
@@ -246,7 +258,8 @@ impl Zones {
         self.publish(held);
         self.tell_who_waits();
     }
-    /// Requests that wait may be served by memory that is new, or allowed only now. Its lists are shut like all others.
+    /// Wakes waiting requests that memory which was just added or allowed may serve. The new zone's lists are shut like
+    /// all others.
     pub(crate) fn tell_who_waits(&self) {
         if self.waits.is_awaited() {
             self.settle_lists();
@@ -257,23 +270,23 @@ impl Zones {
     pub(crate) fn settle_lists(&self) {
         self.all().iter().for_each(|zone| zone.settle_lists());
     }
-    /// Every arena that was ever added, retired ones too, in the order in which they came.
+    /// Every zone that was ever added, retired ones included, oldest first.
     pub(crate) fn ever(&self) -> Vec<&'static Zone> {
         let mut arenas: Vec<_> = core::iter::successors(self.newest(), |zone| zone.older).collect();
         arenas.reverse();
         arenas
     }
 
-    /// Remembers what the system refused without that being an error; with the registry held.
+    /// Records a refusal by the system that is not an error. The caller holds the registry.
     pub(crate) fn note(&self, why: BuildError) {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(why);
     }
     pub(crate) fn notes(&self) -> Vec<BuildError> {
-        let _held = registry::lock(); // No fork meets it locked.
+        let _held = registry::lock(); // So that no fork finds `notes` locked.
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes zonelists of the arenas that are in use.
+    /// Makes zonelists of the zones in use, and publishes them.
     pub(crate) fn publish(&self, _held: &registry::Writing) {
         let mut arenas = self.ever();
         arenas.retain(|zone| !zone.is_retired());
@@ -288,8 +301,8 @@ impl Zones {
             })
             .collect();
         let mut walked = self.walked.lock().unwrap_or_else(PoisonError::into_inner);
-        // The same arenas may have been in use before.
-        // SAFETY: from `new` or from here, and kept: somebody may be walking it.
+        // The same zones may have been in use before: then their zonelists are reused.
+        // SAFETY: the pointer is from `new` or an earlier `publish`, and is kept until the last handle is dropped (N2).
         let same = walked.iter().position(|kept| is_same(unsafe { &*kept.load(Relaxed) }, &lists));
         let fresh = match same {
             Some(at) => walked.swap_remove(at).into_inner(),
@@ -301,8 +314,9 @@ impl Zones {
         self.choose();
     }
 
-    /// Chooses whose lists serve the plain requests of each CPU: none where pages of several nodes come in turn. With the
-    /// registry held. Allocates nothing: the child of a fork comes here before all locks of other libraries are free.
+    /// Chooses, for each CPU, the zone whose lists serve plain requests; none with the interleave policy, where pages
+    /// come from several nodes in turn. The caller holds the registry. Allocates nothing: a forked child calls this
+    /// while locks of other libraries may still be held.
     pub(crate) fn choose(&self) {
         let allowed = self.allowed().and(self.policy.nodes());
         let chosen = |cpu: usize| {
@@ -313,7 +327,8 @@ impl Zones {
                 (_, Some(&zone)) => core::ptr::from_ref::<Zone>(zone).cast_mut(),
             }
         };
-        // Where CPUs differ, each looks at its own, which is set first. Release pairs with the Acquire in `here`.
+        // `by_cpu` is set before `only`: where CPUs differ, `only` becomes null and each CPU reads its own slot.
+        // Release pairs with the Acquire in `here`.
         (0..).zip(&self.by_cpu).for_each(|(cpu, slot)| slot.store(chosen(cpu), Release));
         let is_same = (0..self.by_cpu.len()).all(|cpu| chosen(cpu) == chosen(0));
         self.only.store(if is_same { chosen(0) } else { core::ptr::null_mut() }, Release);

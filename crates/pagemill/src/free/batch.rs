@@ -1,4 +1,7 @@
-//! What pages and blocks on their way back are collected in, until they go to a list or to the zone together.
+//! The interface of the collectors: pages or blocks of one zone and kind, which go to a list or to the zone together.
+//!
+//! `many.rs` feeds a collector until a block does not fit. A collector takes a block only if it is out, and marks it
+//! free.
 use crate::word::{addr_of_word, order_of_word};
 use crate::zone::Zone;
 use pagemill_core::{Order, PAGE_SIZE, Pfn};
@@ -8,24 +11,24 @@ use pagemill_os::neighbours;
 pub(crate) trait FreeBatch {
     fn zone(&self) -> &'static Zone;
 
-    /// The order of what it takes.
+    /// The order of the blocks that it takes.
     #[inline]
     fn order(&self) -> Order {
         Order::ZERO
     }
 
-    /// Takes the page or block that begins at this frame of its zone, if it is of this kind and out.
+    /// Takes the page or block that begins at this frame of the zone, if it is of this kind and out.
     fn give(&mut self, pfn: Pfn) -> bool;
 
-    /// Takes the page or block at an address, if it is one of its zone, of this kind and out.
+    /// Takes the page or block at an address, if it belongs to the zone, is of this kind and out.
     #[inline]
     fn give_at(&mut self, addr: usize) -> bool {
         let zone = self.zone();
         addr.is_multiple_of(PAGE_SIZE) && zone.contains(addr) && self.give(zone.pfn_of(addr))
     }
 
-    /// Takes what stands in `words[at..]` and empties the slots, up to the first that it does not take; empty ones are passed
-    /// over. Returns where that is. `order` is that of raw pointers.
+    /// Takes the blocks in `words[at..]` and empties their slots, up to the first block that it does not take. It skips
+    /// empty slots. Returns the index where it stopped. `order` is set if the words are raw pointers.
     fn take_slots(&mut self, words: &mut [usize], at: usize, order: Option<Order>) -> usize {
         let takes = |word: usize| {
             let (addr, order) = block_of(word, order);
@@ -34,7 +37,8 @@ pub(crate) trait FreeBatch {
         at + empty_while(&mut words[at..], takes)
     }
 
-    /// Takes neighbouring blocks of `order` from `addr` up to `end`, up to the first that it does not take. Returns where that is.
+    /// Takes neighbouring blocks of `order` between `addr` and `end`, up to the first that it does not take. Returns
+    /// that block's address, or `end`.
     #[inline]
     fn take_run(&mut self, mut addr: usize, end: usize, order: Order) -> usize {
         while addr < end && self.give_at(addr) {
@@ -44,7 +48,7 @@ pub(crate) trait FreeBatch {
     }
 }
 
-/// Empties slots as long as `takes` takes the words in them. Returns how many it passed.
+/// Empties slots as long as `takes` takes their words. Returns the number of slots passed, empty ones included.
 pub(super) fn empty_while(words: &mut [usize], mut takes: impl FnMut(usize) -> bool) -> usize {
     for (i, word) in words.iter_mut().enumerate() {
         if *word != 0 {
@@ -57,7 +61,7 @@ pub(super) fn empty_while(words: &mut [usize], mut takes: impl FnMut(usize) -> b
     words.len()
 }
 
-/// The address and order of the block with this word, a handle's, or a raw pointer of this order.
+/// The address and order of the block with this word. The word is a handle's, or with an `order` a raw pointer's.
 #[inline]
 pub(super) fn block_of(word: usize, order: Option<Order>) -> (usize, Order) {
     match order {
@@ -66,12 +70,12 @@ pub(super) fn block_of(word: usize, order: Option<Order>) -> (usize, Order) {
     }
 }
 
-/// How many of these words, at most `most`, are those of neighbouring pages, from the first on.
+/// How many words, from the first on and `most` at most, are those of neighbouring pages.
 #[inline(always)]
 pub(super) fn address_run(words: &[usize], most: usize) -> usize {
     let words = &words[..words.len().min(most)];
     if words.len() < 2 || words[1] != words[0].wrapping_add(PAGE_SIZE) {
-        return words.len().min(1); // In no order, as a rule: seen before 64 words are compared.
+        return words.len().min(1); // Usually pages are in no order: seen before 64 words are compared.
     }
     neighbours(words)
 }

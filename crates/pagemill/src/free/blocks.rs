@@ -1,12 +1,13 @@
-//! Blocks of one order above 0, collected on their way back to the zone: those of one word of bits go with one operation, and what
-//! counts them is written once for all (C3.11).
+//! Collects blocks of one order above 0 for the zone. Blocks in one word of the buddy's bits are freed with one
+//! operation, and their counts are written once for all (C3.11). `many.rs` uses it; whole pageblocks are freed one by
+//! one.
 use super::batch::FreeBatch;
 use crate::registry;
 use crate::zone::{Zone, finish_with};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Giving, Misuse, Order, Pfn};
 
-/// Blocks of one arena and order that are on their way back. Whole pageblocks go one by one.
+/// Blocks of one zone and order on their way back.
 pub(crate) struct Blocks<const RAW: bool> {
     zone: &'static Zone,
     order: Order,
@@ -15,7 +16,7 @@ pub(crate) struct Blocks<const RAW: bool> {
 }
 
 impl<const RAW: bool> Blocks<RAW> {
-    /// Of the arena that this address is in. None for an order that is not collected.
+    /// For the zone of this address. None for an order that is not collected.
     #[inline]
     pub(crate) fn new(addr: usize, order: Order) -> Option<Self> {
         if order == Order::ZERO || order >= Order::PAGEBLOCK {
@@ -25,8 +26,9 @@ impl<const RAW: bool> Blocks<RAW> {
         Some(Self { zone, order, blocks: 0, giving: Giving::to(&zone.buddy).of_order(order) })
     }
 
-    /// Completes it. Those may be the allocator's last frames: nothing of it is touched after that. Returns how many blocks are free
-    /// now. Those that somebody else freed at the same moment are not among them: that is `misused`.
+    /// Completes the call. These may be the zone's last frames: afterwards nothing of the zone is touched. Returns the
+    /// number of blocks freed. Blocks that another thread freed at the same moment do not count; for them `misused` is
+    /// set.
     pub(crate) fn end(&mut self, misused: &mut Option<Misuse>) -> usize {
         let mut freed = self.blocks;
         if freed > 0 {
@@ -73,9 +75,9 @@ mod tests {
     use crate::{Allocator, Gfp, Memory};
     use pagemill_core::{FrameState, Mobility};
 
-    /// What two threads do that free the same raw block at the same moment: both find it raw.
+    /// Plays two threads that free the same raw block at the same moment: both find it raw.
     #[test]
-    fn what_two_free_at_the_same_moment_counts_once() {
+    fn a_block_that_two_threads_free_at_once_counts_once() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
         let free_twice = |order: u8, free: &dyn Fn(&'static Zone, usize) -> [usize; 2]| {
             let order = Order::new(order).unwrap();

@@ -1,7 +1,8 @@
-//! More pages at once than the lists are for: past them to the zone (C3.1).
+//! Frees more pages at once than a list should take: they go past the lists to the zone (C3.1).
 //!
-//! Neighbours go as they come, many with one bit operation. Scattered ones are sorted by place first, where there are enough
-//! of them: in a random order over gigabytes each would change a word and a count of its own, which costs 40 ns.
+//! `many.rs` uses it for calls above `ListPolicy::LARGE` pages. Neighbouring pages go to the buddy as they come, many
+//! with one bit operation. Scattered pages are sorted by place first if there are enough of them: in random order over
+//! gigabytes, each page would touch a word of bits and a count of its own, which costs 40 ns.
 use super::batch::{FreeBatch, address_run};
 use crate::zone::{Zone, finish_with};
 use core::sync::atomic::Ordering::Relaxed;
@@ -9,14 +10,14 @@ use pagemill_core::{Giving, Misuse, Mobility, Order, PAGE_SIZE, Pfn};
 use pagemill_os::lists::BulkCall;
 use pagemill_os::{Batch, empty};
 
-/// Words of 64 frames that are collected before they are written.
+/// The number of words, of 64 frames each, that are collected before they are written.
 const WORDS: usize = 256;
 
-/// Pages of one arena and mobility on their way back to the zone.
+/// Pages of one zone and mobility on their way back to the zone.
 pub(crate) struct Large<const RAW: bool> {
     zone: &'static Zone,
     mobility: Mobility,
-    /// As a [`Segment`](super::segment::Segment)'s.
+    /// As for [`Segment`](super::segment::Segment).
     is_of_one_kind: bool,
     pages: usize,
     giving: Giving<'static, 'static, WORDS>,
@@ -29,7 +30,7 @@ impl<const RAW: bool> Large<RAW> {
         Self { zone, mobility, is_of_one_kind: !buddy.is_mixed(), pages: 0, giving: Giving::many_to(buddy) }
     }
 
-    /// Takes the `n` neighbours from address `addr` on, if all are pages of this kind.
+    /// Takes the `n` neighbouring pages from address `addr` on, if all of them are of this kind.
     #[inline]
     fn give_run_at(&mut self, addr: usize, n: usize) -> bool {
         addr.is_multiple_of(PAGE_SIZE)
@@ -38,7 +39,7 @@ impl<const RAW: bool> Large<RAW> {
             && self.give_run(self.zone.pfn_of(addr), n)
     }
 
-    /// Takes neighbouring frames of the arena, at most a batch's worth, if all are pages of this kind that are out.
+    /// Takes neighbouring frames of the zone, a batch at most, if all of them are pages of this kind that are out.
     fn give_run(&mut self, first: Pfn, n: usize) -> bool {
         let is_out = self.is_of_this_kind(first)
             && self.is_of_this_kind(first.offset(n as u32 - 1))
@@ -54,7 +55,7 @@ impl<const RAW: bool> Large<RAW> {
         self.is_of_one_kind || self.zone.buddy.mobility_of(pfn) == self.mobility
     }
 
-    /// The number of the page with this word, which is free from now on; none if it is no page of this kind.
+    /// Marks the page with this word as free and returns its number; none if it is not a page of this kind that is out.
     #[inline]
     fn take_back(&self, word: usize) -> Option<Pfn> {
         let is_here = word.is_multiple_of(PAGE_SIZE) && self.zone.contains(word);
@@ -62,7 +63,8 @@ impl<const RAW: bool> Large<RAW> {
         (is_here && self.is_of_this_kind(pfn) && self.zone.comes_back::<RAW>(pfn)).then_some(pfn)
     }
 
-    /// Gives the frames in the slots, all between `low` and `high`, which are marked as free already.
+    /// Gives the frames in the slots to the zone. Their numbers are between `low` and `high`, and they are marked as
+    /// free already.
     fn give_scattered(&mut self, slots: &mut [usize], low: u32, high: u32) {
         let words = (high / 64 + 1).saturating_sub(low / 64) as usize;
         if words > WORDS && slots.len() >= 2 * words {
@@ -74,8 +76,9 @@ impl<const RAW: bool> Large<RAW> {
         self.pages += slots.len();
     }
 
-    /// Counts the call and completes it. Those may be the allocator's last pages: nothing of it is touched after that.
-    /// Returns how many pages are free now. Those that somebody else freed at the same moment are not among them: that is `misused`.
+    /// Counts the call and completes it. These may be the zone's last pages: afterwards nothing of the zone is touched.
+    /// Returns the number of pages freed. Pages that another thread freed at the same moment do not count; for them
+    /// `misused` is set.
     pub(crate) fn end(&mut self, misused: &mut Option<Misuse>) -> usize {
         let zone = self.zone;
         if self.pages > 1 {
@@ -108,8 +111,8 @@ impl<const RAW: bool> FreeBatch for Large<RAW> {
     }
 
     fn take_slots(&mut self, words: &mut [usize], from: usize, _: Option<Order>) -> usize {
-        // The slots that are empty by now keep the numbers of scattered pages, so that those can be sorted without memory
-        // for it: `words[from..kept]`.
+        // Slots that are empty by now store the numbers of scattered pages, in `words[from..kept]`. So they can be
+        // sorted without extra memory.
         let (mut at, mut kept) = (from, from);
         let (mut low, mut high) = (u32::MAX, 0);
         while at < words.len() {
@@ -148,15 +151,17 @@ impl<const RAW: bool> FreeBatch for Large<RAW> {
     }
 }
 
-/// Where in a slot the sorted frames stand, above the others.
+/// The shift of the sorted frames: they are stored in the upper half of each slot.
 const SORTED: u32 = u32::BITS;
-/// Parts that frames are sorted into.
+/// The number of parts that frames are sorted into.
 const PARTS: usize = 256;
 
-/// Sorts frames by place, so roughly that those of [`WORDS`] words stand together. Each slot's lower half has one; the sorted
-/// ones come into the upper halves. They lie in `words` words from the one numbered `low` on.
+/// Sorts frames roughly by place, so that the frames of [`WORDS`] words stand together. The lower half of each slot
+/// holds an unsorted frame; the sorted ones are written to the upper halves. The frames lie in `words` words, from
+/// number `low` on.
 ///
-/// Moving each to its place instead, and from there what stood in it, takes three times as long: each step waits for the last.
+/// Sorting in place, where each frame that is moved displaces the next one to move, takes three times as long: each
+/// step waits for the one before.
 fn sort_by_place(slots: &mut [usize], low: usize, words: usize) {
     let shift = (words - 1).ilog2() + 1 - PARTS.ilog2();
     let part_of = |pfn: usize| ((pfn / 64 - low) >> shift) % PARTS;

@@ -1,5 +1,8 @@
-//! Freeing many blocks, of an array, a run or a list: what stands next decides which collector takes it and those that follow,
-//! until one is of another kind. What no collector takes is freed alone, and misuse is told there.
+//! Frees many blocks, of an array, a run or a list.
+//!
+//! The next block decides which collector takes it and those that follow, until one is of another kind: [`Segment`] for
+//! pages, [`Large`] for many pages, [`Blocks`] for blocks. A block that no collector takes is freed alone, which
+//! detects misuse.
 use super::batch::{FreeBatch, block_of};
 use super::blocks::Blocks;
 use super::large::Large;
@@ -8,23 +11,24 @@ use super::segment::Segment;
 use pagemill_core::{ListPolicy, Misuse, Order};
 use pagemill_os::Batch;
 
-/// Where the blocks stand that are to be freed.
+/// A sequence of blocks to be freed.
 pub(crate) trait Source {
-    /// How many are left at most.
+    /// An upper limit on the number of blocks left.
     fn left(&self) -> usize;
-    /// The address and order of the next one; none if that was all.
+    /// The address and order of the next block; none at the end.
     fn next(&mut self) -> Option<(usize, Order)>;
-    /// Gives what stands next to a collector, up to the first that it does not take.
+    /// Gives the next blocks to a collector, up to the first block that it does not take.
     fn give(&mut self, to: &mut impl FreeBatch);
-    /// Has `free` free the next one, which says whether it did.
+    /// Passes the next block to `free`, which returns whether it freed it.
     fn free_next(&mut self, free: &mut dyn FnMut(usize, Order) -> bool);
 }
 
-/// Frees all of a source. The first refusal is left in `misused`. Returns how many were freed.
+/// Frees all blocks of a source. `misused` gets the first refusal. Returns the number of blocks freed.
 #[inline(always)]
 pub(crate) fn free_all<const RAW: bool>(source: &mut impl Source, misused: &mut Option<Misuse>) -> usize {
     let mut freed = 0;
-    // How many the last collector of pages had: where kinds alternate, tables for many cost more than they bring.
+    // How many pages the last collector took. Where kinds alternate, the tables of a large collector cost more than
+    // they save.
     let mut last = usize::MAX;
     while let Some((addr, order)) = source.next() {
         let before = source.left();
@@ -56,7 +60,7 @@ pub(crate) fn free_all<const RAW: bool>(source: &mut impl Source, misused: &mut 
     freed
 }
 
-/// How many went; none if there is no page of Pagemill's at the address.
+/// Returns the number of pages freed; none if no zone has a page at the address.
 #[inline]
 fn through_segment<const RAW: bool>(source: &mut impl Source, addr: usize) -> Option<usize> {
     let (zone, mobility) = page_at(addr)?;
@@ -65,7 +69,7 @@ fn through_segment<const RAW: bool>(source: &mut impl Source, addr: usize) -> Op
     Some(segment.end())
 }
 
-// Out of line, that the tables are on the stack of those calls alone that want them.
+// Out of line, so that only calls that need the tables have them on the stack.
 #[inline(never)]
 fn through_large<const RAW: bool>(
     source: &mut impl Source,
@@ -90,16 +94,16 @@ fn through_blocks<const RAW: bool>(
     blocks.end(misused)
 }
 
-/// The slots of an array: those of blocks that are freed are emptied, empty ones are passed over.
+/// An array's slots. Freeing a block empties its slot; empty slots are skipped.
 pub(super) struct Slots<'w> {
     words: &'w mut [usize],
     at: usize,
-    /// The order of raw pointers, which do not say it.
+    /// The order of raw pointers, whose words do not contain it.
     order: Option<Order>,
 }
 
 impl<'w> Slots<'w> {
-    /// Handles' words, or, with their order, raw pointers.
+    /// The words are handles', or with an `order` raw pointers.
     #[inline(always)]
     pub(super) fn new(words: &'w mut [usize], order: Option<Order>) -> Self {
         Self { words, at: 0, order }

@@ -1,4 +1,7 @@
-//! The way back of one page, onto the list of the CPU that frees it, or of one block.
+//! Frees one page, onto the list of the CPU that frees it, or one block, to the zone.
+//!
+//! [`free_fast`] is inlined into the caller and serves the usual case: a page of the zone that the thread met last.
+//! Everything else is out of line.
 use crate::misuse::{misuse, refuse_foreign};
 use crate::registry;
 use crate::zone::Zone;
@@ -13,7 +16,7 @@ pub(super) fn free_one<const RAW: bool>(addr: usize, order: Order) -> Result<(),
     free_slow::<RAW>(addr, order)
 }
 
-/// Frees one page by its address; false if it is no page that is out.
+/// Frees one page by its address. False if the address is not that of a page that is out.
 #[inline(always)]
 pub(super) fn free_fast<const RAW: bool>(addr: usize) -> bool {
     step!("free_fast");
@@ -25,7 +28,7 @@ pub(super) fn free_fast<const RAW: bool>(addr: usize) -> bool {
     true
 }
 
-/// The same for a page of another arena than the thread met last.
+/// The same for a page of another zone than the thread met last.
 #[cold]
 #[inline(never)]
 fn free_other<const RAW: bool>(addr: usize) -> bool {
@@ -37,7 +40,7 @@ fn free_other<const RAW: bool>(addr: usize) -> bool {
     is_out
 }
 
-/// What is not a page on its way to a list: blocks, and misuse.
+/// Frees a block, or detects what is wrong with the address.
 #[cold]
 #[inline(never)]
 pub(super) fn free_slow<const RAW: bool>(addr: usize, order: Order) -> Result<(), Misuse> {
@@ -45,13 +48,13 @@ pub(super) fn free_slow<const RAW: bool>(addr: usize, order: Order) -> Result<()
     let refused = |kind| zone.refuse(misuse(kind, addr));
     if RAW { zone.take_up(pfn, order, false) } else { zone.take_back_block(pfn, order) }.map_err(refused)?;
     if order == Order::ZERO {
-        zone.put_back(pfn); // A raw block of order 0 that was looked at a moment too early.
+        zone.put_back(pfn); // `free_fast` looked just before the page became raw.
         return Ok(());
     }
     zone.free_block(pfn, order).map_err(refused)
 }
 
-/// The arena and frame of a page's address; who asks is about to change what is there.
+/// The zone and frame of an address, for a caller that is about to change the frame's state.
 pub(super) fn find(addr: usize) -> Result<(&'static Zone, Pfn), Misuse> {
     let Some((zone, pfn)) = registry::by_address(addr) else {
         return Err(refuse_foreign(misuse(MisuseKind::Foreign, addr)));
@@ -62,7 +65,8 @@ pub(super) fn find(addr: usize) -> Result<(&'static Zone, Pfn), Misuse> {
     Ok((zone, pfn))
 }
 
-/// The zone and mobility of the page at an address; none for anything else. Whether it is out is still to be seen.
+/// The zone and mobility of the page at an address; none if no zone has a page there. Whether the page is out is not
+/// checked.
 #[inline]
 pub(super) fn page_at(addr: usize) -> Option<(&'static Zone, Mobility)> {
     if !addr.is_multiple_of(PAGE_SIZE) {

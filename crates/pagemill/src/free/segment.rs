@@ -1,15 +1,18 @@
-//! Pages for the list of this CPU, a batch at a time.
+//! Collects pages for the list of this CPU, a batch at a time. `many.rs` uses it unless more than `ListPolicy::LARGE`
+//! pages are left to free.
+//!
+//! Until `end` some page is in hand, so that the zone stays.
 use super::batch::{FreeBatch, empty_while};
 use crate::zone::Zone;
 use pagemill_core::{Mobility, Order, Pfn};
 use pagemill_os::lists::BulkCall;
 use pagemill_os::{Batch, empty};
 
-/// Pages of one arena and mobility on their way back, collected to batches for the list. More than that is for are [`Large`](super::large::Large).
+/// Pages of one zone and mobility on their way back to the list. Larger calls use [`Large`](super::large::Large).
 pub(crate) struct Segment<const RAW: bool> {
     zone: &'static Zone,
     mobility: Mobility,
-    /// Only one mobility was ever used in the arena: what is in it is of this kind.
+    /// Only one mobility was ever used in the zone, so every page of it is of this kind.
     is_of_one_kind: bool,
     pages: usize,
     is_counted: bool,
@@ -17,14 +20,14 @@ pub(crate) struct Segment<const RAW: bool> {
 }
 
 impl<const RAW: bool> Segment<RAW> {
-    /// Of pages like the one that [`page_at`](super::one::page_at) found.
+    /// For pages like the one that [`page_at`](super::one::page_at) found.
     #[inline(always)]
     pub(crate) fn new(zone: &'static Zone, mobility: Mobility) -> Self {
         let is_of_one_kind = !zone.buddy.is_mixed();
         Self { zone, mobility, is_of_one_kind, pages: 0, is_counted: false, batch: Batch::new() }
     }
 
-    /// Of the `n` pages that were put in the batch last, keeps those up to the first that is not out. Returns how many.
+    /// Of the last `n` pages in the batch, keeps those before the first page that is not out. Returns how many it kept.
     #[inline(always)]
     fn keep_sound(&mut self, n: usize) -> usize {
         let before = self.batch.len() - n;
@@ -44,7 +47,7 @@ impl<const RAW: bool> Segment<RAW> {
         self.batch.clear();
     }
 
-    /// Counts the call.
+    /// Counts the call in the statistics.
     #[inline]
     fn count(&mut self) {
         let pages = self.pages + self.batch.len();
@@ -53,8 +56,8 @@ impl<const RAW: bool> Segment<RAW> {
         }
     }
 
-    /// Counts the call and passes on what is left. Those may be the allocator's last pages: nothing of it is touched
-    /// after that, and until then some are in hand. Returns how many pages there were.
+    /// Counts the call and passes on the rest of the batch. These may be the zone's last pages: until they are passed
+    /// on, some page is in hand, and afterwards nothing of the zone is touched. Returns the number of pages.
     #[inline]
     pub(crate) fn end(&mut self) -> usize {
         let pages = self.pages + self.batch.len();
@@ -88,7 +91,8 @@ impl<const RAW: bool> FreeBatch for Segment<RAW> {
     #[inline(always)]
     fn take_slots(&mut self, words: &mut [usize], mut at: usize, _: Option<Order>) -> usize {
         while at < words.len() {
-            // A full batch is passed on when one more page is seen to be of this kind, not before: see `end`.
+            // A full batch is passed on only when another page of this kind follows, so that a page stays in hand for
+            // `end`.
             let n = (words.len() - at).min(self.batch.room()).max(1);
             let chunk = &mut words[at..at + n];
             let taken = if self.batch.room() > 0 && self.is_of_one_kind && self.zone.push_pages(chunk, &mut self.batch)
