@@ -23,7 +23,7 @@ fn charged(account: &Account) -> usize {
 }
 
 #[test]
-fn who_names_an_account_pays() {
+fn a_request_with_an_account_is_charged_for_what_it_gets() {
     let allocator = allocator();
     for gfp in [Gfp::KERNEL, Gfp::KERNEL | Gfp::ACCOUNT] {
         let account = Account::new(PageCount::new(70));
@@ -79,7 +79,7 @@ const FORMS: [(&str, Form); 4] = [
 
 /// Whatever way serves a request, with lists that have pages and on the CPUs that there are.
 #[test]
-fn every_form_charges_for_each_size_on_either_backend() {
+fn every_form_charges_the_account_for_every_size() {
     for backend in backends() {
         let allocator = Allocator::builder().memory(Memory::anonymous(4 * PAGES)).backend(backend).build().unwrap();
         for (n, (name, form)) in (1..=130).flat_map(|n| FORMS.map(|form| (n, form))) {
@@ -98,7 +98,7 @@ fn every_form_charges_for_each_size_on_either_backend() {
 }
 
 #[test]
-fn a_callback_that_unwinds_pays_for_what_it_got() {
+fn a_callback_that_unwinds_is_charged_for_the_pages_it_got() {
     let allocator = allocator();
     // A run of pages, single ones, what was committed, more than one batch, and blocks.
     let mut spread = PageList::new();
@@ -141,7 +141,7 @@ impl Shrinker for Panics {
 }
 
 #[test]
-fn a_request_that_unwinds_leaves_the_array_and_the_account() {
+fn a_request_that_unwinds_changes_neither_array_nor_account() {
     let allocator = allocator();
     let _registered = allocator.register_shrinker(Arc::new(Panics));
     let account = rich();

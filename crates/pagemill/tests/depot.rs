@@ -66,7 +66,7 @@ fn assert_conserved(stats: &Stats) {
 }
 
 #[test]
-fn loads_go_from_one_cpu_to_another_past_the_zone() {
+fn freed_pages_reach_another_cpu_without_the_zone() {
     let allocator = allocator(PAGES);
     let (before, addrs) = fill_depots(&allocator);
     on(TAKES);
@@ -88,7 +88,7 @@ fn loads_go_from_one_cpu_to_another_past_the_zone() {
 }
 
 #[test]
-fn a_cpu_that_alone_asks_for_pages_passes_none_on() {
+fn a_single_cpu_puts_nothing_into_depots() {
     let allocator = allocator(PAGES);
     on(FREES);
     for _ in 0..10 {
@@ -102,7 +102,7 @@ fn a_cpu_that_alone_asks_for_pages_passes_none_on() {
 }
 
 #[test]
-fn what_stands_in_depots_is_found_before_exhausted_is_said() {
+fn depots_are_emptied_before_a_request_is_refused() {
     let allocator = allocator(PAGES);
     let rest = PAGES - 2000;
     for is_large in [false, true] {
@@ -130,7 +130,7 @@ fn what_stands_in_depots_is_found_before_exhausted_is_said() {
 }
 
 #[test]
-fn a_block_that_lies_in_depots_is_had_by_a_request_that_may_wait() {
+fn a_request_that_may_wait_gets_a_block_whose_frames_are_in_depots() {
     let allocator = allocator(4096);
     let mut slots = array(&allocator, 4095);
     ask(&allocator);
@@ -146,7 +146,7 @@ fn a_block_that_lies_in_depots_is_had_by_a_request_that_may_wait() {
 }
 
 #[test]
-fn below_its_low_mark_a_zone_gets_what_is_freed() {
+fn frees_below_the_low_mark_go_to_the_zone_and_not_to_depots() {
     let marks = Watermarks { min: 64, low: 1024, high: 2048, lowmem_reserve: 0 };
     let memory = Memory::anonymous(8192).watermarks(marks);
     let allocator = Allocator::builder().memory(memory).cpus(2, || CPU.get()).build().unwrap();
@@ -165,7 +165,7 @@ fn below_its_low_mark_a_zone_gets_what_is_freed() {
 }
 
 #[test]
-fn a_pageblock_that_lies_in_depots_goes_back_with_time() {
+fn idle_pageblocks_in_depots_go_back_to_the_system() {
     let minute = Duration::from_secs(60);
     let allocator = Allocator::builder().pages(PAGES).cpus(2, || CPU.get()).give_back_after(minute).build().unwrap();
     fill_depots(&allocator);
@@ -178,7 +178,7 @@ fn a_pageblock_that_lies_in_depots_goes_back_with_time() {
 }
 
 #[test]
-fn a_child_has_what_was_in_depots() {
+fn a_forked_child_keeps_the_pages_in_depots() {
     let allocator = allocator(PAGES);
     let (stats, _) = fill_depots(&allocator);
     in_child("takes all", || {
@@ -194,7 +194,7 @@ fn a_child_has_what_was_in_depots() {
 }
 
 #[test]
-fn children_go_on_that_were_forked_while_pages_were_handed_over() {
+fn children_forked_during_handovers_lose_no_page() {
     for backend in backends() {
         let allocator = Allocator::builder().pages(PAGES).backend(backend).build().unwrap();
         let stop = AtomicBool::new(false);

@@ -142,7 +142,7 @@ fn two_arenas() -> (Allocator, Vec<Page>) {
 }
 
 #[test]
-fn reads_and_writes_through_addresses_reach_their_bytes() {
+fn fixed_buffer_io_reaches_the_bytes_of_its_addresses() {
     let Some(mut ring) = ring() else { return };
     let (allocator, mut pages) = two_arenas();
     let buffers = FixedBuffers::new(fd(&ring)).unwrap();
@@ -162,7 +162,7 @@ fn reads_and_writes_through_addresses_reach_their_bytes() {
 }
 
 #[test]
-fn two_rings_share_a_table() {
+fn rings_can_share_a_table_of_buffers() {
     let (Some(mut one), Some(mut other)) = (ring(), ring()) else { return };
     let (allocator, mut pages) = two_arenas();
     let buffers = FixedBuffers::new(fd(&one)).unwrap();
@@ -195,7 +195,7 @@ fn two_rings_share_a_table() {
 }
 
 #[test]
-fn requests_reach_the_blocks_of_pools() {
+fn fixed_buffer_io_reaches_the_blocks_of_dma_pools() {
     let Some(mut ring) = ring() else { return };
     let memory = [Memory::anonymous(512), Memory::memfd(300)];
     let builder = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory));
@@ -273,7 +273,7 @@ impl Large {
 }
 
 #[test]
-fn an_arena_above_the_kernels_limit_is_split() {
+fn an_arena_above_the_limit_of_a_buffer_is_split() {
     let Some(mut ring) = ring() else { return };
     let mut large = Large::new();
     let start = large.start;
@@ -334,7 +334,7 @@ fn an_arena_above_the_kernels_limit_is_split() {
 }
 
 #[test]
-fn refusals_say_what_to_do() {
+fn refused_tables_of_buffers_say_what_to_do() {
     let why = FixedBuffers::new(File::open("/dev/null").unwrap().as_fd()).unwrap_err();
     assert!(why.to_string().ends_with("use a descriptor of an io_uring's"), "{why}");
     let Some(ring) = ring() else { return };
@@ -373,7 +373,7 @@ fn memory_above_the_lock_limit_is_refused() {
 }
 
 #[test]
-fn registered_memory_stays_until_the_device_lets_go() {
+fn registered_memory_is_kept_until_the_device_is_dropped() {
     let Some(ring) = ring() else { return };
     let (allocator, pages) = two_arenas();
     let buffers = FixedBuffers::new(fd(&ring)).unwrap();
@@ -390,7 +390,7 @@ fn registered_memory_stays_until_the_device_lets_go() {
 
 /// An allocator without detection does not go on in a child.
 #[test]
-fn the_child_of_a_fork_leaves_its_parents_rings_alone() {
+fn a_forked_child_cannot_use_its_parents_rings() {
     own_process!();
     let (Some(mut ring), Some(other)) = (ring(), ring()) else { return };
     let (allocator, mut pages) = two_arenas();

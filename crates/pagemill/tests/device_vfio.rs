@@ -31,7 +31,7 @@ impl Random {
 }
 
 #[test]
-fn a_device_behind_an_iommu_reaches_the_bytes_of_its_addresses_alone() {
+fn a_device_behind_an_iommu_reaches_only_mapped_addresses() {
     let Some((name, _turn)) = named() else { return };
     let container = Container::of(&name);
     let edu = Edu::open(&container, &name);
@@ -90,7 +90,7 @@ fn a_device_behind_an_iommu_reaches_the_bytes_of_its_addresses_alone() {
 }
 
 #[test]
-fn what_an_iommu_or_a_limit_does_not_allow_is_refused_in_words() {
+fn vfio_maps_beyond_the_iommu_or_a_limit_are_refused_with_a_reason() {
     own_process!();
     let Some((name, _turn)) = named() else { return };
     let why = VfioMap::new(Container::empty().as_fd()).unwrap_err();

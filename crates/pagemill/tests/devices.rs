@@ -33,7 +33,7 @@ fn physical(allocator: &Allocator) -> Option<Vec<DeviceAddr>> {
 
 /// An allocator without detection does not go on in a child.
 #[test]
-fn what_a_device_of_a_child_has_does_not_go_back_though_its_parent_has_one() {
+fn memory_of_a_childs_own_device_is_not_given_back() {
     own_process!();
     let allocator = Allocator::builder().pages(1024).build().unwrap();
     let _parents = Device::new(&allocator, Identity).unwrap();
@@ -86,7 +86,7 @@ fn two_mappings_of_a_page_have_one_physical_address() {
 }
 
 #[test]
-fn the_kernel_has_each_page_at_its_physical_address() {
+fn kcore_shows_each_page_at_its_physical_address() {
     let Some(kernel) = Kcore::open() else { return };
     let allocator = Allocator::builder().pages(64).huge_pages(false).build().unwrap();
     let mut pages: Vec<Page> = (0..64).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
@@ -129,7 +129,7 @@ fn memory_is_locked_while_it_has_physical_addresses() {
 }
 
 #[test]
-fn without_permission_physical_addresses_are_refused_in_words() {
+fn physical_addresses_without_permission_are_refused_with_a_reason() {
     without_capabilities(|| {
         let allocator = Allocator::builder().pages(8).build().unwrap();
         let why = Device::new(&allocator, Physical::new()).unwrap_err();
@@ -169,7 +169,7 @@ fn packets_are_sent_from_the_addresses_of_their_bytes() {
 }
 
 #[test]
-fn a_umem_is_one_arena_and_one_socket() {
+fn a_umem_takes_one_arena_and_one_socket() {
     let Some(socket) = socket() else { return };
     let memory = [Memory::anonymous(8), Memory::anonymous(8)];
     let two = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory)).build().unwrap();
@@ -185,7 +185,7 @@ fn a_umem_is_one_arena_and_one_socket() {
 }
 
 #[test]
-fn what_is_no_device_is_refused_in_words() {
+fn descriptors_that_are_no_device_are_refused_with_a_reason() {
     let null = File::open("/dev/null").unwrap();
     let allocator = Allocator::builder().pages(8).build().unwrap();
     let why = VfioMap::new(null.as_fd()).unwrap_err();

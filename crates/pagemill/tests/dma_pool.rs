@@ -81,7 +81,7 @@ fn each_arena_is_mapped_once_and_unmapped_with_the_last_handle() {
 }
 
 #[test]
-fn blocks_of_a_new_page_come_in_ascending_order_and_those_that_went_last_first() {
+fn new_blocks_ascend_and_the_last_one_freed_is_reused_first() {
     let device = Device::new(&allocator(1024), Identity).unwrap();
     for (size, boundary) in [(16, 0), (64, 64), (200, 1024), (512, 0), (4096, 0), (12288, 16384)] {
         let pool = DmaPool::create("ascending", &device, size, 0, boundary).unwrap();
@@ -111,7 +111,7 @@ fn blocks_of_a_new_page_come_in_ascending_order_and_those_that_went_last_first()
 }
 
 #[test]
-fn what_no_block_can_be_is_refused_in_words() {
+fn impossible_block_sizes_are_refused_with_a_reason() {
     let device = Device::new(&allocator(64), Identity).unwrap();
     let refused = |size, align, boundary| DmaPool::create("x", &device, size, align, boundary).unwrap_err().to_string();
     assert_eq!(refused(0, 0, 0), "blocks of 0 bytes: take 1 to 1073741824");
@@ -126,7 +126,7 @@ fn what_no_block_can_be_is_refused_in_words() {
 }
 
 #[test]
-fn a_device_that_sees_each_page_elsewhere_has_an_address_for_each_byte() {
+fn scattered_pages_have_a_device_address_for_each_byte() {
     let allocator = allocator(64);
     let start = allocator.arenas()[0].range.start;
     let device = Device::new(&allocator, Backwards).unwrap();
@@ -141,7 +141,7 @@ fn a_device_that_sees_each_page_elsewhere_has_an_address_for_each_byte() {
 }
 
 #[test]
-fn a_device_whose_addresses_are_less_aligned_is_refused() {
+fn misaligned_device_addresses_are_refused() {
     struct Askew;
     impl DeviceMap for Askew {
         unsafe fn map(&self, _: Range<usize>) -> Result<Mapped, DeviceError> {
@@ -158,7 +158,7 @@ fn a_device_whose_addresses_are_less_aligned_is_refused() {
 }
 
 #[test]
-fn a_map_that_gives_impossible_addresses_is_refused_in_words_and_unmapped() {
+fn impossible_device_maps_are_refused_and_unmapped() {
     /// Says this of every arena.
     struct Says(Mapped, Arc<AtomicUsize>);
     impl DeviceMap for Says {
@@ -197,7 +197,7 @@ fn a_map_that_gives_impossible_addresses_is_refused_in_words_and_unmapped() {
 }
 
 #[test]
-fn an_offset_beyond_the_last_device_address_panics_in_words() {
+fn an_offset_beyond_the_last_device_address_panics() {
     let last = DeviceAddr::new(u64::MAX - 8);
     assert_eq!(last.offset(8).get(), u64::MAX);
     let why = catch_unwind(|| last.offset(9)).unwrap_err();
@@ -206,7 +206,7 @@ fn an_offset_beyond_the_last_device_address_panics_in_words() {
 }
 
 #[test]
-fn memory_that_is_out_is_an_error_and_what_other_cpus_have_is_found_first() {
+fn an_exhausted_pool_takes_blocks_of_other_cpus_before_it_fails() {
     let device = Device::new(&allocator(4), Identity).unwrap();
     let pool = DmaPool::create("small", &device, 256, 0, 0).unwrap();
     let mut blocks: Vec<_> = (0..64).map(|_| None).collect();
@@ -256,7 +256,7 @@ fn a_request_that_unwinds_gives_its_blocks_back() {
 
 /// A device that sees the first arena in one piece, and of later ones the middle pages of each four in the opposite order.
 #[test]
-fn a_block_of_several_pages_that_are_elsewhere_is_refused() {
+fn a_block_of_scattered_pages_is_refused() {
     struct Shuffling(AtomicUsize);
     impl DeviceMap for Shuffling {
         unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
@@ -287,7 +287,7 @@ fn a_block_of_several_pages_that_are_elsewhere_is_refused() {
 }
 
 #[test]
-fn misuse_is_told_and_changes_nothing() {
+fn misuse_of_blocks_is_reported_and_changes_nothing() {
     let allocator = allocator(64);
     let device = Device::new(&allocator, Identity).unwrap();
     let pool = DmaPool::create("one", &device, 64, 0, 0).unwrap();
@@ -326,7 +326,7 @@ fn misuse_is_told_and_changes_nothing() {
 }
 
 #[test]
-fn a_block_that_is_dropped_goes_back_to_its_pool() {
+fn a_dropped_block_goes_back_to_its_pool() {
     let device = Device::new(&allocator(64), Identity).unwrap();
     let pool = DmaPool::create("dropped", &device, 96, 0, 0).unwrap();
     let other = DmaPool::create_poisoned("poisoned", &device, 96, 0, 0).unwrap();
@@ -347,7 +347,7 @@ fn a_block_that_is_dropped_goes_back_to_its_pool() {
 
 /// Whichever comes first: the pool is gone, or it stays with a block that was out.
 #[test]
-fn blocks_are_dropped_while_their_pool_is() {
+fn blocks_and_their_pool_may_be_dropped_at_once() {
     let allocator = allocator(2048); // Enough if each pool stays.
     let device = Device::new(&allocator, Identity).unwrap();
     for round in 0..200 {
@@ -411,7 +411,7 @@ fn a_device_that_scribbles_over_freed_blocks_changes_nothing() {
 }
 
 #[test]
-fn zeroed_blocks_are_zero_and_poison_tells_who_wrote_late() {
+fn zalloc_zeroes_and_poison_detects_late_writes() {
     let device = Device::new(&allocator(64), Identity).unwrap();
     for is_poisoned in [false, true] {
         let make = if is_poisoned { DmaPool::create_poisoned } else { DmaPool::create };
@@ -454,7 +454,7 @@ fn zeroed_blocks_in_bulk_are_zero() {
 }
 
 #[test]
-fn blocks_take_at_most_eight_bytes_more_than_their_size() {
+fn blocks_have_at_most_eight_bytes_of_overhead() {
     let device = Device::new(&allocator(4096), Identity).unwrap();
     for (size, count) in [(16, 8192), (64, 8192), (256, 8192), (1024, 2048), (4096, 1024)] {
         let pool = DmaPool::create("memory", &device, size, 0, 0).unwrap();
@@ -466,7 +466,7 @@ fn blocks_take_at_most_eight_bytes_more_than_their_size() {
 }
 
 #[test]
-fn the_child_of_a_fork_gets_no_block_of_the_parents() {
+fn a_forked_child_cannot_use_its_parents_pool() {
     own_process!();
     let window = Window::default();
     let device = Device::new(&allocator(64), window.clone()).unwrap();
@@ -508,7 +508,7 @@ fn the_child_of_a_fork_gets_no_block_of_the_parents() {
 }
 
 #[test]
-fn many_threads_take_and_return_each_others_blocks_and_each_has_one_owner() {
+fn threads_that_free_each_others_blocks_share_none() {
     const SIZE: usize = 32;
     for backend in [Backend::Portable, Backend::Rseq] {
         let Ok(allocator) = Allocator::builder().pages(512).backend(backend).build() else {
@@ -581,7 +581,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     /// Whatever is asked for in whatever order: blocks are apart, aligned here and at the device, and cross no boundary.
     #[test]
-    fn any_order_of_requests_keeps_blocks_apart(
+    fn blocks_are_apart_aligned_and_cross_no_boundary(
         size in 1usize..6000, align in 0u32..10, boundary in prop::option::of(9u32..16),
         steps in prop::collection::vec((0usize..4, 0usize..150), 1..40),
     ) {

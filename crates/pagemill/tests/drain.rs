@@ -56,7 +56,7 @@ fn own(allocator: &Allocator, seed: u64, turns: usize, mut before: impl FnMut(u6
 }
 
 #[test]
-fn owners_go_on_while_all_is_drained() {
+fn allocation_goes_on_while_all_lists_are_drained() {
     with_each(4096, |allocator| {
         let (is_over, drains, moved) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
@@ -85,7 +85,7 @@ fn owners_go_on_while_all_is_drained() {
 }
 
 #[test]
-fn threads_that_exit_and_move_lose_nothing() {
+fn threads_that_exit_or_change_cpu_lose_no_page() {
     with_each(4096, |allocator| {
         for round in 0..40 {
             std::thread::scope(|scope| {
@@ -133,7 +133,7 @@ fn many_cpus(pages: usize) -> Allocator {
 }
 
 #[test]
-fn lists_hold_their_share_of_a_small_zone_at_most() {
+fn lists_hold_at_most_an_eighth_of_a_small_zone() {
     for pages in [512, 4096, 1 << 16] {
         let allocator = many_cpus(pages);
         // Swing on every CPU, so that limits grow as far as they go.
@@ -163,7 +163,7 @@ fn lists_hold_their_share_of_a_small_zone_at_most() {
 }
 
 #[test]
-fn one_cpu_is_drained_alone() {
+fn drain_cpu_drains_only_that_cpu() {
     let allocator = many_cpus(1 << 15);
     for cpu in 0..CPUS {
         on(cpu);
@@ -182,7 +182,7 @@ fn one_cpu_is_drained_alone() {
 }
 
 #[test]
-fn steps_grow_while_a_cpu_only_takes_or_only_gives() {
+fn batches_grow_while_a_cpu_only_allocates_or_only_frees() {
     let allocator = many_cpus(1 << 17);
     on(5);
     let mut held: Vec<Page> = (0..8192).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
@@ -197,7 +197,7 @@ fn steps_grow_while_a_cpu_only_takes_or_only_gives() {
 }
 
 #[test]
-fn threads_on_many_cpus_and_drains() {
+fn drains_of_single_cpus_race_with_allocation() {
     let allocator = many_cpus(1 << 14);
     std::thread::scope(|scope| {
         for seed in 1..=4 {

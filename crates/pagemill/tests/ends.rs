@@ -80,7 +80,7 @@ fn adding_and_retiring_memory_leaves_nothing() {
 }
 
 #[test]
-fn each_arena_ends_with_its_own_last_page() {
+fn each_arena_is_unmapped_with_its_last_page() {
     own_process!();
     for backend in backends() {
         let builder = Allocator::builder().memory(Memory::anonymous(512)).memory(Memory::anonymous(1024));
@@ -105,7 +105,7 @@ fn each_arena_ends_with_its_own_last_page() {
 }
 
 #[test]
-fn the_last_block_ends_the_arena_however_it_comes_back() {
+fn an_arena_is_unmapped_with_its_last_block_in_any_form() {
     own_process!();
     let big = Order::new(10).unwrap();
     type Keep = fn(&Allocator) -> Box<dyn FnOnce()>;
@@ -147,7 +147,7 @@ fn the_last_block_ends_the_arena_however_it_comes_back() {
 
 /// The last page comes back on one thread while the last handle is dropped on another.
 #[test]
-fn the_last_page_and_the_last_handle_may_go_at_once() {
+fn the_last_page_and_the_last_handle_may_be_dropped_at_once() {
     own_process!();
     const ROUNDS: usize = 1000;
     for backend in backends() {
@@ -253,7 +253,7 @@ fn a_signal_handler_frees_the_last_page() {
 }
 
 #[test]
-fn the_child_of_a_fork_ends_an_arena_with_its_last_page_and_the_parents_stays() {
+fn a_forked_child_unmaps_its_arena_and_the_parents_stays_mapped() {
     own_process!();
     let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
     let range = allocator.arenas()[0].range.clone();
@@ -277,7 +277,7 @@ fn the_child_of_a_fork_ends_an_arena_with_its_last_page_and_the_parents_stays() 
 
 /// A thread remembers the arena that it met last, which may stand for other memory when it frees next.
 #[test]
-fn an_address_of_an_arena_that_ended_is_foreign() {
+fn an_address_of_an_unmapped_arena_is_foreign() {
     own_process!();
     for _ in 0..100 {
         let allocator = small();
@@ -326,7 +326,7 @@ fn memory_that_overlaps_an_arena_is_refused() {
 }
 
 #[test]
-fn an_arena_in_a_block_of_another_allocator_is_refused_and_the_block_comes_back() {
+fn an_arena_inside_another_allocators_block_is_refused() {
     let allocator = Allocator::builder().memory(Memory::anonymous(1024)).build().unwrap();
     let mut block = allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).unwrap();
     // SAFETY: the block is ours, and outlives the allocator, if one is made.
@@ -338,7 +338,7 @@ fn an_arena_in_a_block_of_another_allocator_is_refused_and_the_block_comes_back(
 }
 
 #[test]
-fn zero_means_zero_although_others_have_the_file() {
+fn zero_zeroes_pages_that_were_written_through_the_file() {
     use std::{fs::File, os::unix::fs::FileExt};
     let allocator = Allocator::builder().memory(Memory::memfd(64)).build().unwrap();
     let arena = allocator.arenas()[0].id;
@@ -351,7 +351,7 @@ fn zero_means_zero_although_others_have_the_file() {
 }
 
 #[test]
-fn memory_that_is_added_again_has_another_name() {
+fn memory_added_again_gets_a_new_arena_id() {
     let allocator = Allocator::builder().memory(Memory::anonymous(64)).backend(Backend::Portable).build().unwrap();
     let first = allocator.add_memory(Memory::anonymous(512)).unwrap();
     let range = allocator.arenas()[1].range.clone();
@@ -376,7 +376,7 @@ fn memory_that_is_added_again_has_another_name() {
 
 /// A thread remembers the arena that it met last. When that has ended, another one has its frame numbers.
 #[test]
-fn a_list_is_of_the_arena_that_has_its_numbers_now() {
+fn a_list_belongs_to_the_arena_that_has_its_frame_numbers_now() {
     own_process!();
     // Elsewhere than the others, whose memory may come to lie where one lay before.
     // SAFETY: the mapping is nobody else's.

@@ -196,7 +196,7 @@ fn fork_and_be_the_child() {
 
 /// More than the lists are for, so that there are frames between the zone and the callback.
 #[test]
-fn a_child_goes_on_with_the_request_whose_callback_forked() {
+fn a_callback_that_forks_gets_all_its_pages_in_the_child() {
     own_process!();
     for (fork_at, takes) in [(1, 0), (1, 1500), (64, 1500), (65, 1500), (700, 0), (1000, 1500)] {
         in_child(&format!("forks at page {fork_at} and takes {takes}"), || {
@@ -234,7 +234,7 @@ fn give_all_back(allocator: &Allocator, shared: &[ArenaId]) {
 }
 
 #[test]
-fn shared_memory_is_one_owners_after_fork() {
+fn shared_memory_stays_the_parents_after_a_fork() {
     own_process!();
     // SAFETY: a new mapping, which both processes see; nobody else uses it.
     let brought = unsafe {
@@ -286,7 +286,7 @@ fn shared_memory_is_one_owners_after_fork() {
 }
 
 #[test]
-fn a_child_with_shared_memory_alone_has_none() {
+fn a_child_of_shared_memory_alone_has_no_memory() {
     own_process!();
     let allocator = Allocator::builder().memory(Memory::memfd(600)).build().unwrap();
     let mut page = allocator.alloc_page(Gfp::KERNEL).ok();
@@ -320,7 +320,7 @@ fn faults() -> i64 {
 
 /// The state of each 4096 frames is a page of metadata: 65,536 pages for the largest of these arenas.
 #[test]
-fn a_child_looks_only_at_what_was_used_of_a_large_arena() {
+fn a_child_scans_only_the_used_part_of_a_large_arena() {
     own_process!();
     // Or one fault would bring 512 of those pages.
     // SAFETY: numbers alone.
@@ -350,7 +350,7 @@ fn a_child_looks_only_at_what_was_used_of_a_large_arena() {
 }
 
 #[test]
-fn a_child_finds_what_is_out_wherever_it_lies_in_a_large_arena() {
+fn a_child_finds_allocated_pages_anywhere_in_a_large_arena() {
     own_process!();
     const GIB: usize = 1 << 18;
     let allocator = Allocator::builder().memory(Memory::anonymous(3 * GIB)).build().unwrap();
@@ -378,7 +378,7 @@ fn a_child_finds_what_is_out_wherever_it_lies_in_a_large_arena() {
 }
 
 #[test]
-fn a_child_without_memory_for_notes_of_its_own_goes_on_without_any() {
+fn a_child_that_cannot_map_its_notes_goes_on_without_them() {
     own_process!();
     const GIB: usize = 1 << 18;
     let allocator = Allocator::builder().memory(Memory::anonymous(2 * GIB)).build().unwrap();
@@ -413,7 +413,7 @@ fn a_child_without_memory_for_notes_of_its_own_goes_on_without_any() {
 }
 
 #[test]
-fn a_child_believes_no_page_to_be_zero_that_its_parent_had_not_handed_out() {
+fn a_child_zeroes_pages_that_were_fresh_in_its_parent() {
     // Another thread of the parent may have taken such a page while the system copied the process: its state was copied
     // before that, and its bytes after.
     let allocator = Allocator::builder().pages(64).huge_pages(false).build().unwrap();
@@ -428,7 +428,7 @@ fn a_child_believes_no_page_to_be_zero_that_its_parent_had_not_handed_out() {
 /// What recovery hangs on: the child's memory is a copy of one moment. Of what each thread of the parent wrote, to however many
 /// pages, it has all up to some point and nothing after; and what another thread had read of that, and written elsewhere, was written.
 #[test]
-fn a_child_has_the_memory_of_one_moment() {
+fn a_fork_copies_the_memory_of_one_moment() {
     own_process!();
     use std::sync::atomic::AtomicU64;
     const CELLS: usize = 64;

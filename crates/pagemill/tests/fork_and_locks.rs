@@ -22,7 +22,7 @@ fn make_one(pages: usize) {
 /// The registry is held by whoever makes or ends an allocator, and by whoever forks. A child that meets it held waits for
 /// ever, and so does a parent that is not let go of it: all of this happens in a child, whose time is limited.
 #[test]
-fn allocators_are_made_on_both_sides_of_a_fork() {
+fn parent_and_child_build_allocators_across_forks() {
     own_process!();
     in_child("makes allocators while it forks", || {
         let kept = build(1024, Backend::Portable);
@@ -59,7 +59,7 @@ fn allocators_are_made_on_both_sides_of_a_fork() {
 
 /// A fork that waits for the registry stands in line: who makes allocators overtakes it once, and not again and again.
 #[test]
-fn a_fork_is_not_kept_waiting_by_threads_that_make_allocators() {
+fn threads_that_build_allocators_do_not_starve_a_fork() {
     own_process!();
     const THREADS: usize = 8;
     let (made, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -125,7 +125,7 @@ mod detecting {
 
     /// Shrinkers come and go, requests ask them, and tokens are told, as the process forks: the child does the same.
     #[test]
-    fn a_child_reclaims_while_others_register_shrinkers() {
+    fn a_child_reclaims_after_a_fork_during_shrinker_registration() {
         own_process!();
         in_child("forks while others reclaim", || {
             let allocator = build(64, Backend::Portable);
@@ -169,7 +169,7 @@ mod detecting {
 
     /// A shrinker forks in the middle of a wait, and both go on with the request that it was asked for.
     #[test]
-    fn a_child_goes_on_with_the_wait_that_it_was_forked_in() {
+    fn a_wait_goes_on_in_a_child_forked_by_a_shrinker() {
         own_process!();
         struct Splits(AtomicUsize, AtomicUsize);
         impl Shrinker for Splits {
@@ -211,7 +211,7 @@ mod detecting {
 
     /// The thread that reclaims is not in the child; the first request below the low mark that may wait starts it again.
     #[test]
-    fn a_child_reclaims_in_the_background_too() {
+    fn background_reclaim_starts_again_in_a_child() {
         own_process!();
         let memory = Memory::anonymous(1000).watermarks(Watermarks::above(100));
         let allocator = Allocator::builder().memory(memory).background_reclaim(true).build().unwrap();
@@ -249,7 +249,7 @@ mod detecting {
 
     /// Blocks above a pageblock are searched for with a lock held, most of the time here, and in vain.
     #[test]
-    fn a_child_gets_large_blocks_while_others_search_for_some() {
+    fn a_child_gets_large_blocks_after_a_fork_during_a_search() {
         own_process!();
         const PAGEBLOCKS: usize = 512;
         let (order9, order10) = (Order::PAGEBLOCK, Order::new(10).unwrap());

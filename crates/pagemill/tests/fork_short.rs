@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[test]
-fn nobody_waits_in_a_child() {
+fn a_child_inherits_no_waiters() {
     own_process!();
     let allocator = Allocator::builder().memory(Memory::anonymous(64)).cpus(1, || 0).build().unwrap();
     let mut pages = all_without_waiting(&allocator, Gfp::NOWAIT);
@@ -132,7 +132,7 @@ mod pools {
     }
 
     #[test]
-    fn a_child_goes_on_with_a_pool_that_others_hold_and_wait_in() {
+    fn a_mempool_works_in_a_child_forked_while_others_wait_in_it() {
         own_process!();
         in_child("forks while others use a pool", || {
             let pool = &pool();
@@ -186,7 +186,7 @@ mod pools {
     }
 
     #[test]
-    fn a_callback_that_forks_gets_the_rest_in_both() {
+    fn a_mempool_callback_that_forks_gets_the_rest_in_both_processes() {
         own_process!();
         for (forks_at, unwinds) in [(0, false), (10, false), (RESERVE - 1, false), (10, true)] {
             in_child("forks in a callback", || {
@@ -217,7 +217,7 @@ mod pools {
 
     /// The rest that was promised may be gone in the child, when others there took it: the request comes short.
     #[test]
-    fn a_callback_whose_promise_is_gone_in_the_child_comes_short() {
+    fn a_mempool_callback_comes_short_in_a_child_whose_reserve_is_taken() {
         own_process!();
         in_child("takes what was promised", || {
             let pool = pool();
@@ -250,7 +250,7 @@ mod pools {
     }
 
     #[test]
-    fn a_source_that_forks_in_a_wait_serves_both() {
+    fn a_mempool_source_that_forks_in_a_wait_serves_both_processes() {
         own_process!();
         in_child("forks in a wait", || {
             let source = |gfp| {

@@ -35,7 +35,7 @@ fn assert_distinct(pages: &[&Page]) {
 }
 
 #[test]
-fn patterns_of_holes_are_filled_in_one_call() {
+fn holes_in_an_array_are_filled_in_one_call() {
     for pattern in ["PPP....PPP", "....PPPP", "P.P.P.P.", "PPPP", "........", ".", "P", "PPPPPPPPP.", ".PPPPPPPPP"] {
         for allocator in allocators(64) {
             let mut slots = empty(pattern.len());
@@ -62,7 +62,7 @@ fn patterns_of_holes_are_filled_in_one_call() {
 }
 
 #[test]
-fn short_by_one_at_each_place() {
+fn an_array_short_by_one_page_keeps_its_last_hole() {
     // Ten slots, three of them occupied, in an arena that is one page short of filling the rest.
     for hole in 0..10 {
         for allocator in allocators(9) {
@@ -83,7 +83,7 @@ fn short_by_one_at_each_place() {
 }
 
 #[test]
-fn more_than_the_arena_has() {
+fn requests_beyond_the_arena_get_all_it_has() {
     for allocator in allocators(100) {
         let mut slots = empty(300);
         let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(300), &mut slots).unwrap();
@@ -109,7 +109,7 @@ fn more_than_the_arena_has() {
 }
 
 #[test]
-fn zero_and_full_touch_nothing() {
+fn empty_requests_and_full_arrays_change_nothing() {
     own_process!();
     for allocator in allocators(16) {
         let mut slots = empty(4);
@@ -135,7 +135,7 @@ fn zero_and_full_touch_nothing() {
 }
 
 #[test]
-fn slots_behind_n_are_not_touched() {
+fn slots_beyond_the_count_are_not_touched() {
     /// An array whose n slots end at the end of a page that is followed by one that cannot be read.
     struct Guarded(*mut u8, usize);
     impl Guarded {
@@ -178,7 +178,7 @@ fn slots_behind_n_are_not_touched() {
 }
 
 #[test]
-fn all_or_nothing_leaves_everything_as_it_was() {
+fn refused_exact_requests_change_nothing() {
     for allocator in allocators(20) {
         let mut slots = empty(30);
         slots[3] = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
@@ -206,7 +206,7 @@ fn all_or_nothing_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn lists_keep_order_and_join() {
+fn lists_can_be_appended_iterated_and_cleared() {
     for allocator in allocators(4096) {
         for n in [1, 2, 8, 9, 64, 65, 200, 1000] {
             let mut list = PageList::new();
@@ -226,7 +226,7 @@ fn lists_keep_order_and_join() {
 }
 
 #[test]
-fn runs_are_merged_and_cover_the_pages() {
+fn neighbouring_pages_are_merged_into_runs() {
     for allocator in allocators(4096) {
         let mut runs = Vec::<Run<Page>>::new();
         assert_eq!(allocator.alloc_pages_bulk_runs(Bulk::up_to(2048), &mut runs).unwrap().blocks, 2048);
@@ -244,7 +244,7 @@ fn runs_are_merged_and_cover_the_pages() {
 }
 
 #[test]
-fn an_array_of_raw_pointers_is_filled_in_its_null_slots_alone() {
+fn only_null_slots_of_a_raw_array_are_filled() {
     let somebodys = &raw const ODD as *mut u8;
     for allocator in allocators(1024) {
         drop(allocator.alloc_page(Gfp::KERNEL).unwrap()); // The list has pages.
@@ -275,7 +275,7 @@ fn an_array_of_raw_pointers_is_filled_in_its_null_slots_alone() {
 static ODD: u8 = 0;
 
 #[test]
-fn holes_among_raw_pointers_are_filled_wherever_they_are() {
+fn scattered_null_slots_of_a_raw_array_are_filled() {
     let somebodys = &raw const ODD as *mut u8;
     for allocator in allocators(4096) {
         drop(allocator.alloc_page(Gfp::KERNEL).unwrap()); // The list has pages.
@@ -301,7 +301,7 @@ fn holes_among_raw_pointers_are_filled_wherever_they_are() {
 }
 
 #[test]
-fn arrays_of_raw_pointers_and_of_handles_are_refused_alike() {
+fn raw_arrays_and_handle_arrays_are_refused_alike() {
     for allocator in allocators(64) {
         let somebodys = &raw const ODD as *mut u8;
         let mut rest: Vec<Option<Page>> = empty(60);
@@ -327,7 +327,7 @@ fn arrays_of_raw_pointers_and_of_handles_are_refused_alike() {
 }
 
 #[test]
-fn what_is_missing_of_an_array_of_raw_pointers_is_told_as_it_was_asked() {
+fn a_short_raw_array_reports_the_counts_of_its_request() {
     for allocator in allocators(64) {
         let mut rest: Vec<Option<Page>> = empty(64);
         allocator.alloc_pages_bulk_array(Bulk::exact(64), &mut rest).unwrap();
@@ -341,7 +341,7 @@ fn what_is_missing_of_an_array_of_raw_pointers_is_told_as_it_was_asked() {
 }
 
 #[test]
-fn an_array_of_raw_pointers_is_filled_whole_or_left_as_it_was() {
+fn a_raw_array_is_filled_whole_or_left_unchanged() {
     let order = Order::new(3).unwrap();
     for allocator in allocators(64) {
         let mut slots = [std::ptr::null_mut(); 10];
@@ -369,7 +369,7 @@ fn an_array_of_raw_pointers_is_filled_whole_or_left_as_it_was() {
 }
 
 #[test]
-fn an_array_grows_by_what_came() {
+fn a_fresh_array_grows_by_the_pages_delivered() {
     for allocator in allocators(1024) {
         let mut slots: Vec<Option<Page>> = vec![None];
         // Twice, since the first pages were never handed out before; and a part of a batch, a batch, and more than one.
@@ -432,7 +432,7 @@ fn runs_of_any_length_are_freed_in_bulk() {
 
 /// An array with blocks of several orders, pages and holes, of two allocators, in no order.
 #[test]
-fn blocks_of_any_kind_are_freed_in_bulk() {
+fn blocks_of_mixed_orders_are_freed_in_bulk() {
     for (one, other) in allocators(8192).zip(allocators(8192)) {
         let mut slots: Vec<Option<Block>> = Vec::new();
         for (i, order) in [1, 6, 0, 3, 8, 1, 1, 7, 9, 6, 6, 0, 0, 2, 10].into_iter().cycle().take(60).enumerate() {
@@ -499,7 +499,7 @@ fn a_callback_may_allocate_and_unwind() {
 }
 
 #[test]
-fn blocks_of_every_order_in_every_form() {
+fn every_form_delivers_blocks_of_every_order() {
     for allocator in allocators(4 << 18) {
         for order in (0..=18).map(|order| Order::new(order).unwrap()) {
             let n = if order.get() > 12 { 2 } else { 5 };
@@ -550,7 +550,7 @@ fn pages_of_a_split_pageblock_keep_its_mobility() {
 }
 
 #[test]
-fn requests_that_cannot_be() {
+fn impossible_requests_are_refused() {
     for allocator in allocators(16) {
         let mut slots = empty(4);
         let mut list = PageList::new();
@@ -594,7 +594,7 @@ fn requests_that_cannot_be() {
 }
 
 #[test]
-fn what_is_refused_on_purpose_says_so() {
+fn injected_faults_are_reported_as_faults() {
     let faults = Faults::after(1).only(Gfp::NOWAIT);
     let allocator = Allocator::builder().memory(Memory::anonymous(512)).faults(faults).build().unwrap();
     let mut list = PageList::new();
@@ -612,7 +612,7 @@ fn what_is_refused_on_purpose_says_so() {
 
 /// Runs are served from a list whose frames follow each other: what small arrays took and gave back does not end that.
 #[test]
-fn small_arrays_that_come_back_leave_the_list_in_order() {
+fn small_arrays_leave_the_list_in_order() {
     let allocator = Allocator::builder().pages(4096).cpus(1, || 0).build().unwrap();
     let mut array: [Option<Page>; 64] = [const { None }; 64];
     allocator.alloc_pages_bulk_array(Bulk::exact(64), &mut array).unwrap();
