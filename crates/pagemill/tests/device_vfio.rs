@@ -3,9 +3,10 @@
 //! it; anywhere else this says so and counts as skipped, for it moves a device that nobody else is to use.
 
 use crate::common::edu::{Container, Edu, MOST};
-use crate::common::{all_without_waiting, without_capabilities};
+use crate::common::{Rng, all_without_waiting, without_capabilities};
 use pagemill::{Allocator, Device, Gfp, Memory, Page, VfioMap};
 use pagemill_os::device::vfio;
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -20,14 +21,6 @@ fn named() -> Option<(String, File)> {
     let turn = File::create(std::env::temp_dir().join("pagemill-test-edu")).unwrap();
     turn.lock().unwrap();
     Some((name, turn))
-}
-
-struct Random(u64);
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % end
-    }
 }
 
 #[test]
@@ -49,16 +42,14 @@ fn a_device_behind_an_iommu_reaches_only_mapped_addresses() {
     let mut pages = all_without_waiting(&allocator, Gfp::NOWAIT);
     assert_eq!(pages.len(), 1600);
     let iova = |page: &Page, at: usize| device.address_of(page.addr() + at).unwrap().get();
-    let mut all: Vec<u64> = pages.iter().map(|page| iova(page, 0)).collect();
-    all.sort_unstable();
-    all.dedup();
+    let all: HashSet<u64> = pages.iter().map(|page| iova(page, 0)).collect();
     assert_eq!(all.len(), 1600, "two pages at one address");
     assert!(
         all.iter().all(|&first| ranges.iter().any(|range| range.contains(&first) && range.contains(&(first + 4095))))
     );
     assert_eq!(vfio::iommu(container.as_fd()).unwrap().entries_left, Some(left - 3), "a piece an arena");
 
-    let mut random = Random(0x5eed_0007);
+    let mut random = Rng::new(0x5eed_0007);
     for page in &mut pages {
         page.fill_with(|| random.below(256) as u8);
     }

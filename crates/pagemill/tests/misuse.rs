@@ -305,6 +305,8 @@ fn from_raw_refuses_pages_that_are_not_raw() {
 /// At every place of every size, through every way in that takes raw pointers in bulk.
 #[test]
 fn misuse_in_bulk_is_refused_at_every_position() {
+    // Behind the arena there may be one of another test otherwise.
+    own_process!();
     with_each(1024, |allocator| {
         let a = &allocator;
         let range = a.arenas()[0].range.clone();

@@ -1,7 +1,6 @@
 //! What cannot be is refused as it is built or asked for, and says what was wrong (C10.1).
 
-use crate::common::all_without_waiting;
-use crate::in_child::in_child;
+use crate::common::{all_without_waiting, in_child};
 use pagemill::{
     Allocator, Backend, BuildError, Bulk, Error, Gfp, Invalid, InvalidRequest, Memory, NodeId, NodeMask, Order, Page,
     PageList, Policy, Watermarks,
