@@ -13,5 +13,5 @@ echo 0 > /proc/sys/vm/nr_hugepages
 echo "$balancing" > /proc/sys/kernel/numa_balancing
 # Less those that emulation needs half a minute to minutes for: they are in nodes-whole.
 tests pagemill forms:: misuse:: close:: give_back:: pressure:: waits:: nodes:: --skip model_nodes:: \
-    --skip faults_at_every_acquisition_lose_nothing --skip giving_back_and_retiring_race_with_owners \
-    --skip a_thousand_waiters_of_one_kind_are_served_in_order_of_arrival --skip two_threads_free_the_same_block_at_once
+    --skip faults_at_every_acquisition_lose_no_page --skip give_back_and_retire_race_with_allocation \
+    --skip a_thousand_waiters_of_one_kind_are_served_in_order_of_arrival --skip a_concurrent_double_free_is_detected

@@ -1,17 +1,15 @@
-//! Who names an account pays, for what was delivered and no more, however the request ends (C3.4).
+//! A request with an account is charged for what was delivered and no more, however the request ends (C3.4).
 
-use crate::common::backends;
+use crate::common::{FORMS, assert_all_back, backends, one_cpu, panics, slots};
 use pagemill::{
     Account, Allocator, Block, BlockList, Bulk, Error, Gfp, InvalidRequest, Memory, Order, Page, PageCount, PageList,
-    Run, Shrink, Shrinker,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 const PAGES: usize = 2048;
 
 fn allocator() -> Allocator {
-    Allocator::builder().memory(Memory::anonymous(PAGES)).cpus(1, || 0).build().unwrap()
+    one_cpu(Memory::anonymous(PAGES))
 }
 
 fn rich() -> Account {
@@ -23,28 +21,25 @@ fn charged(account: &Account) -> usize {
 }
 
 #[test]
-fn who_names_an_account_pays() {
+fn a_request_with_an_account_is_charged_for_what_it_gets() {
     let allocator = allocator();
     for gfp in [Gfp::KERNEL, Gfp::KERNEL | Gfp::ACCOUNT] {
         let account = Account::new(PageCount::new(70));
         let request = |n| Bulk::up_to(n).gfp(gfp).account(&account);
         let mut list = PageList::new();
         drop(allocator.alloc_page(gfp.kind()).unwrap()); // The list has pages.
-        let mut slot = [None::<Page>];
-        allocator.alloc_pages_bulk_array(request(1), &mut slot).unwrap();
-        assert_eq!(charged(&account), 1);
-        allocator.alloc_pages_bulk_list(request(10), &mut list).unwrap();
-        let mut runs: Vec<Run<Page>> = Vec::new();
-        allocator.alloc_pages_bulk_runs(request(20), &mut runs).unwrap();
-        assert_eq!(charged(&account), 31);
+        for (n, paid) in [(1, 1), (10, 11), (20, 31)] {
+            allocator.alloc_pages_bulk_list(request(n), &mut list).unwrap();
+            assert_eq!(charged(&account), paid);
+        }
         let delivered = allocator.alloc_pages_bulk_list(request(64), &mut list).unwrap();
         assert_eq!((delivered.blocks, charged(&account)), (39, 70));
-        // What must come and cannot be paid for does not come.
+        // A request that must get pages and cannot pay for them gets none.
         let must = Bulk::exact(1).gfp(gfp).account(&account);
         assert!(allocator.alloc_pages_bulk_list(must, &mut list).is_err());
         assert_eq!(charged(&account), 70);
     }
-    // A request that says to charge somebody, and not whom.
+    // A request that says to charge an account, and names none.
     let none = Error::Invalid(InvalidRequest::NoAccount);
     assert_eq!(allocator.alloc_page(Gfp::KERNEL | Gfp::ACCOUNT).unwrap_err(), none);
     assert_eq!(allocator.alloc_pages(Gfp::NOWAIT | Gfp::ACCOUNT, Order::PAGEBLOCK).unwrap_err(), none);
@@ -52,53 +47,23 @@ fn who_names_an_account_pays() {
     assert_eq!(allocator.alloc_pages_bulk_list(bulk, &mut PageList::new()).unwrap_err(), none);
 }
 
-/// A form's name and what it brings: of n pages, of which so many at least, charged to an account if there is one. They go back.
-type Form = fn(&Allocator, usize, usize, Option<&Account>) -> usize;
-
-fn charge<'a, N>(request: Bulk<'a, N>, account: Option<&'a Account>) -> Bulk<'a, N> {
-    account.map_or(request, |account| request.account(account))
-}
-
-const FORMS: [(&str, Form); 4] = [
-    ("list", |allocator, least, n, account| {
-        let request = charge(Bulk::at_least(least, n), account);
-        allocator.alloc_pages_bulk_list(request, &mut PageList::new()).map_or(0, |delivered| delivered.blocks)
-    }),
-    ("array", |allocator, least, n, account| {
-        let request = charge(Bulk::at_least(least, n), account);
-        let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
-        let added = allocator.alloc_pages_bulk_array(request, &mut slots).map_or(0, |filled| filled.added);
-        assert_eq!(slots.iter().flatten().count(), added);
-        added
-    }),
-    ("callback", |allocator, _, n, account| {
-        let request = charge(Bulk::up_to(n), account);
-        let mut pages = Vec::new();
-        let delivered = allocator.alloc_pages_bulk_callback(request, |page: Page| pages.push(page));
-        assert_eq!(delivered.map_or(0, |delivered| delivered.blocks), pages.len());
-        pages.len()
-    }),
-    ("runs", |allocator, least, n, account| {
-        let request = charge(Bulk::at_least(least, n), account);
-        let mut runs: Vec<Run<Page>> = Vec::new();
-        allocator.alloc_pages_bulk_runs(request, &mut runs).map_or(0, |delivered| delivered.blocks)
-    }),
-];
-
-/// Whatever way serves a request, with lists that have pages and on the CPUs that there are.
+/// Whatever serves the request: lists that have pages, and the zone; on the true CPUs.
 #[test]
-fn every_form_charges_for_each_size_on_either_backend() {
+fn every_form_charges_the_account_for_every_size() {
     for backend in backends() {
         let allocator = Allocator::builder().memory(Memory::anonymous(4 * PAGES)).backend(backend).build().unwrap();
+        let got = |got: Result<(Vec<Page>, _), Error>| {
+            got.map_or(0, |(pages, _): (_, Option<pagemill::Shortfall>)| pages.len())
+        };
         for (n, (name, form)) in (1..=130).flat_map(|n| FORMS.map(|form| (n, form))) {
             for is_exact in [false, true].into_iter().filter(|is_exact| !is_exact || name != "callback") {
                 let what = format!("{backend:?}, {n} pages, {name}, exactly: {is_exact}");
                 let least = if is_exact { n } else { 0 };
-                assert_eq!(form(&allocator, least, n, None), n, "{what}"); // The list has pages.
+                assert_eq!(got(form(&allocator, least, n, None)), n, "{what}"); // The list has pages.
                 for (limit, gets) in [(0, 0), (n - 1, if is_exact { 0 } else { n - 1 }), (n, n), (1 << 20, n)] {
                     let account = Account::new(PageCount::new(limit));
-                    let got = form(&allocator, least, n, Some(&account));
-                    assert_eq!((got, charged(&account)), (gets, gets), "{what}, an account for {limit}");
+                    let charges = (got(form(&allocator, least, n, Some(&account))), charged(&account));
+                    assert_eq!(charges, (gets, gets), "{what}, an account for {limit}");
                 }
             }
         }
@@ -106,7 +71,7 @@ fn every_form_charges_for_each_size_on_either_backend() {
 }
 
 #[test]
-fn a_callback_that_unwinds_pays_for_what_it_got() {
+fn a_callback_that_unwinds_is_charged_for_the_pages_it_got() {
     let allocator = allocator();
     // A run of pages, single ones, what was committed, more than one batch, and blocks.
     let mut spread = PageList::new();
@@ -136,22 +101,13 @@ fn a_callback_that_unwinds_pays_for_what_it_got() {
     assert!(unwound.is_err());
     assert_eq!(charged(&account), 3 * 4);
     drop((kept, got));
-    allocator.drain();
-    assert_eq!(allocator.validate().unwrap().free, PAGES);
-}
-
-struct Panics;
-
-impl Shrinker for Panics {
-    fn shrink(&self, _: Shrink) -> usize {
-        panic!("a shrinker that panics on purpose")
-    }
+    assert_all_back(&allocator);
 }
 
 #[test]
-fn a_request_that_unwinds_leaves_the_array_and_the_account() {
+fn a_request_that_unwinds_changes_neither_array_nor_account() {
     let allocator = allocator();
-    let _registered = allocator.register_shrinker(Arc::new(Panics));
+    let _registered = allocator.register_shrinker(panics());
     let account = rich();
     // All there is comes first, then a shrinker is asked for the rest.
     let request = Bulk::exact(PAGES + 100).account(&account);
@@ -161,7 +117,7 @@ fn a_request_that_unwinds_leaves_the_array_and_the_account() {
         allocator.drain();
         allocator.validate().unwrap().free
     };
-    let mut slots: Vec<Option<Page>> = (0..PAGES + 100).map(|_| None).collect();
+    let mut slots = slots::<Page>(PAGES + 100);
     slots[7] = Some(allocator.alloc_page(Gfp::NOWAIT).unwrap());
     let own = slots[7].as_ref().map(Page::addr);
     assert_eq!(unwinds(&mut || _ = allocator.alloc_pages_bulk_array(request, &mut slots)), PAGES - 1);

@@ -1,9 +1,7 @@
 //! Depots: what one CPU frees reaches another CPU without the zone, and nothing stays in a depot that somebody needs. CPU numbers
 //! are made up, so that every page is accounted for (ADR 34).
-use crate::common::{Over, assert_all_back, backends};
-use crate::in_child::in_child;
+use crate::common::{Over, allocators, array, assert_all_back, fake_cpu, go_to, in_child};
 use pagemill::{Allocator, Bulk, Gfp, Memory, Order, Page, Stats, Watermarks, free_pages_bulk};
-use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
@@ -13,22 +11,8 @@ const PAGES: usize = 1 << 15;
 const FREES: usize = 0;
 const TAKES: usize = 1;
 
-thread_local! {
-    static CPU: Cell<usize> = const { Cell::new(FREES) };
-}
-
-fn on(cpu: usize) {
-    CPU.set(cpu);
-}
-
 fn allocator(pages: usize) -> Allocator {
-    Allocator::builder().pages(pages).cpus(2, || CPU.get()).build().unwrap()
-}
-
-fn array(allocator: &Allocator, n: usize) -> Vec<Option<Page>> {
-    let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
-    assert_eq!(allocator.alloc_pages_bulk_array(Bulk::exact(n), &mut slots).unwrap().added, n);
-    slots
+    Allocator::builder().pages(pages).cpus(2, fake_cpu).build().unwrap()
 }
 
 fn free_by_64(slots: &mut [Option<Page>]) {
@@ -37,7 +21,7 @@ fn free_by_64(slots: &mut [Option<Page>]) {
 
 /// Has the other CPU ask for pages: before that nothing is passed on.
 fn ask(allocator: &Allocator) {
-    on(TAKES);
+    go_to(TAKES);
     drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
 }
 
@@ -47,7 +31,7 @@ fn fill_depots(allocator: &Allocator) -> (Stats, HashSet<usize>) {
     let addrs = slots.iter().flatten().map(Page::addr).collect();
     ask(allocator);
     allocator.drain();
-    on(FREES);
+    go_to(FREES);
     let empty = allocator.stats();
     free_by_64(&mut slots);
     let stats = allocator.stats();
@@ -66,10 +50,10 @@ fn assert_conserved(stats: &Stats) {
 }
 
 #[test]
-fn loads_go_from_one_cpu_to_another_past_the_zone() {
+fn freed_pages_reach_another_cpu_without_the_zone() {
     let allocator = allocator(PAGES);
     let (before, addrs) = fill_depots(&allocator);
-    on(TAKES);
+    go_to(TAKES);
     let mut held = array(&allocator, 64);
     held.push(Some(allocator.alloc_page(Gfp::KERNEL).unwrap()));
     for _ in 0..10 {
@@ -88,9 +72,9 @@ fn loads_go_from_one_cpu_to_another_past_the_zone() {
 }
 
 #[test]
-fn a_cpu_that_alone_asks_for_pages_passes_none_on() {
+fn a_single_cpu_puts_nothing_into_depots() {
     let allocator = allocator(PAGES);
-    on(FREES);
+    go_to(FREES);
     for _ in 0..10 {
         free_by_64(&mut array(&allocator, 1 << 9));
         free_by_64(&mut (0..16).flat_map(|_| array(&allocator, 64)).collect::<Vec<_>>());
@@ -102,13 +86,13 @@ fn a_cpu_that_alone_asks_for_pages_passes_none_on() {
 }
 
 #[test]
-fn what_stands_in_depots_is_found_before_exhausted_is_said() {
+fn depots_are_emptied_before_a_request_is_refused() {
     let allocator = allocator(PAGES);
     let rest = PAGES - 2000;
     for is_large in [false, true] {
         let (stats, _) = fill_depots(&allocator);
         let on_lists = (stats.listed - stats.in_depots) as usize;
-        on(TAKES);
+        go_to(TAKES);
         let mut all = Vec::new();
         let mut take = |gfp, n: usize| {
             let bulk = Bulk::up_to(n).gfp(gfp);
@@ -130,30 +114,30 @@ fn what_stands_in_depots_is_found_before_exhausted_is_said() {
 }
 
 #[test]
-fn a_block_that_lies_in_depots_is_had_by_a_request_that_may_wait() {
+fn a_request_that_may_wait_gets_a_block_whose_frames_are_in_depots() {
     let allocator = allocator(4096);
     let mut slots = array(&allocator, 4095);
     ask(&allocator);
     allocator.drain();
-    on(FREES);
+    go_to(FREES);
     slots.sort_by_key(|page| page.as_ref().map(Page::addr));
     free_by_64(&mut slots[..512]);
     assert!(allocator.stats().in_depots > 0);
-    on(TAKES);
+    go_to(TAKES);
     drop(allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).unwrap());
     free_pages_bulk(&mut slots);
     assert_all_back(&allocator);
 }
 
 #[test]
-fn below_its_low_mark_a_zone_gets_what_is_freed() {
+fn frees_below_the_low_mark_go_to_the_zone_and_not_to_depots() {
     let marks = Watermarks { min: 64, low: 1024, high: 2048, lowmem_reserve: 0 };
     let memory = Memory::anonymous(8192).watermarks(marks);
-    let allocator = Allocator::builder().memory(memory).cpus(2, || CPU.get()).build().unwrap();
+    let allocator = Allocator::builder().memory(memory).cpus(2, fake_cpu).build().unwrap();
     let mut slots = array(&allocator, 7500);
-    on(TAKES);
+    go_to(TAKES);
     let page = allocator.alloc_page(Gfp::NOWAIT).unwrap();
-    on(FREES);
+    go_to(FREES);
     let before = allocator.stats();
     assert!(before.free < 1024, "{before:?}");
     let from = slots.len() - 512;
@@ -165,9 +149,9 @@ fn below_its_low_mark_a_zone_gets_what_is_freed() {
 }
 
 #[test]
-fn a_pageblock_that_lies_in_depots_goes_back_with_time() {
+fn idle_pageblocks_in_depots_go_back_to_the_system() {
     let minute = Duration::from_secs(60);
-    let allocator = Allocator::builder().pages(PAGES).cpus(2, || CPU.get()).give_back_after(minute).build().unwrap();
+    let allocator = Allocator::builder().pages(PAGES).cpus(2, fake_cpu).give_back_after(minute).build().unwrap();
     fill_depots(&allocator);
     let now = Instant::now();
     allocator.give_back_idle(now);
@@ -178,12 +162,12 @@ fn a_pageblock_that_lies_in_depots_goes_back_with_time() {
 }
 
 #[test]
-fn a_child_has_what_was_in_depots() {
+fn a_forked_child_keeps_the_pages_in_depots() {
     let allocator = allocator(PAGES);
     let (stats, _) = fill_depots(&allocator);
     in_child("takes all", || {
         assert_eq!((allocator.stats().in_depots, allocator.validate().unwrap().free), (0, PAGES));
-        on(TAKES);
+        go_to(TAKES);
         array(&allocator, PAGES);
         let (_, addrs) = fill_depots(&allocator);
         assert!(!addrs.is_empty());
@@ -194,9 +178,8 @@ fn a_child_has_what_was_in_depots() {
 }
 
 #[test]
-fn children_go_on_that_were_forked_while_pages_were_handed_over() {
-    for backend in backends() {
-        let allocator = Allocator::builder().pages(PAGES).backend(backend).build().unwrap();
+fn children_forked_during_handovers_lose_no_page() {
+    for allocator in allocators(PAGES) {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (to_other, from_one) = sync_channel::<Vec<Option<Page>>>(8);

@@ -1,6 +1,7 @@
 //! C6.1: a GPU's copies reach the bytes at the addresses that it was given for them. Counts as skipped without a GPU.
+use crate::common::singles;
 use core::ffi::{CStr, c_int, c_void};
-use pagemill::{Allocator, Cuda, Device, DeviceError, Gfp, Memory, Page};
+use pagemill::{Allocator, Cuda, Device, DeviceError, Memory};
 
 /// One of the driver's functions that copy, which is loaded already.
 fn copy(name: &CStr) -> *mut c_void {
@@ -16,10 +17,8 @@ fn a_gpu_copies_from_and_to_the_addresses_of_pages() {
         Err(why @ DeviceError::Unavailable { .. }) => return println!("skipped: {why}"),
         cuda => cuda.unwrap(),
     };
-    let memory = [Memory::anonymous(512), Memory::memfd(300)];
-    let builder = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory));
-    let allocator = builder.build().unwrap();
-    let mut pages: Vec<Page> = (0..812).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    let allocator = Allocator::builder().memory(Memory::anonymous(512)).memory(Memory::memfd(300)).build().unwrap();
+    let mut pages = singles(&allocator, 812);
     let device = Device::new(&allocator, cuda).unwrap();
     // SAFETY: their types in `cuda.h`: cuMemcpyDtoH(host, device, bytes), cuMemcpyHtoD(device, host, bytes), cuDeviceGet,
     // cuDevicePrimaryCtxRetain and cuCtxSetCurrent. The context stays until the process ends.

@@ -1,8 +1,7 @@
 //! C6.1: addresses in io_uring's fixed buffers lead to the bytes that they are of: what is read and written through them is
 //! compared whole. Where there is no io_uring, or it is not permitted, each test says so and counts as skipped.
 
-use crate::common::{all_without_waiting, without_capabilities};
-use crate::in_child::in_child;
+use crate::common::{Rng, all_without_waiting, in_child, map, without_capabilities};
 use io_uring::{IoUring, opcode, squeue, types};
 use pagemill::{
     Allocator, Bulk, Device, DeviceAddr, DeviceError, DmaBlock, DmaPool, FixedBuffers, Gfp, Memory, Page, PageList,
@@ -46,17 +45,9 @@ fn file() -> File {
     unsafe { File::from_raw_fd(fd) }
 }
 
-struct Random(u64);
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) as usize % end
-    }
-    fn bytes(&mut self, n: usize) -> Vec<u8> {
-        (0..n).map(|_| self.below(256) as u8).collect()
-    }
+/// Random bytes.
+fn bytes(random: &mut Rng, n: usize) -> Vec<u8> {
+    (0..n).map(|_| random.below(256) as u8).collect()
 }
 
 /// A request from or to `len` bytes at a device's address: nothing but that address says where.
@@ -93,11 +84,11 @@ fn run(ring: &mut IoUring, requests: &[squeue::Entry]) -> Vec<i32> {
 
 /// Rounds of requests through a page's address, on one ring after the other; pages and file are compared whole.
 fn read_and_write(rings: &mut [&mut IoUring], buffers: &FixedBuffers, device: &Device, pages: &mut [Page], seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Rng::new(seed);
     println!("seed {seed:#x}");
-    let (file, mut in_file) = (file(), random.bytes(FILE));
+    let (file, mut in_file) = (file(), bytes(&mut random, FILE));
     file.write_all_at(&in_file, 0).unwrap();
-    let mut in_pages: Vec<Vec<u8>> = pages.iter().map(|_| random.bytes(4096)).collect();
+    let mut in_pages: Vec<Vec<u8>> = pages.iter().map(|_| bytes(&mut random, 4096)).collect();
     pages.iter_mut().zip(&in_pages).for_each(|(page, bytes)| page.copy_from_slice(bytes));
     for round in 0..60 {
         // Neighbouring parts of the file, so that none is written twice in a round; each with another page.
@@ -133,8 +124,7 @@ fn read_and_write(rings: &mut [&mut IoUring], buffers: &FixedBuffers, device: &D
 
 /// All of an allocator with two arenas, one of them of a length that is no power of two.
 fn two_arenas() -> (Allocator, Vec<Page>) {
-    let memory = [Memory::anonymous(512), Memory::memfd(300)];
-    let builder = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory));
+    let builder = Allocator::builder().memory(Memory::anonymous(512)).memory(Memory::memfd(300));
     let allocator = builder.huge_pages(false).build().unwrap();
     let pages = all_without_waiting(&allocator, Gfp::NOWAIT);
     assert_eq!(pages.len(), 812);
@@ -142,7 +132,7 @@ fn two_arenas() -> (Allocator, Vec<Page>) {
 }
 
 #[test]
-fn reads_and_writes_through_addresses_reach_their_bytes() {
+fn fixed_buffer_io_reaches_the_bytes_of_its_addresses() {
     let Some(mut ring) = ring() else { return };
     let (allocator, mut pages) = two_arenas();
     let buffers = FixedBuffers::new(fd(&ring)).unwrap();
@@ -162,7 +152,7 @@ fn reads_and_writes_through_addresses_reach_their_bytes() {
 }
 
 #[test]
-fn two_rings_share_a_table() {
+fn rings_can_share_a_table_of_buffers() {
     let (Some(mut one), Some(mut other)) = (ring(), ring()) else { return };
     let (allocator, mut pages) = two_arenas();
     let buffers = FixedBuffers::new(fd(&one)).unwrap();
@@ -195,14 +185,13 @@ fn two_rings_share_a_table() {
 }
 
 #[test]
-fn requests_reach_the_blocks_of_pools() {
+fn fixed_buffer_io_reaches_the_blocks_of_dma_pools() {
     let Some(mut ring) = ring() else { return };
-    let memory = [Memory::anonymous(512), Memory::memfd(300)];
-    let builder = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory));
-    let allocator = builder.huge_pages(false).build().unwrap();
+    let (allocator, pages) = two_arenas();
+    drop(pages);
     let buffers = FixedBuffers::new(fd(&ring)).unwrap();
     let Some(device) = within_limit(Device::new(&allocator, buffers.clone())) else { return };
-    let (file, mut random) = (file(), Random(0x5eed_0008));
+    let (file, mut random) = (file(), Rng::new(0x5eed_0008));
     for (size, boundary) in [(16, 0), (100, 0), (512, 4096), (4096, 0), (9000, 16384)] {
         let pool = DmaPool::create("requests", &device, size, 0, boundary).unwrap();
         let mut slots = [const { None::<DmaBlock> }; 32];
@@ -212,15 +201,15 @@ fn requests_reach_the_blocks_of_pools() {
             // SAFETY: a block that is out, of at least that size; the device is not at it.
             unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), size) }
         };
-        let bytes = random.bytes(32 * size);
-        file.write_all_at(&bytes, 0).unwrap();
+        let written = bytes(&mut random, 32 * size);
+        file.write_all_at(&written, 0).unwrap();
         blocks.iter().for_each(|block| bytes_of(block).fill(0xee));
         // Every other one is read into; the ones between stay as they are.
         let read = |at: usize| request(&buffers, &file, true, pool.device_addr(blocks[at]), size, at * size);
         let requests: Vec<_> = (0..32).step_by(2).map(read).collect();
         assert_eq!(run(&mut ring, &requests), [size as i32; 16]);
         for (at, block) in blocks.iter().enumerate() {
-            let part = &bytes[at * size..(at + 1) * size];
+            let part = &written[at * size..(at + 1) * size];
             assert!(
                 bytes_of(block).iter().eq(part.iter().map(|byte| if at % 2 == 0 { byte } else { &0xee })),
                 "{size}: {at}"
@@ -251,20 +240,16 @@ impl Large {
         let file = file();
         file.set_len(10 << 20).unwrap();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, and then ones in its place that nobody uses yet.
-        unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            let whole = libc::mmap(std::ptr::null_mut(), Self::BYTES + (4 << 20), protection, flags, -1, 0);
-            assert_ne!(whole, libc::MAP_FAILED);
-            let start = whole.addr().next_multiple_of(2 << 20);
-            for at in (0..Self::BYTES).step_by(2 << 20) {
-                let place = std::ptr::with_exposed_provenance_mut(start + at);
-                let part = Self::OWN.iter().position(|&own| own == at).map_or(0, |own| own as libc::off_t + 1);
-                let (flags, part) = (libc::MAP_SHARED | libc::MAP_FIXED, part << 21);
-                assert_ne!(libc::mmap(place, 2 << 20, protection, flags, file.as_raw_fd(), part), libc::MAP_FAILED);
-            }
-            Self { start }
+        let start = map(Self::BYTES, 2 << 20).addr();
+        for at in (0..Self::BYTES).step_by(2 << 20) {
+            let place = std::ptr::with_exposed_provenance_mut(start + at);
+            let part = Self::OWN.iter().position(|&own| own == at).map_or(0, |own| own as libc::off_t + 1);
+            let (flags, part) = (libc::MAP_SHARED | libc::MAP_FIXED, part << 21);
+            // SAFETY: a mapping in the place of a part of another, which nobody uses yet.
+            let map = unsafe { libc::mmap(place, 2 << 20, protection, flags, file.as_raw_fd(), part) };
+            assert_ne!(map, libc::MAP_FAILED);
         }
+        Self { start }
     }
     fn bytes(&mut self, at: usize, n: usize) -> &mut [u8] {
         // SAFETY: mapped until the process ends, and named nowhere else.
@@ -273,7 +258,7 @@ impl Large {
 }
 
 #[test]
-fn an_arena_above_the_kernels_limit_is_split() {
+fn an_arena_above_the_limit_of_a_buffer_is_split() {
     let Some(mut ring) = ring() else { return };
     let mut large = Large::new();
     let start = large.start;
@@ -289,9 +274,9 @@ fn an_arena_above_the_kernels_limit_is_split() {
     assert_eq!((FixedBuffers::index(addr(GIB + 5)), FixedBuffers::offset(addr(GIB + 5))), (1, 5));
     assert_eq!(addr(Large::BYTES - 1).get() - addr(0).get(), Large::BYTES as u64 - 1);
 
-    let mut random = Random(0x5eed_0004);
+    let mut random = Rng::new(0x5eed_0004);
     for at in Large::OWN.into_iter().chain([2 << 20]) {
-        large.bytes(at, 2 << 20).copy_from_slice(&random.bytes(2 << 20));
+        large.bytes(at, 2 << 20).copy_from_slice(&bytes(&mut random, 2 << 20));
     }
     let file = file();
     for round in 0..300 {
@@ -309,7 +294,7 @@ fn an_arena_above_the_kernels_limit_is_split() {
         let mut found = vec![0; len];
         file.read_exact_at(&mut found, 0).unwrap();
         assert!(found == expected, "round {round}: {len} bytes at {at:#x} were written wrong");
-        let other = random.bytes(len);
+        let other = bytes(&mut random, len);
         file.write_all_at(&other, 0).unwrap();
         assert_eq!(run(&mut ring, &[request(&buffers, &file, true, addr(at), len, 0)]), [len as i32]);
         assert!(large.bytes(at, len) == other, "round {round}: {len} bytes at {at:#x} were read wrong");
@@ -334,7 +319,7 @@ fn an_arena_above_the_kernels_limit_is_split() {
 }
 
 #[test]
-fn refusals_say_what_to_do() {
+fn refused_tables_of_buffers_say_what_to_do() {
     let why = FixedBuffers::new(File::open("/dev/null").unwrap().as_fd()).unwrap_err();
     assert!(why.to_string().ends_with("use a descriptor of an io_uring's"), "{why}");
     let Some(ring) = ring() else { return };
@@ -373,7 +358,7 @@ fn memory_above_the_lock_limit_is_refused() {
 }
 
 #[test]
-fn registered_memory_stays_until_the_device_lets_go() {
+fn registered_memory_is_kept_until_the_device_is_dropped() {
     let Some(ring) = ring() else { return };
     let (allocator, pages) = two_arenas();
     let buffers = FixedBuffers::new(fd(&ring)).unwrap();
@@ -390,7 +375,7 @@ fn registered_memory_stays_until_the_device_lets_go() {
 
 /// An allocator without detection does not go on in a child.
 #[test]
-fn the_child_of_a_fork_leaves_its_parents_rings_alone() {
+fn a_forked_child_cannot_use_its_parents_rings() {
     own_process!();
     let (Some(mut ring), Some(other)) = (ring(), ring()) else { return };
     let (allocator, mut pages) = two_arenas();

@@ -3,9 +3,10 @@
 //! it; anywhere else this says so and counts as skipped, for it moves a device that nobody else is to use.
 
 use crate::common::edu::{Container, Edu, MOST};
-use crate::common::{all_without_waiting, without_capabilities};
+use crate::common::{Rng, all_without_waiting, without_capabilities};
 use pagemill::{Allocator, Device, Gfp, Memory, Page, VfioMap};
 use pagemill_os::device::vfio;
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -22,16 +23,8 @@ fn named() -> Option<(String, File)> {
     Some((name, turn))
 }
 
-struct Random(u64);
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % end
-    }
-}
-
 #[test]
-fn a_device_behind_an_iommu_reaches_the_bytes_of_its_addresses_alone() {
+fn a_device_behind_an_iommu_reaches_only_mapped_addresses() {
     let Some((name, _turn)) = named() else { return };
     let container = Container::of(&name);
     let edu = Edu::open(&container, &name);
@@ -49,16 +42,14 @@ fn a_device_behind_an_iommu_reaches_the_bytes_of_its_addresses_alone() {
     let mut pages = all_without_waiting(&allocator, Gfp::NOWAIT);
     assert_eq!(pages.len(), 1600);
     let iova = |page: &Page, at: usize| device.address_of(page.addr() + at).unwrap().get();
-    let mut all: Vec<u64> = pages.iter().map(|page| iova(page, 0)).collect();
-    all.sort_unstable();
-    all.dedup();
+    let all: HashSet<u64> = pages.iter().map(|page| iova(page, 0)).collect();
     assert_eq!(all.len(), 1600, "two pages at one address");
     assert!(
         all.iter().all(|&first| ranges.iter().any(|range| range.contains(&first) && range.contains(&(first + 4095))))
     );
     assert_eq!(vfio::iommu(container.as_fd()).unwrap().entries_left, Some(left - 3), "a piece an arena");
 
-    let mut random = Random(0x5eed_0007);
+    let mut random = Rng::new(0x5eed_0007);
     for page in &mut pages {
         page.fill_with(|| random.below(256) as u8);
     }
@@ -90,7 +81,7 @@ fn a_device_behind_an_iommu_reaches_the_bytes_of_its_addresses_alone() {
 }
 
 #[test]
-fn what_an_iommu_or_a_limit_does_not_allow_is_refused_in_words() {
+fn vfio_maps_beyond_the_iommu_or_a_limit_are_refused_with_a_reason() {
     own_process!();
     let Some((name, _turn)) = named() else { return };
     let why = VfioMap::new(Container::empty().as_fd()).unwrap_err();

@@ -2,12 +2,11 @@
 //! has one not, or does not permit it, its test says so and counts as skipped.
 
 use crate::common::kcore::Kcore;
-use crate::common::without_capabilities;
 use crate::common::xsk::{Xsk, socket};
-use crate::in_child::in_child;
-use pagemill::Identity;
-use pagemill::{Allocator, Device, DeviceAddr, DeviceError, Gfp, Memory, Page, Physical, Umem, VfioMap};
+use crate::common::{Rng, all, in_child, map, singles, without_capabilities};
+use pagemill::{Allocator, Device, DeviceAddr, DeviceError, Gfp, Identity, Memory, Page, Physical, Umem, VfioMap};
 use pagemill_os::device::pagemap;
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -33,12 +32,12 @@ fn physical(allocator: &Allocator) -> Option<Vec<DeviceAddr>> {
 
 /// An allocator without detection does not go on in a child.
 #[test]
-fn what_a_device_of_a_child_has_does_not_go_back_though_its_parent_has_one() {
+fn memory_of_a_childs_own_device_is_not_given_back() {
     own_process!();
     let allocator = Allocator::builder().pages(1024).build().unwrap();
     let _parents = Device::new(&allocator, Identity).unwrap();
     in_child("registers memory with a device of its own", || {
-        drop(std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect::<Vec<_>>());
+        drop(all(&allocator, Gfp::NOWAIT));
         let own = Device::new(&allocator, Identity).unwrap();
         assert_eq!(allocator.give_back().get(), 0);
         drop(own);
@@ -54,13 +53,11 @@ fn two_mappings_of_a_page_have_one_physical_address() {
     // SAFETY: nobody writes by it.
     let fd = unsafe { allocator.memfd(arena.id) }.unwrap();
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: new mappings; the second takes the place of a part of the first, which nobody uses.
+    let place = map(2 << 20, 2 << 20);
+    // SAFETY: a new mapping, in place of one that nobody uses.
     let again = unsafe {
-        let room =
-            libc::mmap(std::ptr::null_mut(), 4 << 20, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
-        assert_ne!(room, libc::MAP_FAILED);
-        let place = room.with_addr(room.addr().next_multiple_of(2 << 20));
-        libc::mmap(place, 2 << 20, protection, libc::MAP_SHARED | libc::MAP_FIXED, fd.as_raw_fd(), 0)
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        libc::mmap(place.cast(), 2 << 20, protection, flags, fd.as_raw_fd(), 0)
     };
     assert_ne!(again, libc::MAP_FAILED);
     // SAFETY: it stays mapped; no page of either allocator is handed out.
@@ -75,10 +72,7 @@ fn two_mappings_of_a_page_have_one_physical_address() {
     let Some((addresses, through_other)) = found.expect("the kernel moved pages twenty times") else { return };
     assert_eq!(addresses, through_other);
     assert!(addresses.iter().all(|addr| addr.get() != 0 && addr.get().is_multiple_of(4096)));
-    let mut sorted = addresses.clone();
-    sorted.sort_unstable();
-    sorted.dedup();
-    assert_eq!(sorted.len(), PAGES, "two pages at one address");
+    assert_eq!(addresses.iter().collect::<HashSet<_>>().len(), PAGES, "two pages at one address");
     // Bytes of a page follow each other.
     let device = Device::new(&allocator, Physical::new()).unwrap();
     let byte = |at: usize| device.address_of(arena.range.start + at).unwrap().get();
@@ -86,10 +80,10 @@ fn two_mappings_of_a_page_have_one_physical_address() {
 }
 
 #[test]
-fn the_kernel_has_each_page_at_its_physical_address() {
+fn kcore_shows_each_page_at_its_physical_address() {
     let Some(kernel) = Kcore::open() else { return };
     let allocator = Allocator::builder().pages(64).huge_pages(false).build().unwrap();
-    let mut pages: Vec<Page> = (0..64).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    let mut pages = singles(&allocator, 64);
     for (number, page) in pages.iter_mut().enumerate() {
         page.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 13 + at / 256 + number * 7) as u8);
     }
@@ -129,7 +123,7 @@ fn memory_is_locked_while_it_has_physical_addresses() {
 }
 
 #[test]
-fn without_permission_physical_addresses_are_refused_in_words() {
+fn physical_addresses_without_permission_are_refused_with_a_reason() {
     without_capabilities(|| {
         let allocator = Allocator::builder().pages(8).build().unwrap();
         let why = Device::new(&allocator, Physical::new()).unwrap_err();
@@ -143,21 +137,17 @@ fn packets_are_sent_from_the_addresses_of_their_bytes() {
     let run = || {
         let Some(mut xsk) = Xsk::new() else { return };
         let allocator = Allocator::builder().memory(Memory::anonymous(600)).huge_pages(false).build().unwrap();
-        let mut pages: Vec<Page> = (0..600).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+        let mut pages = singles(&allocator, 600);
         let device = match Device::new(&allocator, Umem::new(xsk.as_fd(), 4096, 0).unwrap()) {
             Err(why @ DeviceError::System { errno: libc::ENOBUFS, .. }) => return println!("skipped: {why}"),
             device => device.unwrap(),
         };
         xsk.bind();
-        let mut state = 0x5eed_0005u64;
-        let mut below = |end: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % end
-        };
+        let mut random = Rng::new(0x5eed_0005);
         for round in 0..400 {
-            let len = 60 + below(1400) as usize;
-            let (page, start) = (below(600) as usize, below(4096 - len as u64) as usize);
-            let bytes: Vec<u8> = (0..len).map(|_| below(256) as u8).collect();
+            let len = 60 + random.below(1400);
+            let (page, start) = (random.below(600), random.below(4096 - len));
+            let bytes: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
             pages[page][start..start + len].copy_from_slice(&bytes);
             let addr = device.address_of(pages[page].addr() + start).unwrap();
             assert!(xsk.send(addr.get(), len) == bytes, "packet {round}, {len} bytes at {addr}, is another");
@@ -169,7 +159,7 @@ fn packets_are_sent_from_the_addresses_of_their_bytes() {
 }
 
 #[test]
-fn a_umem_is_one_arena_and_one_socket() {
+fn a_umem_takes_one_arena_and_one_socket() {
     let Some(socket) = socket() else { return };
     let memory = [Memory::anonymous(8), Memory::anonymous(8)];
     let two = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory)).build().unwrap();
@@ -185,7 +175,7 @@ fn a_umem_is_one_arena_and_one_socket() {
 }
 
 #[test]
-fn what_is_no_device_is_refused_in_words() {
+fn descriptors_that_are_no_device_are_refused_with_a_reason() {
     let null = File::open("/dev/null").unwrap();
     let allocator = Allocator::builder().pages(8).build().unwrap();
     let why = VfioMap::new(null.as_fd()).unwrap_err();

@@ -1,41 +1,50 @@
 //! dma_pool (C6): blocks with device addresses, their bounds, growth, misuse, what a device may do to them, and many threads.
+use crate::common::{Rng, allocators, fake_cpu, go_to, in_child, panics, slots};
 use pagemill::{
-    Allocator, Backend, Device, DeviceAddr, DeviceError, DeviceMap, DmaBlock, DmaPool, Error, Gfp, Identity, Mapped,
-    Memory, MisuseKind, Shrink, Shrinker,
+    Allocator, Device, DeviceAddr, DeviceError, DeviceMap, DmaBlock, DmaPool, Error, Gfp, Identity, Mapped, Memory,
+    MisuseKind,
 };
 use proptest::prelude::*;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Barrier, Mutex};
 
-/// A device that sees each arena a fixed distance away, and what it was told.
-#[derive(Clone, Default)]
-struct Window(Arc<Mutex<Vec<Told>>>);
-/// An arena, and whether it was mapped or unmapped.
-type Told = (Range<usize>, bool);
-const WINDOW: u64 = 1 << 50;
+/// What a device was told: an arena, where it is to the device, and whether it was mapped or unmapped.
+type Log = Arc<Mutex<Vec<(Range<usize>, Mapped, bool)>>>;
 
-impl DeviceMap for Window {
+/// A device that sees memory where a function says, and notes what it is told.
+struct Fake<F>(F, Log);
+
+impl<F: Fn(&Range<usize>) -> Mapped + Send + Sync> DeviceMap for Fake<F> {
     unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
-        let addr = DeviceAddr::new(memory.start as u64 + WINDOW);
-        self.0.lock().unwrap().push((memory, true));
-        Ok(Mapped::Linear(addr))
+        let mapped = (self.0)(&memory);
+        self.1.lock().unwrap().push((memory, mapped.clone(), true));
+        Ok(mapped)
     }
     fn unmap(&self, memory: Range<usize>, mapped: &Mapped) {
-        assert_eq!(*mapped, Mapped::Linear(DeviceAddr::new(memory.start as u64 + WINDOW)));
-        self.0.lock().unwrap().push((memory, false));
+        let mut log = self.1.lock().unwrap();
+        assert!(log.contains(&(memory.clone(), mapped.clone(), true)), "{memory:x?} was mapped otherwise");
+        log.push((memory, mapped.clone(), false));
     }
 }
 
+fn is_unmapped(log: &Log) -> bool {
+    log.lock().unwrap().iter().any(|(.., is_mapped)| !is_mapped)
+}
+
+/// A device that sees each arena a fixed distance away.
+fn window(log: &Log) -> impl DeviceMap + use<> {
+    Fake(|memory: &Range<usize>| Mapped::Linear(DeviceAddr::new(memory.start as u64 + WINDOW)), log.clone())
+}
+const WINDOW: u64 = 1 << 50;
+
 /// A device that sees the pages of an arena in the opposite order.
-struct Backwards;
-impl DeviceMap for Backwards {
-    unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
+fn backwards() -> impl DeviceMap {
+    let says = |memory: &Range<usize>| {
         let pages = memory.len() / 4096;
-        Ok(Mapped::Pages((0..pages).map(|page| DeviceAddr::new(((pages - page) * 4096) as u64)).collect()))
-    }
-    fn unmap(&self, _memory: Range<usize>, _mapped: &Mapped) {}
+        Mapped::Pages((0..pages).map(|page| DeviceAddr::new(((pages - page) * 4096) as u64)).collect())
+    };
+    Fake(says, Log::default())
 }
 
 fn allocator(pages: usize) -> Allocator {
@@ -48,9 +57,9 @@ fn addr(block: &DmaBlock) -> usize {
 
 #[test]
 fn each_arena_is_mapped_once_and_unmapped_with_the_last_handle() {
-    let window = Window::default();
+    let log = Log::default();
     let allocator = allocator(512);
-    let device = Device::new(&allocator, window.clone()).unwrap();
+    let device = Device::new(&allocator, window(&log)).unwrap();
     let pool = DmaPool::create("first", &device, 64, 0, 0).unwrap();
     let other = DmaPool::create("second", &device, 4096, 0, 0).unwrap();
     let block = pool.alloc(Gfp::KERNEL).unwrap();
@@ -59,29 +68,29 @@ fn each_arena_is_mapped_once_and_unmapped_with_the_last_handle() {
         assert_eq!(pool.device_addr(block).get(), addr(block) as u64 + WINDOW);
         assert_eq!(device.address_of(addr(block) + 63).unwrap(), pool.device_addr(block).offset(63));
     }
-    assert_eq!(window.0.lock().unwrap().len(), 1);
+    assert_eq!(log.lock().unwrap().len(), 1);
 
     // One that is added later: when a page of it is met.
     let more = allocator.add_memory(Memory::anonymous(512)).unwrap();
     let range = allocator.arenas().into_iter().find(|arena| arena.id == more).unwrap().range;
     assert_eq!(device.address_of(range.start).unwrap().get(), range.start as u64 + WINDOW);
     device.address_of(range.end - 1).unwrap();
-    assert_eq!(window.0.lock().unwrap().len(), 2);
-    let outside = std::ptr::from_ref(&window).addr();
+    assert_eq!(log.lock().unwrap().len(), 2);
+    let outside = std::ptr::from_ref(&log).addr();
     assert_eq!(device.address_of(outside), Err(DeviceError::NotHere { addr: outside }));
 
     pool.free(block).unwrap();
     other.free(page).unwrap();
     drop(device);
     pool.destroy().unwrap();
-    assert_eq!(window.0.lock().unwrap().len(), 2, "a pool still uses it");
+    assert_eq!(log.lock().unwrap().len(), 2, "a pool still uses it");
     other.destroy().unwrap();
-    let told = window.0.lock().unwrap().clone();
-    assert_eq!(told[2..], [(told[0].0.clone(), false), (told[1].0.clone(), false)]);
+    let told = log.lock().unwrap().clone();
+    assert_eq!(told[2..], [0, 1].map(|at: usize| (told[at].0.clone(), told[at].1.clone(), false)));
 }
 
 #[test]
-fn blocks_of_a_new_page_come_in_ascending_order_and_those_that_went_last_first() {
+fn new_blocks_ascend_and_the_last_one_freed_is_reused_first() {
     let device = Device::new(&allocator(1024), Identity).unwrap();
     for (size, boundary) in [(16, 0), (64, 64), (200, 1024), (512, 0), (4096, 0), (12288, 16384)] {
         let pool = DmaPool::create("ascending", &device, size, 0, boundary).unwrap();
@@ -93,7 +102,7 @@ fn blocks_of_a_new_page_come_in_ascending_order_and_those_that_went_last_first()
         assert!(all.is_sorted_by_key(addr), "{size} one by one");
         all.drain(..).rev().for_each(|block| pool.free(block).unwrap());
 
-        let mut slots: Vec<_> = (0..blocks).map(|_| None).collect();
+        let mut slots = slots(blocks);
         assert_eq!(pool.alloc_bulk(Gfp::KERNEL, &mut slots).unwrap(), blocks);
         assert!(slots.iter().flatten().is_sorted_by_key(addr), "{size} in bulk");
         assert_eq!(pool.free_bulk(&mut slots), blocks);
@@ -111,7 +120,7 @@ fn blocks_of_a_new_page_come_in_ascending_order_and_those_that_went_last_first()
 }
 
 #[test]
-fn what_no_block_can_be_is_refused_in_words() {
+fn impossible_block_sizes_are_refused_with_a_reason() {
     let device = Device::new(&allocator(64), Identity).unwrap();
     let refused = |size, align, boundary| DmaPool::create("x", &device, size, align, boundary).unwrap_err().to_string();
     assert_eq!(refused(0, 0, 0), "blocks of 0 bytes: take 1 to 1073741824");
@@ -120,18 +129,18 @@ fn what_no_block_can_be_is_refused_in_words() {
     assert!(refused(64, 1 << 40, 0).starts_with("an alignment of 1099511627776"));
     assert!(refused(64, 0, 100).starts_with("a boundary of 100 for blocks of 64 bytes"));
     assert!(refused(100, 64, 64).starts_with("a boundary of 64 for blocks of 128 bytes"));
-    let scattered = Device::new(&allocator(64), Backwards).unwrap();
+    let scattered = Device::new(&allocator(64), backwards()).unwrap();
     let refused = DmaPool::create("x", &scattered, 8192, 0, 0).unwrap_err();
     assert_eq!(refused, DeviceError::Scattered { size: 8192 });
 }
 
 #[test]
-fn a_device_that_sees_each_page_elsewhere_has_an_address_for_each_byte() {
+fn scattered_pages_have_a_device_address_for_each_byte() {
     let allocator = allocator(64);
     let start = allocator.arenas()[0].range.start;
-    let device = Device::new(&allocator, Backwards).unwrap();
+    let device = Device::new(&allocator, backwards()).unwrap();
     let pool = DmaPool::create("pages apart", &device, 48, 0, 0).unwrap();
-    let mut blocks: Vec<_> = (0..600).map(|_| None).collect();
+    let mut blocks = slots(600);
     pool.alloc_bulk(Gfp::KERNEL, &mut blocks).unwrap();
     for block in blocks.iter().flatten() {
         let (page, offset) = ((addr(block) - start) / 4096, addr(block) % 4096);
@@ -141,16 +150,10 @@ fn a_device_that_sees_each_page_elsewhere_has_an_address_for_each_byte() {
 }
 
 #[test]
-fn a_device_whose_addresses_are_less_aligned_is_refused() {
-    struct Askew;
-    impl DeviceMap for Askew {
-        unsafe fn map(&self, _: Range<usize>) -> Result<Mapped, DeviceError> {
-            Ok(Mapped::Linear(DeviceAddr::new(0x1_0100)))
-        }
-        fn unmap(&self, _: Range<usize>, _: &Mapped) {}
-    }
+fn misaligned_device_addresses_are_refused() {
     let allocator = allocator(64);
-    let device = Device::new(&allocator, Askew).unwrap();
+    let askew = Fake(|_: &Range<usize>| Mapped::Linear(DeviceAddr::new(0x1_0100)), Log::default());
+    let device = Device::new(&allocator, askew).unwrap();
     let pool = DmaPool::create("aligned", &device, 512, 512, 0).unwrap();
     assert!(matches!(pool.alloc(Gfp::KERNEL), Err(DeviceError::Unaligned { align: 4096, .. })));
     drop((pool, device));
@@ -158,25 +161,13 @@ fn a_device_whose_addresses_are_less_aligned_is_refused() {
 }
 
 #[test]
-fn a_map_that_gives_impossible_addresses_is_refused_in_words_and_unmapped() {
-    /// Says this of every arena.
-    struct Says(Mapped, Arc<AtomicUsize>);
-    impl DeviceMap for Says {
-        unsafe fn map(&self, _: Range<usize>) -> Result<Mapped, DeviceError> {
-            self.1.fetch_add(1, Relaxed);
-            Ok(self.0.clone())
-        }
-        fn unmap(&self, _: Range<usize>, mapped: &Mapped) {
-            assert_eq!(*mapped, self.0);
-            self.1.fetch_sub(1, Relaxed);
-        }
-    }
+fn impossible_device_maps_are_refused_and_unmapped() {
     let pages = |count: u64| Mapped::Pages((1..=count).map(|page| DeviceAddr::new(page << 12)).collect());
     let last_page = DeviceAddr::new(u64::MAX << 12);
-    let mapped = Arc::new(AtomicUsize::new(0));
+    let log = Log::default();
     let new = |says: &Mapped| {
-        let allocator = allocator(64);
-        let device = Device::new(&allocator, Says(says.clone(), mapped.clone()));
+        let (allocator, says) = (allocator(64), says.clone());
+        let device = Device::new(&allocator, Fake(move |_: &Range<usize>| says.clone(), log.clone()));
         // The last byte of all, which none may have told of.
         device.map(|device| device.address_of(allocator.arenas()[0].range.end - 1).map(DeviceAddr::get))
     };
@@ -189,7 +180,9 @@ fn a_map_that_gives_impossible_addresses_is_refused_in_words_and_unmapped() {
     ] {
         let why = new(&says).unwrap_err();
         assert!(why.to_string().contains(words), "{why}");
-        assert_eq!(mapped.load(Relaxed), 0, "what is refused is unmapped");
+        let (mapped, unmapped): (Vec<_>, Vec<_>) =
+            log.lock().unwrap().drain(..).partition(|(.., is_mapped)| *is_mapped);
+        assert_eq!((mapped.len(), unmapped.len()), (1, 1), "what is refused is unmapped");
     }
     // The last address is one.
     assert_eq!(new(&Mapped::Linear(DeviceAddr::new(u64::MAX - (64 << 12) + 1))).unwrap(), Ok(u64::MAX));
@@ -197,7 +190,7 @@ fn a_map_that_gives_impossible_addresses_is_refused_in_words_and_unmapped() {
 }
 
 #[test]
-fn an_offset_beyond_the_last_device_address_panics_in_words() {
+fn an_offset_beyond_the_last_device_address_panics() {
     let last = DeviceAddr::new(u64::MAX - 8);
     assert_eq!(last.offset(8).get(), u64::MAX);
     let why = catch_unwind(|| last.offset(9)).unwrap_err();
@@ -206,10 +199,10 @@ fn an_offset_beyond_the_last_device_address_panics_in_words() {
 }
 
 #[test]
-fn memory_that_is_out_is_an_error_and_what_other_cpus_have_is_found_first() {
+fn an_exhausted_pool_takes_blocks_of_other_cpus_before_it_fails() {
     let device = Device::new(&allocator(4), Identity).unwrap();
     let pool = DmaPool::create("small", &device, 256, 0, 0).unwrap();
-    let mut blocks: Vec<_> = (0..64).map(|_| None).collect();
+    let mut blocks = slots(64);
     pool.alloc_bulk(Gfp::KERNEL, &mut blocks).unwrap();
     let refused = pool.alloc(Gfp::KERNEL).unwrap_err();
     assert!(matches!(refused, DeviceError::Memory(Error::Exhausted(_))), "{refused}");
@@ -224,12 +217,11 @@ fn memory_that_is_out_is_an_error_and_what_other_cpus_have_is_found_first() {
     pool.destroy().unwrap();
 
     // On CPU 0 of two, the blocks are on its list; then this thread is on the other one.
-    static CPU: AtomicUsize = AtomicUsize::new(0);
-    let elsewhere = Allocator::builder().pages(1).cpus(2, || CPU.load(Relaxed)).build().unwrap();
+    let elsewhere = Allocator::builder().pages(1).cpus(2, fake_cpu).build().unwrap();
     let device = Device::new(&elsewhere, Identity).unwrap();
     let pool = DmaPool::create("elsewhere", &device, 256, 0, 0).unwrap();
     pool.free(pool.alloc(Gfp::KERNEL).unwrap()).unwrap();
-    CPU.store(1, Relaxed);
+    go_to(1);
     let mut blocks = [const { None }; 16];
     assert_eq!(pool.alloc_bulk(Gfp::KERNEL, &mut blocks).unwrap(), 16);
     assert_eq!(pool.free_bulk(&mut blocks), 16);
@@ -238,16 +230,10 @@ fn memory_that_is_out_is_an_error_and_what_other_cpus_have_is_found_first() {
 /// A shrinker that panics in the middle of a request for more than there is.
 #[test]
 fn a_request_that_unwinds_gives_its_blocks_back() {
-    struct Panics;
-    impl Shrinker for Panics {
-        fn shrink(&self, _: Shrink) -> usize {
-            panic!("a shrinker that panics on purpose")
-        }
-    }
     let allocator = allocator(512);
-    let _registered = allocator.register_shrinker(Arc::new(Panics));
+    let _registered = allocator.register_shrinker(panics());
     let pool = DmaPool::create("unwound", &Device::new(&allocator, Identity).unwrap(), 1024, 0, 0).unwrap();
-    let mut blocks: Vec<_> = (0..10_000).map(|_| None).collect();
+    let mut blocks = slots(10_000);
     let ask = AssertUnwindSafe(|| pool.alloc_bulk(Gfp::KERNEL, &mut blocks));
     assert!(catch_unwind(ask).is_err());
     assert_eq!((blocks.iter().flatten().count(), pool.stats().in_use), (0, 0));
@@ -256,22 +242,18 @@ fn a_request_that_unwinds_gives_its_blocks_back() {
 
 /// A device that sees the first arena in one piece, and of later ones the middle pages of each four in the opposite order.
 #[test]
-fn a_block_of_several_pages_that_are_elsewhere_is_refused() {
-    struct Shuffling(AtomicUsize);
-    impl DeviceMap for Shuffling {
-        unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
-            if self.0.fetch_add(1, Relaxed) == 0 {
-                return Ok(Mapped::Linear(DeviceAddr::new(memory.start as u64)));
-            }
-            let place = |page: usize| [0, 2, 1, 3][page % 4] + page / 4 * 4;
-            let pages =
-                (0..memory.len() / 4096).map(|page| DeviceAddr::new((memory.start + place(page) * 4096) as u64));
-            Ok(Mapped::Pages(pages.collect()))
+fn a_block_of_scattered_pages_is_refused() {
+    let first = Mutex::new(None);
+    let says = move |memory: &Range<usize>| {
+        if first.lock().unwrap().get_or_insert(memory.start) == &memory.start {
+            return Mapped::Linear(DeviceAddr::new(memory.start as u64));
         }
-        fn unmap(&self, _memory: Range<usize>, _mapped: &Mapped) {}
-    }
+        let place = |page: usize| [0, 2, 1, 3][page % 4] + page / 4 * 4;
+        let pages = (0..memory.len() / 4096).map(|page| DeviceAddr::new((memory.start + place(page) * 4096) as u64));
+        Mapped::Pages(pages.collect())
+    };
     let allocator = allocator(512);
-    let device = Device::new(&allocator, Shuffling(AtomicUsize::new(0))).unwrap();
+    let device = Device::new(&allocator, Fake(says, Log::default())).unwrap();
     let pool = DmaPool::create("four pages", &device, 4 * 4096, 0, 0).unwrap();
     allocator.add_memory(Memory::anonymous(512)).unwrap();
     let mut blocks = Vec::new();
@@ -287,7 +269,7 @@ fn a_block_of_several_pages_that_are_elsewhere_is_refused() {
 }
 
 #[test]
-fn misuse_is_told_and_changes_nothing() {
+fn misuse_of_blocks_is_reported_and_changes_nothing() {
     let allocator = allocator(64);
     let device = Device::new(&allocator, Identity).unwrap();
     let pool = DmaPool::create("one", &device, 64, 0, 0).unwrap();
@@ -326,7 +308,7 @@ fn misuse_is_told_and_changes_nothing() {
 }
 
 #[test]
-fn a_block_that_is_dropped_goes_back_to_its_pool() {
+fn a_dropped_block_goes_back_to_its_pool() {
     let device = Device::new(&allocator(64), Identity).unwrap();
     let pool = DmaPool::create("dropped", &device, 96, 0, 0).unwrap();
     let other = DmaPool::create_poisoned("poisoned", &device, 96, 0, 0).unwrap();
@@ -335,7 +317,7 @@ fn a_block_that_is_dropped_goes_back_to_its_pool() {
     drop(block);
     let block = pool.alloc(Gfp::KERNEL).unwrap();
     assert_eq!(block.as_ptr(), ptr, "the one that went last is the warmest");
-    let mut slots: Vec<_> = (0..700).map(|_| None).collect();
+    let mut slots = slots(700);
     pool.alloc_bulk(Gfp::KERNEL, &mut slots).unwrap();
     slots.push(other.alloc(Gfp::KERNEL).ok());
     std::thread::spawn(|| drop(slots)).join().unwrap();
@@ -347,12 +329,12 @@ fn a_block_that_is_dropped_goes_back_to_its_pool() {
 
 /// Whichever comes first: the pool is gone, or it stays with a block that was out.
 #[test]
-fn blocks_are_dropped_while_their_pool_is() {
+fn blocks_and_their_pool_may_be_dropped_at_once() {
     let allocator = allocator(2048); // Enough if each pool stays.
     let device = Device::new(&allocator, Identity).unwrap();
     for round in 0..200 {
         let pool = DmaPool::create("going", &device, 64, 0, 0).unwrap();
-        let mut slots: Vec<_> = (0..300).map(|_| None).collect();
+        let mut slots = slots(300);
         pool.alloc_bulk(Gfp::KERNEL, &mut slots).unwrap();
         let kept = (round % 10 == 0).then(|| slots.pop());
         let start = Barrier::new(2);
@@ -373,15 +355,15 @@ fn blocks_are_dropped_while_their_pool_is() {
 
 #[test]
 fn a_pool_with_blocks_out_stays_mapped() {
-    let window = Window::default();
+    let log = Log::default();
     let allocator = allocator(64);
-    let device = Device::new(&allocator, window.clone()).unwrap();
+    let device = Device::new(&allocator, window(&log)).unwrap();
     let pool = DmaPool::create("leaks", &device, 128, 0, 0).unwrap();
     let block = pool.alloc(Gfp::KERNEL).unwrap();
     let refused = pool.destroy().unwrap_err();
     assert_eq!(refused.to_string(), "the pool leaks still has 1 block handed out; free it first");
     drop((refused, device));
-    assert_eq!(window.0.lock().unwrap().iter().filter(|(_, is_mapped)| !is_mapped).count(), 0);
+    assert!(!is_unmapped(&log));
     // SAFETY: the block is ours still, and its page was not given back.
     unsafe { block.as_ptr().write_bytes(0x5a, 128) };
     assert_eq!(allocator.close().unwrap_err().pages_out.get(), 1);
@@ -391,7 +373,7 @@ fn a_pool_with_blocks_out_stays_mapped() {
 fn a_device_that_scribbles_over_freed_blocks_changes_nothing() {
     let device = Device::new(&allocator(256), Identity).unwrap();
     let pool = DmaPool::create("scribbled", &device, 16, 0, 0).unwrap();
-    let mut blocks: Vec<_> = (0..1000).map(|_| None).collect();
+    let mut blocks = slots(1000);
     pool.alloc_bulk(Gfp::KERNEL, &mut blocks).unwrap();
     let mut places: Vec<_> = blocks.iter().flatten().map(addr).collect();
     for round in 0..20u8 {
@@ -411,7 +393,7 @@ fn a_device_that_scribbles_over_freed_blocks_changes_nothing() {
 }
 
 #[test]
-fn zeroed_blocks_are_zero_and_poison_tells_who_wrote_late() {
+fn zalloc_zeroes_and_poison_detects_late_writes() {
     let device = Device::new(&allocator(64), Identity).unwrap();
     for is_poisoned in [false, true] {
         let make = if is_poisoned { DmaPool::create_poisoned } else { DmaPool::create };
@@ -454,7 +436,7 @@ fn zeroed_blocks_in_bulk_are_zero() {
 }
 
 #[test]
-fn blocks_take_at_most_eight_bytes_more_than_their_size() {
+fn blocks_have_at_most_eight_bytes_of_overhead() {
     let device = Device::new(&allocator(4096), Identity).unwrap();
     for (size, count) in [(16, 8192), (64, 8192), (256, 8192), (1024, 2048), (4096, 1024)] {
         let pool = DmaPool::create("memory", &device, size, 0, 0).unwrap();
@@ -466,55 +448,38 @@ fn blocks_take_at_most_eight_bytes_more_than_their_size() {
 }
 
 #[test]
-fn the_child_of_a_fork_gets_no_block_of_the_parents() {
+fn a_forked_child_cannot_use_its_parents_pool() {
     own_process!();
-    let window = Window::default();
-    let device = Device::new(&allocator(64), window.clone()).unwrap();
+    let log = Log::default();
+    let device = Device::new(&allocator(64), window(&log)).unwrap();
     let pool = DmaPool::create("parent's", &device, 64, 0, 0).unwrap();
-    let block = pool.alloc(Gfp::KERNEL).unwrap();
-    let mut kept = Some(pool.alloc(Gfp::KERNEL).unwrap());
+    let [block, kept] = [(); 2].map(|()| pool.alloc(Gfp::KERNEL).unwrap());
     // With blocks out that pool keeps its device. Nothing keeps this one.
-    let other_window = Window::default();
-    let other = Device::new(&allocator(64), other_window.clone()).unwrap();
-    let is_unmapped = |window: &Window| window.0.lock().unwrap().iter().any(|(_, is_mapped)| !is_mapped);
-    // SAFETY: the child calls what may be called in the child of a program with threads: it allocates by Pagemill alone.
-    match unsafe { libc::fork() } {
-        0 => {
-            let mut slots = [const { None }; 4];
-            let is_refused = pool.alloc(Gfp::KERNEL).is_err_and(|error| error == DeviceError::Forked)
-                && pool.alloc_bulk(Gfp::KERNEL, &mut slots).is_err()
-                && device.address_of(addr(&block)) == Err(DeviceError::Forked)
-                && pool.free_bulk(std::slice::from_mut(&mut kept)) == 0
-                && kept.is_some()
-                && pool.free(block).is_err();
-            drop(kept);
-            drop((pool, device, other));
-            let is_unmapped = is_unmapped(&window) || is_unmapped(&other_window);
-            // SAFETY: ends the child without what the parent's exit runs.
-            unsafe { libc::_exit(if is_refused && !is_unmapped { 0 } else { 1 }) }
-        }
-        child => {
-            let mut status = 0;
-            // SAFETY: the child made above.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            assert_eq!(status, 0);
-        }
-    }
+    let other_log = Log::default();
+    let other = Device::new(&allocator(64), window(&other_log)).unwrap();
+    let mut parents = Some((pool, device, other, block, Some(kept)));
+    in_child("has its parent's pool", || {
+        let (pool, device, other, block, mut kept) = parents.take().unwrap();
+        assert_eq!(pool.alloc(Gfp::KERNEL).unwrap_err(), DeviceError::Forked);
+        assert!(pool.alloc_bulk(Gfp::KERNEL, &mut [const { None }; 4]).is_err());
+        assert_eq!(device.address_of(addr(&block)), Err(DeviceError::Forked));
+        assert_eq!((pool.free_bulk(std::slice::from_mut(&mut kept)), kept.is_some()), (0, true));
+        assert!(pool.free(block).is_err());
+        drop((kept, pool, device, other));
+        assert!(!is_unmapped(&log) && !is_unmapped(&other_log));
+    });
+    let (pool, _device, other, block, mut kept) = parents.unwrap();
     drop(other);
-    assert!(is_unmapped(&other_window), "the parent unmaps what it mapped");
+    assert!(is_unmapped(&other_log), "the parent unmaps what it mapped");
     pool.free(block).unwrap();
     assert_eq!(pool.free_bulk(std::slice::from_mut(&mut kept)), 1);
     pool.destroy().unwrap();
 }
 
 #[test]
-fn many_threads_take_and_return_each_others_blocks_and_each_has_one_owner() {
+fn threads_that_free_each_others_blocks_share_none() {
     const SIZE: usize = 32;
-    for backend in [Backend::Portable, Backend::Rseq] {
-        let Ok(allocator) = Allocator::builder().pages(512).backend(backend).build() else {
-            assert!(pagemill::self_test().is_err());
-            continue;
-        };
+    for allocator in allocators(512) {
         let device = Device::new(&allocator, Identity).unwrap();
         let pool = DmaPool::create("shared", &device, SIZE, 0, 0).unwrap();
         let given: Mutex<Vec<DmaBlock>> = Mutex::default();
@@ -533,11 +498,10 @@ fn many_threads_take_and_return_each_others_blocks_and_each_has_one_owner() {
                 scope.spawn(move || {
                     start.wait();
                     let mut slots = [const { None }; 100];
-                    let mut dice = thread;
+                    let mut random = Rng::new(thread);
                     for round in 0..2000 {
                         let mine = thread << 32 | round;
-                        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                        let count = 1 + (dice >> 33) as usize % slots.len();
+                        let count = 1 + random.below(slots.len());
                         if round % 3 == 0 {
                             pool.alloc_bulk(Gfp::KERNEL, &mut slots[..count]).unwrap();
                         } else {
@@ -572,7 +536,7 @@ fn many_threads_take_and_return_each_others_blocks_and_each_has_one_owner() {
         });
         given.into_inner().unwrap().into_iter().for_each(|block| pool.free(block).unwrap());
         let stats = pool.stats();
-        assert_eq!((stats.in_use, stats.misused), (0, 0), "{backend}");
+        assert_eq!((stats.in_use, stats.misused), (0, 0), "{}", allocator.backend());
         pool.destroy().unwrap();
     }
 }
@@ -581,12 +545,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     /// Whatever is asked for in whatever order: blocks are apart, aligned here and at the device, and cross no boundary.
     #[test]
-    fn any_order_of_requests_keeps_blocks_apart(
+    fn blocks_are_apart_aligned_and_cross_no_boundary(
         size in 1usize..6000, align in 0u32..10, boundary in prop::option::of(9u32..16),
         steps in prop::collection::vec((0usize..4, 0usize..150), 1..40),
     ) {
         let (align, boundary) = (1usize << align, boundary.map_or(0, |log2| 1usize << log2));
-        let device = Device::new(&allocator(2048), Window::default()).unwrap();
+        let device = Device::new(&allocator(2048), window(&Log::default())).unwrap();
         let Ok(pool) = DmaPool::create("any", &device, size, align, boundary) else {
             prop_assert!(boundary != 0 && boundary < size.max(16).next_multiple_of(align));
             return Ok(());

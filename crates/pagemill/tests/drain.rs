@@ -1,42 +1,26 @@
-//! C4.3 and C4.4: lists are drained by others while their owners go on; threads come, move and go; CPUs are many. No
-//! frame is lost, none has two owners.
+//! C4.3 and C4.4: lists are drained by other threads while their owners go on; threads begin, end and change CPU; CPUs are many.
+//! No frame is lost, none has two owners.
 
-use crate::common::{Over, PATIENCE, assert_all_back, backends};
+use crate::common::{
+    Over, PATIENCE, Rng, allocators, assert_all_back, bulk, fake_cpu, go_to, is_stamped, moves_to, singles, stamp,
+};
 use pagemill::{Allocator, Bulk, CpuId, Error, Gfp, InvalidRequest, Page, PageList, free_pages_bulk};
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Runs `test` with an allocator of each backend that works here.
-fn with_each(pages: usize, test: impl Fn(&Allocator)) {
-    for backend in backends() {
-        test(&Allocator::builder().pages(pages).backend(backend).build().unwrap());
-    }
-}
-
-/// A thread that allocates and frees, and marks what it has, so that a second owner would be seen.
+/// A thread that allocates and frees, and stamps what it has, so that a second owner would be seen.
 fn own(allocator: &Allocator, seed: u64, turns: usize, mut before: impl FnMut(u64)) -> u64 {
-    let mut random = seed;
+    let mut rng = Rng::new(seed);
     let mut held: Vec<Page> = Vec::new();
     let mut pages = 0;
-    let mark = |page: &mut Page| {
-        let mark = (page.addr() as u64) ^ seed << 48;
-        page[..8].copy_from_slice(&mark.to_ne_bytes());
-        page[4088..].copy_from_slice(&mark.to_ne_bytes());
-    };
-    let check = |page: &Page| {
-        let mark = ((page.addr() as u64) ^ seed << 48).to_ne_bytes();
-        assert!(page[..8] == mark && page[4088..] == mark, "{page:?} is owned twice");
-    };
+    let check = |page: &Page| assert!(is_stamped(page, seed), "{page:?} is owned twice");
     for _ in 0..turns {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let random = rng.next();
         before(random);
         let n = (random >> 40) as usize % 150;
         match random >> 62 {
             0 => held.extend(allocator.alloc_page(Gfp::KERNEL)),
-            1 => {
-                allocator.alloc_pages_bulk_callback(Bulk::up_to(n), |page: Page| held.push(page)).unwrap();
-            }
+            1 => held.extend(bulk(allocator, Bulk::up_to(n)).0),
             2 => drop(held.pop()),
             _ => {
                 let mut slots: Vec<Option<Page>> =
@@ -45,7 +29,7 @@ fn own(allocator: &Allocator, seed: u64, turns: usize, mut before: impl FnMut(u6
             }
         }
         pages += held.len() as u64;
-        held.iter_mut().for_each(mark);
+        held.iter_mut().for_each(|page| stamp(page, seed));
         held.iter().for_each(check);
         if held.len() > 400 {
             held.truncate(200);
@@ -56,8 +40,8 @@ fn own(allocator: &Allocator, seed: u64, turns: usize, mut before: impl FnMut(u6
 }
 
 #[test]
-fn owners_go_on_while_all_is_drained() {
-    with_each(4096, |allocator| {
+fn allocation_goes_on_while_all_lists_are_drained() {
+    for allocator in &allocators(4096).collect::<Vec<_>>() {
         let (is_over, drains, moved) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             let _over = Over(&is_over);
@@ -81,17 +65,17 @@ fn owners_go_on_while_all_is_drained() {
         let (drains, moved) = (drains.into_inner(), moved.into_inner());
         println!("{}: {drains} drains of all CPUs moved {moved} pages", allocator.backend());
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
-fn threads_that_exit_and_move_lose_nothing() {
-    with_each(4096, |allocator| {
+fn threads_that_exit_or_change_cpu_lose_no_page() {
+    for allocator in &allocators(4096).collect::<Vec<_>>() {
         for round in 0..40 {
             std::thread::scope(|scope| {
                 for seed in 1..=3 {
                     // Every now and then to another CPU, in the middle of everything.
-                    scope.spawn(move || own(allocator, seed + round, 60, |random| move_to(random as usize % 2)));
+                    scope.spawn(move || own(allocator, seed + round, 60, |random| _ = moves_to(random as usize % 2)));
                 }
             });
             let census = allocator.validate().unwrap();
@@ -103,16 +87,6 @@ fn threads_that_exit_and_move_lose_nothing() {
         }
         assert!(allocator.validate().unwrap().listed > 0, "what threads freed stays on the CPUs' lists");
         assert_all_back(allocator);
-    });
-}
-
-/// Moves this thread to that CPU, if there is one.
-fn move_to(cpu: usize) {
-    // SAFETY: zero is a valid, empty set; the call reads it, and leaves things as they are if there is no such CPU.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
     }
 }
 
@@ -120,25 +94,17 @@ fn move_to(cpu: usize) {
 
 const CPUS: usize = 64;
 
-thread_local! {
-    static CPU: Cell<usize> = const { Cell::new(0) };
-}
-
-fn on(cpu: usize) {
-    CPU.set(cpu % CPUS);
-}
-
 fn many_cpus(pages: usize) -> Allocator {
-    Allocator::builder().pages(pages).cpus(CPUS, || CPU.get()).build().unwrap()
+    Allocator::builder().pages(pages).cpus(CPUS, fake_cpu).build().unwrap()
 }
 
 #[test]
-fn lists_hold_their_share_of_a_small_zone_at_most() {
+fn lists_hold_at_most_an_eighth_of_a_small_zone() {
     for pages in [512, 4096, 1 << 16] {
         let allocator = many_cpus(pages);
         // Swing on every CPU, so that limits grow as far as they go.
         for cpu in 0..CPUS {
-            on(cpu);
+            go_to(cpu);
             for n in [1, 10, 100, 300, 700, 1000].into_iter().cycle().take(36) {
                 let mut held: Vec<Page> = Vec::new();
                 (0..n).for_each(|_| held.extend(allocator.alloc_page(Gfp::NOWAIT)));
@@ -151,7 +117,7 @@ fn lists_hold_their_share_of_a_small_zone_at_most() {
         assert!((1..=(pages / 8).max(CPUS)).contains(&on_lists), "{on_lists} of {pages} pages are on lists");
         assert!(in_depots <= pages / 16, "{in_depots} of {pages} pages are in depots");
         // Who may not drain still gets all the rest; who may gets everything.
-        on(0);
+        go_to(0);
         let mut list = PageList::new();
         let got = allocator.alloc_pages_bulk_list(Bulk::up_to(pages).gfp(Gfp::NOWAIT), &mut list).unwrap().blocks;
         assert!(got >= pages - listed, "{got} of {pages} with {listed} on lists");
@@ -163,10 +129,10 @@ fn lists_hold_their_share_of_a_small_zone_at_most() {
 }
 
 #[test]
-fn one_cpu_is_drained_alone() {
+fn drain_cpu_drains_only_that_cpu() {
     let allocator = many_cpus(1 << 15);
     for cpu in 0..CPUS {
-        on(cpu);
+        go_to(cpu);
         drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
     }
     let before = allocator.stats();
@@ -182,10 +148,10 @@ fn one_cpu_is_drained_alone() {
 }
 
 #[test]
-fn steps_grow_while_a_cpu_only_takes_or_only_gives() {
+fn batches_grow_while_a_cpu_only_allocates_or_only_frees() {
     let allocator = many_cpus(1 << 17);
-    on(5);
-    let mut held: Vec<Page> = (0..8192).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    go_to(5);
+    let mut held = singles(&allocator, 8192);
     let stats = allocator.stats();
     // With the smallest batch it would be 128 trips. The limit starts at 256 pages, so half of that is the largest step.
     assert!((1..=8192 / 128 + 4).contains(&stats.refills), "{} trips to the zone for 8192 pages", stats.refills);
@@ -197,14 +163,14 @@ fn steps_grow_while_a_cpu_only_takes_or_only_gives() {
 }
 
 #[test]
-fn threads_on_many_cpus_and_drains() {
+fn drains_of_single_cpus_race_with_allocation() {
     let allocator = many_cpus(1 << 14);
     std::thread::scope(|scope| {
         for seed in 1..=4 {
             let allocator = &allocator;
             scope.spawn(move || {
                 own(allocator, seed, 2000, |random| {
-                    on(random as usize >> 7);
+                    go_to((random as usize >> 7) % CPUS);
                     if random % 50 == 0 {
                         allocator.drain_cpu(CpuId::new((random >> 20) as u32 % CPUS as u32)).unwrap();
                     }

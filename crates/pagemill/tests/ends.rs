@@ -1,11 +1,11 @@
 //! How allocators and arenas end: with the last page, on whatever thread, and without a trace.
-use crate::common::{Over, backends, until};
-use crate::in_child::in_child;
+use crate::common::{
+    Over, all, allocator, allocators, arena, backends, in_child, is_all, is_mapped, map, one_cpu, singles, until,
+};
 use pagemill::{
     Allocator, Backend, Block, BuildError, Bulk, Gfp, Memory, MisuseKind, Order, Page, PageList, free_pages_bulk,
     free_raw,
 };
-use std::ops::Range;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{channel, sync_channel};
@@ -17,9 +17,9 @@ fn cycles() -> usize {
     std::env::var("PAGEMILL_CYCLES").map_or(3_000, |cycles| cycles.parse().unwrap())
 }
 
-/// One on one CPU, so that the system is asked for little.
+/// For one CPU, so that the system is asked for little.
 fn small() -> Allocator {
-    Allocator::builder().memory(Memory::anonymous(512)).cpus(1, || 0).build().unwrap()
+    one_cpu(Memory::anonymous(512))
 }
 
 /// The bytes of address space and of memory that this process has.
@@ -42,17 +42,9 @@ fn is_flat(what: &str, mut cycle: impl FnMut()) {
     }
 }
 
-fn is_mapped(range: &Range<usize>) -> bool {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    maps.lines().any(|line| {
-        let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
-        let [start, end] = [start, end].map(|addr| usize::from_str_radix(addr, 16).unwrap());
-        start < range.end && range.start < end
-    })
-}
-
+/// In one process after each other: what is measured is that of the process.
 #[test]
-fn dropping_the_handle_before_the_page_leaves_nothing() {
+fn allocators_and_arenas_that_end_leak_no_memory() {
     own_process!();
     is_flat("the handle first, then its page", || {
         let allocator = small();
@@ -60,17 +52,7 @@ fn dropping_the_handle_before_the_page_leaves_nothing() {
         drop(allocator);
         drop(page);
     });
-}
-
-#[test]
-fn creating_and_dropping_an_allocator_leaves_nothing() {
-    own_process!();
     is_flat("an allocator", || drop(small()));
-}
-
-#[test]
-fn adding_and_retiring_memory_leaves_nothing() {
-    own_process!();
     let allocator = small();
     is_flat("an arena added and retired", || {
         let arena = allocator.add_memory(Memory::anonymous(512)).unwrap();
@@ -80,13 +62,13 @@ fn adding_and_retiring_memory_leaves_nothing() {
 }
 
 #[test]
-fn each_arena_ends_with_its_own_last_page() {
+fn each_arena_is_unmapped_with_its_last_page() {
     own_process!();
     for backend in backends() {
         let builder = Allocator::builder().memory(Memory::anonymous(512)).memory(Memory::anonymous(1024));
         let allocator = builder.memory(Memory::memfd(300)).backend(backend).build().unwrap();
         let ranges = allocator.arenas().into_iter().map(|arena| arena.range).collect::<Vec<_>>();
-        let mut pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+        let mut pages = all(&allocator, Gfp::NOWAIT);
         assert_eq!(pages.len(), 512 + 1024 + 300);
         let clone = allocator.clone();
         drop(allocator);
@@ -105,7 +87,7 @@ fn each_arena_ends_with_its_own_last_page() {
 }
 
 #[test]
-fn the_last_block_ends_the_arena_however_it_comes_back() {
+fn an_arena_is_unmapped_with_its_last_block_in_any_form() {
     own_process!();
     let big = Order::new(10).unwrap();
     type Keep = fn(&Allocator) -> Box<dyn FnOnce()>;
@@ -130,10 +112,9 @@ fn the_last_block_ends_the_arena_however_it_comes_back() {
             kept(allocator.alloc_pages(Gfp::KERNEL, Order::new(2).unwrap()).unwrap().split().collect::<Vec<_>>())
         }),
     ];
-    for backend in backends() {
-        for (what, keep) in ways {
-            let allocator = Allocator::builder().memory(Memory::anonymous(4096)).backend(backend).build().unwrap();
-            let range = allocator.arenas()[0].range.clone();
+    for (what, keep) in ways {
+        for allocator in allocators(4096) {
+            let (backend, range) = (allocator.backend(), allocator.arenas()[0].range.clone());
             let block: Block = allocator.alloc_pages(Gfp::KERNEL, big).unwrap();
             let free = keep(&allocator);
             drop(allocator);
@@ -147,7 +128,7 @@ fn the_last_block_ends_the_arena_however_it_comes_back() {
 
 /// The last page comes back on one thread while the last handle is dropped on another.
 #[test]
-fn the_last_page_and_the_last_handle_may_go_at_once() {
+fn the_last_page_and_the_last_handle_may_be_dropped_at_once() {
     own_process!();
     const ROUNDS: usize = 1000;
     for backend in backends() {
@@ -167,10 +148,9 @@ fn the_last_page_and_the_last_handle_may_go_at_once() {
                 send
             });
             for round in 0..ROUNDS {
-                let builder = Allocator::builder().memory(Memory::anonymous(512)).backend(backend);
-                let allocator = builder.build().unwrap();
+                let allocator = arena(512).backend(backend).build().unwrap();
                 let range = allocator.arenas()[0].range.clone();
-                let some = |n: usize| (0..n).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+                let some = |n: usize| singles(&allocator, n);
                 // Few enough for a list, or more than one takes.
                 let pages: [Vec<Page>; 2] = [[1, 2, 70][round % 3], 1].map(some);
                 [&first, &second].into_iter().zip(pages).for_each(|(send, pages)| send.send(pages).unwrap());
@@ -207,9 +187,8 @@ fn a_signal_handler_frees_the_last_page() {
         action.sa_sigaction = handler as extern "C" fn(i32) as usize;
         assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
     }
-    for backend in backends() {
-        let allocator = Allocator::builder().memory(Memory::anonymous(512)).backend(backend).build().unwrap();
-        let range = allocator.arenas()[0].range.clone();
+    for allocator in allocators(512) {
+        let (backend, range) = (allocator.backend(), allocator.arenas()[0].range.clone());
         LAST.store(allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw(), SeqCst);
         drop(allocator);
         assert!(is_mapped(&range));
@@ -253,11 +232,11 @@ fn a_signal_handler_frees_the_last_page() {
 }
 
 #[test]
-fn the_child_of_a_fork_ends_an_arena_with_its_last_page_and_the_parents_stays() {
+fn a_forked_child_unmaps_its_arena_and_the_parents_stays_mapped() {
     own_process!();
-    let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
+    let allocator = allocator(512);
     let range = allocator.arenas()[0].range.clone();
-    let mut pages: Vec<Page> = (0..100).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    let mut pages = singles(&allocator, 100);
     pages.iter_mut().for_each(|page| page.fill(b'p'));
     pages.truncate(60);
     drop(allocator);
@@ -268,7 +247,7 @@ fn the_child_of_a_fork_ends_an_arena_with_its_last_page_and_the_parents_stays() 
         assert!(!is_mapped(&range));
         drop(small());
     });
-    assert!(pages.len() == 60 && pages.iter().all(|page| page.iter().all(|&byte| byte == b'p')));
+    assert!(pages.len() == 60 && pages.iter().all(|page| is_all(&page[..], b'p')));
     pages.truncate(1);
     assert!(is_mapped(&range));
     pages.clear();
@@ -277,7 +256,7 @@ fn the_child_of_a_fork_ends_an_arena_with_its_last_page_and_the_parents_stays() 
 
 /// A thread remembers the arena that it met last, which may stand for other memory when it frees next.
 #[test]
-fn an_address_of_an_arena_that_ended_is_foreign() {
+fn an_address_of_an_unmapped_arena_is_foreign() {
     own_process!();
     for _ in 0..100 {
         let allocator = small();
@@ -286,7 +265,7 @@ fn an_address_of_an_arena_that_ended_is_foreign() {
         unsafe { free_raw(page, Order::ZERO) }.unwrap();
         drop(allocator);
         // Larger, so that it lies elsewhere, and one may be where the old one was.
-        let other = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
+        let other = one_cpu(Memory::anonymous(1024));
         // SAFETY: misuse, on purpose: nobody has that page.
         let refused = unsafe { free_raw(page, Order::ZERO) }.unwrap_err();
         assert_eq!(refused.kind, MisuseKind::Foreign);
@@ -294,17 +273,9 @@ fn an_address_of_an_arena_that_ended_is_foreign() {
     }
 }
 
-fn map_2_mib_aligned(bytes: usize) -> *mut u8 {
-    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping, which stays.
-    let map = unsafe { libc::mmap(std::ptr::null_mut(), bytes + 2 * MIB, prot, flags, -1, 0) };
-    assert_ne!(map, libc::MAP_FAILED);
-    map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(2 * MIB))
-}
-
 #[test]
 fn memory_that_overlaps_an_arena_is_refused() {
-    let start = map_2_mib_aligned(8 * MIB);
+    let start = map(8 * MIB, 2 * MIB);
     // SAFETY: each time a part of the mapping; what overlaps is refused, which is what this test is about.
     let memory = |at: usize, len: usize| unsafe { Memory::brought(start.wrapping_add(at * MIB), len * MIB / 4096) };
     let one = Allocator::builder().memory(memory(2, 4)).build().unwrap();
@@ -326,8 +297,8 @@ fn memory_that_overlaps_an_arena_is_refused() {
 }
 
 #[test]
-fn an_arena_in_a_block_of_another_allocator_is_refused_and_the_block_comes_back() {
-    let allocator = Allocator::builder().memory(Memory::anonymous(1024)).build().unwrap();
+fn an_arena_inside_another_allocators_block_is_refused() {
+    let allocator = allocator(1024);
     let mut block = allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).unwrap();
     // SAFETY: the block is ours, and outlives the allocator, if one is made.
     let memory = unsafe { Memory::brought(block.as_mut_ptr(), 512) };
@@ -338,7 +309,7 @@ fn an_arena_in_a_block_of_another_allocator_is_refused_and_the_block_comes_back(
 }
 
 #[test]
-fn zero_means_zero_although_others_have_the_file() {
+fn zero_zeroes_pages_that_were_written_through_the_file() {
     use std::{fs::File, os::unix::fs::FileExt};
     let allocator = Allocator::builder().memory(Memory::memfd(64)).build().unwrap();
     let arena = allocator.arenas()[0].id;
@@ -346,16 +317,16 @@ fn zero_means_zero_although_others_have_the_file() {
     let file = File::from(unsafe { allocator.memfd(arena) }.unwrap().try_clone_to_owned().unwrap());
     // As another process may, before anybody had a page.
     file.write_all_at(&[7; 64 * 4096], 0).unwrap();
-    let pages: Vec<Page> = (0..64).map(|_| allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).unwrap()).collect();
-    assert!(pages.iter().all(|page| page.iter().all(|&byte| byte == 0)), "a page that is not zero");
+    let pages = all(&allocator, Gfp::KERNEL | Gfp::ZERO);
+    assert!(pages.len() == 64 && pages.iter().all(|page| is_all(&page[..], 0)), "a page that is not zero");
 }
 
 #[test]
-fn memory_that_is_added_again_has_another_name() {
-    let allocator = Allocator::builder().memory(Memory::anonymous(64)).backend(Backend::Portable).build().unwrap();
+fn memory_added_again_gets_a_new_arena_id() {
+    let allocator = arena(64).backend(Backend::Portable).build().unwrap();
     let first = allocator.add_memory(Memory::anonymous(512)).unwrap();
     let range = allocator.arenas()[1].range.clone();
-    let mut pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+    let mut pages = all(&allocator, Gfp::NOWAIT);
     pages.iter_mut().for_each(|page| page.fill(7));
     pages.retain(|page| range.contains(&page.addr()));
     assert_eq!(allocator.retire(first).unwrap().get(), 512);
@@ -370,17 +341,17 @@ fn memory_that_is_added_again_has_another_name() {
     assert_eq!((allocator.arenas().len(), allocator.arenas()[1].range.clone()), (4, range));
     assert!(again != first && again != second);
     assert_eq!(allocator.retire(first), Err(BuildError::NoSuchArena));
-    let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT | Gfp::ZERO).ok()).collect();
-    assert!(pages.len() >= 64 + 1024 && pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
+    let pages = all(&allocator, Gfp::NOWAIT | Gfp::ZERO);
+    assert!(pages.len() >= 64 + 1024 && pages.iter().all(|page| is_all(&page[..], 0)));
 }
 
 /// A thread remembers the arena that it met last. When that has ended, another one has its frame numbers.
 #[test]
-fn a_list_is_of_the_arena_that_has_its_numbers_now() {
+fn a_list_belongs_to_the_arena_that_has_its_frame_numbers_now() {
     own_process!();
     // Elsewhere than the others, whose memory may come to lie where one lay before.
     // SAFETY: the mapping is nobody else's.
-    let memory = unsafe { Memory::brought(map_2_mib_aligned(2 * MIB), 512) };
+    let memory = unsafe { Memory::brought(map(2 * MIB, 2 * MIB), 512) };
     let first = Allocator::builder().memory(memory).cpus(1, || 0).build().unwrap();
     let second = small();
     let ((gives, is_given), (sends, receives)) = (channel(), channel::<PageList>());

@@ -3,16 +3,16 @@
 //! The children do what a program would: they use whatever form comes first, take everything that is free, prove the
 //! invariants, and end. They are made while three threads of the parent do everything at once.
 
-use crate::common::{all_without_waiting, are_resident, end_if_it_hangs};
-use crate::in_child::in_child;
+use crate::common::{
+    HOUR, Over, Rng, all_without_waiting, allocator, allocators, are_resident, arena, assert_distinct, bulk,
+    close_all_back, end_if_it_hangs, fork, in_child, is_all, map_as, mappings, one_cpu, singles, wait_for,
+};
 use pagemill::{
-    Allocator, ArenaId, Backend, Block, BuildError, Bulk, Error, Gfp, Memory, Order, Page, PageList, Why,
-    free_pages_bulk,
+    Allocator, ArenaId, Block, BuildError, Bulk, Error, Gfp, Memory, Order, Page, PageList, Why, free_pages_bulk,
 };
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Forks that a test makes.
 const FORKS: usize = 100;
@@ -21,19 +21,16 @@ const PAGES: usize = 4096;
 
 /// What a thread of the parent does until it is told to stop.
 fn hammer(allocator: &Allocator, seed: u64, stop: &AtomicBool) {
-    let mut random = seed;
+    let mut rng = Rng::new(seed);
     let mut kept: Vec<Page> = Vec::new();
     let mut blocks: Vec<Block> = Vec::new();
     while !stop.load(Relaxed) {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let choice = random >> 33;
+        let choice = rng.next() >> 33;
         let n = (choice >> 8) as usize % 90 + 1;
         match choice % 8 {
             0 => kept.extend(allocator.alloc_page(Gfp::NOWAIT)),
             1 => drop(kept.pop()),
-            2 => {
-                let _ = allocator.alloc_pages_bulk_callback(Bulk::up_to(n), |page: Page| kept.push(page));
-            }
+            2 => _ = allocator.alloc_pages_bulk_callback(Bulk::up_to(n), |page: Page| kept.push(page)),
             3 => drop(kept.split_off(kept.len().saturating_sub(n))),
             4 => {
                 let mut list = PageList::new();
@@ -107,15 +104,14 @@ fn go_on(allocator: &Allocator, mut before: Before, first: usize) {
     let census = allocator.validate().unwrap();
     assert_eq!((census.quarantined, allocator.stats().quarantined), (0, 0), "a frame was on two ways");
     // All that is free can be had, and nothing that is out.
-    let mut all = Vec::new();
-    allocator.alloc_pages_bulk_callback(Bulk::up_to(PAGES), |page: Page| all.push(page)).unwrap();
+    let mut all = all(allocator);
     assert_eq!(all.len(), census.free);
     let mut owned = before.addrs();
     for page in &mut all {
         assert!(owned.insert(page.addr()), "{page:?} is owned twice");
         page[..64].fill(0xcc);
     }
-    assert!(before.page.iter().all(|page| page[..64].iter().all(|&byte| byte == 0xaa)), "a page was overwritten");
+    assert!(before.page.iter().all(|page| is_all(&page[..64], 0xaa)), "a page was overwritten");
     drop(all);
     assert_eq!(allocator.validate().unwrap().handed_out, census.handed_out);
     assert_eq!(allocator.stats().misused, 0);
@@ -128,94 +124,67 @@ fn go_on(allocator: &Allocator, mut before: Before, first: usize) {
     }
 }
 
-fn forks(backend: Backend) {
-    let allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).backend(backend).build().unwrap();
-    let stop = AtomicBool::new(false);
-    // What another thread would keep.
-    let others: Vec<Page> = (0..50).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
-    let mut forked = 0;
-    std::thread::scope(|scope| {
-        for seed in 1..=3 {
-            let (allocator, stop) = (&allocator, &stop);
-            scope.spawn(move || hammer(allocator, seed, stop));
-        }
-        let ended = catch_unwind(AssertUnwindSafe(|| {
+#[test]
+fn children_forked_while_threads_allocate_go_on() {
+    own_process!();
+    for allocator in allocators(PAGES) {
+        let stop = AtomicBool::new(false);
+        // What another thread would keep.
+        let others = singles(&allocator, 50);
+        std::thread::scope(|scope| {
+            let _over = Over(&stop);
+            for seed in 1..=3 {
+                let (allocator, stop) = (&allocator, &stop);
+                scope.spawn(move || hammer(allocator, seed, stop));
+            }
+            let mut forked = 0;
             while forked < FORKS {
                 let Some(before) = Before::new(&allocator, &others) else { continue };
                 let (first, mut before) = (forked % 8, Some(before));
                 in_child(&format!("begins with {first}"), || go_on(&allocator, before.take().unwrap(), first));
                 forked += 1;
             }
-        }));
-        stop.store(true, Relaxed);
-        ended.unwrap_or_else(|why| resume_unwind(why));
-    });
-    // Nothing of that was felt in the parent.
-    drop(others);
-    allocator.drain();
-    assert_eq!(allocator.validate().unwrap().free, PAGES);
-    allocator.close().unwrap();
-}
-
-#[test]
-fn children_go_on_with_portable_lists() {
-    own_process!();
-    forks(Backend::Portable);
-}
-
-#[test]
-fn children_go_on_with_restartable_sequences() {
-    own_process!();
-    match pagemill::self_test() {
-        Ok(()) => forks(Backend::Rseq),
-        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+        });
+        // Nothing of that was felt in the parent.
+        drop(others);
+        close_all_back(allocator);
     }
 }
 
 /// Everything that there is.
 fn all(allocator: &Allocator) -> Vec<Page> {
-    let mut pages = Vec::new();
-    allocator.alloc_pages_bulk_callback(Bulk::up_to(PAGES), |page| pages.push(page)).unwrap();
-    pages
+    bulk(allocator, Bulk::up_to(PAGES)).0
 }
 
 /// Goes on in a child, as a callback may; this process ends as well or as badly as that does.
 fn fork_and_be_the_child() {
-    // SAFETY: as in `in_child`; this process waits and leaves by `_exit`.
-    unsafe {
-        let pid = libc::fork();
-        assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
-        if pid != 0 {
-            let mut status = 0;
-            let is_well = libc::waitpid(pid, &raw mut status, 0) == pid && status == 0;
-            libc::_exit(i32::from(!is_well));
-        }
+    let pid = fork();
+    if pid != 0 {
+        let status = wait_for(pid);
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(status != 0)) };
     }
     end_if_it_hangs();
 }
 
 /// More than the lists are for, so that there are frames between the zone and the callback.
 #[test]
-fn a_child_goes_on_with_the_request_whose_callback_forked() {
+fn a_callback_that_forks_gets_all_its_pages_in_the_child() {
     own_process!();
     for (fork_at, takes) in [(1, 0), (1, 1500), (64, 1500), (65, 1500), (700, 0), (1000, 1500)] {
         in_child(&format!("forks at page {fork_at} and takes {takes}"), || {
-            let memory = Memory::anonymous(PAGES);
-            let allocator = Allocator::builder().memory(memory).cpus(1, || 0).build().unwrap();
+            let allocator = one_cpu(Memory::anonymous(PAGES));
             let (mut kept, mut own) = (Vec::<Page>::new(), Vec::<Page>::new());
             let request = Bulk::up_to(1000);
             let delivered = allocator.alloc_pages_bulk_callback(request, |page: Page| {
                 kept.push(page);
                 if kept.len() == fork_at {
                     fork_and_be_the_child();
-                    own.extend((0..takes).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()));
+                    own.extend(singles(&allocator, takes));
                 }
             });
             assert_eq!((delivered.unwrap().blocks, kept.len()), (1000, 1000));
-            let mut addrs: Vec<usize> = kept.iter().chain(&own).map(Page::addr).collect();
-            addrs.sort_unstable();
-            addrs.dedup();
-            assert_eq!(addrs.len(), 1000 + takes, "pages are owned twice");
+            assert_eq!(assert_distinct(kept.iter().chain(&own)).len(), 1000 + takes);
             drop((kept, own));
             allocator.drain();
             let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
@@ -229,23 +198,16 @@ fn a_child_goes_on_with_the_request_whose_callback_forked() {
 fn give_all_back(allocator: &Allocator, shared: &[ArenaId]) {
     allocator.give_back();
     allocator.give_back_idle(Instant::now());
-    allocator.give_back_idle(Instant::now() + Duration::from_secs(3600));
+    allocator.give_back_idle(Instant::now() + HOUR);
     shared.iter().for_each(|&arena| assert_eq!(allocator.retire(arena).unwrap().get(), 0));
 }
 
 #[test]
-fn shared_memory_is_one_owners_after_fork() {
+fn shared_memory_stays_the_parents_after_a_fork() {
     own_process!();
     // SAFETY: a new mapping, which both processes see; nobody else uses it.
-    let brought = unsafe {
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        let map = libc::mmap(std::ptr::null_mut(), 4 << 20, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
-        assert_ne!(map, libc::MAP_FAILED);
-        Memory::brought(map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(2 << 20)), 512)
-    };
-    let idle = Duration::from_secs(60);
-    let builder = Allocator::builder().memory(Memory::anonymous(512)).give_back_after(idle);
-    let allocator = builder.build().unwrap();
+    let brought = unsafe { Memory::brought(map_as(libc::MAP_SHARED, 2 << 20, 2 << 20), 512) };
+    let allocator = arena(512).give_back_after(HOUR / 60).build().unwrap();
     let shared = [Memory::memfd(700), brought].map(|memory| allocator.add_memory(memory).unwrap());
     let mut mine = all(&allocator);
     assert_eq!(mine.len(), 512 + 700 + 512);
@@ -274,7 +236,7 @@ fn shared_memory_is_one_owners_after_fork() {
         assert_eq!(allocator.retire(own).unwrap().get(), 0);
         assert_eq!(allocator.validate().unwrap().handed_out, 0);
     });
-    assert!(mine.iter().all(|page| page.iter().all(|&byte| byte == b'p')), "the child took memory of its parent's");
+    assert!(mine.iter().all(|page| is_all(&page[..], b'p')), "the child took memory of its parent's");
     // To the parent it is as if nothing had happened.
     let rest = all(&allocator);
     assert_eq!(rest.len() + mine.len(), 512 + 700 + 512);
@@ -286,7 +248,7 @@ fn shared_memory_is_one_owners_after_fork() {
 }
 
 #[test]
-fn a_child_with_shared_memory_alone_has_none() {
+fn a_child_of_shared_memory_alone_has_no_memory() {
     own_process!();
     let allocator = Allocator::builder().memory(Memory::memfd(600)).build().unwrap();
     let mut page = allocator.alloc_page(Gfp::KERNEL).ok();
@@ -304,7 +266,7 @@ fn a_child_with_shared_memory_alone_has_none() {
         assert_eq!(all(&allocator).len(), 64);
         assert_eq!(allocator.retire(more), Err(BuildError::LastArena));
     });
-    assert!(page.unwrap().iter().all(|&byte| byte == b'p'));
+    assert!(is_all(&page.unwrap()[..], b'p'));
     assert_eq!(all(&allocator).len(), 600);
 }
 
@@ -320,7 +282,7 @@ fn faults() -> i64 {
 
 /// The state of each 4096 frames is a page of metadata: 65,536 pages for the largest of these arenas.
 #[test]
-fn a_child_looks_only_at_what_was_used_of_a_large_arena() {
+fn a_child_scans_only_the_used_part_of_a_large_arena() {
     own_process!();
     // Or one fault would bring 512 of those pages.
     // SAFETY: numbers alone.
@@ -328,14 +290,14 @@ fn a_child_looks_only_at_what_was_used_of_a_large_arena() {
     // 1 TiB, or what the system's overcommit lets through.
     let large = [28, 24].into_iter().find_map(|log2| Allocator::builder().pages(1 << log2).build().ok());
     let Some(large) = large else { return println!("skipped: no address space for an arena of 64 GiB") };
-    let mut kept: Vec<Page> = (0..700).map(|_| large.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    let mut kept = singles(&large, 700);
     kept.iter_mut().for_each(|page| page[0] = b'p');
     let managed = large.managed_pages().get() as u64;
     in_child("has a large arena", || {
         let before = faults();
         assert!(before < 2000, "{before} page faults before the first step");
         assert_eq!(large.stats().free, managed - 700);
-        let mut got: Vec<Page> = (0..70_000).map(|_| large.alloc_page(Gfp::KERNEL).unwrap()).collect();
+        let mut got = singles(&large, 70_000);
         got.iter_mut().for_each(|page| page[0] = b'c');
         assert!(kept.iter().all(|page| page[0] == b'p'), "a page is owned twice");
         kept.clear();
@@ -350,10 +312,10 @@ fn a_child_looks_only_at_what_was_used_of_a_large_arena() {
 }
 
 #[test]
-fn a_child_finds_what_is_out_wherever_it_lies_in_a_large_arena() {
+fn a_child_finds_allocated_pages_anywhere_in_a_large_arena() {
     own_process!();
     const GIB: usize = 1 << 18;
-    let allocator = Allocator::builder().memory(Memory::anonymous(3 * GIB)).build().unwrap();
+    let allocator = allocator(3 * GIB);
     // Blocks in two other places than the pages, with nothing taken in between.
     let mut blocks: Vec<Block> =
         (0..12).map(|_| allocator.alloc_pages(Gfp::KERNEL, Order::new(16).unwrap()).unwrap()).collect();
@@ -378,15 +340,12 @@ fn a_child_finds_what_is_out_wherever_it_lies_in_a_large_arena() {
 }
 
 #[test]
-fn a_child_without_memory_for_notes_of_its_own_goes_on_without_any() {
+fn a_child_that_cannot_map_its_notes_goes_on_without_them() {
     own_process!();
     const GIB: usize = 1 << 18;
-    let allocator = Allocator::builder().memory(Memory::anonymous(2 * GIB)).build().unwrap();
+    let allocator = allocator(2 * GIB);
     let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
-    let has_notes = || {
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        maps.lines().any(|line| line.contains("rw-s") && line.contains("/dev/zero"))
-    };
+    let has_notes = || mappings().iter().any(|(_, rest)| rest.starts_with("rw-s") && rest.contains("/dev/zero"));
     assert!(has_notes());
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is written.
@@ -413,14 +372,14 @@ fn a_child_without_memory_for_notes_of_its_own_goes_on_without_any() {
 }
 
 #[test]
-fn a_child_believes_no_page_to_be_zero_that_its_parent_had_not_handed_out() {
+fn a_child_zeroes_pages_that_were_fresh_in_its_parent() {
     // Another thread of the parent may have taken such a page while the system copied the process: its state was copied
     // before that, and its bytes after.
     let allocator = Allocator::builder().pages(64).huge_pages(false).build().unwrap();
     let is_written = |page: &Page| are_resident(&(page.addr()..page.addr() + page.len())) == [true];
     assert!(!is_written(&allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).unwrap()));
     in_child("zeroes pages that were fresh", || {
-        let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).ok()).collect();
+        let pages = all_without_waiting(&allocator, Gfp::KERNEL | Gfp::ZERO);
         assert_eq!((pages.len(), pages.iter().filter(|page| is_written(page)).count()), (64, 64));
     });
 }
@@ -428,7 +387,7 @@ fn a_child_believes_no_page_to_be_zero_that_its_parent_had_not_handed_out() {
 /// What recovery hangs on: the child's memory is a copy of one moment. Of what each thread of the parent wrote, to however many
 /// pages, it has all up to some point and nothing after; and what another thread had read of that, and written elsewhere, was written.
 #[test]
-fn a_child_has_the_memory_of_one_moment() {
+fn a_fork_copies_the_memory_of_one_moment() {
     own_process!();
     use std::sync::atomic::AtomicU64;
     const CELLS: usize = 64;
@@ -439,6 +398,7 @@ fn a_child_has_the_memory_of_one_moment() {
     let (written, copied, stop) = (cells(), cells(), AtomicBool::new(false));
     let numbers = |cells: &[Cell]| cells.iter().map(|cell| cell.0.load(Relaxed)).collect::<Vec<u64>>();
     std::thread::scope(|scope| {
+        let _over = Over(&stop);
         scope.spawn(|| {
             for turn in (1..).take_while(|_| !stop.load(Relaxed)) {
                 written.iter().for_each(|cell| cell.0.store(turn, Relaxed));
@@ -449,17 +409,13 @@ fn a_child_has_the_memory_of_one_moment() {
                 copied.iter().zip(&written).for_each(|(to, from)| to.0.store(from.0.load(Relaxed), Relaxed));
             }
         });
-        let ended = catch_unwind(AssertUnwindSafe(|| {
-            for _ in 0..FORKS {
-                in_child("looks at its memory", || {
-                    let (seen, copies) = (numbers(&written), numbers(&copied));
-                    let at = seen.iter().position(|&number| number != seen[0]).unwrap_or(CELLS);
-                    assert!(seen[at..].iter().all(|&number| number + 1 == seen[0]), "{seen:?}");
-                    assert!(seen.iter().zip(&copies).all(|(number, copy)| copy <= number), "{seen:?} {copies:?}");
-                });
-            }
-        }));
-        stop.store(true, Relaxed);
-        ended.unwrap_or_else(|why| resume_unwind(why));
+        for _ in 0..FORKS {
+            in_child("looks at its memory", || {
+                let (seen, copies) = (numbers(&written), numbers(&copied));
+                let at = seen.iter().position(|&number| number != seen[0]).unwrap_or(CELLS);
+                assert!(seen[at..].iter().all(|&number| number + 1 == seen[0]), "{seen:?}");
+                assert!(seen.iter().zip(&copies).all(|(number, copy)| copy <= number), "{seen:?} {copies:?}");
+            });
+        }
     });
 }

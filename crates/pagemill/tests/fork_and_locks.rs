@@ -1,18 +1,26 @@
 //! C4.4: what a child must find unlocked, whoever held it as the process forked; what it must still know; and that it
 //! is refused where it cannot know enough.
 
-use crate::common::Over;
-use crate::in_child::in_child;
-use pagemill::{Allocator, Backend, Gfp, Memory, Page};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use crate::common::{
+    Cache, Calls, Over, PATIENCE, all_without_waiting, allocators, arena, bulk, end_if_it_hangs, fork, in_child, until,
+    wait_for,
+};
+use pagemill::{
+    Allocator, Backend, Block, Bulk, Cancel, Gfp, Memory, Order, Page, PageList, Watermarks, free_pages_bulk,
+    free_pages_bulk_raw, free_raw,
+};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
-fn build(pages: usize, backend: Backend) -> Allocator {
-    Allocator::builder().memory(Memory::anonymous(pages)).backend(backend).build().unwrap()
+fn portable(pages: usize) -> Allocator {
+    arena(pages).backend(Backend::Portable).build().unwrap()
 }
 
 /// Makes an allocator, uses it, and ends it.
 fn make_one(pages: usize) {
-    let allocator = build(pages, Backend::Portable);
+    let allocator = portable(pages);
     let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
     assert!(allocator.arenas()[0].range.contains(&page.addr()));
     drop(page);
@@ -22,10 +30,10 @@ fn make_one(pages: usize) {
 /// The registry is held by whoever makes or ends an allocator, and by whoever forks. A child that meets it held waits for
 /// ever, and so does a parent that is not let go of it: all of this happens in a child, whose time is limited.
 #[test]
-fn allocators_are_made_on_both_sides_of_a_fork() {
+fn parent_and_child_build_allocators_across_forks() {
     own_process!();
     in_child("makes allocators while it forks", || {
-        let kept = build(1024, Backend::Portable);
+        let kept = portable(1024);
         let mut page = kept.alloc_page(Gfp::KERNEL).unwrap();
         page[0] = 7;
         let is_over = AtomicBool::new(false);
@@ -57,9 +65,9 @@ fn allocators_are_made_on_both_sides_of_a_fork() {
     });
 }
 
-/// A fork that waits for the registry stands in line: who makes allocators overtakes it once, and not again and again.
+/// A fork that waits for the registry stands in line: each thread that makes allocators overtakes it once, and not again and again.
 #[test]
-fn a_fork_is_not_kept_waiting_by_threads_that_make_allocators() {
+fn threads_that_build_allocators_do_not_starve_a_fork() {
     own_process!();
     const THREADS: usize = 8;
     let (made, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -73,322 +81,265 @@ fn a_fork_is_not_kept_waiting_by_threads_that_make_allocators() {
                 }
             });
         }
-        let fork = || {
+        let overtaken = || {
             let before = made.load(SeqCst);
-            // SAFETY: the child leaves at once, by `_exit`.
-            let child = unsafe { libc::fork() };
+            let child = fork();
             if child == 0 {
                 // It has the number of the moment at which the fork had its turn.
                 let overtaken = made.load(SeqCst) - before;
                 // SAFETY: ends the process.
                 unsafe { libc::_exit(overtaken.min(255) as i32) };
             }
-            let mut status = 0;
-            // SAFETY: our child, and a place for its status.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            let status = wait_for(child);
             assert!(libc::WIFEXITED(status), "the child ended with {status:#x}");
             libc::WEXITSTATUS(status)
         };
-        (0..21).map(|_| fork()).collect()
+        (0..21).map(|_| overtaken()).collect()
     });
     overtakings.sort_unstable();
     // Not the worst: between the count and the fork this thread may lose its CPU.
     assert!(overtakings[10] <= 2 * THREADS as i32, "allocators that others made while it waited: {overtakings:?}");
 }
 
-mod detecting {
-    use super::*;
-    use crate::common::{PATIENCE, all_without_waiting, end_if_it_hangs, until};
-    use pagemill::{
-        Block, Bulk, Cancel, Memory, Order, PageList, Shrink, Shrinker, Watermarks, free_pages_bulk,
-        free_pages_bulk_raw, free_raw,
-    };
-    use std::collections::HashSet;
-    use std::sync::{Arc, Mutex};
-    use std::time::{Duration, Instant};
+fn cache(pages: impl IntoIterator<Item = Page>) -> Arc<Cache> {
+    Arc::new(Cache::of(pages))
+}
 
-    /// Gives what it has.
-    struct Cache(Mutex<Vec<Page>>);
-
-    impl Shrinker for Cache {
-        fn shrink(&self, wanted: Shrink) -> usize {
-            // A fork copies this lock too, and who held it is not in the child.
-            let Ok(mut pages) = self.0.try_lock() else { return 0 };
-            let rest = pages.len().saturating_sub(wanted.pages);
-            pages.drain(rest..).count()
-        }
-    }
-
-    fn cache(pages: Vec<Page>) -> Arc<Cache> {
-        Arc::new(Cache(Mutex::new(pages)))
-    }
-
-    /// Shrinkers come and go, requests ask them, and tokens are told, as the process forks: the child does the same.
-    #[test]
-    fn a_child_reclaims_while_others_register_shrinkers() {
-        own_process!();
-        in_child("forks while others reclaim", || {
-            let allocator = build(64, Backend::Portable);
-            let kept = cache(Vec::new());
-            let _registered = allocator.register_shrinker(kept.clone());
-            let cancel = Cancel::new();
-            let is_over = AtomicBool::new(false);
-            std::thread::scope(|scope| {
-                let _over = Over(&is_over);
-                for _ in 0..2 {
-                    scope.spawn(|| {
-                        while !is_over.load(SeqCst) {
-                            drop(allocator.register_shrinker(cache(Vec::new())));
-                            let request = Bulk::up_to(99).timeout(Duration::ZERO).cancel(&cancel);
-                            allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap();
-                            let request = Bulk::up_to(99).gfp(Gfp::KERNEL | Gfp::NORETRY);
-                            allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap();
-                            allocator.notes();
-                        }
-                    });
-                }
-                for _ in 0..150 {
-                    in_child("reclaims", || {
-                        let (mut all, mut one) = (PageList::new(), [const { None::<Page> }; 1]);
-                        allocator.alloc_pages_bulk_list(Bulk::up_to(64).gfp(Gfp::NOWAIT), &mut all).unwrap();
-                        let given = cache(core::iter::from_fn(|| all.pop()).collect());
-                        let registered = allocator.register_shrinker(given.clone());
-                        if !given.0.lock().unwrap().is_empty() {
-                            allocator.alloc_pages_bulk_array(Bulk::exact(1), &mut one).unwrap();
-                            assert_eq!(given.0.lock().unwrap().len(), 0, "the child's shrinker was not asked");
-                        }
-                        drop(registered);
-                        assert_eq!(allocator.notes(), []);
-                        cancel.cancel();
-                        free_pages_bulk(&mut one);
-                    });
-                }
-            });
-        });
-    }
-
-    /// A shrinker forks in the middle of a wait, and both go on with the request that it was asked for.
-    #[test]
-    fn a_child_goes_on_with_the_wait_that_it_was_forked_in() {
-        own_process!();
-        struct Splits(AtomicUsize, AtomicUsize);
-        impl Shrinker for Splits {
-            fn shrink(&self, _: Shrink) -> usize {
-                if self.0.fetch_add(1, SeqCst) == 3 {
-                    // SAFETY: the child goes on with what works after a fork, and leaves by `_exit`, or when time is up.
-                    let child = unsafe { libc::fork() };
-                    if child == 0 {
-                        end_if_it_hangs();
-                    }
-                    self.1.store(child as usize, SeqCst);
-                }
-                0
-            }
-        }
-        in_child("splits", || {
-            let allocator = build(64, Backend::Portable);
-            let mut pages: Vec<Page> = all_without_waiting(&allocator, Gfp::NOWAIT);
-            let splits = Arc::new(Splits(AtomicUsize::new(0), AtomicUsize::new(0)));
-            let registered = allocator.register_shrinker(splits.clone());
-            assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
-            drop(registered);
-            assert_eq!(allocator.stats().waiting, 0, "in the one or the other");
-            drop(pages.pop());
-            assert_eq!(allocator.stats().listed, 1, "a list that is shut though nobody waits");
-            // And others wait in line in both.
-            let request = Bulk::exact(2).timeout(Duration::from_millis(20));
-            assert!(allocator.alloc_pages_bulk_list(request, &mut PageList::new()).is_err());
-            assert_eq!(allocator.stats().waiting, 0);
-            let child = splits.1.load(SeqCst) as i32;
-            if child > 0 {
-                let mut status = 0;
-                // SAFETY: our child, and a place for its status.
-                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-                assert_eq!(status, 0, "the child of the two");
-            }
-        });
-    }
-
-    /// The thread that reclaims is not in the child; the first request below the low mark that may wait starts it again.
-    #[test]
-    fn a_child_reclaims_in_the_background_too() {
-        own_process!();
-        let memory = Memory::anonymous(1000).watermarks(Watermarks::above(100));
-        let allocator = Allocator::builder().memory(memory).background_reclaim(true).build().unwrap();
-        let until_free = |pages: u64, what: &str| {
-            until(what, || {
-                allocator.drain();
-                allocator.stats().free >= pages
-            });
-        };
-        let look = |what: &str| {
-            // The request for nearly all of it may wake the thread already.
-            let before = allocator.stats().reclaim_background;
-            let mut all = PageList::new();
-            allocator.alloc_pages_bulk_list(Bulk::exact(875).gfp(Gfp::NOWAIT), &mut all).unwrap();
-            let registered = allocator.register_shrinker(cache(core::iter::from_fn(|| all.pop()).collect()));
-            let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
-            until_free(150, &format!("{what}: background reclaim"));
-            let stats = allocator.stats();
-            assert!(stats.reclaim_background > before, "{what}: {stats:?}");
-            drop((page, registered));
-            // The thread may have the cache in its hand yet, for the round that it is in.
-            until_free(1000, &format!("{what}: what the cache had"));
-        };
-        look("the parent");
-        for _ in 0..5 {
-            in_child("has its own thread", || {
-                look("the child");
-                in_child("has one again", || look("the grandchild"));
-                look("the child, again");
-            });
-        }
-        look("the parent, again");
-        allocator.close().unwrap();
-    }
-
-    /// Blocks above a pageblock are searched for with a lock held, most of the time here, and in vain.
-    #[test]
-    fn a_child_gets_large_blocks_while_others_search_for_some() {
-        own_process!();
-        const PAGEBLOCKS: usize = 512;
-        let (order9, order10) = (Order::PAGEBLOCK, Order::new(10).unwrap());
-        let allocator = build(PAGEBLOCKS * order9.pages().get(), Backend::Portable);
-        let start = allocator.arenas()[0].range.start;
-        // Of the pageblocks every second one is free, so that there is no two of them together.
-        let blocks: Vec<Block> = (0..PAGEBLOCKS).map(|_| allocator.alloc_pages(Gfp::KERNEL, order9).unwrap()).collect();
-        let (mut kept, free): (Vec<Block>, Vec<Block>) =
-            blocks.into_iter().partition(|block| (block.addr() - start) / order9.bytes() % 2 == 1);
-        drop(free);
+/// Shrinkers come and go, requests ask them, and tokens are told, as the process forks: the child does the same.
+#[test]
+fn a_child_reclaims_after_a_fork_during_shrinker_registration() {
+    own_process!();
+    in_child("forks while others reclaim", || {
+        let allocator = portable(64);
+        let kept = cache(Vec::new());
+        let _registered = allocator.register_shrinker(kept.clone());
+        let cancel = Cancel::new();
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let _over = Over(&is_over);
-            scope.spawn(|| {
-                while !is_over.load(SeqCst) {
-                    assert!(allocator.alloc_pages(Gfp::NOWAIT, order10).is_err());
-                }
-            });
-            for _ in 0..20 {
-                in_child("wants a large block", || {
-                    assert!(allocator.alloc_pages(Gfp::KERNEL, order10).is_err());
-                    let last = kept.pop().unwrap();
-                    let two = last.addr() - order9.bytes();
-                    drop(last);
-                    let large = allocator.alloc_pages(Gfp::KERNEL, order10).unwrap();
-                    assert_eq!(large.addr(), two, "the only two pageblocks together");
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(SeqCst) {
+                        drop(allocator.register_shrinker(cache(Vec::new())));
+                        let request = Bulk::up_to(99).timeout(Duration::ZERO).cancel(&cancel);
+                        allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap();
+                        let request = Bulk::up_to(99).gfp(Gfp::KERNEL | Gfp::NORETRY);
+                        allocator.alloc_pages_bulk_list(request, &mut PageList::new()).unwrap();
+                        allocator.notes();
+                    }
+                });
+            }
+            for _ in 0..150 {
+                in_child("reclaims", || {
+                    let mut one = [const { None::<Page> }; 1];
+                    let given = cache(bulk(&allocator, Bulk::up_to(64).gfp(Gfp::NOWAIT)).0);
+                    let registered = allocator.register_shrinker(given.clone());
+                    if given.len() > 0 {
+                        allocator.alloc_pages_bulk_array(Bulk::exact(1), &mut one).unwrap();
+                        assert_eq!(given.len(), 0, "the child's shrinker was not asked");
+                    }
+                    drop(registered);
+                    assert_eq!(allocator.notes(), []);
+                    cancel.cancel();
+                    free_pages_bulk(&mut one);
                 });
             }
         });
-        drop(kept);
-        allocator.close().unwrap();
-    }
+    });
+}
 
-    /// Two threads free a page at the same moment.
-    mod two_processors {
-        use super::*;
-
-        /// All pages that are to be had.
-        fn take_all(allocator: &Allocator) -> Vec<Page> {
-            let mut all = Vec::new();
-            let request = Bulk::up_to(allocator.managed_pages().get());
-            allocator.alloc_pages_bulk_callback(request, |page: Page| all.push(page)).unwrap();
-            all
-        }
-
-        /// Has frames put aside by `allocator`, as many as `wanted` at least: two threads free a page at the same moment, which
-        /// is misuse. False: no two frees met.
-        fn put_aside(allocator: &Allocator, wanted: u64) -> bool {
-            let free = |addr: usize, later: usize| {
-                (0..later).for_each(|_| std::hint::spin_loop());
-                // SAFETY: misuse on purpose; nobody uses the page.
-                let _ = unsafe { free_raw(std::ptr::with_exposed_provenance_mut(addr), Order::ZERO) };
-            };
-            // The page that both free now: 0 when the other has seen it. And how often the other has freed one.
-            let (page, freed, limit) = (AtomicUsize::new(0), AtomicUsize::new(0), Instant::now() + PATIENCE);
-            // Where there are fewer CPUs than threads, whoever waits gives way.
-            let wait_until = |is_so: &dyn Fn() -> bool| {
-                let mut spins = 0;
-                while !is_so() {
-                    spins += 1;
-                    if spins % 1000 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+/// A shrinker forks in the middle of a wait, and both go on with the request that it was asked for.
+#[test]
+fn a_wait_goes_on_in_a_child_forked_by_a_shrinker() {
+    own_process!();
+    in_child("splits", || {
+        let allocator = portable(64);
+        let mut pages = all_without_waiting(&allocator, Gfp::NOWAIT);
+        let child = Arc::new(AtomicI32::new(0));
+        let forked = child.clone();
+        let registered = allocator.register_shrinker(Calls::new(move |call, _| {
+            if call == 4 {
+                let pid = fork();
+                if pid == 0 {
+                    end_if_it_hangs();
                 }
-            };
-            const OVER: usize = 1;
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    for turn in 0.. {
-                        wait_until(&|| page.load(SeqCst) != 0);
-                        match page.swap(0, SeqCst) {
-                            OVER => return,
-                            addr => free(addr, turn / 40 % 40),
-                        }
-                        freed.store(turn + 1, SeqCst);
-                    }
-                });
-                let is_done = (0..).find_map(|turn| {
-                    let addr = allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw().expose_provenance();
-                    page.store(addr, SeqCst);
-                    wait_until(&|| page.load(SeqCst) == 0);
-                    free(addr, turn % 40);
-                    wait_until(&|| freed.load(SeqCst) > turn);
-                    // Both copies are on a list now, or one; the second to be handed out as a raw pointer is put aside.
-                    let pages = std::iter::from_fn(|| allocator.alloc_page(Gfp::KERNEL).ok());
-                    let mut raw: Vec<*mut u8> = pages.map(Page::into_raw).collect();
-                    // SAFETY: all that there is, each once. One that was put aside meanwhile is refused.
-                    let _ = unsafe { free_pages_bulk_raw(&mut raw, Order::ZERO) };
-                    let is_done = allocator.stats().quarantined >= wanted;
-                    (is_done || Instant::now() > limit).then_some(is_done)
-                });
-                page.store(OVER, SeqCst);
-                is_done == Some(true)
-            })
-        }
-
-        fn put_aside_in_the_child_too(backend: Backend) {
-            const PAGES: usize = 256;
-            let allocator = build(PAGES, backend);
-            if !put_aside(&allocator, 3) {
-                eprintln!("skipped: two threads never freed a page at the same moment");
-                return;
+                forked.store(pid, SeqCst);
             }
-            let own = allocator.alloc_page(Gfp::KERNEL).unwrap();
-            let aside = allocator.stats().quarantined as usize;
-            let had: HashSet<usize> = take_all(&allocator).iter().map(Page::addr).collect();
-            let look = || {
-                assert_eq!(
-                    (allocator.stats().quarantined as usize, allocator.validate().unwrap().quarantined),
-                    (aside, aside)
-                );
-                let all = take_all(&allocator);
-                assert_eq!(all.len(), PAGES - aside - 1, "with {aside} put aside and one out");
-                assert!(all.iter().all(|page| had.contains(&page.addr())), "a page that was put aside was handed out");
-                drop(all);
-                assert_eq!(
-                    (allocator.stats().quarantined as usize, allocator.validate().unwrap().handed_out),
-                    (aside, 1)
-                );
-            };
-            look();
-            in_child("counts what was put aside", || {
-                look();
-                in_child("counts it once more", look);
+            0
+        }));
+        assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
+        drop(registered);
+        assert_eq!(allocator.stats().waiting, 0, "in the one or the other");
+        drop(pages.pop());
+        assert_eq!(allocator.stats().listed, 1, "a list that is shut though nobody waits");
+        // And others wait in line in both.
+        let request = Bulk::exact(2).timeout(Duration::from_millis(20));
+        assert!(allocator.alloc_pages_bulk_list(request, &mut PageList::new()).is_err());
+        assert_eq!(allocator.stats().waiting, 0);
+        let child = child.load(SeqCst);
+        assert!(child == 0 || wait_for(child) == 0, "the child of the two");
+    });
+}
+
+/// The thread that reclaims is not in the child; the first request below the low mark that may wait starts it again.
+#[test]
+fn background_reclaim_starts_again_in_a_child() {
+    own_process!();
+    let memory = Memory::anonymous(1000).watermarks(Watermarks::above(100));
+    let allocator = Allocator::builder().memory(memory).background_reclaim(true).build().unwrap();
+    let until_free = |pages: u64, what: &str| {
+        until(what, || {
+            allocator.drain();
+            allocator.stats().free >= pages
+        });
+    };
+    let look = |what: &str| {
+        // The request for nearly all of it may wake the thread already.
+        let before = allocator.stats().reclaim_background;
+        let (all, shortfall) = bulk(&allocator, Bulk::up_to(875).gfp(Gfp::NOWAIT));
+        assert_eq!((all.len(), shortfall), (875, None), "{what}");
+        let registered = allocator.register_shrinker(cache(all));
+        let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+        until_free(150, &format!("{what}: background reclaim"));
+        let stats = allocator.stats();
+        assert!(stats.reclaim_background > before && stats.reclaim_direct == 0, "{what}: {stats:?}");
+        drop((page, registered));
+        // The thread may have the cache in its hand yet, for the round that it is in.
+        until_free(1000, &format!("{what}: what the cache had"));
+    };
+    look("the parent");
+    for _ in 0..5 {
+        in_child("has its own thread", || {
+            look("the child");
+            in_child("has one again", || look("the grandchild"));
+            look("the child, again");
+        });
+    }
+    look("the parent, again");
+    allocator.close().unwrap();
+}
+
+/// Blocks above a pageblock are searched for with a lock held, most of the time here, and in vain.
+#[test]
+fn a_child_gets_large_blocks_after_a_fork_during_a_search() {
+    own_process!();
+    const PAGEBLOCKS: usize = 512;
+    let (order9, order10) = (Order::PAGEBLOCK, Order::new(10).unwrap());
+    let allocator = portable(PAGEBLOCKS * order9.pages().get());
+    let start = allocator.arenas()[0].range.start;
+    // Of the pageblocks every second one is free, so that there is no two of them together.
+    let blocks: Vec<Block> = (0..PAGEBLOCKS).map(|_| allocator.alloc_pages(Gfp::KERNEL, order9).unwrap()).collect();
+    let (mut kept, free): (Vec<Block>, Vec<Block>) =
+        blocks.into_iter().partition(|block| (block.addr() - start) / order9.bytes() % 2 == 1);
+    drop(free);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _over = Over(&is_over);
+        scope.spawn(|| {
+            while !is_over.load(SeqCst) {
+                assert!(allocator.alloc_pages(Gfp::NOWAIT, order10).is_err());
+            }
+        });
+        for _ in 0..20 {
+            in_child("wants a large block", || {
+                assert!(allocator.alloc_pages(Gfp::KERNEL, order10).is_err());
+                let last = kept.pop().unwrap();
+                let two = last.addr() - order9.bytes();
+                drop(last);
+                let large = allocator.alloc_pages(Gfp::KERNEL, order10).unwrap();
+                assert_eq!(large.addr(), two, "the only two pageblocks together");
             });
-            drop(own);
         }
+    });
+    drop(kept);
+    allocator.close().unwrap();
+}
 
-        #[test]
-        fn what_was_put_aside_stays_so_in_a_child_with_portable_lists() {
-            own_process!();
-            put_aside_in_the_child_too(Backend::Portable);
+/// All pages that are to be had.
+fn take_all(allocator: &Allocator) -> Vec<Page> {
+    bulk(allocator, Bulk::up_to(allocator.managed_pages().get())).0
+}
+
+/// Has frames put in quarantine by `allocator`, as many as `wanted` at least: two threads free a page at the same moment, which
+/// is misuse. False: no two frees met.
+fn quarantine(allocator: &Allocator, wanted: u64) -> bool {
+    let free = |addr: usize, later: usize| {
+        (0..later).for_each(|_| std::hint::spin_loop());
+        // SAFETY: misuse on purpose; nobody uses the page.
+        let _ = unsafe { free_raw(std::ptr::with_exposed_provenance_mut(addr), Order::ZERO) };
+    };
+    // The page that both free now: 0 when the other has seen it. And how often the other has freed one.
+    let (page, freed, limit) = (AtomicUsize::new(0), AtomicUsize::new(0), Instant::now() + PATIENCE);
+    // Where there are fewer CPUs than threads, whoever waits gives way.
+    let wait_until = |is_so: &dyn Fn() -> bool| {
+        let mut spins = 0;
+        while !is_so() {
+            spins += 1;
+            if spins % 1000 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
-
-        #[test]
-        fn what_was_put_aside_stays_so_in_a_child_with_restartable_sequences() {
-            own_process!();
-            match pagemill::self_test() {
-                Ok(()) => put_aside_in_the_child_too(Backend::Rseq),
-                Err(why) => eprintln!("skipped: the rseq backend ({why})"),
+    };
+    const OVER: usize = 1;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for turn in 0.. {
+                wait_until(&|| page.load(SeqCst) != 0);
+                match page.swap(0, SeqCst) {
+                    OVER => return,
+                    addr => free(addr, turn / 40 % 40),
+                }
+                freed.store(turn + 1, SeqCst);
             }
+        });
+        let is_done = (0..).find_map(|turn| {
+            let addr = allocator.alloc_page(Gfp::KERNEL).unwrap().into_raw().expose_provenance();
+            page.store(addr, SeqCst);
+            wait_until(&|| page.load(SeqCst) == 0);
+            free(addr, turn % 40);
+            wait_until(&|| freed.load(SeqCst) > turn);
+            // Both copies are on a list now, or one; the second to be handed out as a raw pointer is put in quarantine.
+            let pages = std::iter::from_fn(|| allocator.alloc_page(Gfp::KERNEL).ok());
+            let mut raw: Vec<*mut u8> = pages.map(Page::into_raw).collect();
+            // SAFETY: all that there is, each once. One that was put in quarantine meanwhile is refused.
+            let _ = unsafe { free_pages_bulk_raw(&mut raw, Order::ZERO) };
+            let is_done = allocator.stats().quarantined >= wanted;
+            (is_done || Instant::now() > limit).then_some(is_done)
+        });
+        page.store(OVER, SeqCst);
+        is_done == Some(true)
+    })
+}
+
+#[test]
+fn quarantined_frames_stay_quarantined_in_a_child() {
+    own_process!();
+    const PAGES: usize = 256;
+    for allocator in allocators(PAGES) {
+        if !quarantine(&allocator, 3) {
+            eprintln!("skipped: two threads never freed a page at the same moment");
+            continue;
         }
+        let own = allocator.alloc_page(Gfp::KERNEL).unwrap();
+        let aside = allocator.stats().quarantined as usize;
+        let had: HashSet<usize> = take_all(&allocator).iter().map(Page::addr).collect();
+        let look = || {
+            assert_eq!(
+                (allocator.stats().quarantined as usize, allocator.validate().unwrap().quarantined),
+                (aside, aside)
+            );
+            let all = take_all(&allocator);
+            assert_eq!(all.len(), PAGES - aside - 1, "with {aside} put in quarantine and one out");
+            assert!(
+                all.iter().all(|page| had.contains(&page.addr())),
+                "a page that was put in quarantine was handed out"
+            );
+            drop(all);
+            assert_eq!((allocator.stats().quarantined as usize, allocator.validate().unwrap().handed_out), (aside, 1));
+        };
+        look();
+        in_child("counts what is in quarantine", || {
+            look();
+            in_child("counts it once more", look);
+        });
+        drop(own);
     }
 }

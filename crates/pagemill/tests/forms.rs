@@ -1,6 +1,8 @@
 //! The four bulk forms, on both backends: counts, holes, limits, nothing leaked.
 
-use crate::common::{backends, system_page};
+use crate::common::{
+    FORMS, allocators, arena, array, assert_distinct, close_all_back, map, one_cpu, slots, system_page, take,
+};
 use pagemill::{
     Allocator, Block, BlockList, BuildError, Bulk, Error, Exhausted, Faults, Filled, Gfp, Invalid, InvalidRequest,
     Memory, Order, PAGE_SIZE, Page, PageList, Run, Shortfall, Why, free_pages_bulk, free_pages_bulk_raw,
@@ -8,37 +10,17 @@ use pagemill::{
 };
 use std::collections::HashSet;
 
-/// One of each backend that works here.
-fn allocators(pages: usize) -> impl Iterator<Item = Allocator> {
-    backends()
-        .into_iter()
-        .map(move |backend| Allocator::builder().memory(Memory::anonymous(pages)).backend(backend).build().unwrap())
-}
-
-fn empty(n: usize) -> Vec<Option<Page>> {
-    (0..n).map(|_| None).collect()
-}
-
-/// At the end of a test: nothing is out, and everything that was handed out came back.
-fn assert_all_back(allocator: Allocator) {
-    let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
-    assert_eq!(census.handed_out, 0);
-    assert_eq!(stats.allocated, stats.freed);
-    assert_eq!(stats.misused, 0);
-    allocator.close().unwrap();
-}
-
-fn assert_distinct(pages: &[&Page]) {
-    let addrs: HashSet<usize> = pages.iter().map(|page| page.addr()).collect();
-    assert_eq!(addrs.len(), pages.len());
-    assert!(addrs.iter().all(|addr| addr % 4096 == 0));
+/// A pointer that is no allocator's.
+fn somebodys() -> *mut u8 {
+    static ODD: u8 = 0;
+    (&raw const ODD).cast_mut()
 }
 
 #[test]
-fn patterns_of_holes_are_filled_in_one_call() {
+fn holes_in_an_array_are_filled_in_one_call() {
     for pattern in ["PPP....PPP", "....PPPP", "P.P.P.P.", "PPPP", "........", ".", "P", "PPPPPPPPP.", ".PPPPPPPPP"] {
         for allocator in allocators(64) {
-            let mut slots = empty(pattern.len());
+            let mut slots = slots::<Page>(pattern.len());
             let occupied = pattern.bytes().filter(|&byte| byte == b'P').count();
             for (slot, _) in slots.iter_mut().zip(pattern.bytes()).filter(|(_, byte)| *byte == b'P') {
                 *slot = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
@@ -54,19 +36,19 @@ fn patterns_of_holes_are_filled_in_one_call() {
             for (slot, before) in slots.iter().zip(before).filter(|(_, before)| before.is_some()) {
                 assert_eq!(slot.as_ref().map(Page::addr), before, "{pattern}: an occupied slot was changed");
             }
-            assert_distinct(&slots.iter().flatten().collect::<Vec<_>>());
+            assert_distinct(slots.iter().flatten());
             assert_eq!(free_pages_bulk(&mut slots), n);
-            assert_all_back(allocator);
+            close_all_back(allocator);
         }
     }
 }
 
 #[test]
-fn short_by_one_at_each_place() {
+fn an_array_short_by_one_page_keeps_its_last_hole() {
     // Ten slots, three of them occupied, in an arena that is one page short of filling the rest.
     for hole in 0..10 {
         for allocator in allocators(9) {
-            let mut slots = empty(10);
+            let mut slots = slots::<Page>(10);
             for i in (1..4).map(|i| (hole + i) % 10) {
                 slots[i] = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
             }
@@ -77,42 +59,31 @@ fn short_by_one_at_each_place() {
             assert_eq!(filled, Filled { added: 6, occupied: 9, first_hole: last_hole, shortfall });
             assert!(slots[last_hole].is_none());
             free_pages_bulk(&mut slots);
-            assert_all_back(allocator);
+            close_all_back(allocator);
         }
     }
 }
 
 #[test]
-fn more_than_the_arena_has() {
+fn requests_beyond_the_arena_get_all_it_has() {
     for allocator in allocators(100) {
-        let mut slots = empty(300);
-        let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(300), &mut slots).unwrap();
-        assert_eq!((filled.added, filled.occupied, filled.first_hole), (100, 100, 100));
-        assert_eq!(filled.shortfall, Some(Shortfall { missing: 200, why: Why::Exhausted }));
-        assert_distinct(&slots.iter().flatten().collect::<Vec<_>>());
-        assert_eq!(free_pages_bulk(&mut slots), 100);
-
-        let mut list = PageList::new();
-        let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(5000), &mut list).unwrap();
-        assert_eq!((delivered.blocks, list.len()), (100, 100));
-        drop(list);
-        let mut kept = Vec::<Page>::new();
-        let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(101), |page| kept.push(page)).unwrap();
-        assert_eq!((delivered.blocks, delivered.shortfall), (100, Some(Shortfall { missing: 1, why: Why::Exhausted })));
-        drop(kept);
-        let mut runs = Vec::<Run<Page>>::new();
-        assert_eq!(allocator.alloc_pages_bulk_runs(Bulk::up_to(101), &mut runs).unwrap().blocks, 100);
-        assert_eq!(runs.iter().map(Run::len).sum::<usize>(), 100);
-        drop(runs);
-        assert_all_back(allocator);
+        for (name, form) in FORMS {
+            for most in [101, 300, 5000] {
+                let (pages, shortfall) = form(&allocator, 0, most, None).unwrap();
+                assert_eq!(pages.len(), 100, "{name} of {most}");
+                assert_eq!(shortfall, Some(Shortfall { missing: most - 100, why: Why::Exhausted }), "{name} of {most}");
+                assert_distinct(&pages);
+            }
+        }
+        close_all_back(allocator);
     }
 }
 
 #[test]
-fn zero_and_full_touch_nothing() {
+fn empty_requests_and_full_arrays_change_nothing() {
     own_process!();
     for allocator in allocators(16) {
-        let mut slots = empty(4);
+        let mut slots = slots::<Page>(4);
         let nothing = Filled { added: 0, occupied: 0, first_hole: 0, shortfall: None };
         assert_eq!(allocator.alloc_pages_bulk_array(Bulk::up_to(0), &mut slots).unwrap(), nothing);
         assert_eq!(allocator.alloc_pages_bulk_list(Bulk::up_to(0), &mut PageList::new()).unwrap().blocks, 0);
@@ -130,34 +101,25 @@ fn zero_and_full_touch_nothing() {
             );
         }
         free_pages_bulk(&mut slots);
-        assert_all_back(allocator);
+        close_all_back(allocator);
     }
 }
 
 #[test]
-fn slots_behind_n_are_not_touched() {
+fn slots_beyond_the_count_are_not_touched() {
     /// An array whose n slots end at the end of a page that is followed by one that cannot be read.
     struct Guarded(*mut u8, usize);
     impl Guarded {
         fn new() -> Self {
-            // SAFETY: a fresh mapping of two pages, the second of which is made unreadable.
-            unsafe {
-                let (page, flags) = (system_page(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-                let base = libc::mmap(std::ptr::null_mut(), 2 * page, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
-                assert_ne!(base, libc::MAP_FAILED);
-                assert_eq!(libc::mprotect(base.cast::<u8>().add(page).cast(), page, libc::PROT_NONE), 0);
-                Self(base.cast(), page)
-            }
+            let page = system_page();
+            let base = map(2 * page, page);
+            // SAFETY: the second page of a mapping that nobody uses yet.
+            assert_eq!(unsafe { libc::mprotect(base.add(page).cast(), page, libc::PROT_NONE) }, 0);
+            Self(base, page)
         }
         fn slots(&mut self, n: usize) -> &mut [Option<Page>] {
             // SAFETY: the last n words of the readable page; zero is an empty slot.
             unsafe { std::slice::from_raw_parts_mut(self.0.add(self.1 - 8 * n).cast(), n) }
-        }
-    }
-    impl Drop for Guarded {
-        fn drop(&mut self) {
-            // SAFETY: our mapping.
-            unsafe { libc::munmap(self.0.cast(), 2 * self.1) };
         }
     }
     for allocator in allocators(1024) {
@@ -169,18 +131,18 @@ fn slots_behind_n_are_not_touched() {
             assert_eq!(allocator.alloc_pages_bulk_array(Bulk::up_to(n), slots).unwrap().added, 0);
             assert_eq!(free_pages_bulk(slots), n);
         }
-        let mut slots = empty(8);
+        let mut slots = slots::<Page>(8);
         allocator.alloc_pages_bulk_array(Bulk::up_to(5), &mut slots).unwrap();
         assert!(slots[..5].iter().all(Option::is_some) && slots[5..].iter().all(Option::is_none));
         drop(slots);
-        assert_all_back(allocator);
+        close_all_back(allocator);
     }
 }
 
 #[test]
-fn all_or_nothing_leaves_everything_as_it_was() {
+fn refused_exact_requests_change_nothing() {
     for allocator in allocators(20) {
-        let mut slots = empty(30);
+        let mut slots = slots::<Page>(30);
         slots[3] = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
         let kept = slots[3].as_ref().unwrap().addr();
         let error = allocator.alloc_pages_bulk_array(Bulk::exact(30), &mut slots).unwrap_err();
@@ -201,12 +163,12 @@ fn all_or_nothing_leaves_everything_as_it_was() {
         drop(list);
         assert_eq!(allocator.alloc_pages_bulk_array(Bulk::at_least(20, 30), &mut slots).unwrap().occupied, 20);
         drop(slots);
-        assert_all_back(allocator);
+        close_all_back(allocator);
     }
 }
 
 #[test]
-fn lists_keep_order_and_join() {
+fn lists_can_be_appended_iterated_and_cleared() {
     for allocator in allocators(4096) {
         for n in [1, 2, 8, 9, 64, 65, 200, 1000] {
             let mut list = PageList::new();
@@ -217,16 +179,16 @@ fn lists_keep_order_and_join() {
             list.append(&mut other).unwrap();
             assert_eq!((first, second, list.len(), other.len()), (n, n, 2 * n + 1, 0));
             let pages: Vec<Page> = list.by_ref().take(n).collect();
-            assert_distinct(&pages.iter().collect::<Vec<_>>());
+            assert_distinct(&pages);
             assert_eq!(list.len(), n + 1);
             assert_eq!(list.clear(), n + 1);
         }
-        assert_all_back(allocator);
+        close_all_back(allocator);
     }
 }
 
 #[test]
-fn runs_are_merged_and_cover_the_pages() {
+fn neighbouring_pages_are_merged_into_runs() {
     for allocator in allocators(4096) {
         let mut runs = Vec::<Run<Page>>::new();
         assert_eq!(allocator.alloc_pages_bulk_runs(Bulk::up_to(2048), &mut runs).unwrap().blocks, 2048);
@@ -239,13 +201,12 @@ fn runs_are_merged_and_cover_the_pages() {
         let n = run.len();
         assert_eq!(run.into_pages().inspect(|page| assert_eq!(page[0], 1)).count(), n);
         drop(runs);
-        assert_all_back(allocator);
+        close_all_back(allocator);
     }
 }
 
 #[test]
-fn an_array_of_raw_pointers_is_filled_in_its_null_slots_alone() {
-    let somebodys = &raw const ODD as *mut u8;
+fn only_null_slots_of_a_raw_array_are_filled() {
     for allocator in allocators(1024) {
         drop(allocator.alloc_page(Gfp::KERNEL).unwrap()); // The list has pages.
         for n in [1, 2, 3, 7, 8, 9, 31, 32, 63, 64, 65, 130] {
@@ -253,10 +214,10 @@ fn an_array_of_raw_pointers_is_filled_in_its_null_slots_alone() {
             for kept in [0, 0, 1, n / 2, n] {
                 let mut slots = vec![std::ptr::null_mut(); n + 1];
                 slots[..n].rotate_left(kept);
-                slots[..kept].fill(somebodys);
+                slots[..kept].fill(somebodys());
                 let filled = allocator.alloc_pages_bulk_array_raw(Bulk::up_to(n), &mut slots).unwrap();
                 assert_eq!(filled, Filled { added: n - kept, occupied: n, first_hole: n, shortfall: None });
-                assert!(slots[..kept].iter().all(|&slot| slot == somebodys) && slots[n].is_null());
+                assert!(slots[..kept].iter().all(|&slot| slot == somebodys()) && slots[n].is_null());
                 let fresh = &mut slots[kept..n];
                 let addrs: HashSet<usize> = fresh.iter().map(|page| page.addr()).collect();
                 assert!(addrs.len() == n - kept && addrs.iter().all(|addr| addr.is_multiple_of(PAGE_SIZE)));
@@ -272,23 +233,20 @@ fn an_array_of_raw_pointers_is_filled_in_its_null_slots_alone() {
     }
 }
 
-static ODD: u8 = 0;
-
 #[test]
-fn holes_among_raw_pointers_are_filled_wherever_they_are() {
-    let somebodys = &raw const ODD as *mut u8;
+fn scattered_null_slots_of_a_raw_array_are_filled() {
     for allocator in allocators(4096) {
         drop(allocator.alloc_page(Gfp::KERNEL).unwrap()); // The list has pages.
         for n in [2, 9, 64, 65, 200, 1024, 1030] {
             for every in [2, 3, 40] {
                 let is_hole = |i: usize| i % every == 1;
                 let before: Vec<_> =
-                    (0..n).map(|i| if is_hole(i) { std::ptr::null_mut() } else { somebodys }).collect();
+                    (0..n).map(|i| if is_hole(i) { std::ptr::null_mut() } else { somebodys() }).collect();
                 let holes = (0..n).filter(|&i| is_hole(i)).count();
                 let mut slots = before.clone();
                 let filled = allocator.alloc_pages_bulk_array_raw(Bulk::exact(n), &mut slots).unwrap();
                 assert_eq!(filled, Filled { added: holes, occupied: n, first_hole: n, shortfall: None });
-                assert!((0..n).all(|i| is_hole(i) || slots[i] == somebodys));
+                assert!((0..n).all(|i| is_hole(i) || slots[i] == somebodys()));
                 let mut pages: Vec<_> = (0..n).filter(|&i| is_hole(i)).map(|i| slots[i]).collect();
                 assert_eq!(pages.iter().collect::<HashSet<_>>().len(), holes);
                 // SAFETY: they are ours.
@@ -296,23 +254,21 @@ fn holes_among_raw_pointers_are_filled_wherever_they_are() {
                 assert_eq!(freed, Ok(holes), "{n} slots, each {every}.");
             }
         }
-        assert_all_back(allocator);
+        close_all_back(allocator);
     }
 }
 
 #[test]
-fn arrays_of_raw_pointers_and_of_handles_are_refused_alike() {
+fn raw_arrays_and_handle_arrays_are_refused_alike() {
     for allocator in allocators(64) {
-        let somebodys = &raw const ODD as *mut u8;
-        let mut rest: Vec<Option<Page>> = empty(60);
-        allocator.alloc_pages_bulk_array(Bulk::exact(60), &mut rest).unwrap();
+        let rest = array(&allocator, 60);
         let refused = |n: usize, least: usize, full: usize, gfp: Gfp| {
-            let (mut pages, mut raw) = (empty(8), vec![std::ptr::null_mut(); 8]);
+            let (mut pages, mut raw) = (slots(8), vec![std::ptr::null_mut(); 8]);
             pages[..full].iter_mut().for_each(|slot| *slot = Some(allocator.alloc_page(Gfp::KERNEL).unwrap()));
             let of_handles =
                 allocator.alloc_pages_bulk_array(Bulk::at_least(least, n).gfp(gfp), &mut pages).unwrap_err();
             // As many pages are free for the other form.
-            raw[..full].fill(somebodys);
+            raw[..full].fill(somebodys());
             let of_raw = allocator.alloc_pages_bulk_array_raw(Bulk::at_least(least, n).gfp(gfp), &mut raw).unwrap_err();
             assert_eq!(of_handles, of_raw, "{n}, {least}, {full}");
             assert_eq!(raw.iter().filter(|slot| slot.is_null()).count(), 8 - full);
@@ -327,12 +283,11 @@ fn arrays_of_raw_pointers_and_of_handles_are_refused_alike() {
 }
 
 #[test]
-fn what_is_missing_of_an_array_of_raw_pointers_is_told_as_it_was_asked() {
+fn a_short_raw_array_reports_the_counts_of_its_request() {
     for allocator in allocators(64) {
-        let mut rest: Vec<Option<Page>> = empty(64);
-        allocator.alloc_pages_bulk_array(Bulk::exact(64), &mut rest).unwrap();
+        let rest = array(&allocator, 64);
         let mut slots = [std::ptr::null_mut(); 8];
-        slots[..3].fill(&raw const ODD as *mut u8);
+        slots[..3].fill(somebodys());
         let error =
             allocator.alloc_pages_bulk_array_raw(Bulk::at_least(5, 8).gfp(Gfp::NOWAIT), &mut slots).unwrap_err();
         assert!(matches!(error, Error::Exhausted(Exhausted { wanted: 5, got: 3, .. })), "{error}");
@@ -341,11 +296,11 @@ fn what_is_missing_of_an_array_of_raw_pointers_is_told_as_it_was_asked() {
 }
 
 #[test]
-fn an_array_of_raw_pointers_is_filled_whole_or_left_as_it_was() {
+fn a_raw_array_is_filled_whole_or_left_unchanged() {
     let order = Order::new(3).unwrap();
     for allocator in allocators(64) {
         let mut slots = [std::ptr::null_mut(); 10];
-        slots[4] = &raw const ODD as *mut u8;
+        slots[4] = somebodys();
         let before = slots;
         // Eight blocks there are, and nine are missing.
         let error = allocator.alloc_pages_bulk_array_raw(Bulk::exact(10).order(order), &mut slots).unwrap_err();
@@ -369,7 +324,7 @@ fn an_array_of_raw_pointers_is_filled_whole_or_left_as_it_was() {
 }
 
 #[test]
-fn an_array_grows_by_what_came() {
+fn a_fresh_array_grows_by_the_pages_delivered() {
     for allocator in allocators(1024) {
         let mut slots: Vec<Option<Page>> = vec![None];
         // Twice, since the first pages were never handed out before; and a part of a batch, a batch, and more than one.
@@ -379,7 +334,7 @@ fn an_array_grows_by_what_came() {
             assert_eq!((delivered.blocks, delivered.shortfall, slots.len()), (n, None, before + n));
             if n == 300 {
                 assert!(slots[0].is_none() && slots[1..].iter().all(Option::is_some));
-                assert_distinct(&slots.iter().flatten().collect::<Vec<_>>());
+                assert_distinct(slots.iter().flatten());
                 assert_eq!(free_pages_bulk(&mut slots), 1 + 2 + 40 + 64 + 65 + 300);
                 slots.truncate(1);
             }
@@ -400,7 +355,7 @@ fn an_array_grows_by_what_came() {
         assert_eq!(allocator.alloc_pages_bulk_array_fresh(request, &mut blocks).unwrap().blocks, 70);
         assert!(blocks.iter().flatten().all(|block| block.len() == 4 * PAGE_SIZE));
         drop(blocks);
-        assert_all_back(allocator);
+        close_all_back(allocator);
     }
 }
 
@@ -411,28 +366,26 @@ fn runs_of_any_length_are_freed_in_bulk() {
         let taken = Bulk::exact(300);
         allocator.alloc_pages_bulk_runs(taken, &mut runs).unwrap();
         // Each second page alone, so that runs of one page and of many take turns.
-        let mut slots = empty(200);
-        allocator.alloc_pages_bulk_array(Bulk::exact(200), &mut slots).unwrap();
         let (kept, freed): (Vec<Page>, Vec<Page>) =
-            slots.into_iter().flatten().partition(|page| page.addr() & PAGE_SIZE == 0);
+            take(&allocator, 200).into_iter().partition(|page| page.addr() & PAGE_SIZE == 0);
         drop(freed);
         allocator.alloc_pages_bulk_runs(Bulk::exact(100), &mut runs).unwrap();
         let pages: usize = runs.iter().map(Run::len).sum();
         assert_eq!((pages, free_pages_bulk_runs(&mut runs), runs.len()), (400, 400, 0));
         assert_eq!(free_pages_bulk_runs(&mut runs), 0);
         drop(kept);
-        assert_all_back(allocator);
-        let allocator = Allocator::builder().memory(Memory::anonymous(1024)).build().unwrap();
+        close_all_back(allocator);
+        let allocator = arena(1024).build().unwrap();
         let mut blocks: Vec<Run<Block>> = Vec::new();
         allocator.alloc_pages_bulk_runs(Bulk::exact(5).order(Order::new(2).unwrap()), &mut blocks).unwrap();
         assert_eq!(free_pages_bulk_runs(&mut blocks), 5);
-        assert_all_back(allocator);
+        close_all_back(allocator);
     }
 }
 
 /// An array with blocks of several orders, pages and holes, of two allocators, in no order.
 #[test]
-fn blocks_of_any_kind_are_freed_in_bulk() {
+fn blocks_of_mixed_orders_are_freed_in_bulk() {
     for (one, other) in allocators(8192).zip(allocators(8192)) {
         let mut slots: Vec<Option<Block>> = Vec::new();
         for (i, order) in [1, 6, 0, 3, 8, 1, 1, 7, 9, 6, 6, 0, 0, 2, 10].into_iter().cycle().take(60).enumerate() {
@@ -466,7 +419,7 @@ fn blocks_of_any_kind_are_freed_in_bulk() {
         let stats = one.stats();
         assert_eq!((stats.allocated, stats.misused), (stats.freed, 16));
         assert_eq!(one.validate().unwrap().handed_out, 0);
-        assert_all_back(other);
+        close_all_back(other);
     }
 }
 
@@ -474,11 +427,8 @@ fn blocks_of_any_kind_are_freed_in_bulk() {
 fn a_callback_may_allocate_and_unwind() {
     for allocator in allocators(4096) {
         let mut extra = Vec::new();
-        let delivered = allocator
-            .alloc_pages_bulk_callback(Bulk::up_to(100), |page: Page| {
-                extra.push((page, allocator.alloc_page(Gfp::KERNEL).unwrap()));
-            })
-            .unwrap();
+        let each = |page: Page| extra.push((page, allocator.alloc_page(Gfp::KERNEL).unwrap()));
+        let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(100), each).unwrap();
         assert_eq!((delivered.blocks, extra.len()), (100, 100));
         drop(extra);
         // From the list, and past it, where more is in hand than the callback has seen.
@@ -494,17 +444,17 @@ fn a_callback_may_allocate_and_unwind() {
             assert!(unwound.is_err());
             assert_eq!(allocator.validate().unwrap().handed_out, 0);
         }
-        assert_all_back(allocator);
+        close_all_back(allocator);
     }
 }
 
 #[test]
-fn blocks_of_every_order_in_every_form() {
+fn every_form_delivers_blocks_of_every_order() {
     for allocator in allocators(4 << 18) {
         for order in (0..=18).map(|order| Order::new(order).unwrap()) {
             let n = if order.get() > 12 { 2 } else { 5 };
             let request = Bulk::up_to(n).order(order);
-            let mut slots: Vec<Option<Block>> = (0..n).map(|_| None).collect();
+            let mut slots = slots::<Block>(n);
             assert_eq!(allocator.alloc_pages_bulk_array(request, &mut slots).unwrap().occupied, n, "order {order:?}");
             assert!(slots.iter().flatten().all(|block| block.order() == order && block.addr() % order.bytes() == 0));
             assert_eq!(free_pages_bulk(&mut slots), n);
@@ -529,14 +479,14 @@ fn blocks_of_every_order_in_every_form() {
             assert_eq!(allocator.validate().unwrap().free, 4 << 18, "order {order:?}");
         }
         assert_eq!(allocator.buddyinfo().free_blocks(Order::MAX), 4);
-        assert_all_back(allocator);
+        close_all_back(allocator);
     }
 }
 
 #[test]
 fn pages_of_a_split_pageblock_keep_its_mobility() {
     // One CPU, so that the page that was freed last is the one that comes next.
-    let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
+    let allocator = one_cpu(Memory::anonymous(1024));
     let block = allocator.alloc_pages(Gfp::KERNEL | Gfp::MOVABLE, Order::PAGEBLOCK).unwrap();
     let mut pages: Vec<Page> = block.split().collect();
     let freed = pages.swap_remove(77);
@@ -546,13 +496,13 @@ fn pages_of_a_split_pageblock_keep_its_mobility() {
     let movable = allocator.alloc_page(Gfp::KERNEL | Gfp::MOVABLE).unwrap();
     assert_eq!(movable.addr(), addr);
     drop((unmovable, movable, pages));
-    assert_all_back(allocator);
+    close_all_back(allocator);
 }
 
 #[test]
-fn requests_that_cannot_be() {
+fn impossible_requests_are_refused() {
     for allocator in allocators(16) {
-        let mut slots = empty(4);
+        let mut slots = slots::<Page>(4);
         let mut list = PageList::new();
         let too_many = Bulk::up_to(usize::MAX);
         let refused = Error::Invalid(InvalidRequest::CountTooLarge { count: usize::MAX, max: i32::MAX as usize });
@@ -577,7 +527,7 @@ fn requests_that_cannot_be() {
         ));
         assert!(slots.iter().all(Option::is_none) && list.is_empty());
         assert_eq!(allocator.stats().allocated, 0);
-        assert_all_back(allocator);
+        close_all_back(allocator);
     }
     assert!(matches!(Allocator::builder().pages(0).build(), Err(BuildError::ArenaSize { pages: 0, .. })));
     assert!(Allocator::builder().pages(usize::MAX).build().is_err());
@@ -586,9 +536,9 @@ fn requests_that_cannot_be() {
 }
 
 #[test]
-fn what_is_refused_on_purpose_says_so() {
+fn injected_faults_are_reported_as_faults() {
     let faults = Faults::after(1).only(Gfp::NOWAIT);
-    let allocator = Allocator::builder().memory(Memory::anonymous(512)).faults(faults).build().unwrap();
+    let allocator = arena(512).faults(faults).build().unwrap();
     let mut list = PageList::new();
     let request = Bulk::up_to(512).gfp(Gfp::NOWAIT);
     let first = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
@@ -604,8 +554,8 @@ fn what_is_refused_on_purpose_says_so() {
 
 /// Runs are served from a list whose frames follow each other: what small arrays took and gave back does not end that.
 #[test]
-fn small_arrays_that_come_back_leave_the_list_in_order() {
-    let allocator = Allocator::builder().pages(4096).cpus(1, || 0).build().unwrap();
+fn small_arrays_leave_the_list_in_order() {
+    let allocator = one_cpu(Memory::anonymous(4096));
     let mut array: [Option<Page>; 64] = [const { None }; 64];
     allocator.alloc_pages_bulk_array(Bulk::exact(64), &mut array).unwrap();
     free_pages_bulk(&mut array);

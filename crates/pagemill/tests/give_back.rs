@@ -40,7 +40,7 @@ fn use_all(allocator: &Allocator, range: &Range<usize>) {
 }
 
 #[test]
-fn what_goes_back_in_part_is_what_was_told() {
+fn give_back_at_most_returns_the_pages_it_gave_back() {
     for memory in [Memory::anonymous(PAGES), Memory::memfd(PAGES)] {
         let (allocator, range) = with(memory, None);
         assert_eq!(allocator.give_back().get(), 0, "nobody had any of it");
@@ -56,7 +56,7 @@ fn what_goes_back_in_part_is_what_was_told() {
 }
 
 #[test]
-fn the_high_marks_worth_stays() {
+fn give_back_keeps_the_high_mark_committed() {
     let (allocator, range) = with(Memory::anonymous(PAGES).watermarks(Watermarks::above(1024)), None);
     take(&allocator, PAGES - 1280).iter_mut().for_each(|page| page[0] = 1);
     allocator.drain();
@@ -67,7 +67,7 @@ fn the_high_marks_worth_stays() {
 }
 
 #[test]
-fn what_goes_back_with_its_pageblock_counts_if_it_was_committed() {
+fn give_back_counts_only_committed_pages() {
     let (allocator, range) = with(Memory::anonymous(PAGES), None);
     take(&allocator, PAGES - 1280).iter_mut().for_each(|page| page[0] = 1);
     assert_eq!((allocator.give_back().get(), resident_pages(&range)), (PAGES - 1280, 0));
@@ -75,11 +75,11 @@ fn what_goes_back_with_its_pageblock_counts_if_it_was_committed() {
 }
 
 #[test]
-fn a_system_with_larger_pages_keeps_and_counts_what_is_committed_too() {
+fn larger_system_pages_keep_the_high_mark_and_the_count() {
     own_process!();
     pagemill_os::pretend_system_page(4 * 4096);
-    the_high_marks_worth_stays();
-    what_goes_back_with_its_pageblock_counts_if_it_was_committed();
+    give_back_keeps_the_high_mark_committed();
+    give_back_counts_only_committed_pages();
 }
 
 /// One page of each pageblock stays out, in the middle; all pages were written to.
@@ -92,7 +92,7 @@ fn keep_one_of_each_pageblock(allocator: &Allocator, range: &Range<usize>) -> Ve
 }
 
 #[test]
-fn the_free_part_of_a_pageblock_goes_back_and_the_pages_in_use_stay() {
+fn free_parts_of_a_used_pageblock_are_given_back() {
     if !pages_go_singly() {
         return;
     }
@@ -127,7 +127,7 @@ fn the_free_part_of_a_pageblock_goes_back_and_the_pages_in_use_stay() {
 }
 
 #[test]
-fn the_high_marks_worth_stays_of_parts_too() {
+fn give_back_of_parts_keeps_the_high_mark_committed() {
     if !pages_go_singly() {
         return;
     }
@@ -147,7 +147,7 @@ fn the_high_marks_worth_stays_of_parts_too() {
 }
 
 #[test]
-fn no_part_of_a_pageblock_goes_back_where_the_system_may_use_huge_pages() {
+fn parts_of_a_pageblock_are_not_given_back_with_huge_pages() {
     let allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).build().unwrap();
     let range = allocator.arenas()[0].range.clone();
     let kept = keep_one_of_each_pageblock(&allocator, &range);
@@ -158,7 +158,7 @@ fn no_part_of_a_pageblock_goes_back_where_the_system_may_use_huge_pages() {
 }
 
 #[test]
-fn what_is_taken_while_memory_goes_back_counts_towards_the_high_mark() {
+fn pages_taken_during_give_back_count_towards_the_high_mark() {
     if std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1) {
         return eprintln!("skipped: two threads at once take two processors");
     }
@@ -189,7 +189,7 @@ fn what_is_taken_while_memory_goes_back_counts_towards_the_high_mark() {
 }
 
 #[test]
-fn what_nobody_used_for_long_goes_back() {
+fn idle_pageblocks_are_given_back() {
     for memory in [Memory::anonymous(PAGES), Memory::memfd(PAGES)] {
         let (allocator, range) = with(memory, Some(MINUTE));
         let start = Instant::now();
@@ -218,7 +218,7 @@ fn what_nobody_used_for_long_goes_back() {
 }
 
 #[test]
-fn a_step_of_reclaim_and_the_background_thread_give_back_what_is_idle() {
+fn reclaim_steps_and_the_background_thread_give_back_idle_memory() {
     let (allocator, range) = with(Memory::anonymous(PAGES), Some(Duration::ZERO));
     use_all(&allocator, &range);
     assert_eq!((allocator.reclaim_step().get(), resident_pages(&range)), (0, PAGES), "seen");
@@ -294,7 +294,7 @@ fn populated_pages_are_resident_in_every_form() {
 }
 
 #[test]
-fn all_memory_is_populated_by_node_with_progress() {
+fn populate_commits_all_nodes_and_reports_progress() {
     const NODE: usize = 24_576; // 96 MiB: two pieces
     let node = |at| NodeId::new(at).unwrap();
     let memory = |at| Memory::anonymous(NODE).node(node(at));
@@ -366,7 +366,7 @@ fn work(allocator: &Allocator, seed: usize, is_over: &AtomicBool) {
 }
 
 #[test]
-fn giving_back_and_retiring_race_with_owners() {
+fn give_back_and_retire_race_with_allocation() {
     for (backend, huge_pages) in backends().into_iter().flat_map(|backend| [(backend, false), (backend, true)]) {
         let builder = Allocator::builder().pages(2048).huge_pages(huge_pages).backend(backend);
         let allocator = builder.give_back_after(Duration::ZERO).build().unwrap();
@@ -410,7 +410,7 @@ fn giving_back_and_retiring_race_with_owners() {
 }
 
 #[test]
-fn a_pageblock_that_is_cut_short_goes_back_too() {
+fn a_short_last_pageblock_is_given_back() {
     for memory in [Memory::anonymous(700), Memory::memfd(300)] {
         let (allocator, range) = with(memory, Some(MINUTE));
         let all = range.len() / 4096;
@@ -438,7 +438,7 @@ fn a_pageblock_that_is_cut_short_goes_back_too() {
 }
 
 #[test]
-fn of_a_retired_arena_every_page_goes_back_that_is_free() {
+fn all_free_pages_of_a_retired_arena_are_given_back() {
     if !pages_go_singly() {
         return;
     }
@@ -494,7 +494,7 @@ fn of_a_retired_arena_every_page_goes_back_that_is_free() {
 
 /// As on a system with pages of 16 KiB, which takes back whole ones, and so what lies beside a page of 4 KiB.
 #[test]
-fn a_system_with_larger_pages_takes_back_nothing_that_is_in_use() {
+fn larger_system_pages_with_a_used_page_are_not_given_back() {
     own_process!();
     pagemill_os::pretend_system_page(4 * 4096);
     for memory in [Memory::anonymous(1701), Memory::memfd(1701)] {

@@ -4,7 +4,7 @@ use pagemill::{Allocator, Bulk, Gfp, Misfit, Page, PageList};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 #[test]
-fn frames_in_the_hands_of_a_request_are_a_misfit_and_no_panic() {
+fn validate_inside_a_callback_returns_a_misfit() {
     let allocator = Allocator::builder().pages(4096).build().unwrap();
     let mut seen = None;
     // So large a request has taken a whole pageblock when it hands out the first page.
@@ -16,7 +16,7 @@ fn frames_in_the_hands_of_a_request_are_a_misfit_and_no_panic() {
 }
 
 #[test]
-fn an_allocator_that_is_busy_can_be_validated() {
+fn validate_of_a_busy_allocator_returns_a_misfit() {
     for backend in backends() {
         let allocator = Allocator::builder().pages(4096).backend(backend).build().unwrap();
         let is_over = AtomicBool::new(false);

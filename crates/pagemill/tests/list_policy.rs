@@ -48,7 +48,7 @@ fn limit(allocator: &Allocator) -> u64 {
 }
 
 #[test]
-fn a_drain_begins_anew_with_small_batches() {
+fn a_drain_resets_the_batch_of_a_list() {
     let allocator = allocator();
     assert_eq!(batch(&allocator), u64::from(ListPolicy::BATCH_MIN));
     allocator.drain();
@@ -68,7 +68,7 @@ fn a_drain_begins_anew_with_small_batches() {
 }
 
 #[test]
-fn a_drain_begins_anew_with_a_short_list() {
+fn a_drain_resets_the_limit_of_a_list() {
     let allocator = allocator();
     assert_eq!(limit(&allocator), u64::from(ListPolicy::LIMIT_MIN));
     allocator.drain();
@@ -99,7 +99,7 @@ fn change(before: &Stats, after: &Stats) -> (i64, i64, u64, u64) {
 }
 
 #[test]
-fn what_a_full_list_would_have_to_move_goes_past_it() {
+fn large_frees_bypass_a_full_list() {
     let allocator = allocator();
     let mut held: Vec<Option<Page>> = pages_from_the_zone(&allocator, 1000).into_iter().map(Some).collect();
     let limit = ListPolicy::LIMIT_MIN as usize;
@@ -123,7 +123,7 @@ fn what_a_full_list_would_have_to_move_goes_past_it() {
 }
 
 #[test]
-fn large_requests_pass_the_list_by() {
+fn large_requests_bypass_the_list() {
     let allocator = allocator();
     drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
     let n = LARGE + 1;

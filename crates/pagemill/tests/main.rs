@@ -29,7 +29,6 @@ cfg_if! {
         mod shuttle_mempool;
     } else {
         mod common;
-        mod in_child;
 
         mod accounts;
         mod close;

@@ -157,7 +157,7 @@ fn smaps_range(name: &str) -> std::ops::Range<usize> {
 }
 
 #[test]
-fn a_range_that_the_caller_brings() {
+fn brought_memory_is_aligned_zeroed_on_request_and_stays_mapped() {
     let bytes = 6 * MIB;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping.
@@ -189,7 +189,7 @@ fn a_range_that_the_caller_brings() {
 }
 
 #[test]
-fn a_range_that_is_brought_again_is_its_new_allocators_for_threads_that_remember_the_old_one() {
+fn memory_brought_again_belongs_to_its_new_allocator_on_every_thread() {
     own_process!();
     let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping, which stays.
@@ -224,7 +224,7 @@ fn a_range_that_is_brought_again_is_its_new_allocators_for_threads_that_remember
 }
 
 #[test]
-fn blocks_of_a_range_that_was_brought_are_aligned_in_memory() {
+fn blocks_of_brought_memory_are_aligned() {
     let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping, which stays: what it is used for below is never touched.
     let map = unsafe { libc::mmap(std::ptr::null_mut(), 64 * MIB, prot, flags, -1, 0) };
@@ -256,7 +256,7 @@ fn free_huge_pages() -> usize {
 }
 
 #[test]
-fn huge_pages_that_are_not_there_are_said_and_fallen_back_from() {
+fn missing_huge_pages_are_reported_and_replaced_by_ordinary_ones() {
     // More than are set aside anywhere, and no more address space than a process has.
     let wanted = free_huge_pages() + 8;
     for memory in [Memory::huge_pages, Memory::memfd_of_huge_pages].map(|kind| move || kind(wanted * 512)) {
@@ -304,7 +304,7 @@ fn locks_nothing() -> i32 {
 }
 
 #[test]
-fn memory_that_may_not_be_locked_is_said_and_fallen_back_from() {
+fn memory_that_may_not_be_locked_is_reported_and_left_unlocked() {
     own_process!();
     // SAFETY: the child uses what works after a fork: the allocator, whose promise that is, and the C library's heap.
     let child = unsafe { libc::fork() };
@@ -377,7 +377,7 @@ fn an_allocator_grows_and_shrinks_while_threads_work() {
 }
 
 #[test]
-fn pages_of_a_retired_arena_go_back_when_they_come() {
+fn pages_of_a_retired_arena_are_given_back_once_freed() {
     let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
     let first = allocator.arenas()[0].range.clone();
     let more = allocator.add_memory(Memory::anonymous(512)).unwrap();
@@ -410,7 +410,7 @@ fn pages_of_a_retired_arena_go_back_when_they_come() {
 }
 
 #[test]
-fn blocks_and_lists_of_several_arenas() {
+fn a_request_takes_pages_of_several_arenas() {
     let two = Allocator::builder().memory(Memory::anonymous(512)).memory(Memory::anonymous(512));
     let allocator = two.build().unwrap();
     let mut list = PageList::new();
@@ -426,7 +426,7 @@ fn blocks_and_lists_of_several_arenas() {
 }
 
 #[test]
-fn an_arena_is_its_own_allocators() {
+fn an_arena_id_belongs_to_one_allocator() {
     let [one, other] = [(); 2].map(|()| Allocator::builder().memory(Memory::anonymous(64)).build().unwrap());
     let arena = one.add_memory(Memory::memfd(64)).unwrap();
     let same_number = other.add_memory(Memory::memfd(128)).unwrap();
@@ -457,7 +457,7 @@ fn huge_advice(addr: usize) -> (bool, bool) {
 }
 
 #[test]
-fn memory_that_is_added_asks_for_huge_pages_as_the_first_did() {
+fn added_memory_follows_the_setting_for_huge_pages() {
     for huge_pages in [false, true] {
         let first = Memory::anonymous(512);
         let allocator = Allocator::builder().memory(first).huge_pages(huge_pages).build().unwrap();
@@ -469,7 +469,7 @@ fn memory_that_is_added_asks_for_huge_pages_as_the_first_did() {
 }
 
 #[test]
-fn huge_pages_are_counted_in_whole_ones() {
+fn memory_of_huge_pages_must_be_a_multiple_of_them() {
     for memory in [Memory::huge_pages(3), Memory::memfd_of_huge_pages(513)] {
         let refused = Allocator::builder().memory(memory).build().unwrap_err();
         assert!(matches!(refused, BuildError::HugePageMultiple { .. }), "{refused}");
@@ -479,7 +479,7 @@ fn huge_pages_are_counted_in_whole_ones() {
 
 /// For logs and assertions: a line, however much memory there is.
 #[test]
-fn what_prints_is_short() {
+fn debug_output_is_one_short_line() {
     let builder = Allocator::builder().memory(Memory::anonymous(64)).memory(Memory::anonymous(512)).cpus(256, || 3);
     let allocator = builder.faults("after=3,gfp=atomic".parse().unwrap()).build().unwrap();
     let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
@@ -509,7 +509,7 @@ fn what_prints_is_short() {
 }
 
 #[test]
-fn arenas_stand_in_the_order_in_which_they_came() {
+fn arenas_are_listed_in_the_order_of_addition() {
     let low = Memory::anonymous(64).dma32();
     let allocator = Allocator::builder().memory(low).memory(Memory::memfd(100)).build().unwrap();
     let before = allocator.arenas();

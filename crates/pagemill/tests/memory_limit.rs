@@ -90,7 +90,7 @@ fn touch(pages: &mut [Page]) {
 }
 
 #[test]
-fn without_looking_for_room_the_system_kills() {
+fn an_arena_beyond_the_memory_limit_is_killed_when_touched() {
     own_process!();
     let Some(group) = group() else { return };
     let status = group.run(|| {
@@ -103,7 +103,7 @@ fn without_looking_for_room_the_system_kills() {
 }
 
 #[test]
-fn populated_requests_bring_what_the_limit_has_room_for() {
+fn populated_requests_stop_at_the_memory_limit() {
     own_process!();
     let Some(group) = group() else { return };
     for huge_pages in [false, true] {

@@ -41,7 +41,7 @@ fn assert_short(result: Result<(), Error>, wanted: usize, got: usize) {
 }
 
 #[test]
-fn creation_fails_whole() {
+fn a_reserve_that_cannot_be_filled_is_refused_whole() {
     let allocator = Allocator::builder().pages(10).cpus(1, || 0).build().unwrap();
     assert!(matches!(Mempool::pages(&allocator, 11), Err(Error::Exhausted(short)) if short.got == 10));
     assert_eq!(handed_out(&allocator), 0, "what there was went back");
@@ -53,7 +53,7 @@ fn creation_fails_whole() {
 }
 
 #[test]
-fn the_allocator_serves_as_long_as_it_can_and_the_reserve_the_rest_whole() {
+fn the_allocator_serves_first_and_the_reserve_all_of_the_rest() {
     let allocator = Allocator::builder().pages(RESERVE + 10).cpus(1, || 0).build().unwrap();
     let pool = Mempool::pages(&allocator, RESERVE).unwrap();
     let mut pages = slots(16);
@@ -72,7 +72,7 @@ fn the_allocator_serves_as_long_as_it_can_and_the_reserve_the_rest_whole() {
 }
 
 #[test]
-fn a_request_that_cannot_wait_keeps_what_it_got_and_leaves_the_reserve_alone() {
+fn a_nowait_request_above_the_reserve_takes_nothing_of_it() {
     let (pool, mut rest) = dry_pool();
     let mut held = slots(RESERVE - 10);
     pool.alloc_bulk_array(Bulk::exact(RESERVE - 10).gfp(Gfp::NOWAIT), &mut held).unwrap();
@@ -94,7 +94,7 @@ fn a_request_that_cannot_wait_keeps_what_it_got_and_leaves_the_reserve_alone() {
 }
 
 #[test]
-fn only_holes_are_filled() {
+fn only_empty_slots_are_filled() {
     let (pool, _rest) = dry_pool();
     let mut pages = slots(8);
     pages[3] = Some(pool.alloc(Gfp::NOWAIT).unwrap());
@@ -110,7 +110,7 @@ fn only_holes_are_filled() {
 }
 
 #[test]
-fn what_a_pool_cannot_promise_is_refused_at_once() {
+fn requests_above_the_reserve_are_refused_at_once() {
     let (pool, _rest) = dry_pool();
     assert_eq!(
         pool.alloc_bulk_array(Bulk::exact(RESERVE + 1), &mut slots(RESERVE + 1)).unwrap_err(),
@@ -124,7 +124,7 @@ fn what_a_pool_cannot_promise_is_refused_at_once() {
 }
 
 #[test]
-fn pages_of_the_reserve_come_zeroed_when_asked_for() {
+fn zero_zeroes_pages_of_the_reserve() {
     let (pool, _rest) = dry_pool();
     let mut pages = slots::<Page>(RESERVE);
     pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut pages).unwrap();
@@ -136,7 +136,7 @@ fn pages_of_the_reserve_come_zeroed_when_asked_for() {
 }
 
 #[test]
-fn blocks_have_their_order() {
+fn a_pool_of_blocks_delivers_its_order() {
     let allocator = Allocator::builder().pages(64).cpus(1, || 0).build().unwrap();
     let pool = Mempool::blocks(&allocator, Order::new(3).unwrap(), 4).unwrap();
     let mut blocks = slots(4);
@@ -151,7 +151,7 @@ fn blocks_have_their_order() {
 }
 
 #[test]
-fn a_wait_ends_when_elements_come_back() {
+fn a_wait_ends_when_enough_elements_are_freed() {
     let (pool, _rest) = dry_pool();
     let mut all = slots(RESERVE);
     pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
@@ -181,7 +181,7 @@ fn a_wait_ends_when_elements_come_back() {
 }
 
 #[test]
-fn waits_end_by_cancel_and_deadline_and_are_served_in_order() {
+fn waits_are_served_in_order_and_end_by_cancel_or_deadline() {
     let (pool, _rest) = dry_pool();
     let mut all = slots(RESERVE);
     pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
@@ -226,7 +226,7 @@ fn waits_end_by_cancel_and_deadline_and_are_served_in_order() {
 }
 
 #[test]
-fn a_callback_that_unwinds_loses_nothing() {
+fn a_callback_that_unwinds_loses_no_element() {
     let (pool, mut rest) = dry_pool();
     drop(rest.pop());
     for panics_at in [0, 1, 40, RESERVE - 1] {
@@ -245,7 +245,7 @@ fn a_callback_that_unwinds_loses_nothing() {
 }
 
 #[test]
-fn a_callback_that_frees_and_unwinds_leaves_the_reserve_no_larger_than_it_was() {
+fn a_callback_that_frees_and_unwinds_does_not_enlarge_the_reserve() {
     let (allocator, pool, rest) = dry();
     drop(rest);
     let mut others = slots(RESERVE);
@@ -280,7 +280,7 @@ impl Shrinker for Cache {
 }
 
 #[test]
-fn a_request_reclaims_for_all_that_it_lacks_before_it_waits() {
+fn a_request_reclaims_all_missing_pages_before_it_waits() {
     let (allocator, pool, mut rest) = dry();
     let mut others = slots(RESERVE);
     pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut others).unwrap();
@@ -303,7 +303,7 @@ fn a_request_reclaims_for_all_that_it_lacks_before_it_waits() {
 }
 
 #[test]
-fn a_reserve_does_not_shrink_below_what_a_waiting_request_needs() {
+fn a_reserve_does_not_shrink_below_a_waiting_request() {
     let (pool, _rest) = dry_pool();
     let mut all = slots(RESERVE);
     pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut all).unwrap();
@@ -354,7 +354,7 @@ fn a_reserve_grows_and_shrinks() {
 }
 
 #[test]
-fn more_than_was_handed_out_is_misuse() {
+fn freeing_more_than_was_handed_out_is_misuse() {
     let (allocator, pool, mut rest) = dry();
     let mine = pool.alloc(Gfp::NOWAIT).unwrap();
     let mut slots = [Some(mine), rest.pop(), rest.pop()];
@@ -368,7 +368,7 @@ fn more_than_was_handed_out_is_misuse() {
 }
 
 #[test]
-fn a_reserve_keeps_nothing_that_its_source_did_not_make() {
+fn elements_of_another_source_are_refused_by_the_reserve() {
     let order = Order::new(1).unwrap();
     let allocator = Allocator::builder().pages(16).cpus(1, || 0).build().unwrap();
     let other = Allocator::builder().pages(16).cpus(1, || 0).build().unwrap();
@@ -435,7 +435,7 @@ impl Source for Lies {
 }
 
 #[test]
-fn a_source_that_lies_about_what_it_did_is_counted_as_misuse_and_nothing_else() {
+fn a_source_that_miscounts_is_misuse_and_breaks_nothing() {
     for (by, does) in
         [(1, 0), (-1, 0), (1, -1), (10, -3), (-10, 0), (isize::MAX, -10), (0, 1), (-2, 2), (3, 2), (1, -10)]
     {
@@ -459,7 +459,7 @@ fn a_source_that_lies_about_what_it_did_is_counted_as_misuse_and_nothing_else() 
 }
 
 #[test]
-fn a_callback_may_free_at_once_what_it_gets() {
+fn a_callback_may_free_its_element_at_once() {
     let allocator = Allocator::builder().pages(RESERVE * 2).cpus(1, || 0).build().unwrap();
     let pool = Mempool::pages(&allocator, RESERVE).unwrap();
     let mut least = usize::MAX;
@@ -472,7 +472,7 @@ fn a_callback_may_free_at_once_what_it_gets() {
 }
 
 #[test]
-fn a_pair_of_functions_is_called_with_flags_that_neither_wait_nor_reclaim_first() {
+fn functions_of_a_pool_are_first_called_with_nowait() {
     let flags = Mutex::new(Vec::new());
     let has_memory = AtomicBool::new(true);
     let freed = AtomicUsize::new(0);
@@ -498,7 +498,7 @@ fn a_pair_of_functions_is_called_with_flags_that_neither_wait_nor_reclaim_first(
 }
 
 #[test]
-fn threads_that_need_the_whole_reserve_all_finish_with_nothing_else_left() {
+fn threads_that_share_only_the_reserve_all_finish() {
     let (pool, _rest) = dry_pool();
     let turns = 300;
     let served = AtomicUsize::new(0);
@@ -546,7 +546,7 @@ impl Shrinker for WritesOut {
 }
 
 #[test]
-fn a_shrinker_may_take_from_the_reserve_and_wait_there() {
+fn a_shrinker_may_wait_for_the_reserve() {
     let (allocator, pool, rest) = dry();
     let pool = Arc::new(pool);
     let mut all = slots(RESERVE);

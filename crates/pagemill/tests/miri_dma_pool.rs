@@ -2,7 +2,7 @@
 use pagemill::{Allocator, Backend, Device, DmaPool, Gfp, Identity};
 
 #[test]
-fn blocks_come_and_go_singly_in_bulk_and_by_address() {
+fn blocks_are_freed_singly_in_bulk_and_by_address() {
     let allocator = Allocator::builder().pages(24).backend(Backend::Portable).huge_pages(false).build().unwrap();
     let device = Device::new(&allocator, Identity).unwrap();
     for (make, size, boundary) in [

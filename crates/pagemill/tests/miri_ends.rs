@@ -8,7 +8,7 @@ fn allocator(pages: usize) -> Allocator {
 }
 
 #[test]
-fn two_threads_free_the_last_pages_while_another_zone_begins() {
+fn two_threads_free_the_last_pages_while_an_allocator_is_built() {
     for _ in 0..3 {
         let ownerless = allocator(8);
         let [one, other] = [(), ()].map(|()| ownerless.alloc_page(Gfp::KERNEL).unwrap());
@@ -22,7 +22,7 @@ fn two_threads_free_the_last_pages_while_another_zone_begins() {
 }
 
 #[test]
-fn the_last_handle_and_the_last_pages_go_while_another_zone_begins() {
+fn the_last_handle_and_pages_are_dropped_while_an_allocator_is_built() {
     for _ in 0..3 {
         let last = allocator(8);
         let page = last.alloc_page(Gfp::KERNEL).unwrap();
@@ -37,7 +37,7 @@ fn the_last_handle_and_the_last_pages_go_while_another_zone_begins() {
 }
 
 #[test]
-fn the_last_pages_go_in_bulk_from_three_threads() {
+fn three_threads_free_the_last_pages_in_bulk() {
     for _ in 0..2 {
         let last = allocator(64);
         let slots = |n: usize| {
@@ -58,7 +58,7 @@ fn the_last_pages_go_in_bulk_from_three_threads() {
 
 /// Each thread frees a page whose zone another one's header remembers.
 #[test]
-fn headers_are_used_again_by_two_threads() {
+fn two_threads_reuse_the_headers_of_zones() {
     scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {

@@ -29,7 +29,7 @@ fn empty<T>(n: usize) -> Vec<Option<T>> {
 }
 
 #[test]
-fn pages_one_at_a_time() {
+fn a_used_page_is_zeroed_again_and_a_raw_one_is_kept() {
     let allocator = allocator(70);
     let mut zero = allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).unwrap();
     assert!(zero.iter().all(|&byte| byte == 0));
@@ -48,7 +48,7 @@ fn pages_one_at_a_time() {
 }
 
 #[test]
-fn all_forms_with_holes_and_shortfalls() {
+fn every_form_fills_holes_and_comes_short() {
     let allocator = allocator(100);
     let mut slots = empty::<Page>(40);
     slots[3] = allocator.alloc_page(Gfp::KERNEL).ok();
@@ -89,7 +89,7 @@ fn all_forms_with_holes_and_shortfalls() {
 }
 
 #[test]
-fn blocks_and_what_they_are_split_into() {
+fn blocks_are_split_and_freed_in_bulk() {
     let allocator = allocator(1024);
     for of in [1u8, 3, 6, 7, 9, 10] {
         let order = Order::new(of).unwrap();
@@ -114,7 +114,7 @@ fn blocks_and_what_they_are_split_into() {
 }
 
 #[test]
-fn misuse_changes_nothing() {
+fn double_and_foreign_frees_in_bulk_change_nothing() {
     let allocator = allocator(64);
     let mut slots = empty::<Page>(20);
     allocator.alloc_pages_bulk_array(Bulk::exact(20), &mut slots).unwrap();
@@ -135,7 +135,7 @@ thread_local! {
 }
 
 #[test]
-fn threads_on_three_cpus_pass_pages_on() {
+fn threads_on_three_cpus_free_each_others_pages() {
     let allocator = Allocator::builder().pages(200).cpus(3, || CPU.get()).build().unwrap();
     let turns = if cfg!(miri) { 12 } else { 2000 };
     std::thread::scope(|scope| {
@@ -168,7 +168,7 @@ fn threads_on_three_cpus_pass_pages_on() {
 /// A list that is freed looks at the links of frames beside its own: are they in order? Those may be another thread's, who
 /// links them just then.
 #[test]
-fn two_threads_link_and_free_pages_that_lie_among_each_others() {
+fn two_threads_link_and_free_interleaved_pages() {
     let allocator = allocator(200);
     // Every second page; and two of every four, so that a list begins with neighbours.
     for group in [1, 2] {
@@ -194,7 +194,7 @@ fn two_threads_link_and_free_pages_that_lie_among_each_others() {
 
 /// C10.2 is for rest, but may be asked at any time: it looks at what others write, and says so if that fits nowhere.
 #[test]
-fn others_work_while_everything_is_validated() {
+fn validate_races_with_allocation() {
     let allocator = allocator(200);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -217,7 +217,7 @@ fn others_work_while_everything_is_validated() {
 
 /// One thread frees an allocator's last pages while another closes it, and others come and go in the registry.
 #[test]
-fn allocators_close_while_others_work() {
+fn allocators_close_while_others_allocate() {
     let other = allocator(16);
     std::thread::scope(|scope| {
         scope.spawn(|| {

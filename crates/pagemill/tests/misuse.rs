@@ -85,7 +85,7 @@ fn refused_between(
 }
 
 #[test]
-fn what_is_free_already() {
+fn double_free_is_refused_singly_and_in_bulk() {
     with_each(8 * 1024, |allocator| {
         let a = &allocator;
         for of in [0, 1, 3, 6, 7, 8, 9, 10] {
@@ -111,7 +111,7 @@ fn what_is_free_already() {
 }
 
 #[test]
-fn what_is_free_already_and_went_back_to_the_system() {
+fn double_free_after_give_back_is_refused() {
     with_each(1024, |allocator| {
         let (ptr, large) = (page(&allocator), block(&allocator, 3));
         assert_eq!((free(ptr, 0), free(large, 3)), (Ok(()), Ok(())));
@@ -125,7 +125,7 @@ fn what_is_free_already_and_went_back_to_the_system() {
 }
 
 #[test]
-fn what_is_nobodys() {
+fn foreign_addresses_are_refused() {
     own_process!();
     with_each(4096, |allocator| {
         let a = &allocator;
@@ -151,7 +151,7 @@ fn what_is_nobodys() {
             ("just before the arena", at(range.start - 4096)),
             ("just behind the arena", at(range.end)),
             ("far behind the arena", at(range.end + (1 << 30))),
-            ("code", at(what_is_nobodys as *const () as usize)),
+            ("code", at(foreign_addresses_are_refused as *const () as usize)),
             ("page one", at(4096)),
             ("the last byte", at(usize::MAX)),
             ("the last page", at(usize::MAX & !4095)),
@@ -189,7 +189,7 @@ fn stay_here() {
 /// Also while the place where a thread notes the arena that it met last led there: what is known of a closed arena's frames
 /// is mapped no more.
 #[test]
-fn what_a_closed_allocator_had() {
+fn addresses_of_a_closed_allocator_are_foreign() {
     own_process!();
     stay_here();
     with_each(4096, |other| {
@@ -216,7 +216,7 @@ fn what_a_closed_allocator_had() {
 }
 
 #[test]
-fn wrong_orders_and_places_inside() {
+fn wrong_orders_and_addresses_inside_a_block_are_refused() {
     with_each(32 * 1024, |allocator| {
         let a = &allocator;
         let wrong = |handed_out, freed| MisuseKind::WrongOrder { handed_out, freed };
@@ -248,7 +248,7 @@ fn wrong_orders_and_places_inside() {
 }
 
 #[test]
-fn a_block_that_was_split_is_its_pages() {
+fn a_split_block_is_freed_only_by_its_pages() {
     with_each(4 * 1024, |allocator| {
         let a = &allocator;
         for of in [1u8, 4, 7, 9, 10] {
@@ -269,7 +269,7 @@ fn a_block_that_was_split_is_its_pages() {
 }
 
 #[test]
-fn what_is_no_raw_pointer_is_not_taken_up() {
+fn from_raw_refuses_pages_that_are_not_raw() {
     with_each(4 * 1024, |allocator| {
         let a = &allocator;
         // SAFETY: misuse on purpose, and what is taken up is taken up once.
@@ -304,7 +304,9 @@ fn what_is_no_raw_pointer_is_not_taken_up() {
 
 /// At every place of every size, through every way in that takes raw pointers in bulk.
 #[test]
-fn misuse_is_found_at_every_place_of_every_size() {
+fn misuse_in_bulk_is_refused_at_every_position() {
+    // Behind the arena there may be one of another test otherwise.
+    own_process!();
     with_each(1024, |allocator| {
         let a = &allocator;
         let range = a.arenas()[0].range.clone();
@@ -348,7 +350,7 @@ fn misuse_is_found_at_every_place_of_every_size() {
 }
 
 #[test]
-fn twice_within_one_bulk_call() {
+fn double_free_in_bulk_is_refused() {
     with_each(8 * 1024, |allocator| {
         let a = &allocator;
         for (n, of) in [(2, 0), (7, 0), (8, 0), (9, 0), (64, 0), (65, 0), (200, 0), (2000, 0), (9, 1), (70, 3), (3, 9)]
@@ -371,7 +373,7 @@ fn twice_within_one_bulk_call() {
 }
 
 #[test]
-fn twice_among_thousands_in_no_order() {
+fn double_free_among_thousands_of_scattered_pages_is_refused() {
     // Close enough to each other to be sorted on their way back, and too far apart.
     const PAGES: usize = 1 << 16;
     with_each(PAGES, |allocator| {
@@ -397,7 +399,7 @@ fn twice_among_thousands_in_no_order() {
 }
 
 #[test]
-fn the_hook_is_told() {
+fn misuse_calls_the_hook() {
     own_process!();
     static WANTED: AtomicUsize = AtomicUsize::new(0);
     static SEEN: AtomicUsize = AtomicUsize::new(0);
@@ -443,7 +445,7 @@ fn a_hook_that_panics_ends_the_process() {
 }
 
 #[test]
-fn pages_that_come_back_one_of_a_kind_are_no_bulk_call() {
+fn pages_of_different_mobility_count_as_no_bulk_free() {
     with_each(1024, |allocator| {
         let mut slots = [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE].map(|gfp| allocator.alloc_page(gfp).ok());
         assert_eq!(pagemill::free_pages_bulk(&mut slots), 2);
@@ -460,7 +462,7 @@ fn pages_that_come_back_one_of_a_kind_are_no_bulk_call() {
 /// when it is to be handed out while somebody has it as a raw pointer: of those it never has two, and all frames are accounted
 /// for. (Two handles of it are seen with full states alone: ADR 5.)
 #[test]
-fn two_threads_free_the_same_block_at_once() {
+fn a_concurrent_double_free_is_detected() {
     const PAGES: usize = 1024;
     for (of, rounds) in [(0u8, 400), (2, 100), (9, 100)] {
         with_each(PAGES, |mut allocator| {
@@ -523,7 +525,7 @@ fn take_all(allocator: &Allocator) {
 
 /// Many pages go past the lists, whatever stands in front of them.
 #[test]
-fn what_is_refused_first_does_not_send_many_pages_through_the_lists() {
+fn a_large_free_with_a_foreign_first_slot_bypasses_the_lists() {
     const PAGES: usize = 8192;
     let allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).cpus(1, || 0).build().unwrap();
     let mut foreign = [0_u8; 8192];

@@ -66,7 +66,7 @@ const WAYS: [(&str, Way); 3] = [
 ];
 
 #[test]
-fn all_of_them_go_back_to_their_own() {
+fn mixed_pages_go_back_to_their_own_allocators() {
     for backend in backends() {
         let both = [allocator(backend), allocator(backend)];
         for (name, free) in WAYS {
@@ -91,7 +91,7 @@ fn all_of_them_go_back_to_their_own() {
 /// Tables for many are made for many: kinds in turns go by the lists, however many pages there are. What has no states knows no
 /// mobility of a page, and so one kind.
 #[test]
-fn kinds_in_turns_do_not_go_past_the_lists() {
+fn alternating_mobilities_do_not_bypass_the_lists() {
     let allocator = Allocator::builder().memory(Memory::anonymous(4096)).cpus(1, || 0).build().unwrap();
     for (name, free) in WAYS {
         let past = |run| {

@@ -128,7 +128,7 @@ fn check_failing(cases: u32, on: On) {
 }
 
 #[test]
-fn acquisitions_that_fail_lose_nothing() {
+fn failed_acquisitions_lose_no_page() {
     check_failing(150, PORTABLE);
     if let Some(on) = rseq() {
         check_failing(75, on);
@@ -149,7 +149,7 @@ fn check_each_failing(cases: u32, on: On) {
 }
 
 #[test]
-fn each_acquisition_may_be_the_one_that_fails() {
+fn a_failure_of_any_one_acquisition_loses_no_page() {
     check_each_failing(12, PORTABLE);
     if let Some(on) = rseq() {
         check_each_failing(6, on);

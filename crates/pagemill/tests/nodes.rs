@@ -93,7 +93,7 @@ fn bulk(allocator: &Allocator, request: Bulk<'_>) -> (Vec<Page>, Option<Shortfal
 }
 
 #[test]
-fn hits_misses_and_foreign_are_exact() {
+fn numa_hit_miss_and_foreign_are_exact() {
     let allocator = four_nodes(1024);
     go_to(5);
     // Node 2's own, to the last; then the nearest, node 3; then 0 (30 away), then 1.
@@ -119,7 +119,7 @@ fn hits_misses_and_foreign_are_exact() {
 }
 
 #[test]
-fn blocks_fall_back_and_are_counted_by_their_pages() {
+fn blocks_fall_back_to_other_nodes_and_count_as_pages() {
     let allocator = four_nodes(1024);
     let order = Order::new(3).unwrap();
     go_to(0);
@@ -134,7 +134,7 @@ fn blocks_fall_back_and_are_counted_by_their_pages() {
 }
 
 #[test]
-fn requests_that_may_not_wait_take_another_node_singly() {
+fn nowait_requests_take_one_page_at_a_time_of_other_nodes() {
     // C3.6: bulk goes on with the next node for KERNEL alone; the single attempt goes wherever it may.
     let allocator = four_nodes(512);
     go_to(0);
@@ -212,7 +212,7 @@ fn interleave_divides_a_bulk_request() {
 }
 
 #[test]
-fn what_one_node_lacks_the_others_give() {
+fn interleave_takes_missing_pages_of_other_nodes() {
     let allocator = four_nodes(512);
     let map = Map::of(&allocator, 4, 512);
     let (taken, _) = bulk(&allocator, Bulk::up_to(507).exact_node(node(2)));
@@ -239,7 +239,7 @@ fn what_one_node_lacks_the_others_give() {
 }
 
 #[test]
-fn an_allocator_may_interleave_all_it_hands_out() {
+fn an_interleaving_allocator_divides_single_requests() {
     let distances = vec![vec![10, 20], vec![20, 10]];
     let allocator = Allocator::builder()
         .cpus(2, cpu)
@@ -257,7 +257,7 @@ fn an_allocator_may_interleave_all_it_hands_out() {
 }
 
 #[test]
-fn an_allowed_set_that_changes_is_honoured_from_the_next_refill_on() {
+fn a_changed_allowed_set_holds_from_the_next_refill() {
     let allocator = four_nodes(1024);
     let map = Map::of(&allocator, 4, 1024);
     for n in [300, 900] {
@@ -318,7 +318,7 @@ fn an_allowed_set_that_changes_is_honoured_from_the_next_refill_on() {
 }
 
 #[test]
-fn no_remote_page_under_thisnode() {
+fn thisnode_returns_no_remote_page() {
     let allocator = four_nodes(600);
     let map = Map::of(&allocator, 4, 600);
     go_to(6);
@@ -342,7 +342,7 @@ fn no_remote_page_under_thisnode() {
 }
 
 #[test]
-fn exact_nodes_bind_and_preferred() {
+fn exact_node_bind_and_preferred_choose_the_node() {
     let allocator = four_nodes(600);
     let map = Map::of(&allocator, 4, 600);
     go_to(0);
@@ -391,7 +391,7 @@ fn a_node_without_memory_is_served_by_its_nearest() {
 }
 
 #[test]
-fn low_memory_is_kept_from_those_who_could_use_other() {
+fn lowmem_reserve_keeps_dma32_from_normal_requests() {
     let reserve = Watermarks { min: 20, low: 25, high: 30, lowmem_reserve: 100 };
     let allocator = Allocator::builder()
         .memory(Memory::anonymous(512).watermarks(Watermarks::above(20)))
@@ -418,7 +418,7 @@ fn low_memory_is_kept_from_those_who_could_use_other() {
 }
 
 #[test]
-fn a_bulk_call_is_counted_where_its_pages_came_from() {
+fn a_bulk_call_is_counted_on_the_node_that_served_it() {
     let allocator = four_nodes(1024);
     let calls = || by_node(&allocator).iter().map(|stats| stats.bulk_alloc.iter().sum()).collect::<Vec<u64>>();
     go_to(0);
@@ -446,7 +446,7 @@ fn retiring_a_zone_amid_a_bulk_request_skips_no_other_zone() {
 }
 
 #[test]
-fn counters_of_a_zone_never_go_backwards() {
+fn zone_counters_never_decrease() {
     let allocator = four_nodes(512);
     go_to(2);
     let more = [1, 1, 3].map(|id| allocator.add_memory(Memory::anonymous(256).node(node(id))).unwrap());
@@ -486,7 +486,7 @@ fn distance(from: usize, to: usize) -> u8 {
 }
 
 #[test]
-fn sixty_four_cpus_on_eight_nodes() {
+fn each_of_64_cpus_is_served_by_nodes_in_order_of_distance() {
     const PAGES: usize = 1024;
     let nodes = (0..CPUS).map(|cpu| node(cpu % NODES)).collect();
     let distances = (0..NODES).map(|from| (0..NODES).map(|to| distance(from, to)).collect()).collect();

@@ -23,7 +23,7 @@ fn root() -> &'static Path {
 }
 
 #[test]
-fn the_document_tells_what_happens() {
+fn the_document_matches_a_trace() {
     let allocator = Allocator::builder().pages(1024).backend(Backend::Portable).cpus(1, || 0).build().unwrap();
     trace::take();
     let page = allocator.alloc_page(Gfp::KERNEL).unwrap(); // from the zone

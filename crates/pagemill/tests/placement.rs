@@ -32,7 +32,7 @@ fn free_pageblocks(allocator: &Allocator) -> usize {
 }
 
 #[test]
-fn kinds_do_not_share_pageblocks_while_there_is_room() {
+fn mobilities_do_not_share_pageblocks_while_there_is_room() {
     with_each(32 * BLOCK, |allocator| {
         let kinds = [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE, Gfp::NOWAIT | Gfp::RECLAIMABLE];
         let (mut random, mut held) = (Random(7), Vec::new());
@@ -60,7 +60,7 @@ fn kinds_do_not_share_pageblocks_while_there_is_room() {
 }
 
 #[test]
-fn bulk_takes_nothing_of_another_kind_and_the_single_attempt_does() {
+fn bulk_takes_no_page_of_another_mobility_and_the_single_attempt_does() {
     for gfp in [Gfp::KERNEL, Gfp::NOWAIT] {
         with_each(2 * BLOCK, |allocator| {
             let movable = Gfp::KERNEL | Gfp::MOVABLE;
@@ -92,7 +92,7 @@ fn bulk_takes_nothing_of_another_kind_and_the_single_attempt_does() {
 }
 
 #[test]
-fn an_empty_pageblock_forgets_its_kind() {
+fn an_empty_pageblock_serves_any_mobility() {
     with_each(2 * BLOCK, |allocator| {
         for gfp in [Gfp::KERNEL | Gfp::MOVABLE, Gfp::KERNEL, Gfp::KERNEL | Gfp::RECLAIMABLE] {
             let mut list = PageList::new();
@@ -132,7 +132,7 @@ fn churn(allocator: &Allocator, seed: u64, in_bulk: bool) -> f64 {
 }
 
 #[test]
-fn huge_frames_survive_churn() {
+fn free_pageblocks_survive_churn() {
     for seed in [1, 2, 3] {
         for in_bulk in [false, true] {
             // 256 MiB. On one CPU what is left is told by the seed; a thread that moves between CPUs costs a pageblock

@@ -88,7 +88,7 @@ impl Shrinker for Cache {
 }
 
 #[test]
-fn single_requests_reach_down_to_their_marks() {
+fn single_requests_stop_at_their_watermark() {
     with_each(with_marks, |allocator| {
         let pages = all(allocator, Gfp::NOWAIT);
         assert_eq!(pages.len(), PAGES - MIN as usize);
@@ -111,7 +111,7 @@ fn single_requests_reach_down_to_their_marks() {
 }
 
 #[test]
-fn what_atomic_gives_back_is_the_reserves() {
+fn pages_freed_below_min_refill_the_reserve() {
     with_each(with_marks, |allocator| {
         let mut pages = all(allocator, Gfp::NOWAIT);
         let reserve = all(allocator, Gfp::ATOMIC);
@@ -131,7 +131,7 @@ fn what_atomic_gives_back_is_the_reserves() {
 }
 
 #[test]
-fn atomic_never_gets_below_half_of_min() {
+fn concurrent_atomic_requests_stop_at_half_of_min() {
     const THREADS: usize = 4;
     with_each(with_marks, |allocator| {
         for _ in 0..20 {
@@ -162,7 +162,7 @@ fn atomic_never_gets_below_half_of_min() {
 }
 
 #[test]
-fn bulk_stays_above_low_unless_nothing_lies_there() {
+fn bulk_requests_stop_at_the_low_mark() {
     let low = (MIN + MIN / 4) as usize;
     with_each(with_marks, |allocator| {
         for n in [PAGES, 400] {
@@ -268,7 +268,7 @@ fn every_shortfall_says_why() {
 }
 
 #[test]
-fn a_request_that_may_wait_gets_what_shrinkers_give() {
+fn a_request_that_may_wait_gets_reclaimed_pages() {
     with_each(
         || Memory::anonymous(64),
         |allocator| {
@@ -303,7 +303,7 @@ fn a_request_that_may_wait_gets_what_shrinkers_give() {
 }
 
 #[test]
-fn flags_bound_the_rounds() {
+fn gfp_flags_bound_the_rounds_of_reclaim() {
     let none = || Cache { from: usize::MAX, ..Cache::of(Vec::new()) };
     with_each(
         || Memory::anonymous(8),
@@ -325,7 +325,7 @@ fn flags_bound_the_rounds() {
 }
 
 #[test]
-fn nofail_goes_on() {
+fn nofail_waits_until_it_is_served() {
     with_each(
         || Memory::anonymous(8),
         |allocator| {
@@ -350,7 +350,7 @@ fn nofail_goes_on() {
 }
 
 #[test]
-fn reclaim_calls_no_shrinker_that_the_flags_exclude() {
+fn noio_and_nofs_exclude_shrinkers() {
     use ShrinkerDoes::{Filesystem, Io, Nothing};
     with_each(
         || Memory::anonymous(8),
@@ -407,7 +407,7 @@ fn a_shrinker_may_not_reclaim() {
 }
 
 #[test]
-fn a_step_of_reclaim_reaches_high() {
+fn a_reclaim_step_reaches_the_high_mark() {
     // Low and high are further apart than a round asks for at least.
     const MIN: u32 = 400;
     let high = MIN as usize * 3 / 2;
@@ -432,7 +432,7 @@ fn a_step_of_reclaim_reaches_high() {
 }
 
 #[test]
-fn background_reclaim_reaches_high() {
+fn background_reclaim_reaches_the_high_mark() {
     let high = u64::from(MIN) * 3 / 2;
     for backend in [Backend::Portable, Backend::Rseq] {
         if let (Backend::Rseq, Err(why)) = (backend, pagemill::self_test()) {
@@ -467,7 +467,7 @@ fn background_reclaim_reaches_high() {
 }
 
 #[test]
-fn lists_take_less_while_free_memory_falls() {
+fn lists_take_less_as_free_memory_falls() {
     with_each(with_marks, |allocator| {
         let mut pages = Vec::new();
         let mut most = Vec::new();
@@ -488,7 +488,7 @@ fn lists_take_less_while_free_memory_falls() {
 }
 
 #[test]
-fn other_cpus_lists_are_drained_before_anybody_waits() {
+fn other_cpus_lists_are_drained_before_a_request_waits() {
     static CPU: AtomicUsize = AtomicUsize::new(0);
     let allocator = Allocator::builder().memory(Memory::anonymous(512)).cpus(4, || CPU.load(Relaxed)).build().unwrap();
     let mut pages = all(&allocator, Gfp::NOWAIT);
@@ -544,7 +544,7 @@ fn every_form(allocator: &Allocator, gfp: Gfp) {
 }
 
 #[test]
-fn faults_at_every_acquisition_lose_nothing() {
+fn faults_at_every_acquisition_lose_no_page() {
     for backend in [Backend::Portable, Backend::Rseq] {
         if let (Backend::Rseq, Err(why)) = (backend, pagemill::self_test()) {
             eprintln!("skipped: the rseq backend ({why})");
@@ -594,7 +594,7 @@ fn faults_for_one_kind_of_request_alone() {
 }
 
 #[test]
-fn each_way_to_a_zone_can_be_made_to_fail() {
+fn faults_hit_every_way_to_a_zone() {
     let order = Order::new(3).unwrap();
     let build = |after| {
         let faults = Faults::after(after).only(Gfp::ATOMIC);
@@ -626,7 +626,7 @@ fn each_way_to_a_zone_can_be_made_to_fail() {
 }
 
 #[test]
-fn faults_spare_other_kinds_other_threads_and_what_may_not_fail() {
+fn faults_spare_other_gfp_kinds_other_threads_and_nofail() {
     const KINDS: [(&str, Gfp); 5] = [
         ("kernel", Gfp::KERNEL),
         ("noio", Gfp::NOIO),
@@ -655,7 +655,7 @@ fn faults_spare_other_kinds_other_threads_and_what_may_not_fail() {
 }
 
 #[test]
-fn faults_are_told_in_words_and_what_is_wrong_with_them() {
+fn faults_are_parsed_and_a_syntax_error_names_its_part() {
     for text in ["after=3", "p=0.5,seed=7", "after=1,p=0.1,gfp=atomic", " after = 0 ", "p=1,gfp=reclaimable"] {
         assert!(text.parse::<Faults>().is_ok(), "{text}");
     }
@@ -695,7 +695,7 @@ fn faults_are_told_in_words_and_what_is_wrong_with_them() {
 }
 
 #[test]
-fn faults_meet_requests_that_reclaim_too() {
+fn faults_hit_requests_that_reclaim() {
     // The third acquisition fails and all after it: a request that may wait gives up after its rounds, or at its end.
     let faults = Faults::after(2);
     let allocator = Allocator::builder().memory(Memory::anonymous(512)).faults(faults.clone()).build().unwrap();
@@ -722,7 +722,7 @@ fn faults_meet_requests_that_reclaim_too() {
 }
 
 #[test]
-fn an_account_that_has_less_than_a_block_says_so() {
+fn a_shortfall_of_blocks_names_the_account() {
     with_each(
         || Memory::anonymous(64),
         |allocator| {

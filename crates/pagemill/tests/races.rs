@@ -17,7 +17,7 @@ fn close_when_all_are_back(mut allocator: Allocator) {
 }
 
 #[test]
-fn nothing_is_touched_after_the_last_page_is_back() {
+fn a_bulk_free_touches_nothing_after_its_last_page() {
     // A CPU number that waits, the second time that a bulk free asks for it, until the allocator is closed or it is
     // clear that it cannot be: then pages are still in hand, as they must be.
     thread_local! {
@@ -57,7 +57,7 @@ fn nothing_is_touched_after_the_last_page_is_back() {
 }
 
 #[test]
-fn holes_behind_the_last_page_are_walked_without_the_allocator() {
+fn a_bulk_free_walks_trailing_holes_without_the_allocator() {
     for backend in backends() {
         for _ in 0..30 {
             let allocator = Allocator::builder().pages(8192).backend(backend).build().unwrap();
@@ -79,7 +79,7 @@ fn holes_behind_the_last_page_are_walked_without_the_allocator() {
 }
 
 #[test]
-fn a_large_request_in_vain_hides_nothing() {
+fn failed_large_requests_hide_no_pageblock() {
     let allocator = Allocator::builder().pages(2048).build().unwrap();
     let (order9, order10) = (Order::PAGEBLOCK, Order::new(10).unwrap());
     // Of four pageblocks every second one is free, so that no order 10 can be had.
@@ -111,7 +111,7 @@ fn a_large_request_in_vain_hides_nothing() {
 }
 
 #[test]
-fn frames_under_way_are_waited_for() {
+fn requests_wait_for_frames_in_transit() {
     for backend in backends() {
         // Three threads that each hold at most one page of 64: a request that may wait is never refused.
         let allocator = Allocator::builder().pages(64).backend(backend).build().unwrap();
@@ -139,7 +139,7 @@ fn frames_under_way_are_waited_for() {
 }
 
 #[test]
-fn a_request_waits_for_what_another_has_in_its_hands() {
+fn a_request_waits_for_frames_held_by_another_request() {
     // A CPU number that does something as it is asked for the so manieth time.
     thread_local! {
         static ASKS: Cell<usize> = const { Cell::new(0) };
@@ -191,14 +191,14 @@ fn a_request_waits_for_what_another_has_in_its_hands() {
 }
 
 #[test]
-fn a_fork_may_meet_the_first_use() {
+fn a_child_forked_during_the_first_use_can_allocate() {
     const DELAY: &str = "PAGEMILL_TEST_DELAY_US";
     let Ok(delay_us) = std::env::var(DELAY) else {
         // Each try wants a process whose first use is still to come.
         let me = std::env::current_exe().unwrap();
         for delay_us in [0, 20, 50, 100, 150, 200, 300, 500, 1000] {
             let test = std::process::Command::new(&me)
-                .args(["--exact", "races::a_fork_may_meet_the_first_use"])
+                .args(["--exact", "races::a_child_forked_during_the_first_use_can_allocate"])
                 .env(DELAY, delay_us.to_string())
                 .output()
                 .unwrap();
@@ -228,7 +228,7 @@ fn a_fork_may_meet_the_first_use() {
 /// The standard library's threads take a lock as they begin and end that a fork does not wait for, and so must not be what
 /// Pagemill starts in a child.
 #[test]
-fn a_child_starts_threads_whatever_threads_its_parent_was_starting() {
+fn a_child_forked_during_thread_starts_can_start_threads() {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _over = Over(&is_over);

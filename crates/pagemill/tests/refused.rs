@@ -1,7 +1,6 @@
 //! What cannot be is refused as it is built or asked for, and says what was wrong (C10.1).
 
-use crate::common::all_without_waiting;
-use crate::in_child::in_child;
+use crate::common::{all_without_waiting, in_child};
 use pagemill::{
     Allocator, Backend, BuildError, Bulk, Error, Gfp, Invalid, InvalidRequest, Memory, NodeId, NodeMask, Order, Page,
     PageList, Policy, Watermarks,
@@ -12,7 +11,7 @@ fn node(id: usize) -> NodeId {
 }
 
 #[test]
-fn marks_at_their_limits_and_out_of_order() {
+fn extreme_watermarks_work_and_unordered_ones_are_refused() {
     const MAX: u32 = u32::MAX;
     let of = |min, low, high, lowmem_reserve| Watermarks { min, low, high, lowmem_reserve };
     let build = |marks| Allocator::builder().memory(Memory::anonymous(1024).watermarks(marks)).build();
@@ -38,7 +37,7 @@ fn marks_at_their_limits_and_out_of_order() {
 }
 
 #[test]
-fn what_cannot_be_built_is_told_apart_from_requests() {
+fn build_errors_and_request_errors_are_distinct() {
     fn page(pages: usize, order: u8, gfp: Gfp) -> Result<(), Error> {
         let allocator = Allocator::builder().pages(pages).build()?;
         allocator.alloc_pages(gfp, Order::new(order)?).map(drop)
@@ -101,7 +100,7 @@ fn errors_of_building_say_what_limits_and_what_to_do() {
 }
 
 #[test]
-fn nodes_of_fewer_cpus_than_there_are() {
+fn nodes_must_be_named_for_every_cpu() {
     let of = |named: usize| {
         let nodes = (0..named).map(|_| NodeId::ZERO).collect();
         Allocator::builder().cpus(4, || 3).nodes(nodes, vec![]).memory(Memory::anonymous(64)).build()
@@ -114,7 +113,7 @@ fn nodes_of_fewer_cpus_than_there_are() {
 }
 
 #[test]
-fn sets_of_no_node() {
+fn empty_and_absent_sets_of_nodes_are_refused() {
     let build = |policy| Allocator::builder().memory(Memory::anonymous(64)).policy(policy).build();
     let allocator = build(Policy::Local).unwrap();
     for policy in [Policy::Bind, Policy::Interleave] {
@@ -134,7 +133,7 @@ fn sets_of_no_node() {
 }
 
 #[test]
-fn kinds_of_request_exclude_each_other() {
+fn kernel_and_atomic_flags_exclude_each_other() {
     let allocator = Allocator::builder().memory(Memory::anonymous(64)).build().unwrap();
     // The list has pages, so that the fast path could serve them.
     drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
@@ -155,7 +154,7 @@ fn kinds_of_request_exclude_each_other() {
 }
 
 #[test]
-fn a_thread_for_reclaim_that_cannot_be_had_is_said() {
+fn a_reclaim_thread_that_cannot_start_is_a_build_error() {
     own_process!();
     in_child("may start no thread", || {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

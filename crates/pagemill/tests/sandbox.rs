@@ -76,7 +76,7 @@ fn all_that_come(allocator: &Allocator) -> Vec<Page> {
 }
 
 #[test]
-fn lists_that_a_sandbox_keeps_from_being_drained_stay_with_their_cpus() {
+fn without_membarrier_lists_stay_with_their_cpus() {
     own_process!();
     let Some((other, here)) = cpus_with_lists() else { return };
     let allocator = Allocator::builder().pages(PAGES).backend(Backend::Rseq).huge_pages(false).build().unwrap();
@@ -116,7 +116,7 @@ fn lists_that_a_sandbox_keeps_from_being_drained_stay_with_their_cpus() {
 }
 
 #[test]
-fn a_pool_of_blocks_goes_on_in_a_sandbox_that_keeps_its_lists_from_being_drained() {
+fn without_membarrier_a_dma_pool_goes_on() {
     own_process!();
     let Some((other, here)) = cpus_with_lists() else { return };
     let allocator = Allocator::builder().pages(64).backend(Backend::Rseq).build().unwrap();
@@ -209,7 +209,7 @@ fn without_a_folder_of_nodes_there_is_one_node() {
 }
 
 #[test]
-fn without_sys_a_cpu_may_be_another_than_the_system_counts() {
+fn without_sys_high_cpu_numbers_work() {
     own_process!();
     let last = two_cpus().map(|(_, second)| second);
     if hide(c"/sys").is_none() {

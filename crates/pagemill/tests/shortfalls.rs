@@ -90,7 +90,7 @@ fn up_to_neither_reclaims_nor_waits_once_it_has_a_page() {
 }
 
 #[test]
-fn at_least_ends_when_it_has_its_least() {
+fn at_least_stops_at_its_minimum() {
     with_each(|allocator| {
         let cache = Cache::of(std::iter::empty());
         let registered = allocator.register_shrinker(cache.clone());
@@ -106,7 +106,7 @@ fn at_least_ends_when_it_has_its_least() {
 }
 
 #[test]
-fn retry_mayfail_tries_for_all_and_keeps_what_came() {
+fn retry_mayfail_reclaims_for_all_pages_and_keeps_a_part() {
     with_each(|allocator| {
         let all = || std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok());
         let request = Bulk::up_to(PAGES).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL);
@@ -161,7 +161,7 @@ fn retry_mayfail_waits_for_all_until_its_deadline() {
 }
 
 #[test]
-fn up_to_without_a_page_reclaims_for_one() {
+fn up_to_without_a_page_reclaims_one() {
     with_each(|allocator| {
         let cache = Cache::of(std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()));
         let registered = allocator.register_shrinker(cache.clone());
@@ -270,7 +270,7 @@ impl Shrinker for Asks {
 }
 
 #[test]
-fn a_shortfall_in_a_shrinker_is_counted_as_that() {
+fn a_shortfall_inside_a_shrinker_is_counted_as_reclaiming() {
     with_each(|allocator| {
         let held: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
         let asks = Arc::new(Asks(Mutex::new(Some(allocator.clone()))));
@@ -284,7 +284,7 @@ fn a_shortfall_in_a_shrinker_is_counted_as_that() {
 }
 
 #[test]
-fn a_shortfall_is_counted_in_the_zone_that_was_wanted() {
+fn a_shortfall_is_counted_in_the_zone_of_its_request() {
     let (first, second) = (NodeId::ZERO, NodeId::new(1).unwrap());
     for backend in backends() {
         let builder = Allocator::builder().memory(Memory::anonymous(PAGES)).backend(backend);

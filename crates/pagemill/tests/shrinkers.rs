@@ -35,7 +35,7 @@ impl<F: Fn(usize) -> usize + Send + Sync> Shrinker for Calls<F> {
 }
 
 #[test]
-fn one_that_overstates_is_asked_so_often_and_no_more() {
+fn a_shrinker_that_overstates_is_called_a_bounded_number_of_times() {
     for said in [0, 1, usize::MAX] {
         let allocator = one_cpu(Memory::anonymous(PAGES));
         let _all = all(&allocator);
@@ -56,7 +56,7 @@ fn one_that_overstates_is_asked_so_often_and_no_more() {
 }
 
 #[test]
-fn after_a_shrinker_that_gave_all_that_was_asked_for_no_other_is_asked() {
+fn a_shrinker_that_gave_enough_is_the_last_one_called() {
     struct Exact;
     impl Shrinker for Exact {
         fn shrink(&self, asked: Shrink) -> usize {
@@ -72,7 +72,7 @@ fn after_a_shrinker_that_gave_all_that_was_asked_for_no_other_is_asked() {
 }
 
 #[test]
-fn noretry_is_one_round_though_pages_come_that_do_not_help() {
+fn noretry_is_one_round_of_reclaim() {
     let allocator = one_cpu(Memory::anonymous(PAGES));
     let mut pages = all(&allocator);
     pages.sort_by_key(Page::addr);
@@ -90,7 +90,7 @@ fn noretry_is_one_round_though_pages_come_that_do_not_help() {
 }
 
 #[test]
-fn a_step_of_reclaim_ends_when_nothing_comes_whatever_is_said() {
+fn a_reclaim_step_ends_when_nothing_is_freed() {
     let allocator = one_cpu(Memory::anonymous(PAGES).watermarks(Watermarks::above(16)));
     let _all = all(&allocator);
     let liar = Calls::new(|_| usize::MAX);
@@ -100,7 +100,7 @@ fn a_step_of_reclaim_ends_when_nothing_comes_whatever_is_said() {
 }
 
 #[test]
-fn a_step_of_reclaim_goes_on_while_what_comes_is_of_a_retired_arena() {
+fn a_reclaim_step_goes_on_while_pages_of_a_retired_arena_are_freed() {
     let marks = Watermarks::above(16);
     let allocator = one_cpu(Memory::anonymous(PAGES).watermarks(marks));
     let first = allocator.arenas()[0].id;
@@ -119,7 +119,7 @@ fn a_step_of_reclaim_goes_on_while_what_comes_is_of_a_retired_arena() {
 }
 
 #[test]
-fn lists_take_pages_again_after_a_panic_in_a_wait() {
+fn lists_open_again_after_a_panic_in_a_wait() {
     let allocator = one_cpu(Memory::anonymous(4096));
     let mut pages = all(&allocator);
     // The second call comes from the wait.
@@ -138,7 +138,7 @@ fn lists_take_pages_again_after_a_panic_in_a_wait() {
 }
 
 #[test]
-fn background_reclaim_goes_on_after_a_panic() {
+fn background_reclaim_survives_a_panic() {
     let memory = Memory::anonymous(1024).watermarks(Watermarks::above(64));
     let allocator = Allocator::builder().memory(memory).background_reclaim(true).build().unwrap();
     let pages = Mutex::new(all(&allocator));
@@ -155,7 +155,7 @@ fn background_reclaim_goes_on_after_a_panic() {
 }
 
 #[test]
-fn an_empty_array_has_raw_blocks_also_after_a_request_that_unwinds() {
+fn a_raw_array_keeps_its_blocks_when_the_request_unwinds() {
     struct Panics;
     impl Shrinker for Panics {
         fn shrink(&self, _: Shrink) -> usize {

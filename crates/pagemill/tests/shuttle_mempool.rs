@@ -62,7 +62,7 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
 }
 
 #[test]
-fn everybody_finishes_who_needs_no_more_than_the_reserve() {
+fn requests_within_the_reserve_all_finish() {
     check(|| {
         let beyond = 1;
         let world = world(beyond);
@@ -121,7 +121,7 @@ fn a_cancelled_wait_lets_the_next_one_go_on() {
 }
 
 #[test]
-fn a_free_is_not_lost_on_a_queue_that_somebody_is_joining() {
+fn a_free_wakes_a_waiter_that_is_joining_the_queue() {
     check(|| {
         let world = world(0);
         let mut all = [None; RESERVE];
@@ -144,7 +144,7 @@ fn a_free_is_not_lost_on_a_queue_that_somebody_is_joining() {
 }
 
 #[test]
-fn who_does_not_wait_takes_nothing_ahead_of_who_does() {
+fn nowait_requests_do_not_overtake_waiters() {
     check(|| {
         let world = world(0);
         let mut all = [None; RESERVE];
@@ -174,7 +174,7 @@ fn who_does_not_wait_takes_nothing_ahead_of_who_does() {
 }
 
 #[test]
-fn a_resize_under_way_keeps_the_promise() {
+fn requests_finish_during_a_resize() {
     check(|| {
         let world = world(2);
         let threads: Vec<_> = (0..2)
@@ -199,7 +199,7 @@ fn a_resize_under_way_keeps_the_promise() {
 
 /// A bulk free refills the reserve in one section: nobody sees a part of it there.
 #[test]
-fn what_is_freed_in_bulk_is_in_the_reserve_all_at_once() {
+fn a_bulk_free_refills_the_reserve_atomically() {
     check(|| {
         let world = world(0);
         let mut all = [None; RESERVE];
@@ -219,7 +219,7 @@ fn what_is_freed_in_bulk_is_in_the_reserve_all_at_once() {
 
 /// What a reserve grows by is for those who wait: here nothing else would wake them.
 #[test]
-fn a_reserve_that_grows_serves_who_waits() {
+fn a_growing_reserve_serves_waiters() {
     check(|| {
         // The source serves who makes the reserve, and nobody else.
         let source = |gfp| (gfp == Gfp::KERNEL | Gfp::NORETRY).then_some(7_u32);

@@ -118,7 +118,7 @@ fn empty() {
 }
 
 #[test]
-fn calls_in_a_signal_handler_take_no_more_stack_than_is_said() {
+fn calls_in_a_signal_handler_stay_within_the_documented_stack() {
     own_process!();
     let calls: [(&str, usize, Call); 11] = [
         ("alloc_page, NOWAIT", ONE, |a, have| page(a, have, Gfp::NOWAIT)),

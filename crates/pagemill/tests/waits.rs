@@ -44,7 +44,7 @@ const ONE: Delivered = Delivered { blocks: 1, shortfall: None };
 const CANCELLED: Delivered = Delivered { blocks: 0, shortfall: Some(Shortfall { missing: 1, why: Why::Cancelled }) };
 
 #[test]
-fn who_waits_gets_what_others_free() {
+fn a_waiting_request_gets_freed_pages() {
     with_each(64, |allocator| {
         let mut pages = all(allocator);
         std::thread::scope(|scope| {
@@ -74,7 +74,7 @@ fn who_waits_gets_what_others_free() {
 }
 
 #[test]
-fn blocks_are_waited_for_too() {
+fn a_waiting_request_gets_freed_blocks() {
     with_each(1024, |allocator| {
         let order = Order::new(4).unwrap();
         let pages = all(allocator);
@@ -171,7 +171,7 @@ fn holds_up_nobody<N, T: Owned>(allocator: &Allocator, request: Bulk<'_, N, T>) 
 }
 
 #[test]
-fn a_block_that_cannot_be_had_holds_up_nobody() {
+fn a_request_waiting_for_a_block_delays_no_other() {
     with_each(16_384, |allocator| {
         // One page of each pageblock stays out: there is no block of order 9, and nearly all memory is free.
         let mut pages = all(allocator);
@@ -185,7 +185,7 @@ fn a_block_that_cannot_be_had_holds_up_nobody() {
 }
 
 #[test]
-fn a_node_or_zone_that_has_nothing_left_holds_up_nobody() {
+fn a_request_waiting_for_an_exhausted_zone_delays_no_other() {
     let second = NodeId::new(1).unwrap();
     for backend in backends() {
         let builder = Allocator::builder().memory(Memory::anonymous(4096)).backend(backend);
@@ -202,7 +202,7 @@ fn a_node_or_zone_that_has_nothing_left_holds_up_nobody() {
 }
 
 #[test]
-fn a_number_that_is_out_holds_up_nobody() {
+fn a_request_waiting_for_all_pages_delays_no_other() {
     with_each(16_384, |allocator| {
         let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
         holds_up_nobody(allocator, Bulk::<_, Page>::exact(16_384));
@@ -212,7 +212,7 @@ fn a_number_that_is_out_holds_up_nobody() {
 }
 
 #[test]
-fn what_could_never_be_had_is_invalid_at_once() {
+fn requests_that_can_never_succeed_are_invalid_at_once() {
     let marks = Watermarks { min: 100, low: 110, high: 120, lowmem_reserve: 0 };
     for backend in backends() {
         let memory = Memory::anonymous(16_384).watermarks(marks);
@@ -240,7 +240,7 @@ fn what_could_never_be_had_is_invalid_at_once() {
 }
 
 #[test]
-fn who_can_be_served_does_not_wait_for_who_cannot() {
+fn a_request_that_can_be_served_overtakes_one_that_cannot() {
     with_each(2, |allocator| {
         let mut pages = all(allocator);
         std::thread::scope(|scope| {
@@ -265,7 +265,7 @@ fn who_can_be_served_does_not_wait_for_who_cannot() {
 }
 
 #[test]
-fn who_must_have_several_holds_nothing_while_it_waits() {
+fn a_waiting_bulk_request_holds_no_pages() {
     with_each(64, |allocator| {
         let mut pages = all(allocator);
         std::thread::scope(|scope| {
@@ -299,7 +299,7 @@ fn who_must_have_several_holds_nothing_while_it_waits() {
 
 /// Two always fit, and each frees what it got at once: nobody waits for ever.
 #[test]
-fn three_that_each_want_half_take_turns() {
+fn three_requests_for_half_of_memory_take_turns() {
     with_each(2048, |allocator| {
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -365,7 +365,7 @@ fn a_block_that_others_overtake_is_claimed() {
 
 /// What a claim lacks may never come back: the others go on.
 #[test]
-fn a_claim_that_comes_to_nothing_ends() {
+fn a_claim_that_cannot_be_fulfilled_ends() {
     with_each(64, |allocator| {
         let mut kept = all(allocator);
         drop(kept.split_off(4));
@@ -423,7 +423,7 @@ fn a_cancelled_wait_returns() {
 }
 
 #[test]
-fn who_leaves_the_queue_stops_nobody() {
+fn a_cancelled_waiter_does_not_stop_the_queue() {
     with_each(1, |allocator| {
         for leaves in 0..4 {
             let pages = all(allocator);
@@ -459,7 +459,7 @@ fn who_leaves_the_queue_stops_nobody() {
 }
 
 #[test]
-fn who_leaves_lets_the_next_one_try_what_is_free_already() {
+fn a_cancelled_waiter_lets_the_next_one_try_free_pages() {
     with_each(2, |allocator| {
         std::thread::scope(|scope| {
             let mut pages = all(allocator);
@@ -486,7 +486,7 @@ fn who_leaves_lets_the_next_one_try_what_is_free_already() {
 }
 
 #[test]
-fn a_request_that_need_not_wait_for_ever_does_not_do_so_in_line() {
+fn a_bounded_wait_ends_behind_an_endless_one() {
     // The head never gives up, and what it waits for is with those behind it.
     with_each(4, |allocator| {
         std::thread::scope(|scope| {
@@ -552,7 +552,7 @@ fn deadlines_end_waits() {
 }
 
 #[test]
-fn memory_that_is_added_or_allowed_goes_to_who_waits() {
+fn added_or_allowed_memory_serves_waiters() {
     let second = NodeId::new(1).unwrap();
     for backend in backends() {
         let (first, other) = (Memory::anonymous(64), Memory::anonymous(64).node(second));
@@ -585,7 +585,7 @@ fn memory_that_is_added_or_allowed_goes_to_who_waits() {
 }
 
 #[test]
-fn who_may_not_wait_does_not() {
+fn nowait_and_noretry_requests_do_not_wait() {
     with_each(4, |allocator| {
         let pages = all(allocator);
         let mut list = PageList::new();
@@ -607,7 +607,7 @@ fn who_may_not_wait_does_not() {
 }
 
 #[test]
-fn many_wait_and_free_at_once() {
+fn threads_that_want_more_than_there_is_all_get_through() {
     // More is wanted than there is, all the time; each thread frees what it got. Everybody gets through.
     const THREADS: usize = 8;
     const TURNS: usize = 300;

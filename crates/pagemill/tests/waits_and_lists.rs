@@ -24,7 +24,7 @@ fn wait_for_a_block(allocator: &Allocator, cancel: &Cancel) {
 }
 
 #[test]
-fn lists_take_nothing_while_anybody_waits_and_then_again() {
+fn lists_are_shut_while_a_request_waits() {
     let allocator = one_cpu();
     let mut pages = all(&allocator);
     let listed_of_a_free = |pages: &mut Vec<Page>| {
@@ -48,7 +48,7 @@ fn lists_take_nothing_while_anybody_waits_and_then_again() {
 }
 
 #[test]
-fn lists_of_a_zone_below_its_low_mark_stay_shut_as_a_wait_ends() {
+fn lists_below_the_low_mark_stay_shut_after_a_wait() {
     let memory = Memory::anonymous(PAGES).watermarks(Watermarks::above(16));
     let allocator = Allocator::builder().memory(memory).cpus(1, || 0).build().unwrap();
     let mut pages = all(&allocator);
@@ -76,7 +76,7 @@ impl Shrinker for For {
 }
 
 #[test]
-fn who_reclaims_passes_nobody_who_lacks_the_same() {
+fn a_reclaiming_request_does_not_overtake_waiters() {
     let allocator = one_cpu();
     let pages = all(&allocator);
     let cache = Arc::new(For(std::thread::current().id(), Mutex::new(pages)));
@@ -126,7 +126,7 @@ impl Shrinker for Slow {
 }
 
 #[test]
-fn who_stands_behind_one_in_a_shrinker_gets_what_comes_back() {
+fn requests_behind_a_slow_shrinker_get_freed_pages() {
     let allocator = one_cpu();
     let mut pages = all(&allocator);
     let slow = Arc::new(Slow::default());

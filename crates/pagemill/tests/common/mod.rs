@@ -1,22 +1,41 @@
 //! What several files of tests share.
-mod all_back;
-mod backends;
+mod allocators;
 mod caps;
+mod child;
+mod cpus;
 pub(crate) mod edu;
 pub(crate) mod kcore;
+mod mappings;
+mod pages;
 #[path = "../../../../tests/patience.rs"]
 mod patience;
 mod resident;
+mod shrinkers;
 pub(crate) mod xsk;
 
-pub(crate) use all_back::assert_all_back;
-pub(crate) use backends::backends;
+pub(crate) use allocators::*;
 pub(crate) use caps::without_capabilities;
-
-use pagemill::{Allocator, Gfp, Page};
+pub(crate) use child::{fork, in_child, status_of_child, wait_for};
+pub(crate) use cpus::{allowed_cpus, moves_to, stay_here, stay_on, this_cpu};
+pub(crate) use mappings::{is_mapped, map, map_as, mappings, range_of};
+pub(crate) use pagemill_model::{Rng, fake_cpu, set_fake_cpu as go_to};
+pub(crate) use pages::*;
 pub(crate) use patience::{PATIENCE, until};
 pub(crate) use resident::{are_resident, pages_go_singly, resident_pages, system_page};
+pub(crate) use shrinkers::{Cache, Calls, panics};
+
+use pagemill::Allocator;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+/// A deadline that is never met: something else ends the wait.
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
+
+/// Waits until so many requests wait.
+#[track_caller]
+pub(crate) fn until_waiting(allocator: &Allocator, n: u64) {
+    until("a waiting request", || allocator.stats().waiting == n);
+}
 
 /// Ends what others do until a test is over, however it ends: a failed assertion is not to leave them at it for ever.
 pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
@@ -24,20 +43,6 @@ pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
 impl Drop for Over<'_> {
     fn drop(&mut self) {
         self.0.store(true, Relaxed);
-    }
-}
-
-/// Every page that requests of this kind get without waiting. They drain no CPU's list but their own, and this thread may
-/// have been on several CPUs: what it left on their lists is drained for it.
-pub(crate) fn all_without_waiting(allocator: &Allocator, gfp: Gfp) -> Vec<Page> {
-    let mut pages = Vec::new();
-    loop {
-        let before = pages.len();
-        pages.extend(std::iter::from_fn(|| allocator.alloc_page(gfp).ok()));
-        if pages.len() == before && allocator.stats().listed == 0 {
-            return pages;
-        }
-        allocator.drain();
     }
 }
 

@@ -1,0 +1,117 @@
+//! Taking pages in whatever form, and marking whose they are.
+use pagemill::{Account, Allocator, Bulk, Error, Gfp, Page, PageList, Run, Shortfall};
+use std::collections::HashSet;
+
+/// An array of empty slots.
+pub(crate) fn slots<T>(n: usize) -> Vec<Option<T>> {
+    (0..n).map(|_| None).collect()
+}
+
+/// An array of `n` pages.
+pub(crate) fn array(allocator: &Allocator, n: usize) -> Vec<Option<Page>> {
+    let mut slots = slots(n);
+    assert_eq!(allocator.alloc_pages_bulk_array(Bulk::exact(n), &mut slots).unwrap().added, n);
+    slots
+}
+
+/// What a bulk request gets, by a callback.
+pub(crate) fn bulk(allocator: &Allocator, request: Bulk<'_>) -> (Vec<Page>, Option<Shortfall>) {
+    let mut pages = Vec::new();
+    let delivered = allocator.alloc_pages_bulk_callback(request, |page| pages.push(page)).unwrap();
+    assert_eq!(delivered.blocks, pages.len());
+    (pages, delivered.shortfall)
+}
+
+/// `n` pages by one bulk request.
+pub(crate) fn take(allocator: &Allocator, n: usize) -> Vec<Page> {
+    let (pages, shortfall) = bulk(allocator, Bulk::up_to(n));
+    assert_eq!((pages.len(), shortfall), (n, None));
+    pages
+}
+
+/// `n` pages, one by one.
+pub(crate) fn singles(allocator: &Allocator, n: usize) -> Vec<Page> {
+    (0..n).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect()
+}
+
+/// All that requests of this kind get, one by one.
+pub(crate) fn all(allocator: &Allocator, gfp: Gfp) -> Vec<Page> {
+    std::iter::from_fn(|| allocator.alloc_page(gfp).ok()).collect()
+}
+
+/// Every page that requests of this kind get without waiting. They drain no CPU's list but their own, and this thread may
+/// have been on several CPUs: what it left on their lists is drained for it.
+pub(crate) fn all_without_waiting(allocator: &Allocator, gfp: Gfp) -> Vec<Page> {
+    let mut pages = Vec::new();
+    loop {
+        let before = pages.len();
+        pages.extend(all(allocator, gfp));
+        if pages.len() == before && allocator.stats().listed == 0 {
+            return pages;
+        }
+        allocator.drain();
+    }
+}
+
+/// The pages that a request gets, and what it is short by.
+type Got = Result<(Vec<Page>, Option<Shortfall>), Error>;
+/// A request in one form, for so many pages at least, for so many at most, with an account if there is one.
+pub(crate) type Form = fn(&Allocator, usize, usize, Option<&Account>) -> Got;
+
+fn charged_to<'a, N>(request: Bulk<'a, N>, account: Option<&'a Account>) -> Bulk<'a, N> {
+    account.map_or(request, |account| request.account(account))
+}
+
+/// Every form of a bulk request for pages. The callback form, which is the last, takes no least number.
+pub(crate) const FORMS: [(&str, Form); 4] = [
+    ("list", |allocator, least, n, account| {
+        let request = charged_to(Bulk::at_least(least, n), account);
+        let mut list = PageList::new();
+        let delivered = allocator.alloc_pages_bulk_list(request, &mut list)?;
+        assert_eq!(delivered.blocks, list.len());
+        Ok((list.collect(), delivered.shortfall))
+    }),
+    ("array", |allocator, least, n, account| {
+        let request = charged_to(Bulk::at_least(least, n), account);
+        let mut slots = slots(n);
+        let filled = allocator.alloc_pages_bulk_array(request, &mut slots)?;
+        let pages: Vec<Page> = slots.into_iter().flatten().collect();
+        assert_eq!((filled.added, filled.occupied, filled.first_hole), (pages.len(), pages.len(), pages.len()));
+        Ok((pages, filled.shortfall))
+    }),
+    ("runs", |allocator, least, n, account| {
+        let request = charged_to(Bulk::at_least(least, n), account);
+        let mut runs: Vec<Run<Page>> = Vec::new();
+        let delivered = allocator.alloc_pages_bulk_runs(request, &mut runs)?;
+        assert_eq!(delivered.blocks, runs.iter().map(Run::len).sum());
+        Ok((runs.into_iter().flat_map(Run::into_pages).collect(), delivered.shortfall))
+    }),
+    ("callback", |allocator, _, n, account| Ok(bulk(allocator, charged_to(Bulk::up_to(n), account)))),
+];
+
+/// Each page is another; their addresses.
+#[track_caller]
+pub(crate) fn assert_distinct<'a>(pages: impl IntoIterator<Item = &'a Page>) -> HashSet<usize> {
+    let addrs: Vec<usize> = pages.into_iter().map(Page::addr).collect();
+    let distinct: HashSet<usize> = addrs.iter().copied().collect();
+    assert_eq!(distinct.len(), addrs.len(), "a page is owned twice");
+    distinct
+}
+
+/// Does every byte of the page, or of several, have this value?
+pub(crate) fn is_all(bytes: &[u8], value: u8) -> bool {
+    bytes.iter().all(|&byte| byte == value)
+}
+
+/// Writes to both ends of a page what tells it and its owner from others, so that a second owner would be seen.
+pub(crate) fn stamp(page: &mut Page, owner: u64) {
+    let stamp = (page.addr() as u64 ^ owner << 48).to_ne_bytes();
+    page[..8].copy_from_slice(&stamp);
+    page[4088..].copy_from_slice(&stamp);
+}
+
+/// Is the page as its owner stamped it?
+pub(crate) fn is_stamped(page: &Page, owner: u64) -> bool {
+    let stamp = (page.addr() as u64 ^ owner << 48).to_ne_bytes();
+    page[..8] == stamp && page[4088..] == stamp
+}
