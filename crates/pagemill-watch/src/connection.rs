@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_are_three() {
+    fn the_three_questions_are_parsed() {
         let watch = |ms| Ok(Question::Watch(Duration::from_millis(ms)));
         assert_eq!(Question::parse(b"json"), Ok(Question::Once(Form::Json)));
         assert_eq!(Question::parse(b"prometheus\r"), Ok(Question::Once(Form::Prometheus)));

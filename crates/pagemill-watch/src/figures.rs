@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_samples_are_what_the_allocator_counts() {
+    fn samples_equal_the_allocators_counters() {
         use pagemill::{Bulk, Gfp, PageList, free_pages_bulk};
         let allocator = Allocator::builder().pages(2048).cpus(2, || 1).build().unwrap();
         let mut list = PageList::new();

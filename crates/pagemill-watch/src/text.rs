@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_reads_back() {
+    fn the_prometheus_text_parses_back_to_the_samples() {
         let allocator = Allocator::builder().pages(3000).build().unwrap();
         let pages: Vec<_> = (0..70).map(|_| allocator.alloc_page(pagemill::Gfp::KERNEL).unwrap()).collect();
         let odd = "a \"quoted\\\" name,}\nof two lines";

@@ -59,7 +59,7 @@ fn value(record: &Value, name: &str, allocator: &str) -> Option<u64> {
 }
 
 #[test]
-fn json_and_prometheus_say_what_the_allocator_counts() {
+fn json_and_prometheus_show_the_allocators_counters() {
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
     let allocator = Allocator::builder().pages(1000).build().unwrap();
@@ -143,7 +143,7 @@ fn a_watcher_gets_a_line_each_time_and_sees_what_changes() {
 
 /// It is freed with its last handle, watched or not.
 #[test]
-fn what_is_shown_is_not_kept() {
+fn showing_an_allocator_does_not_keep_it_alive() {
     own_process!();
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
@@ -161,7 +161,7 @@ fn what_is_shown_is_not_kept() {
 }
 
 #[test]
-fn wrong_questions_are_told_the_right_ones() {
+fn a_wrong_question_is_answered_with_the_valid_ones() {
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
     for (question, words) in [
@@ -249,7 +249,7 @@ fn a_watcher_that_does_not_read_is_cut_off() {
 }
 
 #[test]
-fn the_socket_file_is_private_and_goes_with_the_server() {
+fn the_socket_file_is_private_and_removed_with_the_server() {
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
     let mode = fs::symlink_metadata(server.path()).unwrap().permissions().mode();
@@ -264,7 +264,7 @@ fn the_socket_file_is_private_and_goes_with_the_server() {
 }
 
 #[test]
-fn what_a_dead_process_left_is_replaced_and_what_is_no_socket_is_not() {
+fn the_socket_of_a_dead_process_is_replaced_and_another_file_is_not() {
     let folder = Folder::new();
     drop(UnixListener::bind(folder.socket()).unwrap());
     assert_eq!(folder.names(), ["stats.sock"], "the standard library's listener leaves its file");
@@ -290,7 +290,7 @@ fn what_a_dead_process_left_is_replaced_and_what_is_no_socket_is_not() {
 }
 
 #[test]
-fn several_servers_at_once_agree_on_who_has_the_name() {
+fn one_of_several_concurrent_servers_gets_the_name() {
     let folder = Folder::new();
     drop(UnixListener::bind(folder.socket()).unwrap());
     let path = folder.socket();
@@ -307,7 +307,7 @@ fn several_servers_at_once_agree_on_who_has_the_name() {
 }
 
 #[test]
-fn the_child_of_a_fork_leaves_it_alone() {
+fn the_child_of_a_fork_leaves_the_socket_alone() {
     own_process!();
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
