@@ -175,7 +175,7 @@ mod tests {
     /// For every length up to a few words, with a wrong byte at each position in turn; the bytes beside the range stay
     /// untouched.
     #[test]
-    fn every_byte_is_seen_and_written_and_no_other() {
+    fn every_byte_of_the_range_and_no_other_is_compared_and_set() {
         for n in 0..=if cfg!(miri) { 19 } else { 70 } {
             let mut bytes = vec![9_u8; n + 2];
             // SAFETY: cells 1 to n of a vector with as many and two more.

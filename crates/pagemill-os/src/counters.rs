@@ -8,7 +8,7 @@ use pagemill_core::atomic::AtomicU64;
 /// Passes the table to the macro `$make`. An entry is
 ///
 /// ```text
-/// /// Trips to the zone for a batch.
+/// /// Refills: batches that lists fetched from the zone.
 /// refills: "pcp_refill", "pagemill_refills_total" by Allocator;
 /// ```
 ///
@@ -31,34 +31,34 @@ macro_rules! counters {
                 listed: _, "pagemill_zone_listed_pages" by Zone;
                 /// Pages in depots, between the lists of the CPUs.
                 in_depots: "nr_depot_pages", "pagemill_depot_pages" by Allocator;
-                /// Pages put aside because they were on two ways at once.
+                /// Pages in quarantine: freed twice, so they are not handed out again.
                 quarantined: "nr_quarantined", "pagemill_quarantined_pages" by Allocator;
-                /// Pages handed out, those of blocks included.
+                /// Pages handed out, including those of blocks.
                 allocated: "pgalloc_normal", "pagemill_allocated_pages_total" by Allocator;
-                /// Pages that came back.
+                /// Pages freed.
                 freed: "pgfree", "pagemill_freed_pages_total" by Allocator;
-                /// Pages that lists got from the zone.
+                /// Pages that lists got from the zone as refills.
                 refilled_pages: "pcp_refill_pages", _ by Allocator;
-                /// Pages that lists and depots gave to the zone, or depots to requests past the lists; drained ones, too.
+                /// Pages that lists and depots gave to the zone, drains included, or depots to requests past the lists.
                 drained_pages: "pcp_drain_pages", _ by Allocator;
-                /// Blocks that were refused, and frames found on two ways at once.
+                /// Frees that were refused, and frames that went into quarantine.
                 misused: "misuse", "pagemill_misuse_total" by Allocator;
-                /// Pages handed out on CPUs of their own node.
+                /// Pages handed out to CPUs of their own node.
                 numa_local: "numa_local", "pagemill_numa_local_total" by Zone;
-                /// Pages handed out on CPUs of other nodes.
+                /// Pages handed out to CPUs of other nodes.
                 numa_other: "numa_other", "pagemill_numa_other_total" by Zone;
-                /// Pages that requests got of the node they wanted.
+                /// Pages that requests got from the node that they wanted.
                 numa_hit: "numa_hit", "pagemill_numa_hit_total" by Zone;
             }
             // Counted by each CPU, once a call or once a trip to the zone.
             cpu {
-                /// Pages of a node that went to requests that wanted another's.
+                /// Pages of a node that went to requests for another node.
                 numa_miss: "numa_miss", "pagemill_numa_miss_total" by Zone;
-                /// Pages wanted of a node and got from another: summed over nodes, as many as numa_miss.
+                /// Pages that requests for a node got from another node; the sum over all nodes equals that of numa_miss.
                 numa_foreign: "numa_foreign", "pagemill_numa_foreign_total" by Zone;
-                /// Pages that interleaved requests got of the node whose turn it was.
+                /// Pages that interleaved requests got from the node whose turn it was.
                 numa_interleave: "numa_interleave", "pagemill_numa_interleave_total" by Zone;
-                /// Trips to the zone for a batch.
+                /// Refills: batches that lists fetched from the zone.
                 refills: "pcp_refill", "pagemill_refills_total" by Allocator;
                 /// Batches that went to the zone because a list was full.
                 drains: "pcp_drain", "pagemill_drains_total" by Allocator;
@@ -72,9 +72,9 @@ macro_rules! counters {
                 direct_in: "direct_free_pages", "pagemill_direct_freed_pages_total" by Allocator;
                 /// Blocks above order 0 handed out.
                 blocks_out: "block_alloc", "pagemill_blocks_allocated_total" by Allocator;
-                /// Blocks above order 0 that came back.
+                /// Blocks above order 0 freed.
                 blocks_in: "block_free", "pagemill_blocks_freed_total" by Allocator;
-                /// Bulk requests that ended with the single path.
+                /// Bulk requests that fell back to the single-page path.
                 fallbacks: "bulk_fallback", "pagemill_bulk_fallbacks_total" by Allocator;
                 /// Pages taken from a pageblock of another mobility.
                 steals: "alloc_steal", "pagemill_stolen_pages_total" by Allocator;
@@ -85,17 +85,17 @@ macro_rules! counters {
                 waiting: _, "pagemill_waiting_requests" by Allocator;
                 /// Waits for memory that ended.
                 waits: "alloc_wait", "pagemill_waits_total" by Allocator;
-                /// How long the waits that ended were in all, in microseconds.
+                /// Total length of the waits that ended, in microseconds.
                 waited_us: "alloc_wait_us", "pagemill_waited_us_total" by Allocator;
                 /// Rounds of direct reclaim.
                 reclaim_direct: "reclaim_direct", "pagemill_direct_reclaims_total" by Allocator;
                 /// Rounds of background reclaim.
                 reclaim_background: "reclaim_background", "pagemill_background_reclaims_total" by Allocator;
-                /// Pages that shrinkers gave back.
+                /// Pages that shrinkers freed.
                 reclaimed: "reclaim_pages", "pagemill_reclaimed_pages_total" by Allocator;
-                /// Acquisitions that were made to fail.
+                /// Acquisitions that fault injection made fail.
                 faults: "fault_injected", "pagemill_injected_faults_total" by Allocator;
-                /// Blocks refused in this process that belong to no allocator.
+                /// Frees refused in this process because the address belongs to no allocator.
                 foreign: "misuse_foreign", _ by Allocator;
             }
         }

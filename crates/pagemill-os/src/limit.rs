@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_group_up_to_the_mount_counts() {
+    fn the_lowest_limit_of_a_group_and_its_parents_counts() {
         let tree = Tree::new("v2");
         tree.write("a/memory.max", "1073741824\n");
         tree.write("a/memory.current", "900000000\n");
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_and_groups_seen_from_inside_a_container() {
+    fn limits_of_version_1_and_inside_a_container_are_read() {
         let tree = Tree::new("v1");
         tree.write("memory.limit_in_bytes", "536870912\n");
         tree.write("memory.usage_in_bytes", "36870912\n");

@@ -300,7 +300,7 @@ mod tests {
     use super::{Mapping, system_page};
 
     #[test]
-    fn aligned_zero_and_writable_to_the_end() {
+    fn a_reservation_is_aligned_zero_and_writable_to_its_end() {
         let len = 3 * system_page();
         let map = Mapping::reserve(len, 1 << 16).unwrap();
         assert_eq!((map.addr() % (1 << 16), map.bytes()), (0, len));

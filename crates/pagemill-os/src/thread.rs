@@ -168,13 +168,13 @@ mod tests {
     use super::Thread;
 
     #[test]
-    fn a_panic_of_a_thread_is_told_to_the_one_who_joins_it() {
+    fn join_returns_the_panic_of_a_thread() {
         let thread = Thread::spawn(c"panics", || std::panic::panic_any(7_u32)).unwrap();
         assert_eq!(thread.join().map(|()| 0).unwrap_err().downcast_ref(), Some(&7_u32));
     }
 
     #[test]
-    fn a_thread_knows_itself_and_what_it_was_told_is_dropped_once() {
+    fn a_thread_is_told_from_its_parent_and_drops_its_work_once() {
         let kept = std::sync::Arc::new(());
         let mine = kept.clone();
         let thread = Thread::spawn(c"counts", move || std::sync::Arc::strong_count(&mine)).unwrap();

@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_stranger_among_pages_is_seen() {
+    fn every_foreign_address_among_pages_is_found() {
         const BASE: usize = 0x7f00_0020_0000;
         let takes_long = |n: &usize| cfg!(miri) && (20..63).contains(n);
         for n in (1..=70).filter(|n| !takes_long(n)) {
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn every_hole_is_seen() {
+    fn every_empty_slot_is_found() {
         for n in 0..=if cfg!(miri) { 20 } else { 64 } {
             for pattern in [0, !0, 0x5555_5555_5555_5555, 1, 1 << 63, 0x8000_0001_0f0f_1234_u64] {
                 // Words that are not empty have a single bit set, in either half.
@@ -406,7 +406,7 @@ mod tests {
 
     /// For lengths around the start of wide vectors and around a batch, with a wrong word at each position in turn.
     #[test]
-    fn loops_see_every_word_and_fill_every_word() {
+    fn loops_read_and_fill_every_word() {
         let takes_long = |n: &usize| cfg!(miri) && (20..63).contains(n);
         for n in (0..=70).filter(|n| !takes_long(n)) {
             let mut words = vec![7; n + 1];

@@ -1,16 +1,16 @@
-//! C4.3 at its root: while a list is being drained its owner goes on elsewhere, and does not wait.
+//! C4.3, for one list: while a list is being drained, its CPU goes on without the list, and does not wait.
 use pagemill_core::{CpuId, Mobility};
 use pagemill_os::{Backend, Batch, PerCpu};
 use std::sync::mpsc::channel;
 
 const KIND: Mobility = Mobility::Movable;
 
-/// Keeps this thread on CPU 0, where it can be.
+/// Pins this thread to CPU 0.
 fn stay_on_cpu_0() {
     assert!(stay_on_cpu(0));
 }
 
-/// Keeps this thread on one CPU. False: there is no such CPU for it.
+/// Pins this thread to one CPU. Returns false if it may not run there.
 fn stay_on_cpu(cpu: usize) -> bool {
     if cfg!(miri) {
         return true;
@@ -36,7 +36,7 @@ fn owner_goes_on(backend: Backend) {
             }
             to_drain.send(0).unwrap();
             orders.recv().unwrap();
-            // Somebody is in the middle of draining this CPU's list, and waits for this thread.
+            // The main thread is in the middle of draining this CPU's list, and waits for this thread.
             let mut batch = Batch::new();
             lists.pop_n(KIND, 64, &mut batch);
             assert!(batch.is_empty() && lists.pop(KIND).is_none(), "a list is being drained");
@@ -67,22 +67,22 @@ fn owner_goes_on(backend: Backend) {
 }
 
 #[test]
-fn a_portable_lists_owner_goes_on() {
+fn the_owner_of_a_portable_list_goes_on_during_a_drain() {
     owner_goes_on(Backend::Portable);
 }
 
 #[test]
-#[cfg(not(miri))] // It sees no assembly.
-fn a_restartable_sequences_owner_goes_on() {
+#[cfg(not(miri))] // Miri sees no assembly.
+fn the_owner_of_a_restartable_sequences_list_goes_on_during_a_drain() {
     match pagemill_os::self_test() {
         Ok(()) => owner_goes_on(Backend::Rseq),
         Err(why) => eprintln!("skipped: the rseq backend ({why})"),
     }
 }
 
-/// Four threads push and pop one portable list's frames, and one drains it all the time.
+/// Four threads push and pop frames of one portable list, and one of them drains it all the time.
 #[test]
-fn nothing_is_lost_or_doubled_by_drains() {
+fn no_frame_is_lost_or_doubled_by_drains() {
     let turns = if cfg!(miri) { 30 } else { 20_000 };
     let lists = PerCpu::new(Backend::Portable, 1, || 0).unwrap();
     let frames = 40u32;
@@ -118,21 +118,21 @@ fn nothing_is_lost_or_doubled_by_drains() {
     assert_eq!(owned, (0..frames).collect::<Vec<_>>());
 }
 
-/// Two threads on two CPUs, each of which must see what the other is doing.
-#[cfg(not(miri))] // It sees no assembly.
+/// Two threads on two CPUs, which must overlap.
+#[cfg(not(miri))] // Miri sees no assembly.
 mod two_processors {
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
     use std::time::{Duration, Instant};
 
-    /// What has not come by then never comes.
+    /// After this time an event counts as missing.
     const PATIENCE: Duration = Duration::from_secs(600);
-    /// On a list, or on its way between two owners.
+    /// The frame is on a list, or on its way between two owners.
     const NOBODY: u32 = 0;
     const OWNER: u32 = 1;
     const DRAINER: u32 = 2;
 
-    /// Who owns which frame.
+    /// The owner of each frame.
     struct Owners(Vec<AtomicU32>);
 
     impl Owners {
@@ -144,7 +144,7 @@ mod two_processors {
         }
     }
 
-    /// Ends what others do until a test is over, however it ends: a failed assertion is not to leave them at it for ever.
+    /// Tells the other threads that the test is over, even if an assertion failed: they would run for ever.
     struct Over<'a>(&'a AtomicBool);
 
     impl Drop for Over<'_> {
@@ -153,10 +153,10 @@ mod two_processors {
         }
     }
 
-    /// Restartable sections of CPU 1 pop and push at full rate, and CPU 0 drains that list all the time: a section that
-    /// began before the list was held must not commit after it. Without the barrier in `drain` this fails.
+    /// Restartable sections of CPU 1 pop and push at full rate, and CPU 0 drains that list all the time: a section that began
+    /// before the list was held must not commit afterwards. Without the barrier in `drain` this fails.
     #[test]
-    fn a_section_under_way_does_not_outlast_a_drain() {
+    fn a_running_section_does_not_commit_after_a_drain() {
         if let Err(why) = pagemill_os::self_test() {
             eprintln!("skipped: the rseq backend ({why})");
             return;
@@ -193,14 +193,14 @@ mod two_processors {
                     owners.pass(batch.as_slice(), NOBODY, OWNER);
                     mine.extend_from_slice(batch.as_slice());
                 }
-                mine.extend(back.iter().flatten()); // To the end: what was sent last too.
+                mine.extend(back.iter().flatten()); // To the end, including the last frames sent.
                 mine
             });
             let drainer = scope.spawn(move || {
                 let over = Over(is_over);
                 assert!(stay_on_cpu(0));
                 let (begin, mut drained) = (Instant::now(), 0);
-                // A second, and on a busy machine until the two have met at all.
+                // For a second, and on a busy machine until the two have overlapped at least once.
                 while begin.elapsed() < Duration::from_secs(1) || (drained == 0 && begin.elapsed() < PATIENCE) {
                     if owner.is_finished() {
                         break;
@@ -229,7 +229,7 @@ mod two_processors {
     }
 }
 
-/// What the child of a fork finds that met a drain: a list that somebody holds who is not there.
+/// Does what the child of a fork does that interrupted a drain: it finds a list that is held by a thread that does not exist.
 fn child_releases(backend: Backend) {
     let lists = PerCpu::new(backend, pagemill_os::possible_cpus(), || 0).unwrap();
     let cpu = CpuId::new(0);
@@ -257,7 +257,7 @@ fn a_child_uses_portable_lists_that_a_drain_held_as_the_process_forked() {
 }
 
 #[test]
-#[cfg(not(miri))] // It sees no assembly.
+#[cfg(not(miri))] // Miri sees no assembly.
 fn a_child_uses_restartable_sequences_lists_that_a_drain_held_as_the_process_forked() {
     match pagemill_os::self_test() {
         Ok(()) => child_releases(Backend::Rseq),

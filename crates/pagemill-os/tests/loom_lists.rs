@@ -1,17 +1,17 @@
-//! Every interleaving of the portable lists' callers, by loom: owners that pop and push, a thread that was moved to
-//! another CPU and still uses the list, and a drain. No frame has two owners, none is lost (L1, L3).
+//! Every interleaving of the portable lists' callers, by loom: two threads that pop and push, as after a move to another CPU,
+//! and a drain. No frame has two owners, none is lost (L1, L3).
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-os --test tests loom_lists
 //! ```
 //!
-//! With `--cfg pagemill_canary` besides, the lists have a bug and these must fail with "owned twice".
+//! With `--cfg pagemill_canary` as well, the lists have a bug, and these tests must fail with "owned twice".
 use loom::thread;
 use pagemill_os::{Batch, List};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-/// A list, a depot, and the frames that somebody has. The last is std's, which is no choice point for loom.
+/// A list, a depot, and the frames that threads own. The lock around the last is std's, so loom does not branch there.
 struct Model {
     list: List,
     depot: List,
@@ -19,7 +19,7 @@ struct Model {
 }
 
 impl Model {
-    /// `frames` on the list, which takes up to `limit`; nothing else is owned but frames from 100 up.
+    /// A list with `frames` and this limit; the threads own frames 100 to 103.
     fn new(frames: &[u32], limit: u32) -> Arc<Self> {
         let list = List::for_model(limit);
         assert!(list.try_push_n(frames));
@@ -31,7 +31,7 @@ impl Model {
         frames.iter().for_each(|frame| assert!(owned.insert(*frame), "frame {frame} is owned twice"));
     }
 
-    /// As a caller does: what it gets is its own.
+    /// Pops as a caller does, who then owns the frames.
     fn pop(&self, want: usize) -> Vec<u32> {
         let mut batch = Batch::new();
         self.list.try_pop_n(want, &mut batch);
@@ -40,7 +40,7 @@ impl Model {
         batch.as_slice().to_vec()
     }
 
-    /// As a caller does: what the list does not take stays its own.
+    /// Pushes as a caller does, who keeps the frames that the list does not accept.
     fn push(&self, frames: &[u32]) {
         frames.iter().for_each(|frame| assert!(self.owned.lock().unwrap().remove(frame), "{frame} was nobody's"));
         if !self.list.try_push_n(frames) {
@@ -48,7 +48,7 @@ impl Model {
         }
     }
 
-    /// All frames, whoever has them.
+    /// Checks that all frames are accounted for.
     fn settle(&self, all: usize) {
         while !self.pop(64).is_empty() || self.list.from_depot_for_model(&self.depot, 64) > 0 {}
         assert!(self.list.is_empty() && self.depot.is_empty());
@@ -86,7 +86,7 @@ fn one_pops_while_others_push() {
 }
 
 #[test]
-fn what_a_full_list_refuses_stays_with_its_owner() {
+fn a_frame_refused_by_a_full_list_stays_with_its_owner() {
     explore(3, &[1], 2, [|model| model.push(&[100, 101]), |model| model.push(&[102]), |model| drop(model.pop(1))]);
 }
 
@@ -125,7 +125,7 @@ fn loads_go_through_a_depot_while_it_is_drained() {
 }
 
 #[test]
-fn a_depot_that_is_full_takes_nothing() {
+fn a_full_depot_accepts_nothing() {
     explore(
         3,
         &[1, 2],
@@ -142,14 +142,14 @@ fn a_depot_that_is_full_takes_nothing() {
 }
 
 impl Model {
-    /// As a drain does: holds the list until it is empty.
+    /// Drains as a drain does, which holds the list until it is empty.
     fn drain(&self) -> Vec<u32> {
         self.drain_of(&self.list)
     }
 
     fn drain_of(&self, list: &List) -> Vec<u32> {
         let mut drained = Vec::new();
-        // Whoever is at it leaves soon; loom would try for ever.
+        // The holder releases the list soon; without a bound loom would try for ever.
         for _ in 0..3 {
             if list.drain_for_model(|frames| drained.extend_from_slice(frames)).is_some() {
                 break;

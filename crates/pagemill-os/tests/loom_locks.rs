@@ -1,7 +1,7 @@
-//! Every interleaving, by loom, of threads that take a lock, of a fork that takes it too, and of sections against a fork: no two
-//! hold it, nobody is asleep whose turn it is, and a fork is overtaken once by each thread at most.
+//! Every interleaving, by loom, of threads that take a lock, of a fork that takes it, too, and of sections and a fork: no two
+//! threads hold the lock, no thread sleeps while the lock is free, and each thread overtakes a fork once at most.
 //!
-//! A thread that sleeps is woken or sleeps for ever here, and loom reports that.
+//! Here a thread that is not woken sleeps for ever, and loom reports it.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-os --test tests loom_locks
@@ -13,7 +13,7 @@ use pagemill_core::Lock;
 use pagemill_os::{ForkLock, SLEEP, Sections};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// Written with the lock held, and read in sections: loom fails where two are at it at once, or one does not see the other's.
+/// Data that is written under the lock and read in sections: loom fails if two accesses overlap, or one does not see the other.
 struct Guarded(UnsafeCell<u32>);
 
 // SAFETY: loom watches each access.
@@ -26,7 +26,7 @@ impl Guarded {
         Self(UnsafeCell::new(0))
     }
     fn change(&self) {
-        // SAFETY: loom fails if another thread is at it.
+        // SAFETY: loom fails if another thread accesses it.
         self.0.with_mut(|value| unsafe { *value += 1 });
     }
     fn look(&self) -> u32 {
@@ -72,7 +72,7 @@ impl Plain {
         self.guarded.change();
         self.lock.release(SLEEP);
     }
-    /// As a signal handler does.
+    /// Does what a signal handler does.
     fn try_to_change(&self) {
         if self.lock.try_take() {
             self.guarded.change();
@@ -131,18 +131,18 @@ impl Forking {
         self.guarded.look();
         self.sections.leave();
     }
-    /// The registry's holder goes into a section.
+    /// The registry's holder enters a section.
     fn section_in_registry(&self) {
         self.registry.take();
         self.section();
         self.registry.release();
     }
-    /// Behind a fork, if one waits.
+    /// Takes the registry after a fork, if one waits.
     fn behind_a_fork(&self) {
         for _ in 0..2 {
             let is_behind = self.registry.is_awaited_by_fork();
             self.registry.take();
-            assert!(!is_behind || self.forked.load(SeqCst), "a fork was overtaken by a thread that came later");
+            assert!(!is_behind || self.forked.load(SeqCst), "a thread that arrived later overtook a fork");
             self.registry.release();
         }
     }
@@ -163,13 +163,13 @@ fn two_forks_meet_a_section() {
 }
 
 #[test]
-fn a_fork_is_not_overtaken_by_who_comes_later() {
+fn a_fork_is_not_overtaken_by_later_threads() {
     explore(3, Forking::new, &[Forking::fork, Forking::behind_a_fork, Forking::behind_a_fork], Forking::at_end);
 }
 
-/// A section that does not wait, as giving memory back is: it begins, or something holds it back.
+/// A section that does not wait, such as giving memory back, either begins or is held back.
 #[test]
-fn a_section_that_is_tried_does_not_meet_what_holds_it_back() {
+fn try_enter_never_overlaps_a_thread_that_holds_sections_back() {
     fn tried(model: &Forking) {
         if model.sections.try_enter() {
             model.guarded.look();

@@ -1,10 +1,10 @@
-//! Every interleaving of those who wait for memory, those who free some and those who cancel, by loom: whoever is
-//! owed something is woken, in the order of arrival among those who lack the same, and behind nobody else. `pagemill`
-//! itself is not built for loom, so its file is taken as it is. So is the file by which lists are shut meanwhile. Its
-//! own model of the queue, by shuttle, has more threads; loom knows besides what memory that is ordered weakly may
-//! do.
+//! Every interleaving, by loom, of requests that wait for memory, frees and cancels: a request that can be served is woken, in
+//! order of arrival within its line, and whatever other lines do. `pagemill` itself is not built for loom, so this test
+//! includes the source file of the queue, and that of shutting lists. The model of the queue in `pagemill`, by shuttle, has
+//! more threads; loom explores weakly ordered memory as well.
 //!
-//! Parking has no end here: what is only found because the head looks again after a while would hang, and loom says so.
+//! Parking never times out here: if a request were found only because the head of its line looks again after a while, it would
+//! hang, and loom would report that.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-os --test tests loom_waits
@@ -24,7 +24,7 @@ pub(crate) mod sync {
     pub(crate) fn park_timeout(_: std::time::Duration) {
         park();
     }
-    /// Nobody forks here.
+    /// No thread forks here.
     pub(crate) fn no_fork() {}
     pub(crate) struct Stamp;
     impl Stamp {
@@ -44,17 +44,17 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use sync::{AtomicBool, AtomicUsize};
 use wait::{Cancel, Patience, Waits};
 
-/// Memory of which there is none at first, and who waits for it.
+/// Memory with no free frame at first, and the requests that wait for it.
 #[derive(Default)]
 struct Memory {
     free: AtomicUsize,
-    /// By how many frames they lack.
+    /// One line for each number of frames that is lacking.
     waits: Waits<usize>,
     served: AtomicUsize,
 }
 
 impl Memory {
-    /// One frame, in the order in which frames are taken; none if `cancel` says so before.
+    /// Takes one frame, and returns how many requests were served before; `None` if `cancel` came first.
     fn take(&self, cancel: Option<&Cancel>) -> Option<usize> {
         self.take_all(1, cancel)
     }
@@ -65,12 +65,12 @@ impl Memory {
             Some(self.served.fetch_add(1, Relaxed))
         })
     }
-    /// As whoever frees does while somebody waits.
+    /// Frees a frame, as a free does while requests wait.
     fn give(&self) {
         self.free.fetch_add(1, AcqRel);
         self.waits.note_freed(&|lack| self.free.load(Relaxed) >= lack);
     }
-    /// Until so many wait.
+    /// Waits until `n` requests wait.
     fn await_waiters(&self, n: usize) {
         while self.waits.len() < n {
             thread::yield_now();
@@ -84,7 +84,7 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// A thread that takes one frame, behind `n` others.
+/// A thread that takes one frame, with `n` requests ahead of it.
 fn waiter(memory: &Arc<Memory>, n: usize) -> thread::JoinHandle<Option<usize>> {
     let its = Arc::clone(memory);
     let waiter = thread::spawn(move || its.take(None));
@@ -93,12 +93,12 @@ fn waiter(memory: &Arc<Memory>, n: usize) -> thread::JoinHandle<Option<usize>> {
 }
 
 #[test]
-fn who_waits_is_woken_by_what_is_freed() {
+fn a_waiting_request_is_woken_by_a_free() {
     check(|| {
         let memory = Arc::new(Memory::default());
         let its = Arc::clone(&memory);
         let waiter = thread::spawn(move || its.take(None));
-        // Before, while and after it sits down.
+        // Before, while or after the request joins its line.
         memory.give();
         assert_eq!(waiter.join().unwrap(), Some(0));
         assert_eq!(memory.waits.len(), 0);
@@ -118,7 +118,7 @@ fn two_are_served_in_order_of_arrival() {
 }
 
 #[test]
-fn two_who_free_at_once_wake_both() {
+fn two_concurrent_frees_serve_the_waiter_and_lose_nothing() {
     check(|| {
         let memory = Arc::new(Memory::default());
         let first = waiter(&memory, 0);
@@ -127,7 +127,7 @@ fn two_who_free_at_once_wake_both() {
         memory.give();
         assert_eq!(first.join().unwrap(), Some(0));
         giver.join().unwrap();
-        // What is left is found without anybody's waking.
+        // The second frame is there without a wake-up.
         assert_eq!(memory.take(None), Some(1));
     });
 }
@@ -146,7 +146,7 @@ fn a_cancelled_wait_returns() {
 }
 
 #[test]
-fn a_head_that_is_cancelled_as_something_comes_passes_it_on() {
+fn a_head_cancelled_during_a_free_wakes_the_next() {
     check(|| {
         let memory = Arc::new(Memory::default());
         let cancel = Cancel::new();
@@ -165,7 +165,7 @@ fn a_head_that_is_cancelled_as_something_comes_passes_it_on() {
 }
 
 #[test]
-fn two_frees_that_are_enough_together_wake_who_lacks_two() {
+fn two_frees_that_are_enough_together_wake_a_request_for_two() {
     check(|| {
         let memory = Arc::new(Memory::default());
         let its = Arc::clone(&memory);
@@ -179,7 +179,7 @@ fn two_frees_that_are_enough_together_wake_who_lacks_two() {
 }
 
 #[test]
-fn who_lacks_what_never_comes_holds_up_nobody() {
+fn a_request_that_is_never_served_does_not_block_another_line() {
     check(|| {
         let memory = Arc::new(Memory::default());
         let cancel = Cancel::new();
@@ -196,7 +196,7 @@ fn who_lacks_what_never_comes_holds_up_nobody() {
 }
 
 #[test]
-fn a_cancel_forgets_who_waits_no_longer() {
+fn a_cancel_forgets_a_request_that_stopped_waiting() {
     check(|| {
         let memory = Arc::new(Memory::default());
         let cancel = Cancel::new();
@@ -223,7 +223,7 @@ impl Lists {
     fn settle(&self) {
         shutting::settle(|| self.has_reason(), |is_open| self.limit.store(usize::from(is_open), Relaxed));
     }
-    /// A request that waits, and stops.
+    /// A request that waits, and stops waiting.
     fn wait(&self) {
         self.waiting.fetch_add(1, SeqCst);
         self.settle();
@@ -249,7 +249,7 @@ impl Lists {
     }
 }
 
-/// Both threads at once, and the lists after that.
+/// Runs both threads at once, and checks the lists afterwards.
 fn lists_meet(threads: [fn(&Lists); 2]) {
     check(move || {
         let lists = Arc::new(Lists { limit: AtomicUsize::new(1), ..Lists::default() });
@@ -258,19 +258,19 @@ fn lists_meet(threads: [fn(&Lists); 2]) {
         threads[1](&lists);
         other.join().unwrap();
         match lists.has_reason() {
-            true => assert_eq!(lists.limit.load(SeqCst), 0, "they are open"),
-            false => assert_eq!(lists.limit.load(SeqCst), 1, "they are shut for no reason"),
+            true => assert_eq!(lists.limit.load(SeqCst), 0, "the lists are open"),
+            false => assert_eq!(lists.limit.load(SeqCst), 1, "the lists are shut without a reason"),
         }
     });
 }
 
 #[test]
-fn lists_are_open_when_two_have_waited() {
+fn lists_are_open_after_two_waits() {
     lists_meet([Lists::wait, Lists::wait]);
 }
 
 #[test]
-fn lists_are_open_when_memory_was_added_as_a_wait_ended() {
+fn lists_are_open_after_memory_is_added_while_a_wait_ends() {
     lists_meet([Lists::tell_who_waits, Lists::wait]);
 }
 
@@ -280,9 +280,9 @@ fn lists_are_open_or_shut_as_the_zone_is_above_or_below_its_marks() {
     lists_meet([Lists::fall_below_low, |lists| (lists.rise_above_high(), lists.fall_below_low()).0]);
 }
 
-/// A request waits, while two others, whose waits are over, open lists.
+/// A request waits while two others, whose waits have ended, open the lists.
 #[test]
-fn lists_are_shut_as_long_as_there_is_a_reason() {
+fn lists_stay_shut_while_there_is_a_reason() {
     check(|| {
         let lists = Arc::new(Lists::default());
         let openers: Vec<_> = (0..2)
@@ -294,6 +294,6 @@ fn lists_are_shut_as_long_as_there_is_a_reason() {
         lists.waiting.fetch_add(1, SeqCst);
         lists.settle();
         openers.into_iter().for_each(|opener| opener.join().unwrap());
-        assert_eq!(lists.limit.load(SeqCst), 0, "they are open");
+        assert_eq!(lists.limit.load(SeqCst), 0, "the lists are open");
     });
 }

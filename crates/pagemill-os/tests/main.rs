@@ -1,10 +1,11 @@
-//! The tests of `pagemill-os` by its public interface, in one program.
+//! The tests of `pagemill-os`, on its public interface, in one program.
 #[cfg(not(any(loom, miri)))]
 #[macro_use]
 #[path = "../../../tests/own_process.rs"]
 mod own_process;
 
-// Loom's atomics work in its models alone: there are tests for it, and no others. Miri maps no files and knows no nodes.
+// Loom's atomics work only inside its models, so under loom only the tests for it are built. Miri maps no files and knows no
+// nodes.
 #[cfg(not(loom))]
 mod drain;
 #[cfg(loom)]
@@ -13,7 +14,7 @@ mod loom_lists;
 mod loom_locks;
 #[cfg(loom)]
 mod loom_waits;
-// Where the file of `pagemill` looks for it that `loom_waits` tries.
+// The source file of `pagemill` that `loom_waits` includes expects it here.
 #[cfg(loom)]
 use loom_waits::sync;
 #[cfg(not(any(loom, miri)))]

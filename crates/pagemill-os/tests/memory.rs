@@ -1,14 +1,14 @@
-//! Each kind of memory commits, goes back, is shared and is refused as it says; read from the process's own smaps.
+//! Each kind of memory is committed, given back, shared and refused as documented; checked by the process's own smaps.
 use pagemill_os::{Errno, HUGE_PAGE_SIZE, MapError, Mapping, system_page};
 use std::fs::read_to_string;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-/// What is written and looked at; around it lie guards that keep the system from merging it with other memory.
+/// The size of the memory under test. Guards around it keep the system from merging it with other memory.
 const LEN: usize = 16 << 20;
 const GUARD: usize = HUGE_PAGE_SIZE;
 
-/// The sum of `field` in kB over the parts of `start..start + len` in smaps, in bytes; all of them lie inside.
+/// The sum of `field` over the areas of `start..start + len` in smaps, in bytes. No area may reach outside of the range.
 fn smaps(start: usize, len: usize, field: &str) -> usize {
     let text = read_to_string("/proc/self/smaps").unwrap();
     let (mut sum, mut is_inside, mut parts) = (0, false, 0);
@@ -31,7 +31,7 @@ fn smaps(start: usize, len: usize, field: &str) -> usize {
 fn guarded() -> Mapping {
     let map = Mapping::reserve(LEN + 2 * GUARD, GUARD).unwrap();
     for offset in [0, GUARD + LEN] {
-        // SAFETY: a part of our own mapping that nobody touches.
+        // SAFETY: a part of our own mapping that nothing accesses.
         let rc = unsafe { libc::mprotect(map.as_ptr::<libc::c_void>().byte_add(offset), GUARD, libc::PROT_NONE) };
         assert_eq!(rc, 0);
     }
@@ -56,20 +56,21 @@ fn release(map: &Mapping, offset: usize, len: usize) -> Result<(), Errno> {
     unsafe { map.release(offset, len) }
 }
 
-/// What falls when a piece of `LEN` written bytes at `offset` goes back, and comes again when it is populated.
-fn falls_and_comes_again(map: &Mapping, offset: usize, field: &str) {
+/// Writes `LEN` bytes at `offset`, releases a part and then all of them, and populates them again. `field` of smaps must follow
+/// each step.
+fn follows_release_and_populate(map: &Mapping, offset: usize, field: &str) {
     let counted = || smaps(map.addr() + offset, LEN, field);
     assert_eq!(counted(), 0, "nothing is committed before it is touched");
     fill(map, offset, LEN, 0xa5);
     assert_eq!(counted(), LEN);
     assert_eq!(map.resident(offset, LEN), Ok(LEN));
-    // A piece in the middle goes back, and what is around it stays.
+    // A piece in the middle goes back, and the rest around it stays.
     let (piece, at) = (LEN / 4, offset + LEN / 2);
     release(map, at, piece).unwrap();
     assert_eq!(counted(), LEN - piece);
     assert_eq!((map.resident(at, piece), map.resident(offset, LEN)), (Ok(0), Ok(LEN - piece)));
     assert!(is_all(map, offset, LEN / 2, 0xa5) && is_all(map, at + piece, LEN / 4, 0xa5));
-    assert!(is_all(map, at, piece, 0), "what went back reads zero");
+    assert!(is_all(map, at, piece, 0), "released memory reads zero");
     release(map, offset, LEN).unwrap();
     assert_eq!(counted(), 0);
     match map.populate(offset, LEN) {
@@ -80,12 +81,12 @@ fn falls_and_comes_again(map: &Mapping, offset: usize, field: &str) {
 }
 
 #[test]
-fn private_memory_really_goes_back() {
-    falls_and_comes_again(&guarded(), GUARD, "Rss");
+fn released_private_memory_goes_back_to_the_system() {
+    follows_release_and_populate(&guarded(), GUARD, "Rss");
 }
 
 #[test]
-fn huge_pages_of_private_memory_really_go_back() {
+fn released_transparent_huge_pages_go_back_to_the_system() {
     let map = guarded();
     if !map.advise_huge_pages(true) {
         eprintln!("skipped: the system takes no advice about 2 MiB pages");
@@ -97,16 +98,16 @@ fn huge_pages_of_private_memory_really_go_back() {
         return;
     }
     release(&map, GUARD, LEN).unwrap();
-    falls_and_comes_again(&map, GUARD, "Rss");
-    assert_eq!(smaps(map.addr() + GUARD, LEN, "AnonHugePages"), LEN, "all of it came as 2 MiB pages");
+    follows_release_and_populate(&map, GUARD, "Rss");
+    assert_eq!(smaps(map.addr() + GUARD, LEN, "AnonHugePages"), LEN, "all of it was committed as 2 MiB pages");
 }
 
 #[test]
-fn a_memfd_really_goes_back_by_holes() {
+fn released_memfd_pages_go_back_to_the_system() {
     let map = Mapping::memfd(c"holes", LEN, 1 << 30, false).unwrap();
     assert_eq!(map.addr() % (1 << 30), 0);
-    falls_and_comes_again(&map, 0, "Rss");
-    // The file itself holds no more than what was populated last.
+    follows_release_and_populate(&map, 0, "Rss");
+    // The file itself holds memory only where it was written.
     let blocks = |map: &Mapping| {
         // SAFETY: zero is a valid stat, which is written.
         unsafe {
@@ -122,7 +123,7 @@ fn a_memfd_really_goes_back_by_holes() {
 }
 
 #[test]
-fn memory_that_was_locked_goes_back_too() {
+fn released_locked_memory_goes_back_to_the_system() {
     own_process!();
     let map = guarded();
     match map.lock(GUARD, 8 * 4096) {
@@ -167,9 +168,9 @@ fn calls_that_succeed_keep_errno() {
     }
 }
 
-/// As on a system with pages of 16 KiB: it would round by itself, and take back what lies beside.
+/// As on a system with pages of 16 KiB, which would round a range and take back the memory beside it.
 #[test]
-fn a_system_with_larger_pages_is_told_of_whole_ones() {
+fn ranges_are_whole_pages_on_a_system_with_larger_pages() {
     own_process!();
     const PAGE: usize = 4 * 4096;
     pagemill_os::pretend_system_page(PAGE);
@@ -190,7 +191,7 @@ fn a_system_with_larger_pages_is_told_of_whole_ones() {
 }
 
 #[test]
-fn ranges_that_cannot_be_are_refused() {
+fn invalid_ranges_are_refused() {
     let map = Mapping::reserve(1 << 16, 4096).unwrap();
     fill(&map, 0, 1 << 16, 9);
     let refused = Err(Errno(libc::EINVAL));
@@ -209,13 +210,13 @@ fn ranges_that_cannot_be_are_refused() {
             (Ok(()), Ok(()), Ok(0))
         );
     }
-    assert!(is_all(&map, 0, 1 << 16, 9), "nothing of it went back");
+    assert!(is_all(&map, 0, 1 << 16, 9), "no part of it went back");
     let shared = Mapping::memfd(c"empty ranges", 4096, 4096, false).unwrap();
     assert_eq!(release(&shared, 0, 0), Ok(()));
 }
 
 #[test]
-fn huge_pages_that_nobody_set_aside_are_refused_with_what_to_do() {
+fn missing_huge_pages_are_refused_with_advice() {
     let number = |path: &str| read_to_string(path).ok().and_then(|text| text.trim().parse::<usize>().ok());
     let folder = "/sys/kernel/mm/hugepages/hugepages-2048kB";
     let Some(set_aside) = number(&format!("{folder}/nr_hugepages")) else {
@@ -265,9 +266,9 @@ fn hugetlb_pages_commit_and_go_back() {
     }
 }
 
-/// Runs `work` in a child process, and takes its word for what went wrong.
+/// Runs `work` in a child process, which prints its error.
 fn in_child(work: impl FnOnce() -> Result<(), String>) {
-    // SAFETY: the child runs `work` on its only thread and leaves without the parent's cleaning up.
+    // SAFETY: the child runs `work` on its only thread, and ends without the parent's clean-up.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
     if child == 0 {
@@ -318,14 +319,14 @@ fn another_process_maps_the_same_memory() {
         // SAFETY: no reference into it.
         unsafe { map.release(0, page) }.map_err(|errno| format!("release: {errno:?}"))
     });
-    assert!(is_all(&map, LEN / 2, 4096, 0x22), "what the child wrote is here");
-    assert!(is_all(&map, 0, page, 0), "what the child gave back is gone");
+    assert!(is_all(&map, LEN / 2, 4096, 0x22), "the parent sees what the child wrote");
+    assert!(is_all(&map, 0, page, 0), "memory that the child gave back reads zero");
     assert!(is_all(&map, page, LEN / 2 - page, 0x11));
     assert!(is_all(&private, 0, 4096, 0x11), "private memory is the parent's own");
 }
 
 #[test]
-fn nobody_changes_the_size_of_a_memfd() {
+fn the_size_of_a_memfd_is_sealed() {
     let map = Mapping::memfd(c"sealed", LEN, 4096, false).unwrap();
     for size in [0, LEN as i64 - 1, LEN as i64 + 4096] {
         // SAFETY: numbers alone.
@@ -334,7 +335,7 @@ fn nobody_changes_the_size_of_a_memfd() {
     }
 }
 
-/// Leaves this thread without the capability that goes beyond RLIMIT_MEMLOCK.
+/// Drops this thread's capability to exceed RLIMIT_MEMLOCK.
 fn without_ipc_lock() -> bool {
     /// `linux/capability.h`.
     const VERSION_3: u32 = 0x2008_0522;
@@ -353,7 +354,7 @@ fn without_ipc_lock() -> bool {
 }
 
 #[test]
-fn a_process_that_may_not_lock_is_told_its_limit() {
+fn locking_above_the_limit_reports_the_limit() {
     own_process!();
     let mut now = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is written.
@@ -375,7 +376,7 @@ fn a_process_that_may_not_lock_is_told_its_limit() {
                 map.lock(0, 4096).map_err(|why| format!("below the limit: {why}"))?;
             }
             let locked = if limit > 0 { system_page() } else { 0 };
-            // Within the limit, were it not for what is locked already.
+            // Within the limit, but for the memory that is locked already.
             let wanted = limit.max(4096);
             let found = map.lock(1 << 16, wanted);
             expect(found == Err(MapError::LockLimit { wanted, locked, limit }), || format!("{found:?}"))?;
@@ -386,11 +387,11 @@ fn a_process_that_may_not_lock_is_told_its_limit() {
 }
 
 #[test]
-fn what_the_caller_brings_stays_the_callers() {
+fn adopted_memory_stays_the_callers() {
     let own = guarded();
     let start = own.as_ptr::<u8>().wrapping_add(GUARD);
     fill(&own, GUARD, LEN, 6);
-    // SAFETY: `own` outlives it, and is left alone while it lives.
+    // SAFETY: `own` outlives it, and is not accessed while it lives.
     let map = unsafe { Mapping::adopt(start, LEN) }.unwrap();
     assert!(!map.is_shared() && map.fd().is_none());
     assert_eq!((map.addr(), map.bytes(), map.page_bytes()), (start.addr(), LEN, system_page()));
@@ -414,7 +415,7 @@ fn what_the_caller_brings_stays_the_callers() {
 }
 
 #[test]
-fn a_mapping_that_is_dropped_leaves_nothing() {
+fn a_dropped_mapping_is_unmapped() {
     let is_named = |name: &str| read_to_string("/proc/self/maps").unwrap().contains(name);
     let map = Mapping::memfd(c"gone-with-its-owner", LEN, 1 << 30, false).unwrap();
     assert!(is_named("gone-with-its-owner"));
@@ -423,7 +424,7 @@ fn a_mapping_that_is_dropped_leaves_nothing() {
 }
 
 #[test]
-fn a_child_sees_what_its_parent_writes_until_it_parts() {
+fn a_child_sees_its_parents_writes_until_it_parts() {
     let map = Mapping::shared(5000).unwrap();
     // SAFETY: ours, of that size and zero; it is used by atomics alone.
     let [word, last] = [0, 4996].map(|at| unsafe { AtomicU32::from_ptr(map.as_ptr::<u8>().add(at).cast()) });
@@ -452,7 +453,7 @@ fn a_child_sees_what_its_parent_writes_until_it_parts() {
 }
 
 #[test]
-fn a_child_without_memory_to_part_with_keeps_nothing_of_its_parents() {
+fn a_child_without_memory_for_its_copy_loses_the_shared_memory() {
     let map = Mapping::shared(5000).unwrap();
     let (start, len) = (map.as_ptr::<libc::c_void>(), map.bytes());
     // SAFETY: ours and zero; it is used by atomics alone.
@@ -466,7 +467,7 @@ fn a_child_without_memory_to_part_with_keeps_nothing_of_its_parents() {
     assert!(child >= 0);
     if child == 0 {
         let mut residency = [0; 2];
-        // SAFETY: room for what is said of two pages, more than there are.
+        // SAFETY: room for the answers for two pages, more than there are.
         let mut is_mapped = || unsafe { libc::mincore(start, len, residency.as_mut_ptr()) } == 0;
         let no_more = libc::rlimit { rlim_cur: 0, ..limit };
         // SAFETY: this process has one thread, and does not touch the memory any more. The limit is its own.
@@ -477,7 +478,7 @@ fn a_child_without_memory_to_part_with_keeps_nothing_of_its_parents() {
                 && map.part_from_parent() == Err(Errno(libc::EFAULT))
         };
         let is_gone = !is_mapped();
-        // What comes to lie there stays.
+        // Memory that is mapped there later stays.
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         // SAFETY: a new mapping that replaces none.
         let other = unsafe { libc::mmap(start, len, libc::PROT_READ, flags, -1, 0) };

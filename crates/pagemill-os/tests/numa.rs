@@ -1,16 +1,16 @@
-//! Nodes as trees of files say them, memory bound to a node, and memory touched by many threads.
+//! Nodes read from trees of files, memory bound to a node, and memory touched by many threads.
 use pagemill_os::{Errno, Mapping, Topology, parse_list, system_page, touch_parallel};
 use std::fs::{create_dir_all, write};
 use std::io::ErrorKind;
 use std::ops::ControlFlow::{Break, Continue};
 use tempfile::TempDir;
 
-/// A node's number, and what its files `cpulist`, `meminfo` (kB) and `distance` say.
+/// A node's number, and the contents of its files `cpulist`, `meminfo` (kB) and `distance`.
 type Files<'a> = (usize, &'a str, usize, &'a str);
 
 fn tree(nodes: &[Files<'_>]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
-    // What lies beside the nodes in a real one.
+    // Other entries of a real folder.
     create_dir_all(root.path().join("power")).unwrap();
     for name in ["has_cpu", "online", "possible", "nodes"] {
         write(root.path().join(name), "0-7\n").unwrap();
@@ -31,7 +31,7 @@ fn read(nodes: &[Files<'_>]) -> std::io::Result<Topology> {
 }
 
 #[test]
-fn one_node() {
+fn a_tree_of_one_node_is_read() {
     let machine = read(&[(0, "0-1", 24_684_096, "10")]).unwrap();
     assert_eq!((machine.nodes.len(), machine.nodes[0].bytes), (1, 24_684_096 << 10));
     assert_eq!((machine.nodes[0].cpus.as_slice(), machine.distances), ([0, 1].as_slice(), vec![vec![10]]));
@@ -70,7 +70,7 @@ fn eight_nodes_of_eight_cpus() {
 }
 
 #[test]
-fn trees_that_cannot_be() {
+fn impossible_trees_are_refused() {
     let refused = |nodes: &[Files<'_>], about: &str| {
         let why = read(nodes).unwrap_err();
         assert!(why.kind() == ErrorKind::InvalidData && why.to_string().contains(about), "{why}");
@@ -116,7 +116,7 @@ fn a_system_without_the_folder_is_one_node() {
 }
 
 #[test]
-fn this_machine() {
+fn the_topology_of_this_machine_is_read() {
     let machine = Topology::of_system().unwrap();
     assert!(machine.node_of_cpu(pagemill_os::current_cpu()).is_some());
     assert!(machine.nodes.iter().map(|node| node.bytes).sum::<usize>() >= 1 << 20);
@@ -124,7 +124,7 @@ fn this_machine() {
 }
 
 #[test]
-fn hostile_lists() {
+fn malformed_lists_are_refused() {
     let good: [(&str, &[usize]); 7] = [
         ("", &[]),
         ("\n", &[]),
@@ -176,7 +176,7 @@ fn policy_at(addr: usize) -> (i32, u64) {
     const ADDR: usize = 2;
     let mut nodes = [0_u64; 16];
     let mut mode = 0_i32;
-    // SAFETY: both are written, and the mask has that many bits and one more that is not read.
+    // SAFETY: both are written, and the mask has room for the bits that the call writes.
     let rc =
         unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, nodes.as_mut_ptr(), 1025_usize, addr, ADDR) };
     assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
@@ -194,7 +194,7 @@ fn node_at(addr: usize) -> usize {
     usize::try_from(node).unwrap()
 }
 
-/// Whether memory can be bound here at all; says so if not.
+/// Whether memory can be bound here at all; prints the reason if not.
 fn can_bind() -> bool {
     let map = Mapping::reserve(4096, 4096).unwrap();
     match map.bind(0, 4096, Topology::of_system().unwrap().nodes[0].id, false) {
@@ -209,7 +209,7 @@ fn can_bind() -> bool {
 }
 
 #[test]
-fn binding_tells_the_system() {
+fn bind_sets_the_memory_policy() {
     if !can_bind() {
         return;
     }
@@ -256,7 +256,7 @@ fn pages_come_from_the_node_that_they_are_bound_to() {
 }
 
 #[test]
-fn many_threads_touch_all_of_it_and_count_it_once() {
+fn touch_parallel_commits_every_byte_and_counts_it_once() {
     const MIB: usize = 1 << 20;
     let page = system_page();
     let private = Mapping::reserve(200 * MIB + page, 1 << 21).unwrap();
@@ -268,7 +268,7 @@ fn many_threads_touch_all_of_it_and_count_it_once() {
         seen.push(bytes);
         Continue(())
     };
-    // A CPU that this machine lacks, and one beyond what any has.
+    // CPUs 5000 and `usize::MAX` do not exist.
     match touch_parallel(&[(&private, &[0, 1, 5000, usize::MAX]), (&shared, &[])], &mut progress) {
         Err(Errno(libc::EINVAL)) => return eprintln!("skipped: the system cannot populate, before Linux 5.14"),
         done => assert_eq!(done, Ok(265 * MIB + page)),
@@ -283,9 +283,9 @@ fn many_threads_touch_all_of_it_and_count_it_once() {
 }
 
 #[test]
-fn touching_says_what_populating_met() {
+fn touch_parallel_returns_the_error_of_populate() {
     let map = Mapping::reserve(128 << 20, 4096).unwrap();
-    // SAFETY: our own mapping, which nobody touches.
+    // SAFETY: our own mapping, which nothing accesses.
     assert_eq!(unsafe { libc::mprotect(map.as_ptr(), map.bytes(), libc::PROT_NONE) }, 0);
     let met = map.populate(0, 64 << 20).unwrap_err();
     let mut told = Vec::new();
@@ -299,9 +299,9 @@ fn touching_says_what_populating_met() {
 }
 
 #[test]
-fn touching_stops_when_it_is_told_to() {
+fn touch_parallel_stops_when_progress_breaks() {
     let map = Mapping::reserve(256 << 20, 4096).unwrap();
-    // A huge page could reach beyond the piece, which begins at none.
+    // The piece is not aligned to huge pages, and one could reach beyond it.
     map.advise_huge_pages(false);
     let mut told = 0;
     match touch_parallel(&[(&map, &[0])], &mut |bytes| {

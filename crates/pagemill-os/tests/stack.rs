@@ -1,11 +1,11 @@
-//! A list is a stack, whatever is asked of it and in whatever number.
+//! A list is a stack under every operation and every number of frames.
 use pagemill_core::{FrameState, Mobility, Order, PAGE_SHIFT};
 use pagemill_os::{Backend, Batch, PerCpu};
 use std::mem::MaybeUninit;
 
 const KIND: Mobility = Mobility::Unmovable;
 
-/// Random numbers, the same for each run of the test.
+/// Pseudo-random numbers, the same in each run.
 fn random(seed: &mut u64) -> usize {
     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
     (*seed >> 33) as usize
@@ -58,7 +58,7 @@ fn is_a_stack(lists: &PerCpu) {
             5 => {
                 let (mut words, place) =
                     ([MaybeUninit::new(7); 66], stack.len().saturating_sub(1 + random(&mut seed) % n));
-                // Now and then somebody has one of them.
+                // Now and then one of them has an owner.
                 let taken = stack.get(place).copied().filter(|_| turn % 3 == 0);
                 let state = |state: FrameState| state.as_byte();
                 taken.inspect(|&taken| states[taken as usize] = state(FrameState::raw(Order::ZERO)));
@@ -89,14 +89,14 @@ fn is_a_stack(lists: &PerCpu) {
     assert!(missed > turns / 200, "lists had too few {missed} times");
 }
 
-/// Where number 0 would be: below 0, as for an arena whose numbers begin above its address.
+/// The address of number 0: it wraps below 0, as for an arena whose first number is larger than its address allows.
 const ZERO: usize = 0x4000_usize.wrapping_sub(1 << 30);
 
 fn word_of(number: u32) -> usize {
     ZERO.wrapping_add((number as usize) << PAGE_SHIFT)
 }
 
-/// Binds this thread to the CPU that it is on.
+/// Pins this thread to the CPU that it runs on.
 fn stay_here() {
     // SAFETY: zeroed memory is an empty set; the call reads the set that it is given the size of.
     let result = unsafe {

@@ -1,8 +1,8 @@
-//! One client of the socket: what it has asked so far, and what it still has to read.
+//! One client of the socket, with its question so far and its answer so far.
 //!
-//! A client is believed in nothing. Its question has at most [`QUESTION_MAX`] bytes and [`PATIENCE`] to arrive; an
-//! answer has as long to be read; there is at most one answer under way, and a watcher that is slow gets fewer.
-//! Nothing that it does blocks the thread, or grows.
+//! Clients are not trusted. A question has at most [`QUESTION_MAX`] bytes and must arrive within [`PATIENCE`]; an answer must
+//! be read within the same time. At most one answer is being sent, so a slow watcher gets fewer. No client can block the thread
+//! or make its memory grow.
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 /// Longer than any question.
 const QUESTION_MAX: usize = 64;
-/// For a question to arrive, and for an answer to be read.
+/// The time for a question to arrive, and for an answer to be read.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What a watcher may ask for. Reading every counter takes tens of microseconds.
+/// The intervals that a watcher may ask for. Reading every counter takes tens of microseconds.
 const WATCH_MS: core::ops::RangeInclusive<u64> = 50..=3_600_000;
 
-/// What may be asked for.
+/// The format of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Form {
     Json,
@@ -31,7 +31,7 @@ enum Question {
 }
 
 impl Question {
-    /// From its line, without the line's end.
+    /// Parses a line without its end.
     fn parse(line: &[u8]) -> Result<Self, String> {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         match line {
@@ -50,11 +50,11 @@ impl Question {
 
 #[derive(Debug)]
 enum State {
-    /// The question, as far as it has come.
+    /// Reading the question; these bytes have come so far.
     Asking(Vec<u8>),
-    /// It gets one answer.
+    /// Sending the one answer.
     Answering,
-    /// It gets one at `next`, and then one `every`.
+    /// Sending an answer at `next`, and then one after each interval.
     Watching { every: Duration, next: Instant },
 }
 
@@ -63,29 +63,29 @@ enum State {
 pub(super) struct Connection {
     stream: UnixStream,
     state: State,
-    /// The answer under way, and how much of it is sent.
+    /// The current answer, and how many bytes of it are sent.
     answer: Vec<u8>,
     sent: usize,
-    /// Until when it has to get on, if it has to.
+    /// The deadline for the next progress, if there is one.
     limit: Option<Instant>,
 }
 
 impl Connection {
-    /// None if the system refuses what it needs: then the client is gone already.
+    /// `None` if the socket cannot be made non-blocking; then it is closed.
     pub(super) fn new(stream: UnixStream, now: Instant) -> Option<Self> {
         stream.set_nonblocking(true).ok()?;
         let state = State::Asking(Vec::with_capacity(QUESTION_MAX));
         Some(Self { stream, state, answer: Vec::new(), sent: 0, limit: Some(now + PATIENCE) })
     }
 
-    /// What to wait for. What a client says after its question is not read: it waits in the system's bounded buffer.
+    /// The events to wait for. Bytes after the question are not read: they stay in the system's bounded buffer.
     pub(super) fn polled(&self) -> PollFd<'_> {
         let mut events = PollFlags::empty();
         events.set(PollFlags::IN, matches!(self.state, State::Asking(_)));
         events.set(PollFlags::OUT, self.is_under_way());
         PollFd::new(&self.stream, events)
     }
-    /// When it needs a step even if nothing has happened.
+    /// When it needs a step even without an event.
     pub(super) fn due(&self) -> Option<Instant> {
         match self.state {
             State::Watching { next, .. } => Some(self.limit.map_or(next, |limit| limit.min(next))),
@@ -93,10 +93,10 @@ impl Connection {
         }
     }
 
-    /// Gets on. None: it is done with, or has to go.
+    /// Makes progress. Returns `None` when the connection is finished or must be closed.
     pub(super) fn step(&mut self, now: Instant, has_ended: bool, render: &dyn Fn(Form) -> Vec<u8>) -> Option<()> {
         if let State::Asking(question) = &mut self.state {
-            // A client may ask and go away at once; what it said is still there.
+            // A client may ask and close at once; its question can still be read.
             match read_question(&self.stream, question)? {
                 None if has_ended => return None,
                 None => {}
@@ -108,7 +108,7 @@ impl Connection {
         if let State::Watching { every, next } = &mut self.state
             && now >= *next
         {
-            // Times that were slept through, or that a slow reader missed, are not made up for.
+            // Intervals that were missed, by this thread or by a slow reader, are skipped.
             *next = if *next + *every > now { *next + *every } else { now + *every };
             if self.sent == self.answer.len() {
                 self.begin(render(Form::Json), now);
@@ -138,10 +138,10 @@ impl Connection {
         (self.answer, self.sent, self.limit) = (answer, 0, Some(now + PATIENCE));
     }
 
-    /// Sends what the client takes just now.
+    /// Sends as much as the client accepts now.
     fn send_on(&mut self) -> Option<()> {
         while self.is_under_way() {
-            // Without a signal: SIGPIPE would end a process that does not ignore it.
+            // NOSIGNAL: SIGPIPE would end a process that does not ignore it.
             match send(&self.stream, &self.answer[self.sent..], SendFlags::NOSIGNAL) {
                 Ok(0) => return None,
                 Ok(sent) => self.sent += sent,
@@ -157,8 +157,9 @@ impl Connection {
     }
 }
 
-/// Reads what has come. None: the client went away without a question. The inner None: it is not whole yet.
-#[expect(clippy::option_option, reason = "gone, not yet, here: as a reader's three states are told everywhere")]
+/// Reads the bytes that have come. Returns `None` if the client closed without a question, `Some(None)` if the question is
+/// incomplete.
+#[expect(clippy::option_option, reason = "closed, incomplete and complete are the three usual states of a reader")]
 fn read_question(mut stream: &UnixStream, question: &mut Vec<u8>) -> Option<Option<Result<Question, String>>> {
     loop {
         let mut bytes = [0; QUESTION_MAX];
@@ -183,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_are_three() {
+    fn the_three_questions_are_parsed() {
         let watch = |ms| Ok(Question::Watch(Duration::from_millis(ms)));
         assert_eq!(Question::parse(b"json"), Ok(Question::Once(Form::Json)));
         assert_eq!(Question::parse(b"prometheus\r"), Ok(Question::Once(Form::Prometheus)));

@@ -1,8 +1,8 @@
-//! The figures for the `metrics` facade: whichever recorder the program has installed gets them.
+//! The figures for the `metrics` facade: the recorder that the program installed gets them.
 use crate::{FIGURES, FigureKind, Snapshot};
 use pagemill::Allocator;
 
-/// Tells the installed recorder what each figure means. Once, after the recorder was installed.
+/// Describes each figure to the installed recorder. Call it once, after installing the recorder.
 ///
 /// ```
 /// pagemill_watch::describe_metrics();
@@ -17,11 +17,11 @@ pub fn describe_metrics() {
     }
 }
 
-/// Hands an allocator's figures, labelled with this name, to the installed recorder: as often as the program wants
-/// them fresh, say before each scrape or once in some seconds. Without a recorder nothing happens.
+/// Passes an allocator's figures, labelled with this name, to the installed recorder. Call it as often as figures should be
+/// fresh: before each scrape, or every few seconds. Without a recorder it does nothing.
 ///
-/// A counter goes to the value that it has here; recorders ignore one that went back, as those of a second allocator
-/// under the same name do.
+/// Counters are set to their absolute values. Recorders ignore a counter that went back, as happens with a second allocator
+/// under the same name.
 pub fn record_metrics(name: &str, allocator: &Allocator) {
     let seen = [Snapshot::of(name, allocator)];
     for figure in FIGURES.iter() {

@@ -1,6 +1,6 @@
-//! The list of figures, and the moment that they are read from.
+//! The list of figures, and the snapshots that they are read from.
 //!
-//! A counter of [`Stats::COUNTERS`] is a figure by itself. To add another: a line in [`FIRST`] or [`LAST`].
+//! Each counter of [`Stats::COUNTERS`] is a figure already. To add another figure, add a line to [`FIRST`] or [`LAST`].
 use Read::{Allocator as Of, Labelled, List as PerList, Pool as PerPool, Process, Zone as PerZone};
 use pagemill::{Allocator, Backend, CountedBy, Counter, ListInfo, MempoolStats, Order, Stats, Why, ZoneInfo};
 use pagemill::{foreign_frees, restarts};
@@ -9,14 +9,14 @@ use std::sync::LazyLock;
 /// Whether a figure only grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FigureKind {
-    /// Grows from zero, and begins anew when its allocator does.
+    /// Only grows, from 0 when its allocator is made.
     Counter,
     /// Goes up and down.
     Gauge,
 }
 
 impl FigureKind {
-    /// By its name, as Prometheus has it.
+    /// By its name, as Prometheus names counters.
     fn of(name: &str) -> Self {
         if name.ends_with("_total") { Self::Counter } else { Self::Gauge }
     }
@@ -33,12 +33,12 @@ impl FigureKind {
     }
 }
 
-/// Something that can be told of a process or of one of its allocators. [`FIGURES`] has them all.
+/// A value that describes a process or one of its allocators. [`FIGURES`] has all of them.
 #[derive(Debug)]
 pub struct Figure {
     /// Its name by Prometheus' rules: `pagemill_`, what it counts, and `_total` for counters.
     pub name: &'static str,
-    /// What it says, in a sentence.
+    /// Its meaning, in one sentence.
     pub help: &'static str,
     /// Whether it only grows.
     pub kind: FigureKind,
@@ -48,26 +48,26 @@ pub struct Figure {
 /// One value of a figure.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sample {
-    /// Which allocator, node, zone, CPU or size it is of.
+    /// The allocator, node, zone, CPU or size that the value belongs to.
     pub labels: Vec<(&'static str, String)>,
     /// The value.
     pub value: u64,
 }
 
-/// Where a figure is read, and so which labels its samples have.
+/// Where a figure is read, which also determines the labels of its samples.
 #[derive(Clone, Copy, Debug)]
 enum Read {
-    /// As `Allocator` or `Zone`, as the counter says.
+    /// As `Allocator` or `Zone`, depending on the counter.
     Counter(&'static Counter),
-    /// Once in a process: no label.
+    /// Once for the process: no label.
     Process(fn() -> u64),
-    /// Of each allocator: `allocator`.
+    /// For each allocator, with the label `allocator`.
     Allocator(fn(&Snapshot) -> u64),
-    /// Of each zone: `node` and `zone` besides.
+    /// For each zone, with `node` and `zone` as well.
     Zone(fn(&ZoneInfo) -> u64),
-    /// Of each per-CPU list that was ever used: `node`, `zone`, `cpu` and `mobility` besides.
+    /// For each per-CPU list that was ever used, with `node`, `zone`, `cpu` and `mobility` as well.
     List(fn(&ListInfo) -> u64),
-    /// Of each pool that is shown with the allocator: `pool` besides.
+    /// For each pool that is shown with the allocator, with `pool` as well.
     Pool(fn(&MempoolStats) -> u64),
     /// With labels of its own.
     Labelled(fn(&Snapshot, &mut Samples<'_>)),
@@ -97,7 +97,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads an allocator's counters, without a lock: exact at rest, close while others work.
+    /// Reads an allocator's counters without a lock: exact at rest, approximate while threads use it.
     pub fn of(name: impl Into<String>, allocator: &Allocator) -> Self {
         let stats = allocator.stats();
         Self {
@@ -109,7 +109,7 @@ impl Snapshot {
             stats,
         }
     }
-    /// Shows a pool with it, under this name.
+    /// Adds a pool, shown under this name.
     ///
     /// ```
     /// use pagemill::{Allocator, Mempool};
@@ -132,7 +132,7 @@ impl Snapshot {
     }
 }
 
-/// Every figure there is, in the order in which it is shown.
+/// All figures, in the order in which they are shown.
 pub static FIGURES: LazyLock<Vec<Figure>> = LazyLock::new(|| {
     let counted = |counter: &'static Counter| Some((counter.figure?, counter.help, Read::Counter(counter)));
     let counters = Stats::COUNTERS.iter().filter_map(counted);
@@ -140,42 +140,50 @@ pub static FIGURES: LazyLock<Vec<Figure>> = LazyLock::new(|| {
     rows.map(|(name, help, read)| Figure { name, help, kind: FigureKind::of(name), read }).collect()
 });
 
-/// Name, help, and how it is read.
+/// Name, help, and the way to read it.
 type Row = (&'static str, &'static str, Read);
 
-/// What is shown before the counters.
+/// The figures before the counters.
 const FIRST: &[Row] = &[
-    ("pagemill_info", "1, labelled with the library's version and how the per-CPU lists work.", Labelled(info)),
+    ("pagemill_info", "Always 1, labelled with the library's version and the list backend.", Labelled(info)),
     ("pagemill_cpus", "CPUs that have lists.", Of(|seen| seen.cpus)),
-    ("pagemill_handed_out_pages", "Pages that are handed out.", Of(handed_out)),
-    ("pagemill_zone_managed_pages", "Pages that the zone has in all.", PerZone(|zone| zone.managed)),
+    ("pagemill_handed_out_pages", "Pages handed out now.", Of(handed_out)),
+    ("pagemill_zone_managed_pages", "All pages of the zone.", PerZone(|zone| zone.managed)),
 ];
 
-/// What is shown after them.
+/// The figures after the counters.
 const LAST: &[Row] = &[
-    ("pagemill_zone_min_pages", "Watermark: below it only reserves.", PerZone(|zone| zone.marks.min.into())),
-    ("pagemill_zone_low_pages", "Watermark: below it reclaim wakes.", PerZone(|zone| zone.marks.low.into())),
-    ("pagemill_zone_high_pages", "Watermark: reclaim runs up to it.", PerZone(|zone| zone.marks.high.into())),
-    ("pagemill_free_blocks", "Free blocks by order, each as large as it merges to.", Labelled(free_blocks)),
+    (
+        "pagemill_zone_min_pages",
+        "The min watermark: pages below it are reserves.",
+        PerZone(|zone| zone.marks.min.into()),
+    ),
+    ("pagemill_zone_low_pages", "The low watermark: below it reclaim wakes.", PerZone(|zone| zone.marks.low.into())),
+    ("pagemill_zone_high_pages", "The high watermark: reclaim runs up to it.", PerZone(|zone| zone.marks.high.into())),
+    ("pagemill_free_blocks", "Free blocks by order; each counts at its largest order only.", Labelled(free_blocks)),
     ("pagemill_list_pages", "Pages on a CPU's list.", PerList(|list| list.pages)),
     ("pagemill_list_taken_pages_total", "Pages taken from a CPU's list.", PerList(|list| list.taken)),
     ("pagemill_list_returned_pages_total", "Pages given back to a CPU's list.", PerList(|list| list.returned)),
     ("pagemill_list_refilled_pages_total", "Pages that a list got from zone or depot.", PerList(|list| list.refilled)),
     ("pagemill_list_drained_pages_total", "Pages that a list gave to zone or depot.", PerList(|list| list.drained)),
-    ("pagemill_bulk_allocations_total", "Bulk allocations by the pages they delivered.", Labelled(bulk_alloc)),
-    ("pagemill_bulk_frees_total", "Bulk frees by the pages they returned.", Labelled(bulk_free)),
-    ("pagemill_shortfalls_total", "Requests that came back short, by reason.", Labelled(shortfalls)),
+    ("pagemill_bulk_allocations_total", "Bulk allocations by the number of pages delivered.", Labelled(bulk_alloc)),
+    ("pagemill_bulk_frees_total", "Bulk frees by the number of pages returned.", Labelled(bulk_free)),
+    ("pagemill_shortfalls_total", "Requests that got too few pages, by reason.", Labelled(shortfalls)),
     ("pagemill_pool_size", "Elements of the pool's reserve when it is full.", PerPool(|pool| pool.min_nr as u64)),
     ("pagemill_pool_reserve", "Elements in the reserve.", PerPool(|pool| pool.reserve as u64)),
-    ("pagemill_pool_low_water", "The least that it held.", PerPool(|pool| pool.low_water as u64)),
+    (
+        "pagemill_pool_low_water",
+        "The fewest elements that the reserve ever held.",
+        PerPool(|pool| pool.low_water as u64),
+    ),
     ("pagemill_pool_out", "Elements handed out.", PerPool(|pool| pool.out as u64)),
     ("pagemill_pool_waiting", "Requests that wait for elements.", PerPool(|pool| pool.waiting as u64)),
     ("pagemill_pool_longest_us", "The longest wait, in microseconds.", PerPool(|pool| pool.longest_wait_us)),
-    ("pagemill_pool_from_reserve_total", "Elements out of reserves.", PerPool(|pool| pool.from_reserve)),
+    ("pagemill_pool_from_reserve_total", "Elements taken from the reserve.", PerPool(|pool| pool.from_reserve)),
     ("pagemill_pool_waits_total", "Waits for elements that ended.", PerPool(|pool| pool.waits)),
     ("pagemill_pool_waited_us_total", "Microseconds of those waits.", PerPool(|pool| pool.waited_us)),
-    ("pagemill_foreign_frees_total", "Frees of what belongs to no allocator.", Process(foreign_frees)),
-    ("pagemill_section_restarts_total", "Restartable sections begun anew.", Process(restarts)),
+    ("pagemill_foreign_frees_total", "Frees of addresses that belong to no allocator.", Process(foreign_frees)),
+    ("pagemill_section_restarts_total", "Restarts of restartable sections.", Process(restarts)),
 ];
 
 fn info(_: &Snapshot, samples: &mut Samples<'_>) {
@@ -183,7 +191,7 @@ fn info(_: &Snapshot, samples: &mut Samples<'_>) {
     samples.push([("version", env!("CARGO_PKG_VERSION").into()), ("backend", backend.into())], 1);
 }
 
-/// Both counts wrap at 2^48, and what comes back between their readings would make the difference negative.
+/// Both counts wrap at 2^48, and a free between the two reads can make the difference negative.
 fn handed_out(seen: &Snapshot) -> u64 {
     let out = (seen.stats.allocated.wrapping_sub(seen.stats.freed) << 16) as i64 >> 16;
     out.max(0) as u64
@@ -218,7 +226,7 @@ fn by_size(calls: &[u64; 32], samples: &mut Samples<'_>) {
     }
 }
 
-/// Each zone's, those that are 0 too: so a rate can be told from the first one on.
+/// For each zone, including zeros: so a rate can be computed from the first event on.
 fn shortfalls(seen: &Snapshot, samples: &mut Samples<'_>) {
     for zone in &seen.zones {
         for why in Why::ALL {
@@ -228,7 +236,7 @@ fn shortfalls(seen: &Snapshot, samples: &mut Samples<'_>) {
     }
 }
 
-/// Where a figure's samples of one allocator are gathered: puts the allocator's name in front of the labels.
+/// Collects a figure's samples for one allocator, and puts the allocator's name in front of the labels.
 struct Samples<'s> {
     seen: &'s Snapshot,
     all: &'s mut Vec<Sample>,
@@ -245,7 +253,7 @@ impl Samples<'_> {
 }
 
 impl Figure {
-    /// Its values for these allocators.
+    /// The figure's values for these allocators.
     pub fn samples(&self, seen: &[Snapshot]) -> Vec<Sample> {
         let mut all = Vec::new();
         if let Read::Process(read) = self.read {
@@ -262,7 +270,7 @@ impl Figure {
                 Read::Allocator(read) => samples.push([], read(seen)),
                 Read::Zone(read) => samples.push_zones(read),
                 Read::List(read) => seen.zones.iter().for_each(|zone| {
-                    // A large machine has many that were never used.
+                    // A large machine has many lists that were never used.
                     let is_used = |list: &&ListInfo| list.pages + list.taken + list.returned + list.refilled > 0;
                     for list in zone.lists.iter().filter(is_used) {
                         let [node, kind] = labels_of(zone);
@@ -293,7 +301,7 @@ mod tests {
     fn names_follow_the_rules_and_help_is_a_sentence() {
         let mut names = HashSet::new();
         for figure in FIGURES.iter() {
-            assert!(names.insert(figure.name), "{} is there twice", figure.name);
+            assert!(names.insert(figure.name), "{} appears twice", figure.name);
             assert!(figure.name.starts_with("pagemill_"), "{}", figure.name);
             assert!(figure.name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{}", figure.name);
             assert_eq!(figure.kind == FigureKind::Counter, figure.name.ends_with("_total"), "{}", figure.name);
@@ -302,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_samples_are_what_the_allocator_counts() {
+    fn samples_equal_the_allocators_counters() {
         use pagemill::{Bulk, Gfp, PageList, free_pages_bulk};
         let allocator = Allocator::builder().pages(2048).cpus(2, || 1).build().unwrap();
         let mut list = PageList::new();
@@ -353,7 +361,7 @@ mod tests {
         let labels = [("allocator", "a"), ("node", "1"), ("zone", "Normal"), ("reason", "account")];
         let labels = labels.map(|(name, value)| (name, value.to_owned())).to_vec();
         assert_eq!(counted, [&Sample { labels, value: 2 }]);
-        assert_eq!(samples.len(), 2 * Why::COUNT, "those that are 0 too");
+        assert_eq!(samples.len(), 2 * Why::COUNT, "including those that are 0");
         assert_eq!(allocator.stats().shortfalls(), 2);
     }
 }

@@ -3,7 +3,7 @@ use crate::{FIGURES, Sample, Snapshot};
 use serde::ser::{Serialize, Serializer};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The names are what `pagemill top` and others read.
+/// `pagemill top` and other readers rely on these names.
 #[derive(serde::Serialize)]
 struct Record<'r> {
     pid: u32,
@@ -11,7 +11,7 @@ struct Record<'r> {
     version: &'static str,
     /// Milliseconds since 1970.
     unix_ms: u64,
-    /// Milliseconds since the socket is served: for rates, since it never jumps.
+    /// Milliseconds since the server started: use it for rates, since it never jumps.
     up_ms: u64,
     figures: Vec<Value>,
 }
@@ -32,7 +32,7 @@ impl Serialize for Labels {
     }
 }
 
-/// One line, its end included.
+/// One line, including its end.
 pub(super) fn line(program: &str, up: Duration, seen: &[Snapshot]) -> Vec<u8> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let figures = FIGURES.iter().flat_map(|figure| {
@@ -52,7 +52,7 @@ pub(super) fn line(program: &str, up: Duration, seen: &[Snapshot]) -> Vec<u8> {
         up_ms: up.as_millis() as u64,
         figures: figures.collect(),
     };
-    // Strings and numbers alone, keys that are strings: there is nothing in it that JSON could not hold.
+    // Only strings and numbers, and keys that are strings: JSON can represent all of it.
     let mut line = serde_json::to_vec(&record).unwrap_or_else(|error| unreachable!("{error}"));
     line.push(b'\n');
     line

@@ -1,12 +1,12 @@
-//! What a running process shows of its allocators to those who watch it from outside.
+//! Shows a running process's allocators to programs outside of it.
 //!
-//! A [`Snapshot`] is what one allocator's counters say at one moment, read without a lock (C3.13). [`FIGURES`] is the
-//! one list of what can be told of it: name, help, kind, and how it is read. Everything that leaves the process comes
-//! out of that list: Prometheus text ([`prometheus`]), JSON and the socket that serves both ([`StatsServer`], which
-//! `pagemill top` asks), the `metrics` facade (feature `metrics`). A counter that is added to Pagemill's table is in all
-//! of them, and in the table of `pagemill top`.
+//! A [`Snapshot`] holds one allocator's counters at one moment, read without a lock (C3.13). [`FIGURES`] is the one list of the
+//! values in it: name, help, kind, and how each is read. All output is generated from that list: Prometheus text
+//! ([`prometheus`]), JSON and the socket that serves both ([`StatsServer`], which `pagemill top` asks), and the `metrics`
+//! facade (feature `metrics`). A counter that is added to Pagemill's table appears in all of them, and in the table of
+//! `pagemill top`.
 //!
-//! All of it reads by `pagemill`'s public interface. Nothing here stands on a request's way: who does not look pays
+//! The crate uses only `pagemill`'s public interface, and none of it runs during a request: a program that is not watched pays
 //! nothing.
 //!
 //! ```

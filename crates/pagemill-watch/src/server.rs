@@ -1,7 +1,7 @@
 //! The socket and the one thread that answers on it.
 //!
-//! The thread sleeps in `poll` until a client comes, says something, can be sent more, or is due for its next line.
-//! Without clients it never wakes. Locks: `Shared::shown` and `Shared::pools`, under which nothing else is locked.
+//! The thread sleeps in `poll` until a client connects, writes, can be sent more, or is due for its next line. Without clients
+//! it never wakes. Locks: `Shared::shown` and `Shared::pools`; no other lock is taken under either.
 use crate::connection::{Connection, Form};
 use crate::socket_file::SocketFile;
 use crate::{Snapshot, json, prometheus};
@@ -15,24 +15,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Clients at a time. Those beyond wait in the system's queue until one of them is gone: silent ones soon are.
+/// The most clients at a time. Further ones wait in the system's queue until one leaves; silent clients are soon closed.
 const CLIENTS_MAX: usize = 64;
-/// How long nobody is let in after the system had no descriptor left for it.
+/// How long no client is accepted after the system had no descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A socket on which this process can be watched: by `pagemill top`, or by whatever scrapes. Made by [`serve_stats`]
-/// or [`StatsServer::bind`]; dropped, it ends its thread and removes the file.
+/// A socket on which `pagemill top`, or any scraper, can watch this process. Made by [`serve_stats`] or [`StatsServer::bind`];
+/// dropping it ends its thread and removes the file.
 ///
-/// A client sends one line. `json` and `prometheus` are answered once; `watch 1000` is answered with a JSON object a
-/// line each 1000 milliseconds, until the client goes away.
+/// A client sends one line. `json` and `prometheus` get one answer; `watch 1000` gets a line with a JSON object every 1000
+/// milliseconds, until the client closes.
 ///
-/// It keeps no allocator or pool alive: one is shown as long as somebody has a handle of it (while an answer is put
-/// together, the server has one too). The child of a fork is not shown: there, all of this does nothing.
+/// It keeps no allocator or pool alive: each is shown as long as a handle of it exists (while it composes an answer, the server
+/// holds one, too). The child of a fork is not served: there, all methods do nothing.
 #[derive(Debug)]
 pub struct StatsServer {
     file: SocketFile,
     shared: Arc<Shared>,
-    /// Closed, it ends the thread.
+    /// Closing it ends the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
@@ -65,8 +65,8 @@ impl StatsServer {
     /// Serves on a socket at this path, which only this user may open (mode 0600). It shows no allocator yet.
     ///
     /// # Errors
-    /// `AddrInUse`: somebody serves there. `AlreadyExists`: a file that is no socket is there; a socket that its
-    /// process left behind is replaced. And what the system says to a new file, a socket or a thread.
+    /// `AddrInUse`: another server answers there. `AlreadyExists`: the path is a file that is no socket; a socket that a dead
+    /// process left behind is replaced. Otherwise the system's, for a new file, socket or thread.
     pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
         let (listener, file) = SocketFile::make(path.as_ref())?;
         listener.set_nonblocking(true)?;
@@ -78,7 +78,7 @@ impl StatsServer {
         Ok(Self { file, shared, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Shows an allocator under this name, instead of the one that had it, until its last handle is gone.
+    /// Shows an allocator under this name until its last handle is gone; replaces the allocator that had the name.
     ///
     /// ```
     /// use pagemill::Allocator;
@@ -94,7 +94,7 @@ impl StatsServer {
         if self.file.is_ours() {
             let name = name.into();
             let mut shown = self.shared.shown();
-            // Without those that are gone: a program may show one after the other, each under a name of its own.
+            // Removes closed ones: a program may show many, one after the other, each under its own name.
             shown.retain(|(_, allocator)| !allocator.is_closed());
             match shown.iter_mut().find(|(other, _)| *other == name) {
                 Some((_, shown)) => *shown = allocator.downgrade(),
@@ -102,7 +102,8 @@ impl StatsServer {
             }
         }
     }
-    /// Shows a pool under this name with what is shown as `allocator`, instead of the one that had it, until it is gone.
+    /// Shows a pool under this name, with the allocator that is shown as `allocator`, until it is gone; replaces the pool that
+    /// had the name.
     ///
     /// ```
     /// use pagemill::{Allocator, Mempool};
@@ -128,13 +129,13 @@ impl StatsServer {
             pools.push((key, pool));
         }
     }
-    /// Shows it no more.
+    /// Stops showing the allocator of this name.
     pub fn hide(&self, name: &str) {
         if self.file.is_ours() {
             self.shared.shown().retain(|(other, _)| other != name);
         }
     }
-    /// Where it serves.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -145,14 +146,14 @@ impl Drop for StatsServer {
         if self.file.is_ours() {
             drop(self.stop.take());
             if let Some(thread) = self.thread.take() {
-                // A panic in it has been told where panics are told.
+                // If it panicked, the panic hook has reported that.
                 let _ = thread.join();
             }
         }
     }
 }
 
-/// A pool of whatever.
+/// A pool of any kind of element.
 trait Pool: Send + Sync {
     fn stats(&self) -> MempoolStats;
 }
@@ -163,10 +164,10 @@ impl<S: Source + Send + Sync> Pool for Mempool<S> {
     }
 }
 
-/// The allocator's name and the pool's own, and the pool.
+/// The names of the allocator and of the pool, and the pool.
 type ShownPool = ((String, String), Weak<dyn Pool>);
 
-/// What the thread and the handle share.
+/// The state that the thread and the handle share.
 struct Shared {
     pools: Mutex<Vec<ShownPool>>,
     shown: Mutex<Vec<(String, WeakAllocator)>>,
@@ -189,7 +190,7 @@ impl Shared {
     }
 
     fn shown(&self) -> MutexGuard<'_, Vec<(String, WeakAllocator)>> {
-        // Whoever panicked while it held the list left it whole.
+        // A panic under the lock leaves the list consistent.
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -215,7 +216,7 @@ impl Shared {
     }
 }
 
-/// The thread.
+/// The thread's main function.
 fn serve(listener: &UnixListener, stopped: &UnixStream, shared: &Shared) {
     let render = |form| shared.answer(form);
     let mut clients: Vec<Connection> = Vec::new();
@@ -226,11 +227,11 @@ fn serve(listener: &UnixListener, stopped: &UnixStream, shared: &Shared) {
         let doors = [PollFd::new(stopped, PollFlags::IN), PollFd::new(listener, knocks)];
         let mut polled: Vec<_> = doors.into_iter().chain(clients.iter().map(Connection::polled)).collect();
         let due = clients.iter().filter_map(Connection::due).chain(closed_until).min();
-        // No time to come is further away than a timespec reaches.
+        // No due time is too far away for a timespec.
         let time = due.and_then(|due| due.saturating_duration_since(Instant::now()).try_into().ok());
         match poll(&mut polled, time.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
-            // No memory for a moment: nothing was found, and it is tried again.
+            // No memory at the moment: treated as no event, and tried again.
             Err(_) => std::thread::sleep(PAUSE),
         }
         if !polled[0].revents().is_empty() {
@@ -238,7 +239,7 @@ fn serve(listener: &UnixListener, stopped: &UnixStream, shared: &Shared) {
         }
         let now = Instant::now();
         let is_knocked = polled[1].revents().contains(PollFlags::IN);
-        // The other end is gone, or the descriptor is broken.
+        // The other end closed, or the descriptor is invalid.
         let has_ended = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
         let ended: Vec<_> = polled[2..].iter().map(|polled| polled.revents().intersects(has_ended)).collect();
         let mut ended = ended.into_iter();

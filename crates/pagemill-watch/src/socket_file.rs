@@ -1,15 +1,15 @@
-//! The socket's name in the file system: how it appears, whom it lets in, and how it goes.
+//! The socket's file: how it is made, protected and removed.
 //!
-//! Invariants: under the name there is at no time a socket that others than its owner may open, nor one that does not
-//! listen yet (F1: it is made in a folder that only its owner may enter, and linked from there). A socket on which
-//! somebody answers, and whatever is no socket, is left alone (F2).
+//! Invariants: F1, the name never leads to a socket that another user may open, or that does not listen yet: the socket is made
+//! in a folder that only its owner may enter, and linked from there. F2, a socket on which a process answers is left alone, and
+//! so is any file that is no socket.
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// Removed when it is dropped, by the process that made it and if it still is what was made.
+/// Dropping it removes the file, in the process that made it, and only if it is still the same file.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
@@ -19,7 +19,7 @@ pub(super) struct SocketFile {
 }
 
 impl SocketFile {
-    /// Listens under this name.
+    /// Makes a socket that listens at this path.
     pub(super) fn make(path: &Path) -> io::Result<(UnixListener, Self)> {
         if path.file_name().is_none() {
             return Err(io::Error::new(ErrorKind::InvalidInput, "a socket needs a file's name"));
@@ -52,13 +52,13 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let is_it = |meta: fs::Metadata| (meta.dev(), meta.ino()) == self.id;
         if self.is_ours() && fs::symlink_metadata(&self.path).is_ok_and(is_it) {
-            // Nobody could be told, and the next server replaces it.
+            // There is no way to report an error here, and the next server replaces the file.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Takes a socket away that a process left behind when it ended.
+/// Removes a socket that a dead process left behind.
 fn make_room(path: &Path, folder: &Path) -> io::Result<()> {
     let meta = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -68,14 +68,15 @@ fn make_room(path: &Path, folder: &Path) -> io::Result<()> {
         return Err(io::Error::new(ErrorKind::AlreadyExists, "there is a file of that name, which is no socket"));
     }
     refuse_if_live(path)?;
-    // Somebody else may have made room and linked a live one meanwhile: looked at where nobody else can reach it.
+    // Another server may have removed it and linked a live one meanwhile. So it is moved away first, and checked again where
+    // only this process reaches it.
     let aside = folder.join("old");
     match fs::rename(path, &aside) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         moved => moved?,
     }
     refuse_if_live(&aside).inspect_err(|_| {
-        // Back where it was. If a third one has taken the name by now, that one is there.
+        // Puts it back. If a third server has taken the name by now, that one stays.
         let _ = fs::hard_link(&aside, path);
     })?;
     fs::remove_file(&aside)
@@ -89,7 +90,7 @@ fn refuse_if_live(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A folder that only its owner may enter, removed with what is in it.
+/// A folder that only its owner may enter; removed with its contents.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -109,7 +110,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What stays behind is an empty or private folder, and nobody could be told.
+        // There is no way to report an error here; what may stay is an empty or private folder.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

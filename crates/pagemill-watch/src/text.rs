@@ -2,7 +2,7 @@
 use crate::{FIGURES, Snapshot};
 use core::fmt::Write;
 
-/// The [`FIGURES`] of these allocators in Prometheus' text format: for a program that answers scrapes itself.
+/// The [`FIGURES`] of these allocators in Prometheus' text format, for a program that answers scrapes itself.
 ///
 /// ```
 /// use pagemill::Allocator;
@@ -35,7 +35,7 @@ pub fn prometheus(seen: &[Snapshot]) -> String {
     text
 }
 
-/// A label's value between its quotes.
+/// A label's value, escaped for quotes.
 fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }
@@ -46,7 +46,7 @@ mod tests {
     use pagemill::Allocator;
     use std::collections::{HashMap, HashSet};
 
-    /// One line by the format's grammar: name, labels, value.
+    /// Parses one line by the format's grammar: name, labels, value.
     fn parsed(line: &str) -> (String, Vec<(String, String)>, f64) {
         let name: String = line.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
         let mut rest = &line[name.len()..];
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_reads_back() {
+    fn the_prometheus_text_parses_back_to_the_samples() {
         let allocator = Allocator::builder().pages(3000).build().unwrap();
         let pages: Vec<_> = (0..70).map(|_| allocator.alloc_page(pagemill::Gfp::KERNEL).unwrap()).collect();
         let odd = "a \"quoted\\\" name,}\nof two lines";
@@ -96,14 +96,14 @@ mod tests {
                 let (name, labels, value) = parsed(line);
                 assert_eq!(name, now);
                 assert!(["counter", "gauge"].contains(&types[now]), "{line}");
-                assert!(values.insert((name, labels), value).is_none(), "{line} is there twice");
+                assert!(values.insert((name, labels), value).is_none(), "{line} appears twice");
             }
         }
         for figure in FIGURES.iter() {
             for sample in figure.samples(&seen[..1]) {
                 let labels = sample.labels.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
                 let found = values.get(&(figure.name.to_owned(), labels));
-                // What belongs to the process may have moved meanwhile: other tests are at work in it.
+                // Figures of the process may change meanwhile: other tests run in it.
                 let is_ours = !sample.labels.is_empty();
                 assert!(found.is_some_and(|found| !is_ours || *found == sample.value as f64), "{}", figure.name);
             }

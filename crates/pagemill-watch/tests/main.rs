@@ -1,4 +1,4 @@
-//! The tests of `pagemill-watch` by its public interface: one program, as those of `pagemill`.
+//! The tests of `pagemill-watch`, on its public interface, in one program.
 #[macro_use]
 #[path = "../../../tests/own_process.rs"]
 mod own_process;

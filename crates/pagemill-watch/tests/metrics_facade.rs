@@ -1,4 +1,4 @@
-//! The figures reach whatever recorder is installed for the `metrics` facade.
+//! The figures reach the recorder that is installed for the `metrics` facade.
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, Share
 use pagemill::{Allocator, Gfp};
 use pagemill_watch::{FIGURES, FigureKind, Snapshot, describe_metrics, record_metrics};
 
-/// Keeps what it is given: counters as they are, gauges as the bits of their number.
+/// A recorder that keeps all values: counters as they are, gauges as the bits of their number.
 #[derive(Default)]
 struct Kept {
     described: Mutex<HashMap<String, (&'static str, String)>>,
@@ -44,7 +44,7 @@ impl Recorder for Kept {
 }
 
 impl Kept {
-    /// What was kept under this name, for these labels.
+    /// The value that was kept under this name, for these labels.
     fn value(&self, kind: FigureKind, name: &'static str, labels: &[(&'static str, String)]) -> Option<f64> {
         let key = Key::from_parts(name, labels);
         match kind {
@@ -73,7 +73,7 @@ fn every_figure_is_described_and_recorded() {
         for figure in FIGURES.iter() {
             for sample in figure.samples(&seen) {
                 let value = kept.value(figure.kind, figure.name, &sample.labels);
-                // What belongs to the process goes on by itself.
+                // Figures of the process may change meanwhile.
                 let is_it = |value: f64| value == sample.value as f64 || sample.labels.is_empty();
                 assert!(value.is_some_and(is_it), "{} {:?}: {value:?}", figure.name, sample);
             }

@@ -1,4 +1,4 @@
-//! The socket on which a process is watched: what it answers, and what clients can do to it.
+//! The socket on which a process is watched: its answers, and hostile clients.
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -13,7 +13,7 @@ use pagemill::{Allocator, Gfp, Memory, Mempool};
 use pagemill_watch::{FIGURES, Snapshot, StatsServer, prometheus};
 use serde_json::Value;
 
-/// A folder of its own for each test, removed at the end.
+/// A folder for one test, removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -59,7 +59,7 @@ fn value(record: &Value, name: &str, allocator: &str) -> Option<u64> {
 }
 
 #[test]
-fn json_and_prometheus_say_what_the_allocator_counts() {
+fn json_and_prometheus_show_the_allocators_counters() {
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
     let allocator = Allocator::builder().pages(1000).build().unwrap();
@@ -141,9 +141,9 @@ fn a_watcher_gets_a_line_each_time_and_sees_what_changes() {
     assert_eq!(lines.count(), 0, "and then the connection ends");
 }
 
-/// It is freed with its last handle, watched or not.
+/// An allocator is freed with its last handle, whether it is shown or not.
 #[test]
-fn what_is_shown_is_not_kept() {
+fn showing_an_allocator_does_not_keep_it_alive() {
     own_process!();
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
@@ -155,13 +155,13 @@ fn what_is_shown_is_not_kept() {
     assert!(is_shown() && is_mapped());
     let other = allocator.clone();
     allocator.close().unwrap();
-    assert!(is_shown() && is_mapped(), "somebody still has a handle");
+    assert!(is_shown() && is_mapped(), "another handle exists");
     other.close().unwrap();
     assert!(!is_shown() && !is_mapped());
 }
 
 #[test]
-fn wrong_questions_are_told_the_right_ones() {
+fn a_wrong_question_is_answered_with_the_valid_ones() {
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
     for (question, words) in [
@@ -176,7 +176,7 @@ fn wrong_questions_are_told_the_right_ones() {
     }
 }
 
-/// Whatever they do, the next one is answered.
+/// After each of them the next client is answered.
 #[test]
 fn hostile_clients_cost_only_themselves() {
     let folder = Folder::new();
@@ -184,13 +184,13 @@ fn hostile_clients_cost_only_themselves() {
     let path = server.path();
     let is_well = || ask(path, b"json\n").starts_with("{\"pid\":");
 
-    // Gone without a word, in the middle of one, and before the answer.
+    // Clients that close without a word, in the middle of one, and before the answer.
     for word in [&b""[..], b"js", b"json\n", b"watch 50\n"] {
         client(path).write_all(word).unwrap();
     }
     assert!(is_well());
 
-    // A line without an end: it is told so and cut off.
+    // A line without an end: the client gets an error and is cut off.
     let mut endless = client(path);
     let mut sent = 0usize;
     let cut = loop {
@@ -198,12 +198,12 @@ fn hostile_clients_cost_only_themselves() {
             Ok(n) => sent += n,
             Err(error) => break error.kind(),
         }
-        assert!(sent < 64 << 20, "it takes whatever it is sent");
+        assert!(sent < 64 << 20, "the server reads without a limit");
     };
     assert!(matches!(cut, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{cut}");
     assert!(is_well());
 
-    // A watcher that talks on and on: nobody reads it.
+    // A watcher that keeps writing: the server does not read it.
     let mut talker = client(path);
     talker.write_all(b"watch 50\n").unwrap();
     talker.set_nonblocking(true).unwrap();
@@ -215,18 +215,18 @@ fn hostile_clients_cost_only_themselves() {
     assert_eq!(blocked, ErrorKind::WouldBlock);
     assert!(is_well());
 
-    // More than are let in at a time, all of them silent: in their turn they are sent away, and the others come in.
+    // More clients than the server accepts at a time, all silent: they time out, and the others are accepted.
     let mut silent: Vec<_> = (0..100).map(|_| client(path)).collect();
     assert!(is_well());
     for client in &mut silent {
         let mut answer = Vec::new();
         client.read_to_end(&mut answer).unwrap();
-        assert!(answer.is_empty(), "nothing was asked");
+        assert!(answer.is_empty(), "a silent client gets no answer");
     }
     drop(talker);
 }
 
-/// It asks and asks, and reads nothing: it is cut off when the system's buffer is full and its time is over.
+/// A watcher that reads nothing is cut off when the system's buffer is full and its time is over.
 #[test]
 fn a_watcher_that_does_not_read_is_cut_off() {
     let folder = Folder::new();
@@ -238,7 +238,7 @@ fn a_watcher_that_does_not_read_is_cut_off() {
     let mut deaf = client(server.path());
     deaf.write_all(b"watch 50\n").unwrap();
     assert!(ask(server.path(), b"json\n").starts_with('{'), "others are answered meanwhile");
-    // That the other side hung up is seen without reading.
+    // Poll reports that the other side hung up, without a read.
     let mut hung_up = libc::pollfd { fd: deaf.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: one descriptor, which is open.
     assert_eq!(unsafe { libc::poll(&raw mut hung_up, 1, PATIENCE.as_millis() as i32) }, 1, "it is not cut off");
@@ -249,7 +249,7 @@ fn a_watcher_that_does_not_read_is_cut_off() {
 }
 
 #[test]
-fn the_socket_file_is_private_and_goes_with_the_server() {
+fn the_socket_file_is_private_and_removed_with_the_server() {
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
     let mode = fs::symlink_metadata(server.path()).unwrap().permissions().mode();
@@ -264,14 +264,14 @@ fn the_socket_file_is_private_and_goes_with_the_server() {
 }
 
 #[test]
-fn what_a_dead_process_left_is_replaced_and_what_is_no_socket_is_not() {
+fn the_socket_of_a_dead_process_is_replaced_and_another_file_is_not() {
     let folder = Folder::new();
     drop(UnixListener::bind(folder.socket()).unwrap());
     assert_eq!(folder.names(), ["stats.sock"], "the standard library's listener leaves its file");
     let server = StatsServer::bind(folder.socket()).unwrap();
     assert!(ask(server.path(), b"json\n").starts_with('{'));
 
-    // Somebody takes the name away: what is there then is not ours to remove.
+    // Another file takes the name: the server must not remove it.
     fs::remove_file(folder.socket()).unwrap();
     fs::write(folder.socket(), "precious").unwrap();
     drop(server);
@@ -290,7 +290,7 @@ fn what_a_dead_process_left_is_replaced_and_what_is_no_socket_is_not() {
 }
 
 #[test]
-fn several_servers_at_once_agree_on_who_has_the_name() {
+fn one_of_several_concurrent_servers_gets_the_name() {
     let folder = Folder::new();
     drop(UnixListener::bind(folder.socket()).unwrap());
     let path = folder.socket();
@@ -307,7 +307,7 @@ fn several_servers_at_once_agree_on_who_has_the_name() {
 }
 
 #[test]
-fn the_child_of_a_fork_leaves_it_alone() {
+fn the_child_of_a_fork_leaves_the_socket_alone() {
     own_process!();
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();

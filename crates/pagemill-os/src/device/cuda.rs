@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_that_is_current_is_used_and_left() {
+    fn a_current_context_is_used_and_not_released() {
         CURRENT.set(0xab);
         let cuda = Cuda::with(fake(), 7).unwrap();
         cuda.unregister(0x1000).unwrap();
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_leaves_nothing_behind() {
+    fn a_failed_registration_is_undone() {
         let cuda = Cuda::with(fake(), 0).unwrap();
         diary();
         FAILS.set("pointer");

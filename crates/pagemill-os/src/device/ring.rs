@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_is_refused_behind_another_is_said_why_and_none_is_set() {
+    fn a_refused_second_piece_reports_its_error_and_sets_no_entry() {
         let Some(ring) = ring() else { return };
         make_table(ring.as_fd(), 3).unwrap();
         let memory = crate::Mapping::reserve(1 << 21, 1 << 21).unwrap();

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_with_ranges_and_one_without() {
+    fn iommu_info_is_parsed_with_and_without_ranges() {
         // argsz, flags, page sizes, offset of capabilities and padding.
         let mut words = vec![96, 3, 0x4020_1000, 0, 24, 0];
         words.extend([3 | 1 << 16, 40, 65_535, 0]); // at 24: entries that are left
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_leads_out_or_back_ends() {
+    fn a_capability_chain_that_leaves_the_buffer_or_leads_back_ends() {
         let out = info(&[40, 2, 0, 0, 1000, 0]);
         let mut back = info(&[40, 2, 0, 0, 24, 0, 1 | 1 << 16, 24, 1000, 0]);
         assert_eq!(Iommu::of(&out), Iommu::default());

@@ -37,7 +37,7 @@ fn a_drain_waits_asleep_for_a_section_of_the_portable_backend() {
 }
 
 #[test]
-fn a_drain_waits_for_what_comes_into_a_depot_that_looks_empty() {
+fn a_drain_waits_for_frames_that_enter_a_depot_that_looks_empty() {
     let lists = list_of_one();
     let hold = |others: &dyn Fn()| {
         let depot = lists.depots().next().unwrap().try_hold().unwrap();
@@ -48,7 +48,7 @@ fn a_drain_waits_for_what_comes_into_a_depot_that_looks_empty() {
 }
 
 #[test]
-fn no_words_and_more_than_a_batch_are_refused() {
+fn zero_words_and_more_than_a_batch_are_refused() {
     let backends = [Backend::Portable, Backend::Rseq];
     for lists in backends.into_iter().filter_map(|backend| PerCpu::new(backend, 1, || 0).ok()) {
         for n in [0, Batch::CAPACITY + 1] {
