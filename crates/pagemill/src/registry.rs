@@ -16,11 +16,12 @@
 //! interrupts, and before every mutex in `zones.rs` and `reclaim.rs`.
 //!
 //! # How a zone ends (ADR 30)
-//! 1. The allocator's last handle is dropped: `Zone::leave` shuts the lists, drains them and closes the zone. From then on each page
-//!    that is still out goes to the zone, and the call that frees the last one learns that it was the last.
-//! 2. That call, possibly in a signal handler, puts the zone on [`HOME`] ([`come_home`]). If no thread holds the registry, the call
-//!    ends the zone at once; otherwise the holder finds it there when it unlocks.
-//! 3. [`end`] takes the zone out of the tables and returns its memory to the system. It does only what a signal handler may do.
+//! 1. The allocator's last handle is dropped: `Zone::leave` shuts the lists, drains them and closes the zone. From then
+//!    on each page that is still out goes to the zone, and the call that frees the last one learns that it was the last.
+//! 2. That call, possibly in a signal handler, puts the zone on [`HOME`] ([`come_home`]). If no thread holds the
+//!    registry, the call ends the zone at once; otherwise the holder finds it there when it unlocks.
+//! 3. [`end`] takes the zone out of the tables and returns its memory to the system. It does only what a signal handler
+//!    may do.
 //! 4. The next call that may free heap memory frees that of all zones on [`ENDED`] ([`bury`]).
 use crate::build_error::BuildError;
 use crate::process::{SECTIONS, begin_generation};

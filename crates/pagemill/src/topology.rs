@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_node_is_not_bound_to() {
+    fn memory_of_a_single_node_is_not_bound() {
         let topology = Topology { nodes: vec![node(0, &[0], 1 << 30)], distances: vec![vec![10]] };
         assert_eq!(Layout::of(&topology, 2, |_| true), Layout::flat(2));
     }
