@@ -174,7 +174,7 @@ fn two_rings_share_a_table() {
     let device = match Device::new(&allocator, buffers.clone()) {
         // It says so, not that the other ring has to give up its own.
         Err(why @ DeviceError::System { errno: libc::EBUSY, .. }) => {
-            assert!(why.to_string().contains("6.13 where arenas come later"), "{why}");
+            assert!(why.to_string().contains("6.13 to add arenas later"), "{why}");
             return println!("skipped: {why}");
         }
         made => within_limit(made),
@@ -191,7 +191,7 @@ fn two_rings_share_a_table() {
         assert_eq!(run(ring, std::slice::from_ref(&entry)), [-libc::EFAULT], "a ring still reaches the memory");
     }
     let why = buffers.clone_to(fd(&third)).unwrap_err();
-    assert!(why.to_string().contains("take from the other ring"), "{why}");
+    assert!(why.to_string().contains("unregister the other ring's buffers"), "{why}");
 }
 
 #[test]
@@ -336,13 +336,13 @@ fn an_arena_above_the_kernels_limit_is_split() {
 #[test]
 fn refusals_say_what_to_do() {
     let why = FixedBuffers::new(File::open("/dev/null").unwrap().as_fd()).unwrap_err();
-    assert!(why.to_string().ends_with("use a descriptor of an io_uring's"), "{why}");
+    assert!(why.to_string().ends_with("use the descriptor of an io_uring"), "{why}");
     let Some(ring) = ring() else { return };
     let why = FixedBuffers::with_entries(fd(&ring), 1 << 15).unwrap_err();
     assert!(why.to_string().contains("ask for 1 to 16384"), "{why}");
     let _buffers = FixedBuffers::new(fd(&ring)).unwrap();
     let why = FixedBuffers::new(fd(&ring)).unwrap_err();
-    assert!(why.to_string().contains("take from the ring the buffers that it has"), "{why}");
+    assert!(why.to_string().contains("unregister the ring's buffers"), "{why}");
     if let Ok(own) = IoUring::builder().setup_single_issuer().build(8) {
         let from_elsewhere = std::thread::scope(|scope| scope.spawn(|| FixedBuffers::new(fd(&own))).join());
         let why = from_elsewhere.unwrap().unwrap_err();

@@ -100,7 +100,7 @@ fn what_an_iommu_or_a_limit_does_not_allow_is_refused_in_words() {
     let allocator = Allocator::builder().pages(8192).huge_pages(false).build().unwrap();
     let small = VfioMap::new(container.as_fd()).unwrap().with_address_bits(24);
     let why = Device::new(&allocator, small).unwrap_err();
-    assert!(why.to_string().contains("allows no piece of 33554432 bytes"), "{why}");
+    assert!(why.to_string().contains("has no free range of 33554432 bytes"), "{why}");
     // Mapped by somebody else: addresses of one map are not another's to give.
     let other = Device::new(&allocator, VfioMap::new(container.as_fd()).unwrap()).unwrap();
     let why = Device::new(&allocator, VfioMap::new(container.as_fd()).unwrap()).unwrap_err();

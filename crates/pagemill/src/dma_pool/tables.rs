@@ -1,5 +1,5 @@
-//! A pool's tables of units and blocks, outside the blocks. Their address space is reserved at once, and the system commits it on
-//! first touch.
+//! A pool's tables of units and blocks, outside the blocks. Their address space is reserved at once, and the system
+//! commits it on first touch.
 //!
 //! A block has a *place*: its unit's number, followed by its place in the unit. The place is the index of its state,
 //! and leads to its device address.

@@ -1,5 +1,5 @@
-//! Converts many numbers to words, and words to numbers, with vector instructions. Each block takes an addition or subtraction and
-//! a shift.
+//! Converts many numbers to words, and words to numbers, with vector instructions. Each block takes an addition or
+//! subtraction and a shift.
 //!
 //! Every x86-64 processor has vectors of two words. Those with AVX2 have vectors of four, which takes a quarter off the
 //! cost of a block in bulk; this is detected at run time.
