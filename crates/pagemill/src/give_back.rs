@@ -1,6 +1,6 @@
 //! Returns free memory to the system: when the program asks, or when the memory was free for a while.
 //!
-//! This is no request's way. It drains lists or depots, and asks each zone to give memory back; `zone/idle.rs` explains
+//! It is not on the way of a request. It drains lists or depots, and asks each zone to give memory back; `zone/idle.rs` explains
 //! how a zone does that.
 use crate::allocator::Allocator;
 use crate::idle::Idle;
