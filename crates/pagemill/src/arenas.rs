@@ -1,6 +1,6 @@
 //! An allocator's arenas: listing, adding and retiring them.
 //!
-//! This is no request's way: a program calls it to grow or shrink an allocator. Each arena is one [`Zone`]. A retired
+//! It is not on the way of a request: a program calls it to grow or shrink an allocator. Each arena is one [`Zone`]. A retired
 //! one is kept for memory like it that is added later, because a request may still walk over it (N1 in `zones.rs`).
 //! Every change is made with the registry held.
 use crate::allocator::Allocator;

@@ -1,5 +1,7 @@
-//! Background reclaim: shrinkers are called until every zone is above its high mark, by a thread or by
-//! [`Allocator::reclaim_step`].
+//! Background reclaim: calls shrinkers until every zone is above its high mark.
+//!
+//! The background thread does it when a request wakes it or every 200 ms (`reclaim.rs`), or a program calls
+//! [`Allocator::reclaim_step`]. No lock is held while shrinkers run.
 use crate::allocator::Allocator;
 use crate::build_error::BuildError;
 use crate::reclaim::{Background, Numbered, PAGES_AT_ONCE, Shrinker};
@@ -14,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A shrinker is called until this is dropped.
+/// A registration of a shrinker. The shrinker is called until this is dropped.
 #[derive(Debug)]
 #[must_use = "the shrinker is called until this is dropped"]
 pub struct Registered {
@@ -23,27 +25,27 @@ pub struct Registered {
 }
 
 impl Drop for Registered {
-    /// Waits for nobody: a call that is under way ends on its own.
+    /// Does not wait for a call of the shrinker that is under way.
     fn drop(&mut self) {
         let reclaim = &self.allocator.zones().reclaim;
         let is_this = |(number, _): &Numbered| *number == self.number;
         let shrinker = reclaim.change(|shrinkers| Some(shrinkers.remove(shrinkers.iter().position(is_this)?)));
-        drop(shrinker); // Perhaps the last of it, with pages: not under the lock.
+        drop(shrinker); // Not under the lock: this may be the last reference, and drop pages.
     }
 }
 
 impl Zones {
-    /// Reclaims until every arena is above its high mark, or a round leaves no more free than before, whatever shrinkers
-    /// say that they freed. Returns the pages that came, as they say.
+    /// Reclaims until every zone is above its high mark, or until a round does not increase the number of free pages.
+    /// Returns the pages freed, as reported by the shrinkers.
     pub(crate) fn balance(&self) -> usize {
-        // Those of retired arenas too: a round that freed theirs may be followed by one that helps.
+        // Retired zones count too: a round that freed only pages of theirs may be followed by one that helps.
         let free = || self.ever().iter().map(|zone| zone.buddy.free_frames()).sum::<usize>();
         let mut pages = 0_usize;
         while let Some(missing) = self.in_use().map(Zone::below_high).max().filter(|&missing| missing > 0) {
             let before = free();
             self.reclaim.background_runs.fetch_add(1, Relaxed);
             pages = pages.saturating_add(self.reclaim.round(Gfp::KERNEL, missing.max(PAGES_AT_ONCE)));
-            // They went to the lists of this CPU, as a rule.
+            // Usually the freed pages went to the lists of this CPU.
             self.drain_all();
             if free() <= before {
                 break;
@@ -54,7 +56,7 @@ impl Zones {
 }
 
 impl Allocator {
-    /// Has `shrinker` called when memory is short, until what this returns is dropped.
+    /// Registers `shrinker`, which is called when memory is short, until the returned value is dropped.
     pub fn register_shrinker(&self, shrinker: Arc<dyn Shrinker>) -> Registered {
         let reclaim = &self.zones().reclaim;
         let number = reclaim.next_number.fetch_add(1, Relaxed);
@@ -62,9 +64,9 @@ impl Allocator {
         Registered { allocator: self.clone(), number }
     }
 
-    /// What the background thread does when it is woken, for programs that would rather do it themselves: reclaims
-    /// until every zone is above its high mark, or nothing more comes, and [gives back](Self::give_back_idle) what was free
-    /// for long. Returns the pages that came.
+    /// Does what the background thread does when it is woken, for programs that prefer to call it themselves. It
+    /// reclaims until every zone is above its high mark, or until no more pages are freed. Then it [gives
+    /// back](Self::give_back_idle) memory that was free for long. Returns the pages that shrinkers freed.
     ///
     /// ```
     /// use pagemill::{Allocator, Gfp, Memory, Page, Shrink, Shrinker, Watermarks};
@@ -79,13 +81,13 @@ impl Allocator {
     /// }
     /// let memory = Memory::anonymous(512).watermarks(Watermarks::above(40)); // low 50, high 60
     /// let allocator = Allocator::builder().memory(memory).build()?;
-    /// assert_eq!(allocator.reclaim_step().get(), 0); // above its marks
-    /// // Down to the lowest mark.
+    /// assert_eq!(allocator.reclaim_step().get(), 0); // the zone is above its marks
+    /// // Allocate down to the lowest mark.
     /// let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
     /// assert_eq!(pages.len(), 512 - 40);
     /// let cache = Arc::new(Cache(Mutex::new(pages)));
     /// let registered = allocator.register_shrinker(cache.clone());
-    /// // A program's own loop calls this now and then; up to the high mark.
+    /// // A program's own loop calls this now and then. It reclaims up to the high mark.
     /// assert!(allocator.reclaim_step().get() >= 20);
     /// allocator.drain();
     /// assert!(allocator.stats().free >= 60);
@@ -99,14 +101,14 @@ impl Allocator {
         PageCount::new(came)
     }
 
-    /// Starts the background thread, which looks when a zone falls below its low mark.
+    /// Starts the background thread, which reclaims when a zone falls below its low mark.
     pub(crate) fn start_reclaim(&self, held: &registry::Writing) -> Result<(), BuildError> {
         let allocator = self.weak();
         let start = move || {
             let allocator = allocator.clone();
             Background::start(move || {
                 let Some(owner) = allocator.upgrade() else { return ControlFlow::Break(()) };
-                // A shrinker's panic has been reported when it comes here: it ends this round, not the thread.
+                // A shrinker's panic has been reported already. It ends this round, not the thread.
                 let _ = catch_unwind(AssertUnwindSafe(|| owner.zones().balance()));
                 owner.zones().give_back_idle(Instant::now());
                 ControlFlow::Continue(())

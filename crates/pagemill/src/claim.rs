@@ -1,5 +1,7 @@
-//! The claimant's part of a claim: it begins one when it was overtaken often, and ends it when it gets no further. `claims.rs` tells
-//! what claims are.
+//! The claimant's part of a claim: a waiting request begins one when it was overtaken often, and ends it when it makes no progress.
+//!
+//! `claims.rs` explains claims. The slow path makes a [`Claim`] for each wait and runs the head's attempts through it
+//! (`Zones::wait_in_line`). No lock: the flag `Claims::is_held` admits one claimant.
 use crate::claims::{IS_CLAIMANT, NUMBER};
 use crate::process::Stamp;
 use crate::shared::Lack;
@@ -9,27 +11,28 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pagemill_core::{Gfp, Order, PageblockId};
 use std::time::{Duration, Instant};
 
-/// A claim ends when nothing was added to it for so long, and its request claims nothing again for as long.
+/// A claim ends if nothing was added to it for this long. Its request then claims nothing for as long again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The claim of one request that waits; it begins when the request was overtaken often.
+/// The claim of one waiting request. It is held from the moment that the request was overtaken often.
 #[derive(Debug)]
 pub(crate) struct Claim<'n> {
     zones: &'n Zones,
     lack: Lack,
     is_held: bool,
-    /// The process that the request is of: in the child of a fork nothing is claimed.
+    /// The process of the request: a forked child does not hold its parent's claim.
     stamp: Stamp,
-    /// The most frames that it had so far.
+    /// The largest number of frames that the claim had so far.
     best: usize,
-    /// Since when it has had those; or when it last ended.
+    /// The time when it reached that number, or when the claim last ended.
     since: Option<Instant>,
-    /// The pageblock and its arena. After the claim has ended: the last one, so that the next claim takes another.
+    /// The pageblock that is withheld, and its zone. After the claim has ended: the last one, so that the next claim
+    /// takes another.
     block: Option<(&'static Zone, PageblockId)>,
 }
 
 impl<'n> Claim<'n> {
-    /// None yet.
+    /// A claim that is not held yet.
     pub(crate) fn new(zones: &'n Zones, lack: Lack) -> Self {
         Self { zones, lack, is_held: false, stamp: Stamp::here(), best: 0, since: None, block: None }
     }
@@ -38,7 +41,8 @@ impl<'n> Claim<'n> {
         self.is_held && !self.stamp.is_inherited()
     }
 
-    /// One attempt, with what is claimed. Begins the claim if the request was overtaken often, ends it if it gets no further.
+    /// Makes one attempt, which may use what is claimed. Before it, begins the claim if the request was overtaken
+    /// often, or ends it if it makes no progress.
     pub(crate) fn attempt<T>(&mut self, is_overtaken: bool, attempt: impl FnOnce() -> Option<T>) -> Option<T> {
         let has_rested = self.since.is_none_or(|since| since.elapsed() >= PATIENCE);
         if self.is_held() && self.frames() > self.best {
@@ -62,7 +66,7 @@ impl<'n> Claim<'n> {
         attempt()
     }
 
-    /// How many frames are claimed and free by now.
+    /// The number of frames that are claimed and free now.
     fn frames(&self) -> usize {
         match self.block {
             Some((zone, _)) => zone.buddy.withheld_frames() as usize,
@@ -72,7 +76,7 @@ impl<'n> Claim<'n> {
 
     fn begin(&mut self) {
         let claims = &self.zones.claims;
-        // Acquire pairs with the Release in `end`: what was claimed before is none any more.
+        // Acquire pairs with the Release in `end`: the previous claim has ended completely.
         if self.lack.order > Order::PAGEBLOCK || claims.is_held.compare_exchange(false, true, Acquire, Relaxed).is_err()
         {
             return;
@@ -97,7 +101,7 @@ impl<'n> Claim<'n> {
 
     fn end(&mut self) {
         (self.is_held, self.since) = (false, Some(Instant::now()));
-        // With the next number nothing is claimed of any arena.
+        // With the next number, no frame of any zone is claimed.
         let next = (self.zones.claims.wanted.load(Relaxed) >> NUMBER) as u32;
         self.zones.claims.wanted.store(u64::from(next.wrapping_add(1)) << NUMBER, Relaxed);
         if let Some((zone, _)) = self.block {
@@ -146,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_freed_late_is_counted_to_no_later_claim() {
+    fn late_frees_do_not_count_towards_a_later_claim() {
         let allocator = Allocator::builder().pages(64).build().unwrap();
         let (zones, zone) = (allocator.zones(), allocator.zones().first());
         let claims = &zones.claims;
@@ -156,8 +160,9 @@ mod tests {
         zone.claim_freed(|| 2);
         assert_eq!((zone.claimed_frames(), claims.wanted.load(Relaxed)), (2, 1 << NUMBER | 1));
         zone.claim_freed(|| 2);
-        assert_eq!(zone.claimed_frames(), 3, "no more than is lacked");
-        // What cannot serve it is not counted: memory that lies too high, of a node that is not allowed, or retired.
+        assert_eq!(zone.claimed_frames(), 3, "no more than the request lacks");
+        // Frames that cannot serve the claim are not counted: memory above 4 GiB, on a node that is not allowed, or of
+        // a retired zone.
         begin(1, 3);
         let counts = || {
             let before = claims.wanted.load(Relaxed);
@@ -171,13 +176,13 @@ mod tests {
         assert!(!counts());
         zone.retired.store(false, Relaxed);
         assert!(counts());
-        // The claim ends; the next one begins with nothing, whatever was counted to the last.
+        // The claim ends. The next one begins with nothing, whatever was counted towards the last.
         begin(2, 0);
         assert_eq!(zone.claimed_frames(), 0);
         begin(2, 5);
         zone.claim_freed(|| 1);
         assert_eq!(zone.claimed_frames(), 1);
-        // A free that read the second claim's number counts when the third has something.
+        // A free that read the second claim's number counts only after the third claim has frames.
         zone.claimed.store(3 << NUMBER | 4, Relaxed);
         begin(2, 5);
         zone.claim_freed(|| 1);
@@ -187,9 +192,9 @@ mod tests {
         zone.claimed.store(0, Relaxed);
     }
 
-    /// A signal handler's may interrupt the claimant.
+    /// A request in a signal handler may interrupt the claimant.
     #[test]
-    fn a_request_that_may_not_wait_is_no_claimants() {
+    fn a_request_that_may_not_wait_takes_no_claimed_frames() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).build().unwrap();
         let (zones, zone) = (allocator.zones(), allocator.zones().first());
         zones.claims.wanted.store(1 << NUMBER, Relaxed);
@@ -212,7 +217,7 @@ mod tests {
         use core::sync::atomic::Ordering::Relaxed;
         use std::sync::Arc;
 
-        /// Brings nothing, and counts how often it was called while something was claimed.
+        /// Frees nothing, and counts its calls while something was claimed.
         struct Watch(&'static Zones, AtomicUsize);
 
         impl Shrinker for Watch {
@@ -222,7 +227,7 @@ mod tests {
             }
         }
 
-        /// It may wait for a thread that needs a page, and what is claimed that thread does not get.
+        /// The shrinker may wait for a thread that needs a page, and that thread cannot have a claimed one.
         #[test]
         fn no_shrinker_is_called_for_a_request_that_has_a_claim() {
             const PAGES: usize = 64;
@@ -238,10 +243,10 @@ mod tests {
                 until("a waiter", || allocator.stats().waiting == 1);
                 pages.truncate(PAGES / 2);
                 until("a claim", || {
-                    drop(allocator.alloc_page(Gfp::NOWAIT)); // It overtakes.
+                    drop(allocator.alloc_page(Gfp::NOWAIT)); // This request overtakes the waiter.
                     watch.0.claims.is_held.load(Relaxed)
                 });
-                // Each attempt from here on is made with the claim, the last one at least.
+                // From here on each attempt is made with the claim; there is at least one more.
                 drop(pages);
                 assert_eq!(waiter.join().unwrap().unwrap(), PAGES);
             });
@@ -263,18 +268,19 @@ mod tests {
             AllocContext::plain(zones, Gfp::KERNEL, Order::ZERO).lack(NodeId::ZERO, n)
         }
 
-        /// The request was forked in an attempt, as by a shrinker, and goes on in the child too, where another one has a claim by now.
+        /// An attempt of the request forked, as a shrinker may. The request continues in the child too, where another
+        /// request has a claim by now.
         #[test]
-        fn the_parents_claim_is_none_and_ends_no_other() {
+        fn a_parents_claim_is_not_held_in_the_child_and_ends_no_other() {
             let allocator = Allocator::builder().memory(Memory::anonymous(64)).build().unwrap();
             let zones = allocator.zones();
             let mut claim = Claim::new(zones, pages(zones, 8));
             claim.begin();
             assert!(claim.is_held());
-            // SAFETY: the child calls what may be called in the child of a program with threads.
+            // SAFETY: the child calls only functions that are allowed in the child of a multi-threaded program.
             match unsafe { libc::fork() } {
                 0 => {
-                    // SAFETY: it ends a child that waits.
+                    // SAFETY: the alarm ends a child that hangs.
                     unsafe { libc::alarm(600) };
                     let mut other = Claim::new(zones, pages(zones, 16));
                     other.begin();
@@ -283,12 +289,12 @@ mod tests {
                     let is_right = is_held == (false, true)
                         && zones.claims.is_held.load(Relaxed)
                         && zones.claims.wanted.load(Relaxed) as u32 == 16;
-                    // SAFETY: ends the child without what the parent's exit runs.
+                    // SAFETY: ends the child without the parent's exit handlers.
                     unsafe { libc::_exit(i32::from(!is_right)) }
                 }
                 child => {
                     let mut status = 0;
-                    // SAFETY: the child made above.
+                    // SAFETY: waits for the child forked above.
                     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
                     assert_eq!(status, 0, "the child takes its parent's claim for its own");
                 }

@@ -1,34 +1,36 @@
-//! Claims: how memory comes together for a request that others overtake (C3.20, ADR 29).
+//! Claims: how memory is collected for a request that others overtake (C3.20, ADR 29).
 //!
-//! A request that waits for much would never be served while others take each page as it comes back. So the head of a line
-//! (`wait.rs`) that was overtaken often *claims* memory: what comes back is kept for it. Everyone else goes on with what was
-//! free before, and with what comes back beyond the claim. An allocator has one claim at a time.
+//! A request that waits for many pages would never be served while others take each page as it is freed. So the head of
+//! a line (`wait.rs`) that was overtaken often *claims* memory: freed memory is kept for it. All other requests use
+//! memory that was free before, and freed memory beyond the claim. An allocator has one claim at a time.
 //!
-//! - A request for single pages, or for several blocks, claims a *number* of frames. Each free counts its frames to the claim
-//!   before they are free ([`Zone::claim_freed`](crate::zone::Zone::claim_freed)). For all others that many frames lie below the mark ([`Zone::floor`](crate::zone::Zone::floor)).
-//! - A request for one block of order 1 to 9 claims a *pageblock*. The zone withholds that ([`pagemill_core::Buddy::withhold`]):
-//!   nobody else takes anything of it until the block is whole.
+//! - A request for single pages, or for several blocks, claims a *number* of frames. Each free counts its frames
+//!   towards the claim before they become free ([`Zone::claim_freed`](crate::zone::Zone::claim_freed)). For all other
+//!   requests the zone's floor rises by that many frames ([`Zone::floor`](crate::zone::Zone::floor)).
+//! - A request for one block of order 1 to 9 claims a *pageblock*. The zone withholds it
+//!   ([`pagemill_core::Buddy::withhold`]): no other request takes a frame of it until the block is whole.
 //!
-//! While the claimant tries, [`IS_CLAIMANT`] is set on its thread, and what it has claimed does not count against it. A claim
-//! ends with its request's wait. It also ends, for a while, when nothing was added to it for `PATIENCE` (`claim.rs`): the threads that have
-//! the missing pages may need a page before they can free theirs.
+//! While the claimant makes an attempt, [`IS_CLAIMANT`] is set on its thread, and the claim does not count against it.
+//! A claim ends with its request's wait. It also ends, for a while, if nothing was added to it for `PATIENCE`
+//! (`claim.rs`): the threads that own the missing pages may need a page before they can free theirs.
 //!
-//! What an allocator knows of its claim stands here, what a zone does with it in `zone/claimed.rs`, and the claimant's part in
-//! `claim.rs`.
+//! This file holds what an allocator stores of its claim. `zone/claimed.rs` has what a zone does with it, and
+//! `claim.rs` the claimant's part. All of it is atomics; no lock is taken.
 //!
 //! # Invariant
-//! - Q1 What is claimed of a zone is at most what the claimant lacks, and none once its claim has ended.
+//! - Q1 At most what the claimant lacks is claimed of a zone, and nothing once the claim has ended.
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// The claim of an allocator, if there is one.
+/// The claim of an allocator, if it has one.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     pub(crate) is_held: AtomicBool,
-    /// Below: how many frames are still to be counted to the claim. Above, times 2^32: the claim's number. A free that is late
-    /// may count when its claim has ended; by the number its frames are not taken for the next claim's.
+    /// Low half: how many frames are still to be counted towards the claim. High half, times 2^32: the claim's number.
+    /// A late free may count its frames when its claim has ended; by the number they are told apart from the next
+    /// claim's.
     pub(crate) wanted: AtomicU64,
-    /// The nodes that those frames may be of, and whether they must lie below 4 GiB; stored before `wanted`.
+    /// The nodes that those frames may be on, and whether they must lie below 4 GiB. Stored before `wanted`.
     pub(crate) nodes: AtomicU64,
     pub(crate) is_dma32: AtomicBool,
 }
@@ -36,12 +38,13 @@ pub(crate) struct Claims {
 pub(crate) const NUMBER: u32 = 32;
 
 thread_local! {
-    /// Does this thread try to take what its request has claimed? Read only where something is claimed.
+    /// Whether this thread is making an attempt for the request that has the claim. Read only while something is
+    /// claimed.
     pub(crate) static IS_CLAIMANT: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Claims {
-    /// In the child of a fork nobody waits.
+    /// In a forked child no request waits.
     pub(crate) fn forget_after_fork(&self) {
         self.wanted.store(0, Relaxed);
         self.is_held.store(false, Relaxed);

@@ -1,8 +1,14 @@
-//! What a device calls memory: an allocator's arenas, registered with it once each.
+//! Device addresses: an allocator's arenas, each mapped for a device once.
 //!
-//! A [`DeviceMap`] is the one thing that differs between devices: how a piece of memory gets an address there, and loses it.
-//! A [`Device`] maps each arena of an allocator by it as soon as it sees one, so that every page has its address at once,
-//! and unmaps them when the last of its clones and of the pools over it is gone.
+//! A [`DeviceMap`] is the only part that differs between kinds of device: it gives a piece of memory an address, and
+//! takes it away. A [`Device`] maps each arena of an allocator with it as soon as it meets the arena, so that every
+//! page has its device address at once. It unmaps them when its last clone and the last pool over it are dropped.
+//! Requests for pages do not pass here: a program translates the address of a page that it has.
+//!
+//! # Locks
+//! `mapping` is held while an arena is mapped, and orders additions to the list of arenas; reads of the list take no
+//! lock. `pools` guards the list of pools. In a forked child neither is touched, since a thread of the parent may have
+//! held it.
 #[cfg(feature = "cuda")]
 mod cuda;
 mod fixed_buffers;
@@ -29,8 +35,8 @@ pub use physical::Physical;
 pub use umem::Umem;
 pub use vfio::VfioMap;
 
-/// Where a device finds a byte: an offset in a registered buffer, an IOVA, a physical address, a GPU's address. What it means
-/// is told by the [`DeviceMap`] that gave it.
+/// The address of a byte for a device: an offset in a registered buffer, an IOVA, a physical address, or a GPU's
+/// address. The [`DeviceMap`] that returned it defines its meaning.
 ///
 /// ```
 /// use pagemill::DeviceAddr;
@@ -42,29 +48,29 @@ pub use vfio::VfioMap;
 pub struct DeviceAddr(u64);
 
 impl DeviceAddr {
-    /// From a number.
+    /// Makes an address of a number.
     #[inline]
     pub const fn new(addr: u64) -> Self {
         Self(addr)
     }
-    /// The number.
+    /// The address as a number.
     #[inline]
     pub const fn get(self) -> u64 {
         self.0
     }
-    /// So many bytes further on.
+    /// The address `bytes` bytes further on.
     ///
     /// # Panics
-    /// If no device has such an address: it is beyond 2^64.
+    /// If the result is beyond 2^64: no device has such an address.
     #[inline]
     #[must_use]
     pub const fn offset(self, bytes: usize) -> Self {
         match self.0.checked_add(bytes as u64) {
             Some(addr) => Self(addr),
-            None => panic!("an offset that leads beyond the last address of a device"),
+            None => panic!("an offset leads beyond the last address of a device"),
         }
     }
-    /// The same in memory that is mapped, whose last byte has an address: [`check`] has seen to it.
+    /// The same in mapped memory, where it cannot overflow: [`check`] ensured that the last byte has an address.
     #[inline]
     pub(crate) const fn within(self, bytes: usize) -> Self {
         Self(self.0.wrapping_add(bytes as u64))
@@ -77,12 +83,12 @@ impl fmt::Display for DeviceAddr {
     }
 }
 
-/// How memory gets an address of a device's, and loses it (C6.1): the kernel's `dma_map_page` and `dma_unmap_page`, for an
-/// arena at a time.
+/// Gives memory an address for a device, and takes it away (C6.1). It is the kernel's `dma_map_page` and
+/// `dma_unmap_page`, for a whole arena.
 ///
 /// ```
 /// use pagemill::{Allocator, Device, DeviceAddr, DeviceError, DeviceMap, Mapped};
-/// /// A device that sees each arena a fixed distance from where the process does.
+/// /// A device whose address of each byte is the process's plus a constant.
 /// struct Window;
 /// impl DeviceMap for Window {
 ///     unsafe fn map(&self, memory: std::ops::Range<usize>) -> Result<Mapped, DeviceError> {
@@ -97,20 +103,21 @@ impl fmt::Display for DeviceAddr {
 /// # Ok::<(), DeviceError>(())
 /// ```
 pub trait DeviceMap: Send + Sync {
-    /// Makes memory known to the device and says where that finds it.
+    /// Makes memory known to the device, and returns its device address.
     ///
     /// # Errors
-    /// Whatever kept it, in words that say what to do.
+    /// Why the device refused, in words that say what to do.
     ///
     /// # Safety
-    /// `memory` is one arena's: whole pages, mapped, and so until they are unmapped here or the process ends.
+    /// `memory` is one arena: whole pages, which stay mapped in the process until [`unmap`](Self::unmap) or until the
+    /// process ends.
     unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError>;
 
-    /// Takes back what [`map`](Self::map) made known. The device reaches the memory no longer when this returns.
+    /// Undoes [`map`](Self::map). When it returns, the device can no longer access the memory.
     fn unmap(&self, memory: Range<usize>, mapped: &Mapped);
 }
 
-/// Where a device finds an arena.
+/// The device addresses of an arena.
 ///
 /// ```
 /// use pagemill::{DeviceAddr, Mapped};
@@ -119,13 +126,15 @@ pub trait DeviceMap: Send + Sync {
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mapped {
-    /// Its first byte there; the rest follows it as it does here.
+    /// The address of the first byte. The other bytes follow it, as they do in the process.
     Linear(DeviceAddr),
-    /// Each of its pages there, as many as it has; only the bytes of a page follow each other.
+    /// The address of each page, in order, one for each page of the arena. Only the bytes within a page follow each
+    /// other.
     Pages(Box<[DeviceAddr]>),
 }
 
-/// Addresses as the process itself has them: for devices that share them (a simulated one, a thread), and for trying out.
+/// A map whose device addresses are the process's own: for devices that share them (a simulated device, a thread), and
+/// for trials.
 ///
 /// ```
 /// use pagemill::{Allocator, Device, Gfp, Identity};
@@ -145,7 +154,7 @@ impl DeviceMap for Identity {
     fn unmap(&self, _memory: Range<usize>, _mapped: &Mapped) {}
 }
 
-/// What a device refused, or a [`DmaPool`](crate::DmaPool) over it.
+/// The errors of a device, and of a [`DmaPool`](crate::DmaPool) over it.
 ///
 /// ```
 /// use pagemill::DeviceError;
@@ -158,93 +167,97 @@ pub enum DeviceError {
     /// The system refused.
     #[error("{what}: {}; {next}", std::io::Error::from_raw_os_error(*errno))]
     System {
-        /// What was asked of it.
+        /// The operation that it refused.
         what: &'static str,
         /// Its error number.
         errno: i32,
         /// What to do.
         next: &'static str,
     },
-    /// This machine, kernel or driver does not have it, or not for this process.
+    /// This machine, kernel or driver lacks something, or forbids it to this process.
     #[error("{what}; {next}")]
     Unavailable {
-        /// What there is not.
+        /// What is missing.
         what: String,
         /// What to do.
         next: &'static str,
     },
-    /// Blocks of 0 bytes, or of more than an arena's block can hold.
-    #[error("blocks of {size} bytes: take 1 to {max}")]
+    /// The size of a block is 0 bytes, or above the largest block.
+    #[error("blocks of {size} bytes are not possible: a block has 1 to {max} bytes")]
     Size {
-        /// Asked for.
+        /// The size asked for.
         size: usize,
-        /// The largest.
+        /// The largest size.
         max: usize,
     },
-    /// An alignment that is no power of two, or above the largest block.
-    #[error("an alignment of {align}: take a power of two of at most {max}")]
+    /// The alignment is not a power of two, or is above the largest block.
+    #[error("an alignment of {align} is not possible: it must be a power of two of at most {max}")]
     Align {
-        /// Asked for.
+        /// The alignment asked for.
         align: usize,
-        /// The largest.
+        /// The largest alignment.
         max: usize,
     },
-    /// A boundary that is no power of two, or that each block would cross.
+    /// The boundary is not a power of two, or every block would cross it.
     #[error(
-        "a boundary of {boundary} for blocks of {size} bytes: take a power of two that is no less than a block, or 0 for none"
+        "a boundary of {boundary} is not possible for blocks of {size} bytes: it must be 0, or a power of two of at least {size}"
     )]
     Boundary {
-        /// Asked for.
+        /// The boundary asked for.
         boundary: usize,
-        /// A block, after rounding.
+        /// The size of a block, after rounding.
         size: usize,
     },
-    /// The device's pages do not follow each other, and a block would be longer than one.
-    #[error("blocks of {size} bytes: this device sees each page elsewhere, so a block is 4096 bytes at most")]
+    /// The device's addresses of neighbouring pages do not follow each other, and a block would be longer than a page.
+    #[error(
+        "blocks of {size} bytes are not possible: this device sees each page elsewhere, so a block has at most 4096 bytes"
+    )]
     Scattered {
-        /// A block, after rounding.
+        /// The size of a block, after rounding.
         size: usize,
     },
-    /// The device's addresses are less aligned than the pool's blocks have to be.
-    #[error("the device sees memory at {addr}, and blocks have to be aligned to {align} there; map arenas so aligned")]
+    /// The device's addresses are less aligned than the pool's blocks must be.
+    #[error(
+        "the device sees memory at {addr}, but blocks must be aligned to {align} there; map arenas with that alignment"
+    )]
     Unaligned {
-        /// Where.
+        /// The device's address.
         addr: DeviceAddr,
-        /// What it is to be a multiple of.
+        /// The alignment that it must have.
         align: usize,
     },
-    /// A [`DeviceMap`] gave fewer addresses than the arena has pages, or more.
-    #[error("the device's map gave {given} addresses for {pages} pages; have it give one for each")]
+    /// A [`DeviceMap`] returned fewer or more addresses than the arena has pages.
+    #[error("the device's map gave {given} addresses for {pages} pages; it must give one for each")]
     Miscounted {
-        /// The addresses.
+        /// The number of addresses.
         given: usize,
-        /// The pages.
+        /// The number of pages.
         pages: usize,
     },
-    /// A [`DeviceMap`] gave an address that not all bytes from there on can have.
-    #[error("{bytes} bytes at {addr} reach beyond the last address of a device; have its map give a lower one")]
+    /// A [`DeviceMap`] returned an address that is too high: not all bytes from there on have an address.
+    #[error("{bytes} bytes at {addr} reach beyond the last address of a device; its map must give a lower address")]
     Beyond {
-        /// Where.
+        /// The device's address.
         addr: DeviceAddr,
-        /// How many lie there.
+        /// The number of bytes mapped there.
         bytes: usize,
     },
-    /// An address outside of the allocator's memory.
-    #[error("{addr:#x} is outside of the memory of this device's allocator; ask for pages of that")]
+    /// The address is outside the allocator's memory.
+    #[error("{addr:#x} is outside the memory of this device's allocator; use pages of that allocator")]
     NotHere {
         /// The address.
         addr: usize,
     },
-    /// The pool has as many blocks as it can number.
-    #[error("the pool has {blocks} blocks and cannot number more; free some, or make another")]
+    /// The pool cannot number more blocks.
+    #[error("the pool has {blocks} blocks, the most that it can number; free some, or make another pool")]
     Full {
-        /// How many.
+        /// The number of its blocks.
         blocks: usize,
     },
-    /// In the child of a fork: what the parent registered with the device is the parent's memory.
-    #[error("the device knows the memory of the process that forked this one; register with it anew here")]
+    /// This is a forked child: the memory that the parent registered with the device is the parent's.
+    #[error("the device was set up by the parent process, for its memory; set up a device in this process")]
     Forked,
-    /// The page allocator's.
+    /// An error of the page allocator.
     #[error(transparent)]
     Memory(#[from] Error),
 }
@@ -257,10 +270,11 @@ impl From<BuildError> for DeviceError {
 
 /// An allocator's memory as one device sees it. Cheap to clone.
 ///
-/// Every arena that the allocator has is mapped as the device is made; one that is added later, when a page of it is first
-/// met. While they are mapped their memory does not go back to the system: it is where the device finds it.
+/// All arenas of the allocator are mapped when the device is made. An arena that is added later is mapped when an
+/// address in it is first looked up. Memory of a mapped arena does not go back to the system, because the device would
+/// keep using the old pages.
 ///
-/// The child of a fork may not use it ([`DeviceError::Forked`]), and leaves the parent's as it is.
+/// A forked child may not use the device ([`DeviceError::Forked`]); dropping it there changes nothing for the parent.
 ///
 /// ```
 /// use pagemill::{Allocator, Bulk, Device, Identity, Page};
@@ -276,27 +290,27 @@ impl From<BuildError> for DeviceError {
 #[derive(Clone)]
 pub struct Device(Arc<Shared>);
 
-/// A pool over a device, which shows itself as a line of [`Device::pools`].
+/// A pool over a device. Its `Display` is a line of [`Device::pools`].
 type PoolLine = dyn fmt::Display + Send + Sync;
 
 struct Shared {
     map: Box<dyn DeviceMap>,
-    /// The arenas, in the order in which they were mapped. They are only ever added to.
+    /// The mapped arenas, in the order in which they were mapped. Arenas are only added.
     first: OnceLock<Box<Known>>,
-    /// Held while one is mapped.
+    /// Held while an arena is mapped.
     mapping: Mutex<()>,
-    /// The process that mapped them.
+    /// The fork [`generation`] that mapped them.
     stamp: Stamp,
     pools: Mutex<Vec<Weak<PoolLine>>>,
-    /// Goes last: an arena that is pinned has to be there when it is let go of.
+    /// Declared last, so that it is dropped last: an arena must exist while it is unpinned.
     allocator: Allocator,
 }
 
-/// An arena that the device knows.
+/// An arena that is mapped for the device.
 struct Known {
     memory: Range<usize>,
     mapped: Mapped,
-    /// Until the map has let go of it.
+    /// Pins the arena until after it is unmapped.
     _pinned: Pinned,
     next: OnceLock<Box<Self>>,
 }
@@ -310,7 +324,7 @@ impl Known {
         }
         Some(match &self.mapped {
             Mapped::Linear(first) => first.within(offset),
-            // One for each page, as `check` says.
+            // One address for each page: `check` ensured that.
             Mapped::Pages(pages) => pages[offset >> PAGE_SHIFT].within(offset & (PAGE_SIZE - 1)),
         })
     }
@@ -323,11 +337,11 @@ impl Shared {
 }
 
 impl Device {
-    /// Maps the allocator's arenas by `map`.
+    /// Makes a device over an allocator, and maps the allocator's arenas with `map`.
     ///
     /// # Errors
-    /// The map's, or [`DeviceError::Miscounted`] and [`DeviceError::Beyond`] where it gives what cannot be; what it had mapped
-    /// is unmapped again.
+    /// The map's error, or [`DeviceError::Miscounted`] or [`DeviceError::Beyond`] if it returns impossible addresses.
+    /// Arenas that were mapped already are unmapped again.
     pub fn new(allocator: &Allocator, map: impl DeviceMap + 'static) -> Result<Self, DeviceError> {
         crate::registry::watch(); // The stamp is to be right.
         let device = Self(Arc::new(Shared {
@@ -342,15 +356,16 @@ impl Device {
         Ok(device)
     }
 
-    /// The allocator whose memory it sees.
+    /// The allocator whose memory the device sees.
     pub fn allocator(&self) -> &Allocator {
         &self.0.allocator
     }
 
-    /// Where the device finds a byte of the allocator's.
+    /// The device's address of a byte in the allocator's memory.
     ///
     /// # Errors
-    /// [`DeviceError::NotHere`], [`DeviceError::Forked`]; for the first page of an arena that was added meanwhile, the map's.
+    /// [`DeviceError::NotHere`], [`DeviceError::Forked`]; for the first lookup in an arena that was added later, also
+    /// the map's errors.
     #[inline]
     pub fn address_of(&self, addr: usize) -> Result<DeviceAddr, DeviceError> {
         refuse_inherited(self.0.stamp)?;
@@ -368,7 +383,7 @@ impl Device {
         self.0.known().find_map(|known| known.address_of(addr)).ok_or(not_here)
     }
 
-    /// Makes an arena known, unless it is.
+    /// Maps an arena, unless it is mapped already.
     fn map(&self, memory: Range<usize>) -> Result<(), DeviceError> {
         let shared = &*self.0;
         let _alone = shared.mapping.lock().unwrap_or_else(PoisonError::into_inner);
@@ -379,25 +394,26 @@ impl Device {
             }
             place = &known.next;
         }
-        // Before the device looks: none of it is to be on its way to the system then.
+        // Pinned before the device maps the memory: none of it may be on its way to the system then.
         let Some((zone, _)) = registry::by_address(memory.start) else {
-            unreachable!("no arena at {:#x}, of which a device was told", memory.start)
+            unreachable!("a device maps an arena at {:#x}, where there is none", memory.start)
         };
         let pinned = zone.pins.pin();
-        // SAFETY: an arena's whole memory, which stays as long as its allocator; `Shared` keeps that.
+        // SAFETY: the range is a whole arena, which stays mapped as long as its allocator; `Shared` holds a handle of
+        // that.
         let mapped = unsafe { shared.map.map(memory.clone()) }?;
         check(memory.len(), &mapped).inspect_err(|_| shared.map.unmap(memory.clone(), &mapped))?;
         let is_new = place.set(Box::new(Known { memory, mapped, _pinned: pinned, next: OnceLock::new() })).is_ok();
-        debug_assert!(is_new, "whoever maps holds the lock");
+        debug_assert!(is_new, "the lock is held while an arena is added");
         Ok(())
     }
 
-    /// Do all bytes of an arena follow each other there?
+    /// Whether every arena is mapped as one piece.
     pub(crate) fn is_linear(&self) -> bool {
         self.0.known().all(|known| matches!(known.mapped, Mapped::Linear(_)))
     }
 
-    /// Its pools, as the kernel's `pools` file has those of a device: name, blocks out, blocks, bytes of one, pages.
+    /// The device's pools, as in the kernel's `pools` file: name, blocks handed out, blocks, size of a block, pages.
     ///
     /// ```
     /// use pagemill::{Allocator, Device, DmaPool, Identity};
@@ -415,7 +431,8 @@ impl Device {
         text
     }
 
-    /// Is this the child of a fork? Whoever held a lock then is not here.
+    /// Whether this is a forked child of the process that made the device. Its locks may be held by threads that do not
+    /// exist here.
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
         self.0.stamp.is_inherited()
@@ -425,7 +442,7 @@ impl Device {
         self.0.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A pool over it begins.
+    /// Adds a new pool over the device.
     pub(crate) fn enter(&self, pool: Weak<PoolLine>) {
         let mut pools = self.lock_pools();
         pools.retain(|pool| pool.strong_count() > 0);
@@ -433,7 +450,7 @@ impl Device {
     }
 }
 
-/// Has each of so many bytes an address?
+/// Checks that each of `bytes` bytes has an address.
 fn check(bytes: usize, mapped: &Mapped) -> Result<(), DeviceError> {
     let (addrs, each) = match mapped {
         Mapped::Linear(first) => (core::slice::from_ref(first), bytes),
@@ -454,7 +471,7 @@ pub(crate) fn refuse_inherited(stamp: Stamp) -> Result<(), DeviceError> {
     if stamp.is_inherited() { Err(DeviceError::Forked) } else { Ok(()) }
 }
 
-/// Keeps what a map needs open, whatever the caller does with its own descriptor.
+/// Duplicates a descriptor, so that a map can use it whatever the caller does with its own.
 fn keep(fd: BorrowedFd<'_>, what: &'static str) -> Result<OwnedFd, DeviceError> {
     fd.try_clone_to_owned().map_err(|error| DeviceError::System {
         what,
@@ -472,7 +489,7 @@ impl fmt::Debug for Device {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // What a child unmapped, its parent's device would lose.
+        // A forked child must not unmap: its parent's device would lose the memory.
         if !self.stamp.is_inherited() {
             self.known().for_each(|known| self.map.unmap(known.memory.clone(), &known.mapped));
         }

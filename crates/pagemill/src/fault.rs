@@ -1,23 +1,25 @@
-//! Faults on purpose (C3.14): acquisitions that fail although there is memory, so that a program's own ways out can be
-//! tested.
+//! Injected faults (C3.14): acquisitions that fail although there is memory, so that a program can test its own error paths.
+//!
+//! A zone asks [`Faults::strikes`] at each acquisition, through `Shared::is_refused_by_fault`. A signal handler may
+//! ask, so it is a few atomic operations.
 use crate::build_error::BuildError;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::Gfp;
 use std::sync::Arc;
 
-/// Which acquisitions fail. An acquisition is a trip to a zone: for a batch, for one page of another mobility, for a
-/// block. What the CPU's list has is handed out without one, so a program that wants each request to fail asks for
-/// more, or [drains](crate::Allocator::drain) first.
+/// Selects the acquisitions that fail. An acquisition is a trip to a zone: for a batch, for one page of another
+/// mobility, or for a block. Pages on the CPU's list are handed out without an acquisition. To make each request fail,
+/// a program requests more than the list has, or [drains](crate::Allocator::drain) first.
 ///
-/// In the environment, for programs that say nothing of faults themselves: `PAGEMILL_FAIL=after=100,p=0.01,gfp=atomic`.
-/// The same text is what a program's own option may take: see [`from_str`](core::str::FromStr::from_str).
+/// The environment variable `PAGEMILL_FAIL=after=100,p=0.01,gfp=atomic` injects faults into programs that set none
+/// themselves. A program's own option may take the same text: see [`from_str`](core::str::FromStr::from_str).
 ///
 /// ```
 /// use pagemill::{Allocator, Faults, Gfp};
 /// let faults: Faults = "after=1".parse()?;
 /// let allocator = Allocator::builder().pages(4096).faults(faults.clone()).build()?;
-/// let first = allocator.alloc_page(Gfp::KERNEL)?; // brings a batch
+/// let first = allocator.alloc_page(Gfp::KERNEL)?; // the zone delivers a batch
 /// allocator.drain();
 /// assert!(allocator.alloc_page(Gfp::NOWAIT).is_err());
 /// assert!(faults.injected() > 0);
@@ -32,10 +34,10 @@ pub struct Faults(Arc<State>);
 #[derive(Debug)]
 struct State {
     after: u64,
-    /// In 2^32.
+    /// The probability, times 2^32.
     probability: u64,
     gfp: Option<Gfp>,
-    /// Of this thread's requests alone.
+    /// Only requests of this thread fail.
     thread: Option<i32>,
     seen: AtomicU64,
     random: AtomicU64,
@@ -54,11 +56,11 @@ impl fmt::Debug for Faults {
 }
 
 impl Faults {
-    /// Every acquisition after the first `after` fails.
+    /// Makes every acquisition after the first `after` fail.
     pub fn after(after: u64) -> Self {
         Self::of(after, ALWAYS, None, 1)
     }
-    /// Each acquisition fails with probability `p`, 0 to 1, by a sequence that `seed` begins.
+    /// Makes each acquisition fail with probability `p`, from 0 to 1. `seed` starts the random sequence.
     ///
     /// ```
     /// use pagemill::{Allocator, Faults, Gfp, Order};
@@ -66,15 +68,16 @@ impl Faults {
     /// let allocator = Allocator::builder().pages(4096).faults(faults.clone()).build()?;
     /// let order = Order::new(1)?;
     /// let failed = (0..100).filter(|_| allocator.alloc_pages(Gfp::NOWAIT, order).is_err()).count();
-    /// // A request that fails at its first try makes a second one, among blocks of another mobility.
+    /// // A request whose first acquisition fails makes a second one, for a block of another mobility.
     /// assert!(failed > 0 && failed < 100 && faults.injected() >= failed as u64);
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn with_probability(p: f64, seed: u64) -> Self {
         Self::of(0, scaled(p), None, seed)
     }
-    /// Only for requests of this kind ([`Gfp::KERNEL`], `NOIO`, `NOFS`, `NOWAIT` or `ATOMIC`, and no other) with at least
-    /// these modifiers; modifiers alone mean requests of every kind. Those with [`Gfp::NOFAIL`] never fail.
+    /// Restricts the faults to requests of this kind ([`Gfp::KERNEL`], `NOIO`, `NOFS`, `NOWAIT` or `ATOMIC`, and no
+    /// other) with at least these modifiers. Modifiers alone select requests of every kind. Requests with
+    /// [`Gfp::NOFAIL`] never fail.
     ///
     /// ```
     /// use pagemill::{Allocator, Faults, Gfp, Order};
@@ -88,7 +91,8 @@ impl Faults {
     pub fn only(self, gfp: Gfp) -> Self {
         self.with(Some(gfp), self.0.thread)
     }
-    /// Only for what this thread asks for: one caller of many. Not for the child of a fork, whose thread is another.
+    /// Restricts the faults to requests of the calling thread. A forked child's thread is another thread, so it sees no
+    /// faults.
     ///
     /// ```
     /// use pagemill::{Allocator, Faults, Gfp};
@@ -113,7 +117,7 @@ impl Faults {
         let (seen, random, injected) = counters;
         Self(Arc::new(State { after, probability, gfp, thread: None, seen, random, injected }))
     }
-    /// What `PAGEMILL_FAIL` says; none where it is unset or empty.
+    /// The faults that `PAGEMILL_FAIL` describes; none if it is unset or empty.
     pub(crate) fn from_env() -> Result<Option<Self>, BuildError> {
         match std::env::var_os("PAGEMILL_FAIL") {
             Some(text) if !text.is_empty() => {
@@ -123,18 +127,18 @@ impl Faults {
             _ => Ok(None),
         }
     }
-    /// How many acquisitions were made to fail.
+    /// The number of acquisitions that were made to fail.
     pub fn injected(&self) -> u64 {
         self.0.injected.load(Relaxed)
     }
 
-    /// Are they for requests with these flags?
+    /// Whether the faults apply to requests with these flags.
     pub(crate) fn is_for(&self, gfp: Gfp) -> bool {
         let is_among = |only: Gfp| {
             let is_any_kind = only != Gfp::NOWAIT && only.kind() == Gfp::NOWAIT;
             gfp.contains(only) && (is_any_kind || gfp.kind() == only.kind())
         };
-        // What may not fail would come again and again until it does not.
+        // A request that may not fail would try again until it succeeds.
         !gfp.contains(Gfp::NOFAIL)
             && self.0.gfp.is_none_or(is_among)
             && self.0.thread.is_none_or(|thread| thread == pagemill_os::current_thread())
@@ -145,7 +149,7 @@ impl Faults {
         if !self.is_for(gfp) || state.seen.fetch_add(1, Relaxed) < state.after {
             return false;
         }
-        // A Weyl sequence, mixed: good enough to scatter, and one atomic addition (a handler may come here).
+        // A Weyl sequence, mixed: random enough to scatter, and one atomic addition, as a signal handler may come here.
         let x = state.random.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed);
         let mixed = (x ^ x >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 32;
         let strikes = mixed < state.probability;
@@ -157,8 +161,8 @@ impl Faults {
 impl core::str::FromStr for Faults {
     type Err = BuildError;
 
-    /// `after=N`, `p=F`, `gfp=kernel|noio|nofs|nowait|atomic|movable|reclaimable|dma32|zero`, `seed=N`, separated by
-    /// commas, each at most once; at least one of the first two. `gfp` is as for [`only`](Self::only).
+    /// Parses `after=N`, `p=F`, `gfp=kernel|noio|nofs|nowait|atomic|movable|reclaimable|dma32|zero` and `seed=N`,
+    /// separated by commas. Each may appear once; `after` or `p` must appear. `gfp` is as for [`only`](Self::only).
     fn from_str(text: &str) -> Result<Self, BuildError> {
         let (mut after, mut p, mut gfp, mut seed) = (None, None, None, None);
         for (part, said) in (1..).zip(text.split(',')) {
@@ -172,20 +176,20 @@ impl core::str::FromStr for Faults {
                 "seed" => seed.replace(value.parse().map_err(|_| wrong("seed is a number"))?).is_none(),
                 "p" => p.replace(probability(value).ok_or(wrong("p is a probability, 0 to 1"))?).is_none(),
                 "gfp" => gfp.replace(flag(value).ok_or(wrong(FLAGS))?).is_none(),
-                _ => return Err(wrong("its key is none of after, p, gfp and seed")),
+                _ => return Err(wrong("its key is not after, p, gfp or seed")),
             };
             if !is_first {
-                return Err(wrong("its key was there before"));
+                return Err(wrong("its key appears twice"));
             }
         }
         if after.is_none() && p.is_none() {
-            return Err(BuildError::FaultSyntax { part: 1, why: "nothing says which ones fail" });
+            return Err(BuildError::FaultSyntax { part: 1, why: "neither after nor p says which acquisitions fail" });
         }
         Ok(Self::of(after.unwrap_or(0), p.unwrap_or(ALWAYS), gfp, seed.unwrap_or(1)))
     }
 }
 
-/// What `gfp=` takes, for the error; [`flag`] reads it.
+/// The values that `gfp=` accepts, for the error message. [`flag`] parses them.
 const FLAGS: &str = "gfp is one of kernel, noio, nofs, nowait, atomic, movable, reclaimable, dma32 and zero";
 
 fn flag(name: &str) -> Option<Gfp> {
@@ -203,7 +207,7 @@ fn flag(name: &str) -> Option<Gfp> {
     })
 }
 
-/// A probability of 1, as [`State`] counts it.
+/// A probability of 1, as [`State`] stores it.
 const ALWAYS: u64 = 1 << 32;
 
 fn probability(text: &str) -> Option<u64> {

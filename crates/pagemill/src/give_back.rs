@@ -1,4 +1,7 @@
-//! Giving free memory back to the system: at once, or when nobody used it for a while. `zone/idle.rs` tells how it goes.
+//! Returns free memory to the system: when the program asks, or when the memory was free for a while.
+//!
+//! It is not on the way of a request. It drains lists or depots, and asks each zone to give memory back; `zone/idle.rs` explains
+//! how a zone does that.
 use crate::allocator::Allocator;
 use crate::idle::Idle;
 use crate::zone::Zone;
@@ -7,15 +10,15 @@ use pagemill_core::{PageCount, Unused};
 use std::time::{Duration, Instant};
 
 impl Zones {
-    /// Has memory go back when it was free for `age`.
+    /// Sets the age at which free memory goes back.
     pub(crate) fn give_back_after(&self, age: Duration) {
         self.idle.get_or_init(|| Idle::new(age));
     }
 
-    /// Gives back what is due, and what came back to retired arenas since. Returns the pages.
+    /// Gives back what is due, and what was freed to retired zones since. Returns the pages given back.
     pub(crate) fn give_back_idle(&self, now: Instant) -> usize {
         let Some(due) = self.idle.get().and_then(|idle| idle.due(now)) else { return 0 };
-        // What stands in a depot keeps whole pageblocks from going, and perhaps no CPU takes it any more.
+        // Pages in a depot keep whole pageblocks from going back, and no CPU may ever take them.
         let arenas = self.ever();
         arenas.iter().for_each(|zone| _ = zone.drain_depots());
         arenas.iter().map(|zone| zone.give_back(due, usize::MAX)).sum()
@@ -23,12 +26,13 @@ impl Zones {
 }
 
 impl Allocator {
-    /// Gives free memory above the high marks back to the system, whatever lists hold included: whole free pageblocks
-    /// (2 MiB; the last one of an arena may be shorter), then, where the allocator [uses no huge
-    /// pages](crate::Builder::huge_pages) and the system's own have 4 KiB, free parts of the others, of 16 neighbouring pages or
-    /// more. What nobody had since it came from there is left alone. Addresses stay, and memory is committed again
-    /// when it is next touched. Of arenas that a device has registered nothing goes back until it lets go of them. Returns
-    /// the pages that went back.
+    /// Gives free memory above the high marks back to the system. Pages on lists count as free: they are drained first.
+    /// Whole free pageblocks go back first (2 MiB; the last one of an arena may be shorter). Then free parts of other
+    /// pageblocks follow, runs of 16 neighbouring pages or more, if the allocator [uses no huge
+    /// pages](crate::Builder::huge_pages) and the system's own pages have 4 KiB. Pages that were never handed out since
+    /// their memory came from the system are skipped. Addresses stay valid, and the system commits memory again on the
+    /// next touch. Nothing goes back from arenas that a device has registered. Returns the number of pages that went
+    /// back.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, PageList};
@@ -37,14 +41,14 @@ impl Allocator {
     /// allocator.alloc_pages_bulk_list(Bulk::exact(4096), &mut pages)?;
     /// drop(pages);
     /// assert_eq!(allocator.give_back().get(), 4096);
-    /// assert_eq!(allocator.give_back().get(), 0); // it is gone already
+    /// assert_eq!(allocator.give_back().get(), 0); // it went back already
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn give_back(&self) -> PageCount {
         self.give_back_at_most(PageCount::new(usize::MAX))
     }
 
-    /// The same of so many pages at most. A pageblock of which nothing is in use goes whole or not at all.
+    /// The same, up to a number of pages. A pageblock without a page in use goes back whole or not at all.
     ///
     /// ```
     /// # use pagemill::{Allocator, Bulk, PageCount, PageList};
@@ -61,11 +65,11 @@ impl Allocator {
         PageCount::new(give_back_of(zones.in_use(), pages.get()))
     }
 
-    /// Gives back whole free pageblocks that were free for as long as
-    /// [`Builder::give_back_after`](crate::Builder::give_back_after) says, `now` being the time: a part of
-    /// [`reclaim_step`](Self::reclaim_step), for programs that keep their own time. Time counts from when a pageblock was
-    /// first seen free by such a call; a call within an eighth of the age after the last one does nothing. Returns the
-    /// pages that went back.
+    /// Gives back whole pageblocks that were free for as long as
+    /// [`Builder::give_back_after`](crate::Builder::give_back_after) says. `now` is the current time.
+    /// [`reclaim_step`](Self::reclaim_step) does this too; this call is for programs that keep their own time. A
+    /// pageblock's age counts from the first such call that finds it free. A call that comes within an eighth of the
+    /// age after the last one does nothing. Returns the number of pages that went back.
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, PageList};
@@ -76,7 +80,7 @@ impl Allocator {
     /// allocator.alloc_pages_bulk_list(Bulk::exact(4096), &mut pages)?;
     /// drop(pages);
     /// let now = Instant::now();
-    /// assert_eq!(allocator.give_back_idle(now).get(), 0); // seen
+    /// assert_eq!(allocator.give_back_idle(now).get(), 0); // found free now
     /// assert_eq!(allocator.give_back_idle(now + minute / 2).get(), 0);
     /// assert_eq!(allocator.give_back_idle(now + minute * 2).get(), 4096);
     /// # Ok::<(), pagemill::Error>(())
@@ -86,7 +90,7 @@ impl Allocator {
     }
 }
 
-/// Gives back up to `most` pages of these arenas together; of one that is retired meanwhile, all that is free.
+/// Gives back up to `most` pages of these zones together. Of a zone that is retired meanwhile, all free pages go back.
 fn give_back_of(arenas: impl Iterator<Item = &'static Zone>, most: usize) -> usize {
     arenas.fold(0, |given, zone| given + zone.give_back(Unused::All, most.saturating_sub(given)))
 }
@@ -98,7 +102,7 @@ mod tests {
     use core::sync::atomic::Ordering::Relaxed;
 
     #[test]
-    fn an_arena_that_is_retired_while_memory_goes_back_gives_all_and_the_others_no_more() {
+    fn a_zone_retired_during_give_back_gives_all_and_the_others_no_more() {
         let builder = [Memory::anonymous(512), Memory::anonymous(512)]
             .into_iter()
             .fold(Allocator::builder(), |builder, memory| builder.memory(memory));
@@ -109,7 +113,7 @@ mod tests {
         blocks.iter_mut().for_each(|block| block.fill(1));
         drop(blocks);
         let [first, second] = [0, 1].map(|at| zones.all()[at]);
-        // As `retire` does on another thread, after this one saw the arena in use.
+        // As `retire` does on another thread, after this thread saw the zone in use.
         first.retired.store(true, Relaxed);
         assert_eq!(give_back_of([first, second].into_iter(), 100), 512);
         assert_eq!(give_back_of([second].into_iter(), 512), 512);

@@ -1,20 +1,23 @@
-//! Misuse that nobody can be told: what a drop, or a hand-out, finds.
+//! Reports misuse: to the program's hook, and in a counter if no allocator owns the memory.
+//!
+//! A free that detects misuse calls this and returns the error too. A drop or a hand-out has no caller to return misuse
+//! to, so for them this is the only report. It takes no lock, and may run in a signal handler.
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use pagemill_core::{Misuse, MisuseKind};
 
-/// Blocks that were refused and belong to no allocator.
+/// The number of refused blocks that belong to no allocator.
 static FOREIGN: AtomicU64 = AtomicU64::new(0);
 static HOOK: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Has `hook` called at each misuse that is found (C2.4), wherever: it must do only what a signal handler may, and a
-/// panic in it aborts, since it may be called in the middle of a request. Each
-/// is counted in [`Stats`](crate::Stats) besides, and returned where there is somebody to return it to.
+/// Sets a function that is called at each detected misuse (C2.4). It may run in the middle of a request and in a signal
+/// handler: it must do only what a signal handler may, and a panic in it aborts the process. Misuse is also counted in
+/// [`Stats`](crate::Stats), and returned by the call that found it if that call returns errors.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
 /// static SEEN: AtomicUsize = AtomicUsize::new(0);
 /// pagemill::on_misuse(|_| { SEEN.fetch_add(1, Ordering::Relaxed); });
-/// // SAFETY: null is nobody's page, which is what is shown here.
+/// // SAFETY: null is no page, so the call changes nothing. The misuse is deliberate.
 /// let refused = unsafe { pagemill::free_raw(std::ptr::null_mut(), pagemill::Order::ZERO) };
 /// assert!(refused.is_err() && SEEN.load(Ordering::Relaxed) == 1);
 /// ```
@@ -22,11 +25,11 @@ pub fn on_misuse(hook: fn(Misuse)) {
     HOOK.store(hook as *mut (), Release);
 }
 
-/// How many frees were refused so far, in this process, of what belongs to no allocator.
+/// The number of frees in this process that were refused because the memory belongs to no allocator.
 ///
 /// ```
 /// let before = pagemill::foreign_frees();
-/// // SAFETY: null is nobody's page, which is what is shown here.
+/// // SAFETY: null is no page, so the call changes nothing. The misuse is deliberate.
 /// assert!(unsafe { pagemill::free_raw(std::ptr::null_mut(), pagemill::Order::ZERO) }.is_err());
 /// assert!(pagemill::foreign_frees() > before);
 /// ```
@@ -51,7 +54,7 @@ pub(crate) fn report(misuse: Misuse) -> Misuse {
     if !hook.is_null() {
         // SAFETY: only `on_misuse` stores here, and it stores functions of this type.
         let hook = unsafe { core::mem::transmute::<*mut (), fn(Misuse)>(hook) };
-        /// Aborts when it is dropped.
+        /// Aborts the process when it is dropped, so that a panic in the hook does not unwind.
         struct Unwound;
         impl Drop for Unwound {
             fn drop(&mut self) {

@@ -1,31 +1,35 @@
-//! Committing all of an allocator's memory before its first use, each node's by threads on its own CPUs.
+//! Commits an allocator's memory before its first use, with threads on each node's own CPUs.
+//!
+//! It asks the process's memory limit first (`pagemill-os/src/limit.rs`), and tells each buddy, so that `give_back`
+//! knows that the memory is committed. It holds no lock while it touches memory.
 use crate::allocator::Allocator;
 use crate::build_error::BuildError;
 use core::ops::ControlFlow;
 use pagemill_os::{Mapping, touch_parallel};
 
-/// How far [`Allocator::populate`] has come, in bytes.
+/// The progress of [`Allocator::populate`], in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Populated {
-    /// Committed.
+    /// Bytes committed so far.
     pub done: usize,
-    /// To be committed in all.
+    /// Bytes to commit in total.
     pub total: usize,
 }
 
 impl Allocator {
-    /// Has the system commit all of its memory now, so that no first touch faults: by a thread on each CPU of the node that
-    /// the memory is on, in pieces of 64 MiB. `progress` is told after each piece, by one thread at a time; when it breaks,
-    /// no more pieces are begun. What is committed stays so. Contents stay too, so pages may be in use meanwhile.
+    /// Commits all of the allocator's memory now, so that no first touch causes a page fault. One thread on each CPU of
+    /// a node commits that node's memory, in pieces of 64 MiB. `progress` is called after each piece, by one thread at
+    /// a time; if it returns `Break`, no further pieces are begun, and those committed stay committed. Contents do not
+    /// change, so pages may be in use meanwhile.
     ///
-    /// With [`give_back_after`](crate::Builder::give_back_after), what nobody uses goes back in time.
+    /// With [`give_back_after`](crate::Builder::give_back_after), memory that stays unused goes back in time.
     ///
     /// # Errors
-    /// [`BuildError::MemoryLimit`] when the limit of the process has no room for all of it: nothing was committed.
-    /// [`BuildError::System`] when the system has no memory for a piece; Linux before 5.14 refuses all.
+    /// [`BuildError::MemoryLimit`] if the process's limit has no room for all of it; nothing was committed.
+    /// [`BuildError::System`] if the system has no memory for a piece. Linux before 5.14 refuses all pieces.
     ///
     /// # Panics
-    /// When `progress` does.
+    /// If `progress` panics.
     ///
     /// ```
     /// use pagemill::Allocator;
@@ -53,7 +57,7 @@ impl Allocator {
                 return Err(BuildError::MemoryLimit { wanted, room: limit.room() });
             }
         }
-        // Before anything is committed: what is given back meanwhile is known to be gone again.
+        // Noted before anything is committed: the buddy then learns of memory that is given back meanwhile.
         arenas.iter().for_each(|zone| zone.buddy.note_committed());
         let cpus: Vec<Vec<usize>> = arenas.iter().map(|zone| zone.cpus()).collect();
         let parts: Vec<(&Mapping, &[usize])> =

@@ -1,21 +1,28 @@
-//! Which arena an address or a frame number belongs to; how freeing needs no allocator argument. And how an arena ends.
+//! Finds the zone of an address or a frame number, so that freeing needs no allocator argument; and ends zones.
 //!
-//! Frame numbers are process-wide: an arena gets pieces of 2^18 of them (1 GiB), so that a list may span arenas and one table of
-//! 16384 entries leads back. Its first number lies as far beyond a multiple of its largest block as its address does, so what
-//! is aligned by number is aligned by address. Addresses go through two levels: 16384 entries of 16 GiB, each a leaf of 8192
-//! entries of 2 MiB, made when an arena first comes to lie there and kept for ever.
+//! Every free looks up its zone here, and so do lists, whose links are frame numbers.
 //!
-//! Reads take no lock: a pointer that is found here, or remembered by a thread, is that of an [`Zone`], which is never freed.
-//! Whether it still stands for the memory that was looked for, [`Zone::contains`] and [`Zone::has_pfn`] say. Writers hold the
-//! one lock ([`lock`]); no page's path waits for it.
+//! # Tables
+//! Frame numbers are unique in the process. An arena gets pieces of 2^18 numbers (1 GiB), so a list may span arenas,
+//! and one table of 16384 entries leads from a number to its zone. The first number is as far above a multiple of the
+//! arena's largest block as its address is: what is aligned by number is aligned by address. Addresses are looked up in
+//! two levels: 16384 entries of 16 GiB each, which point to leaves of 8192 entries of 2 MiB. A leaf is made when the
+//! first arena lies in it, and kept for ever.
 //!
-//! # How an arena ends (ADR 30)
-//! 1. The allocator's last handle is dropped: `Zone::leave` shuts the lists, drains them and closes the zone. Each page that is
-//!    still out goes to the zone from then on, and the call that brings the last one is told so.
-//! 2. That call, perhaps in a signal handler, puts the arena on [`HOME`] ([`come_home`]). It goes on if nobody holds the registry;
-//!    else the holder finds the arena there when it lets go.
-//! 3. [`end`]
-//! 4. The next call that may free memory of the heap does that with all of [`ENDED`] ([`bury`]).
+//! # Locks
+//! Reads take no lock: a pointer that is found here, or remembered by a thread, is that of a [`Zone`], which is never
+//! freed. [`Zone::contains`] and [`Zone::has_pfn`] tell whether it still stands for the memory in question. Writers
+//! hold one lock ([`lock`]), "the registry"; no request for a page waits for it. It comes before sections that no fork
+//! interrupts, and before every mutex in `zones.rs` and `reclaim.rs`.
+//!
+//! # How a zone ends (ADR 30)
+//! 1. The allocator's last handle is dropped: `Zone::leave` shuts the lists, drains them and closes the zone. From then
+//!    on each page that is still out goes to the zone, and the call that frees the last one learns that it was the last.
+//! 2. That call, possibly in a signal handler, puts the zone on [`HOME`] ([`come_home`]). If no thread holds the
+//!    registry, the call ends the zone at once; otherwise the holder finds it there when it unlocks.
+//! 3. [`end`] takes the zone out of the tables and returns its memory to the system. It does only what a signal handler
+//!    may do.
+//! 4. The next call that may free heap memory frees that of all zones on [`ENDED`] ([`bury`]).
 use crate::build_error::BuildError;
 use crate::process::{SECTIONS, begin_generation};
 use crate::shared::forget_unused_waits;
@@ -27,13 +34,13 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, fence};
 use pagemill_core::{Order, Pfn, step};
 use pagemill_os::{ForkHooks, ForkLock};
 
-/// log2 of the bytes an entry of a leaf stands for: a pageblock.
+/// log2 of the bytes that an entry of a leaf stands for: a pageblock.
 const GRANULE_SHIFT: u32 = 21;
 const LEAF_BITS: u32 = 13;
 const LEAF_SHIFT: u32 = GRANULE_SHIFT + LEAF_BITS;
-/// Addresses have 48 bits at most, without the system's five-level page tables, which nobody gets without asking.
+/// Addresses have at most 48 bits. Only programs that ask for it get more, with five-level page tables.
 const ADDRESS_BITS: u32 = 48;
-/// Frame numbers are given out in pieces of the largest block, so that no block's number is misaligned.
+/// Frame numbers are assigned in pieces as large as the largest block, so that no block's number is misaligned.
 const PIECE_SHIFT: u32 = Order::MAX.get() as u32;
 /// The last piece stays unused: its last number means "no frame".
 const PIECES: usize = (1 << (32 - PIECE_SHIFT)) - 1;
@@ -41,31 +48,31 @@ const PIECES: usize = (1 << (32 - PIECE_SHIFT)) - 1;
 pub(crate) const FRAMES_MAX: usize = PIECES << PIECE_SHIFT;
 
 type Slot = AtomicPtr<Zone>;
-/// For each granule 0, or the number of its first frame with bit 0 set: such a number is a multiple of 512.
+/// For each granule 0, or the number of its first frame, which is a multiple of 512, with bit 0 set.
 type Leaf = [AtomicU32; 1 << LEAF_BITS];
 const PRESENT: u32 = 1;
 
 static LEAVES: [AtomicPtr<Leaf>; 1 << (ADDRESS_BITS - LEAF_SHIFT)] =
     [const { AtomicPtr::new(ptr::null_mut()) }; 1 << (ADDRESS_BITS - LEAF_SHIFT)];
 static BY_NUMBER: [Slot; PIECES] = [const { AtomicPtr::new(ptr::null_mut()) }; PIECES];
-/// Held by whoever makes or closes an allocator, or forks. Not a mutex: a fork lets go of it in two processes.
+/// Held while a thread builds or closes an allocator, or forks. Not a mutex: after a fork, two processes unlock it.
 static WRITING: ForkLock = ForkLock::new();
 
-/// The arena that this thread met last. Looked at first, by a branch that the processor predicts: otherwise what is done
-/// with a page waits for three loads that depend on its address, one after the other, on the way from a free to the next
-/// allocation (4 ns of 12). A thread's and not a CPU's, whose number would stand on that way too (2 ns of 8).
+/// The zone that this thread met last. It is tried first, with a branch that the processor predicts: otherwise the work
+/// on a page waits for three dependent loads, between a free and the next allocation (4 ns of 12). It is a thread's and
+/// not a CPU's, because reading the CPU's number would take time there too (2 ns of 8).
 #[inline]
 fn recent_arena() -> Option<&'static Zone> {
-    // SAFETY: null, or what `note` set. Arenas are never freed.
+    // SAFETY: null, or a zone that `note` stored. Zones are never freed.
     unsafe { pagemill_os::last_zone().cast::<Zone>().as_ref() }
 }
 
 fn note(zone: &'static Zone) {
-    // SAFETY: an allocator's own word.
+    // SAFETY: the word is for the zone that this thread met last, and only this file sets it, to a zone.
     unsafe { pagemill_os::set_last_zone(ptr::from_ref(zone).cast()) };
 }
 
-/// The arena that has this address, if one does, and the number of the frame there.
+/// The zone that contains this address, if any, and the number of the address's frame.
 #[inline]
 pub(crate) fn by_address(addr: usize) -> Option<(&'static Zone, Pfn)> {
     match recent(addr) {
@@ -74,7 +81,7 @@ pub(crate) fn by_address(addr: usize) -> Option<(&'static Zone, Pfn)> {
     }
 }
 
-/// The same, if it is the arena that this thread met last: as a rule it is.
+/// The same, if it is the zone that this thread met last, as it usually is.
 #[inline]
 pub(crate) fn recent(addr: usize) -> Option<(&'static Zone, Pfn)> {
     step!("registry::recent");
@@ -89,25 +96,25 @@ fn by_levels(addr: usize) -> Option<(&'static Zone, Pfn)> {
     let leaf = LEAVES.get(addr >> LEAF_SHIFT)?.load(Acquire);
     // SAFETY: a leaf is leaked, so it lives for ever.
     let leaf = unsafe { leaf.as_ref() }?;
-    // Acquire pairs with the Release in `enter`: the arena's fields.
+    // Acquire pairs with the Release in `enter`: the zone's fields are initialised.
     let entry = leaf[(addr >> GRANULE_SHIFT) & ((1 << LEAF_BITS) - 1)].load(Acquire);
     if entry & PRESENT == 0 {
         return None;
     }
-    // SAFETY: as in `recent_arena`.
+    // SAFETY: null, or a zone that `enter` stored. Zones are never freed.
     let zone = unsafe { BY_NUMBER[(entry >> PIECE_SHIFT) as usize].load(Acquire).as_ref() }?;
     if !zone.contains(addr) {
         return None;
     }
     note(zone);
-    // Not by the entry, which may be that of an arena that lay there before.
+    // Computed by the zone: the entry may be that of an arena that lay there before.
     Some((zone, zone.pfn_of(addr)))
 }
 
-/// The arena that has this frame number.
+/// The zone that has this frame number.
 ///
 /// # Panics
-/// If none does: numbers come from Pagemill alone.
+/// If no zone has it. Numbers come only from Pagemill, so this is a bug.
 #[inline]
 pub(crate) fn by_pfn(pfn: Pfn) -> &'static Zone {
     match recent_arena() {
@@ -121,17 +128,17 @@ pub(crate) fn by_pfn(pfn: Pfn) -> &'static Zone {
 fn by_piece(pfn: Pfn) -> &'static Zone {
     // Acquire pairs with the Release in `enter`.
     let zone = BY_NUMBER[(pfn.as_u32() >> PIECE_SHIFT) as usize].load(Acquire);
-    // SAFETY: as in `recent_arena`.
+    // SAFETY: null, or a zone that `enter` stored. Zones are never freed.
     match unsafe { zone.as_ref() } {
         Some(zone) => {
             note(zone);
             zone
         }
-        None => panic!("{pfn} belongs to no arena"),
+        None => panic!("{pfn} belongs to no zone"),
     }
 }
 
-/// Refuses a range in which some arena lies: each address has one owner.
+/// Refuses a range that overlaps an arena: each address has one owner.
 pub(crate) fn check_apart(_held: &Writing, range: &Range<usize>) -> Result<(), BuildError> {
     let mut refused = Ok(());
     for_each(|zone| {
@@ -144,8 +151,8 @@ pub(crate) fn check_apart(_held: &Writing, range: &Range<usize>) -> Result<(), B
     refused
 }
 
-/// With the registry held: finds frame numbers for an arena of `frames` frames that begins `lead` frames beyond a multiple of its
-/// largest block. Calls `make` with the first number, and enters what that made.
+/// The caller holds the registry. Finds frame numbers for an arena of `frames` frames that begins `lead` frames above a
+/// multiple of its largest block. Calls `make` with the first number, and enters the zone that it makes.
 pub(crate) fn enter(
     _held: &Writing,
     lead: usize,
@@ -160,37 +167,37 @@ pub(crate) fn enter(
     if first + pieces > PIECES {
         return Err(BuildError::FrameNumbers { max: FRAMES_MAX });
     }
-    // SAFETY: null, or an arena, and those are never freed.
+    // SAFETY: null, or a zone, and zones are never freed.
     let zone = match unsafe { FREE.load(Relaxed).as_ref() } {
         Some(free) => free,
         None => {
             let fresh = Box::into_raw(Box::new(Zone::new()));
             FREE.store(fresh, Relaxed);
-            // SAFETY: a box's, kept for ever.
+            // SAFETY: from a box that is never freed.
             unsafe { &*fresh }
         }
     };
     let body = make(Pfn::new(((first << PIECE_SHIFT) + lead) as u32))?;
     FREE.store(zone.next.load(Relaxed), Relaxed);
-    // SAFETY: it was free, and the registry is held.
+    // SAFETY: the zone was on `FREE`, so it stands for nothing, and the caller holds the registry.
     unsafe { zone.begin(body) };
     let entry = ptr::from_ref(zone).cast_mut();
-    // Release pairs with the Acquire of both readers.
+    // Release pairs with the Acquire in `by_levels` and `by_piece`.
     BY_NUMBER[first..first + pieces].iter().for_each(|slot| slot.store(entry, Release));
     entries_of(zone).for_each(|(slot, pfn)| slot.store(pfn.as_u32() | PRESENT, Release));
     note(zone);
     Ok(zone)
 }
 
-/// Arenas without a handle whose last page is back, by their `next`. Whatever is kept is on one of these three stacks: leak
-/// checkers report memory that nothing leads to.
+/// Zones without a handle whose last page was freed, linked by `next`. Each zone that is out of use is on one of these
+/// three stacks, so that leak checkers find a pointer to it.
 static HOME: Slot = AtomicPtr::new(ptr::null_mut());
-/// Headers of arenas that stand for nothing, by their `next`. Changed with the registry held.
+/// Zones that stand for no memory, linked by `next`. Changed only with the registry held.
 static FREE: Slot = AtomicPtr::new(ptr::null_mut());
-/// Zones that have ended and still have something on the heap. Changed with the registry held.
+/// Zones that have ended and still own heap memory. Changed only with the registry held.
 static ENDED: Slot = AtomicPtr::new(ptr::null_mut());
 
-/// Puts an arena without a handle on its way to its end. Called once, by the call whose page made the zone complete; perhaps in a
+/// Begins the end of a zone without a handle. Called once, by the call that freed the zone's last page, possibly in a
 /// signal handler.
 #[cold]
 #[inline(never)]
@@ -205,12 +212,13 @@ pub(crate) fn come_home(zone: &'static Zone) {
             Err(now) => top = now,
         }
     }
-    // SeqCst pairs with the fence in `unlock_after_fork`: this finds the registry free, or its holder finds the arena.
+    // SeqCst pairs with the fence in `unlock_after_fork`: either this finds the registry free, or its holder finds the
+    // zone.
     fence(SeqCst);
     end_those_at_home();
 }
 
-/// Ends the arenas on [`HOME`], if nobody holds the registry; else its holder does, when it lets go.
+/// Ends the zones on [`HOME`] if no thread holds the registry. Otherwise the holder does when it unlocks.
 fn end_those_at_home() {
     while !HOME.load(Relaxed).is_null() && WRITING.try_take() {
         end_those_held();
@@ -220,39 +228,39 @@ fn end_those_at_home() {
     }
 }
 
-/// With the registry held: ends the arenas on [`HOME`].
+/// The caller holds the registry. Ends the zones on [`HOME`].
 fn end_those_held() {
     let mut next = HOME.swap(ptr::null_mut(), Acquire);
-    // SAFETY: null, or an arena, and those are never freed.
+    // SAFETY: null, or a zone, and zones are never freed.
     while let Some(zone) = unsafe { next.as_ref() } {
         next = zone.next.load(Relaxed);
         end(zone);
     }
 }
 
-/// With the registry held: gives the memory and the numbers of an arena to the system and to the next arena. Does only what a
-/// signal handler may do.
+/// The caller holds the registry. Returns a zone's memory to the system, and frees its frame numbers for the next
+/// arena. Does only what a signal handler may do.
 fn end(zone: &'static Zone) {
     take_out(zone);
-    // SAFETY: the zone is closed and complete. So no page of it is out, no thread that freed one touches it any more, and no
-    // handle is left that leads to it; nor does the registry. It is on no stack.
+    // SAFETY: the zone is closed and complete. So no page of it is out, no thread that freed one touches it any more,
+    // and no handle leads to it; nor do the registry's tables. It is on no stack.
     unsafe { zone.end() };
     push(&ENDED, zone);
 }
 
-/// With the registry held: puts a zone on one of its stacks.
+/// The caller holds the registry. Puts a zone on one of its stacks.
 fn push(stack: &Slot, zone: &'static Zone) {
     zone.next.store(stack.load(Relaxed), Relaxed);
     stack.store(ptr::from_ref(zone).cast_mut(), Relaxed);
 }
 
-/// Frees what ended zones have on the heap, whose headers may stand for the next ones then. For calls that no signal handler may
-/// make; locks the registry.
+/// Frees the heap memory of ended zones, and makes their headers available to the next ones. It frees heap memory and
+/// locks the registry, so no signal handler may call it.
 pub(crate) fn bury() {
-    // One at a time, so that the child of a fork misses one at most. Not with the registry held: memory that was brought may be a
-    // type's with a `Drop` of its own.
+    // One at a time, so that a forked child misses one at most. Not with the registry held: memory that was brought may
+    // be of a type with a `Drop` of its own.
     while let Some(zone) = pop_ended() {
-        // SAFETY: it has ended, and nobody else takes it off the stack.
+        // SAFETY: the zone has ended, and only this thread took it off the stack.
         unsafe { zone.bury() };
         let _held = lock();
         push(&FREE, zone);
@@ -261,18 +269,18 @@ pub(crate) fn bury() {
 
 fn pop_ended() -> Option<&'static Zone> {
     let _held = lock();
-    // SAFETY: null, or a zone, and those are never freed.
+    // SAFETY: null, or a zone, and zones are never freed.
     let zone = unsafe { ENDED.load(Relaxed).as_ref() }?;
     ENDED.store(zone.next.load(Relaxed), Relaxed);
     Some(zone)
 }
 
-/// In the child of a fork: it finds again by itself which arenas end.
+/// In a forked child, which finds out itself which zones end.
 fn forget_home() {
     HOME.store(ptr::null_mut(), Relaxed);
 }
 
-/// Takes an arena out of the tables.
+/// Removes a zone from the tables.
 fn take_out(zone: &'static Zone) {
     entries_of(zone).for_each(|(slot, _)| slot.store(0, Release));
     let entry = ptr::from_ref(zone).cast_mut();
@@ -284,14 +292,14 @@ fn take_out(zone: &'static Zone) {
     }
 }
 
-/// Every arena, each once.
+/// Visits every zone once.
 pub(crate) fn for_each(mut visit: impl FnMut(&'static Zone)) {
     let mut last = ptr::null_mut();
     for slot in &BY_NUMBER {
         let zone = slot.load(Acquire);
         if zone != last {
             last = zone;
-            // SAFETY: as in `by_address`.
+            // SAFETY: null, or a zone, and zones are never freed.
             if let Some(zone) = unsafe { zone.as_ref() } {
                 visit(zone);
             }
@@ -299,7 +307,7 @@ pub(crate) fn for_each(mut visit: impl FnMut(&'static Zone)) {
     }
 }
 
-/// Whoever has it holds the registry: nobody else changes it, and the process does not fork.
+/// Proof that the caller holds the registry: no other thread changes it, and the process does not fork.
 pub(crate) struct Writing;
 
 impl Drop for Writing {
@@ -308,23 +316,24 @@ impl Drop for Writing {
     }
 }
 
-/// Holds the registry, as soon as nobody else does. Forks wait from the first call on.
+/// Locks the registry. From the first call on, forks wait for it too.
 pub(crate) fn lock() -> Writing {
     watch();
     WRITING.take();
-    // What ended before this call is not in its way, though its memory may still be on the way to the system.
+    // Zones that were complete before this call must not be in its way, though their memory may still be on its way to
+    // the system.
     end_those_held();
     Writing
 }
 
-/// The same, if nobody holds it just now.
+/// The same, if it is unlocked now.
 pub(crate) fn try_lock() -> Option<Writing> {
     watch();
     if WRITING.try_take() { Some(Writing) } else { None }
 }
 
-/// Nobody changes the registry until [`unlock_after_fork`] or [`unlock_in_child`]. A thread that asks for it while this
-/// waits comes after the fork.
+/// No thread changes the registry until [`unlock_after_fork`] or [`unlock_in_child`]. A thread that locks it while a
+/// fork waits comes after the fork.
 fn lock_for_fork() {
     WRITING.take_for_fork();
 }
@@ -341,13 +350,13 @@ fn unlock_in_child() {
     end_those_at_home();
 }
 
-/// Where an arena's granules are entered, each with its first frame.
+/// The entries of a zone's granules, each with its first frame.
 fn entries_of(zone: &Zone) -> impl Iterator<Item = (&'static AtomicU32, Pfn)> {
     let addrs = (zone.base()..zone.base() + zone.bytes()).step_by(1 << GRANULE_SHIFT);
     addrs.map(|addr| (&leaf_for(addr >> GRANULE_SHIFT)[(addr >> GRANULE_SHIFT) % (1 << LEAF_BITS)], zone.pfn_of(addr)))
 }
 
-/// The leaf that has this granule, made if there is none. Only under the lock.
+/// The leaf that has this granule, which is made if it does not exist. The caller holds the registry.
 fn leaf_for(granule: usize) -> &'static Leaf {
     let slot = &LEAVES[granule >> LEAF_BITS];
     // SAFETY: a leaf is leaked, so it lives for ever.
@@ -386,9 +395,10 @@ fn in_child() {
     SECTIONS.forget_after_fork(); // Those of the other threads: they are not here.
 }
 
-/// Runs as the library is loaded. The system reads its fork handlers as a fork begins: a fork that met the process's
-/// first use just then would not wait for it, were they first told of us there, and its child would wait for ever.
-// SAFETY: what stands in this section is called once, without anything that it needs but the C library.
+/// Registers the fork handlers when the library is loaded. If they were registered at the first use, a fork at the same
+/// moment would not know of them: the system reads its fork handlers as a fork begins. Such a fork would not wait for
+/// the registry, and its child would wait for ever.
+// SAFETY: the C library calls each function in this section once. `at_load` needs nothing but the C library.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = {
@@ -398,8 +408,9 @@ static AT_LOAD: extern "C" fn() = {
     at_load
 };
 
-/// Has the child of every fork recover every allocator. No allocator is made or closed while the process forks, nor is
-/// the self-test run or the default allocator made: whoever does that holds the registry, having called this first.
+/// Ensures that the child of every fork recovers every allocator. Building or closing an allocator, running the
+/// self-test and making the default allocator all hold the registry, and call this first: so none of them happens
+/// during a fork.
 pub(crate) fn watch() {
     assert!(pagemill_os::on_fork(&HOOKS), "the system does not take fork handlers: no memory");
 }
@@ -411,7 +422,7 @@ mod tests {
     use crate::{Allocator, Gfp, Page};
     use core::sync::atomic::Ordering::Relaxed;
 
-    /// Other tests' arenas would have some of the numbers.
+    /// The arenas of other tests would take some of the numbers.
     fn has_process_of_its_own() -> bool {
         let has = std::env::var_os("PAGEMILL_TEST_PROCESS").is_some();
         if !has {
@@ -427,23 +438,24 @@ mod tests {
         }
         let _first = Allocator::builder().pages(64).build().unwrap();
         let held = lock();
-        // What makes the arena is asked, and has none, only if there are numbers for it.
+        // `make` is called, and fails, only if there are numbers for the arena.
         let ask = |frames| enter(&held, 0, frames, |_| Err(BuildError::BackendName)).err();
         assert_eq!(ask(FRAMES_MAX - (1 << PIECE_SHIFT)), Some(BuildError::BackendName));
         assert_eq!(ask(FRAMES_MAX), Some(BuildError::FrameNumbers { max: FRAMES_MAX }));
     }
 
-    /// A page that keeps its arena, whose allocator has no handle, and whether that arena is still there.
+    /// A page that keeps its zone alive, whose allocator has no handle; and a function that tells whether that zone
+    /// still exists.
     fn last_page() -> (Page, impl Fn() -> bool) {
         let allocator = Allocator::builder().pages(64).build().unwrap();
         let (page, number) = (allocator.alloc_page(Gfp::KERNEL).unwrap(), allocator.zones().number);
         let addr = page.addr();
-        // By its allocator: another one's may come to lie there.
+        // Compared by allocator: another allocator's zone may lie at the address later.
         (page, move || by_address(addr).is_some_and(|(zone, _)| zone.shared.number == number))
     }
 
     #[test]
-    fn an_arena_that_comes_home_while_the_registry_is_held_ends_when_it_is_let_go() {
+    fn a_zone_complete_while_the_registry_is_held_ends_when_it_is_unlocked() {
         let (page, is_there) = last_page();
         let held = lock();
         drop(page);
@@ -452,14 +464,15 @@ mod tests {
         assert!(!is_there());
     }
 
-    /// A right program may bring the same memory again as soon as its last page is free: it must not meet the old arena.
+    /// A correct program may bring the same memory again as soon as its last page is free. It must not find the old
+    /// zone.
     #[test]
-    fn an_arena_that_came_home_ends_before_the_next_thread_changes_the_registry() {
+    fn a_complete_zone_ends_before_the_next_thread_changes_the_registry() {
         let (page, is_there) = last_page();
         core::mem::forget(lock());
         drop(page);
         assert!(is_there());
-        // The holder has let go, and has not looked yet for what came home.
+        // The holder has unlocked, and has not checked yet for complete zones.
         WRITING.release();
         let held = lock();
         assert!(!is_there());
@@ -467,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn building_an_allocator_frees_what_arenas_that_ended_have_on_the_heap() {
+    fn building_an_allocator_frees_the_heap_memory_of_ended_zones() {
         if !has_process_of_its_own() {
             return;
         }

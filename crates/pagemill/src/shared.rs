@@ -1,8 +1,9 @@
-//! What the zones of one allocator share: who waits for its memory and claims it, injected faults, limits, where its nodes are.
+//! What the zones of one allocator share: its waiting requests, its claim, injected faults, limits, and the layout of its nodes.
 //!
-//! A zone outlives the last handle of its allocator as long as pages of it are out, and so does this, which each zone has a part
-//! of. It knows nothing above it. What a free has to ask of the allocator, and the child of a fork to tell it, goes by
-//! [`Hooks`], which the allocator registers as it is made, and only while a handle of it is there.
+//! A zone outlives the last handle of its allocator as long as pages of it are out. [`Shared`] lives as long: each zone
+//! holds a reference to it. It knows nothing of the parts above. A free has to ask the allocator something, and a
+//! forked child has to tell it something; both call [`Hooks`]. The allocator registers them when it is made, and they
+//! are called only while it has a handle.
 use crate::claims::Claims;
 use crate::fault::Faults;
 use crate::process::no_fork;
@@ -19,43 +20,43 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lack {
     pub(crate) order: Order,
-    /// So many blocks at once.
+    /// The number of blocks that it needs at once.
     pub(crate) blocks: usize,
     pub(crate) nodes: NodeMask,
     pub(crate) is_dma32: bool,
 }
 
 impl Lack {
-    /// Is it one block of several frames?
+    /// Whether it is one block of several frames.
     pub(crate) fn is_one_block(&self) -> bool {
         self.blocks == 1 && self.order != Order::ZERO
     }
     pub(crate) fn frames(&self) -> usize {
         self.blocks * self.order.frames() as usize
     }
-    /// The least flags with its zones: other flags do not tell kinds apart.
+    /// The smallest set of flags that selects the same zones. Other flags do not tell kinds of request apart.
     pub(crate) fn gfp(&self) -> Gfp {
         if self.is_dma32 { Gfp::KERNEL | Gfp::DMA32 } else { Gfp::KERNEL }
     }
 }
 
-/// What the zones' part calls in the allocator above; `A` is what that is to them.
+/// The functions that zones call in the allocator. `allocator` is the pointer that was given to [`Shared::serves`].
 #[derive(Debug)]
 pub(crate) struct Hooks {
-    /// May there be enough now for a request that waits with this lack?
+    /// Whether there may be enough now for a request that waits with this lack.
     pub(crate) is_hopeful: unsafe fn(allocator: *const (), lack: Lack) -> bool,
-    /// In the child of a fork: a zone is retired.
+    /// A forked child retired a zone.
     pub(crate) zone_was_retired: unsafe fn(allocator: *const ()),
 }
 
 /// The requests that wait for an allocator's memory.
 ///
-/// It is never freed: a thread that freed the last page of a zone may still ask whether a request waits. It serves another
-/// allocator later; at worst such a late question wakes a request there in vain.
+/// Never freed: a thread that freed the last page of a zone may still ask whether a request waits. It is reused for
+/// another allocator; at worst such a late question wakes one of that allocator's requests in vain.
 #[derive(Debug)]
 pub(crate) struct MemoryWaits {
     waits: Waits<Lack>,
-    /// The allocator that it serves, or did last.
+    /// The allocator that it serves, or served last.
     of: AtomicPtr<()>,
     hooks: &'static Hooks,
 }
@@ -68,31 +69,33 @@ impl Deref for MemoryWaits {
 }
 
 impl MemoryWaits {
-    /// Memory came back: wakes requests that it may be enough for. [`Zone::claim_freed`](crate::zone::Zone::claim_freed) goes before.
+    /// Memory was freed: wakes requests for which it may be enough. The caller counted it towards the claim before
+    /// ([`Zone::claim_freed`](crate::zone::Zone::claim_freed)).
     #[inline]
     pub(crate) fn note_memory(&self) {
         if self.waits.is_awaited() {
-            // SAFETY: called with the lines held and a request in them, which has a handle. So the allocator that this serves
-            // now is there, also if the memory was another one's; and `of` was set before anybody could wait.
+            // SAFETY: the hook is called with the lines locked and a request in them. That request has a handle, so the
+            // allocator that `of` names exists, even if the memory was another allocator's. `of` was set before any
+            // request could wait.
             self.waits.note_freed(&|lack| unsafe { (self.hooks.is_hopeful)(self.of.load(Relaxed), lack) });
         }
     }
 
-    /// In the child of a fork, of an allocator with a handle: one of its zones is retired.
+    /// In a forked child, for an allocator with a handle: one of its zones was retired.
     pub(crate) fn zone_was_retired(&self) {
-        // SAFETY: there is a handle, and so the allocator.
+        // SAFETY: the allocator has a handle, so it exists.
         unsafe { (self.hooks.zone_was_retired)(self.of.load(Relaxed)) };
     }
 }
 
-/// Those that serve no allocator now. Locked in sections that no fork meets halfway.
+/// The waits that serve no allocator now. Locked only in sections that no fork interrupts.
 static UNUSED_WAITS: Mutex<Vec<&MemoryWaits>> = Mutex::new(Vec::new());
 
 fn unused_waits() -> MutexGuard<'static, Vec<&'static MemoryWaits>> {
     UNUSED_WAITS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// In the child of a fork: a thread of the parent that noted a late free may have held the lock of one.
+/// In a forked child: a thread of the parent that noted a late free may have held the lock of one of them.
 pub(crate) fn forget_unused_waits() {
     unused_waits().iter().for_each(|waits| waits.forget_after_fork());
 }
@@ -100,7 +103,7 @@ pub(crate) fn forget_unused_waits() {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// No two allocators have the same.
+    /// The allocator's number, unique in the process.
     pub(crate) number: u64,
     pub(crate) waits: &'static MemoryWaits,
     pub(crate) claims: Claims,
@@ -108,14 +111,14 @@ pub(crate) struct Shared {
     /// What the process may commit, if that is limited.
     pub(crate) limit: Option<MemoryLimit>,
     pub(crate) layout: Layout,
-    /// Is the system asked for 2 MiB pages?
+    /// Whether the system is asked for 2 MiB pages.
     pub(crate) huge_pages: bool,
-    /// Nodes that requests may have memory of (C3.7): the kernel's cpuset.
+    /// The nodes whose memory requests may take (C3.7), like the kernel's cpuset.
     allowed: AtomicU64,
 }
 
 impl Shared {
-    /// For an allocator that calls [`serves`](Self::serves) before anybody can wait.
+    /// The allocator must call [`serves`](Self::serves) before any request can wait.
     pub(crate) fn new(layout: Layout, huge_pages: bool, hooks: &'static Hooks) -> Self {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let held = no_fork();
@@ -135,12 +138,12 @@ impl Shared {
         }
     }
 
-    /// From now on the hooks are called with this.
+    /// Sets the allocator that the hooks are called with.
     pub(crate) fn serves<A>(&self, allocator: &A) {
         self.waits.of.store(ptr::from_ref(allocator).cast_mut().cast(), Relaxed);
     }
 
-    /// Nodes that requests may have memory of, now.
+    /// The nodes whose memory requests may take now.
     pub(crate) fn allowed(&self) -> NodeMask {
         NodeMask::from_bits(self.allowed.load(Relaxed))
     }
@@ -148,12 +151,12 @@ impl Shared {
         self.allowed.store(nodes.as_bits(), Relaxed);
     }
 
-    /// Is this acquisition to fail? One look at a word where nothing is injected.
+    /// Whether this acquisition must fail. Costs one load if no faults are injected.
     #[inline]
     pub(crate) fn is_refused_by_fault(&self, gfp: Gfp) -> bool {
         self.faults.get().is_some_and(|faults| faults.strikes(gfp))
     }
-    /// Were acquisitions made to fail, and are those with these flags among them?
+    /// Whether acquisitions with these flags may have been made to fail.
     pub(crate) fn has_failed_on_purpose(&self, gfp: Gfp) -> bool {
         self.faults.get().is_some_and(|faults| faults.injected() > 0 && faults.is_for(gfp))
     }
@@ -164,7 +167,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Nobody waits: a request that waits has a handle.
+        // No request waits: a request that waits has a handle.
         let _held = no_fork();
         unused_waits().push(self.waits);
     }

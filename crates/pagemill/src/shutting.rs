@@ -1,19 +1,20 @@
-//! Shutting the per-CPU lists, so that freed pages go to the zone, and opening them again.
+//! Shuts the per-CPU lists, so that freed pages go to the zone, and opens them again.
 //!
-//! There is a reason to shut them while a request waits, the zone is low, or the arena is retired: open lists would keep pages
-//! from the request, or from the zone's reserve.
+//! There is a reason to shut a zone's lists while a request waits, the zone is low, or its arena is retired: open lists
+//! would keep pages from the request, or from the zone's reserve.
 //!
 //! # Invariant
-//! - Each thread that stores a reason, or takes one back, calls [`settle`] afterwards (a request that waits behind another one
-//!   leaves it to that). When all such calls have returned, the lists are shut if there is a reason, and open if there is none:
-//!   the last thread to write to the lists looked for reasons after it wrote, and a thread whose change it did not see would
-//!   have written later.
+//! - A thread that stores or clears a reason calls [`settle`] afterwards. (A request that waits behind another leaves
+//!   this to the first one.) When all such calls have returned, the lists are shut if there is a reason, and open if
+//!   there is none: the last thread that wrote to the lists checked for reasons after its write, and a thread whose
+//!   change it did not see would have written later.
 use crate::sync::fence;
 use core::sync::atomic::Ordering::SeqCst;
 
-/// Opens or shuts lists, as `has_reason` says. `set` writes to them: true opens.
+/// Opens or shuts lists, depending on `has_reason`. `set(true)` opens them.
 pub(crate) fn settle(has_reason: impl Fn() -> bool, set: impl Fn(bool)) {
-    // SeqCst, here and below, pairs with the same fences of other threads. The change that this thread made comes before it.
+    // SeqCst, here and below, pairs with the same fences of other threads. This thread's change of a reason comes
+    // before the fence.
     fence(SeqCst);
     loop {
         let is_open = !has_reason();
@@ -22,7 +23,7 @@ pub(crate) fn settle(has_reason: impl Fn() -> bool, set: impl Fn(bool)) {
         if has_reason() != is_open {
             return;
         }
-        // A reason came or went meanwhile. The thread that changed it may have written to the lists before this one did.
+        // The reason changed meanwhile. The thread that changed it may have written to the lists before this one did.
     }
 }
 
@@ -32,8 +33,8 @@ mod tests {
     use core::cell::{Cell, RefCell};
 
     #[test]
-    fn a_reason_that_comes_or_goes_as_lists_are_set_is_seen() {
-        // Whether there is a reason when it is asked for first, second and so on, and what that sets.
+    fn a_reason_that_changes_while_lists_are_set_is_seen() {
+        // `reasons` are the answers to the first, second and later checks. Returns what was set.
         let sets = |reasons: &[bool]| {
             let (asked, sets) = (Cell::new(0), RefCell::new(Vec::new()));
             settle(|| reasons[asked.replace(asked.get() + 1)], |is_open| sets.borrow_mut().push(is_open));

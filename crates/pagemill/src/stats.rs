@@ -1,5 +1,6 @@
-//! What an allocator counts (C3.13), its invariants walked and proved (C10.2), and both in the shape that people
-//! know from `/proc`.
+//! Statistics of an allocator (C3.13), the walk that checks its invariants (C10.2), and both in the formats of `/proc`.
+//!
+//! Counters are per CPU and read without a lock. Sums are exact at rest, and close while other threads work.
 use crate::allocator::Allocator;
 use crate::misuse::foreign_frees;
 use crate::zone::{FULL, Zone};
@@ -14,7 +15,7 @@ use pagemill_os::{CpuStats, List};
 mod counters;
 pub use counters::{CountedBy, Counter, Stats};
 
-/// Every frame of an allocator at rest, by what it is (C10.2).
+/// All frames of an allocator at rest, counted by state (C10.2).
 ///
 /// ```
 /// let allocator = pagemill::Allocator::builder().pages(100).build()?;
@@ -28,17 +29,17 @@ pub use counters::{CountedBy, Counter, Stats};
 pub struct Census {
     /// All frames.
     pub managed: usize,
-    /// Free in the zone.
+    /// Free in a zone.
     pub free: usize,
     /// On per-CPU lists and in depots.
     pub listed: usize,
     /// Handed out.
     pub handed_out: usize,
-    /// Put aside.
+    /// Put aside because the frame had two owners at once.
     pub quarantined: usize,
 }
 
-/// A zone: the frames of one node and kind, and its counters, in the words of `/proc/zoneinfo`.
+/// A zone: the frames of one node and kind, with counters as in `/proc/zoneinfo`.
 ///
 /// ```
 /// let allocator = pagemill::Allocator::builder().pages(512).build()?;
@@ -54,16 +55,16 @@ pub struct ZoneInfo {
     pub node: NodeId,
     /// Its kind.
     pub kind: ZoneKind,
-    /// Its pages.
+    /// Its pages, without those of retired arenas.
     pub managed: u64,
     /// Its watermarks, in pages.
     pub marks: Watermarks,
-    /// What it counted, in arenas that have been retired too: these never go backwards. What is counted for the
-    /// allocator as a whole (waits, reclaim, faults) is 0 here.
+    /// Its counters. They include those of retired arenas, so they never decrease. Counters of the allocator as a whole
+    /// (waits, reclaim, faults) are 0 here.
     pub stats: Stats,
     /// Pages on each CPU's lists.
     pub listed_by_cpu: Vec<u64>,
-    /// Each CPU's lists. What they counted, those of arenas that have been retired counted, too.
+    /// Each CPU's lists. Their counters include those of retired arenas.
     pub lists: Vec<ListInfo>,
     /// Its free blocks by order.
     pub buddy: Vec<BuddyInfo>,
@@ -82,19 +83,19 @@ pub struct ZoneInfo {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ListInfo {
-    /// Whose list it is.
+    /// The CPU that the list belongs to.
     pub cpu: CpuId,
-    /// What its pages are for.
+    /// The mobility of its pages.
     pub mobility: Mobility,
     /// Pages on it.
     pub pages: u64,
     /// Pages that requests took from it.
     pub taken: u64,
-    /// Pages that were given back to it.
+    /// Pages that were freed to it.
     pub returned: u64,
-    /// Pages that it got from the zone or a depot.
+    /// Pages that it received from the zone or a depot.
     pub refilled: u64,
-    /// Pages that it gave to the zone or a depot.
+    /// Pages that it passed on to the zone or a depot.
     pub drained: u64,
 }
 
@@ -102,7 +103,7 @@ impl ListInfo {
     fn new(cpu: CpuId, mobility: Mobility) -> Self {
         Self { cpu, mobility, pages: 0, taken: 0, returned: 0, refilled: 0, drained: 0 }
     }
-    /// Adds what a list of another arena counted.
+    /// Adds the counters of another zone's list.
     fn add(&mut self, list: &List) {
         self.pages += list.len() as u64;
         self.taken += list.popped();
@@ -149,14 +150,14 @@ impl fmt::Display for ZoneInfo {
 pub struct BuddyDump(Vec<(NodeId, ZoneKind, BuddyInfo)>);
 
 impl BuddyDump {
-    /// Free blocks of this order, in all zones.
+    /// The number of free blocks of this order, in all zones.
     pub fn free_blocks(&self, order: Order) -> usize {
         self.0.iter().map(|(_, _, info)| info.free_blocks(order)).sum()
     }
 }
 
 impl fmt::Display for BuddyDump {
-    /// A line a zone (more for one of several arenas), in the shape of `/proc/buddyinfo`.
+    /// One line for each zone (one for each arena, if it has several), as in `/proc/buddyinfo`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().enumerate().try_for_each(|(at, (node, kind, info))| {
             let end = if at == 0 { "" } else { "\n" };
@@ -166,7 +167,7 @@ impl fmt::Display for BuddyDump {
 }
 
 impl Allocator {
-    /// Its counters, summed over its zones.
+    /// Returns the counters, summed over all zones.
     pub fn stats(&self) -> Stats {
         let zones = self.zones();
         let mut sum = Stats::default();
@@ -184,7 +185,7 @@ impl Allocator {
         }
     }
 
-    /// Its zones, by node; arenas of one node and kind are one zone.
+    /// Describes the zones, by node. Arenas of one node and kind are one zone.
     pub fn zoneinfo(&self) -> Vec<ZoneInfo> {
         let mut zones: Vec<ZoneInfo> = Vec::new();
         for arena in self.zones().ever() {
@@ -221,7 +222,7 @@ impl Allocator {
         zones
     }
 
-    /// Free blocks by order, as `/proc/buddyinfo` shows them, up to 1 GiB.
+    /// Counts free blocks by order, as `/proc/buddyinfo` does, up to 1 GiB.
     ///
     /// ```
     /// let allocator = pagemill::Allocator::builder().pages(1536).build()?;
@@ -236,26 +237,26 @@ impl Allocator {
         BuddyDump(self.zoneinfo().iter().flat_map(line).collect())
     }
 
-    /// Its counters in the shape of `/proc/vmstat`.
+    /// Returns the counters in the format of `/proc/vmstat`.
     pub fn vmstat(&self) -> VmStat {
         VmStat(self.stats())
     }
 
-    /// Walks every frame of an allocator at rest and proves that each is in one place (C10.2): free and merged, on one list,
-    /// handed out, or put aside.
+    /// Walks every frame of an allocator at rest and checks that each is in exactly one place (C10.2): free and merged,
+    /// on one list, handed out, or put aside.
     ///
-    /// It may be called at any time. Of an allocator that is in use, also by a bulk request whose callback calls this, it may
-    /// see frames on their way, which fit nowhere: that proves nothing, neither does it harm.
+    /// It may be called at any time, and does no harm. But while the allocator is in use, also by a bulk request whose
+    /// callback calls this, it may find frames on their way that are in no place. Then an error proves nothing.
     ///
     /// # Errors
-    /// [`Misfit`], with both values: the first two things that disagreed. If nobody used the allocator, it is a fault of
-    /// Pagemill's own (C10.1).
+    /// [`Misfit`]: the first two values that disagree. If no thread used the allocator meanwhile, this is a bug in
+    /// Pagemill (C10.1).
     ///
     /// ```
     /// let allocator = pagemill::Allocator::builder().pages(512).build()?;
     /// match allocator.validate() {
     ///     Ok(census) => assert_eq!(census.free, 512),
-    ///     Err(misfit) => panic!("{misfit}"), // nobody else has this allocator
+    ///     Err(misfit) => panic!("{misfit}"), // no other thread uses this allocator
     /// }
     /// # Ok::<(), pagemill::Error>(())
     /// ```
@@ -273,7 +274,8 @@ impl Allocator {
     }
 }
 
-/// Lists count modulo 2^48, and one that is looked at in between may have less than none: so their sum counts modulo 2^48.
+/// Lists count modulo 2^48, and a list that is read between two updates may seem to have fewer than 0 pages: so sums
+/// are modulo 2^48 too.
 const LISTS_COUNT: u64 = u64::MAX >> 16;
 
 impl Zone {
@@ -290,7 +292,7 @@ impl Zone {
     fn allocated(&self) -> u64 {
         self.allocated_on(|_| true)
     }
-    /// Pages handed out on CPUs that `which` names.
+    /// Pages handed out on the CPUs that `which` selects.
     fn allocated_on(&self, which: impl Fn(CpuId) -> bool) -> u64 {
         (0..self.lists.cpus() as u32).map(CpuId::new).filter(|&cpu| which(cpu)).fold(0u64, |sum, cpu| {
             let cpu = self.lists.cpu(cpu);
@@ -303,25 +305,25 @@ impl Zone {
         self.sum_lists(|list| list.pushed()).wrapping_add(direct) & LISTS_COUNT
     }
 
-    /// Is there a frame that is neither out nor put aside, nor kept back by a mark or a claim? Then a request that found none
-    /// came while another thread had that frame in its hands.
+    /// Whether some frame is neither handed out nor put aside, nor kept by a watermark or a claim. If a request found
+    /// none all the same, another thread had that frame in its hands.
     #[cold]
     pub(crate) fn has_frames_under_way(&self, gfp: Gfp) -> bool {
         let kept = (self.floor(gfp, Level::Min) as usize).min(self.buddy.free_frames());
-        // What comes back between the two sums makes it small, or negative.
+        // Pages freed between the two sums make the count too small, or negative.
         self.counted_out() + (self.quarantined.load(Relaxed) as i64) + (kept as i64) < self.frames() as i64
     }
 
     fn stats(&self) -> Stats {
         let depots =
             |field: fn(&List) -> u64| self.lists.depots().fold(0u64, |sum, depot| sum.wrapping_add(field(depot)));
-        // Each of these was counted by a list and by a depot, once as coming and once as going.
+        // Each of these was counted by a list and by a depot: once as refilled and once as passed on.
         let by_depot = depots(List::refilled).wrapping_add(depots(List::passed_on));
         let counted = Stats::of_cpus(self.cpu_stats());
         let allocated = self.allocated();
         let numa_other = self.allocated_on(|cpu| self.shared.layout.node_of(cpu) != self.node);
         Stats {
-            // Of a retired arena nobody gets any.
+            // Requests get no page of a retired zone.
             free: if self.is_retired() { 0 } else { self.buddy.free_frames() as u64 },
             listed: self.sum_lists(|list| list.len() as u64),
             in_depots: depots(|depot| depot.len() as u64),
@@ -368,9 +370,10 @@ impl Zone {
                 Some(order) if places == 0 => inside = order.frames() - 1,
                 None if state == FrameState::QUARANTINED && places == 0 => census.quarantined += 1,
                 None if state.is_safe() && places == 1 => {}
-                // Somebody has it. With full states that is written.
+                // Handed out. With full states the state says so.
                 None if state.is_safe() && places == 0 && !FULL => {}
-                // Of a block that another thread was making raw, or taking up, when this process was forked: its, as all of it.
+                // Inside a block that another thread of the parent was making raw, or taking ownership of, at the fork.
+                // The block is that thread's.
                 None if state == FrameState::INSIDE && places == 0 && !FULL && self.was_forked() => {}
                 _ => return Err(Misfit::State { pfn, state, places }),
             }
@@ -378,20 +381,21 @@ impl Zone {
         let found = free + census.quarantined;
         census.handed_out = managed.checked_sub(found).ok_or(Misfit::Managed { found, managed })?;
         let (counted, found) = (self.counted_out(), census.handed_out);
-        // What was freed twice at once was counted twice.
+        // A page that two threads freed at once was counted twice.
         if counted != found as i64 && self.misused.load(Relaxed) == 0 {
             return Err(Misfit::Out { counted, found });
         }
         Ok(census)
     }
 
-    /// Pages that are out, as they were counted. Sums are modulo 2^48; while others allocate it may be too few, or too many.
+    /// Pages that are out, by the counters. Sums are modulo 2^48; while other threads allocate, the result may be too
+    /// small or too large.
     fn counted_out(&self) -> i64 {
         (self.allocated().wrapping_sub(self.freed()) << 16) as i64 >> 16
     }
 
-    /// In the child of a fork: counts what is neither free nor was counted as handed out as that. Other threads of the parent had
-    /// it in their hands.
+    /// In a forked child: counts frames that are neither free nor counted as handed out as handed out. Other threads of
+    /// the parent had them in their hands.
     pub(crate) fn count_stranded(&self) {
         let out = (self.frames() - self.buddy.free_frames()) as i64;
         self.lists.cpu(CpuId::new(0)).stats.direct_out.fetch_add((out - self.counted_out()) as u64, Relaxed);

@@ -1,36 +1,37 @@
-//! Where nodes are, and CPUs on them.
+//! The NUMA layout of an allocator: which node each CPU is on, and how far nodes are from each other. Plain data, made
+//! once when the allocator is built.
 use pagemill_core::{CpuId, NodeId};
 use pagemill_os::Topology;
 
-/// Where nodes are, and CPUs on them: the system's, or what a test says.
+/// The node of each CPU, and the distances between nodes: the system's, or a test's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Each CPU's node.
     pub(crate) node_of_cpu: Vec<NodeId>,
-    /// From each node to each, 10 to itself.
+    /// The distance from each node to each; 10 from a node to itself.
     pub(crate) distances: Vec<Vec<u8>>,
-    /// What the system calls each node: its numbers may have gaps. Empty where memory is not to be bound to nodes.
+    /// The system's number of each node; these may have gaps. Empty if memory is not bound to nodes.
     pub(crate) system_nodes: Vec<usize>,
 }
 
 impl Layout {
-    /// One node.
+    /// A layout with one node.
     pub(crate) fn flat(cpus: usize) -> Self {
         Self { node_of_cpu: vec![NodeId::ZERO; cpus], distances: vec![vec![10]], system_nodes: Vec::new() }
     }
 
-    /// The system's, for `cpus` CPUs; one node where it does not say.
+    /// The system's layout for `cpus` CPUs; one node if the system does not tell.
     pub(crate) fn of_system(cpus: usize) -> Self {
         let Ok(topology) = Topology::of_system() else { return Self::flat(cpus) };
         if topology.nodes.len() < 2 {
             return Self::flat(cpus);
         }
-        // Where the process's cpuset cannot be read, memory is asked for everywhere, and what is refused is noted.
+        // If the process's cpuset cannot be read, memory is requested on all nodes, and refusals are noted.
         let allowed = pagemill_os::allowed_nodes();
         Self::of(&topology, cpus, |node| allowed.as_ref().is_none_or(|allowed| allowed.contains(&node)))
     }
 
-    /// The nodes with memory that the process may have, by their numbers in the system; one node where it may have one.
+    /// The layout of the nodes whose memory the process may use. One node if there is only one.
     fn of(topology: &Topology, cpus: usize, is_allowed: impl Fn(usize) -> bool) -> Self {
         let has_memory = |node: &&pagemill_os::Node| node.bytes > 0 && is_allowed(node.id);
         let nodes: Vec<_> = topology.nodes.iter().filter(has_memory).take(NodeId::COUNT_MAX).collect();
@@ -43,7 +44,7 @@ impl Layout {
             row.get(place(to)?).copied()
         };
         let row = |from: usize| nodes.iter().map(|to| distance(from, to.id).unwrap_or(20)).collect();
-        // A CPU of a node without memory to be had belongs to the nearest that has some.
+        // A CPU on a node without usable memory belongs to the nearest node that has some.
         let nearest = |id| (0..nodes.len()).min_by_key(|&at| distance(id, nodes[at].id).unwrap_or(u8::MAX));
         let node_of = |cpu| NodeId::new(nearest(topology.node_of_cpu(cpu)?.id)?);
         Self {
@@ -62,6 +63,7 @@ impl Layout {
     }
 }
 
+/// The system's numbers of the nodes whose memory the process may use (its cpuset), from `/proc/self/status`.
 #[cfg(test)]
 mod tests {
     use super::Layout;
@@ -73,27 +75,27 @@ mod tests {
     }
 
     #[test]
-    fn nodes_with_gaps_and_without_memory() {
+    fn node_numbers_may_have_gaps_and_nodes_no_memory() {
         let nodes = vec![node(0, &[0, 1], 1 << 30), node(2, &[2], 0), node(5, &[3], 1 << 30)];
         let distances = vec![vec![10, 30, 20], vec![30, 10, 15], vec![20, 15, 10]];
         let topology = Topology { nodes, distances };
         let layout = Layout::of(&topology, 5, |_| true);
         assert_eq!(layout.system_nodes, [0, 5]);
-        // CPU 2's node has no memory, and node 5 is nearer to it; CPU 4 is nowhere.
+        // CPU 2's node has no memory, and node 5 is the nearest that has some. CPU 4 is on no node.
         assert_eq!(layout.node_of_cpu.iter().map(|node| node.get()).collect::<Vec<_>>(), [0, 0, 1, 1, 0]);
         assert_eq!(layout.distances, [[10, 20], [20, 10]]);
         assert_eq!(layout.distance(NodeId::ZERO, NodeId::new(1).unwrap()), 20);
     }
 
     #[test]
-    fn one_node_is_not_bound_to() {
+    fn memory_of_a_single_node_is_not_bound() {
         let topology = Topology { nodes: vec![node(0, &[0], 1 << 30)], distances: vec![vec![10]] };
         assert_eq!(Layout::of(&topology, 2, |_| true), Layout::flat(2));
     }
 
-    /// C3.7: what a cpuset forbids is nobody's node, and its CPUs belong to the nearest that is left.
+    /// C3.7: a node outside the cpuset is left out, and its CPUs belong to the nearest node inside.
     #[test]
-    fn nodes_that_the_process_may_not_have_are_left_out() {
+    fn nodes_outside_the_cpuset_are_left_out() {
         let nodes = (0..3).map(|id| node(id, &[id], 1 << 30)).collect();
         let distances = vec![vec![10, 20, 30], vec![20, 10, 15], vec![30, 15, 10]];
         let topology = Topology { nodes, distances };

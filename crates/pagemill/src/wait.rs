@@ -1,28 +1,33 @@
-//! Waiting, for an allocator's memory or for a pool's elements, with a deadline and a way to cancel.
+//! Waiting for an allocator's memory or for a pool's elements, with a deadline and a way to cancel.
+//!
+//! It is the last step of the slow path, after reclaim (`slow.rs`), and of a pool's request (`mempool/`).
 //!
 //! # Where a request waits
-//! A request that may wait and found too little takes a seat at the end of the line of its kind. Requests are of one kind if
-//! they lack the same (`Lack` in `slow.rs`, C3.20); a pool has one kind, and so one line (C5.3). Only the first of each line,
-//! its head, tries; all others sleep. So a line keeps its order, and no line holds up another.
+//! A request that may wait and found too little takes a seat at the end of the line of its kind. Requests are of one
+//! kind if they lack the same (`Lack` in `shared.rs`, C3.20). A pool has one kind, and so one line (C5.3). Only the
+//! first request of each line, its head, makes attempts; all others sleep. So a line keeps its order, and no line holds
+//! up another.
 //!
 //! # What wakes it
-//! A free wakes the heads for which it may be enough ([`Waits::note_freed`]). A request that leaves its line, served or not,
-//! wakes the next one. While a request waits for memory, the per-CPU lists accept no freed pages (`Zones::wait_in_line`): each
-//! goes to the zone, and that free wakes. A head looks again every [`LOOK_AGAIN`] besides, for a page that reached a list just
-//! before.
-//!
-//! A signal handler may free, and must not wait for a lock. So a free tries the lock of the lines, and leaves the waking to its
-//! holder if it is held. Every holder therefore lets go by [`Waits::release`], which compares the number of frees with the
-//! number that the heads were told of, and looks again after it has let go.
+//! A free wakes the heads for which it may be enough ([`Waits::note_freed`]). A request that leaves its line, served or
+//! not, wakes the next one. While a request waits for memory, the per-CPU lists accept no freed pages
+//! (`Zones::wait_in_line`): each page goes to the zone, and that free wakes heads. In addition, a head makes an attempt
+//! every [`LOOK_AGAIN`], for a page that reached a list just before the lists were shut.
 //!
 //! # Overtaking
-//! A line that cannot be served lets others pass. When [`OVERTAKINGS`] requests were served since a request became a head, its
-//! attempts are told so; one for memory claims some then (`claim.rs`).
+//! A line that cannot be served lets other lines pass. When [`OVERTAKINGS`] requests were served since a request became
+//! a head, its attempts learn that it was overtaken. A request for memory then claims some (`claim.rs`).
 //!
 //! # Invariants
-//! - W1 A seat is in its line from the moment that it is taken until its owner leaves, whatever ends the wait.
-//! - W2 A head is woken after every free that began when it was a head and that may be enough for it, and when it becomes
-//!   one.
+//! - W1 A seat is in its line from the moment that it is taken until its owner leaves, however the wait ends.
+//! - W2 A head is woken when it becomes one, and after every free that began while it was a head and that may be enough
+//!   for it.
+//!
+//! # Locks
+//! The lock of the lines is the only one here, and nothing else is locked while it is held. A signal handler may free,
+//! and must not wait for a lock. So a free only tries the lock; if it is held, the holder does the waking. Every holder
+//! therefore unlocks through [`Waits::release`]: it compares the number of frees with the number that heads were told
+//! of, and checks again after it has unlocked.
 use crate::sync::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Stamp, Thread, current, fence, no_fork, park,
     park_timeout,
@@ -33,7 +38,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Ends the waits of requests that were given it, from another thread: at shutdown, say. Cheap to clone.
+/// Ends the waits of the requests that were given it, from another thread: at shutdown, for example. Cheap to clone.
 ///
 /// ```
 /// use pagemill::{Allocator, Bulk, Cancel, Page};
@@ -42,7 +47,7 @@ use std::time::{Duration, Instant};
 /// let allocator = Allocator::builder().pages(1).build()?;
 /// let (mut first, mut second): ([Option<Page>; 1], [Option<Page>; 1]) = ([None], [None]);
 /// allocator.alloc_pages_bulk_array(Bulk::exact(1), &mut first)?;
-/// // Without it this request would wait a minute for `first`.
+/// // Without the cancel, this request would wait a minute for `first`.
 /// let request = Bulk::exact(1).timeout(std::time::Duration::from_secs(60)).cancel(&cancel);
 /// assert!(allocator.alloc_pages_bulk_array(request, &mut second).is_err());
 /// # Ok::<(), pagemill::Error>(())
@@ -63,17 +68,18 @@ struct CancelState {
 }
 
 impl Cancel {
-    /// One that nobody has cancelled yet.
+    /// A `Cancel` that is not cancelled yet.
     pub fn new() -> Self {
         Self::default()
     }
-    /// Ends the waits that are under way, and all that would begin. They come back short.
+    /// Ends the waits that are under way, and all later ones as they begin. Their requests deliver what they have, or
+    /// fail.
     pub fn cancel(&self) {
         // Release pairs with the Acquire in `is_cancelled`.
         self.0.is_cancelled.store(true, Release);
         self.change(|waiting| waiting.iter().for_each(Thread::unpark));
     }
-    /// Was it?
+    /// Whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.is_cancelled.load(Acquire)
     }
@@ -84,12 +90,12 @@ impl Cancel {
         let me = current().id();
         self.change(|waiting| waiting.iter().position(|thread| thread.id() == me).map(|at| waiting.swap_remove(at)));
     }
-    /// How many threads wait with it.
+    /// The number of threads that wait with it.
     #[cfg(loom)]
     pub(crate) fn waiting(&self) -> usize {
         self.change(|waiting| waiting.len())
     }
-    /// Changes the list of waiting threads, in a section that no fork meets halfway.
+    /// Changes the list of waiting threads, in a section that no fork interrupts.
     fn change<T>(&self, change: impl FnOnce(&mut Vec<Thread>) -> T) -> T {
         let _held = no_fork();
         change(&mut self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner))
@@ -116,7 +122,7 @@ struct Seat {
     is_head: AtomicBool,
 }
 
-/// Requests that lack the same, in the order in which they came; one at least.
+/// Requests that lack the same, in the order in which they came; at least one.
 #[derive(Debug)]
 struct Line<K> {
     kind: K,
@@ -129,23 +135,23 @@ struct Lines<K> {
 }
 
 type Held<'q, K> = MutexGuard<'q, Vec<Line<K>>>;
-/// A free: how many there were before it, and a function that says whether there may be enough for a kind now.
+/// A free: the number of frees before it, and a function that says whether there may be enough for a kind now.
 type Free<'f, K> = (u64, &'f dyn Fn(K) -> bool);
 
 /// The requests that wait for one allocator's memory or for one pool's elements.
 #[derive(Debug)]
 pub(crate) struct Waits<K = ()> {
-    /// Null until somebody waits; made anew in the child of a fork, where nobody does.
+    /// Null until a request waits. A forked child makes new ones, since no thread waits in it.
     lines: AtomicPtr<Lines<K>>,
-    /// Seats taken. While it is not 0, per-CPU lists stay shut.
+    /// The number of seats taken. While it is not 0, per-CPU lists stay shut.
     waiting: AtomicUsize,
-    /// Times that something was given back while somebody waited.
+    /// The number of frees while a request waited.
     frees: AtomicU64,
-    /// How many of those the heads were told of; changed by whoever holds the lines.
+    /// How many of those frees the heads were told of. Changed only while the lines are locked.
     told: AtomicU64,
-    /// Requests that were served while somebody waited.
+    /// Requests that were served while others waited.
     served: AtomicU64,
-    /// For statistics: waits that ended, and how long they were.
+    /// Statistics: waits that ended, their total and their longest time.
     pub(crate) ended: AtomicU64,
     pub(crate) waited_us: AtomicU64,
     pub(crate) longest_us: AtomicU64,
@@ -167,14 +173,14 @@ impl<K> Default for Waits<K> {
     }
 }
 
-/// A head looks again after so long, for what reached a list just before the lists were shut.
+/// The interval of a head's own attempts, for pages that reached a list just before the lists were shut.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// A head may claim what comes back after so many requests were served past it: more than the threads of a program ask for at
-/// the same moment, and few enough to be served well within [`LOOK_AGAIN`].
+/// A head may claim memory after so many requests were served past it. This is more than the threads of a program
+/// request at the same moment, and few enough to be served well within [`LOOK_AGAIN`].
 const OVERTAKINGS: u64 = 64;
 
 impl<K: Copy + PartialEq> Waits<K> {
-    /// Does somebody wait?
+    /// Whether a request waits.
     #[inline]
     pub(crate) fn is_awaited(&self) -> bool {
         self.waiting.load(Relaxed) != 0
@@ -182,7 +188,8 @@ impl<K: Copy + PartialEq> Waits<K> {
     pub(crate) fn len(&self) -> usize {
         self.waiting.load(Relaxed)
     }
-    /// Does a request of this kind wait? A new one of that kind that may wait lines up behind it before it tries.
+    /// Whether a request of this kind waits. A new request of that kind that may wait lines up behind it before it
+    /// tries.
     pub(crate) fn has(&self, kind: K) -> bool {
         self.is_awaited()
             && self.made().is_some_and(|lines| {
@@ -192,13 +199,13 @@ impl<K: Copy + PartialEq> Waits<K> {
                 is_there
             })
     }
-    /// A request was served while others wait.
+    /// Counts a request that was served while others wait.
     pub(crate) fn note_served(&self) {
         self.served.fetch_add(1, Relaxed);
     }
 
-    /// Something came back: wakes the heads of those kinds for which `is_hopeful` says that there may be enough now. May be
-    /// called in a signal handler, and so may `is_hopeful`, which is called with the lines held.
+    /// Something was freed: wakes the heads of the kinds for which `is_hopeful` says that there may be enough now. A
+    /// signal handler may call this. `is_hopeful` is called with the lines locked, possibly in a signal handler too.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_freed(&self, is_hopeful: &dyn Fn(K) -> bool) {
@@ -214,10 +221,10 @@ impl<K: Copy + PartialEq> Waits<K> {
         }
     }
 
-    /// Lets go of the lines. Before that it wakes requests that have just become a head, and heads for which something came
-    /// back since they were last told; afterwards it looks whether something came back meanwhile, and begins again. `own` is
-    /// the caller's free, if it made one. If that is the only new one, heads that it is too little for sleep on; for a free of
-    /// another thread, which could not get the lines, all heads are woken.
+    /// Unlocks the lines. Before that, it wakes requests that have just become a head, and heads for which something
+    /// was freed since they were last told. Afterwards it checks whether something was freed meanwhile, and begins
+    /// again. `own` is the caller's free, if it made one. If that free is the only new one, heads for which it is too
+    /// little sleep on. If another thread also freed, without getting the lock, all heads are woken.
     fn release<'q>(&self, lines: &'q Lines<K>, mut held: Held<'q, K>, own: Option<Free<'_, K>>) {
         loop {
             // Acquire pairs with the Release in `note_freed`.
@@ -250,9 +257,10 @@ impl<K: Copy + PartialEq> Waits<K> {
         }
     }
 
-    /// The lines, if there are any.
+    /// The lines, if they were made.
     fn made(&self) -> Option<&Lines<K>> {
-        // SAFETY: null, or a box's that goes with `self`, or that the child of a fork has forgotten.
+        // SAFETY: null, or from the box made in `lines`, which is freed only when `self` is dropped. A forked child
+        // sets null.
         unsafe { self.lines.load(Acquire).as_ref() }
     }
 
@@ -261,12 +269,12 @@ impl<K: Copy + PartialEq> Waits<K> {
             return lines;
         }
         let fresh = Box::into_raw(Box::new(Lines { lines: Mutex::new(Vec::new()) }));
-        // Its Release and Acquire pair with each other and with the other loads of it: whoever loses uses the winner's.
+        // The exchange's Release pairs with the Acquire of every load: the loser of a race uses the winner's lines.
         match self.lines.compare_exchange(core::ptr::null_mut(), fresh, SeqCst, Acquire) {
             // SAFETY: as in `made`.
             Ok(_) => unsafe { &*fresh },
             Err(theirs) => {
-                // SAFETY: made above, and nobody saw it.
+                // SAFETY: made above, and the exchange failed, so no other thread saw it.
                 drop(unsafe { Box::from_raw(fresh) });
                 // SAFETY: as in `made`.
                 unsafe { &*theirs }
@@ -274,9 +282,10 @@ impl<K: Copy + PartialEq> Waits<K> {
         }
     }
 
-    /// Waits for its turn among its kind, then calls `attempt` whenever something came back or [`LOOK_AGAIN`] passed, until that
-    /// brings something or `patience` ends. With `turns` it also ends when `attempt` has failed so many times, or when it has
-    /// stood behind others for as many times [`LOOK_AGAIN`]. `attempt` is told whether the request was overtaken often.
+    /// Waits for its turn in the line of its kind. Then calls `attempt` whenever something was freed or [`LOOK_AGAIN`]
+    /// passed, until it returns something or `patience` ends. With `turns`, the wait also ends once `attempt` has
+    /// failed that many times, or once the request has stood behind others for that many times [`LOOK_AGAIN`].
+    /// `attempt` is told whether the request was overtaken often.
     pub(crate) fn wait<T>(
         &self,
         kind: K,
@@ -285,8 +294,8 @@ impl<K: Copy + PartialEq> Waits<K> {
         mut attempt: impl FnMut(bool) -> Option<T>,
     ) -> Option<T> {
         let start = Instant::now();
-        // A request with a bounded number of tries waits behind others no longer than those would take: the head may never
-        // give up, and may lack just those pages that the threads behind it hold.
+        // A request with a bounded number of attempts waits behind others no longer than those attempts would take: the
+        // head may never give up, and may lack exactly the pages that the threads behind it hold.
         let in_line_until = turns.map(|turns| start + LOOK_AGAIN * turns);
         let lines = self.lines();
         let seat = Arc::new(Seat { thread: current(), is_head: AtomicBool::new(false) });
@@ -296,8 +305,8 @@ impl<K: Copy + PartialEq> Waits<K> {
             Some(line) => line.seats.push_back(seat.clone()),
             None => held.push(Line { kind, seats: VecDeque::from([seat.clone()]) }),
         }
-        // Added with the lines held, so whoever reads the number and then takes the lines finds all these seats. SeqCst: from
-        // now on lists stay shut and frees are noted, before this request tries.
+        // Counted with the lines locked: a thread that reads the number and then locks the lines finds all these seats.
+        // SeqCst: from now on lists stay shut and frees are noted, before this request makes its first attempt.
         self.waiting.fetch_add(1, SeqCst);
         let leave = Leave { waits: self, lines, seat: &seat, kind, stamp: Stamp::here(), patience, start };
         self.release(lines, held, None);
@@ -317,7 +326,7 @@ impl<K: Copy + PartialEq> Waits<K> {
                     break None;
                 }
             } else if in_line_until.is_some_and(|end| Instant::now() >= end) {
-                // The head may be in a shrinker's hands, while what it waits for came back.
+                // The head may be busy in a shrinker while its memory was freed.
                 break attempt(false);
             }
             let is_head = seat.is_head.load(Acquire);
@@ -334,7 +343,8 @@ impl<K: Copy + PartialEq> Waits<K> {
         got
     }
 
-    /// In the child of a fork: nobody waits, and the thread that held the lines is not there. Called before anything else there.
+    /// In a forked child: no thread waits, and the thread that held the lock does not exist. The child calls this
+    /// before anything else.
     pub(crate) fn forget_after_fork(&self) {
         self.lines.store(core::ptr::null_mut(), Relaxed);
         self.waiting.store(0, Relaxed);
@@ -345,13 +355,13 @@ impl<K> Drop for Waits<K> {
     fn drop(&mut self) {
         let lines = self.lines.load(Relaxed);
         if !lines.is_null() {
-            // SAFETY: a box's, and nobody waits or frees any more.
+            // SAFETY: from the box made in `lines`; `self` is dropped, so no thread waits or frees through it.
             drop(unsafe { Box::from_raw(lines) });
         }
     }
 }
 
-/// Gives a seat up, however the wait ends; also if an attempt unwinds.
+/// Gives up a seat when the wait ends, also if an attempt unwinds.
 struct Leave<'w, K: Copy + PartialEq> {
     waits: &'w Waits<K>,
     lines: &'w Lines<K>,
@@ -364,7 +374,7 @@ struct Leave<'w, K: Copy + PartialEq> {
 
 impl<K: Copy + PartialEq> Drop for Leave<'_, K> {
     fn drop(&mut self) {
-        // If an attempt forked, the child has forgotten all seats, this one too: see `forget_after_fork`.
+        // If an attempt forked, the child has forgotten all seats, this one included: see `forget_after_fork`.
         if !self.stamp.is_inherited() {
             let mut held = self.lines.lines.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(at) = held.iter().position(|line| line.kind == self.kind) {
@@ -384,8 +394,8 @@ impl<K: Copy + PartialEq> Drop for Leave<'_, K> {
     }
 }
 
-/// Lines under a model checker, over memory that is a number: run with `--cfg shuttle`. No wait times out there, so that a
-/// wake-up that is lost, or a line that holds up another, is a deadlock that shuttle reports.
+/// Tests the lines under a model checker, with memory that is only a number: run them with `--cfg shuttle`. No wait
+/// times out there, so a lost wake-up, or a line that holds up another, is a deadlock that shuttle reports.
 #[cfg(all(test, shuttle))]
 mod shuttle_lines {
     use super::*;
@@ -397,7 +407,7 @@ mod shuttle_lines {
     struct World {
         free: AtomicUsize,
         waits: Waits<usize>,
-        /// Who was served, of those who wait for the same.
+        /// The numbers of the threads served so far, of those that wait for the same.
         served: Mutex<Vec<usize>>,
     }
 
@@ -435,7 +445,7 @@ mod shuttle_lines {
     }
 
     #[test]
-    fn everybody_is_served_whatever_they_lack() {
+    fn every_waiting_request_is_served() {
         check(|| {
             let world = World::new(3);
             let threads: Vec<_> = [[1, 3], [2, 2], [3, 1]]
@@ -455,7 +465,7 @@ mod shuttle_lines {
         });
     }
 
-    /// Nothing ever serves the first, until it is cancelled; all others go on before that.
+    /// Nothing serves the first request, until it is cancelled. All others are served before that.
     #[test]
     fn a_line_that_cannot_be_served_holds_up_no_other() {
         check(|| {
@@ -486,7 +496,7 @@ mod shuttle_lines {
     }
 
     #[test]
-    fn whoever_only_looks_at_the_lines_loses_no_wake_up() {
+    fn a_look_at_the_lines_loses_no_wake_up() {
         check(|| {
             let world = World::new(0);
             let other = world.clone();

@@ -334,7 +334,7 @@ impl Zones {
         self.only.store(if is_same { chosen(0) } else { core::ptr::null_mut() }, Release);
     }
 
-    /// Refuses flags that no arena here can honour.
+    /// Refuses flags that no zone here can honour.
     ///
     /// # Errors
     /// [`Invalid::GfpConflict`](pagemill_core::Invalid::GfpConflict), [`InvalidRequest::GfpUnsupported`].

@@ -164,7 +164,7 @@ fn rings_can_share_a_table_of_buffers() {
     let device = match Device::new(&allocator, buffers.clone()) {
         // It says so, not that the other ring has to give up its own.
         Err(why @ DeviceError::System { errno: libc::EBUSY, .. }) => {
-            assert!(why.to_string().contains("6.13 where arenas come later"), "{why}");
+            assert!(why.to_string().contains("6.13 to add arenas later"), "{why}");
             return println!("skipped: {why}");
         }
         made => within_limit(made),
@@ -181,7 +181,7 @@ fn rings_can_share_a_table_of_buffers() {
         assert_eq!(run(ring, std::slice::from_ref(&entry)), [-libc::EFAULT], "a ring still reaches the memory");
     }
     let why = buffers.clone_to(fd(&third)).unwrap_err();
-    assert!(why.to_string().contains("take from the other ring"), "{why}");
+    assert!(why.to_string().contains("unregister the other ring's buffers"), "{why}");
 }
 
 #[test]
@@ -321,13 +321,13 @@ fn an_arena_above_the_limit_of_a_buffer_is_split() {
 #[test]
 fn refused_tables_of_buffers_say_what_to_do() {
     let why = FixedBuffers::new(File::open("/dev/null").unwrap().as_fd()).unwrap_err();
-    assert!(why.to_string().ends_with("use a descriptor of an io_uring's"), "{why}");
+    assert!(why.to_string().ends_with("use the descriptor of an io_uring"), "{why}");
     let Some(ring) = ring() else { return };
     let why = FixedBuffers::with_entries(fd(&ring), 1 << 15).unwrap_err();
     assert!(why.to_string().contains("ask for 1 to 16384"), "{why}");
     let _buffers = FixedBuffers::new(fd(&ring)).unwrap();
     let why = FixedBuffers::new(fd(&ring)).unwrap_err();
-    assert!(why.to_string().contains("take from the ring the buffers that it has"), "{why}");
+    assert!(why.to_string().contains("unregister the ring's buffers"), "{why}");
     if let Ok(own) = IoUring::builder().setup_single_issuer().build(8) {
         let from_elsewhere = std::thread::scope(|scope| scope.spawn(|| FixedBuffers::new(fd(&own))).join());
         let why = from_elsewhere.unwrap().unwrap_err();

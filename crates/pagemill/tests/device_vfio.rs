@@ -91,7 +91,7 @@ fn vfio_maps_beyond_the_iommu_or_a_limit_are_refused_with_a_reason() {
     let allocator = Allocator::builder().pages(8192).huge_pages(false).build().unwrap();
     let small = VfioMap::new(container.as_fd()).unwrap().with_address_bits(24);
     let why = Device::new(&allocator, small).unwrap_err();
-    assert!(why.to_string().contains("allows no piece of 33554432 bytes"), "{why}");
+    assert!(why.to_string().contains("has no free range of 33554432 bytes"), "{why}");
     // Mapped by somebody else: addresses of one map are not another's to give.
     let other = Device::new(&allocator, VfioMap::new(container.as_fd()).unwrap()).unwrap();
     let why = Device::new(&allocator, VfioMap::new(container.as_fd()).unwrap()).unwrap_err();

@@ -123,12 +123,15 @@ fn new_blocks_ascend_and_the_last_one_freed_is_reused_first() {
 fn impossible_block_sizes_are_refused_with_a_reason() {
     let device = Device::new(&allocator(64), Identity).unwrap();
     let refused = |size, align, boundary| DmaPool::create("x", &device, size, align, boundary).unwrap_err().to_string();
-    assert_eq!(refused(0, 0, 0), "blocks of 0 bytes: take 1 to 1073741824");
-    assert_eq!(refused(usize::MAX, 0, 0), format!("blocks of {} bytes: take 1 to 1073741824", usize::MAX));
-    assert!(refused(64, 48, 0).starts_with("an alignment of 48: take a power of two"));
+    assert_eq!(refused(0, 0, 0), "blocks of 0 bytes are not possible: a block has 1 to 1073741824 bytes");
+    assert_eq!(
+        refused(usize::MAX, 0, 0),
+        format!("blocks of {} bytes are not possible: a block has 1 to 1073741824 bytes", usize::MAX)
+    );
+    assert!(refused(64, 48, 0).starts_with("an alignment of 48 is not possible: it must be a power of two"));
     assert!(refused(64, 1 << 40, 0).starts_with("an alignment of 1099511627776"));
-    assert!(refused(64, 0, 100).starts_with("a boundary of 100 for blocks of 64 bytes"));
-    assert!(refused(100, 64, 64).starts_with("a boundary of 64 for blocks of 128 bytes"));
+    assert!(refused(64, 0, 100).starts_with("a boundary of 100 is not possible for blocks of 64 bytes"));
+    assert!(refused(100, 64, 64).starts_with("a boundary of 64 is not possible for blocks of 128 bytes"));
     let scattered = Device::new(&allocator(64), backwards()).unwrap();
     let refused = DmaPool::create("x", &scattered, 8192, 0, 0).unwrap_err();
     assert_eq!(refused, DeviceError::Scattered { size: 8192 });
@@ -172,7 +175,7 @@ fn impossible_device_maps_are_refused_and_unmapped() {
         device.map(|device| device.address_of(allocator.arenas()[0].range.end - 1).map(DeviceAddr::get))
     };
     for (says, words) in [
-        (pages(63), "the device's map gave 63 addresses for 64 pages; have it give one for each"),
+        (pages(63), "the device's map gave 63 addresses for 64 pages; it must give one for each"),
         (pages(0), "the device's map gave 0 addresses for 64 pages"),
         (pages(65), "the device's map gave 65 addresses for 64 pages"),
         (Mapped::Linear(last_page), "262144 bytes at 0xfffffffffffff000 reach beyond the last address"),

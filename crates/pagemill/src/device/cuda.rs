@@ -1,14 +1,14 @@
-//! A GPU that reaches host memory, through the CUDA driver.
+//! A GPU that accesses host memory, through the CUDA driver.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, refuse_inherited};
 use crate::process::Stamp;
 use core::ops::Range;
 use pagemill_os::device::cuda::{Cuda as Context, CudaError};
 
-/// Arenas are registered with the CUDA driver (`cuMemHostRegister`): kernels on a GPU read and write their pages at the
-/// addresses that it gives, and copies to and from there need no second buffer.
+/// Registers arenas with the CUDA driver (`cuMemHostRegister`). Kernels on a GPU read and write their pages at the
+/// device addresses, and copies to and from them need no second buffer.
 ///
-/// The driver is loaded when this is made; nothing of it is needed to build. Registering an arena commits all of it, and the
-/// driver keeps it in place. The registration is for all contexts of the process. Needs the feature `cuda`.
+/// The driver is loaded when this is made; the build needs nothing of it. Registering an arena commits all of it, and
+/// the driver keeps it in place. The registration is valid in all contexts of the process. Needs the feature `cuda`.
 ///
 /// ```
 /// use pagemill::{Allocator, Cuda, Device, Gfp};
@@ -24,12 +24,12 @@ use pagemill_os::device::cuda::{Cuda as Context, CudaError};
 #[derive(Debug)]
 pub struct Cuda {
     context: Context,
-    /// The process that made it: the driver does not work in the child of a fork.
+    /// The fork [generation](process) that made it: the driver does not work in a forked child.
     stamp: Stamp,
 }
 
 impl Cuda {
-    /// In the context that is current on this thread, or where none is in the first GPU's primary one.
+    /// Uses the context that is current on this thread, or the primary context of the first GPU if there is none.
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] if there is no driver or no GPU.
@@ -37,13 +37,14 @@ impl Cuda {
         Self::on(0)
     }
 
-    /// In the context that is current on this thread, or where none is in the primary one of the GPU with this number.
+    /// Uses the context that is current on this thread, or the primary context of the GPU with this number if there is
+    /// none.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     ///
     /// ```
-    /// // Nobody has so many.
+    /// // No machine has so many GPUs.
     /// println!("{}", pagemill::Cuda::on(4096).unwrap_err());
     /// ```
     pub fn on(number: i32) -> Result<Self, DeviceError> {
@@ -55,14 +56,15 @@ impl Cuda {
 impl DeviceMap for Cuda {
     unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
         refuse_inherited(self.stamp)?;
-        // SAFETY: the memory stays mapped, as the caller promises; who starts kernels says what they write where.
+        // SAFETY: the memory stays mapped, as the caller promises. The program that starts kernels decides what they
+        // write where.
         let first = unsafe { self.context.register(memory) }.map_err(unavailable)?;
         Ok(Mapped::Linear(DeviceAddr::new(first)))
     }
 
     fn unmap(&self, memory: Range<usize>, _: &Mapped) {
         if !self.stamp.is_inherited() {
-            // It fails only if the context is gone, and then so is what it knew.
+            // Fails only if the context is destroyed, and then its registrations are gone too.
             let _ = self.context.unregister(memory.start);
         }
     }
@@ -71,9 +73,7 @@ impl DeviceMap for Cuda {
 fn unavailable(why: CudaError) -> DeviceError {
     let next = match why {
         CudaError::NoDriver(_) => "install NVIDIA's driver, or do without a GPU",
-        CudaError::NoDevice { .. } => {
-            "see nvidia-smi for the GPUs that there are, and CUDA_VISIBLE_DEVICES for those to be seen"
-        }
+        CudaError::NoDevice { .. } => "nvidia-smi lists the GPUs, and CUDA_VISIBLE_DEVICES selects the visible ones",
         CudaError::Call { .. } => "see nvidia-smi and the system's log for the driver's state",
     };
     DeviceError::Unavailable { what: why.to_string(), next }

@@ -1,4 +1,4 @@
-//! Physical addresses, from the process's page map.
+//! Physical addresses, read from the process's page map.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
 use crate::process::Stamp;
 use core::ops::Range;
@@ -8,21 +8,23 @@ use pagemill_os::device::pagemap;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Physical addresses, for a device without an IOMMU in front of it, or one that is driven by hand. It needs CAP_SYS_ADMIN:
-/// without it the kernel shows every page in frame 0, and mapping is refused.
+/// Maps memory at its physical addresses, for a device without an IOMMU, or one that a program drives directly. It
+/// needs CAP_SYS_ADMIN: without it the kernel reports frame 0 for every page, and mapping is refused.
 ///
-/// The memory is locked while it is mapped (`mlock`), and each page's address is read once. **That alone does not keep a page
-/// where it is**: the kernel swaps no locked page out, but moves one to another frame when it compacts memory, balances nodes, or
-/// joins pages into one of 2 MiB.
-/// Pages of 2 MiB that were set aside ([`Memory::huge_pages`](crate::Memory::huge_pages)) stay; of others the addresses are right
-/// for good only where nothing moves pages: `/proc/sys/vm/compact_unevictable_allowed` and `/proc/sys/kernel/numa_balancing`
-/// are 0, the allocator was built with [`huge_pages(false)`](crate::Builder::huge_pages), and no memory is taken offline.
-/// **A fork moves pages too**, of either size: the next write to a private one, by parent or child, goes to a copy in another
-/// frame. A process that drives a device so must not fork while it does. A device that writes to an address that is no longer right writes over somebody else's
-/// memory. Behind an IOMMU use [`VfioMap`](crate::VfioMap), which pins.
+/// The memory is locked while it is mapped (`mlock`), and each page's address is read once. **That alone does not keep
+/// a page at its address.** The kernel does not swap a locked page out, but it moves one to another frame when it
+/// compacts memory, balances nodes, or collapses pages into one of 2 MiB. Reserved pages of 2 MiB
+/// ([`Memory::huge_pages`](crate::Memory::huge_pages)) do not move. The addresses of other pages stay valid only if
+/// nothing moves pages: `/proc/sys/vm/compact_unevictable_allowed` and `/proc/sys/kernel/numa_balancing` are 0, the
+/// allocator was built with [`huge_pages(false)`](crate::Builder::huge_pages), and no memory is taken offline.
 ///
-/// A page's address says nothing of the next one's: a block above order 0 need not be contiguous physically, unless it lies in
-/// one page of 2 MiB.
+/// **A fork moves pages too**, of either size: the next write to a private page, by parent or child, goes to a copy in
+/// another frame. A process that drives a device in this way must not fork meanwhile. A device that writes to an
+/// outdated address overwrites memory of other owners. Behind an IOMMU use [`VfioMap`](crate::VfioMap), which pins
+/// pages.
+///
+/// Neighbouring pages have unrelated addresses: a block above order 0 may not be contiguous physically, unless it lies
+/// within one page of 2 MiB.
 ///
 /// ```
 /// use pagemill::{Allocator, Device, Gfp, Physical};
@@ -32,22 +34,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 ///         let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
 ///         assert_eq!(device.address_of(page.addr() + 100).unwrap().get() % 4096, 100);
 ///     }
-///     Err(why) => println!("{why}"), // says what to do
+///     Err(why) => println!("{why}"), // the message says what to do
 /// }
 /// ```
 #[derive(Debug, Default)]
 pub struct Physical {
-    /// What is locked for this.
+    /// The ranges that were locked for this map.
     locked: Mutex<Vec<Range<usize>>>,
 }
 
-/// Memory that is locked for devices of this process: the system does not count.
+/// Memory that is locked for devices of this process. Counted here, because the system does not count locks.
 static LOCKED: Mutex<Vec<Locked>> = Mutex::new(Vec::new());
 
 struct Locked {
     memory: Range<usize>,
     devices: usize,
-    /// The process that locked it; the child of a fork has its own memory, which is not locked.
+    /// The fork [generation](process) that locked it. A forked child has its own memory, which is not locked.
     stamp: Stamp,
 }
 
@@ -59,7 +61,7 @@ impl Locked {
         self.memory == *memory && !self.stamp.is_inherited()
     }
 
-    /// Locks memory for one more device. False: somebody else has locked it, who unlocks it.
+    /// Locks memory for one more device. False: other code has locked it before, and will unlock it.
     fn lock(memory: &Range<usize>) -> Result<bool, DeviceError> {
         let mut all = Self::all();
         if let Some(locked) = all.iter_mut().find(|locked| locked.is(memory)) {
@@ -83,7 +85,7 @@ impl Locked {
         Ok(!was_locked)
     }
 
-    /// For one device less.
+    /// Unlocks memory for one device.
     fn unlock(memory: &Range<usize>) {
         let mut all = Self::all();
         let Some(at) = all.iter().position(|locked| locked.is(memory)) else { return };
@@ -96,7 +98,7 @@ impl Locked {
 }
 
 impl Physical {
-    /// Maps nothing yet.
+    /// A map that has mapped nothing yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -123,7 +125,8 @@ impl DeviceMap for Physical {
     }
 }
 
-/// How often the page map is read until each page is somewhere: one that the kernel moves just then is nowhere.
+/// How often the page map is read until every page has an address. A page that the kernel is moving has none for a
+/// moment.
 const LOOKS: usize = 100;
 
 /// The physical address of each page.
@@ -143,7 +146,7 @@ fn addresses(memory: Range<usize>) -> Result<Box<[DeviceAddr]>, DeviceError> {
     })
 }
 
-/// The physical addresses of the pages that have one.
+/// The physical addresses of those pages that have one.
 fn look(memory: Range<usize>) -> Result<Vec<DeviceAddr>, DeviceError> {
     let mut addresses = Vec::with_capacity(memory.len() / PAGE_SIZE);
     let mut is_hidden = false;

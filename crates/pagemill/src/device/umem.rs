@@ -1,4 +1,4 @@
-//! AF_XDP: packets lie in the socket's UMEM, and an address is the offset there.
+//! AF_XDP: packets lie in the socket's UMEM, and a device address is an offset in it.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, keep, refuse_inherited};
 use crate::process::Stamp;
 use core::ops::Range;
@@ -8,27 +8,28 @@ use pagemill_os::Errno;
 use pagemill_os::device::xsk;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// An allocator's one arena becomes the UMEM of an AF_XDP socket: an address is the offset that the socket's rings speak of.
+/// Registers an allocator's only arena as the UMEM of an AF_XDP socket. A device address is the offset that the
+/// socket's rings use.
 ///
 /// A UMEM is one range of memory, so a second arena is refused. The kernel commits all of it, which counts towards
-/// `RLIMIT_MEMLOCK`, and keeps it until the socket is closed: that is why nothing else can be mapped with the same socket
-/// afterwards, and a closed allocator's memory lives on in the kernel as long as the socket does.
+/// `RLIMIT_MEMLOCK`, and keeps it until the socket is closed. So nothing else can be mapped with the same socket
+/// afterwards, and the memory of a closed allocator stays in the kernel as long as the socket is open.
 ///
 /// ```
 /// use pagemill::{Allocator, Device, Gfp, Umem};
 /// use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-/// // SAFETY: a new descriptor, or -1.
+/// // SAFETY: the call returns a new descriptor or -1.
 /// let socket = match unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) } {
 ///     -1 => return println!("no AF_XDP: {}", std::io::Error::last_os_error()),
-///     // SAFETY: nobody else has it.
+///     // SAFETY: nothing else owns the new descriptor.
 ///     socket => unsafe { OwnedFd::from_raw_fd(socket) },
 /// };
 /// let allocator = Allocator::builder().pages(512).build().unwrap();
 /// let device = match Device::new(&allocator, Umem::new(socket.as_fd(), 4096, 256).unwrap()) {
 ///     Ok(device) => device,
-///     Err(why) => return println!("{why}"), // says what to do
+///     Err(why) => return println!("{why}"), // the message says what to do
 /// };
-/// // A chunk for the fill ring: a page.
+/// // A page is one chunk for the fill ring.
 /// let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
 /// let addr = device.address_of(page.addr()).unwrap();
 /// assert_eq!(addr.get() % 4096, 0);
@@ -39,23 +40,23 @@ pub struct Umem {
     socket: OwnedFd,
     chunk: u32,
     headroom: u32,
-    /// The socket has an arena, or had one.
+    /// Whether an arena is, or was, the socket's UMEM.
     is_used: AtomicBool,
-    /// The process that made it.
+    /// The fork [generation](process) that made it.
     stamp: Stamp,
 }
 
 impl Umem {
-    /// For this socket, with chunks of `chunk` bytes: a power of two from 2048 to a page. The first `headroom` bytes of each
-    /// stay free when a packet is received.
+    /// A map for this socket, with chunks of `chunk` bytes: a power of two from 2048 to a page. The first `headroom`
+    /// bytes of each chunk stay free when a packet is received.
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`] for another size of chunks, or no room in them beside the headroom.
+    /// [`DeviceError::Unavailable`] for other sizes of chunk, or if the headroom leaves no room.
     pub fn new(socket: BorrowedFd<'_>, chunk: u32, headroom: u32) -> Result<Self, DeviceError> {
         if !chunk.is_power_of_two() || !(2048..=PAGE_SIZE as u32).contains(&chunk) || headroom >= chunk {
             return Err(DeviceError::Unavailable {
-                what: format!("AF_XDP has no chunks of {chunk} bytes with {headroom} of them free"),
-                next: "ask for chunks of 2048 or 4096 bytes, and less headroom",
+                what: format!("AF_XDP does not support chunks of {chunk} bytes with {headroom} bytes of headroom"),
+                next: "use chunks of 2048 or 4096 bytes, and less headroom",
             });
         }
         let socket = keep(socket, "the socket cannot be kept open")?;
@@ -68,11 +69,12 @@ impl DeviceMap for Umem {
         refuse_inherited(self.stamp)?;
         if self.is_used.swap(true, Relaxed) {
             return Err(DeviceError::Unavailable {
-                what: "an AF_XDP socket has one UMEM, and this one's is another arena".to_owned(),
+                what: "an AF_XDP socket has one UMEM, and this socket's is another arena".to_owned(),
                 next: "use an allocator with one arena, and a socket of its own for each",
             });
         }
-        // SAFETY: the memory stays mapped, as the caller promises; who fills the rings says what is written where.
+        // SAFETY: the memory stays mapped, as the caller promises. The program that fills the rings decides what is
+        // written where.
         unsafe { xsk::register(self.socket.as_fd(), memory, self.chunk, self.headroom) }.map_err(|errno| {
             self.is_used.store(false, Relaxed);
             refusal(errno)
@@ -81,7 +83,7 @@ impl DeviceMap for Umem {
     }
 
     fn unmap(&self, _: Range<usize>, _: &Mapped) {
-        // The kernel lets go of it when the socket is closed.
+        // The kernel releases the UMEM when the socket is closed.
     }
 }
 

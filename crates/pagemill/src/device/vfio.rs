@@ -1,9 +1,12 @@
-//! A PCI device that a process drives: its addresses (IOVAs) are the IOMMU's, which VFIO sets up.
+//! A PCI device that a process drives. Its addresses (IOVAs) are the IOMMU's, which VFIO sets up.
 //!
-//! An arena becomes one piece of IOVAs, so that a page's is the arena's and its distance. Which ones is decided here, on
-//! numbers, from what the kernel allows. Invariants of [`Iovas`]: I1, what is taken lies within one allowed range and
-//! begins and ends at the IOMMU's smallest page. I2, no two pieces overlap. I3, nothing lies below [`LOWEST`]: a driver may
-//! read address 0 as none.
+//! An arena becomes one piece of IOVAs, so a page's IOVA is the arena's plus the page's offset. [`Iovas`] chooses the
+//! piece, on numbers alone, among those that the kernel allows.
+//!
+//! # Invariants of [`Iovas`]
+//! - I1 A taken piece lies within one allowed range, and begins and ends at a multiple of the IOMMU's smallest page.
+//! - I2 No two pieces overlap.
+//! - I3 No piece lies below [`LOWEST`]: a driver may take address 0 for "none".
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, refuse_inherited};
 use crate::process::Stamp;
 use core::ops::{Range, RangeInclusive};
@@ -16,20 +19,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// No IOVA is below this.
 const LOWEST: u64 = 1 << 20;
-/// The largest page of an IOMMU that a piece is aligned for.
+/// Pieces are aligned for pages of an IOMMU up to this size.
 const LARGEST_PAGE: u64 = 1 << 30;
-/// What a kernel before Linux 5.4, which does not tell, allows on each IOMMU of x86-64: 39 bits, less the processor's
-/// interrupts.
+/// The ranges that every IOMMU of x86-64 allows: 39 bits, less the range of interrupts. Used with kernels before Linux
+/// 5.4, which do not report the ranges.
 const USUAL: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=0x7f_ffff_ffff];
 
-/// Arenas get IOVAs in a VFIO container with an IOMMU of Type1; the devices of its groups read and write them.
+/// Gives arenas IOVAs in a VFIO container with an IOMMU of Type1. The devices of the container's groups read and write
+/// them.
 ///
-/// The caller opens `/dev/vfio/vfio`, adds its groups and sets the IOMMU (`VFIO_SET_IOMMU`). Mapping an arena has the kernel
-/// commit all of it and keep it in place (`VFIO_IOMMU_MAP_DMA`), which counts towards `RLIMIT_MEMLOCK`. When the container is
-/// closed, as by the end of the process, the IOMMU stops what its devices still ask for.
+/// The caller opens `/dev/vfio/vfio`, adds its groups and sets the IOMMU (`VFIO_SET_IOMMU`). When an arena is mapped,
+/// the kernel commits all of it and keeps it in place (`VFIO_IOMMU_MAP_DMA`); this counts towards `RLIMIT_MEMLOCK`.
+/// When the container is closed, also by the end of the process, the IOMMU blocks further accesses of its devices.
 ///
-/// Arenas get the lowest addresses that are free, in their order: those of [`Memory::dma32`](crate::Memory::dma32) come below
-/// 4 GiB if they are the allocator's first.
+/// Arenas get the lowest free addresses, in their order. So the arenas of [`Memory::dma32`](crate::Memory::dma32) lie
+/// below 4 GiB if they are the allocator's first.
 ///
 /// ```
 /// use pagemill::VfioMap;
@@ -38,34 +42,34 @@ const USUAL: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=0x7f_fff
 ///     Ok(container) => container,
 ///     Err(_) => File::open("/dev/null").unwrap(), // no VFIO here
 /// };
-/// // Nothing was set up: it says what is missing.
+/// // No group was added: the message says what is missing.
 /// println!("{}", VfioMap::new(container.as_fd()).unwrap_err());
 /// ```
 #[derive(Debug)]
 pub struct VfioMap {
     container: OwnedFd,
     iovas: Mutex<Iovas>,
-    /// The process that made it: a child of a fork leaves its parent's device alone.
+    /// The fork [generation](process) that made it: a forked child does not touch its parent's device.
     stamp: Stamp,
 }
 
 impl VfioMap {
-    /// Maps for the devices of `container`, which is kept open for as long as this is there. All that is mapped in a
-    /// container is to be mapped by one `VfioMap`: it does not know of other pieces.
+    /// A map for the devices of `container`, which stays open as long as the map exists. All mappings of a container
+    /// must be made by one `VfioMap`, which does not know of others.
     ///
     /// # Errors
-    /// [`DeviceError::System`] if it is no container or has no IOMMU yet; [`DeviceError::Unavailable`] if the IOMMU has no
-    /// pages as small as [`PAGE_SIZE`].
+    /// [`DeviceError::System`] if the descriptor is not a container, or the container has no IOMMU yet.
+    /// [`DeviceError::Unavailable`] if the IOMMU's smallest page is above [`PAGE_SIZE`].
     pub fn new(container: BorrowedFd<'_>) -> Result<Self, DeviceError> {
         let asked = vfio::iommu(container).map_err(|errno| DeviceError::System {
-            what: "VFIO does not tell what the IOMMU can do (VFIO_IOMMU_GET_INFO)",
+            what: "VFIO does not report what the IOMMU can do (VFIO_IOMMU_GET_INFO)",
             errno: errno.0,
             next: "open /dev/vfio/vfio, add a group that is bound to vfio-pci, and set its IOMMU to Type1 first",
         })?;
         let page = asked.page_sizes & asked.page_sizes.wrapping_neg();
         if page == 0 || page > PAGE_SIZE as u64 {
             return Err(DeviceError::Unavailable {
-                what: format!("the IOMMU's smallest page has {page} bytes, and Pagemill's have {PAGE_SIZE}"),
+                what: format!("the IOMMU's smallest page has {page} bytes, and Pagemill's pages have {PAGE_SIZE}"),
                 next: "use another machine, or a kernel built for pages of 4 KiB",
             });
         }
@@ -74,8 +78,8 @@ impl VfioMap {
         Ok(Self { container, iovas: Mutex::new(iovas), stamp: Stamp::here() })
     }
 
-    /// For devices that can say no address of more than so many bits: all IOVAs are below. Without this the IOMMU alone
-    /// decides; the lowest addresses are taken first.
+    /// Keeps all IOVAs below 2^bits, for devices that support no longer addresses. Without this call only the IOMMU
+    /// limits them. The lowest addresses are used first in either case.
     ///
     /// ```
     /// # use pagemill::{Allocator, VfioMap};
@@ -103,11 +107,12 @@ impl DeviceMap for VfioMap {
         let len = memory.len() as u64;
         let Some(iova) = self.iovas().take(len) else {
             return Err(DeviceError::Unavailable {
-                what: format!("the IOMMU allows no piece of {len} bytes that is still free"),
+                what: format!("the IOMMU has no free range of {len} bytes"),
                 next: "use smaller arenas, or unmap what is not needed",
             });
         };
-        // SAFETY: the memory stays mapped, as the caller promises; who drives the device says what it writes where.
+        // SAFETY: the memory stays mapped, as the caller promises. The program that drives the device decides what it
+        // writes where.
         match unsafe { vfio::map_dma(self.container.as_fd(), memory, iova) } {
             Ok(()) => Ok(Mapped::Linear(DeviceAddr::new(iova))),
             Err(errno) => {
@@ -122,14 +127,14 @@ impl DeviceMap for VfioMap {
         if self.stamp.is_inherited() {
             return; // They are the parent's.
         }
-        // What cannot be unmapped stays taken: nothing else gets an address that leads to this memory.
+        // A piece that cannot be unmapped stays taken: no other arena may get an address that leads to this memory.
         if vfio::unmap_dma(self.container.as_fd(), iova.get(), memory.len() as u64) == Ok(memory.len() as u64) {
             self.iovas().give(iova.get());
         }
     }
 }
 
-/// Why the kernel does not map an arena, and what to do.
+/// The error for a refusal to map an arena, with what to do.
 fn refusal(errno: Errno) -> DeviceError {
     let next = match errno {
         Errno::ENOMEM => {
@@ -143,12 +148,12 @@ fn refusal(errno: Errno) -> DeviceError {
     DeviceError::System { what: "VFIO does not map an arena (VFIO_IOMMU_MAP_DMA)", errno: errno.0, next }
 }
 
-/// Which IOVAs may be taken, and which are.
+/// The IOVAs that are allowed, and those that are taken.
 #[derive(Debug)]
 struct Iovas {
     allowed: Vec<RangeInclusive<u64>>,
     page: u64,
-    /// First and last address of each piece.
+    /// The first and the last address of each piece.
     taken: BTreeMap<u64, u64>,
 }
 
@@ -157,12 +162,12 @@ impl Iovas {
         Self { allowed: allowed.to_vec(), page, taken: BTreeMap::new() }
     }
 
-    /// None above `last` any more.
+    /// Allows no address above `last` any more.
     fn cut(&mut self, last: u64) {
         self.allowed = self.allowed.iter().map(|range| *range.start()..=last.min(*range.end())).collect();
     }
 
-    /// The lowest free piece, aligned as large pages need it where there is one.
+    /// Takes the lowest free piece, aligned for large pages if there is such a piece.
     fn take(&mut self, len: u64) -> Option<u64> {
         let len = len.checked_next_multiple_of(self.page).filter(|&len| len > 0)?;
         let mut align = (1 << len.ilog2()).clamp(self.page, LARGEST_PAGE.max(self.page));
@@ -183,7 +188,7 @@ impl Iovas {
             let mut first = (*range.start()).max(LOWEST).checked_next_multiple_of(align)?;
             loop {
                 let last = first.checked_add(len - 1).filter(|last| last <= range.end())?;
-                // Of the pieces that begin before the end, the last one: any gap before it is too short.
+                // The last piece that begins before the end. Any gap before that piece is too short.
                 match self.taken.range(..=last).next_back() {
                     Some((_, &end)) if end >= first => first = end.checked_add(1)?.checked_next_multiple_of(align)?,
                     _ => return Some(first),
@@ -206,14 +211,14 @@ mod tests {
     const PAGE: u64 = 4096;
 
     #[test]
-    fn the_lowest_piece_aligned_for_large_pages() {
+    fn the_lowest_piece_is_taken_aligned_for_large_pages() {
         let mut iovas = Iovas::new(&USUAL, PAGE);
         assert_eq!(iovas.take(3 * PAGE), Some(LOWEST));
         assert_eq!(iovas.take(700 * PAGE), Some(2 << 20), "2 MiB and more: on a page of 2 MiB");
         assert_eq!(iovas.take(1 << 30), Some(1 << 30));
-        assert_eq!(iovas.take(1 << 31), Some(0x1_0000_0000), "not over the interrupts at 0xfee00000");
+        assert_eq!(iovas.take(1 << 31), Some(0x1_0000_0000), "not across the interrupts at 0xfee00000");
         iovas.give(1 << 30);
-        assert_eq!(iovas.take(1 << 30), Some(1 << 30), "what came back is taken again");
+        assert_eq!(iovas.take(1 << 30), Some(1 << 30), "a freed piece is taken again");
         assert_eq!(iovas.take(1 << 39), None, "no such piece in 39 bits");
         assert_eq!(iovas.take(0), None);
         iovas.cut(u32::MAX.into());
@@ -261,7 +266,7 @@ mod tests {
                     prop_assert!(out.iter().all(|&(start, end)| last < start || end < first), "overlap at {first:#x}");
                     out.push((first, last));
                 } else {
-                    // Refused: then there is no gap of that size between what is out, at the smallest alignment.
+                    // Refused: there must be no free gap of that size, even at the smallest alignment.
                     let len = len.next_multiple_of(page);
                     let ends = out.iter().map(|piece| piece.1 + 1).chain(allowed.iter().map(|range| *range.start()));
                     for first in ends.map(|end| end.max(LOWEST).next_multiple_of(page)) {

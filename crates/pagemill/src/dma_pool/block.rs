@@ -1,9 +1,10 @@
-//! A block's handle, and what a pool makes of it: one word, which leads to the block and to its pool.
+//! A block's handle: one word, which leads to the block and to its pool.
 //!
-//! The word is the block's address with the pool's number above it. On lists and the stack a block is a number of 32 bits: as
-//! many *grains* (what all addresses of the pool's blocks are multiples of) as it lies beyond a base that the pool chose. So a
-//! subtraction and a shift make the number of a word, whatever order blocks come in, and tell with it whether the block is the
-//! pool's. Blocks that lie too far from the base have a number with [`FAR`] and their place, and are looked up.
+//! The word is the block's address with the pool's number above it. On lists and the stack a block is a 32-bit number:
+//! its distance from a base that the pool chose, in *grains*. A grain is the largest power of two that divides the
+//! addresses of all the pool's blocks, up to a page. So a word becomes a number by a subtraction and a shift, in any
+//! order of blocks, and the result tells whether the block is the pool's. The number of a block that is too far from
+//! the base is [`FAR`] with its place, which is looked up.
 use super::numbers;
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -11,22 +12,22 @@ use core::num::NonZeroU64;
 use core::ops::Range;
 use pagemill_core::PAGE_SIZE;
 
-/// Addresses have 48 bits at most.
+/// Addresses have at most 48 bits.
 const ADDRESS_BITS: u32 = 48;
-/// Set in the number of a block that lies too far away for an offset; its place is below.
+/// Set in the number of a block that is too far away for an offset. The lower bits are its place.
 pub(super) const FAR: u32 = 1 << 31;
 
-/// A block of a [`DmaPool`](crate::DmaPool). It goes back by [`DmaPool::free`](crate::DmaPool::free), or, at more cost, when it is
-/// dropped.
+/// A block of a [`DmaPool`](crate::DmaPool). [`DmaPool::free`](crate::DmaPool::free) frees it. Dropping it frees it
+/// too, at a higher cost.
 ///
 /// ```
 /// use pagemill::{Allocator, Device, DmaBlock, DmaPool, Gfp, Identity};
 /// let device = Device::new(&Allocator::builder().pages(64).build()?, Identity)?;
 /// let pool = DmaPool::create("descriptors", &device, 32, 32, 0)?;
 /// let block = pool.zalloc(Gfp::KERNEL)?;
-/// // SAFETY: the block is ours, of 32 bytes, and no device was told of it yet.
+/// // SAFETY: this code owns the block, which has 32 bytes, and no device knows its address yet.
 /// unsafe { block.as_ptr().cast::<u64>().write(0x1234) };
-/// assert_eq!(pool.device_addr(&block).get(), block.as_ptr() as u64); // what `Identity` makes it
+/// assert_eq!(pool.device_addr(&block).get(), block.as_ptr() as u64); // as `Identity` maps it
 /// assert_eq!(size_of::<Option<DmaBlock>>(), 8);
 /// drop(block);
 /// assert_eq!(pool.stats().in_use, 0);
@@ -36,13 +37,13 @@ pub(super) const FAR: u32 = 1 << 31;
 pub struct DmaBlock(NonZeroU64);
 
 impl DmaBlock {
-    /// The handle of a word.
+    /// Makes a handle from its word.
     ///
     /// # Safety
-    /// It is that of a block of a pool's, which nobody else has.
+    /// The word is that of a pool's block that has no other owner.
     #[inline(always)]
     pub(super) unsafe fn from_word(word: u64) -> Self {
-        // SAFETY: no block is at address 0 (the caller's).
+        // SAFETY: the caller passes the word of a block, and no block is at address 0.
         Self(unsafe { NonZeroU64::new_unchecked(word) })
     }
     #[inline(always)]
@@ -54,7 +55,7 @@ impl DmaBlock {
         ManuallyDrop::new(self).0.get()
     }
 
-    /// Its first byte.
+    /// A pointer to its first byte.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         core::ptr::with_exposed_provenance_mut(addr_of_word(self.word()))
@@ -74,11 +75,11 @@ impl fmt::Debug for DmaBlock {
     }
 }
 
-/// The words behind slots: 0 is empty.
+/// The words behind slots: 0 is an empty slot.
 #[inline(always)]
 pub(super) fn words_of(slots: &mut [Option<DmaBlock>]) -> &mut [u64] {
-    // SAFETY: a handle is transparent over NonZeroU64, whose Option is a u64 with 0 for None. Callers write 0 or words of blocks
-    // that nobody else has.
+    // SAFETY: a handle is transparent over NonZeroU64, whose Option is a u64 with 0 for None. Callers write only 0 or
+    // words of blocks that have no other owner.
     unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast(), slots.len()) }
 }
 
@@ -87,18 +88,19 @@ pub(super) fn addr_of_word(word: u64) -> usize {
     (word & ((1 << ADDRESS_BITS) - 1)) as usize
 }
 
-/// How a pool's blocks become words, and words numbers. A copy of it is what a loop has in registers.
+/// Converts between a pool's words and numbers. It is a small value, so that a loop holds a copy in registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Words {
-    /// The word of number 0: the pool's number above the base. The base lies so that no word of another pool's, nor 0, is one
-    /// of the 2^31 grains from here.
+    /// The word of number 0: the pool's number above the base. The base is chosen so that neither 0 nor another pool's
+    /// word is among the 2^31 grains that follow.
     base: u64,
     /// log2 of a grain.
     grain: u32,
 }
 
 impl Words {
-    /// For the pool of this number, over memory in this range, as a rule: numbers reach as far on both sides.
+    /// For the pool with this number, whose memory is usually in this range. Numbers reach equally far on both sides of
+    /// it.
     pub(super) fn new(number: u16, grain: u32, memory: Range<usize>) -> Self {
         let window = 1usize << (31 + grain);
         let slack = window.saturating_sub(memory.len());
@@ -106,7 +108,7 @@ impl Words {
         Self { base: u64::from(number) << ADDRESS_BITS | start as u64, grain }
     }
 
-    /// The pool's number in its place in a word.
+    /// The pool's number at its place in a word.
     fn above(self) -> u64 {
         self.base >> ADDRESS_BITS << ADDRESS_BITS
     }
@@ -114,7 +116,7 @@ impl Words {
     pub(super) fn at(self, addr: usize) -> u64 {
         self.above() | addr as u64
     }
-    /// Is it a word of this pool?
+    /// Whether the word is one of this pool.
     pub(super) fn is_ours(self, word: u64) -> bool {
         word >> ADDRESS_BITS == self.base >> ADDRESS_BITS
     }
@@ -123,12 +125,13 @@ impl Words {
     pub(super) fn word(self, number: u32) -> u64 {
         self.base + (u64::from(number) << self.grain)
     }
-    /// How many grains a block lies beyond the base: its number, if it is near and the pool's; more than numbers have, if not.
+    /// The distance of a word from the base, in grains. It is the block's number if the block is near and the pool's;
+    /// otherwise it is above all numbers.
     #[inline(always)]
     pub(super) fn grains(self, word: u64) -> u64 {
         word.wrapping_sub(self.base) >> self.grain
     }
-    /// The number of a near block of this pool.
+    /// The number of a near block of this pool; none for other words.
     #[inline(always)]
     pub(super) fn near(self, word: u64) -> Option<u32> {
         let grains = self.grains(word);

@@ -1,29 +1,32 @@
-//! A pool of small blocks that a device finds at an address of its own (the kernel's `dma_pool`).
+//! A pool of small blocks with an address for a device (the kernel's `dma_pool`).
 //!
-//! Pages come from the page allocator, a *unit* of one or a few at a time, and stay until the pool is destroyed (C6.3). A
-//! program has a block as one word, its address and the pool's number; what moves is a number of 32 bits, which is computed
-//! from the word (`block.rs`): between the CPUs' lists, which a block comes from and goes back to as a rule, and one stack that
-//! all CPUs share, a batch at a time (C6.2).
+//! # The way of a request
+//! Pages come from the page allocator, one *unit* of one or a few pages at a time, and stay until the pool is destroyed
+//! (C6.3). A request usually takes a block from this CPU's list, and a free returns it to the list of the CPU that
+//! frees. Batches move between the lists and one stack that all CPUs share (C6.2). A program holds a block as one word:
+//! its address and the pool's number. Lists and the stack hold a block's 32-bit number, which is computed from the word
+//! (`block.rs`).
 //!
-//! Nothing of this lies in the blocks: a device that writes to one after it was freed writes to nobody's list (C6.4).
+//! None of this is stored in the blocks: a device that writes to a freed block corrupts no list (C6.4).
 //!
 //! # Invariants
-//! - D1 A block's number is in one place: on one CPU's list, on the stack, in the hand of one call, or, the block being out,
-//!   nowhere.
-//! - D2 A block that was handed over as a pointer has the state `RAW` until it comes back. It is written by whoever does either,
-//!   without a lock: if two return a block at once, its number is in two places, and a request that finds it while it is out as
-//!   a pointer forgets it. Handles cannot come back twice; their blocks have a state where all are kept, in debug builds and with the
-//!   feature `full-states`.
+//! - D1 A block's number is in one place: on one CPU's list, on the stack, or in the hand of one call. If the block is
+//!   out, its number is nowhere.
+//! - D2 A block that was handed over as a pointer has the state `RAW` until it returns. The threads that hand it over
+//!   and return it write the state, without a lock. If two threads return a block at once, its number is in two places;
+//!   a request that finds the number while the block is out as a pointer discards it. Handles cannot be returned twice.
+//!   Their blocks have a state only if all states are kept: in debug builds and with the feature `full-states`.
 //! - D3 Units are only added.
-//! - D4 The lists of a poisoned pool, and those of a parent in the child of its fork, hold nothing and take nothing, so that
-//!   each call goes the slow way, where that is seen to.
-//! - D5 A pool is there as long as a block of it is out: its number leads to it, and no call is in it when it goes (`numbers.rs`).
+//! - D4 The lists of a poisoned pool are empty and accept nothing, and so are those of a parent's pool in a forked
+//!   child. So each call takes the slow path, which handles these cases.
+//! - D5 A pool exists as long as a block of it is out: its number leads to it, and no call is inside it when it is
+//!   freed (`numbers.rs`).
 //!
 //! # Locks
-//! The number's, which a drop of a block reads, then the stack's, held to move numbers. No page is asked for and no list is
-//! touched while the stack's is.
+//! First the lock of the pool's number, which dropping a block reads; then the stack's, which is held only to move
+//! numbers. No page is requested and no list is touched under the stack's lock.
 //!
-//! The choices, with figures: `docs/adr/0026-the-dma-pool.md`.
+//! The decisions, with figures: `docs/adr/0026-the-dma-pool.md`.
 use crate::build_error::BuildError;
 use crate::device::{Device, DeviceAddr, DeviceError};
 use crate::handle::Block;
@@ -52,31 +55,32 @@ use shape::Shape;
 pub use stats::DmaPoolStats;
 use tables::{FULL, OF_HANDLE, RAW, SAFE, Stack, Tables};
 
-/// The one list of each CPU's that is used: blocks have no mobility.
+/// The list of each CPU that is used. Blocks have no mobility.
 const LIST: Mobility = Mobility::Unmovable;
 
-/// A list holds so many blocks; fewer, down to [`LIST_MIN`], so that they are no more than a MiB. Half of them go to the stack and
-/// come from there at once. A round of the lock, some 40 ns, is 0.2 ns for each of 256 blocks; a list of 512 is 2 KiB, which stays in
-/// the first cache.
+/// The most blocks on a list; for large blocks fewer, down to [`LIST_MIN`], so that they take at most one MiB. Half of
+/// a list moves to or from the stack at once. One round of the lock takes some 40 ns, which is 0.2 ns for each of 256
+/// blocks; a list of 512 numbers is 2 KiB and stays in the first-level cache.
 const LIST_MAX: usize = 512;
 const LIST_MIN: usize = 256;
 
-/// What a poisoned block holds while it is free, and when it is handed out: the kernel's `POOL_POISON_FREED` and
+/// The bytes of a poisoned block while it is free and when it is handed out: the kernel's `POOL_POISON_FREED` and
 /// `POOL_POISON_ALLOCATED`.
 const POISON_FREE: u8 = 0xa7;
 const POISON_OUT: u8 = 0xa9;
 
-/// Blocks of one size with a device address each. Any thread may take and return them; not a signal handler.
+/// A pool of blocks of one size, each with a device address. Any thread may allocate and free; a signal handler may
+/// not.
 ///
-/// A pool that is dropped with blocks out leaves its pages as they are for ever, mapped for the device, and says so to
-/// [`on_misuse`](crate::on_misuse); [`destroy`](Self::destroy) tells how many. In the child of a fork it is the parent's: it
-/// hands out nothing there, and has nothing by its statistics.
+/// If a pool is dropped with blocks out, its pages stay for ever, mapped for the device, and
+/// [`on_misuse`](crate::on_misuse) is told; [`destroy`](Self::destroy) returns the number of blocks instead. In a
+/// forked child, a pool is still the parent's: it hands out nothing there, and its statistics show no blocks.
 ///
 /// ```
 /// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
 /// let allocator = Allocator::builder().pages(1024).build()?;
 /// let device = Device::new(&allocator, Identity)?;
-/// // Lists of page addresses for a drive: 256 bytes each, none across a page.
+/// // Lists of page addresses for a drive: 256 bytes each, and none crosses a page.
 /// let pool = DmaPool::create("prp list 256", &device, 256, 256, 4096)?;
 /// let mut lists = [const { None }; 64];
 /// assert_eq!(pool.alloc_bulk(Gfp::KERNEL, &mut lists)?, 64);
@@ -87,36 +91,37 @@ const POISON_OUT: u8 = 0xa9;
 /// ```
 pub struct DmaPool(ManuallyDrop<Arc<Pool>>);
 
-/// What the pool's handle leads to; a device's listing of its pools does too.
+/// The pool behind its handle. A device's list of pools refers to it too.
 pub(crate) struct Pool {
     lists: PerCpu,
     words: Words,
-    /// Was a block ever handed over as a pointer? Only then is there one that a request must not hand out (D2).
+    /// Whether a block was ever handed over as a pointer. Only then may a request find a block that it must not hand
+    /// out (D2).
     has_raw: AtomicBool,
     shape: Shape,
     number: Number,
-    /// The process that it is of.
+    /// The fork generation that it was made in.
     stamp: Stamp,
     is_poisoned: bool,
-    /// How many blocks a list holds.
+    /// The most blocks on a list.
     limit: usize,
     misused: AtomicU64,
     name: String,
-    /// Goes before the tables.
+    /// Declared before the tables, so that it is dropped first.
     shared: Mutex<Shared>,
     tables: Tables,
-    /// Goes last: it unmaps.
+    /// Declared last, so that it is dropped last: that may unmap the memory.
     device: Device,
 }
 
 /// What the lock guards.
 struct Shared {
-    /// Free blocks in `stack[..free]`; garbage above.
+    /// The numbers of free blocks are `stack[..free]`. The rest is garbage.
     stack: Stack,
     free: usize,
-    /// The most that `free` was.
+    /// The largest value that `free` had.
     free_max: usize,
-    /// All blocks.
+    /// The number of all blocks.
     blocks: usize,
     units: Vec<Block>,
 }
@@ -124,30 +129,30 @@ struct Shared {
 #[cold]
 #[inline(never)]
 fn not_of(name: &str) -> ! {
-    panic!("the block is not of the pool {name}")
+    panic!("the block does not belong to the pool {name}")
 }
 
-/// From the first byte of the device's memory to the last.
+/// The range from the first byte of the device's memory to the last.
 fn memory_of(device: &Device) -> Range<usize> {
     let arenas = device.allocator().arenas();
     let start = arenas.iter().map(|arena| arena.range.start).min().unwrap_or(0);
     start..arenas.iter().map(|arena| arena.range.end).max().unwrap_or(start)
 }
 
-/// Without leaving off at the first that is not, which would take longer.
+/// Does not stop at the first word that is not empty: that would take longer.
 #[inline(always)]
 fn are_empty(words: &[u64]) -> bool {
     words.iter().fold(0, |all, word| all | word) == 0
 }
 
 impl DmaPool {
-    /// A pool of blocks of `size` bytes, at addresses that are multiples of `align` (0 for any), none across a multiple of
-    /// `boundary` (0 for no such bounds). A size is at least 16, and a multiple of the alignment. A block of up to a page lies
-    /// in one page in any case. The pool begins without any block.
+    /// Creates a pool of blocks of `size` bytes. Their addresses are multiples of `align` (0 for any), and no block
+    /// crosses a multiple of `boundary` (0 for no boundary). A size is at least 16 bytes, and is rounded up to a
+    /// multiple of the alignment. A block of up to a page always lies in one page. The pool has no blocks at first.
     ///
     /// # Errors
-    /// [`DeviceError`]'s `Size`, `Align`, `Boundary` and `Scattered` for what no block can be; `Memory` if the system has no
-    /// address space for the pool's tables. [`DeviceError::Forked`].
+    /// [`DeviceError`]'s `Size`, `Align`, `Boundary` and `Scattered` for impossible blocks; `Memory` if the system has
+    /// no address space for the pool's tables. [`DeviceError::Forked`].
     pub fn create(
         name: &str,
         device: &Device,
@@ -158,8 +163,8 @@ impl DmaPool {
         Self::new(name, device, Shape::new(size, align, boundary, device.is_linear())?, false, memory_of(device))
     }
 
-    /// The same, for finding who writes to blocks that it has freed: they are filled as they come back, and looked at as they
-    /// are handed out again. What was written is told to [`on_misuse`](crate::on_misuse) and counted.
+    /// The same, for finding code that writes to freed blocks. Freed blocks are filled with a pattern, which is checked
+    /// when they are handed out again. A write is reported to [`on_misuse`](crate::on_misuse) and counted.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -171,7 +176,7 @@ impl DmaPool {
     /// let block = pool.alloc(Gfp::KERNEL)?;
     /// let stale = block.as_ptr();
     /// pool.free(block).unwrap();
-    /// // SAFETY: mapped memory; as a device would that was told of the block and not that it is gone.
+    /// // SAFETY: the memory is mapped. This plays a device that does not know that the block was freed.
     /// unsafe { stale.write(0) };
     /// let again = pool.alloc(Gfp::KERNEL)?;
     /// assert_eq!((again.as_ptr(), pool.stats().misused), (stale, 1));
@@ -188,7 +193,7 @@ impl DmaPool {
         Self::new(name, device, Shape::new(size, align, boundary, device.is_linear())?, true, memory_of(device))
     }
 
-    /// One whose blocks lie in `memory`, as a rule.
+    /// A pool whose blocks usually lie in `memory`.
     fn new(
         name: &str,
         device: &Device,
@@ -200,7 +205,8 @@ impl DmaPool {
             return Err(DeviceError::Forked);
         }
         let allocator = device.allocator();
-        // All that the allocator has, and as much again if it grows; less where numbers of 31 bits end (the last one of them means no block).
+        // Room for all memory of the allocator, and as much again if it grows. Numbers of 31 bits are the limit; the
+        // last of them means no block.
         let units = ((2 * allocator.managed_pages().get()) >> shape.order_least.get())
             .clamp(64, ((1 << 31) - 1) >> shape.shift);
         let (tables, stack) = Tables::new(units, &shape)?;
@@ -230,15 +236,15 @@ impl DmaPool {
     pub fn name(&self) -> &str {
         &self.0.name
     }
-    /// A block's bytes.
+    /// The size of a block in bytes.
     pub fn size(&self) -> usize {
         self.0.shape.size
     }
 
-    /// Where the device finds a block's first byte.
+    /// The device's address of a block's first byte.
     ///
     /// # Panics
-    /// If the block is another pool's.
+    /// If the block belongs to another pool.
     #[inline]
     pub fn device_addr(&self, block: &DmaBlock) -> DeviceAddr {
         let pool = &**self.0;
@@ -249,15 +255,15 @@ impl DmaPool {
         }
     }
 
-    /// One block. Its contents are unspecified, unless `gfp` has [`Gfp::ZERO`].
+    /// Allocates one block. Its contents are unspecified, unless `gfp` has [`Gfp::ZERO`].
     ///
     /// # Errors
-    /// Where the pool has none free and has to grow: [`DeviceError::Memory`] with the page allocator's, the device's if it
-    /// cannot map the page. [`DeviceError::Forked`].
+    /// If the pool has no free block and must grow: [`DeviceError::Memory`] with the page allocator's error, or the
+    /// device's error if it cannot map the page. [`DeviceError::Forked`].
     #[inline(always)]
     pub fn alloc(&self, gfp: Gfp) -> Result<DmaBlock, DeviceError> {
         let pool = &**self.0;
-        // A number until the end, in a register: a block that goes through memory is waited for.
+        // It stays a number, in a register, until the end: a block that goes through memory would be waited for.
         let number = match pool.pop() {
             Some(number) => number,
             None => pool.pop_slow(gfp)?,
@@ -266,11 +272,11 @@ impl DmaPool {
         if gfp.contains(Gfp::ZERO) {
             pool.zero(word);
         }
-        // SAFETY: it was just taken from the pool.
+        // SAFETY: the block was just taken from the pool, so this call is its only owner.
         Ok(unsafe { DmaBlock::from_word(word) })
     }
 
-    /// One block of zeros.
+    /// Allocates one block of zeros.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -278,15 +284,15 @@ impl DmaPool {
         self.alloc(gfp | Gfp::ZERO)
     }
 
-    /// Fills the empty slots, all of them or none; returns how many those were. Blocks of one unit come in ascending order.
+    /// Fills all empty slots, or none. Returns their number. Blocks of one unit come in ascending order.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); the slots are as they were then.
+    /// As [`alloc`](Self::alloc). The slots are unchanged in this case.
     pub fn alloc_bulk(&self, gfp: Gfp, slots: &mut [Option<DmaBlock>]) -> Result<usize, DeviceError> {
         let (pool, words) = (&**self.0, words_of(slots));
         let n = words.len();
         let mut batch = Batch::new();
-        // Empty slots, as a rule, no more than a section brings.
+        // The usual case: all slots are empty, and no more than one section delivers.
         if !gfp.contains(Gfp::ZERO) && (1..=Batch::CAPACITY).contains(&n) && !pool.is_looking() && are_empty(words) {
             pool.lists.pop_n(LIST, n, &mut batch);
             if batch.is_empty() {
@@ -296,17 +302,17 @@ impl DmaPool {
                 if pool.words.fill(words, batch.as_slice()) & FAR == 0 {
                     return Ok(n);
                 }
-                words.fill(0); // Some are far.
+                words.fill(0); // Some blocks are far.
             }
         }
         pool.alloc_bulk_slow(gfp, words, &batch)
     }
 
-    /// Returns a block.
+    /// Frees a block.
     ///
     /// # Errors
-    /// [`Misuse`]: it is another pool's, to which it goes back, or this is the child of a fork. Nothing was changed then (of the
-    /// parent's).
+    /// [`Misuse`]: the block is another pool's, to which it returns, or this is a forked child. This pool, or the
+    /// parent's, is unchanged.
     #[inline(always)]
     pub fn free(&self, block: DmaBlock) -> Result<(), Misuse> {
         let pool = &**self.0;
@@ -319,12 +325,12 @@ impl DmaPool {
         }
     }
 
-    /// Returns what the slots hold and empties them; returns how many blocks that were. Another pool's stays in its
-    /// slot, and is told to [`on_misuse`](crate::on_misuse).
+    /// Frees the blocks in the slots and empties the slots. Returns the number of blocks freed. A block of another pool
+    /// stays in its slot, and is reported to [`on_misuse`](crate::on_misuse).
     pub fn free_bulk(&self, slots: &mut [Option<DmaBlock>]) -> usize {
         let pool = &**self.0;
         let mut freed = 0;
-        // From the last part to the first, so that the first is on top.
+        // From the last chunk to the first, so that the first block is on top of the list.
         for words in words_of(slots).rchunks_mut(Batch::CAPACITY) {
             let mut batch = Batch::new();
             let grains = pool.words.numbers(words, &mut batch);
@@ -342,18 +348,18 @@ impl DmaPool {
         freed
     }
 
-    /// Hands a block over as a pointer, for C or for a device's queue; [`from_raw`](Self::from_raw) or
-    /// [`free_raw`](Self::free_raw) takes it up again.
+    /// Gives up ownership of a block and returns a pointer, for C or for a device's queue. [`from_raw`](Self::from_raw)
+    /// takes ownership again, and [`free_raw`](Self::free_raw) frees the block.
     ///
     /// # Panics
-    /// If the block is another pool's.
+    /// If the block belongs to another pool.
     ///
     /// ```
     /// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
     /// let device = Device::new(&Allocator::builder().pages(64).build()?, Identity)?;
     /// let pool = DmaPool::create("as pointers", &device, 48, 0, 0)?;
     /// let block = pool.into_raw(pool.alloc(Gfp::KERNEL)?);
-    /// // SAFETY: the block is ours; the second is misuse, on purpose.
+    /// // SAFETY: this code owns the block. The second call is deliberate misuse.
     /// let (block, twice) = unsafe { (pool.from_raw(block).unwrap(), pool.from_raw(block)) };
     /// assert!(twice.is_err());
     /// pool.free(block).unwrap();
@@ -365,40 +371,40 @@ impl DmaPool {
             not_of(&pool.name);
         }
         if !pool.has_raw.load(Relaxed) {
-            pool.has_raw.store(true, Relaxed); // Once, since every call reads what lies beside it.
+            pool.has_raw.store(true, Relaxed); // Stored once only: every call reads this cache line.
         }
         let is_ours = pool.tables.change(pool.place_of(block.word()), OF_HANDLE, RAW);
-        assert!(is_ours, "{block:?} has a handle and not its state");
+        assert!(is_ours, "{block:?} has a handle, and a state that contradicts it");
         core::ptr::with_exposed_provenance_mut(addr_of_word(block.into_word()))
     }
 
-    /// Takes up a block again that was handed over as a pointer.
+    /// Takes ownership of a block again that was handed over as a pointer.
     ///
     /// # Errors
-    /// [`Misuse`], saying what is wrong with the address; nothing was changed then.
+    /// [`Misuse`], which says what is wrong with the address. Nothing was changed in this case.
     ///
     /// # Safety
-    /// The caller owns the block: it came from [`into_raw`](Self::into_raw), once.
+    /// The caller owns the block: the pointer came from [`into_raw`](Self::into_raw), and is used once.
     pub unsafe fn from_raw(&self, addr: *mut u8) -> Result<DmaBlock, Misuse> {
         self.0.take_raw(addr.addr(), OF_HANDLE)?;
-        // SAFETY: a block of the pool's that was out as a pointer, which the caller gave up.
+        // SAFETY: the block belongs to the pool and was out as a pointer, and the caller gives up that pointer.
         Ok(unsafe { DmaBlock::from_word(self.0.words.at(addr.addr())) })
     }
 
-    /// Returns a block that was handed over as a pointer.
+    /// Frees a block that was handed over as a pointer.
     ///
     /// # Errors
-    /// [`Misuse`], saying what is wrong with the address; nothing was changed then.
+    /// [`Misuse`], which says what is wrong with the address. Nothing was changed in this case.
     ///
     /// # Safety
-    /// The caller owns the block, and neither it nor the device uses it any more.
+    /// The caller owns the block, and neither the caller nor the device uses it any more.
     ///
     /// ```
     /// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
     /// let device = Device::new(&Allocator::builder().pages(64).build()?, Identity)?;
     /// let pool = DmaPool::create("by address", &device, 48, 0, 0)?;
     /// let block = pool.into_raw(pool.alloc(Gfp::KERNEL)?);
-    /// // SAFETY: the block is ours; the other two are misuse, on purpose.
+    /// // SAFETY: this code owns the block. The first and the last call are deliberate misuse.
     /// unsafe {
     ///     assert!(pool.free_raw(block.wrapping_add(8)).is_err());
     ///     pool.free_raw(block).unwrap();
@@ -413,15 +419,16 @@ impl DmaPool {
         Ok(())
     }
 
-    /// What it has.
+    /// Returns the pool's statistics.
     pub fn stats(&self) -> DmaPoolStats {
         self.0.stats()
     }
 
-    /// Gives its pages back to the allocator. Their arena stays mapped for the device, which must be done with them.
+    /// Frees the pool's pages to the allocator. Their arena stays mapped for the device, which must not use them any
+    /// more.
     ///
     /// # Errors
-    /// [`BlocksOut`] if blocks are out; the pool comes back with it.
+    /// [`BlocksOut`] if blocks are out; it contains the pool.
     pub fn destroy(self) -> Result<(), BlocksOut> {
         match self.0.stats().in_use {
             0 => Ok(()),
@@ -430,7 +437,7 @@ impl DmaPool {
     }
 }
 
-/// [`DmaPool::destroy`] was refused: blocks are out.
+/// The error of [`DmaPool::destroy`]: blocks are still handed out.
 ///
 /// ```
 /// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
@@ -444,9 +451,9 @@ impl DmaPool {
 /// # Ok::<(), pagemill::DeviceError>(())
 /// ```
 pub struct BlocksOut {
-    /// The pool, as it was. If it is dropped with blocks out, its pages stay as they are, mapped for the device.
+    /// The pool, unchanged. If it is dropped with blocks out, its pages stay for ever, mapped for the device.
     pub pool: DmaPool,
-    /// How many blocks are out.
+    /// The number of blocks that are out.
     pub out: usize,
 }
 
@@ -468,7 +475,7 @@ impl Drop for DmaPool {
         if self.0.stamp.is_inherited() {
             return; // The parent's; who held a lock of it is not here.
         }
-        // SAFETY: once, here; not used after.
+        // SAFETY: only `drop` takes it, once, and nothing uses it afterwards.
         let pool = unsafe { ManuallyDrop::take(&mut self.0) };
         let mut entered = numbers::hold(&pool.number);
         let out = pool.stats().in_use;
@@ -476,7 +483,7 @@ impl Drop for DmaPool {
             drop(entered.as_mut().and_then(|entered| entered.take()));
             return;
         }
-        drop(entered); // It is found by its blocks, and leads to their pages, for ever.
+        drop(entered); // Its blocks still find it, and it keeps their pages for ever.
         pool.report(misuse(MisuseKind::PoolInUse { out }, pool.first_addr()));
     }
 }
@@ -493,7 +500,7 @@ impl numbers::TakesBack for Pool {
     }
 }
 
-/// As a device lists it.
+/// The line in the device's list of pools.
 impl fmt::Display for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.stats().fmt(f)
@@ -501,7 +508,7 @@ impl fmt::Display for Pool {
 }
 
 impl Pool {
-    /// The word of a block, by its number.
+    /// The word of the block with this number.
     #[inline(always)]
     fn word(&self, number: u32) -> u64 {
         if number & FAR == 0 { self.words.word(number) } else { self.far_word(number) }
@@ -513,7 +520,7 @@ impl Pool {
         self.words.at(self.tables.addr_of(&self.shape, number & !FAR))
     }
 
-    /// The number of a block, by its word, if it is the pool's.
+    /// The number of the block with this word; none if it is another pool's.
     #[inline(always)]
     fn number(&self, word: u64) -> Option<u32> {
         match self.words.near(word) {
@@ -531,7 +538,7 @@ impl Pool {
         Some(FAR | self.place_of(word))
     }
 
-    /// The place of a block that there is.
+    /// The place of an existing block.
     #[inline]
     fn place_of(&self, word: u64) -> u32 {
         match self.tables.place_at(&self.shape, addr_of_word(word)) {
@@ -555,14 +562,14 @@ impl Pool {
         if self.is_looking() && !self.hand_out(number) { None } else { Some(number) }
     }
 
-    /// Is what is about to be handed out looked at?
+    /// Whether the states of blocks are checked before they are handed out.
     #[inline(always)]
     fn is_looking(&self) -> bool {
         FULL || self.has_raw.load(Relaxed)
     }
 
-    /// Looks at a block in this call's hand, and marks it where all states are kept. False: it has an owner already, since
-    /// somebody freed it twice (D2); it is forgotten.
+    /// Checks a block in this call's hand, and marks it if all states are kept. False: the block has an owner, because
+    /// it was freed twice (D2); the number is discarded.
     #[inline]
     fn hand_out(&self, number: u32) -> bool {
         let word = self.word(number);
@@ -580,11 +587,11 @@ impl Pool {
 
     #[cold]
     fn zero(&self, word: u64) {
-        // SAFETY: the block is in this call's hand.
+        // SAFETY: the block is in this call's hand, so nothing else uses it.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(addr_of_word(word)).write_bytes(0, self.shape.size) };
     }
 
-    /// A block that is out as a pointer gets this state instead; its place.
+    /// Changes the state of a block that is out as a pointer. Returns its place.
     fn take_raw(&self, addr: usize, to: u8) -> Result<u32, Misuse> {
         let found = match self.stamp.is_inherited() {
             false => self.tables.place_at(&self.shape, addr),
@@ -633,7 +640,7 @@ impl Pool {
         let shared = self.lock();
         let pages = shared.units.iter().map(|unit| unit.order().frames() as usize).sum();
         let of_units = shared.units.len() * (size_of::<tables::Unit>() + size_of::<Block>());
-        // Two lines for a list's head and what its sections may write beyond its end.
+        // 128 bytes: two cache lines, for a list's head and for what its sections may write beyond its end.
         let of_lists = opened * (128 + 4 * self.limit);
         let of_states = if self.is_looking() { shared.blocks } else { 0 };
         DmaPoolStats {

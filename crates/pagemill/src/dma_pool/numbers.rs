@@ -1,7 +1,11 @@
-//! Pools by their numbers, by which a block that is dropped finds its pool again (C6.5).
+//! Finds a pool by its number, so that a dropped block returns to its pool (C6.5).
 //!
-//! A number is a pool's until the pool is gone with all of its blocks, and another's then. A pool that was dropped with blocks
-//! out keeps its own for ever.
+//! A pool has its number until the pool and all its blocks are gone; then another pool may get the number. A pool that
+//! was dropped with blocks out keeps its number for ever.
+//!
+//! # Locks
+//! Each number has a lock. A drop of a block holds it for reading, and the drop of a pool for writing, so no call is
+//! inside a pool that is freed (D5). It comes before the stack's lock.
 use crate::device::DeviceError;
 use crate::process::AtomicStamp;
 use core::ptr;
@@ -9,38 +13,39 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
-/// Numbers that there are, 0 not among them.
+/// The number of pool numbers, including 0, which no pool has.
 const NUMBERS: usize = 1 << 16;
 
-/// A bit for each number that a pool has. The child of a fork finds those taken that its parent's pools had, so that it never
-/// waits for the lock of such a one.
+/// A bit for each number that a pool has. In a forked child the numbers of the parent's pools stay taken, so that it
+/// never waits for the lock of one of them.
 static TAKEN: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
 static POOLS: [AtomicPtr<Entry>; NUMBERS] = [const { AtomicPtr::new(ptr::null_mut()) }; NUMBERS];
 
-/// What a block that is dropped does with its pool.
+/// What a dropped block calls in its pool.
 pub(super) trait TakesBack: Send + Sync {
-    /// Takes a block back by its word; reports misuse on the way.
+    /// Frees a block by its word, and reports misuse.
     fn take_back(&self, word: u64);
 }
 
-/// A number's pool. Made with the number's first pool, and kept for the next one.
+/// The pool of a number. Made for the number's first pool, and kept for the next one.
 struct Entry {
-    /// The process that the pool is of.
+    /// The process of the pool.
     stamp: AtomicStamp,
-    /// Read while a block goes back; written when the pool goes, so that it knows how many of its blocks are out.
+    /// Read while a dropped block is freed; written when the pool is dropped, which then knows how many of its blocks
+    /// are out.
     pool: RwLock<Option<Arc<dyn TakesBack>>>,
 }
 
-/// A pool's number: given back when this is dropped.
+/// A pool's number. Dropping it makes the number free.
 #[derive(Debug)]
 pub(super) struct Number(u16);
 
 impl Number {
-    /// One that no pool has.
+    /// Takes a free number.
     pub(super) fn take() -> Result<Self, DeviceError> {
         take_from(&TAKEN).map(Self).ok_or_else(|| DeviceError::Unavailable {
-            what: format!("this process has {} pools, and has numbers for no more", NUMBERS - 1),
-            next: "destroy some, or keep pools and use them again",
+            what: format!("this process has {} pools, the most that it can number", NUMBERS - 1),
+            next: "destroy some, or reuse pools",
         })
     }
 
@@ -56,14 +61,14 @@ impl Drop for Number {
     }
 }
 
-/// Sets a bit that is not set, and is not bit 0.
+/// Sets a bit that is not set, and is not bit 0. Returns its number.
 fn take_from(words: &[AtomicU64]) -> Option<u16> {
     for (at, word) in words.iter().enumerate() {
         let reserved = u64::from(at == 0);
         let mut taken = word.load(Relaxed) | reserved;
         while taken != u64::MAX {
             let bit = 1 << taken.trailing_ones();
-            // Acquire pairs with the Release in `Number::drop`: the entry as the last pool left it.
+            // Acquire pairs with the Release in `Number::drop`: the entry is as the last pool left it.
             taken = word.fetch_or(bit, Acquire) | reserved;
             if taken & bit == 0 {
                 return Some((at * 64) as u16 + bit.trailing_zeros() as u16);
@@ -76,16 +81,16 @@ fn take_from(words: &[AtomicU64]) -> Option<u16> {
 fn entry(number: u16) -> Option<&'static Entry> {
     // Acquire pairs with the Release in `enter`.
     let entry = POOLS[usize::from(number)].load(Acquire);
-    // SAFETY: null, or a box's that is kept for ever.
+    // SAFETY: null, or from a box that is never freed.
     unsafe { entry.as_ref() }
 }
 
-/// Has blocks with this number find the pool, which is new and of this process.
+/// Enters a new pool of this process under its number, so that dropped blocks find it.
 pub(super) fn enter(number: &Number, pool: Arc<dyn TakesBack>) {
     let number = number.get();
     let entry = entry(number).unwrap_or_else(|| {
         let entry = Box::leak(Box::new(Entry { stamp: AtomicStamp::here(), pool: RwLock::new(None) }));
-        // Release pairs with the Acquire in `entry`. Nobody else stores: the number is the pool's.
+        // Release pairs with the Acquire in `entry`. No other thread stores here, since the number is this pool's.
         POOLS[usize::from(number)].store(entry, Release);
         entry
     });
@@ -93,13 +98,13 @@ pub(super) fn enter(number: &Number, pool: Arc<dyn TakesBack>) {
     *entry.pool.write().unwrap_or_else(PoisonError::into_inner) = Some(pool);
 }
 
-/// Keeps all blocks of a pool from going back by themselves while it is looked if any is out. Taken out of it, the pool is not
-/// found any more.
+/// Locks a pool's entry, so that no dropped block is freed while the caller checks whether blocks are out. A pool that
+/// is taken out of the entry is not found any more.
 pub(super) fn hold(number: &Number) -> Option<RwLockWriteGuard<'static, Option<Arc<dyn TakesBack>>>> {
     Some(entry(number.get())?.pool.write().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Gives a block back to the pool of this number; not in the child of a fork to one of its parent's.
+/// Frees a dropped block to the pool with this number, unless the pool is that of a forked child's parent.
 pub(super) fn take_back(number: u16, word: u64) {
     let Some(entry) = entry(number).filter(|entry| !entry.stamp.is_inherited()) else { return };
     if let Some(pool) = &*entry.pool.read().unwrap_or_else(PoisonError::into_inner) {
@@ -113,7 +118,7 @@ mod tests {
     use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     #[test]
-    fn each_number_is_taken_once_and_again_when_it_came_back() {
+    fn each_number_is_taken_once_and_again_after_it_is_freed() {
         let words = [const { AtomicU64::new(0) }; 2];
         assert!((1..128).all(|number| take_from(&words) == Some(number)));
         assert_eq!(take_from(&words), None);

@@ -1,35 +1,35 @@
-//! How a pool cuts memory into blocks.
+//! How a pool cuts its units into blocks: sizes, orders and offsets. Policy on numbers alone.
 use crate::device::DeviceError;
 use pagemill_core::{Order, PAGE_SHIFT, PAGE_SIZE};
 
-/// The least that a block is (C6.2).
+/// The smallest size of a block (C6.2).
 const SIZE_MIN: usize = 16;
-/// A unit holds so many blocks, where that takes no more than [`UNIT_MAX`] pages: its entry in the pool's table is shared by
-/// them. At 24 bytes an entry, that is 1.5 bytes a block.
+/// A unit holds at least this many blocks, if that takes no more than a unit of [`UNIT_MAX`]: they share the unit's
+/// entry in the pool's table. At 24 bytes an entry, that is 1.5 bytes a block.
 const SHARERS: usize = 16;
 const UNIT_MAX: Order = match Order::new(4) {
     Ok(order) => order,
     Err(_) => Order::ZERO,
 };
 
-/// Where the blocks of a unit lie: a block of pages, which the pool grows by.
+/// How blocks lie in a unit. A unit is the block of pages by which the pool grows.
 #[derive(Debug)]
 pub(super) struct Shape {
-    /// A block's bytes.
+    /// The size of a block in bytes.
     pub(super) size: usize,
-    /// What its addresses are multiples of.
+    /// Every block's address is a multiple of this.
     pub(super) align: usize,
-    /// What it does not cross: a power of two.
+    /// No block crosses a multiple of this power of two.
     pub(super) boundary: usize,
-    /// Blocks between one boundary and the next.
+    /// The number of blocks between two boundaries.
     in_piece: usize,
-    /// A unit's order, as a rule.
+    /// The usual order of a unit.
     pub(super) order: Order,
-    /// Where there is none of that order.
+    /// The order of a unit if no block of the usual order is free.
     pub(super) order_least: Order,
-    /// log2 of the places that a unit has: as many as the largest has blocks, or more.
+    /// log2 of the number of places in a unit: at least the number of blocks in the largest unit.
     pub(super) shift: u32,
-    /// log2 of what each block's offset in its unit is a multiple of, up to a page.
+    /// log2 of the grain: every block's offset in its unit is a multiple of it. At most a page.
     pub(super) grain: u32,
 }
 
@@ -51,7 +51,8 @@ impl Shape {
             return Err(DeviceError::Boundary { boundary, size });
         }
         let pages = size.div_ceil(PAGE_SIZE).next_power_of_two();
-        // A device may see each page elsewhere; and a block in one page is one entry in whatever list it is named in.
+        // A device may see each page at an unrelated address. Also, a block within one page is one entry in any list of
+        // addresses.
         let boundary = match boundary {
             _ if size <= PAGE_SIZE => {
                 if boundary == 0 {
@@ -77,28 +78,28 @@ impl Shape {
         Ok(shape)
     }
 
-    /// How many blocks a unit of this order holds.
+    /// The number of blocks in a unit of this order.
     pub(super) fn blocks(&self, order: Order) -> usize {
         order.bytes() / self.boundary * self.in_piece + order.bytes() % self.boundary / self.size
     }
 
-    /// Where in a unit the block of this place begins.
+    /// The offset of the block with this place in its unit.
     pub(super) fn offset_of(&self, place: usize) -> usize {
         place / self.in_piece * self.boundary + place % self.in_piece * self.size
     }
 
-    /// The place of the block that begins at this offset in a unit of this order.
+    /// The place of the block that begins at this offset in a unit of this order; none if no block begins there.
     #[inline]
     pub(super) fn place_of(&self, offset: usize, order: Order) -> Option<usize> {
         let in_piece = offset & (self.boundary - 1);
-        // Of 32 bits, since the processor divides those faster.
+        // 32 bits, which the processor divides faster.
         let nth = (in_piece as u32 / self.size as u32) as usize;
         let is_block = nth * self.size == in_piece && nth < self.in_piece && offset + self.size <= order.bytes();
         is_block.then(|| (offset >> self.boundary.trailing_zeros()) * self.in_piece + nth)
     }
 
-    /// What a unit's address at the device has to be a multiple of, so that its blocks are aligned there and cross no
-    /// boundary.
+    /// The device address of a unit must be a multiple of this, so that its blocks are aligned for the device and cross
+    /// no boundary.
     pub(super) fn unit_align(&self, order: Order) -> usize {
         self.align.max(self.boundary.min(order.bytes()))
     }
@@ -117,7 +118,7 @@ mod tests {
         ) {
             let (align, boundary) = (1usize << align, boundary.map_or(0, |log2| 1usize << log2));
             let Ok(shape) = Shape::new(size, align, boundary, is_linear) else {
-                // Refused for a reason.
+                // It must have been refused for one of these reasons.
                 let rounded = size.max(16).next_multiple_of(align);
                 prop_assert!((boundary != 0 && boundary < rounded) || (!is_linear && rounded > 4096));
                 return Ok(());
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn small_blocks_come_by_the_page_and_pages_sixteen_at_a_time() {
+    fn units_are_a_page_for_small_blocks_and_sixteen_pages_for_pages() {
         let order = |size| Shape::new(size, 1, 0, true).unwrap().order.get();
         assert_eq!([16, 64, 256, 512, 1024, 2048, 4096, 8192].map(order), [0, 0, 0, 1, 2, 3, 4, 4]);
         assert_eq!(Shape::new(4096, 1, 0, false).unwrap().order.get(), 0);

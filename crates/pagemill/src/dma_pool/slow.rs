@@ -1,4 +1,5 @@
-//! When a CPU's list is empty or full: to the stack and back, and what the pool grows by. And what is not as it is as a rule.
+//! The pool's slow path: a CPU's list is empty or full, or the pool grows. Blocks move between lists and the stack. Unusual
+//! blocks are handled here too: far ones, foreign ones, and those of poisoned pools.
 use super::block::{FAR, addr_of_word};
 use super::shape::Shape;
 use super::tables::{FULL, OF_HANDLE, SAFE};
@@ -28,8 +29,8 @@ impl Pool {
         }
     }
 
-    /// Half a list's worth from the stack, if this CPU's list is empty: up to `want` of them for the call, in `batch`, the others
-    /// for the list.
+    /// If this CPU's list is empty, takes half a list of numbers from the stack: up to `want` of them into `batch` for
+    /// the call, the others onto the list.
     #[cold]
     #[inline(never)]
     pub(super) fn restock(&self, want: usize, batch: &mut Batch) {
@@ -44,7 +45,8 @@ impl Pool {
         self.stock(&load);
     }
 
-    /// Fills empty slots, wherever they are and however many, first with what the call has taken already.
+    /// Fills any number of empty slots, wherever they are. It uses the numbers in `taken` first, which the call has
+    /// already.
     #[inline(never)]
     pub(super) fn alloc_bulk_slow(&self, gfp: Gfp, words: &mut [u64], taken: &Batch) -> Result<usize, DeviceError> {
         let missing = words.iter().filter(|&&word| word == 0).count();
@@ -70,7 +72,7 @@ impl Pool {
             }
             hand.add(if batch.is_empty() { load.as_slice() } else { batch.as_slice() });
         }
-        hand.have = 0; // The slots have them from here on.
+        hand.have = 0; // From here on the slots own the blocks.
         for (word, &number) in words.iter_mut().filter(|word| **word == 0).zip(&*hand.numbers) {
             if self.is_poisoned {
                 self.check(number);
@@ -83,11 +85,11 @@ impl Pool {
         Ok(missing)
     }
 
-    /// Finds out if somebody wrote to a block while it was free.
+    /// Checks whether a block was written to while it was free.
     #[cold]
     fn check(&self, number: u32) {
-        // SAFETY: the block is in this call's hand: nobody else has it. A device that still writes to it, which is looked for
-        // here, does so beside all that the process does.
+        // SAFETY: the block is in this call's hand, so no other thread of the process uses it. A device that still
+        // writes to it, which this check looks for, does so outside the process.
         let (start, bytes) = unsafe {
             let start = core::ptr::with_exposed_provenance_mut::<u8>(addr_of_word(self.word(number)));
             (start, core::slice::from_raw_parts_mut(start, self.shape.size))
@@ -100,11 +102,12 @@ impl Pool {
 
     fn poison(&self, number: u32) {
         let start = core::ptr::with_exposed_provenance_mut::<u8>(addr_of_word(self.word(number)));
-        // SAFETY: the block is in this call's hand.
+        // SAFETY: the block is in this call's hand, so nothing else uses it.
         unsafe { start.write_bytes(POISON_FREE, self.shape.size) };
     }
 
-    /// A block that lies far, or is not the pool's, or when the list does not take it, or where all states are kept.
+    /// Frees a block that the fast path does not: it is far or foreign, its list does not accept it, or all states are
+    /// kept.
     #[cold]
     #[inline(never)]
     pub(super) fn free_slow(&self, block: DmaBlock) -> Result<(), Misuse> {
@@ -114,7 +117,7 @@ impl Pool {
         self.free_word(block.into_word())
     }
 
-    /// Takes back a block of the pool's that a handle had.
+    /// Frees a block of this pool that a handle owned.
     #[cold]
     pub(super) fn free_word(&self, word: u64) -> Result<(), Misuse> {
         let addr = addr_of_word(word);
@@ -129,7 +132,7 @@ impl Pool {
         Ok(())
     }
 
-    /// A number in this call's hand goes to this CPU's list, or where that is full to the stack.
+    /// Puts a number in this call's hand on this CPU's list, or on the stack if the list is full.
     pub(super) fn give_back(&self, number: u32) {
         if !self.lists.push(LIST, number) {
             let mut one = Batch::new();
@@ -138,7 +141,8 @@ impl Pool {
         }
     }
 
-    /// Takes back what the slots hold, one by one: not the pool's, or empty, or far, or where all states are kept.
+    /// Frees the blocks in slots one by one. Some slots may be empty, or hold foreign or far blocks; or all states are
+    /// kept.
     #[cold]
     #[inline(never)]
     pub(super) fn free_each(&self, words: &mut [u64]) -> usize {
@@ -162,7 +166,8 @@ impl Pool {
         batch.len()
     }
 
-    /// Takes up to `want` numbers off the stack, at least one, the top of it last; grows where it is empty.
+    /// Takes up to `want` numbers off the stack, and at least one. The top of the stack comes last. Grows the pool if
+    /// the stack is empty.
     fn take(&self, gfp: Gfp, want: usize, load: &mut Load) -> Result<(), DeviceError> {
         refuse_inherited(self.stamp)?;
         loop {
@@ -171,7 +176,7 @@ impl Pool {
                 return Ok(());
             }
             if let Err(error) = self.grow(gfp) {
-                // What other CPUs' lists hide.
+                // Other CPUs' lists may have some.
                 let drained = |cpu| {
                     let cpu = CpuId::new(cpu as u32);
                     let list = &self.lists.cpu(cpu).lists[LIST.index()];
@@ -192,7 +197,7 @@ impl Pool {
         shared.free = from;
     }
 
-    /// Puts numbers on this CPU's list, which was empty; what it does not take, back on the stack.
+    /// Puts numbers on this CPU's list, which was empty. Those that it does not accept go back on the stack.
     fn stock(&self, load: &Load) {
         if self.is_poisoned {
             return self.give(load.as_slice());
@@ -205,7 +210,7 @@ impl Pool {
         }
     }
 
-    /// Lists are empty memory until their CPU comes by.
+    /// Opens this CPU's list at its first use. Until then a list takes no memory.
     fn open_here(&self) {
         let list = self.lists.list_here(LIST);
         if list.policy().limit == 0 {
@@ -214,7 +219,7 @@ impl Pool {
         }
     }
 
-    /// Adds a unit (C6.2): its blocks go on the stack so that the first is on top.
+    /// Adds a unit (C6.2). Its blocks go on the stack, the first one on top.
     fn grow(&self, gfp: Gfp) -> Result<(), DeviceError> {
         let pages = self.unit(gfp)?;
         let (addr, order) = (pages.addr(), pages.order());
@@ -229,7 +234,7 @@ impl Pool {
             }
         }
         if self.is_poisoned {
-            // SAFETY: the pages are this call's.
+            // SAFETY: this call just allocated the pages, and owns them.
             unsafe { core::ptr::with_exposed_provenance_mut::<u8>(addr).write_bytes(POISON_FREE, order.bytes()) };
         }
         let blocks = self.shape.blocks(order);
@@ -253,7 +258,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Pages for a unit: of the usual order if they are at hand, else of the least.
+    /// Allocates the pages of a unit: of the usual order if they are free, else of the least order.
     fn unit(&self, gfp: Gfp) -> Result<Block, DeviceError> {
         let allocator = self.device.allocator();
         let Shape { order, order_least, .. } = self.shape;
@@ -265,9 +270,8 @@ impl Pool {
         Ok(allocator.alloc_pages(gfp, order_least)?)
     }
 
-    // ── when it is full ────────────────────────────────────────────────────────────────────────────────────────
-
-    /// This CPU's list does not take a batch: it is made room for, or goes to the stack. False in the child of a fork.
+    /// This CPU's list does not accept a batch: makes room on the list, or puts the batch on the stack. False in a
+    /// forked child.
     #[cold]
     #[inline(never)]
     pub(super) fn overflow(&self, batch: &Batch) -> bool {
@@ -286,7 +290,7 @@ impl Pool {
         true
     }
 
-    /// Half of this CPU's list goes to the stack, its top on top.
+    /// Moves half of this CPU's list to the stack. The top of the list is on top of the stack afterwards.
     fn make_room(&self) {
         self.open_here();
         let mut batches: [Batch; LIST_MAX / 2 / Batch::CAPACITY] = core::array::from_fn(|_| Batch::new());
@@ -311,7 +315,7 @@ impl Shared {
     }
 }
 
-/// Blocks that a call has taken and has not handed out: they go back if it fails or unwinds.
+/// Blocks that a call has taken and not handed out yet. They are freed if the call fails or unwinds.
 struct Hand<'a> {
     pool: &'a Pool,
     numbers: &'a mut [u32],
@@ -319,7 +323,7 @@ struct Hand<'a> {
 }
 
 impl Hand<'_> {
-    /// Adds what was taken from the top of a list or the stack, without what has an owner already (D2).
+    /// Adds numbers from the top of a list or the stack, except those of blocks that have an owner (D2).
     fn add(&mut self, taken: &[u32]) {
         for &number in taken.iter().rev() {
             if !self.pool.is_looking() || self.pool.hand_out(number) {
@@ -346,8 +350,8 @@ mod tests {
     use super::super::shape::Shape;
     use crate::{Allocator, Backend, Device, DeviceError, DmaBlock, DmaPool, Gfp, Identity};
 
-    /// D2: two frees of a block at once leave its number in two places. A request that finds it while it is out as a pointer
-    /// forgets it.
+    /// D2: two frees of a block at once leave its number in two places. A request that finds the number while the block
+    /// is out as a pointer discards it.
     #[test]
     fn a_number_in_two_places_is_handed_out_once() {
         for backend in [Backend::Portable, Backend::Rseq] {
@@ -358,7 +362,7 @@ mod tests {
                 let mut slots: Vec<Option<DmaBlock>> = (0..64).map(|_| None).collect();
                 pool.alloc_bulk(Gfp::KERNEL, &mut slots).unwrap();
                 let raw: Vec<_> = slots.drain(..20).flatten().map(|block| pool.into_raw(block)).collect();
-                // On this CPU's list, where the next ones come from.
+                // They go on this CPU's list, from which the next blocks come.
                 for block in raw.iter().rev() {
                     pool.0.give_back(pool.0.number(pool.0.words.at(block.addr())).unwrap());
                 }
@@ -373,16 +377,16 @@ mod tests {
                 places.sort_unstable();
                 places.dedup();
                 assert_eq!(places.len(), 164, "{backend}, {bulk} a call");
-                // Those that lie deeper wait for whoever comes to them.
+                // Numbers that lie deeper stay until a request finds them.
                 assert!((1..=20).contains(&pool.stats().misused), "{backend}, {bulk} a call: {:?}", pool.stats());
                 assert_eq!(pool.free_bulk(&mut slots) + pool.free_bulk(&mut more), 144);
-                // SAFETY: blocks of the pool's that were given up once.
+                // SAFETY: each block belongs to the pool, and its pointer is given up once, here.
                 raw.into_iter().for_each(|block| unsafe { pool.free_raw(block) }.unwrap());
             }
         }
     }
 
-    /// Blocks that lie too far from each other for offsets of 31 bits: the upper half of the memory, all of it, none.
+    /// Blocks that are too far apart for 31-bit offsets: those in the upper half of the memory, all blocks, none.
     #[test]
     fn far_blocks_come_and_go_beside_near_ones() {
         for (size, boundary) in [(64, 0), (200, 1024), (17, 0), (4096, 0)] {
@@ -415,14 +419,14 @@ mod tests {
                         assert_eq!(pool.0.words.near(block.word()).is_some(), is_near, "{addr:#x} of {arena:x?}");
                     }
                     assert!(places[0] < middle && *places.last().unwrap() >= middle, "on both sides");
-                    // In another order: by pointer, singly, dropped, and in bulk.
+                    // Freed in another order: by pointer, singly, dropped, and in bulk.
                     let half = slots.len() / 2;
                     slots.chunks_mut(7).for_each(<[_]>::reverse);
                     for (nth, block) in slots[..half].iter_mut().filter_map(Option::take).enumerate() {
                         match nth % 3 {
                             0 => pool.free(block).unwrap(),
                             1 => drop(block),
-                            // SAFETY: a block of the pool's that is given up here.
+                            // SAFETY: the block belongs to the pool, and its pointer is given up here.
                             _ => unsafe { pool.free_raw(pool.into_raw(block)) }.unwrap(),
                         }
                     }
@@ -440,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_come_and_go_while_somebody_is_at_all_lists() {
+    fn blocks_come_and_go_while_all_lists_are_held() {
         let pool = DmaPool::create("held", &device(), 64, 0, 0).unwrap();
         pool.0.lists.hold_all();
         for round in 1..4 {
@@ -456,27 +460,27 @@ mod tests {
 
     #[test]
     #[cfg(not(miri))]
-    fn the_child_of_a_fork_waits_for_no_thread_of_its_parent() {
+    fn a_forked_child_waits_for_no_thread_of_its_parent() {
         let device = device();
         let pool = DmaPool::create("parent's", &device, 64, 0, 0).unwrap();
         let block = pool.alloc(Gfp::KERNEL).unwrap();
-        // As if another thread were at it just now.
+        // As if another thread were changing both just now.
         let locked = (pool.0.lock(), device.lock_pools());
-        // SAFETY: the child calls what may be called in the child of a program with threads.
+        // SAFETY: the child calls only functions that are allowed in the child of a multi-threaded program.
         match unsafe { libc::fork() } {
             0 => {
-                // SAFETY: it ends a child that waits.
+                // SAFETY: the alarm ends a child that hangs.
                 unsafe { libc::alarm(30) };
                 let is_right = pool.stats().blocks == 0
                     && device.pools().lines().count() == 1
                     && DmaPool::create("child's", &device, 64, 0, 0).is_err_and(|why| why == DeviceError::Forked)
                     && pool.free(block).is_err();
-                // SAFETY: ends the child without what the parent's exit runs.
+                // SAFETY: ends the child without the parent's exit handlers.
                 unsafe { libc::_exit(if is_right { 0 } else { 1 }) }
             }
             child => {
                 let mut status = 0;
-                // SAFETY: the child made above.
+                // SAFETY: waits for the child forked above.
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
                 assert_eq!(status, 0);
             }

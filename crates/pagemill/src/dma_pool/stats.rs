@@ -1,8 +1,8 @@
-//! What is seen of a pool, and why it was not destroyed.
+//! Statistics of a pool.
 use core::fmt;
 use pagemill_core::PAGE_SIZE;
 
-/// What a pool has (C6.3): the kernel's `pools` file, a line each, is what [`Display`](fmt::Display) prints.
+/// What a pool has (C6.3). [`Display`](fmt::Display) prints a line as in the kernel's `pools` file.
 ///
 /// ```
 /// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
@@ -20,22 +20,24 @@ use pagemill_core::PAGE_SIZE;
 pub struct DmaPoolStats {
     /// The pool's name.
     pub name: String,
-    /// Blocks that are out. Exact while nobody allocates or frees; else those that another call moves at that moment count.
+    /// Blocks that are handed out. Exact while no thread allocates or frees; otherwise blocks that a call is moving
+    /// count too.
     pub in_use: usize,
-    /// Blocks that there are.
+    /// All blocks of the pool.
     pub blocks: usize,
-    /// Bytes of a block.
+    /// The size of a block in bytes.
     pub size: usize,
-    /// Pages that they take.
+    /// The pages that the blocks lie in.
     pub pages: usize,
-    /// Bytes that are in use of what the pool keeps besides: its tables, and the lists of those CPUs that it was used on.
+    /// Bytes of metadata in use: the pool's tables, and the lists of the CPUs that it was used on.
     pub metadata: usize,
-    /// Blocks that came back and were refused, or were written to by somebody while they were free, where that is looked for.
+    /// Blocks that were refused when they were freed. In a poisoned pool, blocks that were written to while free count
+    /// too.
     pub misused: u64,
 }
 
 impl DmaPoolStats {
-    /// Bytes of all that there is of the pool, for each of its blocks.
+    /// Bytes of memory and metadata for each block.
     ///
     /// ```
     /// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};

@@ -1,7 +1,8 @@
-//! What a pool knows of its units and blocks, all of it outside of them: reserved at once, committed by the system as it is
-//! touched.
+//! A pool's tables of units and blocks, outside the blocks. Their address space is reserved at once, and the system
+//! commits it on first touch.
 //!
-//! A block has a *place*: its unit's number, then its place there. States are kept by it, and the device's address is found by it.
+//! A block has a *place*: its unit's number, followed by its place in the unit. The place is the index of its state,
+//! and leads to its device address.
 use super::shape::Shape;
 use crate::build_error::BuildError;
 use crate::device::{DeviceAddr, DeviceError};
@@ -11,19 +12,21 @@ use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize};
 use pagemill_core::{MisuseKind, Order, PAGE_SIZE};
 use pagemill_os::Mapping;
 
-/// Is every block's full state kept? If not, only what was handed over as a pointer is marked.
+/// Whether the full state of every block is kept. If not, only blocks that are out as pointers are marked.
 pub(super) use crate::zone::FULL;
 
-/// States of a block. Free, or, unless all states are kept, a handle's: no safe code can return that twice.
+/// State of a block: free. Blocks that handles own have it too unless all states are kept: safe code cannot free them
+/// twice.
 pub(super) const SAFE: u8 = 0;
-/// It was handed over as a pointer.
+/// State: handed over as a pointer.
 pub(super) const RAW: u8 = 1;
-/// A handle's, where all states are kept.
+/// State: a handle owns it. Only if all states are kept.
 const OWNED: u8 = 2;
-/// What a block becomes that a handle has.
+/// The state of a block that a handle owns.
 pub(super) const OF_HANDLE: u8 = if FULL { OWNED } else { SAFE };
 
-/// Where a unit is, here and for the device. Written once, before any of its blocks is told to anybody; zero before.
+/// The address of a unit, in the process and for the device. Written once, before any of its blocks is handed out; zero
+/// before.
 #[derive(Debug)]
 pub(super) struct Unit {
     /// Its address, with its order in the low bits.
@@ -34,27 +37,28 @@ pub(super) struct Unit {
 impl Unit {
     #[inline]
     fn load(&self) -> (usize, Order) {
-        // Acquire pairs with the Release in `enter`: what else there is of the unit.
+        // Acquire pairs with the Release in `enter`: the unit's other fields are written.
         let word = self.addr.load(Acquire);
         (word & !(PAGE_SIZE - 1), Order::new((word & (PAGE_SIZE - 1)) as u8).unwrap_or(Order::MAX))
     }
 }
 
-/// Room for as many blocks as a pool can have, of which only what is used is committed. It goes before its [`Tables`].
+/// Room for as many numbers as a pool can have blocks. Only the used part is committed. It must be dropped before its
+/// [`Tables`].
 pub(super) type Stack = &'static mut [u32];
 
-/// The tables of a pool, but for the stack of its free blocks, which a lock guards.
+/// The tables of a pool, except the stack of its free blocks, which a lock guards.
 #[derive(Debug)]
 pub(super) struct Tables {
-    // `'static` stands for the mapping's life in both.
+    // `'static` stands for the lifetime of `_map` in both.
     units: &'static [Unit],
-    /// One byte a block.
+    /// One byte for each block.
     states: &'static [AtomicU8],
     _map: Mapping,
 }
 
 impl Tables {
-    /// For `units` units, cut as `shape` says.
+    /// Tables for `units` units of this shape.
     pub(super) fn new(units: usize, shape: &Shape) -> Result<(Self, Stack), DeviceError> {
         let blocks = units << shape.shift;
         let states = (units * size_of::<Unit>()).next_multiple_of(PAGE_SIZE);
@@ -62,8 +66,8 @@ impl Tables {
         let bytes = stack + blocks * 4;
         let map = Mapping::reserve(bytes, PAGE_SIZE).map_err(BuildError::system("a pool's tables", bytes))?;
         let start = map.as_ptr::<u8>();
-        // SAFETY: three parts of the zeroed mapping, apart and page-aligned, of which zeros are values. Nothing else leads to the
-        // last one, which is written plainly.
+        // SAFETY: three disjoint page-aligned parts of the zeroed mapping, and zeros are valid values of all three
+        // types. The last part is written without atomics, through this reference only.
         let (units, states, stack) = unsafe {
             (
                 core::slice::from_raw_parts(start.cast::<Unit>(), units),
@@ -74,7 +78,7 @@ impl Tables {
         Ok((Self { units, states, _map: map }, stack))
     }
 
-    /// Units that there is room for.
+    /// The number of units that there is room for.
     pub(super) fn units_max(&self) -> usize {
         self.units.len()
     }
@@ -86,18 +90,18 @@ impl Tables {
     pub(super) fn enter(&self, number: usize, addr: usize, order: Order, device_addr: DeviceAddr) {
         let unit = &self.units[number];
         unit.device_addr.store(device_addr.get(), Relaxed);
-        // Release pairs with the Acquire in `load`: the device's address.
+        // Release pairs with the Acquire in `load`: the device's address is written.
         unit.addr.store(addr | usize::from(order.get()), Release);
         if let Some((zone, pfn)) = registry::by_address(addr) {
             pfn.run(order.frames()).for_each(|pfn| zone.link(pfn).store(number as u32, Relaxed));
         }
     }
 
-    /// The unit that has this address: its number, and where it begins.
+    /// The unit that contains this address: its number, its entry, its start and its order.
     #[inline]
     fn unit_at(&self, addr: usize) -> Option<(u32, &Unit, usize, Order)> {
         let (zone, pfn) = registry::by_address(addr)?;
-        // Whatever that says of a page that is not this pool's: it is not where that unit is.
+        // The link of a page that is not this pool's may have any value: then the unit does not contain the address.
         let number = zone.link(pfn).load(Relaxed);
         let unit = self.units.get(number as usize)?;
         let (start, order) = unit.load();
@@ -114,20 +118,21 @@ impl Tables {
         }
     }
 
-    /// Where the device finds this address, which is in a unit.
+    /// The device's address for this address, which is in a unit.
     #[inline]
     pub(super) fn device_addr_at(&self, addr: usize) -> Option<DeviceAddr> {
         let (_, unit, start, _) = self.unit_at(addr)?;
         Some(DeviceAddr::new(unit.device_addr.load(Relaxed)).within(addr - start))
     }
 
-    /// Where a block is.
+    /// The address of the block with this place.
     pub(super) fn addr_of(&self, shape: &Shape, place: u32) -> usize {
         let (start, _) = self.units[(place >> shape.shift) as usize].load();
         start + shape.offset_of(place as usize & ((1 << shape.shift) - 1))
     }
 
-    /// Changes a block's state; false if it is not `from`. Written plainly by whoever has the block in hand.
+    /// Changes a block's state; false if it is not `from`. Not an exchange: only the thread that has the block in hand
+    /// writes.
     #[inline]
     pub(super) fn change(&self, place: u32, from: u8, to: u8) -> bool {
         let state = &self.states[place as usize];
@@ -138,7 +143,7 @@ impl Tables {
         is_so
     }
 
-    /// Has the block an owner already, which is about to be handed out? If not, it is marked where all states are kept.
+    /// Marks a block that is about to be handed out, if all states are kept. False: the block has an owner already.
     #[inline]
     pub(super) fn hand_out(&self, place: u32) -> bool {
         self.change(place, SAFE, OF_HANDLE)

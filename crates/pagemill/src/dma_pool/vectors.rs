@@ -1,30 +1,31 @@
-//! Many blocks at once, from numbers to words and back: a subtraction or an addition and a shift each, by vectors.
+//! Converts many numbers to words, and words to numbers, with vector instructions. Each block takes an addition or
+//! subtraction and a shift.
 //!
-//! Every x86-64 has vectors of two words. What has AVX2 has vectors of four, which takes a quarter off a block in bulk; it is
-//! found at run time.
+//! Every x86-64 processor has vectors of two words. Those with AVX2 have vectors of four, which takes a quarter off the
+//! cost of a block in bulk; this is detected at run time.
 use super::block::Words;
 use pagemill_os::Batch;
 
 impl Words {
-    /// Fills slots, as many as there are numbers, the last number first. Returns the numbers' bits: with
-    /// [`FAR`](super::block::FAR) among them there are words that are nobody's.
+    /// Fills slots, one for each number, the last number first. Returns all numbers' bits, or-ed: if
+    /// [`FAR`](super::block::FAR) is among them, some words are invalid.
     #[inline]
     pub(super) fn fill(self, words: &mut [u64], numbers: &[u32]) -> u32 {
         #[cfg(target_arch = "x86_64")]
         if has_avx2() {
-            // SAFETY: the processor has it.
+            // SAFETY: the processor has AVX2.
             return unsafe { fill_by_four(self, words, numbers) };
         }
         fill(self, words, numbers)
     }
 
-    /// Appends the numbers of near blocks, the last first. Returns their bits: beyond those of near numbers if one is not near,
-    /// or not the pool's, or a slot is empty.
+    /// Appends the numbers of near blocks, the last first. Returns all numbers' bits, or-ed: they exceed those of near
+    /// numbers if a block is far or foreign, or a slot is empty.
     #[inline]
     pub(super) fn numbers(self, words: &[u64], batch: &mut Batch) -> u64 {
         #[cfg(target_arch = "x86_64")]
         if has_avx2() {
-            // SAFETY: the processor has it.
+            // SAFETY: the processor has AVX2.
             return unsafe { numbers_by_four(self, words, batch) };
         }
         numbers(self, words, batch)
@@ -35,7 +36,7 @@ impl Words {
 #[inline]
 fn has_avx2() -> bool {
     use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
-    /// 0 before it was looked for; then 1 for no, 2 for yes. The library's own answer is a call.
+    /// 0 before the check; then 1 for no and 2 for yes. The standard library's own check is a call.
     static HAS: AtomicU8 = AtomicU8::new(0);
     #[cold]
     fn look() -> bool {

@@ -1,30 +1,33 @@
-//! A pool that keeps a reserve, so that who asks makes progress even when memory is out (the kernel's `mempool`).
+//! A pool with a reserve, so that requests make progress even when memory is exhausted (the kernel's `mempool`).
 //!
-//! A storage path that frees memory by writing it out must not wait for memory to do so. It keeps enough elements for one
-//! operation aside, takes from them when the page allocator has none, and waits for the operations before it to give
-//! theirs back, which needs no memory.
+//! A storage path that frees memory by writing it out must not wait for memory to do so. It keeps enough elements for
+//! one operation in reserve, takes from them when the page allocator has none, and waits for earlier operations to
+//! return theirs, which needs no memory.
 //!
-//! The way of a request (C5.2): [`Mempool::get`] asks the [`Source`] without waiting; what is missing comes from the
-//! reserve; both again with reclaim; then it waits for its turn and tries again whenever elements come back, or 10 ms
-//! have passed.
+//! # The way of a request (C5.2)
+//! [`Mempool::get`] asks the [`Source`] without waiting, and takes what is missing from the reserve. If that is not
+//! enough, it does both again, now with reclaim. Then it waits for its turn, and tries again whenever elements are
+//! freed or 10 ms have passed.
 //!
 //! # Invariants
-//! - M1 Of the elements in the reserve at most `min_nr` are claimed by nobody, but for those that a callback which unwound, or
-//!   in the child of a fork a thread that is not there, has left there. What is freed while the reserve lacks something goes into it (C5.5).
-//! - M2 The remainder of a request leaves the reserve whole: it is claimed in one section, and only while nobody waits or by
-//!   the first of those who wait (C5.3).
-//! - M3 No request waits that asks for more than `min_nr`.
+//! - M1 At most `min_nr` unclaimed elements are in the reserve. (A callback that unwound may leave some more there, and
+//!   so may a thread of the parent in a forked child.) Elements that are freed while the reserve is not full go into it
+//!   (C5.5).
+//! - M2 A request takes its remainder from the reserve in full or not at all: it claims it in one section, and only if
+//!   no request waits or it is the first in line (C5.3).
+//! - M3 No request waits for more than `min_nr` elements.
 //!
-//! From these follows progress: whoever holds elements of the reserve has all that it asked for, so it goes on and gives
-//! them back, until the reserve is full; then the first of those who wait is served. Elements that a waiting request
-//! already has came from the source, and the reserve does not lack them.
+//! Progress follows: a request that took elements of the reserve has all its elements. So its owner continues and frees
+//! them, until the reserve is full; then the first waiting request is served. Elements that a waiting request holds
+//! already came from the source, so the reserve does not lack them.
 //!
 //! # Locks
-//! The reserve's lock is held for moving element handles only: no source, callback or other lock is entered with it, and it
-//! is never held together with that of the lines in [`crate::wait`]. No fork begins while it is held ([`no_fork`]), so that a child
-//! finds it free and the reserve whole; whoever takes it there first forgets what the parent's threads waited for or were taking.
+//! The reserve's lock is held only to move element handles. No source, callback or other lock is entered under it, and
+//! it is never held together with the lock of the lines in [`crate::wait`]. No fork begins while it is held
+//! ([`no_fork`]), so a child finds it free and the reserve consistent. In a forked child, the first call that takes the
+//! lock forgets the waits and claims of the parent's threads.
 //!
-//! The choices, and what shows that they do: `docs/adr/0022-the-pool.md`.
+//! The decisions and their evidence: `docs/adr/0022-the-pool.md`.
 use crate::allocator::Allocator;
 use crate::bulk::{Bulk, Exact, Request, from_now};
 use crate::error::{Error, InvalidRequest};
@@ -43,17 +46,20 @@ mod stats;
 pub use source::{PageSource, Pair, Source};
 pub use stats::MempoolStats;
 
-/// Elements with a reserve of `min_nr` of them: a request for up to so many always succeeds if it may wait, as long as
-/// what others took comes back.
+/// A pool of elements with a reserve of `min_nr` of them. A request for up to `min_nr` elements that may wait always
+/// succeeds, as long as other owners free their elements.
 ///
-/// Elements are plain values, [`Page`]s say. They come back by [`free`](Self::free) and [`free_bulk`](Self::free_bulk); one
-/// that is dropped instead returns to the allocator past the reserve, and counts as out for ever.
+/// Elements are plain values, such as [`Page`]s. They return through [`free`](Self::free) and
+/// [`free_bulk`](Self::free_bulk). An element that is dropped instead goes to its allocator, past the reserve, and
+/// counts as handed out for ever.
 ///
-/// Who holds elements of a pool must not wait for more of the same pool: a request that is split frees part by part (C5.3).
+/// Code that holds elements of a pool must not wait for more of the same pool. If an operation is split into several
+/// requests, each part must be freed by itself (C5.3).
 ///
-/// In the child of a fork the pool goes on with the reserve that it had. The parent's other threads are not there: nobody
-/// waits, and what they had of the pool is out for ever. So the reserve may lack elements until others are freed, and such
-/// a pool is dropped, not [closed](Self::close).
+/// # Fork
+/// In a forked child the pool continues with the reserve that it had. The parent's other threads do not exist there: no
+/// request waits, and their elements stay handed out for ever. So the reserve may lack elements until others are freed,
+/// and such a pool can be dropped but not [closed](Self::close).
 ///
 /// ```
 /// use pagemill::{Allocator, Bulk, Gfp, Mempool, Page};
@@ -72,26 +78,28 @@ pub use stats::MempoolStats;
 pub struct Mempool<S: Source> {
     source: S,
     reserve: Mutex<Reserve<S::Item>>,
-    /// What the reserve lacks. While it is 0, what is freed goes past it. Written with the reserve locked.
+    /// How many elements the reserve lacks. While it is 0, freed elements go past the reserve. Written with the reserve
+    /// locked.
     ///
-    /// Read without: whoever frees an element of the reserve got it from the one who took it out, so it sees what that one
-    /// wrote here or something later. Another's element that misses the reserve for a stale 0 is no loss.
+    /// It is read without the lock. A thread that frees an element of the reserve got it, directly or not, from the
+    /// thread that took it out, so it sees that thread's write or a later one. An element of the source that misses the
+    /// reserve because of a stale 0 is no loss.
     lacks: AtomicUsize,
     /// The size of a full reserve. Written with the reserve locked.
     min_nr: AtomicUsize,
-    /// Handed out and not freed.
+    /// The number of elements that are handed out and not freed.
     out: AtomicUsize,
     misused: AtomicU64,
     waits: Waits,
-    /// The process that claims and waits are of. Renewed with the reserve locked.
+    /// The fork [`generation`] that claims and waits belong to. Written with the reserve locked.
     stamp: AtomicStamp,
 }
 
 struct Reserve<T> {
     elements: Vec<T>,
-    /// How many of them are promised to requests that are taking them out.
+    /// How many of them are claimed by requests that are taking them out.
     claimed: usize,
-    /// What the requests that wait have asked for, each.
+    /// For each waiting request, the number of elements that it asked for.
     needs: Vec<usize>,
     low_water: usize,
     taken: u64,
@@ -103,10 +111,10 @@ impl<T> core::fmt::Debug for Reserve<T> {
     }
 }
 
-/// The reserve, locked. No fork begins meanwhile.
+/// The locked reserve. No fork begins while it is locked.
 struct Held<'p, T> {
     reserve: MutexGuard<'p, Reserve<T>>,
-    /// Goes last.
+    /// Declared last, so that it is dropped after the lock.
     _no_fork: NoFork,
 }
 
@@ -127,7 +135,7 @@ impl<T> Reserve<T> {
     fn available(&self) -> usize {
         self.elements.len() - self.claimed
     }
-    /// What a reserve of `min_nr` lacks.
+    /// How many elements a reserve of size `min_nr` lacks.
     fn lacks(&self, min_nr: usize) -> usize {
         (min_nr + self.claimed).saturating_sub(self.elements.len())
     }
@@ -163,7 +171,7 @@ impl Mempool<PageSource<Block>> {
 }
 
 impl<T: Send, A: Fn(Gfp) -> Option<T>, F: Fn(T)> Mempool<Pair<A, F>> {
-    /// A pool of whatever `alloc` makes and `free` ends, with a reserve of `min_nr`.
+    /// A pool of elements that `alloc` makes and `free` ends, with a reserve of `min_nr`.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -180,11 +188,11 @@ impl<T: Send, A: Fn(Gfp) -> Option<T>, F: Fn(T)> Mempool<Pair<A, F>> {
 }
 
 impl<S: Source> Mempool<S> {
-    /// A pool over `source`, its reserve filled with `min_nr` elements, one by one (C5.1).
+    /// A pool over `source`. Its reserve is filled with `min_nr` elements, one by one (C5.1).
     ///
     /// # Errors
-    /// [`Error::Exhausted`] if the source does not have so many; what it had goes back. [`Error::Invalid`] if `min_nr` is 0
-    /// or above [`Bulk::COUNT_MAX`].
+    /// [`Error::Exhausted`] if the source cannot deliver `min_nr` elements; those that it delivered are returned to it.
+    /// [`Error::Invalid`] if `min_nr` is 0 or above [`Bulk::COUNT_MAX`].
     pub fn new(source: S, min_nr: usize) -> Result<Self, Error> {
         if min_nr == 0 || min_nr > Bulk::COUNT_MAX {
             return Err(InvalidRequest::Reserve { min_nr, max: Bulk::COUNT_MAX }.into());
@@ -205,10 +213,10 @@ impl<S: Source> Mempool<S> {
         Ok(pool)
     }
 
-    /// One element.
+    /// Allocates one element.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] if `gfp` does not wait and neither the source nor the reserve has one.
+    /// [`Error::Exhausted`] if `gfp` does not wait, and neither the source nor the reserve has an element.
     #[inline]
     pub fn alloc(&self, gfp: Gfp) -> Result<S::Item, Error> {
         let mut slot = [None];
@@ -217,12 +225,12 @@ impl<S: Source> Mempool<S> {
         Ok(item)
     }
 
-    /// Fills the empty slots among the first n of `slots`, all of them; n is the request's count. The request waits for as
-    /// long as it must if its flags, deadline and cancel token let it (C5.2).
+    /// Fills all empty slots among the first n of `slots`, where n is the request's count. The request waits for as
+    /// long as its flags, timeout and [`Cancel`](crate::Cancel) allow (C5.2).
     ///
     /// # Errors
-    /// [`Error::Exhausted`] if it may not wait, or no longer: what was delivered until then stays in its slots.
-    /// [`Error::Invalid`] for n above `min_nr`.
+    /// [`Error::Exhausted`] if the request may not wait, or not any longer. Elements that were delivered until then
+    /// stay in their slots. [`Error::Invalid`] if n is above `min_nr`, or the request is not [`exact`](Bulk::exact).
     #[inline]
     pub fn alloc_bulk_array(
         &self,
@@ -235,11 +243,12 @@ impl<S: Source> Mempool<S> {
         self.get(request, Array::new(slots))
     }
 
-    /// Hands n elements to `each`; n is the request's count. As [`alloc_bulk_array`](Self::alloc_bulk_array), and what was
-    /// delivered is `each`'s in any case.
+    /// Passes n elements to `each`, where n is the request's count. Otherwise as
+    /// [`alloc_bulk_array`](Self::alloc_bulk_array). Elements that `each` received belong to it, even if the call
+    /// fails.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`alloc_bulk_array`](Self::alloc_bulk_array).
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Gfp, Mempool};
@@ -257,17 +266,18 @@ impl<S: Source> Mempool<S> {
         self.get(request.request, Callback::new(request.request.most, each))
     }
 
-    /// Takes an element back: into the reserve if that lacks one, to the source if not.
+    /// Returns an element: to the reserve if it is not full, else to the source.
     #[inline]
     pub fn free(&self, item: S::Item) {
         self.free_bulk(&mut [Some(item)]);
     }
 
-    /// Takes back what the slots hold and empties them; the reserve is refilled first, in one section (C5.5). Returns how
-    /// many those were.
+    /// Returns the elements in the slots and empties the slots. The reserve is refilled first, in one section (C5.5).
+    /// Returns the number of elements.
     ///
-    /// An element that this pool has not handed out does not belong here. It is told where that costs nothing, when more come
-    /// back than are out or when the reserve would keep it, and is counted as [misuse](MempoolStats::misused).
+    /// Only elements that this pool handed out may be returned. A foreign one is detected where that costs nothing:
+    /// when more elements are returned than are out, or when the element would go into the reserve. It is counted as
+    /// [misuse](MempoolStats::misused).
     #[inline]
     pub fn free_bulk(&self, slots: &mut [Option<S::Item>]) -> usize {
         let count = slots.iter().filter(|slot| slot.is_some()).count();
@@ -283,20 +293,20 @@ impl<S: Source> Mempool<S> {
         count
     }
 
-    /// So many more came back than were out.
+    /// `count` more elements were returned than were out.
     #[cold]
     fn refuse(&self, count: usize) {
         self.out.fetch_add(count, Relaxed);
         self.misused.fetch_add(count as u64, Relaxed);
     }
 
-    /// The source did something else than it said.
+    /// The source's return value disagrees with what it did.
     #[cold]
     fn note_lie(&self) {
         self.misused.fetch_add(1, Relaxed);
     }
 
-    /// What the reserve lacks goes there. Returns how many are none of the source's.
+    /// Puts elements into the reserve until it is full. Returns the number of elements that are not the source's.
     #[cold]
     fn refill(&self, slots: &mut [Option<S::Item>]) -> usize {
         let mut foreign = 0;
@@ -310,7 +320,7 @@ impl<S: Source> Mempool<S> {
         let mut reserve = self.lock();
         let min_nr = self.min_nr.load(Relaxed);
         let lacks = reserve.lacks(min_nr);
-        // The order matters: no element is taken from its slot that is not kept.
+        // The order of the adapters matters: only elements that the reserve keeps are taken from their slots.
         reserve.elements.extend(slots.iter_mut().filter(|slot| slot.is_some()).take(lacks).filter_map(Option::take));
         self.lacks.store(reserve.lacks(min_nr), Relaxed);
         foreign
@@ -324,11 +334,12 @@ impl<S: Source> Mempool<S> {
         self.waits.note_freed(&|()| true);
     }
 
-    /// Makes the reserve larger or smaller. Growing fills it one by one; when that fails it is as it was (C5.6).
+    /// Changes the size of the reserve. If it grows, it is filled one by one; if that fails, its size is unchanged
+    /// (C5.6).
     ///
     /// # Errors
-    /// [`Error::Exhausted`] if the source does not have so many. [`Error::Invalid`] for 0, for less than a request that waits
-    /// has asked for, or for more than [`Bulk::COUNT_MAX`].
+    /// [`Error::Exhausted`] if the source cannot deliver enough elements. [`Error::Invalid`] if `min_nr` is 0, below
+    /// the size of a request that waits, or above [`Bulk::COUNT_MAX`].
     pub fn resize(&self, min_nr: usize) -> Result<(), Error> {
         if min_nr == 0 || min_nr > Bulk::COUNT_MAX {
             return Err(InvalidRequest::Reserve { min_nr, max: Bulk::COUNT_MAX }.into());
@@ -340,7 +351,8 @@ impl<S: Source> Mempool<S> {
             if self.min_nr.load(Relaxed) == before {
                 break (fresh, reserve);
             }
-            // Another resize was first. It is not waited for: in the child of a fork it may never end.
+            // Another resize finished first. There is no lock to wait for: in a forked child its holder might not
+            // exist.
             drop(reserve);
             fresh.into_iter().for_each(|item| self.source.free(item));
         };
@@ -362,7 +374,7 @@ impl<S: Source> Mempool<S> {
         Ok(())
     }
 
-    /// Elements for the reserve, one by one; all of them or none.
+    /// Makes `count` elements for the reserve, one by one; all of them or none.
     fn make(&self, count: usize) -> Result<Vec<S::Item>, Error> {
         let mut fresh = Vec::new();
         for got in 0..count {
@@ -378,11 +390,11 @@ impl<S: Source> Mempool<S> {
         Ok(fresh)
     }
 
-    /// Gives the reserve back and ends the pool.
+    /// Frees the reserve and ends the pool.
     ///
     /// # Errors
-    /// [`ElementsOut`] with the number of elements, while some are out; nothing has changed then.
-    #[expect(clippy::result_large_err, reason = "a pool is closed once, and what is refused is given back as it was")]
+    /// [`ElementsOut`], with their number, if elements are out. Nothing has changed in this case.
+    #[expect(clippy::result_large_err, reason = "a pool is closed once, and a refusal returns the pool itself")]
     pub fn close(self) -> Result<(), ElementsOut<S>> {
         match self.out.load(Relaxed) {
             0 => Ok(()),
@@ -390,7 +402,7 @@ impl<S: Source> Mempool<S> {
         }
     }
 
-    /// What it holds, and what it was under.
+    /// Returns the pool's size, its elements and its pressure.
     pub fn stats(&self) -> MempoolStats {
         let reserve = self.lock();
         MempoolStats {
@@ -416,7 +428,8 @@ impl<S: Source> Mempool<S> {
         Held { reserve, _no_fork: no_fork }
     }
 
-    /// In the child of a fork: who waited, or was taking elements out, is not there. What was promised to them stays.
+    /// In a forked child: the threads that waited, or were taking elements out, do not exist. Elements claimed by them
+    /// stay in the reserve.
     #[cold]
     fn forget_parent(&self, reserve: &mut Reserve<S::Item>) {
         reserve.claimed = 0;
@@ -447,7 +460,7 @@ impl<S: Source> Mempool<S> {
     #[inline(never)]
     fn get_slow(&self, request: Request<'_>, mut want: impl Want<S>) -> Result<(), Error> {
         let at_once = request.at_once(request.gfp.nowait());
-        // In a shrinker it may wait, for what comes back without memory, but not reclaim once more.
+        // A request in a shrinker may wait, since freed elements need no memory, but it may not reclaim.
         let with_reclaim = (!reclaim::is_reclaiming()).then(|| request.at_once(request.gfp.noretry()));
         let is_served = self.take_whole(&mut want, request.gfp, false)
             || (request.gfp.may_wait() && self.ask_and_take(&mut want, with_reclaim, request.gfp, false)?)
@@ -462,7 +475,8 @@ impl<S: Source> Mempool<S> {
         }
     }
 
-    /// Asks the source, if there is something to ask it, then the reserve for the whole remainder. Is the request served?
+    /// Asks the source, if a `request` is given, and then takes the whole remainder from the reserve. Returns whether
+    /// the request is served.
     fn ask_and_take(
         &self,
         want: &mut impl Want<S>,
@@ -473,7 +487,7 @@ impl<S: Source> Mempool<S> {
         if let Some(request) = request {
             let mut before = want.missing();
             want.ask(self, request)?;
-            // A page source that has some does not reclaim for the rest (C3.4): asked again, it does.
+            // A page source that has some pages does not reclaim for the rest (C3.4). Asked again, it does.
             while request.gfp.may_wait() && (1..before).contains(&want.missing()) {
                 before = want.missing();
                 want.ask(self, request)?;
@@ -482,14 +496,14 @@ impl<S: Source> Mempool<S> {
         Ok(want.missing() == 0 || self.take_whole(want, gfp, is_first))
     }
 
-    /// Takes what is missing from the reserve, all of it or nothing (M2).
+    /// Takes the missing elements from the reserve, all of them or none (M2).
     fn take_whole(&self, want: &mut impl Want<S>, gfp: Gfp, is_first: bool) -> bool {
         let mut reserve = self.lock();
         let (mut missing, available) = (want.missing(), reserve.available());
         if cfg!(pagemill_canary) {
-            missing = missing.min(available); // Takes part of it: two that each hold part wait for each other.
+            missing = missing.min(available); // Takes a part: two requests with a part each wait for each other.
         }
-        // Looked at with the reserve locked: who takes a seat after this tries after this.
+        // Checked with the reserve locked: a request that lines up after this check makes its attempt after it.
         if available < missing || (!is_first && self.waits.is_awaited()) {
             return false;
         }
@@ -507,13 +521,13 @@ impl<S: Source> Mempool<S> {
         want.missing() == 0
     }
 
-    /// Waits for its turn, and until `attempt` says that the request is served. False if its patience ended before.
+    /// Waits in line until `attempt` returns true. False if the request's patience ended first.
     fn wait(&self, request: &Request<'_>, mut attempt: impl FnMut() -> Result<bool, Error>) -> Result<bool, Error> {
         {
             let mut reserve = self.lock();
             let min_nr = self.min_nr.load(Relaxed);
             if request.most > min_nr {
-                return Err(InvalidRequest::AboveReserve { count: request.most, min_nr }.into()); // It shrank meanwhile.
+                return Err(InvalidRequest::AboveReserve { count: request.most, min_nr }.into()); // The reserve shrank meanwhile.
             }
             reserve.needs.push(request.most);
         }
@@ -525,7 +539,7 @@ impl<S: Source> Mempool<S> {
     }
 }
 
-/// A request got fewer than it must have.
+/// The error of a request that got fewer elements than it must have.
 fn short(request: &Request<'_>, got: usize, order: Order) -> Error {
     let why = match (request.cancel, request.gfp.may_wait() && request.timeout.is_some()) {
         (Some(cancel), _) if cancel.is_cancelled() => Why::Cancelled,
@@ -535,7 +549,7 @@ fn short(request: &Request<'_>, got: usize, order: Order) -> Error {
     Exhausted { wanted: request.most, got, order: order.get(), why }.into()
 }
 
-/// What a request that waits has asked for: the reserve does not shrink below it.
+/// The size of a waiting request. The reserve does not shrink below it.
 struct Need<'p, S: Source> {
     pool: &'p Mempool<S>,
     count: usize,
@@ -545,7 +559,7 @@ struct Need<'p, S: Source> {
 impl<S: Source> Drop for Need<'_, S> {
     fn drop(&mut self) {
         let needs = &mut self.pool.lock().needs;
-        // If the source forked, this is the child, where it is forgotten.
+        // If the source forked, this is the child, where the need is forgotten already.
         let at = needs.iter().position(|&need| need == self.count && !self.stamp.is_inherited());
         if let Some(at) = at {
             needs.swap_remove(at);
@@ -555,13 +569,13 @@ impl<S: Source> Drop for Need<'_, S> {
 
 impl<S: Source> Drop for Mempool<S> {
     fn drop(&mut self) {
-        drop(self.lock()); // In the child of a fork nothing that those had who waited is touched.
+        drop(self.lock()); // In a forked child, this forgets the parent's waits first.
         let reserve = self.reserve.get_mut().unwrap_or_else(PoisonError::into_inner);
         reserve.elements.drain(..).for_each(|item| self.source.free(item));
     }
 }
 
-/// [`Mempool::close`] was refused: elements are out.
+/// The error of [`Mempool::close`]: elements are still handed out.
 ///
 /// ```
 /// # use pagemill::{Allocator, Gfp, Mempool};
@@ -574,9 +588,9 @@ impl<S: Source> Drop for Mempool<S> {
 /// # Ok::<(), pagemill::Error>(())
 /// ```
 pub struct ElementsOut<S: Source> {
-    /// The pool, as it was.
+    /// The pool, unchanged.
     pub pool: Mempool<S>,
-    /// How many elements are out.
+    /// The number of elements that are out.
     pub out: usize,
 }
 
@@ -593,21 +607,22 @@ impl<S: Source> core::fmt::Debug for ElementsOut<S> {
 }
 impl<S: Source> core::error::Error for ElementsOut<S> {}
 
-/// The rest of a request.
+/// The unserved rest of a request.
 trait Want<S: Source> {
-    /// How many elements it still needs.
+    /// The number of elements that it still needs.
     fn missing(&self) -> usize;
-    /// Takes what the source has for it, and counts that as out: what it did, whatever it says.
+    /// Takes what the source delivers, and counts the elements that were in fact delivered as out, whatever the source
+    /// returns.
     fn ask(&mut self, pool: &Mempool<S>, request: Request<'_>) -> Result<(), Error>;
-    /// Takes one from the reserve.
+    /// Takes one element from the reserve.
     fn put(&mut self, item: S::Item);
 }
 
-/// The array form: empty slots.
+/// The array form: fills empty slots.
 struct Array<'s, T> {
     slots: &'s mut [Option<T>],
     missing: usize,
-    /// No slot before this one is empty.
+    /// No slot before this index is empty.
     at: usize,
 }
 
@@ -671,7 +686,7 @@ impl<S: Source, F: FnMut(S::Item)> Want<S> for Callback<F> {
         let Self { missing, each } = self;
         let said = pool.source.deliver(Bulk::of(request), before, &mut |item| {
             if *missing == 0 {
-                return pool.source.free(item); // More than it was asked for.
+                return pool.source.free(item); // More than was asked for.
             }
             delivered.left -= 1;
             *missing -= 1;
@@ -688,8 +703,8 @@ impl<S: Source, F: FnMut(S::Item)> Want<S> for Callback<F> {
     }
 }
 
-/// Counts what the callback was asked to take, and of that in the end what it got, also if it unwinds. Before, since it may
-/// free at once what it gets.
+/// Counts elements as out before the callback receives them, since it may free each at once. When it is dropped, also
+/// by unwinding, it subtracts those that were not delivered.
 struct Delivered<'p> {
     out: &'p AtomicUsize,
     left: usize,
@@ -708,19 +723,19 @@ impl Drop for Delivered<'_> {
     }
 }
 
-/// So many elements leave the reserve in one section: those in the hand of a callback that unwinds are few.
+/// How many elements leave the reserve in one section. It bounds how many are in hand if a callback unwinds.
 const HANDFUL: usize = 32;
 
-/// Elements that were promised to one request and are on their way out; counted as out. Those that it does not take, since
-/// a callback unwinds, stay in the reserve.
+/// Elements that were claimed for one request and are on their way out; they count as out. If a callback unwinds, the
+/// elements that it did not receive stay in the reserve.
 struct Claim<'p, S: Source> {
     pool: &'p Mempool<S>,
-    /// Still in the reserve.
+    /// The number of its elements that are still in the reserve.
     left: usize,
     hand: [Option<S::Item>; HANDFUL],
-    /// In the hand.
+    /// The number of elements in `hand`.
     held: usize,
-    /// The process that it was promised in.
+    /// The fork generation that it was claimed in.
     stamp: Stamp,
 }
 
@@ -729,8 +744,8 @@ impl<'p, S: Source> Claim<'p, S> {
         Self { pool, left: count, hand: [const { None }; HANDFUL], held: 0, stamp: Stamp::here() }
     }
 
-    /// The reserve, in which `left` elements are claimed. If the callback forked, this is the child, where no claim holds: it
-    /// claims the rest again, or gives it up if that is no longer there.
+    /// Locks the reserve, in which `left` elements are claimed. If the callback forked, this is the child, where the
+    /// claim does not hold: it is made again, or given up if the reserve has too few elements.
     fn lock(&mut self) -> Held<'p, S::Item> {
         let mut reserve = self.pool.lock();
         if self.stamp.renew() {
@@ -771,12 +786,12 @@ impl<S: Source> Drop for Claim<'_, S> {
             let mut reserve = self.lock();
             reserve.claimed -= self.left;
             let min_nr = pool.min_nr.load(Relaxed);
-            // What was freed meanwhile has taken the place of those that stay.
+            // Elements that were freed meanwhile took the place of those that stay.
             let kept = reserve.elements.len().min(min_nr + reserve.claimed);
             reserve.elements.split_off(kept)
         };
         surplus.into_iter().for_each(|item| pool.source.free(item));
         pool.out.fetch_sub(self.left, Relaxed);
-        pool.free_bulk(&mut self.hand); // Wakes the first of those who wait as well.
+        pool.free_bulk(&mut self.hand); // Wakes the first waiting request too.
     }
 }

@@ -1,4 +1,7 @@
-//! Where a pool's elements come from.
+//! The sources of a pool's elements: the page allocator, a pair of functions, or a program's own type.
+//!
+//! A pool asks its source first on every request, and returns surplus elements to it. It calls a source without any
+//! lock held.
 use crate::allocator::Allocator;
 use crate::bulk::{Bulk, Exact, UpTo};
 use crate::error::Error;
@@ -7,15 +10,15 @@ use crate::word::{addr_of_word, order_of_word};
 use core::marker::PhantomData;
 use pagemill_core::{Gfp, Order};
 
-/// What a [`Mempool`](super::Mempool) keeps a reserve of: the pair of functions that makes and ends one element (the
-/// kernel's `mempool_alloc_t` and `mempool_free_t`), and their forms for many.
+/// Makes and ends the elements of a [`Mempool`](super::Mempool): the pair of functions for one element (the kernel's
+/// `mempool_alloc_t` and `mempool_free_t`), and their forms for many.
 ///
-/// The flags of a request say what the source may do for it: a pool asks with `NOWAIT` first. A source that waits there,
-/// or that waits for elements of the same pool, breaks the pool's promise.
+/// The flags of a request say what the source may do: a pool asks with `NOWAIT` first. A source that waits in spite of
+/// `NOWAIT`, or that waits for elements of the same pool, breaks the pool's promise.
 ///
 /// ```
-/// use pagemill::{Bulk, Error, Exact, Mempool, Source};
-/// /// Buffers of the system's allocator.
+/// use pagemill::{Bulk, Error, Mempool, Source};
+/// /// Buffers from the system's allocator.
 /// struct Buffers;
 /// impl Source for Buffers {
 ///     type Item = Box<[u8; 512]>;
@@ -32,22 +35,23 @@ use pagemill_core::{Gfp, Order};
 /// # Ok::<(), Error>(())
 /// ```
 pub trait Source {
-    /// One element.
+    /// The type of an element.
     type Item: Send;
 
-    /// One element, or none just now. Of the request only flags, deadline, account and places count.
+    /// Makes one element; `None` if there is no memory now. Only the request's flags, timeout, account and nodes
+    /// matter.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where trying again with the same request is no use.
+    /// [`Error::Invalid`] if the same request would fail again.
     fn alloc(&self, request: Bulk<'_, Exact, Self::Item>) -> Result<Option<Self::Item>, Error>;
 
-    /// Takes an element back.
+    /// Ends an element.
     fn free(&self, item: Self::Item);
 
-    /// Fills the empty slots, as many as it can, and leaves the others; returns how many it filled.
+    /// Fills as many empty slots as it can, and leaves the others. Returns how many it filled.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); nothing was filled then.
+    /// As [`alloc`](Self::alloc); nothing was filled in this case.
     fn fill(&self, request: Bulk<'_, Exact, Self::Item>, slots: &mut [Option<Self::Item>]) -> Result<usize, Error> {
         let mut filled = 0;
         for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
@@ -61,10 +65,10 @@ pub trait Source {
         Ok(filled)
     }
 
-    /// Hands over up to `count` elements, each to `each`; returns how many. Those above `count` come back at once.
+    /// Passes up to `count` elements to `each`, and returns their number. Elements above `count` are returned at once.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); nothing was handed over then.
+    /// As [`alloc`](Self::alloc); nothing was passed on in this case.
     fn deliver(
         &self,
         request: Bulk<'_, Exact, Self::Item>,
@@ -81,26 +85,26 @@ pub trait Source {
         Ok(count)
     }
 
-    /// Takes back what the slots hold and empties them.
+    /// Ends the elements in the slots and empties the slots.
     fn free_bulk(&self, slots: &mut [Option<Self::Item>]) {
         slots.iter_mut().filter_map(Option::take).for_each(|item| self.free(item));
     }
 
-    /// The order of the blocks that it makes, for errors to name; 0 for whatever has none.
+    /// The order of the blocks that it makes, for error messages; 0 for elements that are not blocks.
     fn order(&self) -> Order {
         Order::ZERO
     }
 
-    /// Can this element be one that the source made? A pool keeps no other in its reserve.
+    /// Whether this source may have made the element. A pool keeps no other element in its reserve.
     fn is_own(&self, _item: &Self::Item) -> bool {
         true
     }
 
-    /// An element leaves the reserve for a request with these flags: makes it what the request asked for (`ZERO`).
+    /// Prepares an element from the reserve for a request with these flags: zeroes it for `ZERO`, for example.
     fn renew(&self, _item: &mut Self::Item, _gfp: Gfp) {}
 }
 
-/// Pages of one order: [`Page`](crate::Page)s, or [`Block`](crate::Block)s.
+/// A source of blocks of one order: [`Page`](crate::Page)s or [`Block`](crate::Block)s.
 #[derive(Clone, Debug)]
 pub struct PageSource<T> {
     allocator: Allocator,
@@ -155,7 +159,7 @@ impl<T: Owned> Source for PageSource<T> {
     }
 }
 
-/// A pair of functions; see [`Mempool::from_fns`](super::Mempool::from_fns).
+/// A pair of functions as a source: see [`Mempool::from_fns`](super::Mempool::from_fns).
 #[derive(Debug)]
 pub struct Pair<A, F> {
     pub(super) alloc: A,

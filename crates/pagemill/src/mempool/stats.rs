@@ -1,6 +1,6 @@
-//! What is seen of a pool.
+//! Statistics of a pool.
 
-/// What a pool was and is under (C5.6). Counts are of elements.
+/// A pool's size, elements and pressure (C5.6). Counts are of elements.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Mempool};
@@ -16,24 +16,24 @@
 pub struct MempoolStats {
     /// The size of a full reserve.
     pub min_nr: usize,
-    /// What it holds.
+    /// The number of elements in the reserve now.
     pub reserve: usize,
-    /// The least that it held since the pool was made or resized.
+    /// The smallest number of elements in the reserve since the pool was made or resized.
     pub low_water: usize,
-    /// Handed out and not freed.
+    /// Elements that are handed out and not freed.
     pub out: usize,
-    /// How many have left the reserve in all.
+    /// Elements that left the reserve since the pool was made.
     pub from_reserve: u64,
     /// Requests that wait now.
     pub waiting: usize,
     /// Waits that ended.
     pub waits: u64,
-    /// How long those were in all, in microseconds.
+    /// Their total time, in microseconds.
     pub waited_us: u64,
     /// The longest of them, in microseconds.
     pub longest_wait_us: u64,
-    /// Elements that came back and were refused as misuse: more than were out, or none of the source's
-    /// ([`Source::is_own`](crate::Source::is_own)). They went to the source, which ends them. Also calls of the source's that did something else
-    /// than it said: what they did counts.
+    /// Cases of misuse. Elements that were refused when they were returned count: more were returned than were out, or
+    /// the element was not the source's ([`Source::is_own`](crate::Source::is_own)). They went to the source, which
+    /// ended them. Calls of the source whose return value disagreed with what they did count too.
     pub misused: u64,
 }

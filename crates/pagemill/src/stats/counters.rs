@@ -1,33 +1,35 @@
-//! [`Stats`], made of the table of counters, and the table for whoever reads it: [`Stats::COUNTERS`].
+//! [`Stats`], generated from the table of counters, and the table itself for programs that show counters: [`Stats::COUNTERS`].
+//!
+//! The table is in `pagemill-os/src/counters.rs`: a counter that is added there appears here by itself.
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::Why;
 use pagemill_core::atomic::AtomicU64;
 use pagemill_os::CpuStats;
 
-/// A counter of [`Stats`], and the names that it goes by: see [`Stats::COUNTERS`].
+/// A counter of [`Stats`], and its names: see [`Stats::COUNTERS`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Counter {
     /// The field of [`Stats`].
     pub name: &'static str,
-    /// What it counts, in a sentence.
+    /// What it counts, as a sentence.
     pub help: &'static str,
-    /// Its line in [`VmStat`](super::VmStat), if it has one.
+    /// Its name in [`VmStat`](super::VmStat), if it is shown there.
     pub vmstat: Option<&'static str>,
-    /// The figure that a running process shows, if it does, by Prometheus' rules: `pagemill_`, what it counts, and `_total` if
-    /// it only grows.
+    /// The name of the Prometheus figure that a running process shows, if it shows one: `pagemill_`, what it counts,
+    /// and `_total` if it only grows.
     pub figure: Option<&'static str>,
-    /// What there is one value of the figure for.
+    /// Whether the figure has one value for the allocator or one for each zone.
     pub by: CountedBy,
     read: fn(&Stats) -> u64,
 }
 
-/// What a [`Counter`] is shown for.
+/// The things that a [`Counter`] has one value for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CountedBy {
-    /// Once for the allocator.
+    /// One value for the allocator.
     Allocator,
-    /// For each of its zones.
+    /// One value for each zone.
     Zone,
 }
 
@@ -38,7 +40,7 @@ impl Counter {
     }
 }
 
-/// `_` is no name.
+/// Turns a name of the table into an `Option`: `_` means none.
 macro_rules! name {
     (_) => {
         None
@@ -48,7 +50,7 @@ macro_rules! name {
     };
 }
 
-/// Counters of the section `cpu` are summed over CPUs, the others computed.
+/// Sums a counter of the section `cpu` over CPUs. Counters of other sections are computed elsewhere.
 macro_rules! add_of_cpu {
     (cpu $sum:expr, $counted:expr) => {
         $sum = $sum.wrapping_add($counted.load(Relaxed))
@@ -56,11 +58,11 @@ macro_rules! add_of_cpu {
     ($_section:ident $_sum:expr, $_counted:expr) => {};
 }
 
-/// Makes [`Stats`] of the table in `pagemill-os/src/counters.rs`, where an entry is shown.
+/// Generates [`Stats`] from the table in `pagemill-os/src/counters.rs`, which explains its entries.
 macro_rules! stats {
     ($($section:ident { $(#[doc = $doc:literal] $field:ident: $vmstat:tt, $figure:tt by $by:ident;)* })*) => {
-        /// Counters of an allocator, summed over its CPUs. Read without a lock: exact at rest, close while others work.
-        /// Counts of pages wrap at 2^48.
+        /// Counters of an allocator, summed over its CPUs. They are read without a lock: exact at rest, close while
+        /// other threads work. Counts of pages wrap at 2^48.
         ///
         /// ```
         /// use pagemill::{Allocator, Bulk, PageList};
@@ -76,16 +78,16 @@ macro_rules! stats {
         #[non_exhaustive]
         pub struct Stats {
             $($(#[doc = $doc] pub $field: u64,)*)*
-            /// Requests that came back short, by why: see [`shortfalls`](Self::shortfalls).
+            /// Requests that delivered less than they were asked for, by reason: see [`shortfalls`](Self::shortfalls).
             pub(super) shortfalls: [u64; Why::COUNT],
             /// Bulk allocations by the pages they delivered: entry i counts those of 2^i to 2^(i+1) - 1.
             pub bulk_alloc: [u64; 32],
-            /// Bulk frees by the pages they returned, likewise.
+            /// Bulk frees by the pages they freed, in the same way.
             pub bulk_free: [u64; 32],
         }
 
         impl Stats {
-            /// Every counter that is one number, with its names: for a program that hands them to something of its own.
+            /// Every counter that is one number, with its names, for programs that export counters.
             ///
             /// ```
             /// use pagemill::{Allocator, Stats};
@@ -103,7 +105,7 @@ macro_rules! stats {
                 read: |stats| stats.$field,
             },)*)*];
 
-            /// What CPUs have counted.
+            /// The counters that CPUs count themselves.
             pub(super) fn of_cpus<'s>(cpus: impl Iterator<Item = &'s CpuStats>) -> Self {
                 let loaded = |counts: &'s [AtomicU64]| counts.iter().map(|count| count.load(Relaxed));
                 let mut stats = Self::default();
@@ -133,11 +135,11 @@ fn add(sums: &mut [u64], more: impl IntoIterator<Item = u64>) {
 }
 
 impl Stats {
-    /// Bulk allocations of more than one page.
+    /// The number of bulk allocations of more than one page.
     pub fn bulk_calls(&self) -> u64 {
         self.bulk_alloc.iter().sum()
     }
-    /// Requests that came back short.
+    /// The number of requests that delivered less than they were asked for.
     ///
     /// ```
     /// use pagemill::{Allocator, Gfp, Why};
@@ -152,11 +154,11 @@ impl Stats {
     pub fn shortfalls(&self) -> u64 {
         self.shortfalls.iter().sum()
     }
-    /// Those of them that came back short for this reason.
+    /// The number of requests that delivered less for this reason.
     pub fn shortfalls_by(&self, why: Why) -> u64 {
         self.shortfalls[why.index()]
     }
-    /// What has a line in [`VmStat`](super::VmStat), by the names there.
+    /// The counters that [`VmStat`](super::VmStat) shows, with their names there.
     pub(super) fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Self::COUNTERS.iter().filter_map(|counter| Some((counter.vmstat?, counter.of(self))))
     }
@@ -168,7 +170,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn counters_have_names_of_their_own_and_a_sentence() {
+    fn counters_have_unique_names_and_a_sentence() {
         let counters = || Stats::COUNTERS.iter();
         let are_unlike = |names: Vec<&str>| names.iter().collect::<HashSet<_>>().len() == names.len();
         assert!(are_unlike(counters().filter_map(|counter| counter.vmstat).collect()));
