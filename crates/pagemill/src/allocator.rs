@@ -111,7 +111,7 @@ pub struct StillOut {
 impl Allocator {
     /// Whether this address lies in the allocator's memory.
     pub(crate) fn has_address(&self, addr: usize) -> bool {
-        registry::by_address(addr).is_some_and(|(zone, _)| core::ptr::eq(&*zone.shared, &*self.zones().shared))
+        registry::by_address(addr).is_some_and(|(zone, _)| std::sync::Arc::ptr_eq(zone.shared(), &self.zones().shared))
     }
 
     pub(crate) fn of(nodes: Kept) -> Self {
@@ -130,11 +130,11 @@ impl Allocator {
 
     /// The backend of the per-CPU lists.
     pub fn backend(&self) -> Backend {
-        self.zones().first().lists.backend()
+        self.zones().first().lists().backend()
     }
     /// How many CPUs have lists.
     pub fn cpus(&self) -> usize {
-        self.zones().first().lists.cpus()
+        self.zones().first().lists().cpus()
     }
     /// The number of pages that the allocator manages.
     pub fn managed_pages(&self) -> PageCount {
@@ -221,19 +221,18 @@ mod tests {
     use crate::registry::by_address;
     use crate::{Allocator, Gfp, Memory, Mobility, free_pages_bulk};
     use core::borrow::Borrow;
-    use core::sync::atomic::Ordering::Relaxed;
     use pagemill_core::{CpuId, ListPolicy, SlowEvent, WordTable};
 
     #[test]
     fn the_list_of_a_retired_zone_does_not_grow() {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
         let zone = allocator.zones().first();
-        let policy = || zone.lists.list_here(Mobility::Unmovable).policy();
+        let policy = || zone.lists().list_here(Mobility::Unmovable).policy();
         let before = policy();
-        zone.retired.store(true, Relaxed);
+        zone.set_retired(true);
         assert!(!zone.grow_or_pass_on(Mobility::Unmovable, 64));
         assert_eq!(policy(), before);
-        zone.retired.store(false, Relaxed);
+        zone.set_retired(false);
         assert!(zone.grow_or_pass_on(Mobility::Unmovable, 64));
         assert_ne!(policy(), before);
     }
@@ -243,7 +242,7 @@ mod tests {
     fn an_unordered_list_drains_768_pages_with_its_table_and_256_without() {
         for is_held in [false, true] {
             let allocator = Allocator::builder().memory(Memory::anonymous(1 << 15)).cpus(1, || 0).build().unwrap();
-            let cpu = allocator.zones().first().lists.cpu(CpuId::new(0));
+            let cpu = allocator.zones().first().lists().cpu(CpuId::new(0));
             let mut pages: Vec<_> = (0..16_384).map(|_| allocator.alloc_page(Gfp::KERNEL).ok()).collect();
             allocator.drain();
             (0..pages.len()).for_each(|at| pages.swap(at, (at * 7919) % 16_384));
@@ -269,13 +268,13 @@ mod tests {
         let number = allocator.zones().number;
         let arenas = allocator.zones().ever();
         let addrs: Vec<usize> = arenas.iter().map(|zone| zone.base()).collect();
-        let is_there = |addr| by_address(addr).is_some_and(|(zone, _)| zone.shared.number == number);
+        let is_there = |addr| by_address(addr).is_some_and(|(zone, _)| zone.shared().number == number);
         // The dropping thread now waits at the second zone, before it reaches the third.
-        assert!(arenas[1].opening.try_enter());
+        assert!(arenas[1].opening().try_enter());
         let dropping = std::thread::spawn(|| drop(allocator));
         until("the dropping thread is at the second zone", || {
-            let is_open = arenas[1].opening.try_enter();
-            is_open.then(|| arenas[1].opening.leave()).is_none()
+            let is_open = arenas[1].opening().try_enter();
+            is_open.then(|| arenas[1].opening().leave()).is_none()
         });
         // SAFETY: the child calls only functions that are allowed in the child of a multi-threaded program.
         match unsafe { libc::fork() } {
@@ -285,7 +284,7 @@ mod tests {
                 unsafe { libc::_exit(left as i32) }
             }
             child => {
-                arenas[1].opening.leave();
+                arenas[1].opening().leave();
                 let mut status = 0;
                 // SAFETY: waits for the child forked above.
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);

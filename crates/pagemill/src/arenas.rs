@@ -10,7 +10,6 @@ use crate::registry;
 use crate::zone::Zone;
 use crate::zones::Zones;
 use core::ops::Range;
-use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{NodeId, PageCount, Unused, ZoneKind};
 
 /// Names an arena, for [`Allocator::retire`] and [`Allocator::memfd`].
@@ -52,7 +51,7 @@ pub struct ArenaInfo {
 
 impl Zones {
     fn id(&self, number: usize, zone: &Zone) -> ArenaId {
-        ArenaId { allocator: self.number, number, turn: zone.turn.load(Relaxed) }
+        ArenaId { allocator: self.number, number, turn: zone.turn() }
     }
     fn by_id(&self, id: ArenaId) -> Option<&'static Zone> {
         let zone = self.ever().get(id.number).copied();
@@ -62,19 +61,18 @@ impl Zones {
     /// A retired zone of memory like this with no page out. It is as good as a new one, and a request that still walks
     /// over it from before finds a valid zone.
     fn retired_like(&self, memory: &Memory) -> Option<(usize, &'static Zone)> {
-        let is_like = |zone: &Zone| zone.is_retired() && zone.is_lone() && memory.is_served_by_retired(&zone.described);
+        let is_like =
+            |zone: &Zone| zone.is_retired() && zone.is_lone() && memory.is_served_by_retired(&zone.described());
         let is_whole = |zone: &Zone| {
             zone.drain_all();
-            zone.buddy.free_frames() == zone.frames()
+            zone.buddy().free_frames() == zone.frames()
         };
         self.ever().into_iter().enumerate().find(|(_, zone)| is_like(zone) && is_whole(zone))
     }
 
     /// Puts a retired zone to use again.
     fn take_up(&self, held: &registry::Writing, zone: &Zone) {
-        zone.turn.fetch_add(1, Relaxed);
-        zone.is_low.store(false, Relaxed);
-        zone.retired.store(false, Relaxed);
+        zone.take_up_again();
         self.publish(held);
         // Published first: a request whose wait ends meanwhile opens the lists of the zones that it finds in the
         // zonelist.
@@ -108,8 +106,8 @@ impl Allocator {
             id: zones.id(number, zone),
             range: zone.range(),
             pages: PageCount::new(zone.frames()),
-            node: zone.node,
-            kind: zone.kind,
+            node: zone.node(),
+            kind: zone.kind(),
             is_retired: zone.is_retired(),
         };
         zones.ever().iter().enumerate().map(describe).collect()
@@ -128,7 +126,7 @@ impl Allocator {
             zones.take_up(&held, retired);
             return Ok(zones.id(number, retired));
         }
-        let lists = zones.first().lists.another()?;
+        let lists = zones.first().lists().another()?;
         let number = zones.ever().len();
         let added = zones.open(&held, memory, lists)?;
         Ok(zones.id(number, added))
@@ -149,11 +147,11 @@ impl Allocator {
         if zones.in_use().all(|other| core::ptr::eq(other, zone)) {
             return Err(BuildError::LastArena);
         }
-        zone.retired.store(true, Relaxed);
+        zone.set_retired(true);
         zone.settle_lists();
         zones.publish(&held);
         zone.drain_all();
-        zone.buddy.end_withholding();
+        zone.buddy().end_withholding();
         zone.give_back(Unused::All, usize::MAX);
         Ok(PageCount::new(zone.out_at_rest()))
     }
@@ -204,9 +202,9 @@ mod tests {
         let added = allocator.add_memory(Memory::anonymous(512)).unwrap();
         let zone = allocator.zones().by_id(added).unwrap();
         // As a request that waits does.
-        assert!(zone.buddy.withhold(Order::PAGEBLOCK, pagemill_core::PageblockId::FIRST).is_some());
-        assert_eq!(zone.buddy.withheld_frames(), 512);
+        assert!(zone.buddy().withhold(Order::PAGEBLOCK, pagemill_core::PageblockId::FIRST).is_some());
+        assert_eq!(zone.buddy().withheld_frames(), 512);
         assert_eq!(allocator.retire(added).unwrap().get(), 0);
-        assert_eq!(zone.buddy.withheld_frames(), 0);
+        assert_eq!(zone.buddy().withheld_frames(), 0);
     }
 }

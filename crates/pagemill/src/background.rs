@@ -39,7 +39,7 @@ impl Zones {
     /// Returns the pages freed, as reported by the shrinkers.
     pub(crate) fn balance(&self) -> usize {
         // Retired zones count too: a round that freed only pages of theirs may be followed by one that helps.
-        let free = || self.ever().iter().map(|zone| zone.buddy.free_frames()).sum::<usize>();
+        let free = || self.ever().iter().map(|zone| zone.buddy().free_frames()).sum::<usize>();
         let mut pages = 0_usize;
         while let Some(missing) = self.in_use().map(Zone::below_high).max().filter(|&missing| missing > 0) {
             let before = free();

@@ -366,7 +366,7 @@ impl Zones {
             _ => return Ok(memory),
         };
         // What others of this allocator's were given of the same room, and have not touched yet.
-        let promised = |zone: &&Zone| zone.is_within_limit.then(|| zone.uncommitted());
+        let promised = |zone: &&Zone| zone.is_within_limit().then(|| zone.uncommitted());
         let room = room.saturating_sub(self.ever().iter().filter_map(promised).sum());
         let wanted = memory.pages().saturating_mul(PAGE_SIZE);
         if wanted <= room {

@@ -69,7 +69,7 @@ impl<'n> Claim<'n> {
     /// The number of frames that are claimed and free now.
     fn frames(&self) -> usize {
         match self.block {
-            Some((zone, _)) => zone.buddy.withheld_frames() as usize,
+            Some((zone, _)) => zone.buddy().withheld_frames() as usize,
             None => self.zones.all().iter().map(|zone| zone.claimed_frames() as usize).sum(),
         }
     }
@@ -84,13 +84,13 @@ impl<'n> Claim<'n> {
         (self.is_held, self.best, self.since) = (true, 0, Some(Instant::now()));
         if self.lack.is_one_block() {
             let last = self.block.take();
-            let may = |zone: &&Zone| zone.serves(self.lack) && self.zones.allowed().contains(zone.node);
+            let may = |zone: &&Zone| zone.serves(self.lack) && self.zones.allowed().contains(zone.node());
             let arenas = self.zones.all().iter().copied().filter(may);
             let from = |zone: &Zone| {
                 last.filter(|(of, _)| core::ptr::eq(*of, zone)).map_or(PageblockId::FIRST, |(_, block)| block)
             };
             self.block =
-                arenas.filter_map(|zone| Some((zone, zone.buddy.withhold(self.lack.order, from(zone))?))).next();
+                arenas.filter_map(|zone| Some((zone, zone.buddy().withhold(self.lack.order, from(zone))?))).next();
         } else {
             claims.nodes.store(self.lack.nodes.as_bits(), Relaxed);
             claims.is_dma32.store(self.lack.gfp().contains(Gfp::DMA32), Relaxed);
@@ -105,7 +105,7 @@ impl<'n> Claim<'n> {
         let next = (self.zones.claims.wanted.load(Relaxed) >> NUMBER) as u32;
         self.zones.claims.wanted.store(u64::from(next.wrapping_add(1)) << NUMBER, Relaxed);
         if let Some((zone, _)) = self.block {
-            zone.buddy.end_withholding();
+            zone.buddy().end_withholding();
         }
         // Release pairs with the Acquire in `begin`.
         self.zones.claims.is_held.store(false, Release);
@@ -172,9 +172,9 @@ mod tests {
         claims.is_dma32.store(true, Relaxed);
         assert!(!counts());
         claims.is_dma32.store(false, Relaxed);
-        zone.retired.store(true, Relaxed);
+        zone.set_retired(true);
         assert!(!counts());
-        zone.retired.store(false, Relaxed);
+        zone.set_retired(false);
         assert!(counts());
         // The claim ends. The next one begins with nothing, whatever was counted towards the last.
         begin(2, 0);
@@ -183,13 +183,13 @@ mod tests {
         zone.claim_freed(|| 1);
         assert_eq!(zone.claimed_frames(), 1);
         // A free that read the second claim's number counts only after the third claim has frames.
-        zone.claimed.store(3 << NUMBER | 4, Relaxed);
+        zone.claimed().store(3 << NUMBER | 4, Relaxed);
         begin(2, 5);
         zone.claim_freed(|| 1);
         begin(3, 0);
         assert_eq!(zone.claimed_frames(), 4);
         begin(0, 0);
-        zone.claimed.store(0, Relaxed);
+        zone.claimed().store(0, Relaxed);
     }
 
     /// A request in a signal handler may interrupt the claimant.
@@ -198,14 +198,14 @@ mod tests {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).build().unwrap();
         let (zones, zone) = (allocator.zones(), allocator.zones().first());
         zones.claims.wanted.store(1 << NUMBER, Relaxed);
-        zone.claimed.store(1 << NUMBER | 3, Relaxed);
-        assert!(zone.buddy.withhold(Order::PAGEBLOCK, pagemill_core::PageblockId::FIRST).is_some());
+        zone.claimed().store(1 << NUMBER | 3, Relaxed);
+        assert!(zone.buddy().withhold(Order::PAGEBLOCK, pagemill_core::PageblockId::FIRST).is_some());
         IS_CLAIMANT.set(true);
         let floors = [Gfp::KERNEL, Gfp::NOWAIT].map(|gfp| zone.floor(gfp, Level::Min));
         let [late, own] = [Gfp::NOWAIT, Gfp::KERNEL].map(|gfp| zone.take_withheld(gfp, Order::PAGEBLOCK, 0));
         IS_CLAIMANT.set(false);
         assert_eq!((floors, late.is_some(), own.is_some()), ([0, 3 + 512], false, true));
-        own.map(|pfn| zone.buddy.free_block(pfn, Order::PAGEBLOCK).unwrap());
+        own.map(|pfn| zone.buddy().free_block(pfn, Order::PAGEBLOCK).unwrap());
     }
 
     #[cfg(not(any(miri, shuttle)))]

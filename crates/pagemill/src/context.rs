@@ -75,9 +75,9 @@ impl<'c> AllocContext<'c> {
     #[inline]
     pub(crate) fn allows(&self, zones: &Zones, from: NodeId, zone: &Zone) -> bool {
         let allowed = zones.allowed().and(self.nodes).and(self.policy.nodes());
-        allowed.contains(zone.node)
-            && zone.kind.serves(self.gfp)
+        allowed.contains(zone.node())
+            && zone.kind().serves(self.gfp)
             && !zone.is_retired()
-            && (zone.node == from || !self.gfp.contains(Gfp::THISNODE))
+            && (zone.node() == from || !self.gfp.contains(Gfp::THISNODE))
     }
 }

@@ -398,7 +398,7 @@ impl Device {
         let Some((zone, _)) = registry::by_address(memory.start) else {
             unreachable!("a device maps an arena at {:#x}, where there is none", memory.start)
         };
-        let pinned = zone.pins.pin();
+        let pinned = zone.pins().pin();
         // SAFETY: the range is a whole arena, which stays mapped as long as its allocator; `Shared` holds a handle of
         // that.
         let mapped = unsafe { shared.map.map(memory.clone()) }?;

@@ -98,7 +98,7 @@ pub(crate) fn split(addr: usize, order: Order) {
     if order == Order::ZERO {
         return;
     }
-    let is_split = zone.split_block(pfn, order).and_then(|()| zone.buddy.split_block(pfn, order));
+    let is_split = zone.split_block(pfn, order).and_then(|()| zone.buddy().split_block(pfn, order));
     if let Err(kind) = is_split {
         zone.refuse(misuse(kind, addr));
         return;
@@ -153,16 +153,16 @@ fn free_slots<const RAW: bool>(words: &mut [usize], order: Option<Order>, misuse
 fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
     let Some((zone, _)) = registry::recent(words[0]) else { return 0 };
     let (zone, zero) = (zone, zone.addr_of_zero());
-    if zone.buddy.is_mixed() || !zone.has_pages(words) {
+    if zone.buddy().is_mixed() || !zone.has_pages(words) {
         return 0;
     }
     let taken = zone.words_come_back::<RAW>(words);
     let Some(words) = words.get_mut(..taken).filter(|words| !words.is_empty()) else { return 0 };
     // Counted while pages are still in hand: see `Segment::end`.
     if taken > 1 {
-        zone.lists.count_bulk(BulkCall::Free, taken);
+        zone.lists().count_bulk(BulkCall::Free, taken);
     }
-    if !zone.lists.push_words(Mobility::Unmovable, words, zero) {
+    if !zone.lists().push_words(Mobility::Unmovable, words, zero) {
         zone.overflow_words(words);
     }
     empty(words);

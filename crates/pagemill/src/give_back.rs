@@ -99,7 +99,6 @@ fn give_back_of(arenas: impl Iterator<Item = &'static Zone>, most: usize) -> usi
 mod tests {
     use super::give_back_of;
     use crate::{Allocator, Gfp, Memory, Order};
-    use core::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn a_zone_retired_during_give_back_gives_all_and_the_others_no_more() {
@@ -114,9 +113,9 @@ mod tests {
         drop(blocks);
         let [first, second] = [0, 1].map(|at| zones.all()[at]);
         // As `retire` does on another thread, after this thread saw the zone in use.
-        first.retired.store(true, Relaxed);
+        first.set_retired(true);
         assert_eq!(give_back_of([first, second].into_iter(), 100), 512);
         assert_eq!(give_back_of([second].into_iter(), 512), 512);
-        first.retired.store(false, Relaxed);
+        first.set_retired(false);
     }
 }

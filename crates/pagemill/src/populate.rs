@@ -58,7 +58,7 @@ impl Allocator {
             }
         }
         // Noted before anything is committed: the buddy then learns of memory that is given back meanwhile.
-        arenas.iter().for_each(|zone| zone.buddy.note_committed());
+        arenas.iter().for_each(|zone| zone.buddy().note_committed());
         let cpus: Vec<Vec<usize>> = arenas.iter().map(|zone| zone.cpus()).collect();
         let parts: Vec<(&Mapping, &[usize])> =
             arenas.iter().zip(&cpus).map(|(zone, cpus)| (zone.memory(), cpus.as_slice())).collect();

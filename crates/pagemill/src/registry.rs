@@ -178,7 +178,7 @@ pub(crate) fn enter(
         }
     };
     let body = make(Pfn::new(((first << PIECE_SHIFT) + lead) as u32))?;
-    FREE.store(zone.next.load(Relaxed), Relaxed);
+    FREE.store(zone.below().load(Relaxed), Relaxed);
     // SAFETY: the zone was on `FREE`, so it stands for nothing, and the caller holds the registry.
     unsafe { zone.begin(body) };
     let entry = ptr::from_ref(zone).cast_mut();
@@ -205,7 +205,7 @@ pub(crate) fn come_home(zone: &'static Zone) {
     let entry = ptr::from_ref(zone).cast_mut();
     let mut top = HOME.load(Relaxed);
     loop {
-        zone.next.store(top, Relaxed);
+        zone.below().store(top, Relaxed);
         // Release pairs with the Acquire in `end_those_at_home`.
         match HOME.compare_exchange_weak(top, entry, Release, Relaxed) {
             Ok(_) => break,
@@ -233,7 +233,7 @@ fn end_those_held() {
     let mut next = HOME.swap(ptr::null_mut(), Acquire);
     // SAFETY: null, or a zone, and zones are never freed.
     while let Some(zone) = unsafe { next.as_ref() } {
-        next = zone.next.load(Relaxed);
+        next = zone.below().load(Relaxed);
         end(zone);
     }
 }
@@ -250,7 +250,7 @@ fn end(zone: &'static Zone) {
 
 /// The caller holds the registry. Puts a zone on one of its stacks.
 fn push(stack: &Slot, zone: &'static Zone) {
-    zone.next.store(stack.load(Relaxed), Relaxed);
+    zone.below().store(stack.load(Relaxed), Relaxed);
     stack.store(ptr::from_ref(zone).cast_mut(), Relaxed);
 }
 
@@ -271,7 +271,7 @@ fn pop_ended() -> Option<&'static Zone> {
     let _held = lock();
     // SAFETY: null, or a zone, and zones are never freed.
     let zone = unsafe { ENDED.load(Relaxed).as_ref() }?;
-    ENDED.store(zone.next.load(Relaxed), Relaxed);
+    ENDED.store(zone.below().load(Relaxed), Relaxed);
     Some(zone)
 }
 
@@ -451,7 +451,7 @@ mod tests {
         let (page, number) = (allocator.alloc_page(Gfp::KERNEL).unwrap(), allocator.zones().number);
         let addr = page.addr();
         // Compared by allocator: another allocator's zone may lie at the address later.
-        (page, move || by_address(addr).is_some_and(|(zone, _)| zone.shared.number == number))
+        (page, move || by_address(addr).is_some_and(|(zone, _)| zone.shared().number == number))
     }
 
     #[test]

@@ -73,8 +73,8 @@ impl Zones {
     pub(crate) fn why(&self, context: &AllocContext<'_>, level: Level) -> Why {
         let from = context.policy.first(self.node());
         let zones = || self.zonelist(from).iter().filter(|zone| context.allows(self, from, zone));
-        let floor = |zone: &Zone| zone.marks.floor(context.gfp, level) as usize;
-        let is_enough = |zone: &Zone| zone.buddy.free_frames() >= floor(zone) + context.order.frames() as usize;
+        let floor = |zone: &Zone| zone.marks().floor(context.gfp, level) as usize;
+        let is_enough = |zone: &Zone| zone.buddy().free_frames() >= floor(zone) + context.order.frames() as usize;
         let may_wait = level == Level::Min && context.gfp.may_wait();
         if level == Level::Min && context.patience.cancel.is_some_and(Cancel::is_cancelled) {
             Why::Cancelled
@@ -86,7 +86,7 @@ impl Zones {
             Why::Fault
         } else if may_wait && context.patience.is_over() {
             Why::TimedOut
-        } else if zones().any(|zone| floor(zone) > 0 && zone.buddy.free_frames() > 0) {
+        } else if zones().any(|zone| floor(zone) > 0 && zone.buddy().free_frames() > 0) {
             Why::BelowMark
         } else {
             Why::Exhausted
@@ -154,7 +154,7 @@ impl Zones {
     pub(crate) fn check_lack(&self, lack: Lack, gfp: Gfp) -> Result<(), Error> {
         let frames = lack.order.frames() as usize;
         let blocks_of = |zone: &Zone| {
-            let kept = zone.marks.floor(gfp, Level::Min) as usize;
+            let kept = zone.marks().floor(gfp, Level::Min) as usize;
             zone.frames().saturating_sub(kept) / frames
         };
         let serve = || self.in_use().filter(|zone| zone.serves(lack));
@@ -163,7 +163,9 @@ impl Zones {
             Ok(())
         } else if serve().next().is_some() {
             Err(InvalidRequest::MoreThanManaged { blocks: lack.blocks, order: lack.order.get(), most }.into())
-        } else if core::iter::successors(self.newest(), |zone| zone.older).any(|zone| lack.nodes.contains(zone.node)) {
+        } else if core::iter::successors(self.newest(), |zone| zone.older())
+            .any(|zone| lack.nodes.contains(zone.node()))
+        {
             Ok(()) // All zones there are retired, or inherited from the parent: the request is short, not invalid.
         } else {
             Err(InvalidRequest::NoSuchNode { nodes: lack.nodes.as_bits() }.into())
@@ -175,12 +177,12 @@ impl Zones {
     /// A free calls this with the lines held, perhaps in a signal handler, perhaps for the last page that was out. The zones are still
     /// there: the request that waits has a handle of the allocator, and no request leaves its line while the lines are held.
     pub(crate) fn is_hopeful(&self, lack: Lack) -> bool {
-        self.may_have(lack, |zone| zone.marks.floor(lack.gfp(), Level::Min))
+        self.may_have(lack, |zone| zone.marks().floor(lack.gfp(), Level::Min))
     }
 
     /// Whether the zones have so many free frames above `floor`.
     fn may_have(&self, lack: Lack, floor: impl Fn(&Zone) -> u32) -> bool {
-        let above = |zone: &&'static Zone| zone.buddy.free_frames().saturating_sub(floor(zone) as usize);
+        let above = |zone: &&'static Zone| zone.buddy().free_frames().saturating_sub(floor(zone) as usize);
         let free: usize = self.all().iter().filter(|zone| zone.serves(lack)).map(above).sum();
         free >= lack.frames()
     }
@@ -203,7 +205,7 @@ impl Zones {
     /// One block above the low watermarks, or above those that the flags reach down to; `may_start` as for
     /// [`wake`](reclaim::Reclaim::wake).
     fn try_levels(&self, context: &AllocContext<'_>, from: NodeId, may_start: bool) -> Option<Taken> {
-        let has_marks = self.all().iter().any(|zone| zone.marks.low > 0);
+        let has_marks = self.all().iter().any(|zone| zone.marks().low > 0);
         if has_marks && let Some(taken) = self.walk_for_one(context, from, Level::Low) {
             return Some(taken);
         }
@@ -215,7 +217,7 @@ impl Zones {
 
     /// Nothing is left above the low watermarks: wakes background reclaim. `may_start` as for [`wake`](reclaim::Reclaim::wake).
     pub(crate) fn note_low(&self, may_start: bool) {
-        if self.all().iter().any(|zone| zone.marks.low > 0) {
+        if self.all().iter().any(|zone| zone.marks().low > 0) {
             self.reclaim.wake(may_start);
         }
     }

@@ -189,8 +189,8 @@ impl Allocator {
     pub fn zoneinfo(&self) -> Vec<ZoneInfo> {
         let mut zones: Vec<ZoneInfo> = Vec::new();
         for arena in self.zones().ever() {
-            let (node, kind, marks) = (arena.node, arena.kind, arena.marks);
-            let cpus = arena.lists.cpus();
+            let (node, kind, marks) = (arena.node(), arena.kind(), arena.marks());
+            let cpus = arena.lists().cpus();
             let at = zones.iter().position(|zone| (zone.node, zone.kind) == (node, kind)).unwrap_or_else(|| {
                 let (stats, marks, listed_by_cpu) = (Stats::default(), Watermarks::NONE, vec![0; cpus]);
                 let lists = (0..cpus as u32).map(CpuId::new);
@@ -201,7 +201,7 @@ impl Allocator {
             let zone = &mut zones[at];
             zone.stats.add(&arena.stats());
             for list in &mut zone.lists {
-                list.add(&arena.lists.cpu(list.cpu).lists[list.mobility.index()]);
+                list.add(&arena.lists().cpu(list.cpu).lists[list.mobility.index()]);
             }
             if arena.is_retired() {
                 continue;
@@ -214,9 +214,9 @@ impl Allocator {
                 lowmem_reserve: zone.marks.lowmem_reserve + marks.lowmem_reserve,
             };
             for (cpu, listed) in (0..).zip(&mut zone.listed_by_cpu) {
-                *listed += arena.lists.cpu(CpuId::new(cpu)).lists.iter().map(|list| list.len() as u64).sum::<u64>();
+                *listed += arena.lists().cpu(CpuId::new(cpu)).lists.iter().map(|list| list.len() as u64).sum::<u64>();
             }
-            zone.buddy.push(arena.buddy.buddy_info());
+            zone.buddy.push(arena.buddy().buddy_info());
         }
         zones.sort_by_key(|zone| (zone.node, core::cmp::Reverse(zone.kind as u8)));
         zones
@@ -280,22 +280,22 @@ const LISTS_COUNT: u64 = u64::MAX >> 16;
 
 impl Zone {
     fn cpu_stats(&self) -> impl Iterator<Item = &CpuStats> {
-        (0..self.lists.cpus()).map(|cpu| &self.lists.cpu(CpuId::new(cpu as u32)).stats)
+        (0..self.lists().cpus()).map(|cpu| &self.lists().cpu(CpuId::new(cpu as u32)).stats)
     }
 
     fn sum(&self, field: fn(&CpuStats) -> &AtomicU64) -> u64 {
         self.cpu_stats().fold(0, |sum, cpu| sum.wrapping_add(field(cpu).load(Relaxed)))
     }
     fn sum_lists(&self, field: fn(&pagemill_os::List) -> u64) -> u64 {
-        self.lists.lists().fold(0, |sum, list| sum.wrapping_add(field(list)))
+        self.lists().lists().fold(0, |sum, list| sum.wrapping_add(field(list)))
     }
     fn allocated(&self) -> u64 {
         self.allocated_on(|_| true)
     }
     /// Pages handed out on the CPUs that `which` selects.
     fn allocated_on(&self, which: impl Fn(CpuId) -> bool) -> u64 {
-        (0..self.lists.cpus() as u32).map(CpuId::new).filter(|&cpu| which(cpu)).fold(0u64, |sum, cpu| {
-            let cpu = self.lists.cpu(cpu);
+        (0..self.lists().cpus() as u32).map(CpuId::new).filter(|&cpu| which(cpu)).fold(0u64, |sum, cpu| {
+            let cpu = self.lists().cpu(cpu);
             let direct = cpu.stats.direct_out.load(Relaxed).wrapping_add(cpu.stats.block_pages_out.load(Relaxed));
             cpu.lists.iter().fold(sum.wrapping_add(direct), |sum, list| sum.wrapping_add(list.popped()))
         }) & LISTS_COUNT
@@ -309,30 +309,30 @@ impl Zone {
     /// none all the same, another thread had that frame in its hands.
     #[cold]
     pub(crate) fn has_frames_under_way(&self, gfp: Gfp) -> bool {
-        let kept = (self.floor(gfp, Level::Min) as usize).min(self.buddy.free_frames());
+        let kept = (self.floor(gfp, Level::Min) as usize).min(self.buddy().free_frames());
         // Pages freed between the two sums make the count too small, or negative.
-        self.counted_out() + (self.quarantined.load(Relaxed) as i64) + (kept as i64) < self.frames() as i64
+        self.counted_out() + (self.quarantined() as i64) + (kept as i64) < self.frames() as i64
     }
 
     fn stats(&self) -> Stats {
         let depots =
-            |field: fn(&List) -> u64| self.lists.depots().fold(0u64, |sum, depot| sum.wrapping_add(field(depot)));
+            |field: fn(&List) -> u64| self.lists().depots().fold(0u64, |sum, depot| sum.wrapping_add(field(depot)));
         // Each of these was counted by a list and by a depot: once as refilled and once as passed on.
         let by_depot = depots(List::refilled).wrapping_add(depots(List::passed_on));
         let counted = Stats::of_cpus(self.cpu_stats());
         let allocated = self.allocated();
-        let numa_other = self.allocated_on(|cpu| self.shared.layout.node_of(cpu) != self.node);
+        let numa_other = self.allocated_on(|cpu| self.shared().layout.node_of(cpu) != self.node());
         Stats {
             // Requests get no page of a retired zone.
-            free: if self.is_retired() { 0 } else { self.buddy.free_frames() as u64 },
+            free: if self.is_retired() { 0 } else { self.buddy().free_frames() as u64 },
             listed: self.sum_lists(|list| list.len() as u64),
             in_depots: depots(|depot| depot.len() as u64),
-            quarantined: self.quarantined.load(Relaxed),
+            quarantined: self.quarantined(),
             allocated,
             freed: self.freed(),
             refilled_pages: self.sum_lists(List::refilled).wrapping_sub(by_depot),
             drained_pages: self.sum_lists(List::drained).wrapping_sub(by_depot),
-            misused: self.misused.load(Relaxed),
+            misused: self.misused(),
             numa_local: allocated.saturating_sub(numa_other),
             numa_other,
             numa_hit: allocated.saturating_sub(counted.numa_miss),
@@ -341,12 +341,12 @@ impl Zone {
     }
 
     fn validate(&self) -> Result<Census, Misfit> {
-        let zone = self.buddy.validate()?;
+        let zone = self.buddy().validate()?;
         let managed = self.frames();
         let mut census = Census { managed, free: zone.free, ..Census::default() };
-        let first = self.buddy.start();
+        let first = self.buddy().start();
         let mut on_list = vec![false; managed];
-        for pfn in self.lists.lists().flat_map(|list| list.frames()).map(Pfn::new) {
+        for pfn in self.lists().lists().flat_map(|list| list.frames()).map(Pfn::new) {
             let Some(seen) = on_list.get_mut(pfn.since(first) as usize) else {
                 return Err(Misfit::OtherZones { pfn });
             };
@@ -359,7 +359,7 @@ impl Zone {
         let mut inside = 0;
         for (pfn, &is_listed) in first.run(managed as u32).zip(&on_list) {
             let state = self.state(pfn);
-            let places = usize::from(is_listed) + usize::from(self.buddy.is_free(pfn));
+            let places = usize::from(is_listed) + usize::from(self.buddy().is_free(pfn));
             match state.order() {
                 _ if inside > 0 => {
                     if state != FrameState::INSIDE || places > 0 {
@@ -382,7 +382,7 @@ impl Zone {
         census.handed_out = managed.checked_sub(found).ok_or(Misfit::Managed { found, managed })?;
         let (counted, found) = (self.counted_out(), census.handed_out);
         // A page that two threads freed at once was counted twice.
-        if counted != found as i64 && self.misused.load(Relaxed) == 0 {
+        if counted != found as i64 && self.misused() == 0 {
             return Err(Misfit::Out { counted, found });
         }
         Ok(census)
@@ -397,8 +397,8 @@ impl Zone {
     /// In a forked child: counts frames that are neither free nor counted as handed out as handed out. Other threads of
     /// the parent had them in their hands.
     pub(crate) fn count_stranded(&self) {
-        let out = (self.frames() - self.buddy.free_frames()) as i64;
-        self.lists.cpu(CpuId::new(0)).stats.direct_out.fetch_add((out - self.counted_out()) as u64, Relaxed);
+        let out = (self.frames() - self.buddy().free_frames()) as i64;
+        self.lists().cpu(CpuId::new(0)).stats.direct_out.fetch_add((out - self.counted_out()) as u64, Relaxed);
     }
 }
 

@@ -149,7 +149,7 @@ impl<'n> BulkWalk<'n> {
         let nearest = || self.zonelist.iter().position(|zone| context.allows(zones, self.from, zone));
         self.most == 1
             || nearest().is_some_and(|nearest| {
-                let is_near = self.at < nearest || next.node == self.zonelist[nearest].node;
+                let is_near = self.at < nearest || next.node() == self.zonelist[nearest].node();
                 is_near || (context.gfp.may_wait() && !context.gfp.contains(Gfp::THISNODE))
             })
     }
@@ -177,8 +177,8 @@ impl Zones {
         let pages = pages as u64;
         // A node that cannot serve the request cannot be missed: the nearest node that can takes its place.
         let wanted =
-            self.zonelist(from).iter().find(|zone| context.allows(self, from, zone)).map_or(from, |first| first.node);
-        if zone.node != wanted {
+            self.zonelist(from).iter().find(|zone| context.allows(self, from, zone)).map_or(from, |first| first.node());
+        if zone.node() != wanted {
             zone.stats_here().numa_miss.fetch_add(pages, Relaxed);
             if let Some(wanted) = self.zonelist(wanted).first() {
                 wanted.stats_here().numa_foreign.fetch_add(pages, Relaxed);

@@ -174,7 +174,7 @@ impl Zones {
         // Acquire pairs with the Release in `add`.
         // SAFETY: as in `here`.
         let oldest = unsafe { self.oldest.load(Acquire).as_ref() };
-        oldest.map_or(CpuId::new(0), |oldest| oldest.lists.here())
+        oldest.map_or(CpuId::new(0), |oldest| oldest.lists().here())
     }
     /// The node of that CPU.
     pub(crate) fn node(&self) -> NodeId {
@@ -205,7 +205,7 @@ impl Zones {
     }
     /// The nodes that have memory.
     pub(crate) fn populated(&self) -> NodeMask {
-        self.in_use().map(|zone| zone.node).collect()
+        self.in_use().map(|zone| zone.node()).collect()
     }
     /// Returns the frames on all lists to their zones.
     pub(crate) fn drain_all(&self) -> usize {
@@ -221,7 +221,7 @@ impl Zones {
 
     /// Changes the nodes whose memory requests may take. From now on, requests skip the lists of nodes outside the set.
     pub(crate) fn set_allowed(&self, _held: &registry::Writing, nodes: NodeMask) -> Result<(), InvalidRequest> {
-        if !self.in_use().any(|zone| nodes.contains(zone.node)) {
+        if !self.in_use().any(|zone| nodes.contains(zone.node())) {
             return Err(InvalidRequest::NoSuchNode { nodes: nodes.as_bits() });
         }
         self.shared.set_allowed(nodes);
@@ -272,7 +272,7 @@ impl Zones {
     }
     /// Every zone that was ever added, retired ones included, oldest first.
     pub(crate) fn ever(&self) -> Vec<&'static Zone> {
-        let mut arenas: Vec<_> = core::iter::successors(self.newest(), |zone| zone.older).collect();
+        let mut arenas: Vec<_> = core::iter::successors(self.newest(), |zone| zone.older()).collect();
         arenas.reverse();
         arenas
     }
@@ -290,13 +290,13 @@ impl Zones {
     pub(crate) fn publish(&self, _held: &registry::Writing) {
         let mut arenas = self.ever();
         arenas.retain(|zone| !zone.is_retired());
-        let nodes = arenas.iter().map(|zone| zone.node.get() + 1).max().unwrap_or(1).max(self.layout.distances.len());
+        let nodes = arenas.iter().map(|zone| zone.node().get() + 1).max().unwrap_or(1).max(self.layout.distances.len());
         let lists: Zonelists = (0..nodes.min(NodeId::COUNT_MAX))
             .filter_map(NodeId::new)
             .map(|from| {
                 let mut list = arenas.clone();
-                let distance = |zone: &Zone| self.layout.distance(from, zone.node);
-                list.sort_by_key(|zone| zonelist_place(from, zone.node, zone.kind, distance(zone)));
+                let distance = |zone: &Zone| self.layout.distance(from, zone.node());
+                list.sort_by_key(|zone| zonelist_place(from, zone.node(), zone.kind(), distance(zone)));
                 list
             })
             .collect();
@@ -321,7 +321,7 @@ impl Zones {
         let allowed = self.allowed().and(self.policy.nodes());
         let chosen = |cpu: usize| {
             let from = self.policy.first(self.layout.node_of(CpuId::new(cpu as u32)));
-            let first = self.zonelist(from).iter().find(|zone| allowed.contains(zone.node) && !zone.is_retired());
+            let first = self.zonelist(from).iter().find(|zone| allowed.contains(zone.node()) && !zone.is_retired());
             match (self.policy, first) {
                 (Policy::Interleave(_), _) | (_, None) => core::ptr::null_mut(),
                 (_, Some(&zone)) => core::ptr::from_ref::<Zone>(zone).cast_mut(),
@@ -340,7 +340,7 @@ impl Zones {
     /// [`Invalid::GfpConflict`](pagemill_core::Invalid::GfpConflict), [`InvalidRequest::GfpUnsupported`].
     pub(crate) fn check(&self, gfp: Gfp) -> Result<(), Error> {
         gfp.check()?;
-        if gfp.contains(Gfp::DMA32) && !self.in_use().any(|zone| zone.kind.serves(gfp)) {
+        if gfp.contains(Gfp::DMA32) && !self.in_use().any(|zone| zone.kind().serves(gfp)) {
             return Err(InvalidRequest::GfpUnsupported("DMA32").into());
         }
         Ok(())

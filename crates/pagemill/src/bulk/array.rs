@@ -302,7 +302,7 @@ mod tests {
         let allocator = Allocator::builder().memory(Memory::anonymous(1024)).cpus(1, || 0).build().unwrap();
         let zone = allocator.zones().first();
         drop(allocator.alloc_page(crate::Gfp::KERNEL).unwrap()); // The list has pages.
-        let list = allocator.zones().first().lists.list_here(Mobility::Unmovable);
+        let list = allocator.zones().first().lists().list_here(Mobility::Unmovable);
         let top: Vec<Pfn> = list.frames().map(Pfn::new).collect();
         let taken = top[top.len() - 2];
         zone.set_state(taken, FrameState::raw(Order::ZERO));

@@ -261,7 +261,7 @@ impl<'r> Taking<'r> {
         batch.clear();
         let (gfp, mobility) = (self.request.gfp, self.request.gfp.mobility());
         if let Some(zone) = self.list {
-            zone.lists.pop_n(mobility, left, batch);
+            zone.lists().pop_n(mobility, left, batch);
         }
         let found = match self.list {
             Some(zone) if !batch.is_empty() => {
@@ -287,7 +287,7 @@ impl<'r> Taking<'r> {
         if self.got > 1
             && let Some(zone) = self.other.or(self.here)
         {
-            zone.lists.count_bulk(BulkCall::Alloc, self.got);
+            zone.lists().count_bulk(BulkCall::Alloc, self.got);
         }
         self.got
     }

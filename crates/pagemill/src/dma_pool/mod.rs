@@ -213,7 +213,7 @@ impl DmaPool {
         let shared = Shared { stack, free: 0, free_max: 0, blocks: 0, units: Vec::new() };
         let number = Number::take()?;
         let pool = Arc::new(Pool {
-            lists: allocator.zones().first().lists.another_shut().map_err(BuildError::from)?,
+            lists: allocator.zones().first().lists().another_shut().map_err(BuildError::from)?,
             words: Words::new(number.get(), shape.grain, memory),
             has_raw: AtomicBool::new(false),
             number,

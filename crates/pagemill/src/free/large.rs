@@ -26,7 +26,7 @@ pub(crate) struct Large<const RAW: bool> {
 impl<const RAW: bool> Large<RAW> {
     #[inline]
     pub(crate) fn new(zone: &'static Zone, mobility: Mobility) -> Self {
-        let buddy = &zone.buddy;
+        let buddy = &zone.buddy();
         Self { zone, mobility, is_of_one_kind: !buddy.is_mixed(), pages: 0, giving: Giving::many_to(buddy) }
     }
 
@@ -52,7 +52,7 @@ impl<const RAW: bool> Large<RAW> {
     }
 
     fn is_of_this_kind(&self, pfn: Pfn) -> bool {
-        self.is_of_one_kind || self.zone.buddy.mobility_of(pfn) == self.mobility
+        self.is_of_one_kind || self.zone.buddy().mobility_of(pfn) == self.mobility
     }
 
     /// Marks the page with this word as free and returns its number; none if it is not a page of this kind that is out.
@@ -82,7 +82,7 @@ impl<const RAW: bool> Large<RAW> {
     pub(crate) fn end(&mut self, misused: &mut Option<Misuse>) -> usize {
         let zone = self.zone;
         if self.pages > 1 {
-            zone.lists.count_bulk(BulkCall::Free, self.pages);
+            zone.lists().count_bulk(BulkCall::Free, self.pages);
         }
         let mut freed = 0;
         let found = finish_with(zone, &mut self.giving, |given| {

@@ -23,7 +23,7 @@ impl<const RAW: bool> Segment<RAW> {
     /// For pages like the one that [`page_at`](super::one::page_at) found.
     #[inline(always)]
     pub(crate) fn new(zone: &'static Zone, mobility: Mobility) -> Self {
-        let is_of_one_kind = !zone.buddy.is_mixed();
+        let is_of_one_kind = !zone.buddy().is_mixed();
         Self { zone, mobility, is_of_one_kind, pages: 0, is_counted: false, batch: Batch::new() }
     }
 
@@ -41,7 +41,7 @@ impl<const RAW: bool> Segment<RAW> {
     fn flush(&mut self) {
         let zone = self.zone;
         self.pages += self.batch.len();
-        if !zone.lists.push_n(self.mobility, &self.batch, 0..self.batch.len()) {
+        if !zone.lists().push_n(self.mobility, &self.batch, 0..self.batch.len()) {
             zone.overflow(self.mobility, &self.batch);
         }
         self.batch.clear();
@@ -52,7 +52,7 @@ impl<const RAW: bool> Segment<RAW> {
     fn count(&mut self) {
         let pages = self.pages + self.batch.len();
         if pages > 1 && !core::mem::replace(&mut self.is_counted, true) {
-            self.zone.lists.count_bulk(BulkCall::Free, pages);
+            self.zone.lists().count_bulk(BulkCall::Free, pages);
         }
     }
 
@@ -77,7 +77,7 @@ impl<const RAW: bool> FreeBatch for Segment<RAW> {
 
     #[inline]
     fn give(&mut self, pfn: Pfn) -> bool {
-        let is_ours = self.is_of_one_kind || self.zone.buddy.mobility_of(pfn) == self.mobility;
+        let is_ours = self.is_of_one_kind || self.zone.buddy().mobility_of(pfn) == self.mobility;
         if !is_ours || !self.zone.comes_back::<RAW>(pfn) {
             return false;
         }

@@ -43,7 +43,7 @@ pub(crate) struct Zone {
     /// The first frame's number times 2^32, and the number of frames; 0 while it stands for nothing.
     numbers: AtomicU64,
     /// In one of the registry's stacks: the zone below.
-    pub(crate) next: AtomicPtr<Zone>,
+    next: AtomicPtr<Zone>,
     body: UnsafeCell<MaybeUninit<Body>>,
 }
 
@@ -52,8 +52,8 @@ pub(crate) struct Zone {
 pub(crate) struct Body {
     /// The CPU whose list asked a depot last, plus one; 0 for none: see [`passes_on`](Zone::passes_on).
     pub(super) last_to_ask: AtomicU32,
-    pub(crate) lists: ManuallyDrop<PerCpu>,
-    pub(crate) buddy: Buddy<'static>,
+    pub(super) lists: ManuallyDrop<PerCpu>,
+    pub(super) buddy: Buddy<'static>,
     pub(super) base: usize,
     pub(super) frames: u32,
     pub(super) first: Pfn,
@@ -65,43 +65,43 @@ pub(crate) struct Body {
     /// One link a frame.
     pub(super) links: *mut u32,
     /// What the allocator's zones share.
-    pub(crate) shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// The allocator's zone that was added before this one.
-    pub(crate) older: Option<&'static Zone>,
+    pub(super) older: Option<&'static Zone>,
     /// Called with the zone when no handle is left and its last page is back.
     pub(super) come_home: fn(&'static Zone),
-    pub(crate) node: NodeId,
-    pub(crate) kind: ZoneKind,
-    pub(crate) marks: Watermarks,
+    pub(super) node: NodeId,
+    pub(super) kind: ZoneKind,
+    pub(super) marks: Watermarks,
     /// What it was made of.
-    pub(crate) described: Memory,
+    pub(super) described: Memory,
     /// How often it was taken up again after it was retired.
-    pub(crate) turn: AtomicU32,
+    pub(super) turn: AtomicU32,
     /// No handle of the allocator is left.
     pub(super) is_ownerless: AtomicBool,
     /// Calls that open or shut its lists just now. `leave` holds them back for good.
-    pub(crate) opening: Sections,
+    pub(super) opening: Sections,
     /// It gives nothing any more, and what comes back goes to the system.
-    pub(crate) retired: AtomicBool,
+    pub(super) retired: AtomicBool,
     /// It fell below its low mark, and is not above the high one yet.
-    pub(crate) is_low: AtomicBool,
+    pub(super) is_low: AtomicBool,
     /// Below: free frames that are kept for the request that claims them. Above, times 2^32: that claim's number.
-    pub(crate) claimed: AtomicU64,
+    pub(super) claimed: AtomicU64,
     /// Frames that a list may hold: its share of the zone, so that CPUs cannot hide much of a small one.
     pub(super) limit_max: u32,
     /// Entries of frames that were found on two ways at once, and put aside.
-    pub(crate) quarantined: AtomicU64,
+    pub(super) quarantined: AtomicU64,
     /// Blocks that came back and were refused.
-    pub(crate) misused: AtomicU64,
+    pub(super) misused: AtomicU64,
     /// Frames that nobody ever had are zero.
     pub(super) is_zeroed: bool,
     /// Somebody else may write to its pages at any time: [`Allocator::memfd`](crate::Allocator::memfd) handed out its file.
     pub(super) is_handed_on: AtomicBool,
     /// It was cut to what the process's limit had room for, which is for it alone.
-    pub(crate) is_within_limit: bool,
+    pub(super) is_within_limit: bool,
     /// Some of it went back to the system, and is fresh again: fresh frames may have been handed out before.
     pub(super) has_given_back: AtomicBool,
-    pub(crate) pins: Pins,
+    pub(super) pins: Pins,
     /// The process that mapped it.
     pub(super) opened_in: Stamp,
     pub(super) memory: ManuallyDrop<Mapping>,
@@ -406,6 +406,79 @@ impl Zone {
     #[inline(always)]
     pub(crate) fn mobility_of(&self, pfn: Pfn) -> Mobility {
         if self.buddy.is_mixed() { self.buddy.mobility_of(pfn) } else { Mobility::Unmovable }
+    }
+
+    pub(crate) fn node(&self) -> NodeId {
+        self.node
+    }
+    pub(crate) fn kind(&self) -> ZoneKind {
+        self.kind
+    }
+    pub(crate) fn marks(&self) -> Watermarks {
+        self.marks
+    }
+    #[inline]
+    pub(crate) fn buddy(&self) -> &Buddy<'static> {
+        &self.buddy
+    }
+    #[inline]
+    pub(crate) fn lists(&self) -> &PerCpu {
+        &self.lists
+    }
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+    /// The allocator's zone that was added before this one.
+    pub(crate) fn older(&self) -> Option<&'static Zone> {
+        self.older
+    }
+    /// The memory that it was made of.
+    pub(crate) fn described(&self) -> &Memory {
+        &self.described
+    }
+    pub(crate) fn is_within_limit(&self) -> bool {
+        self.is_within_limit
+    }
+    pub(crate) fn pins(&self) -> &Pins {
+        &self.pins
+    }
+    /// In one of the registry's stacks: the zone below.
+    pub(crate) fn below(&self) -> &AtomicPtr<Zone> {
+        &self.next
+    }
+
+    /// For tests that stand for another thread.
+    #[cfg(test)]
+    pub(crate) fn opening(&self) -> &Sections {
+        &self.opening
+    }
+    #[cfg(test)]
+    pub(crate) fn claimed(&self) -> &AtomicU64 {
+        &self.claimed
+    }
+
+    /// Frames in quarantine.
+    pub(crate) fn quarantined(&self) -> u64 {
+        self.quarantined.load(Relaxed)
+    }
+    /// Blocks whose free was refused.
+    pub(crate) fn misused(&self) -> u64 {
+        self.misused.load(Relaxed)
+    }
+
+    /// How often it was put to use again after it was retired.
+    pub(crate) fn turn(&self) -> u32 {
+        self.turn.load(Relaxed)
+    }
+    /// A retired zone hands nothing out any more, and its free memory goes to the system.
+    pub(crate) fn set_retired(&self, is_retired: bool) {
+        self.retired.store(is_retired, Relaxed);
+    }
+    /// Puts a retired zone to use again.
+    pub(crate) fn take_up_again(&self) {
+        self.turn.fetch_add(1, Relaxed);
+        self.is_low.store(false, Relaxed);
+        self.set_retired(false);
     }
 
     pub(crate) fn is_retired(&self) -> bool {
