@@ -192,7 +192,7 @@ fn what_is_no_device_is_refused_in_words() {
     assert!(why.to_string().contains("bound to vfio-pci, and set its IOMMU to Type1"), "{why}");
     for (chunk, headroom) in [(0, 0), (1024, 0), (3000, 0), (8192, 0), (2048, 2048)] {
         let why = Umem::new(null.as_fd(), chunk, headroom).unwrap_err();
-        assert!(why.to_string().contains("ask for chunks of 2048 or 4096 bytes"), "{why}");
+        assert!(why.to_string().contains("use chunks of 2048 or 4096 bytes"), "{why}");
     }
     let why = Device::new(&allocator, Umem::new(null.as_fd(), 2048, 0).unwrap()).unwrap_err();
     assert!(why.to_string().contains("use an AF_XDP socket"), "{why}");

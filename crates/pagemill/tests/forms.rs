@@ -318,7 +318,7 @@ fn arrays_of_raw_pointers_and_of_handles_are_refused_alike() {
             assert_eq!(raw.iter().filter(|slot| slot.is_null()).count(), 8 - full);
             of_raw.to_string()
         };
-        assert!(refused(8, 9, 1, Gfp::NOWAIT).contains("at least 9 of at most 8"));
+        assert!(refused(8, 9, 1, Gfp::NOWAIT).contains("at least 9 blocks cannot have a maximum of 8"));
         assert!(refused(usize::MAX, 1, 0, Gfp::NOWAIT).contains(&usize::MAX.to_string()));
         assert!(refused(9, 0, 1, Gfp::NOWAIT).contains('9'));
         refused(8, 8, 0, Gfp::NOWAIT);
