@@ -331,7 +331,7 @@ fn refused_tables_of_buffers_say_what_to_do() {
     if let Ok(own) = IoUring::builder().setup_single_issuer().build(8) {
         let from_elsewhere = std::thread::scope(|scope| scope.spawn(|| FixedBuffers::new(fd(&own))).join());
         let why = from_elsewhere.unwrap().unwrap_err();
-        assert!(why.to_string().contains("IORING_SETUP_SINGLE_ISSUER): do this there"), "{why}");
+        assert!(why.to_string().contains("IORING_SETUP_SINGLE_ISSUER): do this on that thread"), "{why}");
     }
 }
 

@@ -182,7 +182,7 @@ fn descriptors_that_are_no_device_are_refused_with_a_reason() {
     assert!(why.to_string().contains("bound to vfio-pci, and set its IOMMU to Type1"), "{why}");
     for (chunk, headroom) in [(0, 0), (1024, 0), (3000, 0), (8192, 0), (2048, 2048)] {
         let why = Umem::new(null.as_fd(), chunk, headroom).unwrap_err();
-        assert!(why.to_string().contains("ask for chunks of 2048 or 4096 bytes"), "{why}");
+        assert!(why.to_string().contains("use chunks of 2048 or 4096 bytes"), "{why}");
     }
     let why = Device::new(&allocator, Umem::new(null.as_fd(), 2048, 0).unwrap()).unwrap_err();
     assert!(why.to_string().contains("use an AF_XDP socket"), "{why}");

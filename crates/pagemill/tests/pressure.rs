@@ -661,16 +661,16 @@ fn faults_are_parsed_and_a_syntax_error_names_its_part() {
     }
     for (text, at, says) in [
         ("", 1, "KEY=VALUE"),
-        ("gfp=atomic", 1, "which ones"),
+        ("gfp=atomic", 1, "which acquisitions"),
         ("p=2", 1, "0 to 1"),
         ("p=NaN", 1, "0 to 1"),
         ("after=1,p=x", 2, "0 to 1"),
         ("after=-1", 1, "acquisitions"),
         ("p=1,seed=0x3", 2, "a number"),
-        ("p=1,every=3", 2, "after, p, gfp and seed"),
+        ("p=1,every=3", 2, "after, p, gfp or seed"),
         ("after=3;p=1", 1, "acquisitions"),
         ("p=1,gfp=all", 2, "kernel, noio"),
-        ("p=1,after=2,p=1", 3, "before"),
+        ("p=1,after=2,p=1", 3, "twice"),
         ("p=1,", 2, "KEY=VALUE"),
     ] {
         match text.parse::<Faults>().unwrap_err() {
