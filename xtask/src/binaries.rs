@@ -17,7 +17,7 @@ use crate::tally::Tally;
 const COLD: &[&str] = &["core9panicking9panic_fmt", "4core3fmt", "core..fmt..", "5alloc3fmt", "3std2io"];
 
 /// The file with the bytes that each hot function may have.
-const LIMITS: &str = "tests/checks/limits.txt";
+const LIMITS: &str = "tests/checks/limits.toml";
 
 /// Another target than this machine's, whose objects are compiled and not run.
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
@@ -39,7 +39,8 @@ pub(crate) fn sizes(shell: &Shell) -> Result<Tally> {
     let path = checks_object(shell, None)?;
     let data = fs::read(&path)?;
     let hot = hot_functions(&object::File::parse(&*data)?)?;
-    let limits = limits(&fs::read_to_string(shell.root.join(LIMITS)).context(LIMITS)?)?;
+    let limits = fs::read_to_string(shell.root.join(LIMITS)).context(LIMITS)?;
+    let limits: BTreeMap<String, u64> = toml::from_str(&limits).context(LIMITS)?;
     let mut problems = Vec::new();
     let mut table = format!("{:<26} {:>6} {:>6}  calls\n", "hot function", "bytes", "limit");
     for (name, function) in &hot {
@@ -90,18 +91,6 @@ fn hot_functions(file: &object::File<'_>) -> Result<BTreeMap<String, Hot>> {
         hot.insert(name.to_owned(), Hot { bytes: symbol.size(), calls });
     }
     Ok(hot)
-}
-
-/// Reads `name bytes` lines; `#` opens a comment.
-fn limits(text: &str) -> Result<BTreeMap<String, u64>> {
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-    lines
-        .filter(|line| !line.is_empty())
-        .map(|line| {
-            let (name, bytes) = line.split_once(' ').with_context(|| format!("{LIMITS}: {line:?}"))?;
-            Ok((name.to_owned(), bytes.trim().parse()?))
-        })
-        .collect()
 }
 
 /// Links core into a static program with no library below it, and runs that.
@@ -195,18 +184,4 @@ fn place(file: &object::File<'_>, relocation: &object::Relocation) -> Result<(ob
     let symbol = file.symbol_by_index(index)?;
     let section = symbol.section_index().context("a descriptor's pointer that leads out of the object")?;
     Ok((section, symbol.address().wrapping_add_signed(relocation.addend())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_are_names_and_bytes() {
-        let limits = limits("# why\nhot_alloc_page 128 # a list hit\n\nhot_free 64\n").unwrap();
-        assert_eq!(limits.len(), 2);
-        assert_eq!(limits["hot_alloc_page"], 128);
-        assert!(super::limits("hot_alloc_page").is_err());
-        assert!(super::limits("hot_alloc_page many").is_err());
-    }
 }

@@ -12,10 +12,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::paths;
-use crate::plan::OLDEST;
 use crate::shell::{Cmd, Ran, Shell};
 use crate::suites::{self, Built, Suite};
 use crate::tally::{self, Tally};
+use crate::tools::OLDEST;
 use crate::{change, papers};
 
 /// The crates that a user links.
@@ -120,7 +120,7 @@ pub(crate) fn library(shell: &Shell) -> Result<Tally> {
 pub(crate) fn oldest(shell: &Shell) -> Result<Tally> {
     let manifest = fs::read_to_string(shell.root.join("Cargo.toml"))?;
     let promise = format!("rust-version = \"{OLDEST}\"");
-    ensure!(manifest.contains(&promise), "Cargo.toml does not say {promise}, as xtask/src/plan.rs does");
+    ensure!(manifest.contains(&promise), "Cargo.toml does not say {promise}, as xtask/src/tools.rs does");
     let check = shell.cargo(&format!("+{OLDEST} check --locked {LIBRARY}"));
     let check = check.env("CARGO_TARGET_DIR", shell.own_target("oldest"));
     check.limit(BUILD_LIMIT).run("oldest")?.expect_ok()?;

@@ -52,7 +52,7 @@ pub(crate) struct Ran {
 impl Ran {
     /// True when the command ended well.
     pub(crate) fn is_ok(&self) -> bool {
-        matches!(self.end, End::Itself(status) if status.success())
+        self.end.is_ok()
     }
 
     /// Fails with the last lines of the output unless the command ended well.

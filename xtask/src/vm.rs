@@ -18,13 +18,11 @@
 //!
 //! In the machine `init` starts the script, which ends with 0 unless the script itself failed; what is in `tests/vm/bin`
 //! is a command there. The command `tests` runs tests and `check` anything else, and [`found`] reads what they print.
-//! [`known`] takes out the failures that an issue is open for. [`debian`] brings kernels and another processor's libraries,
-//! [`boot`] puts a machine together.
+//! [`debian`] fetches kernels and another processor's libraries, [`boot`] puts a machine together.
 
 mod boot;
 mod debian;
 mod found;
-mod known;
 
 use std::fs;
 use std::path::PathBuf;
@@ -34,8 +32,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::shell::Shell;
 use crate::tally::Tally;
-use crate::tools::Need;
-use known::Known;
+use crate::tools::{AARCH64, CRYPTSETUP, GCC, Need};
 
 const CPIO: Need = Need::Deb("cpio", &["cpio", "--version"]);
 const KMOD: Need = Need::Deb("kmod", &["/sbin/modprobe", "--version"]);
@@ -46,30 +43,25 @@ pub(crate) const SCRIPT: &str = "script ";
 
 /// What the scripts on x86-64 need.
 pub(crate) const NEEDS: &[Need] = &[
-    crate::tools::GCC,
+    GCC,
     CPIO,
     KMOD,
     DPKG,
     Need::Deb("qemu-system-x86", &["qemu-system-x86_64", "--version"]),
     Need::Deb("busybox-static", &["busybox", "true"]),
-    // For what the scripts do.
-    crate::tools::CRYPTSETUP,
+    // Programs that the scripts run.
+    CRYPTSETUP,
     Need::Deb("e2fsprogs", &["/sbin/mkfs.ext4", "-V"]),
     Need::Deb("nbd-client", &["/sbin/nbd-client", "-V"]),
 ];
 
-/// The same, for a step that has other scripts besides.
-pub(crate) fn needs_x86_64() -> Vec<Need> {
-    NEEDS.to_vec()
-}
-
 /// What the scripts on aarch64 need.
 pub(crate) const NEEDS_AARCH64: &[Need] = &[
-    crate::tools::GCC,
+    GCC,
     CPIO,
     KMOD,
     DPKG,
-    Need::Target("aarch64-unknown-linux-gnu"),
+    AARCH64,
     Need::Deb("gcc-aarch64-linux-gnu", &["aarch64-linux-gnu-gcc", "--version"]),
     Need::Deb("libc6-dev-arm64-cross", &["test", "-e", "/usr/aarch64-linux-gnu/lib/crt1.o"]),
     Need::Deb("qemu-system-arm", &["qemu-system-aarch64", "--version"]),
@@ -182,7 +174,6 @@ pub(crate) fn long(shell: &Shell) -> Result<Tally> {
 /// Runs scripts, one machine after the other.
 fn run(shell: &Shell, step: &str, scripts: &[Script]) -> Result<Tally> {
     ensure!(!scripts.is_empty(), "there is no such script in tests/vm");
-    let known = Known::read(&shell.root.join("tests/vm/known-failures"))?;
     let mut tally = Tally::default();
     for script in scripts {
         // Whoever looks for one test does not want what has no tests.
@@ -191,7 +182,6 @@ fn run(shell: &Shell, step: &str, scripts: &[Script]) -> Result<Tally> {
         }
         match boot::run(shell, script) {
             Ok(mut found) => {
-                found = known.judge(&script.name, found, shell.filter.is_some());
                 for failure in &mut found.failures {
                     failure.why = format!("in {}: {}", script.name, failure.why);
                     failure.name = match failure.name.as_str() {
