@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
+use spdx::{Expression, Licensee, ParseMode};
 
 use crate::builds::MUTANTS;
 use crate::floors;
@@ -126,6 +127,7 @@ pub(crate) fn licences(shell: &Shell) -> Result<Tally> {
     let deny = fs::read_to_string(shell.root.join("deny.toml"))?;
     let deny: toml::Table = deny.parse().context("deny.toml")?;
     let allowed_licences = strings(&deny, "licenses", "allow")?;
+    let allowed_licences: Vec<_> = allowed_licences.iter().map(|it| Licensee::parse(it)).collect::<Result<_, _>>()?;
     let allowed_sources = strings(&deny, "sources", "allow-registry")?;
     let packages = all_packages(shell)?;
     let mut problems = Vec::new();
@@ -155,30 +157,10 @@ pub(crate) fn licences(shell: &Shell) -> Result<Tally> {
     Ok(Tally::from_problems(problems, note))
 }
 
-/// Whether a licence expression can be satisfied: one side of each OR, both of each AND.
-fn is_allowed(expression: &str, allowed: &[String]) -> bool {
-    let expression = expression.trim();
-    // The old way to write OR.
-    let expression = expression.replace('/', " OR ");
-    if let Some((left, right)) = split_outside(&expression, " AND ") {
-        return is_allowed(left, allowed) && is_allowed(right, allowed);
-    }
-    if let Some((left, right)) = split_outside(&expression, " OR ") {
-        return is_allowed(left, allowed) || is_allowed(right, allowed);
-    }
-    let bare = expression.trim();
-    if let Some(inside) = bare.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')) {
-        return is_allowed(inside, allowed);
-    }
-    allowed.iter().any(|licence| licence == bare)
-}
-
-/// Splits at the first `word` that stands outside of all brackets. Splitting at AND
-/// before OR reads `A OR B AND C` more strictly than SPDX does, never less.
-fn split_outside<'a>(text: &'a str, word: &str) -> Option<(&'a str, &'a str)> {
-    let outside = |at: usize| text[..at].matches('(').count() == text[..at].matches(')').count();
-    let at = text.match_indices(word).map(|(at, _)| at).find(|at| outside(*at))?;
-    Some((&text[..at], &text[at + word.len()..]))
+/// Whether these licences satisfy a licence expression. The old way to write OR, a slash, is read too.
+fn is_allowed(expression: &str, allowed: &[Licensee]) -> bool {
+    let expression = Expression::parse_mode(expression, ParseMode::LAX);
+    expression.is_ok_and(|it| it.evaluate(|wanted| allowed.iter().any(|licence| licence.satisfies(wanted))))
 }
 
 fn strings(table: &toml::Table, section: &str, key: &str) -> Result<Vec<String>> {
@@ -297,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_licence_needs_one_side_of_or_and_both_of_and() {
-        let allowed = ["MIT".to_owned(), "Zlib".to_owned()];
+        let allowed = ["MIT", "Zlib"].map(|licence| Licensee::parse(licence).unwrap());
         let is_allowed = |expression| is_allowed(expression, &allowed);
         assert!(is_allowed("MIT"));
         assert!(is_allowed("GPL-3.0 OR MIT"));
