@@ -1,9 +1,9 @@
-//! The allocator that a command works with: the library's default one, with its refusals explained.
+//! The allocator that a command uses: the library's default one, with its errors explained.
 use pagemill::{Allocator, Backend, BuildError, Builder, self_test};
 
 use crate::failure::Failure;
 
-/// Refuses a `PAGEMILL_BACKEND` that cannot be had, before a command works with another than was meant.
+/// Refuses a `PAGEMILL_BACKEND` that this machine does not have, before the command starts.
 pub(crate) fn check_forced_backend() -> Result<(), Failure> {
     let Some(name) = std::env::var_os("PAGEMILL_BACKEND").filter(|name| !name.is_empty()) else { return Ok(()) };
     let refused =
@@ -18,8 +18,8 @@ pub(crate) fn check_forced_backend() -> Result<(), Failure> {
     }
 }
 
-/// An allocator as [`Allocator::global`] makes it. Where the system refuses that much address space, one of `enough`
-/// pages, if that is given. `fail`: which acquisitions fail.
+/// An allocator like [`Allocator::global`]. If the system refuses that much address space, one of `enough` pages. `fail` says which
+/// acquisitions fail.
 pub(crate) fn default_allocator(enough: Option<usize>, fail: Option<&str>) -> Result<Allocator, Failure> {
     let faults = fail.map(crate::faults::anew).transpose()?;
     let builder = || faults.iter().cloned().fold(Allocator::builder(), Builder::faults);

@@ -1,9 +1,13 @@
-//! How the program fails: what it was doing, why that did not work, what to do next; and with which exit code.
+//! How the program fails: what it was doing, why that failed, what the user can do next, and the exit code.
 use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// A failure, told in one line.
+/// The exit code of a command line that makes no sense, as clap has it.
+#[cfg(feature = "bench")]
+pub(crate) const USAGE: u8 = 2;
+
+/// A failure, reported in one line.
 #[derive(Debug)]
 pub(crate) struct Failure {
     what: String,
@@ -34,31 +38,23 @@ impl Failure {
         self
     }
 
-    /// What the failure left behind.
+    /// What is on the disk after the failure.
     #[must_use]
     pub(crate) fn left(mut self, left: String) -> Self {
         self.left = Some(left);
         self
     }
 
-    /// A signal asked for the end; the program ends by that signal, as its caller expects.
+    /// The program was interrupted by this signal, and ends by it, as its caller expects.
     #[must_use]
     pub(crate) fn by_signal(mut self, signal: i32) -> Self {
         self.signal = Some(signal);
         self
     }
 
-    /// The command line makes no sense: exit code 2.
-    #[cfg(feature = "bench")]
-    #[must_use]
-    pub(crate) fn usage(mut self) -> Self {
-        self.code = 2;
-        self
-    }
-
-    /// Says so on standard error and ends with its code, or by the signal that asked for the end.
+    /// Reports the failure on standard error. Returns its exit code, or ends the program by its signal.
     pub(crate) fn report(&self, command: &str) -> ExitCode {
-        // With standard error closed there is nobody to tell; the exit code still does.
+        // If standard error is closed, the exit code has to do.
         let _ = writeln!(io::stderr(), "pagemill: {command}: {}", printable(&self.to_string()));
         if let Some(signal) = self.signal {
             let _ = signal_hook::low_level::emulate_default_handler(signal);
@@ -80,18 +76,24 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Writes to standard output. A reader that went away wants no more: that is no failure.
+/// Writes to standard output. A reader that has closed it is no failure.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    print_on(text.as_bytes()).map(|_| ())
+}
+
+/// Writes to standard output. False: the reader has closed it.
+pub(crate) fn print_on(text: &[u8]) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => {
             Err(Failure::new("standard output", said(&error)).next("send it to a file or a terminal that takes it"))
         }
-        _ => Ok(()),
     }
 }
 
-/// On one line, whatever the names in it hold: control characters are written as Rust escapes them.
+/// The text on one line, whatever names it contains: control characters are escaped as Rust escapes them.
 pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for char in text.chars() {
@@ -100,7 +102,7 @@ pub(crate) fn printable(text: &str) -> String {
     shown
 }
 
-/// What the system said, without the number that Rust adds.
+/// The system's message, without the error number that Rust adds.
 pub(crate) fn said(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_owned()

@@ -1,20 +1,19 @@
-//! Acquisitions that fail on purpose: `--fail SPEC`, or `PAGEMILL_FAIL` where that is not given, so that a user sees
-//! what a command does then.
+//! Acquisitions that fail on purpose: `--fail SPEC`, or else `PAGEMILL_FAIL`. They show a user how a command reacts.
 use pagemill::{BuildError, Faults};
 
 use crate::failure::Failure;
 
-/// Refuses a `PAGEMILL_FAIL` that says nothing, as every allocator would.
+/// Refuses a `PAGEMILL_FAIL` that cannot be read, as every allocator would.
 pub(crate) fn check_environment() -> Result<(), Failure> {
     by_environment().map(|_| ())
 }
 
-/// Reads `--fail`. The text is kept, for the command line that does the same again.
+/// Reads `--fail`. Keeps the text, for the command line that repeats the run.
 pub(crate) fn spec(text: &str) -> Result<String, BuildError> {
     text.parse::<Faults>().map(|_| text.split_whitespace().collect())
 }
 
-/// What is to fail: as `given`, else as the environment says.
+/// The faults of `--fail`, which is `given`, or else of the environment.
 pub(crate) fn wanted(given: Option<&str>) -> Result<Option<String>, Failure> {
     given.map_or_else(by_environment, |text| Ok(Some(text.to_owned())))
 }
@@ -25,7 +24,7 @@ fn by_environment() -> Result<Option<String>, Failure> {
     spec(text.to_str().unwrap_or_default()).map(Some).map_err(refused)
 }
 
-/// Faults that begin anew with each allocator.
+/// Faults for a new allocator: they count from its beginning.
 pub(crate) fn anew(spec: &str) -> Result<Faults, Failure> {
     spec.parse().map_err(|why: BuildError| Failure::new("no faults to inject", why))
 }

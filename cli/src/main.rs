@@ -1,17 +1,16 @@
 //! The program `pagemill`: shows the library at work.
 //!
-//! `bench` measures it (the crate `pagemill-bench`), `copy` moves a file through its pages, `crypt` makes
-//! encrypted volumes (the crate `pagemill-crypt`), `nvme` drives a disk past the kernel's driver (the crate `pagemill-nvme`), `stress` looks for a page
-//! with two owners, `info` says what it found on this machine, `top` watches another process. Each is a module with its arguments and a `run`.
+//! `copy` moves a file through its pages, `stress` looks for a page with two owners, `info` reports what the library found on this
+//! machine, `top` watches another process. Each of these is a module with its arguments and a `run`. [`commands`] calls the
+//! commands of other crates: `bench` measures the library, `crypt` makes encrypted volumes, `nvme` drives a disk without the
+//! kernel's driver.
 mod allocator;
+#[cfg(any(feature = "crypt", feature = "nvme"))]
+mod commands;
 mod copy;
-#[cfg(feature = "crypt")]
-mod crypt;
 mod failure;
 mod faults;
 mod info;
-#[cfg(feature = "nvme")]
-mod nvme;
 mod stop;
 mod stress;
 mod top;
@@ -19,7 +18,7 @@ mod watched;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use failure::Failure;
 
@@ -38,10 +37,10 @@ enum Command {
     Bench(pagemill_bench::BenchArgs),
     Copy(copy::CopyArgs),
     #[cfg(feature = "crypt")]
-    Crypt(crypt::CryptArgs),
+    Crypt(pagemill_crypt::commands::CryptArgs),
     Info(info::InfoArgs),
     #[cfg(feature = "nvme")]
-    Nvme(nvme::NvmeArgs),
+    Nvme(pagemill_nvme::commands::NvmeArgs),
     Stress(stress::StressArgs),
     Top(top::TopArgs),
 }
@@ -72,61 +71,26 @@ Environment:
   PAGEMILL_FAIL=after=1000,p=0.01    acquisitions fail, to see what happens then";
 
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
+    let matches = Cli::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let checked = allocator::check_forced_backend().and_then(|()| faults::check_environment());
-    match checked.and_then(|()| command.run()) {
+    match checked.and_then(|()| run(&cli.command)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(command.name()),
+        Err(failure) => failure.report(matches.subcommand_name().unwrap_or_default()),
     }
 }
 
-#[cfg(feature = "bench")]
-fn bench(args: &pagemill_bench::BenchArgs) -> Result<(), Failure> {
-    use failure::said;
-    use pagemill_bench::Error;
-    let program = std::env::current_exe().map_err(|error| Failure::new("this program's own file", said(&error)))?;
-    pagemill_bench::run(args, &program, &[pagemill_crypt_bench::TABLE]).map_err(|error| {
-        let failure = Failure::new("no figures", &error);
-        let failure = match error {
-            Error::Interrupted { signal } => failure.by_signal(signal),
-            Error::UnknownName { .. } | Error::NotBuilt { .. } | Error::NoRows => failure.usage(),
-            _ => failure,
-        };
-        match error.next_step() {
-            Some(next) => failure.next(next),
-            None => failure,
-        }
-    })
-}
-
-impl Command {
-    fn name(&self) -> &'static str {
-        match self {
-            #[cfg(feature = "bench")]
-            Self::Bench(_) => "bench",
-            Self::Copy(_) => "copy",
-            #[cfg(feature = "crypt")]
-            Self::Crypt(_) => "crypt",
-            Self::Info(_) => "info",
-            #[cfg(feature = "nvme")]
-            Self::Nvme(_) => "nvme",
-            Self::Stress(_) => "stress",
-            Self::Top(_) => "top",
-        }
-    }
-
-    fn run(&self) -> Result<(), Failure> {
-        match self {
-            #[cfg(feature = "bench")]
-            Self::Bench(args) => bench(args),
-            Self::Copy(args) => copy::run(args),
-            #[cfg(feature = "crypt")]
-            Self::Crypt(args) => crypt::run(args),
-            Self::Info(args) => info::run(args),
-            #[cfg(feature = "nvme")]
-            Self::Nvme(args) => nvme::run(args),
-            Self::Stress(args) => stress::run(args),
-            Self::Top(args) => top::run(args),
-        }
+fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        #[cfg(feature = "bench")]
+        Command::Bench(args) => commands::bench(args),
+        Command::Copy(args) => copy::run(args),
+        #[cfg(feature = "crypt")]
+        Command::Crypt(args) => commands::crypt(args),
+        Command::Info(args) => info::run(args),
+        #[cfg(feature = "nvme")]
+        Command::Nvme(args) => commands::nvme(args),
+        Command::Stress(args) => stress::run(args),
+        Command::Top(args) => top::run(args),
     }
 }

@@ -1,4 +1,4 @@
-//! Signals that ask for the end. They raise a flag; the work looks at it between steps and cleans up.
+//! Signals that interrupt a command. They set a flag, which the command checks between steps, so that it can clean up.
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -7,11 +7,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ};
 
 use crate::failure::Failure;
 
-/// The signal that asked for the end.
+/// The signal that has interrupted the command, if any.
 pub(crate) struct Stop(Arc<AtomicUsize>);
 
 impl Stop {
-    /// Begins to watch. A signal that the program was started to ignore (`nohup`) stays ignored.
+    /// Begins to watch for signals. A signal that was ignored at the start (`nohup`) stays ignored.
     pub(crate) fn watch() -> io::Result<Self> {
         let flag = Arc::new(AtomicUsize::new(0));
         for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
@@ -19,14 +19,14 @@ impl Stop {
                 signal_hook::flag::register_usize(signal, Arc::clone(&flag), signal as usize)?;
             }
         }
-        // A file beyond the size limit is to be an error of the write, not the end.
+        // With this, a write beyond the file size limit fails and does not end the program.
         signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
         Ok(Self(flag))
     }
 
-    /// Fails once a signal has come, with what the user can do then.
+    /// Fails after a signal; `next` is what the user can do then.
     pub(crate) fn check(&self, next: &str) -> Result<(), Failure> {
-        // Relaxed: nothing is read but the number itself.
+        // Relaxed: only the number itself is read.
         let name = match self.0.load(Relaxed) as i32 {
             0 => return Ok(()),
             SIGINT => "SIGINT",
@@ -40,7 +40,7 @@ impl Stop {
 }
 
 fn is_ignored(signal: i32) -> bool {
-    // SAFETY: asks for the signal's action and changes nothing; an all-zero sigaction is a valid place for it.
+    // SAFETY: the call reads the signal's action and changes nothing; an all-zero sigaction is valid memory for it.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_IGN

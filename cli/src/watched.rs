@@ -1,11 +1,11 @@
-//! Being watched: the socket that `pagemill top` asks, for a command whose user wants one.
+//! The socket through which `pagemill top` watches a command.
 use std::path::{Path, PathBuf};
 
 use pagemill_watch::StatsServer;
 
 use crate::failure::{Failure, said};
 
-/// Serves on a socket at `path`, or where `PAGEMILL_STATS` says; nowhere if neither says so.
+/// Serves on a socket at `path`, or else at the path in `PAGEMILL_STATS`. Without either, does nothing.
 pub(crate) fn serve(path: Option<&Path>) -> Result<Option<StatsServer>, Failure> {
     let Some(path) = path.map(Path::to_owned).or_else(named_by_environment) else { return Ok(None) };
     let next = "choose another path for the socket";

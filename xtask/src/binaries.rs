@@ -1,5 +1,5 @@
-//! What the compiler made of it: how long the hot functions are, what they call, what
-//! the restartable sequences' descriptors say, and that core needs nothing below it.
+//! Checks of compiled code: the sizes of the hot functions and what they call, the descriptors of the restartable sequences, and
+//! that core links without a library below it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,18 +11,17 @@ use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolKind};
 use crate::shell::Shell;
 use crate::tally::Tally;
 
-/// Parts of a mangled name that a hot function must not call by itself: what formats, or
-/// is given something formatted, belongs in a cold function out of line (C3.15). A bare
-/// panic is one already, and is allowed.
+/// Parts of the mangled names of functions that a hot function must not call directly. Code that formats belongs in a cold
+/// function out of line (C3.15). A bare panic is such a function already, and is allowed.
 const COLD: &[&str] = &["core9panicking9panic_fmt", "4core3fmt", "core..fmt..", "5alloc3fmt", "3std2io"];
 
-/// The file with the bytes that each hot function may have.
-const LIMITS: &str = "tests/checks/limits.txt";
+/// The file with the most bytes that each hot function may have.
+const LIMITS: &str = "tests/checks/limits.toml";
 
-/// Another target than this machine's, whose objects are compiled and not run.
+/// Objects for this target are compiled and not run.
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
-/// Compiles the wrappers of `pagemill-checks` into one object file, for this machine or for a target.
+/// Compiles `pagemill-checks` into one object file, for this machine or for a target.
 fn checks_object(shell: &Shell, target: Option<&str>) -> Result<PathBuf> {
     let name = target.unwrap_or("host");
     let object = shell.own_target("objects").join(format!("checks-{name}.o"));
@@ -34,12 +33,13 @@ fn checks_object(shell: &Shell, target: Option<&str>) -> Result<PathBuf> {
     Ok(object)
 }
 
-/// Sizes and callees of the functions `hot_*`, against their limits.
+/// Compares the sizes of the functions `hot_*` with their limits, and looks at what they call.
 pub(crate) fn sizes(shell: &Shell) -> Result<Tally> {
     let path = checks_object(shell, None)?;
     let data = fs::read(&path)?;
     let hot = hot_functions(&object::File::parse(&*data)?)?;
-    let limits = limits(&fs::read_to_string(shell.root.join(LIMITS)).context(LIMITS)?)?;
+    let limits = fs::read_to_string(shell.root.join(LIMITS)).context(LIMITS)?;
+    let limits: BTreeMap<String, u64> = toml::from_str(&limits).context(LIMITS)?;
     let mut problems = Vec::new();
     let mut table = format!("{:<26} {:>6} {:>6}  calls\n", "hot function", "bytes", "limit");
     for (name, function) in &hot {
@@ -67,7 +67,7 @@ struct Hot {
     calls: Vec<String>,
 }
 
-/// The functions `hot_*` of an object file in which each function has its section.
+/// The functions `hot_*` of an object file in which each function has a section of its own.
 fn hot_functions(file: &object::File<'_>) -> Result<BTreeMap<String, Hot>> {
     let mut hot = BTreeMap::new();
     for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text) {
@@ -80,7 +80,7 @@ fn hot_functions(file: &object::File<'_>) -> Result<BTreeMap<String, Hot>> {
         for (_, relocation) in section.relocations() {
             let RelocationTarget::Symbol(index) = relocation.target() else { continue };
             let callee = file.symbol_by_index(index)?;
-            // Undefined in this file, or a function of it: a call. The rest is data.
+            // An undefined symbol or a function is a call. Other symbols are data.
             if callee.is_undefined() || callee.kind() == SymbolKind::Text {
                 calls.push(callee.name()?.to_owned());
             }
@@ -92,26 +92,14 @@ fn hot_functions(file: &object::File<'_>) -> Result<BTreeMap<String, Hot>> {
     Ok(hot)
 }
 
-/// Reads `name bytes` lines; `#` opens a comment.
-fn limits(text: &str) -> Result<BTreeMap<String, u64>> {
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-    lines
-        .filter(|line| !line.is_empty())
-        .map(|line| {
-            let (name, bytes) = line.split_once(' ').with_context(|| format!("{LIMITS}: {line:?}"))?;
-            Ok((name.to_owned(), bytes.trim().parse()?))
-        })
-        .collect()
-}
-
-/// Links core into a static program with no library below it, and runs that.
+/// Links core into a static program with no library below it, and runs the program.
 pub(crate) fn no_os(shell: &Shell) -> Result<Tally> {
     const TARGET: &str = "x86_64-unknown-none";
     let target = shell.own_target("no-os");
     let build = shell.cargo(&format!("build --locked --release --target {TARGET}"));
     let lint = shell.cargo(&format!("clippy --locked --release --target {TARGET} -- -D warnings"));
     for (cargo, log) in [(lint, "no-os-clippy"), (build, "no-os-build")] {
-        // Its flags are in its own .cargo/config.toml, which cargo finds from its folder.
+        // Cargo finds the flags in the .cargo/config.toml of that folder.
         let cargo = cargo.current_dir(shell.root.join("tests/no-os")).env("CARGO_TARGET_DIR", &target);
         cargo.run(log)?.expect_ok()?;
     }
@@ -127,13 +115,13 @@ pub(crate) fn no_os(shell: &Shell) -> Result<Tally> {
     Ok(Tally::pass(format!("linked for {TARGET}, then run: {}", ran.text.trim())))
 }
 
-/// Compiles the library for aarch64 and looks at each restartable sequence's descriptor.
+/// Compiles the library for aarch64 and checks the descriptor of each restartable sequence.
 pub(crate) fn aarch64(shell: &Shell) -> Result<Tally> {
     let path = checks_object(shell, Some(AARCH64))?;
     let data = fs::read(&path)?;
     let found = descriptors(&object::File::parse(&*data)?, 0xd428_bc00)?;
     ensure!(found > 0, "{}: no restartable sequence in it", path.display());
-    // The same reading of x86-64's objects, whose sequences run: it keeps the reader honest.
+    // The sequences of x86-64 are known to run: reading their descriptors too shows that the reader is right.
     let path = checks_object(shell, None)?;
     let data = fs::read(&path)?;
     let on_x86 = descriptors(&object::File::parse(&*data)?, 0x5305_3053)?;
@@ -141,10 +129,9 @@ pub(crate) fn aarch64(shell: &Shell) -> Result<Tally> {
     Ok(Tally::pass(format!("{found} descriptors on aarch64, {on_x86} on x86-64: version, range and signature hold")))
 }
 
-/// Checks every `struct rseq_cs` in the object and returns their number. A descriptor
-/// is 32 bytes: version and flags (both 0), start, length, abort handler; start and
-/// abort handler are filled in by relocations, and the four bytes in front of the
-/// abort handler hold the signature, or the kernel kills the process.
+/// Checks every `struct rseq_cs` in the object and returns their number. A descriptor has 32 bytes: version and flags (both 0),
+/// start, length, abort handler. Relocations fill in the start and the abort handler. The four bytes in front of the abort handler
+/// must be the signature, or the kernel kills the process.
 fn descriptors(file: &object::File<'_>, signature: u32) -> Result<usize> {
     const SIZE: u64 = 32;
     const START: u64 = 8;
@@ -166,7 +153,7 @@ fn descriptors(file: &object::File<'_>, signature: u32) -> Result<usize> {
             let abort = pointers.get(&(at + ABORT)).context("a descriptor without an abort handler")?;
             let (start_section, start) = place(file, start)?;
             let (abort_section, abort) = place(file, abort)?;
-            // The assembler may leave the length as a number or as a difference to link.
+            // The length is a number, or a difference that the linker fills in.
             let length = word(LENGTH)?;
             let is_outside = abort_section != start_section || abort < start || abort >= start + length;
             ensure!(length > 0 || pointers.contains_key(&(at + LENGTH)), "a descriptor of an empty range");
@@ -187,7 +174,7 @@ fn is_descriptor_section(name: &str) -> bool {
     name.starts_with("__rseq_cs") && !name.contains("ptr")
 }
 
-/// Where a relocation points: a section, and an offset in it.
+/// The target of a relocation: a section, and an offset in it.
 fn place(file: &object::File<'_>, relocation: &object::Relocation) -> Result<(object::SectionIndex, u64)> {
     let RelocationTarget::Symbol(index) = relocation.target() else {
         anyhow::bail!("a descriptor's pointer that leads to no symbol");
@@ -195,18 +182,4 @@ fn place(file: &object::File<'_>, relocation: &object::Relocation) -> Result<(ob
     let symbol = file.symbol_by_index(index)?;
     let section = symbol.section_index().context("a descriptor's pointer that leads out of the object")?;
     Ok((section, symbol.address().wrapping_add_signed(relocation.addend())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_are_names_and_bytes() {
-        let limits = limits("# why\nhot_alloc_page 128 # a list hit\n\nhot_free 64\n").unwrap();
-        assert_eq!(limits.len(), 2);
-        assert_eq!(limits["hot_alloc_page"], 128);
-        assert!(super::limits("hot_alloc_page").is_err());
-        assert!(super::limits("hot_alloc_page many").is_err());
-    }
 }

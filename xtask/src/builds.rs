@@ -1,9 +1,9 @@
 //! Formatting, lints, builds and the ordinary tests.
 //!
-//! Nearly all of it is built in one folder, by one profile and from one choice of packages, so that what the project depends
-//! on is compiled once: cargo gives each choice of packages features of its own, and each profile objects of its own. The
-//! profile is the one that a user builds with. Tests have assertions and overflow checks besides ([`checked`]), in the
-//! project's own crates: Cargo.toml keeps both away from the others.
+//! Nearly all builds share one folder, one profile and one choice of packages, so that the dependencies are compiled once: cargo
+//! selects features for each choice of packages, and keeps separate objects for each profile. The profile is the one that a user
+//! builds with. Tests add assertions and overflow checks ([`checked`]) in the project's own crates; Cargo.toml keeps both out of
+//! the dependencies.
 
 use std::fs;
 use std::path::Path;
@@ -12,29 +12,29 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::paths;
-use crate::plan::OLDEST;
 use crate::shell::{Cmd, Ran, Shell};
 use crate::suites::{self, Built, Suite};
 use crate::tally::{self, Tally};
+use crate::tools::OLDEST;
 use crate::{change, papers};
 
-/// The crates that a user links.
+/// The crates that a user's program links.
 pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-os -p pagemill -p pagemill-watch";
 
-/// The fuzz targets are no member of the workspace: they are built on nightly alone.
+/// The fuzz targets are no member of the workspace: they build only on nightly.
 const FUZZ: &str = "fuzz/Cargo.toml";
 
-/// Nor is the program that puts small faults into a copy of the library: nothing else needs it.
+/// The program that puts small faults into a copy of the library is no member either: nothing else needs it.
 pub(crate) const MUTANTS: &str = "tests/mutants/Cargo.toml";
 
-/// The processor time of a build from nothing, with the C of the peers.
+/// Processor time for a build from nothing, with the C of the peers.
 pub(crate) const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
-/// All crates, with the features that no program of the project turns on.
+/// All crates, with the features that none of the project's programs turns on.
 const WORKSPACE: &str = "--workspace --features pagemill/cuda,pagemill-watch/metrics";
 
-/// The optimisation of the project's crates by [`checked`]: optimising them takes longer than their tests save by it, but for
-/// what tests do millions of times.
+/// The optimisation level of each crate in [`lightly`]. Optimising takes longer than the tests save by it, except in code that
+/// tests run millions of times.
 const LIGHTLY: &[(&str, u8)] = &[
     ("pagemill-core", 1),
     ("pagemill-os", 1),
@@ -49,26 +49,26 @@ const LIGHTLY: &[(&str, u8)] = &[
     ("pagemill-checks", 0),
 ];
 
-/// A cargo command that optimises the project's own crates no more than their tests need.
+/// A cargo command that optimises the project's own crates only as far as their tests need.
 pub(crate) fn lightly<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
     let (task, rest) = args.split_once(' ').unwrap_or((args, ""));
-    // In four parts each, not sixteen: that compiles a tenth less twice, and two processors are as busy.
+    // Four units a crate instead of sixteen: a tenth less code is compiled twice, and two processors are as busy.
     let levels = LIGHTLY.iter().map(|(name, level)| {
         let key = format!("--config profile.release.package.{name}");
         format!(" {key}.opt-level={level} {key}.codegen-units=4")
     });
-    // A panic names its line by itself.
+    // A panic names its line without debug information.
     let cargo = shell.cargo(&format!("{task}{} {rest}", levels.collect::<String>()));
     cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "none").limit(BUILD_LIMIT)
 }
 
-/// Shares what is compiled with the ordinary build, and puts what comes out into a folder of its own, where nobody takes it for
-/// the program that a user builds.
+/// Shares intermediate objects with the ordinary build. The programs go to a folder of their own, so that they are not mistaken
+/// for those that a user builds.
 pub(crate) fn beside<'a>(shell: &'a Shell, cargo: Cmd<'a>, name: &str) -> Cmd<'a> {
     cargo.env("CARGO_BUILD_BUILD_DIR", &shell.target).env("CARGO_TARGET_DIR", shell.own_target(name))
 }
 
-/// The same, with assertions and overflow checks in them.
+/// As [`lightly`], with assertions and overflow checks in the project's crates.
 fn checked<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
     let cargo = lightly(shell, args).env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
     beside(shell, cargo.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true"), "checked")
@@ -98,47 +98,46 @@ pub(crate) fn fmt(shell: &Shell) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Warm, it looks at what changed and at what depends on that.
 pub(crate) fn clippy(shell: &Shell) -> Result<Tally> {
     let everything = format!("clippy --locked --release {WORKSPACE} --all-targets -- -D warnings");
     shell.cargo(&everything).limit(BUILD_LIMIT).run("clippy")?.expect_ok()?;
     if !shell.is_quick {
-        // The one feature that changes what the library does.
+        // The only feature that changes the behaviour of the library.
         let bare = "clippy --locked --release -p pagemill --all-targets --features full-states -- -D warnings";
         shell.cargo(bare).limit(BUILD_LIMIT).run("clippy-full-states")?.expect_ok()?;
     }
     Ok(Tally::pass("all targets"))
 }
 
-/// `pagemill` must build for a user who has no C compiler but the linker's driver: a
-/// build script that asks for one gets a program that fails.
+/// `pagemill` must build for a user whose only C compiler is the linker's driver. A build script that starts a C compiler gets a
+/// program that fails.
 pub(crate) fn library(shell: &Shell) -> Result<Tally> {
     let build = shell.cargo("build --locked --release -p pagemill").env("CC", "false").env("CXX", "false");
     build.limit(BUILD_LIMIT).run("build")?.expect_ok()?;
     Ok(Tally::pass("cargo build -p pagemill, with CC and CXX set to a program that fails"))
 }
 
-/// `rust-version` is a promise: that toolchain builds the library.
+/// The toolchain that `rust-version` promises must build the library.
 pub(crate) fn oldest(shell: &Shell) -> Result<Tally> {
     let manifest = fs::read_to_string(shell.root.join("Cargo.toml"))?;
     let promise = format!("rust-version = \"{OLDEST}\"");
-    ensure!(manifest.contains(&promise), "Cargo.toml does not say {promise}, as xtask/src/plan.rs does");
+    ensure!(manifest.contains(&promise), "Cargo.toml does not say {promise}, as xtask/src/tools.rs does");
     let check = shell.cargo(&format!("+{OLDEST} check --locked {LIBRARY}"));
     let check = check.env("CARGO_TARGET_DIR", shell.own_target("oldest"));
     check.limit(BUILD_LIMIT).run("oldest")?.expect_ok()?;
     Ok(Tally::pass(format!("Rust {OLDEST}")))
 }
 
-/// Builds every test, but of the paths that this change can be without.
+/// Builds every test, except those of the paths that [`left_out`] names.
 fn everything(shell: &Shell, step: &str) -> Result<Built> {
     let left_out = left_out(shell)?;
     let left_out: String = left_out.iter().map(|path| format!(" --exclude {}", path.package)).collect();
-    // Without a choice of targets examples come as programs, and with `--examples` as test harnesses.
+    // Without a choice of targets cargo builds examples as programs, with `--examples` as test harnesses.
     let test = format!("test --locked --release {WORKSPACE}{left_out}");
     suites::build(checked(shell, &test), &format!("{step}-build"))
 }
 
-/// The paths that nothing was changed in, where this change lies within other paths alone.
+/// The paths whose tests can be left out: if this change lies within other paths, the ones it did not touch.
 fn left_out(shell: &Shell) -> Result<Vec<&'static paths::Path>> {
     Ok(if shell.is_all { Vec::new() } else { paths::untouched(&change::files(shell)?.unwrap_or_default()) })
 }
@@ -152,11 +151,11 @@ pub(crate) fn tests(shell: &Shell) -> Result<Tally> {
         package == "pagemill-cli" && of_others.iter().any(|module| test.starts_with(module.as_str()))
     };
     let suite = Suite::new(shell, "tests").only(|program, test| !is_of_others(&program.package, test));
-    // Nothing is forced: a test that looks at both backends does so, and the others get what a user gets.
+    // No backend is forced: a test that tries both does so, and the others get the backend that a user gets.
     let why = no_rseq(shell, &built)?;
     let mut tally = suite.run(&built.tests)?;
     if let Some(why) = why {
-        // The portable lists stood in for them, and it is said.
+        // The tests ran on the portable lists instead: report it as a skip.
         tally.add(Tally::skip("tests", format!("restartable sequences: {why}")));
     }
     if !left_out.is_empty() {
@@ -166,39 +165,25 @@ pub(crate) fn tests(shell: &Shell) -> Result<Tally> {
     at_least_one(shell, tally, "tests")
 }
 
-/// Files of tests that take whichever backend they are given; the others choose theirs, run both, or come to no list.
-const TAKE_A_BACKEND: &[(&str, &[&str])] = &[
+/// The modules of tests that run on whichever backend they are given, by package. The others choose a backend, run on both, or use
+/// no lists.
+const TAKE_A_BACKEND: &[(&str, &str)] = &[
     (
         "pagemill",
-        &[
-            "device_rings",
-            "devices",
-            "dma_pool",
-            "fork",
-            "fork_and_locks",
-            "fork_short",
-            "forms",
-            "give_back",
-            "memory",
-            "memory_limit",
-            "pressure",
-            "races",
-            "refused",
-            "shrinkers",
-        ],
+        "device_rings devices dma_pool fork fork_and_locks fork_short forms give_back memory memory_limit pressure races \
+         refused shrinkers",
     ),
-    ("pagemill-watch", &["metrics_facade", "serve_stats"]),
-    ("pagemill-checks", &["zero"]),
+    ("pagemill-watch", "metrics_facade serve_stats"),
+    ("pagemill-checks", "zero"),
 ];
 
 /// The tests that choose no backend, on the portable lists.
 pub(crate) fn portable(shell: &Shell) -> Result<Tally> {
     let built = everything(shell, "portable")?;
     let takes = |program: &suites::Program, test: &str| {
-        let modules =
-            TAKE_A_BACKEND.iter().find(|(package, _)| *package == program.package).map(|(_, modules)| *modules);
+        let modules = TAKE_A_BACKEND.iter().find(|(package, _)| *package == program.package);
         let module = test.split("::").next().unwrap_or_default();
-        modules.is_some_and(|modules| program.kind == "lib" || modules.contains(&module))
+        modules.is_some_and(|(_, modules)| program.kind == "lib" || modules.split(' ').any(|it| it == module))
     };
     let suite = Suite::new(shell, "portable").only(takes).env("PAGEMILL_BACKEND", "portable");
     at_least_one(shell, suite.run(&built.tests)?, "portable")
@@ -209,14 +194,14 @@ pub(crate) fn unit(shell: &Shell) -> Result<Tally> {
     let folders = papers::folders(shell)?;
     let packages = match change::files(shell)? {
         Some(files) => change::packages(&files, &folders),
-        // There is no main to compare with: all of them.
+        // Without a main to compare with, all packages count as changed.
         None => folders.keys().cloned().collect(),
     };
     if packages.is_empty() {
         return Ok(Tally { notes: vec!["no crate has changed since main".to_owned()], ..Tally::default() });
     }
     let named: String = packages.iter().map(|name| format!(" -p {name}")).collect();
-    // Cargo refuses to look for a library where there is none.
+    // Cargo refuses `--lib` if none of the packages has a library.
     let has_library =
         |name: &&String| folders.get(*name).is_some_and(|it| shell.root.join(it).join("src/lib.rs").exists());
     let library = if packages.iter().any(|name| has_library(&name)) { " --lib" } else { "" };
@@ -227,7 +212,7 @@ pub(crate) fn unit(shell: &Shell) -> Result<Tally> {
     Ok(tally)
 }
 
-/// The library as a user builds it.
+/// The library as a user builds it, without assertions.
 pub(crate) const OPTIMISED: &str = "--release -p pagemill-core -p pagemill-os -p pagemill -p pagemill-watch";
 
 pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
@@ -236,14 +221,14 @@ pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
     at_least_one(shell, Suite::new(shell, "test-release").fewer_cases().run(&built.tests)?, "test-release")
 }
 
-/// docs/one-page.md against the steps that a page really goes through.
+/// Compares docs/one-page.md with a trace of a real page.
 pub(crate) fn one_page(shell: &Shell) -> Result<Tally> {
     let test = checked(shell, "test --locked --release -p pagemill --features trace --test tests");
     let built = suites::build(test, "one-page-build")?;
     at_least_one(shell, Suite::new(shell, "one-page").run(&built.tests)?, "one-page")
 }
 
-/// Why restartable sequences cannot be had here, if they cannot; asked of the library.
+/// Why restartable sequences do not work here, as the library reports it; none if they work.
 fn no_rseq(shell: &Shell, built: &Built) -> Result<Option<String>> {
     let backend = built.programs.get("backend").context("pagemill-checks has a program `backend`")?;
     let ran = shell.command(backend).env("PAGEMILL_BACKEND", "rseq").run("tests-backend")?;
@@ -255,7 +240,7 @@ fn no_rseq(shell: &Shell, built: &Built) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// A step that ran no test at all has failed, unless only some tests were asked for.
+/// A step that ran no test at all has failed, unless a filter selects tests.
 pub(crate) fn at_least_one(shell: &Shell, mut tally: Tally, step: &str) -> Result<Tally> {
     if shell.filter.is_none() && tally.passed == 0 && tally.skips.is_empty() && tally.failures.is_empty() {
         tally.fail("", format!("{step} ran no test at all"));
@@ -263,7 +248,7 @@ pub(crate) fn at_least_one(shell: &Shell, mut tally: Tally, step: &str) -> Resul
     Ok(tally)
 }
 
-/// Counts the tests of a cargo command that runs them itself, was to end well and to run at least one.
+/// Counts the tests of a cargo command that runs them itself. It must end well and run at least one test.
 pub(crate) fn count(shell: &Shell, step: &str, ran: Ran) -> Result<Tally> {
     let mut tally = tally::of_tests(step, &ran.text);
     if !ran.is_ok() {
@@ -311,8 +296,8 @@ pub(crate) fn examples(shell: &Shell) -> Result<Tally> {
 }
 
 pub(crate) fn rustdoc(shell: &Shell) -> Result<Tally> {
-    // Private items too: the modules' theories are written on them, and public items lead
-    // there. The program shares its name with the library, and so its page.
+    // Private items too: the modules' theories are written on them, and public items link to them. The program `pagemill` is
+    // left out, because its page would replace the library's.
     let doc =
         shell.cargo("doc --locked --release --workspace --exclude pagemill-cli --features pagemill/cuda --no-deps --document-private-items");
     doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links")

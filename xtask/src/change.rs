@@ -1,4 +1,4 @@
-//! What has changed since `main`: what `quick` looks at, and what `test` may leave to `test --all`.
+//! The files that have changed since `main`. `quick` looks only at these, and `test` leaves some paths to `test --all`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use crate::shell::{Ran, Shell};
 
-/// The files that differ from where this branch left `main`, as the remote has it or else as it is here; and those that git
-/// does not know yet. `None` where there is no `main` to compare with.
+/// The files that differ from the commit at which this branch left `main` (the remote's `main`, or else the local one), and those
+/// that git does not track yet. `None` if there is no `main`.
 pub(crate) fn files(shell: &Shell) -> Result<Option<BTreeSet<String>>> {
     let git = |args: &[&str]| -> Result<Ran> {
         let mut git = shell.command("git");
@@ -17,7 +17,7 @@ pub(crate) fn files(shell: &Shell) -> Result<Option<BTreeSet<String>>> {
     let mut base = None;
     for main in ["origin/main", "main"] {
         let ran = git(&["merge-base", "HEAD", main])?;
-        // A warning may stand beside the commit.
+        // The output may hold a warning beside the commit.
         let is_commit = |line: &&str| line.len() >= 40 && line.bytes().all(|byte| byte.is_ascii_hexdigit());
         base = base.or_else(|| ran.text.lines().find(is_commit).filter(|_| ran.is_ok()).map(str::to_owned));
     }
@@ -27,7 +27,7 @@ pub(crate) fn files(shell: &Shell) -> Result<Option<BTreeSet<String>>> {
     Ok(Some(changed.text.lines().chain(new.text.lines()).map(str::to_owned).collect()))
 }
 
-/// The packages that these files belong to, by the package whose folder holds a file; `folders` are relative to the root.
+/// The packages that these files belong to. `folders` has each package's folder, relative to the root.
 pub(crate) fn packages(files: &BTreeSet<String>, folders: &BTreeMap<String, String>) -> BTreeSet<String> {
     let holder = |file: &str| {
         let holds = |folder: &str| file.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_belongs_to_the_package_whose_folder_is_nearest() {
+    fn a_file_belongs_to_the_package_with_the_nearest_folder() {
         let folders = [("a", "crates/a"), ("a-tests", "crates/a/tests"), ("ab", "crates/ab")];
         let folders = folders.map(|(name, folder)| (name.to_owned(), folder.to_owned())).into();
         let of = |file: &str| packages(&BTreeSet::from([file.to_owned()]), &folders).into_iter().next();

@@ -1,6 +1,5 @@
-//! Holds docs/contract.md against the tests: each clause names at least one test that exists, or
-//! says why it comes later. The same for docs/faults.md: each fault that tests have to see names
-//! those that do.
+//! Compares docs/contract.md with the tests: each clause names at least one test that exists, or says why it comes later. In
+//! docs/faults.md, each fault that tests have to see names the tests that see it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,16 +14,16 @@ use crate::tally::Tally;
 
 const CONTRACT: &str = "docs/contract.md";
 
-/// How the contract puts a clause off, or, below a heading, each clause of the section that has no test.
+/// Marks a clause that comes later; below a heading, all clauses of the section that have no test.
 const LATER: &str = "*Later:*";
 
-/// How the contract names a check of `cargo xtask test` where no single test can hold the clause.
+/// Marks a step of `cargo xtask test`, for a clause that no single test can show.
 const CHECK: &str = "xtask:";
 
 /// A file's tests, by the file's path.
 type Tests = BTreeMap<PathBuf, BTreeSet<String>>;
 
-/// A clause, as it stands in the contract.
+/// A clause of the contract.
 struct Clause<'a> {
     number: &'a str,
     tests: Vec<&'a str>,
@@ -37,7 +36,7 @@ pub(crate) fn check(shell: &Shell) -> Result<Tally> {
     let mut left_out = Vec::new();
     for path in project_files(shell)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs")) {
         let text = fs::read_to_string(shell.root.join(&path))?;
-        // A crate's tests are one program, which has the files that it names.
+        // A crate's tests are one program: the files that its main.rs names.
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let main = path.with_file_name("main.rs");
         if path.parent().is_some_and(|folder| folder.ends_with("tests"))
@@ -84,18 +83,18 @@ fn judge(contract: &str, tests: &Tests) -> (Vec<String>, String) {
     (problems, format!("{} clauses, {put_off} of them wholly for later; {cited} tests named", clauses.len()))
 }
 
-/// The contract's clauses, and what is wrong with the way it is written.
+/// The contract's clauses, and problems with its form.
 ///
-/// A clause begins with `- C2.1`. In the folded list below it stand properties (`  - ...`), and below each
-/// property its tests, one a line (``    - `file::test` ``).
+/// A clause begins with `- C2.1`. Below it, folded, stand its properties (`  - ...`), and below each property its tests, one a
+/// line (``    - `file::test` ``).
 fn clauses(contract: &str) -> (Vec<Clause<'_>>, Vec<String>) {
     let mut clauses: Vec<Clause<'_>> = Vec::new();
     let mut problems = Vec::new();
     let mut is_section_put_off = false;
-    // Whether a clause has begun in this section, and the property of the line before, which needs a test.
+    // Whether a clause has begun in this section, and the property on the line before, which must be followed by a test.
     let mut is_inside = false;
     let mut bare: Option<&str> = None;
-    // One heading more, so that a property in the last line is seen.
+    // A heading at the end, so that a property on the last line is checked.
     for line in contract.lines().chain(["## "]) {
         let test = line.strip_prefix("    - `").and_then(|rest| rest.strip_suffix('`'));
         if let Some(property) = bare.take().filter(|_| test.is_none()) {
@@ -135,13 +134,13 @@ fn is_number(word: &str) -> bool {
     parts.is_some_and(|(section, clause)| section.parse::<u8>().is_ok() && clause.parse::<u8>().is_ok())
 }
 
-/// A test by its file and function.
+/// Whether `name`, a file and a function, is a test.
 fn is_test(name: &str, tests: &Tests) -> bool {
     name.split_once("::")
         .is_some_and(|(file, test)| tests.get(Path::new(file)).is_some_and(|names| names.contains(test)))
 }
 
-/// That there is no such test, and which files have one of that name: it may have moved.
+/// The message for a test that does not exist, with the files that have a test of that name: it may have moved.
 fn missing(name: &str, tests: &Tests) -> String {
     let function = name.rsplit("::").next().unwrap_or_default();
     let files = tests.iter().filter(|(_, names)| names.contains(function));
@@ -152,7 +151,7 @@ fn missing(name: &str, tests: &Tests) -> String {
     }
 }
 
-/// Of rows `| fault | file | tests | how they fail |`: what is wrong with them, and how many there are.
+/// The problems with the rows `| fault | file | tests | how they fail |`, and the number of rows.
 fn judge_faults(table: &str, tests: &Tests) -> (Vec<String>, usize) {
     let (mut problems, mut rows) = (Vec::new(), 0);
     let lines = table.lines().skip_while(|line| !line.starts_with("|---")).skip(1).filter(|line| line.starts_with('|'));
@@ -173,7 +172,7 @@ fn judge_faults(table: &str, tests: &Tests) -> (Vec<String>, usize) {
     (problems, rows)
 }
 
-/// The functions of a file that are tests and are not ignored.
+/// The tests of a file, without the ignored ones.
 fn test_names(text: &str) -> impl Iterator<Item = &str> {
     let mut is_test = false;
     text.lines().filter_map(move |line| {
@@ -195,7 +194,7 @@ fn test_names(text: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    /// What is wrong with a contract whose clause C2.1 is tested and whose C2.2 has `rest` below it.
+    /// The problems with a contract whose clause C2.1 is tested and whose clause C2.2 is followed by `rest`.
     fn judged(rest: &str) -> Vec<String> {
         let source =
             "#[test]\n#[cfg(unix)]\nfn splits() {}\n#[test]\n#[ignore = \"slow\"]\nfn slow() {}\nfn helper() {}\n";
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn each_clause_names_a_test_or_a_reason() {
+    fn a_clause_needs_a_test_or_a_reason_to_come_later() {
         assert_eq!(judged("  *Later:* no pages yet"), Vec::<String>::new());
         assert_eq!(judged("\n  - it\n    - `a.rs::splits`"), Vec::<String>::new());
         assert_eq!(judged("## 3.\n- C3.1 comes\n  - it\n    - `a.rs::splits`").len(), 1, "C2.2 has no test");
@@ -215,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn a_section_may_be_put_off_as_a_whole() {
+    fn a_reason_below_a_heading_is_for_its_section_alone() {
         let of = |section: &str| judged(&format!("  *Later:* no pages yet\n## 3.\n{section}\n- C3.1 comes"));
         assert_eq!(of("*Later:* not built yet"), Vec::<String>::new());
         assert_eq!(of("").len(), 1, "a reason is its own section's");
     }
 
     #[test]
-    fn each_fault_names_tests_that_exist() {
+    fn a_fault_needs_tests_that_exist_and_four_columns() {
         let tests = Tests::from([(PathBuf::from("a.rs"), BTreeSet::from(["sees".to_owned()]))]);
         let of =
             |row: &str| judge_faults(&format!("| fault | file | tests | how |\n|---|---|---|---|\n{row}\n"), &tests);
@@ -233,14 +232,14 @@ mod tests {
     }
 
     #[test]
-    fn a_check_may_stand_for_a_test() {
+    fn a_clause_may_name_a_step_instead_of_a_test() {
         assert_eq!(judged("  - it\n    - `xtask:sizes`"), Vec::<String>::new());
         assert_eq!(judged("  - it\n    - `xtask:weights`").len(), 1, "no such check");
         assert_eq!(judged("  - it\n    - `sizes`").len(), 1, "neither a test nor a check");
     }
 
     #[test]
-    fn what_is_missing_is_said() {
+    fn tests_that_are_missing_ignored_or_misplaced_are_problems() {
         assert_eq!(judged("  - it\n    - `a.rs::slow`").len(), 1, "ignored");
         assert_eq!(judged("  - it\n    - `a.rs::helper`").len(), 1, "no test");
         assert_eq!(judged("  *Later:* the rest\n  - it\n  - that\n    - `a.rs::splits`").len(), 1, "it has no test");

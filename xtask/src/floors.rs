@@ -1,4 +1,4 @@
-//! Floors: what each module of a crate may import, held against the code itself.
+//! Floors: which modules each module of a crate may import. The check reads the imports from the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,8 +9,8 @@ use syn::visit::{self, Visit};
 
 use crate::shell::Shell;
 
-/// The modules of `crates/pagemill` by floors, from the ground up. A module may import what stands on a lower floor, and what
-/// stands in its own folder.
+/// The modules of `crates/pagemill` by floors, from the ground up. A module may import modules of lower floors and those in its
+/// own folder.
 const FLOORS: &[&[&str]] = &[
     &["build_error", "process"],
     &["error", "sync"],
@@ -35,17 +35,14 @@ const FLOORS: &[&[&str]] = &[
 
 const CRATES: [&str; 3] = ["pagemill-core", "pagemill-os", "pagemill"];
 
-/// Who imports whom: for each module with a file, the modules of other files.
+/// For each module that has a file, the modules of other files that it imports.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// What is wrong, and how much was looked at.
-///
-/// # Errors
-/// A file cannot be read or parsed.
+/// The problems, and a note on how much was checked.
 pub(crate) fn check(shell: &Shell) -> Result<(Vec<String>, String)> {
     let (mut problems, mut edges) = (Vec::new(), 0);
     for name in CRATES {
-        let imports = House::read(&shell.root.join("crates").join(name).join("src"))?.imports();
+        let imports = Crate::read(&shell.root.join("crates").join(name).join("src"))?.imports();
         edges += imports.values().map(BTreeSet::len).sum::<usize>();
         let circles = circles(&imports);
         problems.extend(
@@ -60,7 +57,7 @@ pub(crate) fn check(shell: &Shell) -> Result<(Vec<String>, String)> {
     Ok((problems, format!("{edges} imports, all to floors below; no circle of files")))
 }
 
-/// The imports between modules that no floor allows, and modules that stand on none.
+/// The imports that the floors forbid, and the modules that stand on no floor.
 fn floors(imports: &Imports) -> BTreeSet<String> {
     let top = |module: &str| module.split("::").next().unwrap_or_default().to_owned();
     let floor = |module: &str| FLOORS.iter().position(|floor| floor.contains(&module));
@@ -78,7 +75,7 @@ fn floors(imports: &Imports) -> BTreeSet<String> {
     problems
 }
 
-/// The modules that can be reached from themselves.
+/// The modules that import themselves, directly or through others.
 fn circles(imports: &Imports) -> BTreeSet<String> {
     let reaches_itself = |start: &str| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![start]);
@@ -90,24 +87,24 @@ fn circles(imports: &Imports) -> BTreeSet<String> {
     imports.keys().filter(|module| reaches_itself(module)).cloned().collect()
 }
 
-/// A crate: each module that has a file of its own, by its path.
+/// A crate: its modules that have a file, by their paths.
 #[derive(Default)]
-struct House(BTreeMap<Vec<String>, Room>);
+struct Crate(BTreeMap<Vec<String>, Names>);
 
-/// What a file names.
+/// The names in a file.
 #[derive(Default)]
-struct Room {
+struct Names {
     /// Whole paths, from the root of the crate.
     paths: BTreeSet<Vec<String>>,
-    /// What it hands on by `pub use`, by the name that others see.
+    /// Its re-exports (`pub use`), by the name that others see.
     exports: BTreeMap<String, Vec<String>>,
 }
 
-impl House {
+impl Crate {
     fn read(src: &Path) -> Result<Self> {
-        let mut house = Self::default();
-        house.read_folder(src, &[])?;
-        Ok(house)
+        let mut all = Self::default();
+        all.read_folder(src, &[])?;
+        Ok(all)
     }
 
     fn read_folder(&mut self, folder: &Path, module: &[String]) -> Result<()> {
@@ -123,9 +120,9 @@ impl House {
                     at.push(name);
                 }
                 let file = syn::parse_file(&fs::read_to_string(&path)?).with_context(|| path.display().to_string())?;
-                let mut reader = Reader { at: at.clone(), room: Room::default() };
+                let mut reader = Reader { at: at.clone(), names: Names::default() };
                 reader.visit_file(&file);
-                self.0.insert(at, reader.room);
+                self.0.insert(at, reader.names);
             }
         }
         Ok(())
@@ -133,17 +130,17 @@ impl House {
 
     fn imports(&self) -> Imports {
         let mut imports = Imports::new();
-        // The root only names its modules, and hands on what users see.
-        for (at, room) in self.0.iter().filter(|(at, _)| !at.is_empty()) {
-            let others = room.paths.iter().filter_map(|path| self.room_of(path, at, 0));
+        // The root only declares its modules and re-exports.
+        for (at, names) in self.0.iter().filter(|(at, _)| !at.is_empty()) {
+            let others = names.paths.iter().filter_map(|path| self.module_of(path, at, 0));
             let others = others.filter(|other| other != at && !other.is_empty());
             imports.insert(at.join("::"), others.map(|other| other.join("::")).collect());
         }
         imports
     }
 
-    /// The module in whose file stands what a path names, seen from `at`. None for what is not of this crate.
-    fn room_of(&self, path: &[String], at: &[String], depth: usize) -> Option<Vec<String>> {
+    /// The module whose file defines the item that a path names, seen from `at`. None for items of other crates.
+    fn module_of(&self, path: &[String], at: &[String], depth: usize) -> Option<Vec<String>> {
         let mut path = path.to_vec();
         let mut here = match path.first()?.as_str() {
             "crate" => vec![],
@@ -159,7 +156,7 @@ impl House {
                 here = child;
             } else if let Some(export) = self.0[&here].exports.get(name).filter(|_| depth < 8) {
                 let whole = [export, &path[i + 1..]].concat();
-                return self.room_of(&whole, &here, depth + 1).or(Some(here));
+                return self.module_of(&whole, &here, depth + 1).or(Some(here));
             } else {
                 break;
             }
@@ -168,15 +165,15 @@ impl House {
     }
 }
 
-/// Collects what a file names, what is compiled for tests alone left out.
+/// Collects the names in a file, without code that is compiled only for tests.
 struct Reader {
-    /// Where it is: the file's module, and modules inside of it.
+    /// Its position: the file's module, and modules inside it.
     at: Vec<String>,
-    room: Room,
+    names: Names,
 }
 
 impl Reader {
-    /// A path from the root, if it begins there, or with `self` or `super`; else as it is.
+    /// Resolves `self` and `super` at the beginning of a path; leaves other paths as they are.
     fn whole(&self, mut path: Vec<String>) -> Vec<String> {
         let mut at = self.at.clone();
         if path.first().is_none_or(|first| first != "self" && first != "super") {
@@ -194,11 +191,11 @@ impl Reader {
     fn name(&mut self, path: Vec<String>) {
         let mut whole = self.whole(path);
         if let [name] = &whole[..]
-            && let Some(export) = self.room.exports.get(name)
+            && let Some(export) = self.names.exports.get(name)
         {
             whole = export.clone();
         }
-        self.room.paths.insert(whole);
+        self.names.paths.insert(whole);
     }
 
     fn walk_use(&mut self, tree: &syn::UseTree, before: &[String], is_handed_on: bool) {
@@ -208,21 +205,21 @@ impl Reader {
             syn::UseTree::Group(group) => {
                 return group.items.iter().for_each(|tree| self.walk_use(tree, before, is_handed_on));
             }
-            // Handed on or not: a name in there is not traced further.
+            // The names of a glob are not traced further, re-exported or not.
             syn::UseTree::Glob(_) => return self.name(before.to_vec()),
             syn::UseTree::Name(name) if name.ident == "self" => (before.to_vec(), before.last().cloned()),
             syn::UseTree::Name(name) => (with(&name.ident), Some(name.ident.to_string())),
             syn::UseTree::Rename(rename) => (with(&rename.ident), Some(rename.rename.to_string())),
         };
         match seen_as.filter(|_| is_handed_on) {
-            // No import, unless the file names it besides.
-            Some(seen_as) => _ = self.room.exports.insert(seen_as, self.whole(path)),
+            // A re-export counts as an import only if the file uses the name.
+            Some(seen_as) => _ = self.names.exports.insert(seen_as, self.whole(path)),
             None => self.name(path),
         }
     }
 }
 
-/// Is this compiled for tests alone?
+/// Whether an item is compiled only for tests.
 fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         syn::Meta::List(list) if list.path.is_ident("cfg") => {
@@ -265,7 +262,7 @@ impl<'a> Visit<'a> for Reader {
         visit::visit_path(self, path);
     }
 
-    /// What a macro is given is no path to the parser: `crate::` begins one.
+    /// The parser sees only tokens in a macro's arguments: `crate::` begins a path there.
     fn visit_macro(&mut self, mac: &'a syn::Macro) {
         let text = mac.tokens.to_string().replace(' ', "");
         for path in text.split("crate::").skip(1) {
@@ -281,15 +278,15 @@ impl<'a> Visit<'a> for Reader {
 mod tests {
     use super::*;
 
-    /// A house of these files.
-    fn house(files: &[(&str, &str)]) -> Imports {
+    /// The imports of a crate with these files.
+    fn imports_of(files: &[(&str, &str)]) -> Imports {
         let folder = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = folder.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        House::read(folder.path()).unwrap().imports()
+        Crate::read(folder.path()).unwrap().imports()
     }
 
     fn of(imports: &Imports, module: &str) -> Vec<String> {
@@ -297,8 +294,8 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_traced_to_the_file_that_it_stands_in() {
-        let imports = house(&[
+    fn a_name_is_traced_through_re_exports_to_its_file() {
+        let imports = imports_of(&[
             ("lib.rs", "mod free; mod list; mod page; pub use page::Page;"),
             ("free.rs", "mod large; pub(crate) use large::{Large, Small}; pub(crate) fn finish(_: Small) {}"),
             ("free/large.rs", "use super::finish; use crate::{Page, list}; fn end() { list::join(); finish() }"),
@@ -314,8 +311,8 @@ mod tests {
     }
 
     #[test]
-    fn an_upward_import_is_named() {
-        let imports = house(&[
+    fn an_upward_import_and_a_module_without_a_floor_are_problems() {
+        let imports = imports_of(&[
             ("lib.rs", "mod sync; mod stats; mod cellar;"),
             ("sync.rs", "use crate::stats::Stats;"),
             ("stats.rs", "use crate::sync::Mutex;"),

@@ -1,8 +1,8 @@
-//! Looking for what ordinary tests miss: model checkers, sanitizers, fuzzing, stress;
-//! and the canary, which shows that the looking would find something.
+//! Hunters for faults that ordinary tests miss: model checkers, sanitizers, fuzzing, stress. The canary shows that they see a
+//! fault.
 //!
-//! None of the first four sees into the restartable sequences' assembly. The evidence
-//! for that is stress (with signals inside sections), not loom, miri or a sanitizer.
+//! Model checkers, miri and sanitizers do not see into the assembly of the restartable sequences. The evidence for that is
+//! stress, with signals inside sections.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -16,15 +16,15 @@ use crate::shell::{Cmd, Ran, Shell};
 use crate::suites::{self, Suite};
 use crate::tally::Tally;
 
-/// The seed of every run that does not look for a new one.
+/// The seed of every run that does not choose a new one.
 const SEED: u64 = 1;
 
-/// What stress and the models say when a frame has two owners.
+/// The words with which stress and the models report a frame with two owners.
 const OWNED_TWICE: &str = "owned twice";
 
-/// Seconds that each fuzz target gets.
+/// Seconds for each fuzz target.
 const FUZZ_S: u32 = 20;
-/// What each hunt of the tier `long` gets, in seconds.
+/// Seconds for each hunt of the tier `long`.
 const LONG_S: u32 = 600;
 
 pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
@@ -46,7 +46,7 @@ pub(crate) fn shuttle(shell: &Shell) -> Result<Tally> {
     )
 }
 
-/// Runs models, and demands that some of each of these modules ran: without their cfg there are ordinary tests in their place.
+/// Runs models, and demands that a model of each of these modules ran: without their cfg, cargo would run ordinary tests instead.
 fn modelled(shell: &Shell, step: &str, cargo: Cmd<'_>, modules: &[&str]) -> Result<Tally> {
     let ran = cargo.run(step)?;
     let is_missing = |module: &&&str| shell.filter.is_none() && !ran.text.contains(&format!("test {module}"));
@@ -64,26 +64,26 @@ fn loom_tests<'a>(shell: &'a Shell, more: &[&str], which: &str) -> Result<Cmd<'a
 }
 
 fn shuttle_tests<'a>(shell: &'a Shell, more: &[&str], which: &str) -> Result<Cmd<'a>> {
-    // The other unit tests use what works in models alone.
+    // The other unit tests fail under this cfg, whose locks work only in models.
     let which = if which.is_empty() { "shuttle_" } else { which };
     let test =
         format!("test --locked --release --no-fail-fast -p pagemill --lib --test tests -- --show-output {which}");
     with_cfg(shell, builds::lightly(shell, &test), &[&["shuttle"], more].concat())
 }
 
-/// What of the tests was asked for.
+/// The filter on tests' names; empty for all tests.
 fn wanted(shell: &Shell) -> &str {
     shell.filter.as_deref().unwrap_or_default()
 }
 
-/// The switch that compiles the bugs in which hunters must find.
+/// The cfg that compiles in the bugs that hunters must find.
 const CANARY: &str = "pagemill_canary";
 
-/// Has cargo compile the project's own crates with these cfgs, beside those without: what they depend on is the same and is
+/// Has cargo compile the project's own crates with these cfgs, beside the ordinary ones. The dependencies are the same, and are
 /// compiled once.
 fn with_cfg<'a>(shell: &'a Shell, cargo: Cmd<'a>, cfgs: &[&str]) -> Result<Cmd<'a>> {
     let name = cfgs.join("+");
-    // What cargo calls for rustc (RUSTC_WORKSPACE_WRAPPER), for the crates of this project and no other.
+    // Cargo calls this wrapper instead of rustc for the crates of this project (RUSTC_WORKSPACE_WRAPPER).
     let wrapper: PathBuf = shell.own_target("rustc").join(&name);
     fs::create_dir_all(shell.own_target("rustc"))?;
     let flags: String = cfgs.iter().map(|cfg| format!(" --cfg {cfg}")).collect();
@@ -97,15 +97,15 @@ pub(crate) fn stress(shell: &Shell) -> Result<Tally> {
     stresses(shell, "stress", "", &["--seconds 5 --threads 4"])
 }
 
-/// Ten minutes of each kind of stress with full states, with a seed that nobody has tried.
+/// Ten minutes of each kind of stress with full states, with a new seed.
 pub(crate) fn long_stress(shell: &Shell) -> Result<Tally> {
     let kinds = ["", "--tight"].map(|kind| format!("--seconds {LONG_S} --threads 4 {kind}"));
     stresses(shell, "long-stress", "--features full-states", &kinds.each_ref().map(String::as_str))
 }
 
-/// Each of these stresses on each backend. Those of the tier `long` say their seed.
+/// Runs each of these kinds of stress on each backend.
 fn stresses(shell: &Shell, step: &str, features: &str, kinds: &[&str]) -> Result<Tally> {
-    // What a word of the backend's absence looks like (pagemill::BuildError::Backend).
+    // The words of pagemill::BuildError::Backend.
     const UNAVAILABLE: &str = "restartable sequences";
     let mut tally = Tally::default();
     for backend in ["rseq", "portable"] {
@@ -132,7 +132,7 @@ fn stresses(shell: &Shell, step: &str, features: &str, kinds: &[&str]) -> Result
     Ok(tally)
 }
 
-/// Models and property tests at many times their schedules, from a seed that nobody has tried.
+/// Models and property tests at many times their schedules, from a new seed.
 pub(crate) fn long_models(shell: &Shell) -> Result<Tally> {
     let models = shuttle_tests(shell, &[], wanted(shell))?.env("PAGEMILL_SCHEDULES", "1000000");
     let mut tally = builds::count(shell, "long-models", models.run("long-models-shuttle")?)?;
@@ -145,7 +145,7 @@ pub(crate) fn long_models(shell: &Shell) -> Result<Tally> {
     Ok(tally)
 }
 
-/// `PAGEMILL_SEED`, to run one again; else one that nobody has tried.
+/// `PAGEMILL_SEED`, to repeat a run; else a new seed, from the clock.
 fn new_seed() -> u64 {
     use std::time::{SystemTime, UNIX_EPOCH};
     if let Some(seed) = std::env::var("PAGEMILL_SEED").ok().and_then(|seed| seed.parse().ok()) {
@@ -154,9 +154,9 @@ fn new_seed() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(SEED, |time| time.as_secs())
 }
 
-/// Compiles the canary in and demands that each hunter fails, and for that reason.
+/// Compiles the canary in, and demands that each hunter fails because of it.
 pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
-    // Of the models those that take a moment, one of each crate.
+    // Models that take a moment, one of each crate.
     let mut tally = Tally::default();
     for model in ["two_take_what_is_left", "two_owners_pop"] {
         let ran = loom_tests(shell, &[CANARY], model)?.run(&format!("canary-loom-{model}"))?;
@@ -164,7 +164,7 @@ pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
     }
     let ran = shuttle_tests(shell, &[CANARY], "")?.run("canary-shuttle")?;
     tally.add(caught("shuttle", &ran, &["deadlock!", "panicked at"]));
-    // Without the bench and the volumes, whose crates would be compiled for it again.
+    // Without the bench and the volumes, whose crates would be compiled again for it.
     let stress = format!("stress --seconds 300 --seed {SEED} --threads 4");
     let run = format!("run --locked --release -p pagemill-cli --no-default-features -- {stress}");
     let run = builds::lightly(shell, &run).env("PAGEMILL_BACKEND", "portable");
@@ -176,7 +176,7 @@ pub(crate) fn canary(shell: &Shell) -> Result<Tally> {
     Ok(tally)
 }
 
-/// A hunter caught the canary when it failed and said each of `words`.
+/// A hunter caught the canary if it failed and printed each of `words`.
 fn caught(hunter: &str, ran: &Ran, words: &[&str]) -> Tally {
     let mut problems = Vec::new();
     if ran.is_ok() {
@@ -191,20 +191,20 @@ fn caught(hunter: &str, ran: &Ran, words: &[&str]) -> Tally {
 }
 
 pub(crate) fn miri(shell: &Shell) -> Result<Tally> {
-    // It takes minutes for three files in which it can see little: they have one thread, and the crate has no `unsafe`.
+    // These three files take minutes, and miri can find little in them: they are single-threaded, in a crate without `unsafe`.
     miri_for(shell, "miri", "--skip idle:: --skip policy:: --skip used::")
 }
 
-/// Those files as well.
+/// The same with the files that `miri` leaves out.
 pub(crate) fn long_miri(shell: &Shell) -> Result<Tally> {
     miri_for(shell, "long-miri", "")
 }
 
 fn miri_for(shell: &Shell, step: &str, but: &str) -> Result<Tally> {
-    // An address is a page's name here, so pointers are made from integers. The number of
-    // processors and the system's memory are read from files.
+    // Pages are named by their addresses, so pointers are made from integers. The number of processors and the system's memory
+    // are read from files.
     const FLAGS: &str = "-Zmiri-permissive-provenance -Zmiri-disable-isolation";
-    // Miri has no restartable sequences: the tests of their backend have nothing to run there.
+    // Miri has no restartable sequences, so the tests of their backend cannot run.
     const LEAVE_OUT: &str = "restartable_sequences";
     let part = |part: &str, which: &str| {
         let name = &format!("{step}-{part}");
@@ -218,7 +218,7 @@ fn miri_for(shell: &Shell, step: &str, but: &str) -> Result<Tally> {
         let counted = cargo.limit(BUILD_LIMIT).run(name).and_then(|ran| builds::count(shell, name, ran));
         counted.unwrap_or_else(|error| Tally::failure("", format!("{name}: {error:#}")))
     };
-    // Miri has one thread of its own for whatever it runs: the two halves take about as long, side by side.
+    // Miri runs on one thread. The two halves take about as long, side by side.
     thread::scope(|scope| {
         let path = scope.spawn(|| part("pagemill", "-p pagemill --test tests"));
         let mut tally = part("core", "-p pagemill-core");
@@ -229,9 +229,10 @@ fn miri_for(shell: &Shell, step: &str, but: &str) -> Result<Tally> {
 }
 
 pub(crate) fn asan(shell: &Shell) -> Result<Tally> {
-    // Core forbids `unsafe`: there is nothing for it to see.
+    // Without core, which forbids `unsafe`.
     const TARGET: &str = "x86_64-unknown-linux-gnu";
-    // It keeps what is freed, needs memory of its own, and makes frames larger: these measure just that, in every other build.
+    // AddressSanitizer keeps freed memory, needs memory of its own, and enlarges stack frames. These tests measure just that, and
+    // run in every other build.
     const MEASURE: [&str; 3] = [
         "ends::allocators_and_arenas_that_end_leak_no_memory",
         "memory_limit::an_arena_within_the_limit_can_be_touched_whole",
@@ -251,12 +252,12 @@ pub(crate) fn fuzz(shell: &Shell) -> Result<Tally> {
     fuzz_for(shell, FUZZ_S, SEED)
 }
 
-/// Ten minutes of each target, with a seed that nobody has tried.
+/// Ten minutes of each target, with a new seed.
 pub(crate) fn long_fuzz(shell: &Shell) -> Result<Tally> {
     fuzz_for(shell, LONG_S, new_seed())
 }
 
-/// Builds the fuzz targets with the flags that `cargo fuzz` uses, without needing it, and runs each for so long.
+/// Builds the fuzz targets with the flags of `cargo fuzz`, which need not be installed, and runs each for so many seconds.
 fn fuzz_for(shell: &Shell, seconds: u32, seed: u64) -> Result<Tally> {
     const FLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module \
         -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
@@ -266,7 +267,7 @@ fn fuzz_for(shell: &Shell, seconds: u32, seed: u64) -> Result<Tally> {
     let names = builds::programs_in(&shell.root.join("fuzz/fuzz_targets"))?;
     let build = format!("build --release --target {TARGET} --manifest-path fuzz/Cargo.toml");
     shell.nightly(&build).rustflags(FLAGS, "fuzz").limit(BUILD_LIMIT).run("fuzz-build")?.expect_ok()?;
-    // Each has one thread of its own.
+    // A target runs on one thread.
     let hunt = |name: &String| -> Result<Tally> {
         let program = shell.own_target("fuzz").join(TARGET).join("release").join(name);
         let artifacts = shell.own_target("fuzz").join(format!("found-{name}-"));
@@ -276,7 +277,7 @@ fn fuzz_for(shell: &Shell, seconds: u32, seed: u64) -> Result<Tally> {
             .arg(format!("-seed={seed}"))
             .arg(format!("-artifact_prefix={}", artifacts.display()));
         let ran = run.limit(Duration::from_secs(2 * u64::from(LONG_S))).run(&format!("fuzz-{name}"))?.expect_ok()?;
-        // libFuzzer's own last word: `Done 12345 runs in 21 second(s)`.
+        // libFuzzer's last line: `Done 12345 runs in 21 second(s)`.
         let done = ran.text.lines().rev().find(|line| line.starts_with("Done ")).unwrap_or_default();
         let runs: u64 = done.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
         ensure!(runs > 10, "{name}: only {runs} inputs in {seconds} s; {}", ran.how_it_ended());
@@ -296,8 +297,8 @@ fn fuzz_for(shell: &Shell, seconds: u32, seed: u64) -> Result<Tally> {
     Ok(tally)
 }
 
-/// A sample of small faults, of which the library's tests must see nine of ten: the same sample each time, but with
-/// `PAGEMILL_SEED`.
+/// Puts a sample of small faults into the library: its tests must see nine of ten. The sample is the same each time, unless
+/// `PAGEMILL_SEED` is set.
 pub(crate) fn long_mutants(shell: &Shell) -> Result<Tally> {
     let work = shell.own_target("mutants");
     let seed = std::env::var("PAGEMILL_SEED").unwrap_or_else(|_| SEED.to_string());

@@ -1,11 +1,10 @@
-//! Pagemill's own checks, in tiers: `cargo xtask quick`, `test`, `test --all` (which `.ci/run` runs with no skip allowed
-//! but the hardware that `.ci/skips-allowed` names) and `long`.
+//! Pagemill's own checks, in tiers: `cargo xtask quick`, `test`, `test --all` and `long`. `.ci/run` runs `test --all`, and allows
+//! no skips except for the hardware that `.ci/skips-allowed` names.
 //!
-//! Where to read on: [`plan`] lists the steps in their order, [`runner`] runs them
-//! and counts, [`tools`] says what the machine lacks. The steps themselves are in
-//! [`builds`] (compiler, lints, tests by way of [`suites`]), [`hunts`] (model checkers, sanitizers,
-//! stress, the canary), [`binaries`] (what the compiler made), [`vm`] and [`papers`] (what
-//! the documents claim). [`shell`] starts every command, and [`watch`] ends those that hang.
+//! [`plan`] lists the steps in their order, [`runner`] runs and counts them, [`tools`] installs what the machine lacks. The steps
+//! themselves are in [`builds`] (compiler, lints, tests by way of [`suites`]), [`hunts`] (model checkers, sanitizers, stress, the
+//! canary), [`binaries`] (compiled code), [`vm`] (virtual machines), [`papers`] and [`clauses`] (documents and manifests) and
+//! [`readme`]. [`shell`] starts every command, and [`watch`] ends those that hang.
 
 mod binaries;
 mod builds;
@@ -41,45 +40,44 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Check what changed since main: format, documents, lints, unit tests. A minute or two.
+    /// Check the changes since main: format, documents, lints, unit tests. Takes a minute or two.
     Quick(TestArgs),
-    /// Run each test once, in about 15 minutes from a clean checkout; with --all also in the other builds and on the other
-    /// machines, in about 35.
+    /// Run each test once: about 15 minutes from a clean checkout. With --all, run them also in other builds and on other
+    /// machines: about 35 minutes.
     Test {
-        /// Optimised, under AddressSanitizer and miri, with a bug put in, fuzzed, in virtual machines.
+        /// Run the steps of the tier `all` too: optimised, AddressSanitizer, miri, the canary, fuzzing, virtual machines.
         #[arg(long)]
         all: bool,
         #[command(flatten)]
         args: TestArgs,
     },
-    /// Run what takes hours: long stress, models and fuzzing, small faults that tests must see, whole machines of another kind.
+    /// Run steps that take hours: long stress, models and fuzzing, small faults that tests must see, all tests on other machines.
     Long(TestArgs),
-    /// Run tests that need a kernel to themselves, in a virtual machine (QEMU's emulation, Debian's kernel): the scripts of
-    /// these names in tests/vm; for none, those of the step `vm`.
+    /// Run tests that need a kernel to themselves, in a virtual machine (QEMU's emulation, Debian's kernel).
     Vm {
-        /// A script's name.
+        /// Scripts in tests/vm, by name [default: those of the step `vm`].
         names: Vec<String>,
     },
-    /// List the steps: name, tier, how long each takes, what it shows.
+    /// List the steps: the name, the tier, the time and the purpose of each.
     List,
 }
 
-/// How the checks run.
+/// Options of every tier.
 #[derive(Args, Default)]
 struct TestArgs {
-    /// Only these steps, by name, of whichever tier (`cargo xtask list` prints them).
+    /// Run only these steps, of whichever tier (`cargo xtask list` prints their names).
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     only: Vec<String>,
-    /// Only tests whose names hold this.
+    /// Run only tests whose names contain this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     /// Count a skip as a failure, unless .ci/skips-allowed names it.
     #[arg(long)]
     no_skips: bool,
-    /// Install nothing: say what is missing and go on with what is here.
+    /// Install nothing: report what is missing, and skip the steps that need it.
     #[arg(long)]
     no_install: bool,
-    /// Print what each command prints as it ends, not only when it fails.
+    /// Print the output of every command, not only of those that fail.
     #[arg(long, short)]
     verbose: bool,
 }

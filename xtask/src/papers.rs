@@ -1,19 +1,20 @@
-//! What the documents and manifests claim, held against the tree.
+//! Compares the claims of the documents and manifests with the tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
+use serde::Deserialize;
+use spdx::{Expression, Licensee, ParseMode};
 
 use crate::builds::MUTANTS;
 use crate::floors;
 use crate::shell::Shell;
 use crate::tally::Tally;
 
-/// Who may know whom, each crate of the workspace by name. A crate that is missing
-/// here fails the check, so a new one is placed on purpose.
+/// The crates of the workspace, each with those that it may depend on. A crate that is missing here fails the check, so that
+/// somebody decides on the place of a new one.
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill-core", &[]),
     ("pagemill-os", &["pagemill-core"]),
@@ -41,28 +42,23 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Who may know whom in tests besides.
+/// What a crate's tests may depend on besides.
 const TESTS_MAY_KNOW: &[(&str, &str)] = &[("pagemill", "pagemill-model")];
 
 pub(crate) fn layers(shell: &Shell) -> Result<Tally> {
     let packages = workspace(shell)?;
-    let members: BTreeSet<_> = packages.iter().map(|package| name_of(package).to_owned()).collect();
+    let members: BTreeSet<_> = packages.iter().map(|package| package.name.as_str()).collect();
     let mut problems = Vec::new();
     let mut edges = 0;
-    for package in &packages {
-        let name = name_of(package);
-        let Some((_, allowed)) = MAY_KNOW.iter().find(|(known, _)| *known == name) else {
+    for Package { name, dependencies, .. } in &packages {
+        let Some((_, allowed)) = MAY_KNOW.iter().find(|(known, _)| known == name) else {
             problems.push(format!("{name}: its place is not known; add it to MAY_KNOW in xtask/src/papers.rs"));
             continue;
         };
-        for dependency in package["dependencies"].as_array().into_iter().flatten() {
-            let other = name_of(dependency);
-            if !members.contains(other) {
-                continue;
-            }
+        for Dependency { name: other, kind } in dependencies.iter().filter(|it| members.contains(it.name.as_str())) {
             edges += 1;
-            let is_for_tests = dependency["kind"] == "dev" && TESTS_MAY_KNOW.contains(&(name, other));
-            if !allowed.contains(&other) && !is_for_tests {
+            let is_for_tests = kind.as_deref() == Some("dev") && TESTS_MAY_KNOW.contains(&(name, other));
+            if !allowed.contains(&other.as_str()) && !is_for_tests {
                 problems.push(format!("{name} may not know {other}"));
             }
         }
@@ -72,8 +68,8 @@ pub(crate) fn layers(shell: &Shell) -> Result<Tally> {
     Ok(Tally::from_problems(problems, format!("{} crates, {edges} edges; {note}", members.len())))
 }
 
-/// A file of the project must not name the checkout, its neighbours or the home
-/// directory of the machine that it was written on, nor anybody's home.
+/// A file of the project must not name a place on the machine that it was written on: the checkout, the folder around it, or a
+/// home directory.
 pub(crate) fn machine_paths(shell: &Shell) -> Result<Tally> {
     let mut places: Vec<String> = ["/home", "/Users"].map(|place| format!("{place}/")).into();
     let temporary = std::env::temp_dir();
@@ -87,10 +83,10 @@ pub(crate) fn machine_paths(shell: &Shell) -> Result<Tally> {
     let mut problems = Vec::new();
     let files = project_files(shell)?;
     for path in &files {
-        // What is not text names no path.
+        // A file that is no text names no path.
         let Ok(text) = fs::read_to_string(shell.root.join(path)) else { continue };
         for (number, line) in text.lines().enumerate() {
-            // This list and the licence texts hold no path of a machine.
+            // The list above is no path of a machine.
             let own = path == Path::new("xtask/src/papers.rs") && line.contains("\"/home\"");
             if let Some(place) = places.iter().find(|place| !own && names_path(line, place)) {
                 problems.push(format!("{}:{}: names {place}", path.display(), number + 1));
@@ -100,7 +96,7 @@ pub(crate) fn machine_paths(shell: &Shell) -> Result<Tally> {
     Ok(Tally::from_problems(problems, format!("{} files", files.len())))
 }
 
-/// Whether `line` holds `path` as a whole path or the beginning of one.
+/// Whether `line` contains `path`, whole or as the beginning of a longer path.
 fn names_path(line: &str, path: &str) -> bool {
     line.match_indices(path).any(|(at, _)| {
         let before = line[..at].chars().next_back();
@@ -111,7 +107,7 @@ fn names_path(line: &str, path: &str) -> bool {
     })
 }
 
-/// Relative links in the documents must lead to something.
+/// Relative links in the documents must lead to a file.
 pub(crate) fn links(shell: &Shell) -> Result<Tally> {
     let mut problems = Vec::new();
     let mut followed = 0;
@@ -135,18 +131,19 @@ pub(crate) fn links(shell: &Shell) -> Result<Tally> {
 pub(crate) fn licences(shell: &Shell) -> Result<Tally> {
     let deny = fs::read_to_string(shell.root.join("deny.toml"))?;
     let deny: toml::Table = deny.parse().context("deny.toml")?;
-    let allowed_licences = strings(&deny, "licenses", "allow")?;
-    let allowed_sources = strings(&deny, "sources", "allow-registry")?;
+    let allowed_licences: Vec<String> = deny["licenses"]["allow"].clone().try_into().context("licenses.allow")?;
+    let allowed_licences: Vec<_> = allowed_licences.iter().map(|it| Licensee::parse(it)).collect::<Result<_, _>>()?;
+    let allowed_sources: Vec<String> = deny["sources"]["allow-registry"].clone().try_into().context("sources")?;
     let packages = all_packages(shell)?;
     let mut problems = Vec::new();
     for package in &packages {
-        let name = format!("{} {}", name_of(package), package["version"].as_str().unwrap_or_default());
-        let licence = package["license"].as_str().unwrap_or("none named");
+        let name = format!("{} {}", package.name, package.version);
+        let licence = package.license.as_deref().unwrap_or("none named");
         if !is_allowed(licence, &allowed_licences) {
             problems.push(format!("{name}: licence {licence:?} is not one that deny.toml allows"));
         }
         // A crate of this workspace has no source.
-        if let Some(source) = package["source"].as_str() {
+        if let Some(source) = &package.source {
             let url = source.trim_start_matches("registry+");
             if !allowed_sources.iter().any(|allowed| allowed == url) {
                 problems.push(format!("{name}: comes from {source}"));
@@ -165,51 +162,25 @@ pub(crate) fn licences(shell: &Shell) -> Result<Tally> {
     Ok(Tally::from_problems(problems, note))
 }
 
-/// Whether a licence expression can be satisfied: one side of each OR, both of each AND.
-fn is_allowed(expression: &str, allowed: &[String]) -> bool {
-    let expression = expression.trim();
-    // The old way to write OR.
-    let expression = expression.replace('/', " OR ");
-    if let Some((left, right)) = split_outside(&expression, " AND ") {
-        return is_allowed(left, allowed) && is_allowed(right, allowed);
-    }
-    if let Some((left, right)) = split_outside(&expression, " OR ") {
-        return is_allowed(left, allowed) || is_allowed(right, allowed);
-    }
-    let bare = expression.trim();
-    if let Some(inside) = bare.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')) {
-        return is_allowed(inside, allowed);
-    }
-    allowed.iter().any(|licence| licence == bare)
+/// Whether these licences satisfy a licence expression. The old way to write OR, a slash, is read too.
+fn is_allowed(expression: &str, allowed: &[Licensee]) -> bool {
+    let expression = Expression::parse_mode(expression, ParseMode::LAX);
+    expression.is_ok_and(|it| it.evaluate(|wanted| allowed.iter().any(|licence| licence.satisfies(wanted))))
 }
 
-/// Splits at the first `word` that stands outside of all brackets. Splitting at AND
-/// before OR reads `A OR B AND C` more strictly than SPDX does, never less.
-fn split_outside<'a>(text: &'a str, word: &str) -> Option<(&'a str, &'a str)> {
-    let outside = |at: usize| text[..at].matches('(').count() == text[..at].matches(')').count();
-    let at = text.match_indices(word).map(|(at, _)| at).find(|at| outside(*at))?;
-    Some((&text[..at], &text[at + word.len()..]))
-}
-
-fn strings(table: &toml::Table, section: &str, key: &str) -> Result<Vec<String>> {
-    let array = table.get(section).and_then(|s| s.get(key)).and_then(toml::Value::as_array);
-    let array = array.with_context(|| format!("deny.toml: no {section}.{key}"))?;
-    Ok(array.iter().filter_map(toml::Value::as_str).map(str::to_owned).collect())
-}
-
-/// Each direct dependency stands in a row of docs/dependencies.md, and each row is one.
+/// Each direct dependency has a row in docs/dependencies.md, and each row is a direct dependency.
 pub(crate) fn dependencies(shell: &Shell) -> Result<Tally> {
     let path = "docs/dependencies.md";
     let text = fs::read_to_string(shell.root.join(path)).context(path)?;
-    let mut users: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut users: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let mut packages = workspace(shell)?;
-    packages.extend(manifests(shell, "--manifest-path fuzz/Cargo.toml")?);
-    packages.extend(manifests(shell, "--manifest-path tests/no-os/Cargo.toml")?);
-    packages.extend(manifests(shell, &format!("--manifest-path {MUTANTS}"))?);
-    let members: BTreeSet<_> = packages.iter().map(name_of).collect();
+    for manifest in ["fuzz/Cargo.toml", "tests/no-os/Cargo.toml", MUTANTS] {
+        packages.extend(metadata(shell, &format!("--locked --no-deps --manifest-path {manifest}"))?);
+    }
+    let members: BTreeSet<_> = packages.iter().map(|package| package.name.as_str()).collect();
     for package in &packages {
-        for dependency in dependencies_of(package).filter(|name| !members.contains(name)) {
-            users.entry(dependency.to_owned()).or_default().push(name_of(package).to_owned());
+        for dependency in package.dependencies.iter().filter(|it| !members.contains(it.name.as_str())) {
+            users.entry(&dependency.name).or_default().push(&package.name);
         }
     }
     let all = all_packages(shell)?;
@@ -219,14 +190,14 @@ pub(crate) fn dependencies(shell: &Shell) -> Result<Tally> {
         .flat_map(|(names, licence)| names_in_cell(names).map(move |name| (name, licence)))
         .collect();
     let mut problems = Vec::new();
-    for (dependency, users) in users.iter().filter(|(name, _)| !rows.contains_key(name.as_str())) {
+    for (dependency, users) in users.iter().filter(|(name, _)| !rows.contains_key(*name)) {
         problems.push(format!("{path} has no row for {dependency}, which {} uses", users.join(", ")));
     }
     for (row, licence) in rows {
         if !users.contains_key(row) {
             problems.push(format!("{path} has a row for {row}, which nothing uses"));
         }
-        let mut licences = all.iter().filter(|package| name_of(package) == row).filter_map(|p| p["license"].as_str());
+        let mut licences = all.iter().filter(|package| package.name == row).filter_map(|it| it.license.as_deref());
         if licences.all(|real| real != licence) {
             problems.push(format!("{path} says that the licence of {row} is {licence:?}, which its manifest does not"));
         }
@@ -234,28 +205,45 @@ pub(crate) fn dependencies(shell: &Shell) -> Result<Tally> {
     Ok(Tally::from_problems(problems, format!("{} direct dependencies", users.len())))
 }
 
-/// The first and the last cell of a table's row.
+/// The first and the last cell of a row.
 fn row(line: &str) -> Option<(&str, &str)> {
     let (first, rest) = line.trim().strip_prefix('|')?.strip_suffix('|')?.split_once('|')?;
     Some((first.trim(), rest.rsplit('|').next()?.trim()))
 }
 
-/// The names that a cell holds in backquotes.
+/// The names in backquotes in a cell.
 fn names_in_cell(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
 
-/// The workspace's packages, each with its folder relative to the root.
-pub(crate) fn folders(shell: &Shell) -> Result<BTreeMap<String, String>> {
-    let folder = |package: &Value| -> Option<String> {
-        let folder = Path::new(package["manifest_path"].as_str()?).parent()?;
-        Some(folder.strip_prefix(&shell.root).ok()?.display().to_string())
-    };
-    Ok(workspace(shell)?.iter().filter_map(|package| Some((name_of(package).to_owned(), folder(package)?))).collect())
+/// A package, as `cargo metadata` describes it.
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    version: String,
+    license: Option<String>,
+    source: Option<String>,
+    manifest_path: PathBuf,
+    /// Every dependency, of each kind, for each target.
+    dependencies: Vec<Dependency>,
 }
 
-/// Every package that anything here is built from.
-fn all_packages(shell: &Shell) -> Result<Vec<Value>> {
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    /// `dev`, `build`, or none for an ordinary one.
+    kind: Option<String>,
+}
+
+/// The workspace's packages, each with its folder relative to the root.
+pub(crate) fn folders(shell: &Shell) -> Result<BTreeMap<String, String>> {
+    let folder =
+        |package: &Package| Some(package.manifest_path.parent()?.strip_prefix(&shell.root).ok()?.display().to_string());
+    Ok(workspace(shell)?.into_iter().filter_map(|it| folder(&it).map(|folder| (it.name, folder))).collect())
+}
+
+/// The packages of the workspace, of the fuzz targets and of the mutants, and all that these depend on.
+fn all_packages(shell: &Shell) -> Result<Vec<Package>> {
     let mut all = metadata(shell, "--locked --all-features")?;
     all.extend(metadata(shell, "--locked --manifest-path fuzz/Cargo.toml")?);
     all.extend(metadata(shell, &format!("--locked --manifest-path {MUTANTS}"))?);
@@ -263,37 +251,23 @@ fn all_packages(shell: &Shell) -> Result<Vec<Value>> {
 }
 
 /// The packages of the workspace.
-fn workspace(shell: &Shell) -> Result<Vec<Value>> {
-    manifests(shell, "")
-}
-
-/// The packages of the workspace that a manifest belongs to.
-fn manifests(shell: &Shell, which: &str) -> Result<Vec<Value>> {
-    metadata(shell, &format!("--locked --no-deps {which}"))
+fn workspace(shell: &Shell) -> Result<Vec<Package>> {
+    metadata(shell, "--locked --no-deps")
 }
 
 /// The packages that `cargo metadata` lists.
-fn metadata(shell: &Shell, args: &str) -> Result<Vec<Value>> {
+fn metadata(shell: &Shell, args: &str) -> Result<Vec<Package>> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        packages: Vec<Package>,
+    }
     let ran = shell.cargo(&format!("metadata --format-version 1 {args}")).run("metadata")?.expect_ok()?;
-    Ok(parse_metadata(&ran.text)?["packages"].as_array().context("cargo metadata: no packages")?.clone())
+    // Warnings may stand before the object.
+    let object = ran.text.lines().find(|line| line.starts_with('{')).context("cargo metadata printed no object")?;
+    Ok(serde_json::from_str::<Metadata>(object)?.packages)
 }
 
-/// The object that `cargo metadata` prints, whatever warning stands before it.
-fn parse_metadata(text: &str) -> Result<Value> {
-    let line = text.lines().find(|line| line.starts_with('{')).context("cargo metadata printed no object")?;
-    Ok(serde_json::from_str(line)?)
-}
-
-fn name_of(package: &Value) -> &str {
-    package["name"].as_str().unwrap_or_default()
-}
-
-/// Every dependency of a package, of each kind, for each target.
-fn dependencies_of(package: &Value) -> impl Iterator<Item = &str> {
-    package["dependencies"].as_array().into_iter().flatten().filter_map(|dependency| dependency["name"].as_str())
-}
-
-/// The files that git knows, and new ones that it does not ignore.
+/// The files that git tracks, and new ones that it does not ignore.
 pub(crate) fn project_files(shell: &Shell) -> Result<Vec<PathBuf>> {
     let mut git = shell.command("git");
     git.args(["ls-files", "--cached", "--others", "--exclude-standard"]);
@@ -307,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_licence_needs_one_side_of_or_and_both_of_and() {
-        let allowed = ["MIT".to_owned(), "Zlib".to_owned()];
+        let allowed = ["MIT", "Zlib"].map(|licence| Licensee::parse(licence).unwrap());
         let is_allowed = |expression| is_allowed(expression, &allowed);
         assert!(is_allowed("MIT"));
         assert!(is_allowed("GPL-3.0 OR MIT"));
@@ -319,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_found_whole_and_not_inside_another() {
+    fn a_path_is_found_only_as_the_beginning_of_a_path() {
         assert!(names_path("see /srv/build/x.md", "/srv/build"));
         assert!(names_path("`/srv/build`", "/srv/build"));
         assert!(!names_path("see /srv/builder", "/srv/build"));
@@ -328,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_names_its_crates_in_backquotes() {
+    fn a_rows_crates_are_the_names_in_backquotes() {
         let (first, last) = row("| `clap`, `serde` | need | MIT |").unwrap();
         assert_eq!(names_in_cell(first).collect::<Vec<_>>(), ["clap", "serde"]);
         assert_eq!(last, "MIT");

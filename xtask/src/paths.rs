@@ -1,19 +1,19 @@
-//! The data paths, and what the checks do for each besides linting it and running its package's tests. A path says so in a
-//! file `checks.rs` beside its code; a new one is added to [`PATHS`].
+//! The data paths: what their tests need, and which tests they can be left out of. Each path describes this in a file `checks.rs`
+//! beside its code; a new path is added to [`PATHS`].
 
 use std::collections::BTreeSet;
 
 use crate::tools::Need;
 
-/// What one path has the checks do.
+/// A path, as the checks see it.
 pub(crate) struct Path {
     /// Its folder under `paths/`.
     pub(crate) name: &'static str,
     /// Its package.
     pub(crate) package: &'static str,
-    /// Programs that its tests compare with. A test whose program is missing says that it is skipped.
+    /// Programs that its tests compare with. Without its program, a test reports that it is skipped.
     pub(crate) wants: &'static [Need],
-    /// Modules of `cli/tests` that test it by way of the program `pagemill`.
+    /// Modules of `cli/tests` that test the path through the program `pagemill`.
     pub(crate) program_tests: &'static [&'static str],
 }
 
@@ -25,12 +25,12 @@ mod nvme;
 /// Every path.
 pub(crate) const PATHS: &[Path] = &[crypt::CHECKS, nvme::CHECKS];
 
-/// What some test of some path cannot do without.
+/// The needs of all paths' tests.
 pub(crate) fn wants() -> Vec<Need> {
     PATHS.iter().flat_map(|path| path.wants).copied().collect()
 }
 
-/// The paths whose tests this change can be without: it lies within other paths alone. None, when it lies anywhere else.
+/// The paths that this change does not touch, if it lies within other paths. No paths, if any changed file lies elsewhere.
 pub(crate) fn untouched(changed: &BTreeSet<String>) -> Vec<&'static Path> {
     let of = |file: &str| PATHS.iter().find(|path| file.starts_with(&format!("paths/{}/", path.name)));
     if changed.is_empty() || changed.iter().any(|file| of(file).is_none()) {
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_within_one_path_leaves_the_others_out_and_any_other_change_none() {
+    fn a_change_leaves_the_other_paths_out_only_if_it_lies_within_paths() {
         let left_out = |files: &[&str]| {
             let files = files.iter().map(|file| (*file).to_owned()).collect();
             untouched(&files).iter().map(|path| path.name).collect::<Vec<_>>()
@@ -53,6 +53,6 @@ mod tests {
         assert_eq!(left_out(&["paths/nvme/src/prp.rs"]), ["crypt"]);
         assert_eq!(left_out(&["paths/nvme/src/prp.rs", "paths/crypt/Cargo.toml"]), [""; 0]);
         assert_eq!(left_out(&["paths/nvme/src/prp.rs", "crates/pagemill/src/free.rs"]), [""; 0]);
-        assert_eq!(left_out(&[]), [""; 0], "nothing is known to have changed: a clean checkout");
+        assert_eq!(left_out(&[]), [""; 0], "a clean checkout: every path is tested");
     }
 }

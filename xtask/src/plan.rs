@@ -1,4 +1,4 @@
-//! The steps of the checks, in their order: what is quick and often broken comes first. Each belongs to a [`Tier`].
+//! The steps of the checks, in their order: steps that are quick and often fail come first. Each belongs to a [`Tier`].
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -6,75 +6,70 @@ use clap::ValueEnum;
 use crate::paths;
 use crate::shell::Shell;
 use crate::tally::Tally;
-use crate::tools::{GCC, GIT, GXX, MAKE, Need};
+use crate::tools::{
+    self, AARCH64, CLIPPY, GCC, GIT, GXX, MAKE, NIGHTLY, Need, OLDEST_TOOLCHAIN, RUST_SRC, RUSTFMT, X86_64_BARE,
+};
 use crate::{binaries, builds, clauses, hunts, papers, readme, vm};
 
-/// How much is run: each tier has what the ones before it have, but [`Tier::Long`], which has its own steps alone.
+/// How much is run. A tier has its own steps and those of the tiers before it; [`Tier::Long`] has only its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Tier {
-    /// `cargo xtask quick`: what a change could have broken, while one works on it.
+    /// `cargo xtask quick`: run while you work on a change.
     Quick,
     /// `cargo xtask test`: each test once.
     Test,
-    /// `cargo xtask test --all`: the same code in other builds and on other machines; what `.ci/run` runs.
+    /// `cargo xtask test --all`, which `.ci/run` runs: the same code in other builds and on other machines.
     All,
-    /// `cargo xtask long`: what takes hours.
+    /// `cargo xtask long`: steps that take hours.
     Long,
 }
 
 /// One step.
 pub(crate) struct Step {
-    /// How `--only` calls it.
+    /// Its name, which `--only` takes.
     pub(crate) name: &'static str,
     /// What it shows, in a line.
     pub(crate) shows: &'static str,
     /// The first tier that has it.
     pub(crate) tier: Tier,
-    /// True when no later tier has it, because they have more than it.
+    /// True when no later tier runs it, because a step of theirs does more.
     pub(crate) is_for_one_tier: bool,
-    /// How long it takes from a clean checkout on two idle processors, in seconds, when the steps before it are done.
+    /// Seconds that it takes on two idle processors, in a clean checkout, after the steps before it.
     pub(crate) about_s: u64,
-    /// What it cannot do without.
+    /// Without these it is skipped.
     pub(crate) needs: &'static [Need],
-    /// What some of its tests cannot do without.
+    /// Some of its tests are skipped without these.
     pub(crate) wants: fn() -> Vec<Need>,
-    /// The next step, if it is done at the same time: one of the two leaves a processor idle for much of its time.
+    /// The next step, if the two run at the same time: one of them leaves a processor idle for much of its time.
     pub(crate) beside: Option<&'static str>,
-    /// How the names of its logs begin.
+    /// The beginning of its logs' names.
     pub(crate) logs: &'static str,
-    /// Does it. An error is one failed check.
+    /// Runs it. An error is one failed check.
     pub(crate) run: fn(&Shell) -> Result<Tally>,
 }
 
-const NIGHTLY: Need = Need::Nightly("");
-const MIRI: &[Need] = &[GCC, NIGHTLY, Need::Nightly("miri"), Need::Nightly("rust-src")];
-/// `rust-version` in Cargo.toml; the step `oldest` holds the two together.
-pub(crate) const OLDEST: &str = "1.89";
 const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
-const LINTS: &[Need] = &[Need::Component("clippy"), GCC, GXX, MAKE];
+const LINTS: &[Need] = &[CLIPPY, GCC, GXX, MAKE];
+const MIRI: &[Need] = &[GCC, NIGHTLY, tools::MIRI, RUST_SRC];
 
 use Tier::{All, Long, Quick, Test};
 
 /// Every step there is.
+#[rustfmt::skip] // A row for each step, in one or two lines.
 pub(crate) const STEPS: &[Step] = &[
-    step("fmt", Quick, 2, "the code is formatted", &[Need::Component("rustfmt")], builds::fmt),
-    step("layers", Quick, 1, "no crate and no module knows one that stands above it", &[], papers::layers),
+    step("fmt", Quick, 2, "the code is formatted", &[RUSTFMT], builds::fmt),
+    step("layers", Quick, 1, "no crate and no module imports one that stands above it", &[], papers::layers),
     step("paths", Quick, 1, "no file names a place on the machine it was written on", &[GIT], papers::machine_paths),
     step("links", Quick, 1, "the documents' links lead somewhere", &[GIT], papers::links),
     step("licences", Quick, 1, "deny.toml allows each dependency's licence and source", &[], papers::licences),
     step("dependencies", Quick, 1, "docs/dependencies.md says why each dependency is there", &[], papers::dependencies),
-    step("clauses", Quick, 1, "tests that exist are named for each clause, and for each fault", &[GIT], clauses::check),
+    step("clauses", Quick, 1, "each clause, and each fault, names tests that exist", &[GIT], clauses::check),
     step("clippy", Quick, 110, "no lint has anything to say", LINTS, builds::clippy),
     step("unit", Quick, 60, "the unit tests of the crates that changed", C_AND_CXX, builds::unit).in_one_tier(),
+
     step("build", Test, 10, "the library builds with no C compiler in reach", &[GCC], builds::library),
-    step(
-        "oldest",
-        Test,
-        10,
-        "the library builds with the oldest Rust that it promises",
-        &[GCC, Need::Toolchain(OLDEST)],
-        builds::oldest,
-    ),
+    step("oldest", Test, 10, "the library builds with the oldest Rust that it promises",
+        &[GCC, OLDEST_TOOLCHAIN], builds::oldest),
     step("tests", Test, 200, "each test, on restartable sequences where there are any", C_AND_CXX, builds::tests)
         .wanting(paths::wants),
     step("portable", Test, 30, "the tests that choose no backend, on the portable lists", C_AND_CXX, builds::portable),
@@ -86,86 +81,33 @@ pub(crate) const STEPS: &[Step] = &[
     step("release", Test, 60, "the program builds as a user builds it", C_AND_CXX, builds::release),
     step("readme", Test, 120, "the README's commands run as they stand", C_AND_CXX, readme::commands).beside("stress"),
     step("stress", Test, 15, "five seconds of stress on each backend", C_AND_CXX, hunts::stress),
-    step("sizes", Test, 5, "the hot functions are no longer than they may be", &[GCC], binaries::sizes)
-        .logging("object"),
-    step(
-        "no-os",
-        Test,
-        5,
-        "core links and works with no operating system's library",
-        &[GCC, Need::Target("x86_64-unknown-none")],
-        binaries::no_os,
-    ),
+    step("sizes", Test, 5, "the hot functions are no longer than they may be", &[GCC], binaries::sizes).logging("object"),
+    step("no-os", Test, 5, "core links and works with no operating system's library",
+        &[GCC, X86_64_BARE], binaries::no_os),
+
     step("rustdoc", All, 30, "the documentation builds without a warning", C_AND_CXX, builds::rustdoc),
-    step(
-        "test-release",
-        All,
-        90,
-        "the tests of the library as a user builds it, without assertions",
-        C_AND_CXX,
-        builds::test_release,
-    ),
+    step("test-release", All, 90, "the tests of the library as a user builds it, without assertions",
+        C_AND_CXX, builds::test_release),
     step("canary", All, 120, "stress and the models catch a bug that was put in for them", C_AND_CXX, hunts::canary),
-    step(
-        "aarch64",
-        All,
-        15,
-        "the restartable sequences' descriptors and signatures on aarch64",
-        &[Need::Target("aarch64-unknown-linux-gnu")],
-        binaries::aarch64,
-    )
-    .logging("object"),
-    step(
-        "miri",
-        All,
-        120,
-        "core and the portable backend have no undefined behaviour that miri sees",
-        MIRI,
-        hunts::miri,
-    ),
+    step("aarch64", All, 15, "the restartable sequences' descriptors and signatures on aarch64",
+        &[AARCH64], binaries::aarch64).logging("object"),
+    step("miri", All, 120, "miri sees no undefined behaviour in core and the portable backend", MIRI, hunts::miri),
     step("asan", All, 120, "the library's tests under AddressSanitizer", &[GCC, NIGHTLY], hunts::asan),
-    step(
-        "vm",
-        All,
-        150,
-        "what needs a kernel of its own: nodes, huge pages, limits, the device mapper, a drive",
-        vm::NEEDS,
-        vm::all,
-    )
-    .beside("fuzz"),
+    step("vm", All, 150, "what needs a kernel of its own: nodes, huge pages, limits, the device mapper, a drive",
+        vm::NEEDS, vm::all).beside("fuzz"),
     step("fuzz", All, 120, "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),
-    step(
-        "aarch64-vm",
-        All,
-        240,
-        "what matters of the library's tests, and stress, on aarch64",
-        vm::NEEDS_AARCH64,
-        vm::aarch64,
-    )
-    .logging("vm"),
+    step("aarch64-vm", All, 240, "stress and the library's tests that matter most, on aarch64",
+        vm::NEEDS_AARCH64, vm::aarch64).logging("vm"),
+
     step("long-stress", Long, 2500, "ten minutes of each stress on each backend", C_AND_CXX, hunts::long_stress),
     step("long-models", Long, 1300, "models and properties at many times their schedules", &[GCC], hunts::long_models),
-    step("long-miri", Long, 400, "all of core under miri, what has one thread too", MIRI, hunts::long_miri),
+    step("long-miri", Long, 400, "all of core under miri, the single-threaded files too", MIRI, hunts::long_miri),
     step("long-fuzz", Long, 700, "ten minutes of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::long_fuzz)
         .logging("fuzz"),
-    step(
-        "long-mutants",
-        Long,
-        3600,
-        "the library's tests see nine of ten small faults",
-        &[GIT, GCC],
-        hunts::long_mutants,
-    ),
-    step(
-        "long-machines",
-        Long,
-        5400,
-        "all tests of the library on two nodes, on aarch64, and on pages of 16 KiB",
-        vm::NEEDS_AARCH64,
-        vm::long,
-    )
-    .wanting(vm::needs_x86_64)
-    .logging("vm"),
+    step("long-mutants", Long, 3600, "the library's tests see nine of ten small faults",
+        &[GIT, GCC], hunts::long_mutants),
+    step("long-machines", Long, 5400, "all tests of the library on two nodes, on aarch64, and on pages of 16 KiB",
+        vm::NEEDS_AARCH64, vm::long).wanting(|| vm::NEEDS.to_vec()).logging("vm"),
 ];
 
 const fn step(
@@ -176,18 +118,8 @@ const fn step(
     needs: &'static [Need],
     run: fn(&Shell) -> Result<Tally>,
 ) -> Step {
-    Step {
-        name,
-        shows,
-        tier,
-        is_for_one_tier: matches!(tier, Long),
-        about_s,
-        needs,
-        wants: Vec::new,
-        beside: None,
-        logs: name,
-        run,
-    }
+    let is_for_one_tier = matches!(tier, Long);
+    Step { name, shows, tier, is_for_one_tier, about_s, needs, wants: Vec::new, beside: None, logs: name, run }
 }
 
 impl Step {
@@ -215,13 +147,13 @@ impl Step {
         if tier == Long || self.is_for_one_tier { self.tier == tier } else { self.tier <= tier }
     }
 
-    /// What it needs, and what some of its tests do.
+    /// `needs` and `wants`.
     pub(crate) fn needs_and_wants(&self) -> Vec<Need> {
         self.needs.iter().copied().chain((self.wants)()).collect()
     }
 }
 
-/// The steps of a tier; of those, or whichever else they name, the ones in `only` when it names any. In the plan's order.
+/// The steps of a tier; if `only` names any steps, those instead, of whichever tier. In the plan's order.
 pub(crate) fn chosen(tier: Tier, only: &[String]) -> Result<Vec<&'static Step>> {
     if let Some(unknown) = only.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
         bail!("there is no step {unknown:?}; `cargo xtask list` prints them");
@@ -240,7 +172,7 @@ pub(crate) fn print() {
     println!(
         "\nquick: `cargo xtask quick`; test: `cargo xtask test`; all: `cargo xtask test --all`; long: `cargo xtask long`."
     );
-    println!("Seconds are of two idle processors and a clean checkout, each step behind those before it.");
+    println!("Seconds are for two idle processors and a clean checkout, each step after those before it.");
 }
 
 #[cfg(test)]
@@ -248,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_keeps_the_plans_order_and_refuses_what_it_does_not_know() {
+    fn only_keeps_the_plans_order_and_refuses_unknown_names() {
         let names = |only: &[&str]| {
             let only: Vec<_> = only.iter().map(|name| (*name).to_owned()).collect();
             chosen(Test, &only).map(|steps| steps.iter().map(|step| step.name).collect::<Vec<_>>())
@@ -259,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn each_tier_has_what_the_ones_before_it_have_and_more() {
+    fn each_tier_includes_the_tiers_before_it_and_long_stands_alone() {
         let names = |tier| chosen(tier, &[]).unwrap().iter().map(|step| step.name).collect::<Vec<_>>();
         let (quick, test, all, long) = (names(Quick), names(Test), names(All), names(Long));
         assert!(quick.contains(&"fmt") && quick.contains(&"unit"));
@@ -270,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_steps_share_a_name_and_those_done_together_are_neighbours() {
+    fn names_are_unique_and_steps_that_run_together_are_neighbours() {
         for (i, step) in STEPS.iter().enumerate() {
             assert!(STEPS[..i].iter().all(|other| other.name != step.name), "{}", step.name);
             let next = STEPS.get(i + 1).map(|next| next.name);

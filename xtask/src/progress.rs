@@ -1,4 +1,4 @@
-//! What a person sees while steps run: on a terminal one line a step that moves, elsewhere one line as it begins.
+//! Progress of the steps: on a terminal a moving line for each, elsewhere a line when a step begins.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -20,10 +20,10 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// A step begins, that took so long before; its log is there from now on.
+    /// A step begins. It takes `about` so long, and writes `log`.
     pub(crate) fn begin(&self, step: &'static str, about: Duration, log: &str) {
         if self.lines.is_hidden() {
-            // What is over at once says how it ended, and no more.
+            // A short step prints only how it ended.
             if about > Duration::from_secs(2) {
                 println!("{step:<20} about {}; {log}", minutes(about));
             }
@@ -31,21 +31,21 @@ impl Progress {
         }
         let about = minutes(about);
         let style =
-            ProgressStyle::with_template("{prefix:<20} {elapsed} of about {msg}").expect("a template of its own");
+            ProgressStyle::with_template("{prefix:<20} {elapsed} of about {msg}").expect("the template is valid");
         let line = self.lines.add(ProgressBar::new_spinner().with_style(style).with_prefix(step));
         line.set_message(format!("{about}; {log}"));
         line.enable_steady_tick(Duration::from_secs(1));
         self.running().insert(step, line);
     }
 
-    /// So many tests of a step are done.
+    /// `done` of a step's `of` tests are done.
     pub(crate) fn done(&self, step: &str, done: usize, of: usize) {
         if let Some(line) = self.running().get(step) {
             line.set_prefix(format!("{step} {done}/{of}"));
         }
     }
 
-    /// A step has ended, and these lines say how.
+    /// A step has ended: prints its report.
     pub(crate) fn end(&self, step: &str, lines: &str) {
         if let Some(line) = self.running().remove(step) {
             line.finish_and_clear();

@@ -1,5 +1,4 @@
-//! Runs the README's commands as they stand. Its Rust example is a doc test of
-//! `pagemill-checks`.
+//! Runs the README's commands as they stand. The README's Rust example is a doc test of `pagemill-checks`.
 
 use std::fs;
 
@@ -8,17 +7,17 @@ use anyhow::{Context, Result, ensure};
 use crate::shell::Shell;
 use crate::tally::Tally;
 
-/// What opens a block of commands.
+/// The line that opens a block of commands.
 const FENCE: &str = "```sh";
 
-/// The one command that cannot be run from here: it is what is running.
+/// The command that runs this step, so this step cannot run it.
 const THIS: &str = "cargo xtask test";
 
 pub(crate) fn commands(shell: &Shell) -> Result<Tally> {
     let text = fs::read_to_string(shell.root.join("README.md")).context("README.md")?;
     let blocks = blocks(&text);
     ensure!(!blocks.is_empty(), "README.md has no {FENCE} block");
-    // The commands leave their files in target/, which need not be where this builds.
+    // The commands write files to target/, which is another folder than `shell.target` if CARGO_TARGET_DIR is set.
     fs::create_dir_all(shell.root.join("target"))?;
     let mut tally = Tally::default();
     for (number, block) in blocks.iter().enumerate() {
@@ -64,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_blocks_of_commands_and_no_other() {
+    fn only_blocks_of_commands_are_found() {
         let text = "a\n```sh\none\ntwo\n```\n```rust\nlet x;\n```\n```sh\nthree\n```\n";
         assert_eq!(blocks(text), ["one\ntwo\n", "three\n"]);
     }

@@ -1,10 +1,8 @@
-//! Runs the steps one after the other, times them, and says at the end what passed,
-//! what failed and what was skipped.
+//! Runs the steps one after the other, times them, and reports at the end what passed, failed and was skipped.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -17,18 +15,18 @@ use crate::tally::{Skip, Tally};
 use crate::tools::{self, Need};
 use crate::{vm, watch};
 
-/// The processor time that all steps of `test --all` may use together; other work on the machine does not count.
+/// The processor time that all steps of `test --all` may use together. Other work on the machine does not count.
 const MAY_USE: Duration = Duration::from_secs(70 * 60);
 
-/// How a failure is called that is of all steps together.
+/// The name of a failure of all steps together.
 const BUDGET: &str = "budget";
 
-/// What one step found, and what it took.
+/// The outcome of one step, and its cost.
 struct Done {
     step: &'static Step,
     tally: Tally,
     took: Duration,
-    /// Its processor time; of two steps done together, all of it stands at the first.
+    /// Processor time. Of two steps that ran together, the first has all of it.
     used: Duration,
 }
 
@@ -41,14 +39,13 @@ pub(crate) fn test(tier: Tier, args: &TestArgs) -> Result<bool> {
     shell.is_quick = tier == Tier::Quick;
     shell.is_all = tier >= Tier::All || !args.only.is_empty();
     let allowed = AllowedSkips::read(&shell)?;
-    let needs: Vec<Need> = steps.iter().flat_map(|step| step.needs_and_wants()).collect();
+    let needs: Vec<_> = steps.iter().flat_map(|step| step.needs_and_wants()).collect();
     let missing = tools::provide(&shell, &needs, !args.no_install)?;
     fetch(&mut shell)?;
     let brought = watch::of_children();
 
     let mut done: Vec<Done> = Vec::new();
     let mut left = &steps[..];
-    let mut took = Took::read(&shell);
     while let [step, ..] = left {
         if watch::is_interrupted() {
             println!("interrupted before the step {}", step.name);
@@ -56,11 +53,9 @@ pub(crate) fn test(tier: Tier, args: &TestArgs) -> Result<bool> {
         }
         let is_pair = left.get(1).is_some_and(|next| step.beside == Some(next.name));
         let (together, rest) = left.split_at(if is_pair { 2 } else { 1 });
-        done.extend(run(together, &shell, &missing, &mut took, if args.no_skips { Some(&allowed) } else { None })?);
+        done.extend(run(together, &shell, &missing, args.no_skips.then_some(&allowed))?);
         left = rest;
     }
-    took.write(&shell)?;
-
     let used = watch::of_children().saturating_sub(brought);
     if tier == Tier::All && args.only.is_empty() && used > MAY_USE {
         let last = done.last_mut().context("there is a step")?;
@@ -69,12 +64,11 @@ pub(crate) fn test(tier: Tier, args: &TestArgs) -> Result<bool> {
     Ok(print_summary(&done, start.elapsed(), used, tier, args))
 }
 
-/// Runs one step, or two at the same time.
+/// Runs one step, or two at the same time. Given `allowed`, any other skip is a failure.
 fn run(
     together: &[&'static Step],
     shell: &Shell,
-    missing: &BTreeSet<Need>,
-    took: &mut Took,
+    missing: &[Need],
     allowed: Option<&AllowedSkips>,
 ) -> Result<Vec<Done>> {
     let before = watch::of_children();
@@ -83,7 +77,7 @@ fn run(
         for &step in together {
             let log = shell.log(&format!("{}*", step.logs));
             let log = log.strip_prefix(&shell.root).unwrap_or(&log).display().to_string();
-            shell.progress.begin(step.name, took.of(step), &log);
+            shell.progress.begin(step.name, Duration::from_secs(step.about_s), &log);
             running.push(scope.spawn(move || {
                 let begun = Instant::now();
                 let tally = run_step(step, shell, missing);
@@ -97,9 +91,6 @@ fn run(
     for done in &mut done {
         if let Some(allowed) = allowed {
             forbid_skips(done.step.name, &mut done.tally, allowed);
-        }
-        if done.tally.failures.is_empty() && done.tally.passed > 0 && shell.filter.is_none() {
-            took.0.insert(done.step.name.to_owned(), done.took.as_secs());
         }
         shell.progress.end(done.step.name, &report(done));
     }
@@ -120,8 +111,8 @@ pub(crate) fn vm(names: &[String]) -> Result<bool> {
     Ok(tally.failures.is_empty())
 }
 
-/// One step, with everything that can go wrong turned into a count.
-fn run_step(step: &Step, shell: &Shell, missing: &BTreeSet<Need>) -> Tally {
+/// Runs one step. An error becomes a failure.
+fn run_step(step: &Step, shell: &Shell, missing: &[Need]) -> Tally {
     if let Some(need) = step.needs.iter().find(|need| missing.contains(need)) {
         return Tally::skip(step.name, format!("{} is missing", need.name()));
     }
@@ -132,29 +123,7 @@ fn run_step(step: &Step, shell: &Shell, missing: &BTreeSet<Need>) -> Tally {
     tally
 }
 
-/// How long steps took here the last time, in seconds: what a person may expect of this machine.
-struct Took(BTreeMap<String, u64>);
-
-impl Took {
-    fn place(shell: &Shell) -> PathBuf {
-        shell.own_target("took.json")
-    }
-
-    fn read(shell: &Shell) -> Self {
-        let text = fs::read_to_string(Self::place(shell)).unwrap_or_default();
-        Self(serde_json::from_str(&text).unwrap_or_default())
-    }
-
-    fn of(&self, step: &Step) -> Duration {
-        Duration::from_secs(self.0.get(step.name).copied().unwrap_or(step.about_s))
-    }
-
-    fn write(&self, shell: &Shell) -> Result<()> {
-        Ok(fs::write(Self::place(shell), serde_json::to_string(&self.0)?)?)
-    }
-}
-
-/// Brings the dependencies, or finds out that they are here already.
+/// Fetches the dependencies. Without a network, goes on if the machine has them all.
 fn fetch(shell: &mut Shell) -> Result<()> {
     if shell.cargo("fetch --locked").run("fetch")?.is_ok() {
         return Ok(());
@@ -168,7 +137,7 @@ fn fetch(shell: &mut Shell) -> Result<()> {
     bail!("cargo fetch --locked fails, and so does doing without a network:\n{online}")
 }
 
-/// A step's lines once it has ended.
+/// The lines that report a step that has ended.
 fn report(done: &Done) -> String {
     let Done { step, tally, took, used } = done;
     let verdict = if !tally.failures.is_empty() {
@@ -196,12 +165,12 @@ fn counts(tally: &Tally) -> String {
     format!("{} passed, {} failed, {} skipped", tally.passed, tally.failures.len(), tally.skips.len())
 }
 
-/// The table of steps, what was skipped, what failed and how to run that alone. True when nothing failed.
+/// Prints what was skipped, what failed and how to run that alone. True when nothing failed.
 fn print_summary(done: &[Done], took: Duration, used: Duration, tier: Tier, args: &TestArgs) -> bool {
     let mut total = Tally::default();
     done.iter().for_each(|done| total.add(done.tally.clone()));
     println!("\n{} in all, {} of processor time", minutes(took), minutes(used));
-    // A test that several steps skip is one.
+    // A test that several steps skip counts once.
     let skips: BTreeMap<_, _> = total.skips.iter().map(|Skip { name, reason }| (name, reason)).collect();
     if !skips.is_empty() {
         println!("\nskipped:");
@@ -216,7 +185,6 @@ fn print_summary(done: &[Done], took: Duration, used: Duration, tier: Tier, args
             }
         }
     }
-    // A skip counts once here, as above.
     println!("\n{} passed, {} failed, {} skipped", total.passed, total.failures.len(), skips.len());
     let has_run = total.passed + total.failures.len() + skips.len() > 0;
     if !has_run {
@@ -225,7 +193,7 @@ fn print_summary(done: &[Done], took: Duration, used: Duration, tier: Tier, args
     total.failures.is_empty() && has_run && !watch::is_interrupted()
 }
 
-/// The command that runs what failed, and nothing else.
+/// The command that runs only what failed.
 fn again(step: &Step, failed: &str, tier: Tier, args: &TestArgs) -> String {
     let task = match tier {
         Tier::Quick => "quick",
@@ -239,7 +207,7 @@ fn again(step: &Step, failed: &str, tier: Tier, args: &TestArgs) -> String {
     if let Some(script) = failed.strip_prefix(vm::SCRIPT) {
         return format!("cargo xtask vm {script}");
     }
-    // step/package/test, and step/test where cargo runs it.
+    // step/package/test, or step/test where cargo runs the test.
     let test = failed.strip_prefix(step.name).and_then(|rest| rest.strip_prefix('/'));
     let test =
         test.map(|rest| if rest.contains("::") { rest.split_once('/').map_or(rest, |(_, test)| test) } else { rest });
@@ -247,7 +215,7 @@ fn again(step: &Step, failed: &str, tier: Tier, args: &TestArgs) -> String {
     format!("cargo xtask {task}{no_skips} --only {}{filter}", step.name)
 }
 
-/// The hardware that `.ci/skips-allowed` lets a run do without.
+/// The skips that `.ci/skips-allowed` names: tests of hardware that the machine may lack.
 struct AllowedSkips(Vec<String>);
 
 impl AllowedSkips {
@@ -266,7 +234,7 @@ impl AllowedSkips {
     }
 }
 
-/// With `--no-skips`, a skip that is not allowed is a failure.
+/// Turns each skip that is not allowed into a failure.
 fn forbid_skips(step: &str, total: &mut Tally, allowed: &AllowedSkips) {
     let (kept, forbidden): (Vec<_>, Vec<_>) = total.skips.drain(..).partition(|skip| allowed.has(&skip.name));
     total.skips = kept;
@@ -281,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_failed_is_run_alone_by_step_and_test() {
+    fn a_failure_is_repeated_by_its_step_and_test_name() {
         let step = plan::STEPS.iter().find(|step| step.name == "asan").unwrap();
         let args = TestArgs::default();
         let of = |failed| again(step, failed, Tier::All, &args);
@@ -293,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_that_is_not_named_becomes_a_failure() {
+    fn a_skip_that_is_not_allowed_is_a_failure() {
         let allowed = AllowedSkips(vec!["tests/numa*".to_owned(), "hugetlb".to_owned()]);
         let mut total = Tally::skip("tests/numa::two_nodes", "one node");
         total.add(Tally::skip("hugetlb", "none reserved"));

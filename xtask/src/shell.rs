@@ -1,5 +1,4 @@
-//! Running a command: what it prints goes to a log that the step can read, and it
-//! ends when its time is up ([`watch`]).
+//! Running a command. Its output goes to a log, which the step can read. [`watch`] ends it when its time is up.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -14,45 +13,45 @@ use crate::progress::Progress;
 use crate::tally;
 use crate::watch::{self, End};
 
-/// The processor time that a command may use which says nothing else.
+/// The processor time that a command may use, unless it sets another limit.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// The checkout, the places where a run leaves its traces, and what was asked of it.
+/// The checkout, the places for logs and builds, and the options of this run.
 pub(crate) struct Shell {
-    /// Held for as long as this is there.
+    /// Keeps other runs out.
     _lock: File,
     /// The repository's root.
     pub(crate) root: PathBuf,
     /// Cargo's target directory for ordinary builds.
     pub(crate) target: PathBuf,
-    /// Nothing outside this machine can be reached: cargo is told so.
+    /// There is no network: cargo gets CARGO_NET_OFFLINE.
     pub(crate) is_offline: bool,
-    /// Show what commands print as they run.
+    /// Print the output of every command.
     pub(crate) is_verbose: bool,
-    /// Only tests whose names hold this, when it is said.
+    /// Run only tests whose names contain this.
     pub(crate) filter: Option<String>,
-    /// Look no further than at what changed.
+    /// The tier is `quick`.
     pub(crate) is_quick: bool,
-    /// Each test of each path, whatever changed.
+    /// Test each path, whatever changed.
     pub(crate) is_all: bool,
-    /// Where steps show how far they are.
+    /// Shows how far the steps are.
     pub(crate) progress: Progress,
 }
 
-/// What a command left behind.
+/// A command that has ended.
 pub(crate) struct Ran {
     /// How it ended.
     pub(crate) end: End,
-    /// Everything it printed, both streams in order.
+    /// Its output, both streams in order.
     pub(crate) text: String,
-    /// Where that is on disk.
+    /// The file with its output.
     pub(crate) log: PathBuf,
 }
 
 impl Ran {
     /// True when the command ended well.
     pub(crate) fn is_ok(&self) -> bool {
-        matches!(self.end, End::Itself(status) if status.success())
+        self.end.is_ok()
     }
 
     /// Fails with the last lines of the output unless the command ended well.
@@ -84,7 +83,7 @@ impl Shell {
             None => root.join("target"),
         };
         fs::create_dir_all(target.join("xtask/logs"))?;
-        // Logs, disks and the README's files have the same names in each run.
+        // Two runs would overwrite each other's logs, disks and README files.
         let lock = File::create(target.join("xtask/lock"))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             eprintln!("cargo xtask: another run is under way in {}; waiting for its end", target.display());
@@ -109,27 +108,26 @@ impl Shell {
         self.filter.as_ref().is_none_or(|filter| test.contains(filter))
     }
 
-    /// A directory of its own for a build whose flags differ from the ordinary
-    /// one's, so that neither build throws the other's away.
+    /// A directory for a build whose flags differ from those of the ordinary build, so that neither replaces the other's objects.
     pub(crate) fn own_target(&self, name: &str) -> PathBuf {
         self.target.join("xtask").join(name)
     }
 
-    /// Where what a command or a step prints is kept.
+    /// The log of a command or a step.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.own_target("logs").join(format!("{name}.log"))
     }
 
-    /// A cargo command on the toolchain that `rust-toolchain` or the user chose.
+    /// A cargo command on the toolchain that the user chose.
     pub(crate) fn cargo(&self, args: &str) -> Cmd<'_> {
         let mut cmd = self.command("cargo");
         cmd.args(args.split_whitespace());
         if self.is_offline {
             cmd = cmd.env("CARGO_NET_OFFLINE", "true");
         }
-        // Logs are read by this program and shown by others: no colours.
+        // No colours: this program parses the logs.
         cmd = cmd.env("CARGO_TARGET_DIR", &self.target).env("CARGO_TERM_COLOR", "never");
-        // The same commit, the same verdict: property tests begin at one seed here. `cargo test` takes another each time.
+        // Property tests begin at a fixed seed, so that a commit has one verdict. Plain `cargo test` takes a new seed each time.
         if std::env::var_os("PROPTEST_RNG_SEED").is_none() { cmd.env("PROPTEST_RNG_SEED", "1") } else { cmd }
     }
 
@@ -142,8 +140,8 @@ impl Shell {
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Cmd<'_> {
         let mut command = Command::new(program);
         command.current_dir(&self.root).stdin(Stdio::null());
-        // What cargo set for this program is not meant for the ones it starts. Build scripts look at some of it, and would run
-        // again for whoever builds without it.
+        // Cargo set these variables for this program. Some build scripts depend on them, and would run again in the user's next
+        // build, which lacks them.
         let is_ours =
             |name: &OsStr| ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|it| name.to_string_lossy().starts_with(it));
         std::env::vars_os().filter(|(name, _)| is_ours(name)).for_each(|(name, _)| _ = command.env_remove(name));
@@ -151,7 +149,7 @@ impl Shell {
     }
 }
 
-/// A command being put together.
+/// A command before it runs.
 pub(crate) struct Cmd<'a> {
     shell: &'a Shell,
     command: Command,
@@ -176,25 +174,25 @@ impl Cmd<'_> {
         self
     }
 
-    /// Sets the flags that rustc gets, and a target directory of their own.
+    /// Sets rustc's flags, and a target directory for them.
     pub(crate) fn rustflags(self, flags: &str, target: &str) -> Self {
         let dir = self.shell.own_target(target);
         self.env("RUSTFLAGS", flags).env("CARGO_TARGET_DIR", dir)
     }
 
-    /// Starts it in another directory than the repository's root.
+    /// Sets the directory, if it is not the repository's root.
     pub(crate) fn current_dir(mut self, dir: impl AsRef<Path>) -> Self {
         self.command.current_dir(dir);
         self
     }
 
-    /// How much processor time it may use; ten minutes unless said otherwise.
+    /// Sets the processor time that it may use.
     pub(crate) fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Runs it to its end. An error means that it could not be started at all.
+    /// Runs it to its end. An error means that it could not be started.
     pub(crate) fn run(mut self, log_name: &str) -> Result<Ran> {
         let log = self.shell.log(log_name);
         let file = File::create(&log).with_context(|| log.display().to_string())?;

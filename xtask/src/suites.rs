@@ -1,10 +1,10 @@
 //! Test programs, and a process of its own for each test.
 //!
-//! Each crate has one program for its unit tests and one for those in its folder `tests`. Here they are built, asked for
-//! their tests, and started once for each test, two at a time for each processor. So a test that changes its
-//! process (a limit, a signal handler, a fork, a lock that nobody gives back) changes nobody else's, and one that hangs or
-//! is killed is known by name. A test that two processors must run at the same time stands in a module
-//! [`TWO_PROCESSORS`], and nothing else of the step runs beside it.
+//! Each crate has one program for its unit tests and one for the tests in its folder `tests`. This module builds the programs,
+//! asks each for its tests, and starts it once for each test, two at a time for each processor. So a test may change its process
+//! (a limit, a signal handler, a fork, a lock that it keeps) without touching other tests, and a test that hangs or is killed
+//! is known by name. A test that two processors must run at the same time stands in a module [`TWO_PROCESSORS`]; no other test
+//! of the step runs beside it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -21,9 +21,9 @@ use crate::shell::{Cmd, Shell};
 use crate::tally::{self, Tally};
 use crate::watch::{self, End};
 
-/// The module whose tests run alone.
+/// Tests in a module of this name run alone.
 const TWO_PROCESSORS: &str = "two_processors";
-/// Tells a test that its process is its own; `tests/own_process.rs` reads it.
+/// Tells a test that it has its process to itself. `tests/own_process.rs` reads this variable.
 const OWN_PROCESS: (&str, &str) = ("PAGEMILL_TEST_PROCESS", "own");
 /// The processor time that one test may use.
 const LIMIT: Duration = Duration::from_secs(1800);
@@ -35,7 +35,6 @@ pub(crate) struct Program {
     pub(crate) package: String,
     /// `lib`, `bin`, `test`, ...
     pub(crate) kind: String,
-    /// Where it is.
     pub(crate) path: PathBuf,
     /// The package's folder, in which its tests start.
     folder: PathBuf,
@@ -49,16 +48,16 @@ struct Test<'a> {
 }
 
 impl Test<'_> {
-    /// How skips and failures call it.
+    /// Its name in skips and failures.
     fn key(&self) -> String {
         format!("{}/{}", self.program.package, self.name)
     }
 }
 
-/// Whether a test of a program, by name, is one of those to run.
+/// True for the tests to run, given their program and name.
 type Choice<'a> = Box<dyn Fn(&Program, &str) -> bool + Sync + 'a>;
 
-/// What runs tests: which of them, and with what around them.
+/// A choice of tests, and the environment in which they run.
 pub(crate) struct Suite<'a> {
     shell: &'a Shell,
     step: &'static str,
@@ -66,19 +65,19 @@ pub(crate) struct Suite<'a> {
     is_chosen: Choice<'a>,
 }
 
-/// What a `cargo test` command built.
+/// The programs that a `cargo test` command built.
 pub(crate) struct Built {
     /// Programs with tests.
     pub(crate) tests: Vec<Program>,
-    /// Other programs by name: those that tests start, and examples.
+    /// Other programs by name: examples, and programs that tests start.
     pub(crate) programs: BTreeMap<String, PathBuf>,
 }
 
-/// Builds what a `cargo test` command selects.
+/// Builds the programs that a `cargo test` command selects.
 pub(crate) fn build(mut cargo: Cmd<'_>, log: &str) -> Result<Built> {
     cargo.args(["--no-run", "--message-format", "json-render-diagnostics"]);
     let ran = cargo.run(log)?.expect_ok()?;
-    // What is no message of cargo's is its progress.
+    // Lines that are no JSON are cargo's progress.
     let messages = ran.text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut built = Built { tests: Vec::new(), programs: BTreeMap::new() };
     for message in messages {
@@ -92,7 +91,7 @@ pub(crate) fn build(mut cargo: Cmd<'_>, log: &str) -> Result<Built> {
     Ok(built)
 }
 
-/// The program with tests that a message of cargo's tells of, if it does.
+/// The test program that a message of cargo names, if it names one.
 fn test_program(message: &Value) -> Option<Program> {
     if message["profile"]["test"] != true {
         return None;
@@ -108,7 +107,7 @@ fn test_program(message: &Value) -> Option<Program> {
 }
 
 impl<'a> Suite<'a> {
-    /// All tests, with nothing around them.
+    /// All tests, in the environment of this process.
     pub(crate) fn new(shell: &'a Shell, step: &'static str) -> Self {
         Self { shell, step, envs: Vec::new(), is_chosen: Box::new(|_, _| true) }
     }
@@ -119,12 +118,12 @@ impl<'a> Suite<'a> {
         self
     }
 
-    /// Property tests with a fifth of their cases: `tests` tries all of them.
+    /// Runs property tests with a fifth of their cases: the step `tests` tries all.
     pub(crate) fn fewer_cases(self) -> Self {
         self.env("PROPTEST_CASES", "60")
     }
 
-    /// Only the tests for which this is true.
+    /// Runs only the tests for which this is true.
     pub(crate) fn only(mut self, is_chosen: impl Fn(&Program, &str) -> bool + Sync + 'a) -> Self {
         self.is_chosen = Box::new(is_chosen);
         self
@@ -143,7 +142,7 @@ impl<'a> Suite<'a> {
             tests.into_iter().partition(|test| test.name.split("::").any(|part| part == TWO_PROCESSORS));
         let log = self.shell.log(self.step);
         let log = Mutex::new(File::create(&log).with_context(|| log.display().to_string())?);
-        // Two for each processor: many tests wait for a program that they have started.
+        // Two for each processor, because many tests wait for a program that they have started.
         let lanes = 2 * std::thread::available_parallelism().map_or(1, usize::from);
         let (mut total, mut done) = (Tally::default(), 0);
         for (queue, lanes) in [(together, lanes), (alone, 1)] {
@@ -175,7 +174,7 @@ impl<'a> Suite<'a> {
             Ok((end, used, text)) => {
                 let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
                 let head = format!("== {} ({end}, {} ms of processor time)", test.key(), used.as_millis());
-                // A log that cannot be written loses nothing that counts.
+                // If the log cannot be written, the outcome is still counted.
                 drop(writeln!(log, "{head}\n{text}"));
                 judge(self.step, &test.key(), end, &text)
             }
@@ -186,13 +185,13 @@ impl<'a> Suite<'a> {
     fn started(&self, test: &Test<'_>) -> Result<(End, Duration, String)> {
         let mut output = tempfile::tempfile()?;
         let mut command = Command::new(&test.program.path);
-        // Of one thread libtest would write a test's name and what the test says on one line.
+        // With one thread, libtest writes the test's name and the test's output on the same line.
         command
             .args([&test.name, "--exact", "--show-output", "--test-threads=2"])
             .current_dir(&test.program.folder)
             .stdin(Stdio::null());
         command.stdout(output.try_clone()?).stderr(output.try_clone()?);
-        // As `cargo test` has it. The same commit, the same verdict: property tests begin at one seed here.
+        // As `cargo test` sets it. Property tests begin at a fixed seed, so that a commit has one verdict.
         command.env("CARGO_MANIFEST_DIR", &test.program.folder).env(OWN_PROCESS.0, OWN_PROCESS.1);
         if std::env::var_os("PROPTEST_RNG_SEED").is_none() {
             command.env("PROPTEST_RNG_SEED", "1");
@@ -203,7 +202,7 @@ impl<'a> Suite<'a> {
     }
 }
 
-/// What a file holds, from its beginning.
+/// The contents of a file, from its beginning.
 fn read_all(file: &mut File) -> Result<String> {
     let mut text = Vec::new();
     file.rewind()?;
@@ -218,8 +217,7 @@ fn list(program: &Program) -> Result<Vec<String>> {
     list.current_dir(&program.folder).args(["--list", "--format", "terse"]).stdin(Stdio::null());
     list.stdout(output.try_clone()?).stderr(Stdio::null());
     let (end, _) = watch::run(&mut list, LIMIT, watch::IDLE).with_context(|| program.path.display().to_string())?;
-    let is_ok = matches!(end, End::Itself(status) if status.success());
-    ensure!(is_ok, "{} --list {end}", program.path.display());
+    ensure!(end.is_ok(), "{} --list {end}", program.path.display());
     let text = read_all(&mut output)?;
     Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
@@ -231,23 +229,10 @@ fn next<'a>(queue: &Mutex<VecDeque<Test<'a>>>) -> Option<Test<'a>> {
     queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
 }
 
-/// What the output of one test's process says of it.
+/// The outcome of one test's process. A failure's name says the step too.
 fn judge(step: &str, key: &str, end: End, text: &str) -> Tally {
-    let is_ok = matches!(end, End::Itself(status) if status.success());
-    let mut tally = tally::of_tests(step, text);
-    if !is_ok {
-        const LINES: usize = 40;
-        let said = tally::said_by_failures(text);
-        let said = if said.is_empty() { tally::last_lines(text, LINES) } else { said };
-        return Tally::failure(format!("{step}/{key}"), format!("{end}\n{said}"));
-    }
-    if tally.passed + tally.skips.len() != 1 {
-        let what = format!("one test was to run, and {} passed", tally.passed);
-        return Tally::failure(format!("{step}/{key}"), what);
-    }
-    for skip in &mut tally.skips {
-        key.clone_into(&mut skip.name);
-    }
+    let mut tally = tally::of_one(key, (!end.is_ok()).then(|| end.to_string()), text, true);
+    tally.failures.iter_mut().for_each(|failure| failure.name = format!("{step}/{key}"));
     tally
 }
 
@@ -268,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn one_test_passes_is_skipped_or_fails() {
+    fn a_process_with_one_test_passes_is_skipped_or_fails() {
         assert_eq!(judge("tests", "p/a::splits", ended(0), PASSED).passed, 1);
         let skipped = judge("tests", "p/a::splits", ended(0), SKIPPED);
         assert_eq!((skipped.passed, skipped.failures.len()), (0, 0));
@@ -279,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_killed_or_ran_nothing_is_a_failure() {
+    fn a_process_that_was_killed_or_ran_no_test_is_a_failure() {
         assert_eq!(judge("tests", "p/a::splits", ended(9), "running 1 test\n").failures.len(), 1);
         assert_eq!(judge("tests", "p/a::splits", End::Idle(watch::IDLE), PASSED).failures.len(), 1);
         let none = "running 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out\n";
@@ -287,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_cargos_names_a_program_and_its_package() {
+    fn a_test_programs_package_is_read_from_cargos_message() {
         let message = |id: &str, is_test: bool| {
             serde_json::json!({
                 "package_id": id, "manifest_path": "/place/paths/crypt/Cargo.toml", "executable": "/t/tests-1",

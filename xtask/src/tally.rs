@@ -1,9 +1,9 @@
-//! What a step found: how much passed, how much failed, what was skipped and why.
+//! The outcome of a step: how much passed, how much failed, what was skipped and why.
 
-/// Something that did not run here, and why.
+/// A check that did not run here, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Skip {
-    /// The step, or `package/test` for a test: the same in each step that runs it.
+    /// The step, or `package/test` for a test. A test has one name in all the steps that run it.
     pub(crate) name: String,
     /// What is missing.
     pub(crate) reason: String,
@@ -27,12 +27,12 @@ pub(crate) struct Tally {
     pub(crate) failures: Vec<Failure>,
     /// Checks and tests that did not run.
     pub(crate) skips: Vec<Skip>,
-    /// What the step wants to be seen even when it passes.
+    /// Lines that are printed even when the step passes.
     pub(crate) notes: Vec<String>,
 }
 
 impl Tally {
-    /// One check that passed, with something worth printing about it.
+    /// One check that passed, with a line worth printing.
     pub(crate) fn pass(note: impl Into<String>) -> Self {
         Self { passed: 1, notes: vec![note.into()], ..Self::default() }
     }
@@ -55,15 +55,14 @@ impl Tally {
         self.failures.push(Failure { name: name.into(), why: why.into() });
     }
 
-    /// One check: passed when `problems` is empty, else one failure for each. The note
-    /// is printed either way.
+    /// One check: it passed if there are no `problems`, else each problem is a failure. The note is printed either way.
     pub(crate) fn from_problems(problems: Vec<String>, note: impl Into<String>) -> Self {
         let passed = usize::from(problems.is_empty());
         let failures = problems.into_iter().map(|why| Failure { name: String::new(), why }).collect();
         Self { passed, failures, notes: vec![note.into()], skips: Vec::new() }
     }
 
-    /// Adds what another part of the same step found.
+    /// Adds the outcome of another part of the same step.
     pub(crate) fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failures.extend(other.failures);
@@ -72,11 +71,10 @@ impl Tally {
     }
 }
 
-/// Reads the counts out of what `cargo test -- --show-output` printed.
+/// Reads the counts from the output of `cargo test -- --show-output`.
 ///
-/// A test that the harness ignores is a skip with the attribute's reason. So is one
-/// that printed a line `skipped: reason` and returned: the harness calls that a
-/// pass, the project does not.
+/// A test that the harness ignores is a skip, with the attribute's reason. So is a test that printed a line `skipped: reason`
+/// and returned: the harness counts it as passed, the project does not.
 pub(crate) fn of_tests(step: &str, output: &str) -> Tally {
     let mut tally = Tally::default();
     let mut shown_test = "";
@@ -89,7 +87,7 @@ pub(crate) fn of_tests(step: &str, output: &str) -> Tally {
         } else if let Some(reason) = line.strip_prefix("skipped: ") {
             let name = format!("{step}/{shown_test}");
             if tally.skips.last().is_some_and(|last| last.name == name) {
-                continue; // It said so more than once.
+                continue; // The test printed the line more than once.
             }
             said_skipped += 1;
             tally.skips.push(Skip { name, reason: reason.trim().to_owned() });
@@ -107,9 +105,29 @@ pub(crate) fn of_tests(step: &str, output: &str) -> Tally {
     tally
 }
 
-/// What the tests that failed printed, indented; the first lines of each.
+/// The outcome of a check in a process of its own. `failed` says how the process ended, if it did not end well. A process that
+/// ran a test must have run exactly one.
+pub(crate) fn of_one(name: &str, failed: Option<String>, output: &str, is_test: bool) -> Tally {
+    if let Some(how) = failed {
+        let said = said_by_failures(output);
+        let said = if said.is_empty() { last_lines(output, LINES) } else { said };
+        return Tally::failure(name, format!("{how}\n{said}"));
+    }
+    let Tally { passed, mut skips, .. } = of_tests("", output);
+    if is_test && passed + skips.len() != 1 {
+        return Tally::failure(name, format!("one test was to run, and {passed} passed"));
+    }
+    match skips.pop() {
+        Some(skip) => Tally::skip(name, skip.reason),
+        None => Tally { passed: 1, ..Tally::default() },
+    }
+}
+
+/// How many lines of a failed command's output are shown.
+const LINES: usize = 40;
+
+/// The output of the tests that failed, indented: the first lines of each.
 pub(crate) fn said_by_failures(output: &str) -> String {
-    const LINES: usize = 40;
     let (mut said, mut left) = (String::new(), 0);
     let mut is_among_failures = false;
     for line in output.lines() {
@@ -171,7 +189,7 @@ test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; 
 ";
 
     #[test]
-    fn counts_tests_and_takes_their_own_word_for_a_skip() {
+    fn a_test_that_prints_skipped_counts_as_a_skip() {
         let tally = of_tests("tests", OUTPUT);
         assert_eq!(tally.passed, 1);
         assert_eq!(tally.failures.iter().map(|failure| &failure.name).collect::<Vec<_>>(), ["tests/a::merges"]);
@@ -183,7 +201,7 @@ test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn shows_what_a_test_that_failed_said_and_no_other() {
+    fn only_the_output_of_failed_tests_is_shown() {
         let output = "\
 successes:
 
@@ -214,7 +232,7 @@ error: 1 target failed
     }
 
     #[test]
-    fn adds_up_several_binaries() {
+    fn the_counts_of_several_programs_are_added() {
         let twice = format!("{OUTPUT}{OUTPUT}");
         assert_eq!(of_tests("tests", &twice).passed, 2);
         assert_eq!(of_tests("tests", "error: could not compile").passed, 0);

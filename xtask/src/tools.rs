@@ -1,26 +1,20 @@
-//! What the checks need of the machine: Debian packages and Rust components. What is
-//! missing is named, and installed where that is possible (root and apt-get, rustup).
+//! What the checks need of the machine: Debian packages and parts of Rust. [`provide`] names what is missing, and installs it
+//! where it may (packages as root with apt-get, the rest with rustup).
 
-use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
-use crate::shell::Shell;
+use crate::shell::{Cmd, Shell};
 
 /// Something that a step cannot do without.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// A Debian package, and a command that succeeds when it is there.
+    /// A Debian package, and a command that succeeds when the package is installed.
     Deb(&'static str, &'static [&'static str]),
-    /// A component of the toolchain in use.
-    Component(&'static str),
-    /// A component of the nightly toolchain; an empty name is the toolchain itself.
-    Nightly(&'static str),
-    /// The standard library for a target.
-    Target(&'static str),
-    /// A toolchain by its version.
-    Toolchain(&'static str),
+    /// A part of Rust, a command that succeeds when it is installed, and the arguments with which rustup installs it. The
+    /// commands work without rustup, which a machine may lack.
+    Rust(&'static str, &'static [&'static str], &'static [&'static str]),
 }
 
 /// A C compiler: the linker's driver, and the peers of `pagemill bench`.
@@ -34,49 +28,70 @@ pub(crate) const GIT: Need = Need::Deb("git", &["git", "--version"]);
 /// Makes and opens volumes.
 pub(crate) const CRYPTSETUP: Need = Need::Deb("cryptsetup-bin", &["cryptsetup", "--version"]);
 
+/// The oldest Rust that the library builds with: `rust-version` in Cargo.toml. The step `oldest` compares the two.
+pub(crate) const OLDEST: &str = "1.89";
+
+pub(crate) const OLDEST_TOOLCHAIN: Need = Need::Rust(
+    "the Rust toolchain 1.89",
+    &["cargo", "+1.89", "--version"],
+    &["toolchain", "install", OLDEST, "--profile", "minimal"],
+);
+pub(crate) const RUSTFMT: Need =
+    Need::Rust("the Rust component rustfmt", &["rustfmt", "--version"], &["component", "add", "rustfmt"]);
+pub(crate) const CLIPPY: Need =
+    Need::Rust("the Rust component clippy", &["clippy-driver", "--version"], &["component", "add", "clippy"]);
+/// A step that needs one of nightly's components names this one before it: they are installed in that order.
+pub(crate) const NIGHTLY: Need = Need::Rust(
+    "the nightly toolchain",
+    &["cargo", "+nightly", "--version"],
+    &["toolchain", "install", "nightly", "--profile", "minimal"],
+);
+pub(crate) const MIRI: Need = Need::Rust(
+    "nightly's Rust component miri",
+    &["cargo", "+nightly", "miri", "--version"],
+    &["component", "add", "--toolchain", "nightly", "miri"],
+);
+pub(crate) const RUST_SRC: Need = Need::Rust(
+    "nightly's Rust component rust-src",
+    &["sh", "-c", "test -d $(rustc +nightly --print sysroot)/lib/rustlib/src/rust/library"],
+    &["component", "add", "--toolchain", "nightly", "rust-src"],
+);
+pub(crate) const X86_64_BARE: Need = Need::Rust(
+    "the Rust target x86_64-unknown-none",
+    &["sh", "-c", "test -d $(rustc --print sysroot)/lib/rustlib/x86_64-unknown-none/lib"],
+    &["target", "add", "x86_64-unknown-none"],
+);
+pub(crate) const AARCH64: Need = Need::Rust(
+    "the Rust target aarch64-unknown-linux-gnu",
+    &["sh", "-c", "test -d $(rustc --print sysroot)/lib/rustlib/aarch64-unknown-linux-gnu/lib"],
+    &["target", "add", "aarch64-unknown-linux-gnu"],
+);
+
 impl Need {
-    /// How it is called when something is said about it.
+    /// The name that messages use.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Deb(package, _) => format!("the Debian package {package}"),
-            Self::Component(name) => format!("the Rust component {name}"),
-            Self::Nightly("") => "the nightly toolchain".to_owned(),
-            Self::Nightly(name) => format!("nightly's Rust component {name}"),
-            Self::Target(name) => format!("the Rust target {name}"),
-            Self::Toolchain(version) => format!("the Rust toolchain {version}"),
+            Self::Rust(name, ..) => name.to_owned(),
         }
     }
 
     /// True when the machine has it.
-    pub(crate) fn is_here(self) -> bool {
-        match self {
-            Self::Deb(_, probe) => succeeds(probe),
-            Self::Component(name) => has_component("", name),
-            Self::Nightly("") => succeeds(&["cargo", "+nightly", "--version"]),
-            Self::Nightly(name) => has_component("+nightly", name),
-            Self::Target(name) => has_target(name),
-            Self::Toolchain(version) => succeeds(&["cargo", &format!("+{version}"), "--version"]),
-        }
-    }
-
-    /// The rustup command that brings it, if rustup does.
-    fn rustup_args(self) -> Option<Vec<&'static str>> {
-        Some(match self {
-            Self::Deb(..) => return None,
-            Self::Component(name) => vec!["component", "add", name],
-            Self::Nightly("") => vec!["toolchain", "install", "nightly", "--profile", "minimal"],
-            Self::Nightly(name) => vec!["component", "add", "--toolchain", "nightly", name],
-            Self::Target(name) => vec!["target", "add", name],
-            Self::Toolchain(version) => vec!["toolchain", "install", version, "--profile", "minimal"],
-        })
+    fn is_here(self) -> bool {
+        let (Self::Deb(_, probe) | Self::Rust(_, probe, _)) = self;
+        succeeds(probe)
     }
 }
 
-/// Looks for each need, says what is missing, and installs it when `may_install`.
-/// Returns what is still missing.
-pub(crate) fn provide(shell: &Shell, needs: &[Need], may_install: bool) -> Result<BTreeSet<Need>> {
-    let unique: BTreeSet<_> = needs.iter().copied().collect();
-    let missing: BTreeSet<_> = unique.into_iter().filter(|need| !need.is_here()).collect();
+/// Looks for each need, says what is missing, and installs it when `may_install`. Returns what is still missing.
+pub(crate) fn provide(shell: &Shell, needs: &[Need], may_install: bool) -> Result<Vec<Need>> {
+    let mut missing: Vec<Need> = Vec::new();
+    for need in needs {
+        if !missing.contains(need) {
+            missing.push(*need);
+        }
+    }
+    missing.retain(|need| !need.is_here());
     if missing.is_empty() {
         println!("tools: everything that the checks need is here");
         return Ok(missing);
@@ -91,49 +106,36 @@ pub(crate) fn provide(shell: &Shell, needs: &[Need], may_install: bool) -> Resul
     }
     install_packages(shell, &missing)?;
     install_rust(shell, &missing)?;
-    let left: BTreeSet<_> = missing.into_iter().filter(|need| !need.is_here()).collect();
-    for need in &left {
+    missing.retain(|need| !need.is_here());
+    for need in &missing {
         println!("tools: still missing: {}; the steps that need it are skipped", need.name());
     }
-    Ok(left)
+    Ok(missing)
 }
 
-fn install_packages(shell: &Shell, missing: &BTreeSet<Need>) -> Result<()> {
-    let packages: Vec<_> = missing
-        .iter()
-        .filter_map(|need| match need {
-            Need::Deb(package, _) => Some(*package),
-            _ => None,
-        })
-        .collect();
+fn install_packages(shell: &Shell, missing: &[Need]) -> Result<()> {
+    let package = |need: &Need| if let Need::Deb(package, _) = need { Some(*package) } else { None };
+    let packages: Vec<_> = missing.iter().filter_map(package).collect();
     if packages.is_empty() {
         return Ok(());
     }
     let by_hand = format!("apt-get install {}", packages.join(" "));
-    if !is_root() || !succeeds(&["apt-get", "--version"]) {
+    if !rustix::process::geteuid().is_root() || !succeeds(&["apt-get", "--version"]) {
         println!("tools: installing packages takes root and apt-get: {by_hand}");
         return Ok(());
     }
     println!("tools: {by_hand}");
-    let update = shell.command("apt-get").arg("update").run("apt-get-update")?;
-    if !update.is_ok() {
-        println!("tools: apt-get update {}", update.how_it_ended());
-    }
+    attempt("apt-get update", shell.command("apt-get").arg("update"))?;
     let mut install = shell.command("apt-get").env("DEBIAN_FRONTEND", "noninteractive");
     install.args(["install", "--yes", "--no-install-recommends"]);
     install.args(&packages);
-    let ran = install.run("apt-get-install")?;
-    if !ran.is_ok() {
-        println!("tools: apt-get install {}", ran.how_it_ended());
-    }
-    Ok(())
+    attempt("apt-get install", install)
 }
 
-fn install_rust(shell: &Shell, missing: &BTreeSet<Need>) -> Result<()> {
+fn install_rust(shell: &Shell, missing: &[Need]) -> Result<()> {
     let has_rustup = succeeds(&["rustup", "--version"]);
-    // The toolchain comes before its components: `Nightly("")` sorts first.
     for need in missing {
-        let Some(args) = need.rustup_args() else { continue };
+        let Need::Rust(_, _, args) = need else { continue };
         let by_hand = format!("rustup {}", args.join(" "));
         if !has_rustup {
             println!("tools: there is no rustup here; with it: {by_hand}");
@@ -141,58 +143,24 @@ fn install_rust(shell: &Shell, missing: &BTreeSet<Need>) -> Result<()> {
         }
         println!("tools: {by_hand}");
         let mut rustup = shell.command("rustup");
-        rustup.args(&args);
-        let ran = rustup.run("rustup")?;
-        if !ran.is_ok() {
-            println!("tools: {by_hand} {}", ran.how_it_ended());
-        }
+        rustup.args(*args);
+        attempt(&by_hand, rustup)?;
+    }
+    Ok(())
+}
+
+/// Runs a command that may fail: what it was to install is then still missing.
+fn attempt(name: &str, command: Cmd<'_>) -> Result<()> {
+    let ran = command.run(&name.split(' ').take(2).collect::<Vec<_>>().join("-"))?;
+    if !ran.is_ok() {
+        println!("tools: {name} {}", ran.how_it_ended());
     }
     Ok(())
 }
 
 /// True when the command can be started and ends well.
-pub(crate) fn succeeds(command: &[&str]) -> bool {
-    output_of(command).is_some()
-}
-
-/// What a command prints, if it can be started and ends well.
-fn output_of(command: &[&str]) -> Option<String> {
-    let (program, args) = command.split_first()?;
-    let output = Command::new(program).args(args).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-fn is_root() -> bool {
-    output_of(&["id", "-u"]).is_some_and(|uid| uid.trim() == "0")
-}
-
-/// Whether a toolchain has a component, without asking rustup, which may not be
-/// there: each component leaves a program or a folder in the toolchain.
-fn has_component(toolchain: &str, name: &str) -> bool {
-    let tool = |program: &'static str| {
-        let mut command = vec![program];
-        command.extend((!toolchain.is_empty()).then_some(toolchain));
-        command.push("--version");
-        succeeds(&command)
-    };
-    match name {
-        "rustfmt" => tool("rustfmt"),
-        "clippy" => tool("clippy-driver"),
-        "miri" if toolchain.is_empty() => succeeds(&["cargo", "miri", "--version"]),
-        "miri" => succeeds(&["cargo", toolchain, "miri", "--version"]),
-        "rust-src" => sysroot(toolchain).is_some_and(|root| root.join("lib/rustlib/src/rust/library").is_dir()),
-        _ => false,
-    }
-}
-
-fn has_target(target: &str) -> bool {
-    sysroot("").is_some_and(|root| root.join("lib/rustlib").join(target).join("lib").is_dir())
-}
-
-/// Where a toolchain lives; `toolchain` is empty or `+name`.
-pub(crate) fn sysroot(toolchain: &str) -> Option<std::path::PathBuf> {
-    let mut command = vec!["rustc"];
-    command.extend((!toolchain.is_empty()).then_some(toolchain));
-    command.extend(["--print", "sysroot"]);
-    output_of(&command).map(|path| path.trim().into())
+fn succeeds(command: &[&str]) -> bool {
+    let mut program = Command::new(command[0]);
+    program.args(&command[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    program.status().is_ok_and(|status| status.success())
 }

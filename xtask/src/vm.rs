@@ -1,30 +1,28 @@
 //! `cargo xtask vm`: tests that need a kernel to themselves, as root (its own NUMA nodes, huge pages, device mapper), or
 //! another processor. Each `tests/vm/NAME.sh` runs in a virtual machine of its own, on Debian's kernel, under QEMU's
-//! emulation: for correctness alone, its speed means nothing.
+//! emulation. It tests correctness; its speed means nothing.
 //!
-//! The script's head says what the machine has to have, a line each:
-//! - `# arch: aarch64` its processor; x86_64 unless said otherwise
+//! The head of the script describes the machine, a line each:
+//! - `# arch: aarch64` its processor [default: x86_64]
 //! - `# tier: long` only `cargo xtask long` runs it, and `cargo xtask vm NAME`
-//! - `# minutes: N` the processor time that it may use; ten minutes unless said otherwise
-//! - `# kernel-package: NAME` the Debian package that depends on its kernel, when that is not the ordinary one
-//! - `# machine: ARGS` what QEMU gets besides
-//! - `# kernel: ARGS` what the kernel is told besides
-//! - `# disks: NAME=SIZE[,OPTION …] …` empty images that are made for it, each a drive of that name for the machine's devices
+//! - `# minutes: N` the processor time that it may use [default: 10]
+//! - `# kernel-package: NAME` the Debian package that depends on its kernel [default: the release's ordinary one]
+//! - `# machine: ARGS` more arguments for QEMU
+//! - `# kernel: ARGS` more arguments for the kernel
+//! - `# disks: NAME=SIZE[,OPTION …] …` empty images, each a drive of that name for the machine's devices
 //! - `# modules: NAME …` modules of the kernel, loaded with those that they need
 //! - `# programs: NAME …` programs of this machine, copied with their libraries
-//! - `# tests: NAME …` programs with tests, at `/tests/NAME`: `PACKAGE` are those in the package's folder `tests`,
+//! - `# tests: NAME …` test programs, at `/tests/NAME`: `PACKAGE` has the tests in the package's folder `tests`,
 //!   `PACKAGE.unit` its unit tests
 //! - `# crate: PACKAGE` a program of the workspace, at `/bin/pagemill`
 //!
-//! In the machine `init` starts the script, which ends with 0 unless the script itself failed; what is in `tests/vm/bin`
-//! is a command there. The command `tests` runs tests and `check` anything else, and [`found`] reads what they print.
-//! [`known`] takes out the failures that an issue is open for. [`debian`] brings kernels and another processor's libraries,
-//! [`boot`] puts a machine together.
+//! In the machine, `init` starts the script, which ends with 0 unless the script itself failed. The files of `tests/vm/bin`
+//! are commands there: `tests` runs tests, `check` runs anything else, and [`found`] reads their output.
+//! [`debian`] fetches kernels and another processor's libraries, [`boot`] puts a machine together.
 
 mod boot;
 mod debian;
 mod found;
-mod known;
 
 use std::fs;
 use std::path::PathBuf;
@@ -34,48 +32,42 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::shell::Shell;
 use crate::tally::Tally;
-use crate::tools::Need;
-use known::Known;
+use crate::tools::{AARCH64, CRYPTSETUP, GCC, Need};
 
 const CPIO: Need = Need::Deb("cpio", &["cpio", "--version"]);
 const KMOD: Need = Need::Deb("kmod", &["/sbin/modprobe", "--version"]);
 const DPKG: Need = Need::Deb("dpkg-dev", &["dpkg-deb", "--version"]);
 
-/// How the failure of a whole script begins.
+/// The beginning of the name of a script's failure.
 pub(crate) const SCRIPT: &str = "script ";
 
-/// What the scripts on x86-64 need.
+/// The needs of the scripts on x86-64.
 pub(crate) const NEEDS: &[Need] = &[
-    crate::tools::GCC,
+    GCC,
     CPIO,
     KMOD,
     DPKG,
     Need::Deb("qemu-system-x86", &["qemu-system-x86_64", "--version"]),
     Need::Deb("busybox-static", &["busybox", "true"]),
-    // For what the scripts do.
-    crate::tools::CRYPTSETUP,
+    // Programs that the scripts run.
+    CRYPTSETUP,
     Need::Deb("e2fsprogs", &["/sbin/mkfs.ext4", "-V"]),
     Need::Deb("nbd-client", &["/sbin/nbd-client", "-V"]),
 ];
 
-/// The same, for a step that has other scripts besides.
-pub(crate) fn needs_x86_64() -> Vec<Need> {
-    NEEDS.to_vec()
-}
-
-/// What the scripts on aarch64 need.
+/// The needs of the scripts on aarch64.
 pub(crate) const NEEDS_AARCH64: &[Need] = &[
-    crate::tools::GCC,
+    GCC,
     CPIO,
     KMOD,
     DPKG,
-    Need::Target("aarch64-unknown-linux-gnu"),
+    AARCH64,
     Need::Deb("gcc-aarch64-linux-gnu", &["aarch64-linux-gnu-gcc", "--version"]),
     Need::Deb("libc6-dev-arm64-cross", &["test", "-e", "/usr/aarch64-linux-gnu/lib/crt1.o"]),
     Need::Deb("qemu-system-arm", &["qemu-system-aarch64", "--version"]),
 ];
 
-/// The processors that QEMU emulates here.
+/// A processor that QEMU emulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arch {
     X86_64,
@@ -109,7 +101,7 @@ impl Script {
         Ok(script)
     }
 
-    /// The words of the head's lines `# KEY: WORD …`.
+    /// The words of all lines `# KEY: WORD …` in the head.
     fn head(&self, key: &str) -> Vec<String> {
         let prefix = format!("# {key}: ");
         let lines = self.text.lines().filter_map(|line| line.strip_prefix(&prefix));
@@ -131,7 +123,7 @@ fn scripts(shell: &Shell) -> Result<Vec<Script>> {
     paths.into_iter().map(Script::read).collect()
 }
 
-/// The scripts of these names; those of `all` for none.
+/// The scripts of these names. Without names, those of [`all`].
 fn named(shell: &Shell, names: &[String]) -> Result<Vec<Script>> {
     let mut scripts = scripts(shell)?;
     if let Some(unknown) = names.iter().find(|wanted| scripts.iter().all(|script| script.name != **wanted)) {
@@ -146,7 +138,7 @@ fn named(shell: &Shell, names: &[String]) -> Result<Vec<Script>> {
     Ok(scripts)
 }
 
-/// What the scripts of these names need.
+/// The needs of the scripts of these names.
 pub(crate) fn needs(shell: &Shell, names: &[String]) -> Result<Vec<Need>> {
     let of = |script: &Script| match script.arch {
         Arch::X86_64 => NEEDS,
@@ -155,24 +147,24 @@ pub(crate) fn needs(shell: &Shell, names: &[String]) -> Result<Vec<Need>> {
     Ok(named(shell, names)?.iter().flat_map(of).copied().collect())
 }
 
-/// The scripts of these names; those of [`all`] for none.
+/// Runs the scripts of these names. Without names, those of [`all`].
 pub(crate) fn some(shell: &Shell, names: &[String]) -> Result<Tally> {
     run(shell, "vm", &named(shell, names)?)
 }
 
-/// What needs a kernel of its own, on the processor that the project is worked on with.
+/// Runs the short scripts on x86-64.
 pub(crate) fn all(shell: &Shell) -> Result<Tally> {
     run(shell, "vm", &named(shell, &[])?)
 }
 
-/// What matters most on aarch64, in a few minutes.
+/// Runs the short scripts on aarch64.
 pub(crate) fn aarch64(shell: &Shell) -> Result<Tally> {
     let mut scripts = scripts(shell)?;
     scripts.retain(|script| script.arch == Arch::Aarch64 && !script.is_long);
     run(shell, "aarch64-vm", &scripts)
 }
 
-/// All tests on two nodes and on aarch64, there with long stress and on pages of 16 KiB too.
+/// Runs the long scripts: all tests on two nodes, and on aarch64 with long stress and with pages of 16 KiB.
 pub(crate) fn long(shell: &Shell) -> Result<Tally> {
     let mut scripts = scripts(shell)?;
     scripts.retain(|script| script.is_long);
@@ -182,16 +174,14 @@ pub(crate) fn long(shell: &Shell) -> Result<Tally> {
 /// Runs scripts, one machine after the other.
 fn run(shell: &Shell, step: &str, scripts: &[Script]) -> Result<Tally> {
     ensure!(!scripts.is_empty(), "there is no such script in tests/vm");
-    let known = Known::read(&shell.root.join("tests/vm/known-failures"))?;
     let mut tally = Tally::default();
     for script in scripts {
-        // Whoever looks for one test does not want what has no tests.
+        // With a filter on tests' names, scripts without tests are left out.
         if shell.filter.is_some() && script.head("tests").is_empty() {
             continue;
         }
         match boot::run(shell, script) {
             Ok(mut found) => {
-                found = known.judge(&script.name, found, shell.filter.is_some());
                 for failure in &mut found.failures {
                     failure.why = format!("in {}: {}", script.name, failure.why);
                     failure.name = match failure.name.as_str() {
@@ -199,7 +189,7 @@ fn run(shell: &Shell, step: &str, scripts: &[Script]) -> Result<Tally> {
                         test => format!("{step}/{test}"),
                     };
                 }
-                // Under a name of its own: what other machines may skip is what this one is made for.
+                // Other names than on other machines, where these tests may be skipped: the virtual machine is made for them.
                 for skip in &mut found.skips {
                     let test = skip.name.split_once('/').map_or(skip.name.as_str(), |(_package, test)| test);
                     skip.name = format!("vm-{}/{test}", script.name);

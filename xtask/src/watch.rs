@@ -1,8 +1,8 @@
-//! Waits for a child process and ends it when it goes on for too long.
+//! Waits for a child process, and ends it when it runs for too long.
 //!
-//! Too long is said in processor time, which other programs on the machine do not use up: a child, with all that it
-//! started, may use so many processor minutes, and is ended besides when it uses none for twelve minutes. So a limit means the
-//! same on a busy machine as on an idle one.
+//! The limit is processor time, which other programs on the machine do not use up. It counts the child and all that the child
+//! started. A child that uses no processor time for twelve minutes is ended too. So a limit means the same on a busy machine as
+//! on an idle one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
-/// A child that uses no processor time for so long waits for something that does not come. A test gives up after ten minutes,
-/// the child of a fork after eleven; the twelfth is for what they say of that.
+/// A child that uses no processor time for so long waits for an event that does not come. A test gives up after ten minutes, the
+/// child of a fork after eleven; in the twelfth they report it.
 pub(crate) const IDLE: Duration = Duration::from_secs(720);
-/// Less than this in [`IDLE`] is none: what programs use that only look now and then whether something came.
+/// Processor time within [`IDLE`] that counts as none: a program that polls now and then uses that much.
 const NONE: Duration = Duration::from_secs(5);
-/// How long what was ended may take to be gone. It may never be: the kernel can hold it.
+/// How long to wait for a killed process. The kernel may hold it for ever.
 const GONE: Duration = Duration::from_secs(60);
 /// How often the processor time of a child is added up.
 const LOOK: Duration = Duration::from_secs(1);
@@ -30,14 +30,21 @@ const TICKS_PER_S: u64 = 100;
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// By itself.
+    /// It ended by itself.
     Itself(ExitStatus),
-    /// It had used the processor time that it may use.
+    /// It was ended: it had used this much processor time, its limit.
     OutOfTime(Duration),
-    /// It had used none for so long.
+    /// It was ended: it had used no processor time for so long.
     Idle(Duration),
-    /// Somebody interrupted the checks.
+    /// The user interrupted the checks.
     Interrupted,
+}
+
+impl End {
+    /// True when it ended by itself, with success.
+    pub(crate) fn is_ok(self) -> bool {
+        matches!(self, Self::Itself(status) if status.success())
+    }
 }
 
 impl std::fmt::Display for End {
@@ -54,7 +61,7 @@ impl std::fmt::Display for End {
     }
 }
 
-/// True once SIGINT, SIGTERM or SIGHUP has come: children are ended then, and nothing more is begun.
+/// True after SIGINT, SIGTERM or SIGHUP: children are then ended, and no more are started.
 pub(crate) fn is_interrupted() -> bool {
     interrupted().load(Ordering::Relaxed)
 }
@@ -64,13 +71,13 @@ fn interrupted() -> &'static Arc<AtomicBool> {
     static FLAG: std::sync::OnceLock<Arc<AtomicBool>> = std::sync::OnceLock::new();
     FLAG.get_or_init(|| {
         let flag = Arc::new(AtomicBool::new(false));
-        // What nohup(1) has made deaf to SIGHUP stays so.
-        let is_deaf = fs::read_to_string("/proc/self/status").is_ok_and(|text| ignores_hup(&text));
+        // Under nohup(1), SIGHUP stays ignored.
+        let is_under_nohup = fs::read_to_string("/proc/self/status").is_ok_and(|text| ignores_hup(&text));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            if signal == SIGHUP && is_deaf {
+            if signal == SIGHUP && is_under_nohup {
                 continue;
             }
-            // The second one ends this program at once.
+            // The second signal ends this program at once.
             signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&flag))
                 .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)))
                 .expect("these signals can be caught");
@@ -79,14 +86,14 @@ fn interrupted() -> &'static Arc<AtomicBool> {
     })
 }
 
-/// Whether proc(5)'s `status` says that SIGHUP, the lowest bit, is ignored.
+/// Whether SIGHUP, the lowest bit, is ignored according to proc(5)'s `status`.
 fn ignores_hup(status: &str) -> bool {
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     ignored.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).is_some_and(|bits| bits & 1 == 1)
 }
 
-/// Starts `command` in a process group of its own, waits for it, and returns how it ended and the processor time that it
-/// and what it started have used. It may use `limit`, and none for as long as `idle`.
+/// Starts `command` in a process group of its own and waits for it. Returns how it ended, and the processor time that it and its
+/// descendants used. `limit` is the processor time that they may use, `idle` how long they may use none.
 pub(crate) fn run(command: &mut Command, limit: Duration, idle: Duration) -> io::Result<(End, Duration)> {
     interrupted();
     let mut child = command.process_group(0).spawn()?;
@@ -95,11 +102,11 @@ pub(crate) fn run(command: &mut Command, limit: Duration, idle: Duration) -> io:
     let mut looked = Instant::now();
     let (mut used, mut used_when_it_moved, mut still) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
     let end = loop {
-        // It stays a process until its time has been read.
+        // It stays a zombie until its processor time has been read.
         let ended = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)?;
         if ended.is_some() {
             used = used.max(stat(pid.as_raw_nonzero().get()).map_or(used, |stat| stat.used));
-            // What it has left behind is ended. The group's number is its own for as long as nobody has waited for it.
+            // End what it has left running. The group's number is not reused before the child has been waited for.
             let _ = kill_process_group(pid, Signal::KILL);
             break End::Itself(child.wait()?);
         }
@@ -107,10 +114,10 @@ pub(crate) fn run(command: &mut Command, limit: Duration, idle: Duration) -> io:
             break End::Interrupted;
         }
         if looked.elapsed() >= LOOK {
-            // Of a look that comes late no more counts: all of the machine may have stood still.
+            // A late look counts for no more than three: the whole machine may have stood still.
             still += looked.elapsed().min(3 * LOOK);
             looked = Instant::now();
-            // What an orphan used is not known any more once it has ended.
+            // The time of an orphan that has ended is lost, so the sum may shrink.
             used = used.max(of_tree(pid));
             if used >= used_when_it_moved + NONE {
                 (used_when_it_moved, still) = (used, Duration::ZERO);
@@ -131,11 +138,11 @@ pub(crate) fn run(command: &mut Command, limit: Duration, idle: Duration) -> io:
     Ok((end, used))
 }
 
-/// Ends a child and everything that it started, also what has left its process group.
+/// Ends a child and all its descendants, also those that have left its process group.
 fn end_all(child: &mut Child) -> io::Result<()> {
     let pid = Pid::from_child(child);
     let left: Vec<_> = tree(pid).into_keys().filter_map(Pid::from_raw).collect();
-    // An error says that it has ended, which is what is wanted.
+    // An error means that it has ended already.
     let _ = kill_process_group(pid, Signal::KILL);
     for process in left {
         let _ = kill_process(process, Signal::KILL);
@@ -147,12 +154,12 @@ fn end_all(child: &mut Child) -> io::Result<()> {
     Ok(())
 }
 
-/// What the living processes of a tree have used, with their children that ended.
+/// Processor time of the living processes of a tree, and of their children that ended.
 fn of_tree(root: Pid) -> Duration {
     tree(root).values().sum()
 }
 
-/// A process with all that descend from it or are in its process group, each with the time that it has used.
+/// A process with all its descendants and all of its process group, each with the processor time that it has used.
 fn tree(root: Pid) -> BTreeMap<i32, Duration> {
     let root = root.as_raw_nonzero().get();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -171,7 +178,7 @@ fn tree(root: Pid) -> BTreeMap<i32, Duration> {
     all.into_iter().filter(|(pid, _)| found.contains(pid)).map(|(pid, stat)| (pid, stat.used)).collect()
 }
 
-/// What this program's children have used that it has waited for, each with its own.
+/// Processor time of the children that this program has waited for, and of theirs.
 pub(crate) fn of_children() -> Duration {
     stat(std::process::id().cast_signed()).map_or(Duration::ZERO, |stat| stat.by_children)
 }
@@ -183,7 +190,7 @@ struct Stat {
     by_children: Duration,
 }
 
-/// What proc(5) says of a process; nothing once it has ended and its parent knows.
+/// The process's line in proc(5); none after its parent has waited for it.
 fn stat(pid: i32) -> Option<Stat> {
     parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
@@ -216,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_stat_is_read_whatever_the_programs_name() {
+    fn stat_is_parsed_with_brackets_in_the_programs_name() {
         let line = "7 (a) b (c) S 3 5 5 0 -1 4194560 1 2 3 4 150 50 25 75 20 0 1 0 9 0 0";
         let stat = parse(line).unwrap();
         assert_eq!((stat.parent, stat.group), (3, 5));
@@ -226,17 +233,17 @@ mod tests {
     }
 
     #[test]
-    fn nohup_is_seen() {
+    fn an_ignored_sighup_is_read_from_status() {
         assert!(ignores_hup("Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0\n"));
         assert!(!ignores_hup("SigIgn:\t0000000000001000\n"));
         assert!(!ignores_hup("Name:\tx\n"));
     }
 
     #[test]
-    fn what_a_child_leaves_behind_is_ended_with_it() {
+    fn processes_that_outlive_the_child_are_ended() {
         let file = std::env::temp_dir().join(format!("pagemill-left-{}", std::process::id()));
         let (end, _) = run(&mut sh(&format!("sleep 100000 & echo $! > {}", file.display())), IDLE, IDLE).unwrap();
-        assert!(matches!(end, End::Itself(status) if status.success()), "{end}");
+        assert!(end.is_ok(), "{end}");
         let left: i32 = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
         fs::remove_file(file).unwrap();
         while fs::read_to_string(format!("/proc/{left}/stat")).is_ok_and(|text| !text.contains(") Z")) {
@@ -245,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_uses_its_processor_time_up_is_ended_with_what_it_started() {
+    fn a_child_over_its_limit_is_ended_with_its_descendants() {
         let file = std::env::temp_dir().join(format!("pagemill-watch-{}", std::process::id()));
         let spin = format!("setsid sh -c 'echo $$ > {0}; while :; do :; done' & while :; do :; done", file.display());
         let (end, used) = run(&mut sh(&spin), Duration::from_millis(1500), IDLE).unwrap();
@@ -253,7 +260,7 @@ mod tests {
         assert!(used >= Duration::from_millis(1500), "{used:?}");
         let started: i32 = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
         fs::remove_file(file).unwrap();
-        // It may be a zombie for as long as nobody has waited for it.
+        // It may be a zombie until its parent has waited for it.
         let state = || fs::read_to_string(format!("/proc/{started}/stat")).ok();
         while state().is_some_and(|text| !text.contains(") Z")) {
             std::thread::yield_now();
@@ -261,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_only_waits_is_ended() {
+    fn a_child_that_uses_no_processor_time_is_ended() {
         let idle = Duration::from_millis(1500);
         let (end, used) = run(&mut sh("sleep 100000 & wait"), IDLE, idle).unwrap();
         assert_eq!(end, End::Idle(idle));
@@ -269,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_is_what_the_child_and_its_children_used() {
+    fn processor_time_includes_the_childs_children() {
         let (end, used) =
             run(&mut sh("(i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done); exit 3"), IDLE, IDLE).unwrap();
         assert!(matches!(end, End::Itself(status) if status.code() == Some(3)), "{end}");

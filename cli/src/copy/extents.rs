@@ -1,17 +1,17 @@
-//! Which parts of a file hold data, found one after the other while it is copied.
+//! Finds the parts of a file that hold data, one after the other, while the file is copied.
 use std::fs::File;
 
 use rustix::fs::{SeekFrom, seek};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 /// Walks a file's data and counts its holes.
 ///
-/// Invariant: all before `at` is done with, and from `at` to `data_end` there is data.
+/// Invariant: everything before `at` is done, and from `at` to `data_end` there is data.
 pub(crate) struct Extents<'f> {
     file: &'f File,
     at: u64,
     data_end: u64,
-    /// Where the file ends; `u64::MAX` where that shows on reading alone.
+    /// The file's end; `u64::MAX` if only reading will tell.
     end: u64,
     /// Holes that were passed.
     pub(crate) holes: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Part {
 }
 
 impl<'f> Extents<'f> {
-    /// The extents up to `end`; without it, all is data until reading says otherwise.
+    /// The extents up to `end`. Without it, everything is data until reading reaches the end.
     pub(crate) fn new(file: &'f File, end: Option<u64>) -> Self {
         let data_end = if end.is_some() { 0 } else { u64::MAX };
         Self { file, at: 0, data_end, end: end.unwrap_or(u64::MAX), holes: 0, hole_bytes: 0 }
@@ -43,28 +43,28 @@ impl<'f> Extents<'f> {
         Ok((bytes > 0).then_some(Part { offset: self.at, bytes }))
     }
 
-    /// The first `bytes` of the part that `peek` showed are taken.
+    /// Takes the first `bytes` of the part that `peek` showed.
     pub(crate) fn advance(&mut self, bytes: usize) {
         self.at += bytes as u64;
     }
 
-    /// There is nothing more: the file turned out to end before.
+    /// There is nothing more: reading has reached the file's end.
     pub(crate) fn stop(&mut self) {
         (self.end, self.data_end) = (self.at, self.at);
     }
 
-    /// How far it has come.
+    /// Everything before this offset is done.
     pub(crate) fn position(&self) -> u64 {
         self.at
     }
 
-    /// From `at`, passes a hole if there is one, and finds how far the data behind it goes.
+    /// Passes the hole at `at`, if there is one, and finds the end of the data behind it.
     fn find_data(&mut self) -> Result<(), Errno> {
-        let data = match retry(|| seek(self.file, SeekFrom::Data(self.at))) {
+        let data = match retry_on_intr(|| seek(self.file, SeekFrom::Data(self.at))) {
             Ok(data) => data.clamp(self.at, self.end),
             // No data from here on.
             Err(Errno::NXIO) => self.end,
-            // This file system doesn't say where its holes are.
+            // This file system does not report holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => {
                 self.data_end = self.end;
                 return Ok(());
@@ -77,23 +77,14 @@ impl<'f> Extents<'f> {
         }
         (self.at, self.data_end) = (data, data);
         if data < self.end {
-            self.data_end = match retry(|| seek(self.file, SeekFrom::Hole(data))) {
-                // Somebody punched the data out since: look again from here.
+            self.data_end = match retry_on_intr(|| seek(self.file, SeekFrom::Hole(data))) {
+                // If somebody has since made a hole of the data, the next call looks again from here.
                 Ok(hole) => hole.clamp(data, self.end),
-                // The file was cut off before `data` since: reading will find out where.
+                // Somebody has since cut the file off before `data`: reading will find its end.
                 Err(Errno::NXIO) => self.end,
                 Err(error) => return Err(error),
             };
         }
         Ok(())
-    }
-}
-
-fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            other => return other,
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! The two files of a copy: which ones are taken, and how a whole copy appears under its name at once.
+//! The two files of a copy: which files are accepted, and how the complete copy gets its name.
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -9,16 +9,16 @@ use tempfile::NamedTempFile;
 
 use crate::failure::{Failure, said};
 
-/// The file that is copied.
+/// The file to copy.
 pub(crate) struct Source {
     pub(crate) path: PathBuf,
     pub(crate) file: File,
     meta: Metadata,
-    /// What it claims to hold. None: files such as those in /proc claim 0 and hold more.
+    /// Its size. None for files such as those in /proc, which claim 0 and have more.
     pub(crate) size: Option<u64>,
 }
 
-/// How the source fared while it was copied.
+/// What happened to the source while it was copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     Unchanged,
@@ -40,25 +40,25 @@ impl Source {
             };
             Failure::new(format!("can't read {}", path.display()), said(&error)).next(next)
         };
-        // Looked at before it is opened: opening a device may do something.
+        // Checked before it is opened, because opening a device may have an effect.
         refuse_unless_file(path, &fs::metadata(path).map_err(failed)?)?;
-        // Should it have become a pipe in between, opening it doesn't wait for a writer.
+        // If it has become a pipe in between, opening it must not wait for a writer.
         let flags = OFlags::NONBLOCK.bits() as i32;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
         let meta = file.metadata().map_err(failed)?;
         refuse_unless_file(path, &meta)?;
         let size = (meta.len() > 0 || !has_more(&file)).then_some(meta.len());
         if size.is_some() {
-            // Its data are on a disk, and worth waiting for. What the kernel makes up may wait for ever: see /proc/kmsg.
+            // Reads of a disk may block. Reads of a file that the kernel generates must not: /proc/kmsg would block for ever.
             rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|error| failed(error.into()))?;
         }
         Ok(Self { path: path.to_owned(), file, meta, size })
     }
 
-    /// What became of it since it was opened, where reading it ended at `end`.
+    /// What has happened to it since it was opened. `end` is where reading ended.
     ///
     /// # Errors
-    /// If it has become shorter: a copy would be of a file that never was.
+    /// If it has become shorter: its copy would be a file that never existed.
     pub(crate) fn fate(&self, end: u64) -> Result<Fate, Failure> {
         let now = self.file.metadata().map_err(|error| self.unreadable(&error))?;
         let Some(size) = self.size else { return Ok(Fate::Unchanged) };
@@ -87,7 +87,7 @@ impl Source {
     }
 }
 
-/// Does a file that claims to be empty hold something? If it can't be read, the copy will find out.
+/// Whether a file that claims to be empty has contents. If it cannot be read, the copy will report that.
 fn has_more(file: &File) -> bool {
     use std::os::unix::fs::FileExt;
     !matches!(file.read_at(&mut [0], 0), Ok(0))
@@ -111,7 +111,7 @@ fn refuse_unless_file(path: &Path, meta: &Metadata) -> Result<(), Failure> {
     Err(Failure::new(path.display().to_string(), is).next(next))
 }
 
-/// Where the copy goes: a file without its final name, beside where it will be.
+/// The copy: a file with a temporary name, in the destination's directory.
 pub(crate) struct Target {
     temp: NamedTempFile,
     path: PathBuf,
@@ -134,7 +134,7 @@ impl Target {
         Ok(Self { temp, path, is_forced })
     }
 
-    /// The path that the copy will have, if it may.
+    /// Checks the destination, and returns the path that the copy will have.
     fn settle(path: &Path, source: &Source, is_forced: bool) -> Result<PathBuf, Failure> {
         let shown = path.display().to_string();
         match fs::symlink_metadata(path) {
@@ -170,7 +170,7 @@ impl Target {
             let next = "choose another name, or replace it with --force";
             return Err(Failure::new(shown, "exists already").next(next));
         }
-        // What a link leads to is replaced, not the link.
+        // The file that a link leads to is replaced, not the link.
         fs::canonicalize(path).map_err(|error| Failure::new(shown, said(&error)).next("choose another name"))
     }
 
@@ -188,11 +188,11 @@ impl Target {
         Failure::new(format!("can't write {}", self.path.display()), said(error)).next(next)
     }
 
-    /// Gives the copy its size and permissions: it is whole then.
+    /// Gives the copy its size and permissions. Then it is complete.
     pub(crate) fn finish(&self, source: &Source, size: u64, is_synced: bool) -> Result<(), Failure> {
-        // A trailing hole is nothing but size.
+        // This also makes a hole at the end.
         self.file().set_len(size).map_err(|error| self.unwritable(&error))?;
-        // The copy belongs to whoever makes it: set-user-ID and the like would mean something else.
+        // The copy may belong to another user, so set-user-ID and the like are not kept.
         let mode = source.meta.mode() & 0o777;
         self.file().set_permissions(Permissions::from_mode(mode)).map_err(|error| self.unwritable(&error))?;
         if is_synced {
@@ -201,7 +201,7 @@ impl Target {
         Ok(())
     }
 
-    /// Gives a whole copy its name: whoever sees the name sees all of it.
+    /// Gives the complete copy its name, in one step.
     pub(crate) fn name(self, is_synced: bool) -> Result<(), Failure> {
         let is_replacing = self.is_replacing();
         let Self { temp, path, is_forced } = self;
@@ -224,7 +224,7 @@ impl Target {
         Ok(())
     }
 
-    /// Removes the unfinished copy, and says what is there now.
+    /// Removes the unfinished copy, and returns a message about what is there now.
     pub(crate) fn discard(self) -> String {
         let is_replacing = self.is_replacing();
         removed(self.temp, &self.path, is_replacing)

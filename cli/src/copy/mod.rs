@@ -1,12 +1,12 @@
-//! `pagemill copy`: a file, through pages.
+//! `pagemill copy`: copies a file through pages.
 //!
-//! A copy is a row of steps. Each takes the pages that it needs from the allocator ([`pages`]), in one call or one by
-//! one; reads the next part of the source into them and writes it out again ([`preadv`], or [`uring`], where several
-//! steps are on their way at once); and gives the pages back. [`extents`] says where the source has data: holes are
-//! passed, and stay holes. [`files`] decides which files are taken, and gives the copy its name when it is whole.
+//! A copy is a sequence of steps. A step takes pages from the allocator ([`pages`]), in one call or one by one. It reads the next
+//! part of the source into them and writes it out again ([`preadv`], or [`uring`] with several steps at once). Then it gives the
+//! pages back. [`extents`] finds the parts that hold data: holes are skipped, and stay holes. [`files`] decides which files are
+//! accepted, and gives the copy its name once it is complete.
 //!
-//! Invariants: under the destination's name there is what was there before, or all of the copy (I1). Whatever ends
-//! the program, other than SIGKILL, removes the unfinished copy first and says so (I2).
+//! Invariants: the destination's name leads to the old file or to the complete copy (I1). Unless SIGKILL ends the program, the
+//! unfinished copy is removed first, and a message says so (I2).
 mod extents;
 mod files;
 mod pages;
@@ -27,18 +27,19 @@ use crate::stop::Stop;
 use crate::watched;
 use extents::{Extents, Part};
 use files::{Source, Target};
+use indicatif::ProgressBar;
 use pages::{Buffer, Tally};
-use report::{Progress, Report};
+use report::Report;
 
 /// Copy a file through Pagemill's pages, as a storage program would
 ///
-/// Pages are taken for each operation, read into and written out of as one I/O
-/// vector, and given back. It ends by saying how many bytes and holes, in what
-/// time, and what allocating cost. Holes stay holes; permissions are kept.
+/// Each operation allocates pages, reads into them and writes out of them as one
+/// I/O vector, and frees them. At the end it prints the bytes, the holes, the time
+/// and the cost of allocating. Holes stay holes; permissions are kept.
 ///
-/// The copy is made under a temporary name (.pagemill-*.partial) beside DST and
-/// gets its own when it is whole. If anything fails or a signal ends it, DST is as
-/// it was, and the unfinished copy is removed; SIGKILL alone leaves it behind.
+/// The copy is made under a temporary name (.pagemill-*.partial) beside DST, and
+/// gets its own name once it is complete. If anything fails or a signal ends it,
+/// DST is as it was, and the unfinished copy is removed; only SIGKILL leaves it.
 /// With --force, DST becomes a new file: other hard links to the old one keep the
 /// old contents.
 #[derive(Args, Debug)]
@@ -50,7 +51,7 @@ pub(crate) struct CopyArgs {
     /// The file to make
     dst: PathBuf,
 
-    /// How pages are taken
+    /// How pages are allocated
     #[arg(long, value_enum, default_value_t = AllocForm::Bulk)]
     alloc: AllocForm,
 
@@ -70,7 +71,7 @@ pub(crate) struct CopyArgs {
     #[arg(long)]
     sync: bool,
 
-    /// Make acquisitions fail, to see what happens then
+    /// Make acquisitions fail, to see how the copy reacts
     #[arg(long, value_name = "SPEC", value_parser = faults::spec)]
     fail: Option<String>,
 
@@ -86,8 +87,8 @@ Examples:
   pagemill copy --json --force disk.img copy.img | jq .gib_per_s
   pagemill copy --fail p=0.5,seed=7 disk.img copy.img
 
-A copy that gets fewer pages than it wants goes on with shorter steps; one that
-gets none fails. SPEC makes that happen, as does PAGEMILL_FAIL:
+With fewer pages than it wants a copy takes shorter steps; with no page at all it
+fails. SPEC, or else PAGEMILL_FAIL, makes that happen:
   after=N     acquisitions (trips to a zone) fail after the first N
   p=0.5       each fails with this probability; seed=N begins the sequence
 
@@ -97,10 +98,10 @@ Exit codes:
   2  the command line makes no sense
   ended by SIGINT, SIGTERM, SIGHUP or SIGQUIT: stopped, nothing was made";
 
-/// How pages are taken.
-/// What a user can do when a signal has ended the copy.
+/// The user's next step after a signal.
 const AGAIN: &str = "start the copy again";
 
+/// How pages are allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum AllocForm {
@@ -120,8 +121,7 @@ enum IoForm {
     Preadv,
 }
 
-/// 64 MiB an operation: far beyond what makes a difference, and the operations in flight still fit the memory of a
-/// small machine.
+/// 64 MiB an operation. Larger ones gain nothing, and the operations in flight still fit the memory of a small machine.
 const BATCH_MAX: usize = 16384;
 
 fn batch(text: &str) -> Result<usize, String> {
@@ -134,13 +134,13 @@ fn batch(text: &str) -> Result<usize, String> {
 }
 
 /// Calls that moved data.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub(crate) struct IoTally {
     pub(crate) reads: u64,
     pub(crate) writes: u64,
 }
 
-/// A copy on its way.
+/// A copy under way.
 pub(crate) struct Job<'c> {
     pub(crate) source: &'c Source,
     pub(crate) target: &'c Target,
@@ -151,14 +151,14 @@ pub(crate) struct Job<'c> {
     batch: usize,
     tally: Tally,
     data_bytes: u64,
-    /// Where reading found the file's end, if that was before its size.
+    /// Where reading reached the file's end, if that was before its size.
     eof: Option<u64>,
     stop: &'c Stop,
-    progress: Progress,
+    progress: ProgressBar,
 }
 
 impl Job<'_> {
-    /// The next part, and pages for it in `buffer`. None: all parts were given out.
+    /// The next part, and pages for it in `buffer`. None after the last part.
     fn next_part(&mut self, buffer: &mut Buffer) -> Result<Option<Part>, Failure> {
         self.stop.check(AGAIN)?;
         let found = self.extents.peek(self.batch * PAGE_SIZE);
@@ -176,7 +176,7 @@ impl Job<'_> {
         Ok(Some(part))
     }
 
-    /// `bytes` of the part were read and written; fewer than it has where the file ended.
+    /// `bytes` of the part were read and written: fewer than it has if the file ended there.
     fn part_done(&mut self, part: Part, bytes: usize, buffer: &mut Buffer) {
         buffer.give_back(self.alloc, &mut self.tally);
         self.data_bytes += bytes as u64;
@@ -185,7 +185,7 @@ impl Job<'_> {
             self.eof = Some(self.eof.map_or(end, |eof| eof.min(end)));
             self.extents.stop();
         }
-        self.progress.set(self.extents.position());
+        self.progress.set_position(self.extents.position());
     }
 }
 
@@ -195,7 +195,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let target = Target::create(&args.dst, &source, args.force)?;
     let result = copy(args, &source, &target, &stop)
         .and_then(|report| target.finish(&source, report.bytes, args.sync).map(|()| report));
-    // A signal that comes from here on is too late: the copy is whole.
+    // A signal that comes later has no effect: the copy is complete.
     let report = match result.and_then(|report| stop.check(AGAIN).map(|()| report)) {
         Ok(report) => report,
         Err(failure) => return Err(failure.left(target.discard())),
@@ -205,15 +205,15 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     print(&if args.json { report.json() } else { report.text() })
 }
 
-/// Moves the data. The copy has neither its size nor its name yet.
+/// Moves the data. Afterwards the copy has neither its size nor its name yet.
 fn copy(args: &CopyArgs, source: &Source, target: &Target, stop: &Stop) -> Result<Report, Failure> {
-    // Made before the clock starts, as a program that copies more than one file would have done.
+    // Made before the clock starts: a program that copies many files makes it once.
     let allocator = default_allocator(Some(2 * uring::LANES * args.batch), args.fail.as_deref())?;
     let server = watched::serve(None)?;
     if let Some(server) = &server {
         server.show("copy", &allocator);
     }
-    let (ring, fallback) = choose_io(args.io, source)?;
+    let (ring, io_fallback) = choose_io(args.io, source)?;
     let io = if ring.is_some() { "io_uring" } else { "preadv" };
     let start = Instant::now();
     let mut job = Job {
@@ -228,13 +228,13 @@ fn copy(args: &CopyArgs, source: &Source, target: &Target, stop: &Stop) -> Resul
         data_bytes: 0,
         eof: None,
         stop,
-        progress: Progress::new(source.size),
+        progress: report::progress(source.size),
     };
     let moved = match ring {
         Some(ring) => uring::copy(&mut job, ring),
         None => preadv::copy(&mut job),
     };
-    job.progress.clear();
+    job.progress.finish_and_clear();
     moved?;
     let bytes = job.eof.or(source.size).unwrap_or_else(|| job.extents.position());
     let fate = source.fate(bytes)?;
@@ -243,12 +243,12 @@ fn copy(args: &CopyArgs, source: &Source, target: &Target, stop: &Stop) -> Resul
         data_bytes: job.data_bytes,
         hole_bytes: job.extents.hole_bytes,
         holes: job.extents.holes,
-        time: start.elapsed(),
+        seconds: start.elapsed().as_secs_f64(),
         io,
-        fallback,
+        io_fallback,
         alloc: args.alloc,
         batch: args.batch,
-        backend: job.allocator.backend(),
+        backend: job.allocator.backend().name(),
         tally: job.tally,
         calls: job.io,
         faults: job.allocator.stats().faults,
@@ -256,14 +256,14 @@ fn copy(args: &CopyArgs, source: &Source, target: &Target, stop: &Stop) -> Resul
     })
 }
 
-/// A ring, or why there is none where one would have been used.
+/// A ring, or the reason why `--io auto` does without one.
 fn choose_io(io: IoForm, source: &Source) -> Result<(Option<io_uring::IoUring>, Option<String>), Failure> {
     if io == IoForm::Preadv {
         return Ok((None, None));
     }
     let ring = match source.size {
         Some(_) => uring::ring().map_err(|error| said(&error)),
-        // Its parts are known only one after the other.
+        // Without its length, each part is known only after the one before it.
         None => Err("the source doesn't say how long it is".to_owned()),
     };
     match ring {
@@ -278,7 +278,7 @@ mod tests {
     use super::batch;
 
     #[test]
-    fn a_batch_is_a_number_that_makes_sense() {
+    fn a_batch_outside_its_range_is_refused_in_words() {
         assert_eq!(batch("1"), Ok(1));
         assert_eq!(batch("16384"), Ok(16384));
         for (text, word) in [

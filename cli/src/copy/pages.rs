@@ -1,8 +1,8 @@
-//! The pages that one step of a copy goes through, seen as an I/O vector.
+//! The pages of one step of a copy, as an I/O vector.
 //!
-//! The bulk form takes all of them with one call whose callback turns each page into a vector entry, or lengthens the
-//! last one where the page is its neighbour. The single form calls `alloc_page` for each and does the same with it, so
-//! that the two differ in nothing but the allocation.
+//! The bulk form takes all pages in one call. Its callback adds an entry to the vector for each page, or lengthens the last entry
+//! if the page is its neighbour. The single form calls `alloc_page` for each page and builds the vector in the same way, so the two
+//! differ only in the allocation.
 use std::time::{Duration, Instant};
 
 use libc::iovec;
@@ -10,19 +10,22 @@ use pagemill::{Allocator, Bulk, Error, Exhausted, Gfp, PAGE_SIZE, Page, free_pag
 
 use super::AllocForm;
 
-/// The most entries that one call of the kernel takes (UIO_MAXIOV).
+/// The most entries that a system call takes (UIO_MAXIOV).
 const ENTRIES_MAX: usize = 1024;
 
-/// What handing out pages came to.
-#[derive(Clone, Copy, Debug, Default)]
+/// The pages of a whole copy.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub(crate) struct Tally {
     /// Calls of the allocator.
+    #[serde(rename = "alloc_calls")]
     pub(crate) calls: u64,
-    /// Pages that they brought.
+    /// Pages that the calls returned.
     pub(crate) pages: u64,
-    /// Entries of the I/O vectors that these made.
+    /// Entries of the I/O vectors.
+    #[serde(rename = "iovec_entries")]
     pub(crate) entries: u64,
-    /// Time for taking pages, making the vectors of them, and giving them back.
+    /// Time for taking pages, building the vectors, and giving pages back.
+    #[serde(skip)]
     pub(crate) time: Duration,
 }
 
@@ -31,15 +34,15 @@ pub(crate) struct Tally {
 pub(crate) struct Buffer {
     pages: Vec<Option<Page>>,
     entries: Vec<iovec>,
-    /// The part of `entries` that a call is given: what is left of them.
+    /// The entries that the next system call gets.
     window: Vec<iovec>,
 }
 
 impl Buffer {
-    /// Takes up to `want` pages. Returns the bytes that they hold: fewer where the allocator had fewer.
+    /// Takes up to `want` pages, fewer if the allocator has fewer. Returns the bytes that they hold.
     ///
     /// # Errors
-    /// When there is not a single page.
+    /// If the allocator has no page.
     pub(crate) fn take(
         &mut self,
         allocator: &Allocator,
@@ -72,7 +75,7 @@ impl Buffer {
                     tally.calls += 1;
                     match allocator.alloc_page(Gfp::KERNEL) {
                         Ok(page) => keep(page),
-                        // As with bulk: fewer make a shorter step.
+                        // As in bulk, fewer pages make a shorter step.
                         Err(_) if got > 0 => break,
                         Err(error) => return Err(error),
                     }
@@ -93,13 +96,13 @@ impl Buffer {
         if form == AllocForm::Bulk {
             free_pages_bulk(&mut self.pages);
         }
-        // What is left goes back one by one.
+        // The single form has freed nothing yet: this frees the pages one by one.
         self.pages.clear();
         tally.time += start.elapsed();
     }
 
-    /// The vector for the bytes from `from` to `to` of this buffer, or for as many of them as one call takes. It is
-    /// valid until the next call of this function or of `give_back`.
+    /// The vector for the bytes from `from` to `to` of this buffer, or for as many as one system call takes. It is valid until the
+    /// next call of this function or of `give_back`.
     pub(crate) fn window(&mut self, from: usize, to: usize) -> &[iovec] {
         self.window.clear();
         let mut start = 0;
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_holds_what_is_left_and_no_more() {
+    fn a_window_covers_exactly_the_bytes_from_start_to_end() {
         let allocator = Allocator::builder().pages(4096).build().unwrap();
         for form in [AllocForm::Bulk, AllocForm::Single] {
             let (mut buffer, mut tally) = (Buffer::default(), Tally::default());
@@ -148,11 +151,11 @@ mod tests {
     }
 
     #[test]
-    fn a_window_has_as_many_entries_as_a_call_takes() {
+    fn a_window_has_no_more_entries_than_a_system_call_takes() {
         let allocator = Allocator::builder().pages(8192).build().unwrap();
         let (mut buffer, mut tally) = (Buffer::default(), Tally::default());
         buffer.take(&allocator, AllocForm::Bulk, 2048, &mut tally).unwrap();
-        // Every page its own entry, as where no two are neighbours.
+        // An entry for each page, as if no two were neighbours.
         buffer.entries = (buffer.pages.iter_mut().flatten())
             .map(|page| iovec { iov_base: page.as_mut_ptr().cast(), iov_len: PAGE_SIZE })
             .collect();
@@ -163,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_arena_shortens_the_step_and_an_empty_one_is_an_error() {
+    fn too_few_pages_shorten_the_step_and_none_is_an_error() {
         let allocator = Allocator::builder().pages(10).build().unwrap();
         for form in [AllocForm::Bulk, AllocForm::Single] {
             let (mut all, mut none, mut tally) = (Buffer::default(), Buffer::default(), Tally::default());

@@ -1,4 +1,4 @@
-//! One step after the other: read a part into its pages, write it out of them.
+//! One step after the other: reads a part into pages, and writes it out of them.
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -30,8 +30,8 @@ pub(crate) fn copy(job: &mut Job) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Calls `step` with what is left of the buffer's first `bytes` until all is moved, or nothing more can be: short
-/// reads and writes go on where they ended. Returns the bytes that were moved.
+/// Calls `step` with the rest of the buffer's first `bytes` until all bytes are moved, or `step` moves none. So short reads and
+/// writes continue where they ended. Returns the number of bytes moved.
 fn move_all(
     buffer: &mut Buffer,
     bytes: usize,
@@ -50,12 +50,13 @@ fn move_all(
 }
 
 fn read(file: &File, window: &[iovec], offset: u64) -> io::Result<usize> {
-    // SAFETY: the entries are of pages that the buffer owns and nobody else looks at; see `Buffer::window`.
+    // SAFETY: the entries cover pages that the buffer owns and to which nothing else has a reference (see `Buffer::window`), so
+    // the kernel may write to them.
     moved(unsafe { libc::preadv(file.as_raw_fd(), window.as_ptr(), window.len() as c_int, offset as off_t) })
 }
 
 fn write(file: &File, window: &[iovec], offset: u64) -> io::Result<usize> {
-    // SAFETY: as in `read`; the kernel only reads them here.
+    // SAFETY: as in `read`; here the kernel only reads from them.
     moved(unsafe { libc::pwritev(file.as_raw_fd(), window.as_ptr(), window.len() as c_int, offset as off_t) })
 }
 
@@ -70,11 +71,11 @@ mod tests {
     use crate::copy::pages::Tally;
 
     #[test]
-    fn short_moves_go_on_where_they_ended_and_interrupted_ones_start_again() {
+    fn short_moves_continue_and_interrupted_ones_are_repeated() {
         let allocator = pagemill::Allocator::builder().pages(512).build().unwrap();
         let (mut buffer, mut tally) = (Buffer::default(), Tally::default());
         buffer.take(&allocator, AllocForm::Bulk, 4, &mut tally).unwrap();
-        // 1000 bytes a call at most, and every third call interrupted.
+        // Each call moves at most 1000 bytes, and every third call is interrupted.
         let (mut calls, mut seen) = (0, Vec::new());
         let done = move_all(&mut buffer, 10_000, |window, done| {
             calls += 1;

@@ -1,10 +1,8 @@
-//! What a copy says: progress while it runs, on a terminal, and three lines when it is done.
+//! What a copy prints: progress while it runs, if standard error is a terminal, and a report when it is done.
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
-use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pagemill::Backend;
 use serde::Serialize;
 
 use super::files::Fate;
@@ -12,86 +10,52 @@ use super::pages::Tally;
 use super::{AllocForm, IoTally};
 use crate::failure::printable;
 
-/// A bar on standard error, when that is a terminal.
-pub(crate) struct Progress(ProgressBar);
-
-impl Progress {
-    pub(crate) fn new(size: Option<u64>) -> Self {
-        if !io::stderr().is_terminal() {
-            return Self(ProgressBar::hidden());
-        }
-        let (bar, template) = match size {
-            Some(size) => {
-                (ProgressBar::new(size), "[{elapsed}] {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left")
-            }
-            None => (ProgressBar::no_length(), "[{elapsed}] {bytes}, {bytes_per_sec}"),
-        };
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
-        }
-        Self(bar)
+/// A progress bar on standard error; hidden if that is no terminal.
+pub(crate) fn progress(size: Option<u64>) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
     }
-
-    pub(crate) fn set(&self, bytes: u64) {
-        self.0.set_position(bytes);
-    }
-
-    pub(crate) fn clear(&self) {
-        self.0.finish_and_clear();
+    let (bar, template) = match size {
+        Some(size) => {
+            (ProgressBar::new(size), "[{elapsed}] {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left")
+        }
+        None => (ProgressBar::no_length(), "[{elapsed}] {bytes}, {bytes_per_sec}"),
+    };
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
 }
 
-/// A copy that is done.
-#[derive(Debug)]
+/// A copy that is done. The names are those of `--json`, which are part of the program's interface.
+#[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) bytes: u64,
     pub(crate) data_bytes: u64,
     pub(crate) hole_bytes: u64,
     pub(crate) holes: u64,
-    /// From the first part to the last; without naming and syncing.
-    pub(crate) time: Duration,
+    /// From the first part to the last, without naming and syncing.
+    pub(crate) seconds: f64,
     pub(crate) io: &'static str,
-    /// Why io_uring was not used although it might have been.
-    pub(crate) fallback: Option<String>,
+    /// Why io_uring was not used, if `--io` allowed it.
+    pub(crate) io_fallback: Option<String>,
     pub(crate) alloc: AllocForm,
     pub(crate) batch: usize,
-    pub(crate) backend: Backend,
+    pub(crate) backend: &'static str,
+    #[serde(flatten)]
     pub(crate) tally: Tally,
+    #[serde(flatten)]
     pub(crate) calls: IoTally,
     /// Acquisitions that failed on purpose.
     pub(crate) faults: u64,
+    #[serde(skip)]
     pub(crate) fate: Fate,
 }
 
-/// The report as a JSON object. The names are part of the program's interface.
-#[derive(Serialize)]
-struct Json<'r> {
-    bytes: u64,
-    data_bytes: u64,
-    hole_bytes: u64,
-    holes: u64,
-    seconds: f64,
-    gib_per_s: f64,
-    io: &'r str,
-    io_fallback: Option<&'r str>,
-    alloc: AllocForm,
-    batch: usize,
-    backend: String,
-    alloc_calls: u64,
-    pages: u64,
-    pages_per_alloc_call: f64,
-    alloc_ns_per_page: f64,
-    iovec_entries: u64,
-    reads: u64,
-    writes: u64,
-    faults: u64,
-    source: &'r str,
-}
-
 impl Report {
-    /// Data per second: holes are not moved.
+    /// Data per second. Holes are not moved, and do not count.
     fn gib_per_s(&self) -> f64 {
-        ratio(self.data_bytes as f64 / (1u64 << 30) as f64, self.time.as_secs_f64())
+        ratio(self.data_bytes as f64 / (1u64 << 30) as f64, self.seconds)
     }
 
     fn pages_per_call(&self) -> f64 {
@@ -109,7 +73,7 @@ impl Report {
             1 => format!("1 hole of {} bytes", self.hole_bytes),
             n => format!("{n} holes of {} bytes", self.hole_bytes),
         };
-        let fallback = match &self.fallback {
+        let fallback = match &self.io_fallback {
             Some(why) => format!(" (no io_uring: {why})"),
             None => String::new(),
         };
@@ -136,44 +100,28 @@ impl Report {
             "copied {}: {} of data, {holes}\n{:.3} s, {:.2} GiB/s by {}{fallback}\n{pages}\n{faults}",
             counted(self.bytes, "byte"),
             self.data_bytes,
-            self.time.as_secs_f64(),
+            self.seconds,
             self.gib_per_s(),
             self.io,
         )
     }
 
     pub(crate) fn json(&self) -> String {
-        let json = Json {
-            bytes: self.bytes,
-            data_bytes: self.data_bytes,
-            hole_bytes: self.hole_bytes,
-            holes: self.holes,
-            seconds: self.time.as_secs_f64(),
-            gib_per_s: self.gib_per_s(),
-            io: self.io,
-            io_fallback: self.fallback.as_deref(),
-            alloc: self.alloc,
-            batch: self.batch,
-            backend: self.backend.to_string(),
-            alloc_calls: self.tally.calls,
-            pages: self.tally.pages,
-            pages_per_alloc_call: self.pages_per_call(),
-            alloc_ns_per_page: self.alloc_ns_per_page(),
-            iovec_entries: self.tally.entries,
-            reads: self.calls.reads,
-            writes: self.calls.writes,
-            faults: self.faults,
-            source: match self.fate {
-                Fate::Unchanged => "unchanged",
-                Fate::Grew { .. } => "grew",
-                Fate::Written => "written",
-            },
-        };
-        // Numbers and strings: nothing in it can fail to be written as JSON.
-        format!("{}\n", serde_json::json!(json))
+        // It has only numbers and strings, so it can be written as JSON.
+        let mut json = serde_json::json!(self);
+        json["gib_per_s"] = self.gib_per_s().into();
+        json["pages_per_alloc_call"] = self.pages_per_call().into();
+        json["alloc_ns_per_page"] = self.alloc_ns_per_page().into();
+        json["source"] = match self.fate {
+            Fate::Unchanged => "unchanged",
+            Fate::Grew { .. } => "grew",
+            Fate::Written => "written",
+        }
+        .into();
+        format!("{json}\n")
     }
 
-    /// Says what the user should know about a copy that is whole.
+    /// Warns on standard error if the source changed while it was copied.
     pub(crate) fn warn(&self, source: &Path) {
         let source = printable(&source.display().to_string());
         let text = match self.fate {
@@ -193,7 +141,7 @@ fn counted(n: u64, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
-/// 0 where there is nothing to divide by.
+/// The quotient, or 0 if there is nothing to divide by.
 fn ratio(of: f64, by: f64) -> f64 {
     if by > 0.0 { of / by } else { 0.0 }
 }

@@ -1,8 +1,8 @@
 //! Several steps at once through io_uring: while one part is written, others are read.
 //!
-//! Each lane owns a buffer and takes one part at a time through two phases, reading and writing; what a lane waits for
-//! is in the ring under the lane's number. Invariant: the kernel may touch a lane's pages and vector exactly while its
-//! `is_in_flight` is set, so these are neither changed nor freed then, whatever else fails.
+//! A lane owns a buffer and moves one part at a time through two phases, reading and writing. Its request in the ring carries the
+//! lane's number. Invariant: the kernel may touch a lane's pages and vector exactly while `is_in_flight` is set. They are neither
+//! changed nor freed then, whatever else fails.
 use std::io;
 use std::mem;
 use std::os::fd::AsRawFd;
@@ -15,7 +15,7 @@ use super::extents::Part;
 use super::pages::Buffer;
 use crate::failure::Failure;
 
-/// Parts on their way at once: enough that reading and writing overlap, few enough that the pages stay in the cache.
+/// Parts in flight: enough that reading and writing overlap, few enough that their pages stay in the cache.
 pub(crate) const LANES: usize = 4;
 
 /// A ring, if the system gives one.
@@ -33,9 +33,9 @@ struct Lane {
     buffer: Buffer,
     part: Part,
     phase: Phase,
-    /// Bytes of the phase that are done.
+    /// Bytes that this phase has moved.
     done: usize,
-    /// Bytes that the phase is for.
+    /// Bytes that this phase has to move.
     bytes: usize,
     is_in_flight: bool,
 }
@@ -51,7 +51,7 @@ impl Lane {
     }
 }
 
-/// The lanes in the ring. Dropping waits for what is in flight, or leaks it.
+/// The lanes and their ring. Dropping waits for requests in flight, or leaks their buffers.
 struct Lanes {
     ring: IoUring,
     lanes: [Lane; LANES],
@@ -84,7 +84,7 @@ pub(crate) fn copy(job: &mut Job, ring: IoUring) -> Result<(), Failure> {
 }
 
 impl Lane {
-    /// Takes note of what the kernel did. Is there more to do for this part?
+    /// Records the result of a request. True if the part needs another request.
     fn advance(&mut self, job: &mut Job, result: i32) -> Result<bool, Failure> {
         if result < 0 {
             let error = io::Error::from_raw_os_error(-result);
@@ -98,7 +98,7 @@ impl Lane {
         }
         self.done += result as usize;
         match self.phase {
-            // Short reads go on, up to the file's end.
+            // A short read continues, up to the file's end.
             Phase::Reading if result > 0 && self.done < self.bytes => Ok(true),
             Phase::Reading if self.done > 0 => {
                 self.begin(Phase::Writing, self.done);
@@ -115,7 +115,7 @@ impl Lane {
 }
 
 impl Lanes {
-    /// Puts what is left of a lane's phase into the ring.
+    /// Submits a request for the rest of a lane's phase.
     fn submit(&mut self, job: &mut Job, i: usize) {
         let lane = &mut self.lanes[i];
         let offset = lane.part.offset + lane.done as u64;
@@ -134,14 +134,14 @@ impl Lanes {
             }
         };
         lane.is_in_flight = true;
-        // SAFETY: the vector and its pages are the lane's and stay as they are until it completes, by the invariant;
-        // the files outlive the ring's work, which `Drop` waits for.
+        // SAFETY: the vector and its pages belong to the lane, and by the invariant stay unchanged until the request completes.
+        // The files outlive the request, for which `Drop` waits.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(i as u64)) };
-        // There are as many places as lanes, and each lane has at most one entry.
+        // The ring has a place for each lane, and a lane has at most one request.
         assert!(pushed.is_ok(), "{LANES} lanes and the ring is full");
     }
 
-    /// Waits until something is done.
+    /// Waits until a request completes.
     fn wait(&mut self) -> Result<(), Failure> {
         loop {
             match self.ring.submit_and_wait(1) {
@@ -167,7 +167,7 @@ impl Drop for Lanes {
     fn drop(&mut self) {
         while self.lanes.iter().any(|lane| lane.is_in_flight) {
             if self.wait().is_err() {
-                // The kernel may still be writing to these: they must not be given to anybody else.
+                // The kernel may still write to these pages, so they must never be freed.
                 let in_flight = self.lanes.iter_mut().filter(|lane| lane.is_in_flight);
                 in_flight.for_each(|lane| mem::forget(mem::take(&mut lane.buffer)));
                 return;

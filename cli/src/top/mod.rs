@@ -7,14 +7,14 @@ mod screen;
 mod source;
 mod table;
 
-use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::failure::{Failure, print, said};
+use crate::failure::{Failure, print, print_on, said};
 use crate::watched::named_by_environment;
 use record::Change;
 use screen::Screen;
@@ -85,16 +85,6 @@ fn stream(path: &Path, ms: u64) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-/// False: the reader went away.
-fn print_on(line: &[u8]) -> Result<bool, Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(line).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::new("standard output", said(&error)).next("send it to what takes it")),
-    }
 }
 
 fn once(path: &Path, ms: Option<u64>) -> Result<(), Failure> {

@@ -1,8 +1,8 @@
 //! The hot paths, each inlined into a function of its own, as into a user's loop.
 //!
-//! `cargo xtask test --only sizes` reads their sizes and what they call from the object
-//! file, and holds them against `limits.txt`: whoever makes a hot path longer finds out
-//! (C3.15). `--only aarch64` reads the restartable sequences inside them, for both targets.
+//! `cargo xtask test --only sizes` reads from the object file how long these functions are and what they call, and compares
+//! the sizes with `limits.toml`: a change that makes a hot path longer fails there (C3.15). `--only aarch64` reads the
+//! restartable sequences inside them, for both targets.
 
 use pagemill::{Allocator, Bulk, Gfp, Page, PageList, free_pages_bulk};
 

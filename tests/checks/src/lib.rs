@@ -1,5 +1,5 @@
-//! Pagemill as its users see it, for the project's checks: the README's example as a doc
-//! test, and the hot paths as they are inlined into a caller.
+//! Pagemill as its users see it, for the project's checks: the README's example as a doc test, and the hot paths inlined into
+//! a caller.
 
 pub mod hot;
 

@@ -1,4 +1,4 @@
-//! Promises that are tested from outside of the library, in one program.
+//! Tests of the library's promises from outside, in one program.
 #[macro_use]
 #[path = "../../own_process.rs"]
 mod own_process;

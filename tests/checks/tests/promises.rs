@@ -1,5 +1,5 @@
-//! Promises about how it is done, seen from outside: which backend is chosen, how many
-//! sections a request takes, what the metadata costs.
+//! Promises about the library's inner working that a caller can observe: which backend it chooses, how many sections a request
+//! takes, what the metadata costs.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pagemill::{Allocator, Backend, Bulk, Gfp, PageList};
 
-/// What the program `backend` says and how it ends, with these variables set.
+/// The output and the exit code of the program `backend` with these variables set.
 fn backend<V: AsRef<OsStr> + Copy>(variables: &[(&str, V)]) -> (String, Option<i32>) {
     let mut program = Command::new(env!("CARGO_BIN_EXE_backend"));
     program.env_remove("PAGEMILL_BACKEND").env_remove("GLIBC_TUNABLES").envs(variables.iter().copied());
@@ -16,7 +16,7 @@ fn backend<V: AsRef<OsStr> + Copy>(variables: &[(&str, V)]) -> (String, Option<i
     (String::from_utf8_lossy(&output.stdout).trim().to_owned(), output.status.code())
 }
 
-/// C4.2: chosen at start-up after a self-test, forced by name, and never by crashing.
+/// C4.2: the backend is chosen at start-up by a self-test, or forced by name. A refusal is an error, not a crash.
 #[test]
 fn the_backend_is_chosen_by_the_self_test_or_by_name() {
     assert_eq!(backend(&[("PAGEMILL_BACKEND", "portable")]), ("backend: portable".to_owned(), Some(0)));
@@ -28,7 +28,7 @@ fn the_backend_is_chosen_by_the_self_test_or_by_name() {
         assert!(variable == "PAGEMILL_FAIL" || words.contains("`rseq` or `portable`; set PAGEMILL_BACKEND"), "{words}");
     }
 
-    // With glibc's registration turned off there are no restartable sequences to be had.
+    // With glibc's registration turned off, restartable sequences do not work.
     let off = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
     assert_eq!(backend(&[off]), ("backend: portable".to_owned(), Some(0)));
     let (words, status) = backend(&[off, ("PAGEMILL_BACKEND", "rseq")]);
@@ -40,8 +40,8 @@ fn the_backend_is_chosen_by_the_self_test_or_by_name() {
     }
 }
 
-/// C3.5: a batch is taken in one section per K pages, K a constant, and those of its refills. The
-/// portable backend asks where it is once a section, so a counting answer counts sections.
+/// C3.5: a batch takes one section for each K pages, K a constant, besides the sections of its refills. The portable backend asks
+/// for the CPU's number once a section, so counting the questions counts the sections.
 #[test]
 fn a_batch_takes_one_section_for_many_pages() {
     static ASKED: AtomicUsize = AtomicUsize::new(0);
@@ -50,7 +50,7 @@ fn a_batch_takes_one_section_for_many_pages() {
         0
     }
     let memory = Allocator::builder().pages(1 << 16).cpus(1, here).build().expect("an arena");
-    // Warm: the list has pages.
+    // Warm up: afterwards the list has pages.
     let mut list = PageList::new();
     memory.alloc_pages_bulk_list(Bulk::exact(64), &mut list).expect("64 pages");
     list.clear();
@@ -66,12 +66,12 @@ fn a_batch_takes_one_section_for_many_pages() {
     let before = ASKED.load(Relaxed);
     memory.alloc_pages_bulk_list(Bulk::exact(16_384), &mut list).expect("16384 pages");
     let sections = ASKED.load(Relaxed) - before;
-    // At K = 64 and three sections for each batch: its pages, its refill, the refill's place.
+    // K is 64, and a batch has three sections: for its pages, for its refill, for the place of the refill.
     assert!(sections <= 3 * 16_384 / 64, "{sections} sections for 16384 pages");
 }
 
-/// C10.3: at most two bits a frame. The index of pageblocks takes 400 bytes for up to 64 of them,
-/// so an arena of a few pays more for each frame; that is bounded in bytes.
+/// C10.3: at most two bits a frame. The index of pageblocks takes 400 bytes for up to 64 of them, so a small arena pays more for
+/// each frame. For small arenas the bound is in bytes.
 #[test]
 fn free_and_used_cost_at_most_two_bits_a_frame() {
     for pages in [1 << 13, 1 << 14, 1 << 18, (1 << 20) + 1] {
@@ -86,7 +86,7 @@ fn free_and_used_cost_at_most_two_bits_a_frame() {
     }
 }
 
-/// C3.13: what is counted adds up, whatever went past the lists.
+/// C3.13: the counters add up, also for requests that go past the lists.
 #[test]
 fn pages_allocated_less_pages_freed_are_out() {
     for backend in [Backend::Portable, Backend::Rseq] {

@@ -1,12 +1,12 @@
-//! C2.2: a page asked for with ZERO is zero, and one that is known to be zero is not zeroed
-//! again. Alone in its process, because it watches how much memory that has.
+//! C2.2: a page requested with ZERO is zero, and a page that is known to be zero is not zeroed again. The test measures the
+//! memory of its process, so it has the process to itself.
 
 use pagemill::{Allocator, Bulk, Gfp, Page, free_pages_bulk};
 
 /// 64 MiB of pages.
 const PAGES: usize = 16_384;
 
-/// Bytes of memory that the process has.
+/// Resident memory of this process, in bytes.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("/proc is mounted");
     let pages = statm.split_whitespace().nth(1).and_then(|n| n.parse::<usize>().ok()).expect("statm has two numbers");
@@ -23,14 +23,14 @@ fn fresh_pages_are_zero_without_being_written_and_used_ones_are_zeroed() {
     let before = resident();
     memory.alloc_pages_bulk_array(all_zeroed, &mut pages).expect("all of the arena");
     let grown = resident().saturating_sub(before);
-    // Handing 64 MiB out took its metadata, not its pages: writing them would show.
+    // Handing out 64 MiB touched its metadata and not its pages: writing the pages would show.
     assert!(grown < PAGES * 4096 / 8, "64 MiB of fresh pages cost {grown} bytes of memory");
 
     for page in pages.iter_mut().flatten() {
         assert!(page.iter().all(|&byte| byte == 0), "a fresh page that is not zero");
         page.fill(0xa5);
     }
-    assert!(resident().saturating_sub(before) >= PAGES * 4096, "this cannot see memory: {}", resident());
+    assert!(resident().saturating_sub(before) >= PAGES * 4096, "the test does not see memory: {}", resident());
 
     assert_eq!(free_pages_bulk(&mut pages), PAGES);
     memory.alloc_pages_bulk_array(all_zeroed, &mut pages).expect("all of the arena");

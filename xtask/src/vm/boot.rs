@@ -1,4 +1,4 @@
-//! Puts a machine together for a script, starts it, and reads what it printed.
+//! Puts a machine together for a script, starts it, and reads its output.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,27 +14,28 @@ use crate::shell::{Cmd, Ran, Shell};
 use crate::suites;
 use crate::tally::Tally;
 
-/// What `tests/vm/init` prints first.
+/// The first line that `tests/vm/init` prints.
 const STARTED: &str = "vm: started";
-/// What the kernel is told. Without tests of its ciphers: under emulation one of them has hung at boot, for ever. Without
-/// random addresses: QEMU translates a program once for each address that it lies at, which takes a third of a second a process.
+/// Arguments for every kernel. `cryptomgr.notests`: under emulation a test of a cipher has hung at boot, for ever. `norandmaps`:
+/// QEMU translates a program anew for each address that it lies at, which takes a third of a second for each process.
 const APPEND: &str = "quiet panic=-1 mitigations=off cryptomgr.notests norandmaps";
-/// How much longer than its processor time a machine may take. One that hangs still counts its clock, and so is not idle.
+/// A machine may take this many times its processor time by the clock. A machine that hangs still serves its timer, so it is
+/// never idle.
 const WALL: u64 = 10;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
-/// The library's tests, and what the program is made of: so cargo gives all that these depend on the features that both
-/// want, and compiles it once.
+/// The packages of the library's tests and of the program. Cargo then selects one set of features for the dependencies of both,
+/// and compiles them once.
 const CROSS: &str = "-p pagemill-core -p pagemill-os -p pagemill -p pagemill-nvme";
-/// The features of the program that take no C compiler.
+/// The features of the program that need no C compiler.
 const CROSS_PROGRAM: &str = "--no-default-features --features nvme";
 
 impl Arch {
-    /// QEMU for it, with the options that every machine has.
+    /// QEMU for this processor, and the options of every machine.
     fn qemu(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::X86_64 => ("qemu-system-x86_64", &["-machine", "q35", "-cpu", "max"]),
-            // QEMU's own way to authenticate pointers: the architecture's takes most of the time.
+            // QEMU's own pointer authentication. The architecture's would take most of the time.
             Self::Aarch64 => ("qemu-system-aarch64", &["-machine", "virt", "-cpu", "max,pauth-impdef=on"]),
         }
     }
@@ -47,7 +48,7 @@ impl Arch {
     }
 }
 
-/// Runs the script in a machine of its own.
+/// Runs a script in a machine of its own.
 pub(super) fn run(shell: &Shell, script: &Script) -> Result<Tally> {
     let kernel = Kernel::fetch(shell, script.arch, script.head("kernel-package").first().map(String::as_str))?;
     let root = shell.own_target("vm").join(&script.name);
@@ -61,14 +62,14 @@ pub(super) fn run(shell: &Shell, script: &Script) -> Result<Tally> {
     let mut ran = start()?;
     let mut times = "";
     if !ran.text.contains(STARTED) {
-        // A kernel that hangs as it boots, which emulated ones do at times, has run nothing of ours.
+        // An emulated kernel sometimes hangs at boot, before it starts our program.
         ran = start()?;
         times = ", at the second start: the first time the kernel did not come to our program";
     }
     judge(script, &ran, times, shell.filter.is_some())
 }
 
-/// `is_part`: only some tests were asked for, of which this machine may have none.
+/// `is_part`: a filter selects tests, of which this machine may have none.
 fn judge(script: &Script, ran: &Ran, times: &str, is_part: bool) -> Result<Tally> {
     let text = ran.text.replace('\r', "");
     let mut tally = found::read(&text);
@@ -86,7 +87,7 @@ fn judge(script: &Script, ran: &Ran, times: &str, is_part: bool) -> Result<Tally
     Ok(tally)
 }
 
-/// Makes the root file system in a folder.
+/// Fills a folder with the machine's root file system.
 fn fill(shell: &Shell, script: &Script, root: &Path) -> Result<()> {
     if root.exists() {
         fs::remove_dir_all(root)?;
@@ -148,25 +149,25 @@ fn start(shell: &Shell, script: &Script, kernel: &Kernel, root: &Path, initrd: &
     qemu.limit(limit).run(&format!("vm-{}", script.name))
 }
 
-/// Makes an empty image, and says what QEMU is told of it. Nothing of it is kept from one run to the next.
+/// Makes an empty image, and returns QEMU's argument for it. Each run starts with an empty image.
 fn disk(root: &Path, named: &str) -> Result<String> {
     let (name, rest) = named.split_once('=').context("disks are named NAME=SIZE[,OPTION …]")?;
     let (size, options) = rest.split_once(',').map_or((rest, String::new()), |(size, rest)| (size, format!(",{rest}")));
     let mib: u64 = size.strip_suffix('M').and_then(|mib| mib.parse().ok()).context("a disk's size is a number of M")?;
     let image = root.with_extension(format!("{name}.img"));
     fs::File::create(&image)?.set_len(mib << 20)?;
-    // A comma in the path would end it.
+    // QEMU reads two commas as one that does not end the path.
     let path = image.display().to_string().replace(',', ",,");
     Ok(format!("file={path},if=none,format=raw,id={name}{options}"))
 }
 
-/// Copies a program to where it is to be.
+/// Copies a program and makes it executable.
 fn put(program: &Path, to: &Path) -> Result<()> {
     fs::copy(program, to).with_context(|| program.display().to_string())?;
     Ok(fs::set_permissions(to, fs::Permissions::from_mode(0o755))?)
 }
 
-/// Copies what cargo built: with this machine's libraries, or to where another processor's are.
+/// Copies a program that cargo built, for this machine's processor with the libraries that it is linked to.
 fn put_built(arch: Arch, program: &Path, root: &Path, to: &str) -> Result<()> {
     match arch {
         Arch::X86_64 => put_linked(program, root, to),
@@ -174,7 +175,7 @@ fn put_built(arch: Arch, program: &Path, root: &Path, to: &str) -> Result<()> {
     }
 }
 
-/// Copies a program, with the libraries that it is linked to, to where it finds them.
+/// Copies a program, and the libraries that it is linked to, to the places where it looks for them.
 fn put_linked(program: &Path, root: &Path, to: &str) -> Result<()> {
     put(program, &root.join(to))?;
     let listed = Command::new("ldd").arg(program).output()?;
@@ -189,10 +190,10 @@ fn put_linked(program: &Path, root: &Path, to: &str) -> Result<()> {
     Ok(())
 }
 
-/// Copies the shell, and the libraries that Rust's programs are linked to, all into one folder.
+/// Copies the shell, and the libraries that Rust's programs are linked to.
 fn put_userland(userland: &Path, root: &Path) -> Result<()> {
     let find = |name: &str| {
-        // Debian moves them below /usr.
+        // Debian is moving the files below /usr.
         let folders =
             ["bin", "lib", "lib/aarch64-linux-gnu"].iter().flat_map(|it| [it.to_string(), format!("usr/{it}")]);
         let place = folders.map(|folder| userland.join(folder).join(name)).find(|path| path.exists());
@@ -213,15 +214,15 @@ fn which(program: &str) -> Result<PathBuf> {
     found.with_context(|| format!("there is no program {program} here; install the Debian package that has it"))
 }
 
-/// A cargo command for the other processor. Without assertions, as what runs in machines with this one: emulated, they would
-/// take much of the time that a test or a child of stress may take. And with little optimisation and no lines for backtraces:
-/// there is less to compile, to pack and to unpack.
+/// A cargo command for aarch64. Without assertions, as on x86-64 in virtual machines: under emulation they would use up the time
+/// of a test or a child of stress. With little optimisation and no lines for backtraces, which makes less to compile, pack and
+/// unpack.
 fn cross<'a>(shell: &'a Shell, args: &str) -> Cmd<'a> {
     let cargo = lightly(shell, &format!("{args} --target {TARGET}"));
     cargo.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
 }
 
-/// Builds the programs with tests: on this processor the same that `test-release` builds.
+/// Builds the test programs. On x86-64 they are those that `test-release` builds.
 fn test_programs(shell: &Shell, arch: Arch) -> Result<Vec<suites::Program>> {
     let cargo = match arch {
         Arch::X86_64 => shell.cargo(&format!("test --locked {OPTIMISED} --lib --tests")).limit(BUILD_LIMIT),
@@ -230,7 +231,7 @@ fn test_programs(shell: &Shell, arch: Arch) -> Result<Vec<suites::Program>> {
     Ok(suites::build(cargo, "vm-build-tests")?.tests)
 }
 
-/// Builds the program `pagemill`; for another processor without what takes its C compiler.
+/// Builds the program `pagemill`. For aarch64 it leaves out the features that need a C compiler.
 fn program(shell: &Shell, arch: Arch, package: &str) -> Result<PathBuf> {
     let build = format!("build --locked --release -p {package}");
     let (cargo, folder) = match arch {
@@ -245,7 +246,7 @@ fn program(shell: &Shell, arch: Arch, package: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The modules and what they need, in the order in which they can be loaded.
+/// Copies the modules and those that they need, and writes down the order in which they can be loaded.
 fn modules(shell: &Shell, kernel: &Kernel, root: &Path, names: &[String]) -> Result<()> {
     let mut order = Vec::new();
     for name in names {
@@ -253,7 +254,7 @@ fn modules(shell: &Shell, kernel: &Kernel, root: &Path, names: &[String]) -> Res
         modprobe.args(["-S".as_ref(), kernel.version.as_ref(), "-d".as_ref(), kernel.root.as_os_str()]);
         let ran = modprobe.arg("--show-depends").arg(name).run("vm-modules")?.expect_ok()?;
         for path in ran.text.lines().filter_map(|line| line.strip_prefix("insmod ")) {
-            // Behind the file's name come options of this machine's, which the other does not need.
+            // Options behind the file's name belong to this machine.
             let (folder, file) = path.trim().rsplit_once('/').context("a module is a file")?;
             let file = file.split_whitespace().next().unwrap_or_default().to_owned();
             let path = Path::new(folder).join(&file);

@@ -1,8 +1,8 @@
-//! Packages of Debian that are downloaded and unpacked, not installed: kernels, and what programs for another processor
-//! are linked to. They stay in cargo's target directory, so that a second run needs no network.
+//! Debian packages that are downloaded and unpacked, not installed: kernels, and the libraries of programs for another processor.
+//! They stay in cargo's target directory, so that a second run needs no network.
 //!
-//! apt reads the machine's own sources, but keeps lists of its own here: the machine's configuration stays as it is (no
-//! `dpkg --add-architecture`, which every other user of apt would notice), and no right of root's is needed.
+//! apt reads the machine's sources, but keeps separate lists here. So the machine's configuration does not change (`dpkg
+//! --add-architecture` would affect every use of apt), and root is not needed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::Arch;
 use crate::shell::{Cmd, Shell};
 
 impl Arch {
-    /// How Debian calls it.
+    /// Debian's name for it.
     fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -24,13 +24,13 @@ impl Arch {
 
 /// A kernel with its modules, unpacked.
 pub(super) struct Kernel {
-    /// The root that it would be installed in.
+    /// The folder that stands for `/`.
     pub(super) root: PathBuf,
     pub(super) version: String,
 }
 
 impl Kernel {
-    /// The kernel that `package` depends on; without one, the release's ordinary one.
+    /// The kernel that `package` depends on, or else the release's ordinary one.
     pub(super) fn fetch(shell: &Shell, arch: Arch, package: Option<&str>) -> Result<Self> {
         let ordinary = format!("linux-image-{}", arch.debian());
         let package = package.unwrap_or(&ordinary);
@@ -56,13 +56,13 @@ fn version(root: &Path) -> Result<String> {
     Ok(modules.file_name().to_string_lossy().into_owned())
 }
 
-/// What programs for `arch` need to run: a shell with its commands, and the C library.
+/// The shell with its commands, and the C library, for `arch`.
 pub(super) fn userland(shell: &Shell, arch: Arch) -> Result<PathBuf> {
     let name = format!("userland-{}", arch.debian());
     unpacked(shell, arch, &name, |apt, folder| apt.unpack(&["busybox-static", "libc6", "libgcc-s1"], folder))
 }
 
-/// The folder of this name. `fill` fills it, unless that was done before; it appears only once it is complete.
+/// The folder of this name. If it does not exist, `fill` fills it; it appears under its name only once it is complete.
 fn unpacked(
     shell: &Shell,
     arch: Arch,
@@ -85,7 +85,7 @@ fn unpacked(
     Ok(folder)
 }
 
-/// apt with lists of its own.
+/// apt with separate lists.
 struct Apt<'a> {
     shell: &'a Shell,
     arch: &'static str,

@@ -1,4 +1,4 @@
-//! Reads what a machine printed.
+//! Reads a machine's output.
 //!
 //! `tests/vm/bin/check` writes a block for each check, in one piece, so that two at a time do not mix:
 //! ```text
@@ -6,14 +6,14 @@
 //! what it printed
 //! vm: end 0 pagemill misuse::a_test
 //! ```
-//! and says how many there will be of a package, as `tests/vm/bin/tests` does for all of its tests: a line that the kernel wrote into is not a test that
-//! nobody misses.
+//! and before them the number of a package's checks, as `tests/vm/bin/tests` does for all its tests. So if the kernel writes into
+//! a line, the test of that line is missed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tally::{self, Tally};
 
-/// What the blocks in `text` say. Failures and skips are called `PACKAGE/TEST`.
+/// The outcome that the blocks in `text` report. Failures and skips are named `PACKAGE/TEST`.
 pub(super) fn read(text: &str) -> Tally {
     let mut tally = Tally::default();
     let (mut wanted, mut seen) = (BTreeMap::<&str, usize>::new(), BTreeMap::<&str, usize>::new());
@@ -36,7 +36,9 @@ pub(super) fn read(text: &str) -> Tally {
             if !wanted.contains_key(package) {
                 tally.fail("", format!("nobody said that {package} would be checked"));
             }
-            tally.add(one(&format!("{package}/{name}"), code, &lines.join("\n"), are_tests.contains(package)));
+            let failed = (code != "0").then(|| how_it_ended(code));
+            let is_test = are_tests.contains(package);
+            tally.add(tally::of_one(&format!("{package}/{name}"), failed, &lines.join("\n"), is_test));
         } else if let Some((_, lines)) = &mut block {
             lines.push(line);
         }
@@ -50,27 +52,7 @@ pub(super) fn read(text: &str) -> Tally {
     tally
 }
 
-/// What one check says of itself.
-fn one(name: &str, code: &str, said: &str, is_test: bool) -> Tally {
-    const LINES: usize = 40;
-    let mut tally = tally::of_tests("", said);
-    if code == "0" && is_test && tally.passed + tally.skips.len() != 1 {
-        return Tally::failure(name, format!("one test was to run, and {} passed", tally.passed));
-    }
-    if code == "0" {
-        if tally.skips.is_empty() {
-            return Tally { passed: 1, ..Tally::default() };
-        }
-        tally.skips.truncate(1);
-        tally.skips.iter_mut().for_each(|skip| name.clone_into(&mut skip.name));
-        return Tally { skips: tally.skips, ..Tally::default() };
-    }
-    let failed = tally::said_by_failures(said);
-    let failed = if failed.is_empty() { tally::last_lines(said, LINES) } else { failed };
-    Tally::failure(name, format!("{}\n{failed}", how_it_ended(code)))
-}
-
-/// A shell says 128 and the signal's number; `timeout` says 143 or 137 for its SIGTERM or SIGKILL.
+/// For a process that a signal ended, a shell prints 128 and the signal's number; `timeout` ends one by SIGTERM, 143.
 fn how_it_ended(code: &str) -> String {
     match code {
         "143" => "ran out of time".to_owned(),
@@ -94,7 +76,7 @@ mod tests {
     const KILLED: &str = "vm: begin pagemill a::dies\nrunning 1 test\nvm: end 139 pagemill a::dies\n";
 
     #[test]
-    fn tests_pass_are_skipped_fail_or_die() {
+    fn blocks_tell_tests_that_pass_are_skipped_fail_or_are_killed() {
         let tally = read(&format!("vm: tests 4 of pagemill\n{PASSED}{SKIPPED}some noise\n{FAILED}{KILLED}"));
         assert_eq!(tally.passed, 1);
         assert_eq!(tally.skips, [Skip { name: "pagemill/a::numa".to_owned(), reason: "one node".to_owned() }]);
@@ -105,17 +87,17 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_says_nothing_is_missed() {
+    fn a_test_without_a_block_is_a_failure() {
         let tally = read(&format!("vm: tests 1 of pagemill\nvm: tests 1 of pagemill\n{PASSED}"));
         assert_eq!((tally.passed, tally.failures.len()), (1, 1));
         assert!(tally.failures[0].why.contains("2 checks here, and 1 of them"), "{:?}", tally.failures);
-        // A line that something else was written into begins no block, and ends none.
+        // A line into which the kernel wrote begins no block, and ends none.
         let tally = read(&format!("vm: tests 1 of pagemill\n[  1.0] {PASSED}"));
         assert_eq!((tally.passed, tally.failures.len()), (0, 1));
     }
 
     #[test]
-    fn a_check_that_is_no_test_passes_or_fails() {
+    fn a_check_that_is_no_test_passes_or_fails_by_its_exit_code() {
         let tally = read(
             "vm: checks 1 of pagemill-cli\nvm: begin pagemill-cli stress-rseq\n5 s, nothing found\nvm: end 0 pagemill-cli stress-rseq\n",
         );
@@ -129,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_ends_well_without_running_its_test_has_failed() {
+    fn a_test_program_that_runs_no_test_has_failed() {
         let tally =
             read("vm: tests 1 of pagemill\nvm: begin pagemill a::b\nrunning 0 tests\nvm: end 0 pagemill a::b\n");
         assert_eq!((tally.passed, tally.failures.len()), (0, 1));

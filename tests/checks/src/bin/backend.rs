@@ -1,5 +1,5 @@
-//! Says which list backend `PAGEMILL_BACKEND`, or the self-test, leads to here. Ends with 3
-//! where the one that is asked for cannot be had, and says why.
+//! Prints the list backend that `PAGEMILL_BACKEND`, or else the self-test, selects on this machine. If the machine does not
+//! have the selected backend, prints why and ends with 3.
 
 use std::process::ExitCode;
 
