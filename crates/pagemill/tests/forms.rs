@@ -386,7 +386,7 @@ fn runs_of_any_length_are_freed_in_bulk() {
 /// An array with blocks of several orders, pages and holes, of two allocators, in no order.
 #[test]
 fn blocks_of_mixed_orders_are_freed_in_bulk() {
-    for (one, other) in allocators(8192).zip(allocators(8192)) {
+    for (one, other) in allocators(8192).into_iter().zip(allocators(8192)) {
         let mut slots: Vec<Option<Block>> = Vec::new();
         for (i, order) in [1, 6, 0, 3, 8, 1, 1, 7, 9, 6, 6, 0, 0, 2, 10].into_iter().cycle().take(60).enumerate() {
             let from = if i % 7 < 4 { &one } else { &other };

@@ -20,30 +20,34 @@ fn portable(pages: usize) -> Option<Allocator> {
 }
 
 fn rseq(pages: usize) -> Option<Allocator> {
-    match pagemill::self_test() {
-        Ok(()) => Some(Allocator::builder().pages(pages).huge_pages(false).backend(Backend::Rseq).build().unwrap()),
-        Err(why) => {
-            eprintln!("skipped: the rseq backend ({why})");
-            None
-        }
+    if let Err(why) = pagemill::self_test() {
+        eprintln!("skipped: the rseq backend ({why})");
+        return None;
     }
+    Some(Allocator::builder().pages(pages).huge_pages(false).backend(Backend::Rseq).build().unwrap())
 }
 
-fn raw() -> impl Strategy<Value = Raw> {
+pub(crate) fn raw() -> impl Strategy<Value = Raw> {
     any::<(u8, u32, u32, u32, u32)>().prop_map(|(kind, a, b, c, d)| Raw { kind, a, b, c, d })
 }
 
 /// The bits of [`Raw::a`] that say the mobility.
-const MOBILITY: u32 = 7 << 3;
+pub(crate) const MOBILITY: u32 = 7 << 3;
+
+/// Does `ops` in a world.
+pub(crate) fn apply(world: &mut World, ops: &[Raw], mask: u32) -> Result<(), TestCaseError> {
+    for (i, &raw) in ops.iter().enumerate() {
+        let op = Op::decode(Raw { a: raw.a & mask, ..raw });
+        world.apply(op).map_err(|failure| TestCaseError::fail(format!("operation {i}, {op:?}: {failure}")))?;
+    }
+    Ok(())
+}
 
 /// Does `ops` with an allocator of its own, and then gives everything back.
 fn live(allocator: Allocator, ops: &[Raw], mask: u32) -> Result<(), TestCaseError> {
     set_fake_cpu(0);
     let mut world = World::alone(allocator.clone(), set_fake_cpu);
-    for (i, &raw) in ops.iter().enumerate() {
-        let op = Op::decode(Raw { a: raw.a & mask, ..raw });
-        world.apply(op).map_err(|failure| TestCaseError::fail(format!("operation {i}, {op:?}: {failure}")))?;
-    }
+    apply(&mut world, ops, mask)?;
     world.finish().map_err(|failure| TestCaseError::fail(format!("at the end: {failure}")))?;
     allocator.close().map_err(|still_out| TestCaseError::fail(still_out.to_string()))
 }
@@ -58,7 +62,7 @@ fn scaled(usual: u32) -> u32 {
 }
 
 /// What a test tries that usually has so many cases, and where its failures are kept.
-pub(crate) fn config(cases: u32, failures: &'static str) -> ProptestConfig {
+fn config(cases: u32, failures: &'static str) -> ProptestConfig {
     ProptestConfig {
         cases: scaled(cases),
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(failures))),
@@ -66,17 +70,23 @@ pub(crate) fn config(cases: u32, failures: &'static str) -> ProptestConfig {
     }
 }
 
-fn check(cases: u32, sizes: &'static [usize], build: fn(usize) -> Option<Allocator>, mask: u32) {
-    let strategy = (proptest::sample::select(sizes), proptest::collection::vec(raw(), 1..120));
-    let outcome = TestRunner::new(config(cases, "proptest-regressions/model.txt")).run(&strategy, |(pages, ops)| {
-        match build(pages) {
-            Some(allocator) => live(allocator, &ops, mask),
-            None => Ok(()),
-        }
-    });
-    if let Err(failure) = outcome {
+/// Tries a test that usually has so many cases, and keeps its failures in that file.
+pub(crate) fn run<S: Strategy>(
+    cases: u32,
+    failures: &'static str,
+    strategy: S,
+    test: impl Fn(S::Value) -> Result<(), TestCaseError>,
+) {
+    if let Err(failure) = TestRunner::new(config(cases, failures)).run(&strategy, test) {
         panic!("{failure}");
     }
+}
+
+fn check(cases: u32, sizes: &'static [usize], build: fn(usize) -> Option<Allocator>, mask: u32) {
+    let strategy = (proptest::sample::select(sizes), proptest::collection::vec(raw(), 1..120));
+    run(cases, "proptest-regressions/model.txt", strategy, |(pages, ops)| {
+        build(pages).map_or(Ok(()), |allocator| live(allocator, &ops, mask))
+    });
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //!
 //! Timer signals hit a thread that does nothing else than allocate and free, so that many arrive inside of sections
 //! and between them. Under restartable sequences the sections that were sent back are counted.
-use crate::common::PATIENCE;
+use crate::common::{PATIENCE, allocators, close_all_back, is_stamped, stamp};
 use pagemill::{Allocator, Backend, Bulk, Error, Gfp, Page, PageList, free_pages_bulk};
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
@@ -40,15 +40,12 @@ fn expect(holds: bool, line: u32) {
 
 /// Writes to a page, sees that nobody else does, and that errno was left alone.
 fn use_page(page: &mut Page) {
-    let mark = page.addr().to_ne_bytes();
-    page[..8].copy_from_slice(&mark);
-    page[4088..].copy_from_slice(&mark);
+    stamp(page, 0);
     HANDED_OUT.fetch_add(1, Relaxed);
 }
 
 fn is_intact(page: &Page) -> bool {
-    let mark = page.addr().to_ne_bytes();
-    page[..8] == mark && page[4088..] == mark
+    is_stamped(page, 0)
 }
 
 extern "C" fn handler(_signal: i32) {
@@ -178,10 +175,9 @@ fn interrupted(allocator: &Allocator, turns: u64, kept: &mut Vec<Page>) {
 }
 
 /// Interrupts a thread until enough signals were handled, some of them inside of sections.
-fn storm(backend: Backend) {
+fn storm(allocator: Allocator) {
     const SIGNALS: u64 = 10_000;
-    const PAGES: usize = 2048;
-    let allocator = Allocator::builder().pages(PAGES).backend(backend).build().unwrap();
+    let backend = allocator.backend();
     let (restarts, started) = (pagemill::restarts(), Instant::now());
     HANDLED.store(0, SeqCst);
     HANDED_OUT.store(0, SeqCst);
@@ -210,24 +206,11 @@ fn storm(backend: Backend) {
     assert_eq!(allocator.validate().unwrap().handed_out, owned.len(), "a page is lost");
     free_pages_bulk(of_handler);
     drop(kept);
-    allocator.drain();
-    let stats = allocator.stats();
-    assert_eq!((allocator.validate().unwrap().free, stats.misused, stats.quarantined), (PAGES, 0, 0));
-    assert_eq!(stats.allocated, stats.freed);
-    allocator.close().unwrap();
+    close_all_back(allocator);
 }
 
 #[test]
-fn signals_inside_restartable_sequences() {
+fn signal_handlers_allocate_and_free_wherever_they_interrupt() {
     own_process!();
-    match pagemill::self_test() {
-        Ok(()) => storm(Backend::Rseq),
-        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
-    }
-}
-
-#[test]
-fn signals_inside_portable_lists() {
-    own_process!();
-    storm(Backend::Portable);
+    allocators(2048).into_iter().for_each(storm);
 }

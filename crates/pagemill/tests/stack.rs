@@ -2,7 +2,7 @@
 //!
 //! Measured: each call is made by a handler on a stack that was painted before; how far down the paint is gone, less what a
 //! handler that does nothing needs there (the system's frame), is what the call took.
-use crate::common::backends;
+use crate::common::{arena, backends, stay_here};
 use pagemill::{Allocator, Bulk, Gfp, Page, PageList, free_pages_bulk};
 use std::cell::UnsafeCell;
 use std::mem::zeroed;
@@ -87,16 +87,6 @@ enum Lists {
     Full,
 }
 
-/// Keeps this thread on the CPU that it is on, whose lists it fills.
-fn stay() {
-    // SAFETY: zero is a valid, empty set; the call reads it.
-    unsafe {
-        let mut set: libc::cpu_set_t = zeroed();
-        libc::CPU_SET(libc::sched_getcpu() as usize, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set), 0);
-    }
-}
-
 /// Gives the handler pages to free, in no order.
 fn keep(pages: Vec<Page>, in_list: bool) {
     // SAFETY: no handler runs.
@@ -133,12 +123,13 @@ fn calls_in_a_signal_handler_stay_within_the_documented_stack() {
         ("an array freed", MANY, |_, have| _ = free_pages_bulk(&mut have.pages)),
         ("a list freed", MANY, |_, have| _ = have.list.clear()),
     ];
-    stay();
+    // On one CPU, whose lists it fills.
+    stay_here();
     let mut too_much = Vec::new();
     for backend in backends() {
         for (lists, pages) in [(Lists::Empty, 4096), (Lists::Some, 4096), (Lists::Full, 4096), (Lists::Empty, 70)] {
             for (what, limit, call) in calls {
-                let allocator = Allocator::builder().pages(pages).backend(backend).build().unwrap();
+                let allocator = arena(pages).backend(backend).build().unwrap();
                 let take =
                     |n: usize| (0..n).map_while(|_| allocator.alloc_page(Gfp::NOWAIT).ok()).collect::<Vec<Page>>();
                 let (some, mut others) = (take(64), take(1500));
