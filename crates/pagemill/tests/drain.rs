@@ -116,7 +116,7 @@ fn lists_hold_at_most_an_eighth_of_a_small_zone() {
         let on_lists = listed - in_depots;
         assert!((1..=(pages / 8).max(CPUS)).contains(&on_lists), "{on_lists} of {pages} pages are on lists");
         assert!(in_depots <= pages / 16, "{in_depots} of {pages} pages are in depots");
-        // Who may not drain still gets all the rest; who may gets everything.
+        // A request that may not drain still gets all other pages; one that may gets everything.
         go_to(0);
         let mut list = PageList::new();
         let got = allocator.alloc_pages_bulk_list(Bulk::up_to(pages).gfp(Gfp::NOWAIT), &mut list).unwrap().blocks;

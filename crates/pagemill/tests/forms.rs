@@ -92,7 +92,7 @@ fn empty_requests_and_full_arrays_change_nothing() {
         let full = allocator.alloc_pages_bulk_array(Bulk::exact(4), &mut slots).unwrap();
         assert_eq!((full.added, full.occupied, full.first_hole), (0, 4, 4));
         assert_eq!(allocator.stats(), before);
-        // What cannot be asked for is refused, whether or not anything is missing.
+        // An invalid request is refused, whether or not a slot is empty.
         for n in 1..=4 {
             let refused = allocator.alloc_pages_bulk_array(Bulk::up_to(n).gfp(Gfp::NOWAIT | Gfp::NOFAIL), &mut slots);
             assert!(
@@ -339,7 +339,7 @@ fn a_fresh_array_grows_by_the_pages_delivered() {
                 slots.truncate(1);
             }
         }
-        // More than there is: nothing, or what there is; also where no array could be made for all of it.
+        // More than the allocator has: nothing, or all pages; also for a count that no array could hold.
         for most in [1025, Bulk::COUNT_MAX] {
             assert!(allocator.alloc_pages_bulk_array_fresh(Bulk::at_least(1025, most), &mut slots).is_err());
             assert_eq!(slots.len(), 1);
@@ -549,14 +549,14 @@ fn injected_faults_are_reported_as_faults() {
     let missing = 512 - first.blocks;
     assert!(first.blocks > 0);
     assert_eq!(first.shortfall, Some(Shortfall { missing, why: Why::Fault }));
-    // Others get what is left. When nothing is, that is why.
+    // Other kinds of request get the rest. When nothing is left, that is the reason given.
     assert_eq!(allocator.alloc_pages_bulk_list(Bulk::up_to(missing), &mut list).unwrap().shortfall, None);
     let refused = |gfp| allocator.alloc_page(gfp).unwrap_err();
     let exhausted = Error::Exhausted(Exhausted { wanted: 1, got: 0, order: 0, why: Why::Exhausted });
     assert_eq!((refused(Gfp::NOWAIT), refused(Gfp::KERNEL)), (exhausted, exhausted));
 }
 
-/// Runs are served from a list whose frames follow each other: what small arrays took and gave back does not end that.
+/// Runs are served from a list whose frames follow each other: small arrays that were taken and freed do not end that.
 #[test]
 fn small_arrays_leave_the_list_in_order() {
     let allocator = one_cpu(Memory::anonymous(4096));

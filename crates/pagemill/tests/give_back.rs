@@ -1,5 +1,5 @@
 //! Memory that goes back to the system, at once, in part and by age, and that is committed ahead; also while others work.
-//! What the system says of it counts, not what the allocator believes.
+//! The system's figures count, not the allocator's.
 
 use crate::common::{
     FORMS, Over, PATIENCE, Rng, all_without_waiting, allocator, are_resident, assert_all_back, assert_distinct,
@@ -95,7 +95,7 @@ fn free_parts_of_a_used_pageblock_are_given_back() {
         let kept = keep_one_of_each_pageblock(&allocator, &range, PAGES);
         assert_eq!(kept.len(), PAGES / 512);
         let is_kept = |resident: &[bool]| resident.iter().enumerate().all(|(at, &is)| is == (at % 512 == 200));
-        // Little by little, each time what is left.
+        // A hundred pages at a time.
         for so_far in (100..=700).step_by(100) {
             let given = allocator.give_back_at_most(PageCount::new(100)).get();
             assert_eq!((given, resident_pages(&range)), (100, PAGES - so_far));
@@ -105,7 +105,7 @@ fn free_parts_of_a_used_pageblock_are_given_back() {
         assert!(is_kept(&are_resident(&range)));
         assert_eq!(allocator.give_back().get(), 0, "it is gone");
         assert!(kept.iter().all(|page| is_all(&page[..], 9)));
-        // What is taken again is zero.
+        // Pages taken again are zero.
         let mut zeroed = all_without_waiting(&allocator, Gfp::KERNEL | Gfp::ZERO);
         assert_eq!(zeroed.len(), PAGES - kept.len());
         assert!(zeroed.iter().all(|page| is_all(&page[..], 0)));
@@ -199,7 +199,7 @@ fn idle_pageblocks_are_given_back() {
         assert_eq!((at(18), at(23), resident_pages(&range)), (0, 0, 512));
         assert_eq!((at(27), resident_pages(&range)), (512, 0));
         assert_eq!(at(1000), 0, "it is gone");
-        // What is in use stays.
+        // Pages in use stay.
         let mut pages = take(&allocator, 600);
         assert!(pages.iter().any(|page| page.addr() >> 21 == used) || pages.len() == 600);
         pages.iter_mut().for_each(|page| page[0] = 1);
@@ -259,7 +259,7 @@ fn populated_pages_are_resident_in_every_form() {
         assert_eq!(resident(&array) - before, with_neighbours(slots[1..].iter().flatten().map(Page::addr), 0));
         assert_distinct(slots.iter().flatten());
 
-        // A callback that unwinds: what it was not given goes back.
+        // A callback that unwinds: pages that it was not given go back.
         let (callback, calls) = (new(), AtomicUsize::new(0));
         let each = |page: Page| {
             assert_eq!(page[77], 0);
@@ -311,7 +311,7 @@ fn populate_commits_all_nodes_and_reports_progress() {
     assert_eq!((pages[7][5], pages[NODE + 7][5]), (7, 8), "contents stay");
     drop(pages);
     assert_eq!(allocator.give_back().get(), 2 * NODE);
-    // What nobody had goes back as well, once it was populated.
+    // Pages that were populated and never handed out go back as well.
     allocator.populate(|_| ControlFlow::Continue(())).unwrap();
     assert_eq!((allocator.give_back().get(), allocator.give_back().get()), (2 * NODE, 0));
     assert_all_back(&allocator);
@@ -446,7 +446,7 @@ fn all_free_pages_of_a_retired_arena_are_given_back() {
             assert_eq!(allocator.retire(arena.id).unwrap().get(), out);
             assert!(is_only_theirs(&pages));
             assert!(pages.iter().all(|page| page[0] == 1));
-            // What comes back goes past the lists, and to the system with the next call or in time.
+            // Pages that are freed bypass the lists, and go to the system with the next call or in time.
             pages.truncate(out / 2);
             assert_eq!(allocator.stats().drains, drains);
             assert!(!is_only_theirs(&pages));
@@ -466,7 +466,7 @@ fn all_free_pages_of_a_retired_arena_are_given_back() {
     }
 }
 
-/// As on a system with pages of 16 KiB, which takes back whole ones, and so what lies beside a page of 4 KiB.
+/// As on a system with pages of 16 KiB, which takes back whole ones, and so the neighbours of a page of 4 KiB.
 #[test]
 fn larger_system_pages_with_a_used_page_are_not_given_back() {
     own_process!();

@@ -1,4 +1,4 @@
-//! `validate` of an allocator that is in use (C10.2 is for rest): it says what does not fit, and does not panic.
+//! `validate` of an allocator that is in use (C10.2 is for rest): it returns the misfit, and does not panic.
 use crate::common::{Over, allocator, allocators, assert_all_back, until};
 use pagemill::{Bulk, Gfp, Misfit, Page, PageList};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -1,4 +1,4 @@
-//! C4.3 and C3.1: what a CPU's list moves and holds adapts, and begins anew when it is drained; what is as large as what
+//! C4.3 and C3.1: the batch and the limit of a CPU's list adapt, and begin anew when it is drained; requests as large as what
 //! would be moved goes past it, in both directions. One CPU that is not there, so that every page is accounted for.
 use crate::common::{array, bulk, close_all_back, one_cpu, singles};
 use pagemill::{Allocator, Bulk, CpuId, Gfp, Memory, Page, PageList, Run, Stats, free_pages_bulk};
@@ -19,7 +19,7 @@ fn pages_from_the_zone(allocator: &Allocator, n: usize) -> Vec<Page> {
     pages
 }
 
-/// What a trip to the zone brings a list that is empty, the page included that it was made for.
+/// The pages that a trip to the zone brings to an empty list, the requested one included.
 fn batch(allocator: &Allocator) -> u64 {
     assert_eq!(allocator.stats().listed, 0);
     drop(allocator.alloc_page(Gfp::KERNEL).unwrap());

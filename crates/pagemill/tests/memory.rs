@@ -1,4 +1,4 @@
-//! Kinds of memory, growing and shrinking, and giving memory back: what the system says of it counts, not what the
+//! Kinds of memory, growing and shrinking, and giving memory back: the system's figures count, not those of the
 //! allocator believes (C2.2, C10.2).
 use crate::common::{
     allocator, arena, assert_all_back, bulk, close_all_back, in_child, is_all, is_stamped, map, mappings, range_of,
@@ -48,7 +48,7 @@ fn dirty(pages: &mut [Page]) {
     pages.iter_mut().for_each(|page| stamp(page, 0));
 }
 
-/// What is resident falls when memory is given back, and what was given back reads zero.
+/// Resident memory falls when it is given back, and reads zero afterwards.
 fn gives_back(memory: Memory, huge_pages: bool) {
     const PAGES: usize = 8192;
     let allocator = Allocator::builder().memory(memory).huge_pages(huge_pages).build().unwrap();
@@ -170,7 +170,7 @@ fn memory_brought_again_belongs_to_its_new_allocator_on_every_thread() {
         drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
         assert_eq!(allocator.validate().unwrap().handed_out, 0);
         allocator.close().unwrap();
-        // It has what the system and the heap took back, which the next one would have in the same places.
+        // It takes the places that the system and the heap got back, which the next one would take.
         between.push(Allocator::builder().pages(512).build().unwrap());
     }
     drop(send);

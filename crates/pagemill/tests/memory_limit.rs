@@ -48,7 +48,7 @@ impl Group {
         Ok(group)
     }
 
-    /// What became of a child in this group: the status that `waitpid` gives.
+    /// The status of a child in this group, as `waitpid` gives it.
     fn run(&self, work: impl FnOnce()) -> i32 {
         status_of_child("is in a control group", || {
             write(self.0.join("cgroup.procs"), std::process::id().to_string()).unwrap();
@@ -146,7 +146,7 @@ fn an_arena_within_the_limit_can_be_touched_whole() {
         let [BuildError::MemoryLimit { wanted, room }] = allocator.notes()[..] else { panic!() };
         let managed = allocator.managed_pages().get();
         assert!(wanted == PAGES * 4096 && room < LIMIT && managed * 4096 <= room && managed * 4096 > LIMIT / 2);
-        // What is promised to the first is not promised again.
+        // Room promised to the first is not promised again.
         assert!(matches!(allocator.add_memory(large()), Err(BuildError::MemoryLimit { .. })));
         let small = Allocator::builder().memory(Memory::anonymous(512).within_limit()).build().unwrap();
         assert!(small.notes().is_empty());

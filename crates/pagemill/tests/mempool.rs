@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const RESERVE: usize = 64;
 
-/// A pool whose allocator has nothing left but what the pool keeps.
+/// A pool whose allocator has nothing left but the pool's reserve.
 fn dry_pool() -> (Mempool<pagemill::PageSource<Page>>, PageList) {
     let (_, pool, rest) = dry();
     (pool, rest)
@@ -65,7 +65,7 @@ fn the_allocator_serves_first_and_the_reserve_all_of_the_rest() {
     assert!(pages.iter().all(Option::is_some));
     let stats = pool.stats();
     assert_eq!((stats.out, stats.reserve, stats.from_reserve), (16, RESERVE - 6, 6));
-    // What comes back refills the reserve before anything goes to the allocator (C5.5).
+    // Freed elements refill the reserve before any goes to the allocator (C5.5).
     assert_eq!(pool.free_bulk(&mut pages[..4]), 4);
     assert_eq!(pool.stats().reserve, RESERVE - 2);
     assert_eq!(handed_out(&allocator), RESERVE + 10);
@@ -171,7 +171,7 @@ fn a_wait_ends_when_enough_elements_are_freed() {
         pool.free_bulk(&mut all[..RESERVE / 4]);
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!((pool.stats().waiting, pool.stats().reserve), (1, RESERVE / 4));
-        // Nobody takes from the reserve ahead of it, not even who does not wait.
+        // No request takes from the reserve ahead of it, not even one that does not wait.
         assert!(pool.alloc(Gfp::NOWAIT).is_err());
         assert!(matches!(
             pool.resize(RESERVE / 2 - 1),
@@ -307,7 +307,7 @@ fn a_reserve_does_not_shrink_below_a_waiting_request() {
         until("a waiter", || pool.stats().waiting > 0);
         let refused = pool.resize(19);
         let shrunk = pool.resize(20);
-        // As much as the smaller reserve has, and no less than the request needs. Looked at when nobody waits any more.
+        // As much as the smaller reserve has, and no less than the request needs. Asserted when no request waits any more.
         pool.free_bulk(&mut all[..20]);
         waiting.join().unwrap();
         assert!(
@@ -386,8 +386,9 @@ fn elements_of_another_source_are_refused_by_the_reserve() {
     assert_eq!(handed_out(&allocator), 0);
 }
 
-/// A source that says of every request by how much it was more than it was.
+/// A source that reports wrong counts.
 struct Lies {
+    /// It reports this many more than it made, or fewer.
     by: isize,
     made: AtomicUsize,
     /// The source fills or delivers this many more than it is asked for, or fewer.
@@ -514,7 +515,7 @@ fn threads_that_share_only_the_reserve_all_finish() {
     pool.close().unwrap();
 }
 
-/// Writes a dirty page out through a pool, in the middle of somebody's reclaim, and gives the page back.
+/// Writes a dirty page out through a pool, in the middle of a request's reclaim, and gives the page back.
 struct WritesOut {
     pool: Arc<Mempool<pagemill::PageSource<Page>>>,
     dirty: Mutex<Vec<Page>>,

@@ -1,4 +1,4 @@
-//! C2.4 and C10.1: what comes back and should not is refused, singly and in bulk, with a typed error that says why,
+//! C2.4 and C10.1: wrong frees are refused, singly and in bulk, with a typed error that says why,
 //! and nothing changes. In release builds as in others.
 
 use crate::common::{allocator, allocators, arena, backends, map, one_cpu, status_of_child, stay_here};
@@ -164,7 +164,7 @@ fn foreign_addresses_are_refused() {
     }
 }
 
-/// Also while the place where a thread notes the arena that it met last led there: what is known of a closed arena's frames
+/// Also when a thread's note of the arena that it met last leads to the closed one: the metadata of a closed arena's frames
 /// is mapped no more.
 #[test]
 fn addresses_of_a_closed_allocator_are_foreign() {
@@ -431,7 +431,7 @@ fn pages_of_different_mobility_count_as_no_bulk_free() {
 /// Two threads free one block at the same moment, over and over.
 ///
 /// One of them may be refused at once. If neither is, the frame is on two ways. That is seen when both come back to the zone, or
-/// when it is to be handed out while somebody has it as a raw pointer: of those it never has two, and all frames are accounted
+/// when it is to be handed out while a caller has it as a raw pointer: of those it never has two, and all frames are accounted
 /// for. (Two handles of it are seen with full states alone: ADR 5.)
 #[test]
 fn a_concurrent_double_free_is_detected() {
@@ -476,7 +476,7 @@ fn free_at_once(ptr: *mut u8, of: u8) -> usize {
     })
 }
 
-/// Takes everything there is as raw pointers, each frame once, and gives it back; then what is proved at rest holds.
+/// Takes everything there is as raw pointers, each frame once, and gives it back; then the invariants at rest hold.
 fn take_all(allocator: &Allocator) {
     let managed = allocator.managed_pages().get();
     let mut all: Vec<*mut u8> = Vec::with_capacity(managed);

@@ -81,8 +81,8 @@ fn mixed_pages_go_back_to_their_own_allocators() {
     }
 }
 
-/// Tables for many are made for many: kinds in turns go by the lists, however many pages there are. What has no states knows no
-/// mobility of a page, and so one kind.
+/// Tables for many pages are made for many: alternating mobilities go by the lists, however many pages there are. A build without
+/// states does not know the mobility of a page, and so has one kind.
 #[test]
 fn alternating_mobilities_do_not_bypass_the_lists() {
     let allocator = one_cpu(Memory::anonymous(4096));

@@ -61,7 +61,7 @@ fn scaled(usual: u32) -> u32 {
     }
 }
 
-/// What a test tries that usually has so many cases, and where its failures are kept.
+/// The configuration of a test that usually has so many cases, with the file of its failures.
 fn config(cases: u32, failures: &'static str) -> ProptestConfig {
     ProptestConfig {
         cases: scaled(cases),
@@ -110,7 +110,7 @@ fn large_arenas_agree_with_the_model() {
     check(8, &[LARGE], rseq, !0);
 }
 
-/// Four worlds on one allocator: what each has, nobody else gets.
+/// Four worlds on one allocator: no page has two owners.
 fn share(allocator: Allocator, seed: u64, ops: u32) {
     const THREADS: u32 = 4;
     let ledger = Arc::new(Ledger::new(&allocator));
@@ -131,7 +131,7 @@ fn share(allocator: Allocator, seed: u64, ops: u32) {
         let said = |what| format!("a thread panicked: {what:?}");
         threads.into_iter().filter_map(|thread| thread.join().map_err(said).and_then(|done| done).err()).collect()
     });
-    // Where a frame has two owners, whatever they do with it comes out wrong: what the allocator found says why.
+    // With two owners of a frame every later step may fail: the allocator's own findings say why.
     let stats = allocator.stats();
     let found = match stats.quarantined + stats.misused {
         0 => String::new(),

@@ -147,7 +147,7 @@ fn interleave_divides_a_bulk_request() {
             .collect();
         assert_eq!(counted, [16; 4]);
     }
-    // What is over goes to those whose turn comes first; the order of turns goes on from call to call.
+    // The remainder goes to the nodes whose turn comes first; turns go on from call to call.
     for n in [1, 2, 3, 5, 63, 65, 66, 67, 1000, 1001] {
         let (pages, shortfall) = bulk(&allocator, interleave(n));
         let count = map.count(&pages);
@@ -196,7 +196,7 @@ fn interleave_takes_missing_pages_of_other_nodes() {
     assert_eq!(count[2], 5);
     assert!(count.iter().enumerate().all(|(id, &of_node)| id == 2 || of_node >= 16), "{count:?}");
     drop(pages);
-    // So for those who may not wait, and go round once more; and one by one.
+    // The same for requests that may not wait, which go round once more; and one by one.
     allocator.drain();
     let request = Bulk::up_to(64).policy(Policy::Interleave(NodeMask::ALL));
     let (pages, shortfall) = bulk(&allocator, request.gfp(Gfp::NOWAIT));
@@ -331,7 +331,7 @@ fn exact_node_bind_and_preferred_choose_the_node() {
     allocator.drain();
     assert_eq!(of(Bulk::up_to(700).policy(Policy::Bind(mask(&[1, 3])))), [0, 600, 0, 100]);
     allocator.drain();
-    // The nearest of them is local to those who may not wait, and serves them in bulk.
+    // Requests that may not wait are served in bulk by the nearest of them.
     assert_eq!(of(Bulk::up_to(700).policy(Policy::Bind(mask(&[1, 3]))).gfp(Gfp::NOWAIT)), [0, 600, 0, 0]);
     allocator.drain();
     assert_eq!(of(Bulk::up_to(2000).policy(Policy::Bind(mask(&[1, 3])))), [0, 600, 0, 600]);
@@ -352,7 +352,7 @@ fn a_node_without_memory_is_served_by_its_nearest() {
     let zones = allocator.zoneinfo();
     let out: Vec<(usize, u64)> = zones.iter().map(|zone| (zone.node.get(), zone.stats.allocated)).collect();
     assert_eq!(out, [(0, 65), (2, 0), (3, 0)]);
-    // What cannot be missed is not counted as missed; it is not local either.
+    // A node without memory cannot be missed, so no miss is counted; nor are these pages local.
     assert_eq!((zones[0].stats.numa_hit, zones[0].stats.numa_other), (65, 65));
     drop((page, pages));
     assert_all_back(&allocator);
@@ -414,7 +414,7 @@ fn zone_counters_never_decrease() {
     let stats = &zones[1].stats;
     assert_eq!((stats.allocated, stats.numa_hit, stats.numa_local, stats.freed), (1005, 1005, 1005, 1000));
     assert!(zones.iter().zip(&before).all(|(zone, before)| zone.stats.refills >= before.refills));
-    // What it has now is what can be had of it.
+    // Managed pages are those of the arenas that are left.
     let has: Vec<(u64, usize)> = zones.iter().map(|zone| (zone.managed, zone.buddy.len())).collect();
     assert_eq!(has, [(512, 1); 4]);
     assert!(zones.iter().all(|zone| zone.stats.free + zone.stats.listed <= 512));

@@ -117,7 +117,7 @@ fn churn(allocator: &Allocator, seed: u64, in_bulk: bool) -> f64 {
 fn free_pageblocks_survive_churn() {
     for seed in [1, 2, 3] {
         for in_bulk in [false, true] {
-            // 256 MiB. On one CPU what is left is told by the seed; a thread that moves between CPUs costs a pageblock
+            // 256 MiB. On one CPU the seed determines the result; a thread that moves between CPUs costs a pageblock
             // or two of 64 for each.
             let one_cpu = one_cpu(Memory::anonymous(128 * BLOCK));
             let kept = churn(&one_cpu, seed, in_bulk);

@@ -1,4 +1,4 @@
-//! Memory that is short: what each kind of request still gets, what reclaim brings, and faults at every acquisition
+//! Memory that is short: the pages that each kind of request still gets, reclaim, and faults at every acquisition
 //! (C3.4, C3.6, C3.14).
 use crate::common::{
     Cache, Calls, HOUR, all, arena, assert_all_back, backends, fake_cpu, go_to, one_cpu, slots, stay_here, until,
@@ -49,7 +49,7 @@ fn single_requests_stop_at_their_watermark() {
         let reserve = all(allocator, Gfp::ATOMIC);
         assert_eq!(reserve.len(), MIN as usize / 2);
         assert_eq!(allocator.stats().free, u64::from(MIN) / 2);
-        // What a block takes counts as its pages.
+        // A block counts as its pages.
         drop((pages, reserve));
         allocator.drain();
         let order = Order::new(3).unwrap();
@@ -69,7 +69,7 @@ fn pages_freed_below_min_refill_the_reserve() {
         drop(reserve);
         assert!(allocator.alloc_page(Gfp::NOWAIT).is_err(), "a page of the reserve");
         assert_eq!((allocator.stats().free, allocator.stats().listed), (u64::from(MIN), 0));
-        // Above the high mark, and not before, lists take again what comes back.
+        // Only above the high mark do lists take freed pages again.
         let high = MIN as usize * 3 / 2;
         pages.drain(..high - MIN as usize);
         assert_eq!((allocator.stats().free as usize, allocator.stats().listed), (high, 0));
@@ -168,7 +168,7 @@ fn every_shortfall_says_why() {
         assert_eq!(why(paid), (10, Some(Shortfall { missing: 6, why: Why::Account })));
         assert_eq!(account.charged().get(), 10);
         assert_eq!(why(paid), (0, Some(Shortfall { missing: 16, why: Why::Account })));
-        // Who asks for more than there is pays for what came.
+        // A request for more than there is pays for what it got.
         let rich = Account::new(PageCount::new(1000));
         let paid = Bulk::up_to(100).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
         assert_eq!(why(paid), (64, Some(Shortfall { missing: 36, why: Why::Exhausted })));
@@ -180,7 +180,7 @@ fn every_shortfall_says_why() {
         // One that would not have waited for more was kept from nothing.
         assert_eq!(why(cancelled.gfp(Gfp::KERNEL)), (64, Some(Shortfall { missing: 1, why: Why::Exhausted })));
 
-        // What must come and does not says why too, and is not paid for.
+        // An exact request that is refused says why too, and is not charged.
         let short = Bulk::exact(11).gfp(Gfp::KERNEL | Gfp::ACCOUNT);
         let poor = Account::new(PageCount::new(10));
         let mut slots = slots::<Page>(70);
@@ -232,7 +232,7 @@ fn a_request_that_may_wait_gets_reclaimed_pages() {
         let stats = allocator.stats();
         assert_eq!((cache.calls(), stats.waits, stats.reclaim_direct, stats.reclaimed), (3, 1, 3, 64));
         assert_eq!(stats.shortfalls(), before.shortfalls());
-        // One that gives at once makes nobody wait, and serves bulk requests as well.
+        // A shrinker that gives at once leaves no request waiting, and serves bulk requests as well.
         drop(page);
         cache.extend(all(allocator, Gfp::NOWAIT));
         let mut list = PageList::new();
@@ -274,7 +274,7 @@ fn nofail_waits_until_it_is_served() {
         let page = allocator.alloc_page(Gfp::KERNEL | Gfp::NOFAIL).unwrap();
         assert_eq!((cache.calls(), allocator.stats().waits), (80, 1));
         drop((registered, page));
-        // Without any shrinker it waits for who frees.
+        // Without any shrinker it waits for a free.
         let mut pages = all(allocator, Gfp::NOWAIT);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| allocator.alloc_page(Gfp::NOFS | Gfp::NOFAIL).is_ok());
@@ -364,7 +364,7 @@ fn background_reclaim_reaches_the_high_mark() {
         let cache = Arc::new(Cache::of(Vec::new()));
         let registered = allocator.register_shrinker(cache.clone());
         allocator.alloc_pages_bulk_callback(Bulk::up_to(150), |page| cache.pages.lock().unwrap().push(page)).unwrap();
-        // Down to low nobody reclaims; a request that falls below wakes the thread, and waits for nothing itself.
+        // Down to low there is no reclaim; a request that falls below wakes the thread, and does not wait itself.
         for _ in 0..3 {
             let before = allocator.stats().reclaim_background;
             let has_begun = || allocator.stats().reclaim_background > before;
@@ -393,7 +393,7 @@ fn lists_take_less_as_free_memory_falls() {
             pages.push(page);
             let stats = allocator.stats();
             let above = (stats.free + stats.listed).saturating_sub(u64::from(MIN));
-            // A refill takes a quarter of what lies above the low mark at most, and below it what is asked for.
+            // A refill takes a quarter of what lies above the low mark at most, and below it only the requested pages.
             assert!(stats.listed <= 256.min(above), "{stats:?}");
             assert!(stats.listed == 0 || stats.free >= u64::from(MIN + MIN / 4), "{stats:?}");
             most.push(stats.listed);
@@ -495,18 +495,6 @@ fn faults_at_every_acquisition_lose_no_page() {
 }
 
 #[test]
-fn faults_for_one_kind_of_request_alone() {
-    let faults = Faults::with_probability(1.0, 1).only(Gfp::ATOMIC);
-    let allocator = arena(512).faults(faults.clone()).build().unwrap();
-    assert!(allocator.alloc_page(Gfp::ATOMIC).is_err());
-    let injected = faults.injected();
-    assert!(injected > 0);
-    let page = allocator.alloc_page(Gfp::NOWAIT).unwrap();
-    assert_eq!(faults.injected(), injected);
-    drop(page);
-}
-
-#[test]
 fn faults_hit_every_way_to_a_zone() {
     let order = Order::new(3).unwrap();
     let build = |after| {
@@ -550,8 +538,10 @@ fn faults_spare_other_gfp_kinds_other_threads_and_nofail() {
     let build = |faults| arena(512).faults(faults).build().unwrap();
     for (name, _) in KINDS {
         for (other, gfp) in KINDS {
-            let allocator = build(format!("after=0,gfp={name}").parse().unwrap());
+            let faults: Faults = format!("after=0,gfp={name}").parse().unwrap();
+            let allocator = build(faults.clone());
             assert_eq!(allocator.alloc_page(gfp).is_err(), name == other, "faults for {name}, and {other}");
+            assert_eq!(faults.injected() > 0, name == other, "faults for {name}, and {other}");
         }
     }
     // Modifiers alone are those of every kind; with a kind, both must be there.

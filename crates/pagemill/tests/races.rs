@@ -140,7 +140,7 @@ fn requests_wait_for_frames_in_transit() {
 
 #[test]
 fn a_request_waits_for_frames_held_by_another_request() {
-    // A CPU number that does something as it is asked for the so manieth time.
+    // A CPU number that runs a closure the n-th time that it is asked for.
     thread_local! {
         static ASKS: Cell<usize> = const { Cell::new(0) };
         static THEN: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };

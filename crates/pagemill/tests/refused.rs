@@ -1,4 +1,4 @@
-//! What cannot be is refused as it is built or asked for, and says what was wrong (C10.1).
+//! Impossible allocators and requests are refused with an error that says what was wrong (C10.1).
 
 use crate::common::{all_without_waiting, arena, in_child, slots};
 use pagemill::{
@@ -115,9 +115,9 @@ fn a_reclaim_thread_that_cannot_start_is_a_build_error() {
     own_process!();
     in_child("may start no thread", || {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: plain system calls of this process, which ends soon. Root has no such limit: nobody does.
+        // SAFETY: plain system calls of this process, which ends soon. Root has no such limit, so it becomes another user.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const none) }, 0);
-        // SAFETY: as above. Who is nobody already may not, and need not.
+        // SAFETY: as above. An unprivileged user may not, and need not.
         unsafe { libc::setuid(65534) };
         // The other one needs a thread for its self-test.
         let builder = || arena(64).backend(Backend::Portable);

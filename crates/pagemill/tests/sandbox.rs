@@ -75,7 +75,7 @@ fn without_membarrier_lists_stay_with_their_cpus() {
     assert!(allocator.give_back().get() > 0);
     assert_eq!(allocator.validate().unwrap().listed, kept);
 
-    // To the last page, which only a drain would bring: what the other CPU's list holds is for requests there.
+    // All pages but those on the other CPU's list, which only a drain would bring: they are for requests there.
     let mut pages = all(&allocator, Gfp::KERNEL);
     assert_eq!(pages.len(), PAGES - kept);
     stay_on(other);
@@ -129,7 +129,7 @@ fn hide(folder: &CStr) -> Option<()> {
     }
 }
 
-/// Does whatever a program does, without what it asks the system for by files.
+/// Does whatever a program does, where the system's files are missing.
 fn use_everything() {
     for backend in [Backend::Portable, Backend::Rseq] {
         let memory = [Memory::anonymous(3000), Memory::memfd(700), Memory::anonymous(512).within_limit()];

@@ -1,4 +1,4 @@
-//! Requests that come back short: when one keeps what came, and when it reclaims and waits for more (C3.4, C3.6, C3.8); and
+//! Requests that come back short: when one keeps its pages, and when it reclaims and waits for more (C3.4, C3.6, C3.8); and
 //! how each is counted (C3.13).
 use crate::common::{Cache, Calls, FORMS, HOUR, all, allocators, arena, assert_all_back, backends, until_waiting};
 use pagemill::{
@@ -15,7 +15,7 @@ fn cache(pages: impl IntoIterator<Item = Page>) -> Arc<Cache> {
     Arc::new(Cache { most: 1, ..Cache::of(pages) })
 }
 
-/// What a request brought, in each form, and how much it is short by.
+/// Makes a request in each form: `check` gets the number of pages, and the shortfall.
 fn in_each_form(allocator: &Allocator, request: Bulk<'_>, mut check: impl FnMut(&str, usize, Option<Shortfall>)) {
     for (name, form) in FORMS {
         let (pages, shortfall) = form(allocator, request, PAGES + 1).unwrap();
@@ -72,7 +72,7 @@ fn retry_mayfail_reclaims_for_all_pages_and_keeps_a_part() {
         let all = || all(allocator, Gfp::NOWAIT).into_iter();
         let request = Bulk::up_to(PAGES).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL);
         let mut list = PageList::new();
-        // The cache has what is missing, a page a call.
+        // The cache has the missing pages, and gives one a call.
         let cache = cache(all().take(40));
         let registered = allocator.register_shrinker(cache.clone());
         let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
@@ -166,7 +166,7 @@ fn each_shortfall_is_counted_once() {
         assert_eq!(counted(), 6);
         assert!(allocator.alloc_page(Gfp::NOWAIT).is_err());
         assert_eq!(counted(), 7);
-        // What could never be is no shortfall.
+        // A request that can never succeed is no shortfall.
         assert!(allocator.alloc_pages_bulk_list(Bulk::exact(PAGES + 1), &mut list).is_err());
         assert_eq!(counted(), 7);
         drop((page, list));

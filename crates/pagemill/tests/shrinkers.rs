@@ -1,5 +1,5 @@
-//! Shrinkers that do not do what they say, or panic: requests and background reclaim end all the same (C3.4, C3.6).
-//! Each test waits for what must come; that it never comes is the failure.
+//! Shrinkers that report wrong numbers, or panic: requests and background reclaim end all the same (C3.4, C3.6).
+//! A request that never ends is the failure.
 use crate::common::{Calls, all, one_cpu, panics, until};
 use pagemill::{Allocator, Bulk, Gfp, Memory, Order, Page, Watermarks, Why, free_pages_bulk_raw};
 use std::panic::{AssertUnwindSafe, catch_unwind};

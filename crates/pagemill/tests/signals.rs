@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 static ALLOCATOR: AtomicPtr<Allocator> = AtomicPtr::new(null_mut());
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 static HANDED_OUT: AtomicU64 = AtomicU64::new(0);
-/// What went wrong in the handler, which cannot panic: a line of this file.
+/// The first check that failed in the handler, which cannot panic: a line of this file.
 static WRONG: AtomicUsize = AtomicUsize::new(0);
 /// Pages that the handler keeps from one signal to the next.
 static KEPT: Kept = Kept(UnsafeCell::new([const { None }; 24]));
@@ -77,7 +77,7 @@ extern "C" fn handler(_signal: i32) {
         }
         2 => {
             let mut list = PageList::new();
-            // All that there is and more: what fails must leave errno alone too.
+            // More than there is: a failure must leave errno alone too.
             expect(allocator.alloc_pages_bulk_list(Bulk::exact(1 << 20).gfp(gfp), &mut list).is_err(), line!());
             expect(list.is_empty(), line!());
             let wait = allocator.alloc_page(Gfp::NOWAIT | Gfp::NOFAIL);
@@ -135,7 +135,7 @@ impl Drop for Storm {
     }
 }
 
-/// What is interrupted: every path of order 0, with waiting requests, so that drains are interrupted too.
+/// The interrupted code: every path of order 0, with waiting requests, so that drains are interrupted too.
 fn interrupted(allocator: &Allocator, turns: u64, kept: &mut Vec<Page>) {
     let mut slots: Vec<Option<Page>> = (0..96).map(|_| None).collect();
     for turn in 0..turns {
@@ -197,7 +197,7 @@ fn storm(allocator: Allocator) {
     println!("{backend}: {handled} signals, {restarted} sections restarted, {} pages used", HANDED_OUT.load(SeqCst));
     assert!(is_enough(), "{handled} signals and {restarted} restarts in {:?}", started.elapsed());
 
-    // What the handler and the thread have is distinct, and all that is out.
+    // The pages of the handler and the thread are distinct, and no other page is out.
     // SAFETY: no handler runs any more.
     let of_handler = unsafe { &mut *KEPT.0.get() };
     assert!(of_handler.iter().flatten().all(is_intact));

@@ -9,7 +9,7 @@ use std::mem::zeroed;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
-/// What the front page promises, in bytes: for a page, and for 64 in bulk. Code that is checked and little optimised, as the
+/// The bytes that the front page promises: for a page, and for 64 in bulk. Code that is checked and little optimised, as the
 /// tests' is, needs 0.6 KiB more for a page.
 const ONE: usize = if cfg!(debug_assertions) { 2656 } else { 2048 };
 const MANY: usize = 4096;
@@ -29,7 +29,7 @@ struct Have {
     list: PageList,
 }
 
-/// What a handler does, with the allocator and what it keeps.
+/// A call that a handler makes, with the allocator and the pages that it keeps.
 type Call = fn(&Allocator, &mut Have);
 
 extern "C" fn handler(_signal: i32) {
@@ -79,7 +79,7 @@ fn list(allocator: &Allocator, have: &mut Have, gfp: Gfp) {
     let _ = allocator.alloc_pages_bulk_list(Bulk::up_to(64).gfp(gfp), &mut have.list);
 }
 
-/// What this CPU's list holds when the handler comes.
+/// How full this CPU's list is when the handler runs.
 #[derive(Clone, Copy, Debug)]
 enum Lists {
     Empty,

@@ -1,6 +1,6 @@
-//! Waiting for memory (C3.20): requests that lack the same in order of arrival, nobody behind a request that lacks something
-//! else, with an end that the caller sets. Nothing here is timed: deadlines are an hour where something else has to end the
-//! wait.
+//! Waiting for memory (C3.20): requests for the same resource are served in order of arrival, none waits behind one that lacks
+//! something else, and the caller sets the end. Nothing here is timed: deadlines are an hour where something else has to end
+//! the wait.
 
 use crate::common::{
     HOUR, Over, all_without_waiting, allocators, arena, assert_all_back, backends, slots, take, until, until_waiting,
@@ -230,7 +230,7 @@ fn a_request_that_can_be_served_overtakes_one_that_cannot() {
             until_waiting(allocator, 1);
             let page = scope.spawn(|| wait_for_one(allocator, &Cancel::new()));
             until_waiting(allocator, 2);
-            // One page is no block: it goes to the one who came later, and from there to the next.
+            // One page is no block: it goes to the later request, and from there to the next.
             drop(pages.pop());
             assert_eq!(page.join().unwrap(), ONE);
             drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
@@ -260,7 +260,7 @@ fn a_waiting_bulk_request_holds_no_pages() {
             until_waiting(allocator, 6);
             for free in 1..40 {
                 drop(pages.pop());
-                // Whatever came back is there for whoever can use it, once all have looked at it.
+                // Freed pages are there for any request that can use them, once all waiting ones have looked.
                 let mut all = PageList::new();
                 until("all that is free", || {
                     let request = Bulk::exact(free).gfp(Gfp::NOWAIT);
@@ -275,7 +275,7 @@ fn a_waiting_bulk_request_holds_no_pages() {
     }
 }
 
-/// Two always fit, and each frees what it got at once: nobody waits for ever.
+/// Two always fit, and each frees its pages at once: no request waits for ever.
 #[test]
 fn three_requests_for_half_of_memory_take_turns() {
     for allocator in &allocators(2048) {
@@ -293,7 +293,7 @@ fn three_requests_for_half_of_memory_take_turns() {
     }
 }
 
-/// Others take and free pages all the time, and leave next to none. A request for much is overtaken by them, claims what
+/// Other threads take and free pages all the time, and leave next to none. A large request is overtaken by them, claims what
 /// comes back, and is served; so are the others, before and after.
 fn is_served_beside_others(pages: usize, request: Bulk<'_>, blocks: usize) {
     for allocator in &allocators(pages) {
@@ -337,7 +337,7 @@ fn an_overtaken_request_claims_what_comes_back() {
     is_served_beside_others(2048, Bulk::exact(1).order(Order::new(7).unwrap()), 1);
 }
 
-/// What a claim lacks may never come back: the others go on.
+/// The pages that a claim lacks may never be freed: other requests go on.
 #[test]
 fn a_claim_that_cannot_be_fulfilled_ends() {
     for allocator in &allocators(64) {
@@ -459,7 +459,7 @@ fn a_cancelled_waiter_lets_the_next_one_try_free_pages() {
 
 #[test]
 fn a_bounded_wait_ends_behind_an_endless_one() {
-    // The head never gives up, and what it waits for is with those behind it.
+    // The head never gives up, and it waits for pages that the others hold.
     for allocator in &allocators(4) {
         std::thread::scope(|scope| {
             // In here: a test that fails lets go of them, and then everybody ends.
@@ -502,7 +502,7 @@ fn deadlines_end_waits() {
                 "{stats:?}"
             );
         }
-        // One behind somebody who waits for longer ends too, and the other one stays.
+        // A wait behind a longer one ends too, and the longer one stays.
         let cancel = Cancel::new();
         std::thread::scope(|scope| {
             let long = scope.spawn(|| wait_for_one(allocator, &cancel));
@@ -513,7 +513,7 @@ fn deadlines_end_waits() {
             cancel.cancel();
             assert_eq!(long.join().unwrap(), CANCELLED);
         });
-        // One that is over before it begins gets what there is, and waits for nothing.
+        // A deadline that is over at once gets all that is free, and does not wait.
         drop(pages);
         let request = Bulk::up_to(9).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).timeout(Duration::ZERO);
         let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
@@ -532,14 +532,14 @@ fn added_or_allowed_memory_serves_waiters() {
         let builder = Allocator::builder().memory(first).memory(other).memory(whole).backend(backend);
         let allocator = builder.build().unwrap();
         allocator.set_allowed_nodes(NodeMask::only(NodeId::ZERO)).unwrap();
-        // To the last one: what is left on a list is had by the next one, who then does not wait.
+        // To the last one: a page left on a list would serve the next request, which then does not wait.
         let _all = all_without_waiting(&allocator, Gfp::NOWAIT);
         let request = Bulk::exact(1).order(Order::PAGEBLOCK).timeout(HOUR);
         let wait = || allocator.alloc_pages_bulk_list(request, &mut BlockList::new());
         std::thread::scope(|scope| {
             let waiter = scope.spawn(wait);
             until_waiting(&allocator, 1);
-            // Too little for who waits: what others take of it comes back to its zone.
+            // Too little for the waiting request: pages that others take of it go back to its zone.
             allocator.add_memory(Memory::anonymous(64)).unwrap();
             drop(allocator.alloc_page(Gfp::NOWAIT).unwrap());
             assert_eq!((allocator.stats().listed, allocator.stats().waiting), (0, 1));
@@ -580,7 +580,7 @@ fn nowait_and_noretry_requests_do_not_wait() {
 
 #[test]
 fn threads_that_want_more_than_there_is_all_get_through() {
-    // More is wanted than there is, all the time; each thread frees what it got. Everybody gets through.
+    // More is wanted than there is, all the time; each thread frees what it got. All of them finish.
     const THREADS: usize = 8;
     const TURNS: usize = 300;
     for allocator in &allocators(40) {
@@ -597,8 +597,8 @@ fn threads_that_want_more_than_there_is_all_get_through() {
                     let pages = &pages;
                     scope.spawn(move || {
                         for turn in 0..TURNS {
-                            // One page at a time is held while the next is waited for, by whoever holds none else: so
-                            // that nobody waits for who waits.
+                            // A thread holds no page while it waits, so
+                            // that no thread waits for a waiting one.
                             let n = 1 + (thread * 7 + turn * 3) % 4;
                             let mut list = PageList::new();
                             let request = Bulk::exact(n).timeout(HOUR);

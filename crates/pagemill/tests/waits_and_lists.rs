@@ -1,4 +1,4 @@
-//! What CPUs' lists do while somebody waits, and who comes first (C3.6). Deadlines are an hour: something else ends the
+//! CPUs' lists while a request waits, and the order of service (C3.6). Deadlines are an hour: something else ends the
 //! waits.
 use crate::common::{Calls, HOUR, all, one_cpu, until, until_waiting};
 use pagemill::{Allocator, BlockList, Bulk, Cancel, Gfp, Memory, Order, Page, PageList, Watermarks};
@@ -70,7 +70,7 @@ fn a_reclaiming_request_does_not_overtake_waiters() {
         let _more = all(&allocator, Gfp::NOWAIT);
         scope.spawn(|| {
             let request = Bulk::exact(1).timeout(HOUR).cancel(&other);
-            // What the first waiter had in its hands while all was taken comes back now, and is kept.
+            // A page that the first waiter held while all was taken is freed now, and is kept.
             let mut kept = PageList::new();
             while allocator.alloc_pages_bulk_list(request, &mut kept).is_ok() {}
         });

@@ -96,7 +96,7 @@ pub(crate) fn is_all(bytes: &[u8], value: u8) -> bool {
     bytes.chunks(4096).all(|chunk| chunk == &[value; 4096][..chunk.len()])
 }
 
-/// Writes to both ends of a page what tells it and its owner from others, so that a second owner would be seen.
+/// Writes the address and the owner to both ends of a page, so that a second owner would be seen.
 pub(crate) fn stamp(page: &mut Page, owner: u64) {
     let stamp = (page.addr() as u64 ^ owner << 48).to_ne_bytes();
     page[..8].copy_from_slice(&stamp);
