@@ -1,4 +1,4 @@
-//! A server's page array: each request uses up a prefix, and only what is missing is filled in for the next one.
+//! A server's page array: each request uses up a prefix, and only the missing pages are filled in for the next one.
 //!
 //! `cargo run -p pagemill --example array_with_holes`
 use pagemill::{Allocator, Bulk, Error, Page, free_pages_bulk};

@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         })?;
 
         let count = vector.len() as i32;
-        // SAFETY: each entry covers pages that `pages` owns, and nobody looks at them during the call.
+        // SAFETY: each entry covers pages that `pages` owns, and nothing else reads them during the call.
         let read = unsafe { libc::preadv(file.as_raw_fd(), vector.as_ptr(), count, bytes as libc::off_t) };
         let read = usize::try_from(read).map_err(|_| io::Error::last_os_error())?;
         // The contents lie in the pages, in order.

@@ -1,4 +1,4 @@
-//! An allocator whose CPUs are made up: how tests see what 64 of them do, on any machine.
+//! An allocator whose CPUs are made up: tests can try 64 of them on any machine.
 //!
 //! `cargo run -p pagemill --example fake_cpus`
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

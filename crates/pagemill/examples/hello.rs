@@ -1,10 +1,10 @@
-//! Pages one at a time and in bulk, and what happens to them.
+//! Pages one at a time and in bulk, and how they are freed.
 //!
 //! `cargo run -p pagemill --example hello`
 use pagemill::{Allocator, Bulk, Error, Gfp, Order, PageList};
 
 fn main() -> Result<(), Error> {
-    // 64 MiB of address space of its own. `Allocator::global()` is there for whoever needs none of his own.
+    // 64 MiB of address space of its own. `Allocator::global()` serves programs that need no allocator of their own.
     let memory = Allocator::builder().bytes(64 << 20).build()?;
     println!("{}, per-CPU lists by {}", memory.managed_pages(), memory.backend());
 

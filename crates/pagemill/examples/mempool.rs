@@ -6,8 +6,8 @@ use pagemill::{Allocator, Bulk, Error, Gfp, Mempool, Page, PageList};
 /// Pages that one write has. A request for more than the reserve could wait for ever, and is refused.
 const PAGES: usize = 64;
 
-/// Writes `rounds` times: takes all pages at once, fills them, gives them back. Who held some while asking for more could
-/// wait for another who does the same.
+/// Writes `rounds` times: takes all pages at once, fills them, gives them back. A writer that held some while asking for more could
+/// wait for another that does the same.
 fn write(pool: &Mempool<pagemill::PageSource<Page>>, rounds: usize, mark: u8) -> Result<(), Error> {
     let mut pages = [const { None::<Page> }; PAGES];
     for _ in 0..rounds {

@@ -1,4 +1,4 @@
-//! Nodes, on any machine: where pages come from, who may have which, and memory that comes and goes.
+//! Nodes, on any machine: where pages come from, sets of allowed nodes, and memory that is added and retired.
 //!
 //! `cargo run -p pagemill --example nodes`
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -23,7 +23,7 @@ fn main() -> Result<(), Error> {
         .memory(Memory::anonymous(4096).node(far))
         .build()?;
 
-    // A plain request gets what is near to its CPU.
+    // A plain request gets pages of the nearest node.
     CPU.store(3, Relaxed);
     let page = memory.alloc_page(Gfp::KERNEL)?;
     assert_eq!(used(&memory), [0, 1]);
@@ -46,7 +46,7 @@ fn main() -> Result<(), Error> {
     assert_eq!(used(&memory), [1, 1]);
     memory.set_allowed_nodes(NodeMask::ALL)?;
 
-    // Memory comes, and goes again: what is out of it stays its owner's.
+    // Memory is added and retired again: pages that are out stay their owner's.
     let more = memory.add_memory(Memory::anonymous(512).node(far))?;
     println!("{} with what was added", memory.managed_pages());
     assert_eq!(memory.managed_pages().get(), 2 * 4096 + 512);

@@ -11,7 +11,7 @@ struct Cache(Mutex<Vec<Page>>);
 
 impl Shrinker for Cache {
     fn shrink(&self, wanted: Shrink) -> usize {
-        // Whoever has the cache at hand may be the one that wants memory: no wait here.
+        // The thread that holds the cache's lock may be the one that asks for memory: no wait here.
         let Ok(mut pages) = self.0.try_lock() else { return 0 };
         let rest = pages.len().saturating_sub(wanted.pages);
         pages.drain(rest..).count() // dropped, and so freed
@@ -51,7 +51,7 @@ fn main() -> Result<(), Error> {
     drop(registered);
     cache.0.lock().unwrap().clear();
 
-    // What a program does when memory is short can be tried without making it short.
+    // How a program behaves when memory is short can be tried without making it short.
     let faults = Faults::after(3);
     let memory = Allocator::builder().pages(1 << 16).faults(faults.clone()).build()?;
     let pages: Vec<Page> = std::iter::from_fn(|| memory.alloc_page(Gfp::KERNEL).ok()).collect();

@@ -1,6 +1,6 @@
 //! A request with an account is charged for what was delivered and no more, however the request ends (C3.4).
 
-use crate::common::{FORMS, assert_all_back, backends, one_cpu, panics, slots};
+use crate::common::{EXACT_FORMS, FORMS, Form, assert_all_back, backends, one_cpu, panics, slots};
 use pagemill::{
     Account, Allocator, Block, BlockList, Bulk, Error, Gfp, InvalidRequest, Memory, Order, Page, PageCount, PageList,
 };
@@ -47,24 +47,29 @@ fn a_request_with_an_account_is_charged_for_what_it_gets() {
     assert_eq!(allocator.alloc_pages_bulk_list(bulk, &mut PageList::new()).unwrap_err(), none);
 }
 
+/// Charges requests for `n` pages in one form to accounts for none, for one too few, for enough and for more. `short` is how
+/// many come where one is missing.
+fn charges_each<N>(allocator: &Allocator, what: &str, form: Form<N>, request: Bulk<'_, N>, n: usize, short: usize) {
+    let got = |request: Bulk<'_, N>| form(allocator, request, n).map_or(0, |(pages, _)| pages.len());
+    assert_eq!(got(request), n, "{what}"); // The list has pages.
+    for (limit, gets) in [(0, 0), (n - 1, short), (n, n), (1 << 20, n)] {
+        let account = Account::new(PageCount::new(limit));
+        let charges = (got(request.account(&account)), charged(&account));
+        assert_eq!(charges, (gets, gets), "{what} of {n} pages, an account for {limit}");
+    }
+}
+
 /// Whatever serves the request: lists that have pages, and the zone; on the true CPUs.
 #[test]
 fn every_form_charges_the_account_for_every_size() {
     for backend in backends() {
         let allocator = Allocator::builder().memory(Memory::anonymous(4 * PAGES)).backend(backend).build().unwrap();
-        let got = |got: Result<(Vec<Page>, _), Error>| {
-            got.map_or(0, |(pages, _): (_, Option<pagemill::Shortfall>)| pages.len())
-        };
-        for (n, (name, form)) in (1..=130).flat_map(|n| FORMS.map(|form| (n, form))) {
-            for is_exact in [false, true].into_iter().filter(|is_exact| !is_exact || name != "callback") {
-                let what = format!("{backend:?}, {n} pages, {name}, exactly: {is_exact}");
-                let least = if is_exact { n } else { 0 };
-                assert_eq!(got(form(&allocator, least, n, None)), n, "{what}"); // The list has pages.
-                for (limit, gets) in [(0, 0), (n - 1, if is_exact { 0 } else { n - 1 }), (n, n), (1 << 20, n)] {
-                    let account = Account::new(PageCount::new(limit));
-                    let charges = (got(form(&allocator, least, n, Some(&account))), charged(&account));
-                    assert_eq!(charges, (gets, gets), "{what}, an account for {limit}");
-                }
+        for n in 1..=130 {
+            for (name, form) in FORMS {
+                charges_each(&allocator, &format!("{backend:?}, {name}"), form, Bulk::up_to(n), n, n - 1);
+            }
+            for (name, form) in EXACT_FORMS {
+                charges_each(&allocator, &format!("{backend:?}, {name}, exactly"), form, Bulk::exact(n), n, 0);
             }
         }
     }

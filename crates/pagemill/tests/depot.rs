@@ -1,5 +1,5 @@
-//! Depots: what one CPU frees reaches another CPU without the zone, and nothing stays in a depot that somebody needs. CPU numbers
-//! are made up, so that every page is accounted for (ADR 34).
+//! Depots: pages that one CPU frees reach another CPU without the zone, and no page stays in a depot while a request needs it.
+//! CPU numbers are made up, so that every page is accounted for (ADR 34).
 use crate::common::{Over, allocators, array, assert_all_back, fake_cpu, go_to, in_child};
 use pagemill::{Allocator, Bulk, Gfp, Memory, Order, Page, Stats, Watermarks, free_pages_bulk};
 use std::collections::HashSet;
@@ -25,7 +25,7 @@ fn ask(allocator: &Allocator) {
     drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
 }
 
-/// Puts pages on the list of one CPU and into depots. Returns what was counted then, and their addresses.
+/// Puts pages on the list of one CPU and into depots. Returns the counters at that moment, and the pages' addresses.
 fn fill_depots(allocator: &Allocator) -> (Stats, HashSet<usize>) {
     let mut slots = array(allocator, 2000);
     let addrs = slots.iter().flatten().map(Page::addr).collect();
@@ -41,7 +41,7 @@ fn fill_depots(allocator: &Allocator) -> (Stats, HashSet<usize>) {
     (stats, addrs)
 }
 
-/// What went on lists and into depots less what left them is there.
+/// Pages that went to lists and depots, less those that left them, are listed.
 fn assert_conserved(stats: &Stats) {
     let came = stats.refilled_pages + stats.freed - stats.direct_in;
     let went = stats.drained_pages + stats.allocated - stats.direct_out;
@@ -98,7 +98,7 @@ fn depots_are_emptied_before_a_request_is_refused() {
             let bulk = Bulk::up_to(n).gfp(gfp);
             allocator.alloc_pages_bulk_callback(bulk, |page: Page| all.push(page)).unwrap().blocks
         };
-        // A request that may not wait drains no list, but takes from depots what there is.
+        // A request that may not wait drains no list, but takes all pages of the depots.
         let sum = if is_large {
             take(Gfp::NOWAIT, PAGES)
         } else {
@@ -156,7 +156,7 @@ fn idle_pageblocks_in_depots_go_back_to_the_system() {
     let now = Instant::now();
     allocator.give_back_idle(now);
     assert_eq!(allocator.stats().in_depots, 0);
-    // All that was used but what stands on the list of a CPU.
+    // All used pages but those on the list of a CPU.
     assert!(allocator.give_back_idle(now + 2 * minute).get() >= 1024);
     assert_all_back(&allocator);
 }

@@ -1,4 +1,4 @@
-//! C6.1: addresses in io_uring's fixed buffers lead to the bytes that they are of: what is read and written through them is
+//! C6.1: addresses in io_uring's fixed buffers lead to their bytes: what is read and written through them is
 //! compared whole. Where there is no io_uring, or it is not permitted, each test says so and counts as skipped.
 
 use crate::common::{Rng, all_without_waiting, in_child, map, without_capabilities};
@@ -67,7 +67,7 @@ fn request(
     }
 }
 
-/// Has the ring do them all; what each of them came to.
+/// Submits all requests, and returns the result of each.
 fn run(ring: &mut IoUring, requests: &[squeue::Entry]) -> Vec<i32> {
     for (number, request) in requests.iter().enumerate() {
         // SAFETY: the memory and the file are the caller's until the requests are done, which is waited for.
@@ -335,7 +335,7 @@ fn refused_tables_of_buffers_say_what_to_do() {
     }
 }
 
-/// `RLIMIT_MEMLOCK` holds for who has no CAP_IPC_LOCK: a thread can let go of its capabilities by itself.
+/// `RLIMIT_MEMLOCK` holds for a thread without CAP_IPC_LOCK; a thread can drop its own capabilities.
 #[test]
 fn memory_above_the_lock_limit_is_refused() {
     without_capabilities(|| {
@@ -351,7 +351,7 @@ fn memory_above_the_lock_limit_is_refused() {
         let buffers = FixedBuffers::new(fd(&ring)).unwrap();
         let why = Device::new(&allocator, buffers.clone()).unwrap_err();
         assert!(is_lock_limit(&why) && why.to_string().contains("RLIMIT_MEMLOCK"), "{why}");
-        // Nothing is left behind: the table takes what fits.
+        // No entry is left behind: the table takes a smaller allocator.
         let small = Allocator::builder().pages(16).build().unwrap();
         drop(within_limit(Device::new(&small, buffers)));
     });

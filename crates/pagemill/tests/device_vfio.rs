@@ -1,6 +1,6 @@
 //! C6.1: a device behind an IOMMU reaches the bytes of its addresses, and no others. The device is QEMU's `edu`, made for
 //! teaching: it copies between memory and 4 KiB of its own. The virtual machine of `tests/vm/devices.sh` has one, and names
-//! it; anywhere else this says so and counts as skipped, for it moves a device that nobody else is to use.
+//! it; anywhere else this counts as skipped, since no other program may use the device meanwhile.
 
 use crate::common::edu::{Container, Edu, MOST};
 use crate::common::{Rng, all_without_waiting, without_capabilities};
@@ -35,7 +35,7 @@ fn a_device_behind_an_iommu_reaches_only_mapped_addresses() {
     let memory = [Memory::anonymous(600), Memory::memfd(300)];
     let builder = memory.into_iter().fold(Allocator::builder(), |builder, memory| builder.memory(memory));
     let allocator = builder.huge_pages(false).build().unwrap();
-    // What edu can say; so they lie in order from 1 MiB on, and the kernel allows them.
+    // Addresses that edu can take; so they lie in order from 1 MiB on, and the kernel allows them.
     let map = || VfioMap::new(container.as_fd()).unwrap().with_address_bits(32);
     let device = Device::new(&allocator, map()).unwrap();
     allocator.add_memory(Memory::anonymous(700)).unwrap();
@@ -92,7 +92,7 @@ fn vfio_maps_beyond_the_iommu_or_a_limit_are_refused_with_a_reason() {
     let small = VfioMap::new(container.as_fd()).unwrap().with_address_bits(24);
     let why = Device::new(&allocator, small).unwrap_err();
     assert!(why.to_string().contains("has no free range of 33554432 bytes"), "{why}");
-    // Mapped by somebody else: addresses of one map are not another's to give.
+    // Mapped by another map: its addresses are not this one's to give.
     let other = Device::new(&allocator, VfioMap::new(container.as_fd()).unwrap()).unwrap();
     let why = Device::new(&allocator, VfioMap::new(container.as_fd()).unwrap()).unwrap_err();
     assert!(why.to_string().contains("map all of it with one VfioMap"), "{why}");
@@ -100,7 +100,7 @@ fn vfio_maps_beyond_the_iommu_or_a_limit_are_refused_with_a_reason() {
 
     let limited = Arc::clone(&container);
     without_capabilities(move || {
-        // 32 MiB, where 8 may be locked unless somebody raised it.
+        // 32 MiB, where 8 may be locked unless the limit was raised.
         let limit = libc::rlimit { rlim_cur: 8 << 20, rlim_max: 8 << 20 };
         // SAFETY: it reads the limit.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);

@@ -63,7 +63,7 @@ fn two_mappings_of_a_page_have_one_physical_address() {
     // SAFETY: it stays mapped; no page of either allocator is handed out.
     let memory = unsafe { Memory::brought(again.cast(), PAGES) };
     let other = Allocator::builder().memory(memory).build().unwrap();
-    // The kernel may move pages meanwhile: then what was seen before and after differs.
+    // The kernel may move pages meanwhile: then the addresses before and after differ.
     let found = (0..20).find_map(|_| {
         let Some(before) = physical(&allocator) else { return Some(None) };
         let through_other = physical(&other)?;

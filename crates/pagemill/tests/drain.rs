@@ -41,7 +41,7 @@ fn own(allocator: &Allocator, seed: u64, turns: usize, mut before: impl FnMut(u6
 
 #[test]
 fn allocation_goes_on_while_all_lists_are_drained() {
-    for allocator in &allocators(4096).collect::<Vec<_>>() {
+    for allocator in &allocators(4096) {
         let (is_over, drains, moved) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             let _over = Over(&is_over);
@@ -70,7 +70,7 @@ fn allocation_goes_on_while_all_lists_are_drained() {
 
 #[test]
 fn threads_that_exit_or_change_cpu_lose_no_page() {
-    for allocator in &allocators(4096).collect::<Vec<_>>() {
+    for allocator in &allocators(4096) {
         for round in 0..40 {
             std::thread::scope(|scope| {
                 for seed in 1..=3 {
@@ -116,7 +116,7 @@ fn lists_hold_at_most_an_eighth_of_a_small_zone() {
         let on_lists = listed - in_depots;
         assert!((1..=(pages / 8).max(CPUS)).contains(&on_lists), "{on_lists} of {pages} pages are on lists");
         assert!(in_depots <= pages / 16, "{in_depots} of {pages} pages are in depots");
-        // Who may not drain still gets all the rest; who may gets everything.
+        // A request that may not drain still gets all other pages; one that may gets everything.
         go_to(0);
         let mut list = PageList::new();
         let got = allocator.alloc_pages_bulk_list(Bulk::up_to(pages).gfp(Gfp::NOWAIT), &mut list).unwrap().blocks;

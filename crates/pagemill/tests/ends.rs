@@ -29,7 +29,7 @@ fn size_and_resident() -> [usize; 2] {
     [(); 2].map(|()| pages.next().unwrap() * 4096)
 }
 
-/// Runs `cycle` often. What each of them left would be seen: the bound is 350 bytes a cycle.
+/// Runs `cycle` often. A leak of 350 bytes a cycle would be seen.
 fn is_flat(what: &str, mut cycle: impl FnMut()) {
     (0..200).for_each(|_| cycle()); // Tables that are made once, and the heap.
     let (before, cycles) = (size_and_resident(), cycles());
@@ -42,7 +42,7 @@ fn is_flat(what: &str, mut cycle: impl FnMut()) {
     }
 }
 
-/// In one process after each other: what is measured is that of the process.
+/// One after the other: address space and memory are those of the process.
 #[test]
 fn allocators_and_arenas_that_end_leak_no_memory() {
     own_process!();
@@ -135,7 +135,7 @@ fn the_last_page_and_the_last_handle_may_be_dropped_at_once() {
         let [first, second] = [(); 2].map(|()| sync_channel::<Vec<Page>>(1));
         let (begin, (done, is_done)) = (Barrier::new(3), sync_channel(2));
         std::thread::scope(|scope| {
-            // They end when there is nobody any more who sends to them.
+            // They end when their channels are closed.
             let [first, second] = [first, second].map(|(send, receive)| {
                 let (begin, done) = (&begin, done.clone());
                 scope.spawn(move || {
@@ -226,7 +226,7 @@ fn a_signal_handler_frees_the_last_page() {
             until("the handler", || FREED.load(SeqCst) > freed);
         }
     });
-    // None of those stays; what they would be is 2 MiB each.
+    // None of those stays mapped; each would be 2 MiB.
     let after = size_and_resident()[0];
     assert!(after < before + ROUNDS / 2 * MIB, "{before} bytes of address space before, {after} after");
 }
@@ -288,7 +288,7 @@ fn memory_that_overlaps_an_arena_is_refused() {
         assert!(refused.to_string().contains(&format!("an arena lies at {other_start:#x} to {other_end:#x}")));
         assert_eq!(one.add_memory(memory(at, len)).unwrap_err(), refused);
     }
-    // Its neighbours are had, and what the refused ones named is as it was.
+    // Memory beside it is accepted, and the arena is as it was.
     let beside = Allocator::builder().memory(memory(0, 2)).memory(memory(6, 2)).build().unwrap();
     drop(page);
     assert_eq!((one.validate().unwrap().handed_out, beside.managed_pages().get()), (0, 1024));
@@ -334,7 +334,7 @@ fn memory_added_again_gets_a_new_arena_id() {
     let second = allocator.add_memory(Memory::anonymous(512)).unwrap();
     assert_eq!((allocator.arenas().len(), allocator.managed_pages().get()), (3, 576));
     pages.clear();
-    // Memory that is described otherwise is not what was retired.
+    // Memory of another description is not the retired arena.
     allocator.add_memory(Memory::anonymous(512).dma32()).unwrap();
     assert_eq!(allocator.arenas().len(), 4);
     let again = allocator.add_memory(Memory::anonymous(512)).unwrap();
@@ -365,7 +365,7 @@ fn a_list_belongs_to_the_arena_that_has_its_frame_numbers_now() {
             addr
         });
         drop(is_given.recv().unwrap());
-        // What describes an arena is used again, the last one first; numbers from the lowest on.
+        // Descriptions of arenas are reused, the last one first; frame numbers from the lowest on.
         drop(second);
         let third = small();
         let mut list = PageList::new();

@@ -49,7 +49,7 @@ fn hammer(allocator: &Allocator, seed: u64, stop: &AtomicBool) {
     }
 }
 
-/// What the child has of the parent's: the forking thread's own pages, and what others keep all the time.
+/// What the child inherits: the forking thread's own pages, and those that other threads keep all the time.
 struct Before {
     page: Option<Page>,
     slots: Vec<Option<Page>>,
@@ -129,7 +129,7 @@ fn children_forked_while_threads_allocate_go_on() {
     own_process!();
     for allocator in allocators(PAGES) {
         let stop = AtomicBool::new(false);
-        // What another thread would keep.
+        // Pages as another thread would keep them.
         let others = singles(&allocator, 50);
         std::thread::scope(|scope| {
             let _over = Over(&stop);
@@ -222,12 +222,12 @@ fn shared_memory_stays_the_parents_after_a_fork() {
         assert!(!got.is_empty() && got.iter().all(|page| first.contains(&page.addr())), "the parent's pages");
         assert_eq!((allocator.managed_pages().get(), allocator.notes().len()), (512, 0));
         got.iter_mut().for_each(|page| page.fill(b'c'));
-        // What it inherited it may use, and gives back in its own books alone.
+        // It may use the pages that it inherited, and frees them in its own books alone.
         drop(got);
         mine.clear();
         give_all_back(&allocator, &shared);
         assert!(all(&allocator).iter().all(|page| first.contains(&page.addr())));
-        // What it adds is its own, and its child's again is not.
+        // Memory that it adds is its own, and is not shared with its child.
         let own = allocator.add_memory(Memory::memfd(512)).unwrap();
         let got = all(&allocator);
         assert_eq!(got.len(), 1024);
@@ -302,7 +302,7 @@ fn a_child_scans_only_the_used_part_of_a_large_arena() {
         assert!(kept.iter().all(|page| page[0] == b'p'), "a page is owned twice");
         kept.clear();
         drop(got);
-        // And once more, with what was used here.
+        // And once more, with the pages used here.
         in_child("is a grandchild", || {
             assert!(faults() < 3000, "{} page faults before the first step", faults());
             assert_eq!(large.stats().free, managed);
@@ -384,8 +384,8 @@ fn a_child_zeroes_pages_that_were_fresh_in_its_parent() {
     });
 }
 
-/// What recovery hangs on: the child's memory is a copy of one moment. Of what each thread of the parent wrote, to however many
-/// pages, it has all up to some point and nothing after; and what another thread had read of that, and written elsewhere, was written.
+/// Recovery depends on this: the child's memory is a copy of one moment. Of the writes of each thread of the parent, to however
+/// many pages, it has all up to some point and none after; and if it has a write that depends on a read, it has what was read.
 #[test]
 fn a_fork_copies_the_memory_of_one_moment() {
     own_process!();

@@ -1,4 +1,4 @@
-//! C4.4: what a child must find unlocked, whoever held it as the process forked; what it must still know; and that it
+//! C4.4: locks that a child must find free, whichever thread held them at the fork; what the child must still know; and that it
 //! is refused where it cannot know enough.
 
 use crate::common::{
@@ -27,7 +27,7 @@ fn make_one(pages: usize) {
     allocator.close().unwrap();
 }
 
-/// The registry is held by whoever makes or ends an allocator, and by whoever forks. A child that meets it held waits for
+/// A thread holds the registry while it makes or ends an allocator, and while it forks. A child that finds it held waits for
 /// ever, and so does a parent that is not let go of it: all of this happens in a child, whose time is limited.
 #[test]
 fn parent_and_child_build_allocators_across_forks() {
@@ -270,7 +270,7 @@ fn quarantine(allocator: &Allocator, wanted: u64) -> bool {
     };
     // The page that both free now: 0 when the other has seen it. And how often the other has freed one.
     let (page, freed, limit) = (AtomicUsize::new(0), AtomicUsize::new(0), Instant::now() + PATIENCE);
-    // Where there are fewer CPUs than threads, whoever waits gives way.
+    // Where there are fewer CPUs than threads, a waiting thread yields.
     let wait_until = |is_so: &dyn Fn() -> bool| {
         let mut spins = 0;
         while !is_so() {

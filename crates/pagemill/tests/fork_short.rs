@@ -1,4 +1,4 @@
-//! The child of a process that is short of memory: nobody waits there, and it goes on (C4.4), with its pools as well.
+//! The child of a process that is short of memory: no request waits there, and it goes on (C4.4), with its pools as well.
 
 use crate::common::{HOUR, Over, all_without_waiting, fork, in_child, one_cpu, slots, until, until_waiting, wait_for};
 use pagemill::{
@@ -32,7 +32,7 @@ fn a_child_inherits_no_waiters() {
     });
 }
 
-/// It keeps what lay above the low mark; only the thread brings more, and in a child the request starts that.
+/// The request gets the pages above the low mark; only the thread frees more, and in a child the request starts the thread.
 #[test]
 fn a_bulk_request_that_ends_at_the_low_mark_wakes_background_reclaim() {
     own_process!();
@@ -46,18 +46,18 @@ fn a_bulk_request_that_ends_at_the_low_mark_wakes_background_reclaim() {
     });
 }
 
-// Pools: their lock, those who wait in them, and what was promised to somebody (C5 and C4.4).
+// Pools: their lock, their waiting requests, and the elements promised to a request (C5 and C4.4).
 
 const RESERVE: usize = 80;
 
-/// Each element is another. Who makes or enlarges a reserve gets some, and nobody else: all comes from the reserve.
+/// Each element is different. The source serves only a reserve that is made or enlarged: requests get all from the reserve.
 fn pool() -> Mempool<impl Source<Item = u32> + Sync> {
     let next = AtomicU32::new(0);
     let source = move |gfp| (gfp == Gfp::KERNEL | Gfp::NORETRY).then(|| next.fetch_add(1, Relaxed));
     Mempool::from_fns(source, drop, RESERVE).unwrap()
 }
 
-/// Everything that the pool has left, each element once; then somebody waits for one of them.
+/// Takes every element that the pool has left, each once; then a request waits for one of them.
 fn goes_on(pool: &Mempool<impl Source<Item = u32> + Sync>) {
     let stats = pool.stats();
     assert_eq!(stats.waiting, 0, "nobody waits in a child");

@@ -69,7 +69,7 @@ fn requests_beyond_the_arena_get_all_it_has() {
     for allocator in allocators(100) {
         for (name, form) in FORMS {
             for most in [101, 300, 5000] {
-                let (pages, shortfall) = form(&allocator, 0, most, None).unwrap();
+                let (pages, shortfall) = form(&allocator, Bulk::up_to(most), most).unwrap();
                 assert_eq!(pages.len(), 100, "{name} of {most}");
                 assert_eq!(shortfall, Some(Shortfall { missing: most - 100, why: Why::Exhausted }), "{name} of {most}");
                 assert_distinct(&pages);
@@ -92,7 +92,7 @@ fn empty_requests_and_full_arrays_change_nothing() {
         let full = allocator.alloc_pages_bulk_array(Bulk::exact(4), &mut slots).unwrap();
         assert_eq!((full.added, full.occupied, full.first_hole), (0, 4, 4));
         assert_eq!(allocator.stats(), before);
-        // What cannot be asked for is refused, whether or not anything is missing.
+        // An invalid request is refused, whether or not a slot is empty.
         for n in 1..=4 {
             let refused = allocator.alloc_pages_bulk_array(Bulk::up_to(n).gfp(Gfp::NOWAIT | Gfp::NOFAIL), &mut slots);
             assert!(
@@ -339,7 +339,7 @@ fn a_fresh_array_grows_by_the_pages_delivered() {
                 slots.truncate(1);
             }
         }
-        // More than there is: nothing, or what there is; also where no array could be made for all of it.
+        // More than the allocator has: nothing, or all pages; also for a count that no array could hold.
         for most in [1025, Bulk::COUNT_MAX] {
             assert!(allocator.alloc_pages_bulk_array_fresh(Bulk::at_least(1025, most), &mut slots).is_err());
             assert_eq!(slots.len(), 1);
@@ -386,7 +386,7 @@ fn runs_of_any_length_are_freed_in_bulk() {
 /// An array with blocks of several orders, pages and holes, of two allocators, in no order.
 #[test]
 fn blocks_of_mixed_orders_are_freed_in_bulk() {
-    for (one, other) in allocators(8192).zip(allocators(8192)) {
+    for (one, other) in allocators(8192).into_iter().zip(allocators(8192)) {
         let mut slots: Vec<Option<Block>> = Vec::new();
         for (i, order) in [1, 6, 0, 3, 8, 1, 1, 7, 9, 6, 6, 0, 0, 2, 10].into_iter().cycle().take(60).enumerate() {
             let from = if i % 7 < 4 { &one } else { &other };
@@ -545,14 +545,14 @@ fn injected_faults_are_reported_as_faults() {
     let missing = 512 - first.blocks;
     assert!(first.blocks > 0);
     assert_eq!(first.shortfall, Some(Shortfall { missing, why: Why::Fault }));
-    // Others get what is left. When nothing is, that is why.
+    // Other kinds of request get the rest. When nothing is left, that is the reason given.
     assert_eq!(allocator.alloc_pages_bulk_list(Bulk::up_to(missing), &mut list).unwrap().shortfall, None);
     let refused = |gfp| allocator.alloc_page(gfp).unwrap_err();
     let exhausted = Error::Exhausted(Exhausted { wanted: 1, got: 0, order: 0, why: Why::Exhausted });
     assert_eq!((refused(Gfp::NOWAIT), refused(Gfp::KERNEL)), (exhausted, exhausted));
 }
 
-/// Runs are served from a list whose frames follow each other: what small arrays took and gave back does not end that.
+/// Runs are served from a list whose frames follow each other: small arrays that were taken and freed do not end that.
 #[test]
 fn small_arrays_leave_the_list_in_order() {
     let allocator = one_cpu(Memory::anonymous(4096));

@@ -1,15 +1,17 @@
 //! Memory that goes back to the system, at once, in part and by age, and that is committed ahead; also while others work.
-//! What the system says of it counts, not what the allocator believes.
+//! The system's figures count, not the allocator's.
 
 use crate::common::{
-    Over, PATIENCE, are_resident, assert_all_back, backends, pages_go_singly, resident_pages, system_page, until,
+    EXACT_FORMS, Over, PATIENCE, Rng, all_without_waiting, allocator, are_resident, assert_all_back, assert_distinct,
+    backends, is_all, is_stamped, pages_go_singly, resident_pages, slots, stamp, system_page, take, until,
 };
 use pagemill::{
-    Allocator, Bulk, Gfp, Memory, NodeId, Order, Page, PageCount, PageList, Populated, Run, Watermarks, free_pages_bulk,
+    Allocator, Block, Bulk, Gfp, Memory, NodeId, Order, Page, PageCount, Populated, Watermarks, free_pages_bulk,
 };
 use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const PAGES: usize = 8192;
@@ -23,13 +25,6 @@ fn with(memory: Memory, idle: Option<Duration>) -> (Allocator, Range<usize>) {
     };
     let range = allocator.arenas()[0].range.clone();
     (allocator, range)
-}
-
-fn take(allocator: &Allocator, n: usize) -> Vec<Page> {
-    let mut pages = Vec::new();
-    allocator.alloc_pages_bulk_callback(Bulk::up_to(n), |page: Page| pages.push(page)).unwrap();
-    assert_eq!(pages.len(), n);
-    pages
 }
 
 /// Every page was written to, and is back.
@@ -83,11 +78,10 @@ fn larger_system_pages_keep_the_high_mark_and_the_count() {
 }
 
 /// One page of each pageblock stays out, in the middle; all pages were written to.
-fn keep_one_of_each_pageblock(allocator: &Allocator, range: &Range<usize>) -> Vec<Page> {
-    let mut pages = take(allocator, PAGES);
+fn keep_one_of_each_pageblock(allocator: &Allocator, range: &Range<usize>, pages: usize) -> Vec<Page> {
+    let mut pages = take(allocator, pages);
     pages.iter_mut().for_each(|page| page.fill(9));
     pages.retain(|page| (page.addr() - range.start) / 4096 % 512 == 200);
-    assert_eq!(pages.len(), PAGES / 512);
     pages
 }
 
@@ -98,9 +92,10 @@ fn free_parts_of_a_used_pageblock_are_given_back() {
     }
     for memory in [Memory::anonymous(PAGES), Memory::memfd(PAGES)] {
         let (allocator, range) = with(memory, None);
-        let kept = keep_one_of_each_pageblock(&allocator, &range);
+        let kept = keep_one_of_each_pageblock(&allocator, &range, PAGES);
+        assert_eq!(kept.len(), PAGES / 512);
         let is_kept = |resident: &[bool]| resident.iter().enumerate().all(|(at, &is)| is == (at % 512 == 200));
-        // Little by little, each time what is left.
+        // A hundred pages at a time.
         for so_far in (100..=700).step_by(100) {
             let given = allocator.give_back_at_most(PageCount::new(100)).get();
             assert_eq!((given, resident_pages(&range)), (100, PAGES - so_far));
@@ -109,11 +104,11 @@ fn free_parts_of_a_used_pageblock_are_given_back() {
         assert_eq!((given, resident_pages(&range)), (PAGES - kept.len() - 700, kept.len()));
         assert!(is_kept(&are_resident(&range)));
         assert_eq!(allocator.give_back().get(), 0, "it is gone");
-        assert!(kept.iter().all(|page| page.iter().all(|&byte| byte == 9)));
-        // What is taken again is zero.
-        let zeroed = (0..PAGES - kept.len()).map(|_| allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).unwrap());
-        let mut zeroed: Vec<Page> = zeroed.collect();
-        assert!(zeroed.iter().all(|page| page.iter().all(|&byte| byte == 0)));
+        assert!(kept.iter().all(|page| is_all(&page[..], 9)));
+        // Pages taken again are zero.
+        let mut zeroed = all_without_waiting(&allocator, Gfp::KERNEL | Gfp::ZERO);
+        assert_eq!(zeroed.len(), PAGES - kept.len());
+        assert!(zeroed.iter().all(|page| is_all(&page[..], 0)));
         zeroed.iter_mut().for_each(|page| page[0] = 1);
         // Runs of free pages that are shorter than 16 are not worth a call each.
         zeroed.retain(|page| (page.addr() - range.start) / 4096 % 8 == 0);
@@ -132,9 +127,7 @@ fn give_back_of_parts_keeps_the_high_mark_committed() {
         return;
     }
     let (allocator, range) = with(Memory::anonymous(PAGES).watermarks(Watermarks::above(1000)), None);
-    let mut pages = take(&allocator, PAGES - 1250);
-    pages.iter_mut().for_each(|page| page[0] = 1);
-    pages.retain(|page| (page.addr() - range.start) / 4096 % 512 == 200);
+    let pages = keep_one_of_each_pageblock(&allocator, &range, PAGES - 1250);
     let out = pages.len();
     allocator.drain();
     let resident = resident_pages(&range);
@@ -148,9 +141,9 @@ fn give_back_of_parts_keeps_the_high_mark_committed() {
 
 #[test]
 fn parts_of_a_pageblock_are_not_given_back_with_huge_pages() {
-    let allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).build().unwrap();
+    let allocator = allocator(PAGES);
     let range = allocator.arenas()[0].range.clone();
-    let kept = keep_one_of_each_pageblock(&allocator, &range);
+    let kept = keep_one_of_each_pageblock(&allocator, &range, PAGES);
     assert_eq!((allocator.give_back().get(), resident_pages(&range)), (0, PAGES));
     drop(kept);
     assert_eq!(allocator.give_back().get(), PAGES);
@@ -206,7 +199,7 @@ fn idle_pageblocks_are_given_back() {
         assert_eq!((at(18), at(23), resident_pages(&range)), (0, 0, 512));
         assert_eq!((at(27), resident_pages(&range)), (512, 0));
         assert_eq!(at(1000), 0, "it is gone");
-        // What is in use stays.
+        // Pages in use stay.
         let mut pages = take(&allocator, 600);
         assert!(pages.iter().any(|page| page.addr() >> 21 == used) || pages.len() == 600);
         pages.iter_mut().for_each(|page| page[0] = 1);
@@ -245,51 +238,44 @@ fn with_neighbours(addrs: impl Iterator<Item = usize>, order: usize) -> usize {
 #[test]
 fn populated_pages_are_resident_in_every_form() {
     for n in [1, 64, 300, 4096] {
-        let is_resident = |allocator: &Allocator| resident_pages(&allocator.arenas()[0].range);
+        let resident = |allocator: &Allocator| resident_pages(&allocator.arenas()[0].range);
         let request = Bulk::exact(n).populated();
         let new = || with(Memory::anonymous(PAGES), None).0;
+        let committed = |pages: &[Page]| with_neighbours(pages.iter().map(Page::addr), 0);
+        for (name, form) in EXACT_FORMS {
+            let allocator = new();
+            let (pages, _) = form(&allocator, request, n).unwrap();
+            assert_eq!((resident(&allocator), assert_distinct(&pages).len()), (committed(&pages), n), "{name} of {n}");
+            drop(pages);
+            assert_all_back(&allocator);
+        }
 
-        let (array, mut slots) = (new(), (0..n + 2).map(|_| None).collect::<Vec<Option<Page>>>());
+        // An array that has a page already, and a slot too many.
+        let (array, mut slots) = (new(), slots::<Page>(n + 2));
         slots[0] = Some(array.alloc_page(Gfp::KERNEL).unwrap());
-        let before = is_resident(&array);
+        let before = resident(&array);
         let filled = array.alloc_pages_bulk_array(Bulk::exact(n + 1).populated(), &mut slots).unwrap();
         assert_eq!((filled.added, filled.first_hole, slots[n + 1].is_none()), (n, n + 1, true));
-        let added = with_neighbours(slots[1..].iter().flatten().map(Page::addr), 0);
-        assert_eq!(is_resident(&array) - before, added);
-        let mut addresses: Vec<usize> = slots.iter().flatten().map(Page::addr).collect();
-        addresses.sort_unstable();
-        addresses.dedup();
-        assert_eq!(addresses.len(), n + 1);
+        assert_eq!(resident(&array) - before, with_neighbours(slots[1..].iter().flatten().map(Page::addr), 0));
+        assert_distinct(slots.iter().flatten());
 
-        let (list, mut pages) = (new(), PageList::new());
-        assert_eq!(list.alloc_pages_bulk_list(request, &mut pages).unwrap().blocks, n);
-        let pages: Vec<Page> = pages.collect();
-        assert_eq!((is_resident(&list), pages.len()), (with_neighbours(pages.iter().map(Page::addr), 0), n));
-
-        let (runs, mut vector) = (new(), Vec::<Run<Page>>::new());
-        assert_eq!(runs.alloc_pages_bulk_runs(request, &mut vector).unwrap().blocks, n);
-        let addrs = vector.iter().flat_map(|run| (run.addr()..run.addr() + run.bytes()).step_by(4096));
-        assert_eq!((is_resident(&runs), vector.iter().map(Run::len).sum()), (with_neighbours(addrs, 0), n));
-
-        // A callback that unwinds: what it was not given goes back.
-        let callback = new();
-        let calls = std::sync::atomic::AtomicUsize::new(0);
+        // A callback that unwinds: pages that it was not given go back.
+        let (callback, calls) = (new(), AtomicUsize::new(0));
         let each = |page: Page| {
             assert_eq!(page[77], 0);
             assert!(calls.fetch_add(1, Relaxed) < n / 2, "that is enough");
         };
-        let all = std::panic::AssertUnwindSafe(|| callback.alloc_pages_bulk_callback(Bulk::up_to(n).populated(), each));
-        assert!(std::panic::catch_unwind(all).is_err());
-        assert_eq!((is_resident(&callback), calls.into_inner()), (is_resident(&list), n / 2 + 1));
+        let all = AssertUnwindSafe(|| callback.alloc_pages_bulk_callback(Bulk::up_to(n).populated(), each));
+        assert!(catch_unwind(all).is_err());
+        assert_eq!((resident(&callback), calls.into_inner()), (n.next_multiple_of(system_page() / 4096), n / 2 + 1));
 
-        let (blocks, order) = (new(), Order::new(1).unwrap());
-        let mut pairs = pagemill::BlockList::new();
-        let request = Bulk::exact(n).populated().order(order);
-        assert_eq!(blocks.alloc_pages_bulk_list(request, &mut pairs).unwrap().blocks, n);
-        let pairs: Vec<pagemill::Block> = pairs.collect();
-        assert_eq!((is_resident(&blocks), pairs.len()), (with_neighbours(pairs.iter().map(|pair| pair.addr()), 1), n));
-        drop((slots, pages, vector, pairs));
-        [array, list, runs, callback, blocks].iter().for_each(assert_all_back);
+        let (allocator, order) = (new(), Order::new(1).unwrap());
+        let mut pairs: Vec<Block> = Vec::new();
+        let request = Bulk::up_to(n).populated().order(order);
+        assert_eq!(allocator.alloc_pages_bulk_callback(request, |pair| pairs.push(pair)).unwrap().blocks, n);
+        assert_eq!(resident(&allocator), with_neighbours(pairs.iter().map(|pair| pair.addr()), 1));
+        drop((slots, pairs));
+        [array, callback, allocator].iter().for_each(assert_all_back);
     }
 }
 
@@ -325,42 +311,33 @@ fn populate_commits_all_nodes_and_reports_progress() {
     assert_eq!((pages[7][5], pages[NODE + 7][5]), (7, 8), "contents stay");
     drop(pages);
     assert_eq!(allocator.give_back().get(), 2 * NODE);
-    // What nobody had goes back as well, once it was populated.
+    // Pages that were populated and never handed out go back as well.
     allocator.populate(|_| ControlFlow::Continue(())).unwrap();
     assert_eq!((allocator.give_back().get(), allocator.give_back().get()), (2 * NODE, 0));
     assert_all_back(&allocator);
 }
 
 /// Takes pages and blocks, each to be zero, stamps them, and looks whether the stamps stay.
-fn work(allocator: &Allocator, seed: usize, is_over: &AtomicBool) {
-    let mut turn = seed;
+fn work(allocator: &Allocator, seed: u64, is_over: &AtomicBool) {
+    let mut rng = Rng::new(seed);
     while !is_over.load(Relaxed) {
-        turn = turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let mut slots: Vec<Option<Page>> = (0..1 + (turn >> 40) % 700).map(|_| None).collect();
-        let n = slots.len();
+        let n = 1 + rng.below(700);
+        let mut slots = slots::<Page>(n);
         let request = Bulk::up_to(n).gfp(Gfp::KERNEL | Gfp::ZERO);
-        let request = if turn >> 60 == 0 { request.populated() } else { request };
+        let request = if rng.below(16) == 0 { request.populated() } else { request };
         allocator.alloc_pages_bulk_array(request, &mut slots).unwrap();
-        let block = allocator.alloc_pages(Gfp::KERNEL | Gfp::ZERO, Order::new((turn >> 50) as u8 % 10).unwrap());
-        let mut block = block.ok();
-        let stamp = |addr: usize| (addr ^ seed << 48).to_ne_bytes();
-        let chunks = |block: &mut Option<pagemill::Block>| {
-            block.iter().flat_map(|block| block.chunks(4096)).all(|page| page == [0; 4096])
-        };
-        assert!(chunks(&mut block), "a block is not zero");
+        let order = Order::new(rng.below(10) as u8).unwrap();
+        let mut block = allocator.alloc_pages(Gfp::KERNEL | Gfp::ZERO, order).ok();
+        assert!(block.iter().all(|block| is_all(block, 0)), "a block is not zero");
         block.iter_mut().for_each(|block| block.fill(seed as u8));
         for page in slots.iter_mut().flatten() {
-            assert!(page.iter().all(|&byte| byte == 0), "a page is not zero");
-            let addr = page.addr();
-            page[..8].copy_from_slice(&stamp(addr));
-            page[4088..].copy_from_slice(&stamp(addr));
+            assert!(is_all(&page[..], 0), "a page is not zero");
+            stamp(page, seed);
         }
         std::thread::yield_now();
-        for page in slots.iter().flatten() {
-            let stamp = stamp(page.addr());
-            assert_eq!((&page[..8], &page[4088..]), (&stamp[..], &stamp[..]), "owned twice, or taken away");
-        }
-        assert!(block.iter().all(|block| block.iter().all(|&byte| byte == seed as u8)), "a block was taken away");
+        let is_stamped = slots.iter().flatten().all(|page| is_stamped(page, seed));
+        assert!(is_stamped, "a page is owned twice, or was taken away");
+        assert!(block.iter().all(|block| is_all(block, seed as u8)), "a block was taken away");
         free_pages_bulk(&mut slots);
     }
 }
@@ -386,6 +363,7 @@ fn give_back_and_retire_race_with_allocation() {
             while turn < 30 || (given < 10 * 512 && begin.elapsed() < PATIENCE) {
                 turn += 1;
                 let arena = allocator.add_memory(Memory::anonymous(1024)).unwrap();
+                assert_eq!(allocator.managed_pages().get(), 3072);
                 for _ in 0..10 {
                     given += match turn % 3 {
                         0 => allocator.give_back(),
@@ -396,10 +374,11 @@ fn give_back_and_retire_race_with_allocation() {
                     std::thread::yield_now();
                 }
                 allocator.retire(arena).unwrap();
+                assert_eq!(allocator.managed_pages().get(), 2048);
             }
         });
         assert!(given >= 10 * 512, "{given} pages went back meanwhile");
-        assert!(kept.iter().all(|page| page.iter().all(|&byte| byte == 0xee)), "a page in use went back");
+        assert!(kept.iter().all(|page| is_all(&page[..], 0xee)), "a page in use went back");
         drop(kept);
         allocator.drain();
         let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
@@ -430,8 +409,8 @@ fn a_short_last_pageblock_is_given_back() {
         allocator.drain();
         assert_eq!(allocator.give_back_idle(start).get(), 0);
         assert_eq!((allocator.give_back_idle(start + 2 * MINUTE).get(), resident_pages(&range)), (all, 0));
-        let pages: Vec<Page> = (0..all).map(|_| allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).unwrap()).collect();
-        assert!(pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
+        let pages = all_without_waiting(&allocator, Gfp::KERNEL | Gfp::ZERO);
+        assert!(pages.len() == all && pages.iter().all(|page| is_all(&page[..], 0)));
         drop(pages);
         assert_all_back(&allocator);
     }
@@ -449,12 +428,7 @@ fn all_free_pages_of_a_retired_arena_are_given_back() {
             let builder = Allocator::builder().huge_pages(false).give_back_after(MINUTE).backend(backend);
             let allocator = builder.memory(Memory::anonymous(64)).memory(memory).build().unwrap();
             let arena = allocator.arenas()[1].clone();
-            let mut pages: Vec<Page> = Vec::new();
-            // Some may lie on the list of a CPU that this thread was on.
-            for _ in 0..10 {
-                pages.extend(std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()));
-                allocator.drain();
-            }
+            let mut pages = all_without_waiting(&allocator, Gfp::NOWAIT);
             assert_eq!(pages.len(), 1764);
             pages.iter_mut().for_each(|page| page[0] = 1);
             pages.retain(|page| arena.range.contains(&page.addr()));
@@ -472,7 +446,7 @@ fn all_free_pages_of_a_retired_arena_are_given_back() {
             assert_eq!(allocator.retire(arena.id).unwrap().get(), out);
             assert!(is_only_theirs(&pages));
             assert!(pages.iter().all(|page| page[0] == 1));
-            // What comes back goes past the lists, and to the system with the next call or in time.
+            // Pages that are freed bypass the lists, and go to the system with the next call or in time.
             pages.truncate(out / 2);
             assert_eq!(allocator.stats().drains, drains);
             assert!(!is_only_theirs(&pages));
@@ -492,7 +466,7 @@ fn all_free_pages_of_a_retired_arena_are_given_back() {
     }
 }
 
-/// As on a system with pages of 16 KiB, which takes back whole ones, and so what lies beside a page of 4 KiB.
+/// As on a system with pages of 16 KiB, which takes back whole ones, and so the neighbours of a page of 4 KiB.
 #[test]
 fn larger_system_pages_with_a_used_page_are_not_given_back() {
     own_process!();

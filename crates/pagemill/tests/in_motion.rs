@@ -1,11 +1,11 @@
-//! `validate` of an allocator that is in use (C10.2 is for rest): it says what does not fit, and does not panic.
-use crate::common::{Over, assert_all_back, backends, until};
-use pagemill::{Allocator, Bulk, Gfp, Misfit, Page, PageList};
+//! `validate` of an allocator that is in use (C10.2 is for rest): it returns the misfit, and does not panic.
+use crate::common::{Over, allocator, allocators, assert_all_back, until};
+use pagemill::{Bulk, Gfp, Misfit, Page, PageList};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 #[test]
 fn validate_inside_a_callback_returns_a_misfit() {
-    let allocator = Allocator::builder().pages(4096).build().unwrap();
+    let allocator = allocator(4096);
     let mut seen = None;
     // So large a request has taken a whole pageblock when it hands out the first page.
     let each = |_: Page| _ = seen.get_or_insert_with(|| allocator.validate());
@@ -17,8 +17,7 @@ fn validate_inside_a_callback_returns_a_misfit() {
 
 #[test]
 fn validate_of_a_busy_allocator_returns_a_misfit() {
-    for backend in backends() {
-        let allocator = Allocator::builder().pages(4096).backend(backend).build().unwrap();
+    for allocator in &allocators(4096) {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let _over = Over(&is_over);
@@ -31,6 +30,6 @@ fn validate_of_a_busy_allocator_returns_a_misfit() {
             });
             until("a frame on its way", || allocator.validate().is_err());
         });
-        assert_all_back(&allocator);
+        assert_all_back(allocator);
     }
 }

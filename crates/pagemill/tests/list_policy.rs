@@ -1,29 +1,25 @@
-//! C4.3 and C3.1: what a CPU's list moves and holds adapts, and begins anew when it is drained; what is as large as what
+//! C4.3 and C3.1: the batch and the limit of a CPU's list adapt, and begin anew when it is drained; requests as large as what
 //! would be moved goes past it, in both directions. One CPU that is not there, so that every page is accounted for.
-use pagemill::{Allocator, Bulk, CpuId, Gfp, Page, PageList, Run, Stats, free_pages_bulk};
+use crate::common::{array, bulk, close_all_back, one_cpu, singles};
+use pagemill::{Allocator, Bulk, CpuId, Gfp, Memory, Page, PageList, Run, Stats, free_pages_bulk};
 use pagemill_core::ListPolicy;
 
 const SECTION: usize = ListPolicy::SECTION;
 const LARGE: usize = ListPolicy::LARGE;
 
 fn allocator() -> Allocator {
-    Allocator::builder().pages(1 << 15).cpus(1, || 0).build().unwrap()
+    one_cpu(Memory::anonymous(1 << 15))
 }
 
-fn pages(allocator: &Allocator, n: usize) -> Vec<Page> {
-    (0..n).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect()
-}
-
-/// As [`pages`], past the list.
+/// As [`singles`], past the list.
 fn pages_from_the_zone(allocator: &Allocator, n: usize) -> Vec<Page> {
-    let mut pages = Vec::new();
-    allocator.alloc_pages_bulk_callback(Bulk::up_to(n.max(LARGE + 1)), |page: Page| pages.push(page)).unwrap();
+    let mut pages = bulk(allocator, Bulk::up_to(n.max(LARGE + 1))).0;
     pages.truncate(n);
     allocator.drain();
     pages
 }
 
-/// What a trip to the zone brings a list that is empty, the page included that it was made for.
+/// The pages that a trip to the zone brings to an empty list, the requested one included.
 fn batch(allocator: &Allocator) -> u64 {
     assert_eq!(allocator.stats().listed, 0);
     drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
@@ -53,14 +49,14 @@ fn a_drain_resets_the_batch_of_a_list() {
     assert_eq!(batch(&allocator), u64::from(ListPolicy::BATCH_MIN));
     allocator.drain();
     // While all goes one way, batches grow.
-    let held = pages(&allocator, 3000);
-    let taken = pages(&allocator, allocator.stats().listed as usize);
+    let held = singles(&allocator, 3000);
+    let taken = singles(&allocator, allocator.stats().listed as usize);
     assert!(batch(&allocator) > u64::from(ListPolicy::BATCH_MIN), "a list that was always empty gets larger batches");
     allocator.drain();
     assert_eq!(batch(&allocator), u64::from(ListPolicy::BATCH_MIN), "after a drain of all CPUs");
     allocator.drain();
     // And by itself: one that is drained alone.
-    let more = pages(&allocator, 3000);
+    let more = singles(&allocator, 3000);
     allocator.drain_cpu(CpuId::new(0)).unwrap();
     assert_eq!(batch(&allocator), u64::from(ListPolicy::BATCH_MIN), "after a drain of its CPU");
     drop((held, taken, more));
@@ -75,7 +71,7 @@ fn a_drain_resets_the_limit_of_a_list() {
     // While callers swing further than the list is long, it grows.
     let mut most = 0;
     for _ in 0..10 {
-        let mut held = pages(&allocator, 1000);
+        let mut held = singles(&allocator, 1000);
         while let Some(page) = held.pop() {
             drop(page);
             most = allocator.stats().listed.max(most);
@@ -84,8 +80,7 @@ fn a_drain_resets_the_limit_of_a_list() {
     assert!(most > u64::from(ListPolicy::LIMIT_MIN), "a list that callers swing past holds {most}");
     allocator.drain();
     assert_eq!(limit(&allocator), u64::from(ListPolicy::LIMIT_MIN), "after a drain");
-    allocator.drain();
-    allocator.close().unwrap();
+    close_all_back(allocator);
 }
 
 /// What changed: (on the list, in the zone, given past the list, from the list to the zone).
@@ -118,8 +113,7 @@ fn large_frees_bypass_a_full_list() {
     assert_eq!(free(SECTION), (-section, 2 * section, 0, 2 * SECTION as u64), "smaller than what is moved");
     assert_eq!(free(8), (8, 0, 0, 0), "there is room now");
     drop(held);
-    allocator.drain();
-    allocator.close().unwrap();
+    close_all_back(allocator);
 }
 
 #[test]
@@ -132,16 +126,14 @@ fn large_requests_bypass_the_list() {
     let passes = |stats: &Stats, what: &str| {
         assert_eq!((stats.listed, stats.refills, stats.drains), (alone.listed, alone.refills, alone.drains), "{what}");
     };
-    let (mut slots, mut list, mut runs): (Vec<Option<Page>>, PageList, Vec<Run<Page>>) =
-        ((0..n).map(|_| None).collect(), PageList::new(), Vec::new());
-    allocator.alloc_pages_bulk_array(Bulk::exact(n), &mut slots).unwrap();
+    let (mut list, mut runs) = (PageList::new(), Vec::<Run<Page>>::new());
+    let mut slots = array(&allocator, n);
     passes(&allocator.stats(), "an array");
     allocator.alloc_pages_bulk_list(Bulk::exact(n), &mut list).unwrap();
     passes(&allocator.stats(), "a list");
     allocator.alloc_pages_bulk_runs(Bulk::exact(n), &mut runs).unwrap();
     passes(&allocator.stats(), "runs");
-    let mut kept: Vec<Page> = Vec::new();
-    allocator.alloc_pages_bulk_callback(Bulk::up_to(n), |page: Page| kept.push(page)).unwrap();
+    let kept = bulk(&allocator, Bulk::up_to(n)).0;
     passes(&allocator.stats(), "a callback");
     assert_eq!(free_pages_bulk(&mut slots), n);
     passes(&allocator.stats(), "an array, freed");
@@ -154,6 +146,5 @@ fn large_requests_bypass_the_list() {
     allocator.alloc_pages_bulk_list(Bulk::exact(LARGE), &mut PageList::new()).unwrap();
     assert!(allocator.stats().refills > alone.refills);
     drop(kept);
-    allocator.drain();
-    allocator.close().unwrap();
+    close_all_back(allocator);
 }

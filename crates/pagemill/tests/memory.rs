@@ -1,36 +1,43 @@
-//! Kinds of memory, growing and shrinking, and giving memory back: what the system says of it counts, not what the
+//! Kinds of memory, growing and shrinking, and giving memory back: the system's figures count, not those of the
 //! allocator believes (C2.2, C10.2).
-use crate::common::{Over, resident_pages, system_page, until};
-use pagemill::{
-    Allocator, Backend, BuildError, Bulk, Error, Faults, Gfp, Memory, NodeId, Order, Page, PageList, ZoneKind,
-    free_pages_bulk,
+use crate::common::{
+    allocator, arena, assert_all_back, bulk, close_all_back, in_child, is_all, is_stamped, map, mappings, range_of,
+    resident_pages, stamp, system_page, take,
 };
+use pagemill::{
+    Allocator, BuildError, Bulk, Error, Faults, Gfp, Memory, NodeId, Order, Page, PageList, ZoneKind, free_pages_bulk,
+};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 const MIB: usize = 1 << 20;
 
-/// KiB of `name` in the mappings that lie in `range`, as `/proc/self/smaps` says.
-fn smaps_kib(range: &std::ops::Range<usize>, name: &str) -> usize {
+/// What `/proc/self/smaps` says of `name` for each mapping.
+fn smaps(name: &str) -> Vec<(Range<usize>, String)> {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let (mut is_inside, mut kib, mut seen) = (false, 0, 0);
+    let (mut inside, mut said) = (0..0, Vec::new());
     for line in smaps.lines() {
-        let mut words = line.split_whitespace();
-        let first = words.next().unwrap();
-        if let Some((from, to)) = first.split_once('-') {
-            let [from, to] = [from, to].map(|text| usize::from_str_radix(text, 16).unwrap());
-            is_inside = from < range.end && to > range.start;
-            seen += usize::from(is_inside);
-        } else if is_inside && first.strip_suffix(':') == Some(name) {
-            kib += words.next().unwrap().parse::<usize>().unwrap();
+        if let Some((range, _)) = range_of(line) {
+            inside = range;
+        } else if let Some(value) = line.strip_prefix(name) {
+            said.push((inside.clone(), value.trim().to_owned()));
         }
     }
-    assert!(seen > 0, "no mapping in {range:x?}");
-    kib
+    said
+}
+
+/// Resident bytes of the mappings that lie in `range`.
+fn resident_bytes(range: &Range<usize>) -> usize {
+    let smaps = smaps("Rss:");
+    let inside = smaps.iter().filter(|(mapping, _)| mapping.start < range.end && mapping.end > range.start);
+    let bytes: Vec<usize> =
+        inside.map(|(_, kib)| kib.trim_end_matches(" kB").parse::<usize>().unwrap() * 1024).collect();
+    assert!(!bytes.is_empty(), "no mapping in {range:x?}");
+    bytes.iter().sum()
 }
 
 /// Keeps a mapping from being merged with its neighbours of the same kind, whose memory would be counted with it.
-fn keep_apart(range: &std::ops::Range<usize>) {
+fn keep_apart(range: &Range<usize>) {
     let start = std::ptr::with_exposed_provenance_mut(range.start);
     // SAFETY: says only that a core dump leaves it out, as no other test says of its memory.
     assert_eq!(unsafe { libc::madvise(start, range.len(), libc::MADV_DONTDUMP) }, 0);
@@ -38,36 +45,18 @@ fn keep_apart(range: &std::ops::Range<usize>) {
 
 /// Writes something else into each page.
 fn dirty(pages: &mut [Page]) {
-    for page in pages {
-        let number = page.addr() as u64;
-        page[..8].copy_from_slice(&number.to_ne_bytes());
-        page[4088..].copy_from_slice(&number.to_ne_bytes());
-    }
+    pages.iter_mut().for_each(|page| stamp(page, 0));
 }
 
-fn take(allocator: &Allocator, n: usize, gfp: Gfp) -> Vec<Page> {
-    let mut pages = Vec::new();
-    let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(n).gfp(gfp), |page| pages.push(page)).unwrap();
-    assert_eq!((delivered.blocks, delivered.shortfall), (n, None));
-    pages
-}
-
-fn assert_all_back(allocator: &Allocator) {
-    allocator.drain();
-    let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
-    assert_eq!(census.free, census.managed);
-    assert_eq!((stats.allocated, stats.misused, stats.quarantined), (stats.freed, 0, 0));
-}
-
-/// What is resident falls when memory is given back, and what was given back reads zero.
+/// Resident memory falls when it is given back, and reads zero afterwards.
 fn gives_back(memory: Memory, huge_pages: bool) {
     const PAGES: usize = 8192;
     let allocator = Allocator::builder().memory(memory).huge_pages(huge_pages).build().unwrap();
     let range = allocator.arenas()[0].range.clone();
     keep_apart(&range);
-    let resident = || smaps_kib(&range, "Rss") * 1024;
+    let resident = || resident_bytes(&range);
     assert!(resident() <= 4 * MIB, "{} bytes before anything was touched", resident());
-    let mut pages = take(&allocator, PAGES, Gfp::KERNEL);
+    let mut pages = take(&allocator, PAGES);
     dirty(&mut pages);
     assert_eq!(resident(), PAGES * 4096);
 
@@ -78,24 +67,22 @@ fn gives_back(memory: Memory, huge_pages: bool) {
     let stays = if huge_pages || system_page() > 4096 { 2 * 512 } else { 2 };
     assert_eq!(allocator.give_back().get(), PAGES - stays);
     assert_eq!(resident(), stays * 4096);
-    assert!(kept.iter().all(|page| page[..8] == (page.addr() as u64).to_ne_bytes()), "a page that is out was taken");
+    assert!(kept.iter().all(|page| is_stamped(page, 0)), "a page that is out was taken");
 
     // Pages with ZERO come zeroed without being written: reading commits none of them (the system's zero page), or for
     // files one page of it.
-    let zeroed = take(&allocator, PAGES - 2 * 512, Gfp::KERNEL | Gfp::ZERO);
-    let fresh = zeroed.iter().filter(|page| page.iter().all(|&byte| byte == 0)).count();
-    assert_eq!(fresh, zeroed.len());
+    let zeroed = bulk(&allocator, Bulk::up_to(PAGES - 2 * 512).gfp(Gfp::KERNEL | Gfp::ZERO)).0;
+    assert!(zeroed.len() == PAGES - 2 * 512 && zeroed.iter().all(|page| is_all(&page[..], 0)));
     drop(zeroed);
     // All of them, so that nothing is left that the system has already.
-    dirty(&mut take(&allocator, PAGES - 2, Gfp::KERNEL));
+    dirty(&mut take(&allocator, PAGES - 2));
     drop(kept);
     assert_eq!(allocator.give_back().get(), PAGES);
     assert_eq!(resident(), 0);
-    let zeroed = take(&allocator, PAGES, Gfp::KERNEL | Gfp::ZERO);
-    assert_eq!(resident(), 0, "ZERO wrote to pages that are known to be zero");
+    let zeroed = bulk(&allocator, Bulk::up_to(PAGES).gfp(Gfp::KERNEL | Gfp::ZERO)).0;
+    assert_eq!((resident(), zeroed.len()), (0, PAGES), "ZERO wrote to pages that are known to be zero");
     drop(zeroed);
-    assert_all_back(&allocator);
-    allocator.close().unwrap();
+    close_all_back(allocator);
 }
 
 #[test]
@@ -113,57 +100,31 @@ fn a_memfd_is_shared_with_a_child_that_maps_it() {
     // SAFETY: the child writes to one page, which is not looked at meanwhile.
     let fd = unsafe { allocator.memfd(arena) }.unwrap().as_raw_fd();
     // All of the first arena, so that the rest is the file's.
-    let mut pages = take(&allocator, 576, Gfp::KERNEL);
-    let file = smaps_range("pagemill");
+    let mut pages = take(&allocator, 576);
+    let files: Vec<_> = mappings().into_iter().filter(|(_, rest)| rest.contains("memfd:pagemill")).collect();
+    let [(file, _)] = &files[..] else { panic!("{files:x?}") };
     pages.retain(|page| file.contains(&page.addr()));
     assert_eq!(pages.len(), 512);
     let offset = pages[77].addr() - file.start;
     pages[77][..6].copy_from_slice(b"parent");
-    // SAFETY: the child uses system calls alone, and ends.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: a mapping of its own, of a file that is large enough; it uses no other memory.
-        unsafe {
-            let bytes = 512 * 4096;
-            let prot = libc::PROT_READ | libc::PROT_WRITE;
-            let map = libc::mmap(std::ptr::null_mut(), bytes, prot, libc::MAP_SHARED, fd, 0);
-            if map == libc::MAP_FAILED {
-                libc::_exit(3);
-            }
-            let at = map.cast::<u8>().add(offset);
-            if std::slice::from_raw_parts(at, 6) != b"parent" {
-                libc::_exit(4);
-            }
-            at.copy_from_nonoverlapping(b"child!".as_ptr(), 6);
-            libc::_exit(0)
-        }
-    }
-    let mut status = 0;
-    // SAFETY: our child.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!(status, 0);
+    in_child("maps the file", || {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a mapping of its own, of a file that is large enough.
+        let map = unsafe { libc::mmap(std::ptr::null_mut(), 512 * 4096, access, libc::MAP_SHARED, fd, 0) };
+        assert_ne!(map, libc::MAP_FAILED);
+        // SAFETY: six bytes of that mapping, which nobody else uses meanwhile.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>().add(offset), 6) };
+        assert_eq!(bytes, b"parent");
+        bytes.copy_from_slice(b"child!");
+    });
     assert_eq!(&pages[77][..6], b"child!");
     drop(pages);
     assert_all_back(&allocator);
 }
 
-/// Where the mapping lies whose name holds `name`.
-fn smaps_range(name: &str) -> std::ops::Range<usize> {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let found: Vec<_> = maps.lines().filter(|line| line.contains(&format!("memfd:{name}"))).collect();
-    assert_eq!(found.len(), 1, "{found:?}");
-    let (from, to) = found[0].split_whitespace().next().unwrap().split_once('-').unwrap();
-    usize::from_str_radix(from, 16).unwrap()..usize::from_str_radix(to, 16).unwrap()
-}
-
 #[test]
 fn brought_memory_is_aligned_zeroed_on_request_and_stays_mapped() {
-    let bytes = 6 * MIB;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping.
-    let map = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-    assert_ne!(map, libc::MAP_FAILED);
-    let start = map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(2 * MIB));
+    let start = map(4 * MIB, 2 * MIB);
     // SAFETY: inside the mapping; what is there is nobody's yet.
     unsafe { start.write_bytes(0xaa, 4 * MIB) };
     // SAFETY: readable, writable, and used by nobody else until the allocator is closed.
@@ -175,27 +136,20 @@ fn brought_memory_is_aligned_zeroed_on_request_and_stays_mapped() {
     let allocator = Allocator::builder().memory(memory(start)).build().unwrap();
     assert_eq!(allocator.arenas()[0].range, start.addr()..start.addr() + 4 * MIB);
     // Its contents are unspecified: with ZERO all of it is zeroed.
-    let mut pages = take(&allocator, 1024, Gfp::KERNEL | Gfp::ZERO);
-    assert!(pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
+    let mut pages = bulk(&allocator, Bulk::up_to(1024).gfp(Gfp::KERNEL | Gfp::ZERO)).0;
+    assert!(pages.iter().all(|page| is_all(&page[..], 0)));
     assert!(pages.iter().all(|page| allocator.arenas()[0].range.contains(&page.addr())));
     dirty(&mut pages);
     drop(pages);
     allocator.close().unwrap();
     // SAFETY: still mapped, and ours again.
-    unsafe {
-        assert_ne!(start.cast::<u64>().read(), 0);
-        libc::munmap(map, bytes);
-    }
+    assert_ne!(unsafe { start.cast::<u64>().read() }, 0);
 }
 
 #[test]
 fn memory_brought_again_belongs_to_its_new_allocator_on_every_thread() {
     own_process!();
-    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping, which stays.
-    let map = unsafe { libc::mmap(std::ptr::null_mut(), 4 * MIB, prot, flags, -1, 0) };
-    assert_ne!(map, libc::MAP_FAILED);
-    let start = map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(2 * MIB));
+    let start = map(2 * MIB, 2 * MIB);
     // Singly and as a run, which look for the arena each in their own way.
     let (send, receive) = std::sync::mpsc::channel::<Vec<Page>>();
     let (freed, is_freed) = std::sync::mpsc::channel();
@@ -211,12 +165,12 @@ fn memory_brought_again_belongs_to_its_new_allocator_on_every_thread() {
     for pages in [512, 300, 512] {
         // SAFETY: readable, writable, and used by nobody else until the allocator is closed.
         let allocator = Allocator::builder().memory(unsafe { Memory::brought(start, pages) }).build().unwrap();
-        send.send(take(&allocator, 9, Gfp::KERNEL)).unwrap();
+        send.send(take(&allocator, 9)).unwrap();
         is_freed.recv().unwrap();
         drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
         assert_eq!(allocator.validate().unwrap().handed_out, 0);
         allocator.close().unwrap();
-        // It has what the system and the heap took back, which the next one would have in the same places.
+        // It takes the places that the system and the heap got back, which the next one would take.
         between.push(Allocator::builder().pages(512).build().unwrap());
     }
     drop(send);
@@ -225,13 +179,9 @@ fn memory_brought_again_belongs_to_its_new_allocator_on_every_thread() {
 
 #[test]
 fn blocks_of_brought_memory_are_aligned() {
-    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping, which stays: what it is used for below is never touched.
-    let map = unsafe { libc::mmap(std::ptr::null_mut(), 64 * MIB, prot, flags, -1, 0) };
-    assert_ne!(map, libc::MAP_FAILED);
     // Of 14 MiB that begin 2 MiB after a multiple of 16 MiB: blocks of 2, 4 and 8 MiB, each where it may be.
-    let start = map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(16 * MIB) + 2 * MIB);
-    // SAFETY: as above.
+    let start = map(16 * MIB, 16 * MIB).wrapping_add(2 * MIB);
+    // SAFETY: memory of the test's own, which stays mapped.
     let memory = unsafe { Memory::brought(start, 14 * MIB / 4096) };
     let allocator = Allocator::builder().memory(memory).build().unwrap();
     let buddies = |order| allocator.buddyinfo().free_blocks(Order::new(order).unwrap());
@@ -267,7 +217,7 @@ fn missing_huge_pages_are_reported_and_replaced_by_ordinary_ones() {
 
         let allocator = Allocator::builder().memory(memory().or_ordinary()).build().unwrap();
         assert_eq!(allocator.notes(), [refused]);
-        let mut pages = take(&allocator, 600, Gfp::KERNEL);
+        let mut pages = take(&allocator, 600);
         dirty(&mut pages);
         drop(pages);
         assert_all_back(&allocator);
@@ -278,45 +228,27 @@ fn missing_huge_pages_are_reported_and_replaced_by_ordinary_ones() {
     assert!(refused.is_err() && plain.managed_pages().get() == 8);
 }
 
-/// In a child without a right to lock memory: 0 if all is as it should be.
-fn locks_nothing() -> i32 {
-    // SAFETY: takes rights and limits away from this process, a child that ends soon.
+/// In a child, which loses the right to lock memory.
+fn locks_nothing() {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: takes rights and limits away from this process, a child that ends soon. The limit first: then the user, and
+    // with it what is exempt from limits.
     unsafe {
-        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // The limit first: then the user, and with it what is exempt from limits.
-        if libc::setrlimit(libc::RLIMIT_MEMLOCK, &none) != 0 {
-            return 10;
-        }
-        if libc::geteuid() == 0 && libc::setresuid(65_534, 65_534, 65_534) != 0 {
-            return 11;
-        }
+        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &none), 0);
+        assert!(libc::geteuid() != 0 || libc::setresuid(65_534, 65_534, 65_534) == 0);
     }
     let locked = || Memory::anonymous(512).locked();
-    let Err(why) = Allocator::builder().memory(locked()).build() else { return 12 };
-    if !matches!(why, BuildError::LockLimit { limit: 0, .. }) {
-        return 13;
-    }
-    let Ok(allocator) = Allocator::builder().memory(locked().or_ordinary()).build() else { return 14 };
-    if allocator.notes() != [why] || allocator.alloc_page(Gfp::KERNEL).is_err() {
-        return 15;
-    }
-    0
+    let why = Allocator::builder().memory(locked()).build().unwrap_err();
+    assert!(matches!(why, BuildError::LockLimit { limit: 0, .. }), "{why}");
+    let allocator = Allocator::builder().memory(locked().or_ordinary()).build().unwrap();
+    assert_eq!(allocator.notes(), [why]);
+    drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
 }
 
 #[test]
 fn memory_that_may_not_be_locked_is_reported_and_left_unlocked() {
     own_process!();
-    // SAFETY: the child uses what works after a fork: the allocator, whose promise that is, and the C library's heap.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let code = std::panic::catch_unwind(locks_nothing).unwrap_or(99);
-        // SAFETY: ends the child at once.
-        unsafe { libc::_exit(code) }
-    }
-    let mut status = 0;
-    // SAFETY: our child.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+    in_child("may lock nothing", locks_nothing);
 }
 
 #[test]
@@ -331,57 +263,11 @@ fn locked_memory_is_resident_from_the_start() {
 }
 
 #[test]
-fn an_allocator_grows_and_shrinks_while_threads_work() {
-    for backend in [Backend::Portable, Backend::Rseq] {
-        if let (Backend::Rseq, Err(why)) = (backend, pagemill::self_test()) {
-            eprintln!("skipped: the rseq backend ({why})");
-            continue;
-        }
-        let allocator = Allocator::builder().pages(2048).backend(backend).build().unwrap();
-        let (is_over, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            for seed in 0..3usize {
-                let (allocator, is_over, turns) = (&allocator, &is_over, &turns);
-                scope.spawn(move || {
-                    let mut turn = seed;
-                    while !is_over.load(Relaxed) {
-                        turn = turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                        let mut slots: Vec<Option<Page>> = (0..1 + (turn >> 40) % 900).map(|_| None).collect();
-                        let n = slots.len();
-                        allocator.alloc_pages_bulk_array(Bulk::up_to(n), &mut slots).unwrap();
-                        for page in slots.iter_mut().flatten() {
-                            let mark = (page.addr() ^ seed << 48).to_ne_bytes();
-                            page[..8].copy_from_slice(&mark);
-                        }
-                        for page in slots.iter().flatten() {
-                            assert_eq!(page[..8], (page.addr() ^ seed << 48).to_ne_bytes(), "owned twice");
-                        }
-                        free_pages_bulk(&mut slots);
-                        turns.fetch_add(1, Relaxed);
-                    }
-                });
-            }
-            let _over = Over(&is_over);
-            for _ in 0..20 {
-                let arena = allocator.add_memory(Memory::anonymous(1024)).unwrap();
-                assert_eq!(allocator.managed_pages().get(), 3072);
-                let before = turns.load(Relaxed);
-                until("some turns with the new memory", || turns.load(Relaxed) >= before + 10);
-                allocator.retire(arena).unwrap();
-                assert_eq!(allocator.managed_pages().get(), 2048);
-            }
-        });
-        assert_all_back(&allocator);
-        allocator.close().unwrap();
-    }
-}
-
-#[test]
 fn pages_of_a_retired_arena_are_given_back_once_freed() {
-    let allocator = Allocator::builder().memory(Memory::anonymous(512)).build().unwrap();
+    let allocator = allocator(512);
     let first = allocator.arenas()[0].range.clone();
     let more = allocator.add_memory(Memory::anonymous(512)).unwrap();
-    let mut pages = take(&allocator, 1024, Gfp::KERNEL);
+    let mut pages = take(&allocator, 1024);
     dirty(&mut pages);
     // All but ten of the new arena's are back when it is retired.
     let (mut old, mut new): (Vec<Page>, Vec<Page>) = pages.into_iter().partition(|page| first.contains(&page.addr()));
@@ -392,7 +278,7 @@ fn pages_of_a_retired_arena_are_given_back_once_freed() {
     assert_eq!(allocator.retire(more).unwrap().get(), 10);
     assert_eq!(allocator.managed_pages().get(), 512);
     assert!(matches!(allocator.alloc_page(Gfp::KERNEL), Err(Error::Exhausted(_))), "a page of a retired arena");
-    assert!(new.iter().all(|page| page[..8] == (page.addr() as u64).to_ne_bytes()));
+    assert!(new.iter().all(|page| is_stamped(page, 0)));
     drop(new);
     assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
     assert!(resident_pages(&place) > 0);
@@ -405,13 +291,16 @@ fn pages_of_a_retired_arena_are_given_back_once_freed() {
     let last = Allocator::builder().pages(8).build().unwrap();
     let second = last.add_memory(Memory::anonymous(8)).unwrap();
     last.retire(second).unwrap();
-    assert_all_back(&allocator);
+    allocator.drain();
+    let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
+    assert_eq!(census.free, census.managed, "the retired arena included");
+    assert_eq!((stats.allocated, stats.misused, stats.quarantined), (stats.freed, 0, 0));
     allocator.close().unwrap();
 }
 
 #[test]
 fn a_request_takes_pages_of_several_arenas() {
-    let two = Allocator::builder().memory(Memory::anonymous(512)).memory(Memory::anonymous(512));
+    let two = arena(512).memory(Memory::anonymous(512));
     let allocator = two.build().unwrap();
     let mut list = PageList::new();
     allocator.alloc_pages_bulk_list(Bulk::exact(1024), &mut list).unwrap();
@@ -427,7 +316,7 @@ fn a_request_takes_pages_of_several_arenas() {
 
 #[test]
 fn an_arena_id_belongs_to_one_allocator() {
-    let [one, other] = [(); 2].map(|()| Allocator::builder().memory(Memory::anonymous(64)).build().unwrap());
+    let [one, other] = [(); 2].map(|()| allocator(64));
     let arena = one.add_memory(Memory::memfd(64)).unwrap();
     let same_number = other.add_memory(Memory::memfd(128)).unwrap();
     assert_ne!(arena, same_number);
@@ -439,32 +328,20 @@ fn an_arena_id_belongs_to_one_allocator() {
     assert_eq!((one.managed_pages().get(), other.managed_pages().get()), (64, 192));
 }
 
-/// Is the mapping that has `addr` to be of 2 MiB pages, and is it not to be?
-fn huge_advice(addr: usize) -> (bool, bool) {
-    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let mut is_inside = false;
-    for line in smaps.lines() {
-        let first = line.split_whitespace().next().unwrap();
-        if let Some((from, to)) = first.split_once('-') {
-            let [from, to] = [from, to].map(|text| usize::from_str_radix(text, 16).unwrap());
-            is_inside = (from..to).contains(&addr);
-        } else if is_inside && first == "VmFlags:" {
-            let has = |wanted| line.split_whitespace().any(|flag| flag == wanted);
-            return (has("hg"), has("nh"));
-        }
-    }
-    panic!("no mapping at {addr:#x}");
-}
-
 #[test]
 fn added_memory_follows_the_setting_for_huge_pages() {
     for huge_pages in [false, true] {
         let first = Memory::anonymous(512);
         let allocator = Allocator::builder().memory(first).huge_pages(huge_pages).build().unwrap();
         allocator.add_memory(Memory::anonymous(1024)).unwrap();
-        let pages = take(&allocator, 1536, Gfp::KERNEL);
-        let advice = pages.iter().step_by(256).map(|page| huge_advice(page.addr()));
-        assert!(advice.eq([(huge_pages, !huge_pages); 6]), "{huge_pages}");
+        let pages = take(&allocator, 1536);
+        let flags = smaps("VmFlags:");
+        for page in pages.iter().step_by(256) {
+            let (_, flags) = flags.iter().find(|(mapping, _)| mapping.contains(&page.addr())).unwrap();
+            // To be of 2 MiB pages, and not to be.
+            let has = ["hg", "nh"].map(|flag| flags.split_whitespace().any(|has| has == flag));
+            assert_eq!(has, [huge_pages, !huge_pages], "{flags}");
+        }
     }
 }
 
@@ -480,7 +357,7 @@ fn memory_of_huge_pages_must_be_a_multiple_of_them() {
 /// For logs and assertions: a line, however much memory there is.
 #[test]
 fn debug_output_is_one_short_line() {
-    let builder = Allocator::builder().memory(Memory::anonymous(64)).memory(Memory::anonymous(512)).cpus(256, || 3);
+    let builder = arena(64).memory(Memory::anonymous(512)).cpus(256, || 3);
     let allocator = builder.faults("after=3,gfp=atomic".parse().unwrap()).build().unwrap();
     let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
     assert_eq!(format!("{allocator:?}"), "Allocator { backend: portable, arenas: 2, pages: 576, out: 1 }");
@@ -521,7 +398,7 @@ fn arenas_are_listed_in_the_order_of_addition() {
     let normal = |pages| (pages, ZoneKind::Normal, NodeId::ZERO);
     assert_eq!(told, [(64, ZoneKind::Dma32, NodeId::ZERO), normal(100), normal(512)]);
     assert_eq!(arenas[2].id, third);
-    for page in take(&allocator, 676, Gfp::KERNEL) {
+    for page in take(&allocator, 676) {
         assert_eq!(arenas.iter().filter(|arena| arena.range.contains(&page.addr())).count(), 1);
     }
     // SAFETY: nobody writes by it.

@@ -2,8 +2,8 @@
 //!
 //! Each child goes into a group of its own, made below that of this process (version 1), or beside it where the memory
 //! controller is delegated (version 2), and removed again.
-use crate::common::until;
-use pagemill::{Allocator, BuildError, Bulk, Error, Exhausted, Gfp, Memory, Page, PageList, Run, Shortfall, Why};
+use crate::common::{FORMS, bulk, slots, status_of_child, until};
+use pagemill::{Allocator, BuildError, Bulk, Error, Exhausted, Gfp, Memory, Page, Shortfall, Why};
 use std::fs::{create_dir, read_to_string, remove_dir, write};
 use std::ops::ControlFlow::Continue;
 use std::path::PathBuf;
@@ -48,24 +48,12 @@ impl Group {
         Ok(group)
     }
 
-    /// What became of a child in this group: the status that `waitpid` gives.
+    /// The status of a child in this group, as `waitpid` gives it.
     fn run(&self, work: impl FnOnce()) -> i32 {
-        // SAFETY: the child uses what works after a fork: the allocator, whose promise that is, and the C library's heap.
-        let child = unsafe { libc::fork() };
-        assert!(child >= 0);
-        if child == 0 {
-            let work = || {
-                write(self.0.join("cgroup.procs"), std::process::id().to_string()).unwrap();
-                work();
-            };
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            // SAFETY: ends the child at once.
-            unsafe { libc::_exit(if result.is_ok() { 0 } else { 1 }) }
-        }
-        let mut status = 0;
-        // SAFETY: our child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        status
+        status_of_child("is in a control group", || {
+            write(self.0.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+            work();
+        })
     }
 }
 
@@ -95,8 +83,7 @@ fn an_arena_beyond_the_memory_limit_is_killed_when_touched() {
     let Some(group) = group() else { return };
     let status = group.run(|| {
         let allocator = Allocator::builder().pages(PAGES).huge_pages(false).build().unwrap();
-        let mut pages = Vec::new();
-        allocator.alloc_pages_bulk_callback(Bulk::up_to(PAGES), |page: Page| pages.push(page)).unwrap();
+        let mut pages = bulk(&allocator, Bulk::up_to(PAGES)).0;
         touch(&mut pages);
     });
     assert_eq!((libc::WIFSIGNALED(status), libc::WTERMSIG(status)), (true, libc::SIGKILL), "the limit limits nothing");
@@ -115,7 +102,7 @@ fn populated_requests_stop_at_the_memory_limit() {
 fn bring_what_there_is_room_for(huge_pages: bool) {
     let allocator = Allocator::builder().pages(PAGES).huge_pages(huge_pages).build().unwrap();
     // All of it, or nothing: the array stays as it was.
-    let mut slots: Vec<Option<Page>> = (0..PAGES).map(|_| None).collect();
+    let mut slots = slots::<Page>(PAGES);
     slots[3] = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
     let refused = allocator.alloc_pages_bulk_array(Bulk::exact(PAGES).populated(), &mut slots).unwrap_err();
     let Error::Exhausted(Exhausted { wanted, why: Why::Uncommitted, .. }) = refused else { panic!("{refused}") };
@@ -127,38 +114,23 @@ fn bring_what_there_is_room_for(huge_pages: bool) {
     allocator.give_back();
 
     // As many as there is room for, more than half of the limit, in each form; they can be touched.
-    let delivered = |blocks: usize, shortfall: Option<Shortfall>| {
-        assert!(blocks * 4096 > LIMIT / 2 && blocks * 4096 < LIMIT, "{blocks}");
-        assert_eq!(shortfall, Some(Shortfall { missing: PAGES - blocks, why: Why::Uncommitted }));
-    };
-    let mut list = PageList::new();
-    let got = allocator.alloc_pages_bulk_list(Bulk::up_to(PAGES).populated(), &mut list).unwrap();
-    delivered(got.blocks, got.shortfall);
-    let mut pages: Vec<Page> = list.collect();
-    touch(&mut pages);
-    // There is no more, until some go back.
-    let got = allocator.alloc_pages_bulk_array(Bulk::up_to(PAGES).populated(), &mut slots).unwrap();
-    assert!(got.added * 4096 < 8 * MIB, "{got:?}");
-    slots.fill_with(|| None);
-    drop(pages);
-    allocator.give_back();
-    let got = allocator.alloc_pages_bulk_array(Bulk::up_to(PAGES).populated(), &mut slots).unwrap();
-    delivered(got.added, got.shortfall);
-    slots.iter_mut().flatten().for_each(|page| page[0] = 1);
-    drop(slots);
-    allocator.give_back();
-    let mut runs: Vec<Run<Page>> = Vec::new();
-    let got = allocator.alloc_pages_bulk_runs(Bulk::up_to(PAGES).populated(), &mut runs).unwrap();
-    delivered(got.blocks, got.shortfall);
-    runs.iter_mut().for_each(|run| run.as_mut_bytes().fill(1));
-    drop(runs);
-    allocator.give_back();
-    let mut pages = Vec::new();
     let request = Bulk::up_to(PAGES).populated();
-    let got = allocator.alloc_pages_bulk_callback(request, |page: Page| pages.push(page)).unwrap();
-    delivered(got.blocks, got.shortfall);
-    touch(&mut pages);
-    drop(pages);
+    for (name, form) in FORMS {
+        let (mut pages, shortfall) = form(&allocator, request, PAGES).unwrap();
+        let n = pages.len();
+        assert!(n * 4096 > LIMIT / 2 && n * 4096 < LIMIT, "{name}: {n}");
+        assert_eq!(shortfall, Some(Shortfall { missing: PAGES - n, why: Why::Uncommitted }), "{name}");
+        touch(&mut pages);
+        if name == "list" {
+            // There is no more, until some go back.
+            let got = allocator.alloc_pages_bulk_array(request, &mut slots).unwrap();
+            assert!(got.added * 4096 < 8 * MIB, "{got:?}");
+            slots.fill_with(|| None);
+        }
+        drop(pages);
+        allocator.give_back();
+    }
+    drop(slots);
     allocator.drain();
     let stats = allocator.stats();
     assert_eq!((stats.free, stats.shortfalls(), stats.shortfalls_by(Why::Uncommitted)), (PAGES as u64, 6, 6));
@@ -174,13 +146,12 @@ fn an_arena_within_the_limit_can_be_touched_whole() {
         let [BuildError::MemoryLimit { wanted, room }] = allocator.notes()[..] else { panic!() };
         let managed = allocator.managed_pages().get();
         assert!(wanted == PAGES * 4096 && room < LIMIT && managed * 4096 <= room && managed * 4096 > LIMIT / 2);
-        // What is promised to the first is not promised again.
+        // Room promised to the first is not promised again.
         assert!(matches!(allocator.add_memory(large()), Err(BuildError::MemoryLimit { .. })));
         let small = Allocator::builder().memory(Memory::anonymous(512).within_limit()).build().unwrap();
         assert!(small.notes().is_empty());
         drop(small);
-        let mut pages = Vec::new();
-        allocator.alloc_pages_bulk_callback(Bulk::up_to(PAGES), |page: Page| pages.push(page)).unwrap();
+        let mut pages = bulk(&allocator, Bulk::up_to(PAGES)).0;
         assert_eq!(pages.len(), managed);
         touch(&mut pages);
         // The default is half of the limit, not of the system's memory.

@@ -1,23 +1,24 @@
 //! The pool with a reserve (C5), over pages and over any pair of functions.
-use crate::common::until;
+use crate::common::{Cache, Rng, is_all, one_cpu, slots, until};
 use pagemill::{
-    Allocator, Bulk, Cancel, Error, Exact, Exhausted, Gfp, InvalidRequest, Mempool, Order, Page, PageList, Shrink,
-    Shrinker, Source,
+    Allocator, Bulk, Cancel, Error, Exact, Exhausted, Gfp, InvalidRequest, Memory, Mempool, Order, Page, PageList,
+    Shrink, Shrinker, Source,
 };
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const RESERVE: usize = 64;
 
-/// A pool whose allocator has nothing left but what the pool keeps.
+/// A pool whose allocator has nothing left but the pool's reserve.
 fn dry_pool() -> (Mempool<pagemill::PageSource<Page>>, PageList) {
     let (_, pool, rest) = dry();
     (pool, rest)
 }
 
 fn dry() -> (Allocator, Mempool<pagemill::PageSource<Page>>, PageList) {
-    let allocator = Allocator::builder().pages(RESERVE + 100).cpus(1, || 0).build().unwrap();
+    let allocator = one_cpu(Memory::anonymous(RESERVE + 100));
     let pool = Mempool::pages(&allocator, RESERVE).unwrap();
     let mut rest = PageList::new();
     allocator.alloc_pages_bulk_list(Bulk::up_to(1000).gfp(Gfp::NOWAIT), &mut rest).unwrap();
@@ -25,12 +26,15 @@ fn dry() -> (Allocator, Mempool<pagemill::PageSource<Page>>, PageList) {
     (allocator, pool, rest)
 }
 
-fn handed_out(allocator: &Allocator) -> usize {
-    allocator.validate().unwrap().handed_out
+/// Everything that a pool has left.
+fn all_of(pool: &Mempool<pagemill::PageSource<Page>>) -> Vec<Option<Page>> {
+    let mut all = slots(RESERVE);
+    pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut all).unwrap();
+    all
 }
 
-fn slots<T>(n: usize) -> Vec<Option<T>> {
-    (0..n).map(|_| None).collect()
+fn handed_out(allocator: &Allocator) -> usize {
+    allocator.validate().unwrap().handed_out
 }
 
 fn assert_short(result: Result<(), Error>, wanted: usize, got: usize) {
@@ -42,7 +46,7 @@ fn assert_short(result: Result<(), Error>, wanted: usize, got: usize) {
 
 #[test]
 fn a_reserve_that_cannot_be_filled_is_refused_whole() {
-    let allocator = Allocator::builder().pages(10).cpus(1, || 0).build().unwrap();
+    let allocator = one_cpu(Memory::anonymous(10));
     assert!(matches!(Mempool::pages(&allocator, 11), Err(Error::Exhausted(short)) if short.got == 10));
     assert_eq!(handed_out(&allocator), 0, "what there was went back");
     assert!(matches!(Mempool::pages(&allocator, 0), Err(Error::Invalid(InvalidRequest::Reserve { .. }))));
@@ -54,14 +58,14 @@ fn a_reserve_that_cannot_be_filled_is_refused_whole() {
 
 #[test]
 fn the_allocator_serves_first_and_the_reserve_all_of_the_rest() {
-    let allocator = Allocator::builder().pages(RESERVE + 10).cpus(1, || 0).build().unwrap();
+    let allocator = one_cpu(Memory::anonymous(RESERVE + 10));
     let pool = Mempool::pages(&allocator, RESERVE).unwrap();
     let mut pages = slots(16);
     pool.alloc_bulk_array(Bulk::exact(16).gfp(Gfp::NOWAIT), &mut pages).unwrap();
     assert!(pages.iter().all(Option::is_some));
     let stats = pool.stats();
     assert_eq!((stats.out, stats.reserve, stats.from_reserve), (16, RESERVE - 6, 6));
-    // What comes back refills the reserve before anything goes to the allocator (C5.5).
+    // Freed elements refill the reserve before any goes to the allocator (C5.5).
     assert_eq!(pool.free_bulk(&mut pages[..4]), 4);
     assert_eq!(pool.stats().reserve, RESERVE - 2);
     assert_eq!(handed_out(&allocator), RESERVE + 10);
@@ -131,13 +135,13 @@ fn zero_zeroes_pages_of_the_reserve() {
     pages.iter_mut().flatten().for_each(|page| page.fill(0xa5));
     pool.free_bulk(&mut pages);
     pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT | Gfp::ZERO), &mut pages).unwrap();
-    assert!(pages.iter().flatten().all(|page| page.iter().all(|&byte| byte == 0)));
+    assert!(pages.iter().flatten().all(|page| is_all(&page[..], 0)));
     pool.free_bulk(&mut pages);
 }
 
 #[test]
 fn a_pool_of_blocks_delivers_its_order() {
-    let allocator = Allocator::builder().pages(64).cpus(1, || 0).build().unwrap();
+    let allocator = one_cpu(Memory::anonymous(64));
     let pool = Mempool::blocks(&allocator, Order::new(3).unwrap(), 4).unwrap();
     let mut blocks = slots(4);
     pool.alloc_bulk_array(Bulk::exact(4), &mut blocks).unwrap();
@@ -153,8 +157,7 @@ fn a_pool_of_blocks_delivers_its_order() {
 #[test]
 fn a_wait_ends_when_enough_elements_are_freed() {
     let (pool, _rest) = dry_pool();
-    let mut all = slots(RESERVE);
-    pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+    let mut all = all_of(&pool);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let mut pages = slots(RESERVE / 2);
@@ -166,7 +169,7 @@ fn a_wait_ends_when_enough_elements_are_freed() {
         pool.free_bulk(&mut all[..RESERVE / 4]);
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!((pool.stats().waiting, pool.stats().reserve), (1, RESERVE / 4));
-        // Nobody takes from the reserve ahead of it, not even who does not wait.
+        // No request takes from the reserve ahead of it, not even one that does not wait.
         assert!(pool.alloc(Gfp::NOWAIT).is_err());
         assert!(matches!(
             pool.resize(RESERVE / 2 - 1),
@@ -183,8 +186,7 @@ fn a_wait_ends_when_enough_elements_are_freed() {
 #[test]
 fn waits_are_served_in_order_and_end_by_cancel_or_deadline() {
     let (pool, _rest) = dry_pool();
-    let mut all = slots(RESERVE);
-    pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+    let mut all = all_of(&pool);
     let start = Instant::now();
     let late = Bulk::exact(1).gfp(Gfp::NOIO).timeout(Duration::from_millis(20));
     assert_short(pool.alloc_bulk_array(late, &mut slots(1)), 1, 0);
@@ -231,7 +233,7 @@ fn a_callback_that_unwinds_loses_no_element() {
     drop(rest.pop());
     for panics_at in [0, 1, 40, RESERVE - 1] {
         let mut kept = Vec::new();
-        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
             let _ = pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |page| {
                 kept.push(Some(page));
                 assert!(kept.len() <= panics_at, "on purpose");
@@ -248,13 +250,12 @@ fn a_callback_that_unwinds_loses_no_element() {
 fn a_callback_that_frees_and_unwinds_does_not_enlarge_the_reserve() {
     let (allocator, pool, rest) = dry();
     drop(rest);
-    let mut others = slots(RESERVE);
-    pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut others).unwrap();
+    let mut others = all_of(&pool);
     let mut rest = PageList::new();
     allocator.alloc_pages_bulk_list(Bulk::up_to(1000).gfp(Gfp::NOWAIT), &mut rest).unwrap();
     assert_eq!(pool.stats().from_reserve, 0);
     let mut kept = Vec::new();
-    let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
         let _ = pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |page| {
             kept.push(Some(page));
             // They take the places of those that the request is about to take.
@@ -269,26 +270,15 @@ fn a_callback_that_frees_and_unwinds_does_not_enlarge_the_reserve() {
     assert_eq!(handed_out(&allocator), RESERVE + rest.len());
 }
 
-/// A cache that gives what it is asked for.
-struct Cache(Mutex<PageList>);
-
-impl Shrinker for Cache {
-    fn shrink(&self, wanted: Shrink) -> usize {
-        let mut pages = self.0.lock().unwrap();
-        (0..wanted.pages).map_while(|_| pages.pop()).count()
-    }
-}
-
 #[test]
 fn a_request_reclaims_all_missing_pages_before_it_waits() {
     let (allocator, pool, mut rest) = dry();
-    let mut others = slots(RESERVE);
-    pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut others).unwrap();
+    let others = all_of(&pool);
     let mut pages = slots(8);
     // One page is free, then none; each time the cache has the others.
     for free in [1, 0] {
         drop(rest.pop().filter(|_| free == 1));
-        let cache = Arc::new(Cache(Mutex::new(core::mem::take(&mut rest))));
+        let cache = Arc::new(Cache::of(core::mem::take(&mut rest)));
         let registered = allocator.register_shrinker(cache.clone());
         let before = allocator.stats();
         pool.alloc_bulk_array(Bulk::exact(8), &mut pages).unwrap();
@@ -296,7 +286,7 @@ fn a_request_reclaims_all_missing_pages_before_it_waits() {
         assert_eq!((stats.reclaim_direct - before.reclaim_direct, stats.waits, waits), (1, 0, 0), "{free} free");
         drop(registered);
         allocator.alloc_pages_bulk_list(Bulk::up_to(1000).gfp(Gfp::NOWAIT), &mut rest).unwrap();
-        rest.append(&mut cache.0.lock().unwrap()).unwrap();
+        cache.pages.lock().unwrap().drain(..).for_each(|page| rest.push(page).unwrap());
         pages.iter_mut().for_each(|page| rest.push(page.take().unwrap()).unwrap());
     }
     drop(others);
@@ -305,8 +295,7 @@ fn a_request_reclaims_all_missing_pages_before_it_waits() {
 #[test]
 fn a_reserve_does_not_shrink_below_a_waiting_request() {
     let (pool, _rest) = dry_pool();
-    let mut all = slots(RESERVE);
-    pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut all).unwrap();
+    let mut all = all_of(&pool);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let mut pages = slots(20);
@@ -316,7 +305,7 @@ fn a_reserve_does_not_shrink_below_a_waiting_request() {
         until("a waiter", || pool.stats().waiting > 0);
         let refused = pool.resize(19);
         let shrunk = pool.resize(20);
-        // As much as the smaller reserve has, and no less than the request needs. Looked at when nobody waits any more.
+        // As much as the smaller reserve has, and no less than the request needs. Asserted when no request waits any more.
         pool.free_bulk(&mut all[..20]);
         waiting.join().unwrap();
         assert!(
@@ -370,8 +359,8 @@ fn freeing_more_than_was_handed_out_is_misuse() {
 #[test]
 fn elements_of_another_source_are_refused_by_the_reserve() {
     let order = Order::new(1).unwrap();
-    let allocator = Allocator::builder().pages(16).cpus(1, || 0).build().unwrap();
-    let other = Allocator::builder().pages(16).cpus(1, || 0).build().unwrap();
+    let allocator = one_cpu(Memory::anonymous(16));
+    let other = one_cpu(Memory::anonymous(16));
     let pool = Mempool::blocks(&allocator, order, 4).unwrap();
     let page = allocator.alloc_page(Gfp::NOWAIT).unwrap();
     let mut mine: Vec<_> = std::iter::from_fn(|| pool.alloc(Gfp::NOWAIT).ok()).map(Some).collect();
@@ -395,8 +384,9 @@ fn elements_of_another_source_are_refused_by_the_reserve() {
     assert_eq!(handed_out(&allocator), 0);
 }
 
-/// A source that says of every request by how much it was more than it was.
+/// A source that reports wrong counts.
 struct Lies {
+    /// It reports this many more than it made, or fewer.
     by: isize,
     made: AtomicUsize,
     /// The source fills or delivers this many more than it is asked for, or fewer.
@@ -460,7 +450,7 @@ fn a_source_that_miscounts_is_misuse_and_breaks_nothing() {
 
 #[test]
 fn a_callback_may_free_its_element_at_once() {
-    let allocator = Allocator::builder().pages(RESERVE * 2).cpus(1, || 0).build().unwrap();
+    let allocator = one_cpu(Memory::anonymous(RESERVE * 2));
     let pool = Mempool::pages(&allocator, RESERVE).unwrap();
     let mut least = usize::MAX;
     let each = |page| {
@@ -506,10 +496,9 @@ fn threads_that_share_only_the_reserve_all_finish() {
         for thread in 0..8 {
             let (pool, served) = (&pool, &served);
             scope.spawn(move || {
-                let mut seed = 20_261_120_u64 + thread;
+                let mut rng = Rng::new(20_261_120 + thread);
                 for turn in 0..turns {
-                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    let n = 1 + (seed >> 33) as usize % RESERVE;
+                    let n = 1 + rng.below(RESERVE);
                     let stamp = [thread as u8, turn as u8];
                     let mut pages = slots::<Page>(n);
                     pool.alloc_bulk_array(Bulk::exact(n).gfp(Gfp::NOIO), &mut pages).unwrap();
@@ -529,7 +518,7 @@ fn threads_that_share_only_the_reserve_all_finish() {
     pool.close().unwrap();
 }
 
-/// Writes a dirty page out through a pool, in the middle of somebody's reclaim, and gives the page back.
+/// Writes a dirty page out through a pool, in the middle of a request's reclaim, and gives the page back.
 struct WritesOut {
     pool: Arc<Mempool<pagemill::PageSource<Page>>>,
     dirty: Mutex<Vec<Page>>,
@@ -549,8 +538,7 @@ impl Shrinker for WritesOut {
 fn a_shrinker_may_wait_for_the_reserve() {
     let (allocator, pool, rest) = dry();
     let pool = Arc::new(pool);
-    let mut all = slots(RESERVE);
-    pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+    let mut all = all_of(&pool);
     let writer = Arc::new(WritesOut { pool: pool.clone(), dirty: Mutex::new(rest.into_iter().collect()) });
     let _registered = allocator.register_shrinker(writer);
     std::thread::scope(|scope| {

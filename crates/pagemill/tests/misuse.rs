@@ -1,20 +1,13 @@
-//! C2.4 and C10.1: what comes back and should not is refused, singly and in bulk, with a typed error that says why,
+//! C2.4 and C10.1: wrong frees are refused, singly and in bulk, with a typed error that says why,
 //! and nothing changes. In release builds as in others.
 
-use crate::common::backends;
+use crate::common::{allocator, allocators, arena, backends, map, one_cpu, status_of_child, stay_here};
 use pagemill::{
     Allocator, Block, Gfp, Memory, Misuse, MisuseKind, Order, Page, free_pages_bulk_raw, free_raw, on_misuse,
 };
 use std::collections::HashSet;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-
-/// Runs `test` with an allocator of each backend that works here.
-fn with_each(pages: usize, test: impl Fn(Allocator)) {
-    for backend in backends() {
-        test(Allocator::builder().memory(Memory::anonymous(pages)).backend(backend).build().unwrap());
-    }
-}
 
 fn order(order: u8) -> Order {
     Order::new(order).unwrap()
@@ -86,7 +79,7 @@ fn refused_between(
 
 #[test]
 fn double_free_is_refused_singly_and_in_bulk() {
-    with_each(8 * 1024, |allocator| {
+    for allocator in allocators(8 * 1024) {
         let a = &allocator;
         for of in [0, 1, 3, 6, 7, 8, 9, 10] {
             // On the CPU's list, or in the zone; then all in the zone.
@@ -107,12 +100,12 @@ fn double_free_is_refused_singly_and_in_bulk() {
         }
         a.drain();
         assert_eq!(a.validate().unwrap().free, 8 * 1024);
-    });
+    }
 }
 
 #[test]
 fn double_free_after_give_back_is_refused() {
-    with_each(1024, |allocator| {
+    for allocator in allocators(1024) {
         let (ptr, large) = (page(&allocator), block(&allocator, 3));
         assert_eq!((free(ptr, 0), free(large, 3)), (Ok(()), Ok(())));
         assert!(allocator.give_back().get() > 0);
@@ -121,24 +114,21 @@ fn double_free_after_give_back_is_refused() {
             assert_eq!(free_bulk(&mut [gone], of).unwrap_err().1.kind, MisuseKind::DoubleFree);
         }
         allocator.validate().unwrap();
-    });
+    }
 }
 
 #[test]
 fn foreign_addresses_are_refused() {
     own_process!();
-    with_each(4096, |allocator| {
+    for backend in backends() {
+        let allocator = arena(4096).backend(backend).build().unwrap();
         let a = &allocator;
         let kept = page(a);
         let says = "no allocator handed out";
         let range = a.arenas()[0].range.clone();
         let mut local = [0u64; 1024];
         let mut heap = vec![0u8; 3 * 4096];
-        // SAFETY: a fresh mapping of the test's own.
-        let mapped = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            libc::mmap(null_mut(), 8192, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
+        let mapped = map(8192, 4096);
         let at = std::ptr::without_provenance_mut::<u8>;
         let aligned = |addr: usize| at(addr.next_multiple_of(4096));
         for (what, ptr) in [
@@ -147,7 +137,7 @@ fn foreign_addresses_are_refused() {
             ("a page of the stack", aligned(local.as_ptr().addr())),
             ("the heap", heap.as_mut_ptr()),
             ("a page of the heap", aligned(heap.as_ptr().addr())),
-            ("another mapping", mapped.cast()),
+            ("another mapping", mapped),
             ("just before the arena", at(range.start - 4096)),
             ("just behind the arena", at(range.end)),
             ("far behind the arena", at(range.end + (1 << 30))),
@@ -171,31 +161,20 @@ fn foreign_addresses_are_refused() {
             assert_eq!(free(inside, 3).unwrap_err().kind, MisuseKind::Unaligned);
         }
         assert_eq!(free(kept, 0), Ok(()));
-        // SAFETY: mapped above.
-        unsafe { libc::munmap(mapped, 8192) };
-    });
-}
-
-/// Keeps this thread on the CPU that it is on: another may have met another arena last.
-fn stay_here() {
-    // SAFETY: zero is a valid, empty set; the call reads it.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(libc::sched_getcpu() as usize, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set), 0);
     }
 }
 
-/// Also while the place where a thread notes the arena that it met last led there: what is known of a closed arena's frames
+/// Also when a thread's note of the arena that it met last leads to the closed one: the metadata of a closed arena's frames
 /// is mapped no more.
 #[test]
 fn addresses_of_a_closed_allocator_are_foreign() {
     own_process!();
+    // On one CPU: another may have met another arena last.
     stay_here();
-    with_each(4096, |other| {
+    for other in allocators(4096) {
         let kept = page(&other);
         for met_last in [false, true] {
-            let closed = Allocator::builder().memory(Memory::anonymous(4096)).backend(other.backend()).build().unwrap();
+            let closed = arena(4096).backend(other.backend()).build().unwrap();
             let (single, large) = (page(&closed), block(&closed, 3));
             assert_eq!((free(single, 0), free(large, 3)), (Ok(()), Ok(())));
             if !met_last {
@@ -212,12 +191,12 @@ fn addresses_of_a_closed_allocator_are_foreign() {
         }
         assert_eq!(free(kept, 0), Ok(()));
         assert_eq!(other.validate().unwrap().handed_out, 0);
-    });
+    }
 }
 
 #[test]
 fn wrong_orders_and_addresses_inside_a_block_are_refused() {
-    with_each(32 * 1024, |allocator| {
+    for allocator in allocators(32 * 1024) {
         let a = &allocator;
         let wrong = |handed_out, freed| MisuseKind::WrongOrder { handed_out, freed };
         let single = page(a);
@@ -244,12 +223,12 @@ fn wrong_orders_and_addresses_inside_a_block_are_refused() {
             assert_eq!(free(whole, of), Ok(()));
         }
         assert_eq!(free(single, 0), Ok(()));
-    });
+    }
 }
 
 #[test]
 fn a_split_block_is_freed_only_by_its_pages() {
-    with_each(4 * 1024, |allocator| {
+    for allocator in allocators(4 * 1024) {
         let a = &allocator;
         for of in [1u8, 4, 7, 9, 10] {
             let mut pages: Vec<Page> = a.alloc_pages(Gfp::KERNEL, order(of)).unwrap().split().collect();
@@ -265,12 +244,12 @@ fn a_split_block_is_freed_only_by_its_pages() {
             assert_eq!(free(first, of).unwrap_err().kind, MisuseKind::DoubleFree);
             assert_eq!(a.validate().unwrap().free, 4 * 1024);
         }
-    });
+    }
 }
 
 #[test]
 fn from_raw_refuses_pages_that_are_not_raw() {
-    with_each(4 * 1024, |allocator| {
+    for allocator in allocators(4 * 1024) {
         let a = &allocator;
         // SAFETY: misuse on purpose, and what is taken up is taken up once.
         let take_up = |ptr, of: u8| unsafe { Block::from_raw(ptr, order(of)) }.map_err(|misuse| misuse.kind);
@@ -299,15 +278,16 @@ fn from_raw_refuses_pages_that_are_not_raw() {
             assert_eq!(take_up(ptr, of).unwrap_err(), MisuseKind::DoubleFree);
         }
         assert_eq!(take_up(null_mut(), 0).unwrap_err(), MisuseKind::Foreign);
-    });
+    }
 }
 
 /// At every place of every size, through every way in that takes raw pointers in bulk.
 #[test]
 fn misuse_in_bulk_is_refused_at_every_position() {
-    // Behind the arena there may be one of another test otherwise.
+    // Behind the arena another one may lie: none of another test, nor of another backend.
     own_process!();
-    with_each(1024, |allocator| {
+    for backend in backends() {
+        let allocator = arena(1024).backend(backend).build().unwrap();
         let a = &allocator;
         let range = a.arenas()[0].range.clone();
         let large = block(a, 3);
@@ -346,12 +326,12 @@ fn misuse_in_bulk_is_refused_at_every_position() {
         assert_eq!(free(large, 3), Ok(()));
         a.drain();
         assert_eq!((a.validate().unwrap().free, a.stats().quarantined), (1024, 0));
-    });
+    }
 }
 
 #[test]
 fn double_free_in_bulk_is_refused() {
-    with_each(8 * 1024, |allocator| {
+    for allocator in allocators(8 * 1024) {
         let a = &allocator;
         for (n, of) in [(2, 0), (7, 0), (8, 0), (9, 0), (64, 0), (65, 0), (200, 0), (2000, 0), (9, 1), (70, 3), (3, 9)]
         {
@@ -369,14 +349,14 @@ fn double_free_in_bulk_is_refused() {
         assert_eq!(a.stats().quarantined, 0);
         a.drain();
         assert_eq!(a.validate().unwrap().free, 8 * 1024);
-    });
+    }
 }
 
 #[test]
 fn double_free_among_thousands_of_scattered_pages_is_refused() {
     // Close enough to each other to be sorted on their way back, and too far apart.
     const PAGES: usize = 1 << 16;
-    with_each(PAGES, |allocator| {
+    for allocator in allocators(PAGES) {
         let all: Vec<*mut u8> = (0..PAGES).map(|_| page(&allocator)).collect();
         let mut scattered: Vec<*mut u8> = (0..PAGES).map(|i| all[i * 40_503 % PAGES]).collect();
         for n in [40_000, 2000, PAGES - 42_000] {
@@ -395,7 +375,7 @@ fn double_free_among_thousands_of_scattered_pages_is_refused() {
         assert!(scattered.is_empty());
         allocator.drain();
         assert_eq!(allocator.validate().unwrap().free, PAGES);
-    });
+    }
 }
 
 #[test]
@@ -408,7 +388,7 @@ fn misuse_calls_the_hook() {
             SEEN.fetch_add(1, SeqCst);
         }
     });
-    with_each(64, |allocator| {
+    for allocator in allocators(64) {
         let ptr = page(&allocator);
         WANTED.store(ptr.addr(), SeqCst);
         SEEN.store(0, SeqCst);
@@ -417,60 +397,52 @@ fn misuse_calls_the_hook() {
         let refused = unsafe { (Page::from_raw(ptr).unwrap_err(), Block::from_raw(ptr, order(0)).unwrap_err()) };
         assert_eq!([refused.0, refused.1].map(|misuse| misuse.kind), [MisuseKind::DoubleFree; 2]);
         assert_eq!((SEEN.load(SeqCst), allocator.stats().misused), (2, 2));
-    });
+    }
 }
 
 /// Misuse may be met where nothing may unwind.
 #[test]
 fn a_hook_that_panics_ends_the_process() {
     own_process!();
-    let allocator = Allocator::builder().pages(64).build().unwrap();
-    // SAFETY: the child uses the allocator, and leaves without running anything of the parent's.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
-    if pid == 0 {
+    let allocator = allocator(64);
+    let status = status_of_child("has a hook that panics", || {
         let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: reads the limit: no core is dumped.
         unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const limit) };
         on_misuse(|_| panic!("a hook may not"));
         let ptr = page(&allocator);
-        let freed = std::panic::catch_unwind(|| (free(ptr, 0), free(ptr, 0)));
-        // SAFETY: ends the process.
-        unsafe { libc::_exit(i32::from(freed.is_ok())) };
-    }
-    let mut status = 0;
-    // SAFETY: our child, and a place for its status.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        let _ = std::panic::catch_unwind(|| (free(ptr, 0), free(ptr, 0)));
+    });
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT, "it ended with {status:#x}");
 }
 
 #[test]
 fn pages_of_different_mobility_count_as_no_bulk_free() {
-    with_each(1024, |allocator| {
+    for allocator in allocators(1024) {
         let mut slots = [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE].map(|gfp| allocator.alloc_page(gfp).ok());
         assert_eq!(pagemill::free_pages_bulk(&mut slots), 2);
         let calls = || allocator.stats().bulk_free.iter().sum::<u64>();
         assert_eq!(calls(), 0);
         let mut slots = [(); 4].map(|()| allocator.alloc_page(Gfp::KERNEL).ok());
         assert_eq!((pagemill::free_pages_bulk(&mut slots), calls()), (4, 1));
-    });
+    }
 }
 
 /// Two threads free one block at the same moment, over and over.
 ///
 /// One of them may be refused at once. If neither is, the frame is on two ways. That is seen when both come back to the zone, or
-/// when it is to be handed out while somebody has it as a raw pointer: of those it never has two, and all frames are accounted
+/// when it is to be handed out while a caller has it as a raw pointer: of those it never has two, and all frames are accounted
 /// for. (Two handles of it are seen with full states alone: ADR 5.)
 #[test]
 fn a_concurrent_double_free_is_detected() {
     const PAGES: usize = 1024;
     for (of, rounds) in [(0u8, 400), (2, 100), (9, 100)] {
-        with_each(PAGES, |mut allocator| {
+        for mut allocator in allocators(PAGES) {
             let backend = allocator.backend();
             let mut seen_later = 0;
             for _ in 0..rounds {
                 if allocator.validate().unwrap().quarantined > PAGES / 4 {
-                    allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).backend(backend).build().unwrap();
+                    allocator = arena(PAGES).backend(backend).build().unwrap();
                 }
                 let before = allocator.stats().misused;
                 let went_well = free_at_once(if of == 0 { page(&allocator) } else { block(&allocator, of) }, of);
@@ -481,7 +453,7 @@ fn a_concurrent_double_free_is_detected() {
                 seen_later += usize::from(went_well == 2);
             }
             println!("order {of} on {backend}: of {rounds} second frees, {seen_later} were seen later than at once");
-        });
+        }
     }
 }
 
@@ -504,7 +476,7 @@ fn free_at_once(ptr: *mut u8, of: u8) -> usize {
     })
 }
 
-/// Takes everything there is as raw pointers, each frame once, and gives it back; then what is proved at rest holds.
+/// Takes everything there is as raw pointers, each frame once, and gives it back; then the invariants at rest hold.
 fn take_all(allocator: &Allocator) {
     let managed = allocator.managed_pages().get();
     let mut all: Vec<*mut u8> = Vec::with_capacity(managed);
@@ -527,7 +499,7 @@ fn take_all(allocator: &Allocator) {
 #[test]
 fn a_large_free_with_a_foreign_first_slot_bypasses_the_lists() {
     const PAGES: usize = 8192;
-    let allocator = Allocator::builder().memory(Memory::anonymous(PAGES)).cpus(1, || 0).build().unwrap();
+    let allocator = one_cpu(Memory::anonymous(PAGES));
     let mut foreign = [0_u8; 8192];
     let at = foreign.as_mut_ptr().wrapping_add(foreign.as_ptr().align_offset(4096));
     let mut slots = vec![std::ptr::null_mut(); PAGES + 1];

@@ -1,28 +1,21 @@
 //! Many pages of several kinds, of two arenas and of two mobilities, freed at once in any order: all go back, each to its
 //! own (C2.3, C3.10).
 
-use crate::common::backends;
-use pagemill::{Allocator, Backend, Bulk, Gfp, Memory, Page, PageList, free_pages_bulk};
+use crate::common::{Rng, arena, backends, one_cpu, slots};
+use pagemill::{Allocator, Bulk, Gfp, Memory, Page, PageList, free_pages_bulk};
 
 /// Pages of each kind.
 const EACH: usize = 1500;
 
-fn allocator(backend: Backend) -> Allocator {
-    Allocator::builder().memory(Memory::anonymous(4096)).backend(backend).build().unwrap()
-}
-
 fn pages(allocator: &Allocator, gfp: Gfp) -> Vec<Page> {
-    let mut slots: Vec<Option<Page>> = (0..EACH).map(|_| None).collect();
+    let mut slots = slots(EACH);
     allocator.alloc_pages_bulk_array(Bulk::exact(EACH).gfp(gfp), &mut slots).unwrap();
     slots.into_iter().flatten().collect()
 }
 
 fn shuffle<T>(all: &mut [T]) {
-    let mut seed = 1u64;
-    for at in (1..all.len()).rev() {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        all.swap(at, (seed >> 33) as usize % (at + 1));
-    }
+    let mut rng = Rng::new(1);
+    (1..all.len()).rev().for_each(|at| all.swap(at, rng.below(at + 1)));
 }
 
 /// One kind after the other, `run` pages at a time; none for all of them shuffled.
@@ -68,7 +61,7 @@ const WAYS: [(&str, Way); 3] = [
 #[test]
 fn mixed_pages_go_back_to_their_own_allocators() {
     for backend in backends() {
-        let both = [allocator(backend), allocator(backend)];
+        let both = [(); 2].map(|()| arena(4096).backend(backend).build().unwrap());
         for (name, free) in WAYS {
             for run in [Some(1), Some(2), Some(63), Some(64), Some(65), Some(600), None] {
                 let kinds =
@@ -88,11 +81,11 @@ fn mixed_pages_go_back_to_their_own_allocators() {
     }
 }
 
-/// Tables for many are made for many: kinds in turns go by the lists, however many pages there are. What has no states knows no
-/// mobility of a page, and so one kind.
+/// Tables for many pages are made for many: alternating mobilities go by the lists, however many pages there are. A build without
+/// states does not know the mobility of a page, and so has one kind.
 #[test]
 fn alternating_mobilities_do_not_bypass_the_lists() {
-    let allocator = Allocator::builder().memory(Memory::anonymous(4096)).cpus(1, || 0).build().unwrap();
+    let allocator = one_cpu(Memory::anonymous(4096));
     for (name, free) in WAYS {
         let past = |run| {
             let kinds = [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE].map(|gfp| pages(&allocator, gfp));

@@ -20,30 +20,34 @@ fn portable(pages: usize) -> Option<Allocator> {
 }
 
 fn rseq(pages: usize) -> Option<Allocator> {
-    match pagemill::self_test() {
-        Ok(()) => Some(Allocator::builder().pages(pages).huge_pages(false).backend(Backend::Rseq).build().unwrap()),
-        Err(why) => {
-            eprintln!("skipped: the rseq backend ({why})");
-            None
-        }
+    if let Err(why) = pagemill::self_test() {
+        eprintln!("skipped: the rseq backend ({why})");
+        return None;
     }
+    Some(Allocator::builder().pages(pages).huge_pages(false).backend(Backend::Rseq).build().unwrap())
 }
 
-fn raw() -> impl Strategy<Value = Raw> {
+pub(crate) fn raw() -> impl Strategy<Value = Raw> {
     any::<(u8, u32, u32, u32, u32)>().prop_map(|(kind, a, b, c, d)| Raw { kind, a, b, c, d })
 }
 
 /// The bits of [`Raw::a`] that say the mobility.
-const MOBILITY: u32 = 7 << 3;
+pub(crate) const MOBILITY: u32 = 7 << 3;
+
+/// Does `ops` in a world.
+pub(crate) fn apply(world: &mut World, ops: &[Raw], mask: u32) -> Result<(), TestCaseError> {
+    for (i, &raw) in ops.iter().enumerate() {
+        let op = Op::decode(Raw { a: raw.a & mask, ..raw });
+        world.apply(op).map_err(|failure| TestCaseError::fail(format!("operation {i}, {op:?}: {failure}")))?;
+    }
+    Ok(())
+}
 
 /// Does `ops` with an allocator of its own, and then gives everything back.
 fn live(allocator: Allocator, ops: &[Raw], mask: u32) -> Result<(), TestCaseError> {
     set_fake_cpu(0);
     let mut world = World::alone(allocator.clone(), set_fake_cpu);
-    for (i, &raw) in ops.iter().enumerate() {
-        let op = Op::decode(Raw { a: raw.a & mask, ..raw });
-        world.apply(op).map_err(|failure| TestCaseError::fail(format!("operation {i}, {op:?}: {failure}")))?;
-    }
+    apply(&mut world, ops, mask)?;
     world.finish().map_err(|failure| TestCaseError::fail(format!("at the end: {failure}")))?;
     allocator.close().map_err(|still_out| TestCaseError::fail(still_out.to_string()))
 }
@@ -57,8 +61,8 @@ fn scaled(usual: u32) -> u32 {
     }
 }
 
-/// What a test tries that usually has so many cases, and where its failures are kept.
-pub(crate) fn config(cases: u32, failures: &'static str) -> ProptestConfig {
+/// The configuration of a test that usually has so many cases, with the file of its failures.
+fn config(cases: u32, failures: &'static str) -> ProptestConfig {
     ProptestConfig {
         cases: scaled(cases),
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(failures))),
@@ -66,17 +70,23 @@ pub(crate) fn config(cases: u32, failures: &'static str) -> ProptestConfig {
     }
 }
 
-fn check(cases: u32, sizes: &'static [usize], build: fn(usize) -> Option<Allocator>, mask: u32) {
-    let strategy = (proptest::sample::select(sizes), proptest::collection::vec(raw(), 1..120));
-    let outcome = TestRunner::new(config(cases, "proptest-regressions/model.txt")).run(&strategy, |(pages, ops)| {
-        match build(pages) {
-            Some(allocator) => live(allocator, &ops, mask),
-            None => Ok(()),
-        }
-    });
-    if let Err(failure) = outcome {
+/// Tries a test that usually has so many cases, and keeps its failures in that file.
+pub(crate) fn run<S: Strategy>(
+    cases: u32,
+    failures: &'static str,
+    strategy: S,
+    test: impl Fn(S::Value) -> Result<(), TestCaseError>,
+) {
+    if let Err(failure) = TestRunner::new(config(cases, failures)).run(&strategy, test) {
         panic!("{failure}");
     }
+}
+
+fn check(cases: u32, sizes: &'static [usize], build: fn(usize) -> Option<Allocator>, mask: u32) {
+    let strategy = (proptest::sample::select(sizes), proptest::collection::vec(raw(), 1..120));
+    run(cases, "proptest-regressions/model.txt", strategy, |(pages, ops)| {
+        build(pages).map_or(Ok(()), |allocator| live(allocator, &ops, mask))
+    });
 }
 
 #[test]
@@ -100,7 +110,7 @@ fn large_arenas_agree_with_the_model() {
     check(8, &[LARGE], rseq, !0);
 }
 
-/// Four worlds on one allocator: what each has, nobody else gets.
+/// Four worlds on one allocator: no page has two owners.
 fn share(allocator: Allocator, seed: u64, ops: u32) {
     const THREADS: u32 = 4;
     let ledger = Arc::new(Ledger::new(&allocator));
@@ -121,7 +131,7 @@ fn share(allocator: Allocator, seed: u64, ops: u32) {
         let said = |what| format!("a thread panicked: {what:?}");
         threads.into_iter().filter_map(|thread| thread.join().map_err(said).and_then(|done| done).err()).collect()
     });
-    // Where a frame has two owners, whatever they do with it comes out wrong: what the allocator found says why.
+    // With two owners of a frame every later step may fail: the allocator's own findings say why.
     let stats = allocator.stats();
     let found = match stats.quarantined + stats.misused {
         0 => String::new(),

@@ -3,15 +3,15 @@
 //! that fail (C3.4, C3.6 to C3.8, C3.12 to C3.14).
 //!
 //! A failing case is shrunk and printed, machine and operations, and its seed kept in `proptest-regressions/`.
-use crate::model::config;
+use crate::common::{allowed_cpus, stay_on, this_cpu};
+use crate::model::{MOBILITY, apply, raw};
 use pagemill::{Allocator, Backend, Builder};
-use pagemill_model::{Failing, Machine, Op, Raw, World, fake_cpu, set_fake_cpu};
+use pagemill_model::{Failing, Machine, Raw, World, fake_cpu, set_fake_cpu};
 use proptest::prelude::*;
-use proptest::test_runner::{TestCaseError, TestRunner};
+use proptest::test_runner::TestCaseError;
+use std::sync::OnceLock;
 
 const CPUS: usize = 5;
-/// The bits of [`Raw::a`] that say the mobility.
-const MOBILITY: u32 = 7 << 3;
 
 /// How a machine's CPUs are come by.
 #[derive(Clone, Copy)]
@@ -40,32 +40,14 @@ fn rseq() -> Option<On> {
         builder: || Allocator::builder().backend(Backend::Rseq),
         cpus: libc::CPU_SETSIZE as usize,
         go: go_to_cpu,
-        here: true_cpu,
+        here: this_cpu,
     })
 }
 
-fn true_cpu() -> usize {
-    // SAFETY: no preconditions.
-    unsafe { libc::sched_getcpu() as usize }
-}
-
 fn go_to_cpu(which: usize) {
-    static ALLOWED: std::sync::OnceLock<Vec<usize>> = std::sync::OnceLock::new();
-    // SAFETY: a CPU set is plain bits; zero is an empty one, and the numbers are below its size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        let allowed = ALLOWED.get_or_init(|| {
-            let mut all: libc::cpu_set_t = std::mem::zeroed();
-            assert_eq!(libc::sched_getaffinity(libc::getpid(), size_of_val(&all), &mut all), 0);
-            (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &all)).collect()
-        });
-        libc::CPU_SET(allowed[which % allowed.len()], &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &set), 0);
-    }
-}
-
-fn raw() -> impl Strategy<Value = Raw> {
-    any::<(u8, u32, u32, u32, u32)>().prop_map(|(kind, a, b, c, d)| Raw { kind, a, b, c, d })
+    static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
+    let allowed = ALLOWED.get_or_init(allowed_cpus);
+    stay_on(allowed[which % allowed.len()]);
 }
 
 /// Does `ops` on a machine, gives everything back, and says how many acquisitions failed.
@@ -74,10 +56,7 @@ fn live(on: On, machine: &Machine, ops: &[Raw], mask: u32) -> Result<u64, TestCa
     let built = machine.build((on.builder)()).map_err(|error| TestCaseError::fail(error.to_string()))?;
     let allocator = built.allocator().clone();
     let mut world = World::over(built, on.go, on.here);
-    for (i, &raw) in ops.iter().enumerate() {
-        let op = Op::decode(Raw { a: raw.a & mask, ..raw });
-        world.apply(op).map_err(|failure| TestCaseError::fail(format!("operation {i}, {op:?}: {failure}")))?;
-    }
+    apply(&mut world, ops, mask)?;
     let failed = allocator.stats().faults;
     drop(allocator);
     world.finish().map_err(|failure| TestCaseError::fail(format!("at the end: {failure}")))?;
@@ -85,10 +64,7 @@ fn live(on: On, machine: &Machine, ops: &[Raw], mask: u32) -> Result<u64, TestCa
 }
 
 fn run<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value) -> Result<(), TestCaseError>) {
-    let config = config(cases, "proptest-regressions/model_nodes.txt");
-    if let Err(failure) = TestRunner::new(config).run(&strategy, test) {
-        panic!("{failure}");
-    }
+    crate::model::run(cases, "proptest-regressions/model_nodes.txt", strategy, test);
 }
 
 fn machines(cpus: usize) -> impl Strategy<Value = Machine> {

@@ -1,22 +1,10 @@
 //! Where pages come from when there are several nodes: nodes and CPUs that are not there, so that every number is
 //! exact (C3.6, C3.7, C3.12, C3.13).
+use crate::common::{self, FORMS, all, bulk, fake_cpu, go_to, singles};
 use pagemill::{
     Allocator, Block, BlockList, Bulk, Delivered, Error, Gfp, InvalidRequest, Memory, NodeId, NodeMask, Order, Page,
-    PageList, Policy, Run, Shortfall, Stats, Watermarks, Why, free_pages_bulk,
+    PageList, Policy, Shortfall, Stats, Watermarks, Why,
 };
-use std::cell::Cell;
-
-thread_local! {
-    /// The CPU that a test says it is on.
-    static CPU: Cell<usize> = const { Cell::new(0) };
-}
-
-fn cpu() -> usize {
-    CPU.get()
-}
-fn go_to(cpu: usize) {
-    CPU.set(cpu);
-}
 
 fn node(id: usize) -> NodeId {
     NodeId::new(id).unwrap()
@@ -29,7 +17,7 @@ fn mask(ids: &[usize]) -> NodeMask {
 fn four(pages: [usize; 4], describe: impl Fn(usize, Memory) -> Memory) -> Allocator {
     let distances = [[10, 15, 30, 40], [15, 10, 40, 30], [30, 40, 10, 15], [40, 30, 15, 10]];
     let nodes = (0..8).map(|cpu| node(cpu / 2)).collect();
-    let builder = Allocator::builder().cpus(8, cpu).nodes(nodes, distances.map(Vec::from).to_vec());
+    let builder = Allocator::builder().cpus(8, fake_cpu).nodes(nodes, distances.map(Vec::from).to_vec());
     let add = |builder: pagemill::Builder, (id, &pages): (usize, &usize)| {
         builder.memory(describe(id, Memory::anonymous(pages).node(node(id))))
     };
@@ -76,20 +64,11 @@ fn by_node(allocator: &Allocator) -> Vec<Stats> {
 }
 
 fn assert_all_back(allocator: &Allocator) {
-    allocator.drain();
-    let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
-    assert_eq!((census.free, census.managed), (census.managed, allocator.managed_pages().get()));
-    assert_eq!((stats.allocated, stats.misused), (stats.freed, 0));
+    common::assert_all_back(allocator);
+    let stats = allocator.stats();
     assert_eq!(stats.numa_hit + stats.numa_miss, stats.allocated);
     assert_eq!(stats.numa_local + stats.numa_other, stats.allocated);
     assert_eq!(stats.numa_miss, stats.numa_foreign);
-}
-
-fn bulk(allocator: &Allocator, request: Bulk<'_>) -> (Vec<Page>, Option<Shortfall>) {
-    let mut pages = Vec::new();
-    let delivered = allocator.alloc_pages_bulk_callback(request, |page| pages.push(page)).unwrap();
-    assert_eq!(delivered.blocks, pages.len());
-    (pages, delivered.shortfall)
 }
 
 #[test]
@@ -101,7 +80,7 @@ fn numa_hit_miss_and_foreign_are_exact() {
     assert_eq!(shortfall, None);
     let count = |of: fn(&Stats) -> u64| by_node(&allocator).iter().map(of).collect::<Vec<_>>();
     assert_eq!(count(|stats| stats.numa_hit), [0, 0, 1024, 0]);
-    let singles: Vec<Page> = (0..24).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    let singles = singles(&allocator, 24);
     let (_rest, shortfall) = bulk(&allocator, Bulk::up_to(3000 - 24));
     assert_eq!(shortfall, None);
     assert_eq!(count(|stats| stats.numa_hit), [0, 0, 1024, 0]);
@@ -168,7 +147,7 @@ fn interleave_divides_a_bulk_request() {
             .collect();
         assert_eq!(counted, [16; 4]);
     }
-    // What is over goes to those whose turn comes first; the order of turns goes on from call to call.
+    // The remainder goes to the nodes whose turn comes first; turns go on from call to call.
     for n in [1, 2, 3, 5, 63, 65, 66, 67, 1000, 1001] {
         let (pages, shortfall) = bulk(&allocator, interleave(n));
         let count = map.count(&pages);
@@ -195,19 +174,12 @@ fn interleave_divides_a_bulk_request() {
     let singles: Vec<Page> =
         (0..10).flat_map(|_| bulk(&allocator, Bulk::up_to(1).policy(Policy::Interleave(some))).0).collect();
     assert_eq!(map.count(&singles), [0, 5, 0, 5]);
-    let request = Bulk::exact(30).policy(Policy::Interleave(some));
-    let mut slots: Vec<Option<Page>> = (0..30).map(|_| None).collect();
-    allocator.alloc_pages_bulk_array(request, &mut slots).unwrap();
-    assert_eq!(map.count(slots.iter().flatten()), [0, 15, 0, 15]);
-    let mut list = PageList::new();
-    allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
-    let listed: Vec<Page> = core::iter::from_fn(|| list.pop()).collect();
-    assert_eq!(map.count(&listed), [0, 15, 0, 15]);
-    let mut runs = Vec::<Run<Page>>::new();
-    allocator.alloc_pages_bulk_runs(request, &mut runs).unwrap();
-    assert_eq!(runs.iter().map(Run::len).sum::<usize>(), 30);
-    free_pages_bulk(&mut slots);
-    drop((singles, listed, runs));
+    let request = Bulk::up_to(30).policy(Policy::Interleave(some));
+    for (name, form) in FORMS {
+        let (pages, _) = form(&allocator, request, 30).unwrap();
+        assert_eq!(map.count(&pages), [0, 15, 0, 15], "{name}");
+    }
+    drop(singles);
     assert_all_back(&allocator);
 }
 
@@ -224,7 +196,7 @@ fn interleave_takes_missing_pages_of_other_nodes() {
     assert_eq!(count[2], 5);
     assert!(count.iter().enumerate().all(|(id, &of_node)| id == 2 || of_node >= 16), "{count:?}");
     drop(pages);
-    // So for those who may not wait, and go round once more; and one by one.
+    // The same for requests that may not wait, which go round once more; and one by one.
     allocator.drain();
     let request = Bulk::up_to(64).policy(Policy::Interleave(NodeMask::ALL));
     let (pages, shortfall) = bulk(&allocator, request.gfp(Gfp::NOWAIT));
@@ -242,14 +214,14 @@ fn interleave_takes_missing_pages_of_other_nodes() {
 fn an_interleaving_allocator_divides_single_requests() {
     let distances = vec![vec![10, 20], vec![20, 10]];
     let allocator = Allocator::builder()
-        .cpus(2, cpu)
+        .cpus(2, fake_cpu)
         .nodes(vec![node(0), node(1)], distances)
         .memory(Memory::anonymous(512))
         .memory(Memory::anonymous(512).node(node(1)))
         .policy(Policy::Interleave(NodeMask::ALL))
         .build()
         .unwrap();
-    let pages: Vec<Page> = (0..100).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    let pages = singles(&allocator, 100);
     let out: Vec<u64> = by_node(&allocator).iter().map(|stats| stats.allocated).collect();
     assert_eq!(out, [50, 50]);
     drop(pages);
@@ -297,14 +269,10 @@ fn a_changed_allowed_set_holds_from_the_next_refill() {
             for gfp in [Gfp::KERNEL, Gfp::NOWAIT, Gfp::KERNEL | Gfp::ZERO] {
                 assert_eq!(map.count(&bulk(&allocator, Bulk::up_to(n).gfp(gfp)).0), [0, n, 0, 0]);
             }
-            let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
-            allocator.alloc_pages_bulk_array(Bulk::exact(n), &mut slots).unwrap();
-            assert_eq!(map.count(slots.iter().flatten()), [0, n, 0, 0]);
-            let (mut list, mut runs) = (PageList::new(), Vec::<Run<Page>>::new());
-            allocator.alloc_pages_bulk_list(Bulk::exact(n), &mut list).unwrap();
-            assert_eq!(map.count(&core::iter::from_fn(|| list.pop()).collect::<Vec<_>>()), [0, n, 0, 0]);
-            allocator.alloc_pages_bulk_runs(Bulk::exact(n), &mut runs).unwrap();
-            assert!(runs.iter().all(|run| map.node_of(run.addr()) == 1));
+            for (name, form) in FORMS {
+                let (pages, _) = form(&allocator, Bulk::up_to(n), n).unwrap();
+                assert_eq!(map.count(&pages), [0, n, 0, 0], "{name} of {n}");
+            }
         }
         assert_eq!(by_node(&allocator)[0].listed, listed, "nobody took from that list");
         next
@@ -325,7 +293,7 @@ fn thisnode_returns_no_remote_page() {
     let gfp = Gfp::KERNEL | Gfp::THISNODE;
     let (mut pages, shortfall) = bulk(&allocator, Bulk::up_to(590).gfp(gfp));
     assert_eq!((pages.len(), shortfall), (590, None));
-    let singles: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(gfp).ok()).collect();
+    let singles = all(&allocator, gfp);
     assert_eq!(singles.len(), 10);
     let mut slots: Vec<Option<Page>> = (0..4).map(|_| None).collect();
     assert!(allocator.alloc_pages_bulk_array(Bulk::exact(1).gfp(gfp), &mut slots).is_err());
@@ -363,7 +331,7 @@ fn exact_node_bind_and_preferred_choose_the_node() {
     allocator.drain();
     assert_eq!(of(Bulk::up_to(700).policy(Policy::Bind(mask(&[1, 3])))), [0, 600, 0, 100]);
     allocator.drain();
-    // The nearest of them is local to those who may not wait, and serves them in bulk.
+    // Requests that may not wait are served in bulk by the nearest of them.
     assert_eq!(of(Bulk::up_to(700).policy(Policy::Bind(mask(&[1, 3]))).gfp(Gfp::NOWAIT)), [0, 600, 0, 0]);
     allocator.drain();
     assert_eq!(of(Bulk::up_to(2000).policy(Policy::Bind(mask(&[1, 3])))), [0, 600, 0, 600]);
@@ -384,7 +352,7 @@ fn a_node_without_memory_is_served_by_its_nearest() {
     let zones = allocator.zoneinfo();
     let out: Vec<(usize, u64)> = zones.iter().map(|zone| (zone.node.get(), zone.stats.allocated)).collect();
     assert_eq!(out, [(0, 65), (2, 0), (3, 0)]);
-    // What cannot be missed is not counted as missed; it is not local either.
+    // A node without memory cannot be missed, so no miss is counted; nor are these pages local.
     assert_eq!((zones[0].stats.numa_hit, zones[0].stats.numa_other), (65, 65));
     drop((page, pages));
     assert_all_back(&allocator);
@@ -399,7 +367,7 @@ fn lowmem_reserve_keeps_dma32_from_normal_requests() {
         .cpus(1, || 0)
         .build()
         .unwrap();
-    let all = |gfp| -> Vec<Page> { std::iter::from_fn(|| allocator.alloc_page(gfp).ok()).collect() };
+    let all = |gfp| all(&allocator, gfp);
     // Normal memory first, then what the reserve leaves of the other.
     let normal = all(Gfp::NOWAIT);
     assert_eq!(normal.len(), (512 - 20) + (512 - 20 - 100));
@@ -463,7 +431,7 @@ fn zone_counters_never_decrease() {
     let stats = &zones[1].stats;
     assert_eq!((stats.allocated, stats.numa_hit, stats.numa_local, stats.freed), (1005, 1005, 1005, 1000));
     assert!(zones.iter().zip(&before).all(|(zone, before)| zone.stats.refills >= before.refills));
-    // What it has now is what can be had of it.
+    // Managed pages are those of the arenas that are left.
     let has: Vec<(u64, usize)> = zones.iter().map(|zone| (zone.managed, zone.buddy.len())).collect();
     assert_eq!(has, [(512, 1); 4]);
     assert!(zones.iter().all(|zone| zone.stats.free + zone.stats.listed <= 512));
@@ -490,7 +458,7 @@ fn each_of_64_cpus_is_served_by_nodes_in_order_of_distance() {
     const PAGES: usize = 1024;
     let nodes = (0..CPUS).map(|cpu| node(cpu % NODES)).collect();
     let distances = (0..NODES).map(|from| (0..NODES).map(|to| distance(from, to)).collect()).collect();
-    let builder = Allocator::builder().cpus(CPUS, cpu).nodes(nodes, distances);
+    let builder = Allocator::builder().cpus(CPUS, fake_cpu).nodes(nodes, distances);
     let builder = (0..NODES).fold(builder, |builder, id| builder.memory(Memory::anonymous(PAGES).node(node(id))));
     let allocator = builder.build().unwrap();
     let map = Map::of(&allocator, NODES, PAGES);
@@ -516,7 +484,7 @@ fn each_of_64_cpus_is_served_by_nodes_in_order_of_distance() {
         allocator.drain();
         go_to(home + 3 * NODES);
         for gfp in [Gfp::KERNEL, Gfp::NOWAIT] {
-            let pages: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(gfp).ok()).collect();
+            let pages = all(&allocator, gfp);
             assert_eq!(pages.len(), PAGES * NODES);
             let order: Vec<usize> = pages.chunks(PAGES).map(|chunk| map.node_of(chunk[0].addr())).collect();
             for (chunk, &expected) in pages.chunks(PAGES).zip(&order) {

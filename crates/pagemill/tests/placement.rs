@@ -1,29 +1,11 @@
 //! Where pages are put: kinds of mobility do not share pageblocks while there is room (C3.6), and huge frames survive
 //! churn.
 
-use crate::common::backends;
-use pagemill::{Allocator, Bulk, Error, Gfp, Order, Page, PageList};
+use crate::common::{Rng, allocators, bulk, one_cpu, singles};
+use pagemill::{Allocator, Bulk, Error, Gfp, Memory, Order, Page, PageList};
+use std::collections::{HashMap, HashSet};
 
 const BLOCK: usize = 512;
-
-/// Runs `test` with an allocator of each backend that works here.
-fn with_each(pages: usize, test: impl Fn(&Allocator)) {
-    for backend in backends() {
-        test(&Allocator::builder().pages(pages).backend(backend).build().unwrap());
-    }
-}
-
-/// Numbers that look random, the same ones for a seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) as usize % n
-    }
-}
 
 /// Pageblocks that are entirely free.
 fn free_pageblocks(allocator: &Allocator) -> usize {
@@ -33,9 +15,9 @@ fn free_pageblocks(allocator: &Allocator) -> usize {
 
 #[test]
 fn mobilities_do_not_share_pageblocks_while_there_is_room() {
-    with_each(32 * BLOCK, |allocator| {
+    for allocator in &allocators(32 * BLOCK) {
         let kinds = [Gfp::KERNEL, Gfp::KERNEL | Gfp::MOVABLE, Gfp::NOWAIT | Gfp::RECLAIMABLE];
-        let (mut random, mut held) = (Random(7), Vec::new());
+        let (mut random, mut held) = (Rng::new(7), Vec::new());
         for _ in 0..400 {
             let kind = random.below(3);
             let request = Bulk::up_to(1 + random.below(60)).gfp(kinds[kind]);
@@ -49,20 +31,20 @@ fn mobilities_do_not_share_pageblocks_while_there_is_room() {
             }
         }
         assert!(held.len() > 8 * BLOCK);
-        let mut kind_of = std::collections::HashMap::new();
+        let mut kind_of = HashMap::new();
         for (kind, page) in &held {
             let of_block = *kind_of.entry(page.addr() >> 21).or_insert(*kind);
             assert_eq!(of_block, *kind, "two kinds share the pageblock of {page:?}");
         }
-        assert_eq!(kind_of.values().collect::<std::collections::HashSet<_>>().len(), 3);
+        assert_eq!(kind_of.values().collect::<HashSet<_>>().len(), 3);
         assert_eq!(allocator.stats().steals, 0);
-    });
+    }
 }
 
 #[test]
 fn bulk_takes_no_page_of_another_mobility_and_the_single_attempt_does() {
     for gfp in [Gfp::KERNEL, Gfp::NOWAIT] {
-        with_each(2 * BLOCK, |allocator| {
+        for allocator in &allocators(2 * BLOCK) {
             let movable = Gfp::KERNEL | Gfp::MOVABLE;
             let mut first = PageList::new();
             allocator.alloc_pages_bulk_list(Bulk::exact(600).gfp(movable), &mut first).unwrap();
@@ -87,13 +69,13 @@ fn bulk_takes_no_page_of_another_mobility_and_the_single_attempt_does() {
             drop((first, list));
             allocator.drain();
             assert_eq!(free_pageblocks(allocator), 2);
-        });
+        }
     }
 }
 
 #[test]
 fn an_empty_pageblock_serves_any_mobility() {
-    with_each(2 * BLOCK, |allocator| {
+    for allocator in &allocators(2 * BLOCK) {
         for gfp in [Gfp::KERNEL | Gfp::MOVABLE, Gfp::KERNEL, Gfp::KERNEL | Gfp::RECLAIMABLE] {
             let mut list = PageList::new();
             assert_eq!(
@@ -104,24 +86,24 @@ fn an_empty_pageblock_serves_any_mobility() {
             drop(list);
             allocator.drain();
         }
-    });
+    }
 }
 
 /// Half full, 100 rounds in which a tenth of the pages is freed and taken again in random order.
 fn churn(allocator: &Allocator, seed: u64, in_bulk: bool) -> f64 {
     let pages = allocator.managed_pages().get();
-    let mut random = Random(seed);
-    let mut held: Vec<Page> = (0..pages / 2).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
+    let mut random = Rng::new(seed);
+    let mut held = singles(allocator, pages / 2);
     for _ in 0..100 {
         let n = held.len() / 10;
         (0..n).for_each(|_| drop(held.swap_remove(random.below(held.len()))));
         if in_bulk {
             while held.len() < pages / 2 {
                 let want = (pages / 2 - held.len()).min(1 + random.below(100));
-                allocator.alloc_pages_bulk_callback(Bulk::up_to(want), |page: Page| held.push(page)).unwrap();
+                held.extend(bulk(allocator, Bulk::up_to(want)).0);
             }
         } else {
-            held.extend((0..n).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()));
+            held.extend(singles(allocator, n));
         }
     }
     allocator.drain();
@@ -135,16 +117,16 @@ fn churn(allocator: &Allocator, seed: u64, in_bulk: bool) -> f64 {
 fn free_pageblocks_survive_churn() {
     for seed in [1, 2, 3] {
         for in_bulk in [false, true] {
-            // 256 MiB. On one CPU what is left is told by the seed; a thread that moves between CPUs costs a pageblock
+            // 256 MiB. On one CPU the seed determines the result; a thread that moves between CPUs costs a pageblock
             // or two of 64 for each.
-            let one_cpu = Allocator::builder().pages(128 * BLOCK).cpus(1, || 0).build().unwrap();
+            let one_cpu = one_cpu(Memory::anonymous(128 * BLOCK));
             let kept = churn(&one_cpu, seed, in_bulk);
             assert!(kept >= 0.95, "seed {seed}: {kept:.2} of the ideal number of free pageblocks is left");
-            with_each(128 * BLOCK, |allocator| {
+            for allocator in &allocators(128 * BLOCK) {
                 let kept = churn(allocator, seed, in_bulk);
                 assert!(kept >= 0.8, "seed {seed}: {kept:.2} of the ideal number of free pageblocks is left");
                 assert_eq!(allocator.validate().unwrap().handed_out, 0);
-            });
+            }
         }
     }
 }

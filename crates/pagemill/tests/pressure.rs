@@ -1,95 +1,45 @@
-//! Memory that is short: what each kind of request still gets, what reclaim brings, and faults at every acquisition
+//! Memory that is short: the pages that each kind of request still gets, reclaim, and faults at every acquisition
 //! (C3.4, C3.6, C3.14).
-use crate::common::until;
+use crate::common::{
+    Cache, Calls, HOUR, all, arena, assert_all_back, backends, fake_cpu, go_to, one_cpu, slots, stay_here, until,
+    until_waiting,
+};
 use pagemill::{
     Account, Allocator, Backend, Block, BlockList, BuildError, Bulk, Cancel, Delivered, Error, Exhausted, Faults, Gfp,
-    InvalidRequest, Memory, NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, Shrink, Shrinker,
-    ShrinkerDoes, Watermarks, Why, free_pages_bulk,
+    InvalidRequest, Memory, NodeId, NodeMask, Order, Page, PageCount, PageList, Run, Shortfall, ShrinkerDoes,
+    Watermarks, Why, free_pages_bulk,
 };
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 const MIN: u32 = 100;
 const PAGES: usize = 1000;
-const HOUR: Duration = Duration::from_secs(3600);
 
-/// Runs `test` with an allocator of each backend: fake CPUs with portable lists, and the thread kept on one CPU with
-/// restartable sequences, so that no list of another CPU hides pages from requests that may not drain it.
-fn with_each(memory: impl Fn() -> Memory, test: impl Fn(&Allocator)) {
-    test(&Allocator::builder().memory(memory()).cpus(1, || 0).build().unwrap());
-    match pagemill::self_test() {
-        Ok(()) => {
-            stay_on_this_cpu();
-            test(&Allocator::builder().memory(memory()).backend(Backend::Rseq).build().unwrap());
-        }
-        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
-    }
+/// An allocator of each backend: portable lists of one CPU that is not there, and restartable sequences.
+fn of_each_backend(memory: impl Fn() -> Memory) -> Vec<Allocator> {
+    let rseq = backends().into_iter().filter(|&backend| backend == Backend::Rseq);
+    let rseq = rseq.map(|backend| Allocator::builder().memory(memory()).backend(backend).build().unwrap());
+    std::iter::once(one_cpu(memory())).chain(rseq).collect()
 }
 
-fn stay_on_this_cpu() {
-    // SAFETY: a CPU set is plain bits, and zero an empty one.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(libc::sched_getcpu() as usize, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &set), 0);
-    }
+/// As [`of_each_backend`], for a thread that is kept on one CPU: no list of another CPU hides pages from requests that may not
+/// drain it.
+fn each_of(memory: impl Fn() -> Memory) -> Vec<Allocator> {
+    stay_here();
+    of_each_backend(memory)
+}
+
+fn each(pages: usize) -> Vec<Allocator> {
+    each_of(|| Memory::anonymous(pages))
 }
 
 fn with_marks() -> Memory {
     Memory::anonymous(PAGES).watermarks(Watermarks::above(MIN))
 }
 
-fn assert_all_back(allocator: &Allocator) {
-    allocator.drain();
-    let (census, stats) = (allocator.validate().unwrap(), allocator.stats());
-    assert_eq!((census.free, census.managed), (census.managed, allocator.managed_pages().get()));
-    assert_eq!((stats.allocated, stats.misused, stats.quarantined), (stats.freed, 0, 0));
-}
-
-fn empty(n: usize) -> Vec<Option<Page>> {
-    (0..n).map(|_| None).collect()
-}
-
-/// All that `gfp` gets, one by one.
-fn all(allocator: &Allocator, gfp: Gfp) -> Vec<Page> {
-    std::iter::from_fn(|| allocator.alloc_page(gfp).ok()).collect()
-}
-
-/// A cache: has pages, counts its calls, and gives from call number `from` on.
-struct Cache {
-    pages: Mutex<Vec<Page>>,
-    calls: AtomicUsize,
-    from: usize,
-    does: ShrinkerDoes,
-}
-
-impl Cache {
-    fn of(pages: Vec<Page>) -> Self {
-        Self { pages: Mutex::new(pages), calls: AtomicUsize::new(0), from: 1, does: ShrinkerDoes::Nothing }
-    }
-    fn calls(&self) -> usize {
-        self.calls.load(Relaxed)
-    }
-}
-
-impl Shrinker for Cache {
-    fn shrink(&self, wanted: Shrink) -> usize {
-        if self.calls.fetch_add(1, Relaxed) + 1 < self.from {
-            return 0;
-        }
-        let mut pages = self.pages.lock().unwrap();
-        let rest = pages.len().saturating_sub(wanted.pages);
-        pages.drain(rest..).count()
-    }
-    fn does(&self) -> ShrinkerDoes {
-        self.does
-    }
-}
-
 #[test]
 fn single_requests_stop_at_their_watermark() {
-    with_each(with_marks, |allocator| {
+    for allocator in &each_of(with_marks) {
         let pages = all(allocator, Gfp::NOWAIT);
         assert_eq!(pages.len(), PAGES - MIN as usize);
         let why = Why::BelowMark;
@@ -99,7 +49,7 @@ fn single_requests_stop_at_their_watermark() {
         let reserve = all(allocator, Gfp::ATOMIC);
         assert_eq!(reserve.len(), MIN as usize / 2);
         assert_eq!(allocator.stats().free, u64::from(MIN) / 2);
-        // What a block takes counts as its pages.
+        // A block counts as its pages.
         drop((pages, reserve));
         allocator.drain();
         let order = Order::new(3).unwrap();
@@ -107,19 +57,19 @@ fn single_requests_stop_at_their_watermark() {
         assert_eq!(blocks.len(), (PAGES - MIN as usize) / 8);
         drop(blocks);
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn pages_freed_below_min_refill_the_reserve() {
-    with_each(with_marks, |allocator| {
+    for allocator in &each_of(with_marks) {
         let mut pages = all(allocator, Gfp::NOWAIT);
         let reserve = all(allocator, Gfp::ATOMIC);
         assert_eq!(reserve.len(), MIN as usize / 2);
         drop(reserve);
         assert!(allocator.alloc_page(Gfp::NOWAIT).is_err(), "a page of the reserve");
         assert_eq!((allocator.stats().free, allocator.stats().listed), (u64::from(MIN), 0));
-        // Above the high mark, and not before, lists take again what comes back.
+        // Only above the high mark do lists take freed pages again.
         let high = MIN as usize * 3 / 2;
         pages.drain(..high - MIN as usize);
         assert_eq!((allocator.stats().free as usize, allocator.stats().listed), (high, 0));
@@ -127,13 +77,13 @@ fn pages_freed_below_min_refill_the_reserve() {
         assert_eq!((allocator.stats().free as usize, allocator.stats().listed), (high, 1));
         drop(pages);
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn concurrent_atomic_requests_stop_at_half_of_min() {
     const THREADS: usize = 4;
-    with_each(with_marks, |allocator| {
+    for allocator in &of_each_backend(with_marks) {
         for _ in 0..20 {
             let taken: usize = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..THREADS)
@@ -158,13 +108,13 @@ fn concurrent_atomic_requests_stop_at_half_of_min() {
             allocator.drain();
         }
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn bulk_requests_stop_at_the_low_mark() {
     let low = (MIN + MIN / 4) as usize;
-    with_each(with_marks, |allocator| {
+    for allocator in &each_of(with_marks) {
         for n in [PAGES, 400] {
             // A large request, and several small ones that fill lists.
             let mut list = PageList::new();
@@ -187,7 +137,7 @@ fn bulk_requests_stop_at_the_low_mark() {
             allocator.drain();
         }
         // A number that must be reached is, one by one, down to min; one more leaves everything as it was.
-        let mut slots = empty(PAGES);
+        let mut slots = slots::<Page>(PAGES);
         slots[1] = Some(allocator.alloc_page(Gfp::KERNEL).unwrap());
         let before: Vec<_> = slots.iter().map(|slot| slot.as_ref().map(Page::addr)).collect();
         let most = PAGES - MIN as usize;
@@ -199,211 +149,186 @@ fn bulk_requests_stop_at_the_low_mark() {
         assert_eq!((filled.added, filled.occupied, filled.first_hole), (most - 1, most, most));
         free_pages_bulk(&mut slots);
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn every_shortfall_says_why() {
-    with_each(
-        || Memory::anonymous(64),
-        |allocator| {
-            let mut list = PageList::new();
-            let mut why = |request: Bulk<'_>| {
-                let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
-                list.clear();
-                (delivered.blocks, delivered.shortfall)
-            };
-            assert_eq!(why(Bulk::up_to(65)), (64, Some(Shortfall { missing: 1, why: Why::Exhausted })));
-            assert_eq!(why(Bulk::up_to(64)), (64, None));
-            let account = Account::new(PageCount::new(10));
-            let paid = Bulk::up_to(16).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
-            assert_eq!(why(paid), (10, Some(Shortfall { missing: 6, why: Why::Account })));
-            assert_eq!(account.charged().get(), 10);
-            assert_eq!(why(paid), (0, Some(Shortfall { missing: 16, why: Why::Account })));
-            // Who asks for more than there is pays for what came.
-            let rich = Account::new(PageCount::new(1000));
-            let paid = Bulk::up_to(100).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
-            assert_eq!(why(paid), (64, Some(Shortfall { missing: 36, why: Why::Exhausted })));
-            assert_eq!(rich.charged().get(), 64);
-            let cancel = Cancel::new();
-            cancel.cancel();
-            let cancelled = Bulk::up_to(65).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).timeout(HOUR).cancel(&cancel);
-            assert_eq!(why(cancelled), (64, Some(Shortfall { missing: 1, why: Why::Cancelled })));
-            // One that would not have waited for more was kept from nothing.
-            assert_eq!(why(cancelled.gfp(Gfp::KERNEL)), (64, Some(Shortfall { missing: 1, why: Why::Exhausted })));
+    for allocator in &each(64) {
+        let mut list = PageList::new();
+        let mut why = |request: Bulk<'_>| {
+            let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
+            list.clear();
+            (delivered.blocks, delivered.shortfall)
+        };
+        assert_eq!(why(Bulk::up_to(65)), (64, Some(Shortfall { missing: 1, why: Why::Exhausted })));
+        assert_eq!(why(Bulk::up_to(64)), (64, None));
+        let account = Account::new(PageCount::new(10));
+        let paid = Bulk::up_to(16).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
+        assert_eq!(why(paid), (10, Some(Shortfall { missing: 6, why: Why::Account })));
+        assert_eq!(account.charged().get(), 10);
+        assert_eq!(why(paid), (0, Some(Shortfall { missing: 16, why: Why::Account })));
+        // A request for more than there is pays for what it got.
+        let rich = Account::new(PageCount::new(1000));
+        let paid = Bulk::up_to(100).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
+        assert_eq!(why(paid), (64, Some(Shortfall { missing: 36, why: Why::Exhausted })));
+        assert_eq!(rich.charged().get(), 64);
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let cancelled = Bulk::up_to(65).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).timeout(HOUR).cancel(&cancel);
+        assert_eq!(why(cancelled), (64, Some(Shortfall { missing: 1, why: Why::Cancelled })));
+        // One that would not have waited for more was kept from nothing.
+        assert_eq!(why(cancelled.gfp(Gfp::KERNEL)), (64, Some(Shortfall { missing: 1, why: Why::Exhausted })));
 
-            // What must come and does not says why too, and is not paid for.
-            let short = Bulk::exact(11).gfp(Gfp::KERNEL | Gfp::ACCOUNT);
-            let poor = Account::new(PageCount::new(10));
-            let mut slots = empty(70);
-            let refused = |wanted, got, why| Error::Exhausted(Exhausted { wanted, got, order: 0, why });
-            let error = allocator.alloc_pages_bulk_list(short.account(&poor), &mut list).unwrap_err();
-            assert_eq!(error, refused(11, 0, Why::Account));
-            assert_eq!((list.len(), poor.charged().get()), (0, 0));
-            let rich = Account::new(PageCount::new(1000));
-            let one = allocator.alloc_page(Gfp::KERNEL).unwrap();
-            let all = Bulk::exact(64).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
-            let missing = refused(64, 63, Why::Exhausted);
-            assert_eq!(allocator.alloc_pages_bulk_list(all, &mut list).unwrap_err(), missing);
-            assert_eq!(allocator.alloc_pages_bulk_array(all, &mut slots).unwrap_err(), missing);
-            assert_eq!(allocator.alloc_pages_bulk_runs(all, &mut Vec::<Run<Page>>::new()).unwrap_err(), missing);
-            assert_eq!(rich.charged().get(), 0);
-            let error = allocator.alloc_pages_bulk_list(Bulk::exact(64).timeout(HOUR).cancel(&cancel), &mut list);
-            assert_eq!(error.unwrap_err(), refused(64, 63, Why::Cancelled));
-            drop(one);
-            // A node that there is, but not for this allocator now.
-            let second = NodeId::new(1).unwrap();
-            allocator.add_memory(Memory::anonymous(64).node(second)).unwrap();
-            allocator.set_allowed_nodes(NodeMask::only(NodeId::ZERO)).unwrap();
-            let second = NodeMask::only(second);
-            let error = allocator.alloc_pages_bulk_array(Bulk::exact(8).nodes(second), &mut slots).unwrap_err();
-            assert_eq!(error, refused(8, 0, Why::NotAllowed));
-            let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(8).nodes(second), &mut list).unwrap();
-            assert_eq!(delivered.shortfall, Some(Shortfall { missing: 8, why: Why::NotAllowed }));
-            let nobody = allocator.alloc_pages_bulk_list(short, &mut list);
-            assert_eq!(nobody.unwrap_err(), Error::Invalid(InvalidRequest::NoAccount));
-            assert_all_back(allocator);
-        },
-    );
+        // An exact request that is refused says why too, and is not charged.
+        let short = Bulk::exact(11).gfp(Gfp::KERNEL | Gfp::ACCOUNT);
+        let poor = Account::new(PageCount::new(10));
+        let mut slots = slots::<Page>(70);
+        let refused = |wanted, got, why| Error::Exhausted(Exhausted { wanted, got, order: 0, why });
+        let error = allocator.alloc_pages_bulk_list(short.account(&poor), &mut list).unwrap_err();
+        assert_eq!(error, refused(11, 0, Why::Account));
+        assert_eq!((list.len(), poor.charged().get()), (0, 0));
+        let rich = Account::new(PageCount::new(1000));
+        let one = allocator.alloc_page(Gfp::KERNEL).unwrap();
+        let all = Bulk::exact(64).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&rich);
+        let missing = refused(64, 63, Why::Exhausted);
+        assert_eq!(allocator.alloc_pages_bulk_list(all, &mut list).unwrap_err(), missing);
+        assert_eq!(allocator.alloc_pages_bulk_array(all, &mut slots).unwrap_err(), missing);
+        assert_eq!(allocator.alloc_pages_bulk_runs(all, &mut Vec::<Run<Page>>::new()).unwrap_err(), missing);
+        assert_eq!(rich.charged().get(), 0);
+        let error = allocator.alloc_pages_bulk_list(Bulk::exact(64).timeout(HOUR).cancel(&cancel), &mut list);
+        assert_eq!(error.unwrap_err(), refused(64, 63, Why::Cancelled));
+        drop(one);
+        // A node that there is, but not for this allocator now.
+        let second = NodeId::new(1).unwrap();
+        allocator.add_memory(Memory::anonymous(64).node(second)).unwrap();
+        allocator.set_allowed_nodes(NodeMask::only(NodeId::ZERO)).unwrap();
+        let second = NodeMask::only(second);
+        let error = allocator.alloc_pages_bulk_array(Bulk::exact(8).nodes(second), &mut slots).unwrap_err();
+        assert_eq!(error, refused(8, 0, Why::NotAllowed));
+        let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(8).nodes(second), &mut list).unwrap();
+        assert_eq!(delivered.shortfall, Some(Shortfall { missing: 8, why: Why::NotAllowed }));
+        let nobody = allocator.alloc_pages_bulk_list(short, &mut list);
+        assert_eq!(nobody.unwrap_err(), Error::Invalid(InvalidRequest::NoAccount));
+        assert_all_back(allocator);
+    }
 }
 
 #[test]
 fn a_request_that_may_wait_gets_reclaimed_pages() {
-    with_each(
-        || Memory::anonymous(64),
-        |allocator| {
-            let cache = Arc::new(Cache { from: 3, ..Cache::of(all(allocator, Gfp::NOWAIT)) });
-            let registered = allocator.register_shrinker(cache.clone());
-            assert_eq!(cache.pages.lock().unwrap().len(), 64);
-            for gfp in [Gfp::NOWAIT, Gfp::ATOMIC, Gfp::NOWAIT | Gfp::NOWARN] {
-                assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))));
-                let mut slots = empty(4);
-                let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(4).gfp(gfp), &mut slots).unwrap();
-                assert_eq!((filled.added, filled.shortfall), (0, Some(Shortfall { missing: 4, why: Why::Exhausted })));
-            }
-            let before = allocator.stats();
-            assert_eq!((cache.calls(), before.waits, before.reclaim_direct), (0, 0, 0));
-            let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
-            let stats = allocator.stats();
-            assert_eq!((cache.calls(), stats.waits, stats.reclaim_direct, stats.reclaimed), (3, 1, 3, 64));
-            assert_eq!(stats.shortfalls(), before.shortfalls());
-            // One that gives at once makes nobody wait, and serves bulk requests as well.
-            drop(page);
-            *cache.pages.lock().unwrap() = all(allocator, Gfp::NOWAIT);
-            let mut list = PageList::new();
-            allocator.alloc_pages_bulk_list(Bulk::exact(64), &mut list).unwrap();
-            assert_eq!((cache.calls(), allocator.stats().waits), (4, 1));
-            drop((list, registered));
-            allocator.drain();
-            let _all = all(allocator, Gfp::NOWAIT);
-            assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
-            assert_eq!(cache.calls(), 4, "a shrinker that is not registered any more");
-        },
-    );
+    for allocator in &each(64) {
+        let cache = Arc::new(Cache { from: 3, ..Cache::of(all(allocator, Gfp::NOWAIT)) });
+        let registered = allocator.register_shrinker(cache.clone());
+        assert_eq!(cache.len(), 64);
+        for gfp in [Gfp::NOWAIT, Gfp::ATOMIC, Gfp::NOWAIT | Gfp::NOWARN] {
+            assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))));
+            let mut slots = slots::<Page>(4);
+            let filled = allocator.alloc_pages_bulk_array(Bulk::up_to(4).gfp(gfp), &mut slots).unwrap();
+            assert_eq!((filled.added, filled.shortfall), (0, Some(Shortfall { missing: 4, why: Why::Exhausted })));
+        }
+        let before = allocator.stats();
+        assert_eq!((cache.calls(), before.waits, before.reclaim_direct), (0, 0, 0));
+        let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+        let stats = allocator.stats();
+        assert_eq!((cache.calls(), stats.waits, stats.reclaim_direct, stats.reclaimed), (3, 1, 3, 64));
+        assert_eq!(stats.shortfalls(), before.shortfalls());
+        // A shrinker that gives at once leaves no request waiting, and serves bulk requests as well.
+        drop(page);
+        cache.extend(all(allocator, Gfp::NOWAIT));
+        let mut list = PageList::new();
+        allocator.alloc_pages_bulk_list(Bulk::exact(64), &mut list).unwrap();
+        assert_eq!((cache.calls(), allocator.stats().waits), (4, 1));
+        drop((list, registered));
+        allocator.drain();
+        let _all = all(allocator, Gfp::NOWAIT);
+        assert!(allocator.alloc_page(Gfp::KERNEL).is_err());
+        assert_eq!(cache.calls(), 4, "a shrinker that is not registered any more");
+    }
 }
 
 #[test]
 fn gfp_flags_bound_the_rounds_of_reclaim() {
     let none = || Cache { from: usize::MAX, ..Cache::of(Vec::new()) };
-    with_each(
-        || Memory::anonymous(8),
-        |allocator| {
-            let _all = all(allocator, Gfp::NOWAIT);
-            for (gfp, calls) in [
-                (Gfp::KERNEL | Gfp::NORETRY, 1),
-                (Gfp::KERNEL, 1 + 16),
-                (Gfp::NOIO, 1 + 16),
-                (Gfp::KERNEL | Gfp::RETRY_MAYFAIL, 1 + 64),
-            ] {
-                let cache = Arc::new(none());
-                let _registered = allocator.register_shrinker(cache.clone());
-                assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))));
-                assert_eq!(cache.calls(), calls, "{gfp:?}");
-            }
-        },
-    );
+    for allocator in &each(8) {
+        let _all = all(allocator, Gfp::NOWAIT);
+        for (gfp, calls) in [
+            (Gfp::KERNEL | Gfp::NORETRY, 1),
+            (Gfp::KERNEL, 1 + 16),
+            (Gfp::NOIO, 1 + 16),
+            (Gfp::KERNEL | Gfp::RETRY_MAYFAIL, 1 + 64),
+        ] {
+            let cache = Arc::new(none());
+            let _registered = allocator.register_shrinker(cache.clone());
+            assert!(matches!(allocator.alloc_page(gfp), Err(Error::Exhausted(_))));
+            assert_eq!(cache.calls(), calls, "{gfp:?}");
+        }
+    }
 }
 
 #[test]
 fn nofail_waits_until_it_is_served() {
-    with_each(
-        || Memory::anonymous(8),
-        |allocator| {
-            // Longer than any other request would try.
-            let cache = Arc::new(Cache { from: 80, ..Cache::of(all(allocator, Gfp::NOWAIT)) });
-            let registered = allocator.register_shrinker(cache.clone());
-            let page = allocator.alloc_page(Gfp::KERNEL | Gfp::NOFAIL).unwrap();
-            assert_eq!((cache.calls(), allocator.stats().waits), (80, 1));
-            drop((registered, page));
-            // Without any shrinker it waits for who frees.
-            let mut pages = all(allocator, Gfp::NOWAIT);
-            std::thread::scope(|scope| {
-                let waiter = scope.spawn(|| allocator.alloc_page(Gfp::NOFS | Gfp::NOFAIL).is_ok());
-                until("a waiter", || allocator.stats().waiting == 1);
-                drop(pages.pop());
-                assert!(waiter.join().unwrap());
-            });
-            drop(pages);
-            assert_all_back(allocator);
-        },
-    );
+    for allocator in &each(8) {
+        // Longer than any other request would try.
+        let cache = Arc::new(Cache { from: 80, ..Cache::of(all(allocator, Gfp::NOWAIT)) });
+        let registered = allocator.register_shrinker(cache.clone());
+        let page = allocator.alloc_page(Gfp::KERNEL | Gfp::NOFAIL).unwrap();
+        assert_eq!((cache.calls(), allocator.stats().waits), (80, 1));
+        drop((registered, page));
+        // Without any shrinker it waits for a free.
+        let mut pages = all(allocator, Gfp::NOWAIT);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| allocator.alloc_page(Gfp::NOFS | Gfp::NOFAIL).is_ok());
+            until_waiting(allocator, 1);
+            drop(pages.pop());
+            assert!(waiter.join().unwrap());
+        });
+        drop(pages);
+        assert_all_back(allocator);
+    }
 }
 
 #[test]
 fn noio_and_nofs_exclude_shrinkers() {
     use ShrinkerDoes::{Filesystem, Io, Nothing};
-    with_each(
-        || Memory::anonymous(8),
-        |allocator| {
-            for (gfp, called) in
-                [(Gfp::KERNEL, [true, true, true]), (Gfp::NOFS, [true, true, false]), (Gfp::NOIO, [true, false, false])]
-            {
-                let _all = all(allocator, Gfp::NOWAIT);
-                let caches = [Nothing, Io, Filesystem]
-                    .map(|does| Arc::new(Cache { does, from: usize::MAX, ..Cache::of(Vec::new()) }));
-                let _registered = caches.each_ref().map(|cache| allocator.register_shrinker(cache.clone()));
-                assert!(allocator.alloc_page(gfp | Gfp::NORETRY).is_err());
-                assert_eq!(caches.each_ref().map(|cache| cache.calls() > 0), called, "{gfp:?}");
-            }
-        },
-    );
-}
-
-/// Allocates where it may not.
-struct Recursive {
-    allocator: Mutex<Option<Allocator>>,
-    seen: Mutex<Vec<Option<Error>>>,
-}
-
-impl Shrinker for Recursive {
-    fn shrink(&self, wanted: Shrink) -> usize {
-        let allocator = self.allocator.lock().unwrap().clone().unwrap();
-        let mut seen = self.seen.lock().unwrap();
-        seen.push(allocator.alloc_page(wanted.gfp).err());
-        seen.push(allocator.alloc_pages(Gfp::NOIO, Order::new(1).unwrap()).err());
-        seen.push(allocator.alloc_page(Gfp::NOWAIT).err().filter(|error| !matches!(error, Error::Exhausted(_))));
-        0
+    for allocator in &each(8) {
+        for (gfp, called) in
+            [(Gfp::KERNEL, [true, true, true]), (Gfp::NOFS, [true, true, false]), (Gfp::NOIO, [true, false, false])]
+        {
+            let _all = all(allocator, Gfp::NOWAIT);
+            let caches = [Nothing, Io, Filesystem]
+                .map(|does| Arc::new(Cache { does, from: usize::MAX, ..Cache::of(Vec::new()) }));
+            let _registered = caches.each_ref().map(|cache| allocator.register_shrinker(cache.clone()));
+            assert!(allocator.alloc_page(gfp | Gfp::NORETRY).is_err());
+            assert_eq!(caches.each_ref().map(|cache| cache.calls() > 0), called, "{gfp:?}");
+        }
     }
 }
 
 #[test]
 fn a_shrinker_may_not_reclaim() {
-    with_each(
-        || Memory::anonymous(8),
-        |allocator| {
-            let _all = all(allocator, Gfp::NOWAIT);
-            let allocators = Mutex::new(Some(allocator.clone()));
-            let shrinker = Arc::new(Recursive { allocator: allocators, seen: Mutex::default() });
-            let registered = allocator.register_shrinker(shrinker.clone());
-            assert!(allocator.alloc_page(Gfp::KERNEL | Gfp::NORETRY).is_err());
-            let refused = Some(Error::Invalid(InvalidRequest::ReclaimInShrinker));
-            assert_eq!(*shrinker.seen.lock().unwrap(), [refused, refused, None]);
-            // Outside of it, this thread may again.
-            drop(registered);
-            assert!(matches!(allocator.alloc_page(Gfp::KERNEL), Err(Error::Exhausted(_))));
-            shrinker.allocator.lock().unwrap().take();
-        },
-    );
+    for allocator in &each(8) {
+        let _all = all(allocator, Gfp::NOWAIT);
+        let (own, seen) = (Mutex::new(Some(allocator.clone())), Mutex::new(Vec::new()));
+        let asks = Arc::new((own, seen));
+        let asked = asks.clone();
+        let registered = allocator.register_shrinker(Calls::new(move |_, wanted| {
+            let allocator = asked.0.lock().unwrap().clone().unwrap();
+            let is_exhausted = |error: &Error| matches!(error, Error::Exhausted(_));
+            *asked.1.lock().unwrap() = vec![
+                allocator.alloc_page(wanted.gfp).err(),
+                allocator.alloc_pages(Gfp::NOIO, Order::new(1).unwrap()).err(),
+                allocator.alloc_page(Gfp::NOWAIT).err().filter(|error| !is_exhausted(error)),
+            ];
+            0
+        }));
+        assert!(allocator.alloc_page(Gfp::KERNEL | Gfp::NORETRY).is_err());
+        let refused = Some(Error::Invalid(InvalidRequest::ReclaimInShrinker));
+        assert_eq!(*asks.1.lock().unwrap(), [refused, refused, None]);
+        // Outside of it, this thread may again.
+        drop(registered);
+        assert!(matches!(allocator.alloc_page(Gfp::KERNEL), Err(Error::Exhausted(_))));
+        asks.0.lock().unwrap().take();
+    }
 }
 
 #[test]
@@ -411,34 +336,27 @@ fn a_reclaim_step_reaches_the_high_mark() {
     // Low and high are further apart than a round asks for at least.
     const MIN: u32 = 400;
     let high = MIN as usize * 3 / 2;
-    with_each(
-        || Memory::anonymous(PAGES).watermarks(Watermarks::above(MIN)),
-        |allocator| {
-            let cache = Arc::new(Cache::of(all(allocator, Gfp::NOWAIT)));
-            let _registered = allocator.register_shrinker(cache.clone());
-            assert_eq!(allocator.stats().free, u64::from(MIN));
-            // At once as many as are missing to `high`; a round asks for a batch of 64 at least.
-            let missing = (high - MIN as usize).max(64);
-            assert_eq!(allocator.reclaim_step().get(), missing);
-            let stats = allocator.stats();
-            assert_eq!((stats.free as usize, cache.calls()), (MIN as usize + missing, 1));
-            assert_eq!((stats.reclaim_background, stats.reclaimed), (1, missing as u64));
-            assert_eq!(allocator.reclaim_step().get(), 0, "above its marks");
-            assert_eq!(cache.calls(), 1);
-            cache.pages.lock().unwrap().clear();
-            assert_all_back(allocator);
-        },
-    );
+    for allocator in &each_of(|| Memory::anonymous(PAGES).watermarks(Watermarks::above(MIN))) {
+        let cache = Arc::new(Cache::of(all(allocator, Gfp::NOWAIT)));
+        let _registered = allocator.register_shrinker(cache.clone());
+        assert_eq!(allocator.stats().free, u64::from(MIN));
+        // At once as many as are missing to `high`; a round asks for a batch of 64 at least.
+        let missing = (high - MIN as usize).max(64);
+        assert_eq!(allocator.reclaim_step().get(), missing);
+        let stats = allocator.stats();
+        assert_eq!((stats.free as usize, cache.calls()), (MIN as usize + missing, 1));
+        assert_eq!((stats.reclaim_background, stats.reclaimed), (1, missing as u64));
+        assert_eq!(allocator.reclaim_step().get(), 0, "above its marks");
+        assert_eq!(cache.calls(), 1);
+        cache.clear();
+        assert_all_back(allocator);
+    }
 }
 
 #[test]
 fn background_reclaim_reaches_the_high_mark() {
     let high = u64::from(MIN) * 3 / 2;
-    for backend in [Backend::Portable, Backend::Rseq] {
-        if let (Backend::Rseq, Err(why)) = (backend, pagemill::self_test()) {
-            eprintln!("skipped: the rseq backend ({why})");
-            continue;
-        }
+    for backend in backends() {
         let builder = Allocator::builder().memory(with_marks()).backend(backend).background_reclaim(true);
         let allocator = builder.build().unwrap();
         let mut list = PageList::new();
@@ -446,7 +364,7 @@ fn background_reclaim_reaches_the_high_mark() {
         let cache = Arc::new(Cache::of(Vec::new()));
         let registered = allocator.register_shrinker(cache.clone());
         allocator.alloc_pages_bulk_callback(Bulk::up_to(150), |page| cache.pages.lock().unwrap().push(page)).unwrap();
-        // Down to low nobody reclaims; a request that falls below wakes the thread, and waits for nothing itself.
+        // Down to low there is no reclaim; a request that falls below wakes the thread, and does not wait itself.
         for _ in 0..3 {
             let before = allocator.stats().reclaim_background;
             let has_begun = || allocator.stats().reclaim_background > before;
@@ -457,10 +375,10 @@ fn background_reclaim_reaches_the_high_mark() {
             until("background reclaim", || has_begun() && allocator.stats().free >= high);
             let stats = allocator.stats();
             assert_eq!((stats.reclaim_direct, stats.waits), (0, 0));
-            cache.pages.lock().unwrap().extend(taken);
+            cache.extend(taken);
         }
         drop((list, registered));
-        cache.pages.lock().unwrap().clear();
+        cache.clear();
         assert_all_back(&allocator);
         allocator.close().unwrap();
     }
@@ -468,14 +386,14 @@ fn background_reclaim_reaches_the_high_mark() {
 
 #[test]
 fn lists_take_less_as_free_memory_falls() {
-    with_each(with_marks, |allocator| {
+    for allocator in &each_of(with_marks) {
         let mut pages = Vec::new();
         let mut most = Vec::new();
         while let Ok(page) = allocator.alloc_page(Gfp::NOWAIT) {
             pages.push(page);
             let stats = allocator.stats();
             let above = (stats.free + stats.listed).saturating_sub(u64::from(MIN));
-            // A refill takes a quarter of what lies above the low mark at most, and below it what is asked for.
+            // A refill takes a quarter of what lies above the low mark at most, and below it only the requested pages.
             assert!(stats.listed <= 256.min(above), "{stats:?}");
             assert!(stats.listed == 0 || stats.free >= u64::from(MIN + MIN / 4), "{stats:?}");
             most.push(stats.listed);
@@ -484,17 +402,16 @@ fn lists_take_less_as_free_memory_falls() {
         assert!(early > late, "{early:?} {late:?}");
         drop(pages);
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn other_cpus_lists_are_drained_before_a_request_waits() {
-    static CPU: AtomicUsize = AtomicUsize::new(0);
-    let allocator = Allocator::builder().memory(Memory::anonymous(512)).cpus(4, || CPU.load(Relaxed)).build().unwrap();
+    let allocator = arena(512).cpus(4, fake_cpu).build().unwrap();
     let mut pages = all(&allocator, Gfp::NOWAIT);
-    CPU.store(1, Relaxed);
+    go_to(1);
     pages.truncate(500);
-    CPU.store(2, Relaxed);
+    go_to(2);
     assert_eq!((allocator.stats().listed, allocator.stats().free), (12, 0));
     assert!(allocator.alloc_page(Gfp::NOWAIT).is_err(), "what another CPU's list holds is not drained for NOWAIT");
     let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
@@ -513,7 +430,7 @@ fn every_form(allocator: &Allocator, gfp: Gfp) {
     let _ = allocator.alloc_pages(gfp, order);
     let _ = allocator.alloc_pages(gfp, Order::PAGEBLOCK);
     for n in [1, 100, 700] {
-        let mut slots = empty(n + 2);
+        let mut slots = slots::<Page>(n + 2);
         slots[n / 2] = allocator.alloc_page(gfp).ok();
         let before: Vec<_> = slots.iter().map(|slot| slot.as_ref().map(Page::addr)).collect();
         if let Err(error) = allocator.alloc_pages_bulk_array(Bulk::exact(n).gfp(gfp), &mut slots) {
@@ -545,11 +462,7 @@ fn every_form(allocator: &Allocator, gfp: Gfp) {
 
 #[test]
 fn faults_at_every_acquisition_lose_no_page() {
-    for backend in [Backend::Portable, Backend::Rseq] {
-        if let (Backend::Rseq, Err(why)) = (backend, pagemill::self_test()) {
-            eprintln!("skipped: the rseq backend ({why})");
-            continue;
-        }
+    for backend in backends() {
         let build = |faults: &Faults| {
             Allocator::builder()
                 .memory(Memory::anonymous(1100))
@@ -579,18 +492,6 @@ fn faults_at_every_acquisition_lose_no_page() {
             assert_all_back(&allocator);
         }
     }
-}
-
-#[test]
-fn faults_for_one_kind_of_request_alone() {
-    let faults = Faults::with_probability(1.0, 1).only(Gfp::ATOMIC);
-    let allocator = Allocator::builder().memory(Memory::anonymous(512)).faults(faults.clone()).build().unwrap();
-    assert!(allocator.alloc_page(Gfp::ATOMIC).is_err());
-    let injected = faults.injected();
-    assert!(injected > 0);
-    let page = allocator.alloc_page(Gfp::NOWAIT).unwrap();
-    assert_eq!(faults.injected(), injected);
-    drop(page);
 }
 
 #[test]
@@ -634,11 +535,13 @@ fn faults_spare_other_gfp_kinds_other_threads_and_nofail() {
         ("nowait", Gfp::NOWAIT),
         ("atomic", Gfp::ATOMIC),
     ];
-    let build = |faults| Allocator::builder().memory(Memory::anonymous(512)).faults(faults).build().unwrap();
+    let build = |faults| arena(512).faults(faults).build().unwrap();
     for (name, _) in KINDS {
         for (other, gfp) in KINDS {
-            let allocator = build(format!("after=0,gfp={name}").parse().unwrap());
+            let faults: Faults = format!("after=0,gfp={name}").parse().unwrap();
+            let allocator = build(faults.clone());
             assert_eq!(allocator.alloc_page(gfp).is_err(), name == other, "faults for {name}, and {other}");
+            assert_eq!(faults.injected() > 0, name == other, "faults for {name}, and {other}");
         }
     }
     // Modifiers alone are those of every kind; with a kind, both must be there.
@@ -681,7 +584,7 @@ fn faults_are_parsed_and_a_syntax_error_names_its_part() {
     // The text is the same request as the calls.
     let waits = |text: &str| {
         let faults: Faults = text.parse().unwrap();
-        let allocator = Allocator::builder().memory(Memory::anonymous(64)).faults(faults.clone()).build().unwrap();
+        let allocator = arena(64).faults(faults.clone()).build().unwrap();
         let refused = [Gfp::KERNEL, Gfp::NOWAIT, Gfp::ATOMIC].map(|gfp| {
             let is_refused = allocator.alloc_page(gfp).is_err();
             allocator.drain();
@@ -698,7 +601,7 @@ fn faults_are_parsed_and_a_syntax_error_names_its_part() {
 fn faults_hit_requests_that_reclaim() {
     // The third acquisition fails and all after it: a request that may wait gives up after its rounds, or at its end.
     let faults = Faults::after(2);
-    let allocator = Allocator::builder().memory(Memory::anonymous(512)).faults(faults.clone()).build().unwrap();
+    let allocator = arena(512).faults(faults.clone()).build().unwrap();
     let cache = Arc::new(Cache::of(Vec::new()));
     let _registered = allocator.register_shrinker(cache.clone());
     let mut list = PageList::new();
@@ -707,7 +610,7 @@ fn faults_hit_requests_that_reclaim() {
     let cancel = Cancel::new();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            until("a wait", || allocator.stats().waiting == 1);
+            until_waiting(&allocator, 1);
             is_cancelled.store(true, Relaxed);
             cancel.cancel();
         });
@@ -723,18 +626,12 @@ fn faults_hit_requests_that_reclaim() {
 
 #[test]
 fn a_shortfall_of_blocks_names_the_account() {
-    with_each(
-        || Memory::anonymous(64),
-        |allocator| {
-            let account = Account::new(PageCount::new(10));
-            let paid = Bulk::up_to(4).order(Order::new(2).unwrap()).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
-            let mut list = BlockList::new();
-            let delivered = allocator.alloc_pages_bulk_list(paid, &mut list).unwrap();
-            assert_eq!(
-                delivered,
-                Delivered { blocks: 2, shortfall: Some(Shortfall { missing: 2, why: Why::Account }) }
-            );
-            assert_eq!(account.charged().get(), 8);
-        },
-    );
+    for allocator in &each(64) {
+        let account = Account::new(PageCount::new(10));
+        let paid = Bulk::up_to(4).order(Order::new(2).unwrap()).gfp(Gfp::KERNEL | Gfp::ACCOUNT).account(&account);
+        let mut list = BlockList::new();
+        let delivered = allocator.alloc_pages_bulk_list(paid, &mut list).unwrap();
+        assert_eq!(delivered, Delivered { blocks: 2, shortfall: Some(Shortfall { missing: 2, why: Why::Account }) });
+        assert_eq!(account.charged().get(), 8);
+    }
 }

@@ -1,13 +1,13 @@
 //! Races that once were lost: between the last page that comes back and the allocator's end, between requests that take
 //! more than they keep, between a fork and the first use.
 
-use crate::common::{Over, PATIENCE, assert_all_back, backends};
-use pagemill::{Allocator, Block, Bulk, Gfp, Memory, Order, Page, free_pages_bulk};
+use crate::common::{Over, PATIENCE, all, arena, assert_all_back, backends, in_child, slots};
+use pagemill::{Allocator, Block, Bulk, Gfp, Order, Page, free_pages_bulk};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Closes as soon as no page is out.
 fn close_when_all_are_back(mut allocator: Allocator) {
@@ -38,7 +38,7 @@ fn a_bulk_free_touches_nothing_after_its_last_page() {
         0
     }
     let allocator = Allocator::builder().pages(8192).cpus(1, cpu).build().unwrap();
-    let mut slots: Vec<Option<Page>> = (0..65).map(|_| None).collect();
+    let mut slots = slots::<Page>(65);
     allocator.alloc_pages_bulk_array(Bulk::exact(64), &mut slots[..64]).unwrap();
     let closer = std::thread::spawn(move || {
         while !GO.load(SeqCst) {
@@ -61,7 +61,7 @@ fn a_bulk_free_walks_trailing_holes_without_the_allocator() {
     for backend in backends() {
         for _ in 0..30 {
             let allocator = Allocator::builder().pages(8192).backend(backend).build().unwrap();
-            let mut slots: Vec<Option<Page>> = (0..464).map(|_| None).collect();
+            let mut slots = slots::<Page>(464);
             allocator.alloc_pages_bulk_array(Bulk::exact(64), &mut slots[..64]).unwrap();
             let go = Arc::new(AtomicBool::new(false));
             let goes = go.clone();
@@ -140,7 +140,7 @@ fn requests_wait_for_frames_in_transit() {
 
 #[test]
 fn a_request_waits_for_frames_held_by_another_request() {
-    // A CPU number that does something as it is asked for the so manieth time.
+    // A CPU number that runs a closure the n-th time that it is asked for.
     thread_local! {
         static ASKS: Cell<usize> = const { Cell::new(0) };
         static THEN: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };
@@ -163,14 +163,13 @@ fn a_request_waits_for_frames_held_by_another_request() {
     const MANY: usize = 100;
     let mut were_under_way = 0;
     for number in 1.. {
-        let memory = Memory::anonymous(PAGES as usize);
-        let allocator = Allocator::builder().memory(memory).cpus(1, cpu).build().unwrap();
+        let allocator = arena(PAGES as usize).cpus(1, cpu).build().unwrap();
         let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
         allocator.drain();
         let seen = Rc::new(Cell::new(None));
         let (its, tells) = (allocator.clone(), seen.clone());
         at_ask(number, move || {
-            let rest: Vec<Page> = std::iter::from_fn(|| its.alloc_page(Gfp::NOWAIT).ok()).collect();
+            let rest = all(&its, Gfp::NOWAIT);
             let stats = its.stats();
             // A page comes back while the next request waits, if it does.
             at_ask(MANY, || drop(page));
@@ -208,20 +207,8 @@ fn a_child_forked_during_the_first_use_can_allocate() {
         return;
     };
     let first_use = std::thread::spawn(|| drop(Allocator::global().alloc_page(Gfp::KERNEL).unwrap()));
-    std::thread::sleep(std::time::Duration::from_micros(delay_us.parse().unwrap()));
-    // SAFETY: the child allocates and exits; it runs no destructor of the parent's.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            crate::common::end_if_it_hangs(); // A child that waits for ever is ended, and seen below.
-            // A panic would end this copy of the test's thread, and with it the child, as if all were well.
-            let page = std::panic::catch_unwind(|| Allocator::global().alloc_page(Gfp::KERNEL));
-            libc::_exit(i32::from(!matches!(page, Ok(Ok(_)))));
-        }
-        let mut status = 0;
-        assert_eq!(libc::waitpid(child, &mut status, 0), child);
-        assert_eq!(status, 0, "the child of a fork during the first use ended with {status:#x}");
-    }
+    std::thread::sleep(Duration::from_micros(delay_us.parse().unwrap()));
+    in_child("is forked during the first use", || drop(Allocator::global().alloc_page(Gfp::KERNEL).unwrap()));
     first_use.join().unwrap();
 }
 
@@ -240,19 +227,7 @@ fn a_child_forked_during_thread_starts_can_start_threads() {
             });
         }
         for _ in 0..100 {
-            // SAFETY: the child builds an allocator and exits; it runs no destructor of the parent's.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                crate::common::end_if_it_hangs();
-                let builds = || Allocator::builder().pages(64).background_reclaim(true).build().map(drop);
-                let built = std::panic::catch_unwind(builds);
-                // SAFETY: ends the child.
-                unsafe { libc::_exit(i32::from(!matches!(built, Ok(Ok(()))))) };
-            }
-            let mut status = 0;
-            // SAFETY: a plain system call.
-            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-            assert_eq!(status, 0, "a child that builds an allocator ended with {status:#x}");
+            in_child("builds an allocator", || drop(arena(64).background_reclaim(true).build().unwrap()));
         }
     });
 }

@@ -1,6 +1,6 @@
-//! What cannot be is refused as it is built or asked for, and says what was wrong (C10.1).
+//! Impossible allocators and requests are refused with an error that says what was wrong (C10.1).
 
-use crate::common::{all_without_waiting, in_child};
+use crate::common::{all_without_waiting, arena, in_child, slots};
 use pagemill::{
     Allocator, Backend, BuildError, Bulk, Error, Gfp, Invalid, InvalidRequest, Memory, NodeId, NodeMask, Order, Page,
     PageList, Policy, Watermarks,
@@ -114,7 +114,7 @@ fn nodes_must_be_named_for_every_cpu() {
 
 #[test]
 fn empty_and_absent_sets_of_nodes_are_refused() {
-    let build = |policy| Allocator::builder().memory(Memory::anonymous(64)).policy(policy).build();
+    let build = |policy| arena(64).policy(policy).build();
     let allocator = build(Policy::Local).unwrap();
     for policy in [Policy::Bind, Policy::Interleave] {
         assert_eq!(build(policy(NodeMask::NONE)).unwrap_err(), BuildError::NoSuchNode { nodes: 0 });
@@ -126,7 +126,7 @@ fn empty_and_absent_sets_of_nodes_are_refused() {
             let mut list = PageList::new();
             let request = Bulk::up_to(n).policy(policy(NodeMask::NONE));
             assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list).unwrap_err(), none);
-            let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
+            let mut slots = slots::<Page>(n);
             assert_eq!(allocator.alloc_pages_bulk_array(request, &mut slots).unwrap_err(), none);
         }
     }
@@ -134,7 +134,7 @@ fn empty_and_absent_sets_of_nodes_are_refused() {
 
 #[test]
 fn kernel_and_atomic_flags_exclude_each_other() {
-    let allocator = Allocator::builder().memory(Memory::anonymous(64)).build().unwrap();
+    let allocator = arena(64).build().unwrap();
     // The list has pages, so that the fast path could serve them.
     drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
     for kind in [Gfp::KERNEL, Gfp::NOIO, Gfp::NOFS] {
@@ -158,12 +158,12 @@ fn a_reclaim_thread_that_cannot_start_is_a_build_error() {
     own_process!();
     in_child("may start no thread", || {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: plain system calls of this process, which ends soon. Root has no such limit: nobody does.
+        // SAFETY: plain system calls of this process, which ends soon. Root has no such limit, so it becomes another user.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const none) }, 0);
-        // SAFETY: as above. Who is nobody already may not, and need not.
+        // SAFETY: as above. An unprivileged user may not, and need not.
         unsafe { libc::setuid(65534) };
         // The other one needs a thread for its self-test.
-        let builder = || Allocator::builder().memory(Memory::anonymous(64)).backend(Backend::Portable);
+        let builder = || arena(64).backend(Backend::Portable);
         let refused = builder().background_reclaim(true).build().unwrap_err();
         assert_eq!(refused, BuildError::NoThread { errno: libc::EAGAIN });
         assert!(refused.to_string().contains("reclaim_step"), "{refused}");

@@ -3,7 +3,9 @@
 //! C4.3 in a sandbox that was put up after the allocator was built and forbids `membarrier`: lists of other CPUs cannot be
 //! drained. They are left alone, and nothing panics. And where there is no `/proc`, no `/sys` or no folder of nodes: a mount
 //! namespace of the test's own has none.
-use crate::common::{all_without_waiting, assert_all_back};
+use crate::common::{
+    all, all_without_waiting, allowed_cpus, assert_all_back, backends, is_all, is_mapped, map, slots, stay_on,
+};
 use pagemill::{
     Allocator, Backend, Bulk, CpuId, Device, DmaPool, Gfp, Identity, Memory, NodeId, Order, Page, Physical,
 };
@@ -14,27 +16,9 @@ use std::time::Duration;
 
 const PAGES: usize = 2048;
 
-/// Keeps this thread on one CPU.
-fn stay_on(cpu: usize) {
-    // SAFETY: zero is a valid, empty set; the call reads it.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set), 0);
-    }
-}
-
-/// The first two CPUs that this thread may run on.
+/// The first two CPUs that this process may use.
 fn two_cpus() -> Option<(usize, usize)> {
-    // SAFETY: zero is a valid, empty set, which the call fills.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        assert_eq!(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set), 0);
-        set
-    };
-    // SAFETY: the numbers are those of the set's bits.
-    let mut cpus = (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) });
-    Some((cpus.next()?, cpus.next()?))
+    Some((*allowed_cpus().first()?, *allowed_cpus().get(1)?))
 }
 
 /// From now on the system answers `EPERM` to this thread's `membarrier` calls.
@@ -60,8 +44,7 @@ fn forbid_membarrier() {
 
 /// The CPUs, if restartable sequences and two of those are to be had; says why not.
 fn cpus_with_lists() -> Option<(usize, usize)> {
-    if let Err(why) = pagemill::self_test() {
-        eprintln!("skipped: the rseq backend ({why})");
+    if !backends().contains(&Backend::Rseq) {
         return None;
     }
     let cpus = two_cpus();
@@ -69,10 +52,6 @@ fn cpus_with_lists() -> Option<(usize, usize)> {
         eprintln!("skipped: no two CPUs to run on");
     }
     cpus
-}
-
-fn all_that_come(allocator: &Allocator) -> Vec<Page> {
-    std::iter::from_fn(|| allocator.alloc_page(Gfp::KERNEL).ok()).collect()
 }
 
 #[test]
@@ -96,11 +75,11 @@ fn without_membarrier_lists_stay_with_their_cpus() {
     assert!(allocator.give_back().get() > 0);
     assert_eq!(allocator.validate().unwrap().listed, kept);
 
-    // To the last page, which only a drain would bring: what the other CPU's list holds is for requests there.
-    let mut pages = all_that_come(&allocator);
+    // All pages but those on the other CPU's list, which only a drain would bring: they are for requests there.
+    let mut pages = all(&allocator, Gfp::KERNEL);
     assert_eq!(pages.len(), PAGES - kept);
     stay_on(other);
-    pages.extend(all_that_come(&allocator));
+    pages.extend(all(&allocator, Gfp::KERNEL));
     assert_eq!(pages.len(), PAGES);
 
     // And to the end, with pages on the lists of both.
@@ -111,8 +90,7 @@ fn without_membarrier_lists_stay_with_their_cpus() {
     assert!(stats.listed > 0 && stats.allocated == stats.freed, "{stats:?}");
     stay_on(other);
     allocator.close().unwrap();
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    assert!(!maps.contains(&format!("{:x}-", range.start)), "the memory is still mapped");
+    assert!(!is_mapped(&range), "the memory is still mapped");
 }
 
 #[test]
@@ -151,7 +129,7 @@ fn hide(folder: &CStr) -> Option<()> {
     }
 }
 
-/// Does whatever a program does, without what it asks the system for by files.
+/// Does whatever a program does, where the system's files are missing.
 fn use_everything() {
     for backend in [Backend::Portable, Backend::Rseq] {
         let memory = [Memory::anonymous(3000), Memory::memfd(700), Memory::anonymous(512).within_limit()];
@@ -164,12 +142,12 @@ fn use_everything() {
         assert_eq!((allocator.managed_pages().get(), allocator.notes().len()), (4212, 0));
         let mut pages = all_without_waiting(&allocator, Gfp::KERNEL | Gfp::ZERO);
         assert_eq!(pages.len(), 4212);
-        assert!(pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
+        assert!(pages.iter().all(|page| is_all(&page[..], 0)));
         pages.iter_mut().for_each(|page| page[0] = 1);
         drop(pages);
         assert_eq!(allocator.give_back().get(), 4212);
         let _ = allocator.populate(|_| Continue(())).unwrap();
-        let mut slots: Vec<Option<Page>> = (0..600).map(|_| None).collect();
+        let mut slots = slots::<Page>(600);
         let here = Bulk::exact(600).populated().exact_node(NodeId::new(0).unwrap());
         allocator.alloc_pages_bulk_array(here, &mut slots).unwrap();
         drop(allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).unwrap());
@@ -177,12 +155,7 @@ fn use_everything() {
         assert_eq!(allocator.reclaim_step().get(), 0);
         assert!(!allocator.zoneinfo()[0].to_string().is_empty());
         // SAFETY: new memory, which stays mapped until the process ends, and which nobody else uses.
-        let brought = unsafe {
-            let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            let map = libc::mmap(std::ptr::null_mut(), 4 << 20, access, flags, -1, 0);
-            assert_ne!(map, libc::MAP_FAILED);
-            Memory::brought(map.cast::<u8>().map_addr(|addr| addr.next_multiple_of(2 << 20)), 512)
-        };
+        let brought = unsafe { Memory::brought(map(2 << 20, 2 << 20), 512) };
         let other = Allocator::builder().memory(brought).build().unwrap();
         drop(other.alloc_page(Gfp::KERNEL).unwrap());
         other.close().unwrap();

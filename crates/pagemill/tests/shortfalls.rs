@@ -1,73 +1,34 @@
-//! Requests that come back short: when one keeps what came, and when it reclaims and waits for more (C3.4, C3.6, C3.8); and
+//! Requests that come back short: when one keeps its pages, and when it reclaims and waits for more (C3.4, C3.6, C3.8); and
 //! how each is counted (C3.13).
-use crate::common::{assert_all_back, backends};
+use crate::common::{Cache, Calls, FORMS, HOUR, all, allocators, arena, assert_all_back, backends, until_waiting};
 use pagemill::{
-    Account, Allocator, Bulk, Cancel, Faults, Gfp, Memory, NodeId, NodeMask, Page, PageCount, PageList, Run, Shortfall,
-    Shrink, Shrinker, Watermarks, Why,
+    Account, Allocator, Bulk, Cancel, Faults, Gfp, Memory, NodeId, NodeMask, Page, PageCount, PageList, Shortfall,
+    Watermarks, Why,
 };
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const PAGES: usize = 64;
-const HOUR: Duration = Duration::from_secs(3600);
 
-fn with_each(test: impl Fn(&Allocator)) {
-    for backend in backends() {
-        test(&Allocator::builder().memory(Memory::anonymous(PAGES)).backend(backend).build().unwrap());
-    }
+/// A cache that gives one page a call.
+fn cache(pages: impl IntoIterator<Item = Page>) -> Arc<Cache> {
+    Arc::new(Cache { most: 1, ..Cache::of(pages) })
 }
 
-/// A cache that gives one page a call, and counts its calls.
-#[derive(Default)]
-struct Cache {
-    pages: Mutex<Vec<Page>>,
-    calls: AtomicUsize,
-}
-
-impl Cache {
-    fn of(pages: impl Iterator<Item = Page>) -> Arc<Self> {
-        Arc::new(Self { pages: Mutex::new(pages.collect()), calls: AtomicUsize::new(0) })
-    }
-    fn calls(&self) -> usize {
-        self.calls.load(Relaxed)
-    }
-}
-
-impl Shrinker for Cache {
-    fn shrink(&self, _wanted: Shrink) -> usize {
-        self.calls.fetch_add(1, Relaxed);
-        self.pages.lock().unwrap().pop().map_or(0, |_| 1)
-    }
-}
-
-/// What a request brought, in each form, and how much it is short by.
+/// Makes a request in each form: `check` gets the number of pages, and the shortfall.
 fn in_each_form(allocator: &Allocator, request: Bulk<'_>, mut check: impl FnMut(&str, usize, Option<Shortfall>)) {
-    let mut list = PageList::new();
-    let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
-    check("list", list.len(), delivered.shortfall);
-    drop(list);
-    let mut slots = [const { None::<Page> }; PAGES + 1];
-    let filled = allocator.alloc_pages_bulk_array(request, &mut slots).unwrap();
-    assert_eq!((filled.added, filled.first_hole), (filled.occupied, filled.occupied));
-    check("array", filled.added, filled.shortfall);
-    drop(slots);
-    let mut kept: Vec<Page> = Vec::new();
-    let delivered = allocator.alloc_pages_bulk_callback(request, |page| kept.push(page)).unwrap();
-    check("callback", kept.len(), delivered.shortfall);
-    drop(kept);
-    let mut runs: Vec<Run<Page>> = Vec::new();
-    let delivered = allocator.alloc_pages_bulk_runs(request, &mut runs).unwrap();
-    check("runs", runs.iter().map(Run::len).sum(), delivered.shortfall);
-    drop(runs);
+    for (name, form) in FORMS {
+        let (pages, shortfall) = form(allocator, request, PAGES + 1).unwrap();
+        check(name, pages.len(), shortfall);
+    }
 }
 
 #[test]
 fn up_to_neither_reclaims_nor_waits_once_it_has_a_page() {
     let cancel = Cancel::new();
     cancel.cancel();
-    with_each(|allocator| {
-        let cache = Cache::of(std::iter::empty());
+    for allocator in &allocators(PAGES) {
+        let cache = cache([]);
         let registered = allocator.register_shrinker(cache.clone());
         let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
         for gfp in [Gfp::KERNEL, Gfp::NOIO, Gfp::KERNEL | Gfp::NORETRY, Gfp::KERNEL | Gfp::NOFAIL] {
@@ -86,13 +47,13 @@ fn up_to_neither_reclaims_nor_waits_once_it_has_a_page() {
         }
         drop((page, registered));
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn at_least_stops_at_its_minimum() {
-    with_each(|allocator| {
-        let cache = Cache::of(std::iter::empty());
+    for allocator in &allocators(PAGES) {
+        let cache = cache([]);
         let registered = allocator.register_shrinker(cache.clone());
         let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
         let mut list = PageList::new();
@@ -102,17 +63,17 @@ fn at_least_stops_at_its_minimum() {
         assert_eq!((stats.reclaim_direct, stats.waits), (0, 0));
         drop((page, registered, list));
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn retry_mayfail_reclaims_for_all_pages_and_keeps_a_part() {
-    with_each(|allocator| {
-        let all = || std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok());
+    for allocator in &allocators(PAGES) {
+        let all = || all(allocator, Gfp::NOWAIT).into_iter();
         let request = Bulk::up_to(PAGES).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL);
         let mut list = PageList::new();
-        // The cache has what is missing, a page a call.
-        let cache = Cache::of(all().take(40));
+        // The cache has the missing pages, and gives one a call.
+        let cache = cache(all().take(40));
         let registered = allocator.register_shrinker(cache.clone());
         let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
         assert_eq!((delivered.blocks, delivered.shortfall, cache.calls()), (PAGES, None, 40));
@@ -121,7 +82,7 @@ fn retry_mayfail_reclaims_for_all_pages_and_keeps_a_part() {
         // All but one page of it.
         let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
         let calls = cache.calls();
-        cache.pages.lock().unwrap().extend(all().take(40));
+        cache.extend(all().take(40));
         let mut slots = [const { None::<Page> }; PAGES];
         let filled = allocator.alloc_pages_bulk_array(request, &mut slots).unwrap();
         assert_eq!((filled.added, filled.first_hole), (PAGES - 1, PAGES - 1));
@@ -133,13 +94,13 @@ fn retry_mayfail_reclaims_for_all_pages_and_keeps_a_part() {
         );
         drop((slots, page, registered));
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn retry_mayfail_waits_for_all_until_its_deadline() {
-    with_each(|allocator| {
-        let mut held: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
+    for allocator in &allocators(PAGES) {
+        let mut held = all(allocator, Gfp::NOWAIT);
         held.truncate(8);
         std::thread::scope(|scope| {
             let request = Bulk::up_to(PAGES).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).timeout(HOUR);
@@ -148,7 +109,7 @@ fn retry_mayfail_waits_for_all_until_its_deadline() {
                 allocator.alloc_pages_bulk_list(request, &mut list).map(|delivered| (delivered.blocks, list))
             });
             for page in held.drain(..) {
-                crate::common::until("a wait", || allocator.stats().waiting == 1);
+                until_waiting(allocator, 1);
                 drop(page);
             }
             assert_eq!(waiter.join().unwrap().unwrap().0, PAGES);
@@ -157,13 +118,13 @@ fn retry_mayfail_waits_for_all_until_its_deadline() {
         let delivered = allocator.alloc_pages_bulk_list(over, &mut PageList::new()).unwrap();
         assert_eq!((delivered.blocks, delivered.shortfall.map(|short| short.why)), (PAGES, Some(Why::TimedOut)));
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn up_to_without_a_page_reclaims_one() {
-    with_each(|allocator| {
-        let cache = Cache::of(std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()));
+    for allocator in &allocators(PAGES) {
+        let cache = cache(all(allocator, Gfp::NOWAIT));
         let registered = allocator.register_shrinker(cache.clone());
         let mut list = PageList::new();
         for (calls, gfp) in (1..).zip([Gfp::KERNEL, Gfp::NOIO, Gfp::KERNEL | Gfp::NORETRY]) {
@@ -172,9 +133,9 @@ fn up_to_without_a_page_reclaims_one() {
             assert_eq!((delivered.blocks, delivered.shortfall, cache.calls()), (1, exhausted, calls), "{gfp:?}");
         }
         drop((registered, list));
-        cache.pages.lock().unwrap().clear();
+        cache.clear();
         assert_all_back(allocator);
-    });
+    }
 }
 
 /// The shortfalls of this reason, if there are no others.
@@ -189,7 +150,7 @@ fn counted(allocator: &Allocator, why: Why) -> u64 {
 
 #[test]
 fn each_shortfall_is_counted_once() {
-    with_each(|allocator| {
+    for allocator in &allocators(PAGES) {
         let counted = || counted(allocator, Why::Exhausted);
         in_each_form(allocator, Bulk::up_to(PAGES), |_, _, _| assert_eq!(counted(), 0, "none is missing"));
         let mut calls = 0;
@@ -205,12 +166,12 @@ fn each_shortfall_is_counted_once() {
         assert_eq!(counted(), 6);
         assert!(allocator.alloc_page(Gfp::NOWAIT).is_err());
         assert_eq!(counted(), 7);
-        // What could never be is no shortfall.
+        // A request that can never succeed is no shortfall.
         assert!(allocator.alloc_pages_bulk_list(Bulk::exact(PAGES + 1), &mut list).is_err());
         assert_eq!(counted(), 7);
         drop((page, list));
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
@@ -219,9 +180,6 @@ fn shortfalls_are_counted_by_reason() {
     for backend in backends() {
         let build = |memory: Memory| Allocator::builder().memory(memory).backend(backend).build().unwrap();
         let memory = || Memory::anonymous(PAGES);
-        let all = |allocator: &Allocator| -> Vec<Page> {
-            std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect()
-        };
 
         let low = build(memory().watermarks(Watermarks { min: 8, low: 16, high: 32, lowmem_reserve: 0 }));
         assert_eq!(low.alloc_pages_bulk_list(Bulk::up_to(PAGES), &mut list).unwrap().blocks, PAGES - 16);
@@ -238,7 +196,7 @@ fn shortfalls_are_counted_by_reason() {
         list.clear();
 
         let ended = build(memory());
-        let held = all(&ended);
+        let held = all(&ended, Gfp::NOWAIT);
         let (before, cancel) = (ended.stats(), Cancel::new());
         cancel.cancel();
         for (request, why) in [
@@ -251,36 +209,31 @@ fn shortfalls_are_counted_by_reason() {
         assert_eq!(ended.stats().shortfalls() - before.shortfalls(), 2);
         drop(held);
 
-        let struck = Allocator::builder().memory(memory()).backend(backend).faults(Faults::after(0)).build().unwrap();
+        let struck = arena(PAGES).backend(backend).faults(Faults::after(0)).build().unwrap();
         assert_eq!(struck.alloc_pages_bulk_list(Bulk::up_to(2), &mut list).unwrap().blocks, 0);
         assert_eq!(counted(&struck, Why::Fault), 1);
     }
 }
 
-/// A shrinker that asks for pages, as it may not.
-struct Asks(Mutex<Option<Allocator>>);
-
-impl Shrinker for Asks {
-    fn shrink(&self, _wanted: Shrink) -> usize {
-        let allocator = self.0.lock().unwrap().clone().unwrap();
-        let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(2), &mut PageList::new()).unwrap();
-        assert_eq!(delivered.shortfall, Some(Shortfall { missing: 2, why: Why::Reclaiming }));
-        0
-    }
-}
-
 #[test]
 fn a_shortfall_inside_a_shrinker_is_counted_as_reclaiming() {
-    with_each(|allocator| {
-        let held: Vec<Page> = std::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
-        let asks = Arc::new(Asks(Mutex::new(Some(allocator.clone()))));
-        let registered = allocator.register_shrinker(asks.clone());
+    for allocator in &allocators(PAGES) {
+        let held = all(allocator, Gfp::NOWAIT);
+        // A shrinker that asks for pages, as it may not.
+        let own = Arc::new(Mutex::new(Some(allocator.clone())));
+        let its = own.clone();
+        let registered = allocator.register_shrinker(Calls::new(move |_, _| {
+            let allocator = its.lock().unwrap().clone().unwrap();
+            let delivered = allocator.alloc_pages_bulk_list(Bulk::up_to(2), &mut PageList::new()).unwrap();
+            assert_eq!(delivered.shortfall, Some(Shortfall { missing: 2, why: Why::Reclaiming }));
+            0
+        }));
         assert!(allocator.alloc_page(Gfp::KERNEL | Gfp::NORETRY).is_err());
         assert_eq!(allocator.stats().shortfalls_by(Why::Reclaiming), 1);
         drop((held, registered));
-        asks.0.lock().unwrap().take();
+        own.lock().unwrap().take();
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]

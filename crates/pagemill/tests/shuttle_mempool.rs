@@ -1,5 +1,5 @@
 //! The pool's promise under a model checker (C5.3): run with `RUSTFLAGS="--cfg shuttle"`. No wait times out there, so
-//! that one whose wake-up is lost, or that waits for somebody who waits for it, is a deadlock that shuttle reports.
+//! that a lost wake-up, or two waits for each other, is a deadlock that shuttle reports.
 use pagemill::{Bulk, Cancel, Error, Exact, Gfp, Mempool, Source};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -48,6 +48,13 @@ fn world(beyond: u32) -> Arc<World> {
     Arc::new(World { pool, free })
 }
 
+/// A world whose elements are all out.
+fn world_with_all_out() -> (Arc<World>, [Option<u32>; RESERVE]) {
+    let (world, mut all) = (world(0), [None; RESERVE]);
+    world.pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+    (world, all)
+}
+
 fn at_rest(world: &World, beyond: u32) {
     let stats = world.pool.stats();
     assert_eq!((stats.out, stats.reserve, stats.waiting), (0, RESERVE, 0));
@@ -90,9 +97,7 @@ fn requests_within_the_reserve_all_finish() {
 #[test]
 fn a_cancelled_wait_lets_the_next_one_go_on() {
     check(|| {
-        let world = world(0);
-        let mut all = [None; RESERVE];
-        world.pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+        let (world, mut all) = world_with_all_out();
         let cancel = Cancel::new();
         let large = thread::spawn({
             let (world, cancel) = (world.clone(), cancel.clone());
@@ -123,9 +128,7 @@ fn a_cancelled_wait_lets_the_next_one_go_on() {
 #[test]
 fn a_free_wakes_a_waiter_that_is_joining_the_queue() {
     check(|| {
-        let world = world(0);
-        let mut all = [None; RESERVE];
-        world.pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+        let (world, mut all) = world_with_all_out();
         let waiters: Vec<_> = (0..2)
             .map(|_| {
                 let world = world.clone();
@@ -146,9 +149,7 @@ fn a_free_wakes_a_waiter_that_is_joining_the_queue() {
 #[test]
 fn nowait_requests_do_not_overtake_waiters() {
     check(|| {
-        let world = world(0);
-        let mut all = [None; RESERVE];
-        world.pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+        let (world, mut all) = world_with_all_out();
         let is_served = Arc::new(AtomicUsize::new(0));
         let waiter = thread::spawn({
             let (world, is_served) = (world.clone(), is_served.clone());
@@ -197,13 +198,11 @@ fn requests_finish_during_a_resize() {
     });
 }
 
-/// A bulk free refills the reserve in one section: nobody sees a part of it there.
+/// A bulk free refills the reserve in one section: no other thread sees a part of it there.
 #[test]
 fn a_bulk_free_refills_the_reserve_atomically() {
     check(|| {
-        let world = world(0);
-        let mut all = [None; RESERVE];
-        world.pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+        let (world, mut all) = world_with_all_out();
         let looks = thread::spawn({
             let world = world.clone();
             move || {
@@ -217,11 +216,11 @@ fn a_bulk_free_refills_the_reserve_atomically() {
     });
 }
 
-/// What a reserve grows by is for those who wait: here nothing else would wake them.
+/// The new elements of a growing reserve serve waiting requests: here nothing else would wake them.
 #[test]
 fn a_growing_reserve_serves_waiters() {
     check(|| {
-        // The source serves who makes the reserve, and nobody else.
+        // The source serves the making of the reserve, and no request.
         let source = |gfp| (gfp == Gfp::KERNEL | Gfp::NORETRY).then_some(7_u32);
         let pool = Arc::new(Mempool::from_fns(source, drop, RESERVE).unwrap());
         let mut all = [None; RESERVE];

@@ -3,7 +3,7 @@
 //!
 //! Timer signals hit a thread that does nothing else than allocate and free, so that many arrive inside of sections
 //! and between them. Under restartable sequences the sections that were sent back are counted.
-use crate::common::PATIENCE;
+use crate::common::{PATIENCE, allocators, close_all_back, is_stamped, stamp};
 use pagemill::{Allocator, Backend, Bulk, Error, Gfp, Page, PageList, free_pages_bulk};
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 static ALLOCATOR: AtomicPtr<Allocator> = AtomicPtr::new(null_mut());
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 static HANDED_OUT: AtomicU64 = AtomicU64::new(0);
-/// What went wrong in the handler, which cannot panic: a line of this file.
+/// The first check that failed in the handler, which cannot panic: a line of this file.
 static WRONG: AtomicUsize = AtomicUsize::new(0);
 /// Pages that the handler keeps from one signal to the next.
 static KEPT: Kept = Kept(UnsafeCell::new([const { None }; 24]));
@@ -40,15 +40,12 @@ fn expect(holds: bool, line: u32) {
 
 /// Writes to a page, sees that nobody else does, and that errno was left alone.
 fn use_page(page: &mut Page) {
-    let mark = page.addr().to_ne_bytes();
-    page[..8].copy_from_slice(&mark);
-    page[4088..].copy_from_slice(&mark);
+    stamp(page, 0);
     HANDED_OUT.fetch_add(1, Relaxed);
 }
 
 fn is_intact(page: &Page) -> bool {
-    let mark = page.addr().to_ne_bytes();
-    page[..8] == mark && page[4088..] == mark
+    is_stamped(page, 0)
 }
 
 extern "C" fn handler(_signal: i32) {
@@ -80,7 +77,7 @@ extern "C" fn handler(_signal: i32) {
         }
         2 => {
             let mut list = PageList::new();
-            // All that there is and more: what fails must leave errno alone too.
+            // More than there is: a failure must leave errno alone too.
             expect(allocator.alloc_pages_bulk_list(Bulk::exact(1 << 20).gfp(gfp), &mut list).is_err(), line!());
             expect(list.is_empty(), line!());
             let wait = allocator.alloc_page(Gfp::NOWAIT | Gfp::NOFAIL);
@@ -138,7 +135,7 @@ impl Drop for Storm {
     }
 }
 
-/// What is interrupted: every path of order 0, with waiting requests, so that drains are interrupted too.
+/// The interrupted code: every path of order 0, with waiting requests, so that drains are interrupted too.
 fn interrupted(allocator: &Allocator, turns: u64, kept: &mut Vec<Page>) {
     let mut slots: Vec<Option<Page>> = (0..96).map(|_| None).collect();
     for turn in 0..turns {
@@ -178,10 +175,9 @@ fn interrupted(allocator: &Allocator, turns: u64, kept: &mut Vec<Page>) {
 }
 
 /// Interrupts a thread until enough signals were handled, some of them inside of sections.
-fn storm(backend: Backend) {
+fn storm(allocator: Allocator) {
     const SIGNALS: u64 = 10_000;
-    const PAGES: usize = 2048;
-    let allocator = Allocator::builder().pages(PAGES).backend(backend).build().unwrap();
+    let backend = allocator.backend();
     let (restarts, started) = (pagemill::restarts(), Instant::now());
     HANDLED.store(0, SeqCst);
     HANDED_OUT.store(0, SeqCst);
@@ -201,7 +197,7 @@ fn storm(backend: Backend) {
     println!("{backend}: {handled} signals, {restarted} sections restarted, {} pages used", HANDED_OUT.load(SeqCst));
     assert!(is_enough(), "{handled} signals and {restarted} restarts in {:?}", started.elapsed());
 
-    // What the handler and the thread have is distinct, and all that is out.
+    // The pages of the handler and the thread are distinct, and no other page is out.
     // SAFETY: no handler runs any more.
     let of_handler = unsafe { &mut *KEPT.0.get() };
     assert!(of_handler.iter().flatten().all(is_intact));
@@ -210,24 +206,11 @@ fn storm(backend: Backend) {
     assert_eq!(allocator.validate().unwrap().handed_out, owned.len(), "a page is lost");
     free_pages_bulk(of_handler);
     drop(kept);
-    allocator.drain();
-    let stats = allocator.stats();
-    assert_eq!((allocator.validate().unwrap().free, stats.misused, stats.quarantined), (PAGES, 0, 0));
-    assert_eq!(stats.allocated, stats.freed);
-    allocator.close().unwrap();
+    close_all_back(allocator);
 }
 
 #[test]
-fn signals_inside_restartable_sequences() {
+fn signal_handlers_allocate_and_free_wherever_they_interrupt() {
     own_process!();
-    match pagemill::self_test() {
-        Ok(()) => storm(Backend::Rseq),
-        Err(why) => eprintln!("skipped: the rseq backend ({why})"),
-    }
-}
-
-#[test]
-fn signals_inside_portable_lists() {
-    own_process!();
-    storm(Backend::Portable);
+    allocators(2048).into_iter().for_each(storm);
 }

@@ -2,14 +2,14 @@
 //!
 //! Measured: each call is made by a handler on a stack that was painted before; how far down the paint is gone, less what a
 //! handler that does nothing needs there (the system's frame), is what the call took.
-use crate::common::backends;
+use crate::common::{arena, backends, stay_here};
 use pagemill::{Allocator, Bulk, Gfp, Page, PageList, free_pages_bulk};
 use std::cell::UnsafeCell;
 use std::mem::zeroed;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
-/// What the front page promises, in bytes: for a page, and for 64 in bulk. Code that is checked and little optimised, as the
+/// The bytes that the front page promises: for a page, and for 64 in bulk. Code that is checked and little optimised, as the
 /// tests' is, needs 0.6 KiB more for a page.
 const ONE: usize = if cfg!(debug_assertions) { 2656 } else { 2048 };
 const MANY: usize = 4096;
@@ -29,7 +29,7 @@ struct Have {
     list: PageList,
 }
 
-/// What a handler does, with the allocator and what it keeps.
+/// A call that a handler makes, with the allocator and the pages that it keeps.
 type Call = fn(&Allocator, &mut Have);
 
 extern "C" fn handler(_signal: i32) {
@@ -79,22 +79,12 @@ fn list(allocator: &Allocator, have: &mut Have, gfp: Gfp) {
     let _ = allocator.alloc_pages_bulk_list(Bulk::up_to(64).gfp(gfp), &mut have.list);
 }
 
-/// What this CPU's list holds when the handler comes.
+/// How full this CPU's list is when the handler runs.
 #[derive(Clone, Copy, Debug)]
 enum Lists {
     Empty,
     Some,
     Full,
-}
-
-/// Keeps this thread on the CPU that it is on, whose lists it fills.
-fn stay() {
-    // SAFETY: zero is a valid, empty set; the call reads it.
-    unsafe {
-        let mut set: libc::cpu_set_t = zeroed();
-        libc::CPU_SET(libc::sched_getcpu() as usize, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set), 0);
-    }
 }
 
 /// Gives the handler pages to free, in no order.
@@ -133,12 +123,13 @@ fn calls_in_a_signal_handler_stay_within_the_documented_stack() {
         ("an array freed", MANY, |_, have| _ = free_pages_bulk(&mut have.pages)),
         ("a list freed", MANY, |_, have| _ = have.list.clear()),
     ];
-    stay();
+    // On one CPU, whose lists it fills.
+    stay_here();
     let mut too_much = Vec::new();
     for backend in backends() {
         for (lists, pages) in [(Lists::Empty, 4096), (Lists::Some, 4096), (Lists::Full, 4096), (Lists::Empty, 70)] {
             for (what, limit, call) in calls {
-                let allocator = Allocator::builder().pages(pages).backend(backend).build().unwrap();
+                let allocator = arena(pages).backend(backend).build().unwrap();
                 let take =
                     |n: usize| (0..n).map_while(|_| allocator.alloc_page(Gfp::NOWAIT).ok()).collect::<Vec<Page>>();
                 let (some, mut others) = (take(64), take(1500));

@@ -1,8 +1,10 @@
-//! Waiting for memory (C3.20): requests that lack the same in order of arrival, nobody behind a request that lacks something
-//! else, with an end that the caller sets. Nothing here is timed: deadlines are an hour where something else has to end the
-//! wait.
+//! Waiting for memory (C3.20): requests for the same resource are served in order of arrival, none waits behind one that lacks
+//! something else, and the caller sets the end. Nothing here is timed: deadlines are an hour where something else has to end
+//! the wait.
 
-use crate::common::{Over, all_without_waiting, assert_all_back, backends, until};
+use crate::common::{
+    HOUR, Over, all_without_waiting, allocators, arena, assert_all_back, backends, slots, take, until, until_waiting,
+};
 use pagemill::{
     Allocator, AtLeast, Block, BlockList, Bulk, Cancel, Delivered, Error, Exact, Gfp, InvalidRequest, List, Memory,
     NodeId, NodeMask, Order, Owned, Page, PageList, Policy, Run, Shortfall, Watermarks, Why, free_pages_bulk,
@@ -12,32 +14,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-const HOUR: Duration = Duration::from_secs(3600);
-
-/// Runs `test` with an allocator of each backend that works here.
-fn with_each(pages: usize, test: impl Fn(&Allocator)) {
-    for backend in backends() {
-        test(&Allocator::builder().memory(Memory::anonymous(pages)).backend(backend).build().unwrap());
-    }
-}
-
 /// Every page there is.
 fn all(allocator: &Allocator) -> Vec<Page> {
-    let mut pages = Vec::new();
-    let n = allocator.managed_pages().get();
-    let delivered = allocator.alloc_pages_bulk_callback(Bulk::up_to(n), |page| pages.push(page)).unwrap();
-    assert_eq!((delivered.blocks, delivered.shortfall), (n, None));
-    pages
+    take(allocator, allocator.managed_pages().get())
 }
 
-/// One page for who waits an hour.
+/// Waits an hour for a page.
 fn wait_for_one(allocator: &Allocator, cancel: &Cancel) -> Delivered {
     let mut list = PageList::new();
     allocator.alloc_pages_bulk_list(Bulk::up_to(1).timeout(HOUR).cancel(cancel), &mut list).unwrap()
-}
-
-fn until_waiting(allocator: &Allocator, n: u64) {
-    until("a waiter", || allocator.stats().waiting == n);
 }
 
 const ONE: Delivered = Delivered { blocks: 1, shortfall: None };
@@ -45,7 +30,7 @@ const CANCELLED: Delivered = Delivered { blocks: 0, shortfall: Some(Shortfall { 
 
 #[test]
 fn a_waiting_request_gets_freed_pages() {
-    with_each(64, |allocator| {
+    for allocator in &allocators(64) {
         let mut pages = all(allocator);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| wait_for_one(allocator, &Cancel::new()));
@@ -70,17 +55,17 @@ fn a_waiting_request_gets_freed_pages() {
         assert!(stats.waits >= 2 && stats.reclaim_direct == 0, "{stats:?}");
         drop(pages);
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn a_waiting_request_gets_freed_blocks() {
-    with_each(1024, |allocator| {
+    for allocator in &allocators(1024) {
         let order = Order::new(4).unwrap();
         let pages = all(allocator);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                let mut blocks = pagemill::BlockList::new();
+                let mut blocks = BlockList::new();
                 let request = Bulk::exact(3).order(order).timeout(HOUR);
                 allocator.alloc_pages_bulk_list(request, &mut blocks).map(|delivered| delivered.blocks)
             });
@@ -89,13 +74,13 @@ fn a_waiting_request_gets_freed_blocks() {
             assert_eq!(waiter.join().unwrap(), Ok(3));
         });
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn a_thousand_waiters_of_one_kind_are_served_in_order_of_arrival() {
     const WAITERS: usize = 1000;
-    with_each(1, |allocator| {
+    for allocator in &allocators(1) {
         let pages = all(allocator);
         let served = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
@@ -114,16 +99,12 @@ fn a_thousand_waiters_of_one_kind_are_served_in_order_of_arrival() {
             drop(pages);
         });
         let served = served.into_inner().unwrap();
-        let first_wrong = served.iter().zip(0..).position(|(&number, turn)| number != turn);
-        assert_eq!(
-            (served.len(), first_wrong),
-            (WAITERS, None),
-            "{:?}",
-            first_wrong.map(|at| &served[at.saturating_sub(1)..at + 3])
-        );
+        assert_eq!(served.len(), WAITERS);
+        let mut turns = served.iter().zip(0..);
+        assert_eq!(turns.find(|(number, turn)| *number != turn), None, "the first out of turn, and its turn");
         assert_eq!(allocator.stats().waits, WAITERS as u64);
         assert_all_back(allocator);
-    });
+    }
 }
 
 /// Cancels when a test is over, however it ends: a failed assertion is not to leave others waiting for an hour.
@@ -172,7 +153,7 @@ fn holds_up_nobody<N, T: Owned>(allocator: &Allocator, request: Bulk<'_, N, T>) 
 
 #[test]
 fn a_request_waiting_for_a_block_delays_no_other() {
-    with_each(16_384, |allocator| {
+    for allocator in &allocators(16_384) {
         // One page of each pageblock stays out: there is no block of order 9, and nearly all memory is free.
         let mut pages = all(allocator);
         pages.retain(|page| page.addr() % Order::PAGEBLOCK.bytes() == 0);
@@ -181,14 +162,14 @@ fn a_request_waiting_for_a_block_delays_no_other() {
         holds_up_nobody(allocator, Bulk::exact(1).order(Order::PAGEBLOCK));
         drop(pages);
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn a_request_waiting_for_an_exhausted_zone_delays_no_other() {
     let second = NodeId::new(1).unwrap();
     for backend in backends() {
-        let builder = Allocator::builder().memory(Memory::anonymous(4096)).backend(backend);
+        let builder = arena(4096).backend(backend);
         let builder = builder.memory(Memory::anonymous(512).dma32()).memory(Memory::anonymous(512).node(second));
         let allocator = builder.build().unwrap();
         for request in [Bulk::up_to(1).exact_node(second), Bulk::up_to(1).gfp(Gfp::KERNEL | Gfp::DMA32)] {
@@ -203,12 +184,12 @@ fn a_request_waiting_for_an_exhausted_zone_delays_no_other() {
 
 #[test]
 fn a_request_waiting_for_all_pages_delays_no_other() {
-    with_each(16_384, |allocator| {
+    for allocator in &allocators(16_384) {
         let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
         holds_up_nobody(allocator, Bulk::<_, Page>::exact(16_384));
         drop(page);
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
@@ -241,18 +222,18 @@ fn requests_that_can_never_succeed_are_invalid_at_once() {
 
 #[test]
 fn a_request_that_can_be_served_overtakes_one_that_cannot() {
-    with_each(2, |allocator| {
+    for allocator in &allocators(2) {
         let mut pages = all(allocator);
         std::thread::scope(|scope| {
             let block = scope.spawn(|| {
-                let mut blocks = pagemill::BlockList::new();
+                let mut blocks = BlockList::new();
                 let request = Bulk::exact(1).order(Order::new(1).unwrap()).timeout(HOUR);
                 allocator.alloc_pages_bulk_list(request, &mut blocks).map(|delivered| delivered.blocks)
             });
             until_waiting(allocator, 1);
             let page = scope.spawn(|| wait_for_one(allocator, &Cancel::new()));
             until_waiting(allocator, 2);
-            // One page is no block: it goes to the one who came later, and from there to the next.
+            // One page is no block: it goes to the later request, and from there to the next.
             drop(pages.pop());
             assert_eq!(page.join().unwrap(), ONE);
             drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
@@ -261,19 +242,19 @@ fn a_request_that_can_be_served_overtakes_one_that_cannot() {
             assert_eq!(block.join().unwrap(), Ok(1));
         });
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn a_waiting_bulk_request_holds_no_pages() {
-    with_each(64, |allocator| {
+    for allocator in &allocators(64) {
         let mut pages = all(allocator);
         std::thread::scope(|scope| {
             let form = |request: Bulk<'_, AtLeast>, n: usize| match n % 3 {
                 0 => allocator.alloc_pages_bulk_list(request, &mut PageList::new()).map(|_| ()),
                 1 => allocator.alloc_pages_bulk_runs(request, &mut Vec::<Run<Page>>::new()).map(|_| ()),
                 _ => {
-                    let mut slots: Vec<Option<Page>> = (0..64).map(|_| None).collect();
+                    let mut slots = slots::<Page>(64);
                     allocator.alloc_pages_bulk_array(request, &mut slots).map(|_| ())
                 }
             };
@@ -282,7 +263,7 @@ fn a_waiting_bulk_request_holds_no_pages() {
             until_waiting(allocator, 6);
             for free in 1..40 {
                 drop(pages.pop());
-                // Whatever came back is there for whoever can use it, once all have looked at it.
+                // Freed pages are there for any request that can use them, once all waiting ones have looked.
                 let mut all = PageList::new();
                 until("all that is free", || {
                     let request = Bulk::exact(free).gfp(Gfp::NOWAIT);
@@ -294,13 +275,13 @@ fn a_waiting_bulk_request_holds_no_pages() {
             waiters.into_iter().for_each(|waiter| waiter.join().unwrap().unwrap());
         });
         assert_all_back(allocator);
-    });
+    }
 }
 
-/// Two always fit, and each frees what it got at once: nobody waits for ever.
+/// Two always fit, and each frees its pages at once: no request waits for ever.
 #[test]
 fn three_requests_for_half_of_memory_take_turns() {
-    with_each(2048, |allocator| {
+    for allocator in &allocators(2048) {
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
@@ -312,13 +293,13 @@ fn three_requests_for_half_of_memory_take_turns() {
             }
         });
         assert_all_back(allocator);
-    });
+    }
 }
 
-/// Others take and free pages all the time, and leave next to none. A request for much is overtaken by them, claims what
+/// Other threads take and free pages all the time, and leave next to none. A large request is overtaken by them, claims what
 /// comes back, and is served; so are the others, before and after.
 fn is_served_beside_others(pages: usize, request: Bulk<'_, Exact, Block>, blocks: usize) {
-    with_each(pages, |allocator| {
+    for allocator in &allocators(pages) {
         let (is_over, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             let _over = Over(&is_over);
@@ -349,24 +330,20 @@ fn is_served_beside_others(pages: usize, request: Bulk<'_, Exact, Block>, blocks
             until("the others' turns", || turns.load(Relaxed) > before + 20);
         });
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
-fn a_number_that_others_overtake_is_claimed() {
+fn an_overtaken_request_claims_what_comes_back() {
     is_served_beside_others(512, Bulk::exact(200), 200);
-}
-
-#[test]
-fn a_block_that_others_overtake_is_claimed() {
     is_served_beside_others(2048, Bulk::exact(1).order(Order::PAGEBLOCK), 1);
     is_served_beside_others(2048, Bulk::exact(1).order(Order::new(7).unwrap()), 1);
 }
 
-/// What a claim lacks may never come back: the others go on.
+/// The pages that a claim lacks may never be freed: other requests go on.
 #[test]
 fn a_claim_that_cannot_be_fulfilled_ends() {
-    with_each(64, |allocator| {
+    for allocator in &allocators(64) {
         let mut kept = all(allocator);
         drop(kept.split_off(4));
         let (cancel, is_over, turns) = (Cancel::new(), AtomicBool::new(false), AtomicUsize::new(0));
@@ -382,10 +359,8 @@ fn a_claim_that_cannot_be_fulfilled_ends() {
                 scope.spawn(|| {
                     while !is_over.load(Relaxed) {
                         let few = Bulk::exact(4).timeout(HOUR).cancel(&cancel);
-                        turns.fetch_add(
-                            allocator.alloc_pages_bulk_list(few, &mut PageList::new()).map_or(0, |_| 1),
-                            Relaxed,
-                        );
+                        let is_served = allocator.alloc_pages_bulk_list(few, &mut PageList::new()).is_ok();
+                        turns.fetch_add(usize::from(is_served), Relaxed);
                     }
                 });
             }
@@ -397,12 +372,12 @@ fn a_claim_that_cannot_be_fulfilled_ends() {
         });
         drop(kept);
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn a_cancelled_wait_returns() {
-    with_each(8, |allocator| {
+    for allocator in &allocators(8) {
         let pages = all(allocator);
         let cancel = Cancel::new();
         std::thread::scope(|scope| {
@@ -413,18 +388,18 @@ fn a_cancelled_wait_returns() {
         });
         // Neither does one begin afterwards.
         assert_eq!(wait_for_one(allocator, &cancel), CANCELLED);
-        let mut slots: Vec<Option<Page>> = (0..4).map(|_| None).collect();
+        let mut slots = slots::<Page>(4);
         let request = Bulk::exact(4).gfp(Gfp::KERNEL | Gfp::NOFAIL).timeout(HOUR).cancel(&cancel);
         assert!(matches!(allocator.alloc_pages_bulk_array(request, &mut slots), Err(Error::Exhausted(_))));
         assert!(slots.iter().all(Option::is_none));
         drop(pages);
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn a_cancelled_waiter_does_not_stop_the_queue() {
-    with_each(1, |allocator| {
+    for allocator in &allocators(1) {
         for leaves in 0..4 {
             let pages = all(allocator);
             let cancels = std::array::from_fn::<_, 4, _>(|_| Cancel::new());
@@ -455,18 +430,18 @@ fn a_cancelled_waiter_does_not_stop_the_queue() {
             assert_eq!(served.into_inner().unwrap(), others);
         }
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn a_cancelled_waiter_lets_the_next_one_try_free_pages() {
-    with_each(2, |allocator| {
+    for allocator in &allocators(2) {
         std::thread::scope(|scope| {
             let mut pages = all(allocator);
             let (cancel, endless) = (Cancel::new(), Cancel::new());
             let (leaves, stays) = (cancel.clone(), endless.clone());
             let block = scope.spawn(move || {
-                let mut blocks = pagemill::BlockList::new();
+                let mut blocks = BlockList::new();
                 let request = Bulk::exact(1).order(Order::new(1).unwrap()).timeout(HOUR).cancel(&leaves);
                 allocator.alloc_pages_bulk_list(request, &mut blocks).is_err()
             });
@@ -482,13 +457,13 @@ fn a_cancelled_waiter_lets_the_next_one_try_free_pages() {
             assert_eq!(page.join().unwrap(), ONE);
         });
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn a_bounded_wait_ends_behind_an_endless_one() {
-    // The head never gives up, and what it waits for is with those behind it.
-    with_each(4, |allocator| {
+    // The head never gives up, and it waits for pages that the others hold.
+    for allocator in &allocators(4) {
         std::thread::scope(|scope| {
             // In here: a test that fails lets go of them, and then everybody ends.
             let pages = all(allocator);
@@ -504,12 +479,12 @@ fn a_bounded_wait_ends_behind_an_endless_one() {
             assert!(stubborn.join().unwrap());
         });
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn deadlines_end_waits() {
-    with_each(4, |allocator| {
+    for allocator in &allocators(4) {
         let pages = all(allocator);
         let wait = Duration::from_millis(30);
         let mut list = PageList::new();
@@ -530,7 +505,7 @@ fn deadlines_end_waits() {
                 "{stats:?}"
             );
         }
-        // One behind somebody who waits for longer ends too, and the other one stays.
+        // A wait behind a longer one ends too, and the longer one stays.
         let cancel = Cancel::new();
         std::thread::scope(|scope| {
             let long = scope.spawn(|| wait_for_one(allocator, &cancel));
@@ -541,14 +516,14 @@ fn deadlines_end_waits() {
             cancel.cancel();
             assert_eq!(long.join().unwrap(), CANCELLED);
         });
-        // One that is over before it begins gets what there is, and waits for nothing.
+        // A deadline that is over at once gets all that is free, and does not wait.
         drop(pages);
         let request = Bulk::up_to(9).gfp(Gfp::KERNEL | Gfp::RETRY_MAYFAIL).timeout(Duration::ZERO);
         let delivered = allocator.alloc_pages_bulk_list(request, &mut list).unwrap();
         assert_eq!((delivered.blocks, delivered.shortfall), (4, Some(Shortfall { missing: 5, why: Why::TimedOut })));
         drop(list);
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
@@ -560,14 +535,14 @@ fn added_or_allowed_memory_serves_waiters() {
         let builder = Allocator::builder().memory(first).memory(other).memory(whole).backend(backend);
         let allocator = builder.build().unwrap();
         allocator.set_allowed_nodes(NodeMask::only(NodeId::ZERO)).unwrap();
-        // To the last one: what is left on a list is had by the next one, who then does not wait.
+        // To the last one: a page left on a list would serve the next request, which then does not wait.
         let _all = all_without_waiting(&allocator, Gfp::NOWAIT);
         let request = Bulk::exact(1).order(Order::PAGEBLOCK).timeout(HOUR);
         let wait = || allocator.alloc_pages_bulk_list(request, &mut BlockList::new());
         std::thread::scope(|scope| {
             let waiter = scope.spawn(wait);
             until_waiting(&allocator, 1);
-            // Too little for who waits: what others take of it comes back to its zone.
+            // Too little for the waiting request: pages that others take of it go back to its zone.
             allocator.add_memory(Memory::anonymous(64)).unwrap();
             drop(allocator.alloc_page(Gfp::NOWAIT).unwrap());
             assert_eq!((allocator.stats().listed, allocator.stats().waiting), (0, 1));
@@ -586,7 +561,7 @@ fn added_or_allowed_memory_serves_waiters() {
 
 #[test]
 fn nowait_and_noretry_requests_do_not_wait() {
-    with_each(4, |allocator| {
+    for allocator in &allocators(4) {
         let pages = all(allocator);
         let mut list = PageList::new();
         for gfp in [Gfp::NOWAIT, Gfp::ATOMIC, Gfp::KERNEL | Gfp::NORETRY] {
@@ -603,15 +578,15 @@ fn nowait_and_noretry_requests_do_not_wait() {
         assert_eq!(allocator.stats().waits, 0);
         drop(pages);
         assert_all_back(allocator);
-    });
+    }
 }
 
 #[test]
 fn threads_that_want_more_than_there_is_all_get_through() {
-    // More is wanted than there is, all the time; each thread frees what it got. Everybody gets through.
+    // More is wanted than there is, all the time; each thread frees what it got. All of them finish.
     const THREADS: usize = 8;
     const TURNS: usize = 300;
-    with_each(40, |allocator| {
+    for allocator in &allocators(40) {
         let (pages, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let drainer = scope.spawn(|| {
@@ -625,8 +600,8 @@ fn threads_that_want_more_than_there_is_all_get_through() {
                     let pages = &pages;
                     scope.spawn(move || {
                         for turn in 0..TURNS {
-                            // One page at a time is held while the next is waited for, by whoever holds none else: so
-                            // that nobody waits for who waits.
+                            // A thread holds no page while it waits, so
+                            // that no thread waits for a waiting one.
                             let n = 1 + (thread * 7 + turn * 3) % 4;
                             let mut list = PageList::new();
                             let request = Bulk::exact(n).timeout(HOUR);
@@ -646,5 +621,5 @@ fn threads_that_want_more_than_there_is_all_get_through() {
         let wanted = (0..THREADS).flat_map(|thread| (0..TURNS).map(move |turn| 1 + (thread * 7 + turn * 3) % 4));
         assert_eq!(pages.load(Relaxed), wanted.sum::<usize>());
         assert_all_back(allocator);
-    });
+    }
 }

@@ -27,8 +27,8 @@ pub(crate) fn allocator(pages: usize) -> Allocator {
 }
 
 /// An allocator of one arena for each backend that works here.
-pub(crate) fn allocators(pages: usize) -> impl Iterator<Item = Allocator> {
-    backends().into_iter().map(move |backend| arena(pages).backend(backend).build().unwrap())
+pub(crate) fn allocators(pages: usize) -> Vec<Allocator> {
+    backends().into_iter().map(|backend| arena(pages).backend(backend).build().unwrap()).collect()
 }
 
 /// An allocator for one CPU that is not there: all pages are in the zone or on this list.

@@ -1,4 +1,4 @@
-//! What a process without privileges is told, tested by one that may have them.
+//! Errors of a process without privileges, tested by one that may have them.
 
 /// Runs `test` on a thread that has let go of all capabilities: the others keep theirs.
 pub(crate) fn without_capabilities(test: impl FnOnce() + Send + 'static) {

@@ -2,7 +2,7 @@
 use super::end_if_it_hangs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Forks. Whoever calls it sees to it that the child neither hangs nor goes on as a second parent.
+/// Forks. The caller sees to it that the child neither hangs nor goes on as a second parent.
 pub(crate) fn fork() -> libc::pid_t {
     // SAFETY: the child runs on a copy of this thread. It uses the allocator, malloc (which glibc makes usable after
     // a fork) and raw writes.

@@ -29,7 +29,7 @@ impl Kcore {
             let mut entry = [0; 56];
             file.read_exact_at(&mut entry, table + number * 56).unwrap();
             let piece = Piece { addr: word(&entry, 24), bytes: word(&entry, 40), offset: word(&entry, 8) };
-            // What has no physical address says -1.
+            // A segment without physical address says -1.
             (entry[0] == 1 && piece.addr != u64::MAX).then_some(piece)
         };
         let pieces = (0..u64::from(n)).filter_map(piece).collect();

@@ -37,7 +37,7 @@ pub(crate) fn until_waiting(allocator: &Allocator, n: u64) {
     until("a waiting request", || allocator.stats().waiting == n);
 }
 
-/// Ends what others do until a test is over, however it ends: a failed assertion is not to leave them at it for ever.
+/// Stops a test's other threads when the test ends, also by a failed assertion, which must not leave them running.
 pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -46,7 +46,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Ends this process, the child of a fork, if it hangs; later than [`until`] gives up, which says what never came.
+/// Ends this process, the child of a fork, if it hangs; later than [`until`] gives up, whose message is the better one.
 pub(crate) fn end_if_it_hangs() {
     // SAFETY: a plain system call.
     unsafe { libc::alarm(PATIENCE.as_secs() as u32 + 60) };

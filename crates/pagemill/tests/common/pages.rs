@@ -1,5 +1,5 @@
 //! Taking pages in whatever form, and marking whose they are.
-use pagemill::{Account, Allocator, Bulk, Error, Gfp, Page, PageList, Run, Shortfall};
+use pagemill::{Allocator, Bulk, Error, Exact, Gfp, Page, PageList, Run, Shortfall, UpTo};
 use std::collections::HashSet;
 
 /// An array of empty slots.
@@ -54,40 +54,42 @@ pub(crate) fn all_without_waiting(allocator: &Allocator, gfp: Gfp) -> Vec<Page> 
 }
 
 /// The pages that a request gets, and what it is short by.
-type Got = Result<(Vec<Page>, Option<Shortfall>), Error>;
-/// A request in one form, for so many pages at least, for so many at most, with an account if there is one.
-pub(crate) type Form = fn(&Allocator, usize, usize, Option<&Account>) -> Got;
+pub(crate) type Got = Result<(Vec<Page>, Option<Shortfall>), Error>;
+/// A request in one form, for `n` pages at most.
+pub(crate) type Form<N> = fn(&Allocator, Bulk<'_, N>, usize) -> Got;
 
-fn charged_to<'a, N>(request: Bulk<'a, N>, account: Option<&'a Account>) -> Bulk<'a, N> {
-    account.map_or(request, |account| request.account(account))
+/// Every form of a bulk request for pages.
+pub(crate) const FORMS: [(&str, Form<UpTo>); 4] = [
+    ("list", list),
+    ("array", array_form),
+    ("runs", runs),
+    ("callback", |allocator, request, _| Ok(bulk(allocator, request))),
+];
+
+/// The forms that take a least number.
+pub(crate) const EXACT_FORMS: [(&str, Form<Exact>); 3] = [("list", list), ("array", array_form), ("runs", runs)];
+
+fn list<N>(allocator: &Allocator, request: Bulk<'_, N>, _: usize) -> Got {
+    let mut list = PageList::new();
+    let delivered = allocator.alloc_pages_bulk_list(request, &mut list)?;
+    assert_eq!(delivered.blocks, list.len());
+    Ok((list.collect(), delivered.shortfall))
 }
 
-/// Every form of a bulk request for pages. The callback form, which is the last, takes no least number.
-pub(crate) const FORMS: [(&str, Form); 4] = [
-    ("list", |allocator, least, n, account| {
-        let request = charged_to(Bulk::at_least(least, n), account);
-        let mut list = PageList::new();
-        let delivered = allocator.alloc_pages_bulk_list(request, &mut list)?;
-        assert_eq!(delivered.blocks, list.len());
-        Ok((list.collect(), delivered.shortfall))
-    }),
-    ("array", |allocator, least, n, account| {
-        let request = charged_to(Bulk::at_least(least, n), account);
-        let mut slots = slots(n);
-        let filled = allocator.alloc_pages_bulk_array(request, &mut slots)?;
-        let pages: Vec<Page> = slots.into_iter().flatten().collect();
-        assert_eq!((filled.added, filled.occupied, filled.first_hole), (pages.len(), pages.len(), pages.len()));
-        Ok((pages, filled.shortfall))
-    }),
-    ("runs", |allocator, least, n, account| {
-        let request = charged_to(Bulk::at_least(least, n), account);
-        let mut runs: Vec<Run<Page>> = Vec::new();
-        let delivered = allocator.alloc_pages_bulk_runs(request, &mut runs)?;
-        assert_eq!(delivered.blocks, runs.iter().map(Run::len).sum());
-        Ok((runs.into_iter().flat_map(Run::into_pages).collect(), delivered.shortfall))
-    }),
-    ("callback", |allocator, _, n, account| Ok(bulk(allocator, charged_to(Bulk::up_to(n), account)))),
-];
+fn array_form<N>(allocator: &Allocator, request: Bulk<'_, N>, n: usize) -> Got {
+    let mut slots = slots(n);
+    let filled = allocator.alloc_pages_bulk_array(request, &mut slots)?;
+    let pages: Vec<Page> = slots.into_iter().flatten().collect();
+    assert_eq!((filled.added, filled.occupied, filled.first_hole), (pages.len(), pages.len(), pages.len()));
+    Ok((pages, filled.shortfall))
+}
+
+fn runs<N>(allocator: &Allocator, request: Bulk<'_, N>, _: usize) -> Got {
+    let mut runs: Vec<Run<Page>> = Vec::new();
+    let delivered = allocator.alloc_pages_bulk_runs(request, &mut runs)?;
+    assert_eq!(delivered.blocks, runs.iter().map(Run::len).sum());
+    Ok((runs.into_iter().flat_map(Run::into_pages).collect(), delivered.shortfall))
+}
 
 /// Each page is another; their addresses.
 #[track_caller]
@@ -98,12 +100,12 @@ pub(crate) fn assert_distinct<'a>(pages: impl IntoIterator<Item = &'a Page>) -> 
     distinct
 }
 
-/// Does every byte of the page, or of several, have this value?
+/// Does every byte have this value? (By comparing pieces: byte by byte takes long in code that is not optimised.)
 pub(crate) fn is_all(bytes: &[u8], value: u8) -> bool {
-    bytes.iter().all(|&byte| byte == value)
+    bytes.chunks(4096).all(|chunk| chunk == &[value; 4096][..chunk.len()])
 }
 
-/// Writes to both ends of a page what tells it and its owner from others, so that a second owner would be seen.
+/// Writes the address and the owner to both ends of a page, so that a second owner would be seen.
 pub(crate) fn stamp(page: &mut Page, owner: u64) {
     let stamp = (page.addr() as u64 ^ owner << 48).to_ne_bytes();
     page[..8].copy_from_slice(&stamp);

@@ -1,4 +1,4 @@
-//! What the system says of memory, in pages of 4 KiB, whatever its own have.
+//! Resident pages by the system's account, in pages of 4 KiB, whatever the size of its own.
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;

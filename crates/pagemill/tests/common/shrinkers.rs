@@ -29,7 +29,7 @@ pub(crate) fn panics() -> Arc<impl Shrinker> {
 /// A cache: has pages, counts its calls, and gives from call number `from` on, `most` pages a call at most.
 pub(crate) struct Cache {
     pub(crate) pages: Mutex<Vec<Page>>,
-    calls: AtomicUsize,
+    pub(crate) calls: AtomicUsize,
     pub(crate) from: usize,
     pub(crate) most: usize,
     pub(crate) does: ShrinkerDoes,

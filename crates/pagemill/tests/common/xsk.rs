@@ -137,7 +137,7 @@ impl Xsk {
         self.rings = Some((to_send, done));
     }
 
-    /// Sends `len` bytes at an address of the UMEM's; what arrived.
+    /// Sends `len` bytes at an address of the UMEM, and returns the packet that arrived.
     pub(crate) fn send(&mut self, addr: u64, len: usize) -> Vec<u8> {
         let (to_send, done) = self.rings.as_ref().unwrap();
         let next = to_send.producer().load(Acquire);
