@@ -9,8 +9,8 @@ fn stress(args: &[&str]) -> Outcome {
     Folder::new().run(Command::new(PROGRAM).arg("stress").args(args).env_remove("PAGEMILL_FAIL"))
 }
 
-/// Runs it with a seed until each of these sums of counts is more than 0: for two seconds and, if that is too short on this machine,
-/// for ten and a hundred times as long.
+/// Runs it with a seed until each of these sums of counts is more than 0: for two seconds and, if that is too short on this
+/// machine, for ten and a hundred times as long.
 fn counts_each(args: &[&str], sums: &[&[&str]]) {
     for seconds in ["2", "20", "200"] {
         let outcome = stress(&[&["--seed", "7", "--threads", "4", "--json", "--seconds", seconds], args].concat());

@@ -1,4 +1,4 @@
-//! Requests that must be refused: an error that says what is wrong, and nothing changes (C10.1).
+//! Requests that must be refused: the error names the reason, and nothing changes (C10.1).
 use crate::plan::Zones;
 use crate::world::{Failure, World, demand};
 use pagemill::{Block, BlockList, Bulk, Error, Gfp, Invalid, InvalidRequest, Order, Page, PageList, Run};
@@ -9,7 +9,7 @@ impl World {
         let mut slots: [Option<Page>; 4] = [const { None }; 4];
         let mut list = PageList::new();
         let mut array = |bulk| allocator.alloc_pages_bulk_array(bulk, &mut slots).map(drop);
-        // The last one is none where there is such memory.
+        // The last request is valid if there is such memory.
         let kinds = if self.zones.as_ref().is_some_and(Zones::has_dma32) { 8 } else { 9 };
         let (error, is_right): (Result<(), Error>, fn(InvalidRequest) -> bool) = match which % kinds {
             0 => (array(Bulk::up_to(5)), |why| matches!(why, InvalidRequest::ArrayTooShort { slots: 4, count: 5 })),

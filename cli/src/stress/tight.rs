@@ -2,8 +2,8 @@
 //!
 //! Workers request pages in every form, with all flags, with deadlines and with tokens that get cancelled. A worker keeps its pages
 //! until it has its share. Some pages go into two caches, which are shrinkers. Acquisitions fail on purpose. Another thread drains
-//! lists, reclaims, cancels, gives memory back, and checks that the free pages never fall below the number that `ATOMIC` must leave.
-//! At the end every frame is accounted for. If an event on the list [`MUST`] has not occurred, the run proves too little.
+//! lists, reclaims, cancels, gives memory back, and checks that the free pages never fall below the number that `ATOMIC` must
+//! leave. At the end every frame is accounted for. If an event on the list [`MUST`] has not occurred, the run proves too little.
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

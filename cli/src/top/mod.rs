@@ -30,7 +30,7 @@ use source::{PATIENCE, Source};
 pub(crate) struct TopArgs {
     /// The socket [default: the path in PAGEMILL_STATS]
     path: Option<PathBuf>,
-    /// Print the table once; with --interval, after an interval and with rates
+    /// Print the table once; with --interval, after one and with rates
     #[arg(long)]
     once: bool,
     /// Print a JSON object; with --interval, one a line until the end
