@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pagemill::{
-    Allocator, Block, BlockList, Bulk, Cancel, Faults, Gfp, Memory, Order, Page, PageList, Run, Shortfall, Shrink,
-    Shrinker, ShrinkerDoes, Watermarks, Why,
+    Allocator, Block, BlockList, Bulk, Cancel, Error, Faults, Gfp, Memory, Order, Page, PageList, Run, Shortfall,
+    Shrink, Shrinker, ShrinkerDoes, Watermarks, Why,
 };
 use pagemill_model::{Breach, Rng, Tag};
 
@@ -324,15 +324,32 @@ impl<'r> Worker<'r> {
         Ok(())
     }
 
-    /// A random request: how many blocks it wants, how many it must get, its deadline, and the token that cancels it.
-    fn request(&mut self, may_insist: bool) -> (usize, usize, Option<Duration>, Cancel) {
+    /// Makes a random bulk request by the form `take`, which puts its blocks into the vector, and holds them. `ask` makes it of a
+    /// least number of blocks, 0 for most requests, and of the number wanted.
+    fn bulk<N, T>(
+        &mut self,
+        form: &'static str,
+        gfp: Gfp,
+        order: Order,
+        ask: impl FnOnce(usize, usize) -> Bulk<'static, N, T>,
+        take: impl FnOnce(&Allocator, usize, Bulk<'_, N, T>, &mut Vec<Block>) -> Result<Option<Shortfall>, Error>,
+    ) -> Result<(), Breach> {
+        self.count(form);
         let most = [8, 64, 200, 900][self.rng.below(4)];
-        let n = 1 + self.rng.below(most);
-        let least = [0, 0, n / 2, n][self.rng.below(4)] * usize::from(may_insist);
+        let n = (1 + self.rng.below(most)).div_ceil(order.pages().get());
+        let least = [0, 0, n / 2, n][self.rng.below(4)];
         let deadline = [None, Some(0), Some(2), Some(12)][self.rng.below(4)].map(Duration::from_millis);
         let cancel = Cancel::new();
         *lock(&self.round.cancels[self.place]) = cancel.clone();
-        (n, least, deadline, cancel)
+        let bulk = ask(least, n).cancel(&cancel).gfp(gfp);
+        let bulk = deadline.iter().fold(bulk, |bulk, &after| bulk.timeout(after));
+        let mut blocks = Vec::new();
+        match take(&self.round.common.allocator, n, bulk, &mut blocks) {
+            Ok(shortfall) => self.ended(shortfall),
+            Err(_) if least > 0 => self.count("exact_refused"),
+            Err(_) => {}
+        }
+        blocks.into_iter().try_for_each(|block| self.hold(block, gfp))
     }
 
     /// Counts how a request ended.
@@ -349,74 +366,57 @@ impl<'r> Worker<'r> {
     }
 
     fn array(&mut self, gfp: Gfp) -> Result<(), Breach> {
-        self.count("array");
-        let (n, least, deadline, cancel) = self.request(true);
-        let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
-        let bulk = bulk(Bulk::at_least(least, n), deadline, &cancel).gfp(gfp);
-        match self.round.common.allocator.alloc_pages_bulk_array(bulk, &mut slots) {
-            Ok(filled) => self.ended(filled.shortfall),
-            Err(_) => self.count("exact_refused"),
-        }
-        slots.into_iter().flatten().try_for_each(|page| self.hold(page.into(), gfp))
+        self.bulk("array", gfp, Order::ZERO, Bulk::at_least, |allocator, n, bulk, blocks| {
+            let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
+            let filled = allocator.alloc_pages_bulk_array(bulk, &mut slots);
+            blocks.extend(slots.into_iter().flatten().map(Block::from));
+            Ok(filled?.shortfall)
+        })
     }
 
     fn list(&mut self, gfp: Gfp) -> Result<(), Breach> {
-        self.count("list");
-        let (n, least, deadline, cancel) = self.request(true);
-        let mut list = PageList::new();
-        match self
-            .round
-            .common
-            .allocator
-            .alloc_pages_bulk_list(bulk(Bulk::at_least(least, n), deadline, &cancel).gfp(gfp), &mut list)
-        {
-            Ok(delivered) => self.ended(delivered.shortfall),
-            Err(_) => self.count("exact_refused"),
-        }
-        std::iter::from_fn(|| list.pop()).try_for_each(|page| self.hold(page.into(), gfp))
+        self.bulk("list", gfp, Order::ZERO, Bulk::at_least, |allocator, _, bulk, blocks| {
+            let mut list = PageList::new();
+            let delivered = allocator.alloc_pages_bulk_list(bulk, &mut list);
+            blocks.extend(list.map(Block::from));
+            Ok(delivered?.shortfall)
+        })
     }
 
     fn callback(&mut self, gfp: Gfp) -> Result<(), Breach> {
-        self.count("callback");
-        let (n, _, deadline, cancel) = self.request(false);
-        let mut pages: Vec<Page> = Vec::new();
-        let bulk = bulk(Bulk::up_to(n), deadline, &cancel).gfp(gfp);
-        if let Ok(delivered) = self.round.common.allocator.alloc_pages_bulk_callback(bulk, |page| pages.push(page)) {
-            self.ended(delivered.shortfall);
-        }
-        pages.into_iter().try_for_each(|page| self.hold(page.into(), gfp))
+        self.bulk(
+            "callback",
+            gfp,
+            Order::ZERO,
+            |_, n| Bulk::up_to(n),
+            |allocator, _, bulk, blocks| {
+                Ok(allocator.alloc_pages_bulk_callback(bulk, |page: Page| blocks.push(page.into()))?.shortfall)
+            },
+        )
     }
 
     fn runs(&mut self, gfp: Gfp) -> Result<(), Breach> {
-        self.count("runs");
-        let (n, least, deadline, cancel) = self.request(true);
-        let mut runs: Vec<Run<Page>> = Vec::new();
-        match self
-            .round
-            .common
-            .allocator
-            .alloc_pages_bulk_runs(bulk(Bulk::at_least(least, n), deadline, &cancel).gfp(gfp), &mut runs)
-        {
-            Ok(delivered) => self.ended(delivered.shortfall),
-            Err(_) => self.count("exact_refused"),
-        }
-        runs.into_iter().flat_map(Run::into_pages).try_for_each(|page| self.hold(page.into(), gfp))
+        self.bulk("runs", gfp, Order::ZERO, Bulk::at_least, |allocator, _, bulk, blocks| {
+            let mut runs: Vec<Run<Page>> = Vec::new();
+            let delivered = allocator.alloc_pages_bulk_runs(bulk, &mut runs);
+            blocks.extend(runs.into_iter().flat_map(Run::into_pages).map(Block::from));
+            Ok(delivered?.shortfall)
+        })
     }
 
     fn blocks(&mut self, gfp: Gfp) -> Result<(), Breach> {
-        self.count("blocks");
-        let (n, _, deadline, cancel) = self.request(false);
         let Ok(order) = Order::new(1 + self.rng.below(4) as u8) else { return Ok(()) };
-        let mut list = BlockList::new();
-        let bulk = bulk(Bulk::up_to(n.div_ceil(16)), deadline, &cancel).gfp(gfp).order(order);
-        if let Ok(delivered) = self.round.common.allocator.alloc_pages_bulk_list(bulk, &mut list) {
-            self.ended(delivered.shortfall);
-        }
-        std::iter::from_fn(|| list.pop()).try_for_each(|block| self.hold(block, gfp))
+        self.bulk(
+            "blocks",
+            gfp,
+            order,
+            |_, n| Bulk::up_to(n).order(order),
+            |allocator, _, bulk, blocks| {
+                let mut list = BlockList::new();
+                let delivered = allocator.alloc_pages_bulk_list(bulk, &mut list);
+                blocks.extend(list);
+                Ok(delivered?.shortfall)
+            },
+        )
     }
-}
-
-fn bulk<'c, N, T>(bulk: Bulk<'c, N, T>, deadline: Option<Duration>, cancel: &'c Cancel) -> Bulk<'c, N, T> {
-    let bulk = bulk.cancel(cancel);
-    deadline.map_or(bulk, |after| bulk.timeout(after))
 }

@@ -152,8 +152,7 @@ fn watch(source: &mut Source, screen: &mut Screen, first: Change, ms: u64) -> Re
             false => format!("every {ms} ms; q ends"),
         };
         screen.draw(&table::lines(&change), &mut top, &foot).map_err(terminal)?;
-        let (mut has_news, mut has_key) = (false, false);
-        wait(source, screen, &mut has_news, &mut has_key).map_err(terminal)?;
+        let (has_news, has_key) = wait(source, screen).map_err(terminal)?;
         if has_key {
             match keys() {
                 Keys::Quit => return Ok(End::Asked),
@@ -170,21 +169,19 @@ fn watch(source: &mut Source, screen: &mut Screen, first: Change, ms: u64) -> Re
     }
 }
 
-/// Sleeps until there is something to read, or a signal comes, or a second is over.
-fn wait(source: &Source, screen: &Screen, has_news: &mut bool, has_key: &mut bool) -> io::Result<()> {
+/// Sleeps until there is news or a key, or a signal comes, or a second is over. Returns whether there is news, and a key.
+fn wait(source: &Source, screen: &Screen) -> io::Result<(bool, bool)> {
     let stdin = io::stdin();
     let mut polled = vec![PollFd::new(&source.stream, PollFlags::IN)];
     if screen.has_keys() {
         polled.push(PollFd::new(&stdin, PollFlags::IN));
     }
     match poll(&mut polled, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })) {
-        Err(rustix::io::Errno::INTR) => return Ok(()),
+        Err(rustix::io::Errno::INTR) => return Ok((false, false)),
         found => found?,
     };
     let mut found = polled.iter().map(|polled| !polled.revents().is_empty());
-    *has_news = found.next().unwrap_or(false);
-    *has_key = found.next().unwrap_or(false);
-    Ok(())
+    Ok((found.next().unwrap_or(false), found.next().unwrap_or(false)))
 }
 
 /// The keys that were pressed.

@@ -15,25 +15,21 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 pub(super) struct Screen {
     /// The modes of standard input before, if it is a terminal.
     before: Option<Termios>,
-    signals: Signals,
-}
-
-/// Flags that signals set.
-struct Signals {
+    /// The signal that has come to end the program, or 0.
     end: Arc<AtomicUsize>,
+    /// Whether SIGTSTP has come.
     pause: Arc<AtomicBool>,
 }
 
 impl Screen {
     pub(super) fn enter() -> io::Result<Self> {
-        let signals = Signals { end: Arc::default(), pause: Arc::default() };
+        let mut screen = Self { before: None, end: Arc::default(), pause: Arc::default() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register_usize(signal, Arc::clone(&signals.end), signal as usize)?;
+            signal_hook::flag::register_usize(signal, Arc::clone(&screen.end), signal as usize)?;
         }
-        signal_hook::flag::register(SIGTSTP, Arc::clone(&signals.pause))?;
+        signal_hook::flag::register(SIGTSTP, Arc::clone(&screen.pause))?;
         // The signal ends the wait, and the table is drawn anew.
         signal_hook::flag::register(SIGWINCH, Arc::default())?;
-        let mut screen = Self { before: None, signals };
         screen.take()?;
         Ok(screen)
     }
@@ -41,12 +37,12 @@ impl Screen {
     /// The signal that has come to end the program, if any.
     pub(super) fn ended_by(&self) -> Option<i32> {
         // Relaxed: only the number itself is read.
-        Some(self.signals.end.load(Relaxed) as i32).filter(|signal| *signal != 0)
+        Some(self.end.load(Relaxed) as i32).filter(|signal| *signal != 0)
     }
 
     /// After SIGTSTP, gives the terminal back and stops this program until the shell continues it.
     pub(super) fn pause_if_asked(&mut self) -> io::Result<()> {
-        if self.signals.pause.swap(false, Relaxed) {
+        if self.pause.swap(false, Relaxed) {
             self.restore();
             signal_hook::low_level::raise(signal_hook::consts::SIGSTOP)?;
             self.take()?;
