@@ -31,10 +31,11 @@ pub struct Buffer {
     pub(super) origin: Origin,
 }
 
+/// Neighbouring bytes in memory.
 #[derive(Clone, Copy, Debug)]
-struct Run {
-    addr: usize,
-    len: usize,
+pub(super) struct Run {
+    pub(super) addr: usize,
+    pub(super) len: usize,
 }
 
 impl Buffer {
@@ -107,93 +108,69 @@ impl Buffer {
 
     /// Its bytes, run by run.
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
-        // SAFETY: a run lies within pages or a stretch that this buffer owns, mapped and initialised, and whose addresses
-        // are exposed; neighbouring pages are of one mapping. It is borrowed, so nobody writes to them.
-        self.runs
-            .iter()
-            .map(|run| unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(run.addr), run.len) })
+        self.range(0..self.len)
     }
 
-    /// The same, to be written.
+    /// Its bytes, run by run, to be written.
     pub fn slices_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        self.runs.iter().map(|run| {
-            // SAFETY: as in `slices`, borrowed exclusively, and runs do not overlap.
+        self.range_mut(0..self.len)
+    }
+
+    /// The bytes of `range`, run by run.
+    pub(super) fn range(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+        // SAFETY: a run lies within pages or a stretch that this buffer owns, mapped and initialised, and whose addresses
+        // are exposed; neighbouring pages are of one mapping. It is borrowed, so nobody writes to them.
+        let bytes = |run: Run| unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(run.addr), run.len) };
+        self.runs_in(range).map(bytes)
+    }
+
+    /// The bytes of `range`, run by run, to be written.
+    pub(super) fn range_mut(&mut self, range: Range<usize>) -> impl Iterator<Item = &mut [u8]> {
+        self.runs_in(range).map(|run| {
+            // SAFETY: as in `range`, borrowed exclusively, and runs do not overlap.
             unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(run.addr), run.len) }
         })
     }
 
-    /// Adds the bytes from `from` on to a vector for the system, at most `entries` runs of them.
+    /// The parts of runs that lie in `range`.
+    pub(super) fn runs_in(&self, range: Range<usize>) -> impl Iterator<Item = Run> {
+        let mut end = 0;
+        self.runs.iter().filter_map(move |run| {
+            let start = end;
+            end += run.len;
+            let (from, to) = (range.start.max(start), range.end.min(end));
+            (from < to).then(|| Run { addr: run.addr + (from - start), len: to - from })
+        })
+    }
+
+    /// Adds the bytes from `from` on to a vector for the system, until it has `entries` entries.
     pub(super) fn window<'b>(&'b self, from: usize, entries: usize, vector: &mut Vec<IoSlice<'b>>) {
-        let mut start = 0;
-        for slice in self.slices() {
-            let end = start + slice.len();
-            if end > from {
-                if vector.len() >= entries {
-                    return;
-                }
-                vector.push(IoSlice::new(&slice[from.saturating_sub(start)..]));
-            }
-            start = end;
-        }
+        let room = entries.saturating_sub(vector.len());
+        vector.extend(self.range(from..self.len).take(room).map(IoSlice::new));
     }
 
-    /// The same for what is to be filled.
+    /// The same for bytes to be filled.
     pub(super) fn window_mut<'b>(&'b mut self, from: usize, entries: usize, vector: &mut Vec<IoSliceMut<'b>>) {
-        let mut start = 0;
-        for slice in self.slices_mut() {
-            let end = start + slice.len();
-            if end > from {
-                if vector.len() >= entries {
-                    return;
-                }
-                vector.push(IoSliceMut::new(&mut slice[from.saturating_sub(start)..]));
-            }
-            start = end;
-        }
-    }
-
-    /// The bytes of `range`, run by run.
-    pub(super) fn range_mut<'b>(&'b mut self, range: Range<usize>, vector: &mut Vec<IoSliceMut<'b>>) {
-        let mut start = 0;
-        for slice in self.slices_mut() {
-            let end = start + slice.len();
-            if end > range.start && start < range.end {
-                let until = slice.len().min(range.end - start);
-                vector.push(IoSliceMut::new(&mut slice[range.start.saturating_sub(start)..until]));
-            }
-            start = end;
-        }
+        let room = entries.saturating_sub(vector.len());
+        vector.extend(self.range_mut(from..self.len).take(room).map(IoSliceMut::new));
     }
 
     /// Copies bytes out, from byte `at` on, as many as `bytes` has.
     pub(super) fn copy_out(&self, at: usize, mut bytes: &mut [u8]) {
-        let mut start = 0;
-        for slice in self.slices() {
-            let end = start + slice.len();
-            if end > at && !bytes.is_empty() {
-                let place = &slice[at.saturating_sub(start)..];
-                let len = place.len().min(bytes.len());
-                let (now, later) = std::mem::take(&mut bytes).split_at_mut(len);
-                now.copy_from_slice(&place[..len]);
-                bytes = later;
-            }
-            start = end;
+        for place in self.range(at..at + bytes.len()) {
+            let (now, later) = bytes.split_at_mut(place.len());
+            now.copy_from_slice(place);
+            bytes = later;
         }
         assert!(bytes.is_empty(), "{} bytes too many", bytes.len());
     }
 
     /// Copies `bytes` in, from byte `at` on.
     pub(super) fn copy_in(&mut self, at: usize, mut bytes: &[u8]) {
-        let mut start = 0;
-        for slice in self.slices_mut() {
-            let end = start + slice.len();
-            if end > at && !bytes.is_empty() {
-                let place = &mut slice[at.saturating_sub(start)..];
-                let (now, later) = bytes.split_at(bytes.len().min(place.len()));
-                place[..now.len()].copy_from_slice(now);
-                bytes = later;
-            }
-            start = end;
+        for place in self.range_mut(at..at + bytes.len()) {
+            let (now, later) = bytes.split_at(place.len());
+            place.copy_from_slice(now);
+            bytes = later;
         }
         assert!(bytes.is_empty(), "{} bytes too many", bytes.len());
     }
@@ -261,9 +238,7 @@ mod tests {
                 buffer.window_mut(from, 9, &mut vector);
                 assert_eq!(vector.iter().map(|slice| slice.len()).sum::<usize>(), 9000 - from);
                 for to in [from, from + 1, 4096, 8191, 9000].into_iter().filter(|&to| to >= from && to <= 9000) {
-                    let mut vector = Vec::new();
-                    buffer.range_mut(from..to, &mut vector);
-                    assert!(vector.iter().flat_map(|slice| &**slice).eq(&bytes[from..to]), "{from}..{to}");
+                    assert!(buffer.range_mut(from..to).flat_map(|slice| &*slice).eq(&bytes[from..to]), "{from}..{to}");
                 }
             }
             let mut vector = Vec::new();

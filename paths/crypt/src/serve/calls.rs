@@ -165,8 +165,7 @@ impl VolumeFile {
     }
 
     fn step(&self, todo: Todo, at: u64, buffer: Buffer) -> (Buffer, io::Result<()>) {
-        let op = Op { todo, at: self.path.in_file(at), buffer, done: 0, is_plain: false, tag: (0, 0) };
-        let (op, result) = plain_step(&self.path, op);
+        let (op, result) = plain_step(&self.path, Op::new(todo, self.path.in_file(at), buffer, (0, 0)));
         (op.buffer, result)
     }
 }

@@ -454,7 +454,7 @@ impl Connection {
         self.bytes += buffer.len();
         let least = if todo == Todo::Sync { CALL } else { STEP };
         self.turn_left = self.turn_left.saturating_sub(buffer.len().max(least));
-        let op = Op { todo, at, buffer, done: 0, is_plain: false, tag: (self.number, flight) };
+        let op = Op::new(todo, at, buffer, (self.number, flight));
         if let Some(done) = context.engine.submit(context.path, op) {
             self.complete(done, context);
         }

@@ -71,6 +71,12 @@ pub(super) struct Op {
     pub(super) tag: (usize, usize),
 }
 
+impl Op {
+    pub(super) fn new(todo: Todo, at: u64, buffer: Buffer, tag: (usize, usize)) -> Self {
+        Self { todo, at, buffer, done: 0, is_plain: false, tag }
+    }
+}
+
 /// What became of it.
 pub(super) type Done = (Op, io::Result<()>);
 
@@ -102,12 +108,11 @@ impl Disk {
             let Some(mut buffer) = Buffer::of_heap(block, Origin::Free) else {
                 return Err(io::ErrorKind::OutOfMemory.into());
             };
-            let (mut first, mut second) = (Vec::new(), Vec::new());
-            buffer.window_mut(0, 1, &mut first);
-            rustix::io::preadv(&self.file, &mut first, offset)?;
-            buffer.window_mut(0, 1, &mut second);
-            // An odd block: the first may be aligned by luck.
-            rustix::io::preadv(&self.file, &mut second, offset + block as u64)?;
+            // And an odd block: the first may be aligned by luck.
+            for at in [offset, offset + block as u64] {
+                let mut vector: Vec<_> = buffer.slices_mut().map(IoSliceMut::new).collect();
+                rustix::io::preadv(&self.file, &mut vector, at)?;
+            }
             Ok(())
         })();
         if tried.is_err() {
@@ -125,10 +130,8 @@ impl Disk {
     /// True when the system can begin a step here and end it later. Where it cannot (a file system in memory), a ring
     /// would only hand each step to a thread of the kernel's.
     pub(super) fn is_asynchronous(&self) -> bool {
-        let mut buffer = Buffer::of_heap(4096, Origin::Free);
-        let Some(buffer) = &mut buffer else { return false };
-        let mut vector = Vec::new();
-        buffer.window_mut(0, 1, &mut vector);
+        let Some(mut buffer) = Buffer::of_heap(4096, Origin::Free) else { return false };
+        let mut vector: Vec<_> = buffer.slices_mut().map(IoSliceMut::new).collect();
         let tried = rustix::io::preadv2(&self.file, &mut vector, 0, ReadWriteFlags::NOWAIT);
         tried != Err(rustix::io::Errno::OPNOTSUPP)
     }
@@ -179,8 +182,7 @@ impl Disk {
 
     /// Returns when all that was written is on the disk.
     pub(super) fn sync(&self) -> io::Result<()> {
-        let op = Op { todo: Todo::Sync, at: 0, buffer: Buffer::none(), done: 0, is_plain: false, tag: (0, 0) };
-        self.judge(&op, self.sync_data())
+        self.judge(&Op::new(Todo::Sync, 0, Buffer::none(), (0, 0)), self.sync_data())
     }
 }
 
@@ -310,8 +312,7 @@ fn step(path: &DataPath, op: &mut Op) -> io::Result<()> {
             while op.done < op.buffer.len() {
                 let start = op.done / PIECE * PIECE;
                 let piece = start..op.buffer.len().min(start + PIECE);
-                let mut vector: Vec<IoSliceMut<'_>> = Vec::new();
-                op.buffer.range_mut(op.done..piece.end, &mut vector);
+                let mut vector: Vec<_> = op.buffer.range_mut(op.done..piece.end).map(IoSliceMut::new).collect();
                 match rustix::io::preadv(&disk.file, &mut vector, op.at + op.done as u64)? {
                     0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                     n => op.done += n,

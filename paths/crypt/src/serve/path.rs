@@ -100,9 +100,7 @@ impl DataPath {
     /// Decrypts a part of what was read from `at` of the volume: whole sectors.
     pub(super) fn decrypt_range(&self, at: u64, buffer: &mut Buffer, range: Range<usize>) -> Result<(), Error> {
         let mut at = at + range.start as u64;
-        let mut slices = Vec::new();
-        buffer.range_mut(range, &mut slices);
-        for slice in &mut slices {
+        for slice in buffer.range_mut(range) {
             self.volume.decrypt_in_place(at, slice)?;
             at += slice.len() as u64;
         }
@@ -113,11 +111,7 @@ impl DataPath {
     ///
     /// # Errors
     /// [`Error::Request`] for what is no whole number of sectors.
-    pub fn decrypt(&self, mut at: u64, buffer: &mut Buffer) -> Result<(), Error> {
-        for slice in buffer.slices_mut() {
-            self.volume.decrypt_in_place(at, slice)?;
-            at += slice.len() as u64;
-        }
-        Ok(())
+    pub fn decrypt(&self, at: u64, buffer: &mut Buffer) -> Result<(), Error> {
+        self.decrypt_range(at, buffer, 0..buffer.len())
     }
 }

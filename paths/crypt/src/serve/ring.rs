@@ -62,13 +62,7 @@ impl Ring {
             fd => Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }),
         };
         ring.submitter().register_eventfd(event.as_raw_fd())?;
-        let buffers: Vec<_> = arenas
-            .iter()
-            .map(|arena| libc::iovec {
-                iov_base: std::ptr::with_exposed_provenance_mut(arena.start),
-                iov_len: arena.len(),
-            })
-            .collect();
+        let buffers: Vec<_> = arenas.iter().map(|arena| iovec(arena.start, arena.len())).collect();
         // SAFETY: arenas stay mapped as long as their allocator is there, which outlives the server's threads; what the
         // kernel writes to there it writes for steps alone.
         let registered = unsafe { ring.submitter().register_buffers(&buffers) }.map(|()| arenas.to_vec());
@@ -190,6 +184,10 @@ impl Ring {
     }
 }
 
+fn iovec(addr: usize, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(addr), iov_len: len }
+}
+
 impl Slot {
     /// The rest of the step, for the kernel.
     fn entry(&mut self, disk: &Disk, registered: &[Range<usize>]) -> Entry {
@@ -203,23 +201,9 @@ impl Slot {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 return opcode::Fallocate::new(file, len).offset(op.at).mode(mode).build();
             }
-            Todo::Read => {
-                let mut window = Vec::new();
-                op.buffer.window_mut(op.done, ENTRIES, &mut window);
-                let entry = |slice: &mut io::IoSliceMut<'_>| libc::iovec {
-                    iov_base: slice.as_mut_ptr().cast(),
-                    iov_len: slice.len(),
-                };
-                self.vector.extend(window.iter_mut().map(entry));
-            }
-            Todo::Write => {
-                let mut window = Vec::new();
-                op.buffer.window(op.done, ENTRIES, &mut window);
-                let entry = |slice: &io::IoSlice<'_>| libc::iovec {
-                    iov_base: slice.as_ptr().cast_mut().cast(),
-                    iov_len: slice.len(),
-                };
-                self.vector.extend(window.iter().map(entry));
+            Todo::Read | Todo::Write => {
+                let runs = op.buffer.runs_in(op.done..op.buffer.len()).take(ENTRIES);
+                self.vector.extend(runs.map(|run| iovec(run.addr, run.len)));
             }
         }
         if let [only] = self.vector[..] {
@@ -294,14 +278,7 @@ mod tests {
             return;
         };
         let path = path(16, 16);
-        let sync = |request| Op {
-            todo: Todo::Sync,
-            at: 0,
-            buffer: Buffer::none(),
-            done: 0,
-            is_plain: false,
-            tag: (0, request),
-        };
+        let sync = |request| Op::new(Todo::Sync, 0, Buffer::none(), (0, request));
         let is_woken = |ring: &Ring| {
             let mut fds = [rustix::event::PollFd::new(&*ring.event, rustix::event::PollFlags::IN)];
             rustix::event::poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 600, tv_nsec: 0 })).unwrap() == 1

@@ -167,10 +167,7 @@ impl Worker {
 
     /// Gives a turn to everybody who can go on, and takes what the disk is done with, once around.
     fn serve(&mut self, now: Instant, done: &mut Vec<Done>) -> io::Result<()> {
-        for _ in 0..self.ready.len() {
-            let Some(number) = self.ready.pop_front() else { break };
-            self.turn(number, now);
-        }
+        self.turns(now);
         let mut has_done_one = false;
         self.has_more = false;
         for round in 1.. {
@@ -192,10 +189,7 @@ impl Worker {
                 self.with(number, now, |client, context| client.connection.complete(step, context));
                 self.queue(number);
             }
-            for _ in 0..self.ready.len() {
-                let Some(number) = self.ready.pop_front() else { break };
-                self.turn(number, now);
-            }
+            self.turns(now);
             if round == ROUNDS {
                 self.has_more = true;
                 break;
@@ -208,6 +202,14 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// A turn for everybody who is ready now.
+    fn turns(&mut self, now: Instant) {
+        for _ in 0..self.ready.len() {
+            let Some(number) = self.ready.pop_front() else { break };
+            self.turn(number, now);
+        }
     }
 
     fn with(&mut self, number: usize, now: Instant, act: impl FnOnce(&mut Client, &mut Context<'_>)) {

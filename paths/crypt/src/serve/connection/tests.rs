@@ -252,8 +252,7 @@ fn extents_are_whole_blocks_and_a_block_with_data_is_no_hole() {
     // In the middle of a block, up to the end of one, across two, and the volume's last page.
     for (at, len) in [(4096, 4096), (5 * BLOCK + 8192, 8192), (8 * BLOCK, BLOCK + 4096), (LEN - 4096, 4096)] {
         let buffer = path.memory.borrow(len as usize).unwrap();
-        let op = Op { todo: Todo::Write, at, buffer, done: 0, is_plain: false, tag: (0, 0) };
-        plain_step(&path, op).1.unwrap();
+        plain_step(&path, Op::new(Todo::Write, at, buffer, (0, 0))).1.unwrap();
     }
     if path.disk.extent(0, LEN).unwrap() != (4096, true) {
         println!("skipped: the file system of temporary files has no holes of a page");
