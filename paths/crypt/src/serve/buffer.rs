@@ -1,7 +1,7 @@
-//! The bytes of one part of a request: pages wherever they lie, or one stretch of the heap.
+//! The bytes of one part of a request: pages anywhere in memory, or one stretch of the heap.
 //!
-//! Both are seen as runs of neighbouring bytes, so that the cipher and the system are called once a run. A run has a
-//! multiple of a page's bytes, but for the last one: no sector of a volume crosses from one run into the next.
+//! Both are seen as runs of contiguous bytes, so that the cipher and the system are called once for each run. All runs
+//! but the last have a multiple of a page's size, so no sector crosses from one run into the next.
 use std::alloc::{self, Layout};
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
@@ -9,21 +9,21 @@ use std::ptr::{self, NonNull};
 
 use pagemill::{PAGE_SIZE, Page};
 
-/// Who gets a buffer back.
+/// The owner that a buffer goes back to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The pool: it is held while the disk works, and not while a client does.
+    /// The pool. Its pages are held while the disk works, and not while waiting for a client.
     Pool,
     /// The allocator, or the heap.
     Free,
-    /// Its connection, which keeps one for when there is nothing else.
+    /// Its connection, which keeps one buffer for when there are no pages.
     Connection,
 }
 
 /// Bytes of a request, owned.
 #[derive(Debug)]
 pub struct Buffer {
-    /// All of them are occupied.
+    /// No slot is empty.
     pub(super) pages: Vec<Option<Page>>,
     stretch: Option<Stretch>,
     runs: Vec<Run>,
@@ -31,7 +31,7 @@ pub struct Buffer {
     pub(super) origin: Origin,
 }
 
-/// Neighbouring bytes in memory.
+/// Contiguous bytes in memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub(super) addr: usize,
@@ -39,7 +39,7 @@ pub(super) struct Run {
 }
 
 impl Buffer {
-    /// The first `len` bytes of `pages`, which are as many as it takes.
+    /// The first `len` bytes of `pages`, which are exactly as many as needed.
     pub(super) fn of_pages(pages: Vec<Option<Page>>, len: usize, origin: Origin) -> Self {
         assert_eq!(pages.iter().flatten().count(), len.div_ceil(PAGE_SIZE), "a buffer of {len} bytes");
         let mut buffer = Self { pages, stretch: None, runs: Vec::new(), len: 0, origin };
@@ -47,22 +47,22 @@ impl Buffer {
         buffer
     }
 
-    /// The first `len` bytes of pages that the caller asked for itself, as many as it takes.
+    /// The first `len` bytes of pages that the caller allocated, exactly as many as needed.
     ///
     /// # Panics
-    /// There are more or fewer pages.
+    /// If there are more or fewer pages.
     #[must_use]
     pub fn over(pages: Vec<Option<Page>>, len: usize) -> Self {
         Self::of_pages(pages, len, Origin::Free)
     }
 
-    /// The pages of a buffer, to be freed by whoever asked for them.
+    /// The pages of a buffer, to be freed by the caller.
     #[must_use]
     pub fn into_pages(self) -> Vec<Option<Page>> {
         self.pages
     }
 
-    /// A stretch of the heap that begins on a page; none if there is no memory.
+    /// A stretch of the heap that begins on a page; `None` if there is no memory.
     pub(super) fn of_heap(len: usize, origin: Origin) -> Option<Self> {
         let stretch = Some(Stretch::new(len)?);
         let mut buffer = Self { pages: Vec::new(), stretch, runs: Vec::new(), len: 0, origin };
@@ -70,12 +70,12 @@ impl Buffer {
         Some(buffer)
     }
 
-    /// No bytes: for what needs none.
+    /// An empty buffer.
     pub(super) fn none() -> Self {
         Self { pages: Vec::new(), stretch: None, runs: Vec::new(), len: 0, origin: Origin::Free }
     }
 
-    /// Makes it the first `len` bytes of what it owns.
+    /// Resizes it to the first `len` bytes of its memory.
     pub(super) fn set_len(&mut self, len: usize) {
         let owned = self.stretch.as_ref().map_or(self.pages.len() * PAGE_SIZE, |stretch| stretch.len);
         assert!(len <= owned, "{len} bytes of a buffer of {owned}");
@@ -99,9 +99,9 @@ impl Buffer {
         }
     }
 
-    /// How many bytes it has.
+    /// Its length in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "what has no bytes is no buffer of a request")]
+    #[expect(clippy::len_without_is_empty, reason = "a buffer of a request is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -216,7 +216,7 @@ mod tests {
         let allocator = Allocator::builder().pages(64).build().unwrap();
         let mut pages: Vec<_> = std::iter::repeat_with(|| None).take(2 * len.div_ceil(PAGE_SIZE)).collect();
         allocator.alloc_pages_bulk_array(Bulk::exact(pages.len()), &mut pages).unwrap();
-        // Every other page: no two are neighbours.
+        // Every other page, so that no two are neighbours.
         pages.sort_by_key(|page| page.as_ref().map(Page::addr));
         let pages = pages.into_iter().step_by(2).collect();
         [Buffer::of_pages(pages, len, Origin::Free), Buffer::of_heap(len, Origin::Free).unwrap()]
