@@ -1,4 +1,4 @@
-//! What can be asked for on the command line, and which tables and rows that makes.
+//! The options on the command line, and which tables and rows they select.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ pub(crate) const TABLES: [&str; 14] = [
 /// Those that a data path brings.
 const OF_PATHS: [&str; 1] = ["crypt"];
 
-/// What `--only` calls the kinds of per-CPU lists.
+/// The names that `--only` has for the backends of per-CPU lists.
 const BACKENDS: [&str; 2] = ["rseq", "portable"];
 
 const DEFAULT_TABLES: [&str; 6] = ["batch", "burst", "scatter", "holes", "orders", "mixed"];
@@ -115,14 +115,14 @@ Examples:
   pagemill bench --all --json out.json --html out.html
   pagemill bench --only burst --json - | jq 'select(.n == 16384)'";
 
-/// What a run is to do.
+/// The tables and rows of a run.
 pub(crate) struct Plan {
     pub(crate) tables: Vec<&'static str>,
     pub(crate) rows: Vec<Row>,
 }
 
 impl BenchArgs {
-    /// Chooses tables and rows; every name must mean something.
+    /// Chooses tables and rows. A name that is neither is an error.
     pub(crate) fn plan(&self, catalogue: Vec<Row>, more: &[Table]) -> Result<Plan, Error> {
         let is_table = |name: &str| TABLES.contains(&name);
         let is_here = |name: &str| !OF_PATHS.contains(&name) || more.iter().any(|own| own.name == name);
@@ -147,7 +147,7 @@ impl BenchArgs {
         let usual: &[&str] = if self.all { &TABLES } else { &DEFAULT_TABLES };
         let is_wanted = |table: &&str| match asked.is_empty() {
             true => usual.contains(table),
-            // What `--all` adds to a table that was asked for by name.
+            // `--all` adds the larger size to a table that was asked for by name.
             false => asked.iter().any(|name| name == table || (self.all && table.strip_suffix("-4g") == Some(name))),
         };
         let tables = TABLES.into_iter().filter(|table| is_here(table) && is_wanted(table)).collect();
@@ -155,7 +155,7 @@ impl BenchArgs {
             let is_backend_wanted =
                 row.kind != Kind::Ours || backends.is_empty() || backends.iter().any(|b| *b == row.backend);
             let is_versus = row.kind == Kind::Ours || self.vs.is_empty() || self.vs.iter().any(|name| name == row.name);
-            // Naming rows of Pagemill keeps those to compare with, unless some of these are named too.
+            // Naming rows of Pagemill keeps the rows to compare with, unless some of those are named too.
             let is_named = shown.is_empty() || shown.iter().any(|name| *name == row.name);
             let names_of_kind = |ours: bool| shown.iter().any(|name| name.starts_with("pagemill-") == ours);
             let is_kept = is_named || (row.kind != Kind::Ours && !names_of_kind(false) && !self.vs.is_empty());
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_nothing_is_told_every_name() {
+    fn an_unknown_name_is_refused_with_every_known_name() {
         let Err(Error::UnknownName { known, .. }) = plan(&["batch", "rsq"], &[], false) else { panic!() };
         let known: Vec<&str> = known.split(", ").collect();
         assert!(TABLES.iter().chain(&BACKENDS).all(|name| known.contains(name)), "{known:?}");
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_all_those_named_or_those_to_compare_with() {
+    fn rows_are_those_named_in_only_and_in_vs() {
         assert_eq!(plan(&[], &[], false).unwrap().rows.len(), catalogue().len());
         assert_eq!(names(&plan(&["batch", "tls-vec"], &[], false).unwrap()), ["tls-vec"]);
         let versus = plan(&["pagemill-array", "rseq"], &["glibc", "memcpy"], false).unwrap();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_means_nothing_is_refused_with_those_that_do() {
+    fn refusals_list_the_names_that_the_option_takes() {
         let refused = plan(&["batches"], &[], false).err().unwrap().to_string();
         assert!(refused.contains("batches") && refused.contains("batch, ") && refused.contains("glibc"), "{refused}");
         let refused = plan(&[], &["pagemill-list"], false).err().unwrap().to_string();

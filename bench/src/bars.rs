@@ -1,12 +1,12 @@
-//! The bars: what Pagemill holds itself to, judged from the figures of this run alone.
+//! The bars: the limits that Pagemill sets itself, judged from the figures of this run alone.
 //!
-//! They are for the restartable backend, but those that say `portable`; where a table has orders, for lists in random order, and what a
-//! list in order does stands below, as the best case. A bar is absent when the tables or rows that it needs were not run. Where
-//! two rows are compared, they are compared turn by turn, and the bar is held against the median of that: what slows the
-//! machine for a while slows both.
+//! Bars are for the restartable backend, except those that say `portable`. Where a table has several list orders, a bar
+//! is for lists in random order, and the figure for a list in order stands below it, as the best case. A bar is absent
+//! when its tables or rows were not run. Two rows are compared turn by turn, and the bar holds for the median of the
+//! ratios: what slows the machine for a while slows both rows.
 //!
-//! Nanoseconds are asked for on the processor that the bars were set on. On another one they are scaled by what
-//! `rte-mempool` takes for one page in the same run, where that was built ([`pace`]).
+//! Bars in nanoseconds are for the processor that they were set on. On another processor they are scaled by the time
+//! that `rte-mempool` takes for one page in the same run, if it is in this build ([`pace`]).
 
 pub(crate) use pagemill_harness::bars::Bar;
 use pagemill_harness::bars::Limit::{self, AtLeast, AtMost};
@@ -20,13 +20,13 @@ use crate::tables::dma::{SELF_TEST, SHAPES};
 use crate::tables::touch::TOUCH_PAGES;
 use crate::tables::{orders, total};
 
-/// What `rte-mempool` takes for one page where the bars in nanoseconds were set: an EPYC at 3.7 GHz.
+/// Nanoseconds that `rte-mempool` takes for one page on the processor of the bars, an EPYC at 3.7 GHz.
 const REFERENCE_NS: f64 = 5.2;
 
-/// What stands below a bar: the same on a list in ascending order.
+/// The line below a bar: the same figure with a list in ascending order.
 const BEST_CASE: &str = "  in order, the best case";
 
-/// The records of this run, looked up by what a bar needs.
+/// The records of this run, to be looked up.
 struct Figures<'a>(&'a [Record]);
 
 impl Figures<'_> {
@@ -55,8 +55,8 @@ impl Figures<'_> {
         self.0.iter().find(at)
     }
 
-    /// What a call of the array form takes, out and back, beyond so much a page: of the sizes from 2 to 16 and the orders
-    /// the worst.
+    /// Nanoseconds that a call of the array form takes, allocating and freeing, beyond `ns_a_page` for each page: the
+    /// worst over the sizes from 2 to 16 and all orders.
     fn call(&self, ns_a_page: f64) -> Option<f64> {
         let each = |n: usize| ListOrder::ALL.map(|order| (n, order));
         let beyond = |(n, order)| {
@@ -66,24 +66,24 @@ impl Figures<'_> {
         worst([2, 4, 8, 16].into_iter().flat_map(each).map(beyond))
     }
 
-    /// The part of its speed that a row keeps when both processors work.
+    /// The share of its speed that a row keeps when both processors work.
     fn scaling(&self, name: &str, backend: &str, n: usize) -> Option<Turns> {
         let of = |bench| self.find(bench, name, backend, n);
         each(of("threads-own-1"), of("threads-own-2"), |one, two| one / two)
     }
 
-    /// Taking alone, of a row on the restartable backend.
+    /// Allocating alone, of a row on the restartable backend.
     fn out(&self, bench: &str, name: &str, n: usize, order: ListOrder) -> Option<Turns> {
         outs(self.record(bench, name, "rseq", n, order)?)
     }
 
-    /// Each size and order of `total`, judged by `figure`; absent where one is.
+    /// `figure` of each size and order of `total`; `None` if one of them is missing.
     fn totals(&self, figure: impl Fn(usize, ListOrder) -> Option<f64>) -> Option<Vec<f64>> {
         let of_size = |n| total::ORDERS.map(|order| (n, order));
         total::sizes().into_iter().flat_map(of_size).map(|(n, order)| figure(n, order)).collect()
     }
 
-    /// What a row of the table `dma` takes at each size; absent where one is.
+    /// Time of a row of the table `dma` at each size; `None` if one of them is missing.
     fn blocks(&self, name: &str) -> Option<Vec<f64>> {
         SHAPES.iter().map(|shape| median(self.served_at(SELF_TEST, name, shape.bytes))).collect()
     }
@@ -93,7 +93,7 @@ impl Figures<'_> {
         Some(record.turns.iter().map(|turn| turn.total).collect())
     }
 
-    /// What a block of the pool takes beyond its size, of the size with the most.
+    /// Bytes that a block of the pool takes beyond its size, for the size where that is most.
     fn beyond_size(&self) -> Option<f64> {
         let of_pool = self.0.iter().filter(|r| (r.bench, r.name, r.kind) == (SELF_TEST, "dma-single", Kind::Ours));
         of_pool.filter_map(|record| Some(record.bytes_a_block? - record.n as f64)).max_by(f64::total_cmp)
@@ -105,7 +105,7 @@ impl Figures<'_> {
     }
 }
 
-/// How much slower than the processor that the bars were set on this one is, as far as this run knows.
+/// How much slower this processor is than the one that the bars were set on, if this run can tell.
 fn pace(figures: &Figures) -> Option<f64> {
     median(figures.other("batch", "rte-mempool", 1)).map(|ns| ns / REFERENCE_NS)
 }
@@ -464,7 +464,7 @@ mod tests {
         assert!(find(&judge(&records, Vec::new(), None), "dma_pool, 64 a call").is_none(), "not without every size");
     }
 
-    /// The machine is three times as slow in two turns of three, and says so of one row only.
+    /// The machine is three times as slow in two of three turns, and the rows' medians fall into different turns.
     #[test]
     fn rows_are_compared_turn_by_turn() {
         let turns = |name, kind, totals: [f64; 3]| {

@@ -1,12 +1,12 @@
-//! A file that a report goes to when everything is measured.
+//! A file that a report is written to once everything is measured.
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// Opened before measuring: minutes should not end at a path that can't be written. What it has stays until the report
-/// is there, so that a run that is stopped does not take an older one's figures with it.
+/// Opened before measuring, so that minutes of measuring do not end at a path that can't be written. The file keeps its
+/// contents until the report is complete: a run that is stopped does not destroy the figures of an earlier one.
 pub(crate) struct ReportFile {
     path: PathBuf,
     file: File,
@@ -23,7 +23,7 @@ impl ReportFile {
     pub(crate) fn write(self, body: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Error> {
         let ReportFile { path, file } = self;
         let write = || {
-            // A pipe or a device has no end to cut off.
+            // A pipe or a device can't be truncated.
             if file.metadata()?.is_file() {
                 file.set_len(0)?;
             }
@@ -41,7 +41,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn what_a_file_has_stays_until_the_report_is_there() {
+    fn a_file_keeps_its_contents_until_the_report_is_written() {
         let path = std::env::temp_dir().join(format!("pagemill-report-{}", std::process::id()));
         fs::write(&path, "the figures of another run").unwrap();
         drop(ReportFile::open(&path).unwrap()); // and then the run is stopped

@@ -112,7 +112,7 @@ fn published_curves(table: &crate::published::Table, bench: &str) -> Vec<Curve> 
     columns.iter().map(line).collect()
 }
 
-/// `total`, and what was published of it, both as nanoseconds a page so that the sizes fit one axis.
+/// `total` and its published figures, both as nanoseconds a page so that all sizes fit one axis.
 fn total_charts(records: &[Record], published: &Published) -> Result<String, Error> {
     let part = |bench| {
         let is_drawn = |r: &&Record| r.bench == bench && r.order.unwrap_or(ListOrder::Random) == ListOrder::Random;
@@ -147,7 +147,7 @@ fn total_charts(records: &[Record], published: &Published) -> Result<String, Err
     Ok(html)
 }
 
-/// `dma` by the size of a block, and what was published of it.
+/// `dma` by the size of a block, and its published figures.
 fn dma_charts(records: &[Record], published: &Published) -> Result<String, Error> {
     let present: Vec<&Record> = records.iter().filter(|record| record.bench == dma::SELF_TEST).collect();
     if present.is_empty() {

@@ -1,10 +1,9 @@
-//! Measures Pagemill beside what a program would use today: `pagemill bench`.
+//! `pagemill bench`: measures Pagemill beside what a program would use today.
 //!
-//! Where to read: [`BenchArgs`] says what can be asked for; `rows` is the catalogue of what is measured, `subject`
-//! what a row must do and the timed loops over it; `tables` runs those loops, every row taking turns in one run;
-//! `report`, `html` and `record` show the figures, `bars` judges them; `published` holds what others measured, which
-//! is shown and never mixed in; `file` is where a report goes. `bench/README.md` says what each table times and how
-//! each peer is set up.
+//! Where to read: [`BenchArgs`] has the options. `rows` is the catalogue of what is measured; `subject` says what a row
+//! must do, and has the timed loops. `tables` runs these loops, the rows taking turns in one run. `report` and `html`
+//! show the figures, and `bars` judges them. `file` is a file that a report goes to. What every table shares is in
+//! `pagemill-harness`. `bench/README.md` says what each table times and how each peer is set up.
 //!
 //! Nothing depends on this crate but the program.
 
@@ -34,12 +33,12 @@ use published::Published;
 use record::Record;
 use tables::{Effort, Run, churn, dma, holes, mempool, mixed, one_thread, orders, threads, total, touch};
 
-/// Runs what `args` ask for, and reports it. `program` is the file of the program `pagemill`, which a table may start as a process of
-/// its own; `more` are tables of data paths.
+/// Runs the tables that `args` ask for, and reports them. `program` is the file of the program `pagemill`, which a
+/// table may start as a process of its own. `more` are the tables of data paths.
 ///
 /// # Errors
-/// An unknown name, a row that hands out wrong pages, a server that fails, a signal, a file that can't be written. A reader that closes standard
-/// output early is no error.
+/// An unknown name, a row that hands out wrong pages, a server that fails, a signal, a file that can't be written. It
+/// is no error when the reader closes standard output early.
 pub fn run(args: &BenchArgs, program: &Path, more: &[Table]) -> Result<(), Error> {
     let plan = args.plan(rows::catalogue(), more)?;
     let published = Published::load()?;
@@ -77,7 +76,7 @@ pub fn run(args: &BenchArgs, program: &Path, more: &[Table]) -> Result<(), Error
             Some(own) => (own.measure)(&mut run)?,
             None => measure(&mut run, table)?,
         };
-        // What `scatter` shows of both sizes is one table.
+        // Both sizes of `scatter` are shown as one table.
         let name = table.trim_end_matches("-4g");
         let absent = std::mem::take(&mut run.absent);
         run.progress.suspend(|| {
@@ -93,7 +92,7 @@ pub fn run(args: &BenchArgs, program: &Path, more: &[Table]) -> Result<(), Error
         Ok(())
     });
     run.progress.finish_and_clear();
-    // Whoever called goes on wherever it ran before.
+    // The caller may run on every processor again.
     let _ = machine::pin_to_all(&machine.allowed);
     measured?;
     if records.is_empty() {
@@ -142,7 +141,7 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
     }
 }
 
-/// A bar on standard error, when that is a terminal.
+/// A progress bar on standard error, if that is a terminal.
 fn progress(plan: &args::Plan, more: &[Table]) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -166,7 +165,7 @@ fn progress(plan: &args::Plan, more: &[Table]) -> ProgressBar {
     bar
 }
 
-/// Where the tables go. Once the reader has closed the pipe, nothing more is written, and the run goes on for the
+/// Where the tables go. Once the reader has closed the pipe, nothing more is written there; the run goes on for the
 /// files that were asked for.
 struct Text {
     is_stderr: bool,

@@ -1,4 +1,4 @@
-//! The tables as text, aligned, within 80 columns where their contents allow.
+//! The tables as text, within 80 columns where their contents allow.
 
 mod dma;
 mod shapes;
@@ -24,7 +24,7 @@ use crate::tables::one_thread::{BATCH_SIZES, SCATTER_PAGES, SCATTER_WIDE_PAGES};
 use crate::tables::total;
 use crate::tables::touch::TOUCH_PAGES;
 
-/// One line above everything: what the figures were taken on.
+/// The report's first lines: the machine and the build.
 pub(crate) fn header(machine: &Machine, backend: &str, clock_ns: f64, rounds: usize, seed: u64) -> String {
     let detection = if machine.has_full_states { "FULL STATES" } else { "misuse detection on" };
     format!(
@@ -38,7 +38,7 @@ pub(crate) fn header(machine: &Machine, backend: &str, clock_ns: f64, rounds: us
     )
 }
 
-/// Writes the report of one table: its figures, what was published beside it, who was absent.
+/// Writes the report of one table: its figures, and published figures beside them.
 pub(crate) fn table(
     out: &mut dyn Write,
     name: &str,
@@ -101,13 +101,13 @@ fn burst(out: &mut dyn Write, records: &[Record], published: &Published, has_det
     details(out, "burst", &detailed, records, published, has_details)
 }
 
-/// The rows whose list was in this order; those without one stand beside those in random order.
+/// The rows whose list was in this order. Rows without a list count as random order.
 fn of_order(records: &[Record], order: ListOrder) -> Vec<Record> {
     let is_order = |record: &&Record| record.order.unwrap_or(Random) == order;
     records.iter().filter(is_order).cloned().collect()
 }
 
-/// What stands below the random order: the other ones, as far as there are rows.
+/// The other orders that have rows, which stand below the random order.
 fn other_orders(records: &[Record]) -> impl Iterator<Item = (ListOrder, Vec<Record>)> {
     let others = ListOrder::ALL.into_iter().filter(|order| *order != Random);
     others.map(|order| (order, of_order(records, order))).filter(|(_, records)| !records.is_empty())
@@ -150,7 +150,7 @@ fn mixed(out: &mut dyn Write, records: &[Record], published: &Published) -> io::
     detail(out, "mixed", REQUESTS, records, published)
 }
 
-/// A pool's pages by form, and how long requests waited.
+/// A pool's time by form, and how long requests waited.
 fn mempool(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     let backend = records.first().map_or("no row", |record| record.backend);
     writeln!(out, "\nmempool: {POOL_PAGES} pages an operation, out and back, reserve of {POOL_PAGES}; {backend}")?;
@@ -197,7 +197,7 @@ fn total(out: &mut dyn Write, records: &[Record], published: &Published) -> io::
     credit(out, published, "linux-buddy-2013")
 }
 
-/// One order, with Linux's figures below each size of the first.
+/// One order. The first has Linux's figures below each size.
 fn total_of_order(out: &mut dyn Write, records: &[Record], published: &Published, order: ListOrder) -> io::Result<()> {
     let linux = published.table("linux-buddy-2013").filter(|_| order == total::ORDERS[0]);
     let title = if order == Random { "random" } else { "in order" };
@@ -229,7 +229,7 @@ fn total_of_order(out: &mut dyn Write, records: &[Record], published: &Published
     writeln!(out, "{}", table.trim_fmt())
 }
 
-/// What fresh pages cost until they are written to, then what recycling saves.
+/// The cost of fresh pages, then of recycled and returned ones.
 fn touch(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
     let written = |record: &Record| record.alloc.unwrap_or(record.total);
     let is_kept = |record: &&Record| record.bench.ends_with("-recycled") || record.bench.ends_with("-returned");
@@ -344,7 +344,7 @@ fn threads(out: &mut dyn Write, records: &[Record], published: &Published) -> io
     )
 }
 
-/// The records of one size, with halves, spread, the ratio to the best peer and what was quoted.
+/// The records of one size, with halves, spread, the ratio to the best peer and quoted figures.
 fn detail(out: &mut dyn Write, bench: &str, n: usize, records: &[Record], published: &Published) -> io::Result<()> {
     let records: Vec<&Record> = records.iter().filter(|record| record.n == n).collect();
     let best = best_peer(records.iter().copied());
@@ -431,7 +431,7 @@ fn matrix(records: &[Record], order: ListOrder, sizes: &[usize], extra: Vec<Vec<
     table
 }
 
-/// Lines of a published table, marked as such, for the sizes shown.
+/// Lines of a published table for the sizes shown, marked as published.
 fn linux_lines(published: &Published, id: &str, sizes: &[usize], columns: &[&str]) -> Vec<Vec<String>> {
     let Some(table) = published.table(id) else { return Vec::new() };
     let line = |column: &&str| {
@@ -442,7 +442,7 @@ fn linux_lines(published: &Published, id: &str, sizes: &[usize], columns: &[&str
     columns.iter().map(line).collect()
 }
 
-/// Says once where the column `quoted` comes from.
+/// Names the source of the column `quoted`.
 pub(crate) fn footer(published: &Published) -> String {
     let source = published.table("measured-2026").map_or("", |table| table.source.as_str());
     wrap(&format!("quoted: not of this run; {source}; where one is shown, its machine is not yours"))
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn fresh_pages_and_recycled_ones_stand_apart() {
+    fn touch_shows_fresh_and_recycled_pages_in_separate_tables() {
         let written = |bench, name, kind, out, back| {
             let mut record = record(bench, name, kind, TOUCH_PAGES, out + back);
             (record.alloc, record.free) = (crate::stats::Spread::of(&[out]), crate::stats::Spread::of(&[back]));

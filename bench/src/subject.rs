@@ -1,13 +1,13 @@
-//! What a row of a table does ([`Subject`]), and the loops that time it ([`Runner`]).
+//! A row of a table ([`Subject`]), and the loops that time it ([`Runner`]).
 //!
-//! A subject takes pages and puts them back in the form its own users would hold them in. The loops are written once
-//! here and compiled for every subject, so that no row pays for a dynamic call per operation: [`Runner`] is the
-//! object-safe face of a whole loop, called once a round.
+//! A subject allocates and frees pages in the form in which its own users hold them. The loops are written once and
+//! compiled for every subject, so that no row pays for a dynamic call per operation: [`Runner`] is the object-safe
+//! interface to whole loops, called once a round.
 //!
-//! - I1: between two calls of a loop a subject holds nothing.
-//! - I2: every loop ends with an error, not with a figure, once a subject got fewer pages than it was asked for.
-//! - I3: no loop reads a clock inside what it times, except [`Runner::parts`] and [`Runner::scattered`], whose
-//!   reader subtracts what the clock costs.
+//! - I1: between two calls of a loop a subject holds no page.
+//! - I2: a loop returns an error instead of a figure if the subject got fewer pages than it was asked for.
+//! - I3: no loop reads a clock inside the timed part, except [`Runner::parts`] and [`Runner::scattered`]; their caller
+//!   subtracts the clock's cost.
 
 use std::hint::black_box;
 use std::io;
@@ -18,7 +18,7 @@ use pagemill::{Allocator, Gfp, Page};
 pub(crate) use pagemill_harness::PAGE_BYTES;
 pub(crate) use pagemill_harness::rounds::{ListOrder, Parts};
 
-/// Pages that cross from one thread to the other at once in the table `threads`.
+/// Pages that one thread hands to the other at a time in the table `threads`.
 pub(crate) const HAND_OVER_PAGES: usize = 64;
 
 /// Pages that [`Arrange::arrange`] puts on the list of the measuring thread's CPU, one by one.
@@ -59,7 +59,7 @@ impl Arrange for ListOrder {
     }
 }
 
-/// What was wrong with the pages of a row: its figures would mean nothing.
+/// What was wrong with the pages of a row, so that its figures would mean nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Flaw {
     #[error("got fewer than the {wanted} pages it was asked for")]
@@ -70,7 +70,9 @@ pub(crate) enum Flaw {
     Unaligned { addr: usize },
     #[error("handed out memory that overlaps at {addr:#x}")]
     Overlap { addr: usize },
-    #[error("was to have its list in the order `{order}`, but {neighbours} of {pairs} pages follow their neighbour")]
+    #[error(
+        "should have its list in the order `{order}`, but {neighbours} of {pairs} pages follow their neighbour in memory"
+    )]
     Order { order: &'static str, neighbours: usize, pairs: usize },
     #[error("had {percent} of 100 pages freed by the other thread, and not about {wanted}")]
     Sent { percent: usize, wanted: usize },
@@ -86,7 +88,7 @@ pub(crate) enum Flaw {
     Kept,
     #[error("asked for {wanted} committed pages, and got {committed}")]
     Uncommitted { wanted: usize, committed: usize },
-    /// What a table does with its pages besides did not work.
+    /// Something else failed that the table does with its pages.
     #[error("failed: {0}")]
     Failed(String),
 }
@@ -99,30 +101,30 @@ impl From<io::Error> for Flaw {
 
 /// One way of getting pages, as its own users would use it.
 pub(crate) trait Subject {
-    /// Makes what it takes from as large as a program that needs `n` pages would. Untimed; while it holds nothing and
-    /// no other thread has a part of it.
+    /// Resizes its stock to what a program that needs `n` pages would have. Untimed; called while it holds no page and
+    /// no other thread uses it.
     fn fit(&mut self, _n: usize) {}
 
-    /// The allocator from whose per-CPU lists the pages come, where what a page costs may depend on their order.
+    /// The allocator whose per-CPU lists the pages come from, if a page's cost may depend on the order of these lists.
     fn allocator(&self) -> Option<&Allocator> {
         None
     }
 
-    /// Takes `n` pages, while holding none. False if there were fewer.
+    /// Allocates `n` pages, while holding none. False if there were fewer.
     fn take(&mut self, n: usize) -> bool;
 
-    /// Puts back all that is held, in the order in which it was taken.
+    /// Frees all pages that it holds, in the order in which they were allocated.
     fn put(&mut self);
 
-    /// Brings what is held into a random order. Untimed.
+    /// Shuffles the pages that it holds. Untimed.
     fn shuffle(&mut self, rng: &mut fastrand::Rng);
 
-    /// Puts back all that is held after [`Subject::shuffle`].
+    /// Frees all pages that it holds, after [`Subject::shuffle`].
     fn put_scattered(&mut self) {
         self.put();
     }
 
-    /// The addresses of what is held. Untimed.
+    /// The addresses of the pages that it holds. Untimed.
     fn addresses(&mut self) -> Vec<usize>;
 
     /// Whether the row is defined for `n` pages.
@@ -130,18 +132,18 @@ pub(crate) trait Subject {
         true
     }
 
-    /// Whether pages that one thread took can be put back by another.
+    /// Whether another thread can free the pages.
     fn hands_over(&self) -> bool {
         true
     }
 
-    /// Takes `out.len()` pages and lets go of them as addresses. False if there were fewer.
+    /// Allocates `out.len()` pages and leaves them in `out` as addresses. False if there were fewer.
     fn give(&mut self, out: &mut [usize]) -> bool;
 
-    /// Puts back pages that another thread's [`Subject::give`] let go of.
+    /// Frees pages that another thread's [`Subject::give`] allocated.
     fn accept(&mut self, words: &[usize]);
 
-    /// `reps` times `n` pages out and back. For rows whose own users write this loop in C.
+    /// Allocates and frees `n` pages `reps` times. Overridden by rows whose own users write this loop in C.
     fn batch_loop(&mut self, n: usize, reps: usize) -> bool {
         let mut complete = true;
         for _ in 0..reps {
@@ -158,33 +160,34 @@ pub(crate) trait Runner {
     /// Prepares for `n` pages: [`Subject::fit`].
     fn fit(&mut self, n: usize);
 
-    /// Whether what a page costs may depend on the order of a list, which [`Runner::arrange`] decides.
+    /// Whether a page's cost may depend on the order of a list, which [`Runner::arrange`] sets.
     fn has_list(&self) -> bool;
 
-    /// Brings the list of this thread's CPU into an order. Untimed; while nothing is held.
+    /// Brings the list of this thread's CPU into `order`. Untimed; called while no page is held.
     fn arrange(&mut self, order: ListOrder, rng: &mut fastrand::Rng);
 
-    /// Takes `n` pages, puts them back and gives their addresses, in the order in which they are held.
+    /// Allocates `n` pages, frees them, and returns their addresses in the order in which they were held.
     fn handed_out(&mut self, n: usize) -> Result<Vec<usize>, Flaw>;
 
-    /// Takes `n` pages and proves that they are `n` distinct, aligned pages.
+    /// Allocates `n` pages, and checks that they are distinct and aligned.
     fn verify(&mut self, n: usize) -> Result<(), Flaw> {
         check_pages(self.handed_out(n)?, n)
     }
 
-    /// `reps` times `n` pages out and back, timed as a whole.
+    /// Allocates and frees `n` pages `reps` times, timed as a whole.
     fn batch(&mut self, n: usize, reps: usize) -> Result<Duration, Flaw>;
 
-    /// The same with a clock reading before, between and after the halves.
+    /// The same with a clock reading before, between and after the halves of each repetition.
     fn parts(&mut self, n: usize, reps: usize) -> Result<Parts, Flaw>;
 
-    /// The same with the order shuffled, untimed, between the halves.
+    /// The same, with the pages shuffled, untimed, between the halves.
     fn scattered(&mut self, n: usize, reps: usize, rng: &mut fastrand::Rng) -> Result<Parts, Flaw>;
 
-    /// Takes `batches` times [`HAND_OVER_PAGES`] pages and sends them into `ring`; gives up when there are fewer.
+    /// Allocates [`HAND_OVER_PAGES`] pages `batches` times and sends them into `ring`; stops when there are too few
+    /// pages.
     fn produce(&mut self, ring: &mut rtrb::Producer<usize>, batches: usize) -> Result<(), Flaw>;
 
-    /// Puts back what [`Runner::produce`] sends, until `batches` have come or the producer gave up.
+    /// Frees the pages that [`Runner::produce`] sends, until `batches` have come or the producer stopped.
     fn consume(&mut self, ring: &mut rtrb::Consumer<usize>, batches: usize);
 
     fn supports(&self, n: usize) -> bool;
@@ -280,7 +283,7 @@ impl<S: Subject> Runner for S {
     fn consume(&mut self, ring: &mut rtrb::Consumer<usize>, batches: usize) {
         for _ in 0..batches {
             let chunk = loop {
-                // Asked before looking, so that nothing sent before the producer gave up is missed.
+                // Read before the ring is, so that no batch is missed that the producer sent before it stopped.
                 let is_abandoned = ring.is_abandoned();
                 if let Ok(chunk) = ring.read_chunk(HAND_OVER_PAGES) {
                     break chunk;
@@ -290,7 +293,7 @@ impl<S: Subject> Runner for S {
                 }
                 std::hint::spin_loop();
             };
-            // A ring of a multiple of the batch never wraps inside one: the second slice is empty then.
+            // The ring's size is a multiple of the batch, so a batch never wraps: the second slice is empty.
             let (first, second) = chunk.as_slices();
             self.accept(first);
             if !second.is_empty() {
@@ -309,7 +312,7 @@ impl<S: Subject> Runner for S {
     }
 }
 
-/// Proves that `addresses` are `n` aligned pages of which no two share a byte.
+/// Checks that `addresses` are `n` aligned pages of which no two overlap.
 pub(crate) fn check_pages(mut addresses: Vec<usize>, n: usize) -> Result<(), Flaw> {
     if addresses.len() != n {
         return Err(Flaw::Count { wanted: n, held: addresses.len() });
@@ -339,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_a_list_does_not_have_is_caught() {
+    fn a_list_in_the_wrong_order_is_caught() {
         let at = |pages: &[usize]| pages.iter().map(|page| page * PAGE_BYTES).collect::<Vec<_>>();
         let (up, down, mixed) = (at(&[1, 2, 3, 4, 5]), at(&[5, 4, 3, 2, 1]), at(&[3, 9, 1, 7, 5]));
         for order in [ListOrder::InOrder, ListOrder::Fifo] {
@@ -350,7 +353,7 @@ mod tests {
         assert_eq!(ListOrder::Random.check(&down), Err(Flaw::Order { order: "random", neighbours: 4, pairs: 4 }));
     }
 
-    /// Hands out the same page again and again, or one page too few.
+    /// Hands out the same page every time, or one page too few.
     struct Broken {
         held: Vec<usize>,
         is_short: bool,
@@ -382,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn no_loop_reports_a_time_for_a_row_that_came_up_short() {
+    fn a_row_that_runs_short_gets_an_error_instead_of_a_time() {
         let mut broken = Broken { held: Vec::new(), is_short: true };
         let short = Flaw::Short { wanted: 4 };
         assert_eq!(broken.verify(4), Err(short.clone()));

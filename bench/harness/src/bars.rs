@@ -1,4 +1,4 @@
-//! Bars: what a table is held to, judged from the figures of one run.
+//! Bars: the limits that a table's figures have to meet in one run.
 
 use std::io::{self, Write};
 
@@ -9,14 +9,14 @@ use crate::stats::{Spread, short};
 /// Where a figure must lie.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
-    /// There or below.
+    /// At this figure or below.
     AtMost(f64),
-    /// There or above.
+    /// At this figure or above.
     AtLeast(f64),
 }
 
 impl Limit {
-    /// Does it allow this figure?
+    /// Whether `figure` meets it.
     pub fn holds(self, figure: f64) -> bool {
         match self {
             Limit::AtMost(limit) => figure <= limit,
@@ -40,13 +40,13 @@ pub struct Bar {
     pub what: &'static str,
     /// The figure of this run.
     pub figure: f64,
-    /// `None` where only the end is set.
+    /// The limit; `None` where there is only a goal.
     pub bar: Option<Limit>,
-    /// Where Pagemill wants to end; `None` where the bar is all there is.
+    /// The limit to reach later; `None` where there is only a bar.
     pub goal: Option<Limit>,
 }
 
-/// What a row took in each turn.
+/// A row's time in each turn.
 pub type Turns = Vec<f64>;
 
 /// The median of some turns.
@@ -76,23 +76,23 @@ pub fn speed(a: Option<Turns>, b: Option<Turns>) -> Option<f64> {
     ratio(b, a)
 }
 
-/// The largest of some figures; absent where one is.
+/// The largest of some figures; `None` if one of them is missing.
 pub fn worst(figures: impl IntoIterator<Item = Option<f64>>) -> Option<f64> {
     let figures: Option<Vec<f64>> = figures.into_iter().collect();
     figures?.into_iter().max_by(f64::total_cmp)
 }
 
-/// The smallest of some figures; absent where one is.
+/// The smallest of some figures; `None` if one of them is missing.
 pub fn least(figures: impl IntoIterator<Item = Option<f64>>) -> Option<f64> {
     worst(figures.into_iter().map(|figure| figure.map(|figure| -figure))).map(|figure| -figure)
 }
 
-/// What a row took in each turn, out and back.
+/// A row's time in each turn, allocating and freeing.
 pub fn totals(record: &Record) -> Option<Turns> {
     Some(record.turns.iter().map(|turn| turn.total).collect())
 }
 
-/// The same, out alone.
+/// A row's time in each turn, allocating alone.
 pub fn outs(record: &Record) -> Option<Turns> {
     record.turns.iter().map(|turn| turn.alloc).collect()
 }

@@ -1,11 +1,11 @@
-//! What every table of `pagemill bench` is made with, whatever it measures.
+//! What every table of `pagemill bench` shares, whatever it measures.
 //!
 //! A table verifies its rows, times them in turns ([`rounds`]), and makes [`Record`](record::Record)s of their samples. It shows these
 //! with [`report`] and judges them with [`bars`]. [`machine`] says what the figures were taken on, [`published`] holds the figures of
 //! others, [`stats`] the medians and intervals.
 //!
-//! `pagemill-bench` has the tables of the allocators. A data path has its own in a crate beside it, as a [`Table`] that the program
-//! hands to `pagemill_bench::run`: so the bench knows no data path, and no data path the bench.
+//! `pagemill-bench` has the tables of the allocators. A data path has its own in a crate beside it, as a [`Table`] that
+//! the program hands to `pagemill_bench::run`. The bench knows no data path, and no data path knows the bench.
 
 pub mod bars;
 pub mod machine;
@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 pub use rounds::Run;
 
-/// Bytes of a page, and what each row's addresses are aligned to.
+/// Bytes of a page, and the alignment of each row's addresses.
 pub const PAGE_BYTES: usize = 4096;
 
 /// A table that a data path brings.
@@ -48,10 +48,10 @@ pub enum Error {
         name: String,
         /// The option it was given to.
         option: &'static str,
-        /// What would have meant something.
+        /// The names that exist.
         known: String,
     },
-    /// A row that this build leaves out.
+    /// A row that is not in this build.
     #[error("`{name}` is not in this build: build with `--features {feature}` (bench/README.md says what it needs)")]
     NotBuilt {
         /// The row.
@@ -62,10 +62,10 @@ pub enum Error {
     /// There is no allocator to measure.
     #[error("can't make an allocator: {0}")]
     NoAllocator(String),
-    /// `--only` and `--vs` together leave no row, or the tables that they leave have none of them.
-    #[error("--only and --vs together leave no row to measure in these tables")]
+    /// `--only` and `--vs` together select no row, or only tables that have none of the selected rows.
+    #[error("--only and --vs together select no row of these tables")]
     NoRows,
-    /// A row did not hand out what it must: its figures would mean nothing.
+    /// A row handed out wrong pages, so its figures would mean nothing.
     #[error("{bench}, N = {n}: {name} ({backend}) {flaw}")]
     Row {
         /// The table.
@@ -90,13 +90,13 @@ pub enum Error {
     /// A measuring thread ended early.
     #[error("a measuring thread ended before its table did")]
     WorkerDied,
-    /// A signal asked for the end. What was started is gone.
+    /// A signal ended the run. All processes that the run started have ended.
     #[error("{}", signal_hook::low_level::signal_name(*signal).unwrap_or("a signal"))]
     Interrupted {
         /// Its number.
         signal: i32,
     },
-    /// What a table measures besides pages did not work: a server, a client, a volume.
+    /// Something other than pages failed that a table measures: a server, a client, a volume.
     #[error("{table}: {what}: {why}")]
     Table {
         /// The table.
@@ -106,7 +106,7 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
-    /// Standard output, or standard error, does not take the report.
+    /// Standard output or standard error refused the report.
     #[error("{}: {error}", if *is_stderr { "standard error" } else { "standard output" })]
     Stream {
         /// Which of the two.
@@ -131,7 +131,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the user can do about it, where there is something.
+    /// What the user can do about it, if anything.
     ///
     /// ```
     /// use pagemill_harness::Error;

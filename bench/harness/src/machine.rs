@@ -1,4 +1,4 @@
-//! What the figures were taken on: processor, kernel, build; and where the measuring threads run.
+//! The machine that the figures were taken on: processor, kernel, build; and where the measuring threads run.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -17,7 +17,7 @@ pub struct Machine {
     pub build: String,
     /// Processors that this process may use, in ascending order.
     pub allowed: Vec<usize>,
-    /// Whether Pagemill keeps every frame's full state, which costs two stores a page.
+    /// Whether Pagemill keeps every frame's full state. That costs two stores a page.
     pub has_full_states: bool,
 }
 
@@ -45,12 +45,12 @@ impl Machine {
         }
     }
 
-    /// Where the tables with one thread run: the last processor, since the first takes most interrupts.
+    /// The processor for tables with one thread: the last one, since the first takes most interrupts.
     pub fn main_cpu(&self) -> usize {
         self.allowed.last().copied().unwrap_or(0)
     }
 
-    /// A second processor that does not share its core with [`Machine::main_cpu`], if there is one.
+    /// A second processor, on another core than [`Machine::main_cpu`] if there is one.
     pub fn second_cpu(&self) -> Option<usize> {
         let main = self.main_cpu();
         let siblings = core_siblings(main);
@@ -83,13 +83,13 @@ fn allowed_cpus() -> Vec<usize> {
     }
 }
 
-/// The processors of `cpu`'s core, itself included; empty where the system does not tell.
+/// The processors of `cpu`'s core, itself included; empty if the system does not tell.
 fn core_siblings(cpu: usize) -> Vec<usize> {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     fs::read_to_string(path).map(|list| parse_cpu_list(&list)).unwrap_or_default()
 }
 
-/// Reads the kernel's `0-2,5` notation; what can't be read is passed over.
+/// Reads the kernel's `0-2,5` notation, and skips parts that it can't read.
 fn parse_cpu_list(list: &str) -> Vec<usize> {
     let mut cpus = Vec::new();
     for part in list.trim().split(',') {
@@ -115,7 +115,7 @@ pub fn pin_to_all(cpus: &[usize]) -> rustix::io::Result<()> {
     sched_setaffinity(None, &set)
 }
 
-/// How often the calling thread has been stopped for another one so far.
+/// How often the system has preempted the calling thread so far.
 pub fn preemptions() -> i64 {
     // SAFETY: all zeros is a valid value of this plain structure.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -125,7 +125,7 @@ pub fn preemptions() -> i64 {
     usage.ru_nivcsw
 }
 
-/// Memory that could be had without swapping, in bytes, as the kernel estimates it.
+/// Memory that is available without swapping, in bytes, as the kernel estimates it.
 pub fn available_bytes() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find(|line| line.starts_with("MemAvailable:"))?;
@@ -133,8 +133,7 @@ pub fn available_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Bytes of the mappings that touch `addresses` which are in 2 MiB pages the system made by itself, as the kernel counts
-/// them.
+/// Bytes in transparent 2 MiB pages, as the kernel counts them, of the mappings that overlap `addresses`.
 pub fn huge_bytes(addresses: &Range<usize>) -> io::Result<usize> {
     Ok(huge_bytes_of(&fs::read_to_string("/proc/self/smaps")?, addresses))
 }
@@ -165,9 +164,9 @@ pub fn committed_pages(addresses: &Range<usize>) -> io::Result<usize> {
     }
 }
 
-/// Nanoseconds between two readings of the clock with nothing between them: the clock's own part of a stamped interval. A mean of
-/// many readings, since one has a coarser grain than what is subtracted; and the least of many such means over some time, since
-/// a neighbour that is busy for a few milliseconds would spoil every subtraction.
+/// Nanoseconds between two readings of the clock with nothing between them: the clock's own share of a measured
+/// interval. It is the mean of many pairs, since a single pair is too coarse, and the smallest of many such means over
+/// some time, since other work for a few milliseconds would spoil every subtraction.
 pub fn clock_overhead_ns() -> f64 {
     const READINGS: u32 = 2_000;
     let mut best = f64::INFINITY;
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_those_of_the_mappings_that_are_asked_about() {
+    fn huge_bytes_counts_only_the_given_mappings() {
         let smaps = "1000-3000 rw-p 00000000 00:00 0\nAnonHugePages:      2048 kB\n\
                      3000-5000 rw-p 00000000 00:00 0 [heap]\nRss: 8 kB\nAnonHugePages:      4096 kB\n";
         let at = |addresses| huge_bytes_of(smaps, &addresses) >> 20;
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_to_is_committed() {
+    fn written_pages_are_committed() {
         let mut pages = vec![0u8; 64 * 4096];
         let start = pages.as_ptr().expose_provenance().next_multiple_of(4096);
         pages.fill(1);

@@ -15,15 +15,15 @@ pub struct Published {
 /// One table, as its source has it.
 #[derive(Debug, Deserialize)]
 pub struct Table {
-    /// Its name here.
+    /// Its identifier.
     pub id: String,
     /// `published` by others, or `quoted` from a measurement made elsewhere.
     pub origin: String,
-    /// What it shows.
+    /// Its title.
     pub title: String,
-    /// Where it stands.
+    /// Where it was published.
     pub source: String,
-    /// What its figures count.
+    /// The unit of its figures.
     pub unit: String,
     /// Titles of its columns.
     pub columns: Vec<String>,
@@ -68,13 +68,13 @@ impl Published {
         self.tables.iter().find(|table| table.id == id)
     }
 
-    /// What was measured elsewhere for `name` in a cell such as `batch 64`.
+    /// The figure that was measured elsewhere for `name` in a cell such as `batch 64`.
     pub fn quoted(&self, name: &str, cell: &str) -> Option<String> {
         let tables = self.tables.iter().filter(|table| table.origin == "quoted");
         tables.filter_map(|table| table.find(name, cell)).next()
     }
 
-    /// Names and figures in that cell of whatever is no row here.
+    /// Names and figures in that cell, without the names that are rows here.
     pub fn quoted_others(&self, cell: &str, is_row: impl Fn(&str) -> bool) -> Vec<(String, String)> {
         let mut others = Vec::new();
         for table in self.tables.iter().filter(|table| table.origin == "quoted") {

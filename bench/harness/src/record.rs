@@ -1,4 +1,4 @@
-//! One result, and how it is written as a line of JSON.
+//! One result, and its line of JSON.
 
 use std::io::{self, Write};
 
@@ -22,32 +22,32 @@ pub struct Record {
     pub kind: Kind,
     /// The size: pages, slots or bytes, as the table says.
     pub n: usize,
-    /// `None` where the halves are not timed apart.
+    /// Allocating; `None` where the halves are not timed separately.
     pub alloc: Option<Spread>,
-    /// The other half.
+    /// Freeing.
     pub free: Option<Spread>,
     /// Both halves.
     pub total: Spread,
     /// Rounds.
     pub runs: usize,
-    /// The rounds themselves, in order: those of rows that took turns belong together.
+    /// The rounds, in order. Rounds at the same index of different rows were taken in the same turn.
     pub turns: Vec<Sample>,
-    /// Medians over the rounds of what half and 99 of 100 operations took at most, in microseconds; `crypt` over NBD alone.
+    /// The median over the rounds of the rounds' median latencies, in microseconds; only `crypt` over NBD has it.
     pub p50_us: Option<f64>,
-    /// See `p50_us`.
+    /// The same of the rounds' 99th percentiles.
     pub p99_us: Option<f64>,
-    /// 2 MiB frames free, in percent of the ideal; `churn` alone.
+    /// Free 2 MiB frames, in percent of the ideal; only `churn` has it.
     pub ideal_percent: Option<f64>,
-    /// Memory that a block takes, itself included; `dma` alone, and where it is known.
+    /// Bytes of memory for each block, itself included; only `dma` has it, where it is known.
     pub bytes_a_block: Option<f64>,
-    /// The order of the CPU's list, where a table has several and the row depends on it.
+    /// The order of the CPU's list, if the table has several and the row depends on it.
     pub order: Option<ListOrder>,
-    /// Random seed, where the order is random.
+    /// The random seed, if an order is random.
     pub seed: Option<u64>,
 }
 
 impl Record {
-    /// A record of a row's time, and nothing besides.
+    /// A record with a row's time, and nothing else.
     pub fn of(bench: &'static str, row: RowName, n: usize, total: Spread) -> Record {
         let (name, backend, kind) = row;
         Record {
@@ -70,7 +70,7 @@ impl Record {
         }
     }
 
-    /// MiB/s, for a table that moves data: `crypt` alone.
+    /// MiB/s, for a table that moves data; only `crypt` does.
     pub fn mib_per_s(&self) -> Option<f64> {
         self.bench.starts_with("crypt").then(|| mib_per_s(self.total.median))
     }
@@ -112,7 +112,7 @@ struct Line<'a> {
     kernel: &'a str,
 }
 
-/// Writes each record as one object on a line of its own. `min_ns` and `max_ns` are those of `total_ns`.
+/// Writes each record as one object on a line of its own. `min_ns` and `max_ns` belong to `total_ns`.
 pub fn write_json(out: &mut dyn Write, records: &[Record], machine: &Machine) -> io::Result<()> {
     for record in records {
         let line = Line {

@@ -1,4 +1,4 @@
-//! What reports are made of: plain tables within 80 columns, and credits of published figures.
+//! The parts of reports: plain tables within 80 columns, and credits of published figures.
 
 use std::io::{self, Write};
 
@@ -33,12 +33,12 @@ pub fn plain<S: AsRef<str>>(titles: &[S]) -> Table {
     table
 }
 
-/// Figures to the right from column `first` on.
+/// Aligns figures to the right from column `first` on.
 pub fn align(table: &mut Table, first: usize) {
     table.column_iter_mut().skip(first).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
 }
 
-/// Says so when other work got into the rounds.
+/// Warns when other work disturbed rounds.
 ///
 /// # Errors
 /// The writer's.
@@ -54,7 +54,7 @@ pub fn disturbance(out: &mut dyn Write, rounds: &Rounds) -> io::Result<()> {
     writeln!(out, "\n{}", wrap(&warning))
 }
 
-/// Breaks a line of words at 80 columns, continued lines indented.
+/// Breaks a line of words at 80 columns, and indents the continued lines.
 pub fn wrap(text: &str) -> String {
     let mut lines = String::new();
     let mut width = 0;

@@ -1,9 +1,9 @@
 //! Rounds of rows that take turns.
 //!
-//! Every cell of a table goes the same way. Its repetitions are doubled until a round is long enough, which warms the row. Then the
-//! rows take turns, one round each, beginning with another row every time, so that a disturbance hits neighbours rather than one
-//! row. A round in which the system stopped the measuring thread for another one is repeated, a few times at most, and counted if
-//! it stayed so.
+//! Every cell of a table is measured in the same way. The number of repetitions grows until a round is long enough,
+//! which also warms the row. Then the rows take turns, one round each. Each turn begins with another row, so that a
+//! disturbance hits several rows and not one. A round in which the system preempted the measuring thread is repeated, a
+//! few times at most. If it is preempted every time, it is counted as disturbed.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -22,9 +22,9 @@ use crate::stats::Spread;
 pub enum Kind {
     /// Pagemill itself.
     Ours,
-    /// What no list of pages can undercut.
+    /// A lower bound: no list of pages can be faster.
     Floor,
-    /// What a user would pick today.
+    /// What a user would choose today.
     Peer,
 }
 
@@ -39,14 +39,15 @@ impl Kind {
     }
 }
 
-/// The order of the free pages on a CPU's list, from which the next ones come.
+/// The order of the free pages on a CPU's list, from which the next pages come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListOrder {
     /// Freed in random order.
     Random,
-    /// Freed in the order in which they were taken, as a queue does: descending, since the list is a stack.
+    /// Freed in the order in which they were allocated, as a queue does. The list is a stack, so it is in descending
+    /// order.
     Fifo,
-    /// As the allocator's zone refills the list, ascending: the best case.
+    /// As the allocator's zone refills the list: ascending, the best case.
     InOrder,
 }
 
@@ -67,22 +68,22 @@ impl ListOrder {
 /// A row's name, its backend (`-` for others than Pagemill) and its kind.
 pub type RowName = (&'static str, &'static str, Kind);
 
-/// Why a row is absent from a table: shown, never silent.
+/// Why a row is absent from a table. The report shows it.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
 
-/// How much measuring.
+/// How long to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
     /// Rounds of each row.
     pub rounds: usize,
-    /// The least that a round of one row lasts.
+    /// The shortest duration of a round of one row.
     pub round: Duration,
 }
 
 impl Effort {
-    /// As a report has them.
+    /// The default.
     pub const FULL: Effort = Effort { rounds: 11, round: Duration::from_millis(1) };
     /// For a first look.
     pub const QUICK: Effort = Effort { rounds: 5, round: Duration::from_micros(200) };
@@ -91,7 +92,7 @@ impl Effort {
 /// How often a disturbed round is repeated.
 const RETRIES: usize = 4;
 
-/// The rounds of this run, and how many of them were disturbed to the last.
+/// The rounds of this run, and how many of them stayed disturbed.
 #[derive(Debug, Default)]
 pub struct Rounds {
     /// All of them.
@@ -102,7 +103,8 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// One round: `attempt`, which says whether it was disturbed, until it was not or patience ends.
+    /// Runs one round. `attempt` says whether it was disturbed; it is repeated until it was not, or until the retries
+    /// are used up.
     ///
     /// # Errors
     /// Those of `attempt`.
@@ -113,7 +115,7 @@ impl Rounds {
             if !is_disturbed {
                 return Ok(outcome);
             }
-            // On a machine that is busy throughout, repeating may at most double the work.
+            // On a busy machine repetitions may double the work, and not more.
             if self.repeated.get() >= self.all.get() {
                 self.disturbed.set(self.disturbed.get() + 1);
                 return Ok(outcome);
@@ -129,15 +131,15 @@ impl Rounds {
 /// What every table needs to know of this run.
 #[derive(Debug)]
 pub struct Run<'a> {
-    /// Where it is.
+    /// The machine that it runs on.
     pub machine: &'a Machine,
     /// The file of the program `pagemill`.
     pub program: &'a Path,
-    /// How much measuring.
+    /// How long to measure.
     pub effort: Effort,
-    /// Is anything but Pagemill asked for?
+    /// Whether rows other than Pagemill's were asked for.
     pub is_compared: bool,
-    /// The backend that an allocator has here when nobody says which.
+    /// The backend that an allocator has here by default.
     pub backend: &'static str,
     /// What a pair of clock readings costs, in nanoseconds.
     pub clock_ns: f64,
@@ -152,7 +154,7 @@ pub struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// A run that is shown to nobody, for tests.
+    /// A run without a progress bar, for tests.
     pub fn for_test(machine: &Machine, effort: Effort) -> Run<'_> {
         Run {
             machine,
@@ -177,7 +179,7 @@ impl Run<'_> {
     }
 }
 
-/// Time in the two halves of a loop, clock included.
+/// Time in the two halves of a loop, the clock's own time included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Parts {
     /// Taking.
@@ -189,7 +191,7 @@ pub struct Parts {
 /// One round of one row, in nanoseconds a page.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
-    /// Taking, where the halves are timed apart.
+    /// Allocating, where the halves are timed separately.
     pub alloc: Option<f64>,
     /// Giving back.
     pub free: Option<f64>,
@@ -198,12 +200,12 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Of a round whose halves were not timed apart.
+    /// A round whose halves were not timed separately.
     pub fn whole(total: f64) -> Sample {
         Sample { alloc: None, free: None, total }
     }
 
-    /// From the halves of a stamped loop, less what the clock cost in each.
+    /// From the halves of a loop with clock readings inside, less the clock's own cost in each half.
     pub fn from_parts(parts: Parts, n: usize, reps: usize, clock_ns: f64) -> Sample {
         let half = |time: Duration| ((time.as_nanos() as f64 - clock_ns * reps as f64) / (n * reps) as f64).max(0.0);
         let (alloc, free) = (half(parts.alloc), half(parts.free));
@@ -211,7 +213,7 @@ impl Sample {
     }
 }
 
-/// The figures of one cell, as its rounds came in.
+/// The figures of one cell, in the order of its rounds.
 #[derive(Debug, Clone)]
 pub struct CellSamples {
     /// The table, or the part of it.
@@ -236,7 +238,7 @@ impl CellSamples {
         CellSamples { bench, row, n, samples: Vec::new(), latencies_us: Vec::new(), order: None, seed: None }
     }
 
-    /// What is shown of it; `None` without a sample.
+    /// Its summary; `None` without a sample.
     pub fn record(self) -> Option<Record> {
         let column =
             |pick: fn(&Sample) -> Option<f64>| Spread::of(&self.samples.iter().filter_map(pick).collect::<Vec<f64>>());
@@ -258,15 +260,16 @@ impl CellSamples {
         })
     }
 
-    /// The error of a row that did not do what it must.
+    /// The error for a row that handed out wrong pages.
     pub fn flawed(&self, flaw: impl Display) -> Error {
         let (name, backend, _) = self.row;
         Error::Row { bench: self.bench, name, backend, n: self.n, flaw: flaw.to_string() }
     }
 }
 
-/// One cell of each of these, all the way: proved, repeated until a round is long enough, timed in turns, proved again.
-/// `round` gives a round's figures, and how long it took without what is not timed. A round has `least` repetitions or more.
+/// Measures one cell of each entrant: verifies it, finds how many repetitions a round needs, times rounds in turns, and
+/// verifies it again. `round` returns a round's figures and its duration without the untimed parts. A round has at
+/// least `least` repetitions.
 ///
 /// # Errors
 /// A row that did not do what it must.
@@ -293,8 +296,8 @@ pub fn measured<E, F: Display>(
     Ok(cells.into_iter().filter_map(CellSamples::record).collect())
 }
 
-/// Rounds in turns: one of each cell, beginning with another one every time. `round` makes one of the cell at a place,
-/// of so many repetitions.
+/// Rounds in turns: one of each cell, each turn beginning with another cell. `round` gets a cell's index and the number
+/// of repetitions.
 ///
 /// # Errors
 /// A row that did not do what it must.
@@ -314,7 +317,7 @@ pub fn take_turns<F: Display>(
     Ok(())
 }
 
-/// One round of one cell, of so many repetitions.
+/// One round of one cell, of `reps` repetitions.
 ///
 /// # Errors
 /// A row that did not do what it must.
@@ -324,7 +327,7 @@ pub fn take_turn<F: Display>(
     reps: usize,
     mut round: impl FnMut(usize) -> Result<Sample, F>,
 ) -> Result<(), Error> {
-    // The neighbour's round left the caches cold; a sixteenth of a round warms them again.
+    // The previous row's round left the caches cold. A sixteenth of a round warms them again.
     if reps > 1 {
         round(reps / 16 + 1).map_err(|flaw| cell.flawed(flaw))?;
     }
@@ -336,7 +339,7 @@ pub fn take_turn<F: Display>(
     Ok(())
 }
 
-/// Repeats what takes a time until a round is long enough; gives the repetitions of a round.
+/// Grows the number of repetitions until a round is long enough, and returns it.
 ///
 /// # Errors
 /// Those of `repeat`.
@@ -351,7 +354,7 @@ pub fn enough<F>(round: Duration, mut repeat: impl FnMut(usize) -> Result<Durati
     }
 }
 
-/// Repetitions after `reps` took `elapsed`: enough for a round, at most sixteen times as many.
+/// Repetitions to try after `reps` took `elapsed`: enough for a round, at most sixteen times as many.
 pub fn scale(reps: usize, elapsed: Duration, round: Duration) -> usize {
     let factor = round.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
     ((reps as f64 * factor.clamp(1.0, 16.0) * 1.05).ceil() as usize).max(reps + 1)
@@ -362,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_is_subtracted_from_each_half_and_never_below_nothing() {
+    fn clock_cost_is_subtracted_but_never_below_zero() {
         let parts = Parts { alloc: Duration::from_nanos(1000), free: Duration::from_nanos(150) };
         let sample = Sample::from_parts(parts, 4, 10, 20.0);
         assert_eq!(sample, Sample { alloc: Some(20.0), free: Some(0.0), total: 20.0 });

@@ -25,8 +25,8 @@ impl Spread {
     }
 }
 
-/// An interval that has the true median, by the sign test, which assumes nothing about how turns are spread; and how sure that is.
-/// Too few turns for 95 % give the widest interval that there is.
+/// A confidence interval for the median, by the sign test, which assumes nothing about the distribution of turns. With
+/// too few turns for 95 % it is the widest interval there is; `sure` is its confidence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
     /// Its lower end, which is one of the figures.
@@ -43,8 +43,8 @@ impl Interval {
         let mut sorted = figures.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
         let len = sorted.len();
-        // Outside of the interval that leaves out `k` on each side with the chance that at most `k` of `len` coins fall
-        // on one side, or on the other.
+        // The median lies outside of the interval that leaves out `k` turns on each side with the chance that of `len`
+        // coins at most `k` show heads, or at most `k` show tails.
         let (mut term, mut beyond) = (0.5f64.powi(i32::try_from(len).ok()?), 0.0);
         let mut found = None;
         for k in 0..len.div_ceil(2) {
@@ -84,7 +84,7 @@ mod tests {
         let turns = |n: u32| (1..=n).map(f64::from).collect::<Vec<_>>();
         let of = |n| Interval::of(&turns(n)).unwrap();
         assert_eq!(Interval::of(&[]), None);
-        // Two coins of three fall alike in any case: one turn, or two, say nothing or half of it.
+        // One turn says nothing about the median, and three say it with 75 %.
         assert_eq!(of(1), Interval { low: 1.0, high: 1.0, sure: 0.0 });
         assert_eq!(of(3), Interval { low: 1.0, high: 3.0, sure: 0.75 });
         assert_eq!(of(6), Interval { low: 1.0, high: 6.0, sure: 1.0 - 2.0 / 64.0 });

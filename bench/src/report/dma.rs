@@ -1,4 +1,4 @@
-//! The table `dma`: medians by size beside what was published, their spread, memory, and requests in flight.
+//! The table `dma`: medians by size beside published figures, their spread, memory, and requests in flight.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use crate::rows::dma::Shape;
 use crate::stats::{Spread, short};
 use crate::tables::dma::{REQUESTS, REQUESTS_CPU, SELF_TEST, SHAPES, SHUFFLED, WRITTEN};
 
-/// The published self test: its columns, and how often it takes all blocks.
+/// The published self test: its columns, and how often it allocates all blocks.
 const PUBLISHED: &str = "dma-pool-2023";
 pub(crate) const PUBLISHED_COLUMNS: [&str; 2] = ["list of pages, scanned", "one stack of blocks"];
 const PUBLISHED_ROUNDS: usize = 100;
@@ -98,13 +98,13 @@ fn spread(total: &Spread) -> String {
     format!("{}-{}", short(total.min), short(total.max))
 }
 
-/// What was published for a size, as nanoseconds a block: the source has the microseconds of all rounds.
+/// The published figure for a size, as nanoseconds a block. The source has the microseconds of all rounds.
 pub(crate) fn published_ns(published: &Published, column: &str, shape: Shape) -> Option<f64> {
     let us: f64 = published.table(PUBLISHED)?.number(shape.bytes, column)?;
     Some(us * 1000.0 / (shape.blocks * PUBLISHED_ROUNDS) as f64)
 }
 
-/// What was measured elsewhere, by row.
+/// Figures that were measured elsewhere, by row.
 fn quoted(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
     let mut lines: Vec<(String, Vec<String>)> = Vec::new();
     for shape in SHAPES {
@@ -167,7 +167,7 @@ mod tests {
     use crate::record::example as record;
 
     #[test]
-    fn sizes_stand_beside_what_was_published_in_80_columns() {
+    fn dma_sizes_stand_beside_published_figures_in_80_columns() {
         let mut records = Vec::new();
         for shape in SHAPES {
             records.push(record(SELF_TEST, "dma-single", Kind::Ours, shape.bytes, 4.5));

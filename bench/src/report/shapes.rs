@@ -8,7 +8,7 @@ use crate::stats::{Spread, short};
 use crate::tables::holes::{PLACES, SLOTS};
 use crate::tables::orders::{MANY, ONE, ORDERS, WORN, WORN_ORDERS};
 
-/// Which of a record's figures is shown.
+/// The figure of a record that is shown.
 type Pick = fn(&Record) -> Option<Spread>;
 
 /// Nanoseconds a page, filling and bulk free, by the slots of the array; a block of lines for each place of the holes.
@@ -61,7 +61,7 @@ fn shown(figure: Option<Spread>) -> String {
     figure.map_or("n/a".to_owned(), |spread| short(spread.median))
 }
 
-/// Finds the place of a row's record with a given `n`, and makes the cells of its line from that.
+/// Makes the cells of a row's line. It is given a function that finds the row's record with a given `n`.
 type Line<'a> = dyn Fn(&dyn Fn(usize) -> Option<usize>) -> Vec<String> + 'a;
 
 /// One part of a table: a line for each of its rows.

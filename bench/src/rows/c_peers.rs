@@ -1,7 +1,8 @@
-//! Peers in C and C++: the general allocators, each asked for memory that is aligned to its size: 4096 bytes, as a program
-//! that needs pages asks them today, and blocks in the tables `dma` and `orders`. None has a bulk interface for aligned objects.
+//! Peers in C and C++: general allocators, each asked for memory that is aligned to its size. That is 4096 bytes, as a
+//! program that needs pages would ask today, or a block's size in the tables `dma` and `orders`. None has a bulk
+//! interface for aligned objects.
 //!
-//! Each with the settings that suit this work best: nothing is given back to the system while it is measured.
+//! Each has the settings that suit this work best: no memory goes back to the system while it is measured.
 
 use std::ptr::NonNull;
 use std::sync::Once;
@@ -18,19 +19,19 @@ trait General: Sized + 'static {
     /// The rows' name.
     const NAME: &'static str;
 
-    /// Puts its settings in force, or says why it can't be measured.
+    /// Applies its settings, or says why it can't be measured.
     fn prepare() -> Result<(), Unavailable>;
 
-    /// For so many bytes, a power of two, aligned to as many.
+    /// For memory of `bytes`, a power of two, aligned to its size.
     fn of(bytes: usize) -> Self;
 
     /// Such memory; null if there is none.
     fn allocate(&mut self) -> *mut u8;
 
-    /// Takes back what `allocate` handed out, of this or of another one of the same size.
+    /// Frees memory that `allocate` of an instance with the same size handed out.
     ///
     /// # Safety
-    /// It did, and this has not been called with it since.
+    /// It did, and the memory has not been freed since.
     unsafe fn free(&mut self, memory: *mut u8);
 }
 
@@ -66,7 +67,7 @@ impl<G: General> OneBlock for G {
     }
 }
 
-/// A row for each of them that is in this build.
+/// A row for each of these allocators that is in this build.
 macro_rules! of_each {
     ($row:ident) => {
         vec![
@@ -119,8 +120,8 @@ fn block_row<G: General>() -> BlockRow {
     })
 }
 
-/// These keep headers in or between the pages, so that each page costs real memory although no user touches it:
-/// two pages each, as glibc's aligned objects take.
+/// These allocators keep headers in or between the pages, so that each page costs real memory although no user touches
+/// it: two pages each, as glibc's aligned objects do.
 fn check_memory(need: Need) -> Result<(), Unavailable> {
     let wanted = 2 * (need.pages * PAGE_BYTES) as u64;
     match crate::machine::available_bytes() {
@@ -138,7 +139,7 @@ struct Glibc {
 impl General for Glibc {
     const NAME: &'static str = "glibc";
 
-    /// Has it keep its heap: never trimmed, and not mapped piece by piece.
+    /// Makes glibc keep its heap: it is never trimmed, and pieces are not mapped separately.
     fn prepare() -> Result<(), Unavailable> {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
@@ -172,8 +173,8 @@ impl General for Glibc {
 
 impl Drop for Glibc {
     fn drop(&mut self) {
-        // What a table over 4 GiB left is the next row's.
-        // SAFETY: gives free memory back to the system; nothing else changes.
+        // After a table over 4 GiB the next row needs the memory. SAFETY: gives free memory back to the system; nothing
+        // else changes.
         unsafe { libc::malloc_trim(0) };
     }
 }
@@ -199,7 +200,7 @@ mod mimalloc {
     impl General for Mimalloc {
         const NAME: &'static str = "mimalloc";
 
-        /// Has it never give memory back: a negative purge delay, in mimalloc's words.
+        /// Makes it never return memory: a negative purge delay, in mimalloc's words.
         fn prepare() -> Result<(), Unavailable> {
             static ONCE: Once = Once::new();
             ONCE.call_once(|| {
@@ -269,10 +270,10 @@ mod jemalloc {
         }
     }
 
-    /// Slots of a thread's cache for each size, the most that jemalloc allows. The *least* number decides: a slab
-    /// holds one object of 4096 bytes, and a cache is a multiple of that, or the least (20 unless it is said).
+    /// Slots of a thread's cache for each size, the most that jemalloc allows. The *minimum* decides: a slab holds one
+    /// object of 4096 bytes, and a cache has a multiple of that, or the minimum (20 by default).
     const CACHED: u32 = 2048;
-    /// Bytes between two clearings of the cache, which by default come every 16 pages: practically never.
+    /// Bytes between two clearings of the cache: practically never. By default it is cleared every 16 pages.
     const CLEARED_AFTER: usize = 1 << 40;
 
     /// Jemalloc's start-up options, which it reads through this symbol: free memory never decays, and a thread's
@@ -325,8 +326,8 @@ mod snmalloc {
     impl General for Snmalloc {
         const NAME: &'static str = "snmalloc";
 
-        /// Its build script leaves the assertions in unless `NDEBUG` comes from outside, as `.cargo/config.toml` gives it.
-        /// A figure with them would be slower than what users get.
+        /// Its build script keeps the assertions unless `NDEBUG` comes from outside; `.cargo/config.toml` sets it. With
+        /// assertions it would be slower than what users get.
         fn prepare() -> Result<(), Unavailable> {
             if env!("BENCH_CXXFLAGS").contains("-DNDEBUG") {
                 return Ok(());

@@ -12,7 +12,7 @@ use crate::rows::stock::{Addr, Stock};
 use crate::rows::{Kind, Need, Row, Site, Unavailable};
 use crate::subject::{PAGE_BYTES, Subject};
 
-/// Pages beyond those needed: what the caches of a few threads may hold, 768 each.
+/// Pages beyond those needed, for the caches of a few threads, 768 each.
 const SLACK_PAGES: usize = 4096;
 
 #[repr(C)]
@@ -67,7 +67,7 @@ fn pool_of(pages: usize) -> Result<Arc<Pool>, Unavailable> {
     Ok(Arc::new(Pool::new(pages + SLACK_PAGES)?))
 }
 
-/// Its rows of the table `dma`: blocks as DPDK lays them out, one by one and 64 a call.
+/// Its rows of the table `dma`: blocks in DPDK's layout, one by one and 64 a call.
 pub(super) fn block_rows() -> Vec<BlockRow> {
     let row = |name, is_bulk| {
         let open = move |shape: Shape| {
@@ -79,7 +79,7 @@ pub(super) fn block_rows() -> Vec<BlockRow> {
     vec![row("rte-mempool", false), row("rte-mempool-bulk", true)]
 }
 
-/// Starts DPDK's environment once in a process, which is as often as it allows.
+/// Starts DPDK's environment, which can be started once in a process.
 fn start() -> Result<(), Unavailable> {
     static STARTED: OnceLock<c_int> = OnceLock::new();
     let rc = *STARTED.get_or_init(|| {
@@ -129,7 +129,7 @@ impl Pool {
 }
 
 impl Pool {
-    /// Of blocks, and what the cache of a thread may hold besides.
+    /// A pool of blocks, with as many more as a thread's cache may hold.
     fn of_blocks(shape: Shape) -> Result<Pool, Unavailable> {
         let mut raw = RawPool { pool: ptr::null_mut(), memory: ptr::null_mut(), bytes: 0 };
         let count = (shape.blocks + 1024) as c_uint;
@@ -148,7 +148,7 @@ impl Drop for Pool {
     }
 }
 
-/// The calling thread's number in DPDK, given back when dropped if it was taken here.
+/// The calling thread's number in DPDK. Dropping it gives the number back, if it was taken here.
 struct Seat {
     is_ours: bool,
 }

@@ -1,7 +1,7 @@
-//! The floors: what moving a page's address costs when nothing is managed.
+//! The floors: the cost of moving a page's address when nothing is managed.
 //!
-//! - `memcpy`: copies N words from one array to another, once; putting back is nothing. No list that hands out N
-//!   addresses can undercut it.
+//! - `memcpy`: copies N words from one array to another, once; freeing does nothing. No list that hands out N addresses
+//!   can be faster.
 //! - `tls-vec`: a thread-local `Vec` of addresses; push and pop for one page, `extend_from_slice` and
 //!   `truncate` for more.
 //! - `tls-refcell`: the same in a `RefCell`, as a program without `unsafe` writes it.
@@ -82,19 +82,19 @@ thread_local! {
     static CHECKED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// How a thread gets at its stock.
+/// How a thread accesses its stock.
 trait Lend {
     fn with<R>(body: impl FnOnce(&mut Vec<usize>) -> R) -> R;
 }
 
-/// Without `RefCell`'s flag, which is written four times a page: a floor has no more to do than it must.
+/// Without `RefCell`'s flag, which would be written four times a page.
 struct Raw;
 
 impl Lend for Raw {
     #[inline]
     fn with<R>(body: impl FnOnce(&mut Vec<usize>) -> R) -> R {
-        // Nothing but the address comes out of `with`, so that the compiler has no reason to call it: it did in some
-        // builds, and a page cost 4.6 ns instead of 2.3.
+        // Only the address comes out of `with`, so that the compiler inlines it. In some builds it did not, and a page
+        // cost 4.6 ns instead of 2.3.
         let stock = RAW.with(UnsafeCell::get);
         // SAFETY: the stock is this thread's own, and no body in this file lends it again inside of itself.
         body(unsafe { &mut *stock })
@@ -174,7 +174,7 @@ impl<L: Lend> Subject for TlsVec<L> {
     fn accept(&mut self, _words: &[usize]) {}
 }
 
-/// Hands over the same words again and again: what crossing costs when nothing is allocated.
+/// Hands over the same words again and again: the cost of handing over when nothing is allocated.
 pub(crate) struct Baton;
 
 impl Subject for Baton {
@@ -202,7 +202,7 @@ impl Subject for Baton {
 
     #[inline]
     fn accept(&mut self, words: &[usize]) {
-        // Reads every word, as whoever frees pages must.
+        // Reads every word, as a row that frees pages must.
         std::hint::black_box(words.iter().fold(0, |sum: usize, &word| sum.wrapping_add(word)));
     }
 }

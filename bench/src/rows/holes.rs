@@ -1,6 +1,6 @@
-//! Rows of the table `holes`: an array of which some pages leave, go back in random order, and are replaced.
+//! Rows of the table `holes`: some pages of an array leave it, are freed in random order, and are replaced.
 //!
-//! [`Lane`] is the object-safe face of the timed loop over a [`Stock`], compiled for each.
+//! [`Lane`] is the object-safe interface to the timed loop, which is compiled for each [`Stock`].
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -15,18 +15,19 @@ use crate::tables::churn::pick_to_the_end;
 /// The most pages that leave at once.
 pub(crate) const HOLES_MOST: usize = 64;
 
-/// Which slots are left empty.
+/// Which slots become holes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Places {
     Random,
     First,
     Last,
-    /// As far from each other as they can be.
+    /// As far apart as they can be.
     Spread,
 }
 
 impl Places {
-    /// Puts `k` of the slots' numbers at the end of `slots`, which has all of them in some order, and gives these.
+    /// Moves the numbers of `k` slots to the end of `slots`, which has the numbers of all slots in some order, and
+    /// returns them.
     fn pick<'a>(self, slots: &'a mut [usize], k: usize, rng: &mut fastrand::Rng) -> &'a [usize] {
         let len = slots.len();
         if self == Places::Random {
@@ -46,11 +47,11 @@ impl Places {
 
 /// The timed loop over a stock.
 pub(crate) trait Lane {
-    /// Frees all pages, fills the array, and proves that it has distinct, aligned pages.
+    /// Frees all pages, fills the array, and checks that its pages are distinct and aligned.
     fn verify(&mut self) -> Result<(), Flaw>;
 
-    /// `reps` times: 1 to [`HOLES_MOST`] pages leave, are freed, and are replaced. Both in bulk, with a clock around each;
-    /// what leaves, and in which order, is decided untimed. Also gives how many pages that were.
+    /// `reps` times: 1 to [`HOLES_MOST`] pages leave, are freed in bulk, and are replaced in bulk. Freeing and
+    /// replacing are timed; choosing and shuffling the pages is not. Also returns how many pages left.
     fn rounds(&mut self, places: Places, reps: usize, rng: &mut fastrand::Rng) -> Result<(Parts, usize), Flaw>;
 }
 
@@ -83,7 +84,7 @@ pub(crate) fn rows() -> Vec<HoleRow> {
     rows
 }
 
-/// A stock, and the array that it fills.
+/// A stock and the array that it fills.
 struct Held<S: Stock> {
     stock: S,
     slots: Vec<Option<S::Page>>,
@@ -155,7 +156,7 @@ mod tests {
     use crate::rows::stock::Addr;
 
     #[test]
-    fn holes_are_where_they_are_said_to_be() {
+    fn places_pick_first_last_spread_or_random_slots() {
         let mut rng = fastrand::Rng::with_seed(1);
         let mut pick = |places: Places, k: usize| {
             let mut slots: Vec<usize> = (0..256).collect();
@@ -176,7 +177,7 @@ mod tests {
         assert!(seen.iter().all(|seen| *seen), "any slot may be one");
     }
 
-    /// Notes the holes that it was asked to fill, and the order of the pages that it got back.
+    /// Records the holes that it was asked to fill, and the order of the pages that it got back.
     struct Noted {
         next: usize,
         holes: Vec<Vec<usize>>,
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_is_freed_in_no_order_and_its_slots_are_filled() {
+    fn pages_are_freed_in_random_order_and_their_slots_refilled() {
         for places in [Places::Random, Places::First, Places::Last, Places::Spread] {
             let mut held = Held::new(Noted { next: 0, holes: Vec::new(), gone: Vec::new() }, 259);
             held.verify().unwrap();

@@ -1,5 +1,5 @@
-//! Pagemill's pool with a reserve: one page a call, the array form and the callback form, over an allocator that has
-//! pages and over one that has none left, so that every page comes from the reserve.
+//! Pagemill's pool with a reserve: one page a call, the array form and the callback form. Once over an allocator that
+//! has pages, and once over one that has none left, so that every page comes from the reserve.
 
 use pagemill::{Allocator, Bulk, Gfp, Mempool, Page, PageList, PageSource};
 
@@ -12,7 +12,7 @@ pub(crate) const POOL_PAGES: usize = 256;
 
 pub(crate) type Pool = Mempool<PageSource<Page>>;
 
-/// The rows, each with the part of the table that it belongs to.
+/// The rows, each with its part of the table.
 pub(crate) fn rows() -> Vec<(&'static str, Row)> {
     const FORMS: [(&str, Form); 3] =
         [("mempool-single", Form::Single), ("mempool-array", Form::Array), ("mempool-callback", Form::Callback)];
@@ -22,7 +22,7 @@ pub(crate) fn rows() -> Vec<(&'static str, Row)> {
             for (name, form) in FORMS {
                 let open = move |_| {
                     let (allocator, pool, rest) = pool(backend, is_dry)?;
-                    // One thread measures: whoever asks first has it.
+                    // One thread measures, so there is one runner.
                     let ready = std::sync::Mutex::new(Some(Pooled::new(form, pool, rest)));
                     let site: Site = Box::new(move |_| {
                         let _stays = &allocator;
@@ -38,7 +38,7 @@ pub(crate) fn rows() -> Vec<(&'static str, Row)> {
     rows
 }
 
-/// A pool with a full reserve; with `is_dry` its allocator has nothing besides.
+/// A pool with a full reserve; with `is_dry` its allocator has no other pages.
 pub(crate) fn pool(backend: pagemill::Backend, is_dry: bool) -> Result<(Allocator, Pool, PageList), Unavailable> {
     let pages = POOL_PAGES + SPARE_PAGES;
     let allocator = Allocator::builder().pages(pages).backend(backend).build().map_err(refused)?;
@@ -120,7 +120,7 @@ impl Subject for Pooled {
         n <= POOL_PAGES
     }
 
-    /// A page of a pool is its own thread's here: the table asks for nothing else.
+    /// The table has one thread.
     fn hands_over(&self) -> bool {
         false
     }

@@ -1,9 +1,9 @@
-//! Rows of the table `mixed`: a program with two threads, each of which has requests of mixed sizes under way, ends them at
-//! random, and lets the other thread free the pages of some.
+//! Rows of the table `mixed`: a program with two threads. Each thread has requests of mixed sizes under way, ends them
+//! at random, and lets the other thread free the pages of some.
 //!
-//! A [`Desk`] is one thread's part, over a [`Stock`]; [`Day`] is its object-safe face. What a desk does is written down
-//! beforehand, in a script of [`Step`]s, so that no time goes into choosing. Nobody waits for the other thread without
-//! taking up what it sent: I1: whoever finds the ring full empties its own, and so does who is through first.
+//! A [`Desk`] is one thread's part, over a [`Stock`]; [`Day`] is its object-safe interface. A desk follows a script of
+//! [`Step`]s that is made beforehand, so that no time goes into choosing. I1: a thread that waits for the other one
+//! keeps freeing the pages that the other one sent: when the ring is full, and at the end.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::rows::stock::{InBulk, Listed, Locked, Singly, Stock};
 use crate::rows::{Kind, Row, Unavailable, c_peers};
 use crate::subject::Flaw;
 
-/// How many of 100 requests have so many pages: the block sizes of JEDEC's enterprise workload for solid-state drives
-/// (JESD219), rounded up to pages.
+/// Percent of requests, and the pages that each of them has: the block sizes of JEDEC's enterprise workload for
+/// solid-state drives (JESD219), rounded up to pages.
 pub(crate) const MIX: [(usize, usize); 5] = [(77, 1), (10, 2), (7, 4), (3, 8), (3, 16)];
 
 /// Pages of the largest request.
@@ -26,26 +26,26 @@ pub(super) const REQUEST_MOST: usize = MIX[MIX.len() - 1].1;
 /// Requests that a thread has under way.
 pub(crate) const REQUESTS: usize = 1024;
 
-/// Of 100 requests, how many have their pages freed by the other thread.
+/// Percent of requests whose pages the other thread frees.
 pub(crate) const SENT_PERCENT: usize = 30;
 
 /// Steps of a script.
 pub(crate) const SCRIPT_STEPS: usize = 8192;
 
-/// Pages that may be on the way to one thread.
+/// Pages that the ring to one thread can hold.
 const RING_PAGES: usize = 4096;
 
-/// Pages that are freed at once of those that the other thread sent.
+/// Pages of the other thread that are freed at once.
 const TAKEN_UP: usize = 64;
 
-/// Pages that both threads may have, all requests being the largest.
+/// Pages that both threads need if all requests are the largest.
 pub(crate) const DAY_PAGES: usize = 2 * (REQUESTS * REQUEST_MOST + RING_PAGES);
 
-/// The request at a place ends, and a new one begins there.
+/// The request at a place ends, and a new one begins in its place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step {
     place: u16,
-    /// Of the new request.
+    /// Pages of the new request.
     pages: u8,
     /// Whether the other thread frees the pages of the old one.
     is_sent: bool,
@@ -71,28 +71,28 @@ fn script(seed: u64) -> Vec<Step> {
 pub(crate) struct Done {
     pub(crate) start: Instant,
     pub(crate) end: Instant,
-    /// Pages that were taken, and those of them that went to the other thread.
+    /// Pages that were allocated, and pages that were sent to the other thread.
     pub(crate) pages: usize,
     pub(crate) sent: usize,
 }
 
 /// One thread's part.
 pub(crate) trait Day {
-    /// So many steps. `through` counts the threads that are through with theirs.
+    /// Makes `steps` steps. `through` counts the threads that have finished theirs.
     fn steps(&mut self, steps: usize, through: &AtomicUsize) -> Result<Done, Flaw>;
 
-    /// Where the pages of the requests under way are.
+    /// The addresses of the pages of the requests under way.
     fn held(&self) -> Vec<usize>;
 }
 
-/// Makes a thread's part in that thread.
+/// Makes each thread's part, in that thread.
 pub(crate) type Desks = [Box<dyn FnOnce() -> Box<dyn Day> + Send>; 2];
 
 /// A row of the table, opened with a seed.
 pub(crate) type DayRow = Row<u64, Desks>;
 
 impl DayRow {
-    /// `open` gives what makes each thread's stock.
+    /// `open` returns a function that makes a thread's stock.
     pub(super) fn of_stocks<S, M>(
         name: &'static str,
         kind: Kind,
@@ -153,7 +153,7 @@ pub(crate) fn rows() -> Vec<DayRow> {
 
 struct Desk<S: Stock> {
     stock: S,
-    /// The slots of each request, and how many of them are its own.
+    /// The slots of all requests, and how many of its slots each request uses.
     slots: Vec<Option<S::Page>>,
     lens: Vec<u8>,
     outbox: rtrb::Producer<Option<S::Page>>,
@@ -173,7 +173,7 @@ impl<S: Stock> Desk<S> {
         Desk { stock, slots, lens: vec![0; REQUESTS], outbox, inbox, script: script(seed), next: 0 }
     }
 
-    /// Frees some of what the other thread sent.
+    /// Frees some of the pages that the other thread sent.
     #[inline]
     fn take_up(&mut self) {
         let Ok(mut chunk) = self.inbox.read_chunk(self.inbox.slots().min(TAKEN_UP)) else { return };
@@ -184,7 +184,7 @@ impl<S: Stock> Desk<S> {
         chunk.commit_all();
     }
 
-    /// Sends the pages of these slots to the other thread, if that is there.
+    /// Sends the pages of these slots to the other thread, or frees them if it is gone.
     #[inline]
     fn send(&mut self, first: usize, len: usize) {
         loop {
@@ -200,7 +200,7 @@ impl<S: Stock> Desk<S> {
         }
     }
 
-    /// One step: how many pages were sent, and how many taken; none if there were fewer.
+    /// One step. Returns how many pages were sent, and how many were allocated; `None` if there were too few.
     #[inline]
     fn step(&mut self) -> Option<(usize, usize)> {
         let step = self.script[self.next % SCRIPT_STEPS];
@@ -231,7 +231,8 @@ impl<S: Stock> Day for Desk<S> {
                 None => is_complete = false,
             }
         }
-        // AcqRel and Acquire pair with each other: whoever sees the other one through sees all that it sent.
+        // AcqRel and Acquire pair with each other: a thread that sees the other one finished also sees all pages that
+        // it sent.
         through.fetch_add(1, Ordering::AcqRel);
         while through.load(Ordering::Acquire) < 2 && !self.outbox.is_abandoned() {
             self.take_up();
@@ -284,9 +285,9 @@ mod tests {
         assert!(places.len() > REQUESTS * 99 / 100, "any request may end");
     }
 
-    /// Both parts of each row: the other thread frees its share, and nobody has a page twice.
+    /// The other thread frees its share, and no page is held twice.
     #[test]
-    fn both_threads_have_pages_of_their_own_and_free_each_others() {
+    fn threads_free_each_others_pages_and_never_share_one() {
         for row in rows() {
             let told = |what: String| -> ! { panic!("{} {}: {what}", row.name, row.backend) };
             let desks = match (row.open)(5) {
@@ -302,7 +303,7 @@ mod tests {
                     scope.spawn(|| {
                         let mut day = desk();
                         let done = day.steps(3 * SCRIPT_STEPS, &through);
-                        // Looked at before either is dropped.
+                        // Both are read before either is dropped.
                         through.fetch_add(1, Ordering::AcqRel);
                         let held = day.held();
                         while through.load(Ordering::Acquire) < 4 {

@@ -1,6 +1,6 @@
 //! The catalogue: every row that a table can have, in the order in which tables show them.
 //!
-//! A row is opened once a table, for as many pages as the table needs. What comes out is the part that threads share
+//! A row is opened once for each table, for as many pages as the table needs. That makes the part that threads share
 //! (an allocator, a pool); each measuring thread then makes its own [`Runner`] from it.
 
 mod c_peers;
@@ -30,18 +30,18 @@ pub(crate) use pagemill::{
 pub(crate) use rust_peers::churn_row as buddy_churn_row;
 pub(crate) use touch::{TouchRow, Written, rows as touch_rows};
 
-/// How much a table asks of a row.
+/// What a table needs of a row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
-    /// Most pages out at once, all threads together.
+    /// The most pages that are allocated at once, all threads together.
     pub(crate) pages: usize,
 }
 
-/// The part of a row that threads share. Makes a runner that holds at most the given number of pages.
+/// The part of a row that threads share. It makes a runner that holds at most the given number of pages.
 pub(crate) type Site = Box<dyn Fn(usize) -> Box<dyn Runner> + Send + Sync>;
 
-/// One row of a table. `open` makes what is measured, for as much as the table needs; tables that are not about pages that
-/// one thread takes and puts back have other needs, and other things to measure.
+/// One row of a table. `open` makes the subject that is measured, from what the table needs. The type parameters are
+/// for tables with other needs and other subjects than pages that one thread allocates and frees.
 pub(crate) struct Row<N = Need, O = Site> {
     pub(crate) name: &'static str,
     /// Pagemill's per-CPU backend, or `-`.
@@ -63,7 +63,7 @@ impl<N, O> Row<N, O> {
         (self.name, self.backend, self.kind)
     }
 
-    /// Pagemill's, on that backend.
+    /// A row of Pagemill's, on that backend.
     pub(crate) fn on(self, backend: &'static str) -> Self {
         Row { backend, kind: Kind::Ours, ..self }
     }
@@ -80,7 +80,7 @@ pub(crate) fn catalogue() -> Vec<Row> {
     rows
 }
 
-/// Names that `--only` and `--vs` accept although this build lacks them: the message then says how to get them.
+/// Rows that a build may lack. If one is named in `--only` or `--vs`, the message says which feature brings it.
 pub(crate) const OPTIONAL: [(&str, &str); 4] =
     [("mimalloc", "mimalloc"), ("jemalloc", "jemalloc"), ("snmalloc", "snmalloc"), ("rte-mempool", "dpdk")];
 
@@ -88,7 +88,7 @@ pub(crate) const OPTIONAL: [(&str, &str); 4] =
 mod tests {
     use super::*;
 
-    /// Every row of this build, checked as every cell of a table is before it is timed.
+    /// Runs the check that every cell of a table makes before it is timed.
     #[test]
     fn every_row_hands_out_distinct_pages() {
         for row in catalogue() {
@@ -109,9 +109,9 @@ mod tests {
         }
     }
 
-    /// The loops leave nothing out: the pages come back, shuffled or not, and can be taken again.
+    /// After each loop all pages are free again, shuffled or not.
     #[test]
-    fn every_loop_puts_back_what_it_took() {
+    fn every_loop_frees_the_pages_that_it_allocated() {
         for row in catalogue() {
             let Ok(site) = (row.open)(Need { pages: 512 }) else { continue };
             let mut runner = site(512);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rows_that_are_promised_exist() {
+    fn the_catalogue_has_every_documented_row() {
         let rows = catalogue();
         for name in ["single", "list", "array", "callback", "runs", "raw", "split"] {
             for backend in ["rseq", "portable"] {

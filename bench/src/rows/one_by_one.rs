@@ -1,4 +1,4 @@
-//! The subject for everything that hands out one page a call: it holds addresses in a vector, as a C program would
+//! The subject for all allocators that hand out one page a call. It holds addresses in a vector, as a C program would
 //! hold pointers in an array.
 
 use crate::subject::Subject;
@@ -8,17 +8,17 @@ pub(crate) trait OnePage {
     /// [`Subject::fit`].
     fn fit(&mut self, _n: usize) {}
 
-    /// The address of a page, 0 if there is none.
+    /// The address of a page; 0 if there is none.
     fn get(&mut self) -> usize;
 
-    /// Takes back a page that [`OnePage::get`] of this, or of another thread's instance, handed out.
+    /// Frees a page that [`OnePage::get`] of this instance or of another thread's handed out.
     fn put_back(&mut self, addr: usize);
 
-    /// Whether another thread's instance may take a page back.
+    /// Whether another thread's instance may free a page.
     const HANDS_OVER: bool = true;
 }
 
-/// Takes and puts back one page at a time.
+/// Allocates and frees one page at a time.
 pub(crate) struct OneByOne<A> {
     source: A,
     held: Vec<usize>,

@@ -12,8 +12,8 @@ use crate::rows::region::Region;
 use crate::rows::{Kind, Unavailable};
 use crate::subject::PAGE_BYTES;
 
-/// A zone that was full of blocks of 1 to 16 pages of which a random tenth is held: hardly a pageblock of it is whole.
-/// `take` takes a block of an order, if there is room for one.
+/// Wears a zone out: it was full of blocks of 1 to 16 pages, of which a random tenth is held, so that hardly a
+/// pageblock is whole. `take` allocates a block of an order, if there is room for one.
 fn wear<B>(mut take: impl FnMut(u8) -> Option<B>) -> (Vec<B>, Vec<B>) {
     let mut rng = fastrand::Rng::with_seed(20_260_704);
     let mut held: Vec<B> = std::iter::from_fn(|| take(rng.u8(..=4))).collect();
@@ -22,7 +22,7 @@ fn wear<B>(mut take: impl FnMut(u8) -> Option<B>) -> (Vec<B>, Vec<B>) {
     (held, free)
 }
 
-/// The rows, for one shape each time they are opened; in a zone that is [worn](wear), those for which that means something.
+/// The rows, each opened for one shape. For a [worn](wear) zone only those that have a zone.
 pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
     let mut rows = Vec::new();
     for (label, backend) in BACKENDS {
@@ -33,7 +33,7 @@ pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
             let mut held = Vec::new();
             if is_worn {
                 let take = |order| allocator.alloc_pages(Gfp::NOWAIT, Order::new(order).ok()?).ok();
-                held = wear(take).0; // The others are freed here.
+                held = wear(take).0; // The other blocks are freed here.
                 allocator.drain();
             }
             Ok::<_, Unavailable>(Blocks { allocator, order, _held: held })
@@ -44,7 +44,7 @@ pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
         rows.push(BlockRow::of_source("pagemill-array", Kind::Ours, move |shape| Ok(InBulk(blocks(shape)?))).on(label));
     }
     rows.push(BlockRow::of_source("buddy-system", Kind::Peer, move |shape: Shape| {
-        // Twice as many, so that blocks are found wherever the region begins.
+        // Twice as many pages, so that there are enough aligned blocks wherever the region begins.
         let pages = 2 * shape.blocks.max(64) * shape.bytes / PAGE_BYTES + if is_worn { SPARE_PAGES } else { 0 };
         let region = Region::new(pages)?;
         let mut frames = FrameAllocator::new();
@@ -65,7 +65,7 @@ pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
 struct Blocks {
     allocator: Allocator,
     order: Order,
-    /// What wears the zone.
+    /// Blocks that wear the zone out.
     _held: Vec<Block>,
 }
 
@@ -91,7 +91,7 @@ impl OneBlock for Blocks {
     }
 }
 
-/// All of them in one call.
+/// All blocks in one call.
 struct InBulk(Blocks);
 
 impl Source for InBulk {
@@ -115,7 +115,7 @@ impl Source for InBulk {
 
 struct Buddy {
     frames: FrameAllocator,
-    /// Of a block.
+    /// Pages of a block.
     pages: usize,
     _region: Region,
 }

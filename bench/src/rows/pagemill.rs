@@ -1,9 +1,9 @@
 //! Pagemill's own rows: each form on each per-CPU backend, through the public interface alone.
 //!
-//! One allocator a row and table, so that no row works on lists that another has left behind. The bulk forms are
-//! asked for all N pages in one call and put them back in one; `single` makes N calls each way; `split` takes one
-//! block of N pages, splits it and puts the pages back in bulk, and so is defined for powers of two alone. `raw` fills an
-//! array with pointers, and frees the pointers.
+//! Each row has an allocator of its own in each table, so that no row works on lists that another row has left behind.
+//! The bulk forms allocate all N pages in one call and free them in one. `single` makes N calls each way. `split`
+//! allocates one block of N pages, splits it and frees the pages in bulk, so it is defined for powers of two only.
+//! `raw` fills an array with pointers, and frees the pointers.
 
 use pagemill::{
     Allocator, Backend, Bulk, Gfp, Order, Page, PageList, Run, free_pages_bulk, free_pages_bulk_raw,
@@ -14,8 +14,8 @@ use crate::rows::{Kind, Row, Site, Unavailable};
 use crate::subject::{Runner, Subject};
 use crate::tables::churn::{CHURN_PAGES, ChurnRow, Frames, HUGE_PAGES, pick_to_the_end};
 
-/// Pages of an arena beyond those that a table takes: 1 GiB, so that the per-CPU lists have the size that they have
-/// in a program, and not the one of a tiny arena.
+/// Pages of an arena beyond those that a table needs: 1 GiB, so that the per-CPU lists are as large as in a program,
+/// and not as small as in a tiny arena.
 pub(super) const SPARE_PAGES: usize = 1 << 18;
 
 pub(super) const BACKENDS: [(&str, Backend); 2] = [("rseq", Backend::Rseq), ("portable", Backend::Portable)];
@@ -36,7 +36,7 @@ pub(crate) fn rows() -> Vec<Row> {
     FORMS.into_iter().flat_map(|(name, make)| on_each_backend(name, make)).collect()
 }
 
-/// The array form with 64 slots a call, both ways, in the table `burst`: for more pages than one call has.
+/// The array form with 64 slots a call, both ways, in the table `burst`, for more than 64 pages.
 pub(crate) fn burst_rows() -> Vec<Row> {
     on_each_backend("pagemill-array-64", |allocator, most| Box::new(Slots::<By64>::new(allocator, most))).into()
 }
@@ -45,8 +45,8 @@ fn on_each_backend(name: &'static str, make: MakeRunner) -> [Row; 2] {
     BACKENDS.map(|(label, backend)| row(name, label, backend, make))
 }
 
-/// Pagemill in the table `total`, with the name of each part: a page a call, and the array form with more and more.
-/// All put back in bulk, so that each finds what the others find.
+/// Pagemill in the table `total`, with the name of each part: one page a call, and the array form with 1 to 32 pages a
+/// call. All free in bulk, so that each row starts from the same state.
 pub(crate) fn total_rows() -> Vec<(&'static str, Row)> {
     const FORMS: [(&str, &str, MakeRunner); 7] = [
         ("total-1", "pagemill-single", |allocator, most| Box::new(Slots::<OneByOne>::new(allocator, most))),
@@ -78,35 +78,35 @@ pub(super) fn refused(error: impl core::fmt::Display) -> Unavailable {
     Unavailable(error.to_string())
 }
 
-/// The backend that a row's label means.
+/// The backend with this label.
 pub(crate) fn backend_named(label: &str) -> Backend {
     BACKENDS.iter().find(|(name, _)| *name == label).map_or(Backend::Portable, |(_, backend)| *backend)
 }
 
-/// The backend of an allocator that is made without saying which.
+/// The backend that an allocator has by default.
 pub(crate) fn default_backend() -> Result<&'static str, Unavailable> {
     let allocator = Allocator::builder().pages(HUGE_PAGES).build().map_err(refused)?;
     Ok(if allocator.backend() == Backend::Rseq { "rseq" } else { "portable" })
 }
 
-/// What the free/used state costs, as the allocator of `churn` says of itself.
+/// Bits a frame of the free/used state, as reported by an allocator of the size that `churn` has.
 pub(crate) fn bits_per_frame() -> Result<f64, Unavailable> {
     let allocator = Allocator::builder().pages(CHURN_PAGES).build().map_err(refused)?;
     Ok(allocator.metadata_bits_per_frame())
 }
 
-/// Lets go of pages as addresses.
+/// Leaves pages in `out` as words.
 fn to_words(out: &mut [usize], pages: impl Iterator<Item = Page>) {
     out.iter_mut().zip(pages).for_each(|(word, page)| *word = to_word(page));
 }
 
-/// A page as the word that it is: what crosses a ring is the handle.
+/// A page's handle as a word, which crosses a ring.
 fn to_word(page: Page) -> usize {
     // SAFETY: a handle is a word that is not 0.
     unsafe { core::mem::transmute::<Page, usize>(page) }
 }
 
-/// The page that [`to_word`] let go of.
+/// The page of a word of [`to_word`].
 fn to_page(word: usize) -> Option<Page> {
     // SAFETY: every word that crosses a ring is a page's, crosses once, and is taken up once; 0 is none.
     unsafe { core::mem::transmute::<usize, Option<Page>>(word) }
@@ -213,9 +213,9 @@ impl Subject for Listed {
     }
 }
 
-/// How a row fills an array that is empty.
+/// How a row fills an empty array.
 trait Fill {
-    /// Fills all of `slots`. False if pages are missing.
+    /// Fills all of `slots`. False if there were too few pages.
     fn fill(allocator: &Allocator, slots: &mut [Option<Page>]) -> bool;
 
     /// Frees the pages of all slots.
@@ -266,13 +266,13 @@ impl Fill for By64 {
         slots.chunks_mut(64).for_each(|slots| _ = free_pages_bulk(slots));
     }
 
-    /// For fewer it would be `pagemill-array`.
+    /// With up to 64 pages this would be `pagemill-array`.
     fn supports(n: usize) -> bool {
         n > 64
     }
 }
 
-/// Fills a slot that is empty. Dropping what was in it would be a look that a row's users need not take.
+/// Fills an empty slot. Dropping its old contents would be a check that a row's users need not make.
 #[inline]
 fn fill_empty(slot: &mut Option<Page>, page: Page) {
     std::mem::forget(slot.replace(page));
@@ -328,7 +328,7 @@ impl Fill for Split {
     }
 }
 
-/// The forms that leave their pages in an array and put them back in bulk.
+/// The forms that leave their pages in an array and free them in bulk.
 struct Slots<F> {
     allocator: Allocator,
     slots: Vec<Option<Page>>,
@@ -388,7 +388,7 @@ impl<F: Fill> Subject for Slots<F> {
     }
 }
 
-/// Pages of an array that are held as pointers, as a caller from C does.
+/// Pages that are held as an array of pointers, as a caller from C does.
 struct Raw {
     allocator: Allocator,
     slots: Vec<*mut u8>,
@@ -456,7 +456,7 @@ impl Subject for Raw {
 struct InRuns {
     allocator: Allocator,
     runs: Vec<Run<Page>>,
-    /// Where pages lie that were shuffled, or came from another thread: runs no more.
+    /// Pages that were shuffled or came from another thread, and are no longer in runs.
     slots: Vec<Option<Page>>,
 }
 
@@ -516,7 +516,7 @@ impl Subject for InRuns {
     }
 }
 
-/// Pagemill in the table `churn`: one call a page, and the array form.
+/// Pagemill's rows of the table `churn`: one call a page, and the array form.
 pub(crate) fn churn_rows() -> Vec<ChurnRow> {
     let mut rows = Vec::new();
     for (name, is_bulk) in [("pagemill-single", false), ("pagemill-array", true)] {

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use crate::rows::Unavailable;
 use crate::subject::PAGE_BYTES;
 
-/// Reserved address space of whole pages. Nobody but the rows of `touch` and `dma` writes to it.
+/// Reserved address space of whole pages. Only the rows of `touch` and `dma` write to it.
 pub(crate) struct Region {
     base: NonNull<libc::c_void>,
     bytes: usize,

@@ -1,8 +1,8 @@
-//! Peers in Rust: what a Rust program would put together today.
+//! Peers in Rust: what a Rust program would use today.
 //!
 //! - `mutex-vec`: a `Vec` of addresses in a `std::sync::Mutex`, 64 at a time.
-//! - `array-queue`: `crossbeam_queue::ArrayQueue`, one at a time: it has no bulk interface. First in, first out: it
-//!   goes round through all that it has, so it has as many pages as are needed and no more.
+//! - `array-queue`: `crossbeam_queue::ArrayQueue`, one at a time, since it has no bulk interface. A queue cycles
+//!   through all its pages, so it has as many pages as are needed and no more.
 //! - `buddy-system`: `buddy_system_allocator::FrameAllocator`, one frame at a time, without its lock.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -109,7 +109,7 @@ struct Queue {
     region: Arc<Region>,
 }
 
-/// A queue of so many of the region's pages.
+/// A queue with the first `pages` of the region's pages.
 fn full_queue(region: &Region, pages: usize) -> Arc<ArrayQueue<usize>> {
     let queue = ArrayQueue::new(pages);
     region.words().take(pages).for_each(|addr| _ = queue.push(addr));

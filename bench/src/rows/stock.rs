@@ -1,5 +1,5 @@
-//! Ways of filling the slots of an array with pages, as a program holds them: the rows of the
-//! tables `holes` and `mixed`. The array is the program's; a [`Stock`] fills its holes, and takes back the pages of some of its slots.
+//! Ways of filling the slots of an array with pages: the rows of the tables `holes` and `mixed`. The array belongs to
+//! the program. A [`Stock`] fills its holes, and frees the pages of some of its slots.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,21 +12,21 @@ use crate::rows::region::Region;
 /// A page as the rows outside Pagemill hold it: its address.
 pub(crate) type Addr = NonZeroUsize;
 
-/// One way of getting pages into slots, and of freeing those that slots have.
+/// One way of filling slots with pages, and of freeing the pages of slots.
 pub(crate) trait Stock {
-    /// What its user holds.
+    /// What its user holds of a page.
     type Page: Send + 'static;
 
-    /// Fills every hole of `slots`. False: there were fewer pages.
+    /// Fills every hole of `slots`. False if there were too few pages.
     fn fill(&mut self, slots: &mut [Option<Self::Page>]) -> bool;
 
-    /// Frees the pages of all slots, and leaves holes.
+    /// Frees the pages of all `slots`, and leaves holes.
     fn free(&mut self, slots: &mut [Option<Self::Page>]);
 
-    /// Does untimed what a floor left out.
+    /// Does, untimed, the work that a floor leaves out.
     fn settle(&mut self, _slots: &mut [Option<Self::Page>]) {}
 
-    /// Where a page is.
+    /// A page's address.
     fn at(page: &Self::Page) -> usize;
 
     /// The allocator from whose lists the pages come: [`crate::subject::Arrange::arrange`].
@@ -92,7 +92,7 @@ impl Stock for Singly {
     }
 }
 
-/// Pagemill's list form: the list brings the pages, and takes them back.
+/// Pagemill's list form: pages are allocated onto the list, and freed by it.
 pub(crate) struct Listed {
     pub(crate) allocator: Allocator,
     pub(crate) list: PageList,
@@ -164,8 +164,8 @@ fn fill_from(free: &mut Vec<Option<Addr>>, slots: &mut [Option<Addr>]) -> bool {
     true
 }
 
-/// A floor: copies the addresses of the pages that leave, and as many addresses back. It neither looks for the holes nor
-/// fills them: that is done untimed.
+/// A floor: copies the addresses of the pages that leave, and as many addresses back. It neither finds nor fills the
+/// holes; that is done untimed.
 pub(crate) struct Copying {
     left: Vec<Option<Addr>>,
     copied: Vec<Option<Addr>>,
@@ -205,7 +205,7 @@ impl Stock for Copying {
     }
 }
 
-/// A `Vec` in a mutex, as many pages under one hold of it as a call asks for.
+/// A `Vec` in a mutex, which is locked once a call.
 #[derive(Clone)]
 pub(crate) struct Locked {
     free: Arc<Mutex<Vec<Option<Addr>>>>,

@@ -1,4 +1,4 @@
-//! The rows of the table `touch`: who writes to pages that nobody had before, and what has the system commit them.
+//! The rows of the table `touch`: ways of getting fresh pages and having the system commit them.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -11,22 +11,22 @@ use crate::rows::{Kind, Unavailable};
 use crate::subject::PAGE_BYTES;
 use crate::tables::churn::HUGE_PAGES;
 
-/// Pages to write to, all of a row's arena or mapping.
+/// Pages to write to: all pages of a row's arena or mapping.
 pub(crate) trait Written {
-    /// Takes the pages. False if there were fewer, or the system refused.
+    /// Allocates the pages. False if there were too few, or the system refused.
     fn take(&mut self) -> bool;
 
-    /// Writes a byte to each.
+    /// Writes a byte to each page.
     fn touch(&mut self);
 
-    /// Puts them back. False if the system did not take what it was to take.
+    /// Frees them. False if the system did not take memory back that it should have taken.
     fn put(&mut self) -> bool;
 
-    /// Has the system take back whatever it committed, where the row is one of fresh pages and `put` did not. Untimed.
-    /// False if it did not take all.
+    /// For a row of fresh pages: returns the memory to the system, if `put` did not. Untimed. False if the system did
+    /// not take all.
     fn renew(&mut self) -> bool;
 
-    /// The addresses of what is held. Untimed.
+    /// The addresses of the pages that are held. Untimed.
     fn addresses(&self) -> Vec<usize>;
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct TouchRow {
     pub(crate) name: &'static str,
     pub(crate) backend: &'static str,
     pub(crate) kind: Kind,
-    /// The system is to use 2 MiB pages, or none.
+    /// Whether the system has to use 2 MiB pages, or must not.
     pub(crate) is_huge: bool,
     pub(crate) open: OpenWritten,
 }
@@ -44,7 +44,7 @@ pub(crate) struct TouchRow {
 /// Opens an arena or a mapping of a number of pages.
 pub(crate) type OpenWritten = Box<dyn Fn(usize) -> Result<Box<dyn Written>, Unavailable>>;
 
-/// How a row of Pagemill's asks for its pages.
+/// How a row of Pagemill's allocates its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ask {
     OneByOne,
@@ -52,14 +52,14 @@ enum Ask {
     Populated,
 }
 
-/// What becomes of its pages between two rounds.
+/// What happens to the pages between two rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum After {
-    /// They go back to the system, untimed.
+    /// Their memory goes back to the system, untimed.
     Renewed,
-    /// They stay as they are.
+    /// Their memory stays.
     Recycled,
-    /// They go back to the system, timed.
+    /// Their memory goes back to the system, timed.
     Returned,
 }
 
@@ -93,12 +93,12 @@ pub(crate) fn rows() -> Vec<TouchRow> {
         TouchRow { bench, name: "mmap", backend: "-", kind: Kind::Peer, is_huge, open: Box::new(open) }
     });
     let mut rows: Vec<TouchRow> = ours.chain(systems).collect();
-    // What keeps its memory comes last: until then, whatever is committed is the row's that was opened last.
+    // Rows that keep their memory come last: until then all committed memory belongs to the row that was opened last.
     rows.sort_by_key(|row| (row.bench.ends_with("-recycled"), row.bench.ends_with("-returned")));
     rows
 }
 
-/// An arena of exactly so many pages.
+/// An arena of exactly the pages that are written to.
 struct Paged {
     allocator: Allocator,
     slots: Vec<Option<Page>>,
@@ -156,10 +156,10 @@ impl Written for Paged {
     }
 }
 
-/// A mapping, as a program without an allocator of pages uses it.
+/// A mapping, as a program without a page allocator uses it.
 struct Mapped {
     _region: Region,
-    /// The part of the region that is aligned to 2 MiB.
+    /// The part of the region that begins at a multiple of 2 MiB.
     addresses: Range<usize>,
     is_populated: bool,
 }
@@ -171,7 +171,7 @@ impl Mapped {
         let mapped = Mapped { _region: region, addresses: base..base + pages * PAGE_BYTES, is_populated };
         mapped.advise(if is_huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE })?;
         if is_populated {
-            // Linux before 5.14 does not know it.
+            // Linux before 5.14 does not have it.
             mapped.advise(libc::MADV_POPULATE_WRITE)?;
             mapped.advise(libc::MADV_DONTNEED)?;
         }

@@ -1,12 +1,11 @@
 //! `churn`: how many 2 MiB frames are free after 100 rounds of 10 % churn in random order, half full, over 4 GiB.
 //!
-//! A round puts back a tenth of the pages that are held, picked and ordered at random, and takes as many. In the end
-//! the per-CPU lists are drained, and the 2 MiB frames are counted by taking them until there are none. The ideal is
-//! what the free pages would make if they were all together.
+//! A round frees a tenth of the pages that are held, picked and ordered at random, and allocates as many. In the end
+//! the per-CPU lists are drained, and the 2 MiB frames are counted by allocating them until there are none. The ideal
+//! is the number of 2 MiB frames if all free pages were together.
 //!
-//! Half full is reached in two ways, each a table of its own, since it decides how hard the task is: `in order`
-//! takes half of the memory; `random half` takes all of it and puts back a random half, so that at the start hardly
-//! any 2 MiB frame is free.
+//! Half full is reached in two ways, which decide how hard the task is. `in order` allocates half of the memory.
+//! `random half` allocates all of it and frees a random half, so that at the start hardly any 2 MiB frame is free.
 
 use std::time::Instant;
 
@@ -33,29 +32,29 @@ pub(crate) trait Frames {
     /// Pages that the allocator manages.
     fn managed(&self) -> usize;
 
-    /// Pages taken and not put back.
+    /// Pages that are allocated.
     fn held(&self) -> usize;
 
-    /// Takes `n` more pages. False if there were fewer.
+    /// Allocates `n` more pages. False if there were fewer.
     fn take(&mut self, n: usize) -> bool;
 
-    /// Moves `n` random ones of the pages held to the end, in random order.
+    /// Moves `n` random pages that are held to the end, in random order.
     fn pick(&mut self, n: usize, rng: &mut fastrand::Rng);
 
-    /// Puts back the last `n` pages held.
+    /// Frees the last `n` pages that are held.
     fn put_last(&mut self, n: usize);
 
-    /// Sends what per-CPU lists hold back to where frames merge.
+    /// Sends the pages on per-CPU lists back to where frames merge.
     fn drain(&mut self);
 
-    /// Counts the free 2 MiB frames by taking all of them; puts them back.
+    /// Counts the free 2 MiB frames by allocating all of them, and frees them.
     fn free_huge(&mut self) -> usize;
 }
 
 /// One row of `churn`, opened with a number of pages.
 pub(crate) type ChurnRow = Row<usize, Box<dyn Frames>>;
 
-/// The rows that know 2 MiB frames at all.
+/// The rows that know 2 MiB frames.
 pub(crate) fn rows() -> Vec<ChurnRow> {
     let mut rows = pagemill_churn_rows();
     rows.push(buddy_churn_row());
@@ -121,7 +120,7 @@ fn one(row: &ChurnRow, start: Start, frames: &mut dyn Frames, rounds: usize, see
     let filled = match start {
         Start::InOrder => frames.take(pages / 2),
         Start::RandomHalf => {
-            // A reserve may keep the last few: full is what the allocator calls full, within a twentieth.
+            // A reserve may keep the last pages: within a twentieth of all pages the allocator counts as full.
             let filled = frames.take(pages) || frames.held() >= pages / 20 * 19;
             let surplus = frames.held().saturating_sub(pages / 2);
             frames.pick(surplus, &mut rng);
@@ -184,7 +183,7 @@ mod tests {
         assert_eq!(held.iter().collect::<BTreeSet<_>>().len(), 1000);
     }
 
-    /// Both starts, small: the accounts must add up, and the count of frames stays within the ideal.
+    /// Both starts, small: the counts add up, and the count of frames stays within the ideal.
     #[test]
     fn every_row_keeps_its_pages_through_churn() {
         for row in rows() {

@@ -1,6 +1,6 @@
-//! `holes`: an array that is held, of which 1 to 64 pages leave at a time and are replaced. Filling the holes and freeing
-//! what left are timed apart. What leaves goes back in random order, and the list began in random order, so that it is in
-//! none; where the holes are is the part of the table.
+//! `holes`: 1 to 64 pages at a time leave an array that is held, and are replaced. Filling the holes and freeing the
+//! pages are timed separately. The pages are freed in random order, and the list begins in random order, so that it is
+//! in no order. Each part of the table has its holes in other places.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::rows::holes::{HoleRow, Lane, Places, rows};
 use crate::subject::{ListOrder, Parts};
 use crate::tables::{CellSamples, Entrant, Run, Sample, measured};
 
-/// Slots of the array. 259 is no power of two, and no multiple of what is looked at in one step.
+/// Slots of the array. 259 is no power of two, and no multiple of the slots that one step of the search covers.
 pub(crate) const SLOTS: [usize; 4] = [64, 256, 259, 1024];
 
 /// The parts of the table.
@@ -57,7 +57,7 @@ fn of_places(
     })
 }
 
-/// Nanoseconds a page that left, less what the clock cost in each half.
+/// Nanoseconds for each page that left, less the clock's cost in each half.
 fn sample(parts: Parts, pages: usize, reps: usize, clock_ns: f64) -> Sample {
     let half = |time: Duration| ((time.as_nanos() as f64 - clock_ns * reps as f64) / pages as f64).max(0.0);
     let (alloc, free) = (half(parts.alloc), half(parts.free));
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_charged_without_the_clock() {
+    fn clock_cost_is_subtracted_from_each_half() {
         let parts = Parts { alloc: Duration::from_nanos(500), free: Duration::from_nanos(100) };
         let sample = sample(parts, 50, 10, 20.0);
         assert_eq!((sample.alloc, sample.free, sample.total), (Some(6.0), Some(0.0), 6.0));

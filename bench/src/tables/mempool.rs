@@ -1,6 +1,6 @@
-//! `mempool`: 256 pages an operation from a pool with a reserve of as many, out and back, with an allocator that has
-//! pages and with one that has none; and how long requests wait for each other, when threads that need the whole reserve
-//! have nothing else. Those figures are nanoseconds a request, not a page.
+//! `mempool`: 256 pages an operation from a pool with a reserve of 256, allocated and freed, with an allocator that has
+//! pages and with one that has none. Also how long requests wait for each other when several threads need the whole
+//! reserve and there are no other pages; these figures are nanoseconds a request, not a page.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::stats::Spread;
 use crate::tables::Run;
 use crate::tables::one_thread::{Entrant, Loop, cells};
 
-/// What is shown of the waits.
+/// The percentiles of the waits that are shown.
 pub(crate) const PERCENTILES: [(&str, f64); 5] = [
     ("mempool-wait-p50", 0.5),
     ("mempool-wait-p90", 0.9),
@@ -49,11 +49,11 @@ pub(crate) fn mempool(run: &mut Run) -> Result<Vec<Record>, Error> {
     Ok(records)
 }
 
-/// How long each request of each thread took, in nanoseconds, sorted. Each takes the whole reserve, writes a byte to each
-/// page and gives it back.
+/// How long each request of each thread took, in nanoseconds, sorted. Each request takes the whole reserve, writes a
+/// byte to each page and frees them.
 fn waits(pool: &Pool, allowed: &[usize], requests: usize) -> Vec<f64> {
     let of_one = || {
-        // Wherever the system likes: the measuring thread, which starts these, is bound to one processor.
+        // On any processor: the measuring thread, which starts these, is bound to one.
         let _ = machine::pin_to_all(allowed);
         let mut slots: Vec<Option<Page>> = (0..POOL_PAGES).map(|_| None).collect();
         let mut waits = Vec::with_capacity(requests);

@@ -1,6 +1,6 @@
-//! `mixed`: a program's day on two processors. Each thread has 1024 requests under way, of 1 to 16 pages; one of them ends,
-//! and another begins in its place. Three of ten requests have their pages freed by the other thread, which they reach
-//! through a ring. The time is that of the wall, for the pages of both threads together.
+//! `mixed`: a program with two threads. Each thread has 1024 requests of 1 to 16 pages under way; one of them ends, and
+//! another begins in its place. For three of ten requests the other thread frees the pages, which it gets through a
+//! ring. The time is wall time, divided by the pages of both threads.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -16,7 +16,7 @@ use crate::subject::{Flaw, check_pages};
 use crate::tables::threads::Gate;
 use crate::tables::{CellSamples, Run, Sample, scale};
 
-/// Rounds last this much longer than those of one thread, so that the start does not show.
+/// Rounds last this much longer than those of one thread, so that the start's share is small.
 const ROUND_FACTOR: u32 = 5;
 
 enum Job {
@@ -25,7 +25,7 @@ enum Job {
 }
 
 enum Answer {
-    /// And whether the system stopped the thread for another one meanwhile.
+    /// And whether the system preempted the thread meanwhile.
     Done(Result<Done, Flaw>, bool),
     Held(Vec<usize>),
 }
@@ -104,14 +104,14 @@ fn measured(run: &Run, workers: &[Worker; 2], mut cells: Vec<CellSamples>) -> Re
     let round = run.effort.round * ROUND_FACTOR;
     let mut steps = Vec::new();
     for (row, cell) in cells.iter().enumerate() {
-        // All places have a request after a few scripts.
+        // After a few scripts all places have a request.
         let mut tried = 4 * SCRIPT_STEPS;
         let percent = day(workers, row, tried, cell)?.sent_percent();
         if percent.abs_diff(SENT_PERCENT) > 3 {
             return Err(cell.flawed(Flaw::Sent { percent, wanted: SENT_PERCENT }));
         }
         verify(workers, row, cell)?;
-        // A whole script at least, however slow the machine is at the moment: it has the mix, and hides the start.
+        // At least a whole script, however slow the machine is at the moment: only a whole script has the right mix.
         tried = SCRIPT_STEPS;
         loop {
             let elapsed = day(workers, row, tried, cell)?.elapsed;
@@ -136,7 +136,7 @@ fn measured(run: &Run, workers: &[Worker; 2], mut cells: Vec<CellSamples>) -> Re
     Ok(cells.into_iter().filter_map(CellSamples::record).collect())
 }
 
-/// What both threads did at once.
+/// The work of both threads in a round.
 struct Both {
     elapsed: Duration,
     pages: usize,
@@ -145,7 +145,7 @@ struct Both {
 }
 
 impl Both {
-    /// Of 100 pages, how many were freed by the other thread.
+    /// Percent of pages that the other thread freed.
     fn sent_percent(&self) -> usize {
         self.sent * 100 / self.pages
     }
@@ -157,7 +157,7 @@ fn day(workers: &[Worker; 2], row: usize, steps: usize, cell: &CellSamples) -> R
         let (gate, through) = (Arc::clone(&gate), Arc::clone(&through));
         worker.send(Job::Steps { row, steps, gate, through })?;
     }
-    // Both are waited for before either's error is looked at, so that no answer stays behind.
+    // Both answers are received before either's error is returned, so that no answer stays in a channel.
     let [first, second] = [0, 1].map(|at| workers[at].answers.recv());
     let done = |answer| match answer {
         Ok(Answer::Done(done, is_disturbed)) => Ok((done.map_err(|flaw| cell.flawed(flaw))?, is_disturbed)),
@@ -172,7 +172,7 @@ fn day(workers: &[Worker; 2], row: usize, steps: usize, cell: &CellSamples) -> R
     })
 }
 
-/// Proves that the requests under way have distinct pages, those of both threads together.
+/// Checks that the pages of all requests under way in both threads are distinct.
 fn verify(workers: &[Worker; 2], row: usize, cell: &CellSamples) -> Result<(), Error> {
     let mut all = Vec::new();
     for worker in workers {
@@ -192,7 +192,7 @@ mod tests {
     use crate::tables::Effort;
 
     #[test]
-    fn a_day_gives_a_record_for_each_row_or_says_why_not() {
+    fn mixed_gives_a_record_for_each_row_or_a_reason() {
         let machine = Machine::here();
         let wanted = ["pagemill-array", "mutex-vec", "glibc", "tls-vec"];
         let rows: Vec<_> = catalogue().into_iter().filter(|row| wanted.contains(&row.name)).collect();

@@ -42,14 +42,14 @@ impl DerefMut for Run<'_> {
 }
 
 impl Run<'_> {
-    /// A run that is shown to nobody.
+    /// A run without a progress bar.
     #[cfg(test)]
     pub(crate) fn for_test<'a>(machine: &'a Machine, rows: &'a [Row], effort: Effort) -> Run<'a> {
         Run { run: pagemill_harness::Run::for_test(machine, effort), rows }
     }
 
-    /// Was this row of Pagemill's asked for, in a table that shows one backend alone? It shows the default one, the
-    /// other where that was left out.
+    /// Whether this row of Pagemill's was asked for, in a table that shows only one backend: the default one, or the
+    /// other one if the default was left out.
     pub(crate) fn is_shown_once(&self, name: &str, backend: &str) -> bool {
         let ours = || self.rows.iter().filter(|row| row.kind == Kind::Ours);
         let has_default = ours().any(|row| row.backend == self.backend);
@@ -57,7 +57,7 @@ impl Run<'_> {
         is_shown && ours().any(|row| (row.name, row.backend) == (name, backend))
     }
 
-    /// Those of a table's own rows that were asked for.
+    /// The rows of a table's own catalogue that were asked for.
     pub(crate) fn asked_for<N, O>(&self, rows: Vec<Row<N, O>>) -> Vec<Row<N, O>> {
         let is_asked_for =
             |row: &Row<N, O>| self.rows.iter().any(|known| (known.name, known.backend) == (row.name, row.backend));
@@ -75,7 +75,7 @@ impl Run<'_> {
         }
     }
 
-    /// Opens all of these that can be.
+    /// Opens all rows that can be opened.
     pub(crate) fn open_all<'r, N: Copy, O>(&mut self, rows: &'r [Row<N, O>], need: N) -> Vec<Entrant<'r, N, O>> {
         rows.iter().filter_map(|row| Some(Entrant { row, opened: self.open(row, need)? })).collect()
     }

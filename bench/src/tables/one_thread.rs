@@ -1,18 +1,18 @@
 //! `batch`, `burst` and `scatter`: one thread, on one processor.
 //!
-//! - `batch`: a batch of N pages out and back, as a whole; no clock inside.
-//! - `burst`: N out, then N in. The total comes from a loop without a clock inside; the halves from another with one,
-//!   less what the clock costs. A clock also stops the processor from overlapping the halves, and itself overlaps
-//!   with them, so that below about 16 pages the halves may add up to more than the total, or to less.
-//! - `scatter`: N out, then N in, in a random order that is made in between, untimed. Over 4 GiB the rows go one
-//!   after another instead of taking turns, so that not all of them hold 4 GiB at once.
+//! - `batch`: allocates and frees N pages, timed as a whole, without a clock inside.
+//! - `burst`: allocates N pages, then frees N. The total comes from a loop without a clock inside. The halves come from
+//!   another loop with a clock, less the clock's cost. A clock stops the processor from overlapping the halves, and
+//!   itself overlaps with them: below about 16 pages the halves may add up to more than the total, or to less.
+//! - `scatter`: allocates N pages, shuffles them untimed, and frees them. Over 4 GiB the rows are measured one after
+//!   another and take no turns, so that not all of them hold 4 GiB at once.
 //!
-//! What a page from a CPU's list costs may depend on the order of that list, so that each such row is in `batch` and
+//! The cost of a page from a CPU's list may depend on the order of that list. So each such row is in `batch` and
 //! `burst` once for each order, with an allocator of its own. Before every round the list is brought into its order,
-//! untimed. Up to [`LISTED_MOST`] pages the loops keep it, since they put back what they took; before and after a cell
-//! that is proved. More than that go through the zone, where they are in order again: in random order they are
-//! shuffled, untimed, between the halves of every repetition, and in the order `fifo` they are not measured, which
-//! would be what the others measure.
+//! untimed. Up to [`LISTED_MOST`] pages the loops keep the order, since they free the pages that they allocated; that
+//! is checked before and after a cell. More pages than that go through the zone, which puts them in order. For the
+//! random order they are then shuffled, untimed, between the halves of every repetition. The order `fifo` is not
+//! measured then, since it would be the same as `in-order`.
 
 use std::time::Duration;
 
@@ -28,10 +28,10 @@ pub(crate) const BATCH_SIZES: [usize; 9] = [1, 2, 3, 4, 8, 16, 32, 64, 128];
 /// The largest of `burst`'s sizes, which are the powers of two up to it.
 pub(crate) const BURST_MOST: usize = 16384;
 
-/// As many pages as a CPU's list keeps in the order in which they came back, whatever the allocator's lists look like.
+/// Pages that a CPU's list of any allocator keeps in the order in which they were freed.
 pub(crate) const LISTED_MOST: usize = 128;
 
-/// With fewer pages than this an order can't be told from another one.
+/// With fewer pages than this the orders can't be told apart.
 const ORDERED_LEAST: usize = 16;
 
 /// Pages of `scatter` by default.
@@ -40,7 +40,7 @@ pub(crate) const SCATTER_PAGES: usize = 16384;
 /// Pages of `scatter` over 4 GiB.
 pub(crate) const SCATTER_WIDE_PAGES: usize = 1 << 20;
 
-/// Rounds over 4 GiB, where one takes seconds for the slowest peers.
+/// Rounds over 4 GiB, where a round of the slowest peers takes seconds.
 const WIDE_ROUNDS: usize = 3;
 
 pub(crate) fn burst_sizes() -> Vec<usize> {
@@ -52,7 +52,7 @@ pub(super) enum Loop {
     Batch,
     Burst,
     Scatter,
-    /// The halves alone, each with a clock.
+    /// Only the halves, each with a clock.
     Halves,
 }
 
@@ -91,12 +91,12 @@ pub(crate) fn scatter(run: &mut Run) -> Result<Vec<Record>, Error> {
     interleaved(run, "scatter", Loop::Scatter, &[SCATTER_PAGES], &[], &[])
 }
 
-/// A row that takes part. The runner goes before what it was made from.
+/// A row that takes part. The runner is dropped before its site.
 pub(super) struct Entrant<'a> {
     /// The table, or the part of it.
     bench: &'static str,
     row: &'a Row,
-    /// The order of its list, where the row has one and the table has several.
+    /// The order of its list, if the row has a list and the table several orders.
     order: Option<ListOrder>,
     pub(super) runner: Box<dyn Runner>,
     _site: Site,
@@ -109,7 +109,7 @@ impl<'a> Entrant<'a> {
         Some(Entrant { bench, row, order: None, runner, _site: site })
     }
 
-    /// Opens a row once for each order, if its pages come from a list.
+    /// Opens a row once for each order, or once if its pages come from no list.
     pub(super) fn in_orders(
         run: &mut Run,
         bench: &'static str,
@@ -133,7 +133,7 @@ impl<'a> Entrant<'a> {
         self.runner.supports(n) && (self.order != Some(ListOrder::Fifo) || n <= LISTED_MOST)
     }
 
-    /// Proves that it hands out the pages that it is to be measured with: before and after a loop, where that keeps the order.
+    /// Checks the pages that it hands out, and their order if the loop keeps it.
     fn prove(&mut self, n: usize, rng: &mut fastrand::Rng) -> Result<(), Flaw> {
         let Some(order) = self.order else { return self.runner.verify(n) };
         self.runner.arrange(order, rng);
@@ -156,7 +156,7 @@ impl<'a> Entrant<'a> {
     }
 }
 
-/// The rows of this run, and `more`, each in `orders` if its pages come from a list.
+/// Measures the rows of this run and `more`, each in `orders` if its pages come from a list.
 fn interleaved(
     run: &mut Run,
     bench: &'static str,
@@ -195,7 +195,7 @@ pub(crate) fn scatter_wide(run: &mut Run) -> Result<Vec<Record>, Error> {
     Ok(records)
 }
 
-/// One size for all rows: verify, warm, take turns, verify.
+/// Measures one size of all rows: verify, warm, take turns, verify.
 pub(super) fn cells(
     run: &Run,
     kind: Loop,
@@ -241,19 +241,19 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_those_that_are_promised() {
+    fn burst_sizes_are_the_powers_of_two_to_16384() {
         let all = burst_sizes();
         assert_eq!((all.len(), all[0], all[14]), (15, 1, 16384));
         assert!(all.windows(2).all(|pair| pair[1] == 2 * pair[0]));
     }
 
-    /// A thread that moves to another processor finds another list there.
+    /// A thread that moved to another processor would use another list.
     fn stay() {
         pin_to(Machine::here().main_cpu()).unwrap();
     }
 
     #[test]
-    fn a_list_hands_its_pages_out_in_the_order_that_it_was_brought_into() {
+    fn arranged_lists_hand_out_pages_in_their_order() {
         stay();
         let mut rng = fastrand::Rng::with_seed(5);
         for row in catalogue().into_iter().filter(|row| row.kind == Kind::Ours) {

@@ -1,6 +1,6 @@
-//! `orders`: blocks of 2 to 512 pages. One out and back, again and again, as a whole; and 64 out, then back in random
-//! order, each half with a clock, from a zone whose pageblocks are whole and from a worn one. Pagemill has a bulk form for
-//! the 64, the peers have them one by one.
+//! `orders`: blocks of 2 to 512 pages. One block allocated and freed repeatedly, timed as a whole; and 64 blocks
+//! allocated, then freed in random order, with a clock around each half, from a zone whose pageblocks are whole and
+//! from a worn one. Pagemill has a bulk form for 64 blocks; the peers allocate them one by one.
 
 use crate::Error;
 use crate::record::Record;
@@ -16,7 +16,7 @@ pub(crate) const ORDERS: [usize; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 /// The parts of the table, and how many blocks are out in each.
 pub(crate) const ONE: &str = "orders-1";
 pub(crate) const MANY: &str = "orders-64";
-/// In a worn zone, which has hardly a block above order 6.
+/// The part with a worn zone, which has hardly a block above order 6.
 pub(crate) const WORN: &str = "orders-64-worn";
 pub(crate) const WORN_ORDERS: RangeInclusive<usize> = 1..=6;
 pub(crate) const BLOCKS: usize = 64;
@@ -84,7 +84,7 @@ mod tests {
         assert!(records.iter().all(|record| record.alloc.is_some() == (record.bench != ONE) && record.total.min > 0.0));
     }
 
-    /// The check of every cell says that blocks are aligned to their size and share no byte.
+    /// Checks that blocks are aligned to their size and do not overlap.
     #[test]
     fn every_row_hands_out_blocks_of_its_order() {
         let rows =

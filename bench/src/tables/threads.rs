@@ -1,13 +1,13 @@
 //! `threads`: two processors.
 //!
-//! - *own pages*: each thread takes and puts back its own, first alone on each processor, then both at once. What
-//!   counts is how much slower a page becomes when the other thread works too, beside what a thread-local `Vec`
-//!   loses in the same run.
-//! - *hand-over*: one thread takes 64 pages at a time and sends their addresses through a single-producer ring, the
-//!   other puts them back. The floor sends the same words without taking anything.
+//! - *own pages*: each thread allocates and frees its own pages, first alone on each processor, then both at once. The
+//!   result is how much slower a page becomes when the other thread works too, compared with a thread-local `Vec` in
+//!   the same run.
+//! - *hand-over*: one thread allocates 64 pages at a time and sends their addresses through a single-producer ring; the
+//!   other thread frees them. The floor sends the same words without allocating.
 //!
-//! Each worker is bound to its processor and keeps its runners for the whole table. Both wait for each other by
-//! spinning before a round: waking up would take longer than what is measured.
+//! Each worker is bound to its processor and keeps its runners for the whole table. Before a round both spin until the
+//! other one is ready: waking up would take longer than the round.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,13 +24,13 @@ use crate::tables::{CellSamples, Run, Sample, scale};
 /// Batch sizes of *own pages*.
 pub(crate) const OWN_SIZES: [usize; 2] = [1, 64];
 
-/// Words of the ring between the threads: 64 batches, so that neither waits for the other at every batch.
+/// Words of the ring between the threads: 64 batches, so that neither thread waits at every batch.
 const RING_WORDS: usize = 64 * HAND_OVER_PAGES;
 
-/// Pages that a site must have: what two threads, the ring and their caches can hold.
+/// Pages that a site needs: as many as two threads, the ring and their caches can hold.
 const SITE_PAGES: usize = 32768;
 
-/// Rounds last this much longer than those of one thread, so that the start does not show.
+/// Rounds last this much longer than those of one thread, so that the start's share is small.
 const ROUND_FACTOR: u32 = 5;
 
 /// Lets two threads start together.
@@ -41,7 +41,7 @@ pub(super) struct Gate {
 
 impl Gate {
     pub(super) fn pass(&self) {
-        // AcqRel and Acquire pair with each other: whoever sees the second arrival sees what came before it.
+        // AcqRel and Acquire pair with each other: a thread that sees the second arrival sees all writes before it.
         self.arrived.fetch_add(1, Ordering::AcqRel);
         while self.arrived.load(Ordering::Acquire) < 2 {
             std::hint::spin_loop();
@@ -67,7 +67,7 @@ struct Job {
 struct Span {
     start: Instant,
     end: Instant,
-    /// Whether the system stopped the thread for another one meanwhile.
+    /// Whether the system preempted the thread meanwhile.
     is_disturbed: bool,
 }
 
@@ -80,7 +80,7 @@ impl Span {
 struct Worker {
     jobs: Sender<Job>,
     spans: Receiver<Result<Span, Flaw>>,
-    /// Which rows can hand over, as the worker's runners say.
+    /// Which rows can hand over, by the worker's runners.
     hands_over: Vec<bool>,
 }
 
@@ -143,7 +143,7 @@ fn perform(runner: &mut dyn Runner, work: Work, gate: Option<&Gate>) -> Result<S
     Ok(Span { start, end, is_disturbed: preemptions() != before })
 }
 
-/// What the workers can reach, and what is known of each row.
+/// The workers, and each row with its index in them.
 struct Table<'a> {
     workers: [Worker; 2],
     entrants: Vec<(&'a Row, usize)>,
@@ -268,8 +268,8 @@ impl Table<'_> {
         Ok(cells.into_iter().filter_map(CellSamples::record).collect())
     }
 
-    /// Sends `batches` from the first worker to the second: the time from the first page taken to the last put back,
-    /// and whether either thread was stopped meanwhile.
+    /// Sends `batches` from the first worker to the second. Returns the time from the first allocation to the last
+    /// free, and whether either thread was preempted meanwhile.
     fn cross(&self, entrant: usize, batches: usize, cell: &CellSamples) -> Result<(Duration, bool), Error> {
         let [produced, consumed] = self.together(entrant, cell, || {
             let (producer, consumer) = rtrb::RingBuffer::new(RING_WORDS);
@@ -278,7 +278,7 @@ impl Table<'_> {
         Ok((consumed.end - produced.start, produced.is_disturbed || consumed.is_disturbed))
     }
 
-    /// Lets both workers begin at once.
+    /// Has both workers begin at once.
     fn together(
         &self,
         entrant: usize,
@@ -289,7 +289,7 @@ impl Table<'_> {
         for (worker, work) in self.workers.iter().zip(works()) {
             worker.send(Job { entrant, work, gate: Some(Arc::clone(&gate)) })?;
         }
-        // Both are waited for before either's error is looked at, so that no answer stays behind.
+        // Both answers are received before either's error is returned, so that no answer stays in a channel.
         let spans = [self.workers[0].wait(cell), self.workers[1].wait(cell)];
         let [first, second] = spans;
         Ok([first?, second?])
@@ -304,7 +304,7 @@ mod tests {
     use crate::tables::Effort;
 
     #[test]
-    fn two_threads_give_a_record_for_each_row_or_say_why_not() {
+    fn threads_gives_a_record_for_each_row_or_a_reason() {
         let machine = Machine::here();
         let rows: Vec<Row> =
             catalogue().into_iter().filter(|row| ["tls-vec", "mutex-vec", "glibc"].contains(&row.name)).collect();

@@ -1,7 +1,7 @@
-//! `total`: a total of pages, asked for a few a call, in the shape of the table that was published for Linux 3.10.
+//! `total`: a total of pages, a few in each call, as in the table that was published for Linux 3.10.
 //!
-//! What is timed is taking the whole total. Putting it back, by one bulk call whatever took it, has a clock of its own
-//! and is no part of the figure. Each row has an allocator of its own; the default backend alone is shown.
+//! The figure is the time of allocating the whole total. Freeing it, always by one bulk call, is timed separately. Each
+//! row has an allocator of its own. Only the default backend is shown.
 
 use crate::Error;
 use crate::record::Record;
@@ -14,7 +14,7 @@ use crate::tables::one_thread::{Entrant, Loop, cells};
 pub(crate) const PER_CALL: [(&str, usize); 6] =
     [("total-1", 1), ("total-2", 2), ("total-4", 4), ("total-8", 8), ("total-16", 16), ("total-32", 32)];
 
-/// The orders in which the total was put back before it is taken again.
+/// The orders in which the total was freed before it is allocated again.
 pub(crate) const ORDERS: [ListOrder; 2] = [ListOrder::Random, ListOrder::InOrder];
 
 /// The totals, in pages: 128 KiB to 1 GiB.
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn every_number_a_call_and_the_single_path_have_a_record_on_one_backend() {
-        // A thread that moves to another processor finds another list there.
+        // A thread that moved to another processor would use another list.
         pin_to(Machine::here().main_cpu()).unwrap();
         let machine = Machine::unknown();
         let rows = catalogue();

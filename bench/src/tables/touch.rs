@@ -1,9 +1,9 @@
-//! `touch`: what it costs that the system commits memory, and what is saved where it need not.
+//! `touch`: what it costs when the system commits memory, and what is saved when it need not.
 //!
-//! Each row takes 16 MiB of pages and writes a byte to each of them. Fresh pages have no memory behind them before; it
-//! goes back to the system between two rounds, untimed. Recycled ones still have it, returned ones gave it back when
-//! they were put back, timed. Before it is timed each row proves that the system uses pages of the size that the row
-//! names, and that what was to be committed in one call is.
+//! Each row allocates 16 MiB of pages and writes a byte to each page. Fresh pages have no memory behind them before; it
+//! goes back to the system between two rounds, untimed. Recycled pages keep their memory. Returned pages give it back
+//! when they are freed, timed. Before a row is timed, it is checked that the system uses pages of the size that the row
+//! names, and that populated pages are committed.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::tables::{CellSamples, Run, Sample, enough, take_turns};
 /// Pages that are written to: 16 MiB.
 pub(crate) const TOUCH_PAGES: usize = 4096;
 
-/// A round lasts so much longer than elsewhere: the system and what is below it take their time unevenly.
+/// A round lasts this much longer than elsewhere, since the system's part varies a lot.
 const LONGER: u32 = 10;
 
 /// Why a row cannot take part, or has failed.
@@ -57,7 +57,7 @@ pub(crate) fn touch(run: &mut Run) -> Result<Vec<Record>, Error> {
     Ok(cells.into_iter().filter_map(CellSamples::record).collect())
 }
 
-/// Opens a row, and proves that it is what it says.
+/// Opens a row, and checks that its pages are what it says.
 fn open(row: &TouchRow) -> Result<Box<dyn Written>, Refusal> {
     let flawed = Refusal::Flawed;
     let mut lane = (row.open)(TOUCH_PAGES).map_err(Refusal::Absent)?;
@@ -89,7 +89,7 @@ fn open(row: &TouchRow) -> Result<Box<dyn Written>, Refusal> {
     Ok(lane)
 }
 
-/// `reps` times: the pages out and written to, then back.
+/// `reps` times: allocates the pages, writes to them, and frees them.
 fn round(lane: &mut dyn Written, reps: usize) -> Result<Parts, Flaw> {
     let mut parts = Parts { alloc: Duration::ZERO, free: Duration::ZERO };
     for _ in 0..reps {
@@ -119,7 +119,7 @@ mod tests {
     use crate::tables::Effort;
 
     #[test]
-    fn every_row_is_what_it_says_or_tells_why_it_is_absent() {
+    fn every_row_proves_its_page_size_or_is_absent() {
         let machine = Machine::unknown();
         let rows = catalogue();
         let effort = Effort { rounds: 2, round: Duration::from_micros(1) };
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(records.len() + run.absent.len(), 1, "no peers where none was asked for");
     }
 
-    /// A row whose memory stays, or that comes up short.
+    /// A row whose memory stays, or that has too few pages.
     struct Broken {
         is_short: bool,
     }

@@ -1,20 +1,20 @@
-//! The anti-forensic splitter of LUKS: a key spread over thousands of stripes, all of which are needed to get it back.
-//! So wiping a keyslot works even where a drive keeps an old copy of a few of its sectors.
+//! The anti-forensic splitter of LUKS spreads a key over thousands of stripes, all of which are needed to get it back.
+//! So wiping a keyslot works even if the drive keeps old copies of a few of its sectors.
 use zeroize::Zeroize;
 
 use crate::hash::Hash;
 use crate::secret::Locked;
 use crate::{Error, SectorSize, Sectors, Xts};
 
-/// Stripes of the keyslots that are made here, as the formats have it.
+/// Stripes of new keyslots, as in the formats.
 pub(crate) const STRIPES: usize = 4000;
 
-/// Bytes that `len` bytes of key take in a keyslot: all stripes, in whole sectors.
+/// Bytes that a key of `len` bytes takes in a keyslot: all stripes, in whole sectors.
 pub(crate) fn material_len(len: usize, stripes: usize) -> usize {
     (len * stripes).next_multiple_of(SectorSize::SMALLEST.bytes())
 }
 
-/// What goes into a keyslot: `key`, spread and encrypted with `slot_key`.
+/// The material of a keyslot: `key`, spread and encrypted with `slot_key`.
 pub(crate) fn seal(slot_key: &[u8], key: &[u8], stripes: usize, hash: Hash) -> Result<Locked, Error> {
     let mut material = Locked::zeroed(material_len(key.len(), stripes));
     split(key, stripes, hash, &mut material)?;
@@ -22,7 +22,7 @@ pub(crate) fn seal(slot_key: &[u8], key: &[u8], stripes: usize, hash: Hash) -> R
     Ok(material)
 }
 
-/// The key of `len` bytes out of a keyslot's `material`; a wrong `slot_key` gives a wrong key.
+/// The key of `len` bytes from a keyslot's `material`. A wrong `slot_key` gives a wrong key.
 pub(crate) fn open(
     slot_key: &[u8],
     mut material: Locked,
@@ -59,7 +59,7 @@ fn merge(material: &[u8], len: usize, stripes: usize, hash: Hash) -> Locked {
     key
 }
 
-/// All stripes but the last, each added to and then diffused.
+/// Xors all stripes but the last, and diffuses the result after each.
 fn mixed(stripes: &[u8], len: usize, hash: Hash) -> Locked {
     let mut sum = Locked::zeroed(len);
     let mut diffused = Locked::zeroed(len);
@@ -67,7 +67,8 @@ fn mixed(stripes: &[u8], len: usize, hash: Hash) -> Locked {
         for (sum, byte) in sum.iter_mut().zip(stripe) {
             *sum ^= byte;
         }
-        // Each digest's worth is replaced by the digest of its number and itself; the last may be shorter.
+        // Each block of a digest's size is replaced by the digest of its number and its bytes. The last block may be
+        // shorter.
         let parts = sum.chunks(hash.digest_len()).zip(diffused.chunks_mut(hash.digest_len()));
         for (i, (part, out)) in (0u32..).zip(parts) {
             hash.digest_into(&[&i.to_be_bytes(), part], out);

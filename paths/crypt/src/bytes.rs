@@ -1,7 +1,7 @@
 //! Reading and writing fields of a header at fixed places, big-endian.
 //!
-//! Places are constants that lie within the header's fixed size, which callers hold in arrays; what a field *says* is
-//! checked where it is used.
+//! Places are constants within the header's fixed size; callers hold headers in arrays. A field's *value* is checked
+//! where it is used.
 
 /// Fields out of a fixed array.
 pub(crate) trait Fields {
@@ -31,8 +31,8 @@ impl<const LEN: usize> Fields for [u8; LEN] {
     }
 }
 
-/// The text in a field, up to its first zero byte. For people: what is no UTF-8 is replaced, so what is to be written again is
-/// the field.
+/// The text in a field, up to its first zero byte, to be shown. Bytes that are not UTF-8 are replaced, so a header is
+/// written with the field itself.
 pub(crate) fn shown(field: &[u8]) -> String {
     let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..end]).into_owned()

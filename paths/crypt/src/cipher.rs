@@ -20,7 +20,7 @@ use crate::secret::{Locked, scrub_stack};
 pub struct SectorSize(u16);
 
 impl SectorSize {
-    /// 512 bytes: the unit in which the formats count.
+    /// 512 bytes: the unit of the formats.
     pub const SMALLEST: Self = Self(512);
     /// 4096 bytes: a page.
     pub const LARGEST: Self = Self(4096);
@@ -44,7 +44,7 @@ impl SectorSize {
     }
 }
 
-/// Which sectors a buffer holds.
+/// The sectors in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sectors {
     /// Bytes a sector.
@@ -55,7 +55,7 @@ pub struct Sectors {
     pub step: u64,
 }
 
-/// Who does the work.
+/// The implementation that is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// Four blocks an instruction, with AVX-512 and VAES.
@@ -72,7 +72,7 @@ impl Backend {
     /// All, the fastest first.
     pub const ALL: [Self; 4] = [Self::Vaes512, Self::Vaes256, Self::AesNi, Self::Portable];
 
-    /// True when this processor has what it needs.
+    /// Whether this processor has the instructions for it.
     #[must_use]
     pub fn is_here(self) -> bool {
         match self {
@@ -89,7 +89,7 @@ impl Backend {
     }
 }
 
-/// A key, ready for use. Shared between threads as it is; zeroed when dropped.
+/// A key, ready for use. It can be shared between threads, and is zeroed when dropped.
 ///
 /// ```
 /// use pagemill_crypt::{SectorSize, Sectors, Xts};
@@ -150,7 +150,7 @@ impl Xts {
         Ok(Self { backend, keys })
     }
 
-    /// Who does the work.
+    /// The implementation that is used.
     #[must_use]
     pub fn backend(&self) -> Backend {
         self.backend
@@ -172,7 +172,7 @@ impl Xts {
         self.run(sectors, secret, plain, true)
     }
 
-    /// Encrypts `data` where it stands.
+    /// Encrypts `data` in place.
     ///
     /// # Errors
     /// [`Error::Request`] unless it has a whole number of sectors.
@@ -180,7 +180,7 @@ impl Xts {
         self.run_in_place(sectors, data, false)
     }
 
-    /// Decrypts `data` where it stands.
+    /// Decrypts `data` in place.
     ///
     /// # Errors
     /// As for [`Xts::encrypt_in_place`].
@@ -230,7 +230,7 @@ impl fmt::Debug for Xts {
     }
 }
 
-/// For a processor that has what `kernels` need, and a key of 32 or 64 bytes.
+/// Expands a key of 32 or 64 bytes. The processor has the instructions that `kernels` need.
 #[cfg(target_arch = "x86_64")]
 fn x86_keys(key: &[u8], kernels: [[x86::Kernel; 2]; 2]) -> Keys {
     let mut memory = Locked::zeroed(size_of::<x86::Schedule>());

@@ -1,4 +1,4 @@
-//! What can go wrong, and what to do about it.
+//! What can go wrong, and how to continue.
 use std::io;
 use std::path::Path;
 
@@ -13,44 +13,44 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
-    /// The caller's arguments cannot be.
+    /// The caller's arguments are invalid.
     #[error("{0}")]
     Request(String),
     /// There is neither a LUKS1 nor a LUKS2 header.
     #[error("{}no LUKS header is there", before(file))]
     NoHeader {
-        /// Where it was looked for; empty where that has no name.
+        /// The file that was searched; empty if it has no name.
         file: String,
     },
-    /// The file ends before the volume does, as a copy does that was not finished. No header is to blame.
+    /// The file ends before the volume does, as after an incomplete copy. The header is intact.
     #[error("{}cut off at {has} bytes: it should have at least {needs}", before(file))]
     CutOff {
-        /// Which file; empty where it has no name.
+        /// The file; empty if it has no name.
         file: String,
         /// Its bytes.
         has: u64,
-        /// The bytes that are known to belong to it.
+        /// The least bytes that it should have.
         needs: u64,
     },
-    /// There is a header, and it is damaged or lies.
+    /// There is a header, and it is damaged or has impossible values.
     #[error("{0}")]
     Header(String),
-    /// The header is whole, and asks for something that this program does not do.
+    /// The header is intact, and needs something that this program does not support.
     #[error("{0}")]
     Unsupported(String),
-    /// Making a key from the passphrase would cost more than the caller allows.
+    /// Deriving the key would cost more than the caller allows.
     #[error("{0}")]
     TooExpensive(String),
-    /// Another program has the file.
+    /// Another program uses the file.
     #[error("{0}: another program is using it")]
     Busy(String),
-    /// The block device is mounted, or another program or device has it for itself.
+    /// The block device is mounted, or another program or device has claimed it.
     #[error("{0} is in use: it is mounted, or another program or device has it")]
     Held(String),
-    /// Something else has been written where a copy of the header was.
+    /// Something else has been written over a copy of the header.
     #[error("{0}")]
     Overwritten(String),
-    /// The two copies of a header are whole, and of different volumes.
+    /// The two copies of a header are intact, and belong to different volumes.
     #[error("{0}")]
     TwoVolumes(String),
     /// No keyslot opens with this passphrase.
@@ -58,26 +58,26 @@ pub enum Error {
     WrongPassphrase {
         /// Keyslots that were tried.
         tried: usize,
-        /// Those that cannot be used here, each with the reason; empty where there is none.
+        /// Keyslots that can't be used here, each with the reason; empty if there are none.
         not_tried: String,
-        /// Whether the passphrase has no byte.
+        /// Whether the passphrase is empty.
         is_empty: bool,
     },
-    /// Removing this keyslot would leave none.
+    /// This keyslot is the last one.
     #[error("keyslot {0} is the last one: without it nobody can open the volume again")]
     LastKeyslot(u32),
-    /// There is something already where a volume was to be made.
+    /// There is already something where a volume should be made.
     #[error("{0}")]
     Occupied(String),
     /// The system refused to mount a volume.
     #[error("mounting {at}: {}", said(source))]
     Mount {
-        /// Where it was to be.
+        /// The mount point.
         at: String,
         /// What the system said.
         source: io::Error,
     },
-    /// There are no pages for it.
+    /// There is too little memory.
     #[error("{0}")]
     Memory(pagemill::Error),
 }
@@ -91,7 +91,7 @@ impl Error {
         Self::CutOff { file: String::new(), has, needs }
     }
 
-    /// The same, of a header or data in `path`: the file is named where the error is about its contents.
+    /// The same, with the name of the file, `path`, if the error is about the contents of a header or of data.
     pub(crate) fn in_file(self, path: &Path) -> Self {
         let path = path.display();
         match self {
@@ -104,7 +104,7 @@ impl Error {
         }
     }
 
-    /// The same, where `passphrase` is what was tried.
+    /// The same, for the passphrase that was tried.
     pub(crate) fn of_passphrase(self, passphrase: &[u8]) -> Self {
         match self {
             Self::WrongPassphrase { tried, not_tried, .. } => {
@@ -166,12 +166,12 @@ fn after_io(kind: io::ErrorKind) -> Option<&'static str> {
     }
 }
 
-/// What stands before a failure that is about a file.
+/// The file's name in front of a failure.
 fn before(file: &str) -> String {
     if file.is_empty() { String::new() } else { format!("{file}: ") }
 }
 
-/// What stands behind a count.
+/// The text after a count.
 fn behind(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("; not tried: {text}") }
 }

@@ -69,7 +69,7 @@ impl Hash {
         with!(self, D => <D as Digest>::output_size())
     }
 
-    /// The digest of `parts`, one after the other, into the beginning of `out`: all of it, or as much as fits.
+    /// Writes the digest of `parts`, one after the other, to the beginning of `out`; as much of it as fits.
     pub(crate) fn digest_into(self, parts: &[&[u8]], out: &mut [u8]) {
         with!(self, D => {
             let mut state = D::new();

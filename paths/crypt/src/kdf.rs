@@ -1,7 +1,7 @@
-//! From a passphrase to a key: argon2id, argon2i (RFC 9106) and PBKDF2, and how long that may take.
+//! Deriving a key from a passphrase: argon2id, argon2i (RFC 9106) and PBKDF2, and the limits on its cost.
 //!
-//! A header says what opening it costs, and a hostile one may say terabytes or years. [`Limits`] are looked at before
-//! any of it is spent (I1).
+//! A header says what opening it costs, and a hostile header may ask for terabytes or years. [`Limits`] are checked
+//! before anything is spent (I1).
 use std::time::{Duration, Instant};
 
 use argon2::{Algorithm, Argon2, Block, Params, Version};
@@ -12,20 +12,20 @@ use crate::Error;
 use crate::hash::Hash;
 use crate::secret::random;
 
-/// Bytes of the salts that are made here.
+/// Bytes of new salts.
 pub(crate) const SALT: usize = 32;
-/// Passes that argon2 makes at least, of those that are made here.
+/// The fewest passes of argon2 in new keyslots.
 const MIN_TIME: u32 = 4;
-/// Iterations that PBKDF2 makes at least, as the LUKS formats demand.
+/// The fewest iterations of PBKDF2 that the LUKS formats allow.
 pub(crate) const MIN_ITERATIONS: u32 = 1000;
 /// Memory below which argon2 is not calibrated, in KiB.
 const MIN_MEMORY_KIB: u32 = 32 << 10;
-/// The most that argon2 is calibrated to: as much as `cryptsetup` takes, in KiB.
+/// The most memory that argon2 is calibrated to, in KiB, as in `cryptsetup`.
 const MAX_MEMORY_KIB: u32 = 1 << 20;
-/// Threads for which argon2 is calibrated at most.
+/// The most threads that argon2 is calibrated for.
 const MAX_LANES: u32 = 4;
 
-/// What making one key may cost.
+/// Limits on the cost of deriving one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Memory, in KiB.
@@ -35,25 +35,25 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// None: for what this program has chosen itself.
+    /// No limits, for parameters that this program has chosen itself.
     pub(crate) const NONE: Self = Self { memory_kib: u64::MAX, work: u64::MAX };
 }
 
 impl Default for Limits {
-    /// 4 GiB, the most that `cryptsetup` makes; 2^28 units of work, a few minutes.
+    /// 4 GiB, the most that `cryptsetup` uses; 2^28 units of work, a few minutes.
     fn default() -> Self {
         Self { memory_kib: 4 << 20, work: 1 << 28 }
     }
 }
 
-/// How a key is made from a passphrase.
+/// A function that derives a key from a passphrase, with its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kdf {
     /// PBKDF2 with HMAC.
     Pbkdf2 {
         /// The hash under HMAC.
         hash: Hash,
-        /// How often.
+        /// The number of iterations.
         iterations: u32,
         /// The salt.
         salt: Vec<u8>,
@@ -66,7 +66,7 @@ pub enum Kdf {
         time: u32,
         /// The memory, in KiB.
         memory_kib: u32,
-        /// Lanes that can be computed at once.
+        /// Lanes, which can be computed in parallel.
         lanes: u32,
         /// The salt.
         salt: Vec<u8>,
@@ -77,7 +77,7 @@ impl Kdf {
     /// Fills `key` from `passphrase`.
     ///
     /// # Errors
-    /// [`Error::TooExpensive`] when that is beyond `limits`, [`Error::Header`] for parameters that cannot be.
+    /// [`Error::TooExpensive`] beyond `limits`, [`Error::Header`] for invalid parameters.
     pub fn derive(&self, passphrase: &[u8], key: &mut [u8], limits: &Limits) -> Result<(), Error> {
         self.check(key.len(), limits)?;
         match self {
@@ -107,7 +107,7 @@ impl Kdf {
         }
     }
 
-    /// Compares what it asks for with what it may.
+    /// Checks its cost against `limits`.
     fn check(&self, key_len: usize, limits: &Limits) -> Result<(), Error> {
         let (memory_kib, work, what) = match self {
             Self::Pbkdf2 { hash, iterations, .. } => {
@@ -132,7 +132,7 @@ impl Kdf {
     }
 }
 
-/// Which function makes keys.
+/// The kind of function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KdfKind {
     /// Memory-hard; the default of LUKS2
@@ -143,35 +143,35 @@ pub enum KdfKind {
     Pbkdf2,
 }
 
-/// What a new keyslot's function is to cost.
+/// The cost of a new keyslot's function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KdfChoice {
     /// Which one.
     pub kind: KdfKind,
     /// The hash of PBKDF2.
     pub hash: Hash,
-    /// How long one try is to take on this machine.
+    /// How long one attempt should take on this machine.
     pub target: Duration,
-    /// Iterations (PBKDF2) or passes (argon2), in place of what `target` gives.
+    /// Iterations (PBKDF2) or passes (argon2), instead of `target`.
     pub iterations: Option<u32>,
-    /// Memory of argon2 in KiB: the most where `target` decides, exactly so much where `iterations` does.
+    /// Memory of argon2 in KiB: the maximum with `target`, the exact amount with `iterations`.
     pub memory_kib: Option<u32>,
-    /// Lanes of argon2; as many as there are processors, up to 4, where nothing is said.
+    /// Lanes of argon2; by default as many as there are processors, up to 4.
     pub lanes: Option<u32>,
 }
 
 impl KdfChoice {
-    /// Two seconds of `kind` on this machine, as `cryptsetup` chooses.
+    /// Two seconds of `kind` on this machine, as in `cryptsetup`.
     #[must_use]
     pub fn new(kind: KdfKind) -> Self {
         let target = Duration::from_secs(2);
         Self { kind, hash: Hash::Sha256, target, iterations: None, memory_kib: None, lanes: None }
     }
 
-    /// Measures this machine where the choice is by time, and makes a function with a fresh salt.
+    /// Makes a function with a fresh salt. If the choice is by time, this machine is measured.
     ///
     /// # Errors
-    /// [`Error::Request`] for parameters that cannot be, [`Error::Io`] without random numbers.
+    /// [`Error::Request`] for invalid parameters, [`Error::Io`] without random numbers.
     pub(crate) fn make(&self, key_len: usize) -> Result<Kdf, Error> {
         let mut salt = vec![0; SALT];
         random(&mut salt)?;
@@ -238,7 +238,7 @@ fn passes_in(is_id: bool, lanes: u32, memory_kib: u32, target: Duration) -> Resu
     Ok((time.max(MIN_TIME), kib))
 }
 
-/// Half of what the system has, in KiB.
+/// Half of the system's memory, in KiB.
 fn memory_kib() -> u32 {
     // SAFETY: asks the system for two numbers.
     let bytes = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES).saturating_mul(libc::sysconf(libc::_SC_PAGESIZE)) };

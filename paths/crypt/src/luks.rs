@@ -1,4 +1,4 @@
-//! A LUKS volume of either version: which one it is, and what both can do.
+//! A LUKS volume of either version: which version it is, and the operations that both have.
 use crate::cipher::SectorSize;
 use crate::hash::Hash;
 use crate::kdf::{KdfChoice, KdfKind, Limits};
@@ -11,7 +11,7 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-/// How long the digest of a volume key takes, which is looked at for each keyslot that is tried.
+/// How long computing the digest of a volume key takes. It is checked for each keyslot that is tried.
 pub(crate) const DIGEST_TIME: Duration = Duration::from_millis(125);
 
 /// A header of either version.
@@ -24,7 +24,7 @@ pub enum Luks {
     V2(luks2::Header),
 }
 
-/// What a new volume is to be.
+/// The parameters of a new volume.
 #[derive(Clone, Debug)]
 pub struct New {
     /// 1 or 2.
@@ -39,7 +39,7 @@ pub struct New {
     pub kdf: KdfChoice,
     /// A label, in LUKS2.
     pub label: String,
-    /// How long the data's file is, where that is another than the header's.
+    /// Bytes of the data's file, if that is not the header's file.
     pub detached: Option<u64>,
 }
 
@@ -47,8 +47,8 @@ impl Luks {
     /// Reads the header at the beginning of `store`.
     ///
     /// # Errors
-    /// [`Error::NoHeader`] where there is none; [`Error::Header`] for one that is damaged or lies; [`Error::CutOff`] where the
-    /// file ends within it; [`Error::Unsupported`].
+    /// [`Error::NoHeader`] if there is none; [`Error::Header`] if it is damaged or has impossible values;
+    /// [`Error::CutOff`] if the file ends within it; [`Error::Unsupported`].
     pub fn read(store: &dyn Store) -> Result<Self, Error> {
         let size = store.size().map_err(|error| Error::io("the header's file", error))?;
         let mut first = [0; luks1::HEADER];
@@ -65,29 +65,30 @@ impl Luks {
         match luks2::Header::read(store) {
             Ok(header) => Ok(Self::V2(header)),
             Err(Error::Header(_)) if first.starts_with(&luks1::MAGIC_WHILE_REENCRYPTED) => Err(Error::Unsupported(
-                "a re-encryption of this LUKS1 volume is under way, which is not done here: finish it (cryptsetup reencrypt)"
+                "a re-encryption of this LUKS1 volume is under way, which is not supported: finish it (cryptsetup reencrypt)"
                     .to_owned(),
             )),
-            // What does not even begin as a header is none.
+            // Bytes that do not even begin like a header are no header.
             Err(Error::Header(_)) if !begins_as_one => Err(Error::NoHeader { file: String::new() }),
             Err(Error::Header(why)) => Err(match luks1::version(&first) {
                 2 if size < header_len(&first) => Error::cut_off(size, header_len(&first)),
                 2 => Error::Header(why),
-                // Neither copy is one of version 2, and so it is not that this one is damaged.
-                other => Error::Unsupported(format!("the header is of LUKS version {other}; 1 and 2 are done here")),
+                // Neither copy is of version 2, so this one is not a damaged header of version 2.
+                other => Error::Unsupported(format!("the header is of LUKS version {other}; 1 and 2 are supported")),
             }),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes a header with one keyslot, writes it into `store`, and returns it. Nothing is written before all of it is made.
+    /// Makes a header with one keyslot, writes it to `store`, and returns it. Nothing is written until the whole header
+    /// is made.
     ///
     /// # Errors
-    /// [`Error::Request`] for what cannot be, [`Error::Io`].
+    /// [`Error::Request`] for invalid parameters, [`Error::Io`].
     pub fn format(store: &dyn Store, new: &New, passphrase: &[u8]) -> Result<Self, Error> {
         let key = Locked::random(new.key_bytes)?;
         let size = store.size().map_err(|error| Error::io("the header's file", error))?;
-        // Where the keyslot's cost is said, the digest's is not to be measured either.
+        // If the keyslot's cost is given, the digest's cost is not measured either.
         let digest_iterations = new.kdf.iterations.map(|_| crate::kdf::MIN_ITERATIONS);
         let mut header = Self::without_keyslots(new, &key, digest_iterations)?;
         let is_detached = new.detached.is_some();
@@ -104,7 +105,8 @@ impl Luks {
         Ok(header)
     }
 
-    /// That such a volume can be, with its header in a file of `size` bytes: before anybody is asked for a passphrase.
+    /// Checks that such a volume can be made, with its header in a file of `size` bytes. Called before the user is
+    /// asked for a passphrase.
     ///
     /// # Errors
     /// [`Error::Request`].
@@ -161,8 +163,8 @@ impl Luks {
     /// Opens the volume whose data is in a file of `data_len` bytes, the header's own unless `is_detached`.
     ///
     /// # Errors
-    /// As for [`Luks::unlock`]; [`Error::CutOff`], [`Error::Header`] and [`Error::Request`] where the data does not fit its
-    /// file.
+    /// As for [`Luks::unlock`]; [`Error::CutOff`], [`Error::Header`] and [`Error::Request`] if the data does not fit
+    /// its file.
     pub fn open(
         &self,
         store: &dyn Store,
@@ -176,11 +178,11 @@ impl Luks {
         Volume::new(&key, geometry)
     }
 
-    /// Puts `passphrase` into a free keyslot, `wanted` or the first, for the volume key that [`Luks::unlock`] gave.
-    /// Returns the keyslot's number.
+    /// Puts `passphrase` into a free keyslot, `wanted` or the first one, for the volume key that [`Luks::unlock`]
+    /// returned. Returns the keyslot's number.
     ///
     /// # Errors
-    /// [`Error::Request`] where there is no room, [`Error::Io`].
+    /// [`Error::Request`] if there is no room, [`Error::Io`].
     pub fn add_key(
         &mut self,
         store: &dyn Store,
@@ -197,10 +199,10 @@ impl Luks {
         number
     }
 
-    /// Wipes keyslot `number`; the last one that opens the volume only if `even_last`.
+    /// Wipes keyslot `number`; the last keyslot that opens the volume only if `even_last` is set.
     ///
     /// # Errors
-    /// [`Error::LastKeyslot`], [`Error::Request`] where there is no such keyslot, [`Error::Io`].
+    /// [`Error::LastKeyslot`], [`Error::Request`] if there is no such keyslot, [`Error::Io`].
     pub fn remove_key(&mut self, store: &dyn Store, number: u32, even_last: bool) -> Result<(), Error> {
         if self.openers() == [number] && !even_last {
             return Err(Error::LastKeyslot(number));
@@ -220,7 +222,7 @@ impl Luks {
         }
     }
 
-    /// Numbers of the keyslots that hold a passphrase, of a kind that is known here.
+    /// Numbers of the keyslots in use that are of a supported kind.
     #[must_use]
     pub fn used(&self) -> Vec<u32> {
         match self {
@@ -229,7 +231,7 @@ impl Luks {
         }
     }
 
-    /// Those of them that open the volume: in LUKS2 a keyslot may hold the key of something else.
+    /// Numbers of the keyslots that open the volume. In LUKS2 a keyslot may hold the key of something else.
     #[must_use]
     pub fn openers(&self) -> Vec<u32> {
         match self {
@@ -238,10 +240,10 @@ impl Luks {
         }
     }
 
-    /// That keyslot `number` is there, and of a kind that is known here.
+    /// Checks that keyslot `number` exists and is of a supported kind.
     ///
     /// # Errors
-    /// [`Error::Request`] where it is not there, [`Error::Unsupported`].
+    /// [`Error::Request`] if it does not exist, [`Error::Unsupported`].
     pub fn check_slot(&self, number: u32) -> Result<(), Error> {
         match self {
             Self::V2(header) => header.check_slot(number),
@@ -250,10 +252,10 @@ impl Luks {
         }
     }
 
-    /// That some keyslot can be tried here, if there are any: before anybody is asked for a passphrase.
+    /// Checks that some keyslot can be tried, if there are any. Called before the user is asked for a passphrase.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with what stands against each.
+    /// [`Error::Unsupported`] with the reason for each.
     pub fn check_openers(&self) -> Result<(), Error> {
         match self {
             Self::V1(header) => header.check_supported(),
@@ -261,7 +263,7 @@ impl Luks {
         }
     }
 
-    /// That nothing but this volume claims its place, so that writing to it spoils nothing else.
+    /// Checks that nothing else has taken this volume's place, so that writing to it destroys nothing else.
     ///
     /// # Errors
     /// [`Error::Overwritten`], [`Error::TwoVolumes`].
@@ -272,7 +274,7 @@ impl Luks {
         }
     }
 
-    /// That keys can be added and removed here.
+    /// Checks that keys can be added and removed.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Overwritten`], [`Error::TwoVolumes`].
@@ -283,7 +285,7 @@ impl Luks {
         }
     }
 
-    /// The first byte behind all that belongs to the header.
+    /// The first byte after the header and its keyslots.
     fn end(&self) -> u64 {
         match self {
             Self::V1(header) => header.end(),
@@ -300,7 +302,7 @@ impl Luks {
             Self::V1(header) => header.geometry(data_len),
             Self::V2(header) => header.geometry(data_len),
         }?;
-        // What is written there would be written over the header.
+        // Data written there would overwrite the header.
         match self {
             _ if is_detached => Ok(geometry),
             _ if geometry.offset == 0 => {
@@ -311,12 +313,12 @@ impl Luks {
                 let (offset, end) = (geometry.offset, header.end());
                 Err(Error::Header(format!("the data begins at {offset}, inside the header, which ends at {end}")))
             }
-            // A header of version 1 whose key material reaches into the data is not read.
+            // For version 1, reading the header has checked this.
             _ => Ok(geometry),
         }
     }
 
-    /// What is wrong with the header, though it serves: a line each.
+    /// What is wrong with the header, although it can be used; a line each.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
         match self {
@@ -325,7 +327,7 @@ impl Luks {
         }
     }
 
-    /// The function that keyslots of this version are made with, where nothing is said.
+    /// The default function of keyslots of this version.
     #[must_use]
     pub fn default_kdf(&self) -> KdfKind {
         match self {
@@ -335,12 +337,12 @@ impl Luks {
     }
 }
 
-/// Bytes that the header which begins with `first` has at least, keyslots apart: both copies in version 2.
+/// The least bytes of the header that begins with `first`, without keyslots: both copies in version 2.
 fn header_len(first: &[u8; luks1::HEADER]) -> u64 {
     if luks1::version(first) == 2 { luks2::copies_len(first) } else { first.len() as u64 }
 }
 
-/// That there is room for a new `header`, in a file of `size` bytes, and for a sector of data.
+/// Checks that a file of `size` bytes has room for a new `header`, and that there is room for a sector of data.
 fn check_room(header: &Luks, new: &New, size: u64) -> Result<(), Error> {
     let sector = new.sector_size.bytes() as u64;
     let files = match new.detached {
@@ -356,8 +358,8 @@ fn check_room(header: &Luks, new: &New, size: u64) -> Result<(), Error> {
     }
 }
 
-/// Loses its first `len` bytes when it is first written to. Making a keyslot takes seconds and may be refused: until it is
-/// made, what was there is whole.
+/// A store whose first `len` bytes are cleared by the first write. Making a keyslot takes seconds and may fail; until
+/// it is made, the old contents stay.
 struct ClearedAtFirstWrite<'a> {
     store: &'a dyn Store,
     len: u64,
@@ -382,8 +384,8 @@ impl Store for ClearedAtFirstWrite<'_> {
     }
 }
 
-/// Overwrites the first `len` bytes with zeroes, headers and key material of a former volume among them. What is zero
-/// already is not written: a hole in a file stays one.
+/// Overwrites the first `len` bytes with zeroes, with headers and key material of a former volume among them. Bytes
+/// that are zero already are not written, so that a hole in a file stays a hole.
 fn clear(store: &dyn Store, len: u64) -> io::Result<()> {
     const STEP: u64 = 1 << 16;
     let zeroes = vec![0; STEP as usize];
@@ -398,8 +400,8 @@ fn clear(store: &dyn Store, len: u64) -> io::Result<()> {
     store.sync()
 }
 
-/// Tries keyslots in turn: the number of the first that opens, and the volume key. One that cannot be tried stops nobody from
-/// trying the others, unless it is the disk that fails; where none opens it is told of.
+/// Tries keyslots in turn. Returns the number of the first one that opens, and the volume key. A keyslot that can't be
+/// tried does not stop the others from being tried, unless the disk fails. If none opens, the error names it.
 pub(crate) fn first_that_opens(
     numbers: impl Iterator<Item = u32>,
     mut try_slot: impl FnMut(u32) -> Result<Option<Locked>, Error>,
@@ -421,7 +423,7 @@ pub(crate) fn first_that_opens(
     })
 }
 
-/// Reads key material. `needs`: bytes that the file has at least, where it is whole.
+/// Reads key material. `needs` are the least bytes of a complete file.
 pub(crate) fn read_material(
     store: &dyn Store,
     number: u32,
@@ -435,7 +437,7 @@ pub(crate) fn read_material(
     })
 }
 
-/// There are keyslots, and this is what stands against each.
+/// The error if there are keyslots, but none can be used; with the reason for each.
 pub(crate) fn none_usable(why: &[String]) -> Error {
     Error::Unsupported(format!("no keyslot can be used here: {}", why.join("; ")))
 }
@@ -444,22 +446,22 @@ pub(crate) fn no_such_slot(number: u32) -> Error {
     Error::Request(format!("there is no keyslot {number}: `crypt info` lists them"))
 }
 
-/// Writes, and returns when it is on the disk.
+/// Writes `data`, and returns when it is on the disk.
 pub(crate) fn write_synced(store: &dyn Store, data: &[u8], at: u64, what: &str) -> Result<(), Error> {
     store.write_at(data, at).and_then(|()| store.sync()).map_err(|error| Error::io(format!("writing {what}"), error))
 }
 
 /// Overwrites key material with random bytes, and returns when they are on the disk.
 ///
-/// A drive or a file system that writes elsewhere keeps the old bytes for a while; the splitter makes that harmless as
-/// soon as it reuses any of them.
+/// A drive or a file system that writes to another place keeps the old bytes for a while. Thanks to the splitter, that
+/// is harmless as soon as a few of them are reused.
 pub(crate) fn wipe(store: &dyn Store, area: Range<u64>, what: &str) -> Result<(), Error> {
     let mut noise = vec![0; (area.end - area.start) as usize];
     crate::secret::random(&mut noise)?;
     write_synced(store, &noise, area.start, what)
 }
 
-/// A keyslot was to be made, and there is no place for it.
+/// The error if there is no place for a new keyslot.
 pub(crate) fn no_free_slot(wanted: Option<u32>, slots: u32) -> Error {
     Error::Request(match wanted {
         Some(number) if number >= slots => {

@@ -1,8 +1,8 @@
 //! LUKS1: one header of 592 bytes, eight keyslots, PBKDF2 (the LUKS On-Disk Format Specification, version 1.2.3).
 //!
 //! There is one copy of the header. A change writes key material first and then the header, with a sync between (I1): a
-//! crash leaves the header as it was, or as it was to be; one that tears the header's second sector damages the last two
-//! keyslots' fields at most.
+//! crash leaves the old header or the new one. A crash that tears the header's second sector damages at most the fields
+//! of the last two keyslots.
 use std::ops::Range;
 
 use subtle::ConstantTimeEq;
@@ -19,14 +19,15 @@ use crate::{Error, SectorSize};
 
 /// Bytes of the header.
 pub const HEADER: usize = 592;
-/// How both formats begin.
+/// The first bytes of both formats.
 pub(crate) const MAGIC: [u8; 6] = *b"LUKS\xba\xbe";
-/// What `cryptsetup reencrypt` puts in its place until it is done, so that nobody opens the volume. The rest is as it was.
+/// What `cryptsetup reencrypt` replaces it by until it is done, so that nobody opens the volume. The rest of the header
+/// stays.
 pub(crate) const MAGIC_WHILE_REENCRYPTED: [u8; 6] = *b"LUKS\xde\xad";
-/// Keyslots there are.
+/// The number of keyslots.
 pub const SLOTS: u32 = 8;
 
-/// Where the fields stand.
+/// Offsets of the fields.
 mod at {
     pub(super) const VERSION: usize = 6;
     pub(super) const CIPHER: usize = 8;
@@ -55,7 +56,7 @@ const ALIGN: u64 = 4096;
 /// Data is aligned to this many bytes.
 const DATA_ALIGN: u64 = 1 << 20;
 
-/// The version that a header of either kind says it has.
+/// The version that a header claims to have.
 pub(crate) fn version(bytes: &[u8; HEADER]) -> u16 {
     bytes.u16_at(at::VERSION)
 }
@@ -89,19 +90,18 @@ pub struct Header {
     digest_salt: [u8; SALT],
     /// Iterations of the digest.
     pub digest_iterations: u32,
-    /// As it stands, whatever its bytes are.
+    /// The raw field, whatever its bytes are.
     uuid: [u8; 40],
     /// The keyslots.
     pub slots: Vec<Slot>,
 }
 
 impl Header {
-    /// Reads a header out of its bytes. `store_len` is how long the file is that it came from.
+    /// Reads a header from its bytes. `store_len` is the length of its file.
     ///
     /// # Errors
-    /// [`Error::NoHeader`] where there is none, [`Error::Header`] for one that lies, [`Error::CutOff`] where key material lies
-    /// beyond the file. A cipher or a hash that is not done here
-    /// is told of when it is to be used.
+    /// [`Error::NoHeader`] if there is none, [`Error::Header`] for impossible values, [`Error::CutOff`] if key material
+    /// lies beyond the file's end. An unsupported cipher or hash is an error only when it is used.
     pub fn parse(bytes: &[u8; HEADER], store_len: u64) -> Result<Self, Error> {
         if bytes.field(0) != MAGIC || version(bytes) != 1 {
             return Err(Error::NoHeader { file: String::new() });
@@ -133,14 +133,14 @@ impl Header {
         shown(&self.uuid)
     }
 
-    /// That this program knows its cipher, its hash and the key's length.
+    /// Checks that its cipher, its hash and the key's length are supported.
     pub(crate) fn check_supported(&self) -> Result<(), Error> {
         let Self { cipher, key_bytes, .. } = self;
         if cipher != crate::CIPHER {
             return Err(Error::Unsupported(format!("the cipher {cipher:?} is not {}", crate::CIPHER)));
         }
         if !matches!(key_bytes, 32 | 64) {
-            let why = format!("a volume key of {key_bytes} bytes; {} is done here with 32 or 64", crate::CIPHER);
+            let why = format!("a volume key of {key_bytes} bytes; {} is supported with 32 or 64", crate::CIPHER);
             return Err(Error::Unsupported(why));
         }
         self.hash().map(drop)
@@ -150,7 +150,7 @@ impl Header {
         Hash::named(&self.hash)
     }
 
-    /// Active keyslots lie behind the header, before the data, within the file, and apart from each other.
+    /// Checks that active keyslots lie after the header, before the data and within the file, and do not overlap.
     fn check_areas(&self, store_len: u64) -> Result<(), Error> {
         if self.payload != 0 && self.payload_at() < HEADER as u64 {
             let begin = self.payload_at();
@@ -178,7 +178,7 @@ impl Header {
         Ok(())
     }
 
-    /// The bytes of a keyslot's material. Key and stripes were checked: this cannot overflow.
+    /// The bytes of a keyslot's material. The key's length and the stripes were checked, so this cannot overflow.
     fn area(&self, slot: &Slot) -> Range<u64> {
         let start = u64::from(slot.material) * UNIT;
         start..start + af::material_len(self.key_bytes, slot.stripes as usize) as u64
@@ -188,7 +188,8 @@ impl Header {
         u64::from(self.payload) * UNIT
     }
 
-    /// The header as it stands on the disk: one with what is done here, which whoever changes it has looked at.
+    /// The header's bytes on the disk. The caller has checked that it is supported, so the cipher is the only one that
+    /// there can be.
     fn bytes(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         put(&mut bytes, 0, &MAGIC);
@@ -213,7 +214,7 @@ impl Header {
         bytes
     }
 
-    /// A header for a volume with `key`, without a keyslot yet; `hash` is that of its digest and keyslots.
+    /// A header for a volume with `key`, without a keyslot yet. `hash` is for its digest and keyslots.
     pub(crate) fn new(
         key: &Locked,
         hash: Hash,
@@ -248,7 +249,7 @@ impl Header {
         Ok(header)
     }
 
-    /// The first byte behind the last keyslot's area.
+    /// The first byte after the last keyslot's area.
     pub(crate) fn end(&self) -> u64 {
         let end = self.slots.iter().map(|slot| self.area(slot).end).max().unwrap_or(0);
         end.next_multiple_of(ALIGN).max(self.payload_at())
@@ -257,7 +258,7 @@ impl Header {
     /// The number of the keyslot that `passphrase` opens, and the volume key. `only` restricts it to one keyslot.
     ///
     /// # Errors
-    /// [`Error::WrongPassphrase`]; what stopped a keyslot from being tried, where no other opened; [`Error::Io`].
+    /// [`Error::WrongPassphrase`]; the reason why a keyslot could not be tried, if no other opened; [`Error::Io`].
     pub fn unlock(
         &self,
         store: &dyn Store,
@@ -270,7 +271,7 @@ impl Header {
         first_that_opens(numbers, |number| self.try_slot(store, number, passphrase, limits))
     }
 
-    /// The volume key out of one keyslot, if `passphrase` opens it.
+    /// The volume key from one keyslot, if `passphrase` opens it.
     fn try_slot(
         &self,
         store: &dyn Store,
@@ -292,7 +293,8 @@ impl Header {
         Ok(bool::from(found.ct_eq(&self.digest)).then_some(key))
     }
 
-    /// Puts `passphrase` into a free keyslot, `wanted` or the first, and writes the header. Returns its number.
+    /// Puts `passphrase` into a free keyslot, `wanted` or the first one, and writes the header. Returns the keyslot's
+    /// number.
     pub(crate) fn add(
         &mut self,
         store: &dyn Store,
@@ -319,7 +321,7 @@ impl Header {
         slot.stripes = STRIPES as u32;
         let mut changed = self.clone();
         changed.slots[number as usize] = slot.clone();
-        // An unused keyslot's place is not looked at when a header is read.
+        // Reading a header does not check the places of unused keyslots.
         changed.check_areas(store.size().map_err(|e| Error::io("the header's file", e))?)?;
 
         let mut slot_key = Locked::zeroed(self.key_bytes);
@@ -354,7 +356,7 @@ impl Header {
     /// Where the data lies in a file of `data_len` bytes.
     ///
     /// # Errors
-    /// [`Error::CutOff`] when there is none in it, [`Error::Unsupported`].
+    /// [`Error::CutOff`] if it has no data, [`Error::Unsupported`].
     pub fn geometry(&self, data_len: u64) -> Result<Geometry, Error> {
         self.check_supported()?;
         Geometry::within(data_len, self.payload_at(), None, SectorSize::SMALLEST, 0)
@@ -384,7 +386,7 @@ impl Slot {
                 format!("keyslot {number}: {stripes} stripes and {iterations} iterations; it has {STRIPES} and some");
             return Err(Error::Header(why));
         }
-        // What an unused keyslot says is not used before it is set.
+        // The fields of an unused keyslot are set before they are used.
         Ok(if slot.is_active { slot } else { Self { stripes: STRIPES as u32, ..slot } })
     }
 }

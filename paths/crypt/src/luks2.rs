@@ -1,15 +1,16 @@
 //! LUKS2: two copies of a header with a checksum and a sequence number each, JSON inside, up to 32 keyslots (the LUKS2
 //! On-Disk Format Specification, version 1.1).
 //!
-//! Reading: of the copies that are whole the one with the higher sequence number serves; a damaged one is told of, and
-//! rewritten by the next change. Invariants of a change:
-//! - I1: at every moment at least one copy on the disk is whole. The copy that is damaged or older is written first, then
-//!   the other, with a sync after each. (Both whole and equal: the primary first.)
-//! - I2: no copy on the disk names key material that is not on the disk yet: it is written and synced first. What is
-//!   removed is wiped first: a crash then leaves a keyslot that opens nothing, and not a key that nobody knows of.
-//! - I3: nothing is written while some of what belongs to the header reaches into the data.
-//! - I4: nothing is written where something else was written over the primary copy, or where the copies are of different
-//!   volumes: nobody knows which of them is wanted.
+//! Reading: of the intact copies the one with the higher sequence number is used. A damaged copy is reported, and the
+//! next change rewrites it. Invariants of a change:
+//! - I1: at every moment at least one copy on the disk is intact. The copy that is damaged or older is written first,
+//!   then the other one, with a sync after each. (If both are intact and equal, the primary is first.)
+//! - I2: no copy on the disk names key material that is not on the disk yet: the material is written and synced first.
+//!   A keyslot that is removed is wiped first: a crash then leaves a keyslot that opens nothing, and not a forgotten
+//!   key.
+//! - I3: nothing is written if a part of the header reaches into the data.
+//! - I4: nothing is written if something else was written over the primary copy, or if the copies belong to different
+//!   volumes: this program can't know which of them the user wants.
 mod copy;
 mod metadata;
 
@@ -29,12 +30,12 @@ pub(crate) use copy::copies_len;
 use copy::{Copy, SIZES, Which};
 pub use metadata::{Keyslot, Metadata, Other, Segment};
 
-/// Bytes of each copy that is made here.
+/// Bytes of each copy in a new header.
 const HEADER: u64 = SIZES[0];
-/// Where the data begins in what is made here: behind 16 MiB of header, as `cryptsetup` has it.
+/// Where the data begins in a new volume: after 16 MiB of header, as in `cryptsetup`.
 const DATA: u64 = 16 << 20;
 
-/// What is said of a keyslot of priority 0.
+/// Why a keyslot of priority 0 is skipped.
 const NAMED_ONLY: &str = "its priority is \"ignore\": it is tried only where it is named";
 
 /// A header that was read and checked.
@@ -45,7 +46,7 @@ pub struct Header {
     metadata: Metadata,
     /// What is wrong with each copy: the primary, the secondary.
     faults: [Option<String>; 2],
-    /// What stands in the place of one copy and is not this volume's (I4).
+    /// What is in the place of one copy and does not belong to this volume (I4).
     stranger: Option<Stranger>,
 }
 
@@ -61,13 +62,13 @@ impl Header {
     /// Reads both copies.
     ///
     /// # Errors
-    /// [`Error::Header`] with what is wrong with both when neither is whole, also where there never was one;
+    /// [`Error::Header`] with what is wrong with both copies if neither is intact, also if there never was a header;
     /// [`Error::Unsupported`], [`Error::Io`].
     pub fn read(store: &dyn Store) -> Result<Self, Error> {
         let primary = Self::read_copy(store, Which::Primary, 0);
         let secondary = match &primary {
             Ok(primary) => Self::read_copy(store, Which::Secondary, primary.copy.size),
-            // Nothing says where it is: it may be wherever a primary can end.
+            // Its place is unknown: it may be wherever a primary copy can end.
             Err(_) => {
                 let mut tries = SIZES.iter().map(|&size| Self::read_copy(store, Which::Secondary, size));
                 let first = tries.next().expect("headers have sizes");
@@ -91,7 +92,7 @@ impl Header {
 
     fn choose(primary: Result<Self, Error>, secondary: Result<Self, Error>) -> Result<Self, Error> {
         match (primary, secondary) {
-            // Sequence numbers of two volumes say nothing about which is wanted; one has to be shown.
+            // The sequence numbers of two volumes do not say which one the user wants; one has to be shown.
             (Ok(primary), Ok(secondary)) if primary.uuid() != secondary.uuid() => {
                 let uuids = [primary.uuid(), secondary.uuid()];
                 let stranger = Some(Stranger::Volume(uuids.clone()));
@@ -133,7 +134,7 @@ impl Header {
         Self::of_copy(Copy::read(store, which, offset)?)
     }
 
-    /// Reads a header out of bytes, as a fuzzer has them: the primary copy, or the one at its place behind it.
+    /// Reads a header from bytes, for fuzzing: the primary copy, and the secondary one in its place after it.
     ///
     /// # Errors
     /// As for [`Header::read`].
@@ -169,7 +170,7 @@ impl Header {
         shown(&self.copy.label)
     }
 
-    /// What is wrong with the copies of the header: a line each.
+    /// What is wrong with the copies of the header; a line each.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
         let named = [("primary", "secondary"), ("secondary", "primary")].into_iter().zip(&self.faults);
@@ -235,7 +236,7 @@ impl Header {
         Ok(Self { copy, json, metadata, faults: [None, None], stranger: None })
     }
 
-    /// Numbers of the keyslots whose key some digest vouches for as the volume's.
+    /// Numbers of the keyslots that some digest binds to the volume's key.
     pub(crate) fn openers(&self) -> Vec<u32> {
         let Ok((segment, _)) = self.metadata.segment() else { return Vec::new() };
         let Metadata { keyslots, others, .. } = &self.metadata;
@@ -245,7 +246,7 @@ impl Header {
         numbers
     }
 
-    /// Why keyslot `number`, which is there, does not open the volume here; none if it may.
+    /// Why keyslot `number`, which exists, can't open the volume here; `None` if it may.
     #[must_use]
     pub fn not_used(&self, number: u32) -> Option<String> {
         if let Some(other) = self.metadata.others.get(&number) {
@@ -258,13 +259,13 @@ impl Header {
         self.metadata.keyslots.get(&number)?.check_usable().err().map(|error| error.to_string())
     }
 
-    /// Why keyslot `number` is passed over unless it is named, if so.
+    /// Why keyslot `number` is skipped unless it is named; `None` if it is not skipped.
     #[must_use]
     pub fn passed_over(&self, number: u32) -> Option<&'static str> {
         (self.metadata.keyslots.get(&number)?.priority == Some(0)).then_some(NAMED_ONLY)
     }
 
-    /// That one of the keyslots for the volume's key can be used here, if there are any.
+    /// Checks that one of the keyslots for the volume's key can be used here, if there are any.
     pub(crate) fn check_openers(&self) -> Result<(), Error> {
         self.metadata.segment()?;
         let openers = self.openers();
@@ -275,7 +276,7 @@ impl Header {
         }
     }
 
-    /// That nothing but this volume claims its place (I4).
+    /// Checks that nothing else has taken this volume's place (I4).
     pub(crate) fn check_not_written_over(&self) -> Result<(), Error> {
         match &self.stranger {
             None => Ok(()),
@@ -292,13 +293,13 @@ impl Header {
         }
     }
 
-    /// That keys can be added and removed.
+    /// Checks that keys can be added and removed.
     pub(crate) fn check_changeable(&self) -> Result<(), Error> {
         self.metadata.check_requirements()?;
         self.check_not_written_over()
     }
 
-    /// The first byte behind the keyslots area.
+    /// The first byte after the keyslots area.
     pub(crate) fn end(&self) -> u64 {
         2 * self.copy.size + self.metadata.keyslots_size
     }
@@ -306,7 +307,7 @@ impl Header {
     /// The number of the keyslot that `passphrase` opens, and the volume key. `only` restricts it to one keyslot.
     ///
     /// # Errors
-    /// [`Error::WrongPassphrase`]; what stopped a keyslot from being tried, where no other opened; [`Error::Io`].
+    /// [`Error::WrongPassphrase`]; the reason why a keyslot could not be tried, if no other opened; [`Error::Io`].
     pub fn unlock(
         &self,
         store: &dyn Store,
@@ -335,7 +336,7 @@ impl Header {
         })
     }
 
-    /// The volume key out of one keyslot, if `passphrase` opens it.
+    /// The volume key from one keyslot, if `passphrase` opens it.
     fn try_slot(
         &self,
         store: &dyn Store,
@@ -367,7 +368,8 @@ impl Header {
         Ok(bool::from(found.ct_eq(expected)).then_some(key))
     }
 
-    /// Puts `passphrase` into a free keyslot, `wanted` or the first, and writes the header. Returns its number.
+    /// Puts `passphrase` into a free keyslot, `wanted` or the first one, and writes the header. Returns the keyslot's
+    /// number.
     pub(crate) fn add(
         &mut self,
         store: &dyn Store,
@@ -416,7 +418,7 @@ impl Header {
         let mut slot_key = Locked::zeroed(key.len());
         kdf.derive(passphrase, &mut slot_key, &Limits::NONE)?;
         let material = af::seal(&slot_key, key, STRIPES, hash)?;
-        // I2, as below where a keyslot is wiped.
+        // I2. So is wiping in `remove`.
         luks::write_synced(store, &material, offset, &format!("keyslot {number}"))?;
         changed.write(store)?;
         *self = changed;
@@ -446,7 +448,7 @@ impl Header {
         Ok(())
     }
 
-    /// That keyslot `number` is there, and of a kind that is known here.
+    /// Checks that keyslot `number` exists and is of a supported kind.
     pub(crate) fn check_slot(&self, number: u32) -> Result<(), Error> {
         match self.metadata.others.get(&number) {
             Some(Other { why, .. }) => Err(Error::Unsupported(format!("keyslot {number}: {why}"))),
@@ -455,7 +457,7 @@ impl Header {
         }
     }
 
-    /// The first place of `size` bytes in the keyslots area that nobody has.
+    /// The first free place of `size` bytes in the keyslots area.
     fn free_area(&self, size: u64) -> Result<u64, Error> {
         let mut taken: Vec<_> = self.metadata.areas().map(|(_, area)| (area.offset, area.offset + area.size)).collect();
         taken.sort_unstable();
@@ -477,7 +479,7 @@ impl Header {
         object.ok_or_else(|| Error::Header(format!("the metadata has no {name}")))
     }
 
-    /// Data begins behind the header, or lies in a file of its own from 0 on: no other place is one that a header is made with (I3).
+    /// Checks that the data begins after the header, or at 0 in a file of its own (I3).
     fn check_data_is_behind(&self) -> Result<(), Error> {
         let begin = self.metadata.segments.values().map(|segment| segment.offset).filter(|&offset| offset > 0).min();
         match begin.filter(|&begin| begin < self.end()) {
@@ -491,8 +493,8 @@ impl Header {
         }
     }
 
-    /// Turns changed JSON into what is to be written, and checks it as if it had been read. All changes come by here before
-    /// they write anything.
+    /// Makes the bytes to be written from changed JSON, and checks the JSON as if it had been read. All changes call
+    /// this before they write anything.
     fn prepare(&mut self) -> Result<(), Error> {
         self.metadata = Metadata::read(&self.json, self.copy.size)?;
         self.check_data_is_behind()?;
@@ -501,7 +503,7 @@ impl Header {
         self.copy.bytes(Which::Primary).map(drop)
     }
 
-    /// Writes both copies, so that one is whole at every moment (I1).
+    /// Writes both copies, so that one is intact at every moment (I1).
     pub(crate) fn write(&mut self, store: &dyn Store) -> Result<(), Error> {
         self.prepare()?;
         let next = self.copy.sequence.checked_add(1);
@@ -521,8 +523,8 @@ impl Header {
     /// Where the data lies in a file of `data_len` bytes.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what cannot be opened here, [`Error::CutOff`], [`Error::Header`] and [`Error::Request`] for
-    /// what does not fit.
+    /// [`Error::Unsupported`] if it can't be opened here; [`Error::CutOff`], [`Error::Header`] and [`Error::Request`]
+    /// if the data does not fit.
     pub fn geometry(&self, data_len: u64) -> Result<Geometry, Error> {
         let (_, segment) = self.metadata.segment()?;
         let sector_size = segment.sector_size()?;

@@ -1,9 +1,9 @@
-//! A volume as a file: one file, offered through FUSE in place of another. What needs a disk (a loop device, `mkfs`, a
-//! virtual machine) works on it, without a device mapper and without a server. A request comes in by `OneFile` and goes on in
-//! [`VolumeFile`].
+//! A volume as a file: one file, mounted over another file through FUSE. Programs that need a disk (a loop device,
+//! `mkfs`, a virtual machine) work on it, without a device mapper and without a server. A request comes in by `OneFile`
+//! and continues in [`VolumeFile`].
 //!
-//! The kernel's page cache stands in front, so reads and writes come in its sizes; a write is in the volume's file when it
-//! returns, and on the disk after `fsync`. The file has the volume's size and keeps it.
+//! The kernel's page cache is in front of it, so reads and writes have its sizes. A write is in the volume's file when
+//! it returns, and on the disk after `fsync`. The file's size is the volume's and does not change.
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use rustix::mount::{UnmountFlags, unmount};
 
 use crate::serve::{Memory, VolumeFile};
 
-/// How long the kernel may believe what it was told of the file: nothing of it changes.
+/// How long the kernel may cache the file's attributes, none of which change.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
-/// The longest write that the kernel is to send: one part.
+/// The longest write that the kernel may send: one part.
 const LONGEST_WRITE: u32 = Memory::PART as u32;
 
-/// A volume that is mounted. It stays so until somebody unmounts it.
+/// A mounted volume. It stays mounted until it is unmounted.
 #[derive(Debug)]
 pub struct Mounted {
     session: Session<OneFile>,
@@ -39,18 +39,19 @@ pub struct Unmounter {
 }
 
 impl Unmounter {
-    /// Takes the name away. Who has the file open keeps it until they close it, and [`Mounted::serve`] goes on for them.
+    /// Unmounts the file. Programs that have it open keep it until they close it, and [`Mounted::serve`] goes on for
+    /// them.
     ///
     /// # Errors
     /// What the system says.
     pub fn unmount(&mut self) -> io::Result<()> {
-        // The first asks for what nobody uses; the second does without that.
+        // The first fails if the file is in use; the second does not.
         self.session.unmount().or_else(|_| Ok(unmount(&self.at, UnmountFlags::DETACH)?))
     }
 }
 
 impl Mounted {
-    /// Mounts `file` at `at`, which is a file, for this user alone (not even for root, if that is another), with so many
+    /// Mounts `file` over the file `at`, for this user only (not for root, unless this user is root), with `threads`
     /// threads.
     ///
     /// # Errors
@@ -67,18 +68,18 @@ impl Mounted {
         Ok(Self { session: Session::new(shown, &at, &config)?, file, at })
     }
 
-    /// What ends it.
+    /// A handle that unmounts it.
     pub fn unmounter(&mut self) -> Unmounter {
         Unmounter { session: self.session.unmount_callable(), at: self.at.clone() }
     }
 
-    /// Answers the kernel until the file is unmounted and nobody has it open; what was written is on the disk then.
+    /// Answers the kernel until the file is unmounted and nobody has it open. Then all written data is on the disk.
     ///
     /// # Errors
     /// What the system, or the disk at the end, says.
     pub fn serve(self) -> io::Result<()> {
         let served = match self.session.run() {
-            // The kernel's last word to a thread that held a request which nobody waits for any more, as a release is.
+            // The kernel answers so to a thread whose last request nobody waits for any more, such as a release.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(()),
             served => served,
         };
@@ -127,7 +128,7 @@ fn errno(error: &io::Error) -> Errno {
 
 impl Filesystem for OneFile {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // A kernel that takes less says how much: then it is that.
+        // A kernel that allows less returns its maximum, which is used then.
         let _ = config.set_max_write(LONGEST_WRITE).or_else(|most| config.set_max_write(most));
         Ok(())
     }
@@ -136,7 +137,7 @@ impl Filesystem for OneFile {
         reply.attr(&FOR_EVER, &self.attr());
     }
 
-    /// Times may be set, and are not kept; the size stays what it is.
+    /// Times may be set, and are not kept; the size does not change.
     fn setattr(
         &self,
         _: &Request,
@@ -167,7 +168,7 @@ impl Filesystem for OneFile {
         if self.is_read_only && flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
-        // Nobody else writes to the volume: what the kernel knows of it stays true.
+        // Nobody else writes to the volume, so the kernel's cache stays valid.
         reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
     }
 
@@ -203,7 +204,7 @@ impl Filesystem for OneFile {
         reply: ReplyWrite,
     ) {
         let there = self.file.size().saturating_sub(offset).min(data.len() as u64) as usize;
-        // As much as there is room for, as a disk does.
+        // As much as there is room for, like a disk.
         let now = if there > 0 { &data[..there] } else { data };
         match self.file.write_at(offset, now) {
             Ok(()) => reply.written(now.len() as u32),
@@ -211,7 +212,7 @@ impl Filesystem for OneFile {
         }
     }
 
-    /// A descriptor is closed: no promise is made here, `fsync` makes it.
+    /// Called when a descriptor is closed. Data is durable after `fsync`, not after this.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.ok();
     }

@@ -1,23 +1,23 @@
-//! Plain mappings: no header at all. The key comes from a hash of the passphrase, or is what a key file begins with, as in
-//! `cryptsetup open --type plain`; whoever opens it has to know the rest.
+//! Plain mappings, which have no header. As in `cryptsetup open --type plain`, the key is a hash of the passphrase, or
+//! the first bytes of a key file. The user has to know all other parameters.
 use crate::Error;
 use crate::cipher::SectorSize;
 use crate::hash::Hash;
 use crate::secret::Locked;
 use crate::volume::{Geometry, UNIT};
 
-/// What a plain mapping's user has to know.
+/// The parameters of a plain mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plain {
     /// Bytes of the key: 32 or 64.
     pub key_bytes: usize,
-    /// The hash of a passphrase; none where a key file gives the key as it is.
+    /// The hash of the passphrase; `None` if a key file has the key itself.
     pub hash: Option<Hash>,
     /// Where the data begins, in 512-byte units.
     pub offset: u64,
     /// The number of the first unit.
     pub skip: u64,
-    /// How many units; all there are where nothing is said.
+    /// How many units; `None` for all.
     pub size: Option<u64>,
     /// Bytes a sector.
     pub sector_size: SectorSize,
@@ -26,14 +26,15 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// The key out of a passphrase or out of a key file's bytes.
+    /// The key from a passphrase or from a key file's bytes.
     ///
     /// # Errors
     /// [`Error::Request`] for a key file that is too short.
     pub fn key(&self, secret: &[u8]) -> Result<Locked, Error> {
         let mut key = Locked::zeroed(self.key_bytes);
         match self.hash {
-            // A key longer than a digest goes on with the digest of the passphrase behind one "A", two, and so on.
+            // A key that is longer than a digest goes on with the digest of "A" and the passphrase, then of "AA" and
+            // the passphrase, and so on.
             Some(hash) => {
                 for (round, part) in key.chunks_mut(hash.digest_len()).enumerate() {
                     hash.digest_into(&[&vec![b'A'; round], secret], part);
@@ -62,7 +63,7 @@ impl Plain {
         let len = self.size.map(bytes).transpose()?;
         let found = Geometry::within(data_len, bytes(self.offset)?, len, self.sector_size, self.skip);
         let found = found.map_err(|error| match error {
-            // Where the volume begins and ends is what the caller said.
+            // The caller chose where the volume begins and ends, so the request is wrong, not the file.
             Error::CutOff { has, needs, .. } => Error::Request(format!(
                 "the file is cut off at {has} bytes, and a plain volume that begins and ends there needs {needs} or more: \
                  check its offset and its size, or use a whole copy of the file"

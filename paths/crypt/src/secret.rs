@@ -1,13 +1,12 @@
-//! Memory for what must not leak: keys, passphrases, and what they are made from.
+//! Memory for secrets: keys, passphrases, and the material that they are made from.
 //!
-//! Each [`Locked`] has pages of its own, which the system is asked to keep out of swap (`mlock`) and out of core dumps,
-//! and which are zeroed before they go back. Pages of its own, because a lock covers whole pages and locks do not nest:
-//! unlocking one secret would unlock its neighbour. That the system refused a lock is kept for whoever runs the
-//! program to say ([`lock_failure`]): the work goes on, since a volume that cannot be opened helps nobody.
+//! Each [`Locked`] has pages of its own. The system is asked to keep them out of swap (`mlock`) and out of core dumps,
+//! and they are zeroed before they are freed. Secrets do not share pages, because a lock covers whole pages and locks
+//! do not nest: unlocking one secret would unlock its neighbour. If the system refuses a lock, the work goes on, and
+//! the program can report it ([`lock_failure`]).
 //!
-//! What a computation has in registers and on the stack meanwhile is beyond this; what it leaves on the stack is
-//! overwritten when it is done ([`scrub_stack`]). What argon2 fills its memory with is zeroed and not locked, being a
-//! gigabyte.
+//! Registers and the stack are not protected during a computation; what it leaves on the stack is overwritten
+//! afterwards ([`scrub_stack`]). The memory of argon2, which may be a gigabyte, is zeroed but not locked.
 use std::alloc::{self, Layout};
 use std::fmt;
 use std::io;
@@ -21,13 +20,13 @@ use crate::Error;
 
 /// Alignment and granule of a lock.
 const PAGE: usize = 4096;
-/// Deeper than any of the computations goes.
+/// More bytes of stack than any of the computations uses.
 const SCRUBBED: usize = 64 << 10;
 
 /// The system's first refusal to lock memory.
 static LOCK_FAILURE: OnceLock<i32> = OnceLock::new();
 
-/// Why the system would not keep a secret out of swap, if that happened: for the program to say once.
+/// Why the system refused to keep a secret out of swap, if it did. The program reports this once.
 ///
 /// ```
 /// if let Some(why) = pagemill_crypt::secret::lock_failure() {
@@ -47,7 +46,7 @@ pub fn lock_failure() -> Option<io::Error> {
 /// assert_eq!(format!("{key:?}"), "Locked(64 bytes)");
 /// ```
 pub struct Locked {
-    /// Points at pages of our own, even when `len` is 0.
+    /// Points at pages of its own, even if `len` is 0.
     bytes: NonNull<u8>,
     len: usize,
 }
@@ -61,7 +60,7 @@ impl Locked {
     /// `len` zero bytes.
     ///
     /// # Panics
-    /// When `len` is beyond what an address can have. Running out of memory aborts, as for a `Vec`.
+    /// If `len` exceeds the address space. Running out of memory aborts, as for a `Vec`.
     #[must_use]
     pub fn zeroed(len: usize) -> Self {
         let layout = Self::layout(len);
@@ -80,7 +79,7 @@ impl Locked {
         Self { bytes, len }
     }
 
-    /// A copy of `bytes`. Zeroing the original is the caller's part.
+    /// A copy of `bytes`. The caller zeroes the original.
     #[must_use]
     pub fn copy_of(bytes: &[u8]) -> Self {
         let mut copy = Self::zeroed(bytes.len());
@@ -104,12 +103,13 @@ impl Locked {
     }
 }
 
-/// Overwrites the stack below its caller, where what the caller has called left copies of keys: a hash's block, the cipher's
-/// round keys. They would stay there as long as nothing else comes as deep, as in a server's first thread.
+/// Overwrites the stack below its caller, where the functions that the caller called left copies of keys: a hash's
+/// block, the cipher's round keys. Otherwise they would stay there until another call goes as deep, which may be never
+/// in a server's first thread.
 #[inline(never)]
 pub(crate) fn scrub_stack() {
     let mut below = [0u8; SCRUBBED];
-    // Volatile writes, which nobody leaves out.
+    // Volatile writes, which the compiler does not remove.
     below.zeroize();
     std::hint::black_box(&below);
 }
@@ -146,7 +146,7 @@ impl Drop for Locked {
         // SAFETY: the pages of `zeroed`, with its layout, after which nobody uses them.
         unsafe {
             libc::munlock(self.bytes.as_ptr().cast(), layout.size());
-            // The allocator may hand the pages on: as pages that a core dump shows again.
+            // The allocator may reuse the pages, so core dumps include them again.
             libc::madvise(self.bytes.as_ptr().cast(), layout.size(), libc::MADV_DODUMP);
             alloc::dealloc(self.bytes.as_ptr(), layout);
         }
@@ -163,7 +163,7 @@ impl fmt::Debug for Locked {
 mod tests {
     use super::*;
 
-    /// What the system says of the mapping with `address`, under `name`.
+    /// The system's value of `name` for the mapping with `address`.
     fn mapping(address: usize, name: &str) -> Option<String> {
         let text = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let mut is_inside = false;
@@ -211,7 +211,7 @@ mod tests {
         memory.read_exact_at(&mut there, address).unwrap();
         assert_eq!(there, secret[..]);
         drop(secret);
-        // The heap may have unmapped the page, or given it to another; what was in it is nowhere.
+        // The heap may have unmapped the page or reused it; the secret is in neither.
         there.fill(0);
         let _ = memory.read_exact_at(&mut there, address);
         assert!(!there.windows(8).any(|bytes| bytes == b"at dawn;"));

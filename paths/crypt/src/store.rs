@@ -1,4 +1,4 @@
-//! Where headers are kept: a file or block device, or in tests something that forgets what was not synced.
+//! Where headers are stored: a file or a block device, or in tests a store that loses what was not synced.
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ pub trait Store {
     /// Fills `buf` from `at`.
     ///
     /// # Errors
-    /// What the system says; `UnexpectedEof` when it ends before.
+    /// What the system says; `UnexpectedEof` if the store is too short.
     fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()>;
 
     /// Writes all of `data` at `at`.
@@ -23,7 +23,7 @@ pub trait Store {
     /// What the system says.
     fn write_at(&self, data: &[u8], at: u64) -> io::Result<()>;
 
-    /// Returns when all that was written is on the disk.
+    /// Returns when all written data is on the disk.
     ///
     /// # Errors
     /// What the system says.
@@ -32,7 +32,7 @@ pub trait Store {
 
 impl Store for File {
     fn size(&self) -> io::Result<u64> {
-        // A block device has its length at its end, and none in its metadata.
+        // The metadata of a block device has no length; its end has.
         let len = self.metadata()?.len();
         if len > 0 { Ok(len) } else { io::Seek::seek(&mut &*self, io::SeekFrom::End(0)) }
     }

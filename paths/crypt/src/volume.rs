@@ -1,4 +1,4 @@
-//! An open volume: the key in the cipher, and which bytes of the data file are whose.
+//! An open volume: the key in the cipher, and the place of the data in its file.
 use crate::Error;
 use crate::cipher::{SectorSize, Sectors, Xts};
 use crate::secret::Locked;
@@ -13,19 +13,19 @@ pub struct Geometry {
     pub offset: u64,
     /// Bytes of data, a multiple of the sector size.
     pub len: u64,
-    /// Bytes that are encrypted at once.
+    /// Bytes that are encrypted as one sector.
     pub sector_size: SectorSize,
-    /// What is added to a sector's number, in units of 512 bytes.
+    /// Added to each sector's number, in units of 512 bytes.
     pub first_unit: u64,
     /// Whether tweaks count sectors rather than units of 512 bytes (`cryptsetup`'s `--iv-large-sectors`; LUKS never).
     pub counts_sectors: bool,
 }
 
 impl Geometry {
-    /// `len` bytes, or all that a file of `file_len` bytes has behind `offset`: one sector or more.
+    /// `len` bytes, or all bytes after `offset` of a file of `file_len` bytes; at least one sector.
     ///
-    /// A last part below 512 bytes is left out, as a loop device does; what is then no whole number of sectors is an
-    /// error, as it is for `cryptsetup`.
+    /// A last part of less than 512 bytes is left out, as by a loop device. If the rest is not a whole number of
+    /// sectors, that is an error, as for `cryptsetup`.
     pub(crate) fn within(
         file_len: u64,
         offset: u64,

@@ -5,6 +5,7 @@ use std::io;
 
 use crate::common::*;
 use pagemill_crypt::kdf::{KdfKind, Limits};
+use pagemill_crypt::luks::New;
 use pagemill_crypt::{Error, Luks, Store, luks1, luks2};
 use proptest::prelude::*;
 
@@ -69,8 +70,17 @@ impl Store for Disk {
 
 /// A LUKS2 volume with one keyslot, as bytes.
 pub(crate) fn image() -> Vec<u8> {
-    let disk = Disk::of(vec![0; 17 << 20]);
-    Luks::format(&disk, &new(2, 256, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
+    formatted(17 << 20, &new(2, 256, 512, KdfKind::Pbkdf2))
+}
+
+/// A LUKS1 volume with one keyslot, as bytes.
+fn luks1_image() -> Vec<u8> {
+    formatted(3 << 20, &new(1, 512, 512, KdfKind::Pbkdf2))
+}
+
+fn formatted(len: usize, new: &New) -> Vec<u8> {
+    let disk = Disk::of(vec![0; len]);
+    Luks::format(&disk, new, PASSPHRASE).unwrap();
     disk.now.into_inner()
 }
 
@@ -97,8 +107,7 @@ fn no_key_is_left_on_the_stack() {
         let disk = Disk::of(vec![0; 17 << 20]);
         Luks::format(&disk, &new(2, 512, 512, kind), PASSPHRASE).unwrap();
         stack_below(&memory, &mut stacks[0]);
-        let luks = Luks::read(&disk).unwrap();
-        let (_, key) = luks.unlock(&disk, PASSPHRASE, None, &Limits::default()).unwrap();
+        let (luks, key) = opened(&disk);
         stack_below(&memory, &mut stacks[1]);
         let volume = luks.open(&disk, PASSPHRASE, 17 << 20, false, &Limits::default()).unwrap();
         stack_below(&memory, &mut stacks[2]);
@@ -116,10 +125,7 @@ pub(crate) const SECOND: usize = 16 << 10;
 #[test]
 fn a_flipped_bit_in_either_copy_is_survived_and_mended() {
     let whole = image();
-    let (_, key) = Luks::read(&Disk::of(whole.clone()))
-        .unwrap()
-        .unlock(&Disk::of(whole.clone()), PASSPHRASE, None, &Limits::default())
-        .unwrap();
+    let (_, key) = opened(&Disk::of(whole.clone()));
     // In each field of the fixed part, in the JSON, and in what is behind it.
     let places = [0, 6, 8, 15, 20, 30, 75, 110, 180, 210, 260, 300, 460, 2000, 4095, 4096, 4200, 16_000, SECOND - 1];
     for base in [0, SECOND] {
@@ -209,8 +215,7 @@ fn a_crash_at_any_moment_leaves_a_header_that_opens() {
             bytes[place] ^= 1;
         }
         let disk = Disk { is_watched: true, ..Disk::of(bytes.clone()) };
-        let mut luks = Luks::read(&disk).unwrap();
-        let (_, key) = luks.unlock(&disk, PASSPHRASE, None, &Limits::default()).unwrap();
+        let (mut luks, key) = opened(&disk);
         luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
         let during = disk.crashes.take();
         assert!(during.len() >= 9, "{}", during.len());
@@ -234,8 +239,8 @@ fn a_crash_at_any_moment_leaves_a_header_that_opens() {
 #[test]
 fn a_keyslot_for_something_else_does_not_count_as_one_that_opens_the_volume() {
     let disk = Disk::of(image());
-    let (_, key) = Luks::read(&disk).unwrap().unlock(&disk, PASSPHRASE, None, &Limits::default()).unwrap();
-    Luks::read(&disk).unwrap().add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
+    let (mut luks, key) = opened(&disk);
+    luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
     // As `cryptsetup luksAddKey --unbound` makes them: no digest names it for the data.
     let mut bytes = disk.now.take();
     with_metadata(&mut bytes, |json| json["digests"]["0"]["keyslots"] = serde_json::json!(["0"]));
@@ -261,13 +266,17 @@ fn a_change_that_would_write_over_the_data_is_refused() {
     let mut whole = image();
     let noise = pattern(16 << 20);
     whole[512 << 10..16 << 20].copy_from_slice(&noise[512 << 10..]);
-    for (begin, size) in [("524288", "16744448"), ("524288", "491524"), ("4096", "16744448"), ("16777216", "16744449")]
-    {
+    let with_data_at = |begin: &str, size: &str| {
         let mut bytes = whole.clone();
         with_metadata(&mut bytes, |json| {
             json["segments"]["0"]["offset"] = begin.into();
             json["config"]["keyslots_size"] = size.into();
         });
+        bytes
+    };
+    for (begin, size) in [("524288", "16744448"), ("524288", "491524"), ("4096", "16744448"), ("16777216", "16744449")]
+    {
+        let bytes = with_data_at(begin, size);
         let disk = Disk::of(bytes.clone());
         let (mut luks, key) = opened(&disk);
         let added = luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None);
@@ -279,12 +288,7 @@ fn a_change_that_would_write_over_the_data_is_refused() {
     }
     // Data that begins where the header ends, and such that lies elsewhere.
     for (begin, size) in [("524288", "491520"), ("0", "16744448")] {
-        let mut bytes = whole.clone();
-        with_metadata(&mut bytes, |json| {
-            json["segments"]["0"]["offset"] = begin.into();
-            json["config"]["keyslots_size"] = size.into();
-        });
-        let disk = Disk::of(bytes);
+        let disk = Disk::of(with_data_at(begin, size));
         let (mut luks, key) = opened(&disk);
         luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
         luks.remove_key(&disk, 0, true).unwrap();
@@ -294,9 +298,7 @@ fn a_change_that_would_write_over_the_data_is_refused() {
 
 #[test]
 fn a_change_of_a_luks1_header_that_would_write_over_other_things_is_refused() {
-    let disk = Disk::of(vec![0; 3 << 20]);
-    Luks::format(&disk, &new(1, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
-    let whole = disk.now.into_inner();
+    let whole = luks1_image();
     let payload = u32::from_be_bytes(whole[104..108].try_into().unwrap());
     let first = u32::from_be_bytes(whole[248..252].try_into().unwrap());
     // Where an unused keyslot claims to lie: across the data's beginning, in it, in the first keyslot, in the header.
@@ -342,8 +344,7 @@ fn texts_of_any_bytes_stay_as_they_are() {
         }
     }
 
-    let disk = Disk::of(vec![0; 3 << 20]);
-    Luks::format(&disk, &new(1, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
+    let disk = Disk::of(luks1_image());
     disk.now.borrow_mut()[168..208].copy_from_slice(&text(40));
     let (mut luks, key) = opened(&disk);
     luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
@@ -438,9 +439,7 @@ fn metadata_that_lies_is_refused_by_name() {
 
 #[test]
 fn luks1_fields_that_lie_are_refused_by_name() {
-    let disk = Disk::of(vec![0; 3 << 20]);
-    Luks::format(&disk, &new(1, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
-    let whole = disk.now.into_inner();
+    let whole = luks1_image();
     assert!(opens(&Disk::of(whole.clone()), PASSPHRASE));
     let lies: [(usize, &[u8], &str); 7] = [
         (108, &[0xff; 4], "outside of"),

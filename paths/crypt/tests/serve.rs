@@ -93,15 +93,9 @@ fn hardly_any_pages_serve_as_well() {
 
 #[test]
 fn several_connections_see_one_volume() {
-    let bench = Bench::with(&[]).unwrap();
-    for way in [Way::Plain, Way::Uring] {
-        let len = 16 * MIB;
-        bench.file("image", len);
-        let setup = Setup { way, threads: 3, ..Setup::new() };
-        let volume = plain_volume(len, 512);
-        let Some(served) = Served::start(&bench, bench.open("image"), volume, setup) else { continue };
-        // Each writes its own quarter; then each reads what its neighbour wrote.
-        let quarter = len / 4;
+    // Each writes its own quarter; then each reads what its neighbour wrote.
+    let quarter = 4 * MIB;
+    by_each_way(Setup { threads: 3, ..Setup::new() }, 4 * quarter, 512, |_, served, way| {
         let models: Vec<Vec<u8>> = thread::scope(|scope| {
             let work = |i: u64| {
                 let mut client = Client::connect(&served);
@@ -123,19 +117,14 @@ fn several_connections_see_one_volume() {
             assert!(read == *model, "{way:?}, quarter {i}");
         }
         served.stop();
-    }
+    });
 }
 
 #[test]
 fn requests_under_way_together_are_all_answered() {
-    let bench = Bench::with(&[]).unwrap();
-    for way in [Way::Plain, Way::Uring] {
-        let len = 8 * MIB;
-        bench.file("image", len);
-        let setup = Setup { way, ..Setup::new() };
-        let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(len, 4096), setup) else { continue };
+    let noise = pattern(8 << 20);
+    by_each_way(Setup::new(), 8 * MIB, 4096, |_, served, way| {
         let mut client = Client::connect(&served);
-        let noise = pattern(len as usize);
         client.write(0, &noise, 0).unwrap();
         // More than may be under way at once, before the first answer is looked at.
         let mut writer = Client(client.0.try_clone().unwrap());
@@ -156,7 +145,7 @@ fn requests_under_way_together_are_all_answered() {
         }
         asking.join().unwrap();
         served.stop();
-    }
+    });
 }
 
 #[test]
@@ -271,17 +260,12 @@ fn qemu_reads_the_luks1_volume_that_was_served() {
 
 #[test]
 fn stopping_finishes_what_was_begun() {
-    let bench = Bench::with(&[]).unwrap();
-    for way in [Way::Plain, Way::Uring] {
-        let len = 8 * MIB;
-        let file = bench.file("image", len);
-        let setup = Setup { way, ..Setup::new() };
-        let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(len, 512), setup) else { continue };
+    let noise = pattern(8 << 20);
+    by_each_way(Setup::new(), 8 * MIB, 512, |bench, served, way| {
         let mut client = Client::connect(&served);
-        let noise = pattern(len as usize);
         // Half of it is there when the server is told to stop; the client goes on, and is answered.
-        client.send(command::WRITE, 0, 5, 0, len as u32);
-        let half = len as usize / 2;
+        client.send(command::WRITE, 0, 5, 0, noise.len() as u32);
+        let half = noise.len() / 2;
         std::io::Write::write_all(&mut client.0, &noise[..half]).unwrap();
         let mut idle = Client::connect(&served);
         thread::scope(|scope| {
@@ -295,19 +279,14 @@ fn stopping_finishes_what_was_begun() {
             drop((client, idle));
             stopping.join().unwrap();
         });
-        assert!(plain_contents(&file, 512) == noise, "{way:?}");
-    }
+        assert!(plain_contents(&bench.open("image"), 512) == noise, "{way:?}");
+    });
 }
 
 #[test]
 fn a_server_that_is_dropped_stops() {
-    let bench = Bench::with(&[]).unwrap();
-    for way in [Way::Plain, Way::Uring] {
-        let len = MIB;
-        let file = bench.file("image", len);
-        // One thread: when it has answered the second client, it has the header of what the first began.
-        let setup = Setup { way, threads: 1, ..Setup::new() };
-        let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(len, 512), setup) else { continue };
+    // One thread: when it has answered the second client, it has the header of what the first began.
+    by_each_way(Setup { threads: 1, ..Setup::new() }, MIB, 512, |bench, served, way| {
         let mut client = Client::connect(&served);
         client.send(command::WRITE, 0, 5, 0, 8192);
         std::io::Write::write_all(&mut client.0, &[7; 4096]).unwrap();
@@ -320,21 +299,16 @@ fn a_server_that_is_dropped_stops() {
             drop((client, idle));
             assert_eq!(dropping.join().unwrap().validate().unwrap().handed_out, 0, "{way:?}");
         });
-        assert!(plain_contents(&file, 512)[..8192] == [7; 8192], "{way:?}");
-    }
+        assert!(plain_contents(&bench.open("image"), 512)[..8192] == [7; 8192], "{way:?}");
+    });
 }
 
 #[test]
 fn what_comes_while_it_stops_is_answered_so() {
     const SHUTDOWN: u32 = 108;
-    let bench = Bench::with(&[]).unwrap();
-    for way in [Way::Plain, Way::Uring] {
-        let len = MIB;
-        let file = bench.file("image", len);
-        let setup = Setup { way, threads: 1, ..Setup::new() };
-        let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(len, 512), setup) else { continue };
+    by_each_way(Setup { threads: 1, ..Setup::new() }, MIB, 512, |bench, served, way| {
         let mut client = Client::connect(&served);
-        client.ask(command::WRITE_ZEROES, FUA, 0, len as u32).unwrap();
+        client.ask(command::WRITE_ZEROES, FUA, 0, MIB as u32).unwrap();
         client.send(command::WRITE, 0, 5, 0, 8192);
         std::io::Write::write_all(&mut client.0, &[7; 4096]).unwrap();
         let mut idle = Client::connect(&served);
@@ -359,9 +333,9 @@ fn what_comes_while_it_stops_is_answered_so() {
             drop((client, idle));
             stopping.join().unwrap();
         });
-        let contents = plain_contents(&file, 512);
+        let contents = plain_contents(&bench.open("image"), 512);
         assert!(contents[..8192] == [7; 8192] && contents[8192..].iter().all(|&byte| byte == 0), "{way:?}");
-    }
+    });
 }
 
 /// Bytes of a write under load, and how many places of that length a client writes to: more than it has on the disk at once.
@@ -409,14 +383,8 @@ fn write_until_refused(mut client: Client, at: u64, answered: &AtomicUsize) -> V
 fn under_load_each_request_is_answered_once_while_it_stops() {
     const CLIENTS: u64 = 4;
     const SHUTDOWN: u32 = 108;
-    let bench = Bench::with(&[]).unwrap();
-    for way in [Way::Plain, Way::Uring] {
-        let each = PLACES * EACH as u64;
-        let file = bench.file("image", CLIENTS * each);
-        let volume = plain_volume(CLIENTS * each, 512);
-        let Some(served) = Served::start(&bench, bench.open("image"), volume, Setup { way, ..Setup::new() }) else {
-            continue;
-        };
+    let each = PLACES * EACH as u64;
+    by_each_way(Setup::new(), CLIENTS * each, 512, |bench, served, way| {
         let answered = [const { AtomicUsize::new(0) }; CLIENTS as usize];
         let errors: Vec<_> = thread::scope(|scope| {
             let clients: Vec<_> = (0..CLIENTS)
@@ -433,7 +401,7 @@ fn under_load_each_request_is_answered_once_while_it_stops() {
             served.stop();
             clients.into_iter().map(|client| client.join().unwrap()).collect()
         });
-        let contents = plain_contents(&file, 512);
+        let contents = plain_contents(&bench.open("image"), 512);
         for (number, errors) in errors.into_iter().enumerate() {
             let done = errors.iter().take_while(|&&error| error == 0).count();
             assert!(errors[done..].iter().all(|&error| error == SHUTDOWN), "{way:?}: {errors:?}");
@@ -443,7 +411,7 @@ fn under_load_each_request_is_answered_once_while_it_stops() {
                 assert!(contents[at..at + EACH] == [cookie as u8; EACH], "{way:?}, client {number}, write {cookie}");
             }
         }
-    }
+    });
 }
 
 #[test]

@@ -92,10 +92,8 @@ fn who_stops_in_the_middle_is_hung_up_on_and_costs_nobody_else() {
 
 #[test]
 fn who_takes_no_answers_is_hung_up_on_and_holds_no_page_of_the_pool() {
-    let bench = Bench::with(&[]).unwrap();
-    for way in [Way::Plain, Way::Uring] {
-        // Room for one answer beside the reserve, and it is taken first.
-        let Some(served) = start(&bench, Setup { way, pages: 256 + 300, ..Setup::new() }) else { continue };
+    // Room for one answer beside the reserve, and it is taken first.
+    by_each_way(Setup { pages: 256 + 300, ..Setup::new() }, LEN, 512, |_, served, way| {
         let mut stuck = Client::connect(&served);
         stuck.ask(command::WRITE_ZEROES, 0, 0, LEN as u32).unwrap();
         for cookie in 0..8 {
@@ -116,7 +114,8 @@ fn who_takes_no_answers_is_hung_up_on_and_holds_no_page_of_the_pool() {
         }
         drop((stuck, good));
         assert!(served.stop().short > 0, "{way:?}: there were pages for everybody");
-    }
+    });
+    let bench = Bench::with(&[]).unwrap();
     let Some(served) = start(&bench, impatient()) else { return };
     let mut stuck = Client::connect(&served);
     for cookie in 0..8 {
@@ -130,13 +129,10 @@ fn who_takes_no_answers_is_hung_up_on_and_holds_no_page_of_the_pool() {
 #[test]
 fn paused_clients_hold_up_nobody_and_go_on_later() {
     const NO_SPACE: u32 = 28;
-    let bench = Bench::with(&[]).unwrap();
     let noise = pattern(1 << 20);
     let (half, rest) = noise.split_at(1 << 19);
-    for way in [Way::Plain, Way::Uring] {
-        // One thread for all of them, and room for one part beside the reserve, which the first has.
-        let setup = Setup { way, threads: 1, pages: 256 + 300, ..Setup::new() };
-        let Some(served) = start(&bench, setup) else { continue };
+    // One thread for all of them, and room for one part beside the reserve, which the first has.
+    by_each_way(Setup { threads: 1, pages: 256 + 300, ..Setup::new() }, LEN, 512, |_, served, way| {
         let [mut writer, mut refused, mut reader, mut good] = [(); 4].map(|()| Client::connect(&served));
         writer.send(command::WRITE, 0, 1, 0, 1 << 20);
         writer.0.write_all(half).unwrap();
@@ -163,7 +159,7 @@ fn paused_clients_hold_up_nobody_and_go_on_later() {
         assert!(good.read(0, 1 << 20).unwrap() == noise, "{way:?}");
         drop((writer, refused, reader, good));
         assert!(served.stop().short > 0, "{way:?}: there were pages for everybody");
-    }
+    });
 }
 
 /// A client knows the cookie of a write whose payload it has sent. An answer before that is one to nothing.
@@ -172,10 +168,8 @@ fn a_refused_write_is_answered_when_its_payload_has_come_and_others_are_done() {
     const INVALID: u32 = 22;
     const NO_SPACE: u32 = 28;
     const TOO_LONG: u32 = (32 << 20) + 512;
-    let bench = Bench::with(&[]).unwrap();
-    for way in [Way::Plain, Way::Uring] {
-        // One thread: when it has answered another client, it has looked at what came before.
-        let Some(served) = start(&bench, Setup { way, threads: 1, ..Setup::new() }) else { continue };
+    // One thread: when it has answered another client, it has looked at what came before.
+    by_each_way(Setup { threads: 1, ..Setup::new() }, LEN, 512, |_, served, way| {
         let (mut client, mut other) = (Client::connect(&served), Client::connect(&served));
         client.ask(command::WRITE_ZEROES, 0, 0, LEN as u32).unwrap();
         for (flags, at, len, error) in [
@@ -209,7 +203,7 @@ fn a_refused_write_is_answered_when_its_payload_has_come_and_others_are_done() {
         assert!(contents[..16384] == [7; 16384] && contents[16384..].iter().all(|&byte| byte == 0), "{way:?}");
         drop((client, other));
         served.stop();
-    }
+    });
 }
 
 #[test]
@@ -284,11 +278,8 @@ fn a_thousand_connections_are_let_in_up_to_the_limit() {
 
 #[test]
 fn with_memory_gone_deep_queues_finish_without_an_error() {
-    let bench = Bench::with(&[]).unwrap();
-    for way in [Way::Plain, Way::Uring] {
-        // The reserve, and next to nothing.
-        let setup = Setup { way, pages: 256 + 4, threads: 2, ..Setup::new() };
-        let Some(served) = start(&bench, setup) else { continue };
+    // The reserve, and next to nothing.
+    by_each_way(Setup { pages: 256 + 4, threads: 2, ..Setup::new() }, LEN, 512, |_, served, way| {
         let noise = pattern(1 << 20);
         let start = Instant::now();
         thread::scope(|scope| {
@@ -317,15 +308,13 @@ fn with_memory_gone_deep_queues_finish_without_an_error() {
         let stats = served.stop();
         assert!(stats.short > 0, "{way:?}: there was memory");
         println!("{way:?}: 256 MiB in {took:?} from 260 pages, {stats:?}");
-    }
+    });
 }
 
 #[test]
 fn no_answer_comes_in_the_middle_of_another() {
-    let bench = Bench::with(&[]).unwrap();
-    for way in [Way::Plain, Way::Uring] {
-        // No page beside the reserve: reads go out in parts, while the writes before them are on the disk.
-        let Some(served) = start(&bench, Setup { way, pages: 256, ..Setup::new() }) else { continue };
+    // No page beside the reserve: reads go out in parts, while the writes before them are on the disk.
+    by_each_way(Setup { pages: 256, ..Setup::new() }, LEN, 512, |_, served, way| {
         let mut client = Client::connect(&served);
         let noise = pattern(1 << 20);
         client.write(4 << 20, &noise, 0).unwrap();
@@ -354,5 +343,5 @@ fn no_answer_comes_in_the_middle_of_another() {
         });
         drop(client);
         assert!(served.stop().short > 0, "{way:?}: there were pages");
-    }
+    });
 }

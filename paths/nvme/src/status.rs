@@ -42,7 +42,7 @@ const KNOWN: &[Row] = &[
     (1, 0x03, "too many aborts at once", AGAIN),
     (1, 0x08, "invalid interrupt vector", "try --poll"),
     (1, 0x80, "attributes that conflict", OURS),
-    (1, 0x81, "invalid protection information", "namespaces with protection information are not done here"),
+    (1, 0x81, "invalid protection information", "namespaces with protection information are not supported"),
     (1, 0x82, "a write to a range that is read-only", "write elsewhere"),
     (2, 0x80, "write fault: the medium refused the data", BACKUP),
     (2, 0x81, "unrecovered read error: the medium has lost the data", BACKUP),

@@ -1,9 +1,9 @@
-//! Rows of the table `dma`: small blocks in the shape of the self test of Linux's `dma_pool`, all out one by one, then
-//! all back in the order in which they came; and as the descriptors of requests in flight.
+//! Rows of the table `dma`: small blocks as in the self test of Linux's `dma_pool`, all allocated one by one, then all
+//! freed in the same order; and blocks as the descriptors of requests in flight.
 //!
-//! A [`Source`] hands blocks out in the form that its users would hold them in; [`Lane`] is the object-safe face of the
-//! timed loops over it, compiled for each source. Pagemill's own are in `ours`, what a program would use today in
-//! `peers`.
+//! A [`Source`] hands out blocks in the form in which its users hold them. [`Lane`] is the object-safe interface to the
+//! timed loops, which are compiled for each source. Pagemill's own sources are in `ours`, what a program would use
+//! today is in `peers`.
 
 mod ours;
 mod peers;
@@ -19,7 +19,7 @@ use crate::tables::dma::requests::{Bed, Busy};
 /// Blocks of a bulk call.
 pub(crate) const BULK: usize = 64;
 
-/// How large, and how many.
+/// How large the blocks are, and how many there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) bytes: usize,
@@ -53,34 +53,34 @@ pub(crate) fn rows(backend: &'static str) -> Vec<BlockRow> {
 
 /// One way of getting blocks of one size.
 pub(crate) trait Source {
-    /// What its user holds.
+    /// What its user holds of a block.
     type Block;
 
-    /// Fills all `slots`, which are empty. False: there are not so many.
+    /// Fills all `slots`, which are empty. False if there were too few blocks.
     fn fill(&mut self, slots: &mut [Option<Self::Block>]) -> bool;
 
-    /// Gives back what is in `slots`, in their order.
+    /// Frees the blocks in `slots`, in their order.
     fn empty(&mut self, slots: &mut [Option<Self::Block>]);
 
-    /// Where the program finds it.
+    /// The program's address of a block.
     fn at(block: &Self::Block) -> NonNull<u8>;
 
-    /// Where the device finds it, which is the same address in these tables.
+    /// The device's address of a block, if there is one. In these tables it is the same.
     fn device(&self, _block: &Self::Block) -> Option<u64> {
         None
     }
 
-    /// What blocks of so many bytes are aligned to.
+    /// The alignment of blocks of `bytes`.
     fn align(bytes: usize) -> usize {
         bytes
     }
 
-    /// Memory that a block takes, itself included, where it is known.
+    /// Bytes of memory for each block, itself included, if that is known.
     fn bytes_a_block(&self) -> Option<f64> {
         None
     }
 
-    /// `reps` times all blocks out and back, for rows whose own users write this loop in C.
+    /// Allocates and frees all blocks `reps` times. Overridden by rows whose own users write this loop in C.
     #[inline]
     fn repeat(&mut self, slots: &mut [Option<Self::Block>], reps: usize) -> bool {
         let mut is_complete = true;
@@ -150,26 +150,27 @@ impl<O: OneBlock> Source for Singly<O> {
 
 /// The timed loops over a source.
 pub(crate) trait Lane {
-    /// Takes all blocks and proves that they are so many, distinct, aligned to their size, and where the device is told.
+    /// Allocates all blocks, and checks that they are as many as the shape says, distinct, aligned, and at the
+    /// addresses that the device is given.
     fn verify(&mut self) -> Result<(), Flaw>;
 
-    /// `reps` times all blocks out and back, timed as a whole.
+    /// Allocates and frees all blocks `reps` times, timed as a whole.
     fn rounds(&mut self, reps: usize) -> Result<Duration, Flaw>;
 
-    /// The same, writing a word to each block that is out, as whoever asked for it would at least.
+    /// The same, with a word written to each block, as any user would at least do.
     fn written_rounds(&mut self, reps: usize) -> Result<Duration, Flaw>;
 
-    /// All blocks out, and back in a random order; the order is made untimed. A clock is read before and behind each half.
+    /// Allocates all blocks and frees them in random order, with a clock around each half. Shuffling is untimed.
     fn shuffled_rounds(&mut self, reps: usize, rng: &mut fastrand::Rng) -> Result<Parts, Flaw>;
 
     /// `batches` of requests, each of which has a block while it is in flight.
     fn requests(&mut self, bed: &mut Bed, batches: usize) -> Result<Busy, Flaw>;
 
-    /// Memory that a block takes, itself included, when all have been out.
+    /// Bytes of memory for each block, itself included, once all blocks have been allocated.
     fn bytes_a_block(&self) -> Option<f64>;
 }
 
-/// A source, and what is out.
+/// A source and the blocks that are allocated.
 struct Held<S: Source> {
     source: S,
     slots: Vec<Option<S::Block>>,
@@ -251,8 +252,8 @@ impl<S: Source> Lane for Held<S> {
     }
 }
 
-/// Proves that these are as many blocks as the shape says, aligned so, of which no two share a byte, and that
-/// the device is told where each one is.
+/// Checks that there are as many blocks as the shape says, that they are aligned to `align`, that no two overlap, and
+/// that the device's address of each is right.
 fn check_blocks(mut found: Vec<(usize, Option<u64>)>, shape: Shape, align: usize) -> Result<(), Flaw> {
     let Shape { bytes, blocks } = shape;
     if found.len() != blocks {
@@ -291,7 +292,8 @@ mod tests {
         assert_eq!(check([(192, None), (64, Some(128)), (128, None)]), Err(Flaw::Elsewhere { addr: 64, device: 128 }));
     }
 
-    /// Every row of this build, in every shape, checked as every cell is before it is timed, and again behind each loop.
+    /// Checks every row of this build in every shape, as every cell is checked before it is timed, and again after each
+    /// loop.
     #[test]
     fn every_row_hands_out_distinct_blocks_and_takes_them_back() {
         for backend in ["rseq", "portable"] {
@@ -320,7 +322,7 @@ mod tests {
         }
     }
 
-    /// A source that has one block fewer than it is asked for.
+    /// A source that always has too few blocks.
     struct Short;
     impl Source for Short {
         type Block = NonNull<u8>;
@@ -334,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn no_loop_reports_a_time_for_a_row_that_came_up_short() {
+    fn a_row_that_runs_short_gets_an_error_instead_of_a_time() {
         let row = BlockRow::of_source("short", Kind::Peer, |_| Ok(Short));
         let mut lane = (row.open)(SHAPE).map_err(|_| ()).unwrap();
         let short = Flaw::ShortOfBlocks { wanted: 3 };

@@ -1,5 +1,5 @@
-//! Pagemill's `DmaPool`, one block a call and 64 a call, over an allocator whose device addresses are its own. Blocks are
-//! aligned to their size, and within pages.
+//! Pagemill's `DmaPool`, one block a call and 64 a call. The device's addresses are the program's. Blocks are aligned
+//! to their size and do not cross pages.
 
 use std::ptr::NonNull;
 
@@ -9,7 +9,7 @@ use crate::rows::dma::{BULK, BlockRow, OneBlock, Shape, Singly, Source};
 use crate::rows::{Kind, Unavailable, backend_named};
 use crate::subject::PAGE_BYTES;
 
-/// Pages beyond those that the blocks take: the allocator's own lists, and units that are not full.
+/// Pages beyond those of the blocks, for the allocator's lists and for units that are not full.
 const SPARE_PAGES: usize = 1024;
 
 pub(super) fn rows(backend: &'static str) -> Vec<BlockRow> {

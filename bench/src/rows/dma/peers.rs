@@ -1,6 +1,6 @@
-//! What a program would take small blocks from today: the general allocators, each asked for a block aligned to its
-//! size, as a `dma_pool` gives it (glibc by `aligned_alloc`, which is its `malloc` at 16 bytes), with the settings that
-//! they have in the other tables; and as a floor a vector of addresses.
+//! What a program would use for small blocks today: the general allocators, with the settings of the other tables. Each
+//! is asked for a block that is aligned to its size, as in a `dma_pool` (glibc by `aligned_alloc`, which for 16 bytes
+//! is its `malloc`). The floor is a vector of addresses.
 
 use std::ptr::NonNull;
 
@@ -18,7 +18,7 @@ pub(super) fn rows() -> Vec<BlockRow> {
     std::iter::once(floor).chain(c_peers::block_rows()).collect()
 }
 
-/// A vector of addresses, which nothing undercuts.
+/// A vector of addresses, the floor.
 struct Addresses {
     free: Vec<NonNull<u8>>,
     _memory: Region,

@@ -1,7 +1,7 @@
-//! `dma`: small blocks in the shape of the self test that was published for Linux's `dma_pool`: all of them out, then all
-//! of them back in the same order, for five sizes. And small blocks as descriptors of requests in flight: `requests`.
+//! `dma`: small blocks as in the self test that was published for Linux's `dma_pool`: all allocated, then all freed in
+//! the same order, for five sizes. And small blocks as descriptors of requests in flight: `requests`.
 //!
-//! A record's `n` is the size of a block; its time is nanoseconds for a block out and back, among requests nanoseconds a
+//! A record's `n` is the size of a block. Its time is nanoseconds for allocating and freeing a block, or nanoseconds a
 //! request.
 
 pub(crate) mod requests;
@@ -16,7 +16,7 @@ use crate::subject::{Flaw, Parts};
 use crate::tables::{self, CellSamples, Effort, Run, Sample, enough, measured, take_turn};
 use requests::Bed;
 
-/// As the kernel's self test has them.
+/// The shapes of the kernel's self test.
 pub(crate) const SHAPES: [Shape; 5] = [
     Shape { bytes: 16, blocks: 8192 },
     Shape { bytes: 64, blocks: 8192 },
@@ -32,13 +32,14 @@ pub(crate) const STEPS: usize = SHAPES.len() + 1;
 pub(crate) const SELF_TEST: &str = "dma";
 /// The same, with a word written to each block.
 pub(crate) const WRITTEN: &str = "dma-written";
-/// All out, then back in random order.
+/// All allocated, then freed in random order.
 pub(crate) const SHUFFLED: &str = "dma-shuffled";
-/// Requests in flight: of the wall's time, and of the processor's.
+/// Requests in flight: wall time, and processor time.
 pub(crate) const REQUESTS: &str = "dma-requests";
 pub(crate) const REQUESTS_CPU: &str = "dma-requests-cpu";
 
-/// Times all blocks out and back in one turn, at full effort: as many as the self test has in all turns together.
+/// How often all blocks are allocated and freed in one turn at full effort: in all turns together as often as in the
+/// self test.
 const LEAST_ROUNDS: usize = 100usize.div_ceil(Effort::FULL.rounds);
 
 pub(crate) fn dma(run: &mut Run) -> Result<Vec<Record>, Error> {
@@ -66,12 +67,12 @@ pub(crate) fn dma(run: &mut Run) -> Result<Vec<Record>, Error> {
 /// A row that takes part.
 type Entrant<'r> = tables::Entrant<'r, Shape, Box<dyn Lane>>;
 
-/// DPDK's loops are in C, so that its blocks are in no hand but theirs.
+/// DPDK's loops are in C, which hold its blocks.
 fn is_in_c(row: &BlockRow) -> bool {
     row.name.starts_with("rte-mempool")
 }
 
-/// One size: all rows out and back, and some of them back in random order, or with a word written.
+/// Measures one size: all rows, then the parts with a word written and with random order.
 fn self_test(run: &mut Run, rows: &[BlockRow], shape: Shape) -> Result<Vec<Record>, Error> {
     let mut entrants = run.open_all(rows, shape);
     let of_all = |time: Duration, reps: usize| time.as_nanos() as f64 / (shape.blocks * reps) as f64;
@@ -79,7 +80,7 @@ fn self_test(run: &mut Run, rows: &[BlockRow], shape: Shape) -> Result<Vec<Recor
     let mut records = timed(run, entrants.iter_mut().collect(), SELF_TEST, shape, least, |lane, reps| {
         Ok(Sample::whole(of_all(lane.rounds(reps)?, reps)))
     })?;
-    // They are in the self test's order alone.
+    // They are measured only in the self test's order.
     entrants.retain(|entrant| !is_in_c(entrant.row));
     let ours = entrants.iter_mut().filter(|entrant| entrant.row.kind == Kind::Ours).collect();
     records.extend(timed(run, ours, WRITTEN, shape, 1, |lane, reps| {
@@ -104,7 +105,7 @@ fn timed(
     mut round: impl FnMut(&mut dyn Lane, usize) -> Result<Sample, Flaw>,
 ) -> Result<Vec<Record>, Error> {
     let cells = entrants.iter().map(|it| CellSamples::new(bench, it.row.row_name(), shape.bytes)).collect();
-    // Two at least: a turn of one is not warmed before it.
+    // At least two: a turn with one repetition is not warmed up.
     let prove = |entrant: &mut &mut Entrant| entrant.opened.verify();
     let mut records = measured(run, cells, &mut entrants, least.max(2), prove, |entrant, reps| {
         let sample = round(entrant.opened.as_mut(), reps)?;
@@ -127,7 +128,7 @@ fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Reco
     let mut batches = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(&cells) {
         let lane = entrant.opened.as_mut();
-        // Four times as long as elsewhere, as a request is: the system takes its time unevenly.
+        // Four times as long as elsewhere, since the system's part varies.
         let found = lane
             .verify()
             .and_then(|()| enough(4 * run.effort.round, |batches| lane.requests(bed, batches).map(|busy| busy.wall)));
@@ -158,7 +159,7 @@ mod tests {
     use crate::rows::catalogue;
 
     #[test]
-    fn every_row_is_what_it_says_or_tells_why_it_is_absent() {
+    fn every_row_and_size_has_a_record_or_a_reason() {
         let machine = Machine::unknown();
         let all = catalogue();
         let effort = Effort { rounds: 2, round: Duration::from_micros(1) };
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_asked_for_is_compared_with() {
+    fn only_requested_rows_take_part() {
         let machine = Machine::unknown();
         let effort = Effort { rounds: 1, round: Duration::from_micros(1) };
         let named =

@@ -1,9 +1,9 @@
-//! Requests in flight: 4 KiB random reads by io_uring at depth 256, reaped and submitted 64 at a time, each of which has a
-//! small block while it is in flight: its descriptor, which says where the read goes and which one it is.
+//! Requests in flight: 4 KiB random reads by io_uring at depth 256, reaped and submitted 64 at a time. Each has a small
+//! block while it is in flight: its descriptor, which says where the read goes and which read it is.
 //!
-//! The file is a temporary one without a name, all of it in the page cache, so that what is not the device's is as large a part
-//! as it can be. File systems such as ext4 and XFS let such a read be done while it is submitted, on this thread; its
-//! completion waits, with its block, for its turn. Where they do not (tmpfs), a thread of the kernel's reads.
+//! The file is an unnamed temporary file in the page cache, so that no device takes time, and the allocator's share is
+//! as large as it can be. File systems such as ext4 and XFS do such a read while it is submitted, on this thread; its
+//! completion and its block wait to be reaped. On other file systems (tmpfs) a kernel thread reads.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,17 +19,17 @@ use io_uring::{IoUring, opcode, types};
 
 /// Reads in flight.
 pub(crate) const DEPTH: usize = 256;
-/// What a row is opened for: a descriptor for each, and a batch that is just asked for.
+/// The shape that a row is opened for: a descriptor for each read in flight, and one batch more.
 pub(crate) const SHAPE: Shape = Shape { bytes: 64, blocks: DEPTH + BULK };
 /// Pages of the file.
 const FILE_PAGES: u64 = 8192;
 
-/// What a request's block holds.
+/// The contents of a request's block.
 #[repr(C)]
 struct Descriptor {
-    /// Where the read goes: the system reads it here.
+    /// Where the read goes; the system reads this field.
     to: libc::iovec,
-    /// Which page of the file, and which place in the table of those in flight.
+    /// The page of the file, and the index in the table of requests in flight.
     page: u64,
     slot: usize,
 }
@@ -55,10 +55,10 @@ impl From<Failure> for Flaw {
     }
 }
 
-/// What the timed requests took.
+/// Times of the timed requests.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Busy {
-    /// Asking for their blocks, and giving them back.
+    /// Allocating their blocks, and freeing them.
     pub(crate) alloc: Duration,
     pub(crate) free: Duration,
     pub(crate) wall: Duration,
@@ -66,7 +66,7 @@ pub(crate) struct Busy {
     pub(crate) cpu: Duration,
 }
 
-/// The file, the ring and the buffers, which all rows share.
+/// The file, the ring and the buffers that all rows share.
 pub(crate) struct Bed {
     ring: IoUring,
     file: File,
@@ -88,14 +88,15 @@ impl Bed {
         Ok(Bed { ring, file, buffers: Region::new(DEPTH)?, rng: fastrand::Rng::with_seed(seed), in_flight: 0 })
     }
 
-    /// `batches` of reads in and out of flight; those that fill the depth before and empty it behind are not timed.
+    /// Runs `batches` of reads. The reads that fill the queue before, and those that empty it afterwards, are not
+    /// timed.
     #[inline(never)]
     pub(crate) fn run<S: Source>(&mut self, source: &mut S, batches: usize) -> Result<Busy, Failure> {
         let mut held: Vec<Option<S::Block>> = (0..DEPTH).map(|_| None).collect();
         let mut blocks: [Option<S::Block>; BULK] = [const { None }; BULK];
         let mut slots: [usize; BULK] = [0; BULK];
         let result = self.fill_and_run(source, batches, &mut held, &mut blocks, &mut slots);
-        // Nothing may be written to when the buffers and the blocks go.
+        // The system must not write to buffers and blocks that are freed.
         let is_quiet = self.settle();
         source.empty(&mut held);
         source.empty(&mut blocks);
@@ -136,7 +137,7 @@ impl Bed {
         Ok(Busy { alloc, free, wall: start.elapsed(), cpu: cpu_time().saturating_sub(cpu) })
     }
 
-    /// Sends a batch of reads off, each with a block, and waits until as many are done.
+    /// Submits a batch of reads, each with a block, and waits until as many have completed.
     fn submit<S: Source>(
         &mut self,
         held: &mut [Option<S::Block>],
@@ -168,7 +169,7 @@ impl Bed {
         }
     }
 
-    /// Takes a batch of completions, each with its block, and looks at what was read.
+    /// Reaps a batch of completions, each with its block, and checks the pages that were read.
     fn reap<S: Source>(
         &mut self,
         held: &mut [Option<S::Block>],
@@ -207,7 +208,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Waits for what is in flight.
+    /// Waits for all reads in flight.
     fn settle(&mut self) -> io::Result<()> {
         loop {
             self.in_flight -= self.ring.completion().count();

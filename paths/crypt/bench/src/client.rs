@@ -1,4 +1,4 @@
-//! fio as the client: one run of it, and what it says.
+//! fio as the client: runs it, and reads its report.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -13,18 +13,18 @@ use crate::servers::{Child, Stop};
 use pagemill_harness::rounds::Unavailable;
 use pagemill_harness::{Error, PAGE_BYTES};
 
-/// What a run may take beyond its time: who needs longer hangs.
+/// How much longer than its time a run may take. A client that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a client has seen.
+/// The figures of one run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) ns_a_page: f64,
-    /// How long operations took, of the middle one and of the one that 99 of 100 were faster than: microseconds.
+    /// The median latency and the 99th percentile, in microseconds.
     pub(crate) latency_us: [f64; 2],
 }
 
-/// Why nobody can be measured with this `fio`: it is not there, or was built without the engine.
+/// Why this `fio` can't measure: it is not installed, or has no engine for NBD.
 pub(crate) fn lacking(fio: &str) -> Option<Unavailable> {
     let why = match Command::new(fio).arg("--enghelp=nbd").stdin(Stdio::null()).output() {
         Ok(said) if said.status.success() => return None,
@@ -35,7 +35,7 @@ pub(crate) fn lacking(fio: &str) -> Option<Unavailable> {
     Some(Unavailable(why))
 }
 
-/// One run against the server at `socket`, for `time`.
+/// Runs fio against the server at `socket` for `time`.
 pub(crate) fn measure(
     folder: &Path,
     socket: &Path,
@@ -44,7 +44,7 @@ pub(crate) fn measure(
     stop: &Stop,
 ) -> Result<Result<Seen, Unavailable>, Error> {
     let (output, said) = (folder.join("fio.json"), folder.join("fio.err"));
-    // What an earlier run has left must not be taken for this one's.
+    // The output of an earlier run must not be taken for this one's.
     let _ = fs::remove_file(&output);
     let mut command = Command::new("fio");
     command.args(["--name=bench", "--ioengine=nbd", "--thread", "--time_based", "--output-format=json"]);
@@ -77,7 +77,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Out of fio's JSON, before which it may say other things.
+/// Reads fio's JSON, which other output may precede.
 fn seen(text: &str, cell: &Cell) -> Option<Seen> {
     let report: Value = serde_json::from_str(&text[text.find('{')?..]).ok()?;
     let job = &report["jobs"][0];
@@ -97,7 +97,7 @@ mod tests {
     use crate::CELLS;
 
     #[test]
-    fn a_client_that_is_not_there_or_lacks_the_engine_is_told_apart() {
+    fn a_missing_fio_and_a_missing_engine_have_different_reasons() {
         let why = |fio| lacking(fio).map(|why| why.to_string());
         assert_eq!(why("true"), None);
         assert!(why("false").is_some_and(|why| why.contains("engine")));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_gives_the_time_of_a_page_and_latencies_and_an_error_none() {
+    fn fio_reports_give_times_and_errors_give_none() {
         let report = |error: u32| {
             format!(
                 "fio: connected to NBD server\n{{\"jobs\":[{{\"error\":{error},\"write\":{{\"runtime\":200,\
@@ -113,7 +113,7 @@ mod tests {
                  \"read\":{{\"runtime\":0,\"total_ios\":0}}}}]}}"
             )
         };
-        // 400 times 256 pages in 200 ms.
+        // 400 operations of 256 pages in 200 ms.
         let expected = Seen { ns_a_page: 200e6 / 102_400.0, latency_us: [7.5, 90.0] };
         assert_eq!(seen(&report(0), &CELLS[1]), Some(expected));
         assert_eq!(seen(&report(0), &CELLS[2]), None, "nothing was read");

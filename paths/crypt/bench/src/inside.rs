@@ -1,14 +1,14 @@
-//! In this process, on one thread: the data path of the server, on a file in memory that has no name.
+//! In this process, on one thread: the data path of the server, on an unnamed file in memory.
 //!
-//! As many operations as the depth says hold their pages: a new one encrypts, or reads and decrypts; the oldest is then
-//! written, or its pages go back as if they had been sent. Whoever asks has its own bytes already (16 MiB of them, in
-//! turn). Without encryption what came in is written as it is, and what was read stays as it was. One by one, each page
-//! is asked for and given back with a call of its own: that is written here, around the server's buffers, pool and allocator,
-//! since the server itself asks in bulk alone.
+//! At any time as many operations hold pages as the depth says. A new operation encrypts into its pages, or reads into
+//! them and decrypts. Then the oldest one is written to the file, or its pages are freed as if they had been sent. The
+//! data to be written comes from 16 MiB that are reused in turn. The row without encryption writes the data as it is,
+//! and does not decrypt. The row with pages one by one has a call for each page, both ways. Its code is here, around
+//! the server's buffers, pool and allocator, since the server itself asks only in bulk.
 //!
-//! All rows share the file, the key and what is written, and each round has an allocator and a pool of its own: where memory
-//! happens to lie makes one of two equal rows up to a tenth slower for as long as it has that memory. With memory
-//! that stays, rounds say nothing of that, and an interval of their ratios excludes 1 where nothing differs.
+//! All rows share the file, the key and the data. Each round has an allocator and a pool of its own, because the place
+//! of its memory makes one of two equal rows up to a tenth slower for as long as it keeps that memory. If all rounds
+//! shared their memory, the interval of their ratios would exclude 1 although nothing differs.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -26,13 +26,13 @@ use pagemill_harness::record::Record;
 use pagemill_harness::rounds::{CellSamples, Kind, Sample, enough, take_turn};
 use pagemill_harness::{Error, PAGE_BYTES, Run};
 
-/// As the server has it when nobody says how much, in pages.
+/// The server's default, in pages.
 const RESERVE: usize = Memory::PROMISED;
-/// Memory for the deepest cell, and as much again.
+/// Twice the memory of the deepest cell.
 const PAGES: usize = 2 * 256 * 256;
 const SOURCE_BYTES: usize = 16 << 20;
 
-/// What a row is.
+/// How a row moves its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The server's data path: all pages of a part with one call.
@@ -107,7 +107,7 @@ fn cell_samples(run: &Run<'_>, cell: &Cell, way: Way) -> CellSamples {
     CellSamples { seed, ..CellSamples::new(cell.inside, row, cell.pages) }
 }
 
-/// What all rows have in common: a file, a key, and what is written.
+/// What all rows share: a file, a key, and the data to write.
 struct Ground {
     backend: &'static str,
     file: File,
@@ -133,7 +133,7 @@ fn other(error: impl std::fmt::Display) -> io::Error {
     io::Error::other(error.to_string())
 }
 
-/// The memory of an operation under way.
+/// The memory of one operation.
 struct Held {
     at: u64,
     buffer: Buffer,
@@ -145,7 +145,7 @@ struct Entrant<'g> {
     ground: &'g Ground,
     path: DataPath,
     way: Way,
-    /// What is under way, the oldest first.
+    /// The operations that hold pages, the oldest first.
     window: VecDeque<Held>,
     next: usize,
     rng: fastrand::Rng,
@@ -171,14 +171,14 @@ impl<'g> Entrant<'g> {
         })
     }
 
-    /// The same with every operation of the cell's depth under way and every page that they need touched.
+    /// The same, with as many operations under way as the cell's depth, so that all pages have been touched.
     fn under_way(ground: &'g Ground, way: Way, seed: u64, cell: &Cell) -> io::Result<Entrant<'g>> {
         let mut entrant = Entrant::new(ground, way, seed)?;
         entrant.repeat(cell, cell.depth + 8)?;
         Ok(entrant)
     }
 
-    /// So many operations. Those of the depth stay under way.
+    /// Runs `reps` operations. The last ones, as many as the depth, stay under way.
     fn repeat(&mut self, cell: &Cell, reps: usize) -> io::Result<()> {
         let bytes = cell.pages * PAGE_BYTES;
         for _ in 0..reps {
@@ -194,7 +194,8 @@ impl<'g> Entrant<'g> {
         Ok(())
     }
 
-    /// Takes a part's pages as a worker of the server does: whoever has some of the pool's does not wait for more.
+    /// Takes a part's pages as a worker of the server does: while it holds pages of the pool, it does not wait for
+    /// more.
     fn write(&mut self, at: usize, bytes: usize, depth: usize) -> io::Result<()> {
         let plain = &self.ground.source[at % SOURCE_BYTES..][..bytes];
         if self.way == Way::NoEncryption {
@@ -212,12 +213,12 @@ impl<'g> Entrant<'g> {
         if self.window.len() < depth { Ok(()) } else { self.write_oldest() }
     }
 
-    /// A part, encrypted into pages of the pool; none if there are too few.
+    /// Encrypts a part into pages of the pool; `None` if there are too few.
     fn encrypted(&self, at: u64, plain: &[u8], patience: Patience) -> io::Result<Option<Buffer>> {
         if self.way == Way::Bulk {
             return self.path.encrypted(at, plain.len(), std::iter::once(plain), patience).map_err(other);
         }
-        // Whoever got too few gives back what it has, and never waits: nobody else has pages of this pool.
+        // With too few pages it frees those that it got, and does not wait: nobody else has pages of this pool.
         let pool = self.path.memory.pool();
         let mut secret = match one_by_one(plain.len(), || pool.alloc(Gfp::NOWAIT).ok()) {
             Ok(pages) => Buffer::over(pages, plain.len()),
@@ -230,7 +231,7 @@ impl<'g> Entrant<'g> {
         Ok(Some(secret))
     }
 
-    /// Ends the oldest operation under way.
+    /// Writes the oldest operation under way, and frees its pages.
     fn write_oldest(&mut self) -> io::Result<()> {
         let Some(secret) = self.window.pop_front() else { return Ok(()) };
         let vector: Vec<IoSlice> = secret.buffer.slices().map(IoSlice::new).collect();
@@ -256,7 +257,7 @@ impl<'g> Entrant<'g> {
         Ok(())
     }
 
-    /// Memory for what is read.
+    /// Pages to read into.
     fn borrowed(&self, bytes: usize) -> Option<Buffer> {
         if self.way != Way::Single {
             return self.path.memory.borrow(bytes);
@@ -283,7 +284,7 @@ impl<'g> Entrant<'g> {
         }
     }
 
-    /// What is written comes back as it was, and is in the file as it should be: encrypted or not.
+    /// Checks that data is read as it was written, and that it is encrypted in the file, or not, as the row says.
     fn verify(&mut self) -> io::Result<()> {
         let bytes = 256 * PAGE_BYTES;
         let plain = self.ground.source[..bytes].to_vec();
@@ -304,7 +305,7 @@ impl<'g> Entrant<'g> {
     }
 }
 
-/// As many pages as it takes, with a call each; those that there were, if they are too few.
+/// Pages for `bytes`, with a call each. If there are too few, the error has those that there were.
 fn one_by_one(bytes: usize, mut page: impl FnMut() -> Option<Page>) -> Result<Vec<Option<Page>>, Vec<Option<Page>>> {
     let count = bytes.div_ceil(PAGE_BYTES);
     let mut pages = Vec::with_capacity(count);
@@ -327,7 +328,7 @@ mod tests {
     use crate::CELLS;
 
     #[test]
-    fn every_row_moves_what_it_should_and_gives_its_pages_back() {
+    fn every_row_reads_and_writes_the_volume_and_frees_its_pages() {
         let ground = Ground::new("portable", 32 << 20, 1).unwrap();
         for way in [Way::Bulk, Way::Single, Way::NoEncryption] {
             let mut entrant = Entrant::new(&ground, way, 1).unwrap();
@@ -337,7 +338,7 @@ mod tests {
                 assert!(entrant.window.is_empty());
                 assert_eq!(entrant.path.memory.pool().stats().out, 0, "{way:?}");
             }
-            // The file has plain bytes in one row alone.
+            // Only the row without encryption leaves plain bytes in the file.
             entrant.write(0, 1 << 20, 1).unwrap();
             let mut stored = vec![0; 1 << 20];
             std::os::unix::fs::FileExt::read_exact_at(&ground.file, &mut stored, 0).unwrap();
@@ -346,13 +347,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_with_fewer_pages_than_the_depth_needs_is_waited_for_by_nobody_who_holds_some() {
+    fn rows_that_hold_pages_never_wait_for_the_pool() {
         let ground = Ground::new("portable", 32 << 20, 1).unwrap();
         for way in [Way::Bulk, Way::Single] {
             let mut entrant = Entrant::new(&ground, way, 1).unwrap();
             let allocator = Allocator::builder().pages(600).build().unwrap();
             entrant.path.memory = Memory::new(&allocator, 300, Memory::PART).unwrap();
-            // 16 operations of 256 pages each: two at most find pages.
+            // Of 16 operations with 256 pages each, at most two get pages.
             entrant.repeat(&CELLS[1], 20).unwrap();
             assert!((1..=2).contains(&entrant.window.len()), "{way:?}: {}", entrant.window.len());
             entrant.verify().unwrap();

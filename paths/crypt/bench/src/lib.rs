@@ -5,8 +5,8 @@
 //! - `served` does it by NBD with fio as the client. Each server is a process of its own: `pagemill crypt serve`, and the peers that
 //!   are installed.
 //!
-//! All volumes are LUKS1 with 512-byte sectors, or numbered so: the peers know nothing else. A record's time is nanoseconds a page, as
-//! in every table: the mean time that 4096 bytes took.
+//! All volumes are LUKS1 with 512-byte sectors, or number their sectors so: the peers know nothing else. A record's
+//! time is nanoseconds a page, as in every table: the mean time that 4096 bytes took.
 
 mod client;
 mod inside;
@@ -31,7 +31,7 @@ pub const TABLE: Table =
 /// What is done to the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cell {
-    /// What records in this process and over NBD are called.
+    /// The names of its records, in this process and over NBD.
     inside: &'static str,
     served: &'static str,
     /// For people.
@@ -44,7 +44,7 @@ struct Cell {
     is_random: bool,
 }
 
-/// The first is the shape of what was published.
+/// The first has the shape of a published measurement.
 const CELLS: [Cell; 5] = [
     cell("crypt-write-256", "crypt-nbd-write-256", "1 MiB writes, depth 256", 256, 256, true, false),
     cell("crypt-write-16", "crypt-nbd-write-16", "1 MiB writes, depth 16", 256, 16, true, false),
@@ -65,14 +65,14 @@ const fn cell(
     Cell { inside, served, shown, pages, depth, is_write, is_random }
 }
 
-/// The server's own way, which asks for all pages of a part with one call; and in this process the same one by one.
+/// The server's own row, with one call for all pages of a part; and the row in this process with a call for each page.
 const BULK: &str = "pagemill-bulk";
 const SINGLE: &str = "pagemill-single";
 
-/// How much measuring.
+/// How long to measure.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
-    /// Rounds in this process, and what each of them lasts.
+    /// Rounds in this process, and how long each of them lasts.
     rounds: usize,
     round: Duration,
     /// Turns of all servers, at most.
@@ -82,7 +82,7 @@ struct Plan {
     image: u64,
     /// Whether the deepest cell and the slowest peer take part.
     is_deep: bool,
-    /// When no turn but the first begins.
+    /// After this moment no turn begins, except the first.
     until: Instant,
 }
 
@@ -91,7 +91,7 @@ impl Plan {
         CELLS.into_iter().filter(|cell| self.is_deep || cell.depth < 256).collect()
     }
 
-    /// Rounds of this cell in this process. The deepest has 256 MiB of memory to touch before each.
+    /// Rounds of this cell in this process. The deepest cell touches 256 MiB of memory before each.
     fn rounds_of(&self, cell: &Cell) -> usize {
         if cell.depth < 256 { self.rounds } else { self.rounds.min(6) }
     }
@@ -124,7 +124,7 @@ impl Plan {
 fn crypt(run: &mut Run<'_>) -> Result<Vec<Record>, Error> {
     let plan = Plan::of(run);
     let mut records = inside::inside(run, &plan)?;
-    // Servers, clients and their threads run wherever the system likes.
+    // Servers, clients and their threads may run on all processors.
     let _ = machine::pin_to_all(&run.machine.allowed);
     let served = served::served(run, &plan);
     let _ = machine::pin_to(run.machine.main_cpu());
@@ -136,7 +136,7 @@ fn failed(what: &str, why: impl std::fmt::Display) -> Error {
     Error::Table { table: TABLE.name, what: what.to_owned(), why: why.to_string() }
 }
 
-/// What the servers are held to.
+/// The bars of the servers.
 fn volumes(records: &[Record]) -> Vec<Bar> {
     let of_luks = |cell| speed(turns_of(records, cell, BULK), turns_of(records, cell, LUKS));
     let of_none = |cell| speed(turns_of(records, cell, BULK), turns_of(records, cell, NO_ENCRYPTION));

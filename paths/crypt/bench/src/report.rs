@@ -1,4 +1,4 @@
-//! The table `crypt`: in this process, then over NBD, each cell with its spread and what it is to the peers.
+//! The table `crypt`: in this process, then over NBD. Each cell has its spread and its ratios to other rows.
 
 use std::io::{self, Write};
 
@@ -76,7 +76,7 @@ fn part(
     writeln!(out, "{}", table.trim_fmt())
 }
 
-/// In the first column: what, how large, how deep, in which unit.
+/// A cell's first column: operation, size, depth and unit.
 fn brief(cell: &Cell) -> String {
     let what = if cell.is_write { "write" } else { "read" };
     match cell.pages {
@@ -85,12 +85,12 @@ fn brief(cell: &Cell) -> String {
     }
 }
 
-/// MiB/s, or thousands of operations a second where an operation is a page.
+/// MiB/s, or thousands of operations a second if an operation is a page.
 fn speed(cell: &Cell, ns_a_page: f64) -> f64 {
     if cell.pages == 1 { 1e6 / ns_a_page } else { mib_per_s(ns_a_page) }
 }
 
-/// The speed of `bulk` against that of `single`, turn by turn: where the median lies.
+/// The confidence interval of the speed of `bulk` divided by that of `single`, turn by turn.
 fn bulk_to_single(records: &[Record], bench: &str) -> Option<Interval> {
     let turns = |name| records.iter().find(|record| (record.bench, record.name) == (bench, name)).map(|r| &r.turns);
     let (bulk, single) = (turns(BULK)?, turns(SINGLE)?);
@@ -125,7 +125,7 @@ mod tests {
             let line = text.lines().rev().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {text}"));
             line[line.find(name).unwrap()..].split_whitespace().map(str::to_owned).collect::<Vec<_>>()
         };
-        // 4096 bytes in 2 us are 1953 MiB/s; in half the time twice as many.
+        // 4096 bytes in 2 us are 1953 MiB/s.
         assert_eq!(row("pagemill-bulk "), ["pagemill-bulk", "1953", "977", "3906", "11", "2.50", "-"]);
         assert_eq!(row("qemu-nbd "), ["qemu-nbd", "125", "62.5", "250", "11", "-", "-"]);
         assert!(text.contains("16: bulk / single from 1.100 to 1.100 (97 % sure)"), "{text}");

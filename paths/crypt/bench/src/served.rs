@@ -1,7 +1,7 @@
 //! Over NBD: fio on a unix socket, against each server in turn.
 //!
-//! Each turn has servers of ours that are new, with new images: where a process and its image happen to lie in memory makes one
-//! of two equal servers faster for as long as it runs, as in `inside`.
+//! In each turn our servers are new processes with new images: as in `inside`, the place of a process and its image in
+//! memory makes one of two equal servers faster for as long as it runs.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use pagemill_harness::rounds::{CellSamples, Sample};
 use pagemill_harness::rounds::{Kind, Unavailable};
 use pagemill_harness::{Error, Run};
 
-/// The peer that the bars are held against, and what there is at most.
+/// The peer that the bars compare with, and the server that does not encrypt.
 pub(crate) const LUKS: &str = "nbdkit-luks";
 pub(crate) const NO_ENCRYPTION: &str = "nbdkit";
 
@@ -58,7 +58,7 @@ struct Turns<'r, 'a> {
 }
 
 impl Turns<'_, '_> {
-    /// One run of each, untimed. A peer that does not work leaves here; without the client nobody is measured.
+    /// Runs each server once, untimed. A peer that does not work is left out; without fio all are.
     fn warm(&mut self) -> Result<(), Error> {
         if let Some(why) = lacking("fio") {
             self.run.note_absent("all over NBD", "-", &why);
@@ -78,12 +78,12 @@ impl Turns<'_, '_> {
         Ok(())
     }
 
-    /// Another server of ours in the place of this one.
+    /// Replaces a server of ours by a new one.
     fn renew(&mut self, at: usize) -> Result<(), Error> {
         if self.servers[at].make.kind != Kind::Ours {
             return Ok(());
         }
-        // It ends before the next one begins: they have the same socket and image.
+        // The old one ends before the new one starts: they have the same socket and image.
         let make = self.servers.remove(at).make;
         let server = Server::start(make, self.run.program, self.place, self.stop)?;
         // It worked a moment ago.
@@ -91,17 +91,17 @@ impl Turns<'_, '_> {
         Ok(())
     }
 
-    /// Every cell in every turn, so that what slows the machine for a while slows some rounds of all cells.
+    /// Measures every cell in every turn, so that what slows the machine for a while slows some rounds of all cells.
     fn all(mut self) -> Result<Vec<Record>, Error> {
         let cells = self.plan.cells();
         let mut samples: Vec<Vec<CellSamples>> = cells.iter().map(|cell| self.samples(cell)).collect();
-        // What one round of one server has taken on average in the turn before.
+        // The mean duration of a round of one server in the previous turn.
         let mut of_one = Duration::ZERO;
         let count = self.servers.len();
         let rounds = (count * cells.len()).max(1) as u32;
         for turn in 0..self.plan.turns {
             let start = Instant::now();
-            // The first turn is taken however late it is: a table without figures says less than one that took its time.
+            // The first turn runs however late it is: a table without figures is worse than one that takes long.
             if turn > 0 && start + of_one * rounds > self.plan.until {
                 break;
             }
@@ -111,7 +111,7 @@ impl Turns<'_, '_> {
                 self.run.progress.set_message(format!("crypt: NBD, {}, turn {}", cell.shown, turn + 1));
                 for place in 0..count {
                     let at = (place + turn) % count;
-                    // What it has under way at that depth takes it seconds.
+                    // At that depth it takes seconds.
                     if cell.depth == 256 && self.servers[at].make.how == How::QemuNbd {
                         continue;
                     }
@@ -131,7 +131,7 @@ impl Turns<'_, '_> {
     fn round(&self, at: usize, cell: &Cell) -> Result<Seen, Error> {
         let server = &self.servers[at];
         let measured = measure(self.place.folder(), &server.socket, cell, self.plan.turn, self.stop)?;
-        // It worked a moment ago: a table with holes would compare what was not measured together.
+        // It worked a moment ago. Without this round the table would compare figures that were not measured together.
         measured.map_err(|why| failed(&format!("{}, {}", server.make.name, cell.shown), why))
     }
 

@@ -1,7 +1,7 @@
-//! The servers, each a process with an image of its own, and that nothing of them stays.
+//! The servers, each a process with an image of its own, and how they are cleaned up.
 //!
-//! Sockets, images and the key are in one folder in `/dev/shm`, removed when the table is done, has failed, or a signal
-//! has come. A child is ended by whoever holds it, and by the system should this process go without a word.
+//! Sockets, images and the key are in one folder in `/dev/shm`, which is removed when the table is done, when it fails,
+//! or on a signal. Dropping a [`Child`] ends the process; if this process is killed, the system ends its children.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -21,14 +21,14 @@ use crate::failed;
 use pagemill_harness::Error;
 use pagemill_harness::rounds::{Kind, Unavailable};
 
-/// Where files are in memory.
+/// A folder whose files are in memory.
 const IN_MEMORY: &str = "/dev/shm";
 /// How long a server may take to answer, and to end.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a child is looked after.
+/// How often a child's state is polled.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The signal that asked for the end, while this is held; then signals do what they did before.
+/// Catches the signals that end the program. Dropping it restores their default action.
 pub(crate) struct Stop {
     came: Arc<AtomicUsize>,
     is_default: Arc<AtomicBool>,
@@ -46,7 +46,7 @@ impl Stop {
 
     /// Fails once a signal has come.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        // Relaxed: nothing is read but the number itself.
+        // Relaxed: only the number itself is read.
         match self.came.load(Relaxed) {
             0 => Ok(()),
             signal => Err(Error::Interrupted { signal: signal as i32 }),
@@ -56,12 +56,12 @@ impl Stop {
 
 impl Drop for Stop {
     fn drop(&mut self) {
-        // Relaxed: the handlers read the flag alone.
+        // Relaxed: the handlers read only the flag.
         self.is_default.store(true, Relaxed);
     }
 }
 
-/// A process that ends with this.
+/// A process that ends when this is dropped.
 pub(crate) struct Child(std::process::Child);
 
 impl Child {
@@ -72,11 +72,11 @@ impl Child {
         command.stdin(Stdio::null()).spawn().map(Child)
     }
 
-    /// Until it ends by itself; none after `patience`.
+    /// Waits until it ends by itself; `None` if it has not ended after `patience`.
     pub(crate) fn wait(&mut self, patience: Duration, stop: &Stop) -> Result<Option<ExitStatus>, Error> {
         let until = Instant::now() + patience;
         while Instant::now() < until {
-            // First: a signal from a terminal ends the child as well.
+            // Checked first: a signal from a terminal ends the child as well.
             stop.check()?;
             if let Some(status) = self.0.try_wait().map_err(|error| failed("waiting for a process", error))? {
                 stop.check()?;
@@ -94,13 +94,13 @@ impl Drop for Child {
         if let Some(pid) = rustix::process::Pid::from_raw(self.0.id().cast_signed())
             && matches!(self.0.try_wait(), Ok(None))
         {
-            // It has not been waited for: the number is still its own.
+            // It has not been waited for, so the number is still its own.
             let _ = rustix::process::kill_process(pid, Signal::TERM);
             while matches!(self.0.try_wait(), Ok(None)) && asked.elapsed() < PATIENCE {
                 std::thread::sleep(PAUSE);
             }
         }
-        // Neither says anything new of one that has ended.
+        // Both calls fail only if it has ended, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -113,7 +113,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// A LUKS1 volume of `image` bytes, all of it written to, and room for as many copies.
+    /// Makes a LUKS1 volume of `image` bytes, all of them written, and checks that there is room for `copies` copies.
     pub(crate) fn new(program: &Path, image: u64, copies: u64) -> Result<Place, Unavailable> {
         let refused = |error: io::Error| Unavailable(format!("{IN_MEMORY}: {error}"));
         let needed = (copies + 1) * image;
@@ -155,7 +155,7 @@ impl Place {
     }
 }
 
-/// A server to be measured, and its figures' name.
+/// A server to measure, and its row's name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Make {
     pub(crate) name: &'static str,
@@ -214,7 +214,7 @@ impl Server {
     }
 }
 
-/// Each as its users start it, with what it takes by default.
+/// Each server as its users start it, with its defaults.
 fn command(how: How, program: &Path, socket: &Path, image: &Path, key: &Path) -> Command {
     let joined = |start: &str, path: &Path| {
         let mut word = OsStr::new(start).to_owned();

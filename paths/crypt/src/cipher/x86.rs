@@ -2,8 +2,8 @@
 //!
 //! One loop serves all widths ([`Lanes`]): eight vectors at once, which hides the latency of a round (four cycles on the
 //! processors of today). With four blocks a vector that is 512 bytes, the smallest sector.
-//! - The tweaks of up to eight vectors' worth of sectors are encrypted together. One at a time, each would wait for
-//!   itself: half the time of a 512-byte sector.
+//! - The tweaks of up to eight vectors of sectors are encrypted together. One at a time, the latency of each would take
+//!   half the time of a 512-byte sector.
 //! - The tweak of block `j` is that of the sector times `x^j`: the eight vectors of a chunk come from each other
 //!   (times `x^width`), and the next chunk's from this one's, all eight independently (times `x^(8 width)`).
 //!

@@ -11,11 +11,11 @@ use crate::store::Store;
 
 /// Bytes of the fixed fields.
 pub(crate) const FIXED: usize = 4096;
-/// What a copy may measure, and so where the second one may begin.
+/// The sizes that a copy may have, and so the places where the second one may begin.
 pub(crate) const SIZES: [u64; 9] =
     [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
 
-/// Where the fields stand.
+/// Offsets of the fields.
 mod at {
     pub(super) const VERSION: usize = 6;
     pub(super) const SIZE: usize = 8;
@@ -28,7 +28,7 @@ mod at {
     pub(super) const OFFSET: usize = 256;
     pub(super) const CHECKSUM: usize = 448;
 }
-/// Bytes that the checksum has room for.
+/// Bytes of the checksum's field.
 const CHECKSUM: usize = 64;
 
 /// Which copy.
@@ -47,13 +47,13 @@ impl Which {
     }
 }
 
-/// What a copy says, apart from which one it is.
+/// The contents of a copy, apart from which copy it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Copy {
     pub(crate) size: u64,
-    /// Grows with every change; the higher copy is the newer.
+    /// Grows with every change; the copy with the higher number is newer.
     pub(crate) sequence: u64,
-    /// The texts are kept as they stand, whatever their bytes are.
+    /// Texts are kept as raw fields, whatever their bytes are.
     pub(crate) label: [u8; 48],
     pub(crate) checksum: Hash,
     pub(crate) uuid: [u8; 40],
@@ -72,7 +72,7 @@ impl Copy {
         Self::parse(&bytes, which, offset)
     }
 
-    /// Reads a copy out of `bytes`, which begin at `offset` of their file and may go on behind it.
+    /// Reads a copy from `bytes`, which begin at `offset` of their file and may continue after the copy.
     pub(crate) fn parse(bytes: &[u8], which: Which, offset: u64) -> Result<Self, Error> {
         let size = size_of_copy(bytes, which, offset)?;
         let (Some(fixed), Some(all)) = (bytes.first_chunk::<FIXED>(), bytes.get(..size)) else {
@@ -97,7 +97,7 @@ impl Copy {
         })
     }
 
-    /// The copy as it stands on the disk, with a fresh salt.
+    /// The copy's bytes on the disk, with a fresh salt.
     pub(crate) fn bytes(&self, which: Which) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; self.size as usize];
         let room = bytes.len() - FIXED - 1;
@@ -124,18 +124,18 @@ impl Copy {
         Ok(bytes)
     }
 
-    /// Whether `there`, which stands in the primary copy's place and is damaged, was written by something else. `self` is
-    /// the secondary copy. Damage leaves a header's magic or its UUID, and few bytes that are neither what belongs there nor
-    /// zero; a superblock does not. Nothing is lost by writing over zeroes.
+    /// Whether the bytes `there`, in the place of the damaged primary copy, were written by something else. `self` is
+    /// the secondary copy. Damage leaves the header's magic or its UUID, and few bytes that are neither right nor zero;
+    /// a superblock does not. Zeroes count as damage, since nothing is lost by overwriting them.
     pub(crate) fn is_written_over(&self, there: &[u8]) -> bool {
-        /// What a header has of its own at every change of it.
+        /// The fields that differ between any two versions of a header.
         const CHANGES: [Range<usize>; 4] = [
             at::SEQUENCE..at::CHECKSUM_NAME,
             at::SALT..at::OFFSET,
             at::CHECKSUM..at::CHECKSUM + CHECKSUM,
             FIXED..usize::MAX,
         ];
-        /// Bytes: fewer than any superblock has.
+        /// Bytes; any superblock has more.
         const FEW: usize = 16;
         let Ok(own) = self.bytes(Which::Primary) else { return false };
         let stays = |place: usize| !CHANGES.iter().any(|changes| changes.contains(&place));
@@ -149,7 +149,7 @@ impl Copy {
         strange > FEW || (!is_header && there.iter().take(FIXED).any(|&byte| byte != 0))
     }
 
-    /// Where it belongs.
+    /// Its place in the file.
     pub(crate) fn offset(&self, which: Which) -> u64 {
         match which {
             Which::Primary => 0,
@@ -158,13 +158,13 @@ impl Copy {
     }
 }
 
-/// Bytes of both copies, by what the primary one begins with.
+/// Bytes of both copies, from the beginning of the primary one.
 pub(crate) fn copies_len(first: &[u8; crate::luks1::HEADER]) -> u64 {
     let size = first.u64_at(at::SIZE);
     2 * if SIZES.contains(&size) { size } else { SIZES[0] }
 }
 
-/// The size that the copy at `offset` gives, if the beginning of its fixed fields is in order.
+/// The size of the copy at `offset`, if the beginning of its fixed fields is valid.
 fn size_of_copy(bytes: &[u8], which: Which, offset: u64) -> Result<usize, Error> {
     let Some(fixed) = bytes.first_chunk::<FIXED>() else {
         return Err(damaged(format!("cut off: {} of {FIXED} bytes are there", bytes.len())));

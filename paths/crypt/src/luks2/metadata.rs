@@ -1,11 +1,12 @@
-//! What the JSON of a LUKS2 header says (the LUKS2 On-Disk Format Specification, section 3), checked.
+//! The metadata in the JSON of a LUKS2 header (the LUKS2 On-Disk Format Specification, section 3), checked.
 //!
-//! This is a view for reading. A change is made in the JSON itself, so that what is not understood here (tokens,
-//! priorities, fields of later versions) stays as it was.
+//! This is a view for reading. A change is made in the JSON itself, so that parts that are not understood here (tokens,
+//! priorities, fields of later versions) stay as they are.
 //!
-//! Invariants: in a [`Metadata`] key material lies in the keyslots area, in areas apart from each other, and fits its own
-//! (I1), whatever kind of keyslot it is of. What is of a kind that is not known here is no damage: it is kept apart, with the
-//! reason why it is not used. What [`Digest::check`] returns has at least 20 bytes, so that no key matches by having nothing to compare (I2).
+//! Invariants: in a [`Metadata`] the key material of all keyslots, of any kind, lies in the keyslots area, fits its own
+//! area, and areas do not overlap (I1). A keyslot of an unknown kind is not damaged: it is listed in `others`, with the
+//! reason why it is not used. What [`Digest::check`] returns has at least 20 bytes, so that no key matches an empty
+//! digest (I2).
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -31,7 +32,7 @@ pub(crate) const ALIGN: u64 = 4096;
 pub struct Metadata {
     /// The keyslots that hold a passphrase, by number.
     pub keyslots: BTreeMap<u32, Keyslot>,
-    /// Keyslots that are not read here, by number.
+    /// Keyslots of unknown kinds, by number.
     pub others: BTreeMap<u32, Other>,
     /// The digests, by number.
     pub digests: BTreeMap<u32, Digest>,
@@ -41,7 +42,7 @@ pub struct Metadata {
     pub tokens: usize,
     /// Bytes of the keyslots area.
     pub keyslots_size: u64,
-    /// What a program must know to open the volume.
+    /// Features that a program must support to open the volume.
     pub requirements: Vec<String>,
 }
 
@@ -52,20 +53,20 @@ pub struct Keyslot {
     pub key_size: usize,
     /// How the key is spread.
     pub af: Splitter,
-    /// Where its material lies.
+    /// The place of its material.
     pub area: Area,
     /// How the passphrase becomes a key.
     pub kdf: KdfText,
-    /// 0: only when it is named; 1: in turn; 2: first.
+    /// 0: tried only if it is named; 1: tried in turn; 2: tried first.
     pub priority: Option<u8>,
 }
 
-/// A keyslot of another type, or one with a part that is not known here.
+/// A keyslot of another type, or with an unknown part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Other {
     /// Why it is not used.
     pub why: String,
-    /// Where its material lies, if it has some.
+    /// The place of its material, if it has any.
     pub area: Option<Area>,
 }
 
@@ -95,7 +96,7 @@ pub struct Area {
     key_size: usize,
 }
 
-/// A function's parameters, as the header has them.
+/// A function's parameters, as in the header.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct KdfText {
     #[serde(rename = "type")]
@@ -162,7 +163,7 @@ struct Requirements {
 }
 
 impl Metadata {
-    /// Reads and checks what the copy of `header_size` bytes says.
+    /// Reads and checks the metadata of a copy of `header_size` bytes.
     pub(crate) fn read(json: &Value, header_size: u64) -> Result<Self, Error> {
         let config: Config = part(json, "config", "")?;
         if config.json_size != header_size - super::copy::FIXED as u64 {
@@ -178,7 +179,7 @@ impl Metadata {
             requirements: config.requirements.mandatory,
         };
         for (number, value) in objects(json, "keyslots")? {
-            // A bound on what trying all of them costs, too.
+            // This also limits the cost of trying all of them.
             let number = id(number)
                 .filter(|&number| number < MAX_SLOTS)
                 .ok_or_else(|| wrong("keyslots", format!("{number:?} is no number below {MAX_SLOTS}")))?;
@@ -229,14 +230,14 @@ impl Metadata {
         own.chain(self.others.iter().filter_map(|(&number, other)| Some((number, other.area.as_ref()?))))
     }
 
-    /// The one segment that a volume has when nothing is under way.
+    /// The only segment of a volume that is not being re-encrypted.
     pub(crate) fn segment(&self) -> Result<(u32, &Segment), Error> {
         self.check_requirements()?;
         let mut current = self.current_segments();
         match (current.next(), current.next()) {
             (Some(only), None) => Ok(only),
             (None, _) => Err(wrong("segments", "there is none")),
-            _ => Err(Error::Unsupported("the volume has several segments; one is done here".to_owned())),
+            _ => Err(Error::Unsupported("the volume has several segments; one is supported".to_owned())),
         }
     }
 
@@ -249,17 +250,17 @@ impl Metadata {
     pub(crate) fn check_requirements(&self) -> Result<(), Error> {
         match self.requirements.as_slice() {
             [] => Ok(()),
-            // In quotes, where what would move a terminal's cursor is spelt out.
+            // In quotes, which escape control characters.
             needed => Err(Error::Unsupported(match needed.iter().any(|need| need.contains("reencrypt")) {
                 true => {
-                    format!("a re-encryption is under way (the volume requires {needed:?}), which is not done here")
+                    format!("a re-encryption is under way (the volume requires {needed:?}), which is not supported")
                 }
-                false => format!("the volume requires {needed:?}, which is not done here"),
+                false => format!("the volume requires {needed:?}, which is not supported"),
             })),
         }
     }
 
-    /// The digest that vouches for `segment`'s key out of `keyslot`.
+    /// The digest for `segment`'s key that is bound to `keyslot`.
     pub(crate) fn digest(&self, segment: u32, keyslot: u32) -> Option<&Digest> {
         self.digests.values().find(|digest| digest.segments.contains(&segment) && digest.keyslots.contains(&keyslot))
     }
@@ -287,7 +288,7 @@ impl Keyslot {
     pub(crate) fn check_usable(&self) -> Result<(), Error> {
         if !matches!(self.key_size, 32 | 64) {
             let bits = 8 * self.key_size;
-            return Err(Error::Unsupported(format!("it holds a key of {bits} bits; 256 and 512 are done here")));
+            return Err(Error::Unsupported(format!("it holds a key of {bits} bits; 256 and 512 are supported")));
         }
         self.area_key_size()?;
         self.hash()?;
@@ -328,7 +329,7 @@ impl KdfText {
 }
 
 impl Digest {
-    /// The function and what it has to give.
+    /// The function and its expected result.
     pub(crate) fn check(&self) -> Result<(Kdf, &[u8]), Error> {
         if self.kind != "pbkdf2" {
             return Err(Error::Unsupported(format!("the digest {:?} is not pbkdf2", self.kind)));
@@ -345,7 +346,7 @@ impl Digest {
 }
 
 impl Segment {
-    /// Its sectors' size, if it is one that can be opened here.
+    /// The size of its sectors, if the segment can be opened here.
     pub(crate) fn sector_size(&self) -> Result<SectorSize, Error> {
         if self.kind != "crypt" || self.encryption != crate::CIPHER {
             let Self { kind, encryption, .. } = self;
@@ -356,7 +357,7 @@ impl Segment {
             return Err(Error::Unsupported("the data has integrity tags".to_owned()));
         }
         let why =
-            || format!("the data has sectors of {} bytes; 512, 1024, 2048 and 4096 are done here", self.sector_size);
+            || format!("the data has sectors of {} bytes; 512, 1024, 2048 and 4096 are supported", self.sector_size);
         SectorSize::new(self.sector_size).ok_or_else(|| Error::Unsupported(why()))
     }
 }
@@ -376,7 +377,7 @@ pub(crate) fn base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// 64-bit numbers stand in the JSON as decimal text.
+/// The JSON has 64-bit numbers as decimal text.
 fn number<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let text = String::deserialize(from)?;
     decimal(&text).ok_or_else(|| D::Error::custom(format!("{text:?} is no number")))
@@ -400,13 +401,13 @@ fn decimal(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// The number under which an object stands.
+/// An object's key as a number.
 fn id(text: &str) -> Option<u32> {
     decimal(text).and_then(|number| u32::try_from(number).ok())
 }
 
-/// The part of a keyslot that is of a kind which is not known here, in words. A part that has no kind is damaged, and told of
-/// where it is read.
+/// A description of the keyslot's part that is of an unknown kind, if there is one. A part without a kind is damaged;
+/// reading it reports that.
 fn unknown_part(keyslot: &Value) -> Option<String> {
     if keyslot.get("type").is_none() {
         return Some("it has no type".to_owned());
@@ -420,7 +421,7 @@ fn unknown_part(keyslot: &Value) -> Option<String> {
     known.into_iter().find_map(|(place, what, names)| {
         let kind = keyslot.pointer(place)?;
         (!kind.as_str().is_some_and(|kind| names.contains(&kind)))
-            .then(|| format!("its {what} {kind} is not done here"))
+            .then(|| format!("its {what} {kind} is not supported"))
     })
 }
 

@@ -1,15 +1,15 @@
 //! The NBD protocol's server side on bytes: no sockets, no threads, no pages (the protocol document of the
 //! NetworkBlockDevice project, with fixed newstyle negotiation and structured replies).
 //!
-//! A connection is a [`Session`]. Its server reads from the client and calls [`Session::feed`] again and again; what is to
-//! be answered collects in a buffer that it passes in, and what is to be *done* comes back as an [`Event`]:
-//! - Negotiation is answered here, all of it.
-//! - A request that cannot be (beyond the end, unknown flags, unaligned, a write to what is read-only) is answered here
-//!   with the protocol's error. A write's payload is skipped first: clients know a write's cookie once they have sent all of
-//!   it, and take an earlier answer for one to nothing that they asked.
-//! - What is left is [`Event::Request`]: it is in order, and the data path does it. The payload of a write has not been
-//!   read: `len` bytes of the stream are the data path's, which reads them straight into its pages, before it feeds on.
-//!   When it is done, in any order, it writes a reply with [`Replies`].
+//! A connection is a [`Session`]. Its server reads from the client and calls [`Session::feed`] again and again. Answers
+//! are appended to a buffer that the server passes in, and work for the server is returned as an [`Event`]:
+//! - All of the negotiation is answered here.
+//! - An invalid request (beyond the end, unknown flags, unaligned, a write to a read-only export) is answered here with
+//!   the protocol's error. A write's payload is skipped first: clients register a write's cookie once they have sent
+//!   all of it, and do not recognise an earlier answer.
+//! - A valid request is returned as [`Event::Request`], for the data path. The payload of a write has not been read:
+//!   the data path reads these `len` bytes of the stream directly into its pages before it feeds more. When a request
+//!   is done, in any order, it writes a reply with [`Replies`].
 //!
 //! ```text
 //!  socket ──bytes──> Session::feed ──Event::Request──> data path (pages, cipher, disk)
@@ -17,10 +17,10 @@
 //!     └───────────────────┴────────────────────────────────┘
 //! ```
 //!
-//! Invariants: a session keeps at most [`MAX_OPTION`] bytes of what it was sent (I1). A [`Request`] lies within its export
-//! and keeps its block size, and reads and writes have at most [`MAX_PAYLOAD`] bytes (I2). Nothing that a client sends
-//! panics, and what the protocol calls a violation ends this connection alone ([`Event::Violation`]) (I3).
-//! A server feeds no more while the answers of a client that does not read are waiting: that bounds them.
+//! Invariants: a session stores at most [`MAX_OPTION`] bytes of a client's (I1). A [`Request`] lies within its export
+//! and is aligned to its block size, and reads and writes have at most [`MAX_PAYLOAD`] bytes (I2). Nothing that a
+//! client sends causes a panic, and a violation of the protocol ends only this connection ([`Event::Violation`]) (I3).
+//! A server does not feed more while a client does not receive its answers; that bounds them.
 mod negotiate;
 mod replies;
 mod requests;
@@ -32,27 +32,27 @@ pub use requests::{Command, Request};
 
 /// Bytes that an option may have; longer ones are skipped and refused.
 pub const MAX_OPTION: usize = 16 << 10;
-/// Bytes that an option may claim; what claims more is taken for no client.
+/// Bytes that an option may claim. A client that claims more is disconnected.
 const MAX_SKIPPED: u64 = 16 << 20;
-/// Bytes of a read or write: what clients assume where nobody tells them.
+/// Bytes of a read or write, as clients assume by default.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 /// Bytes of a name, as the protocol has it.
 const MAX_NAME: usize = 4096;
 
-/// A volume under its name.
+/// A volume and its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// The name; the empty one is what clients ask for that name none.
+    /// The name; clients that name none ask for the empty name.
     pub name: String,
-    /// What it is, for people.
+    /// A description for people.
     pub description: String,
     /// Bytes.
     pub size: u64,
     /// Writes are refused.
     pub is_read_only: bool,
-    /// Bytes that offsets and lengths are multiples of: a power of two, at most 64 KiB.
+    /// Offsets and lengths are multiples of this: a power of two, at most 64 KiB.
     pub min_block: u32,
-    /// Bytes that are best asked for at once: a power of two, at least `min_block`.
+    /// The best size of requests: a power of two, at least `min_block`.
     pub preferred_block: u32,
 }
 
@@ -70,28 +70,28 @@ pub enum Tls {
 /// What a server offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The exports; the first one is also what clients get that ask for the empty name.
+    /// The exports. Clients that ask for the empty name get the first one.
     pub exports: Vec<Export>,
     /// Whether connections are encrypted.
     pub tls: Tls,
-    /// Clients know the block sizes, whatever they ask for. Otherwise one that does not ask is refused an export with blocks
-    /// of more than 512 bytes, which such a client keeps to.
+    /// Clients know the block sizes by other means. Otherwise a client that does not ask for them assumes 512 bytes,
+    /// and is refused an export with larger blocks.
     pub block_size_agreed: bool,
 }
 
-/// What came of the bytes that were fed.
+/// The result of feeding bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A message was dealt with, or a part of one was kept: feed what follows.
+    /// A message was handled, or a part of one was stored: feed the following bytes.
     Continue,
-    /// The data path's part. For a write, the stream goes on with its payload.
+    /// A request for the data path. For a write, the payload follows in the stream.
     Request(Request),
-    /// The answer that is in the buffer has to be sent; then TLS begins, and then [`Session::tls_started`] is called. Bytes
-    /// that were read and not taken belong to TLS: fed to the session, they are a violation.
+    /// The answer in the buffer has to be sent; then TLS begins, and then [`Session::tls_started`] is called. Bytes
+    /// that were read and not taken belong to TLS: feeding them to the session is a violation.
     StartTls,
-    /// The client is done: finish what is under way, send the answers, close.
+    /// The client is done: finish the requests under way, send the answers, close.
     Goodbye,
-    /// The client broke the protocol: close. Says how.
+    /// The client broke the protocol: close. The text says how.
     Violation(&'static str),
 }
 
@@ -103,7 +103,7 @@ pub struct Session {
     /// The beginning of a message whose end has not come.
     partial: Vec<u8>,
     agreed: Agreed,
-    /// The server ends.
+    /// The server stops.
     is_ending: bool,
 }
 
@@ -122,7 +122,7 @@ struct Agreed {
 enum State {
     ClientFlags,
     OptionHeader,
-    /// The answer to STARTTLS is out: the next byte belongs to TLS.
+    /// STARTTLS is answered: the next byte belongs to TLS.
     TlsPending,
     OptionData {
         option: u32,
@@ -136,7 +136,7 @@ enum State {
     Requests {
         export: usize,
     },
-    /// The payload of a write that is refused. It is answered behind the last byte.
+    /// The payload of a refused write, which is answered after the last byte.
     SkipPayload {
         export: usize,
         left: u32,
@@ -154,12 +154,12 @@ impl Session {
         Self { config, state: State::ClientFlags, partial: Vec::new(), agreed: Agreed::default(), is_ending: false }
     }
 
-    /// Takes the next message, or a part of it, from the beginning of `input`; answers go to `out`. Returns how many bytes
-    /// were taken, which is 0 for an empty `input` and after the end alone.
+    /// Takes the next message, or a part of it, from the beginning of `input`; answers go to `out`. Returns how many
+    /// bytes were taken, which is 0 only for an empty `input` and after the end.
     pub fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Event) {
         let needed = match self.state {
             State::Closed => return (0, Event::Goodbye),
-            // What came unencrypted behind STARTTLS must not be taken for what comes encrypted.
+            // Unencrypted bytes after STARTTLS must not be taken for encrypted ones.
             State::TlsPending => {
                 self.state = State::Closed;
                 return (0, Event::Violation("it goes on before TLS has begun"));
@@ -199,13 +199,13 @@ impl Session {
         (taken, event)
     }
 
-    /// TLS has begun: what was agreed before it is forgotten, as the protocol demands.
+    /// TLS has begun: everything agreed before is forgotten, as the protocol demands.
     pub fn tls_started(&mut self) {
         self.state = State::OptionHeader;
         self.agreed = Agreed { is_encrypted: true, no_zeroes: self.agreed.no_zeroes, ..Agreed::default() };
     }
 
-    /// Answers a request, which was handed out last, with an error; a write once its payload has been fed, and skipped.
+    /// Answers the request that was returned last with an error; a write after its payload has been fed and skipped.
     pub fn refuse(&mut self, request: &Request, fault: Fault, out: &mut Vec<u8>) {
         match (self.state, request.command) {
             (State::Requests { export }, Command::Write) => {
@@ -215,7 +215,7 @@ impl Session {
         }
     }
 
-    /// So many bytes of a refused write's payload are still to come. Nothing of them is kept, so it may be any number.
+    /// `left` bytes of a refused write's payload are still to come. They are not stored, so it may be any number.
     fn skip_payload(&mut self, export: usize, left: u32, cookie: u64, fault: Fault, out: &mut Vec<u8>) {
         self.state = State::SkipPayload { export, left, cookie, fault };
         if left == 0 {
@@ -224,13 +224,13 @@ impl Session {
         }
     }
 
-    /// The server ends: all further options are answered with that. Requests are not: see [`Session::refuse`].
+    /// The server stops: all further options are answered with that. For requests see [`Session::refuse`].
     pub fn shut_down(&mut self) {
         self.is_ending = true;
     }
 
-    /// True while a client negotiates with a server that ends. It may go on after an answer: libnbd takes the first one for
-    /// an option that the server does not know, and learns the reason from the answer to its last.
+    /// True while a client negotiates with a server that stops. The client may go on after an answer: libnbd takes the
+    /// first one for an unknown option, and finds the reason in the answer to its last option.
     #[must_use]
     pub fn refuses_options(&self) -> bool {
         let is_over = matches!(self.state, State::Requests { .. } | State::SkipPayload { .. } | State::Closed);
@@ -252,7 +252,7 @@ impl Session {
         }
     }
 
-    /// True when the client is in the middle of a message or has not finished negotiating: a server gives it a time limit.
+    /// True if the client is in the middle of a message or has not finished negotiating, which a server limits in time.
     #[must_use]
     pub fn owes_bytes(&self) -> bool {
         !self.partial.is_empty() || !matches!(self.state, State::Requests { .. } | State::Closed)

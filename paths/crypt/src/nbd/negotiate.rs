@@ -11,7 +11,7 @@ const NO_ZEROES: u32 = 2;
 
 /// Magic, option, length.
 pub(super) const OPTION_HEADER: usize = 16;
-/// Zeroes behind the reply to the oldest option.
+/// Zeroes after the reply to the oldest option.
 const OLD_ZEROES: usize = 124;
 /// The number of the one metadata context.
 pub(super) const ALLOCATION_ID: u32 = 1;
@@ -56,7 +56,7 @@ pub(super) fn greet(out: &mut Vec<u8>) {
     out.extend(((FIXED_NEWSTYLE | NO_ZEROES) as u16).to_be_bytes());
 }
 
-/// An option that was skipped for its length.
+/// Refuses an option that was skipped because it is too long.
 pub(super) fn refuse_long(option: u32, out: &mut Vec<u8>) {
     say(option, reply::TOO_BIG, b"this option is longer than any needs to be", out);
 }
@@ -69,7 +69,7 @@ fn say(option: u32, kind: u32, data: &[u8], out: &mut Vec<u8>) {
     out.extend(data);
 }
 
-/// Reads fields off the front; `None` where they do not fit.
+/// Reads fields from the front; `None` if the bytes are too few.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -91,7 +91,7 @@ impl<'a> Reader<'a> {
         Some(u64::from_be_bytes(*self.bytes(8)?.first_chunk()?))
     }
 
-    /// A length and so many bytes.
+    /// A length and that many bytes.
     fn text(&mut self) -> Option<&'a [u8]> {
         let len = self.u32()? as usize;
         self.bytes(len).filter(|text| text.len() <= MAX_NAME)
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
 }
 
 impl Session {
-    /// Deals with a whole message of the handshake.
+    /// Handles a whole message of the handshake.
     pub(super) fn negotiate(&mut self, message: &[u8], out: &mut Vec<u8>) -> Event {
         let mut reader = Reader(message);
         match self.state {
@@ -186,7 +186,7 @@ impl Session {
 
     /// Negotiation is over.
     fn enter(&mut self, export: usize) {
-        // What was chosen for another export is worth nothing here.
+        // A context that was chosen for another export does not count.
         self.agreed.allocation = self.agreed.allocation.filter(|&chosen| chosen == export);
         self.state = State::Requests { export };
     }
@@ -261,7 +261,7 @@ impl Session {
         let parsed = (|| {
             let name = reader.text()?;
             let count = reader.u32()?;
-            // Each takes four bytes at least: no count makes this longer than the option.
+            // Each query takes at least four bytes, so the count is bounded by the option's length.
             let queries: Vec<&[u8]> = (0..count).map(|_| reader.text()).collect::<Option<_>>()?;
             reader.0.is_empty().then_some((name, queries))
         })();

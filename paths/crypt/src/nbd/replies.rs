@@ -1,4 +1,4 @@
-//! Answers to requests: simple ones, and chunks where structured replies were agreed on.
+//! Answers to requests: simple replies, or chunks if structured replies were negotiated.
 use super::negotiate::ALLOCATION_ID;
 use super::requests::{Command, Request};
 
@@ -24,11 +24,11 @@ pub enum Fault {
     Io = 5,
     /// No memory for it now.
     NoMemory = 12,
-    /// It cannot be asked so.
+    /// The request is invalid.
     Invalid = 22,
-    /// The disk is full, or ends before.
+    /// The disk is full, or the request goes beyond its end.
     NoSpace = 28,
-    /// The server ends.
+    /// The server stops.
     ShuttingDown = 108,
 }
 
@@ -43,14 +43,14 @@ pub struct Extent {
     pub is_zero: bool,
 }
 
-/// How a session's requests are answered. Small and free to copy: it goes with the request.
+/// How a session's requests are answered. It is small and copied with each request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replies {
     pub(super) structured: bool,
 }
 
 impl Replies {
-    /// The request is done; not for reads and block status.
+    /// Answers a request that is done; not for reads and block status.
     pub fn done(self, cookie: u64, out: &mut Vec<u8>) {
         match self.structured {
             true => chunk(cookie, chunk::NONE, 0, out),
@@ -58,7 +58,7 @@ impl Replies {
         }
     }
 
-    /// The request failed.
+    /// Answers a request that failed.
     pub fn error(self, cookie: u64, fault: Fault, out: &mut Vec<u8>) {
         match self.structured {
             true => {
@@ -70,7 +70,7 @@ impl Replies {
         }
     }
 
-    /// What stands before the bytes of a read; exactly `request.len` bytes follow it.
+    /// The header before the bytes of a read; exactly `request.len` bytes follow it.
     pub fn before_data(self, request: &Request, out: &mut Vec<u8>) {
         match self.structured {
             true => {
@@ -81,8 +81,9 @@ impl Replies {
         }
     }
 
-    /// What is allocated, from the request's first byte on. Extents beyond its end are left out, and so are all but the
-    /// first where one was asked for; none at all is answered as an error, since the protocol demands one.
+    /// Answers with extents, from the request's first byte on. Extents beyond its end are left out, and so are all but
+    /// the first if the client asked for one. Without any extent the answer is an error, since the protocol demands
+    /// one.
     pub fn block_status(self, request: &Request, extents: &[Extent], out: &mut Vec<u8>) {
         let one = matches!(request.command, Command::BlockStatus { one: true });
         let mut left = request.len;
@@ -111,7 +112,7 @@ fn simple(cookie: u64, error: u32, out: &mut Vec<u8>) {
     out.extend(cookie.to_be_bytes());
 }
 
-/// A chunk's header: the reply's last one, and here its only one.
+/// A chunk's header. Each reply here has only one chunk.
 fn chunk(cookie: u64, kind: u16, len: u32, out: &mut Vec<u8>) {
     out.extend(CHUNK_MAGIC.to_be_bytes());
     out.extend(DONE.to_be_bytes());

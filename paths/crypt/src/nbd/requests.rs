@@ -1,4 +1,4 @@
-//! The transmission phase: requests, looked at until they are in order.
+//! The transmission phase: checking requests.
 use super::replies::Fault;
 use super::{Event, Export, MAX_PAYLOAD, Session};
 
@@ -6,7 +6,7 @@ const MAGIC: u32 = 0x2560_9513;
 /// Magic, flags, type, cookie, offset, length.
 pub(super) const HEADER: usize = 28;
 
-/// What is told about an export.
+/// An export's flags for the client.
 pub(super) mod flags {
     use super::Export;
 
@@ -49,22 +49,22 @@ mod kind {
 pub enum Command {
     /// Answer with the bytes.
     Read,
-    /// Write the bytes that the stream goes on with.
+    /// Write the bytes that follow in the stream.
     Write,
-    /// Answer when everything that was answered before is on the disk.
+    /// Answer when all writes that were answered before are on the disk.
     Flush,
     /// The contents are not needed any more.
     Trim,
-    /// Write zeroes. Whether the place may become a hole is not told: a hole under a cipher reads as noise.
+    /// Write zeroes. They never become a hole: a hole under a cipher reads as noise.
     WriteZeroes,
-    /// Say what is allocated.
+    /// Report extents.
     BlockStatus {
         /// One extent at most.
         one: bool,
     },
 }
 
-/// A request that is in order: within its export, aligned, allowed.
+/// A valid request: within its export, aligned, allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// What is to be done.
@@ -80,7 +80,7 @@ pub struct Request {
 }
 
 impl Session {
-    /// Deals with a request's header.
+    /// Handles a request's header.
     pub(super) fn request(&mut self, number: usize, message: &[u8], out: &mut Vec<u8>) -> Event {
         let Some(fields) = message.first_chunk::<HEADER>() else { return Event::Violation("a request is cut off") };
         use crate::bytes::Fields;
@@ -106,7 +106,7 @@ impl Session {
     }
 }
 
-/// The protocol's book: what is allowed of an export.
+/// Checks a request against the protocol and the export.
 fn check(export: &Export, has_context: bool, given: u16, kind: u16, at: u64, len: u32) -> Result<Command, Fault> {
     let (command, allowed) = match kind {
         kind::READ => (Command::Read, flag::DF),
@@ -117,7 +117,7 @@ fn check(export: &Export, has_context: bool, given: u16, kind: u16, at: u64, len
         kind::BLOCK_STATUS => (Command::BlockStatus { one: given & flag::REQ_ONE != 0 }, flag::REQ_ONE),
         _ => return Err(Fault::Invalid),
     };
-    // FUA may stand with any request, and means nothing for most.
+    // FUA is allowed with any request, and means nothing for most.
     if given & !(allowed | flag::FUA) != 0 {
         return Err(Fault::Invalid);
     }

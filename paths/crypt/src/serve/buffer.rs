@@ -1,7 +1,7 @@
-//! The bytes of one part of a request: pages wherever they lie, or one stretch of the heap.
+//! The bytes of one part of a request: pages anywhere in memory, or one stretch of the heap.
 //!
-//! Both are seen as runs of neighbouring bytes, so that the cipher and the system are called once a run. A run has a
-//! multiple of a page's bytes, but for the last one: no sector of a volume crosses from one run into the next.
+//! Both are seen as runs of contiguous bytes, so that the cipher and the system are called once for each run. All runs
+//! but the last have a multiple of a page's size, so no sector crosses from one run into the next.
 use std::alloc::{self, Layout};
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
@@ -9,21 +9,21 @@ use std::ptr::{self, NonNull};
 
 use pagemill::{PAGE_SIZE, Page};
 
-/// Who gets a buffer back.
+/// The owner that a buffer goes back to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The pool: it is held while the disk works, and not while a client does.
+    /// The pool. Its pages are held while the disk works, and not while waiting for a client.
     Pool,
     /// The allocator, or the heap.
     Free,
-    /// Its connection, which keeps one for when there is nothing else.
+    /// Its connection, which keeps one buffer for when there are no pages.
     Connection,
 }
 
 /// Bytes of a request, owned.
 #[derive(Debug)]
 pub struct Buffer {
-    /// All of them are occupied.
+    /// No slot is empty.
     pub(super) pages: Vec<Option<Page>>,
     stretch: Option<Stretch>,
     runs: Vec<Run>,
@@ -31,14 +31,15 @@ pub struct Buffer {
     pub(super) origin: Origin,
 }
 
+/// Contiguous bytes in memory.
 #[derive(Clone, Copy, Debug)]
-struct Run {
-    addr: usize,
-    len: usize,
+pub(super) struct Run {
+    pub(super) addr: usize,
+    pub(super) len: usize,
 }
 
 impl Buffer {
-    /// The first `len` bytes of `pages`, which are as many as it takes.
+    /// The first `len` bytes of `pages`, which are exactly as many as needed.
     pub(super) fn of_pages(pages: Vec<Option<Page>>, len: usize, origin: Origin) -> Self {
         assert_eq!(pages.iter().flatten().count(), len.div_ceil(PAGE_SIZE), "a buffer of {len} bytes");
         let mut buffer = Self { pages, stretch: None, runs: Vec::new(), len: 0, origin };
@@ -46,22 +47,22 @@ impl Buffer {
         buffer
     }
 
-    /// The first `len` bytes of pages that the caller asked for itself, as many as it takes.
+    /// The first `len` bytes of pages that the caller allocated, exactly as many as needed.
     ///
     /// # Panics
-    /// There are more or fewer pages.
+    /// If there are more or fewer pages.
     #[must_use]
     pub fn over(pages: Vec<Option<Page>>, len: usize) -> Self {
         Self::of_pages(pages, len, Origin::Free)
     }
 
-    /// The pages of a buffer, to be freed by whoever asked for them.
+    /// The pages of a buffer, to be freed by the caller.
     #[must_use]
     pub fn into_pages(self) -> Vec<Option<Page>> {
         self.pages
     }
 
-    /// A stretch of the heap that begins on a page; none if there is no memory.
+    /// A stretch of the heap that begins on a page; `None` if there is no memory.
     pub(super) fn of_heap(len: usize, origin: Origin) -> Option<Self> {
         let stretch = Some(Stretch::new(len)?);
         let mut buffer = Self { pages: Vec::new(), stretch, runs: Vec::new(), len: 0, origin };
@@ -69,12 +70,12 @@ impl Buffer {
         Some(buffer)
     }
 
-    /// No bytes: for what needs none.
+    /// An empty buffer.
     pub(super) fn none() -> Self {
         Self { pages: Vec::new(), stretch: None, runs: Vec::new(), len: 0, origin: Origin::Free }
     }
 
-    /// Makes it the first `len` bytes of what it owns.
+    /// Resizes it to the first `len` bytes of its memory.
     pub(super) fn set_len(&mut self, len: usize) {
         let owned = self.stretch.as_ref().map_or(self.pages.len() * PAGE_SIZE, |stretch| stretch.len);
         assert!(len <= owned, "{len} bytes of a buffer of {owned}");
@@ -98,102 +99,78 @@ impl Buffer {
         }
     }
 
-    /// How many bytes it has.
+    /// Its length in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "what has no bytes is no buffer of a request")]
+    #[expect(clippy::len_without_is_empty, reason = "a buffer of a request is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Its bytes, run by run.
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
-        // SAFETY: a run lies within pages or a stretch that this buffer owns, mapped and initialised, and whose addresses
-        // are exposed; neighbouring pages are of one mapping. It is borrowed, so nobody writes to them.
-        self.runs
-            .iter()
-            .map(|run| unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(run.addr), run.len) })
+        self.range(0..self.len)
     }
 
-    /// The same, to be written.
+    /// Its bytes, run by run, to be written.
     pub fn slices_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        self.runs.iter().map(|run| {
-            // SAFETY: as in `slices`, borrowed exclusively, and runs do not overlap.
+        self.range_mut(0..self.len)
+    }
+
+    /// The bytes of `range`, run by run.
+    pub(super) fn range(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+        // SAFETY: a run lies within pages or a stretch that this buffer owns, mapped and initialised, and whose addresses
+        // are exposed; neighbouring pages are of one mapping. It is borrowed, so nobody writes to them.
+        let bytes = |run: Run| unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(run.addr), run.len) };
+        self.runs_in(range).map(bytes)
+    }
+
+    /// The bytes of `range`, run by run, to be written.
+    pub(super) fn range_mut(&mut self, range: Range<usize>) -> impl Iterator<Item = &mut [u8]> {
+        self.runs_in(range).map(|run| {
+            // SAFETY: as in `range`, borrowed exclusively, and runs do not overlap.
             unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(run.addr), run.len) }
         })
     }
 
-    /// Adds the bytes from `from` on to a vector for the system, at most `entries` runs of them.
+    /// The parts of runs that lie in `range`.
+    pub(super) fn runs_in(&self, range: Range<usize>) -> impl Iterator<Item = Run> {
+        let mut end = 0;
+        self.runs.iter().filter_map(move |run| {
+            let start = end;
+            end += run.len;
+            let (from, to) = (range.start.max(start), range.end.min(end));
+            (from < to).then(|| Run { addr: run.addr + (from - start), len: to - from })
+        })
+    }
+
+    /// Adds the bytes from `from` on to a vector for the system, until it has `entries` entries.
     pub(super) fn window<'b>(&'b self, from: usize, entries: usize, vector: &mut Vec<IoSlice<'b>>) {
-        let mut start = 0;
-        for slice in self.slices() {
-            let end = start + slice.len();
-            if end > from {
-                if vector.len() >= entries {
-                    return;
-                }
-                vector.push(IoSlice::new(&slice[from.saturating_sub(start)..]));
-            }
-            start = end;
-        }
+        let room = entries.saturating_sub(vector.len());
+        vector.extend(self.range(from..self.len).take(room).map(IoSlice::new));
     }
 
-    /// The same for what is to be filled.
+    /// The same for bytes to be filled.
     pub(super) fn window_mut<'b>(&'b mut self, from: usize, entries: usize, vector: &mut Vec<IoSliceMut<'b>>) {
-        let mut start = 0;
-        for slice in self.slices_mut() {
-            let end = start + slice.len();
-            if end > from {
-                if vector.len() >= entries {
-                    return;
-                }
-                vector.push(IoSliceMut::new(&mut slice[from.saturating_sub(start)..]));
-            }
-            start = end;
-        }
-    }
-
-    /// The bytes of `range`, run by run.
-    pub(super) fn range_mut<'b>(&'b mut self, range: Range<usize>, vector: &mut Vec<IoSliceMut<'b>>) {
-        let mut start = 0;
-        for slice in self.slices_mut() {
-            let end = start + slice.len();
-            if end > range.start && start < range.end {
-                let until = slice.len().min(range.end - start);
-                vector.push(IoSliceMut::new(&mut slice[range.start.saturating_sub(start)..until]));
-            }
-            start = end;
-        }
+        let room = entries.saturating_sub(vector.len());
+        vector.extend(self.range_mut(from..self.len).take(room).map(IoSliceMut::new));
     }
 
     /// Copies bytes out, from byte `at` on, as many as `bytes` has.
     pub(super) fn copy_out(&self, at: usize, mut bytes: &mut [u8]) {
-        let mut start = 0;
-        for slice in self.slices() {
-            let end = start + slice.len();
-            if end > at && !bytes.is_empty() {
-                let place = &slice[at.saturating_sub(start)..];
-                let len = place.len().min(bytes.len());
-                let (now, later) = std::mem::take(&mut bytes).split_at_mut(len);
-                now.copy_from_slice(&place[..len]);
-                bytes = later;
-            }
-            start = end;
+        for place in self.range(at..at + bytes.len()) {
+            let (now, later) = bytes.split_at_mut(place.len());
+            now.copy_from_slice(place);
+            bytes = later;
         }
         assert!(bytes.is_empty(), "{} bytes too many", bytes.len());
     }
 
     /// Copies `bytes` in, from byte `at` on.
     pub(super) fn copy_in(&mut self, at: usize, mut bytes: &[u8]) {
-        let mut start = 0;
-        for slice in self.slices_mut() {
-            let end = start + slice.len();
-            if end > at && !bytes.is_empty() {
-                let place = &mut slice[at.saturating_sub(start)..];
-                let (now, later) = bytes.split_at(bytes.len().min(place.len()));
-                place[..now.len()].copy_from_slice(now);
-                bytes = later;
-            }
-            start = end;
+        for place in self.range_mut(at..at + bytes.len()) {
+            let (now, later) = bytes.split_at(place.len());
+            place.copy_from_slice(now);
+            bytes = later;
         }
         assert!(bytes.is_empty(), "{} bytes too many", bytes.len());
     }
@@ -239,7 +216,7 @@ mod tests {
         let allocator = Allocator::builder().pages(64).build().unwrap();
         let mut pages: Vec<_> = std::iter::repeat_with(|| None).take(2 * len.div_ceil(PAGE_SIZE)).collect();
         allocator.alloc_pages_bulk_array(Bulk::exact(pages.len()), &mut pages).unwrap();
-        // Every other page: no two are neighbours.
+        // Every other page, so that no two are neighbours.
         pages.sort_by_key(|page| page.as_ref().map(Page::addr));
         let pages = pages.into_iter().step_by(2).collect();
         [Buffer::of_pages(pages, len, Origin::Free), Buffer::of_heap(len, Origin::Free).unwrap()]
@@ -261,9 +238,7 @@ mod tests {
                 buffer.window_mut(from, 9, &mut vector);
                 assert_eq!(vector.iter().map(|slice| slice.len()).sum::<usize>(), 9000 - from);
                 for to in [from, from + 1, 4096, 8191, 9000].into_iter().filter(|&to| to >= from && to <= 9000) {
-                    let mut vector = Vec::new();
-                    buffer.range_mut(from..to, &mut vector);
-                    assert!(vector.iter().flat_map(|slice| &**slice).eq(&bytes[from..to]), "{from}..{to}");
+                    assert!(buffer.range_mut(from..to).flat_map(|slice| &*slice).eq(&bytes[from..to]), "{from}..{to}");
                 }
             }
             let mut vector = Vec::new();

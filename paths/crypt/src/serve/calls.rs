@@ -1,8 +1,8 @@
-//! The data path in calls that return when it is done, at any byte: for who has one request in its hand and nothing else
-//! to do, as a mount has.
+//! The data path as blocking calls at any byte, for callers that do one request at a time, such as a mount.
 //!
-//! Whole sectors go the way of a client's. A sector that is written in part is read, decrypted and written anew; nobody
-//! writes another part of it meanwhile (S1): who writes holds `sectors` shared, and for a part of one alone.
+//! Whole sectors are handled like a client's. A sector that is written in part is read, decrypted, changed and written.
+//! Nobody else writes to it meanwhile (S1): a write of whole sectors holds `sectors` shared, a write of a part of a
+//! sector holds it exclusively.
 use std::io;
 use std::ops::Range;
 use std::sync::{PoisonError, RwLock};
@@ -13,7 +13,7 @@ use super::memory::Patience;
 use super::path::DataPath;
 use crate::Error;
 
-/// A volume, read and written as a file is.
+/// A volume that is read and written like a file.
 #[derive(Debug)]
 pub struct VolumeFile {
     path: DataPath,
@@ -39,7 +39,7 @@ impl VolumeFile {
         self.path.volume.geometry().len
     }
 
-    /// Reads what lies at `at`, all of `plain`.
+    /// Fills `plain` from `at`.
     ///
     /// # Errors
     /// What the disk says, and [`io::ErrorKind::UnexpectedEof`] beyond the volume's end.
@@ -79,7 +79,7 @@ impl VolumeFile {
         Ok(())
     }
 
-    /// Returns when all that was written is on the disk.
+    /// Returns when all written data is on the disk.
     ///
     /// # Errors
     /// What the disk says.
@@ -94,7 +94,7 @@ impl VolumeFile {
         }
     }
 
-    /// The sectors that hold these bytes, as many of them as go at once.
+    /// The sectors with these bytes, at most as many as are moved at once.
     fn sectors_around(&self, at: u64, len: usize) -> Range<u64> {
         let size = self.sector();
         let first = at / size * size;
@@ -109,7 +109,7 @@ impl VolumeFile {
         let len = (sectors.end - sectors.start) as usize;
         let buffer = match self.path.memory.borrow(len) {
             Some(buffer) => buffer,
-            // Memory is short: what the pool promises is enough for anybody.
+            // Memory is short; the pool's reserve is enough for one part.
             None => self
                 .path
                 .memory
@@ -118,7 +118,7 @@ impl VolumeFile {
                 .map_err(said)?
                 .ok_or(io::ErrorKind::OutOfMemory)?,
         };
-        // Decrypted, as a plain step's are.
+        // It comes back decrypted, like every blocking step.
         let (buffer, result) = self.step(Todo::Read, sectors.start, buffer);
         match result {
             Ok(()) => Ok(buffer),
@@ -129,9 +129,9 @@ impl VolumeFile {
         }
     }
 
-    /// Whole sectors, at most a part of them. Returns how many bytes.
+    /// Writes whole sectors, at most a part. Returns how many bytes.
     fn write_sectors(&self, at: u64, plain: &[u8]) -> io::Result<usize> {
-        // S1. There is nothing in it that a panic could leave broken.
+        // S1. The lock protects no data that a panic could leave broken.
         let _shared = self.sectors.read().unwrap_or_else(PoisonError::into_inner);
         self.write_alone(at, plain)
     }
@@ -144,12 +144,12 @@ impl VolumeFile {
         result.map(|()| plain.len())
     }
 
-    /// What begins or ends inside of a sector: that sector alone. Returns how many bytes.
+    /// Writes bytes that begin or end inside of a sector: only that sector. Returns how many bytes.
     fn write_in_part(&self, at: u64, plain: &[u8]) -> io::Result<usize> {
         let size = self.sector();
         let first = at / size * size;
         if at == first && plain.len() as u64 > size {
-            // Its last sector is the odd one.
+            // Only the last sector is written in part.
             return self.write_sectors(at, &plain[..plain.len() / size as usize * size as usize]);
         }
         let _alone = self.sectors.write().unwrap_or_else(PoisonError::into_inner);
@@ -165,8 +165,7 @@ impl VolumeFile {
     }
 
     fn step(&self, todo: Todo, at: u64, buffer: Buffer) -> (Buffer, io::Result<()>) {
-        let op = Op { todo, at: self.path.in_file(at), buffer, done: 0, is_plain: false, tag: (0, 0) };
-        let (op, result) = plain_step(&self.path, op);
+        let (op, result) = plain_step(&self.path, Op::new(todo, self.path.in_file(at), buffer, (0, 0)));
         (op.buffer, result)
     }
 }
@@ -200,7 +199,7 @@ mod tests {
         (VolumeFile::new(DataPath { volume, disk, memory }), data)
     }
 
-    /// Bytes at any place, in any number, against a plain array; with plenty of memory, and with the promise alone.
+    /// Any bytes at any place, compared with a plain array; with plenty of memory, and with the reserve only.
     #[test]
     fn any_bytes_are_read_and_written() {
         for (sector, pages) in [(512, 1024), (4096, 1024), (512, 4), (4096, 4)] {
@@ -227,7 +226,7 @@ mod tests {
             let mut whole = vec![0; LEN];
             file.read_at(0, &mut whole).unwrap();
             assert!(whole == model);
-            // What is in the file is what the volume says, and nothing before or behind it was touched.
+            // The file has what the volume says, and nothing before or after it was touched.
             let mut stored = vec![0; LEN + 1024];
             std::os::unix::fs::FileExt::read_exact_at(&data, &mut stored, 0).unwrap();
             assert!(stored[..1024].iter().all(|&byte| byte == 0));
@@ -260,7 +259,8 @@ mod tests {
         );
     }
 
-    /// Waits until so many wait for the pool, `looks` times: where a lock holds them back they never will.
+    /// Waits until `count` threads wait for the pool. Gives up after `looks` checks, since a lock may keep them from
+    /// getting there.
     fn until_waiting(file: &VolumeFile, count: usize, looks: usize) {
         for _ in 0..looks {
             if file.path.memory.pool().stats().waiting == count {
@@ -270,8 +270,8 @@ mod tests {
         }
     }
 
-    /// One page in all, which is taken: the first has to wait for it when it is about to read the sector, and again when it
-    /// is about to write it. The second comes in between.
+    /// There is one page, which is taken: the first writer waits for it before it reads the sector, and again before it
+    /// writes it. The second writer comes in between.
     #[test]
     fn a_sector_that_is_written_in_part_is_nobody_elses_meanwhile() {
         const SECTOR: usize = 4096;

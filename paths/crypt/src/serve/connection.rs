@@ -1,17 +1,17 @@
-//! One client: what it sends becomes requests, these become steps on the disk, and what comes of them is answered.
+//! One client: its bytes become requests, requests become steps on the disk, and their results are answered.
 //!
-//! A connection does what it can and then says why it cannot go on ([`Blocked`]); its worker calls [`Connection::turn`]
-//! again when that may have changed. How a write comes in:
-//! - A short one is received whole into the connection's own bytes (`stage`), and encrypted from there.
-//! - For a longer one, pages are borrowed when its header is there, and it is received into them.
-//! - Where there are none, it goes on in short parts through `stage`.
+//! A connection does what it can and then says why it can't go on ([`Blocked`]). Its worker calls [`Connection::turn`]
+//! again when that may have changed. How a write is received:
+//! - A short write is received whole into the connection's own bytes (`stage`), and encrypted from there.
+//! - For a longer write, pages are borrowed when its header has come, and it is received into them.
+//! - Without pages it is received in short parts through `stage`.
 //!
-//! A read's pages are borrowed as well. Where there are none, it is read and sent in parts through a buffer that the
-//! connection has had since it was accepted (`own`), one after the other.
+//! A read's pages are borrowed as well. Without pages it is read and sent in parts, one after the other, through a
+//! buffer that the connection has had from the start (`own`).
 //!
-//! Invariants: a client has at most [`MAX_ACTIVE`] requests and [`MAX_BYTES`] under way, but for one that is longer (N1).
-//! Pages of the pool are in steps on the disk alone (W1 in `memory`). Once it is dead, it takes nothing, and what comes
-//! back is given back (N2).
+//! Invariants: a client has at most [`MAX_ACTIVE`] requests and [`MAX_BYTES`] under way, except for a single longer
+//! request (N1). Only steps on the disk have pages of the pool (W1 in `memory`). A dead connection takes nothing, and
+//! frees what comes back (N2).
 use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,27 +33,29 @@ use transfer::extents;
 
 /// Bytes that are received ahead.
 const STAGE: usize = 64 << 10;
-/// Writes that are received whole into `stage`, and parts where there are no pages.
+/// The longest write that is received whole into `stage`, and the longest part without pages.
 const SHORT: usize = 32 << 10;
-/// Bytes that are received behind a write's, so that the next header comes along.
+/// Bytes that are received after a write's, so that the next header comes with them.
 const AHEAD: usize = 4096;
-/// Requests of one client under way.
+/// Requests of one client that may be under way.
 const MAX_ACTIVE: usize = 128;
 /// Their bytes.
 const MAX_BYTES: usize = 8 << 20;
-/// Answers that wait for a client before no more of its requests are looked at.
+/// Unsent answers above which no more requests of a client are handled.
 const MAX_UNSENT: usize = 256 << 10;
-/// Bytes that are done for one client before others have their turn.
+/// Bytes that are handled for one client before others have their turn.
 const TURN: usize = 4 << 20;
-/// What a request costs of a turn at least that has to be on the disk before it is answered, or asks it for many extents.
+/// The least cost, in bytes of a turn, of a request that waits for the disk before it is answered, or that asks the
+/// disk for many extents.
 const CALL: usize = 256 << 10;
-/// What any other step on the disk costs at least: it takes as long as so many bytes do.
+/// The least cost of any other step on the disk, which takes as long as so many bytes do.
 const STEP: usize = 32 << 10;
-/// Extents that one answer has at most.
+/// The most extents in an answer.
 const MAX_EXTENTS: usize = 256;
-/// While the server stops: how long a client must be silent before it is hung up on, and how long it may then take to close.
+/// While the server stops: how long a client must be silent before its connection ends, and how long it may then take
+/// to close.
 const LINGER: Duration = Duration::from_secs(1);
-/// Whoever moves fewer bytes in the time limit has stalled.
+/// A client that moves fewer bytes in the time limit has stalled.
 const CRAWL: usize = 64 << 10;
 
 /// How long clients may take.
@@ -61,43 +63,43 @@ const CRAWL: usize = 64 << 10;
 pub struct TimeLimits {
     /// For all of the negotiation.
     pub handshake: Duration,
-    /// For 64 KiB, or the rest, of a message that has begun, or of an answer. Without one, a client may pause there for as
-    /// long as it likes: it is not dead for that, and what it holds is bounded.
+    /// For 64 KiB, or the rest, of a message that has begun, or of an answer. Without this limit a client may pause for
+    /// as long as it likes; the memory that it holds is bounded.
     pub stall: Option<Duration>,
-    /// For what was begun when the server was told to stop.
+    /// For the requests that were begun when the server was told to stop.
     pub stop: Duration,
 }
 
-/// What a turn may use.
+/// What a turn uses.
 pub(super) struct Context<'w> {
     pub(super) path: &'w DataPath,
     pub(super) tls: Option<&'w TlsServer>,
     pub(super) engine: &'w mut Engine,
     pub(super) now: Instant,
-    /// Nobody of this worker waits for the pool in front of this connection.
+    /// No other connection of this worker waits for the pool before this one.
     pub(super) may_take: bool,
-    /// Holes are made where the client says that the contents are not needed.
+    /// Trims make holes.
     pub(super) may_discard: bool,
 }
 
-/// Why a connection cannot go on.
+/// Why a connection can't go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Blocked {
-    /// The client has to send something.
+    /// It waits for the client to send something.
     Input,
-    /// The client has to take something.
+    /// It waits for the client to receive something.
     Output,
-    /// The disk has to be done with something.
+    /// It waits for the disk.
     Disk,
-    /// The pool has no pages.
+    /// It waits for pages of the pool.
     Memory,
-    /// Others have their turn.
+    /// Its turn is over.
     Turn,
-    /// Nothing more is to be done.
+    /// There is nothing more to do.
     Over,
 }
 
-/// The request that is coming in, or that has more steps than are begun at once.
+/// The request that is being received, or that has more steps than are begun at once.
 enum Current {
     Write { request: Request, flight: usize, done: usize, part: Option<Part> },
     Zeroes { request: Request, flight: usize, done: usize },
@@ -113,12 +115,12 @@ struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Open,
-    /// The server stops: what was begun is finished, and every later request is refused, until the client closes or is
-    /// silent. So are the options of one that negotiates.
+    /// The server stops: requests that were begun are finished, and later requests and options are refused, until the
+    /// client closes or is silent.
     Draining,
-    /// The client said goodbye, broke the protocol or sends no more: what was begun is finished.
+    /// The client disconnected, broke the protocol or ended its side: requests that were begun are finished.
     Closing,
-    /// All is said; the client may close first.
+    /// All answers are sent; the client may close first.
     Lingering,
     Dead,
 }
@@ -127,10 +129,10 @@ pub(super) struct Connection {
     number: usize,
     socket: Socket,
     session: Session,
-    /// TLS begins when the answers until now are out.
+    /// TLS begins when all answers so far are sent.
     starts_tls: bool,
     stage: Vec<u8>,
-    /// What of `stage` has been received and not looked at.
+    /// The received bytes of `stage` that are not handled yet.
     start: usize,
     end: usize,
     current: Option<Current>,
@@ -143,14 +145,14 @@ pub(super) struct Connection {
     own: Option<Buffer>,
     life: Life,
     blocked: Blocked,
-    /// Since when it waits for the pool.
+    /// When it began to wait for the pool.
     stalled: Option<Instant>,
     born: Instant,
     heard: Clock,
     spoken: Clock,
 }
 
-/// Since when the other side is waited for, and what it moved since.
+/// Since when this side waits for the client, and the bytes that it moved since.
 struct Clock {
     since: Instant,
     bytes: usize,
@@ -169,7 +171,7 @@ impl Clock {
 }
 
 impl Connection {
-    /// A client that has just come; none if there is no memory for one.
+    /// A new client; `None` if there is no memory for it.
     pub(super) fn new(number: usize, socket: Socket, config: Arc<Config>, now: Instant) -> Option<Self> {
         let mut outbox = Outbox::default();
         let session = outbox.write(|out| Session::new(config, out));
@@ -207,11 +209,11 @@ impl Connection {
     pub(super) fn steps(&self) -> usize {
         self.steps
     }
-    /// It waits for the pool.
+    /// Whether it waits for the pool.
     pub(super) fn is_stalled(&self) -> bool {
         self.blocked == Blocked::Memory && !self.is_dead()
     }
-    /// It can go on without anything happening.
+    /// Whether it can go on without an event.
     pub(super) fn is_ready(&self) -> bool {
         let may_go_on = self.blocked == Blocked::Turn
             || (self.blocked == Blocked::Output && self.outbox.len() == 0)
@@ -230,7 +232,7 @@ impl Connection {
         self.outbox.len() > 0 || self.socket.has_unsent()
     }
 
-    /// Does what can be done now.
+    /// Does what it can now.
     pub(super) fn turn(&mut self, context: &mut Context<'_>) {
         self.turn_left = TURN;
         loop {
@@ -247,7 +249,7 @@ impl Connection {
             }
         }
         if self.life == Life::Draining && self.blocked == Blocked::Input && self.turn_left == 0 {
-            // There may be more that has come.
+            // There may be more received bytes.
             self.blocked = Blocked::Turn;
         }
         self.finish_if_over(context.path);
@@ -256,12 +258,12 @@ impl Connection {
         }
     }
 
-    /// The client is in the middle of something.
+    /// Whether the client is in the middle of a message.
     fn owes(&self) -> bool {
         self.session.owes_bytes() || matches!(self.current, Some(Current::Write { .. }))
     }
 
-    /// Receives once. False if there is nothing.
+    /// Receives once. False if there is nothing to receive.
     fn receive(&mut self, context: &Context<'_>) -> bool {
         if self.life == Life::Lingering {
             return self.discard(context);
@@ -280,7 +282,7 @@ impl Connection {
             part.buffer.window_mut(part.got, ENTRIES - 1, &mut vector);
             room = room.min(AHEAD);
         }
-        // A vector may be too short for all of the part; then nothing may come behind it.
+        // The vector may be too short for the whole part; then nothing may follow it.
         if vector.iter().map(|slice| slice.len()).sum::<usize>() == wanted {
             vector.push(IoSliceMut::new(&mut self.stage[self.end..self.end + room]));
         }
@@ -303,7 +305,7 @@ impl Connection {
         }
     }
 
-    /// Reads what nobody wants any more.
+    /// Receives and drops bytes.
     fn discard(&mut self, context: &Context<'_>) -> bool {
         match self.socket.receive(&mut [IoSliceMut::new(&mut self.stage)]) {
             Moved::Bytes(count) => self.turn_left = self.turn_left.saturating_sub(count),
@@ -313,7 +315,7 @@ impl Connection {
         self.turn_left > 0
     }
 
-    /// Sends what the client takes. True if that was something.
+    /// Sends as much as the client takes. True if it sent something.
     fn send(&mut self, context: &Context<'_>) -> bool {
         if !self.wants_output() || self.is_dead() {
             return false;
@@ -338,7 +340,7 @@ impl Connection {
         false
     }
 
-    /// Goes on with what has been received, as far as it can.
+    /// Handles the received bytes, as far as it can.
     fn work(&mut self, context: &mut Context<'_>) -> Blocked {
         loop {
             if self.is_dead() || self.life == Life::Lingering {
@@ -390,7 +392,8 @@ impl Connection {
                     outbox.write(|out| session.refuse(&request, Fault::ShuttingDown, out));
                 }
                 Event::Request(request) => self.begin(request, context),
-                // What came behind it came unencrypted, from whoever is in between: nobody else would not wait.
+                // The bytes after it are unencrypted, and come from an attacker in between: a client waits for the
+                // answer.
                 Event::StartTls if self.start < self.end => self.life = Life::Closing,
                 Event::StartTls => self.starts_tls = true,
                 Event::Violation(_) | Event::Goodbye => self.life = Life::Closing,
@@ -398,7 +401,7 @@ impl Connection {
         }
     }
 
-    /// The answer to STARTTLS is out, and nothing has come since.
+    /// Starts TLS. The answer to STARTTLS is sent, and nothing has come since.
     fn begin_tls(&mut self, tls: Option<&TlsServer>) {
         let Some(tls) = tls else { unreachable!("a session offers TLS and its server has none") };
         self.starts_tls = false;
@@ -431,7 +434,8 @@ impl Connection {
                 let flight = self.flights.open(request, 1, true);
                 self.submit(Todo::Punch { len: u64::from(request.len) }, in_file, Buffer::none(), flight, context);
             }
-            // Which parts are in use is nobody's business unless the user says so; the protocol leaves it to us.
+            // Holes would show which parts are in use, so they need the user's permission. The protocol allows ignoring
+            // a trim.
             Command::Trim => {
                 let replies = self.session.replies();
                 self.outbox.write(|out| replies.done(request.cookie, out));
@@ -448,19 +452,19 @@ impl Connection {
         }
     }
 
-    /// Hands a step to the disk; one that is done at once is dealt with at once.
+    /// Gives a step to the disk. A step that is done at once is completed at once.
     fn submit(&mut self, todo: Todo, at: u64, buffer: Buffer, flight: usize, context: &mut Context<'_>) {
         self.steps += 1;
         self.bytes += buffer.len();
         let least = if todo == Todo::Sync { CALL } else { STEP };
         self.turn_left = self.turn_left.saturating_sub(buffer.len().max(least));
-        let op = Op { todo, at, buffer, done: 0, is_plain: false, tag: (self.number, flight) };
+        let op = Op::new(todo, at, buffer, (self.number, flight));
         if let Some(done) = context.engine.submit(context.path, op) {
             self.complete(done, context);
         }
     }
 
-    /// Takes note of a step that is done.
+    /// Completes a finished step.
     pub(super) fn complete(&mut self, (op, result): Done, context: &mut Context<'_>) {
         self.steps -= 1;
         self.bytes -= op.buffer.len();
@@ -476,7 +480,7 @@ impl Connection {
         self.answer_if_done(number, context);
     }
 
-    /// Answers a request whose steps are done; what is to be durable takes one more, behind all the others.
+    /// Answers a request whose steps are done. A durable write needs one more step after all others.
     fn answer_if_done(&mut self, number: usize, context: &mut Context<'_>) {
         if self.flights.begin_sync(number) {
             return self.submit(Todo::Sync, 0, Buffer::none(), number, context);
@@ -493,7 +497,7 @@ impl Connection {
         }
     }
 
-    /// The server stops.
+    /// Called when the server stops.
     pub(super) fn drain(&mut self, now: Instant) {
         if self.life == Life::Open {
             self.life = Life::Draining;
@@ -502,11 +506,11 @@ impl Connection {
         }
     }
 
-    /// The client sends no more.
+    /// Called when the client sends no more.
     fn close(&mut self, path: &DataPath) {
         if matches!(self.life, Life::Open | Life::Draining) {
             self.life = Life::Closing;
-            // What it has not sent of a write does not come.
+            // The rest of an unfinished write will not come.
             let write = self.current.take_if(|current| matches!(current, Current::Write { .. }));
             if let Some(Current::Write { flight, part, .. }) = write {
                 self.flights.abandon(flight);
@@ -515,7 +519,7 @@ impl Connection {
         }
     }
 
-    /// Nothing of its is under way.
+    /// Whether nothing is under way.
     fn is_idle(&self) -> bool {
         self.steps == 0 && !self.wants_output() && self.current.is_none() && self.flights.count() == 0
     }
@@ -527,7 +531,7 @@ impl Connection {
         }
     }
 
-    /// Says that nothing more will come.
+    /// Ends the sending side, and waits for the client to close.
     fn linger(&mut self, now: Instant) {
         self.socket.end_sending();
         self.life = Life::Lingering;
@@ -545,9 +549,9 @@ impl Connection {
         }
     }
 
-    /// Ends it if the client has let others wait too long.
+    /// Ends it if the client has exceeded a time limit.
     pub(super) fn check(&mut self, limits: &TimeLimits, path: &DataPath, now: Instant) {
-        // Answered, and in the middle of nothing: the next request, or the end, is the client's to send.
+        // All is answered, and no message has begun: the client has to send the next request or close.
         let is_silent = self.life == Life::Draining && self.wants_input() && self.is_idle() && !self.owes();
         if (!self.owes() || !self.wants_input()) && self.life != Life::Lingering && !is_silent {
             self.heard.restart(now);
@@ -557,7 +561,7 @@ impl Connection {
         }
         let negotiates = self.life == Life::Open && self.session.export().is_none();
         let negotiates_for = if negotiates { now - self.born } else { Duration::ZERO };
-        // Who negotiates while the server stops has as long for it, and to be told so, as others have to close.
+        // A client that negotiates while the server stops has the same time to go on as others have to close.
         let is_mute = self.life == Life::Draining && self.session.refuses_options();
         let is_over = now - self.heard.since > limits.stop.min(LINGER);
         if is_silent && is_over {

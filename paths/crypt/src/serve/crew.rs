@@ -1,12 +1,12 @@
-//! Threads that help the workers: long reads of a disk that is asked by plain calls, and their decryption.
+//! Threads that help the workers with long reads by blocking calls, and with decrypting them.
 //!
-//! One client's bytes are moved by one worker, which is then the one that is busy while other processors are not. So a
-//! worker puts what takes long on the crew's queue and goes on sending; whoever of the crew has nothing to do takes it, and
-//! the worker itself does when it would otherwise sleep. What is done goes to its worker's [`Tray`].
+//! One client's bytes are moved by one worker, so with one client only one processor would be busy. So a worker puts
+//! long reads on the crew's queue and goes on sending. An idle thread of the crew takes them, or the worker itself,
+//! when it would otherwise sleep. Finished reads go to the worker's [`Tray`].
 //!
-//! Invariants: what is queued holds no page of the pool, which nobody who waits for one waits for (H1; W1 in `memory`).
-//! A step that is on the queue or in somebody's hands is in `out` of the one who gave it (H2). One lock at a time is held,
-//! of the queue or of a tray, for moving steps alone.
+//! Invariants: queued steps hold no pages of the pool, so that no wait for the pool depends on them (H1; W1 in
+//! `memory`). The worker's `out` counts its steps that are queued or being done (H2). A thread holds one lock at a
+//! time, of the queue or of a tray, and only to move steps.
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,16 +20,16 @@ use super::Shared;
 use super::disk::{Done, Op, Todo, plain_step};
 use super::path::DataPath;
 
-/// Bytes from which on a read is worth another thread: waking it takes as long as some pages do.
+/// The shortest read that is given to another thread. Waking a thread takes as long as reading some pages.
 const LONG: usize = 64 << 10;
 
-/// The threads. They end with it.
+/// The threads. They end when this is dropped.
 pub(super) struct Crew {
     board: Arc<Board>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What is to be done.
+/// The steps to be done.
 struct Board {
     jobs: Mutex<Jobs>,
     news: Condvar,
@@ -38,26 +38,26 @@ struct Board {
 #[derive(Default)]
 struct Jobs {
     queue: VecDeque<(Op, Arc<Tray>)>,
-    /// Of the crew, waiting for news.
+    /// Threads of the crew that wait for steps.
     idle: usize,
     is_over: bool,
 }
 
-/// What is done, for one worker.
+/// Finished steps of one worker.
 struct Tray {
-    /// And whether the worker is told of it already.
+    /// The steps, and whether the worker has been woken for them.
     done: Mutex<(Vec<Done>, bool)>,
     wake: OwnedFd,
 }
 
-/// A worker's end of it.
+/// A worker's access to the crew.
 pub(super) struct Help {
     board: Arc<Board>,
     tray: Arc<Tray>,
     out: usize,
 }
 
-/// Nothing that is done with a lock held can panic and leave something broken.
+/// No code panics while it holds a lock, so a poisoned lock's data is intact.
 fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -68,7 +68,7 @@ impl Crew {
         Self { board, threads: Vec::new() }
     }
 
-    /// One thread more.
+    /// Adds a thread.
     pub(super) fn join(&mut self, shared: &Arc<Shared>) -> io::Result<()> {
         let (board, shared) = (Arc::clone(&self.board), Arc::clone(shared));
         let thread = thread::Builder::new().name(format!("crypt-help-{}", self.threads.len()));
@@ -93,7 +93,7 @@ impl Drop for Crew {
     }
 }
 
-/// Ends the process if its thread panics: whoever waits for the step that it had in hand would wait for ever.
+/// Ends the process if its thread panics: the worker would wait for ever for the step that the thread was doing.
 struct EndsAll;
 
 impl Drop for EndsAll {
@@ -130,19 +130,19 @@ impl Tray {
         let mut tray = held(&self.done);
         tray.0.push(done);
         if !std::mem::replace(&mut tray.1, true) {
-            // Full means that the worker is going to look anyhow.
+            // If the counter is full, the worker is awake anyway.
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 }
 
 impl Help {
-    /// Takes a step that is worth it; others come back, and with them all that may hold pages of the pool (H1).
+    /// Takes a long read. Other steps come back, among them all that may hold pages of the pool (H1).
     pub(super) fn take(&mut self, op: Op) -> Option<Op> {
         if op.todo != Todo::Read || op.buffer.len() < LONG {
             return Some(op);
         }
-        self.out += 1; // Until it comes back from the tray, or is done by `do_one` (H2).
+        self.out += 1; // Until the tray returns it, or `do_one` does it (H2).
         let mut jobs = held(&self.board.jobs);
         jobs.queue.push_back((op, Arc::clone(&self.tray)));
         if jobs.idle > 0 {
@@ -151,18 +151,18 @@ impl Help {
         None
     }
 
-    /// What is done.
+    /// Adds the finished steps to `done`.
     pub(super) fn reap(&mut self, done: &mut Vec<Done>) {
         let mut tray = held(&self.tray.done);
         if std::mem::take(&mut tray.1) {
-            // It was written to, or is full: there is something to read either way.
+            // The counter is not zero, so this does not fail.
             let _ = rustix::io::read(&self.tray.wake, &mut [0; 8]);
         }
         self.out -= tray.0.len();
         done.append(&mut tray.0);
     }
 
-    /// Does one of the worker's own, if one is left that nobody has taken.
+    /// Does one of the worker's own steps that no thread has taken, if there is one.
     pub(super) fn do_one(&mut self, path: &DataPath) -> Option<Done> {
         let mut jobs = held(&self.board.jobs);
         let place = jobs.queue.iter().position(|(_, tray)| Arc::ptr_eq(tray, &self.tray))?;

@@ -1,12 +1,12 @@
-//! The file or block device under a volume, and the two ways to it: system calls that return when it is done, and a ring.
+//! The file or block device under a volume, and the two ways to access it: blocking system calls, and a ring.
 //!
-//! Invariant: once what was answered may be lost, nothing is said to be durable any more (D1). The system tells of what it
-//! could not write back once, to whoever asks first; those who ask later lost data just the same. So a failed sync fails all
-//! later ones: what it was to bring to the disk had been answered, and is not there. A failed write fails nobody else: its
-//! client is told, and nobody was promised anything.
+//! Invariant: once an answered write may be lost, no sync succeeds any more (D1). The system reports a failed
+//! write-back once, to the first sync; later syncs succeed although their data is lost. So a failed sync fails all
+//! later ones: the writes before it had been answered, and are not on the disk. A failed write fails nothing else: its
+//! client is told, and no other promise is broken.
 //!
-//! What is to be durable is therefore written, and then synced. One call for both (`RWF_DSYNC`) would not say which of them has
-//! failed, and through the page cache it would take the system's only word of what others have lost.
+//! A durable write is therefore a write and then a sync. One call for both (`RWF_DSYNC`) would not say which of them
+//! failed, and through the page cache it would consume the system's only report of other clients' losses.
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -24,14 +24,14 @@ use super::path::DataPath;
 use super::ring::Ring;
 use super::syncs::Syncs;
 
-/// The most runs that the system takes with one call (UIO_MAXIOV).
+/// The most entries of a vectored system call (UIO_MAXIOV).
 pub(super) const ENTRIES: usize = 1024;
-/// Bytes that are read before they are decrypted: they are in the processor's cache then. A multiple of every sector, in
-/// fewer runs than the system takes.
+/// Bytes that are read before they are decrypted, so that they are still in the processor's cache. A multiple of every
+/// sector size, in fewer runs than the system takes.
 const PIECE: usize = 128 << 10;
 const _: () = assert!(PIECE.is_multiple_of(4096) && PIECE / 4096 <= ENTRIES);
 
-/// How the disk is asked.
+/// How the disk is accessed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Way {
     /// By io_uring where the system allows it and the file gains
@@ -43,20 +43,20 @@ pub enum Way {
     Plain,
 }
 
-/// What is to be done.
+/// The operation of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Todo {
     Read,
     Write,
-    /// All that was written before is on the disk when it is done.
+    /// When it is done, all earlier writes are on the disk.
     Sync,
-    /// Makes a hole of so many bytes.
+    /// Makes a hole of `len` bytes.
     Punch {
         len: u64,
     },
 }
 
-/// A step on the disk: it goes in with [`Engine::submit`], and comes back when it is done.
+/// A step on the disk: it is given to [`Engine::submit`], and comes back when it is done.
 #[derive(Debug)]
 pub(super) struct Op {
     pub(super) todo: Todo,
@@ -65,13 +65,19 @@ pub(super) struct Op {
     pub(super) buffer: Buffer,
     /// Bytes of the buffer that are done.
     pub(super) done: usize,
-    /// What was read is decrypted already.
+    /// The bytes that were read are decrypted already.
     pub(super) is_plain: bool,
-    /// Whose it is: a connection's number, and a request's.
+    /// Its owner: the connection's number, and the request's.
     pub(super) tag: (usize, usize),
 }
 
-/// What became of it.
+impl Op {
+    pub(super) fn new(todo: Todo, at: u64, buffer: Buffer, tag: (usize, usize)) -> Self {
+        Self { todo, at, buffer, done: 0, is_plain: false, tag }
+    }
+}
+
+/// A finished step and its result.
 pub(super) type Done = (Op, io::Result<()>);
 
 /// The file or block device.
@@ -80,13 +86,13 @@ pub struct Disk {
     file: File,
     is_direct: bool,
     has_failed: AtomicBool,
-    /// A sync that begins behind one that fails must not succeed.
+    /// A sync that begins after one that fails must not succeed.
     pub(super) syncs: Arc<Syncs>,
 }
 
 impl Disk {
-    /// Behind `file`, in which blocks of `block` bytes are read and written from `offset` on. Unless `buffered` is set the
-    /// system's page cache is passed by, if the file system lets it.
+    /// Over `file`, in which blocks of `block` bytes are read and written from `offset` on. Unless `buffered` is set,
+    /// it bypasses the page cache if the file system allows that.
     #[must_use]
     pub fn new(file: File, offset: u64, block: usize, buffered: bool) -> Self {
         let mut disk = Self { file, is_direct: false, has_failed: AtomicBool::new(false), syncs: Arc::default() };
@@ -94,7 +100,7 @@ impl Disk {
         disk
     }
 
-    /// Asks for direct access, and tries it: whether it works with these blocks, only a read tells.
+    /// Asks for direct I/O, and tries it: only a read shows whether it works with these blocks.
     fn go_direct(&self, offset: u64, block: usize) -> io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(&self.file)?;
         rustix::fs::fcntl_setfl(&self.file, flags | OFlags::DIRECT)?;
@@ -102,12 +108,11 @@ impl Disk {
             let Some(mut buffer) = Buffer::of_heap(block, Origin::Free) else {
                 return Err(io::ErrorKind::OutOfMemory.into());
             };
-            let (mut first, mut second) = (Vec::new(), Vec::new());
-            buffer.window_mut(0, 1, &mut first);
-            rustix::io::preadv(&self.file, &mut first, offset)?;
-            buffer.window_mut(0, 1, &mut second);
-            // An odd block: the first may be aligned by luck.
-            rustix::io::preadv(&self.file, &mut second, offset + block as u64)?;
+            // The second block too: the first may be aligned by chance.
+            for at in [offset, offset + block as u64] {
+                let mut vector: Vec<_> = buffer.slices_mut().map(IoSliceMut::new).collect();
+                rustix::io::preadv(&self.file, &mut vector, at)?;
+            }
             Ok(())
         })();
         if tried.is_err() {
@@ -116,24 +121,22 @@ impl Disk {
         tried
     }
 
-    /// Whether the system's page cache is passed by.
+    /// Whether it bypasses the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// True when the system can begin a step here and end it later. Where it cannot (a file system in memory), a ring
-    /// would only hand each step to a thread of the kernel's.
+    /// Whether the system can do a step asynchronously. If it can't (a file system in memory), a ring would only hand
+    /// each step to a kernel thread.
     pub(super) fn is_asynchronous(&self) -> bool {
-        let mut buffer = Buffer::of_heap(4096, Origin::Free);
-        let Some(buffer) = &mut buffer else { return false };
-        let mut vector = Vec::new();
-        buffer.window_mut(0, 1, &mut vector);
+        let Some(mut buffer) = Buffer::of_heap(4096, Origin::Free) else { return false };
+        let mut vector: Vec<_> = buffer.slices_mut().map(IoSliceMut::new).collect();
         let tried = rustix::io::preadv2(&self.file, &mut vector, 0, ReadWriteFlags::NOWAIT);
         tried != Err(rustix::io::Errno::OPNOTSUPP)
     }
 
-    /// Notes what a step has come to (D1).
+    /// Adjusts a step's result by D1.
     pub(super) fn judge(&self, op: &Op, result: io::Result<()>) -> io::Result<()> {
         if op.todo != Todo::Sync {
             return result;
@@ -148,19 +151,19 @@ impl Disk {
     }
 
     fn note_failure(&self) {
-        // Relaxed: the flag alone is read, and whoever is told later is told through a socket.
+        // Relaxed: only the flag itself is read.
         self.has_failed.store(true, Relaxed);
     }
 
-    /// Where the data, or the hole, at `at` ends, and whether it is a hole.
+    /// The end of the data or the hole at `at`, and whether it is a hole.
     pub(super) fn extent(&self, at: u64, end: u64) -> io::Result<(u64, bool)> {
-        // Nobody uses the file's position: these move it and nothing follows from that.
+        // These calls move the file's position, which nothing uses.
         match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
             Ok(data) if data > at => return Ok((data.min(end), true)),
             Ok(_) => {}
             // No data up to the end.
             Err(rustix::io::Errno::NXIO) => return Ok((end, true)),
-            // A file system that does not know.
+            // The file system does not know.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => return Ok((end, false)),
             Err(other) => return Err(other.into()),
         }
@@ -177,10 +180,9 @@ impl Disk {
         result
     }
 
-    /// Returns when all that was written is on the disk.
+    /// Returns when all written data is on the disk.
     pub(super) fn sync(&self) -> io::Result<()> {
-        let op = Op { todo: Todo::Sync, at: 0, buffer: Buffer::none(), done: 0, is_plain: false, tag: (0, 0) };
-        self.judge(&op, self.sync_data())
+        self.judge(&Op::new(Todo::Sync, 0, Buffer::none(), (0, 0)), self.sync_data())
     }
 }
 
@@ -190,22 +192,22 @@ impl AsRawFd for Disk {
     }
 }
 
-/// How one thread asks the disk.
+/// How one thread accesses the disk.
 pub(super) enum Engine {
     Plain,
-    /// By plain calls too, the long ones by other threads.
+    /// By blocking calls, the long ones on other threads.
     Helped(Help),
     Ring(Box<Ring>),
-    /// A disk that takes its time: a test does the steps.
+    /// For tests, which do the steps themselves.
     #[cfg(test)]
     Held(Vec<Op>),
-    /// One that has done them, without an error, whenever it is asked.
+    /// For tests: all steps are done, without an error, at the next reap.
     #[cfg(test)]
     Prompt(Vec<Op>),
 }
 
 impl Engine {
-    /// Begins a step. What is done at once comes back at once; the rest from [`Engine::reap`].
+    /// Begins a step. It returns steps that are done at once; [`Engine::reap`] returns the others.
     pub(super) fn submit(&mut self, path: &DataPath, op: Op) -> Option<Done> {
         match self {
             Self::Plain => Some(plain_step(path, op)),
@@ -222,7 +224,7 @@ impl Engine {
         }
     }
 
-    /// Tells the system of what was submitted, and takes what is done.
+    /// Tells the system of the submitted steps, and takes the finished ones.
     pub(super) fn reap(&mut self, disk: &Disk, done: &mut Vec<Done>) -> io::Result<()> {
         match self {
             Self::Plain => Ok(()),
@@ -241,7 +243,7 @@ impl Engine {
         }
     }
 
-    /// What a worker can do that has nothing else to do.
+    /// Does one queued step, for a worker that has nothing else to do.
     pub(super) fn do_one(&mut self, path: &DataPath) -> Option<Done> {
         match self {
             Self::Helped(help) => help.do_one(path),
@@ -262,7 +264,7 @@ impl Engine {
         }
     }
 
-    /// What is readable when something is done.
+    /// A descriptor that is readable when something is done.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Plain => None,
@@ -274,12 +276,12 @@ impl Engine {
     }
 }
 
-/// What the file system, a quota or a limit has no more room for.
+/// Whether the file system, a quota or a limit has no more room.
 pub(super) fn is_want_of_room(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
 }
 
-/// Calls again what a signal has interrupted.
+/// Repeats a call that a signal has interrupted.
 fn retried<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -289,7 +291,7 @@ fn retried<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Does a step by calls that return when it is done. What is read comes back decrypted.
+/// Does a step by blocking calls. Bytes that are read come back decrypted.
 pub(super) fn plain_step(path: &DataPath, mut op: Op) -> Done {
     let result = retried(|| step(path, &mut op));
     let result = path.disk.judge(&op, result);
@@ -310,8 +312,7 @@ fn step(path: &DataPath, op: &mut Op) -> io::Result<()> {
             while op.done < op.buffer.len() {
                 let start = op.done / PIECE * PIECE;
                 let piece = start..op.buffer.len().min(start + PIECE);
-                let mut vector: Vec<IoSliceMut<'_>> = Vec::new();
-                op.buffer.range_mut(op.done..piece.end, &mut vector);
+                let mut vector: Vec<_> = op.buffer.range_mut(op.done..piece.end).map(IoSliceMut::new).collect();
                 match rustix::io::preadv(&disk.file, &mut vector, op.at + op.done as u64)? {
                     0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                     n => op.done += n,

@@ -1,4 +1,4 @@
-//! What unit tests of the server begin with: a volume, and what clients say.
+//! Fixtures for unit tests of the server: a volume, and messages of clients.
 use std::sync::Arc;
 
 use pagemill::Allocator;
@@ -10,7 +10,7 @@ use crate::{Geometry, SectorSize, Volume};
 
 pub(super) const LEN: u64 = 1 << 20;
 
-/// A volume of [`LEN`] bytes, in a file with holes alone, and so much memory.
+/// A volume of [`LEN`] bytes in an empty sparse file, with so many pages of memory.
 pub(super) fn path(pages: usize, promised: usize) -> DataPath {
     let data = tempfile::tempfile().unwrap();
     data.set_len(LEN).unwrap();
@@ -41,11 +41,11 @@ pub(super) fn option(number: u32, data: &[u8]) -> Vec<u8> {
     [b"IHAVEOPT", &number.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat()
 }
 
-/// The flags, and the only export: answers are simple ones.
+/// The flags, and choosing the only export; replies are simple ones.
 pub(super) fn negotiation() -> Vec<u8> {
     [&3u32.to_be_bytes()[..], &option(7, &[0; 6])].concat()
 }
-/// Bytes that are answered until then.
+/// Bytes of the server's answers to that.
 pub(super) const NEGOTIATED: usize = 18 + (20 + 12) + 20;
 
 /// A request for the volume's first bytes.

@@ -1,12 +1,12 @@
-//! Where a request's pages come from.
+//! The pages of requests.
 //!
-//! Two kinds of need, kept apart so that a client can hold up nobody but itself:
-//! - What a client sends or takes lies in pages of the *allocator*, for as long as the client likes. These may be refused;
-//!   the connection then goes on in small parts, in a buffer of its own ([`Memory::borrow`]).
-//! - What goes to the disk lies in pages of the *pool*, whose reserve is a promise ([`Memory::take`]). They come back when
-//!   the disk is done, whatever the clients do.
+//! There are two kinds of memory, so that a client can block only itself:
+//! - Bytes that a client sends or receives are in pages of the *allocator*, for as long as the client takes. Such pages
+//!   may be refused; the connection then continues in small parts, in a buffer of its own ([`Memory::borrow`]).
+//! - Bytes that go to the disk are in pages of the *pool*, which has a reserve ([`Memory::take`]). These pages come
+//!   back when the disk is done, whatever the clients do.
 //!
-//! Invariants: a page of the pool is never held while a client is waited for (W1). Whoever holds pages of the pool never
+//! Invariants: no page of the pool is held while waiting for a client (W1). A worker that holds pages of the pool never
 //! waits for more of them: it tries, and tries again when some of its own are back (W2, C5.3).
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,16 +16,16 @@ use pagemill::{Allocator, Bulk, Error, Gfp, Mempool, PAGE_SIZE, Page, PageSource
 
 use super::buffer::{Buffer, Origin};
 
-/// What may be done for pages of the pool that are not there.
+/// What to do if the pool has too few pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// Nothing.
     None,
-    /// Waiting, until others give theirs back. Only for one who has none.
+    /// Wait until others free theirs. Only for a caller that holds none.
     Wait,
 }
 
-/// What a server's memory was asked for.
+/// Statistics of a server's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {
@@ -33,7 +33,7 @@ pub struct MemoryStats {
     pub waits: u64,
     /// The longest of these waits.
     pub longest_wait: Duration,
-    /// Times that there were no pages for what a client sends or takes, and its connection's own buffer served.
+    /// How often there were no pages for a client's bytes, so that the connection's own buffer was used.
     pub short: u64,
 }
 
@@ -49,12 +49,13 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Where nobody says otherwise, the longest part of a request that goes through the pool at once: what most clients ask for.
+    /// The default of the longest part of a request that goes through the pool at once: the longest request of most
+    /// clients.
     pub const PART: usize = 1 << 20;
-    /// Where nobody says otherwise, the pages of the reserve: four such parts.
+    /// The default number of pages of the reserve: four such parts.
     pub const PROMISED: usize = 4 * Self::PART / PAGE_SIZE;
 
-    /// Over `allocator`, with a promise of `promised` pages, and parts of at most `part` bytes.
+    /// Over `allocator`, with a reserve of `promised` pages, and parts of at most `part` bytes.
     ///
     /// # Errors
     /// As [`Mempool::pages`].
@@ -71,13 +72,13 @@ impl Memory {
         })
     }
 
-    /// The most bytes that a buffer has: longer requests are split.
+    /// The most bytes of a buffer; longer requests are split.
     #[must_use]
     pub fn part(&self) -> usize {
         self.part
     }
 
-    /// Where the pages come from.
+    /// The allocator of the pages.
     #[must_use]
     pub fn allocator(&self) -> &Allocator {
         &self.allocator
@@ -89,7 +90,7 @@ impl Memory {
         &self.pool
     }
 
-    /// What it was asked for until now.
+    /// Its statistics.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
         MemoryStats {
@@ -99,18 +100,18 @@ impl Memory {
         }
     }
 
-    /// Notes that a part has waited.
+    /// Counts a part that has waited.
     pub(super) fn note_wait(&self, length: Duration) {
         self.waits.fetch_add(1, Relaxed);
         self.longest_us.fetch_max(length.as_micros() as u64, Relaxed);
     }
 
-    /// Notes that a connection's own buffer had to serve.
+    /// Counts a use of a connection's own buffer.
     pub(super) fn note_short(&self) {
         self.short.fetch_add(1, Relaxed);
     }
 
-    /// Memory for what a client sends or takes, if there is some.
+    /// Memory for bytes that a client sends or receives, if there is any.
     #[must_use]
     pub fn borrow(&self, len: usize) -> Option<Buffer> {
         let count = len.div_ceil(PAGE_SIZE);
@@ -119,17 +120,18 @@ impl Memory {
         Some(Buffer::of_pages(pages, len, Origin::Free))
     }
 
-    /// Memory for what goes to the disk: at most [`Memory::part`] bytes. None if it is not there and nothing may be done.
+    /// Memory for bytes that go to the disk, at most [`Memory::part`]. `None` if there is too little, and `patience`
+    /// does not allow waiting.
     ///
     /// # Errors
-    /// As [`Mempool::alloc_bulk_array`], but for [`Error::Exhausted`].
+    /// As for [`Mempool::alloc_bulk_array`], except [`Error::Exhausted`].
     pub fn take(&self, len: usize, patience: Patience) -> Result<Option<Buffer>, Error> {
         let count = len.div_ceil(PAGE_SIZE);
         let mut pages = empty_slots(count);
         let gfp = if patience == Patience::Wait { Gfp::NOIO } else { Gfp::NOWAIT };
         match self.pool.alloc_bulk_array(Bulk::exact(count).gfp(gfp), &mut pages) {
             Ok(()) => Ok(Some(Buffer::of_pages(pages, len, Origin::Pool))),
-            // What was delivered stays in the array, and must not be held while others wait.
+            // Delivered pages stay in the array, and must not be held while others wait.
             Err(Error::Exhausted(_)) => {
                 self.pool.free_bulk(&mut pages);
                 Ok(None)
@@ -138,7 +140,7 @@ impl Memory {
         }
     }
 
-    /// Takes a buffer back, all its pages with one call.
+    /// Frees a buffer, all its pages with one call.
     pub fn give_back(&self, mut buffer: Buffer) {
         match buffer.origin {
             Origin::Pool => self.pool.free_bulk(&mut buffer.pages),
@@ -180,13 +182,13 @@ mod tests {
         let allocator = Allocator::builder().pages(20).cpus(1, || 0).build().unwrap();
         let memory = Memory::new(&allocator, 16, 1 << 20).unwrap();
         let borrowed = memory.borrow(2 * PAGE_SIZE).unwrap();
-        // Two of the allocator's, twelve of the reserve.
+        // Two pages of the allocator, twelve of the reserve.
         let taken = memory.take(14 * PAGE_SIZE, Patience::None).unwrap().unwrap();
         memory.give_back(borrowed);
         assert_eq!((memory.pool().stats().reserve, allocator.validate().unwrap().handed_out), (4, 18));
         assert!(memory.take(7 * PAGE_SIZE, Patience::None).unwrap().is_none());
         let stats = memory.pool().stats();
-        // To the reserve, which lacks them.
+        // They go to the reserve, which is not full.
         assert_eq!((stats.out, stats.reserve, allocator.validate().unwrap().handed_out), (14, 6, 20));
         memory.give_back(taken);
         assert_eq!((memory.pool().stats().out, memory.pool().stats().reserve), (0, 16));
@@ -211,7 +213,8 @@ mod tests {
         let memory = memory(16, 16);
         let held = memory.take(9 * PAGE_SIZE, Patience::None).unwrap().unwrap();
         std::thread::scope(|scope| {
-            // Each needs more than is there, and together more than there can be: they are served in turn.
+            // Each needs more pages than there are now, and together they need more than the pool has: they are served
+            // in turn.
             let waiters: Vec<_> = (0..3)
                 .map(|_| {
                     scope.spawn(|| {

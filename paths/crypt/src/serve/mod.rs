@@ -1,4 +1,4 @@
-//! Serving a volume to NBD clients: the way of bytes between sockets and a disk, through pages of the allocator.
+//! Serving a volume to NBD clients: how bytes move between sockets and a disk, through pages of the allocator.
 //!
 //! ```text
 //!  client ──socket──> connection ──borrowed pages──> path: encrypt ──pages of the pool──> disk
@@ -6,15 +6,16 @@
 //!                         └── outbox <──answers, pages────┘
 //! ```
 //!
-//! From the outside in: `Server` accepts clients and hands each to a `worker`, a thread with an epoll and a way to the
-//! disk of its own. A `connection` is one client's state; it feeds [`crate::nbd`] and moves bytes by `socket`, with `tls` or without, and `outbox`.
-//! [`DataPath`] encrypts and decrypts between the buffers of [`Memory`]; `disk` and `ring` read and write them.
+//! From the outside in: `Server` accepts clients and hands each to a `worker`, a thread with an epoll instance and a
+//! disk engine of its own. A `connection` is one client's state; it feeds [`crate::nbd`], receives bytes by `socket`,
+//! with `tls` or without, and sends them by `outbox`. [`DataPath`] encrypts and decrypts between the buffers of
+//! [`Memory`]; `disk` and `ring` read and write them.
 //!
-//! `crew` are threads that help with long reads, `syncs` lets one sync at a time begin, and `requests` is what is under way. What is no NBD client, a mount, asks
-//! by `calls`.
+//! `crew` has threads that help with long reads, `syncs` lets one sync run at a time, and `requests` has the requests
+//! under way. A mount, which is no NBD client, uses `calls`.
 //!
-//! Locks: a worker holds none while it waits, but in the pool, whose own rules are in `memory`. A caller of [`VolumeFile`]
-//! holds that file's sectors while it waits for the pool and the disk; neither asks for them.
+//! Locks: a worker holds no lock while it waits, except inside the pool, whose rules are in `memory`. A caller of
+//! [`VolumeFile`] holds that file's sector lock while it waits for the pool and the disk; neither takes that lock.
 mod buffer;
 mod calls;
 mod connection;
@@ -47,13 +48,13 @@ pub use tls::{Pem, TlsServer};
 
 use crate::nbd::Config;
 
-/// What all workers share.
+/// The state that all workers share.
 struct Shared {
     path: DataPath,
     config: Arc<Config>,
     tls: Option<TlsServer>,
     limits: TimeLimits,
     may_discard: bool,
-    /// What has stopped a worker.
+    /// The error that stopped a worker.
     failure: Mutex<Option<io::Error>>,
 }

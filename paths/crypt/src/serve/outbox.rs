@@ -1,4 +1,5 @@
-//! What a client has still to take: answers, and the bytes of reads in the pages where they were decrypted.
+//! Bytes that are still to be sent to a client: answers, and the bytes of reads, in the pages where they were
+//! decrypted.
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
@@ -7,7 +8,7 @@ use super::disk::ENTRIES;
 use super::memory::Memory;
 use super::socket::{Moved, Socket};
 
-/// Bytes of answers from which on the next ones are another piece: a piece is kept until all of it is sent.
+/// Bytes of answers after which a new piece begins. A piece is kept until all of it is sent.
 const ANSWERS: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(super) struct Outbox {
     pieces: VecDeque<Piece>,
     /// Bytes of the first piece that are sent.
     sent: usize,
-    /// Bytes that are not.
+    /// Bytes of all pieces that are not sent.
     left: usize,
 }
 
@@ -40,7 +41,7 @@ impl Outbox {
         self.left
     }
 
-    /// Adds what `write` adds to a vector.
+    /// Adds the bytes that `write` appends to a vector.
     pub(super) fn write<T>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         if !matches!(self.pieces.back(), Some(Piece::Bytes(bytes)) if bytes.len() < ANSWERS) {
             self.pieces.push_back(Piece::Bytes(Vec::new()));
@@ -62,7 +63,8 @@ impl Outbox {
         self.pieces.push_back(Piece::Data(buffer));
     }
 
-    /// Sends as much as the client takes now. A connection's own buffer that was sent goes to `own`, others back.
+    /// Sends as much as the client takes now. A connection's own buffer that was sent goes to `own`; other buffers are
+    /// freed.
     pub(super) fn send(&mut self, socket: &mut Socket, memory: &Memory, own: &mut Option<Buffer>) -> Moved {
         let mut total = 0;
         while self.left > 0 {
@@ -105,7 +107,7 @@ impl Outbox {
         }
     }
 
-    /// Forgets everything: the client is gone.
+    /// Drops everything; the client is gone.
     pub(super) fn clear(&mut self, memory: &Memory, own: &mut Option<Buffer>) {
         for piece in self.pieces.drain(..) {
             if let Piece::Data(buffer) = piece {
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
     use crate::serve::fixture::path;
 
-    /// A client that leaves some of its answers all the time gets the rest, and what was sent is kept by nobody.
+    /// A client that never takes all of its answers still gets them, and sent bytes are not kept.
     #[test]
     fn what_is_sent_is_let_go_although_something_is_left() {
         const ANSWER: usize = 1000;

@@ -1,11 +1,11 @@
-//! The way of bytes between a client's pages and the disk, free of sockets: dm-crypt's.
+//! How bytes move between a client's pages and the disk, without sockets; it does what dm-crypt does.
 //!
-//! A write's bytes stay as they came. The pages that go to the disk come from the pool, all of a part with one call; the
-//! sectors are encrypted from the ones to the others, written, and all pages go back with one call. A read's bytes are
-//! decrypted where they landed.
+//! A write's plain bytes stay in their pages. The pages for the disk come from the pool, all pages of a part with one
+//! call. The sectors are encrypted from the former to the latter and written, and all pages are freed with one call. A
+//! read's bytes are decrypted in place.
 //!
-//! A part has at most [`Memory::part`] bytes, a megabyte or the pool's promise; what is longer is several, each of which
-//! takes and frees on its own, so that nobody needs more than the promise at once (C5.3).
+//! A part has at most [`Memory::part`] bytes, a megabyte or the pool's reserve. Longer requests have several parts,
+//! each of which takes and frees its own pages, so that nobody needs more than the reserve at once (C5.3).
 use std::ops::Range;
 
 use super::buffer::Buffer;
@@ -13,10 +13,10 @@ use super::disk::Disk;
 use super::memory::{Memory, Patience};
 use crate::{Error, Volume};
 
-/// An open volume, its disk, and the memory between it and clients.
+/// An open volume, its disk, and the memory between the disk and clients.
 #[derive(Debug)]
 pub struct DataPath {
-    /// The key and the place.
+    /// The key and the place of the data.
     pub volume: Volume,
     /// The file.
     pub disk: Disk,
@@ -33,11 +33,11 @@ impl DataPath {
         self.volume.geometry().offset + at
     }
 
-    /// Encrypts a part, which lies at `at` of the volume, from where it came in to pages of the pool. None if there are
-    /// none, and nothing may be done for them.
+    /// Encrypts a part at `at` of the volume into pages of the pool. `None` if there are too few pages, and `patience`
+    /// does not allow waiting.
     ///
     /// # Errors
-    /// [`Error::Request`] for what is no whole number of sectors; [`Error::Memory`] as [`Memory::take`].
+    /// [`Error::Request`] unless it is a whole number of sectors; [`Error::Memory`] as for [`Memory::take`].
     pub fn encrypted<'a>(
         &self,
         at: u64,
@@ -55,7 +55,7 @@ impl DataPath {
         }
     }
 
-    /// Zeroes, encrypted; as [`DataPath::encrypted`].
+    /// Encrypts zeroes, like [`DataPath::encrypted`].
     ///
     /// # Errors
     /// As there.
@@ -65,8 +65,8 @@ impl DataPath {
         self.encrypted(at, len, whole.chain([rest]), patience)
     }
 
-    /// Encrypts a part, which lies at `at` of the volume, into a buffer of its length: run by run of both, which cross in no
-    /// sector.
+    /// Encrypts a part at `at` of the volume into a buffer of its length, run by run of both. No sector crosses the end
+    /// of a run.
     ///
     /// # Errors
     /// [`Error::Request`] for what is no whole number of sectors.
@@ -97,27 +97,21 @@ impl DataPath {
         Ok(())
     }
 
-    /// Decrypts a part of what was read from `at` of the volume: whole sectors.
+    /// Decrypts `range` of a buffer that was read from `at` of the volume. It has whole sectors.
     pub(super) fn decrypt_range(&self, at: u64, buffer: &mut Buffer, range: Range<usize>) -> Result<(), Error> {
         let mut at = at + range.start as u64;
-        let mut slices = Vec::new();
-        buffer.range_mut(range, &mut slices);
-        for slice in &mut slices {
+        for slice in buffer.range_mut(range) {
             self.volume.decrypt_in_place(at, slice)?;
             at += slice.len() as u64;
         }
         Ok(())
     }
 
-    /// Decrypts what was read from `at` of the volume.
+    /// Decrypts a buffer that was read from `at` of the volume.
     ///
     /// # Errors
     /// [`Error::Request`] for what is no whole number of sectors.
-    pub fn decrypt(&self, mut at: u64, buffer: &mut Buffer) -> Result<(), Error> {
-        for slice in buffer.slices_mut() {
-            self.volume.decrypt_in_place(at, slice)?;
-            at += slice.len() as u64;
-        }
-        Ok(())
+    pub fn decrypt(&self, at: u64, buffer: &mut Buffer) -> Result<(), Error> {
+        self.decrypt_range(at, buffer, 0..buffer.len())
     }
 }

@@ -1,4 +1,4 @@
-//! Requests under way: how many steps each still has on the disk, and what came of those that are done.
+//! Requests under way: how many steps each still has on the disk, and the results of finished steps.
 use std::io;
 
 use super::buffer::Buffer;
@@ -16,11 +16,11 @@ pub(super) struct Flight {
     pub(super) fault: Option<Fault>,
     /// Steps on the disk.
     left: usize,
-    /// One of them has still to bring to the disk what the others do.
+    /// A sync has to follow the other steps.
     owes_sync: bool,
-    /// No more steps will come.
+    /// All its steps have begun.
     has_begun_all: bool,
-    /// Nobody is to be answered.
+    /// Nobody waits for an answer.
     is_abandoned: bool,
 }
 
@@ -42,7 +42,7 @@ impl Flights {
         self.slots.len() - self.free.len()
     }
 
-    /// A new one with `steps` to come; all of them if `is_all`.
+    /// A new request with `steps` steps; no others follow if `is_all`.
     pub(super) fn open(&mut self, request: Request, steps: usize, is_all: bool) -> usize {
         let writes = matches!(request.command, Command::Write | Command::WriteZeroes | Command::Trim);
         let flight = Flight {
@@ -74,7 +74,7 @@ impl Flights {
         }
     }
 
-    /// One more step.
+    /// Counts one more step.
     pub(super) fn more(&mut self, number: usize) {
         self.get(number).left += 1;
     }
@@ -84,15 +84,16 @@ impl Flights {
     pub(super) fn fail(&mut self, number: usize, fault: Fault) {
         self.get(number).fault = Some(fault);
     }
-    /// The client will not send the rest of it, nor be answered.
+    /// The client will not send the rest of it, and gets no answer.
     pub(super) fn abandon(&mut self, number: usize) {
         let flight = self.get(number);
         (flight.has_begun_all, flight.is_abandoned) = (true, true);
         let _ = self.take_done(number);
     }
 
-    /// True if a step has to follow, which is counted: what all the others have done is to be durable. A step of its own, so
-    /// that it is known what has failed: to write it, which concerns its client, or to bring it to the disk, which concerns all.
+    /// True if a sync has to follow, which is counted as a step: the other steps have to be durable. It is a step of
+    /// its own, so that a failed write, which concerns its client, can be told from a failed sync, which concerns all
+    /// clients.
     pub(super) fn begin_sync(&mut self, number: usize) -> bool {
         let flight = self.get(number);
         let begins = flight.owes_sync && flight.is_done() && flight.fault.is_none() && !flight.is_abandoned;
@@ -102,12 +103,12 @@ impl Flights {
         begins
     }
 
-    /// A step is done.
+    /// Takes the result of a step.
     pub(super) fn step_done(&mut self, number: usize, mut op: Op, result: io::Result<()>, path: &DataPath) {
         let flight = self.get(number);
         flight.left -= 1;
         let result = match (op.todo, result) {
-            // Not every file system makes holes, and nobody needs them.
+            // Not every file system makes holes, and nobody depends on them.
             (Todo::Punch { .. }, Err(error)) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
             (_, result) => result,
         };
@@ -135,7 +136,7 @@ impl Flights {
         path.memory.give_back(op.buffer);
     }
 
-    /// Removes a request whose steps are done. None while some are not, and for one that nobody waits for.
+    /// Removes a request whose steps are done. `None` while it has steps, and if nobody waits for it.
     pub(super) fn take_done(&mut self, number: usize) -> Option<Flight> {
         if !self.get(number).is_done() {
             return None;
@@ -144,7 +145,7 @@ impl Flights {
         self.slots[number].take().filter(|flight| !flight.is_abandoned)
     }
 
-    /// Forgets all of them. Their steps come back to nobody.
+    /// Removes all requests. Their steps have no owner when they come back.
     pub(super) fn clear(&mut self, memory: &Memory) {
         for flight in self.slots.drain(..).flatten() {
             flight.parts.into_iter().flatten().for_each(|part| memory.give_back(part));
@@ -153,7 +154,7 @@ impl Flights {
     }
 }
 
-/// What the client is told.
+/// The protocol's error for an error of the system.
 pub(super) fn fault_of(error: &io::Error) -> Fault {
     match error.raw_os_error() {
         _ if is_want_of_room(error) => Fault::NoSpace,

@@ -1,10 +1,9 @@
-//! Steps on the disk through io_uring: many on their way at once, one system call for several of them.
+//! Steps on the disk through io_uring: many under way at once, and one system call for several of them.
 //!
-//! Invariants: the kernel may touch a step's buffer and vector from `push` until its completion has been taken, and
-//! nobody else does (R1). A ring that is dropped waits for what is on its way; if it cannot, it leaks those buffers (R2).
-//! Syncs that wait for their turn go with one call when it comes, and what becomes of that is told to all of them.
-//! The allocator's arenas are registered where the system lets us: then a step whose buffer is one run is done without the
-//! kernel looking up its pages each time.
+//! Invariants: from `push` until its completion is taken, only the kernel touches a step's buffer and vector (R1). A
+//! ring that is dropped waits for its steps; if it can't, it leaks their buffers (R2). Syncs that wait for their turn
+//! share one call when it comes, and all get its result. The allocator's arenas are registered if the system allows it:
+//! then the kernel does not look up the pages of a step whose buffer is one run.
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -18,7 +17,7 @@ use rustix::fd::FromRawFd;
 use super::disk::{Disk, Done, ENTRIES, Op, Todo};
 use super::syncs::Turn;
 
-/// Places in the ring; what is beyond waits here.
+/// Entries of the ring; further steps wait here.
 const PLACES: usize = 256;
 
 /// One thread's ring.
@@ -26,18 +25,18 @@ pub(super) struct Ring {
     ring: IoUring,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    /// Slots whose step is to be pushed.
+    /// Slots whose steps are to be pushed.
     ready: VecDeque<usize>,
     /// Slots of syncs that wait for their turn.
     syncs: VecDeque<usize>,
-    /// The sync that the kernel has, and the slots of others that are done when it is.
+    /// The turn of the sync that the kernel has, and the slots of other syncs that it also serves.
     turn: Option<Turn>,
     along: Vec<usize>,
     /// Steps that the kernel has.
     pushed: usize,
-    /// Becomes readable when something is done, or a sync's turn has come.
+    /// Becomes readable when a step is done, or when a sync's turn has come.
     event: Arc<OwnedFd>,
-    /// The arenas that are registered, in their order.
+    /// The registered arenas, in their order.
     registered: Vec<Range<usize>>,
 }
 
@@ -52,7 +51,7 @@ struct Slot {
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// A ring, if the system gives one, with these arenas registered if it lets us.
+    /// A ring, if the system has one, with these arenas registered if it allows that.
     pub(super) fn new(arenas: &[Range<usize>]) -> io::Result<Self> {
         let ring = IoUring::new(PLACES as u32)?;
         // SAFETY: a new descriptor, or -1.
@@ -62,13 +61,7 @@ impl Ring {
             fd => Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }),
         };
         ring.submitter().register_eventfd(event.as_raw_fd())?;
-        let buffers: Vec<_> = arenas
-            .iter()
-            .map(|arena| libc::iovec {
-                iov_base: std::ptr::with_exposed_provenance_mut(arena.start),
-                iov_len: arena.len(),
-            })
-            .collect();
+        let buffers: Vec<_> = arenas.iter().map(|arena| iovec(arena.start, arena.len())).collect();
         // SAFETY: arenas stay mapped as long as their allocator is there, which outlives the server's threads; what the
         // kernel writes to there it writes for steps alone.
         let registered = unsafe { ring.submitter().register_buffers(&buffers) }.map(|()| arenas.to_vec());
@@ -104,7 +97,7 @@ impl Ring {
         self.push(disk);
     }
 
-    /// Begins the syncs that wait, if it is their turn.
+    /// Begins the waiting syncs, if it is their turn.
     fn begin_syncs(&mut self, disk: &Disk) {
         if self.syncs.is_empty() || self.turn.is_some() {
             return;
@@ -116,7 +109,7 @@ impl Ring {
         }
     }
 
-    /// Puts steps into the ring while it has places.
+    /// Puts steps into the ring while it has free entries.
     fn push(&mut self, disk: &Disk) {
         self.begin_syncs(disk);
         while self.pushed < PLACES {
@@ -131,7 +124,7 @@ impl Ring {
         }
     }
 
-    /// Tells the kernel of all that is to be done, and takes what is done.
+    /// Submits all steps to the kernel, and takes the finished ones.
     pub(super) fn reap(&mut self, disk: &Disk, done: &mut Vec<Done>) -> io::Result<()> {
         loop {
             self.enter()?;
@@ -153,10 +146,10 @@ impl Ring {
         }
     }
 
-    /// Takes what the kernel is done with.
+    /// Takes completions.
     fn take(&mut self, disk: &Disk, done: &mut Vec<Done>) {
         let mut count = [0u8; 8];
-        // Empty or not: the completions are looked at in any case.
+        // Completions are read whether there was an event or not.
         let _ = rustix::io::read(&self.event, &mut count);
         loop {
             let next = self.ring.completion().next();
@@ -168,7 +161,7 @@ impl Ring {
                 None => self.ready.push_back(number),
                 Some(result) => {
                     if self.finish(number, result, disk, done) == Todo::Sync {
-                        // Noted: another one may begin.
+                        // Its result is noted, so another sync may begin.
                         self.turn = None;
                         for number in std::mem::take(&mut self.along) {
                             self.finish(number, Ok(()), disk, done);
@@ -190,8 +183,12 @@ impl Ring {
     }
 }
 
+fn iovec(addr: usize, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(addr), iov_len: len }
+}
+
 impl Slot {
-    /// The rest of the step, for the kernel.
+    /// The submission entry for the rest of the step.
     fn entry(&mut self, disk: &Disk, registered: &[Range<usize>]) -> Entry {
         let Some(op) = &mut self.op else { unreachable!("an empty slot is pushed") };
         let file = types::Fd(disk.as_raw_fd());
@@ -203,23 +200,9 @@ impl Slot {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 return opcode::Fallocate::new(file, len).offset(op.at).mode(mode).build();
             }
-            Todo::Read => {
-                let mut window = Vec::new();
-                op.buffer.window_mut(op.done, ENTRIES, &mut window);
-                let entry = |slice: &mut io::IoSliceMut<'_>| libc::iovec {
-                    iov_base: slice.as_mut_ptr().cast(),
-                    iov_len: slice.len(),
-                };
-                self.vector.extend(window.iter_mut().map(entry));
-            }
-            Todo::Write => {
-                let mut window = Vec::new();
-                op.buffer.window(op.done, ENTRIES, &mut window);
-                let entry = |slice: &io::IoSlice<'_>| libc::iovec {
-                    iov_base: slice.as_ptr().cast_mut().cast(),
-                    iov_len: slice.len(),
-                };
-                self.vector.extend(window.iter().map(entry));
+            Todo::Read | Todo::Write => {
+                let runs = op.buffer.runs_in(op.done..op.buffer.len()).take(ENTRIES);
+                self.vector.extend(runs.map(|run| iovec(run.addr, run.len)));
             }
         }
         if let [only] = self.vector[..] {
@@ -240,7 +223,7 @@ impl Slot {
         }
     }
 
-    /// Takes note of what the kernel did. None if there is more to do.
+    /// Takes the kernel's result. `None` if there is more to do.
     fn advance(&mut self, result: i32) -> Option<io::Result<()>> {
         let Some(op) = &mut self.op else { unreachable!("an empty slot was pushed") };
         if result < 0 {
@@ -263,7 +246,7 @@ impl Drop for Ring {
         while self.pushed > 0 {
             match self.ring.submit_and_wait(1) {
                 Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
-                    // The kernel may still be at work on these: they must not be given to anybody else.
+                    // The kernel may still use these buffers, so they must not be reused.
                     for slot in self.slots.iter_mut().filter(|slot| slot.is_pushed) {
                         std::mem::forget(slot.op.take());
                         std::mem::forget(std::mem::take(&mut slot.vector));
@@ -286,7 +269,8 @@ mod tests {
     use crate::serve::buffer::Buffer;
     use crate::serve::fixture::path;
 
-    /// The first one's failure would be told to it alone, and the second must not have succeeded before that is seen.
+    /// The system would report the first one's failure to it alone, and the second must not succeed before that is
+    /// noted.
     #[test]
     fn a_sync_begins_when_what_came_of_the_one_before_is_known() {
         let (Ok(mut first), Ok(mut second)) = (Ring::new(&[]), Ring::new(&[])) else {
@@ -294,14 +278,7 @@ mod tests {
             return;
         };
         let path = path(16, 16);
-        let sync = |request| Op {
-            todo: Todo::Sync,
-            at: 0,
-            buffer: Buffer::none(),
-            done: 0,
-            is_plain: false,
-            tag: (0, request),
-        };
+        let sync = |request| Op::new(Todo::Sync, 0, Buffer::none(), (0, request));
         let is_woken = |ring: &Ring| {
             let mut fds = [rustix::event::PollFd::new(&*ring.event, rustix::event::PollFlags::IN)];
             rustix::event::poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 600, tv_nsec: 0 })).unwrap() == 1

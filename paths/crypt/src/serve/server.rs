@@ -23,15 +23,15 @@ use super::worker::{Load, Message, Worker, work};
 use super::{MemoryStats, Shared};
 use crate::nbd::{Config, Tls};
 
-/// How long nobody is let in when the system has no descriptor left.
+/// How long to wait before accepting again when the system has no descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Where clients come in.
+/// A listening socket.
 #[derive(Debug)]
 pub enum Listener {
     /// On this machine.
     Unix(UnixListener),
-    /// From wherever the address is reached.
+    /// From any machine that reaches the address.
     Tcp(TcpListener),
 }
 
@@ -56,19 +56,19 @@ impl AsFd for Listener {
 /// How a server serves.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The exports; all of them are the one volume.
+    /// The exports; all of them are the same volume.
     pub config: Config,
-    /// What there is for TLS, which `config` offers or requires.
+    /// The TLS certificates, if `config` offers or requires TLS.
     pub tls: Option<TlsServer>,
     /// Threads, at least one.
     pub threads: usize,
-    /// How the disk is asked.
+    /// How the disk is accessed.
     pub way: Way,
-    /// Clients at a time: those beyond are hung up on.
+    /// The most clients at a time; more are disconnected.
     pub max_connections: usize,
-    /// How long they may take.
+    /// Time limits of clients.
     pub limits: TimeLimits,
-    /// Whether trimming makes holes, which tell whoever sees the file what is in use.
+    /// Whether trimming makes holes. Holes show which parts of the volume are in use.
     pub may_discard: bool,
 }
 
@@ -81,19 +81,19 @@ struct Hand {
 
 impl Hand {
     fn tell(&self, message: Message) {
-        // A worker that failed takes nothing: the client is hung up on.
+        // A worker that failed takes no message; the client is then disconnected.
         if self.inbox.send(message).is_ok() {
-            // Full means that it is going to look anyhow.
+            // If the counter is full, the worker is awake anyway.
             let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         }
     }
 }
 
-/// A volume being served. Dropped, it stops as by [`Server::stop`], and nobody is told what came of it.
+/// A volume that is being served. Dropping it stops it like [`Server::stop`], but errors are lost.
 pub struct Server {
     shared: Arc<Shared>,
     hands: Vec<Hand>,
-    /// Behind the hands: it ends when they have.
+    /// After the hands, so that it is dropped when the workers have ended.
     crew: Crew,
     max_connections: usize,
     way: String,
@@ -103,8 +103,8 @@ impl Server {
     /// Starts the threads. Clients come in by [`Server::accept`].
     ///
     /// # Errors
-    /// What the system says to threads, and to a ring that [`Way::Uring`] demands; [`io::ErrorKind::InvalidInput`] if TLS
-    /// is offered without `tls`, or the other way round.
+    /// What the system says when threads start, or to the ring that [`Way::Uring`] demands;
+    /// [`io::ErrorKind::InvalidInput`] if TLS is offered without `tls`, or the other way round.
     pub fn start(path: DataPath, options: Options) -> io::Result<Self> {
         let Options { config, tls, threads, way, max_connections, limits, may_discard } = options;
         if tls.is_some() != (config.tls != Tls::None) {
@@ -129,7 +129,7 @@ impl Server {
             let thread = thread::Builder::new().name(format!("crypt-{number}"));
             let thread = thread.spawn(move || work(worker, &their_wake, &their_load))?;
             server.hands.push(Hand { inbox, wake, load, thread });
-            // With one thread there is nobody to help.
+            // With one thread there is no crew.
             if is_plain && number > 0 {
                 server.crew.join(&server.shared)?;
             }
@@ -137,7 +137,7 @@ impl Server {
         Ok(server)
     }
 
-    /// A thread's way to the disk, and what is to be said of it.
+    /// A thread's disk engine, and its description.
     fn engine(&self, way: Way) -> io::Result<(Engine, String)> {
         let path = &self.shared.path;
         let plain = |why: String| Ok((Engine::Plain, format!("by pread and pwrite{why}")));
@@ -158,35 +158,35 @@ impl Server {
         }
     }
 
-    /// How the disk is asked, in a few words.
+    /// How the disk is accessed, in a few words.
     #[must_use]
     pub fn way(&self) -> String {
         let cache = if self.shared.path.disk.is_direct() { "past the page cache" } else { "through the page cache" };
         format!("{}, {cache}", self.way)
     }
 
-    /// What the server's memory was asked for until now.
+    /// Statistics of the server's memory.
     #[must_use]
     pub fn memory_stats(&self) -> MemoryStats {
         self.shared.path.memory.stats()
     }
 
-    /// The way of its bytes.
+    /// The data path.
     #[must_use]
     pub fn path(&self) -> &DataPath {
         &self.shared.path
     }
 
-    /// Clients now.
+    /// The number of clients.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.hands.iter().map(|hand| hand.load.load(Relaxed)).sum()
     }
 
-    /// Lets clients in until `stop` becomes readable, or a thread has failed.
+    /// Accepts clients until `stop` becomes readable, or a thread has failed.
     ///
     /// # Errors
-    /// What the system says to the listener.
+    /// What the system says about the listener.
     pub fn accept(&self, listener: &Listener, stop: BorrowedFd<'_>) -> io::Result<()> {
         match listener {
             Listener::Unix(listener) => listener.set_nonblocking(true)?,
@@ -208,13 +208,13 @@ impl Server {
             match listener.accept() {
                 Ok(socket) => self.welcome(socket),
                 Err(error) if error.raw_os_error().is_some_and(is_shortage) => thread::sleep(PAUSE),
-                // The client was gone before it was let in, or it was nobody.
+                // The client was gone before it was accepted.
                 Err(_) => {}
             }
         }
     }
 
-    /// Gives a client to the thread that has the fewest. One too many is hung up on.
+    /// Gives a client to the thread that has the fewest clients. Clients beyond the limit are disconnected.
     fn welcome(&self, socket: Socket) {
         if self.connections() >= self.max_connections {
             return;
@@ -225,10 +225,10 @@ impl Server {
         }
     }
 
-    /// Finishes what was begun, answers it, and returns when everything that was written is on the disk.
+    /// Finishes and answers the requests that were begun, and returns when all written data is on the disk.
     ///
     /// # Errors
-    /// What stopped a thread, or what the disk said.
+    /// The error that stopped a thread, or an error of the disk.
     pub fn stop(mut self) -> io::Result<MemoryStats> {
         let has_panicked = self.end();
         let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -240,10 +240,10 @@ impl Server {
         Ok(self.memory_stats())
     }
 
-    /// Returns when the threads have ended: whether one has panicked.
+    /// Returns when the threads have ended; true if one of them has panicked.
     fn end(&mut self) -> bool {
         self.hands.iter().for_each(|hand| hand.tell(Message::Stop));
-        // All of them, whatever became of the first.
+        // All threads are joined, even if the first one panicked.
         self.hands.drain(..).map(|hand| hand.thread.join()).fold(false, |has_panicked, end| has_panicked | end.is_err())
     }
 }
@@ -253,7 +253,7 @@ impl Drop for Server {
         let has_threads = !self.hands.is_empty();
         self.end();
         if has_threads {
-            // What it says was to be heard from `stop`.
+            // Errors are reported by `stop` only.
             let _ = self.shared.path.disk.sync();
         }
     }

@@ -1,4 +1,4 @@
-//! A client's socket: bytes in and out without waiting, by vectors; in plain, or through TLS once that has begun.
+//! A client's socket: non-blocking vectored reads and writes, in plain or through TLS once that has begun.
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,27 +9,27 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sockopt};
 
 use super::tls::{TlsServer, TlsSession};
 
-/// The system asks a client that has been silent for so long whether it is there, so often, and so many times. One whose
-/// machine or network is gone is hung up on after two minutes; one that is paused answers, since its system does.
+/// TCP keep-alive: the idle time before the first probe, the time between probes, and their number. A client whose
+/// machine or network is gone is disconnected after two minutes. For a client that is only paused, its system answers.
 const KEEP_IDLE: Duration = Duration::from_secs(60);
 const KEEP_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_COUNT: u32 = 6;
 
-/// A stream socket that does not wait.
+/// A non-blocking stream socket.
 #[derive(Debug)]
 pub(super) struct Socket {
     raw: Raw,
     tls: Option<Box<TlsSession>>,
 }
 
-/// What became of a call.
+/// The result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moved {
-    /// So many bytes.
+    /// It moved this many bytes.
     Bytes(usize),
-    /// It would have to wait.
+    /// It would block.
     NotNow,
-    /// The other side is gone, or says no more.
+    /// The other side is gone, or has ended its side.
     Ended,
 }
 
@@ -49,7 +49,7 @@ impl Socket {
         Ok(Self { raw: Raw(stream.into()), tls: None })
     }
 
-    /// From the next byte on, both ways, it is TLS. False if there is no memory for it.
+    /// Starts TLS with the next byte, both ways. False if there is no memory for it.
     pub(super) fn start_tls(&mut self, server: &TlsServer) -> bool {
         self.tls = TlsSession::new(server).map(Box::new);
         self.tls.is_some()
@@ -69,27 +69,27 @@ impl Socket {
         }
     }
 
-    /// There are bytes to receive of which the system knows nothing.
+    /// Whether there are received bytes that epoll does not know of.
     pub(super) fn has_received(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.pending() > 0)
     }
 
-    /// Bytes that were sent have not gone out.
+    /// Whether bytes that were sent are still here.
     pub(super) fn has_unsent(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
 
-    /// Goes on with those.
+    /// Sends those.
     pub(super) fn flush(&mut self) -> Moved {
         self.tls.as_mut().map_or(Moved::Bytes(0), |tls| tls.flush(&self.raw))
     }
 
-    /// Says that nothing more will come.
+    /// Ends the sending side.
     pub(super) fn end_sending(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.say_goodbye(&self.raw);
         }
-        // It may be gone already: then nobody is there to be told.
+        // This fails if the client is gone, which is fine.
         let _ = rustix::net::shutdown(&self.raw.0, rustix::net::Shutdown::Write);
     }
 }
@@ -100,7 +100,7 @@ impl AsFd for Socket {
     }
 }
 
-/// What the system moves.
+/// The socket itself.
 #[derive(Debug)]
 pub(super) struct Raw(OwnedFd);
 

@@ -1,12 +1,12 @@
 //! One sync of a disk at a time.
 //!
-//! The system tells of what it could not write back to one sync. The next one succeeds, and its success may be seen by a
-//! thread before the failure is seen by another. So a sync begins when the one before it is over and its failure, if it had
-//! one, is noted (D1 in `disk`). A thread that must not wait is woken when it may try again.
+//! The system reports a failed write-back to one sync only. The next sync succeeds, and one thread may see that success
+//! before another thread sees the failure. So a sync begins only when the one before is over and its failure, if any,
+//! is noted (D1 in `disk`). A thread that must not block is woken when it may try again.
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Whether one is under way, and who waits.
+/// Whether a sync is under way, and which threads wait.
 #[derive(Debug, Default)]
 pub(super) struct Syncs {
     state: Mutex<State>,
@@ -16,7 +16,7 @@ pub(super) struct Syncs {
 #[derive(Debug, Default)]
 struct State {
     is_taken: bool,
-    /// Of those that do not wait themselves: what wakes them.
+    /// Events of threads that do not block, which wake them.
     waiting: Vec<Arc<OwnedFd>>,
 }
 
@@ -25,19 +25,19 @@ struct State {
 pub(super) struct Turn(Arc<Syncs>);
 
 impl Syncs {
-    /// Nothing that is done with the lock held can panic.
+    /// No code panics while it holds the lock.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no other is under way.
+    /// Waits until no other sync is under way.
     pub(super) fn wait(self: &Arc<Self>) -> Turn {
         let state = self.over.wait_while(self.state(), |state| state.is_taken);
         state.unwrap_or_else(PoisonError::into_inner).is_taken = true;
         Turn(Arc::clone(self))
     }
 
-    /// None while another is under way; the event `wake` is then raised when that is over.
+    /// `None` while another sync is under way; then `wake` is raised when that is over.
     pub(super) fn try_begin(self: &Arc<Self>, wake: &Arc<OwnedFd>) -> Option<Turn> {
         let mut state = self.state();
         if !std::mem::replace(&mut state.is_taken, true) {
@@ -55,7 +55,7 @@ impl Drop for Turn {
         let mut state = self.0.state();
         state.is_taken = false;
         for wake in state.waiting.drain(..) {
-            // Full means that its thread is going to look anyhow.
+            // If the counter is full, its thread is awake anyway.
             let _ = rustix::io::write(&wake, &1u64.to_ne_bytes());
         }
         self.0.over.notify_one();

@@ -1,10 +1,10 @@
-//! TLS on a client's socket, by `rustls`: what the connection hands over is encrypted in here, and what it gets was
-//! decrypted in here. The socket stays what it is, one that does not wait.
+//! TLS on a client's socket, by `rustls`. It encrypts the bytes that the connection sends, and decrypts the bytes that
+//! it receives. The socket stays non-blocking.
 //!
-//! Invariants: nothing is encrypted for a client while what was encrypted before has not gone out, so a client that takes
-//! nothing costs [`AHEAD`] bytes here, and its answers wait where those of others do (T1). One call takes at most
-//! [`READS`] reads of the socket, whatever they hold: who sends records without a byte in them gets its turn and no more
-//! (T2). After an error only the alert goes out (T3).
+//! Invariants: nothing is encrypted for a client while earlier encrypted bytes have not been sent, so a client that
+//! receives nothing costs at most [`AHEAD`] bytes here, and its answers wait in its outbox (T1). One call makes at most
+//! [`READS`] reads of the socket, so a client that sends empty records gets its turn and no more (T2). After an error
+//! only the alert is sent (T3).
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::sync::Arc;
 
@@ -21,25 +21,26 @@ const AHEAD: usize = 64 << 10;
 /// Reads of the socket for one call.
 const READS: usize = 16;
 
-/// What a server shows to its clients, and whom it lets in.
+/// A server's certificate, and the authorities of its clients.
 #[derive(Clone, Debug)]
 pub struct TlsServer(Arc<ServerConfig>);
 
-/// A text in PEM, and where it comes from, for what there is to say of it.
+/// A text in PEM, and its origin for error messages.
 #[derive(Clone, Copy)]
 pub struct Pem<'a> {
-    /// The file's name, or whatever tells a user which text it is.
+    /// The file's name, or another description for the user.
     pub from: &'a str,
-    /// What is in it.
+    /// The text.
     pub text: &'a [u8],
 }
 
 impl TlsServer {
-    /// From texts in PEM: the server's certificate and those that lead to its authority, the certificate's key, and, if
-    /// clients have to show one too, the authorities of theirs. TLS 1.2 and 1.3; no session is kept or resumed.
+    /// From texts in PEM: the server's certificate and its chain, the certificate's key, and, if clients need
+    /// certificates too, the authorities that sign those. TLS 1.2 and 1.3; sessions are not resumed.
     ///
     /// # Errors
-    /// [`Error::Request`] for what is no such text, and a key that is not the certificate's: which it is, and what to do.
+    /// [`Error::Request`] for an invalid text, or for a key that is not the certificate's. It names the text and says
+    /// what to do.
     pub fn new(chain: Pem<'_>, key: Pem<'_>, client_authorities: Option<Pem<'_>>) -> Result<Self, Error> {
         let certificates_of_server = certificates(chain, "the server's certificate and those of its authorities")?;
         let private = PrivateKeyDer::from_pem_slice(key.text).map_err(|error| {
@@ -89,17 +90,17 @@ fn certificates(pem: Pem<'_>, wanted: &str) -> Result<Vec<CertificateDer<'static
     )))
 }
 
-/// One client's.
+/// One client's TLS session.
 #[derive(Debug)]
 pub(super) struct TlsSession {
     session: ServerConnection,
-    /// Bytes that were decrypted and not handed out.
+    /// Decrypted bytes that were not handed out yet.
     pending: usize,
     is_broken: bool,
 }
 
 impl TlsSession {
-    /// Before the client's first byte of it; none if there is no memory for one.
+    /// A session before the client's first byte; `None` if there is no memory for one.
     pub(super) fn new(server: &TlsServer) -> Option<Self> {
         let mut session = ServerConnection::new(Arc::clone(&server.0)).ok()?;
         session.set_buffer_limit(Some(AHEAD));
@@ -122,7 +123,7 @@ impl TlsSession {
                 Ok(0) if self.is_broken => return Moved::Ended,
                 Ok(0) => {}
                 Ok(count) => return Moved::Bytes(count),
-                // It said goodbye, or was cut off.
+                // It ended the session, or was cut off.
                 Err(_) => return Moved::Ended,
             }
             match self.session.read_tls(&mut Stream(raw)) {
@@ -134,7 +135,7 @@ impl TlsSession {
                 Ok(state) => self.pending = state.plaintext_bytes_to_read(),
                 Err(_) => self.is_broken = true,
             }
-            // An answer of the handshake's, or the alert; what does not go now goes when the socket takes it.
+            // Sends an answer of the handshake, or the alert. The rest is sent when the socket takes it.
             if self.flush(raw) == Moved::Ended {
                 return Moved::Ended;
             }
@@ -142,7 +143,7 @@ impl TlsSession {
         Moved::NotNow
     }
 
-    /// Copies out what was decrypted. An error is the end of it.
+    /// Copies decrypted bytes to `vector`. An error ends the session.
     fn hand_out(&mut self, vector: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut total = 0;
         for slice in vector {
@@ -168,20 +169,20 @@ impl TlsSession {
 
     /// As [`super::socket::Socket::send`]: the bytes are encrypted, and may have to wait for the socket.
     pub(super) fn send(&mut self, raw: &Raw, vector: &[IoSlice<'_>]) -> Moved {
-        // All of it first (T1), and after an error nothing else (T3).
+        // Earlier bytes first (T1), and nothing after an error (T3).
         match self.flush(raw) {
             Moved::Bytes(_) if self.is_broken => return Moved::Ended,
             Moved::Bytes(_) => {}
             other => return other,
         }
         match self.session.writer().write_vectored(vector) {
-            // What is in there goes out by and by, and `has_unsent` tells.
+            // The rest is sent later; `has_unsent` reports it.
             Ok(count) if self.flush(raw) != Moved::Ended => Moved::Bytes(count),
             _ => Moved::Ended,
         }
     }
 
-    /// Sends what is encrypted. Bytes are how many; `NotNow` if some are left.
+    /// Sends encrypted bytes. Returns how many, or `NotNow` if some are left.
     pub(super) fn flush(&mut self, raw: &Raw) -> Moved {
         let mut total = 0;
         while self.session.wants_write() {
@@ -194,14 +195,14 @@ impl TlsSession {
         Moved::Bytes(total)
     }
 
-    /// Says that nothing more will come, as far as that can be said now.
+    /// Sends the closing alert, as far as the socket takes it now.
     pub(super) fn say_goodbye(&mut self, raw: &Raw) {
         self.session.send_close_notify();
         let _ = self.flush(raw);
     }
 }
 
-/// The socket as `rustls` wants it.
+/// The socket, for `rustls`.
 struct Stream<'a>(&'a Raw);
 
 fn moved(moved: Moved) -> io::Result<usize> {

@@ -1,8 +1,8 @@
-//! A thread that serves some of the clients: it sleeps until one of their sockets, its ring or its inbox has something, and
-//! gives everybody a turn.
+//! A thread that serves some of the clients. It sleeps until a socket, its ring or its inbox has something, and then
+//! gives each client a turn.
 //!
-//! Who waits for pages of the pool stands in a line; those behind the first take none (C5.3). The worker itself goes to
-//! sleep in the pool only while no step of its own is on the disk, since it is the one who would take those back.
+//! Clients that wait for pages of the pool form a line; only the first takes pages (C5.3). The worker itself sleeps in
+//! the pool only while it has no step on the disk, since only it would take those steps back.
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,15 +20,15 @@ use super::connection::{Connection, Context};
 use super::disk::{Done, Engine};
 use super::socket::Socket;
 
-/// How often time limits are looked at.
+/// How often time limits are checked.
 const TICK: Duration = Duration::from_millis(250);
-/// Times that what the disk is done with is taken before sockets are looked at again: where it answers at once, as a file
-/// in memory does, those who ask all the time would have the worker for themselves.
+/// How often finished steps are taken before sockets are served again. A disk that answers at once, such as a file in
+/// memory, would otherwise let clients that ask all the time keep the worker to themselves.
 const ROUNDS: usize = 8;
 const WAKE: u64 = u64::MAX;
 const RING: u64 = u64::MAX - 1;
 
-/// What is said to a worker.
+/// A message to a worker.
 pub(super) enum Message {
     Client(Socket),
     Stop,
@@ -36,9 +36,9 @@ pub(super) enum Message {
 
 struct Client {
     connection: Connection,
-    /// What the system is asked to say of its socket; none if it was told to say nothing.
+    /// The events of its socket that epoll reports; `None` if it is not registered.
     interest: Option<EventFlags>,
-    /// The other side has closed: the system would say so again and again.
+    /// The other side has closed, which epoll would report again and again.
     is_hung: bool,
     is_queued: bool,
 }
@@ -49,16 +49,16 @@ pub(super) struct Worker {
     epoll: OwnedFd,
     inbox: Receiver<Message>,
     clients: Vec<Option<Client>>,
-    /// Those that can go on.
+    /// Clients that can go on.
     ready: VecDeque<usize>,
-    /// Those that wait for the pool, in their order.
+    /// Clients that wait for the pool, in order of arrival.
     line: VecDeque<usize>,
-    /// It has done one step of its own that nobody had taken, and there may be others.
+    /// It has done a queued step of its own, and there may be others.
     has_more: bool,
     stop_at: Option<Instant>,
 }
 
-/// How many clients each worker has, for whoever hands out new ones.
+/// How many clients a worker has; new clients go to the worker with the fewest.
 pub(super) type Load = AtomicUsize;
 
 impl Worker {
@@ -77,7 +77,7 @@ impl Worker {
         Ok(Self { shared, engine, epoll, inbox, clients, ready, line, has_more: false, stop_at: None })
     }
 
-    /// Serves until it is told to stop and everybody has been answered.
+    /// Serves until it is told to stop and all clients are gone.
     pub(super) fn run(&mut self, wake: BorrowedFd<'_>, load: &Load) -> io::Result<()> {
         let mut events = Vec::with_capacity(64);
         let mut done = Vec::new();
@@ -113,7 +113,7 @@ impl Worker {
 
     fn read_inbox(&mut self, wake: BorrowedFd<'_>, load: &Load, now: Instant) {
         let mut count = [0; 8];
-        // Empty or not, the inbox is read.
+        // The inbox is read whether there was an event or not.
         let _ = rustix::io::read(wake, &mut count);
         while let Ok(message) = self.inbox.try_recv() {
             match message {
@@ -137,7 +137,7 @@ impl Worker {
             self.clients.len() - 1
         });
         let connection = Connection::new(number, socket, Arc::clone(&self.shared.config), now);
-        // Without memory for its buffer, the client is hung up on.
+        // Without memory for its buffer, the client is disconnected.
         let Some(mut connection) = connection else {
             load.fetch_sub(1, Relaxed);
             return;
@@ -165,18 +165,15 @@ impl Worker {
         self.queue(number);
     }
 
-    /// Gives a turn to everybody who can go on, and takes what the disk is done with, once around.
+    /// One round: gives a turn to each client that can go on, and takes finished steps from the disk.
     fn serve(&mut self, now: Instant, done: &mut Vec<Done>) -> io::Result<()> {
-        for _ in 0..self.ready.len() {
-            let Some(number) = self.ready.pop_front() else { break };
-            self.turn(number, now);
-        }
+        self.turns(now);
         let mut has_done_one = false;
         self.has_more = false;
         for round in 1.. {
             self.engine.reap(&self.shared.path.disk, done)?;
             if done.is_empty() {
-                // Once: somebody's socket may have something meanwhile.
+                // Only once, since a socket may have something meanwhile.
                 if std::mem::replace(&mut has_done_one, true) {
                     break;
                 }
@@ -186,16 +183,13 @@ impl Worker {
             if done.is_empty() {
                 break;
             }
-            // All of them first: what they have goes back before anybody takes.
+            // All of them first, so that their pages are free before any client takes pages.
             for step in done.drain(..) {
                 let number = step.0.tag.0;
                 self.with(number, now, |client, context| client.connection.complete(step, context));
                 self.queue(number);
             }
-            for _ in 0..self.ready.len() {
-                let Some(number) = self.ready.pop_front() else { break };
-                self.turn(number, now);
-            }
+            self.turns(now);
             if round == ROUNDS {
                 self.has_more = true;
                 break;
@@ -208,6 +202,14 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Gives a turn to each client that is ready now.
+    fn turns(&mut self, now: Instant) {
+        for _ in 0..self.ready.len() {
+            let Some(number) = self.ready.pop_front() else { break };
+            self.turn(number, now);
+        }
     }
 
     fn with(&mut self, number: usize, now: Instant, act: impl FnOnce(&mut Client, &mut Context<'_>)) {
@@ -238,7 +240,8 @@ impl Worker {
             }
             _ => {}
         }
-        // The system says no more of a socket that was hung up on. The next call learns of the end, in either direction.
+        // Epoll reports no more about a socket that the other side closed. The next call in either direction finds the
+        // end.
         let meets_the_end = client.connection.wants_input() || client.connection.wants_output();
         if client.connection.is_ready() || (client.is_hung && meets_the_end) {
             self.queue(number);
@@ -246,7 +249,7 @@ impl Worker {
         self.listen(number);
     }
 
-    /// Tells the system what it is to say of a client's socket.
+    /// Tells epoll which events of a client's socket to report.
     fn listen(&mut self, number: usize) {
         let Some(Some(client)) = self.clients.get_mut(number) else { return };
         let connection = &client.connection;
@@ -265,7 +268,7 @@ impl Worker {
         };
         client.interest = wanted;
         if told.is_err() {
-            // Nobody would say when it goes on.
+            // Nothing would report when it can go on.
             client.connection.die(&self.shared.path);
         }
     }
@@ -285,7 +288,7 @@ impl Worker {
         }
     }
 
-    /// Forgets those who are dead, once nothing of theirs is on the disk.
+    /// Removes dead clients that have no step on the disk.
     fn bury(&mut self, load: &Load) {
         for number in 0..self.clients.len() {
             let Some(client) = &self.clients[number] else { continue };
@@ -298,7 +301,7 @@ impl Worker {
     }
 }
 
-/// Runs a worker to its end; what stops it early is kept for whoever waits for the server.
+/// Runs a worker to its end. An error is kept for the caller of [`super::Server::stop`].
 pub(super) fn work(mut worker: Worker, wake: &OwnedFd, load: &Load) {
     let result = worker.run(wake.as_fd(), load);
     if let Err(error) = result {
@@ -321,7 +324,7 @@ mod tests {
     use crate::serve::fixture::*;
     use crate::serve::memory::Patience;
 
-    /// A worker, with a pool of so many pages and no others.
+    /// A worker with a pool of `promised` pages and no other pages.
     fn worker(promised: usize, engine: Engine) -> Worker {
         let second = Duration::from_secs(1);
         let shared = Shared {
@@ -342,8 +345,8 @@ mod tests {
         let (mut worker, now, load) = (worker(16, Engine::Held(Vec::new())), Instant::now(), Load::new(0));
         let shared = Arc::clone(&worker.shared);
         let held = shared.path.memory.take(8 * PAGE_SIZE, Patience::None).unwrap().unwrap();
-        // The first has a page on the disk: so the worker does not sleep in the pool. The second needs more than there is,
-        // the third less.
+        // The first client has a page on the disk, so the worker does not sleep in the pool. The second needs more
+        // pages than there are, the third fewer.
         let clients: Vec<_> = [4096, 8 * PAGE_SIZE, 512]
             .map(|len| {
                 let (client, server) = UnixStream::pair().unwrap();
@@ -369,7 +372,7 @@ mod tests {
         drop(clients);
     }
 
-    /// Who asks all the time, of a disk that has always done it, does not keep others from being heard.
+    /// A client that sends requests all the time, to a disk that is always done at once, does not starve the others.
     #[test]
     fn others_are_heard_beside_who_floods() {
         const FLUSH: u16 = 3;
@@ -401,7 +404,7 @@ mod tests {
         let mut answered = answers(0);
         assert_eq!(answers(1), 1);
         assert!((1..FLOOD).contains(&answered), "{answered} requests were answered before another's only one");
-        // Nothing else has to happen for the rest.
+        // The rest is answered without another event.
         for _ in 0..FLOOD {
             assert!(worker.has_more || answered == FLOOD);
             worker.serve(now, &mut Vec::new()).unwrap();

@@ -160,6 +160,18 @@ impl Served {
     }
 }
 
+/// Serves a new volume of `len` bytes by each way to the disk that the system has. `test` stops the server.
+pub(crate) fn by_each_way(setup: Setup, len: u64, sector: u64, test: impl Fn(&Bench, Served, Way)) {
+    let bench = Bench::with(&[]).unwrap();
+    for way in [Way::Plain, Way::Uring] {
+        bench.file("image", len);
+        let volume = plain_volume(len, sector);
+        if let Some(served) = Served::start(&bench, bench.open("image"), volume, Setup { way, ..setup }) {
+            test(&bench, served, way);
+        }
+    }
+}
+
 pub(crate) mod command {
     pub(crate) const READ: u16 = 0;
     pub(crate) const WRITE: u16 = 1;

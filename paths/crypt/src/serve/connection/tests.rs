@@ -7,13 +7,13 @@ use crate::serve::fixture::*;
 
 const TEN_S: Duration = Duration::from_secs(10);
 
-/// A client, and its connection.
+/// A client and its connection.
 fn connected(now: Instant) -> (UnixStream, Connection) {
     let (client, server) = UnixStream::pair().unwrap();
     (client, Connection::new(0, Socket::unix(server).unwrap(), config(), now).unwrap())
 }
 
-/// Gives turns as long as there is something to do.
+/// Gives it turns while it is ready.
 fn turns(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now: Instant) -> usize {
     let mut context = Context { path, tls: None, engine, now, may_take: true, may_discard: true };
     let mut turns = 0;
@@ -31,7 +31,8 @@ fn who_negotiates_while_the_server_stops_is_told_so() {
     let limits = TimeLimits { handshake: TEN_S, stall: Some(TEN_S), stop: TEN_S };
     let greeting = 18;
     let flags = 3u32.to_be_bytes();
-    // What comes before the moment; the options behind it each wait for the answer to the one before, as libnbd's do.
+    // The bytes before the server stops. The options after that each wait for the answer to the one before, as in
+    // libnbd.
     let said = [&flags[..], &option(8, &[])].concat();
     for before in [0, 3, 4, 10] {
         let (client, mut connection) = connected(now);
@@ -53,7 +54,8 @@ fn who_negotiates_while_the_server_stops_is_told_so() {
         turns(&mut connection, &path, &mut Engine::Plain, now);
         assert!(connection.is_dead());
     }
-    // Who says goodbye, or asks in the oldest way, which has no such answer; and who says nothing, told or not.
+    // A client that aborts, one that uses the oldest option, which has no such answer, and clients that are silent,
+    // refused or not.
     for (last, answer, is_over) in [(Some(2), 20, true), (Some(1), 0, true), (Some(3), 35, false), (None, 0, false)] {
         let (client, mut connection) = connected(now);
         (&client).write_all(&said[..4]).unwrap();
@@ -76,7 +78,7 @@ fn who_negotiates_while_the_server_stops_is_told_so() {
 #[test]
 fn requests_without_bytes_take_their_part_of_a_turn() {
     let path = path(64, 16);
-    // Flush, trim, and block status: each is a call to the disk, or hundreds.
+    // Flush, trim, and block status: each makes one call to the disk, or hundreds.
     for (command, len) in [(3, 0), (4, 512), (7, LEN as u32)] {
         let now = Instant::now();
         let (client, mut connection) = connected(now);
@@ -95,7 +97,7 @@ fn requests_without_bytes_take_their_part_of_a_turn() {
     }
 }
 
-/// Does what the disk was asked, and whatever follows, until `done` says that it is enough.
+/// Does the steps on the disk and all that follows, until `done`.
 fn finish(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now: Instant, done: impl Fn() -> bool) {
     while !done() {
         let ops = if let Engine::Held(ops) = engine { std::mem::take(ops) } else { Vec::new() };
@@ -108,7 +110,7 @@ fn finish(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now
     }
 }
 
-/// A short read asks the disk as well, and a write that has to be on it is a flush, too.
+/// A short read is also a call to the disk, and a durable write is also a flush.
 #[test]
 fn small_requests_take_their_part_of_a_turn() {
     let mut durable = request(WRITE, 512);
@@ -119,7 +121,7 @@ fn small_requests_take_their_part_of_a_turn() {
     ] {
         let (path, now) = (path(2048, 16), Instant::now());
         let (client, mut connection) = connected(now);
-        // It fits into the socket, and the answers into that and the outbox.
+        // The requests fit into the socket, and the answers into the socket and the outbox.
         (&client).write_all(&[negotiation(), one.repeat(count)].concat()).unwrap();
         let turns = turns(&mut connection, &path, &mut Engine::Plain, now);
         assert!(turns >= at_least && at_least > 2, "{turns} turns for {count} {what}");
@@ -130,7 +132,8 @@ fn small_requests_take_their_part_of_a_turn() {
     }
 }
 
-/// What a client has under way is bounded in number and in bytes, and so are its answers; all of it is answered in the end.
+/// A client's requests under way are bounded in number and in bytes, and so are its answers. All are answered in the
+/// end.
 #[test]
 fn a_client_has_so_much_under_way_and_no_more() {
     let answer = |len: usize| 16 + len;
@@ -144,7 +147,7 @@ fn a_client_has_so_much_under_way_and_no_more() {
         match is_held {
             true if len == 512 => assert_eq!((flights, bytes), (MAX_ACTIVE, MAX_ACTIVE * len)),
             true => assert_eq!((flights, bytes), (MAX_BYTES / len, MAX_BYTES)),
-            // It takes none of them.
+            // It receives none of them.
             false => assert!((MAX_UNSENT..=MAX_UNSENT + answer(len)).contains(&unsent), "{unsent} bytes"),
         }
         let reader = std::thread::spawn(move || {
@@ -186,7 +189,8 @@ fn who_negotiates_has_a_limit_of_its_own() {
     }
 }
 
-/// Paused in the middle of a header, of writes short and long, of a refused one, and with answers that it does not take.
+/// Clients that pause in the middle of a header, of a short, a long or a refused write, or with answers that they do
+/// not receive.
 #[test]
 fn a_client_that_pauses_is_kept_unless_there_is_a_limit() {
     let hour = Duration::from_secs(3600);
@@ -210,7 +214,7 @@ fn a_client_that_pauses_is_kept_unless_there_is_a_limit() {
     }
 }
 
-/// A client that is silent while the server stops may be about to ask, and is answered for a second.
+/// A client that is silent while the server stops may be about to send a request, and is answered for a second.
 #[test]
 fn a_client_that_asks_while_the_server_stops_is_refused_and_one_that_is_silent_is_hung_up_on() {
     const SHUTTING_DOWN: u8 = 108;
@@ -226,7 +230,7 @@ fn a_client_that_asks_while_the_server_stops_is_refused_and_one_that_is_silent_i
     for said in [request(READ, 512), [request(WRITE, 512), vec![9; 512]].concat()] {
         passed += Duration::from_millis(900);
         connection.check(&limits, &path, now + passed);
-        // In the middle of a request it has its time.
+        // In the middle of a request it is not disconnected.
         let (most, last) = said.split_at(said.len() - 1);
         (&client).write_all(most).unwrap();
         turns(&mut connection, &path, &mut Engine::Plain, now + passed);
@@ -249,11 +253,10 @@ fn a_client_that_asks_while_the_server_stops_is_refused_and_one_that_is_silent_i
 fn extents_are_whole_blocks_and_a_block_with_data_is_no_hole() {
     const BLOCK: u64 = 16 << 10;
     let path = path(64, 16);
-    // In the middle of a block, up to the end of one, across two, and the volume's last page.
+    // In the middle of a block, up to the end of a block, across two blocks, and in the volume's last page.
     for (at, len) in [(4096, 4096), (5 * BLOCK + 8192, 8192), (8 * BLOCK, BLOCK + 4096), (LEN - 4096, 4096)] {
         let buffer = path.memory.borrow(len as usize).unwrap();
-        let op = Op { todo: Todo::Write, at, buffer, done: 0, is_plain: false, tag: (0, 0) };
-        plain_step(&path, op).1.unwrap();
+        plain_step(&path, Op::new(Todo::Write, at, buffer, (0, 0))).1.unwrap();
     }
     if path.disk.extent(0, LEN).unwrap() != (4096, true) {
         println!("skipped: the file system of temporary files has no holes of a page");
@@ -270,7 +273,7 @@ fn extents_are_whole_blocks_and_a_block_with_data_is_no_hole() {
     let blocks = LEN / BLOCK;
     let whole = [(1, false), (4, true), (1, false), (2, true), (2, false), (blocks - 11, true), (1, false)];
     assert_eq!(found(&all), whole);
-    // From the middle of a hole on, and no further than is asked.
+    // From the middle of a hole, and no further than the request.
     let part = Request { at: 2 * BLOCK, len: 4 * BLOCK as u32, ..all };
     assert_eq!(found(&part), [(3, true), (1, false)]);
 }

@@ -1,4 +1,5 @@
-//! The bytes of requests: into pages, through the cipher, on their way. What a connection does with reads, writes and zeroes.
+//! The bytes of requests: into pages, through the cipher, and to the disk or the client. Reads, writes and zeroes of a
+//! connection.
 use std::io;
 use std::time::Instant;
 
@@ -33,7 +34,7 @@ impl Connection {
         }
     }
 
-    /// A read without pages: the next part through the connection's own buffer.
+    /// A read without pages: reads the next part into the connection's own buffer.
     pub(super) fn go_on_reading(
         &mut self,
         request: Request,
@@ -48,7 +49,8 @@ impl Connection {
         if self.turn_left == 0 {
             return Some(Blocked::Turn);
         }
-        // Once its header is out, nothing else may be answered before its last byte: what is under way goes first.
+        // Once its header is sent, nothing else may be answered before its last byte, so other requests are finished
+        // first.
         if self.flights.count() > 0 {
             return Some(Blocked::Disk);
         }
@@ -84,12 +86,12 @@ impl Connection {
                 self.current = None;
                 self.outbox.write(|out| replies.error(request.cookie, fault, out));
             }
-            // Part of the answer is out, and what is missing cannot be told any more.
+            // A part of the answer is sent, so the error can't be reported any more.
             Err(_) => self.die(path),
         }
     }
 
-    /// A write's bytes: to where they are encrypted from, then encrypted and on their way.
+    /// Receives a write's bytes, encrypts them, and gives them to the disk.
     pub(super) fn go_on_writing(
         &mut self,
         request: Request,
@@ -150,7 +152,7 @@ impl Connection {
         None
     }
 
-    /// Zeroes read back as zeroes: they are encrypted and written like anything else.
+    /// Zeroes are encrypted and written like any data, so that they are read as zeroes.
     pub(super) fn go_on_zeroing(
         &mut self,
         request: Request,
@@ -192,8 +194,8 @@ impl Connection {
     }
 }
 
-/// Takes pages of the pool for a part: at once, or when it is this connection's turn, waiting for them if this worker has
-/// none of its own that could come back (W2).
+/// Takes pages of the pool for a part, at once or when it is this connection's turn. It waits in the pool only if this
+/// worker has no pages on the disk that could come back (W2).
 fn taken(
     stalled: &mut Option<Instant>,
     context: &mut Context<'_>,
@@ -231,14 +233,14 @@ fn encrypted<'a, P: Iterator<Item = &'a [u8]>>(
     taken(stalled, context, |patience| path.encrypted(at, len, plain(), patience))
 }
 
-/// What of a request's bytes the file has, and where it has holes. These do not read as zeroes: what is there is decrypted.
+/// The extents of a request's bytes in the file: data and holes. Holes do not read as zeroes, since they are decrypted.
 pub(super) fn extents(path: &DataPath, request: &Request, block: u64) -> io::Result<Vec<Extent>> {
     let mut found = Vec::new();
     let (mut at, end) = (request.at, request.at + u64::from(request.len));
     while at < end && found.len() < MAX_EXTENTS {
         let (until, is_hole) = path.disk.extent(path.in_file(at), path.in_file(end))?;
         let until = until - path.in_file(0);
-        // Whole blocks: one that is partly a hole is none.
+        // Whole blocks: a block that is partly a hole counts as data.
         let rounded = if is_hole { until / block * block } else { until.next_multiple_of(block) };
         let (until, is_hole) = if rounded > at { (rounded.min(end), is_hole) } else { ((at + block).min(end), false) };
         found.push(Extent { len: (until - at) as u32, is_hole, is_zero: false });
