@@ -270,6 +270,10 @@ impl Zones {
     pub(crate) fn settle_lists(&self) {
         self.all().iter().for_each(|zone| zone.settle_lists());
     }
+    /// Whether a zone of one of these nodes was ever added, a retired or inherited one included.
+    pub(crate) fn had_memory_on(&self, nodes: NodeMask) -> bool {
+        core::iter::successors(self.newest(), |zone| zone.older()).any(|zone| nodes.contains(zone.node()))
+    }
     /// Every zone that was ever added, retired ones included, oldest first.
     pub(crate) fn ever(&self) -> Vec<&'static Zone> {
         let mut arenas: Vec<_> = core::iter::successors(self.newest(), |zone| zone.older()).collect();

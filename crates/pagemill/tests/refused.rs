@@ -121,13 +121,13 @@ fn empty_and_absent_sets_of_nodes_are_refused() {
         let absent = BuildError::NoSuchNode { nodes: 1 << 5 };
         assert_eq!(build(policy(NodeMask::only(node(5)))).unwrap_err(), absent);
         assert!(build(policy(NodeMask::from_bits(1 << 5 | 1))).is_ok());
-        let none = Error::Invalid(InvalidRequest::NoSuchNode { nodes: 0 });
-        for n in [1, 2, 1000] {
+        for (nodes, n) in [0, 1 << 5].into_iter().flat_map(|nodes| [1, 2, 1000].map(|n| (nodes, n))) {
+            let refused = Error::Invalid(InvalidRequest::NoSuchNode { nodes });
             let mut list = PageList::new();
-            let request = Bulk::up_to(n).policy(policy(NodeMask::NONE));
-            assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list).unwrap_err(), none);
+            let request = Bulk::up_to(n).policy(policy(NodeMask::from_bits(nodes)));
+            assert_eq!(allocator.alloc_pages_bulk_list(request, &mut list).unwrap_err(), refused);
             let mut slots = slots::<Page>(n);
-            assert_eq!(allocator.alloc_pages_bulk_array(request, &mut slots).unwrap_err(), none);
+            assert_eq!(allocator.alloc_pages_bulk_array(request, &mut slots).unwrap_err(), refused);
         }
     }
 }

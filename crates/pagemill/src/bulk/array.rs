@@ -74,13 +74,14 @@ impl Allocator {
         words: &mut [usize],
     ) -> Option<usize> {
         let mut masks = [0; MASKS];
-        let missing = find_empty(words, &mut masks);
-        if missing == 0 {
-            return Some(0);
+        let (missing, mut batch) = (find_empty(words, &mut masks), Batch::new());
+        match missing {
+            0 => return Some(0),
+            1 => batch.push(zone.pop_one(gfp)?.1.as_u32()), // One page is no bulk call.
+            2..=Batch::CAPACITY => _ = zone.pop_batch(gfp, missing, &mut batch)?,
+            _ => return None,
         }
-        let mut batch = Batch::new();
-        let is_batch = missing <= Batch::CAPACITY;
-        let zero = if is_batch { zone.pop_batch(gfp, missing, &mut batch)?.addr_of_zero() } else { return None };
+        let zero = zone.addr_of_zero();
         let mut pfns = batch.as_pfns().iter();
         for (words, mut holes) in words.chunks_mut(64).zip(masks) {
             while holes != 0
@@ -294,6 +295,9 @@ mod tests {
         let (before, mut slots) = (calls(), [const { None::<Page> }; 4]);
         allocator.alloc_pages_bulk_array(Bulk::exact(4), &mut slots).unwrap();
         assert_eq!(calls(), before + 1);
+        slots[1] = None;
+        assert_eq!(allocator.alloc_pages_bulk_array(Bulk::exact(4), &mut slots).unwrap().added, 1);
+        assert_eq!(calls(), before + 1, "one page is no bulk call");
     }
 
     /// The second page from the top is out: the section takes nothing, and the general way quarantines that page.

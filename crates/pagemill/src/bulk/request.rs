@@ -384,6 +384,11 @@ impl<'a> Request<'a> {
         if self.policy.is_some_and(Policy::is_of_none) {
             return Err(InvalidRequest::NoSuchNode { nodes: 0 }.into());
         }
+        if let Some(Policy::Interleave(among)) = self.policy
+            && !zones.had_memory_on(among)
+        {
+            return Err(InvalidRequest::NoSuchNode { nodes: among.as_bits() }.into());
+        }
         zones.check(self.gfp)?;
         if self.most == 0 {
             return Ok(()); // A request for nothing is valid on any node (C3.3).

@@ -61,12 +61,12 @@ impl Zone {
         stats.steals.fetch_add(u64::from(order.frames()), Relaxed);
         if order > Order::ZERO {
             self.prepare_one_block(pfn, gfp, order).into_iter().for_each(|pfn| batch.push(pfn.as_u32()));
-            return false;
+        } else {
+            stats.direct_out.fetch_add(1, Relaxed);
+            batch.push(pfn.as_u32());
+            self.prepare(batch, gfp);
         }
-        stats.direct_out.fetch_add(1, Relaxed);
-        batch.push(pfn.as_u32());
-        self.prepare(batch, gfp);
-        false
+        batch.is_empty() // It was quarantined: there may be others.
     }
 
     /// The usual case: no request waits, and memory above the low watermark serves this one. Returns the block's address.
@@ -86,9 +86,14 @@ impl Zone {
             return None;
         }
         let floor = self.floor(gfp, level);
-        let withheld = self.take_withheld(gfp, order, floor);
-        let pfn = withheld.or_else(|| self.buddy.alloc_block(order, gfp.mobility(), floor))?;
-        self.prepare_one_block(pfn, gfp, order)
+        loop {
+            let withheld = self.take_withheld(gfp, order, floor);
+            let pfn = withheld.or_else(|| self.buddy.alloc_block(order, gfp.mobility(), floor))?;
+            // A block that is quarantined is gone: there may be others.
+            if let Some(pfn) = self.prepare_one_block(pfn, gfp, order) {
+                return Some(pfn);
+            }
+        }
     }
 
     /// Takes up to `want` blocks of an order below a pageblock's from pageblocks of the request's mobility into `batch`, which is empty
