@@ -14,8 +14,9 @@
 //! - I5 At rest a block with free frames stands in the index under its class, unless a CPU is bound to it.
 //! # Progress
 //! Order 0 uses compare-and-swap alone. Every loop that looks for bits that other threads move has bounded retries, so a signal
-//! handler can interrupt anywhere (C2.5). Orders 1 to 8 do the same over more words, and undo. Orders above 9 take the one lock, so
-//! that two requests do not undo each other for ever; no other operation takes it.
+//! handler can interrupt anywhere (C2.5). Orders 1 to 8 do the same over more words, and undo. Order 9
+//! claims one whole pageblock; if its first look finds none it takes the one lock, as orders above 9 always do, so that two requests
+//! do not undo each other for ever. No other operation takes the lock.
 //!
 //! # Placement
 //! A CPU draws from the pageblock that is bound to it until that is empty. Then it binds the fullest one of the same mobility to which
@@ -107,7 +108,7 @@ pub struct Buddy<'m> {
     pub(crate) index: BlockIndex<'m>,
     /// Free frames, changed once a section; [`CLOSED`] above them once it is closed.
     pub(crate) free: AtomicUsize,
-    /// Held while a thread puts a block above order 9 together.
+    /// Held while a thread looks for whole pageblocks.
     pub(crate) large: Lock,
     /// How threads that wait for the lock sleep.
     pub(crate) sleep: Sleep,
@@ -180,7 +181,7 @@ impl<'m> Buddy<'m> {
         Ok(buddy)
     }
 
-    /// The same buddy. Requests for blocks above a pageblock wait for one another by `sleep`; otherwise they spin.
+    /// The same buddy. Requests for whole pageblocks wait for one another by `sleep`; otherwise they spin.
     pub fn sleeping(self, sleep: Sleep) -> Self {
         Self { sleep, ..self }
     }

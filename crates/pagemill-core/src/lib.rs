@@ -1,11 +1,11 @@
 //! The allocation policy of Pagemill, on frame numbers alone.
 //!
 //! This crate decides *which* frame: it never touches a page, asks no operating system, allocates nothing and holds
-//! no `unsafe`. Whoever uses it (the crate `pagemill` in a process, a kernel below one) lends it the metadata and
+//! no `unsafe`. Its user (the crate `pagemill` in a process, or a kernel) lends it the metadata and
 //! turns its numbers into memory.
 //!
 //! Read in the order of a request going down: [`Gfp`] and the units say what is asked, [`ListPolicy`] how much moves
-//! between a per-CPU list and the buddy, [`Buddy`] which pageblock serves, and the free areas which bits of it.
+//! between a per-CPU list and the buddy, [`Buddy`] which pageblock serves, and its words which bits of it.
 //!
 //! ```
 //! use pagemill_core::{BoundBlock, Giving, Mobility, Order, Pfn, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};

@@ -4,7 +4,7 @@
 //! way, so larger steps cost less. The *limit* grows when refills and drains alternate: the caller swings further
 //! than the list is long. Both fall back when a list is drained from outside.
 
-/// What last made a list go to the zone.
+/// What last made a list go to a depot or to the buddy.
 ///
 /// ```
 /// use pagemill_core::{ListPolicy, SlowEvent};

@@ -74,7 +74,7 @@ macro_rules! counters {
                 blocks_out: "block_alloc", "pagemill_blocks_allocated_total" by Allocator;
                 /// Blocks above order 0 freed.
                 blocks_in: "block_free", "pagemill_blocks_freed_total" by Allocator;
-                /// Bulk requests that fell back to the single-page path.
+                /// Blocks of bulk requests that were taken singly.
                 fallbacks: "bulk_fallback", "pagemill_bulk_fallbacks_total" by Allocator;
                 /// Pages taken from a pageblock of another mobility.
                 steals: "alloc_steal", "pagemill_stolen_pages_total" by Allocator;

@@ -1,8 +1,8 @@
 //! The parameters of a request for one block: flags, order, nodes, policy, how long it waits. A bulk request has one such
 //! context for all its blocks.
 //!
-//! It stands between a request's public form (`path.rs`, `bulk/`) and the walk over the zones: the walk, reclaim and
-//! waiting read it, and nothing below them does. It is plain data without locks.
+//! It stands between a request's public form (`path.rs`, `bulk/`) and the walk over the zones: the walk and the slow path read it, and
+//! nothing below them does. It is plain data without locks.
 use crate::shared::Lack;
 use crate::wait::Patience;
 use crate::zone::Zone;

@@ -71,7 +71,7 @@ pub enum InvalidRequest {
         /// How many it could have if every page were free. Pages that watermarks keep from the request do not count.
         most: usize,
     },
-    /// `AtLeast(k, n)` with k above n.
+    /// `Bulk::at_least(k, n)` with k above n.
     #[error("a request for at least {at_least} blocks cannot have a maximum of {up_to}")]
     AtLeastAboveUpTo {
         /// The k of the request.

@@ -47,8 +47,7 @@ pub(crate) fn free_page(addr: usize) -> Result<(), Misuse> {
     if free_fast::<false>(addr) { Ok(()) } else { free_slow::<false>(addr, Order::ZERO) }
 }
 
-/// Frees a raw block by address and order, whichever allocator it belongs to. C calls use this, and misuse is detected
-/// here.
+/// Frees a raw block by address and order, whichever allocator it belongs to. Misuse is detected here.
 ///
 /// # Errors
 /// [`Misuse`], which says what is wrong with the block. Nothing was changed in this case.

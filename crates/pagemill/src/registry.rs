@@ -12,7 +12,8 @@
 //! # Locks
 //! Reads take no lock: a pointer that is found here, or remembered by a thread, is that of a [`Zone`], which is never
 //! freed. [`Zone::contains`] and [`Zone::has_pfn`] tell whether it still stands for the memory in question. Writers
-//! hold one lock ([`lock`]), "the registry"; no request for a page waits for it. It comes before sections that no fork
+//! hold one lock ([`lock`]), "the registry". A request waits for it only when it reclaims, since shrinkers are called by rounds that
+//! hold it for a moment. It comes before sections that no fork
 //! interrupts, and before every mutex in `zones.rs` and `reclaim.rs`.
 //!
 //! # How a zone ends (ADR 30)
@@ -55,7 +56,8 @@ const PRESENT: u32 = 1;
 static LEAVES: [AtomicPtr<Leaf>; 1 << (ADDRESS_BITS - LEAF_SHIFT)] =
     [const { AtomicPtr::new(ptr::null_mut()) }; 1 << (ADDRESS_BITS - LEAF_SHIFT)];
 static BY_NUMBER: [Slot; PIECES] = [const { AtomicPtr::new(ptr::null_mut()) }; PIECES];
-/// Held while a thread builds or closes an allocator, or forks. Not a mutex: after a fork, two processes unlock it.
+/// Held by every change to allocators, zones, shrinkers and the allowed nodes, by rounds of reclaim, and over a fork. Not a mutex: after
+/// a fork, two processes unlock it.
 static WRITING: ForkLock = ForkLock::new();
 
 /// The zone that this thread met last. It is tried first, with a branch that the processor predicts: otherwise the work

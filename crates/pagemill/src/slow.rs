@@ -5,8 +5,8 @@
 //!
 //! 1. Every zone above its low watermark, then down to the watermark that the flags reach. Per-CPU lists are drained on the way.
 //! 2. Shrinkers, with another try after each round.
-//! 3. A seat in line (`wait.rs`), if the request has a timeout, a shrinker is registered, or others wait for the same memory. A request
-//!    in line may claim frames (`claim.rs`).
+//! 3. A seat in line (`wait.rs`), if the request has a timeout or `NOFAIL`, or, without `NORETRY`, if a shrinker is registered or others
+//!    wait for the same memory. A request in line may claim frames (`claim.rs`).
 //! 4. Otherwise, for a single page, some milliseconds of looking again while other threads move frames.
 //!
 //! All of it is cold and out of line. A bulk request comes here for one block at a time, when a walk for many brings no more. A

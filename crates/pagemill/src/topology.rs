@@ -63,7 +63,6 @@ impl Layout {
     }
 }
 
-/// The system's numbers of the nodes whose memory the process may use (its cpuset), from `/proc/self/status`.
 #[cfg(test)]
 mod tests {
     use super::Layout;

@@ -15,9 +15,6 @@
 //!   has a handle.
 //! - N2 What is published (`only`, `by_cpu`, the zonelists) changes only under the registry's lock, and is freed
 //!   together with the [`Zones`].
-//! - N3 `waits` alone is never freed: a thread that freed the last page of a zone may still ask whether a request
-//!   waits. It is reused for another allocator; at worst such a late question wakes one of that allocator's requests in
-//!   vain.
 //!
 //! # Locks
 //! The registry's lock comes first. `walked` and `notes` are locked only while it is held, so no fork finds them

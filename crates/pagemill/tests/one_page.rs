@@ -3,7 +3,7 @@ use pagemill::{Allocator, Backend, Gfp};
 use pagemill_core::trace;
 use std::path::Path;
 
-/// The document's headings: `### 3. \`Inner::take_one\` (crates/pagemill/src/path.rs)`.
+/// The document's headings: `### 4. \`Zones::take_one\` (crates/pagemill/src/slow.rs)`.
 fn documented() -> Vec<(String, String)> {
     let text = std::fs::read_to_string(root().join("docs/one-page.md")).unwrap();
     let headings = text.lines().filter(|line| line.starts_with("### "));

@@ -1,4 +1,4 @@
-//! The engine under the four forms. It takes frames in batches of at most 64, each in one exclusive section (C3.5), and prepares
+//! The engine under the forms. It takes frames in batches of at most 64, each in one exclusive section (C3.5), and prepares
 //! them outside of that section (C3.9).
 //!
 //! A request for at most [`ListPolicy::LARGE`] pages is served from the CPU's free list and refills it. A larger request passes the

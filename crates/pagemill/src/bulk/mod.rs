@@ -1,7 +1,8 @@
-//! Pages in bulk: four forms over one engine (C3.1).
+//! Pages in bulk: five forms over one engine (C3.1).
 //!
-//! [`request`] has what a caller says and gets, [`engine`] takes the frames, batch by batch. In this file each prepared batch goes where
-//! the form wants it: into an array's empty slots, to the tail of a list, to a function, into runs.
+//! [`request`] has what a caller says and gets, [`engine`] takes the frames, batch by batch. Each form puts the prepared
+//! batches where it wants them: `array.rs` into an array's empty slots, `list.rs` to the tail of a list, `run.rs` into runs, and this
+//! file hands them to a function.
 //!
 //! The path of one page is always inlined; all else is a call. Where the compiler chose, a program with many calls had none of them
 //! inlined, and each call wrote its request and its result to memory (2 ns of 14).

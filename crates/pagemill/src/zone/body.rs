@@ -1,7 +1,7 @@
 //! The fields of a zone, the addresses of its frames, how it begins and how it ends.
 //!
 //! # Memory
-//! All of it is reserved at once, and the system commits it at the first access: the pages; the free areas (1.1 bits a frame); the
+//! All of it is reserved at once, and the system commits it at the first access: the pages; the buddy's bits and entries (1.1 bits a frame); the
 //! states (1 byte a frame); the links of lists (4 bytes a frame, which only lists touch). A zone above a GiB also has notes of its
 //! used parts (a bit for 128 MiB), which it shares with the child of a fork.
 //!
@@ -508,7 +508,7 @@ impl Zone {
         report(misuse)
     }
 
-    /// Reports frames that were in the free areas already when they were freed: each was freed twice, and is free once now. All are
+    /// Reports frames that were free already when they were freed: each was freed twice, and is free once now. All are
     /// counted, and the last one is named.
     #[inline]
     pub(crate) fn note_doubles(&self, given: Given) -> Option<Misuse> {

@@ -31,7 +31,7 @@ pub(crate) fn finish_with<const N: usize, T: BorrowMut<WordTable<N>>>(
 }
 
 impl Zone {
-    /// Headers are never freed (see the module `zone`).
+    /// Headers are never freed: see `body.rs`.
     fn for_ever(&self) -> &'static Self {
         // SAFETY: the registry makes zones, in boxes that it keeps for ever.
         unsafe { &*ptr::from_ref(self) }
