@@ -218,6 +218,11 @@ impl Zones {
         let policy = request.how.place.policy().unwrap_or(self.policy);
         let is_here_only = request.gfp.contains(Gfp::THISNODE) && !matches!(policy, Policy::Interleave(_));
         let only = if is_here_only { NodeMask::only(policy.first(here)) } else { NodeMask::ALL };
+        if let Policy::Interleave(among) = policy
+            && !self.zones.iter().any(|zone| among.contains(zone.piece.node))
+        {
+            return Some(InvalidRequest::NoSuchNode { nodes: among.as_bits() });
+        }
         let nodes = request.how.place.nodes().and(policy.nodes()).and(only);
         let is_of_them = |zone: &&Zone| nodes.contains(zone.piece.node);
         if !self.zones.iter().any(|zone| is_of_them(&zone)) {

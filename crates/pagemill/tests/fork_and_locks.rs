@@ -219,6 +219,28 @@ fn background_reclaim_starts_again_in_a_child() {
     allocator.close().unwrap();
 }
 
+/// The parent never reclaimed: its shrinker is the child's too.
+#[test]
+fn background_reclaim_in_a_child_calls_shrinkers_that_its_parent_registered() {
+    own_process!();
+    let memory = Memory::anonymous(1024).watermarks(Watermarks::above(64));
+    let allocator = Allocator::builder().memory(memory).background_reclaim(true).build().unwrap();
+    let cache = cache([]);
+    let _registered = allocator.register_shrinker(cache.clone());
+    in_child("has its own thread", || {
+        let mut pages = all_without_waiting(&allocator, Gfp::NOWAIT);
+        pages.truncate(pages.len() - 8); // Between min and low.
+        let before = cache.calls();
+        cache.extend(pages);
+        // A request that gets a page does not reclaim, but wakes the thread that does.
+        until("background reclaim", || {
+            drop(allocator.alloc_page(Gfp::KERNEL | Gfp::NORETRY));
+            allocator.stats().reclaim_background > 0 && cache.calls() > before
+        });
+        assert_eq!(allocator.stats().reclaim_direct, 0);
+    });
+}
+
 /// Blocks above a pageblock are searched for with a lock held, most of the time here, and in vain.
 #[test]
 fn a_child_gets_large_blocks_after_a_fork_during_a_search() {

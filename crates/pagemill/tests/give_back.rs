@@ -6,7 +6,8 @@ use crate::common::{
     backends, is_all, is_stamped, pages_go_singly, resident_pages, slots, stamp, system_page, take, until,
 };
 use pagemill::{
-    Allocator, Block, Bulk, Gfp, Memory, NodeId, Order, Page, PageCount, Populated, Watermarks, free_pages_bulk,
+    Allocator, Block, BlockList, Bulk, Gfp, Memory, NodeId, Order, Page, PageCount, Populated, Watermarks,
+    free_pages_bulk,
 };
 use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
@@ -274,8 +275,13 @@ fn populated_pages_are_resident_in_every_form() {
         let request = Bulk::up_to(n).populated().order(order);
         assert_eq!(allocator.alloc_pages_bulk_callback(request, |pair| pairs.push(pair)).unwrap().blocks, n);
         assert_eq!(resident(&allocator), with_neighbours(pairs.iter().map(|pair| pair.addr()), 1));
-        drop((slots, pairs));
-        [array, callback, allocator].iter().for_each(assert_all_back);
+        let (blocks, mut list) = (new(), BlockList::new());
+        let exactly = Bulk::exact(n).populated().order(order);
+        assert_eq!(blocks.alloc_pages_bulk_list(exactly, &mut list).unwrap().blocks, n);
+        let listed: Vec<Block> = list.collect();
+        assert_eq!(resident(&blocks), with_neighbours(listed.iter().map(|pair| pair.addr()), 1));
+        drop((slots, pairs, listed));
+        [array, callback, allocator, blocks].iter().for_each(assert_all_back);
     }
 }
 
@@ -318,7 +324,8 @@ fn populate_commits_all_nodes_and_reports_progress() {
 }
 
 /// Takes pages and blocks, each to be zero, stamps them, and looks whether the stamps stay.
-fn work(allocator: &Allocator, seed: u64, is_over: &AtomicBool) {
+/// Takes pages in many forms, stamps and frees them, and counts its turns.
+fn work(allocator: &Allocator, seed: u64, is_over: &AtomicBool, turns: &AtomicUsize) {
     let mut rng = Rng::new(seed);
     while !is_over.load(Relaxed) {
         let n = 1 + rng.below(700);
@@ -339,6 +346,7 @@ fn work(allocator: &Allocator, seed: u64, is_over: &AtomicBool) {
         assert!(is_stamped, "a page is owned twice, or was taken away");
         assert!(block.iter().all(|block| is_all(block, seed as u8)), "a block was taken away");
         free_pages_bulk(&mut slots);
+        turns.fetch_add(1, Relaxed);
     }
 }
 
@@ -351,12 +359,12 @@ fn give_back_and_retire_race_with_allocation() {
         let mut kept = if huge_pages { Vec::new() } else { take(&allocator, 2048) };
         kept.retain(|page| page.addr() / 4096 % 512 == 300);
         kept.iter_mut().for_each(|page| page.fill(0xee));
-        let is_over = AtomicBool::new(false);
+        let (is_over, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
         let mut given = 0;
         std::thread::scope(|scope| {
             for seed in 1..4 {
-                let (allocator, is_over) = (&allocator, &is_over);
-                scope.spawn(move || work(allocator, seed, is_over));
+                let (allocator, is_over, turns) = (&allocator, &is_over, &turns);
+                scope.spawn(move || work(allocator, seed, is_over, turns));
             }
             let _over = Over(&is_over);
             let (mut turn, begin) = (0, Instant::now());
@@ -364,6 +372,7 @@ fn give_back_and_retire_race_with_allocation() {
                 turn += 1;
                 let arena = allocator.add_memory(Memory::anonymous(1024)).unwrap();
                 assert_eq!(allocator.managed_pages().get(), 3072);
+                let before = turns.load(Relaxed);
                 for _ in 0..10 {
                     given += match turn % 3 {
                         0 => allocator.give_back(),
@@ -373,6 +382,7 @@ fn give_back_and_retire_race_with_allocation() {
                     .get();
                     std::thread::yield_now();
                 }
+                until("turns with the arena", || turns.load(Relaxed) > before + 3);
                 allocator.retire(arena).unwrap();
                 assert_eq!(allocator.managed_pages().get(), 2048);
             }

@@ -136,7 +136,8 @@ fn brought_memory_is_aligned_zeroed_on_request_and_stays_mapped() {
     let allocator = Allocator::builder().memory(memory(start)).build().unwrap();
     assert_eq!(allocator.arenas()[0].range, start.addr()..start.addr() + 4 * MIB);
     // Its contents are unspecified: with ZERO all of it is zeroed.
-    let mut pages = bulk(&allocator, Bulk::up_to(1024).gfp(Gfp::KERNEL | Gfp::ZERO)).0;
+    let (mut pages, shortfall) = bulk(&allocator, Bulk::up_to(1024).gfp(Gfp::KERNEL | Gfp::ZERO));
+    assert_eq!((pages.len(), shortfall), (1024, None));
     assert!(pages.iter().all(|page| is_all(&page[..], 0)));
     assert!(pages.iter().all(|page| allocator.arenas()[0].range.contains(&page.addr())));
     dirty(&mut pages);

@@ -1,6 +1,6 @@
 //! Where pages come from when there are several nodes: nodes and CPUs that are not there, so that every number is
 //! exact (C3.6, C3.7, C3.12, C3.13).
-use crate::common::{self, FORMS, all, bulk, fake_cpu, go_to, singles};
+use crate::common::{self, EXACT_FORMS, FORMS, all, bulk, fake_cpu, go_to, singles};
 use pagemill::{
     Allocator, Block, BlockList, Bulk, Delivered, Error, Gfp, InvalidRequest, Memory, NodeId, NodeMask, Order, Page,
     PageList, Policy, Shortfall, Stats, Watermarks, Why,
@@ -179,6 +179,10 @@ fn interleave_divides_a_bulk_request() {
         let (pages, _) = form(&allocator, request, 30).unwrap();
         assert_eq!(map.count(&pages), [0, 15, 0, 15], "{name}");
     }
+    for (name, form) in EXACT_FORMS {
+        let (pages, _) = form(&allocator, Bulk::exact(30).policy(Policy::Interleave(some)), 30).unwrap();
+        assert_eq!(map.count(&pages), [0, 15, 0, 15], "{name}, exactly");
+    }
     drop(singles);
     assert_all_back(&allocator);
 }
@@ -272,6 +276,10 @@ fn a_changed_allowed_set_holds_from_the_next_refill() {
             for (name, form) in FORMS {
                 let (pages, _) = form(&allocator, Bulk::up_to(n), n).unwrap();
                 assert_eq!(map.count(&pages), [0, n, 0, 0], "{name} of {n}");
+            }
+            for (name, form) in EXACT_FORMS {
+                let (pages, _) = form(&allocator, Bulk::exact(n), n).unwrap();
+                assert_eq!(map.count(&pages), [0, n, 0, 0], "{name} of exactly {n}");
             }
         }
         assert_eq!(by_node(&allocator)[0].listed, listed, "nobody took from that list");

@@ -6,7 +6,7 @@ use crate::account::Account;
 use crate::allocator::Allocator;
 use crate::context::{AllocContext, Effort};
 use crate::error::{Error, InvalidRequest};
-use crate::handle::{Block, Page};
+use crate::handle::{Block, Owned, Page};
 use crate::shared::Lack;
 use crate::wait::{Cancel, Patience};
 use crate::zones::Zones;
@@ -208,6 +208,35 @@ impl<'a, N, T> Bulk<'a, N, T> {
         Self::of(Request { account: Some(account), ..self.request })
     }
 
+    /// A request for up to `n` pages or blocks with this one's flags, timeout, account and nodes: a [`Source`](crate::Source) asks for
+    /// the memory of its elements so.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, Error, Exact, Gfp, Mempool, Page, Source};
+    /// struct Packets(Allocator);
+    /// struct Packet(Page);
+    /// impl Source for Packets {
+    ///     type Item = Packet;
+    ///     fn alloc(&self, request: Bulk<'_, Exact, Packet>) -> Result<Option<Packet>, Error> {
+    ///         let mut slot = [None];
+    ///         self.0.alloc_pages_bulk_array(request.for_up_to::<Page>(1), &mut slot)?;
+    ///         Ok(slot[0].take().map(Packet))
+    ///     }
+    ///     fn free(&self, packet: Packet) {
+    ///         drop(packet.0);
+    ///     }
+    /// }
+    /// let pool = Mempool::new(Packets(Allocator::builder().pages(64).build()?), 4)?;
+    /// let packet = pool.alloc(Gfp::NOIO)?;
+    /// pool.free(packet);
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn for_up_to<U: Owned>(self, n: usize) -> Bulk<'a, UpTo, U> {
+        Bulk::of(self.request.up_to_again(n, Order::ZERO))
+    }
+
     /// Has the system commit all pages before they are delivered, each run of neighbours in one call, so that the first access to a
     /// page does not fault. Pages that the system does not commit are not delivered: [`Why::Uncommitted`](crate::Why::Uncommitted). Linux
     /// before 5.14 cannot commit pages, and delivers them as they are.
@@ -384,14 +413,14 @@ impl<'a> Request<'a> {
         if self.policy.is_some_and(Policy::is_of_none) {
             return Err(InvalidRequest::NoSuchNode { nodes: 0 }.into());
         }
+        zones.check(self.gfp)?;
+        if self.most == 0 {
+            return Ok(()); // A request for nothing is valid on any node (C3.3).
+        }
         if let Some(Policy::Interleave(among)) = self.policy
             && !zones.had_memory_on(among)
         {
             return Err(InvalidRequest::NoSuchNode { nodes: among.as_bits() }.into());
-        }
-        zones.check(self.gfp)?;
-        if self.most == 0 {
-            return Ok(()); // A request for nothing is valid on any node (C3.3).
         }
         zones.check_lack(self.lack(zones, 1), self.gfp)
     }

@@ -230,7 +230,15 @@ impl<S: Source> Mempool<S> {
     ///
     /// # Errors
     /// [`Error::Exhausted`] if the request may not wait, or not any longer. Elements that were delivered until then
-    /// stay in their slots. [`Error::Invalid`] if n is above `min_nr`, or the request is not [`exact`](Bulk::exact).
+    /// stay in their slots. [`Error::Invalid`] if n is above `min_nr`.
+    ///
+    /// A pool promises all or nothing, so only an exact request compiles:
+    /// ```compile_fail,E0308
+    /// # use pagemill::{Allocator, Bulk, Mempool, Page};
+    /// # fn ask(pool: &Mempool<pagemill::PageSource<Page>>, slots: &mut [Option<Page>]) {
+    /// pool.alloc_bulk_array(Bulk::up_to(2), slots);
+    /// # }
+    /// ```
     #[inline]
     pub fn alloc_bulk_array(
         &self,

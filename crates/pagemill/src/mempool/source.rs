@@ -17,12 +17,12 @@ use pagemill_core::{Gfp, Order};
 /// `NOWAIT`, or that waits for elements of the same pool, breaks the pool's promise.
 ///
 /// ```
-/// use pagemill::{Bulk, Error, Mempool, Source};
+/// use pagemill::{Bulk, Error, Exact, Mempool, Source};
 /// /// Buffers from the system's allocator.
 /// struct Buffers;
 /// impl Source for Buffers {
 ///     type Item = Box<[u8; 512]>;
-///     fn alloc(&self, _request: Bulk<'_, Exact, T>) -> Result<Option<Self::Item>, Error> {
+///     fn alloc(&self, _request: Bulk<'_, Exact, Self::Item>) -> Result<Option<Self::Item>, Error> {
 ///         Ok(Some(Box::new([0; 512])))
 ///     }
 ///     fn free(&self, item: Self::Item) {
