@@ -1,4 +1,4 @@
-//! What a failure tells its user: which file, what is wrong with it, and a next step that does no harm.
+//! Error messages: the file, what is wrong with it, and a safe next step.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,7 +16,7 @@ fn told(error: &Error) -> String {
     format!("{error}; {}", error.next_step().unwrap_or("no next step"))
 }
 
-/// What `line` failed with.
+/// The error of `line`.
 #[track_caller]
 fn refused(bench: &Bench, line: &str) -> String {
     match crypt(bench, line) {
@@ -39,7 +39,7 @@ fn volume(size: &str, more: &str) -> Bench {
     bench
 }
 
-/// An old header in place of a whole one brings removed passphrases back, and mends nothing of a file that is cut off.
+/// Restoring an old header would bring removed passphrases back, and would not repair a file that is cut off.
 #[test]
 fn a_file_that_is_cut_off_wants_a_whole_copy_and_never_its_header_restored() {
     for (more, lengths) in [
@@ -58,7 +58,7 @@ fn a_file_that_is_cut_off_wants_a_whole_copy_and_never_its_header_restored() {
             };
             let error = opening(&bench, "@cut --key-file @pw").open(true).unwrap_err();
             check(&told(&error));
-            // What needs a keyslot alone works as long as that is there.
+            // Commands that need only a keyslot work as long as it is there.
             match crypt(&bench, "test-passphrase @cut --key-file @pw") {
                 Ok(_) => assert!(len >= 1 << 20, "{len}"),
                 Err(error) => check(&told(&error)),
@@ -103,7 +103,7 @@ fn one_file_for_the_header_and_the_data_is_refused_in_those_words() {
     assert!(!path("new").exists());
     assert!(fs::read(path("a")).unwrap().iter().all(|&byte| byte == 0));
 
-    // A header that lies alone has its data elsewhere: as its own data it would be written over.
+    // A detached header has its data in another file; as its own data it would be overwritten.
     crypt(&bench, &format!("format @a --header @h --key-file @pw {CHEAP}")).unwrap();
     let error = opening(&bench, "@h --header @h --key-file @pw").open(true).unwrap_err();
     assert_has(&told(&error), &["are the same file", "leave --header out"]);
@@ -144,7 +144,7 @@ fn a_damaged_copy_is_told_of_with_its_file_and_with_what_mends_it() {
         assert_has(&added.warnings[0], &[&fault, "mended by this change"]);
         assert!(crypt(&bench, "info @a").unwrap().warnings.is_empty());
     }
-    // Where no change mends it, none is promised.
+    // If no change repairs it, the message does not promise that.
     let mut bytes = whole;
     bytes[..4096].copy_from_slice(&pattern(4096));
     write(&bench.path("a"), &bytes);
@@ -181,7 +181,7 @@ fn a_size_that_is_too_small_is_answered_with_the_smallest_that_works() {
     assert_has(&text, &["the data's file", "the smallest size that works is 4096 bytes"]);
 }
 
-/// Before the passphrase is asked for: here there is none.
+/// Before the passphrase is asked for, which does not exist here.
 #[test]
 fn a_name_that_cannot_be_a_socket_is_refused_with_what_to_do() {
     let bench = volume("20M", CHEAP);

@@ -61,7 +61,7 @@ fn a_volumes_life() {
     assert!(crypt(&bench, "test-passphrase @a --key-file @other --slot 0").is_err());
     assert!(crypt(&bench, "test-passphrase @a --key-file @other --slot 1").is_err());
 
-    // Nobody locks himself out: keyslot 5 takes the passphrase of another one.
+    // Removing keyslot 5 needs the passphrase of another keyslot, so that nobody locks themselves out.
     assert!(matches!(crypt(&bench, "remove-key @a --slot 5 --key-file @other"), Err(Error::WrongPassphrase { .. })));
     crypt(&bench, "remove-key @a --slot 5 --key-file @pw").unwrap();
     assert!(crypt(&bench, "test-passphrase @a --key-file @other").is_err());
@@ -82,7 +82,7 @@ fn what_is_there_is_not_overwritten() {
     let before = fs::read(bench.path("a")).unwrap();
     assert!(matches!(format(""), Err(Error::Occupied(_))));
     assert!(matches!(format("--size 30M --force"), Err(Error::Request(_))), "it has another size");
-    // A header with one damaged copy is a header too, and so is one with two.
+    // A header with one damaged copy is still a header, and so is one with two.
     let mut bytes = before.clone();
     bytes[5000] ^= 1;
     bytes[21_000] ^= 1;
@@ -94,13 +94,13 @@ fn what_is_there_is_not_overwritten() {
     assert!(matches!(format(""), Err(Error::Occupied(_))));
     assert!(fs::read(bench.path("a")).unwrap() == bytes);
     format("--force").unwrap();
-    // Not in what is read first, nor anywhere that a signature stands.
+    // Neither at the beginning nor at the place of a signature.
     let mut bytes = vec![0; 20 << 20];
     bytes[10_000_000] = 1;
     write(&bench.path("a"), &bytes);
     assert!(matches!(format(""), Err(Error::Occupied(why)) if why.contains("10000000")));
     format("--force").unwrap();
-    // A file whose header somebody else changes is left alone.
+    // A file whose header another process changes is not touched.
     let held = bench.open("a");
     held.lock().unwrap();
     assert!(matches!(format("--force"), Err(Error::Busy(_))));
@@ -142,14 +142,14 @@ fn what_cannot_be_formatted_is_left_as_it_was() {
     let format = |line: &str| crypt(&bench, &format!("format --key-file @pw {line}"));
     format(&format!("@a --size 20M {CHEAP}")).unwrap();
     let before = fs::read(bench.path("a")).unwrap();
-    // Both are refused where the keyslot is made, which is after all else was looked at.
+    // Both are refused when the keyslot is made, after all other checks.
     for more in
         ["--kdf-iterations 4 --kdf-memory 1 --kdf-lanes 1", "--kdf-lanes 536870912", "--type luks1 --kdf argon2id"]
     {
         assert!(matches!(format(&format!("@a --force {more}")), Err(Error::Request(_))), "{more}");
         assert!(fs::read(bench.path("a")).unwrap() == before, "{more}");
     }
-    // A header without room for data behind it: there is no backup to speak of.
+    // A header without room for data.
     let error = format(&format!("@b --size 16M {CHEAP}")).unwrap_err();
     assert!(
         matches!(&error, Error::Request(why) if why.contains("the smallest size that works is 16781312 bytes")),
@@ -224,7 +224,7 @@ fn a_keyslot_that_costs_too_much_keeps_nobody_from_removing_another() {
     assert!(crypt(&bench, "test-passphrase @a --key-file @other").is_err());
 }
 
-/// The keys and the first bytes were computed apart from this crate, with Python's hashlib and cryptography.
+/// The keys and the first bytes were computed independently, with Python's hashlib and cryptography.
 #[test]
 fn plain_mappings() {
     let bench = Bench::with(&[]).unwrap();
@@ -242,7 +242,7 @@ fn plain_mappings() {
         found.push(secret[..8].iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     }
     assert_eq!(found, PLAIN_BYTES);
-    // A key file is the key, whatever the hash.
+    // A key file is the key; the hash has no effect.
     write(&bench.path("key"), &[9; 80]);
     let volume = open(&format!("--plain-key-size 512 --key-file {}", bench.path("key").display()));
     let by_hand = pagemill_crypt::Xts::new(&[9; 64]).unwrap();

@@ -1,4 +1,4 @@
-//! Headers, held against `cryptsetup` in both directions: what one makes, the other opens, with the same volume key.
+//! Headers, compared with `cryptsetup` in both directions: each opens what the other makes, with the same volume key.
 
 use crate::common::*;
 use pagemill_crypt::kdf::KdfKind;
@@ -12,7 +12,7 @@ const KINDS: [(KdfKind, &str, u64); 4] = [
     (KdfKind::Argon2id, "argon2id", 4096),
 ];
 
-/// `cryptsetup`'s words for a function that costs next to nothing.
+/// `cryptsetup`'s options for a cheap function.
 fn cheap_words(kdf: &str) -> String {
     match kdf {
         "pbkdf2" => "--pbkdf pbkdf2 --pbkdf-force-iterations 1000".to_owned(),
@@ -124,7 +124,7 @@ fn what_is_not_understood_survives_a_change() {
     assert_eq!(json["tokens"]["0"]["what"]["ever"][1], 2);
     assert_eq!(json["keyslots"]["0"]["priority"], 2);
     assert!(bench.ok("cryptsetup luksDump a").contains("home"));
-    // And what refers to a keyslot that goes, no longer does: `cryptsetup` checks that.
+    // References to a removed keyslot are removed, which `cryptsetup` checks.
     luks.remove_key(&file, 0, false).unwrap();
     let json: serde_json::Value =
         serde_json::from_str(&bench.ok("cryptsetup luksDump --dump-json-metadata a")).unwrap();
@@ -157,7 +157,7 @@ fn headers_of_every_size() {
             "cryptsetup luksFormat -q --type luks2 --luks2-metadata-size {kib}k {cheap_words} --key-file pw a"
         ));
         both_agree(&bench, "a", 0, PASSPHRASE, "pw");
-        // The second copy is found without the first, and what is written puts it back.
+        // The second copy is found without the first, and the next write restores the first.
         damage(&file, 5);
         let mut luks = Luks::read(&file).unwrap();
         assert_eq!(luks.faults().len(), 1, "{kib} KiB");

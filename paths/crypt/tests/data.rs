@@ -1,4 +1,4 @@
-//! Contents, held against what `cryptsetup reencrypt` and `qemu-img` make of the same bytes.
+//! Contents, compared with what `cryptsetup reencrypt` and `qemu-img` make of the same bytes.
 
 use std::fs;
 
@@ -54,7 +54,8 @@ fn qemu_and_this_crate_read_each_others_luks1() {
         let cipher =
             format!("cipher-alg=aes-{},cipher-mode=xts,ivgen-alg=plain64,hash-alg=sha256,iter-time=10", bits / 2);
         let line = format!("qemu-img convert {secret} -f raw -O luks -o key-secret=pw,{cipher} raw theirs");
-        // Its calibration reads a clock that sometimes has not moved; it says so, and works when it is asked again.
+        // Its calibration reads a clock that sometimes has not moved. Then it fails with this message, and works when
+        // it is run again.
         let is_unlucky = |_: &u32| String::from_utf8_lossy(&bench.run(&line).stderr).contains("accurate CPU usage");
         assert!((0..50).find(|n| !is_unlucky(n)).is_some(), "{line}: not in 50 tries");
         let file = bench.open("theirs");

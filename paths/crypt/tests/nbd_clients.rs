@@ -1,5 +1,5 @@
-//! The NBD protocol, held against the clients that people have: `nbdinfo`, `nbdcopy`, `qemu-img`. Behind it is the
-//! simplest data path that there can be, on an encrypted volume in memory.
+//! The NBD protocol with common clients: `nbdinfo`, `nbdcopy`, `qemu-img`. The data path is the simplest possible one,
+//! on an encrypted volume in memory.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -134,7 +134,7 @@ fn libnbds_programs_list_describe_and_copy() {
         let map = bench.ok(&format!("nbdinfo --map {uri}"));
         assert!(map.contains(&SIZE.to_string()) && map.contains("data"), "{map}");
     }
-    // What lies there is the ciphertext, and each volume's is its own, by its sectors.
+    // The images have ciphertext, which differs by the size of the sectors.
     let bytes: Vec<_> = images.iter().map(|image| image.bytes.lock().unwrap().clone()).collect();
     assert!(bytes[0] != plain && bytes[1] != plain && bytes[0] != bytes[1]);
     assert!(bytes[0][..512] == bytes[1][..512], "the first 512 bytes have the same key and tweak");
@@ -145,7 +145,7 @@ fn qemu_writes_and_compares() {
     let Some(bench) = Bench::with(&["qemu-img"]) else { return };
     let _images = serve(&bench.path("socket"));
     let mut plain = pattern(SIZE);
-    plain[70_000..900_000].fill(0); // It writes zeroes without sending them.
+    plain[70_000..900_000].fill(0); // It writes zeroes without sending their bytes.
     write(&bench.path("raw"), &plain);
     for name in ["small", "large"] {
         let uri = format!("nbd+unix:///{name}?socket={}", bench.path("socket").display());

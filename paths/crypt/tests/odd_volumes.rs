@@ -1,4 +1,5 @@
-//! Volumes that `cryptsetup` makes and this program opens in part, or not at all: each is shown, and none is called damaged.
+//! Volumes of `cryptsetup`'s that this program supports partly or not at all: each is shown, and none is called
+//! damaged.
 
 use std::fs;
 
@@ -42,7 +43,7 @@ fn an_unbound_keyslot_of_another_key_size_stands_in_nobodys_way() {
     assert!(matches!(refused, Error::WrongPassphrase { tried: 1, .. }), "{refused}");
     crypt(&bench, &format!("add-key @a --key-file @pw --new-key-file @wrong {CHEAP}")).unwrap();
     crypt(&bench, "remove-key @a --key-file @pw").unwrap();
-    // All is as `cryptsetup` left it, or would have.
+    // `cryptsetup` still accepts everything.
     assert!(bench.run("cryptsetup open --test-passphrase --key-file wrong a").status.success());
     bench.ok("cryptsetup luksDump -q --unbound --key-slot 1 --volume-key-file back --key-file other a");
     assert_eq!(fs::read(bench.path("back")).unwrap(), [5; 16]);
@@ -79,7 +80,7 @@ fn a_keyslot_of_another_cipher_is_skipped_and_the_next_one_opens() {
     assert!(info(&bench)["not_opened"].as_str().is_some_and(|why| why.contains(whole)));
     let refused = opening(&bench, "@a --key-file @pw").open(false).unwrap_err();
     assert!(matches!(&refused, Error::Unsupported(why) if why.contains(whole)), "{refused}");
-    // Numbers far apart, and a token.
+    // Keyslot numbers far apart, and a token.
     let line = format!("cryptsetup luksAddKey {QUICK} --keyslot-cipher aes-xts-plain64 --keyslot-key-size 512");
     bench.ok(&format!("{line} --key-slot 21 a other"));
     bench.ok("cryptsetup token add --key-description some --key-slot 21 a");
