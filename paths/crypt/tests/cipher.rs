@@ -41,7 +41,7 @@ fn backends() -> impl Iterator<Item = Backend> {
 }
 
 #[test]
-fn the_standards_vectors() {
+fn every_backend_gives_the_standards_vectors() {
     let plain: Vec<u8> = (0..512).map(|i| i as u8).collect();
     let vectors = vectors();
     assert_eq!(vectors.len(), 6);
@@ -60,7 +60,7 @@ fn the_standards_vectors() {
 }
 
 #[test]
-fn lengths_that_do_not_fit_are_refused() {
+fn partial_sectors_and_wrong_key_lengths_are_refused() {
     let xts = Xts::new(&[1; 32]).unwrap();
     let sectors = Sectors { size: SectorSize::LARGEST, first: 0, step: 8 };
     assert!(xts.encrypt(sectors, &[0; 4096], &mut [0; 8192]).is_err());

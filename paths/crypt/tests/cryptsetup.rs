@@ -32,7 +32,7 @@ fn both_agree(bench: &Bench, image: &str, slot: u32, passphrase: &[u8], pw: &str
 }
 
 #[test]
-fn cryptsetup_opens_what_is_made_here() {
+fn cryptsetup_opens_volumes_formatted_here() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for bits in [256, 512] {
         for (kind, kdf, sector) in KINDS {
@@ -54,7 +54,7 @@ fn cryptsetup_opens_what_is_made_here() {
 }
 
 #[test]
-fn what_cryptsetup_makes_opens_here() {
+fn volumes_formatted_by_cryptsetup_open() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for bits in [256, 512] {
         for (_, kdf, sector) in KINDS {
@@ -80,7 +80,7 @@ fn what_cryptsetup_makes_opens_here() {
 }
 
 #[test]
-fn keys_are_added_and_removed_by_turns() {
+fn cryptsetup_and_this_crate_add_and_remove_keys_in_turn() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for version in [1, 2] {
         let file = bench.file("a", 20 * MIB);
@@ -106,7 +106,7 @@ fn keys_are_added_and_removed_by_turns() {
 }
 
 #[test]
-fn what_is_not_understood_survives_a_change() {
+fn unknown_metadata_survives_a_change() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     bench.file("a", 20 * MIB);
     bench
@@ -132,7 +132,7 @@ fn what_is_not_understood_survives_a_change() {
 }
 
 #[test]
-fn a_priority_decides_who_is_tried() {
+fn keyslots_are_tried_by_priority() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     let file = bench.file("a", 20 * MIB);
     let mut luks = Luks::format(&file, &new(2, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
@@ -148,7 +148,7 @@ fn a_priority_decides_who_is_tried() {
 }
 
 #[test]
-fn headers_of_every_size() {
+fn headers_of_every_size_are_read_and_repaired() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for kib in [16, 32, 64, 128, 256, 512, 1024, 2048, 4096] {
         let file = bench.file("a", 40 * MIB);
@@ -177,7 +177,7 @@ fn damage(file: &std::fs::File, at: u64) {
 }
 
 #[test]
-fn detached_headers() {
+fn detached_headers_open_in_both_programs() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for version in [1, 2] {
         let data = bench.file("data", 3 * MIB);

@@ -9,7 +9,7 @@ use pagemill_crypt::kdf::KdfKind;
 const CHEAP: &str = "--pbkdf pbkdf2 --pbkdf-force-iterations 1000";
 
 #[test]
-fn what_cryptsetup_encrypts_is_read_here() {
+fn volumes_encrypted_by_cryptsetup_are_read() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     let plain = pattern(4 * MIB as usize);
     for bits in [256, 512] {
@@ -27,7 +27,7 @@ fn what_cryptsetup_encrypts_is_read_here() {
 }
 
 #[test]
-fn cryptsetup_decrypts_what_is_written_here() {
+fn cryptsetup_decrypts_volumes_written_here() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     let plain = pattern(4 * MIB as usize);
     for bits in [256, 512] {
@@ -72,7 +72,7 @@ fn qemu_and_this_crate_read_each_others_luks1() {
 }
 
 #[test]
-fn odd_sizes_are_cut_or_refused_as_cryptsetup_does() {
+fn odd_sizes_are_cut_or_refused_as_by_cryptsetup() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for (sector, len, is_refused) in [
         (512, 18 * MIB + 512, false),

@@ -114,7 +114,7 @@ fn a_mounted_device_is_neither_formatted_nor_opened() {
 }
 
 #[test]
-fn a_device_and_the_file_behind_it_are_not_used_at_once() {
+fn a_device_and_the_file_behind_it_exclude_each_other() {
     let Some(device) = Loop::new(&[]) else { return };
     let name = device.device.clone();
     soon(|| device.format(&name, ""));
@@ -139,7 +139,7 @@ fn a_device_and_the_file_behind_it_are_not_used_at_once() {
 }
 
 #[test]
-fn keys_of_a_device_change_beside_whoever_has_it() {
+fn keys_of_a_device_can_be_changed_while_it_is_open() {
     let Some(device) = Loop::new(&["cryptsetup"]) else { return };
     let (bench, name) = (&device.bench, &device.device);
     soon(|| device.format(name, ""));
@@ -155,7 +155,7 @@ fn keys_of_a_device_change_beside_whoever_has_it() {
 }
 
 #[test]
-fn a_devices_header_is_locked_where_cryptsetup_locks_it() {
+fn a_devices_header_lock_is_cryptsetups() {
     let Some(device) = Loop::new(&["cryptsetup"]) else { return };
     let (bench, name) = (&device.bench, &device.device);
     soon(|| device.format(name, ""));
@@ -178,7 +178,7 @@ fn a_devices_header_is_locked_where_cryptsetup_locks_it() {
 }
 
 #[test]
-fn a_device_with_data_behind_its_first_mebibyte_is_not_formatted() {
+fn a_device_with_data_after_its_first_mebibyte_is_not_formatted() {
     let Some(device) = Loop::new(&[]) else { return };
     let name = device.device.clone();
     std::os::unix::fs::FileExt::write_all_at(&device.bench.open("a"), b"here", 39 * MIB).unwrap();

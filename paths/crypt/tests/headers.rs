@@ -123,7 +123,7 @@ fn no_key_is_left_on_the_stack() {
 pub(crate) const SECOND: usize = 16 << 10;
 
 #[test]
-fn a_flipped_bit_in_either_copy_is_survived_and_mended() {
+fn a_flipped_bit_in_either_copy_is_reported_and_repaired() {
     let whole = image();
     let (_, key) = opened(&Disk::of(whole.clone()));
     // In each field of the fixed part, in the JSON, and after it.
@@ -146,7 +146,7 @@ fn a_flipped_bit_in_either_copy_is_survived_and_mended() {
 }
 
 #[test]
-fn nothing_of_a_former_volume_is_left() {
+fn format_clears_the_former_header_area_and_no_data() {
     let former = pattern(17 << 20);
     let disk = Disk::of(former.clone());
     Luks::format(&disk, &new(2, 256, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
@@ -157,7 +157,7 @@ fn nothing_of_a_former_volume_is_left() {
 }
 
 #[test]
-fn both_copies_damaged_is_an_error_that_names_both() {
+fn two_damaged_copies_are_an_error_that_names_both() {
     let mut bytes = image();
     bytes[5000] ^= 1;
     bytes[SECOND + 470] ^= 1;
@@ -196,7 +196,7 @@ fn cut_off(error: &Error) -> Option<(u64, u64)> {
 }
 
 #[test]
-fn a_header_of_another_version_is_called_that() {
+fn an_unknown_header_version_is_unsupported() {
     let mut bytes = image();
     for base in [0, SECOND] {
         bytes[base + 6..base + 8].copy_from_slice(&3u16.to_be_bytes());
@@ -237,7 +237,7 @@ fn a_crash_at_any_moment_leaves_a_header_that_opens() {
 }
 
 #[test]
-fn a_keyslot_for_something_else_does_not_count_as_one_that_opens_the_volume() {
+fn unbound_keyslots_do_not_count_as_openers() {
     let disk = Disk::of(image());
     let (mut luks, key) = opened(&disk);
     luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
@@ -262,7 +262,7 @@ pub(crate) fn opened(disk: &Disk) -> (Luks, pagemill_crypt::secret::Locked) {
 }
 
 #[test]
-fn a_change_that_would_write_over_the_data_is_refused() {
+fn changes_that_would_overwrite_the_data_are_refused() {
     let mut whole = image();
     let noise = pattern(16 << 20);
     whole[512 << 10..16 << 20].copy_from_slice(&noise[512 << 10..]);
@@ -297,7 +297,7 @@ fn a_change_that_would_write_over_the_data_is_refused() {
 }
 
 #[test]
-fn a_change_of_a_luks1_header_that_would_write_over_other_things_is_refused() {
+fn luks1_changes_that_would_overwrite_other_areas_are_refused() {
     let whole = luks1_image();
     let payload = u32::from_be_bytes(whole[104..108].try_into().unwrap());
     let first = u32::from_be_bytes(whole[248..252].try_into().unwrap());
@@ -322,7 +322,7 @@ fn a_change_of_a_luks1_header_that_would_write_over_other_things_is_refused() {
 }
 
 #[test]
-fn texts_of_any_bytes_stay_as_they_are() {
+fn texts_of_any_bytes_survive_a_change() {
     // The whole field, without a zero at its end, in no known encoding.
     let text = |len: usize| -> Vec<u8> { (0..len as u8).map(|i| i.wrapping_mul(83) | 0x80).collect() };
     let mut bytes = image();
@@ -369,7 +369,7 @@ pub(crate) fn with_metadata(bytes: &mut [u8], change: impl Fn(&mut serde_json::V
 }
 
 #[test]
-fn metadata_that_lies_is_refused_by_name() {
+fn impossible_metadata_is_refused_by_name() {
     use serde_json::json;
     let whole = image();
     // The place, the value, and a word of the error.
@@ -439,7 +439,7 @@ fn metadata_that_lies_is_refused_by_name() {
 }
 
 #[test]
-fn luks1_fields_that_lie_are_refused_by_name() {
+fn impossible_luks1_fields_are_refused_by_name() {
     let whole = luks1_image();
     assert!(opens(&Disk::of(whole.clone()), PASSPHRASE));
     let lies: [(usize, &[u8], &str); 7] = [
@@ -486,7 +486,7 @@ proptest! {
     }
 
     #[test]
-    fn no_change_to_the_metadata_makes_them_panic(
+    fn no_change_to_the_metadata_makes_the_parsers_panic(
         place in 0usize..40,
         lie in prop_oneof![
             Just(serde_json::json!(null)), Just(serde_json::json!({})), Just(serde_json::json!([[]])),

@@ -50,7 +50,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_volume_is_a_file_of_its_size_that_keeps_what_is_written() {
+fn a_mounted_volume_is_a_file_that_keeps_its_data() {
     for sector in [512, 4096] {
         let folder = tempfile::tempdir().unwrap();
         let (image, at) = (folder.path().join("image"), folder.path().join("plain"));
@@ -94,7 +94,7 @@ fn a_volume_is_a_file_of_its_size_that_keeps_what_is_written() {
 }
 
 #[test]
-fn read_only_it_is_read_and_not_written() {
+fn a_read_only_mount_refuses_writes() {
     let folder = tempfile::tempdir().unwrap();
     let (image, at) = (folder.path().join("image"), folder.path().join("plain"));
     let model = noise(2, LEN);
@@ -111,7 +111,7 @@ fn read_only_it_is_read_and_not_written() {
 }
 
 #[test]
-fn a_disk_that_cannot_keep_what_was_written_is_told_at_the_end() {
+fn a_failed_sync_is_reported_when_the_mount_ends() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("plain");
     File::create(&at).unwrap();

@@ -154,7 +154,7 @@ const STATUS: u16 = 7;
 /// By the protocol, clients that do not ask for the block size assume 512 bytes; larger blocks they must know by other
 /// means.
 #[test]
-fn who_does_not_ask_for_the_block_size_is_let_in_where_it_is_small_or_agreed() {
+fn clients_that_do_not_ask_for_the_block_size_get_small_or_agreed_ones() {
     for (min_block, block_size_agreed, is_let_in) in
         [(512, false, true), (1024, false, false), (4096, false, false), (4096, true, true)]
     {
@@ -167,7 +167,7 @@ fn who_does_not_ask_for_the_block_size_is_let_in_where_it_is_small_or_agreed() {
 }
 
 #[test]
-fn options_are_answered_by_the_book() {
+fn options_are_answered_as_the_protocol_says() {
     let mut client = Client::new(Tls::None);
     client.option(LIST, &[]);
     let listed = client.replies();
@@ -207,7 +207,7 @@ fn options_are_answered_by_the_book() {
 }
 
 #[test]
-fn options_that_are_too_long_are_skipped_or_end_it() {
+fn too_long_options_are_skipped_or_end_the_connection() {
     let mut client = Client::new(Tls::None);
     let long = vec![7; MAX_OPTION + 1];
     assert_eq!(client.option(GO, &long), Event::Continue);
@@ -235,7 +235,7 @@ fn options_that_are_too_long_are_skipped_or_end_it() {
 }
 
 #[test]
-fn the_oldest_option_leads_to_requests_too() {
+fn export_name_leads_to_requests_too() {
     let mut client = Client::new(Tls::None);
     client.option(EXPORT_NAME, b"");
     // No zeroes, as the client's flags said.
@@ -251,7 +251,7 @@ fn the_oldest_option_leads_to_requests_too() {
 }
 
 #[test]
-fn tls_comes_first_where_it_must_and_forgets_what_was_before() {
+fn required_tls_comes_first_and_resets_the_negotiation() {
     let mut client = Client::new(Tls::Required);
     for option in [LIST, STRUCTURED, 99] {
         client.option(option, &[]);
@@ -286,7 +286,7 @@ fn tls_comes_first_where_it_must_and_forgets_what_was_before() {
 }
 
 #[test]
-fn contexts_hold_for_the_export_that_they_were_chosen_for() {
+fn contexts_count_only_for_the_export_they_were_chosen_for() {
     let choose = |contexts_of: &str, queries: &[&str], export: &str| {
         let mut client = Client::new(Tls::None);
         client.option(STRUCTURED, &[]);
@@ -306,7 +306,7 @@ fn contexts_hold_for_the_export_that_they_were_chosen_for() {
 }
 
 #[test]
-fn requests_that_cannot_be_get_the_protocols_errors() {
+fn invalid_requests_get_the_protocols_errors() {
     const PERM: u32 = 1;
     const INVAL: u32 = 22;
     const NOSPC: u32 = 28;
@@ -382,7 +382,7 @@ fn requests_that_cannot_be_get_the_protocols_errors() {
 }
 
 #[test]
-fn half_a_message_is_owed_and_kept() {
+fn half_a_message_is_stored_and_counts_as_owed() {
     let mut client = Client::new(Tls::None);
     assert!(client.session.owes_bytes());
     client.go("small");
@@ -395,7 +395,7 @@ fn half_a_message_is_owed_and_kept() {
 }
 
 #[test]
-fn replies_simple_and_structured() {
+fn simple_and_structured_replies_have_the_protocols_bytes() {
     let mut client = Client::new(Tls::None);
     client.option(STRUCTURED, &[]);
     let structured = client.session.replies();
@@ -498,7 +498,7 @@ fn run(bytes: &[u8], cut: usize) -> (Vec<Event>, Vec<u8>) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
     #[test]
-    fn however_it_is_cut_the_same_comes_out(messages in prop::collection::vec(message(), 0..20), cut in 1usize..40) {
+    fn cutting_the_input_does_not_change_events_and_answers(messages in prop::collection::vec(message(), 0..20), cut in 1usize..40) {
         let bytes = [3u32.to_be_bytes().to_vec(), messages.concat()].concat();
         prop_assert_eq!(run(&bytes, usize::MAX / 2), run(&bytes, cut));
     }

@@ -110,7 +110,7 @@ fn answer(image: &Image, request: &Request, payload: &[u8], replies: pagemill_cr
 }
 
 #[test]
-fn libnbds_programs_list_describe_and_copy() {
+fn nbdinfo_and_nbdcopy_list_describe_and_copy_exports() {
     let Some(bench) = Bench::with(&["nbdinfo", "nbdcopy"]) else { return };
     let images = serve(&bench.path("socket"));
     let socket = bench.path("socket").display().to_string();
@@ -141,7 +141,7 @@ fn libnbds_programs_list_describe_and_copy() {
 }
 
 #[test]
-fn qemu_writes_and_compares() {
+fn qemu_img_writes_and_compares_exports() {
     let Some(bench) = Bench::with(&["qemu-img"]) else { return };
     let _images = serve(&bench.path("socket"));
     let mut plain = pattern(SIZE);

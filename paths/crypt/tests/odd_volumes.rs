@@ -25,7 +25,7 @@ fn info(bench: &Bench) -> serde_json::Value {
 }
 
 #[test]
-fn an_unbound_keyslot_of_another_key_size_stands_in_nobodys_way() {
+fn an_unbound_keyslot_of_another_key_size_does_not_matter() {
     let Some(bench) = made("--type luks2") else { return };
     write(&bench.path("key16"), &[5; 16]);
     bench.ok(&format!("cryptsetup luksAddKey {QUICK} --unbound --key-size 128 --volume-key-file key16 a other"));
@@ -52,7 +52,7 @@ fn an_unbound_keyslot_of_another_key_size_stands_in_nobodys_way() {
 }
 
 #[test]
-fn a_volume_of_another_cipher_is_shown_and_said_to_be_unsupported() {
+fn a_volume_of_another_cipher_is_shown_as_unsupported() {
     for (more, cipher, bits) in [
         ("--type luks2 --cipher aes-cbc-essiv:sha256 --key-size 128", "aes-cbc-essiv:sha256", 128),
         ("--type luks2 --cipher aes-cbc-essiv:sha256 --key-size 256", "aes-cbc-essiv:sha256", 256),
@@ -106,7 +106,7 @@ fn a_keyslot_with_another_hash_is_skipped() {
 }
 
 #[test]
-fn a_volume_that_is_being_reencrypted_is_shown_and_left_alone() {
+fn a_volume_that_is_being_reencrypted_is_shown_and_not_changed() {
     let Some(bench) = made("--type luks2") else { return };
     bench.file("a", 40 * MIB);
     bench.ok(&format!("cryptsetup luksFormat --type luks2 {QUICK} a"));
@@ -132,7 +132,7 @@ fn a_volume_that_is_being_reencrypted_is_shown_and_left_alone() {
 }
 
 #[test]
-fn a_primary_header_under_a_file_system_is_not_written_over_as_cryptsetup_does_not() {
+fn a_file_system_over_the_primary_header_is_not_overwritten() {
     let Some(bench) = made("--type luks2") else { return };
     let Some(tools) = Bench::with(&["mke2fs"]) else { return };
     tools.file("fs", MIB);

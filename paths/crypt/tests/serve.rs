@@ -71,7 +71,7 @@ fn round_trip(bench: &Bench, setup: Setup, sector: u64) {
 }
 
 #[test]
-fn every_way_keeps_what_was_written() {
+fn every_way_to_the_disk_keeps_written_data() {
     let bench = Bench::with(&[]).unwrap();
     for way in [Way::Plain, Way::Uring] {
         for sector in [512, 4096] {
@@ -81,7 +81,7 @@ fn every_way_keeps_what_was_written() {
 }
 
 #[test]
-fn hardly_any_pages_serve_as_well() {
+fn a_server_works_with_hardly_any_pages() {
     let bench = Bench::with(&[]).unwrap();
     for way in [Way::Plain, Way::Uring] {
         // Only the reserve, and up to three pages more.
@@ -121,7 +121,7 @@ fn several_connections_see_one_volume() {
 }
 
 #[test]
-fn requests_under_way_together_are_all_answered() {
+fn many_requests_at_once_are_all_answered() {
     let noise = pattern(8 << 20);
     by_each_way(Setup::new(), 8 * MIB, 4096, |_, served, way| {
         let mut client = Client::connect(&served);
@@ -149,7 +149,7 @@ fn requests_under_way_together_are_all_answered() {
 }
 
 #[test]
-fn nbdcopy_and_qemu_write_what_the_file_then_holds() {
+fn nbdcopy_and_qemu_write_a_served_volume() {
     let Some(bench) = Bench::with(&["nbdcopy", "qemu-img", "nbdinfo"]) else { return };
     for way in [Way::Auto, Way::Plain] {
         let len = 12 * MIB;
@@ -196,7 +196,7 @@ client.shutdown()
 ";
 
 #[test]
-fn libnbd_has_one_write_refused_among_five() {
+fn libnbd_gets_one_refusal_among_five_writes() {
     let Some(bench) = Bench::with(&["/usr/bin/python3"]) else { return };
     if !bench.run("/usr/bin/python3 -m nbd --version").status.success() {
         eprintln!("skipped: python3-libnbd is not installed");
@@ -213,7 +213,7 @@ fn libnbd_has_one_write_refused_among_five() {
 }
 
 #[test]
-fn cryptsetup_decrypts_what_was_written_through_the_server() {
+fn cryptsetup_decrypts_data_written_through_the_server() {
     let Some(bench) = Bench::with(&["cryptsetup", "nbdcopy"]) else { return };
     let cheap = "--pbkdf pbkdf2 --pbkdf-force-iterations 1000";
     let plain = pattern(4 * MIB as usize);
@@ -304,7 +304,7 @@ fn a_server_that_is_dropped_stops() {
 }
 
 #[test]
-fn what_comes_while_it_stops_is_answered_so() {
+fn requests_that_come_while_the_server_stops_are_refused() {
     const SHUTDOWN: u32 = 108;
     by_each_way(Setup { threads: 1, ..Setup::new() }, MIB, 512, |bench, served, way| {
         let mut client = Client::connect(&served);
@@ -417,7 +417,7 @@ fn under_load_each_request_is_answered_once_while_it_stops() {
 }
 
 #[test]
-fn trims_make_holes_where_they_may_and_holes_are_told() {
+fn trims_make_holes_if_allowed_and_holes_are_reported() {
     let Some(bench) = Bench::with(&["nbdinfo"]) else { return };
     for may_discard in [false, true] {
         let len = 4 * MIB;

@@ -160,12 +160,12 @@ fn try_all(way: Way, is_tls: bool) {
 }
 
 #[test]
-fn any_bytes_leave_a_plain_server_whole() {
+fn any_bytes_leave_a_plain_server_working() {
     try_all(Way::Plain, false);
     try_all(Way::Uring, false);
 }
 
 #[test]
-fn any_bytes_leave_a_server_with_tls_whole() {
+fn any_bytes_leave_a_tls_server_working() {
     try_all(Way::Plain, true);
 }

@@ -205,7 +205,7 @@ fn on_disk(test: impl Fn(&Disk, &Bench, Served, Way)) {
 }
 
 #[test]
-fn what_is_to_be_durable_is_on_the_disk_before_it_is_answered() {
+fn durable_writes_are_synced_before_they_are_answered() {
     on_disk(|disk, _, served, way| {
         let mut client = Client::connect(&served);
         let asked = || disk.with(|state| std::mem::take(&mut state.asked));
@@ -234,7 +234,7 @@ fn is_durable(asked: &[Asked]) -> bool {
 }
 
 #[test]
-fn what_the_disk_refuses_is_told_to_whom_it_concerns() {
+fn disk_errors_are_reported_to_the_clients_concerned() {
     on_disk(|disk, _, served, way| {
         let (mut client, mut other) = (Client::connect(&served), Client::connect(&served));
         client.write(0, &[7; 4096], FUA).unwrap();
@@ -268,7 +268,7 @@ fn what_the_disk_refuses_is_told_to_whom_it_concerns() {
 }
 
 #[test]
-fn a_failed_durable_write_fails_no_flush_and_a_failed_flush_fails_those_of_all() {
+fn a_failed_flush_fails_later_flushes_and_a_failed_write_does_not() {
     on_disk(|disk, _, served, way| {
         let mut clients = [(); 3].map(|()| Client::connect(&served));
         for len in [512, 300 << 10, 2 << 20] {
@@ -296,7 +296,7 @@ fn a_failed_durable_write_fails_no_flush_and_a_failed_flush_fails_those_of_all()
 }
 
 #[test]
-fn what_finds_no_room_was_not_promised() {
+fn a_full_disk_fails_the_write_and_a_full_sync_fails_later_syncs() {
     on_disk(|disk, _, served, way| {
         let mut client = Client::connect(&served);
         disk.with(|state| state.write_fails = Some(NO_SPACE));
@@ -318,7 +318,7 @@ fn what_finds_no_room_was_not_promised() {
 }
 
 #[test]
-fn what_is_on_the_disk_when_the_server_stops_or_its_client_goes_is_finished() {
+fn steps_on_the_disk_are_finished_when_the_server_stops_or_the_client_goes() {
     on_disk(|disk, bench, served, way| {
         let mut gone = Client::connect(&served);
         disk.hold(true);

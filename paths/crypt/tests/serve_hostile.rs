@@ -54,7 +54,7 @@ fn halves() -> Vec<(bool, Vec<u8>)> {
 }
 
 #[test]
-fn who_stops_in_the_middle_is_hung_up_on_and_costs_nobody_else() {
+fn clients_that_stop_in_the_middle_are_disconnected_and_block_nobody() {
     let bench = Bench::with(&[]).unwrap();
     for way in [Way::Plain, Way::Uring] {
         for vanishes in [false, true] {
@@ -94,7 +94,7 @@ fn who_stops_in_the_middle_is_hung_up_on_and_costs_nobody_else() {
 }
 
 #[test]
-fn who_takes_no_answers_is_hung_up_on_and_holds_no_page_of_the_pool() {
+fn clients_that_receive_no_answers_hold_no_page_of_the_pool() {
     // Memory for one answer besides the reserve, which the first client takes.
     by_each_way(Setup { pages: 256 + 300, ..Setup::new() }, LEN, 512, |_, served, way| {
         let mut stuck = Client::connect(&served);
@@ -130,7 +130,7 @@ fn who_takes_no_answers_is_hung_up_on_and_holds_no_page_of_the_pool() {
 }
 
 #[test]
-fn paused_clients_hold_up_nobody_and_go_on_later() {
+fn paused_clients_block_nobody_and_can_resume() {
     const NO_SPACE: u32 = 28;
     let noise = pattern(1 << 20);
     let (half, rest) = noise.split_at(1 << 19);
@@ -167,7 +167,7 @@ fn paused_clients_hold_up_nobody_and_go_on_later() {
 
 /// A client registers the cookie of a write once it has sent the payload, so it would not recognise an earlier answer.
 #[test]
-fn a_refused_write_is_answered_when_its_payload_has_come_and_others_are_done() {
+fn refused_writes_are_answered_after_their_payload() {
     const INVALID: u32 = 22;
     const NO_SPACE: u32 = 28;
     const TOO_LONG: u32 = (32 << 20) + 512;
@@ -210,7 +210,7 @@ fn a_refused_write_is_answered_when_its_payload_has_come_and_others_are_done() {
 }
 
 #[test]
-fn requests_that_cannot_be_are_refused_by_the_book() {
+fn invalid_requests_get_the_protocols_errors_from_a_server() {
     const INVALID: u32 = 22;
     const NO_SPACE: u32 = 28;
     let bench = Bench::with(&[]).unwrap();
@@ -244,7 +244,7 @@ fn requests_that_cannot_be_are_refused_by_the_book() {
 }
 
 #[test]
-fn a_thousand_connections_are_let_in_up_to_the_limit() {
+fn connections_beyond_the_limit_are_closed() {
     own_process!();
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls are given a place for one limit.
@@ -280,7 +280,7 @@ fn a_thousand_connections_are_let_in_up_to_the_limit() {
 }
 
 #[test]
-fn with_memory_gone_deep_queues_finish_without_an_error() {
+fn deep_queues_finish_without_free_memory() {
     // The reserve, and four pages.
     by_each_way(Setup { pages: 256 + 4, threads: 2, ..Setup::new() }, LEN, 512, |_, served, way| {
         let noise = pattern(1 << 20);
@@ -315,7 +315,7 @@ fn with_memory_gone_deep_queues_finish_without_an_error() {
 }
 
 #[test]
-fn no_answer_comes_in_the_middle_of_another() {
+fn answers_are_never_interleaved() {
     // No page besides the reserve: reads are sent in parts, while the writes before them are on the disk.
     by_each_way(Setup { pages: 256, ..Setup::new() }, LEN, 512, |_, served, way| {
         let mut client = Client::connect(&served);

@@ -30,7 +30,7 @@ fn rest(stream: &mut UnixStream) -> Vec<u8> {
 }
 
 #[test]
-fn libnbd_and_qemu_come_by_tls() {
+fn libnbd_and_qemu_connect_by_tls() {
     let Some(bench) = Bench::with(&["nbdinfo", "nbdcopy", "qemu-img"]) else { return };
     let certificates = Certificates::new();
     certificates.for_clients(&bench.path("with"), true);
@@ -86,7 +86,7 @@ fn talk(bench: &Bench, served: &Served, address: &str, asks: bool) {
 }
 
 #[test]
-fn nothing_is_said_before_tls_but_how_to_begin_it() {
+fn before_required_tls_every_option_is_refused() {
     const REQUIRED: u32 = 0x8000_0005;
     let bench = Bench::with(&[]).unwrap();
     let certificates = Certificates::new();
@@ -121,7 +121,7 @@ fn nothing_is_said_before_tls_but_how_to_begin_it() {
 
 /// An attacker in between appends an option to the client's STARTTLS, so that it would be taken for the client's.
 #[test]
-fn what_is_put_behind_starttls_is_not_taken_for_tls() {
+fn bytes_after_starttls_are_not_taken_for_tls() {
     let bench = Bench::with(&[]).unwrap();
     let served = start(&bench, Setup::new(), Certificates::new().for_server(false));
     for behind in [option(3), option(7)[..5].to_vec(), vec![0x16, 3, 1, 0, 0], vec![0]] {
@@ -136,7 +136,7 @@ fn what_is_put_behind_starttls_is_not_taken_for_tls() {
 }
 
 #[test]
-fn who_abuses_tls_costs_its_own_connection() {
+fn clients_that_abuse_tls_lose_only_their_connection() {
     let bench = Bench::with(&[]).unwrap();
     let certificates = Certificates::new();
     let mut setup = Setup::new();
@@ -195,7 +195,7 @@ fn who_abuses_tls_costs_its_own_connection() {
 
 /// The server has an answer that nobody receives. The limits are ten minutes, so nothing else would end the connection.
 #[test]
-fn who_hangs_up_in_its_handshake_is_forgotten_at_once() {
+fn clients_that_disconnect_in_the_handshake_are_removed_at_once() {
     let bench = Bench::with(&[]).unwrap();
     let certificates = Certificates::new();
     let served = start(&bench, Setup { threads: 1, ..Setup::new() }, certificates.for_server(false));
@@ -210,7 +210,7 @@ fn who_hangs_up_in_its_handshake_is_forgotten_at_once() {
 }
 
 #[test]
-fn stopping_answers_by_tls_what_was_begun() {
+fn stopping_finishes_begun_requests_over_tls() {
     let bench = Bench::with(&[]).unwrap();
     let certificates = Certificates::new();
     let served = start(&bench, Setup::new(), certificates.for_server(false));
@@ -234,7 +234,7 @@ fn stopping_answers_by_tls_what_was_begun() {
 }
 
 #[test]
-fn keys_that_do_not_fit_are_refused() {
+fn keys_that_do_not_match_certificates_are_refused() {
     let (ours, other) = (Certificates::new(), Certificates::new());
     let refused = |chain: &str, key: &str, authorities: Option<&str>| {
         let authorities = authorities.map(|text| pem("ca.pem", text));

@@ -8,7 +8,7 @@ use pagemill_crypt::{Error, Luks};
 /// Parts from later versions of the formats or from other programs are no damage: the header is read, and the error
 /// names them.
 #[test]
-fn what_is_not_known_is_unsupported_and_not_called_damaged() {
+fn unknown_parts_are_unsupported_and_not_damaged() {
     use serde_json::json;
     let whole = image();
     let cases = [
@@ -61,7 +61,7 @@ fn what_is_not_known_is_unsupported_and_not_called_damaged() {
 }
 
 #[test]
-fn keyslots_that_cannot_be_used_are_skipped_and_kept() {
+fn unusable_keyslots_are_skipped_and_kept() {
     use serde_json::json;
     let disk = Disk::of(image());
     let (_, key) = opened(&disk);
@@ -107,7 +107,7 @@ fn keyslots_that_cannot_be_used_are_skipped_and_kept() {
 
 /// `cryptsetup config --priority ignore`: the keyslot exists, and the error does not say that its passphrase is wrong.
 #[test]
-fn a_keyslot_that_is_passed_over_is_said_to_be() {
+fn a_keyslot_of_priority_ignore_is_reported() {
     let mut bytes = image();
     with_metadata(&mut bytes, |json| json["keyslots"]["0"]["priority"] = 0.into());
     let disk = Disk::of(bytes);
@@ -122,7 +122,7 @@ fn a_keyslot_that_is_passed_over_is_said_to_be() {
 }
 
 #[test]
-fn nothing_is_written_where_something_else_is_in_the_primary_copys_place() {
+fn nothing_is_written_if_the_primary_copy_was_overwritten() {
     let whole = image();
     let noise = pattern(4096);
     for what in ["superblock of ext4", "partition table", "label of LVM", "in the text", "all"] {
@@ -257,7 +257,7 @@ fn a_luks1_volume_of_another_cipher_is_read_and_not_opened() {
 
 /// Its only sign is another magic number, which makes the volume look like no volume.
 #[test]
-fn a_luks1_volume_that_is_being_reencrypted_is_no_empty_place() {
+fn a_luks1_volume_that_is_being_reencrypted_is_recognised() {
     let disk = Disk::of(vec![0; 3 << 20]);
     Luks::format(&disk, &new(1, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
     let mut bytes = disk.now.into_inner();

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_takes_away_its_own_socket_alone() {
+    fn a_server_removes_only_its_own_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let place = Place { unix: Some(path.clone()), tcp: None };
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn of_servers_that_start_at_once_one_has_the_socket() {
+    fn of_servers_started_at_once_one_gets_the_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         for round in 0..300 {

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_file_is_taken_whole_and_a_line_without_its_end() {
+    fn key_files_are_read_whole_and_lines_without_their_end() {
         let read = |bytes: &[u8], end| read_until(&mut &*bytes, end).unwrap().to_vec();
         assert_eq!(read(b"key\n", None), b"key\n");
         assert_eq!(read(b"pass\nnext\n", Some(b'\n')), b"pass");
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passphrase_is_typed_unseen() {
+    fn a_typed_passphrase_is_not_echoed() {
         use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
         let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&pty).unwrap();

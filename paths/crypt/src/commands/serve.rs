@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_past_negotiation_has_no_time_limit_unless_one_is_given() {
+    fn negotiated_clients_have_no_time_limit_by_default() {
         let limits = |more: &[&str]| {
             let line = [&["serve", "volume", "--unix", "socket"], more].concat();
             Line::try_parse_from(line).map(|line| line.args.limits()).unwrap()

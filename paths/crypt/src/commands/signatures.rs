@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_is_found_at_both_ends_and_between() {
+    fn data_is_found_at_both_ends_of_an_image_and_between() {
         for (len, places) in [
             (3_000_001, vec![0, 1_500_000, 3_000_000]),
             (READ_WHOLE, vec![100, READ_WHOLE / 2 + 12_345, READ_WHOLE - 1]),

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_beside_its_name_has_it_when_it_is_whole() {
+    fn a_new_file_gets_its_name_when_it_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let mut target = made(&path);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_was_taken_meanwhile_stays_theirs() {
+    fn a_name_taken_meanwhile_is_not_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let mut target = made(&path);
