@@ -21,7 +21,7 @@ pub(crate) use pagemill_harness::rounds::{ListOrder, Parts};
 /// Pages that one thread hands to the other at a time in the table `threads`.
 pub(crate) const HAND_OVER_PAGES: usize = 64;
 
-/// Pages that [`ListOrder::arrange`] puts on the list of the measuring thread's CPU, one by one.
+/// Pages that [`Arrange::arrange`] puts on the list of the measuring thread's CPU, one by one.
 pub(crate) const STOCK_PAGES: usize = 1024;
 
 /// Brings lists into an order, and checks that they have it.

@@ -1,4 +1,4 @@
-//! `pagemill info`: what Pagemill found on this machine, and a zone's state after a few operations.
+//! `pagemill info`: what the library found on this machine, and a zone's state after a few operations.
 use std::fmt::Write;
 use std::fs;
 
@@ -11,8 +11,8 @@ use crate::failure::{Failure, print, said};
 
 /// Show what Pagemill found here: backend and why, CPUs, arena, a zone
 ///
-/// It hands out a few pages, gives half of them back, and prints the zone in the
-/// shape of /proc/buddyinfo, folded at 80 columns, and the counters in that of
+/// It allocates a few pages, frees half of them, and prints the zone in the format
+/// of /proc/buddyinfo, folded at 80 columns, and the counters in that of
 /// /proc/vmstat. With --json, both are as the library prints them.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]
@@ -36,7 +36,7 @@ struct Info {
     processor: String,
     backend: String,
     backend_why: String,
-    /// What the self-test of restartable sequences found.
+    /// The result of the self-test of restartable sequences.
     rseq: String,
     cpus_with_lists: usize,
     cpus_usable: usize,
@@ -60,11 +60,11 @@ pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
     let kept = warm_up(&allocator).map_err(|error| Failure::new("can't take a few pages", error))?;
     let info = Info::of(&allocator);
     drop(kept);
-    // Numbers and strings: nothing in it can fail to be written as JSON.
+    // It has only numbers and strings, so it can be written as JSON.
     print(&if args.json { format!("{}\n", serde_json::json!(info)) } else { info.text() })
 }
 
-/// Takes a page, 256 more in bulk and a block, and gives half of the 256 back.
+/// Allocates a page, 256 more in bulk and a block, and frees half of the 256.
 fn warm_up(allocator: &Allocator) -> Result<(Page, PageList, Block), Error> {
     let page = allocator.alloc_page(Gfp::KERNEL)?;
     let mut list = PageList::new();
@@ -154,7 +154,7 @@ impl Info {
     }
 }
 
-/// Each zone's line of free blocks with the orders written above it, each over its column; folded to 80 columns.
+/// Writes the orders above the columns of each zone's line of free blocks, and folds the lines to 80 columns.
 fn with_orders(zones: &str) -> String {
     let mut text = String::new();
     for line in zones.lines() {
@@ -192,7 +192,7 @@ fn huge_pages() -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_orders_stand_above_the_blocks_of_each_zone() {
+    fn orders_are_written_above_the_free_blocks_of_each_zone() {
         let text = super::with_orders("Node 0, zone   Normal 0 1\nNode 1, zone   Normal 1 2 3 4 5 6 7 8 9");
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
         assert_eq!(

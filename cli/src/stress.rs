@@ -1,24 +1,22 @@
-//! `pagemill stress`: every order and form at once, from the model's alphabet, with everything in the way that a
-//! process has: signals inside sections, threads that migrate and exit, drains, forks.
+//! `pagemill stress`: every order and form at once, from the model's alphabet, with everything that can happen in a process:
+//! signals inside sections, threads that migrate and exit, drains, forks.
 //!
-//! The run is a row of rounds, each with an allocator of its own: a small one, where everybody runs out of memory all
-//! the time, a large one with room for every order, and one between. In a round
-//! - workers apply random operations; who owns a frame is noted in one [`Ledger`] and stamped into the pages
-//!   ([`worker`]);
-//! - a thread sends them signals, whose handler allocates and frees with ownership of its own ([`signals`]);
+//! A run is a sequence of rounds, each with an allocator of its own: a small one that is always exhausted, a large one with room
+//! for every order, and one between. In a round ([`round`])
+//! - workers apply random operations. The owner of each frame is recorded in one ledger and stamped into the pages ([`worker`]);
+//! - a thread sends signals to the workers. The handler allocates and frees, as an owner of its own ([`signals`]);
 //! - a thread drains lists, and the main thread forks now and then ([`disturb`]);
-//! - at the end everything goes back, every frame is accounted for, and the allocator is closed.
+//! - at the end everything is freed, every frame is accounted for, and the allocator is closed.
 //!
-//! With `--tight` the rounds are others: an arena that has less than is wanted of it ([`tight`]).
+//! With `--tight`, the arena has less memory than the workers want ([`tight`]). [`common`] is what both kinds of round share.
 //!
-//! The first frame that is owned twice, lost or overwritten ends the run, with the seed. Threads make a run differ
-//! from the next; the seed fixes what each of them asks for.
+//! The first frame that is owned twice, lost or overwritten ends the run, and the seed is reported. The seed fixes what each thread
+//! requests; the interleaving of threads differs between runs.
+mod common;
 mod disturb;
-mod found;
 mod report;
 mod round;
 mod signals;
-mod threads;
 mod tight;
 mod worker;
 
@@ -35,34 +33,35 @@ use pagemill_watch::StatsServer;
 use crate::failure::{Failure, print, said};
 use crate::stop::Stop;
 use crate::{faults, watched};
-use report::Tally;
+use common::Kind;
+use report::{Report, Tally};
 use round::Round;
 use tight::Tight;
 
 /// Look for a page with two owners, while everything happens at once
 ///
-/// Every order and form, with signals, migrations, drains and forks in between.
-/// Prints what was done. A frame that is owned twice, lost or overwritten ends the
-/// run with exit code 1, and the seed that repeats it.
+/// Requests of every order and form, with signals, migrations, drains and forks in
+/// between. Prints what was done. A frame that is owned twice, lost or overwritten
+/// ends the run with exit code 1, and with the seed that repeats it.
 #[derive(Args, Debug, Clone)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]
 pub(crate) struct StressArgs {
-    /// How long, in seconds: 1 to 86400; what is under way is then finished
+    /// How long, in seconds: 1 to 86400; the round under way is finished
     #[arg(long, allow_negative_numbers = true, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// What determines each thread's operations [default: a new one]
+    /// Determines each thread's operations [default: a new one]
     #[arg(long, allow_negative_numbers = true)]
     seed: Option<u64>,
     /// Worker threads, 1 to 256 [default: twice the CPUs]
     #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=256))]
     threads: Option<u32>,
-    /// How the per-CPU lists work [default: as the self-test finds]
+    /// How the per-CPU lists work [default: the self-test decides]
     #[arg(long, value_parser = PossibleValuesParser::new(["rseq", "portable"]).try_map(|name| name.parse::<Backend>()))]
     backend: Option<Backend>,
     /// Pages in the arena, 1 to 16777216 [default: three sizes in turn]
     #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pages: Option<u32>,
-    /// An arena at 90 % of what is wanted: waits, reclaim, faults, watermarks
+    /// An arena with 90 % of the pages wanted: waits, reclaim, faults, marks
     #[arg(long)]
     tight: bool,
     /// Make acquisitions fail, as PAGEMILL_FAIL would: `p=0.01`, `after=1000`
@@ -85,26 +84,24 @@ Examples:
   pagemill stress --fail p=0.1,gfp=nowait   each round begins the faults anew
   pagemill stress --stats /tmp/s.sock    beside it: pagemill top /tmp/s.sock
 
-On a busy machine a run of 5 seconds or more goes on until it met what it must
-have met, such as a restarted section: 20 times as long at most.
+On a busy machine a run of 5 seconds or more goes on, up to 20 times as long,
+until the events that it must see have occurred, such as a restarted section.
 
 Exit codes:
   0  each frame had one owner
-  1  one had not, or too little was tried to say so: standard error says what
+  1  a frame had two, or too little was tried; standard error says which
   2  the command line makes no sense
   ended by SIGINT, SIGTERM, SIGHUP or SIGQUIT, when the round is over: nothing
   was found until then";
 
-/// Arenas, in pages: exhausted all the time; room for a block of 1 GiB and more; between. None ends with a pageblock.
-const SIZES: [usize; 3] = [3_001, 600_077, 20_011];
-/// How long a round lasts. Short ones look at every frame more often, long ones fragment more.
+/// How long a round lasts. Short rounds check every frame more often, long ones fragment more.
 const ROUND: Duration = Duration::from_millis(1500);
-/// A shorter run is too short to say that no section was ever restarted.
+/// A shorter run may miss events that a run must see.
 const ENOUGH: Duration = Duration::from_secs(5);
-/// How many times as long a run goes on at most that has not met what it must.
+/// A run that lacks such events lasts at most this many times as long.
 const LONGER: u32 = 20;
 
-/// What fixes a run.
+/// The settings of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     seed: u64,
@@ -118,7 +115,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The command that does the same again.
+    /// The command that repeats the run.
     fn again(&self) -> String {
         let backend = self.backend.map_or(String::new(), |backend| format!(" --backend {backend}"));
         let pages = self.pages.map_or(String::new(), |pages| format!(" --pages {pages}"));
@@ -132,11 +129,13 @@ impl Plan {
         self.fail.as_deref().map(faults::anew).transpose()
     }
 
-    fn allocator(&self, round: usize) -> Result<Allocator, Failure> {
-        let pages = self.pages.unwrap_or(SIZES[round % SIZES.len()]);
-        // Small pages: with large ones, stamping the ends of a block would commit 2 MiB at each.
-        let builder = Allocator::builder().pages(pages).huge_pages(false);
-        let builder = self.faults()?.into_iter().fold(builder, Builder::faults);
+    /// The size of the arena of round `number`.
+    fn pages(&self, number: usize, sizes: [usize; 3]) -> usize {
+        self.pages.unwrap_or(sizes[number % sizes.len()])
+    }
+
+    /// Builds an allocator on the plan's backend.
+    fn build(&self, builder: Builder) -> Result<Allocator, Failure> {
         let builder = self.backend.iter().fold(builder, |builder, &backend| builder.backend(backend));
         let next = "choose another --backend or fewer --pages";
         builder.build().map_err(|error| Failure::new("can't make an allocator", error).next(next))
@@ -157,77 +156,61 @@ pub(crate) fn run(args: &StressArgs) -> Result<(), Failure> {
     };
     let stop = Stop::watch().map_err(|error| Failure::new("can't watch for signals", said(&error)))?;
     let server = watched::serve(args.stats.as_deref())?;
-    let backend = plan.allocator(0)?.backend();
+    let backend = plan.build(Allocator::builder().pages(plan.pages.unwrap_or(1)))?.backend();
     plan.backend = Some(backend);
     let threads = if plan.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", plan.threads) };
     let begun = format!("seed {}, {threads}, {backend} lists, {} s\n", plan.seed, plan.seconds);
     match (args.json, args.seed) {
         (false, _) => print(&begun)?,
-        // A run that is killed has told the seed that it chose.
+        // If the run is killed, the seed that it chose is known.
         (true, None) => drop(io::stderr().write_all(begun.as_bytes())),
         (true, Some(_)) => {}
     }
     signals::install().map_err(|error| Failure::new("can't handle signals", error))?;
     say_seed_on_panic(plan.clone());
-    if plan.is_tight {
-        let (rounds, counts) = run_tight(&plan, server.as_ref(), &stop)?;
-        has_pages(counts.get("pages").copied().unwrap_or(0))?;
-        return print(&if args.json {
-            report::tight_json(&plan, &counts)
-        } else {
-            report::tight_table(rounds, &counts)
-        });
+    let run = if plan.is_tight { run_rounds::<Tight> } else { run_rounds::<Round> };
+    let report = run(&plan, server.as_ref(), &stop)?;
+    if report.tally.get("pages") == 0 {
+        let next = "have fewer acquisitions fail, or give it more pages";
+        return Err(Failure::new("too little is proved", "no page was ever handed out").next(next));
     }
-
-    let tally = run_rounds(&plan, server.as_ref(), &stop)?;
-    if backend == Backend::Rseq && tally.restarts == 0 && Duration::from_secs(plan.seconds) >= ENOUGH {
-        let next = format!("run it longer; repeat with: {}", plan.again());
-        return Err(Failure::new("too little is proved", "no section was restarted").next(next));
-    }
-    has_pages(tally.pages)?;
-    print(&if args.json { tally.json(&plan) } else { tally.table() })
+    print(&if args.json { report.json() } else { report.table() })
 }
 
-/// A run in which nothing was handed out has looked at nothing.
-fn has_pages(pages: u64) -> Result<(), Failure> {
-    match pages {
-        0 => Err(Failure::new("too little is proved", "no page was ever handed out")
-            .next("have fewer acquisitions fail, or give it more pages")),
-        _ => Ok(()),
-    }
-}
-
-fn run_rounds(plan: &Plan, server: Option<&StatsServer>, stop: &Stop) -> Result<Tally, Failure> {
+/// Runs rounds for as long as the user asked. If an event that the run must see has not occurred by then, goes on until it does, or
+/// [`LONGER`] times as long.
+fn run_rounds<'p, R: Kind>(plan: &'p Plan, server: Option<&StatsServer>, stop: &Stop) -> Result<Report<'p>, Failure> {
     let (start, length) = (Instant::now(), Duration::from_secs(plan.seconds));
+    let missing = |tally: &Tally| R::must(plan).iter().find(|name| length >= ENOUGH && tally.get(name) == 0);
+    let again = format!("repeat with: {}", plan.again());
     let mut rng = Rng::new(plan.seed);
-    let mut tally = Tally::default();
-    let restarts = pagemill::restarts();
+    let (mut rounds, mut tally) = (0, Tally::default());
     let progress = Progress::new();
-    while goes_on(start, length, plan.backend != Some(Backend::Rseq) || pagemill::restarts() > restarts) {
-        let round = Round::new(plan.allocator(tally.rounds)?, rng.next(), plan.threads);
+    while start.elapsed() < if missing(&tally).is_some() { length * LONGER } else { length } {
+        let round = R::begin(plan, rounds, rng.next())?;
+        let common = round.common();
         if let Some(server) = server {
-            server.show("stress", &round.allocator);
+            server.show("stress", &common.allocator);
         }
         let done = round.run(end_of_round(start, length)).map_err(|what| {
             progress.clear();
-            let why = format!("seed {}, {} lists{}", plan.seed, round.allocator.backend(), round.beside(&what));
-            Failure::new(what, why).next(format!("repeat with: {}", plan.again()))
+            let why = format!("seed {}, {} lists{}", plan.seed, common.allocator.backend(), common.beside(&what));
+            Failure::new(what, why).next(again.clone())
         })?;
         tally.add(&done);
-        progress.show(start.elapsed(), length, &tally);
-        stop.check(&format!("repeat with: {}", plan.again())).inspect_err(|_| progress.clear())?;
+        rounds += 1;
+        progress.show(start.elapsed(), length, rounds, &tally);
+        stop.check(&again).inspect_err(|_| progress.clear())?;
     }
     progress.clear();
-    tally.restarts = pagemill::restarts() - restarts;
-    tally.seconds = start.elapsed().as_secs_f64();
-    Ok(tally)
-}
-
-/// Is there another round? For as long as was asked for; then, on a machine so busy that what the run must have met has not come
-/// yet, until it does, or [`LONGER`] times as long.
-fn goes_on(start: Instant, length: Duration, has_met_all: bool) -> bool {
-    let longest = if has_met_all || length < ENOUGH { length } else { length * LONGER };
-    start.elapsed() < longest
+    if let Some(name) = missing(&tally) {
+        let why = match *name {
+            "restarts" => "no section was restarted".to_owned(),
+            name => format!("nothing was counted as {name}"),
+        };
+        return Err(Failure::new("too little is proved", why).next(format!("run it longer; {again}")));
+    }
+    Ok(Report { plan, rounds, seconds: start.elapsed().as_secs_f64(), tally })
 }
 
 fn end_of_round(start: Instant, length: Duration) -> Instant {
@@ -235,37 +218,7 @@ fn end_of_round(start: Instant, length: Duration) -> Instant {
     if now < end { end.min(now + ROUND) } else { now + ROUND }
 }
 
-/// What a tight run must have counted and has not.
-fn missing(counts: &tight::Counts) -> Option<&'static str> {
-    tight::MUST.iter().find(|name| counts.get(*name).is_none_or(|&n| n == 0)).copied()
-}
-
-/// Rounds with less memory than is wanted; how many, and what was counted.
-fn run_tight(plan: &Plan, server: Option<&StatsServer>, stop: &Stop) -> Result<(usize, tight::Counts), Failure> {
-    let (start, length) = (Instant::now(), Duration::from_secs(plan.seconds));
-    let mut rng = Rng::new(plan.seed);
-    let (mut rounds, mut counts) = (0, tight::Counts::new());
-    while goes_on(start, length, missing(&counts).is_none()) {
-        let round = Tight::new(plan, rounds, rng.next())?;
-        if let Some(server) = server {
-            server.show("stress", &round.allocator);
-        }
-        let done = round.run(end_of_round(start, length)).map_err(|what| {
-            let why = format!("seed {}, {} lists", plan.seed, round.allocator.backend());
-            Failure::new(what, why).next(format!("repeat with: {}", plan.again()))
-        })?;
-        tight::add(&mut counts, &done);
-        rounds += 1;
-        stop.check(&format!("repeat with: {}", plan.again()))?;
-    }
-    if let Some(name) = missing(&counts).filter(|_| Duration::from_secs(plan.seconds) >= ENOUGH) {
-        let next = format!("run it longer; repeat with: {}", plan.again());
-        return Err(Failure::new("too little is proved", format!("nothing was counted as {name}")).next(next));
-    }
-    Ok((rounds, counts))
-}
-
-/// A broken invariant panics in whatever thread found it: the seed belongs to it.
+/// A broken invariant panics in the thread that found it. This prints the seed after the panic's message.
 fn say_seed_on_panic(plan: Plan) {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -281,11 +234,11 @@ impl Progress {
     fn new() -> Self {
         Self(io::stderr().is_terminal())
     }
-    fn show(&self, elapsed: Duration, length: Duration, tally: &Tally) {
+    fn show(&self, elapsed: Duration, length: Duration, rounds: usize, tally: &Tally) {
         if self.0 {
-            let (now, of, all) = (elapsed.as_secs(), length.as_secs(), tally.all_ops());
-            let _ =
-                write!(io::stderr(), "\r\x1b[K{now} of {of} s, {}, {all} operations", report::counted(tally.rounds));
+            let (now, of, rounds, pages) =
+                (elapsed.as_secs(), length.as_secs(), report::counted(rounds), tally.get("pages"));
+            let _ = write!(io::stderr(), "\r\x1b[K{now} of {of} s, {rounds}, {pages} pages handed out");
         }
     }
     fn clear(&self) {

@@ -1,4 +1,4 @@
-//! `pagemill bench --only crypt`: the figures are there, the bars too where the peers are installed, and nothing stays.
+//! `pagemill bench --only crypt`: it has the figures, and comparisons if the peers are installed, and leaves nothing behind.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use crate::common::{Folder, PROGRAM, until};
 use serde_json::Value;
 
-/// The command lines of the processes that have this path in theirs and, if it is given, this parent.
+/// The command lines that contain this path, of processes with this parent if one is given.
 fn processes_with(path: &str, parent: Option<u32>) -> Vec<String> {
     let is_child = |folder: &Path| {
         let status = fs::read_to_string(folder.join("status")).unwrap_or_default();
@@ -27,10 +27,9 @@ fn is_installed(program: &str) -> bool {
 }
 
 #[test]
-fn the_data_path_and_the_server_have_figures_beside_who_is_installed() {
+fn the_data_path_and_the_server_have_figures_beside_the_installed_peers() {
     let folder = Folder::new();
-    let args = ["bench", "--only", "crypt", "--quick", "--json", "out.json"];
-    let outcome = folder.run(Command::new(PROGRAM).args(args));
+    let outcome = folder.pagemill(&["bench", "--only", "crypt", "--quick", "--json", "out.json"]);
     let text = &outcome.done().stdout;
     let json = fs::read_to_string(folder.path("out.json")).unwrap();
     let lines: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -43,7 +42,7 @@ fn the_data_path_and_the_server_have_figures_beside_who_is_installed() {
         assert!([1, 256].contains(&pages) && figure > 0.0, "{line}");
         let ns = line["total_ns"].as_f64().unwrap();
         assert!((figure * ns / 1e9 * 256.0 - 1.0).abs() < 1e-6, "{line}");
-        // Operations are timed one by one over NBD alone.
+        // Only operations over NBD are timed one by one.
         let [p50, p99] = ["p50_us", "p99_us"].map(|name| line.get(name).and_then(Value::as_f64));
         assert_eq!(p50.is_some(), line["bench"].as_str().unwrap().starts_with("crypt-nbd"), "{line}");
         assert!(p50.is_none_or(|p50| p50 > 0.0 && p99.is_some_and(|p99| p99 >= p50)), "{line}");
@@ -52,7 +51,7 @@ fn the_data_path_and_the_server_have_figures_beside_who_is_installed() {
     for what in ["write-16", "read-16", "random-read-32", "random-write-32"] {
         assert_eq!(names(&format!("crypt-{what}")), expected, "{what}");
     }
-    // Said, where it is not shown.
+    // If figures are absent, the output says so.
     if !is_installed("fio") || text.contains("absent: all over NBD") {
         println!("skipped: over NBD: {text}");
         assert!(text.contains("absent: all over NBD"), "{text}");
@@ -61,7 +60,7 @@ fn the_data_path_and_the_server_have_figures_beside_who_is_installed() {
     let mut expected = BTreeSet::from(["pagemill-bulk".to_owned()]);
     for (name, program) in [("nbdkit-luks", "nbdkit"), ("nbdkit", "nbdkit"), ("qemu-nbd", "qemu-nbd")] {
         if text.contains(&format!("absent: {name}: ")) {
-            // The filter is a package of its own, and the slowest has no time here.
+            // The filter is a package of its own, and --quick leaves out the slowest peer.
             assert!(!is_installed(program) || name != "nbdkit", "{text}");
         } else {
             expected.insert(name.to_owned());
@@ -74,12 +73,12 @@ fn the_data_path_and_the_server_have_figures_beside_who_is_installed() {
     assert!(text.contains("bulk / single from"), "{text}");
 }
 
-/// The client is one that never ends, however long the signal takes to come.
+/// The client never ends, however long the signal takes to come.
 #[test]
-fn a_signal_ends_it_with_its_servers_and_files() {
+fn a_signal_ends_its_servers_and_removes_its_files() {
     let folder = Folder::new();
     let client = folder.path("fio");
-    // It has the engine, and waits in every run for somebody to write to where nobody does.
+    // The client has the engine. In every run it reads from a pipe to which nothing writes.
     fs::write(&client, "#!/bin/sh\ncase \"$1\" in --enghelp*) exit 0;; esac\nread -r line < \"${0%/*}/nobody\"\n")
         .unwrap();
     fs::set_permissions(&client, fs::Permissions::from_mode(0o755)).unwrap();
@@ -112,13 +111,13 @@ fn a_signal_ends_it_with_its_servers_and_files() {
     assert_eq!(ended.status.signal(), Some(2), "{said}");
     assert!(said.contains("SIGINT"), "{said}");
     assert!(!fs::exists(&place).unwrap(), "{place} is still there");
-    // They were killed, and may still be on their way out.
+    // They were killed, and may not have ended yet.
     until("the end of the last one", || processes_with(&place, None).is_empty());
 }
 
 #[test]
-fn a_name_that_means_nothing_is_refused_with_those_that_mean_something() {
-    let outcome = Folder::new().run(Command::new(PROGRAM).args(["bench", "--only", "bath"]));
+fn an_unknown_name_is_refused_with_the_known_names() {
+    let outcome = Folder::new().pagemill(&["bench", "--only", "bath"]);
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{outcome:?}");
     assert!(outcome.stderr.contains("nothing is called `bath`; there are: array-queue, batch, "), "{outcome:?}");
 }

@@ -1,4 +1,4 @@
-//! `pagemill copy`: what it copies is the same, holes and permissions included, and it says what it did.
+//! `pagemill copy`: the copy equals the source, holes and permissions included, and the report says what was done.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,7 +10,7 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Every way of taking pages with every way of moving data.
+/// Every way of allocating pages with every way of moving data.
 const FORMS: [[&str; 4]; 4] = [
     ["--alloc", "bulk", "--io", "uring"],
     ["--alloc", "bulk", "--io", "preadv"],
@@ -22,7 +22,7 @@ fn has_uring() -> bool {
     io_uring::IoUring::new(1).is_ok()
 }
 
-/// The forms that this machine has.
+/// The forms that work on this machine.
 fn forms() -> Vec<[&'static str; 4]> {
     FORMS.into_iter().filter(|form| form[3] != "uring" || has_uring()).collect()
 }
@@ -32,7 +32,7 @@ fn json(outcome: &Outcome) -> Value {
 }
 
 #[test]
-fn contents_are_equal_at_every_size() {
+fn copies_of_every_size_equal_their_sources() {
     let folder = Folder::new();
     for size in [0, 1, 4095, 4096, 4097, 8192, (5 << 20) + 123] {
         let contents = noise(size);
@@ -58,7 +58,7 @@ fn contents_are_equal_at_every_size() {
     }
 }
 
-/// Where a file has data: start and end of each part.
+/// The start and the end of each part of a file that holds data.
 fn data_map(path: &std::path::Path) -> Vec<(u64, u64)> {
     let file = File::open(path).unwrap();
     let mut map = Vec::new();
@@ -74,7 +74,7 @@ fn data_map(path: &std::path::Path) -> Vec<(u64, u64)> {
 fn holes_stay_holes() {
     let folder = Folder::new();
     let mib = 1u64 << 20;
-    // Size, and where 8 KiB of data are: hole first, between, last; data at the very end; nothing but a hole.
+    // The size, and the places of 8 KiB of data: holes first, between and last; data at the very end; only a hole.
     let shapes: [(u64, &[u64]); 4] =
         [(64 * mib, &[4 * mib, 40 * mib]), (9 * mib, &[0, 9 * mib - 8192]), (mib + 77, &[0]), (16 * mib + 1, &[])];
     for (size, places) in shapes {
@@ -104,12 +104,12 @@ fn holes_stay_holes() {
 }
 
 #[test]
-fn a_file_that_does_not_say_how_long_it_is_is_copied_to_its_end() {
+fn files_with_a_wrong_size_are_copied_to_their_end() {
     let folder = Folder::new();
     let outcome = folder.copy(&["--json", "/proc/version", "dst"]);
     assert_eq!(json(&outcome)["io"], "preadv");
     assert_eq!(fs::read(folder.path("dst")).unwrap(), fs::read("/proc/version").unwrap());
-    // One that claims a page and has less.
+    // This file claims a page and has less.
     folder.copy(&["/sys/kernel/mm/transparent_hugepage/enabled", "small"]).done();
     let setting = fs::read("/sys/kernel/mm/transparent_hugepage/enabled").unwrap();
     assert_eq!(fs::read(folder.path("small")).unwrap(), setting);
@@ -127,7 +127,7 @@ fn permissions_are_kept_and_special_bits_are_not() {
 }
 
 #[test]
-fn force_replaces_what_a_name_or_a_link_leads_to() {
+fn force_replaces_the_file_that_a_link_leads_to() {
     let folder = Folder::new();
     folder.file("src", b"new");
     folder.file("dst", b"old, and longer");
@@ -139,7 +139,7 @@ fn force_replaces_what_a_name_or_a_link_leads_to() {
 }
 
 #[test]
-fn a_few_lines_say_what_was_done() {
+fn the_report_has_bytes_holes_speed_and_allocation_calls() {
     let folder = Folder::new();
     folder.file("src", &noise(1 << 20));
     let outcome = folder.copy(&["--io", "preadv", "--batch", "64", "src", "dst"]);
@@ -159,7 +159,7 @@ fn a_few_lines_say_what_was_done() {
 }
 
 #[test]
-fn both_backends_copy() {
+fn copies_are_equal_on_each_backend() {
     let folder = Folder::new();
     let contents = noise(300_000);
     folder.file("src", &contents);
@@ -179,7 +179,7 @@ fn both_backends_copy() {
 }
 
 #[test]
-fn little_address_space_is_enough() {
+fn a_copy_works_with_little_address_space() {
     let folder = Folder::new();
     let contents = noise(3 << 20);
     folder.file("src", &contents);
@@ -190,10 +190,10 @@ fn little_address_space_is_enough() {
 }
 
 #[test]
-fn without_io_uring_it_says_so_and_copies_all_the_same() {
+fn without_io_uring_it_copies_by_preadv_and_reports_why() {
     let folder = Folder::new();
     folder.file("src", b"x");
-    // With both files open there is no descriptor left for the ring; none that the tests were started with counts.
+    // Both files leave no descriptor for the ring. The shell closes descriptors that the tests were started with.
     let few = "exec 3>&- 4>&-; ulimit -n 5";
     let report = json(&folder.copy_after(few, &["--json", "src", "dst"]));
     assert_eq!((&report["io"], &report["io_fallback"]), (&"preadv".into(), &"Too many open files".into()));
@@ -204,7 +204,7 @@ fn without_io_uring_it_says_so_and_copies_all_the_same() {
 }
 
 #[test]
-fn a_source_that_grows_gives_the_copy_that_was_asked_for() {
+fn a_source_that_grows_is_copied_at_its_first_size() {
     let folder = Folder::new();
     large(&folder.path("src"), 64);
     let child = folder.stopped_copy(&[]);
@@ -218,7 +218,7 @@ fn a_source_that_grows_gives_the_copy_that_was_asked_for() {
 }
 
 #[test]
-fn a_source_that_is_written_to_is_reported() {
+fn a_source_that_is_written_to_meanwhile_is_reported() {
     let folder = Folder::new();
     large(&folder.path("src"), 64);
     let child = folder.stopped_copy(&["--json"]);
@@ -233,9 +233,8 @@ fn a_source_that_is_written_to_is_reported() {
 fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     let folder = Folder::new();
     large(&folder.path("src"), 16);
-    let mut command = Command::new("sh");
-    command.args(["-c", "trap '' HUP; exec \"$0\" copy --batch 1 src dst", PROGRAM]).current_dir(folder.path(""));
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let script = "trap '' HUP; exec \"$0\" copy --batch 1 src dst";
+    let child = folder.spawn(Command::new("sh").args(["-c", script, PROGRAM]));
     until("a copy at work", || folder.names() != ["src"]);
     signal(&child, Signal::HUP);
     Outcome::of(child).done();
@@ -243,7 +242,7 @@ fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
 }
 
 #[test]
-fn a_reader_that_went_away_is_no_failure_and_a_full_device_is_one() {
+fn a_closed_standard_output_is_no_failure_and_a_full_one_is() {
     let folder = Folder::new();
     folder.file("src", b"x");
     let (reader, writer) = io::pipe().unwrap();
@@ -258,10 +257,10 @@ fn a_reader_that_went_away_is_no_failure_and_a_full_device_is_one() {
 }
 
 #[test]
-fn progress_is_for_terminals() {
+fn progress_is_shown_only_on_a_terminal() {
     let folder = Folder::new();
     large(&folder.path("src"), 4);
-    // Without one, `done` sees that standard error stays empty.
+    // Without a terminal, standard error stays empty: `done` checks that.
     folder.copy(&["src", "dst"]).done();
     let script = format!("{PROGRAM} copy --force --batch 1 src dst");
     let mut command = Command::new("script");

@@ -1,12 +1,12 @@
-//! `pagemill copy` with acquisitions that fail on purpose: all of the file, or a clear no and nothing left behind.
+//! `pagemill copy` with acquisitions that fail on purpose: it copies the whole file, or refuses and leaves nothing behind.
 
 use std::fs;
 
 use crate::common::{Folder, noise};
 
-/// C3.14, as a user sees it: with fewer pages than it wants a copy takes shorter steps, without any it fails.
+/// C3.14, as a user sees it: with fewer pages than it wants a copy takes shorter steps, with none it fails.
 #[test]
-fn acquisitions_that_fail_on_purpose() {
+fn failing_acquisitions_leave_a_whole_copy_or_none() {
     let folder = Folder::new();
     let contents = noise(6 << 20);
     folder.file("src", &contents);
@@ -31,7 +31,7 @@ fn acquisitions_that_fail_on_purpose() {
 }
 
 #[test]
-fn faults_by_environment_and_faults_that_nobody_can_read() {
+fn faults_come_from_the_environment_and_malformed_ones_are_refused() {
     let folder = Folder::new();
     folder.file("src", b"x");
     folder.copy_after("export PAGEMILL_FAIL=p=1", &["src", "dst"]).refused(&["no page to copy through"]);

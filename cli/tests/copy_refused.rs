@@ -1,4 +1,4 @@
-//! `pagemill copy`: what it refuses, in words, and that nothing half-written is left.
+//! `pagemill copy`: what it refuses, and that no incomplete copy is left.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -9,7 +9,7 @@ use crate::common::{Folder, PROGRAM, go_on, large, noise, signal};
 use rustix::process::Signal;
 
 #[test]
-fn sources_that_are_no_readable_file() {
+fn a_source_that_is_no_file_is_refused() {
     let folder = Folder::new();
     folder.copy(&["missing", "dst"]).refused(&["missing", "No such file", "check the name"]);
     fs::create_dir(folder.path("folder")).unwrap();
@@ -20,7 +20,7 @@ fn sources_that_are_no_readable_file() {
     folder.copy(&["folder/none/x", "dst"]).refused(&["No such file"]);
     let _socket = std::os::unix::net::UnixListener::bind(folder.path("socket")).unwrap();
     folder.copy(&["socket", "dst"]).refused(&["is a socket"]);
-    // Readable by its permissions, and reading it fails: address 0 of the program itself.
+    // This file may be opened, but reading it fails: it is address 0 of the program itself.
     for io in ["auto", "preadv"] {
         folder.copy(&["--io", io, "/proc/self/mem", "dst"]).refused(&["Input/output error", "dst was not made"]);
     }
@@ -28,12 +28,12 @@ fn sources_that_are_no_readable_file() {
 }
 
 #[test]
-fn a_source_without_the_right_to_read_it() {
+fn a_source_without_read_permission_is_refused() {
     let folder = Folder::new();
     let source = folder.file("src", b"secret");
     fs::set_permissions(&source, fs::Permissions::from_mode(0o000)).unwrap();
     let outcome = if rustix::process::geteuid().is_root() {
-        // Root may read all: somebody else tries, with a copy of the program where they can reach it.
+        // Root may read everything, so another user runs a copy of the program that it can reach.
         fs::set_permissions(folder.path(""), fs::Permissions::from_mode(0o777)).unwrap();
         fs::copy(PROGRAM, folder.path("program")).unwrap();
         let mut command = Command::new("setpriv");
@@ -47,7 +47,7 @@ fn a_source_without_the_right_to_read_it() {
 }
 
 #[test]
-fn destinations_that_cannot_be_a_new_file() {
+fn a_destination_that_cannot_be_a_new_file_is_refused() {
     let folder = Folder::new();
     folder.file("src", b"new");
     folder.file("old", b"old");
@@ -70,7 +70,7 @@ fn destinations_that_cannot_be_a_new_file() {
 }
 
 #[test]
-fn the_same_file_under_any_name() {
+fn a_copy_to_the_source_under_any_name_is_refused() {
     let folder = Folder::new();
     folder.file("src", b"kept");
     fs::hard_link(folder.path("src"), folder.path("hard")).unwrap();
@@ -83,7 +83,7 @@ fn the_same_file_under_any_name() {
 }
 
 #[test]
-fn a_limit_on_file_sizes() {
+fn a_copy_above_the_file_size_limit_is_removed() {
     let folder = Folder::new();
     folder.file("src", &noise(1 << 20));
     folder.file("old", b"old");
@@ -100,11 +100,11 @@ fn a_limit_on_file_sizes() {
 }
 
 #[test]
-fn a_file_system_without_space() {
+fn a_copy_that_fills_the_file_system_is_removed() {
     let folder = Folder::new();
     folder.file("src", &noise(2 << 20));
     fs::create_dir(folder.path("small")).unwrap();
-    // A small file system of its own, gone when the program ends; it lists what is left there.
+    // A small file system that only the script sees. The script lists what is left there.
     let script = "mount -t tmpfs -o size=1M none small || exit 77; \"$0\" copy --io \"$1\" src small/dst; code=$?; \
                   ls -A small >&2; exit $code";
     for io in ["auto", "preadv"] {
@@ -120,7 +120,7 @@ fn a_file_system_without_space() {
 }
 
 #[test]
-fn a_source_that_shrinks() {
+fn a_copy_of_a_source_that_shrinks_is_removed() {
     let folder = Folder::new();
     for io in ["auto", "preadv"] {
         large(&folder.path("src"), 64);
@@ -132,7 +132,7 @@ fn a_source_that_shrinks() {
 }
 
 #[test]
-fn a_name_that_somebody_else_takes_meanwhile() {
+fn a_destination_that_appears_meanwhile_is_kept() {
     let folder = Folder::new();
     large(&folder.path("src"), 64);
     let child = folder.stopped_copy(&[]);
@@ -143,7 +143,7 @@ fn a_name_that_somebody_else_takes_meanwhile() {
 }
 
 #[test]
-fn a_signal_ends_it_and_leaves_nothing() {
+fn a_signal_ends_it_and_removes_the_copy() {
     let folder = Folder::new();
     large(&folder.path("src"), 64);
     for (sent, name) in
@@ -155,7 +155,7 @@ fn a_signal_ends_it_and_leaves_nothing() {
             let outcome = go_on(child);
             assert_eq!((outcome.code, outcome.signal), (None, Some(sent.as_raw())), "{outcome:?}");
             assert!(outcome.stderr.contains(name) && outcome.stderr.contains("dst was not made"), "{outcome:?}");
-            // What SIGQUIT is for, where the system is set up so.
+            // SIGQUIT may dump a core, if the system is set up so.
             let names: Vec<_> = folder.names().into_iter().filter(|name| !name.starts_with("core")).collect();
             assert_eq!((outcome.stdout.as_str(), names), ("", vec!["src".to_owned()]));
         }
@@ -170,7 +170,7 @@ fn names_with_control_characters_are_shown_on_one_line() {
 }
 
 #[test]
-fn command_lines_that_make_no_sense() {
+fn malformed_command_lines_are_refused() {
     let folder = Folder::new();
     folder.file("src", b"x");
     let max = usize::MAX.to_string();

@@ -1,26 +1,26 @@
-//! `pagemill crypt mount`, as a user meets it: how it begins, and each way in which it ends.
+//! `pagemill crypt mount`, as a user meets it: its first line, and each way in which it ends.
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command};
 
-const CHEAP: [&str; 4] = ["--kdf", "pbkdf2", "--kdf-iterations", "1000"];
+use crate::common::{Folder, PROGRAM, signal};
+use rustix::process::Signal;
 
-fn pagemill(folder: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pagemill"));
-    command.current_dir(folder).arg("crypt").args(args).stdin(Stdio::null());
-    command
+const MOUNT: [&str; 6] = ["crypt", "mount", "image", "plain", "--key-file", "key"];
+
+/// A folder with the volume `image`, which `key` opens.
+fn folder() -> Folder {
+    let folder = Folder::new();
+    folder.file("key", &[9; 32]);
+    let format = "crypt format image --size 20M --key-file key --kdf pbkdf2 --kdf-iterations 1000";
+    assert_eq!(folder.pagemill(&format.split(' ').collect::<Vec<_>>()).code, Some(0));
+    folder
 }
 
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// Mounts, and returns when the volume is there. None, and a line that says so, where nothing can be mounted.
-fn mount(folder: &Path, args: &[&str]) -> Option<Child> {
-    let mut command = pagemill(folder, &["mount", "image", "plain", "--key-file", "key"]);
-    let mut child = command.args(args).stderr(Stdio::piped()).spawn().unwrap();
+/// Mounts, and returns when the volume is there. None, with a line that says so, if nothing can be mounted here.
+fn mount(folder: &Folder, args: &[&str]) -> Option<Child> {
+    let mut child = folder.spawn(Command::new(PROGRAM).args(MOUNT).args(args));
     let mut line = String::new();
     BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
     if line.contains("it takes /dev/fuse") {
@@ -32,79 +32,65 @@ fn mount(folder: &Path, args: &[&str]) -> Option<Child> {
     Some(child)
 }
 
-fn end(child: &Child, signal: libc::c_int) {
-    // SAFETY: our child, which has not been waited for.
-    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
-}
-
-fn folder() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("key"), [9; 32]).unwrap();
-    let format = ["format", "image", "--size", "20M", "--key-file", "key"];
-    assert!(pagemill(folder.path(), &[&format[..], &CHEAP].concat()).output().unwrap().status.success());
-    folder
+fn end(mut child: Child, by: Signal) {
+    signal(&child, by);
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]
-fn it_ends_by_a_signal_when_nobody_has_the_file_open_and_what_was_written_is_there() {
+fn a_signal_ends_it_once_the_file_is_closed_and_writes_are_kept() {
     let folder = folder();
-    let at = folder.path().join("plain");
-    let Some(mut child) = mount(folder.path(), &[]) else { return };
-    // The image is this program's alone.
-    let again = pagemill(folder.path(), &["mount", "image", "other", "--key-file", "key"]).output().unwrap();
-    assert!(!again.status.success() && said(&again).contains("another program is using it"), "{}", said(&again));
-    assert!(!folder.path().join("other").exists(), "what was made for a mount that failed is gone");
+    let at = folder.path("plain");
+    let Some(mut child) = mount(&folder, &[]) else { return };
+    // No other process may use the image meanwhile.
+    let again = folder.pagemill(&["crypt", "mount", "image", "other", "--key-file", "key"]);
+    assert!(again.code != Some(0) && again.stderr.contains("another program is using it"), "{again:?}");
+    assert!(!folder.path("other").exists(), "the file that was made for a failed mount is gone");
 
     let file = File::options().read(true).write(true).open(&at).unwrap();
     file.write_all_at(b"before", 1000).unwrap();
-    end(&child, libc::SIGTERM);
+    signal(&child, Signal::TERM);
     while at.exists() && fs::metadata(&at).unwrap().len() > 0 {
         std::thread::yield_now();
     }
     file.write_all_at(b"behind", 5000).unwrap();
     drop(file);
     assert!(child.wait().unwrap().success());
-    assert!(!at.exists(), "it was made for the mount");
+    assert!(!at.exists(), "the file was made for the mount");
 
-    let Some(mut child) = mount(folder.path(), &["--read-only"]) else { return };
+    let Some(child) = mount(&folder, &["--read-only"]) else { return };
     let whole = fs::read(&at).unwrap();
     assert_eq!((&whole[1000..1006], &whole[5000..5006]), (&b"before"[..], &b"behind"[..]));
-    end(&child, libc::SIGINT);
-    assert!(child.wait().unwrap().success());
+    end(child, Signal::INT);
 }
 
 #[test]
-fn a_mount_whose_process_was_killed_is_named_with_the_way_out() {
+fn a_mount_whose_process_was_killed_is_reported_with_the_way_out() {
     let folder = folder();
-    let at = folder.path().join("plain");
-    let Some(mut child) = mount(folder.path(), &[]) else { return };
+    let at = folder.path("plain");
+    let Some(mut child) = mount(&folder, &[]) else { return };
     let file = File::options().write(true).open(&at).unwrap();
     file.write_all_at(b"kept", 0).unwrap();
     file.sync_all().unwrap();
-    end(&child, libc::SIGKILL);
+    child.kill().unwrap();
     child.wait().unwrap();
     drop(file);
-    let again = pagemill(folder.path(), &["mount", "image", "plain", "--key-file", "key"]).output().unwrap();
-    assert!(!again.status.success() && said(&again).contains("umount plain"), "{}", said(&again));
-    let unmount = Command::new("umount").arg(&at).output().unwrap();
-    assert!(
-        unmount.status.success() || {
-            Command::new("fusermount3").arg("-u").arg(&at).output().is_ok_and(|done| done.status.success())
-        }
-    );
-    let Some(mut child) = mount(folder.path(), &[]) else { return };
+    let again = folder.pagemill(&MOUNT);
+    assert!(again.code != Some(0) && again.stderr.contains("umount plain"), "{again:?}");
+    let succeeds = |command: &mut Command| command.arg(&at).output().is_ok_and(|done| done.status.success());
+    assert!(succeeds(&mut Command::new("umount")) || succeeds(Command::new("fusermount3").arg("-u")));
+    let Some(child) = mount(&folder, &[]) else { return };
     assert_eq!(&fs::read(&at).unwrap()[..4], b"kept");
-    end(&child, libc::SIGTERM);
-    assert!(child.wait().unwrap().success());
+    end(child, Signal::TERM);
 }
 
 #[test]
-fn what_is_there_is_not_hidden() {
+fn it_does_not_mount_over_existing_contents() {
     let folder = folder();
-    fs::write(folder.path().join("full"), b"mine").unwrap();
+    folder.file("full", b"mine");
     for (at, why) in [("full", "not empty"), (".", "not a file"), ("no/such", "the folder no does not exist")] {
-        let refused = pagemill(folder.path(), &["mount", "image", at, "--key-file", "key"]).output().unwrap();
-        assert!(!refused.status.success() && said(&refused).contains(why), "{at}: {}", said(&refused));
+        let refused = folder.pagemill(&["crypt", "mount", "image", at, "--key-file", "key"]);
+        assert!(refused.code != Some(0) && refused.stderr.contains(why), "{at}: {refused:?}");
     }
-    assert_eq!(fs::read(folder.path().join("full")).unwrap(), b"mine");
+    assert_eq!(fs::read(folder.path("full")).unwrap(), b"mine");
 }

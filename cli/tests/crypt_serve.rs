@@ -1,4 +1,4 @@
-//! `pagemill crypt serve` as a process: what was flushed survives it, signals end it, and what it refuses.
+//! `pagemill crypt serve` as a process: flushed data survives it, signals end it, and it refuses what it must.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
@@ -6,23 +6,31 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
-use crate::common::{Folder, PROGRAM, until};
+use crate::common::{Folder, Outcome, PROGRAM, signal, until};
+use rustix::process::Signal;
 
 const BYTES: usize = 4 << 20;
 
-/// A volume of [`BYTES`].
-fn format(folder: &Folder) {
-    format_file_of(folder, "20M");
+/// Runs `pagemill` with these words.
+fn pagemill(folder: &Folder, words: &str) -> Outcome {
+    folder.run(Command::new(PROGRAM).args(words.split(' ')))
 }
 
-fn format_file_of(folder: &Folder, size: &str) {
+/// A folder with a volume of [`BYTES`].
+fn folder() -> Folder {
+    folder_with("20M")
+}
+
+fn folder_with(size: &str) -> Folder {
+    let folder = Folder::new();
     folder.file("key", &[7; 32]);
-    let args = format!("crypt format volume --size {size} --key-file key --kdf pbkdf2 --kdf-iterations 1000");
-    let made = folder.run(Command::new(PROGRAM).args(args.split(' ')));
+    let format = format!("crypt format volume --size {size} --key-file key --kdf pbkdf2 --kdf-iterations 1000");
+    let made = pagemill(&folder, &format);
     assert_eq!(made.code, Some(0), "{}", made.stderr);
+    folder
 }
 
-/// A server, ended with the test whatever comes of that.
+/// A process that ends with the test, whether or not the test succeeds.
 struct Serving(Child);
 
 impl Drop for Serving {
@@ -33,18 +41,20 @@ impl Drop for Serving {
 }
 
 impl Serving {
-    /// What it says first.
+    /// Starts `pagemill` with these words.
+    fn start(folder: &Folder, words: &str) -> Self {
+        Self(folder.spawn(Command::new(PROGRAM).args(words.split(' '))))
+    }
+
+    /// The first line that it prints.
     fn first_line(&mut self) -> String {
         BufReader::new(self.0.stderr.take().unwrap()).lines().next().unwrap().unwrap()
     }
 }
 
-/// Starts serving, and waits until it does.
-fn serve(folder: &Folder, more: &[&str]) -> Serving {
-    let mut command = Command::new(PROGRAM);
-    command.args(["crypt", "serve", "volume", "--key-file", "key", "--unix", "socket"]).args(more);
-    command.current_dir(folder.path("")).stdin(Stdio::null()).stderr(Stdio::piped());
-    let mut child = Serving(command.spawn().unwrap());
+/// Starts a server, and waits until it serves.
+fn serve(folder: &Folder, more: &str) -> Serving {
+    let mut child = Serving::start(folder, &format!("crypt serve volume --key-file key --unix socket {more}"));
     until("its socket", || {
         if let Some(status) = child.0.try_wait().unwrap() {
             let mut said = String::new();
@@ -56,7 +66,7 @@ fn serve(folder: &Folder, more: &[&str]) -> Serving {
     child
 }
 
-/// `nbdcopy` in the folder.
+/// Runs `nbdcopy` in the folder.
 fn nbdcopy(folder: &Folder, from: &str, to: &str) {
     let done = folder.run(Command::new("nbdcopy").args(["--flush", from, to]));
     assert_eq!(done.code, Some(0), "{from} {to}: {}", done.stderr);
@@ -75,42 +85,37 @@ fn uri(folder: &Folder) -> String {
 }
 
 #[test]
-fn what_was_flushed_is_there_after_kill_9() {
+fn flushed_data_survives_kill_9() {
     if !has_nbdcopy() {
         return;
     }
     for io in ["auto", "plain"] {
-        let folder = Folder::new();
-        format(&folder);
+        let folder = folder();
         let noise: Vec<u8> = (0..BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         folder.file("raw", &noise);
-        let mut child = serve(&folder, &["--io", io]);
+        let mut child = serve(&folder, &format!("--io {io}"));
         nbdcopy(&folder, "raw", &uri(&folder));
         child.0.kill().unwrap();
         child.0.wait().unwrap();
-        assert!(folder.path("socket").exists(), "it had no time to tidy up");
+        assert!(folder.path("socket").exists(), "it had no time to remove it");
         fs::remove_file(folder.path("socket")).unwrap();
-        let _child = serve(&folder, &["--io", io, "--read-only"]);
+        let _child = serve(&folder, &format!("--io {io} --read-only"));
         nbdcopy(&folder, &uri(&folder), "back");
         assert!(fs::read(folder.path("back")).unwrap() == noise, "{io}");
     }
 }
 
-/// As a newcomer types it, in a folder with a volume and its key.
+/// The help's example, in a folder with a volume and its key.
 #[test]
 fn the_example_in_its_help_runs() {
-    let folder = Folder::new();
-    format(&folder);
+    let folder = folder();
     fs::rename(folder.path("volume"), folder.path("disk.img")).unwrap();
     fs::rename(folder.path("key"), folder.path("disk.key")).unwrap();
     let help = folder.run(Command::new(PROGRAM).args(["crypt", "serve", "--help"]));
     let lines = help.stdout.lines().skip_while(|line| !line.starts_with("Example")).skip(1);
     let example: Vec<_> = lines.map_while(|line| line.strip_prefix("  ")).collect();
     let [server, client] = example[..] else { panic!("{}", help.stdout) };
-    let args = server.strip_prefix("pagemill ").unwrap().split(' ');
-    let mut command = Command::new(PROGRAM);
-    command.args(args).current_dir(folder.path("")).stdin(Stdio::null()).stderr(Stdio::piped());
-    let mut serving = Serving(command.spawn().unwrap());
+    let mut serving = Serving::start(&folder, server.strip_prefix("pagemill ").unwrap());
     let first = serving.first_line();
     assert!(first.contains("serving 4194304 bytes"), "{first}");
     if has_nbdcopy() {
@@ -121,13 +126,11 @@ fn the_example_in_its_help_runs() {
 }
 
 #[test]
-fn signals_end_it_and_its_socket_goes() {
-    for signal in [libc::SIGTERM, libc::SIGINT] {
-        let folder = Folder::new();
-        format(&folder);
-        let mut child = serve(&folder, &["--threads", "3", "--name", "disk"]);
-        // SAFETY: a signal to a child that has not been waited for.
-        unsafe { libc::kill(child.0.id() as i32, signal) };
+fn signals_end_it_and_remove_its_socket() {
+    for by in [Signal::TERM, Signal::INT] {
+        let folder = folder();
+        let mut child = serve(&folder, "--threads 3 --name disk");
+        signal(&child.0, by);
         assert_eq!(child.0.wait().unwrap().code(), Some(0));
         assert!(!folder.path("socket").exists());
         let first = child.first_line();
@@ -135,18 +138,17 @@ fn signals_end_it_and_its_socket_goes() {
     }
 }
 
-/// What was copied by then was answered, and every later write is refused, in words that libnbd understands.
+/// The server answers the writes that it has, and refuses later ones with an error that libnbd understands.
 #[test]
-fn a_copy_that_meets_sigterm_is_told_so_and_keeps_its_connections() {
+fn a_client_that_writes_at_sigterm_gets_an_error_on_its_connections() {
     if !has_nbdcopy() {
         return;
     }
-    let folder = Folder::new();
-    format_file_of(&folder, "80M");
+    let folder = folder_with("80M");
     let volume = File::open(folder.path("volume")).unwrap();
     let mut is_told = false;
     for round in 0..5 {
-        // Another one each time, so that a write shows.
+        // Other bytes each time, so that a write shows.
         folder.file("raw", &vec![round + 1; 16 * BYTES]);
         let sector = || {
             let mut bytes = [0; 512];
@@ -154,13 +156,12 @@ fn a_copy_that_meets_sigterm_is_told_so_and_keeps_its_connections() {
             bytes
         };
         let before = sector();
-        let mut server = serve(&folder, &["--threads", "2", "--io", if round % 2 == 0 { "auto" } else { "plain" }]);
-        let mut copy = Command::new("nbdcopy");
-        copy.args(["--connections=4", "raw", &uri(&folder)]).current_dir(folder.path(""));
-        let mut copy = Serving(copy.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+        let io = if round % 2 == 0 { "auto" } else { "plain" };
+        let mut server = serve(&folder, &format!("--threads 2 --io {io}"));
+        let copy = ["--connections=4", "raw", &uri(&folder)];
+        let mut copy = Serving(folder.spawn(Command::new("nbdcopy").args(copy)));
         until("a write", || sector() != before || copy.0.try_wait().unwrap().is_some());
-        // SAFETY: a signal to a child that has not been waited for.
-        unsafe { libc::kill(server.0.id() as i32, libc::SIGTERM) };
+        signal(&server.0, Signal::TERM);
         let mut said = String::new();
         copy.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         let is_whole = copy.0.wait().unwrap().success();
@@ -168,31 +169,28 @@ fn a_copy_that_meets_sigterm_is_told_so_and_keeps_its_connections() {
         assert!(!said.contains("cookie"), "round {round}: {said}");
         is_told |= is_whole || said.contains("Cannot send after transport endpoint shutdown");
     }
-    // Not each time: a copy that gets no processor for a second is taken for silent.
-    assert!(is_told, "its connections ended without a word");
+    // Not each time: a client that gets no processor for a second counts as silent.
+    assert!(is_told, "its connections ended without an error");
 }
 
 #[test]
 fn a_socket_left_behind_is_replaced_and_one_in_use_is_not() {
-    let folder = Folder::new();
-    format(&folder);
-    let mut child = serve(&folder, &["--read-only"]);
+    let folder = folder();
+    let mut child = serve(&folder, "--read-only");
     let second = "crypt serve volume --key-file key --unix socket --read-only";
-    let refused = folder.run(Command::new(PROGRAM).args(second.split(' ')));
+    let refused = pagemill(&folder, second);
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("another process answers there already"), "{}", refused.stderr);
     child.0.kill().unwrap();
     child.0.wait().unwrap();
-    let mut command = Command::new(PROGRAM);
-    command.args(second.split(' ')).current_dir(folder.path("")).stderr(Stdio::piped());
-    assert!(UnixStream::connect(folder.path("socket")).is_err(), "nobody serves");
-    let mut child = Serving(command.spawn().unwrap());
+    assert!(UnixStream::connect(folder.path("socket")).is_err(), "no process serves");
+    let mut child = Serving::start(&folder, second);
     let first = child.first_line();
     assert!(first.contains("serving"), "{first}");
     UnixStream::connect(folder.path("socket")).unwrap();
 }
 
-/// A certificate that is its own authority.
+/// Makes a certificate that is its own authority.
 fn certificate(folder: &Folder) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     folder.file("server.pem", made.cert.pem().as_bytes());
@@ -201,17 +199,14 @@ fn certificate(folder: &Folder) {
 }
 
 #[test]
-fn by_tls_it_serves_on_a_port() {
+fn it_serves_on_a_port_by_tls() {
     if !has_nbdcopy() {
         return;
     }
-    let folder = Folder::new();
-    format(&folder);
+    let folder = folder();
     certificate(&folder);
-    let mut command = Command::new(PROGRAM);
     let args = "crypt serve volume --key-file key --tcp 127.0.0.1:0 --tls-cert server.pem --tls-key server.key";
-    command.args(args.split(' ')).current_dir(folder.path("")).stdin(Stdio::null()).stderr(Stdio::piped());
-    let mut child = Serving(command.spawn().unwrap());
+    let mut child = Serving::start(&folder, args);
     let first = child.first_line();
     let uri =
         first.split_whitespace().find_map(|word| word.strip_suffix(':').filter(|word| word.starts_with("nbds://")));
@@ -224,43 +219,38 @@ fn by_tls_it_serves_on_a_port() {
 
 #[test]
 fn an_address_that_others_reach_is_refused_without_tls() {
-    let folder = Folder::new();
-    format(&folder);
+    let folder = folder();
     for address in ["0.0.0.0:0", "[::]:0"] {
-        let args = ["crypt", "serve", "volume", "--key-file", "key", "--tcp", address];
-        let refused = folder.run(Command::new(PROGRAM).args(args));
+        let refused = pagemill(&folder, &format!("crypt serve volume --key-file key --tcp {address}"));
         assert_eq!(refused.code, Some(1));
         assert!(refused.stderr.contains("--allow-plaintext"), "{}", refused.stderr);
     }
-    // With TLS it is the system that refuses this one: an address for documents, which no machine has.
+    // With TLS, the system refuses this address: it is reserved for documentation, and no machine has it.
     certificate(&folder);
     let args = "crypt serve volume --key-file key --tcp 192.0.2.1:0 --tls-cert server.pem --tls-key server.key";
-    let refused = folder.run(Command::new(PROGRAM).args(args.split(' ')));
+    let refused = pagemill(&folder, args);
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("192.0.2.1") && !refused.stderr.contains("plaintext"), "{}", refused.stderr);
     let half = args.strip_suffix(" --tls-key server.key").unwrap();
-    let refused = folder.run(Command::new(PROGRAM).args(half.split(' ')));
+    let refused = pagemill(&folder, half);
     assert_eq!(refused.code, Some(2), "a certificate without its key: {}", refused.stderr);
-    let none = folder.run(Command::new(PROGRAM).args(["crypt", "serve", "volume"]));
-    assert_eq!(none.code, Some(2), "neither a socket nor an address");
+    assert_eq!(pagemill(&folder, "crypt serve volume").code, Some(2), "neither a socket nor an address");
 }
 
 #[test]
 fn a_wrong_passphrase_has_an_exit_code_of_its_own() {
-    let folder = Folder::new();
-    format(&folder);
+    let folder = folder();
     folder.file("wrong", &[8; 32]);
     for (key, code) in [("key", 0), ("wrong", 3), ("none", 1)] {
-        let ran = folder.run(Command::new(PROGRAM).args(["crypt", "test-passphrase", "volume", "--key-file", key]));
+        let ran = pagemill(&folder, &format!("crypt test-passphrase volume --key-file {key}"));
         assert_eq!(ran.code, Some(code), "{key}: {}", ran.stderr);
     }
-    let wrong = ["crypt", "serve", "volume", "--key-file", "wrong", "--unix", "socket"];
-    assert_eq!(folder.run(Command::new(PROGRAM).args(wrong)).code, Some(3));
+    assert_eq!(pagemill(&folder, "crypt serve volume --key-file wrong --unix socket").code, Some(3));
 }
 
-/// It waits for its passphrase with the new files made; then it is killed, which it cannot hear.
+/// SIGKILL comes when the new files exist and the program waits for its passphrase.
 #[test]
-fn an_interrupted_format_leaves_nothing_behind() {
+fn a_killed_format_leaves_no_files() {
     let folder = Folder::new();
     let args = "crypt format volume --size 20M --header header --key-file /dev/stdin";
     let mut command = Command::new(PROGRAM);
@@ -270,7 +260,7 @@ fn an_interrupted_format_leaves_nothing_behind() {
     let files_of = |pid: u32| -> usize {
         let files =
             fs::read_dir(format!("/proc/{pid}/fd")).unwrap().filter_map(|file| fs::read_link(file.ok()?.path()).ok());
-        // A file's locks have descriptors of their own.
+        // A lock of a file has a descriptor of its own.
         files.filter(|file| file.starts_with(&inside)).collect::<std::collections::BTreeSet<_>>().len()
     };
     until("both files", || {
@@ -279,6 +269,5 @@ fn an_interrupted_format_leaves_nothing_behind() {
     });
     child.0.kill().unwrap();
     child.0.wait().unwrap();
-    let left: Vec<_> = fs::read_dir(&inside).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(folder.names(), [""; 0]);
 }

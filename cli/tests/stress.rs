@@ -1,6 +1,6 @@
-//! `pagemill stress`: short runs with a seed, what they count, and what they call too little.
+//! `pagemill stress`: short runs with a seed, their counts, and runs that prove too little.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::common::{Folder, Outcome, PROGRAM, signal, until};
 use serde_json::Value;
@@ -9,8 +9,8 @@ fn stress(args: &[&str]) -> Outcome {
     Folder::new().run(Command::new(PROGRAM).arg("stress").args(args).env_remove("PAGEMILL_FAIL"))
 }
 
-/// Runs it with a seed until each of these sums of counts is more than 0: for some seconds, and if that was too short on this
-/// machine for ten times as many.
+/// Runs it with a seed until each of these sums of counts is more than 0: for two seconds and, if that is too short on this
+/// machine, for ten and a hundred times as long.
 fn counts_each(args: &[&str], sums: &[&[&str]]) {
     for seconds in ["2", "20", "200"] {
         let outcome = stress(&[&["--seed", "7", "--threads", "4", "--json", "--seconds", seconds], args].concat());
@@ -29,7 +29,7 @@ fn counts_each(args: &[&str], sums: &[&[&str]]) {
 }
 
 #[test]
-fn an_arena_that_is_too_small_is_waited_for_and_reclaimed() {
+fn tight_stress_meets_waits_reclaim_and_faults_on_each_backend() {
     for backend in ["rseq", "portable"] {
         if backend == "rseq" && pagemill::self_test().is_err() {
             println!("skipped: restartable sequences don't work here");
@@ -37,14 +37,14 @@ fn an_arena_that_is_too_small_is_waited_for_and_reclaimed() {
         }
         let names = ["pages", "faults", "drains", "looks_at_the_mark", "array", "list", "callback", "runs", "single"];
         let mut sums: Vec<&[&str]> = names.iter().map(std::slice::from_ref).collect();
-        // There was not enough of everything.
+        // Some requests met a shortage.
         sums.push(&["waits", "below_mark", "exhausted"]);
         counts_each(&["--tight", "--backend", backend], &sums);
     }
 }
 
 #[test]
-fn a_round_is_counted_as_one() {
+fn a_run_of_one_round_says_1_round() {
     for (args, words) in [(&["--tight"][..], "clean: 1 round with less"), (&[], " operations in 1 round and ")] {
         let outcome = stress(&[&["--seconds", "1", "--seed", "7", "--threads", "2"], args].concat());
         assert!(outcome.done().stdout.contains(words), "{outcome:?}");
@@ -53,7 +53,7 @@ fn a_round_is_counted_as_one() {
 
 /// C3.14.
 #[test]
-fn acquisitions_fail_on_purpose() {
+fn failing_acquisitions_are_counted_and_a_run_without_pages_fails() {
     for more in [&[][..], &["--tight"]] {
         counts_each(&[&["--fail", "p=0.2,seed=3"], more].concat(), &[&["faults"], &["pages"]]);
         let none = stress(&[&["--seconds", "1", "--fail", "p=1"], more].concat());
@@ -63,13 +63,13 @@ fn acquisitions_fail_on_purpose() {
 }
 
 #[test]
-fn a_signal_ends_it_with_the_seed_and_without_its_socket() {
+fn a_signal_ends_it_tells_the_seed_and_removes_the_socket() {
     for more in [&[][..], &["--tight"]] {
         let folder = Folder::new();
         let socket = folder.path("socket");
         let mut command = Command::new("env");
         command.args(["--default-signal", PROGRAM, "stress", "--json", "--seconds", "600", "--stats"]).arg(&socket);
-        let mut child = command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = folder.spawn(command.args(more));
         until("its socket", || {
             assert!(child.try_wait().unwrap().is_none(), "it ended before it was watched");
             socket.exists()

@@ -1,4 +1,4 @@
-//! `pagemill top`: what it shows of a process, on a terminal and elsewhere, and what it says when there is none.
+//! `pagemill top`: what it shows of a process, on a terminal and elsewhere, and its messages when no process answers.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -15,11 +15,11 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
 
-/// An allocator that is served in a folder of its own: 7 single pages and 100 in bulk are out.
+/// An allocator that is served at the socket `s` in a folder of its own. It has handed out 7 single pages and 100 in bulk.
 struct Served {
     folder: Folder,
     server: StatsServer,
-    /// The server shows it as long as it is there.
+    /// The server shows it until it is dropped.
     allocator: Allocator,
     list: PageList,
 }
@@ -36,19 +36,12 @@ impl Served {
         Self { folder, server, allocator, list }
     }
     fn top(&self, args: &[&str]) -> Outcome {
-        self.folder.run(Command::new(PROGRAM).args(["top", "s"]).args(args))
+        self.folder.pagemill(&[&["top", "s"], args].concat())
     }
 }
 
-fn refused(outcome: &Outcome, words: &[&str]) {
-    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(1), ""), "{outcome:?}");
-    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
-    assert!(outcome.stderr.starts_with("pagemill: top: "), "{outcome:?}");
-    words.iter().for_each(|word| assert!(outcome.stderr.contains(word), "no {word:?} in {outcome:?}"));
-}
-
 #[test]
-fn the_table_shows_what_is_out_and_fits_80_columns() {
+fn the_table_shows_pages_handed_out_and_fits_80_columns() {
     let served = Served::new();
     for args in [&["--once"][..], &[]] {
         let table = served.top(args);
@@ -66,7 +59,7 @@ fn the_table_shows_what_is_out_and_fits_80_columns() {
 }
 
 #[test]
-fn json_and_prometheus_are_what_the_process_says() {
+fn json_and_prometheus_have_the_processs_figures() {
     let served = Served::new();
     let record: Value = serde_json::from_str(&served.top(&["--json"]).done().stdout).unwrap();
     assert_eq!(record["pid"], std::process::id());
@@ -98,25 +91,25 @@ fn shortfalls_are_shown_by_reason() {
 }
 
 #[test]
-fn without_a_process_it_says_what_to_do() {
+fn without_a_process_it_tells_the_next_step() {
     let folder = Folder::new();
     let top = |args: &[&str]| folder.run(Command::new(PROGRAM).arg("top").args(args).env_remove("PAGEMILL_STATS"));
-    refused(&top(&[]), &["PAGEMILL_STATS", "pagemill top PATH"]);
-    refused(&top(&["s"]), &["no such socket", "pagemill stress --stats"]);
+    top(&[]).refused_by("top", &["PAGEMILL_STATS", "pagemill top PATH"]);
+    top(&["s"]).refused_by("top", &["no such socket", "pagemill stress --stats"]);
     drop(UnixListener::bind(folder.path("s")).unwrap());
-    refused(&top(&["s"]), &["nobody answers there", "start it again"]);
-    std::fs::write(folder.path("file"), "").unwrap();
-    refused(&top(&["file"]), &["is no socket", "that the program serves"]);
+    top(&["s"]).refused_by("top", &["nobody answers there", "start it again"]);
+    folder.file("file", b"");
+    top(&["file"]).refused_by("top", &["is no socket", "that the program serves"]);
     let by_environment = folder.run(Command::new(PROGRAM).arg("top").env("PAGEMILL_STATS", "other"));
-    refused(&by_environment, &["other", "no such socket"]);
+    by_environment.refused_by("top", &["other", "no such socket"]);
     for args in [&["s", "--interval", "1"][..], &["s", "--json", "--prometheus"], &["s", "--json", "--once"]] {
         assert_eq!(top(args).code, Some(2), "{args:?}");
     }
 }
 
-/// Who serves there is no Pagemill.
+/// The process at the socket does not use `pagemill_watch`.
 #[test]
-fn strangers_are_recognised() {
+fn an_answer_of_another_program_is_refused() {
     let folder = Folder::new();
     let listener = UnixListener::bind(folder.path("s")).unwrap();
     for (answer, args, words) in [
@@ -135,12 +128,12 @@ fn strangers_are_recognised() {
                 assert!(stream.read(&mut question).unwrap() > 0);
                 stream.write_all(answer).unwrap();
             });
-            folder.run(Command::new(PROGRAM).args(["top", "s"]).args(args))
+            folder.pagemill(&[&["top", "s"], args].concat())
         });
-        refused(&outcome, words);
+        outcome.refused_by("top", words);
     }
-    // It takes the connection and is silent: nobody accepts it.
-    refused(&folder.run(Command::new(PROGRAM).args(["top", "s", "--once"])), &["no news for 5 s", "kill -CONT"]);
+    // The kernel takes the connection, and nothing accepts it.
+    folder.pagemill(&["top", "s", "--once"]).refused_by("top", &["no news for 5 s", "kill -CONT"]);
 }
 
 #[test]
@@ -153,22 +146,19 @@ fn tight_stress_is_watched_to_its_end() {
     watch_to_its_end(&["--tight"], "pagemill_waits_total");
 }
 
-/// `figure` has to have risen while it was watched. On a busy machine that may take longer than it ran.
+/// `figure` must rise while the run is watched. On a busy machine a short run may end too soon, so longer ones follow.
 fn watch_to_its_end(more: &[&str], figure: &str) {
     let has_risen = ["3", "30", "300"].into_iter().any(|seconds| rises_until_its_end(seconds, more, figure));
     assert!(has_risen, "{figure} never rose");
 }
 
-/// Watches a run of so many seconds; false if it ended too soon.
+/// Watches a run of so many seconds. False if it ended before the figure rose.
 fn rises_until_its_end(seconds: &str, more: &[&str], figure: &str) -> bool {
     let folder = Folder::new();
     let args = ["stress", "--seconds", seconds, "--threads", "3", "--seed", "5", "--stats", "s"];
-    let mut stress = Command::new(PROGRAM);
-    let stress =
-        stress.args(args).args(more).current_dir(folder.path("")).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut stress = stress.unwrap();
+    let mut stress = folder.spawn(Command::new(PROGRAM).args(args).args(more));
     until("its socket, or its end", || folder.path("s").exists() || stress.try_wait().unwrap().is_some());
-    // Into a file: it says more than a pipe holds.
+    // Into a file, because it prints more than a pipe holds.
     let mut top = Command::new(PROGRAM);
     top.args(["top", "s", "--json", "--interval", "100"]).current_dir(folder.path(""));
     top.stdout(File::create(folder.path("records")).unwrap()).stderr(Stdio::piped());
@@ -209,7 +199,7 @@ fn a_copy_that_cannot_be_watched_makes_nothing() {
     assert_eq!(folder.names(), ["dst", "src"]);
 }
 
-/// `pagemill top` on a terminal of its own, and all that it has written there.
+/// `pagemill top` on a terminal of its own, with everything that it writes there.
 struct Terminal {
     child: Child,
     keys: File,
@@ -245,7 +235,7 @@ impl Terminal {
         Self { child, keys, slave, written, so_far: String::new() }
     }
 
-    /// Waits until it has written this.
+    /// Waits until it has written these words.
     #[track_caller]
     fn sees(&mut self, words: &str) {
         while !self.so_far.contains(words) {
@@ -256,7 +246,7 @@ impl Terminal {
         }
     }
 
-    /// The terminal is as it was, and the program has ended so.
+    /// The program writes `last` and ends with this code, and the terminal is as it was.
     #[track_caller]
     fn ended(mut self, last: &str, code: Option<i32>) {
         self.sees("\x1b[?25h\x1b[?1049l");
@@ -298,7 +288,7 @@ fn on_a_terminal_it_ends_with_the_process() {
 }
 
 #[test]
-fn signals_end_it_and_the_terminal_is_as_it_was() {
+fn signals_end_it_and_restore_the_terminal() {
     let served = Served::new();
     let terminal = on_terminal(&served);
     signal(&terminal.child, Signal::INT);
@@ -321,12 +311,10 @@ fn a_low_terminal_is_scrolled() {
 }
 
 #[test]
-fn what_is_watched_may_be_stopped_for_a_while() {
+fn a_stopped_process_is_reported_and_shown_again_when_it_goes_on() {
     let folder = Folder::new();
     let args = ["stress", "--seconds", "600", "--threads", "1", "--pages", "500", "--stats", "s"];
-    let mut stress = Command::new(PROGRAM);
-    let stress = stress.args(args).current_dir(folder.path("")).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    let mut stress = stress.unwrap();
+    let mut stress = folder.spawn(Command::new(PROGRAM).args(args));
     until("its socket", || folder.path("s").exists());
     let mut terminal = Terminal::new(&folder, 60);
     terminal.sees("allocator stress");

@@ -5,7 +5,7 @@ use crate::unit::Unit;
 use crate::world::{Failure, World, demand};
 use pagemill::Order;
 
-/// Slots behind the request's n, which it must leave alone.
+/// Slots behind the request's n, which the request must not touch.
 const BEHIND: usize = 3;
 
 impl World {
@@ -29,7 +29,7 @@ impl World {
         let added = self.settle(&account, result.map(|filled| (filled.added, filled.shortfall)))?;
         demand!(n - holes_left == had + added, "an array has {} of {n} slots, not {had} + {added}", n - holes_left);
 
-        // New blocks fill the first holes; everything else is as it was.
+        // New blocks fill the first holes. Everything else is as it was.
         let told = self.told(request.gfp, order);
         let mut new = 0;
         for (i, (slot, &addr)) in slots.into_iter().zip(&before).enumerate() {
@@ -52,7 +52,8 @@ impl World {
         self.end()
     }
 
-    /// An array of `n` slots, empty where `is_hole` says so or nothing of that order is held; and its blocks' tags.
+    /// An array of `n` slots, and the tags of its blocks. A slot is empty if `is_hole` says so, or if no block of that order is
+    /// held.
     pub(crate) fn slots<T: Unit>(
         &mut self,
         order: Order,

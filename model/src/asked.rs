@@ -1,4 +1,4 @@
-//! A request from beginning to end: what it has to bring is worked out before, and compared afterwards.
+//! A request from beginning to end: the model works out what it must get before, and compares afterwards.
 use crate::expect::Bounds;
 use crate::plan::{Hidden, Plan, Wanted, Zone};
 use crate::request::{Ends, How, Place, Request};
@@ -10,30 +10,30 @@ use pagemill::{Account, Error, Exhausted, Gfp, InvalidRequest, NodeId, Shortfall
 pub(crate) struct Asked {
     pub(crate) request: Request,
     pub(crate) plan: Plan,
-    /// How many blocks have come, of each zone.
+    /// The number of blocks that came from each zone.
     pub(crate) got: Vec<usize>,
-    /// Its blocks in all, those that an array had already included.
+    /// Its number of blocks in all, including those that an array had already.
     had: usize,
-    /// Nodes that take turns for it take so many.
+    /// The number of turns that it takes, if nodes take turns for it.
     turns: usize,
-    /// Frames of each zone that are not out and not on a list, as far as is known: at least.
+    /// The least number of frames in each zone that are neither out nor on a list.
     bare: Vec<usize>,
-    /// The errors with which it has to be refused, since no state could serve it; `None` where that is not known.
+    /// The errors with which it must be refused, because no state of the allocator could serve it; `None` if they are not known.
     refusals: Option<Vec<InvalidRequest>>,
-    /// Nothing is missing, so it ends before it could be refused.
+    /// It misses nothing, so it ends before it could be refused.
     is_stopped: bool,
-    /// Waits that had ended before, unless somebody else waited meanwhile.
+    /// The number of waits that had ended before it, unless other threads waited meanwhile.
     waits: Option<u64>,
 }
 
 impl How {
-    /// Nothing said.
+    /// No options.
     pub(crate) const PLAIN: Self =
         Self { is_drained: false, is_dma32: false, place: Place::Anywhere, ends: Ends::Alone, account: None };
 }
 
 impl World {
-    /// Makes a request such that it can be made here, and works out what it must bring; `had` blocks are there already.
+    /// Adapts a request to this machine, and works out what it must get. `had` of its blocks are there already.
     pub(crate) fn begin(&mut self, mut request: Request, had: usize) -> (Request, Account) {
         let missing = request.ask.most() - had;
         let Some(zones) = &self.zones else {
@@ -47,7 +47,7 @@ impl World {
         if request.how.is_drained {
             self.allocator.drain();
         }
-        // It would wait some tenths of a second for each page that the cache lacks.
+        // This request would wait some tenths of a second for each page that the cache lacks.
         if self.cache.is_registered() && request.gfp.contains(Gfp::RETRY_MAYFAIL) {
             request.gfp = request.gfp.noretry();
         }
@@ -62,7 +62,7 @@ impl World {
         let cached: Vec<usize> = zones.zones.iter().map(|zone| self.cache.frames_of(&self.ledger, zone)).collect();
         let hidden = Hidden { listed: &listed, cached: &cached, is_unsure: self.is_failing };
         let plan = zones.plan(&self.ledger, &request, here, wanted, hidden);
-        // In vain it would wait some tenths of a second for a cache that has too little.
+        // If the cache has too little, this request would wait some tenths of a second for nothing.
         let is_in_vain = plan.bounds.low < wanted.missing && plan.is_in_vain != Some(false);
         if is_in_vain && self.cache.is_registered() && request.gfp.may_wait() && request.how.ends == Ends::Alone {
             request.gfp = request.gfp | Gfp::NORETRY;
@@ -78,7 +78,7 @@ impl World {
         (request, request.account())
     }
 
-    /// Where others work too, anything may come.
+    /// If other threads use the allocator, any result is possible.
     fn unknown(&self, request: Request, had: usize) -> Asked {
         let plan = Plan {
             bounds: Bounds::up_to(request.ask.most() - had),
@@ -92,14 +92,14 @@ impl World {
         Asked { request, plan, got, had, turns: 0, bare, refusals: None, is_stopped: false, waits: None }
     }
 
-    /// The node of the CPU that this runs on.
+    /// The node of the CPU on which this thread runs.
     pub(crate) fn node_here(&self) -> NodeId {
         self.machine
             .as_ref()
             .map_or(NodeId::ZERO, |built| built.machine.node_of_cpu.get((self.here)()).copied().unwrap_or(NodeId::ZERO))
     }
 
-    /// Frames on lists, of each zone at most: dumps know zones of one node and kind as one.
+    /// An upper bound of the frames on each zone's lists: the dumps put zones of one node and kind together.
     fn listed(&self) -> Vec<usize> {
         let Some(zones) = &self.zones else { return Vec::new() };
         if let [zone] = &zones.zones[..] {
@@ -113,7 +113,7 @@ impl World {
         zones.zones.iter().map(|zone| if zone.is_retired { 0 } else { of(zone).min(zone.expect.free()) }).collect()
     }
 
-    /// The request under way, which [`begin`](Self::begin) began.
+    /// The request that [`begin`](Self::begin) began.
     fn asked(&self) -> &Asked {
         match &self.asked {
             Some(asked) => asked,
@@ -125,14 +125,14 @@ impl World {
         self.asked().plan.bounds
     }
 
-    /// No wait is expected of the request any more: it ended before one, or got what it must have.
+    /// The request will not wait any more: it ended before a wait, or has what it must get.
     fn waits_no_more(&mut self) {
         if let Some(asked) = &mut self.asked {
             asked.plan.is_in_vain = asked.plan.is_in_vain.and(Some(false));
         }
     }
 
-    /// Compares the error with which the request was refused, if it was, with those that are due. Any other is a failure.
+    /// Compares the error with which the request was refused, if any, with those that are due. Any other is a failure.
     pub(crate) fn check_refusal(&mut self, error: Option<&Error>) -> Result<(), Failure> {
         let Asked { request, refusals, is_stopped, .. } = self.asked();
         let known = refusals.as_ref();
@@ -145,7 +145,7 @@ impl World {
                 demand!(is_right, "{request:?} was refused: {why}; not {known:?}");
                 self.counts_are_unknown();
                 self.waits_no_more();
-                self.zones.iter_mut().for_each(|zones| zones.turn = None); // It may have taken one first.
+                self.zones.iter_mut().for_each(|zones| zones.turn = None); // The request may have taken a turn first.
             }
             _ => demand!(
                 *is_stopped || known.is_none_or(Vec::is_empty),
@@ -155,7 +155,7 @@ impl World {
         Ok(())
     }
 
-    /// Compares what a bulk request brought. Returns what was added, 0 on an error.
+    /// Compares the result of a bulk request. Returns the number of blocks that it added, 0 on an error.
     pub(crate) fn settle(
         &mut self,
         account: &Account,
@@ -191,7 +191,7 @@ impl World {
             }
             Err(Error::Exhausted(Exhausted { wanted, got, why, .. })) => {
                 demand!(least > 0 && got < least && wanted == least, "{how} failed with {got} of {wanted}: {why}");
-                // More than a list's batch are not taken where the count says that there are too few.
+                // If the free count shows too few, the allocator does not take more than a list's batch.
                 let is_untried = request.gfp.may_wait() && least - had > 64 && got == had;
                 let is_due = is_untried || (had + bounds.low..=had + bounds.high).contains(&got);
                 demand!(is_due, "{how} failed with {got}, not {bounds:?} more");
@@ -207,14 +207,15 @@ impl World {
         }
     }
 
-    /// Is this the reason? `needed` more blocks had to come. `is_content`: it keeps what came and has not waited for more.
+    /// Checks the reason. `needed` more blocks were necessary. `is_content`: the request keeps what it got, and has not waited for
+    /// more.
     pub(crate) fn check_why(&self, why: Why, added: usize, needed: usize, is_content: bool) -> Result<(), Failure> {
         let asked = self.asked();
         let Asked { request, plan, bare, .. } = asked;
         let frames = request.order.pages().get();
         let is_broke = request.how.account.is_some_and(|limit| (added + needed) * frames > limit);
         let is_nowhere = !plan.may_have.is_empty() && !plan.may_have.contains(&true);
-        // Where the request failed, what it took has gone back.
+        // A request that failed has given back what it took.
         let taken = if is_content { added * frames } else { 0 };
         let is_marked = |is_sure: bool| {
             let Some(zones) = &self.zones else { return false };
@@ -238,7 +239,7 @@ impl World {
             Why::Fault => self.allocator.stats().faults > 0,
             Why::TimedOut => is_late,
             _ if is_late => false,
-            // Which of the nodes that take turns was meant is nobody else's business.
+            // The model does not know which of the nodes that take turns was meant.
             Why::BelowMark | Why::Exhausted if is_in_turn => true,
             Why::BelowMark => is_marked(false),
             Why::Exhausted => !is_marked(true),
@@ -248,7 +249,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends a request, whose blocks have been noted: which zones they came of, and how that was counted.
+    /// Ends a request after its blocks have been recorded: checks the zones that they came from, and the counters.
     pub(crate) fn end(&mut self) -> Result<(), Failure> {
         let Some(asked) = self.asked.take() else { return Ok(()) };
         let Asked { request, plan, got, turns, waits, .. } = asked;
@@ -256,7 +257,7 @@ impl World {
         zones.take_turns(&request, turns);
         let came: usize = got.iter().sum();
         if came == 0 && request.ask.least() > 1 {
-            // It may have taken a turn or not: whose turn it is is not known any more.
+            // The request may or may not have taken a turn, so the next turn is not known.
             zones.turn = None;
         }
         if let Some(of_zone) = plan.of_zone.as_ref().filter(|_| came > 0) {
@@ -274,13 +275,13 @@ impl World {
         Ok(())
     }
 
-    /// A request that nodes take turns for brought each one's share.
+    /// Checks that each node brought its share of a request for which nodes take turns.
     fn check_division(&self, plan: &Plan, request: &Request, got: &[usize]) -> Result<(), Failure> {
         let (Some((among, first)), Some(zones)) = (plan.divided, &self.zones) else { return Ok(()) };
         let (came, count) = (got.iter().sum::<usize>(), among.count());
         let mut node = first;
         for at in 0..count {
-            // Without knowing whose turn it was, each may have one more.
+            // If the first turn is not known, each node may have one block more.
             let Some(of) = node.or_else(|| among.iter().nth(at)) else { break };
             let its = zones.zones.iter().zip(got).filter(|(zone, _)| zone.piece.node == of);
             let n: usize = its.map(|(_, got)| got).sum();
@@ -292,7 +293,7 @@ impl World {
         Ok(())
     }
 
-    /// Counts what a request brought, as the allocator has to (C3.13).
+    /// Counts the blocks of a request, as the allocator must (C3.13).
     fn count(&mut self, request: &Request, wanted: Option<NodeId>, is_divided: bool, got: &[usize]) {
         let here = self.node_here();
         let Some(zones) = &self.zones else { return };
@@ -308,14 +309,14 @@ impl World {
                     counts.of(wanted).foreign += pages;
                 }
                 None if is_divided => counts.of(node).interleave += pages,
-                // Turns are nobody else's business: where a node lacks its share, who missed what is not told.
+                // If a node that takes turns lacks its share, the model does not know which node counts a miss.
                 None if pages > 0 => counts.is_known = false,
                 _ => {}
             }
         }
     }
 
-    /// Somebody else took blocks meanwhile, or some went back that nobody saw.
+    /// Other threads took blocks meanwhile, or freed some that this world did not see.
     pub(crate) fn disturbed(&mut self) {
         if let Some(asked) = &mut self.asked {
             let Plan { bounds, may_have, .. } = asked.plan.clone();
@@ -326,15 +327,15 @@ impl World {
         self.counts_are_unknown();
     }
 
-    /// Blocks came and went that nobody saw.
+    /// Blocks were taken and freed that this world did not see.
     pub(crate) fn counts_are_unknown(&mut self) {
         self.counts.is_known = false;
     }
 
-    /// Looks whether hits, misses and the rest were counted; after each operation.
+    /// After each operation, compares the counts of hits, misses and the rest.
     pub(crate) fn check_counts(&mut self) -> Result<(), Failure> {
         if self.machine.is_none() {
-            return Ok(()); // One zone: every page is a hit, and walking a large one takes long.
+            return Ok(()); // With one zone every page is a hit, and walking a large zone takes long.
         }
         let mut found = Counts::default();
         for dump in self.allocator.zoneinfo() {
@@ -362,7 +363,7 @@ fn is_dma32(dump: &ZoneInfo) -> bool {
     dump.kind == ZoneKind::Dma32
 }
 
-/// What a node counts (C3.13).
+/// The counts of a node (C3.13).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct OfNode {
     miss: u64,

@@ -1,8 +1,8 @@
-//! The reference model of what is free in one arena: for each pageblock, how many of its frames nobody has, and whose
-//! kind it is.
+//! The reference model of the free frames of one arena: for each pageblock, the number of its frames that have no owner, and its
+//! mobility.
 //!
-//! It knows nothing of lists: what they hold is free. Where a pageblock's mobility cannot be told from outside, what a
-//! mobility has lies between two bounds. What a request gets of it says [`crate::plan`].
+//! It knows nothing of lists: frames on lists count as free. If the mobility of a pageblock is not known from outside, the number
+//! of free frames of a mobility lies between two bounds. [`crate::plan`] works out what a request gets of them.
 use crate::Ledger;
 use core::ops::Range;
 use pagemill::{Gfp, Mobility, Order};
@@ -10,7 +10,7 @@ use pagemill::{Gfp, Mobility, Order};
 /// Frames of a pageblock.
 const PAGEBLOCK: usize = 1 << Order::PAGEBLOCK.get();
 
-/// A number that is known to lie between two.
+/// A number that is known to lie between two bounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Bounds {
     /// At least.
@@ -20,11 +20,11 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    /// Between nothing and `n`: where others work too.
+    /// Between nothing and `n`: for allocators that others use too.
     pub(crate) fn up_to(n: usize) -> Self {
         Self { low: 0, high: n }
     }
-    /// Is `n` within?
+    /// Whether `n` lies between the bounds.
     pub(crate) fn admit(self, n: usize) -> bool {
         (self.low..=self.high).contains(&n)
     }
@@ -34,7 +34,7 @@ impl Bounds {
 struct Pageblock {
     free: usize,
     frames: usize,
-    /// While frames of it are out, and if it can be told.
+    /// Its mobility, if it is known and frames of the pageblock are out.
     mobility: Option<Mobility>,
 }
 
@@ -42,7 +42,7 @@ struct Pageblock {
 #[derive(Clone, Debug)]
 pub(crate) struct Expect {
     blocks: Vec<Pageblock>,
-    /// The ledger's numbers of its frames.
+    /// The numbers of its frames in the ledger.
     numbers: Range<usize>,
     free: usize,
 }
@@ -58,19 +58,19 @@ impl Expect {
         Self { blocks: (0..frames).step_by(PAGEBLOCK).map(block).collect(), numbers, free: frames }
     }
 
-    /// Frames that nobody has.
+    /// Frames without an owner.
     pub(crate) fn free(&self) -> usize {
         self.free
     }
-    /// Frames that somebody has.
+    /// Frames with an owner.
     pub(crate) fn out(&self) -> usize {
         self.numbers.len() - self.free
     }
-    /// Is this frame of the arena?
+    /// Whether this frame is of the arena.
     pub(crate) fn has(&self, frame: usize) -> bool {
         self.numbers.contains(&frame)
     }
-    /// The mobility of the pageblock of a frame that is out, if it can be told.
+    /// The mobility of the pageblock of a frame that is out, if it is known.
     pub(crate) fn mobility_of(&self, frame: usize) -> Option<Mobility> {
         self.blocks[(frame - self.numbers.start) / PAGEBLOCK].mobility
     }
@@ -79,10 +79,10 @@ impl Expect {
         &mut self.blocks[(frame - self.numbers.start) / PAGEBLOCK..]
     }
 
-    /// A block was handed out. `mobility` is that of its pageblock, if the request tells it.
+    /// A block was handed out. `mobility` is that of its pageblock, if the request determines it.
     ///
     /// # Errors
-    /// The mobility that its pageblock has, if that is another one.
+    /// The known mobility of its pageblock, if it differs.
     pub(crate) fn take(&mut self, frame: usize, order: Order, mobility: Option<Mobility>) -> Result<(), Mobility> {
         let mut left = order.pages().get();
         self.free -= left;
@@ -117,8 +117,8 @@ impl Expect {
         }
     }
 
-    /// Blocks of `order` in pageblocks of the flags' mobility, and in unused ones. While lists hold frames, a pageblock
-    /// that nobody has a frame of may be in use.
+    /// Blocks of `order` in pageblocks of the flags' mobility, and in unused ones. While lists hold frames, a pageblock without
+    /// owners may be in use.
     pub(crate) fn own(&self, ledger: &Ledger, gfp: Gfp, order: Order, is_listed: bool) -> Bounds {
         let is_unused = |block: &Pageblock| block.free == block.frames;
         let low = |block: &Pageblock| match is_unused(block) {
@@ -128,12 +128,12 @@ impl Expect {
         let high = |block: &Pageblock| is_unused(block) || block.mobility.is_none_or(|known| known == gfp.mobility());
         Bounds { low: self.blocks_of(ledger, order, low), high: self.blocks_of(ledger, order, high) }
     }
-    /// Blocks of `order`, wherever.
+    /// Blocks of `order` in any pageblock.
     pub(crate) fn any(&self, ledger: &Ledger, order: Order) -> usize {
         self.blocks_of(ledger, order, |_| true)
     }
 
-    /// Aligned runs of 2^order free frames in the pageblocks that are asked for.
+    /// Aligned runs of 2^order free frames in the chosen pageblocks.
     fn blocks_of(&self, ledger: &Ledger, order: Order, is_asked: impl Fn(&Pageblock) -> bool) -> usize {
         let frames = order.pages().get();
         if order == Order::ZERO {

@@ -1,15 +1,15 @@
-//! Single pages and blocks; the list, callback and runs forms.
+//! Single pages and blocks; and the list, callback and runs forms.
 use crate::request::{How, Request};
 use crate::unit::{Holding, Unit};
 use crate::world::{Failure, World, demand};
 use pagemill::{Block, Bulk, Error, Gfp, InvalidRequest, List, Order, Page};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// What a callback unwinds with.
+/// The payload with which a callback unwinds.
 struct Stop;
 
 impl World {
-    /// One block.
+    /// Allocates one page or one block.
     pub(crate) fn one(&mut self, request: Request) -> Result<(), Failure> {
         let how = How { is_drained: request.how.is_drained, is_dma32: request.how.is_dma32, ..How::PLAIN };
         let (request, _) = self.begin(Request { how, ..request }, 0);
@@ -41,7 +41,7 @@ impl World {
     pub(crate) fn split(&mut self, which: usize, keep: usize) -> Result<(), Failure> {
         let Some(Holding { block, tag }) = self.pick_any(which) else { return Ok(()) };
         let (addr, order) = (block.addr(), block.order());
-        // Whole pageblocks keep the mobility that they were asked for; of others it cannot be told.
+        // A whole pageblock keeps the mobility with which it was requested; the mobility of a smaller block is not known.
         let frame = self.ledger.frame_of(addr);
         let zone = self.zones.as_mut().filter(|_| order >= Order::PAGEBLOCK).and_then(|zones| zones.at(frame));
         let told = zone.and_then(|(_, zone)| zone.expect.mobility_of(frame));
@@ -78,7 +78,7 @@ impl World {
             let added = self.settle(&account, result.map(|done| (done.blocks, done.shortfall)))?;
             demand!(hand.list.len() == had + added, "a list of {had} and {added} has {}", hand.list.len());
         }
-        // All of it is taken off and looked at: what was there comes first, then what is new.
+        // Takes all blocks off and checks them: first those that were there, then the new ones.
         let told = self.told(gfp, order);
         let units: Vec<T> = hand.list.by_ref().collect();
         for (i, unit) in units.iter().enumerate() {
@@ -115,7 +115,7 @@ impl World {
         Ok(())
     }
 
-    /// Puts held blocks on the list: each on its own, or all of them on another list that is joined to it.
+    /// Puts held blocks on the list: one by one, or all on another list that is joined to it.
     pub(crate) fn list_push<T: Unit>(&mut self, order: Order, n: usize, is_join: bool) -> Result<(), Failure> {
         let mut hand = core::mem::take(T::hand(self));
         let mut other = List::new();
@@ -153,7 +153,7 @@ impl World {
         let (request, account) = self.begin(request, 0);
         let (mut got, mut own, mut is_alone) = (Vec::<T>::new(), Vec::<Page>::new(), true);
         let allocator = &self.allocator;
-        // What the function takes itself may wait for nothing: it has no part in the plan.
+        // The pages that the callback itself requests must not wait, because they are not in the plan.
         let nested_gfp = if request.gfp.may_wait() { request.gfp | Gfp::NORETRY } else { request.gfp };
         let result = catch_unwind(AssertUnwindSafe(|| {
             let bulk = request.describe(Bulk::up_to(request.ask.most()), &account);
@@ -168,7 +168,7 @@ impl World {
                 }
             })
         }));
-        // What the function takes, or asks for in vain, may have had the cache give way for both.
+        // The callback's own requests, successful or not, may have shrunk the cache for both.
         let high = if is_alone { self.bounds().high } else { request.ask.most() };
         let is_disturbed = !is_alone || result.is_err();
         match result {
@@ -176,7 +176,7 @@ impl World {
                 let added = self.settle(&account, result.map(|done| (done.blocks, done.shortfall)))?;
                 demand!(added == got.len(), "{} blocks were handed over, {added} are said to", got.len());
             }
-            // The function took some itself: fewer may have been left.
+            // The callback took pages itself, so fewer may have been left.
             Ok(result) => demand!(
                 result.as_ref().is_ok_and(|done| done.blocks == got.len()) && got.len() <= high,
                 "{} blocks were handed over, and {result:?}",

@@ -1,4 +1,4 @@
-//! Every way back. What goes is looked at and noted before it does: a moment later it may be somebody else's.
+//! Every way to free. A block is checked and recorded before it is freed: a moment later it may have a new owner.
 use crate::array::addr_in;
 use crate::op::Holes;
 use crate::unit::{Holding, Unit};
@@ -32,7 +32,7 @@ impl World {
         freed.map_err(|_| self.refused(addr))
     }
 
-    /// Frees those of which it holds most, the oldest first.
+    /// Frees blocks of the order of which it holds most, the oldest first.
     pub(crate) fn free_oldest(&mut self, n: usize) -> Result<(), Failure> {
         let Some(held) = self.held_most() else { return Ok(()) };
         let n = n.min(held.len());
@@ -41,7 +41,7 @@ impl World {
     }
 
     pub(crate) fn free_array<T: Unit>(&mut self, order: Order, n: usize, holes: Holes) -> Result<(), Failure> {
-        // Holes leave few blocks: an array to be freed has them where another one has its blocks.
+        // An array that is freed has its blocks where an array that is filled has its holes, because holes leave few blocks.
         let (mut slots, tags) = self.slots::<T>(order, n, |i| !holes.is_hole(i, n));
         let mut blocks = 0;
         for (addr, tag) in slots.iter().map(addr_in).zip(tags).filter(|(addr, _)| *addr != 0) {
@@ -59,7 +59,7 @@ impl World {
         let (addr, order) = (block.addr(), block.order());
         self.give(addr, order, tag)?;
         let ptr = block.into_raw().0;
-        // SAFETY: the block was ours, and its handle is gone.
+        // SAFETY: the world owned the block, and its handle is gone.
         unsafe { free_raw(ptr, order) }.map_err(|_| self.refused(addr))
     }
 
@@ -72,7 +72,7 @@ impl World {
         }
         let raw = |slot: Option<Block>| slot.map_or(ptr::null_mut(), |block| block.into_raw().0);
         let mut slots: Vec<*mut u8> = slots.into_iter().map(raw).collect();
-        // SAFETY: the blocks were ours, and their handles are gone.
+        // SAFETY: the world owned the blocks, and their handles are gone.
         match unsafe { free_pages_bulk_raw(&mut slots, order) } {
             Ok(freed) => demand!(freed == blocks, "{freed} of {blocks} blocks were freed by address"),
             Err((_, misuse)) => return Err(self.refused(misuse.addr)),
@@ -118,7 +118,7 @@ impl World {
         Ok(())
     }
 
-    /// Frees most of what it has.
+    /// Frees most of its holdings.
     pub(crate) fn free_most(&mut self) -> Result<(), Failure> {
         self.list_free::<Page>(true)?;
         self.list_free::<Block>(false)?;

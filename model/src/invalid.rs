@@ -1,4 +1,4 @@
-//! Requests that must be refused: an error that says what is wrong, and nothing changes (C10.1).
+//! Requests that must be refused: the error names the reason, and nothing changes (C10.1).
 use crate::plan::Zones;
 use crate::world::{Failure, World, demand};
 use pagemill::{Block, BlockList, Bulk, Error, Gfp, Invalid, InvalidRequest, Order, Page, PageList, Run};
@@ -8,7 +8,7 @@ impl World {
         let allocator = &self.allocator;
         let mut slots: [Option<Page>; 4] = [const { None }; 4];
         let mut list = PageList::new();
-        // The last one is none where there is such memory.
+        // The last request is valid if there is such memory.
         let kinds = if self.zones.as_ref().is_some_and(Zones::has_dma32) { 8 } else { 9 };
         let (error, is_right): (Result<(), Error>, fn(InvalidRequest) -> bool) = match which % kinds {
             0 => (allocator.alloc_pages_bulk_array(Bulk::up_to(5), &mut slots).map(drop), |why| {

@@ -1,17 +1,17 @@
-//! Who owns which frame: a tag for each, swapped when it is handed out and before it goes back, and stamps in the
-//! pages. Everything here does only what a signal handler may.
+//! The owner of each frame: a tag, which is swapped when the frame is handed out and before it goes back; and stamps in the pages.
+//! All functions here may be called in a signal handler.
 use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 use pagemill::{Order, PAGE_SIZE};
 
-/// Marks one allocation; never 0. The upper bits say whose it is.
+/// Marks one allocation; never 0. Its upper bits are the owner's number.
 pub type Tag = u32;
 
-/// Pages of a block that carry stamps, if it has more: touching all of a large block would commit all of it.
+/// The number of pages that carry stamps in a larger block: touching all of a large block would commit all of it.
 const STAMPED: usize = 8;
 
-/// The owners of the frames of one or more arenas, which are counted through.
+/// The owners of the frames of one or more arenas. The frames are numbered through all arenas.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, Order};
@@ -26,48 +26,48 @@ const STAMPED: usize = 8;
 /// ```
 #[derive(Debug)]
 pub struct Ledger {
-    /// Where each arena lies, and the number of its first frame.
+    /// The addresses of each arena, and the number of its first frame.
     arenas: Box<[(Range<usize>, usize)]>,
     owners: Box<[AtomicU32]>,
 }
 
-/// What is wrong with a frame. `Copy`, and formatted later: a signal handler may find it.
+/// A fault of a frame. It is `Copy` and formatted later, because a signal handler may find it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Breach {
     /// The frame, counted from the first arena's start.
     pub frame: usize,
     /// Its address.
     pub addr: usize,
-    /// What it is.
+    /// The kind of fault.
     pub fault: Fault,
 }
 
 /// See [`Breach`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// It was handed out to `new` while `old` had it; or `old` was not its owner any more when it freed it.
+    /// It was handed out to `new` while `old` had it; or `old` was not its owner when it freed it.
     OwnedTwice {
-        /// Who had it.
+        /// The owner before.
         old: Tag,
-        /// Who got it.
+        /// The new owner.
         new: Tag,
     },
-    /// The allocator found that itself: it was on two ways at once.
+    /// The allocator found the fault itself: the frame was handed out and free at once.
     Quarantined,
-    /// The allocator took it back although nobody had it, or refused a block that was fine.
+    /// The allocator accepted a block without an owner, or refused a block that was in order.
     Refused,
-    /// Somebody else wrote to it.
+    /// Another owner wrote to it.
     Overwritten {
-        /// What was written.
+        /// The word that was found.
         found: u64,
-        /// What had to be there.
+        /// The word that was expected.
         expected: u64,
     },
-    /// It was asked for with `ZERO` and is not.
+    /// It was requested with `ZERO` and is not zero.
     NotZero,
-    /// Not of the arena, or not aligned.
+    /// It is in no arena, or not aligned.
     Astray,
-    /// A system call's or the caller's errno changed.
+    /// A call changed errno.
     Errno,
 }
 
@@ -91,18 +91,18 @@ impl fmt::Display for Breach {
 
 impl core::error::Error for Breach {}
 
-/// What stands in the first and last word of a page: its own address and owner, mixed.
+/// The first and last word of a page: a mixture of its own address and its owner.
 fn stamp(addr: usize, tag: Tag) -> u64 {
     (addr as u64 ^ u64::from(tag) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
 impl Ledger {
-    /// For an allocator's arena, with nobody owning anything.
+    /// A ledger for an allocator's arena, without owners.
     pub fn new(allocator: &pagemill::Allocator) -> Self {
         Self::over(&allocator.arenas().into_iter().map(|arena| arena.range).collect::<Vec<_>>())
     }
 
-    /// For arenas that lie there, whether an allocator has them yet or not.
+    /// A ledger for arenas at these addresses, which an allocator may not have yet.
     pub fn over(arenas: &[Range<usize>]) -> Self {
         let mut frames = 0;
         let numbered = arenas.iter().map(|arena| {
@@ -114,19 +114,19 @@ impl Ledger {
         Self { arenas, owners: (0..frames).map(|_| AtomicU32::new(0)).collect() }
     }
 
-    /// How many frames it is about.
+    /// The number of its frames.
     pub fn frames(&self) -> usize {
         self.owners.len()
     }
-    /// Its frames' owners, from the first on: 0 is nobody.
+    /// The owners of all frames, in order; 0 is no owner.
     pub fn owners(&self) -> impl Iterator<Item = Tag> {
         self.owners_in(0..self.frames())
     }
-    /// Those of some.
+    /// The owners of some frames.
     pub fn owners_in(&self, frames: Range<usize>) -> impl Iterator<Item = Tag> {
         self.owners[frames].iter().map(|owner| owner.load(Relaxed))
     }
-    /// The number of the frame at this address; beyond all of them if no arena has it.
+    /// The number of the frame at this address; above all frames' numbers if the address is in no arena.
     pub fn frame_of(&self, addr: usize) -> usize {
         let arena = self.arenas.iter().find(|(arena, _)| arena.contains(&addr));
         arena.map_or(usize::MAX, |(arena, first)| first + (addr - arena.start) / PAGE_SIZE)
@@ -136,7 +136,7 @@ impl Ledger {
         let arena = self.arenas.iter().rev().find(|(_, first)| *first <= frame);
         arena.map_or(0, |(arena, first)| arena.start + (frame - first) * PAGE_SIZE)
     }
-    /// Whose frame this is; 0 if nobody's, or not the arena's.
+    /// The owner of the frame at this address; 0 if it has none or the address is in no arena.
     pub fn owner_of(&self, addr: usize) -> Tag {
         self.owners.get(self.frame_of(addr)).map_or(0, |owner| owner.load(Acquire))
     }
@@ -156,20 +156,20 @@ impl Ledger {
         self.owners.get(first..first + order.pages().get()).ok_or(astray)
     }
 
-    /// The pages of a block that carry stamps.
+    /// The addresses of a block's pages that carry stamps.
     fn stamped(addr: usize, order: Order) -> impl Iterator<Item = usize> {
         let pages = order.pages().get();
         let n = pages.min(STAMPED);
         (0..n).map(move |i| addr + if n < 2 { 0 } else { i * (pages - 1) / (n - 1) } * PAGE_SIZE)
     }
 
-    /// Notes that a block was handed out to `tag`, and stamps it. The caller owns the block, or the allocator erred.
+    /// Records that a block was handed out to `tag`, and stamps it. The caller owns the block, unless the allocator erred.
     ///
     /// # Errors
-    /// It has an owner already, or is not the arena's.
+    /// It has an owner already, or is in no arena.
     pub fn take(&self, addr: usize, order: Order, tag: Tag) -> Result<(), Breach> {
         for (i, owner) in self.owners_of(addr, order)?.iter().enumerate() {
-            // Acquire and Release: two owners of one frame see each other here, in whatever order.
+            // AcqRel: two owners of one frame see each other here, in either order.
             let old = owner.swap(tag, AcqRel);
             if old != 0 {
                 return Err(self.breach(addr + i * PAGE_SIZE, Fault::OwnedTwice { old, new: tag }));
@@ -177,8 +177,8 @@ impl Ledger {
         }
         for page in Self::stamped(addr, order) {
             let [first, last] = words_of(page);
-            // SAFETY: both words lie in a page of the arena, which is mapped. If the allocator did its work nobody
-            // else has the page; if not, that is what this looks for.
+            // SAFETY: both words lie in a page of the arena, which is mapped. Unless the allocator erred, no other thread uses
+            // the page; finding such an error is the purpose of this code.
             unsafe {
                 first.write_volatile(stamp(page, tag));
                 last.write_volatile(!stamp(page, tag));
@@ -187,13 +187,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// Looks whether a block is still `tag`'s and nobody wrote to it.
+    /// Checks that `tag` still owns a block and that no other owner wrote to it.
     ///
     /// # Errors
-    /// It is not, or somebody did.
+    /// Another tag owns it, or another owner wrote to it.
     pub fn look(&self, addr: usize, order: Order, tag: Tag) -> Result<(), Breach> {
         for (i, owner) in self.owners_of(addr, order)?.iter().enumerate() {
-            // Acquire pairs with the swaps.
+            // Acquire pairs with the swaps in `take` and `give`.
             let now = owner.load(Acquire);
             if now != tag {
                 return Err(self.breach(addr + i * PAGE_SIZE, Fault::OwnedTwice { old: tag, new: now }));
@@ -212,7 +212,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Looks, and notes that nobody owns the block any more. Before it is freed: after that it may be somebody's.
+    /// Checks a block, and records that it has no owner. Call it before the block is freed: afterwards it may have a new owner.
     ///
     /// # Errors
     /// As [`look`](Self::look).
@@ -227,13 +227,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// Looks whether a block that was asked for with `ZERO` is zero. Before it is stamped.
+    /// Checks that a block that was requested with `ZERO` is zero. Call it before the block is stamped.
     ///
     /// # Errors
-    /// It is not.
+    /// It is not zero.
     pub fn look_zero(&self, addr: usize, order: Order) -> Result<(), Breach> {
         self.owners_of(addr, order)?;
-        // SAFETY: a block of the arena, which is mapped, handed out to the caller.
+        // SAFETY: the block lies in the arena, which is mapped, and was handed out to the caller.
         let words = unsafe {
             core::slice::from_raw_parts(
                 core::ptr::with_exposed_provenance::<u64>(addr),

@@ -1,21 +1,20 @@
-//! What everything that hunts for bugs has in common: one alphabet of operations, one reference model.
+//! What all hunters for bugs share: one alphabet of operations, one reference model.
 //!
-//! An [`Op`] is one thing that a program may do with an allocator. It is decoded from a few numbers ([`Raw`]), so that
-//! a property test, a fuzzer and a random generator speak the same language. A [`World`] does an `Op` with a real
-//! allocator and compares what came back with what had to come back:
+//! An [`Op`] is one thing that a program may do with an allocator. It is decoded from a few numbers ([`Raw`]), so that a property
+//! test, a fuzzer and a random generator use the same operations. A [`World`] applies an `Op` to a real allocator and compares the
+//! result with what it must be:
 //!
-//! - **Who owns what**: the [`Ledger`] has a tag for each frame, and the pages themselves carry stamps. A frame that is
-//!   handed out while somebody has it, or that somebody else wrote to, is seen at the next look. Many worlds in many
-//!   threads share one ledger.
-//! - **How much must come back, and from where**: the model knows which frames are out, of which pageblocks and zones,
-//!   and from that and the request's flags, nodes and policy how many pages or blocks it has to find, of which zone, and
-//!   why not more. That is exact where one world has a machine to itself, the lists were drained and all pages are of one
-//!   mobility; else it is an interval. Acquisitions that fail on purpose make it one that begins at nothing.
-//! - **What is counted**: pages out, hits and misses of nodes, waits, refusals.
+//! - **Owners**: the [`Ledger`] has a tag for each frame, and the pages themselves carry stamps. The next look at a frame shows if
+//!   it was handed out while it had an owner, or if another owner wrote to it. Many worlds in many threads share one ledger.
+//! - **How much a request must get, and from where**: the model knows which frames are out, of which pageblocks and zones. From
+//!   that and from the request's flags, nodes and policy it works out how many pages or blocks the request must find, in which
+//!   zone, and why not more. The answer is exact if one world has a machine to itself, the lists were drained and all pages have
+//!   one mobility; else it is an interval. With acquisitions that fail on purpose, the interval begins at nothing.
+//! - **Counters**: pages out, hits and misses of nodes, waits, refusals.
 //!
-//! A [`Machine`] is decoded likewise: nodes, distances, CPUs, pieces of memory and their marks.
+//! A [`Machine`] is decoded in the same way: nodes, distances, CPUs, pieces of memory and their marks.
 //!
-//! What is not checked here: which frames of a zone come, and in which order; how long waits last.
+//! The model does not check which frames of a zone a request gets, in which order, or how long waits last.
 #![warn(missing_docs)]
 
 mod array;

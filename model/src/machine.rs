@@ -1,5 +1,5 @@
-//! A machine that is not there: nodes, how far they are from each other, CPUs on them, and pieces of memory with marks.
-//! Decoded from numbers, as operations are, so that a failing case shrinks to a small one.
+//! An imaginary machine: nodes, their distances, their CPUs, and pieces of memory with marks. It is decoded from numbers, as
+//! operations are, so that a failing case shrinks to a small one.
 use crate::op::Raw;
 use crate::request::node_of;
 use core::fmt;
@@ -14,9 +14,9 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 pub struct Piece {
     /// Its node.
     pub node: NodeId,
-    /// Is it below 4 GiB for devices?
+    /// Whether it lies below 4 GiB, for devices.
     pub is_dma32: bool,
-    /// What it keeps from requests.
+    /// The watermarks below which it refuses requests.
     pub marks: Watermarks,
     /// How large it is.
     pub pages: usize,
@@ -25,28 +25,28 @@ pub struct Piece {
 /// Acquisitions that fail (C3.14).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failing {
-    /// None does.
+    /// None fails.
     Never,
-    /// All after so many.
+    /// All fail after so many.
     After(u64),
-    /// Each with a probability in percent, by a sequence that the seed begins.
+    /// Each fails with a probability in percent, by a sequence from a seed.
     Sometimes(u8, u64),
 }
 
 /// See the [module](self).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Machine {
-    /// Each CPU's node.
+    /// The node of each CPU.
     pub node_of_cpu: Vec<NodeId>,
-    /// From each node to each.
+    /// The distance from each node to each other.
     pub distances: Vec<Vec<u8>>,
-    /// What the allocator begins with.
+    /// The memory with which the allocator begins.
     pub pieces: Vec<Piece>,
-    /// What may be added.
+    /// Memory that may be added later.
     pub spares: Vec<Piece>,
     /// The allocator's policy.
     pub policy: Policy,
-    /// Which acquisitions fail.
+    /// The acquisitions that fail.
     pub failing: Failing,
 }
 
@@ -65,15 +65,15 @@ impl fmt::Debug for Machine {
     }
 }
 
-/// Sizes around those where paths part; small, so that requests meet their ends.
+/// Sizes around the limits at which the code branches. They are small, so that requests exhaust them.
 const SIZES: [usize; 8] = [600, 64, 512, 1100, 40, 1536, 300, 2100];
-/// Distances of one to four nodes: a ring, two boards, and all alike.
+/// Distances of up to four nodes: a ring, two boards, and all alike.
 const RING: [[u8; 4]; 4] = [[10, 20, 30, 20], [20, 10, 20, 30], [30, 20, 10, 20], [20, 30, 20, 10]];
 const BOARDS: [[u8; 4]; 4] = [[10, 15, 30, 40], [15, 10, 40, 30], [30, 40, 10, 15], [40, 30, 15, 10]];
 const ALIKE: [[u8; 4]; 4] = [[10, 20, 20, 20], [20, 10, 20, 20], [20, 20, 10, 20], [20, 20, 20, 10]];
 
 impl Machine {
-    /// The machine that these numbers mean, with `cpus` CPUs. Zeros mean one node with one piece of memory.
+    /// The machine that these numbers describe, with `cpus` CPUs. Zeros describe one node with one piece of memory.
     pub fn decode(raw: Raw, cpus: usize) -> Self {
         let Raw { kind, a, b, c, d } = raw;
         let nodes = 1 + usize::from(kind) % 4;
@@ -84,7 +84,7 @@ impl Machine {
             let reserve = if is_dma32 { [0, 0, 30, pages as u32 / 2][bits(c, 7) as usize % 4] } else { 0 };
             Piece { node: node_of(node), is_dma32, marks: marks_of(bits(b, at), pages, reserve), pages }
         };
-        // One piece on each node, but for one node perhaps; then one more somewhere, perhaps below 4 GiB.
+        // One piece on each node, except perhaps one node; then perhaps one more somewhere, perhaps below 4 GiB.
         let bare = (c >> 2 & 7 == 7).then_some((c >> 5) as usize % nodes).filter(|_| nodes > 1);
         let mut pieces: Vec<Piece> =
             (0..nodes).filter(|&node| Some(node) != bare).map(|node| piece(node, node, false)).collect();
@@ -95,7 +95,7 @@ impl Machine {
         }
         let spares = (0..(c >> 14 & 3) as usize % 3)
             .map(|at| piece(5 + at, (c >> (16 + at)) as usize % nodes, c >> (18 + at) & 3 == 3));
-        // Some of them have memory: others are refused as the allocator is built.
+        // The policy's nodes must include one with memory: otherwise the builder refuses.
         let populated: NodeMask = pieces.iter().map(|piece| piece.node).collect();
         let among = NodeMask::from_bits(u64::from(d >> 4 & 15));
         let among = if among.and(populated).is_empty() { populated } else { among };
@@ -116,16 +116,16 @@ impl Machine {
         }
     }
 
-    /// The same with faults.
+    /// The same machine with acquisitions that fail.
     #[must_use]
     pub fn failing(self, failing: Failing) -> Self {
         Self { failing, ..self }
     }
 
-    /// Makes an allocator of it; `builder` says the backend.
+    /// Builds its allocator. `builder` sets the backend.
     ///
     /// # Errors
-    /// The allocator's.
+    /// Those of the builder.
     pub fn build(&self, builder: Builder) -> Result<Built, BuildError> {
         let mut builder = builder.huge_pages(false).policy(self.policy);
         builder = builder.nodes(self.node_of_cpu.clone(), self.distances.clone());
@@ -136,8 +136,8 @@ impl Machine {
                 builder.faults(Faults::with_probability(f64::from(percent) / 100.0, seed))
             }
         };
-        // What the caller brings has known addresses. The system takes no part of it back, so a piece that is alone is
-        // not brought: there the allocator says where it lies.
+        // Memory that the caller brings has known addresses, and the system takes no part of it back. So a single piece is not
+        // brought: then the allocator reports its address.
         let is_alone = self.pieces.len() == 1 && self.spares.is_empty();
         let all = || self.pieces.iter().chain(&self.spares);
         let regions: Vec<Region> = all().filter(|_| !is_alone).map(|piece| Region::new(piece.pages)).collect();
@@ -153,7 +153,7 @@ impl Machine {
     }
 }
 
-/// Marks of all kinds: none, high ones, steps that are not a quarter.
+/// Marks of all kinds: none, high ones, and steps other than a quarter.
 fn marks_of(bits: u32, pages: usize, lowmem_reserve: u32) -> Watermarks {
     let pages = pages as u32;
     let marks = match bits {
@@ -170,10 +170,10 @@ fn marks_of(bits: u32, pages: usize, lowmem_reserve: u32) -> Watermarks {
 }
 
 impl Piece {
-    /// How the allocator is told of it.
+    /// The description of the piece for the builder.
     pub(crate) fn memory(&self, region: Option<&Region>) -> Memory {
         let memory = match region {
-            // SAFETY: the region is nobody else's, and outlives the allocator: `Built` frees it behind that alone.
+            // SAFETY: nothing else uses the region, and it outlives the allocator: `Built` frees it only after closing.
             Some(region) => unsafe { Memory::brought(region.start, self.pages) },
             None => Memory::anonymous(self.pages),
         };
@@ -182,7 +182,7 @@ impl Piece {
     }
 }
 
-/// Memory that is aligned as an arena must be.
+/// Memory with the alignment that an arena needs.
 #[derive(Debug)]
 pub(crate) struct Region {
     start: *mut u8,
@@ -191,12 +191,12 @@ pub(crate) struct Region {
 
 impl Region {
     fn new(pages: usize) -> Self {
-        // To the largest block in it, so that the allocator's are aligned to their size.
+        // Aligned to the largest block in it, so that the allocator's blocks are aligned to their sizes.
         let align = (pages * PAGE_SIZE).next_power_of_two().max(1 << 21);
         let Ok(layout) = Layout::from_size_align(pages * PAGE_SIZE, align) else {
             panic!("{pages} pages are too many")
         };
-        // SAFETY: not empty: pieces have pages.
+        // SAFETY: the layout is not empty, because a piece has pages.
         let start = unsafe { alloc(layout) };
         if start.is_null() {
             handle_alloc_error(layout);
@@ -208,17 +208,17 @@ impl Region {
         start..start + self.layout.size()
     }
     fn free(self) {
-        // SAFETY: from `new`, once.
+        // SAFETY: the pointer and the layout come from `new`, and are freed only here.
         unsafe { dealloc(self.start, self.layout) }
     }
 }
 
-/// A machine's allocator, and the memory that was brought for it. Whoever drops it before it is closed leaks that.
+/// A machine's allocator, and the memory that was brought for it. Dropping it before it is closed leaks the memory.
 #[derive(Debug)]
 pub struct Built {
     pub(crate) machine: Machine,
     pub(crate) allocator: Allocator,
-    /// Where its pieces lie, those that may be added behind the others.
+    /// The addresses of its pieces, first those that it has and then those that may be added.
     pub(crate) ranges: Vec<Range<usize>>,
     regions: Vec<Region>,
 }
@@ -228,7 +228,7 @@ impl Built {
     pub fn allocator(&self) -> &Allocator {
         &self.allocator
     }
-    /// The memory of a piece, to add it.
+    /// The memory of a piece that may be added.
     pub(crate) fn memory(&self, at: usize) -> Memory {
         let mut pieces = self.machine.pieces.iter().chain(&self.machine.spares);
         match (pieces.nth(at), self.regions.get(at)) {
@@ -236,10 +236,10 @@ impl Built {
             _ => panic!("piece {at} of a machine that has no memory of its own to add"),
         }
     }
-    /// Closes the allocator, and gives its memory back.
+    /// Closes the allocator, and frees its memory.
     ///
     /// # Errors
-    /// Pages are out.
+    /// Pages are still out.
     pub fn close(self) -> Result<(), StillOut> {
         self.allocator.close()?;
         self.regions.into_iter().for_each(Region::free);

@@ -1,5 +1,5 @@
-//! Misuse: refused with the right reason, and nothing changes (C2.4). Alone only: where others work, a block that was
-//! freed may be theirs by now.
+//! Misuse: it must be refused with the right reason, and change nothing (C2.4). Only for a world alone: beside other worlds, a
+//! freed block may have a new owner already.
 use crate::op::Wrong;
 use crate::unit::Holding;
 use crate::world::{Failure, World, demand};
@@ -8,7 +8,7 @@ use pagemill::{Block, Misuse, MisuseKind, Order, PAGE_SIZE, free_pages_bulk_raw,
 
 /// Frees an address that must be refused.
 fn free_wrong(addr: usize, order: Order) -> Result<(), Misuse> {
-    // SAFETY: the caller chose an address of which the checked entry promises to refuse it.
+    // SAFETY: the caller chose an address that the checked entry promises to refuse.
     unsafe { free_raw(ptr::with_exposed_provenance_mut(addr), order) }
 }
 
@@ -58,7 +58,7 @@ impl World {
         Self::refuse(free_wrong(addr, order), addr, &[MisuseKind::DoubleFree])
     }
 
-    /// Each block stands in the array twice: freed once, refused once, and its second slot stays.
+    /// Each block is in the array twice: it is freed once and refused once, and its second slot stays.
     fn free_twice_in_one_call(&mut self, which: usize, order: Order) -> Result<(), Failure> {
         let mut addrs = Vec::new();
         while addrs.len() <= which % 40 {
@@ -70,7 +70,7 @@ impl World {
         let n = addrs.len();
         let twice = addrs.iter().chain(&addrs).map(|&addr| ptr::with_exposed_provenance_mut(addr));
         let mut slots: Vec<*mut u8> = twice.collect();
-        // SAFETY: the blocks were ours, and their handles are gone; that each stands there twice is what is tried.
+        // SAFETY: the world owned the blocks, and their handles are gone. That each block is there twice is the case under test.
         let result = unsafe { free_pages_bulk_raw(&mut slots, order) };
         if n == 0 {
             demand!(result == Ok(0), "freeing nothing came to {result:?}");
@@ -96,7 +96,7 @@ impl World {
         Self::refuse(free_wrong(addr, order), addr, &[MisuseKind::DoubleFree, MisuseKind::Foreign])
     }
 
-    /// Frees something beside a held block, which stays as it is.
+    /// Frees an address or order other than a held block's. The block stays as it is.
     fn free_another(
         &mut self,
         which: usize,
@@ -107,7 +107,7 @@ impl World {
         let (ptr, of) = holding.block.into_raw();
         let result = free_wrong(addr, order);
         self.misused += 1;
-        // SAFETY: it was given up above, and what was refused has changed nothing.
+        // SAFETY: `into_raw` gave the block up, and the refused call has not freed it.
         let block = unsafe { Block::from_raw(ptr, of) };
         let block = block.map_err(|misuse| Failure::new(format!("a block that was given up is lost: {misuse}")))?;
         self.ledger.look(block.addr(), of, holding.tag)?;
@@ -116,7 +116,7 @@ impl World {
     }
 }
 
-/// An order that is not this one.
+/// Another order than this one.
 fn other_order(order: Order, which: usize) -> Order {
     let orders = usize::from(Order::MAX.get()) + 1;
     let other = (usize::from(order.get()) + 1 + which % (orders - 1)) % orders;

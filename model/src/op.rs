@@ -1,22 +1,22 @@
-//! The alphabet: everything that a program may do, decoded from four numbers.
+//! The alphabet: every operation of a program, decoded from numbers.
 //!
-//! Small numbers decode to the simplest operation of their kind, so that a failing case shrinks to something readable.
+//! Small numbers decode to the simplest operation of their kind, so that a failing case shrinks to a readable one.
 use crate::request::{Ends, How, Place, Request};
 use core::fmt;
 use pagemill::{Gfp, NodeMask, Order};
 
-/// An operation before it is decoded: what generators make and shrink. Shown as both.
+/// An operation before it is decoded: the form that generators make and shrink. It is shown in both forms.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Raw {
-    /// Which operation.
+    /// The kind of operation.
     pub kind: u8,
     /// Its flags.
     pub a: u32,
-    /// Its count, or what it is done to.
+    /// Its count, or the holding that it works on.
     pub b: u32,
     /// Its order and pattern.
     pub c: u32,
-    /// From where, and how long it tries.
+    /// Its nodes, and how long it tries.
     pub d: u32,
 }
 
@@ -27,7 +27,7 @@ impl fmt::Debug for Raw {
     }
 }
 
-/// How many a bulk request asks for.
+/// The number of blocks that a bulk request asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
     /// [`Bulk::up_to`](pagemill::Bulk::up_to).
@@ -39,7 +39,7 @@ pub enum Ask {
 }
 
 impl Ask {
-    /// The number that it must reach.
+    /// The number that it must get.
     pub fn least(self) -> usize {
         match self {
             Self::UpTo(_) => 0,
@@ -60,12 +60,12 @@ impl Ask {
 pub struct Holes {
     /// The pattern.
     pub pattern: u8,
-    /// Random bits for the patterns that want some.
+    /// Random bits for the random patterns.
     pub bits: u16,
 }
 
 impl Holes {
-    /// Is slot `i` of `n` empty?
+    /// Whether slot `i` of `n` is empty.
     pub fn is_hole(self, i: usize, n: usize) -> bool {
         match self.pattern % 8 {
             0 | 1 => true,
@@ -79,14 +79,14 @@ impl Holes {
     }
 }
 
-/// What is wrong with a request, or with a block that comes back.
+/// What is wrong with a request, or with a block that is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wrong {
-    /// A block that was freed just now is freed again.
+    /// A block that was just freed is freed again.
     Twice,
-    /// The same block stands twice in one bulk call.
+    /// The same block is in one bulk call twice.
     TwiceInOneCall,
-    /// A frame that is free, or was never handed out.
+    /// A frame that is free or was never handed out.
     Free,
     /// An address outside of every arena, null included.
     Foreign,
@@ -94,21 +94,21 @@ pub enum Wrong {
     Order,
     /// An address inside a block.
     Inside,
-    /// An address that is no page's.
+    /// An address that is not a page's.
     Unaligned,
 }
 
-/// One operation. `which` chooses among what the world holds, modulo its number.
+/// One operation. `which` chooses among the world's holdings, modulo their number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the fields' names say what the documented types are")]
 pub enum Op {
-    /// One page or one block.
+    /// Allocates one page or one block.
     One { request: Request },
-    /// A held block becomes pages, of which some are kept.
+    /// Splits a held block into pages, and keeps some.
     Split { which: usize, keep: usize },
-    /// The array form, with holes.
+    /// Allocates by the array form, with holes.
     Array { request: Request, holes: Holes },
-    /// The list form, onto the list in hand.
+    /// Allocates by the list form, onto the list in hand.
     List { request: Request },
     /// Takes blocks off the head of the list.
     ListPop { order: Order, n: usize },
@@ -118,11 +118,11 @@ pub enum Op {
     ListAppend { order: Order, n: usize },
     /// Frees the list: by dropping it, or by clearing it.
     ListFree { order: Order, is_drop: bool },
-    /// The callback form. The function unwinds at page `unwind`, and takes a page itself at every `nested`th.
+    /// Allocates by the callback form. The callback unwinds at page `unwind`, and requests a page itself at every `nested`th.
     Callback { request: Request, unwind: Option<usize>, nested: Option<usize> },
-    /// The runs form.
+    /// Allocates by the runs form.
     Runs { request: Request },
-    /// A run becomes pages, of which some are kept.
+    /// Turns a run into pages, and keeps some.
     RunSplit { which: usize, keep: usize },
     /// Drops a run.
     RunFree { which: usize },
@@ -144,31 +144,31 @@ pub enum Op {
     Drain,
     /// Drains one CPU's lists.
     DrainCpu { cpu: usize },
-    /// Goes on on another CPU.
+    /// Moves to another CPU.
     MoveTo { cpu: usize },
-    /// Puts held blocks into a cache, which gives them back when memory is short.
+    /// Puts held blocks into a cache, which frees them when memory is short.
     Cache { which: usize, n: usize },
-    /// Takes what the cache has, and ends it.
+    /// Takes all blocks of the cache, and ends it.
     Uncache,
-    /// A step of background reclaim.
+    /// Makes a step of background reclaim.
     ReclaimStep,
-    /// Gives free pageblocks to the system.
+    /// Gives free pageblocks back to the system.
     GiveBack,
-    /// Allows requests these nodes alone.
+    /// Restricts requests to these nodes.
     Allow { nodes: NodeMask },
     /// Adds a piece of memory.
     AddMemory { which: usize },
-    /// Retires one.
+    /// Retires a piece of memory.
     Retire { which: usize },
-    /// A census, statistics added up, every stamp looked at.
+    /// Validates the allocator, adds up statistics, and checks every stamp.
     Check,
 }
 
-/// How many kinds [`Op::decode`] tells apart.
+/// The number of kinds that [`Op::decode`] distinguishes.
 const KINDS: u8 = 52;
 
 impl Op {
-    /// The operation that these numbers mean; all numbers mean one.
+    /// The operation that these numbers encode; all numbers encode one.
     pub fn decode(raw: Raw) -> Self {
         let Raw { kind, a, b, c, d } = raw;
         let order = order_of(c);
@@ -219,7 +219,7 @@ impl Op {
         }
     }
 
-    /// Is it refused on purpose? Where several threads work, a block that was freed may be somebody else's already.
+    /// Whether it is refused on purpose. Among several threads, a freed block may have a new owner already.
     pub fn is_misuse(self) -> bool {
         matches!(self, Self::Misuse { .. })
     }
@@ -261,7 +261,7 @@ fn gfp_of(a: u32, order: Order) -> Gfp {
         7 => gfp | Gfp::RECLAIMABLE,
         _ => gfp,
     };
-    // Zeroing a block of hundreds of MiB shows nothing that one of 4 MiB does not.
+    // Zeroing a block of hundreds of MiB shows no more than zeroing one of 4 MiB.
     if a >> 6 & 3 == 3 && order.get() <= 10 {
         gfp = gfp | Gfp::ZERO;
     }
@@ -285,7 +285,7 @@ fn order_of(c: u32) -> Order {
     Order::new(order as u8).unwrap_or(Order::MAX)
 }
 
-/// Counts of all sizes, around those where paths part (8, 64, 512); fewer of large blocks.
+/// Counts of all sizes, around the limits at which the code branches (8, 64, 512); smaller for large blocks.
 fn count_of(b: u32, order: Order) -> usize {
     let n = (b >> 3) as usize;
     let n = match b & 7 {
@@ -319,7 +319,7 @@ fn wrong_of(a: u32) -> Wrong {
     }
 }
 
-/// A set of the first four nodes, mostly of several.
+/// A set of the first four nodes, in most cases several.
 fn nodes_of(bits: u32) -> NodeMask {
     match bits & 31 {
         0 | 16.. => NodeMask::ALL,
@@ -345,7 +345,7 @@ fn how_of(d: u32) -> How {
         15 => Ends::CancelledBeforeDeadline,
         _ => Ends::Alone,
     };
-    // Small accounts: large ones are as good as none.
+    // Small accounts: a large account is like none.
     let account = (d >> 18 & 7 == 7).then_some(count_of(d >> 21, Order::ZERO));
     How { is_drained: d & 3 != 0, is_dma32: d >> 28 & 7 == 7, place, ends, account }
 }

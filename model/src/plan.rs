@@ -1,34 +1,35 @@
-//! What a request has to find, and where: the rules of C3.6 to C3.8 on numbers.
+//! What a request must find, and where: the rules of C3.6 to C3.8, on numbers.
 //!
-//! A request for many goes through the zones that it may have in bulk, the nearest first, and takes from each what lies
-//! above the low mark in pageblocks of its mobility. If that is nothing, or fewer than it must have, blocks are tried one by
-//! one, once, or until that number is reached; with `RETRY_MAYFAIL` until it has all or one attempt fails: from whichever zone
-//! may serve it, down to the mark that its flags reach, and from any pageblock. Which zones it may have, and in which order, say the allowed set, its nodemask and its policy.
+//! A request for many blocks goes through its zones in bulk, the nearest first, and takes from each the blocks above the low mark
+//! in pageblocks of its mobility. If it finds none that way, or fewer than it must get, it tries blocks one by one: one block, or
+//! until it has the number that it must get, or with `RETRY_MAYFAIL` until it has all or one attempt fails. These come from any
+//! zone that may serve it, down to the mark that its flags reach, and from any pageblock. The allowed set, its nodemask and its
+//! policy determine its zones and their order.
 //!
-//! With the lists drained, and pageblocks of one mobility, all that is exact: how many blocks come, and of which zone.
-//! What lists hold, or a mobility that cannot be told, makes it an interval.
+//! If the lists were drained and all pageblocks have one mobility, all this is exact: how many blocks come, and from which zone.
+//! Frames on lists, or an unknown mobility, make it an interval.
 use crate::Ledger;
 use crate::expect::{Bounds, Expect};
 use crate::machine::Piece;
 use crate::request::Request;
 use pagemill::{Gfp, InvalidRequest, NodeId, NodeMask, Policy};
 
-/// A piece of memory that the allocator has, and what is free of it.
+/// A piece of memory of the allocator, and its free frames.
 #[derive(Clone, Debug)]
 pub(crate) struct Zone {
     pub(crate) piece: Piece,
     pub(crate) expect: Expect,
     pub(crate) is_retired: bool,
-    /// The caller brought it: the system takes no part of it back.
+    /// The caller brought it, and the system takes no part of it back.
     pub(crate) is_brought: bool,
 }
 
 impl Zone {
-    /// How many frames stay whatever is tried.
+    /// The number of frames that stay free after every attempt.
     pub(crate) fn floor(&self, gfp: Gfp) -> usize {
         self.floors(gfp).1
     }
-    /// How many frames must stay: in bulk, and when all that the flags allow is tried.
+    /// The number of frames that stay free in bulk, and after every attempt that the flags allow.
     pub(crate) fn floors(&self, gfp: Gfp) -> (usize, usize) {
         let marks = self.piece.marks;
         let reserve = if gfp.contains(Gfp::DMA32) { 0 } else { marks.lowmem_reserve };
@@ -37,35 +38,35 @@ impl Zone {
     }
 }
 
-/// All memory, and who may have what of it.
+/// All memory, and the rules for its use.
 #[derive(Clone, Debug)]
 pub(crate) struct Zones {
     pub(crate) zones: Vec<Zone>,
     pub(crate) distances: Vec<Vec<u8>>,
     pub(crate) allowed: NodeMask,
     pub(crate) policy: Policy,
-    /// The node that took the last turn, if that is known.
+    /// The node that took the last turn, if it is known.
     pub(crate) turn: Option<NodeId>,
 }
 
 /// What is known about a request before it is made.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Blocks that it brings.
+    /// The number of blocks that it gets.
     pub(crate) bounds: Bounds,
-    /// How many of each zone, if that follows.
+    /// The number of blocks from each zone, if it is determined.
     pub(crate) of_zone: Option<Vec<usize>>,
-    /// Which zones it may have.
+    /// Whether each zone may serve it.
     pub(crate) may_have: Vec<bool>,
-    /// The node that it wants them of; none if nodes take turns.
+    /// The preferred node; none if nodes take turns.
     pub(crate) wanted: Option<NodeId>,
-    /// Nodes take turns for it, and each has enough: which have it, and whose turn the first block is, if that is known.
+    /// If nodes take turns for it and each has enough: those nodes, and the node of the first block if it is known.
     pub(crate) divided: Option<(NodeMask, Option<NodeId>)>,
-    /// Does it end with a single attempt that finds nothing? If that follows.
+    /// Whether its last attempt finds nothing, if that is determined.
     pub(crate) is_in_vain: Option<bool>,
 }
 
-/// One zone, as one request sees it.
+/// One zone, from the view of one request.
 #[derive(Clone, Copy)]
 struct Has {
     frames: usize,
@@ -75,21 +76,21 @@ struct Has {
     min: usize,
 }
 
-/// What is asked of the zones: blocks, and of them those that must come.
+/// The number of blocks that are missing, and of those the number that must come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) missing: usize,
     pub(crate) needed: usize,
 }
 
-/// What others have that may come back meanwhile, or that marks do not hold.
+/// Frames that may come back meanwhile, or that the marks do not protect.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hidden<'h> {
     /// Frames on lists, of each zone.
     pub(crate) listed: &'h [usize],
     /// Frames in the cache, of each zone.
     pub(crate) cached: &'h [usize],
-    /// Acquisitions fail, or somebody else works: whatever is at least may be nothing.
+    /// Acquisitions fail, or other threads use the allocator: every lower bound is nothing.
     pub(crate) is_unsure: bool,
 }
 
@@ -101,7 +102,7 @@ impl Zones {
     pub(crate) fn populated(&self) -> NodeMask {
         self.in_use().map(|zone| zone.piece.node).collect()
     }
-    /// The zone that has this frame.
+    /// The zone of this frame.
     pub(crate) fn at(&mut self, frame: usize) -> Option<(usize, &mut Zone)> {
         self.zones.iter_mut().enumerate().find(|(_, zone)| zone.expect.has(frame))
     }
@@ -109,8 +110,8 @@ impl Zones {
         self.in_use().any(|zone| zone.piece.is_dma32)
     }
 
-    /// The zones in use, those that are tried first by who prefers `from` first: by distance, then by number going round,
-    /// and on each node ordinary memory before that below 4 GiB; in the order in which they were added.
+    /// The zones in use, in the order in which a request tries them that prefers `from`: by distance, then by number in a circle;
+    /// on each node ordinary memory first, then memory below 4 GiB; then in the order in which they were added.
     fn zonelist(&self, from: NodeId) -> Vec<usize> {
         let mut list: Vec<usize> = (0..self.zones.len()).filter(|&at| !self.zones[at].is_retired).collect();
         let distance = |node: NodeId| {
@@ -125,7 +126,7 @@ impl Zones {
         list
     }
 
-    /// What `request` has to find, made on node `here`, for blocks of which some are missing.
+    /// What `request` must find on node `here`, with so many blocks missing.
     pub(crate) fn plan(
         &self,
         ledger: &Ledger,
@@ -177,7 +178,7 @@ impl Zones {
         let (least, most) = (ways.walk(&has(true), wanted), ways.walk(&has(false), wanted));
         let sum = |of_zone: &[usize]| of_zone.iter().sum::<usize>();
         let mut bounds = Bounds { low: sum(&least.of_zone), high: sum(&most.of_zone) };
-        // Lists may have pages beyond what the marks leave, and divided requests their own order.
+        // Lists may have pages below the marks, and divided requests have an order of their own.
         if (!is_exposed && has_marks) || (is_divided && !is_far) {
             let all = |zones: &[Has]| list.iter().map(|&at| zones[at].any).sum::<usize>();
             bounds.high = wanted.missing.min(all(&has(false)));
@@ -185,7 +186,7 @@ impl Zones {
         if is_divided && (!is_far || gfp.contains(Gfp::THISNODE)) {
             bounds.low = bounds.low.min(wanted.needed.max(1));
         }
-        // Which zone has it may hang on what lists hold, even where the sum does not.
+        // The zone of the blocks may depend on what lists hold, even if their number does not.
         let is_told = list.iter().all(|&at| {
             let own = self.zones[at].expect.own(ledger, gfp, request.order, false);
             own.low == own.high
@@ -212,7 +213,7 @@ impl Zones {
         plan
     }
 
-    /// Why no state of the allocator could serve a request that is made on node `here` and must have so many blocks at once.
+    /// Why no state of the allocator could serve a request on node `here` that needs so many blocks at once.
     pub(crate) fn refusal(&self, request: &Request, here: NodeId, blocks: usize) -> Option<InvalidRequest> {
         let policy = request.how.place.policy().unwrap_or(self.policy);
         let is_here_only = request.gfp.contains(Gfp::THISNODE) && !matches!(policy, Policy::Interleave(_));
@@ -230,7 +231,7 @@ impl Zones {
         (blocks > most).then_some(InvalidRequest::MoreThanManaged { blocks, order: request.order.get(), most })
     }
 
-    /// The nodes that a request's blocks come from in turn.
+    /// The nodes that take turns for a request.
     fn among(&self, request: &Request) -> NodeMask {
         let nodes = request.how.place.nodes().and(self.allowed).and(self.populated());
         match request.how.place.policy().unwrap_or(self.policy) {
@@ -238,16 +239,16 @@ impl Zones {
             _ => NodeMask::NONE,
         }
     }
-    /// A request for `n` blocks was made: each took a turn.
+    /// Records a request for `n` blocks: each block took a turn.
     pub(crate) fn take_turns(&mut self, request: &Request, n: usize) {
         let among = self.among(request);
-        // Whole rounds end where they began, but not before they began.
+        // Whole rounds end at the node where they began, except before the first turn.
         for _ in 0..n.checked_sub(1).and_then(|n| n.checked_rem(among.count())).map_or(0, |n| n + 1) {
             self.turn = self.turn.and_then(|turn| among.next_after(turn));
         }
     }
 
-    /// Has each of the nodes its share above the low marks?
+    /// Whether each of the nodes has its share above the low marks.
     fn has_shares(&self, among: NodeMask, has: &[Has], ways: &Ways<'_>, missing: usize) -> bool {
         let share = missing.div_ceil(among.count().max(1));
         let of_node = |node| {
@@ -265,13 +266,13 @@ impl Has {
     }
 }
 
-/// The zones that a request goes through, in order.
+/// The zones that a request tries, in order.
 struct Ways<'w> {
     list: &'w [usize],
     bulk: &'w [usize],
-    /// Is there one zone in all? Then it is drained, and other mobilities tried, above the low mark too.
+    /// Whether there is only one zone: then its lists are drained and other mobilities tried above the low mark too.
     is_alone: bool,
-    /// Of one block.
+    /// The frames of one block.
     frames: usize,
 }
 
@@ -312,7 +313,7 @@ impl Ways<'_> {
 }
 
 impl Plan {
-    /// What reclaim may add.
+    /// Adds what reclaim may bring.
     fn reclaim(&mut self, request: &Request, ways: &Ways<'_>, zones: &[Has], wanted: Wanted, cached: &[usize]) {
         use crate::request::Ends::Alone;
         let mine: usize = ways.list.iter().map(|&at| cached[at]).sum();
@@ -320,14 +321,14 @@ impl Plan {
         if !is_asked || self.is_in_vain == Some(false) {
             return;
         }
-        // One by one, so no more than must come, or one.
+        // Reclaim serves one block at a time: no more than must come, or one.
         let single = wanted.needed.max(self.bounds.high + 1).min(wanted.missing);
         let has_marks = ways.list.iter().any(|&at| zones[at].low > 0);
-        // One round brings 64 pages, and there may be one alone.
+        // One round of reclaim brings 64 pages, and there may be only one.
         let total = cached.iter().sum::<usize>();
         let is_of_use = mine == total || total <= 64;
         if ways.frames == 1 && !has_marks && is_of_use && self.is_in_vain == Some(true) {
-            // All that is cached comes back, as long as it brings something.
+            // The whole cache comes back, as long as each round brings pages.
             let total = (self.bounds.high + mine).min(single.max(self.bounds.high));
             self.bounds = Bounds { low: total, high: total };
         } else {

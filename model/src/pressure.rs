@@ -1,5 +1,5 @@
-//! What happens to the memory itself: caches that give way, steps of reclaim, nodes that are allowed or not, memory that
-//! comes, goes, and is given back to the system.
+//! Changes of the memory itself: caches that shrink, steps of reclaim, the allowed nodes, memory that is added, retired, or given
+//! back to the system.
 use crate::expect::Expect;
 use crate::ledger::{Breach, Ledger};
 use crate::plan::Zone;
@@ -8,12 +8,12 @@ use crate::world::{Failure, World, demand};
 use pagemill::{ArenaId, Error, InvalidRequest, NodeMask, Order, Registered, Shrink, Shrinker};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Blocks that can be done without.
+/// Blocks that a shrinker may free.
 #[derive(Debug)]
 struct Cache {
     ledger: Arc<Ledger>,
     kept: Mutex<Vec<Holding>>,
-    /// What it gave back since somebody looked.
+    /// The blocks that it freed since the last look.
     freed: Mutex<Vec<Result<(usize, Order), Breach>>>,
 }
 
@@ -34,11 +34,11 @@ impl Shrinker for Cache {
     }
 }
 
-/// The world's cache, while it has one; and memory that was added.
+/// The world's cache, if it has one; and memory that was added.
 #[derive(Debug, Default)]
 pub(crate) struct Caching {
     cache: Option<(Arc<Cache>, Registered)>,
-    /// Its number, for each zone that was added; those that the builder was told of have none.
+    /// Its number, for each zone that was added; none for zones of the builder.
     added: Vec<(usize, ArenaId)>,
 }
 
@@ -46,7 +46,7 @@ impl Caching {
     pub(crate) fn is_registered(&self) -> bool {
         self.cache.is_some()
     }
-    /// Frames of a zone that it has.
+    /// Its frames in a zone.
     pub(crate) fn frames_of(&self, ledger: &Ledger, zone: &Zone) -> usize {
         let Some((cache, _)) = &self.cache else { return 0 };
         let is_of = |held: &&Holding| zone.expect.has(ledger.frame_of(held.block.addr()));
@@ -64,7 +64,7 @@ impl World {
     /// Puts held blocks into the cache.
     pub(crate) fn put_in_cache(&mut self, which: usize, n: usize) {
         if self.zones.is_none() {
-            return; // Its requests would wait for a cache that has too little.
+            return; // The world's requests would wait for a cache that has too little.
         }
         let held: Vec<Holding> = (0..n).map_while(|i| self.pick_any(which.wrapping_add(i))).collect();
         let (cache, _) = self.cache.cache.get_or_insert_with(|| {
@@ -75,7 +75,7 @@ impl World {
         lock(&cache.kept).extend(held);
     }
 
-    /// Takes what the cache has, and ends it.
+    /// Takes all blocks of the cache, and ends it.
     pub(crate) fn uncache(&mut self) {
         if let Some((cache, registered)) = self.cache.cache.take() {
             drop(registered);
@@ -84,7 +84,7 @@ impl World {
         }
     }
 
-    /// Notes what the cache gave back meanwhile. Returns how many frames that were.
+    /// Records the frames that the cache freed meanwhile. Returns their number.
     pub(crate) fn reconcile(&mut self) -> Result<usize, Failure> {
         let Some((cache, _)) = &self.cache.cache else { return Ok(0) };
         let freed = core::mem::take(&mut *lock(&cache.freed));
@@ -110,8 +110,8 @@ impl World {
         Ok(())
     }
 
-    /// Free memory above the high mark goes to the system, as far as it is committed. The model does not know which frames are,
-    /// so it holds an upper bound alone.
+    /// Gives free memory above the high mark back to the system, as far as it is committed. The model does not know which frames
+    /// are committed, so it has only an upper bound.
     pub(crate) fn give_back(&mut self) -> Result<(), Failure> {
         let told = self.allocator.give_back().get();
         let Some(zones) = &self.zones else { return Ok(()) };
@@ -134,7 +134,7 @@ impl World {
         Ok(())
     }
 
-    /// Adds the next piece of memory that the machine has beside.
+    /// Adds the next of the machine's pieces of memory.
     pub(crate) fn add_memory(&mut self, _which: usize) -> Result<(), Failure> {
         let (Some(zones), Some(built)) = (&mut self.zones, &self.machine) else { return Ok(()) };
         let at = zones.zones.len();
@@ -149,7 +149,7 @@ impl World {
         Ok(())
     }
 
-    /// Retires a piece that was added; perhaps not for the first time.
+    /// Retires a piece that was added, perhaps not for the first time.
     pub(crate) fn retire(&mut self, which: usize) -> Result<(), Failure> {
         let added = &self.cache.added;
         let (Some(zones), false) = (&mut self.zones, added.is_empty()) else { return Ok(()) };

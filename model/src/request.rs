@@ -1,4 +1,4 @@
-//! What a request says beside how many: from where, how long it tries, who pays.
+//! The options of a request: its nodes, how long it tries, the account that it is charged to.
 use crate::op::Ask;
 use crate::unit::Unit;
 use core::fmt;
@@ -9,13 +9,13 @@ use std::time::Duration;
 /// A request for one block, or for many.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What it may do.
+    /// Its flags.
     pub gfp: Gfp,
     /// The order of its blocks.
     pub order: Order,
-    /// How many.
+    /// The number of blocks.
     pub ask: Ask,
-    /// The rest; of a single request only whether the lists are drained first.
+    /// The other options. For a single request only whether the lists are drained first.
     pub how: How,
 }
 
@@ -48,34 +48,34 @@ impl fmt::Debug for Request {
 /// See [`Request::how`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct How {
-    /// All lists are drained first, so that what it finds follows from what is out alone.
+    /// All lists are drained first, so that the result depends only on the frames that are out.
     pub is_drained: bool,
-    /// From memory below 4 GiB, if there is any.
+    /// Memory below 4 GiB, if there is any.
     pub is_dma32: bool,
-    /// From which nodes.
+    /// Its nodes.
     pub place: Place,
-    /// What ends its waiting, and its reclaim.
+    /// The limit of its waiting and reclaim.
     pub ends: Ends,
-    /// An account that has so many pages is charged.
+    /// The pages of the account that is charged.
     pub account: Option<usize>,
 }
 
-/// From which nodes a request takes its pages.
+/// The nodes from which a request takes its pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// As the allocator's policy says.
+    /// Those of the allocator's policy.
     Anywhere,
-    /// The same, of these nodes.
+    /// Those of the allocator's policy, within a nodemask.
     Among(NodeMask),
     /// Bound to these nodes.
     Bind(NodeMask),
     /// This node first.
     Preferred(usize),
-    /// This node first, and of these nodes alone.
+    /// This node first, and only these nodes.
     PreferredAmong(usize, NodeMask),
     /// These nodes in turn.
     Interleave(NodeMask),
-    /// This node alone.
+    /// Only this node.
     Exactly(usize),
 }
 
@@ -87,7 +87,7 @@ impl Place {
         }
     }
 
-    /// The policy, if it says one.
+    /// The policy, if it sets one.
     pub(crate) fn policy(self) -> Option<Policy> {
         match self {
             Self::Anywhere | Self::Among(_) => None,
@@ -112,21 +112,21 @@ pub(crate) fn node_of(id: usize) -> NodeId {
     NodeId::new(id).unwrap_or(NodeId::ZERO)
 }
 
-/// What ends a request that may wait before its rounds are over.
+/// An event that ends a waiting request before its rounds are over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ends {
-    /// Nothing.
+    /// None.
     Alone,
     /// A deadline that has passed.
     Expired,
     /// A token that is cancelled already.
     Cancelled,
-    /// The same, although there is a deadline far away.
+    /// A token that is cancelled already, and a deadline far away.
     CancelledBeforeDeadline,
 }
 
 impl Request {
-    /// May it be served in part, and does it try for all?
+    /// Whether it may be served in part and yet tries for all blocks.
     pub(crate) fn tries_for_all(&self) -> bool {
         self.ask.least() == 0 && self.gfp.contains(Gfp::RETRY_MAYFAIL)
     }

@@ -1,7 +1,7 @@
-//! Random numbers that a seed determines, on every machine alike.
+//! Random numbers from a seed, the same on every machine.
 use crate::Raw;
 
-/// A generator (a counter through a mixing function): small, fast, and good enough to choose operations.
+/// A generator (a counter through a mixing function): small, fast, and random enough to choose operations.
 ///
 /// ```
 /// use pagemill_model::Rng;
@@ -12,7 +12,7 @@ use crate::Raw;
 pub struct Rng(u64);
 
 impl Rng {
-    /// From a seed.
+    /// A generator that begins at a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -29,7 +29,7 @@ impl Rng {
     pub fn below(&mut self, n: usize) -> usize {
         (self.next() >> 1) as usize % n.max(1)
     }
-    /// A random operation's numbers.
+    /// The numbers of a random operation.
     pub fn raw(&mut self) -> Raw {
         let (a, b) = (self.next(), self.next());
         Raw { kind: (a >> 32) as u8, a: a as u32, b: b as u32, c: (b >> 32) as u32, d: self.next() as u32 }

@@ -1,24 +1,24 @@
-//! Pages and blocks as one, so that each form is written once for both; and what a world holds.
+//! Pages and blocks as one trait, so that each form is written once for both; and the holdings of a world.
 use crate::ledger::Tag;
 use crate::world::World;
 use pagemill::{Block, Bulk, List, Order, Owned, Page, Run};
 use std::collections::VecDeque;
 
-/// A block that somebody owns, with the tag that it is noted under. It may go from one world to another.
+/// A block with an owner, and its tag in the ledger. It may go from one world to another.
 #[derive(Debug)]
 pub struct Holding {
     pub(crate) block: Block,
     pub(crate) tag: Tag,
 }
 
-/// The list in hand, and what must be on it, head first.
+/// The list in hand, and the blocks that must be on it, head first.
 #[derive(Debug)]
 pub(crate) struct Hand<T: Unit> {
     pub(crate) list: List<T>,
     pub(crate) items: VecDeque<(usize, Tag)>,
 }
 
-/// Runs in hand, and each one's tag and order.
+/// Runs in hand, each with its tag and order.
 #[derive(Debug)]
 pub(crate) struct Runs<T: Unit> {
     pub(crate) runs: Vec<Run<T>>,
@@ -55,7 +55,7 @@ impl Unit for Page {
     fn from_block(block: Block) -> Self {
         let (ptr, order) = block.into_raw();
         debug_assert_eq!(order, Order::ZERO);
-        // SAFETY: the block was a page, and gave itself up just now.
+        // SAFETY: the block was a page, which was turned into this address just now.
         unsafe { Self::from_raw(ptr) }.expect("it was given up just now")
     }
     fn into_block(self) -> Block {

@@ -1,4 +1,4 @@
-//! A world: what one user of an allocator holds, and what it does next.
+//! A world: one user of an allocator, with its holdings and its next operations.
 use crate::asked::{Asked, Counts};
 use crate::expect::Expect;
 use crate::ledger::{Breach, Fault, Ledger, Tag};
@@ -13,28 +13,28 @@ use core::fmt;
 use pagemill::{Allocator, Block, Gfp, Mobility, NodeId, NodeMask, Order, Page, Policy, Watermarks};
 use std::sync::Arc;
 
-/// How an operation goes to another CPU: a test sets a number, stress asks the system.
+/// Moves a thread to another CPU: a test sets a number, stress asks the system.
 pub type Cpus = fn(usize);
 
 thread_local! {
     static FAKE_CPU: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The CPU that this thread pretends to be on; for [`pagemill::Builder::cpus`].
+/// The CPU on which this thread pretends to run; for [`pagemill::Builder::cpus`].
 pub fn fake_cpu() -> usize {
     FAKE_CPU.get()
 }
-/// Pretends that this thread is on CPU `cpu` from now on.
+/// Makes this thread pretend to run on CPU `cpu`.
 pub fn set_fake_cpu(cpu: usize) {
     FAKE_CPU.set(cpu);
 }
 
-/// What came back is not what had to come back.
+/// A result is not what it must be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure(String);
 
 impl Failure {
-    /// A failure that this describes.
+    /// A failure with this description.
     pub fn new(what: impl Into<String>) -> Self {
         Self(what.into())
     }
@@ -61,7 +61,7 @@ macro_rules! demand {
 }
 pub(crate) use demand;
 
-/// Bits of a tag that count; those above say whose it is.
+/// The bits of a tag that count allocations; the bits above are the owner's number.
 const COUNT_BITS: u32 = 20;
 
 /// See the [module](self).
@@ -71,30 +71,30 @@ pub struct World {
     pub(crate) ledger: Arc<Ledger>,
     who: u32,
     count: u32,
-    /// By order.
+    /// Holdings by order.
     held: [Vec<Holding>; ORDERS],
     pub(crate) pages: Hand<Page>,
     pub(crate) blocks: Hand<Block>,
     pub(crate) page_runs: Runs<Page>,
     pub(crate) block_runs: Runs<Block>,
-    /// Frames that it has, and the most that it may have.
+    /// The number of frames that it holds, and the most that it may hold.
     out: usize,
     most: usize,
-    /// If nobody else works with the allocator: what has to come back.
+    /// The model of what must come back, if no other thread uses the allocator.
     pub(crate) zones: Option<Zones>,
-    /// What the allocator was made of, if it has several zones.
+    /// The machine of which the allocator was made, if it has several zones.
     pub(crate) machine: Option<Built>,
-    /// Do acquisitions fail on purpose?
+    /// Whether acquisitions fail on purpose.
     pub(crate) is_failing: bool,
     pub(crate) asked: Option<Asked>,
     pub(crate) counts: Counts,
     pub(crate) cache: Caching,
     move_to: Cpus,
-    /// The CPU that it is on.
+    /// The CPU on which it runs.
     pub(crate) here: fn() -> usize,
     /// Blocks that must have been refused so far.
     pub(crate) misused: u64,
-    /// Pages that must have been handed out so far, those that went back at once included.
+    /// Pages that must have been handed out so far, including those that were freed at once.
     steals: u64,
 }
 
@@ -105,7 +105,7 @@ fn is_pages(request: &Request) -> bool {
 const ORDERS: usize = Order::MAX.get() as usize + 1;
 
 impl World {
-    /// A world that has the allocator to itself: all that comes back is predicted.
+    /// A world that has the allocator to itself: every result is predicted.
     pub fn alone(allocator: Allocator, move_to: Cpus) -> Self {
         let ledger = Arc::new(Ledger::new(&allocator));
         let pages = ledger.frames();
@@ -117,7 +117,7 @@ impl World {
         Self { zones: Some(zones), ..Self::shared(allocator, ledger, 1, usize::MAX, move_to) }
     }
 
-    /// A world that has a whole machine to itself, and closes it at the end. `here` says which CPU it is on.
+    /// A world that has a whole machine to itself, and closes it at the end. `here` returns the CPU on which it runs.
     pub fn over(built: Built, move_to: Cpus, here: fn() -> usize) -> Self {
         let ledger = Arc::new(Ledger::over(&built.ranges));
         let machine = &built.machine;
@@ -139,8 +139,8 @@ impl World {
         Self { zones: Some(zones), machine: Some(built), is_failing, here, ..world }
     }
 
-    /// A world beside others on the same allocator and ledger. `who` is its own number, from 1 to 4095; it holds about
-    /// `most` frames at most.
+    /// A world beside others on the same allocator and ledger. `who` is its number, from 1 to 4095; it holds at most about `most`
+    /// frames.
     pub fn shared(allocator: Allocator, ledger: Arc<Ledger>, who: u32, most: usize, move_to: Cpus) -> Self {
         assert!((1..1 << (32 - COUNT_BITS)).contains(&who), "world {who} has no tags");
         Self {
@@ -168,7 +168,7 @@ impl World {
         }
     }
 
-    /// Frames that it holds.
+    /// The number of frames that it holds.
     pub fn out(&self) -> usize {
         self.out
     }
@@ -177,10 +177,10 @@ impl World {
         &self.ledger
     }
 
-    /// Does one operation and compares.
+    /// Applies one operation and checks the result.
     ///
     /// # Errors
-    /// What came back that must not have, or did not.
+    /// The result is not what it must be.
     pub fn apply(&mut self, op: Op) -> Result<(), Failure> {
         if self.zones.is_some() {
             self.steals = self.allocator.stats().steals;
@@ -241,15 +241,15 @@ impl World {
         Ok(())
     }
 
-    // ── what it has ────────────────────────────────────────────────────────────────────────────────────────────
+    // ── holdings ────────────────────────────────────────────────────────────────────────────────────────────────
 
     pub(crate) fn next_tag(&mut self) -> Tag {
         self.count = (self.count + 1) % (1 << COUNT_BITS);
         self.who << COUNT_BITS | self.count
     }
 
-    /// The mobility of the pageblocks that this operation's blocks come from, if that can be told: pages from their own
-    /// unless one was taken from another kind, whole pageblocks as they were asked for.
+    /// The mobility of the pageblocks of this operation's blocks, if it is known. Pages come from pageblocks of their own mobility
+    /// unless one was taken from another; whole pageblocks get the mobility with which they were requested.
     pub(crate) fn told(&self, gfp: Gfp, order: Order) -> Option<Mobility> {
         let is_own = match order {
             Order::ZERO => self.zones.is_some() && self.allocator.stats().steals == self.steals,
@@ -258,7 +258,7 @@ impl World {
         is_own.then_some(gfp.mobility())
     }
 
-    /// Notes a block that was handed out.
+    /// Records that a block was handed out.
     pub(crate) fn take(
         &mut self,
         addr: usize,
@@ -285,13 +285,13 @@ impl World {
         Ok(())
     }
 
-    /// Notes that a block goes back; before it does.
+    /// Records that a block is about to be freed.
     pub(crate) fn give(&mut self, addr: usize, order: Order, tag: Tag) -> Result<(), Failure> {
         self.ledger.give(addr, order, tag)?;
         self.came_back(addr, order);
         Ok(())
     }
-    /// Notes that a block went back, which the ledger knows.
+    /// Records that a block was freed; the ledger knows already.
     pub(crate) fn came_back(&mut self, addr: usize, order: Order) {
         self.out -= order.pages().get();
         let frame = self.ledger.frame_of(addr);
@@ -312,7 +312,7 @@ impl World {
         self.held[usize::from(block.order().get())].push(Holding { block, tag });
     }
 
-    /// The held block of this order that came last.
+    /// The newest held block of this order.
     pub(crate) fn pick<T: Unit>(&mut self, order: Order) -> Option<(T, Tag)> {
         let Holding { block, tag } = self.held[usize::from(order.get())].pop()?;
         Some((T::from_block(block), tag))
@@ -325,18 +325,18 @@ impl World {
         Some(held.swap_remove(which / ORDERS % held.len()))
     }
 
-    /// The order of which it holds most, and how many.
+    /// The order of which it holds most blocks, and their number.
     pub(crate) fn held_most(&mut self) -> Option<&mut Vec<Holding>> {
         self.held.iter_mut().max_by_key(|held| held.len()).filter(|held| !held.is_empty())
     }
 
-    /// Gives what it holds singly to somebody else, noted as before.
+    /// Hands its single holdings over to another world; the ledger keeps their tags.
     pub fn hand_over(&mut self) -> Vec<Holding> {
         let all: Vec<Holding> = self.held.iter_mut().flat_map(|held| held.drain(..)).collect();
         self.out -= all.iter().map(|holding| holding.block.order().pages().get()).sum::<usize>();
         all
     }
-    /// Takes over what somebody else held.
+    /// Takes over the holdings of another world.
     pub fn take_over(&mut self, holdings: Vec<Holding>) {
         for Holding { block, tag } in holdings {
             self.out += block.order().pages().get();
@@ -344,13 +344,13 @@ impl World {
         }
     }
 
-    // ── what must be ───────────────────────────────────────────────────────────────────────────────────────────
+    // ── checks ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// After each operation, alone: pages handed out less pages returned are the pages out, and what was refused is
-    /// what had to be.
+    /// After each operation of a world alone: pages handed out less pages returned are the pages out, and the refusals are those
+    /// that were due.
     fn check_sums(&self) -> Result<(), Failure> {
         let Some(zones) = &self.zones else { return Ok(()) };
-        // What is free of a retired arena is nobody's.
+        // The free frames of a retired arena count for no one.
         let frames: usize = zones.in_use().map(|zone| zone.piece.pages).sum();
         let out_in_use: usize = zones.in_use().map(|zone| zone.expect.out()).sum();
         let stats = self.allocator.stats();
@@ -363,7 +363,7 @@ impl World {
         Ok(())
     }
 
-    /// Looks at everything that it holds; alone, also at the whole allocator.
+    /// Checks everything that it holds; alone, also the whole allocator.
     fn check(&self) -> Result<(), Failure> {
         for Holding { block, tag } in self.held.iter().flatten() {
             self.ledger.look(block.addr(), block.order(), *tag)?;
@@ -381,7 +381,7 @@ impl World {
         Ok(())
     }
 
-    /// Frees everything and, alone, looks at the allocator a last time.
+    /// Frees everything and, alone, checks the allocator a last time.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
@@ -397,7 +397,7 @@ impl World {
         closed.map_err(|still_out| Failure::new(still_out.to_string()))
     }
 
-    /// A block that its owner freed was refused.
+    /// The failure when a block that its owner freed was refused.
     pub(crate) fn refused(&self, addr: usize) -> Failure {
         Breach { frame: self.ledger.frame_of(addr), addr, fault: Fault::Refused }.into()
     }

@@ -262,9 +262,8 @@ pub(crate) fn count(shell: &Shell, step: &str, ran: Ran) -> Result<Tally> {
 }
 
 pub(crate) fn doctest(shell: &Shell) -> Result<Tally> {
-    let mut test = checked(shell, &format!("test --locked --no-fail-fast --release {WORKSPACE} --doc --"));
-    test.args(&shell.filter);
-    count(shell, "doctest", test.run("doctest")?)
+    let test = checked(shell, &format!("test --locked --no-fail-fast --release {WORKSPACE} --doc --"));
+    count(shell, "doctest", test.args(&shell.filter).run("doctest")?)
 }
 
 /// The names of the Rust programs in a folder, sorted; at least one.

@@ -9,11 +9,7 @@ use crate::shell::{Ran, Shell};
 /// The files that differ from the commit at which this branch left `main` (the remote's `main`, or else the local one), and those
 /// that git does not track yet. `None` if there is no `main`.
 pub(crate) fn files(shell: &Shell) -> Result<Option<BTreeSet<String>>> {
-    let git = |args: &[&str]| -> Result<Ran> {
-        let mut git = shell.command("git");
-        git.args(args);
-        git.run("git-change")
-    };
+    let git = |args: &[&str]| -> Result<Ran> { shell.command("git").args(args).run("git-change") };
     let mut base = None;
     for main in ["origin/main", "main"] {
         let ran = git(&["merge-base", "HEAD", main])?;

@@ -42,8 +42,8 @@ struct Cli {
 enum Task {
     /// Check the changes since main: format, documents, lints, unit tests. Takes a minute or two.
     Quick(TestArgs),
-    /// Run each test once: about 15 minutes from a clean checkout. With --all, run them also in other builds and on other
-    /// machines: about 35 minutes.
+    /// Run each test once: about 20 minutes from a clean checkout, on two CPUs. With --all, run them also in other builds and on
+    /// other machines: about 35 minutes.
     Test {
         /// Run the steps of the tier `all` too: optimised, AddressSanitizer, miri, the canary, fuzzing, virtual machines.
         #[arg(long)]

@@ -269,8 +269,7 @@ fn metadata(shell: &Shell, args: &str) -> Result<Vec<Package>> {
 
 /// The files that git tracks, and new ones that it does not ignore.
 pub(crate) fn project_files(shell: &Shell) -> Result<Vec<PathBuf>> {
-    let mut git = shell.command("git");
-    git.args(["ls-files", "--cached", "--others", "--exclude-standard"]);
+    let git = shell.command("git").args(["ls-files", "--cached", "--others", "--exclude-standard"]);
     let ran = git.run("git-ls-files")?.expect_ok()?;
     Ok(ran.text.lines().map(PathBuf::from).filter(|path| shell.root.join(path).is_file()).collect())
 }

@@ -8,15 +8,15 @@ use crate::shell::Shell;
 use crate::tally::Tally;
 
 /// The line that opens a block of commands.
-const FENCE: &str = "```sh";
+const FENCE: &str = "\n```sh\n";
 
 /// The command that runs this step, so this step cannot run it.
 const THIS: &str = "cargo xtask test";
 
 pub(crate) fn commands(shell: &Shell) -> Result<Tally> {
     let text = fs::read_to_string(shell.root.join("README.md")).context("README.md")?;
-    let blocks = blocks(&text);
-    ensure!(!blocks.is_empty(), "README.md has no {FENCE} block");
+    let blocks: Vec<_> = blocks(&text).collect();
+    ensure!(!blocks.is_empty(), "README.md has no block {FENCE:?}");
     // The commands write files to target/, which is another folder than `shell.target` if CARGO_TARGET_DIR is set.
     fs::create_dir_all(shell.root.join("target"))?;
     let mut tally = Tally::default();
@@ -25,12 +25,9 @@ pub(crate) fn commands(shell: &Shell) -> Result<Tally> {
         if script.trim().is_empty() {
             continue;
         }
-        let mut sh = shell.command("sh").env("CARGO_TARGET_DIR", &shell.target);
-        if shell.is_offline {
-            sh = sh.env("CARGO_NET_OFFLINE", "true");
-        }
-        let ran = sh.arg("-eu").arg("-c").arg(&script);
-        let ran = ran.run(&format!("readme-{}", number + 1))?;
+        let sh = shell.command("sh").args(["-eu", "-c", &script]).env("CARGO_TARGET_DIR", &shell.target);
+        let sh = if shell.is_offline { sh.env("CARGO_NET_OFFLINE", "true") } else { sh };
+        let ran = sh.run(&format!("readme-{}", number + 1))?;
         let first = script.lines().next().unwrap_or_default().to_owned();
         match ran.expect_ok() {
             Ok(_) => tally.add(Tally::pass(first)),
@@ -41,21 +38,8 @@ pub(crate) fn commands(shell: &Shell) -> Result<Tally> {
 }
 
 /// The blocks of commands, in order.
-fn blocks(text: &str) -> Vec<String> {
-    let mut blocks = Vec::new();
-    let mut open: Option<String> = None;
-    for line in text.lines() {
-        match &mut open {
-            None if line.trim() == FENCE => open = Some(String::new()),
-            None => {}
-            Some(_) if line.trim() == "```" => blocks.extend(open.take()),
-            Some(block) => {
-                block.push_str(line);
-                block.push('\n');
-            }
-        }
-    }
-    blocks
+fn blocks(text: &str) -> impl Iterator<Item = &str> {
+    text.split(FENCE).skip(1).filter_map(|rest| rest.split("\n```").next())
 }
 
 #[cfg(test)]
@@ -65,6 +49,6 @@ mod tests {
     #[test]
     fn only_blocks_of_commands_are_found() {
         let text = "a\n```sh\none\ntwo\n```\n```rust\nlet x;\n```\n```sh\nthree\n```\n";
-        assert_eq!(blocks(text), ["one\ntwo\n", "three\n"]);
+        assert_eq!(blocks(text).collect::<Vec<_>>(), ["one\ntwo", "three"]);
     }
 }

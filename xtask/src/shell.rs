@@ -120,13 +120,10 @@ impl Shell {
 
     /// A cargo command on the toolchain that the user chose.
     pub(crate) fn cargo(&self, args: &str) -> Cmd<'_> {
-        let mut cmd = self.command("cargo");
-        cmd.args(args.split_whitespace());
-        if self.is_offline {
-            cmd = cmd.env("CARGO_NET_OFFLINE", "true");
-        }
         // No colours: this program parses the logs.
-        cmd = cmd.env("CARGO_TARGET_DIR", &self.target).env("CARGO_TERM_COLOR", "never");
+        let cmd = self.command("cargo").args(args.split_whitespace()).env("CARGO_TERM_COLOR", "never");
+        let cmd = cmd.env("CARGO_TARGET_DIR", &self.target);
+        let cmd = if self.is_offline { cmd.env("CARGO_NET_OFFLINE", "true") } else { cmd };
         // Property tests begin at a fixed seed, so that a commit has one verdict. Plain `cargo test` takes a new seed each time.
         if std::env::var_os("PROPTEST_RNG_SEED").is_none() { cmd.env("PROPTEST_RNG_SEED", "1") } else { cmd }
     }
@@ -158,8 +155,9 @@ pub(crate) struct Cmd<'a> {
 
 impl Cmd<'_> {
     /// Adds arguments.
-    pub(crate) fn args<S: AsRef<OsStr>>(&mut self, args: impl IntoIterator<Item = S>) {
+    pub(crate) fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
         self.command.args(args);
+        self
     }
 
     /// Adds one argument.

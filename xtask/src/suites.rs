@@ -74,8 +74,8 @@ pub(crate) struct Built {
 }
 
 /// Builds the programs that a `cargo test` command selects.
-pub(crate) fn build(mut cargo: Cmd<'_>, log: &str) -> Result<Built> {
-    cargo.args(["--no-run", "--message-format", "json-render-diagnostics"]);
+pub(crate) fn build(cargo: Cmd<'_>, log: &str) -> Result<Built> {
+    let cargo = cargo.args(["--no-run", "--message-format", "json-render-diagnostics"]);
     let ran = cargo.run(log)?.expect_ok()?;
     // Lines that are no JSON are cargo's progress.
     let messages = ran.text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -126,9 +126,8 @@ fn install_packages(shell: &Shell, missing: &[Need]) -> Result<()> {
     }
     println!("tools: {by_hand}");
     attempt("apt-get update", shell.command("apt-get").arg("update"))?;
-    let mut install = shell.command("apt-get").env("DEBIAN_FRONTEND", "noninteractive");
-    install.args(["install", "--yes", "--no-install-recommends"]);
-    install.args(&packages);
+    let install = shell.command("apt-get").env("DEBIAN_FRONTEND", "noninteractive");
+    let install = install.args(["install", "--yes", "--no-install-recommends"]).args(&packages);
     attempt("apt-get install", install)
 }
 
@@ -142,9 +141,7 @@ fn install_rust(shell: &Shell, missing: &[Need]) -> Result<()> {
             continue;
         }
         println!("tools: {by_hand}");
-        let mut rustup = shell.command("rustup");
-        rustup.args(*args);
-        attempt(&by_hand, rustup)?;
+        attempt(&by_hand, shell.command("rustup").args(*args))?;
     }
     Ok(())
 }

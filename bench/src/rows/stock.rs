@@ -29,7 +29,7 @@ pub(crate) trait Stock {
     /// A page's address.
     fn at(page: &Self::Page) -> usize;
 
-    /// The allocator from whose lists the pages come: [`crate::subject::ListOrder::arrange`].
+    /// The allocator from whose lists the pages come: [`crate::subject::Arrange::arrange`].
     fn allocator(&self) -> Option<&Allocator> {
         None
     }

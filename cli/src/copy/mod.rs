@@ -87,8 +87,8 @@ Examples:
   pagemill copy --json --force disk.img copy.img | jq .gib_per_s
   pagemill copy --fail p=0.5,seed=7 disk.img copy.img
 
-With fewer pages than it wants a copy takes shorter steps; with no page at all it
-fails. SPEC, or else PAGEMILL_FAIL, makes that happen:
+A copy that gets fewer pages than it wants takes shorter steps; one that gets
+none fails. SPEC, or else PAGEMILL_FAIL, makes that happen:
   after=N     acquisitions (trips to a zone) fail after the first N
   p=0.5       each fails with this probability; seed=N begins the sequence
 

@@ -1,65 +1,72 @@
-//! What else happens in a process: lists are drained from outside (C4.3), and it forks (C4.4).
+//! Drains from outside (C4.3) and forks (C4.4), while workers work.
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use pagemill::CpuId;
+use pagemill::{Allocator, CpuId};
 use pagemill_model::{Failure, Holding, Op, Rng, World};
 
+use super::common::Common;
 use super::round::Round;
 
 /// Drains lists of random CPUs at random intervals until the round stops.
-pub(super) fn drain(round: &Round) {
-    let mut rng = Rng::new(round.seed ^ 0xd4a1);
-    let cpus = round.allocator.cpus();
-    while !round.is_over() {
-        if rng.below(32) == 0 {
-            round.allocator.drain();
-        } else if let Err(error) = round.allocator.drain_cpu(CpuId::new(rng.below(cpus) as u32)) {
-            round.fail_with(format!("a drain failed: {error}"));
-        }
-        round.counts.drains.fetch_add(1, Relaxed);
+pub(super) fn drain(round: &Round) -> Result<(), String> {
+    let Common { allocator, seed, .. } = &round.common;
+    let mut rng = Rng::new(seed ^ 0xd4a1);
+    while !round.common.is_over() {
+        drain_some(allocator, &mut rng, 32)?;
+        round.common.count("drains");
         std::thread::sleep(Duration::from_micros(rng.below(1500) as u64));
     }
+    Ok(())
 }
 
-/// Holdings that a child goes on with, as its parent does with its own copy.
+/// Drains the lists of a random CPU; once in `all_of` times, those of all CPUs.
+pub(super) fn drain_some(allocator: &Allocator, rng: &mut Rng, all_of: usize) -> Result<(), String> {
+    if rng.below(all_of) == 0 {
+        allocator.drain();
+        return Ok(());
+    }
+    let cpu = CpuId::new(rng.below(allocator.cpus()) as u32);
+    allocator.drain_cpu(cpu).map(|_| ()).map_err(|error| format!("a drain failed: {error}"))
+}
+
+/// Holdings that a child uses, as its parent uses its own copy of them.
 const INHERITED: usize = 60;
 /// Operations of a child.
 const CHILD_OPS: usize = 150;
-/// A child that takes longer hangs.
+/// A child that runs longer hangs.
 const CHILD_LIMIT: Duration = Duration::from_secs(600);
 
-/// Forks; the child goes on with its copy of the allocator, validates it, and must end well.
+/// Forks. The child uses its copy of the allocator, validates it, and must end well.
 pub(super) fn fork(round: &Round, rng: &mut Rng) -> Result<(), String> {
     let seed = rng.next();
     let mut inherited = Vec::new();
     round.with_pool(|pool| inherited.extend(pool.drain(pool.len().saturating_sub(INHERITED)..)));
-    // SAFETY: the child only uses what works after a fork of many threads: the allocator, whose promise that is, and
-    // the C library's heap.
+    // SAFETY: the child uses only the allocator and the C library's heap, which both work in the child of a process with many
+    // threads.
     let pid = unsafe { libc::fork() };
     match pid {
         0 => {
             let code = child(round, seed, inherited);
-            // SAFETY: ends the child at once, without the parent's exit handlers.
+            // SAFETY: _exit ends the child at once, without running the parent's exit handlers.
             unsafe { libc::_exit(code) }
         }
         _ => round.with_pool(|pool| pool.append(&mut inherited)),
     }
     if pid < 0 {
-        return Ok(()); // No memory for a child just now.
+        return Ok(()); // The system has no memory for a child at the moment.
     }
-    round.counts.forks.fetch_add(1, Relaxed);
+    round.common.count("forks");
     let end = Instant::now() + CHILD_LIMIT;
     loop {
         let mut status = 0;
-        // SAFETY: our child, waited for by nobody else.
+        // SAFETY: `pid` is this process's child, and nothing else waits for it.
         if unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } == pid {
             return if status == 0 { Ok(()) } else { Err(format!("a forked child ended with status {status:#x}")) };
         }
         if Instant::now() > end {
-            // SAFETY: as above.
+            // SAFETY: `pid` is this process's child, and has not been waited for.
             unsafe { libc::kill(pid, libc::SIGKILL) };
             return Err(format!("a forked child hangs after {} s", CHILD_LIMIT.as_secs()));
         }
@@ -73,19 +80,21 @@ fn child(round: &Round, seed: u64, inherited: Vec<Holding>) -> i32 {
         Ok(Ok(())) => 0,
         Ok(Err(failure)) => {
             let text = format!("in a forked child: {failure}\n");
-            // SAFETY: writes our own bytes. Standard error's lock may be held by a thread that is not here.
+            // Standard error's lock may be held by a thread that the child does not have.
+            // SAFETY: the pointer and the length are those of `text`.
             unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
             1
         }
-        Err(_) => 1, // The panic's hook has said what.
+        Err(_) => 1, // The panic's hook has printed the reason.
     }
 }
 
 fn child_lives(round: &Round, seed: u64, inherited: Vec<Holding>) -> Result<(), Failure> {
     let mut rng = Rng::new(seed);
-    let mut world = World::shared(round.allocator.clone(), Arc::clone(&round.ledger), 4094, 2000, |_| {});
+    let Common { allocator, ledger, .. } = &round.common;
+    let mut world = World::shared(allocator.clone(), Arc::clone(ledger), 4094, 2000, |_| {});
     world.take_over(inherited);
-    // What it does first meets lists that nobody has touched since the fork: often a free.
+    // The first operation meets lists untouched since the fork. Often it is a free.
     if rng.below(4) > 0 {
         world.apply(Op::FreeOldest { n: 1 + rng.below(INHERITED) })?;
     }
@@ -96,7 +105,7 @@ fn child_lives(round: &Round, seed: u64, inherited: Vec<Holding>) -> Result<(), 
         }
     }
     world.finish()?;
-    match round.allocator.validate() {
+    match allocator.validate() {
         Ok(_) => Ok(()),
         Err(misfit) => Err(Failure::new(misfit.to_string())),
     }

@@ -1,120 +1,97 @@
-//! What a run did, as a table or as JSON.
-use std::collections::BTreeMap;
+//! The result of a run, as a table or as JSON.
 use std::fmt::Write;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::Plan;
-use super::tight::Counts;
+use super::common::{Counts, add};
 
-/// What was done. The names are part of the program's interface.
+/// What rounds did. The names are part of the program's interface.
 #[derive(Default, Serialize)]
 pub(super) struct Tally {
-    pub(super) seconds: f64,
-    pub(super) rounds: usize,
-    /// Operations by kind.
-    pub(super) ops: BTreeMap<&'static str, u64>,
-    /// Pages handed out, to whomever.
-    pub(super) pages: u64,
-    pub(super) signals: u64,
-    /// Pages handed out inside of signal handlers.
-    pub(super) handler_pages: u64,
-    /// Threads that went to another CPU.
-    pub(super) migrations: u64,
-    /// Drains from outside.
-    pub(super) drains: u64,
-    pub(super) forks: u64,
-    /// Threads that ended, their pages left to others.
-    pub(super) exits: u64,
-    /// Acquisitions that failed on purpose.
-    pub(super) faults: u64,
-    /// Sections that were restarted.
-    pub(super) restarts: u64,
+    /// Operations by kind; none in tight rounds, which count them with the rest.
+    #[serde(skip_serializing_if = "Counts::is_empty")]
+    pub(super) ops: Counts,
+    #[serde(flatten)]
+    pub(super) counts: Counts,
 }
 
-#[derive(Serialize)]
-struct Record<'t> {
-    seed: u64,
-    threads: u32,
-    backend: &'static str,
-    #[serde(flatten)]
-    tally: &'t Tally,
-}
+/// The counts of an ordinary run, as `--json` and the table name them.
+const ROWS: [(&str, &str); 9] = [
+    ("pages", "pages handed out"),
+    ("signals", "signals"),
+    ("handler_pages", "pages handed out in handlers"),
+    ("migrations", "migrations"),
+    ("drains", "drains from outside"),
+    ("forks", "forks"),
+    ("exits", "threads that exited"),
+    ("faults", "acquisitions failed on purpose"),
+    ("restarts", "sections restarted"),
+];
 
 impl Tally {
-    pub(super) fn add(&mut self, other: &Self) {
-        self.rounds += other.rounds;
-        for (name, n) in &other.ops {
-            *self.ops.entry(name).or_default() += n;
-        }
-        self.pages += other.pages;
-        self.signals += other.signals;
-        self.handler_pages += other.handler_pages;
-        self.migrations += other.migrations;
-        self.drains += other.drains;
-        self.forks += other.forks;
-        self.exits += other.exits;
-        self.faults += other.faults;
+    pub(super) fn add(&mut self, more: &Self) {
+        add(&mut self.ops, &more.ops);
+        add(&mut self.counts, &more.counts);
+    }
+
+    /// A count; 0 if there was nothing to count.
+    pub(super) fn get(&self, name: &str) -> u64 {
+        self.counts.get(name).copied().unwrap_or(0)
     }
 
     pub(super) fn all_ops(&self) -> u64 {
         self.ops.values().sum()
     }
+}
 
-    pub(super) fn json(&self, plan: &Plan) -> String {
-        let backend = plan.backend.map_or("", |backend| backend.name());
-        let record = Record { seed: plan.seed, threads: plan.threads, backend, tally: self };
-        // Numbers and names alone: there is nothing in it that could not be written.
-        serde_json::to_string(&record).map_or(String::new(), |line| line + "\n")
+/// A run that is over.
+pub(super) struct Report<'p> {
+    pub(super) plan: &'p Plan,
+    pub(super) rounds: usize,
+    pub(super) seconds: f64,
+    pub(super) tally: Tally,
+}
+
+impl Report<'_> {
+    pub(super) fn json(mut self) -> String {
+        #[derive(Serialize)]
+        struct Record<'t> {
+            seed: u64,
+            threads: u32,
+            backend: &'static str,
+            seconds: Value,
+            #[serde(flatten)]
+            tally: &'t Tally,
+        }
+        let Plan { seed, threads, backend, seconds, is_tight, .. } = *self.plan;
+        if !is_tight {
+            ROWS.iter().for_each(|(name, _)| _ = self.tally.counts.entry(name).or_default());
+            self.tally.counts.insert("rounds", self.rounds as u64);
+        }
+        let seconds = if is_tight { seconds.into() } else { self.seconds.into() };
+        let backend = backend.map_or("", |backend| backend.name());
+        // It has only numbers and names, so it can be written as JSON.
+        let record = serde_json::to_string(&Record { seed, threads, backend, seconds, tally: &self.tally });
+        record.map_or(String::new(), |line| line + "\n")
     }
 
     pub(super) fn table(&self) -> String {
         let mut text = String::new();
-        let mut row = |name: &str, n: u64| {
-            let _ = writeln!(text, "  {name:<34}{n:>12}");
+        // Writing to a string cannot fail.
+        let mut row = |name: &str, n: u64| _ = writeln!(text, "  {name:<34}{n:>12}");
+        self.tally.ops.iter().for_each(|(name, &n)| row(name, n));
+        let rounds = counted(self.rounds);
+        let last = if self.plan.is_tight {
+            self.tally.counts.iter().for_each(|(name, &n)| row(&name.replace('_', " "), n));
+            format!("clean: {rounds} with less memory than was wanted")
+        } else {
+            ROWS.iter().for_each(|(name, shown)| row(shown, self.tally.get(name)));
+            format!("clean: {} operations in {rounds} and {:.1} s", self.tally.all_ops(), self.seconds)
         };
-        self.ops.iter().for_each(|(name, &n)| row(name, n));
-        row("pages handed out", self.pages);
-        row("signals", self.signals);
-        row("pages handed out in handlers", self.handler_pages);
-        row("migrations", self.migrations);
-        row("drains from outside", self.drains);
-        row("forks", self.forks);
-        row("threads that exited", self.exits);
-        row("acquisitions failed on purpose", self.faults);
-        row("sections restarted", self.restarts);
-        let (ops, rounds, seconds) = (self.all_ops(), counted(self.rounds), self.seconds);
-        let _ = writeln!(text, "clean: {ops} operations in {rounds} and {seconds:.1} s, each frame with one owner");
-        text
+        text + &last + ", each frame with one owner\n"
     }
-}
-
-/// What a tight run counted, as a JSON object.
-pub(super) fn tight_json(plan: &Plan, counts: &Counts) -> String {
-    #[derive(Serialize)]
-    struct Tight<'c> {
-        seed: u64,
-        threads: u32,
-        backend: &'static str,
-        seconds: u64,
-        #[serde(flatten)]
-        counts: &'c Counts,
-    }
-    let backend = plan.backend.map_or("", |backend| backend.name());
-    let Plan { seed, threads, seconds, .. } = *plan;
-    // Numbers and names alone: there is nothing in it that could not be written.
-    serde_json::to_string(&Tight { seed, threads, backend, seconds, counts }).map_or(String::new(), |line| line + "\n")
-}
-
-/// The same as a table.
-pub(super) fn tight_table(rounds: usize, counts: &Counts) -> String {
-    let mut text = String::new();
-    for (name, n) in counts {
-        let _ = writeln!(text, "  {:<34}{n:>12}", name.replace('_', " "));
-    }
-    let rounds = counted(rounds);
-    let _ = writeln!(text, "clean: {rounds} with less memory than was wanted, each frame with one owner");
-    text
 }
 
 /// `1 round`, `2 rounds`.

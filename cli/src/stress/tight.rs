@@ -1,64 +1,47 @@
-//! `pagemill stress --tight`: the arena has nine tenths of what is wanted of it, all the time.
+//! `pagemill stress --tight`: the workers always want more pages than the arena has, which is nine tenths of their shares.
 //!
-//! Workers ask in every form, with all flags, with deadlines and tokens that somebody cancels, and keep what they get
-//! until they have their share; all shares together are more than there is. Some of it goes into two caches, which are
-//! shrinkers. Acquisitions fail on purpose. Another thread drains lists, reclaims, cancels, gives memory back, and
-//! looks whether a zone ever falls below what `ATOMIC` must leave. In the end every frame is accounted for, and what
-//! was never met is not called tried.
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
+//! Workers request pages in every form, with all flags, with deadlines and with tokens that get cancelled. A worker keeps its pages
+//! until it has its share. Some pages go into two caches, which are shrinkers. Acquisitions fail on purpose. Another thread drains
+//! lists, reclaims, cancels, gives memory back, and checks that the free pages never fall below the number that `ATOMIC` must
+//! leave. At the end every frame is accounted for. If an event on the list [`MUST`] has not occurred, the run proves too little.
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pagemill::{
-    Allocator, Block, BlockList, Bulk, Cancel, CpuId, Faults, Gfp, Memory, Order, Page, PageList, Run, Shortfall,
+    Allocator, Block, BlockList, Bulk, Cancel, Error, Faults, Gfp, Memory, Order, Page, PageList, Run, Shortfall,
     Shrink, Shrinker, ShrinkerDoes, Watermarks, Why,
 };
-use pagemill_model::{Breach, Ledger, Rng, Tag};
+use pagemill_model::{Breach, Rng, Tag};
 
-use super::found::Found;
-use super::{Plan, threads};
+use super::Plan;
+use super::common::{Common, Counts, Kind, lock};
+use super::disturb::drain_some;
+use super::report::Tally;
 use crate::failure::Failure;
-
-/// What was counted, by name. The names are part of the program's interface.
-pub(super) type Counts = BTreeMap<&'static str, u64>;
 
 /// Arenas, in pages.
 const SIZES: [usize; 3] = [1_500, 20_011, 5_000];
 /// How often an acquisition fails on purpose.
 const FAULTS: f64 = 0.02;
-/// How long everybody keeps nothing, now and then.
+/// How long a calm lasts, in which all workers free their pages.
 const CALM: Duration = Duration::from_millis(2);
-/// What has to have happened in a run that is long enough to say so.
-pub(super) const MUST: [&str; 11] = [
-    "waits",
-    "deadlines",
-    "cancelled",
-    "below_mark",
-    "exhausted",
-    "reclaim_direct",
-    "reclaimed",
-    "faults",
-    "drains",
-    "given_back",
-    "exact_refused",
+/// Events that a long enough run must have counted.
+#[rustfmt::skip] // Two lines are easier to read than eleven.
+const MUST: [&str; 11] = [
+    "waits", "deadlines", "cancelled", "below_mark", "exhausted", "reclaim_direct", "reclaimed", "faults", "drains",
+    "given_back", "exact_refused",
 ];
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A block, and whose it is in the ledger.
+/// A block, and its owner's tag in the ledger.
 struct Held {
     block: Block,
     tag: Tag,
 }
 
-/// Pages that can be done without: given back when memory is short.
+/// Pages that are given back when memory is short.
 struct Cache {
-    ledger: Arc<Ledger>,
-    found: Arc<Found>,
+    common: Arc<Common>,
     kept: Mutex<Vec<Held>>,
     does: ShrinkerDoes,
 }
@@ -66,8 +49,8 @@ struct Cache {
 impl Cache {
     fn give(&self, held: Held) -> usize {
         let pages = held.block.order().pages().get();
-        if let Err(breach) = self.ledger.give(held.block.addr(), held.block.order(), held.tag) {
-            self.found.note(breach);
+        if let Err(breach) = self.common.ledger.give(held.block.addr(), held.block.order(), held.tag) {
+            self.common.fail(breach);
         }
         pages
     }
@@ -87,130 +70,72 @@ impl Shrinker for Cache {
     }
 }
 
-/// One round: an allocator, and everything that works with it.
+/// A round with too little memory.
 pub(super) struct Tight {
-    pub(super) allocator: Allocator,
-    ledger: Arc<Ledger>,
-    found: Arc<Found>,
+    common: Arc<Common>,
     caches: [Arc<Cache>; 2],
-    /// What each worker waits with, just now.
+    /// The token of each worker's current request.
     cancels: Vec<Mutex<Cancel>>,
-    counts: Mutex<Counts>,
-    /// What requests may not take: what `ATOMIC` must leave.
+    /// Free pages that even `ATOMIC` must leave.
     floor: u64,
-    /// Pages that one worker has at most.
+    /// The most pages that one worker has.
     share: usize,
-    /// Somebody may ask and never give up.
+    /// One worker may make requests that never give up.
     has_stubborn: bool,
-    seed: u64,
-    /// Everybody lets go of what they have: otherwise no pageblock is ever free to go back.
+    /// All workers free their pages: otherwise no pageblock would ever be free to go back.
     is_calm: AtomicBool,
-    is_over: AtomicBool,
 }
 
-impl Tight {
-    pub(super) fn new(plan: &Plan, round: usize, seed: u64) -> Result<Arc<Self>, Failure> {
-        let pages = plan.pages.unwrap_or(SIZES[round % SIZES.len()]);
+impl Kind for Tight {
+    fn must(_: &Plan) -> &'static [&'static str] {
+        &MUST
+    }
+
+    fn begin(plan: &Plan, number: usize, seed: u64) -> Result<Arc<Self>, Failure> {
+        let pages = plan.pages(number, SIZES);
         let marks = Watermarks::above(pages as u32 / 32);
         let builder = Allocator::builder()
             .memory(Memory::anonymous(pages).watermarks(marks))
             .huge_pages(false)
-            .background_reclaim(round % 2 == 1)
+            .background_reclaim(number % 2 == 1)
             .faults(plan.faults()?.unwrap_or_else(|| Faults::with_probability(FAULTS, seed)));
-        let builder = plan.backend.iter().fold(builder, |builder, &backend| builder.backend(backend));
-        let next = "choose another --backend or fewer --pages";
-        let allocator = builder.build().map_err(|error| Failure::new("can't make an allocator", error).next(next))?;
-        let (ledger, found) = (Arc::new(Ledger::new(&allocator)), Arc::new(Found::new()));
-        let caches = [ShrinkerDoes::Nothing, ShrinkerDoes::Io].map(|does| {
-            let (ledger, found) = (Arc::clone(&ledger), Arc::clone(&found));
-            Arc::new(Cache { ledger, found, kept: Mutex::default(), does })
-        });
+        let allocator = plan.build(builder)?;
+        let common = Arc::new(Common::new(allocator, seed));
+        let caches = [ShrinkerDoes::Nothing, ShrinkerDoes::Io]
+            .map(|does| Arc::new(Cache { common: Arc::clone(&common), kept: Mutex::default(), does }));
         Ok(Arc::new(Self {
-            allocator,
-            ledger,
-            found,
+            common,
             caches,
             cancels: (0..plan.threads).map(|_| Mutex::default()).collect(),
-            counts: Mutex::default(),
             floor: u64::from(marks.min - marks.min / 2),
             share: (pages * 10 / 9).div_ceil(plan.threads as usize),
-            // One of several alone: the others go on freeing. Faults of the user's choice may never end.
+            // The other workers must go on freeing, and faults of the user's choice may never end.
             has_stubborn: plan.threads > 1 && plan.fail.is_none(),
-            seed,
             is_calm: AtomicBool::new(false),
-            is_over: AtomicBool::new(false),
         }))
     }
 
-    fn is_over(&self) -> bool {
-        // Acquire pairs with the Release in `fail` and `run`.
-        self.is_over.load(Acquire) || self.found.first().is_some()
+    fn common(&self) -> &Common {
+        &self.common
     }
 
-    /// Runs until `end`, gives everything back and looks at every frame.
-    pub(super) fn run(self: &Arc<Self>, end: Instant) -> Result<Counts, String> {
-        let registered = self.caches.each_ref().map(|cache| self.allocator.register_shrinker(cache.clone()));
+    fn run(self: &Arc<Self>, end: Instant) -> Result<Tally, String> {
+        let common = &self.common;
+        let registered = self.caches.each_ref().map(|cache| common.allocator.register_shrinker(cache.clone()));
         let mut threads = vec![self.spawn("disturb", disturb)?];
         for place in 0..self.cancels.len() {
             threads.push(self.spawn("worker", move |round| Worker::new(round, place).live())?);
         }
-        while !self.is_over() && Instant::now() < end {
+        while !common.is_over() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.is_over.store(true, Release);
-        threads::end(threads, &self.found)?;
+        common.end();
+        common.join(threads)?;
         drop(registered);
         self.empty_caches();
-        self.found.first().map_or(Ok(()), Err)?;
-        self.account()
-    }
-
-    fn empty_caches(&self) {
-        for cache in &self.caches {
-            let left: Vec<Held> = lock(&cache.kept).drain(..).collect();
-            left.into_iter().for_each(|held| _ = cache.give(held));
-        }
-    }
-
-    /// Gives memory back to the system while the first requests after a calm come for it. Returns the pages.
-    fn give_back(&self) -> u64 {
-        self.is_calm.store(true, Relaxed);
-        std::thread::sleep(CALM);
-        self.empty_caches();
-        self.allocator.drain();
-        self.is_calm.store(false, Relaxed);
-        self.allocator.give_back().get() as u64
-    }
-
-    fn spawn(
-        self: &Arc<Self>,
-        name: &str,
-        body: impl FnOnce(&Self) -> Result<(), String> + Send + 'static,
-    ) -> Result<JoinHandle<()>, String> {
-        let round = Arc::clone(self);
-        let work = move || body(&round).unwrap_or_else(|what| round.found.say(what));
-        Builder::new().name(name.into()).spawn(work).map_err(|error| format!("no thread could be started: {error}"))
-    }
-
-    /// Every frame is free, once; what was handed out came back; nobody waits.
-    fn account(&self) -> Result<Counts, String> {
-        if let Some(frame) = self.ledger.owners().position(|owner| owner != 0) {
-            return Err(format!("frame {frame} lost: nobody gave it back"));
-        }
-        let lost = |misfit| format!("a frame is lost or owned twice: {misfit}");
-        let census = self.allocator.validate().map_err(lost)?;
-        let stats = self.allocator.stats();
-        let wrong = [
-            ("quarantined", stats.quarantined, 0),
-            ("refused", stats.misused, 0),
-            ("pages out", census.handed_out as u64, 0),
-            ("pages that came back", stats.freed, stats.allocated),
-            ("requests that wait", stats.waiting, 0),
-        ];
-        if let Some((what, is, must)) = wrong.into_iter().find(|(_, is, must)| is != must) {
-            return Err(format!("at the end: {what}: {is}, not {must}"));
-        }
-        let mut counts = lock(&self.counts).clone();
+        common.verdict()?;
+        let stats = common.account()?;
+        let mut counts = common.counts();
         counts.extend([
             ("pages", stats.allocated),
             ("waits", stats.waits),
@@ -221,18 +146,37 @@ impl Tight {
             ("faults", stats.faults),
             ("fallbacks", stats.fallbacks),
         ]);
-        Ok(counts)
+        Ok(Tally { ops: Counts::new(), counts })
     }
 }
 
-/// What else happens, until the round is over.
+impl Tight {
+    fn empty_caches(&self) {
+        for cache in &self.caches {
+            let left: Vec<Held> = lock(&cache.kept).drain(..).collect();
+            left.into_iter().for_each(|held| _ = cache.give(held));
+        }
+    }
+
+    /// Gives memory back to the system after a calm, while workers request memory again. Returns the pages.
+    fn give_back(&self) -> u64 {
+        self.is_calm.store(true, Relaxed);
+        std::thread::sleep(CALM);
+        self.empty_caches();
+        self.common.allocator.drain();
+        self.is_calm.store(false, Relaxed);
+        self.common.allocator.give_back().get() as u64
+    }
+}
+
+/// Disturbs the workers until the round is over.
 fn disturb(round: &Tight) -> Result<(), String> {
-    let mut rng = Rng::new(round.seed ^ 0xd4a1);
-    let (allocator, mut counts) = (&round.allocator, Counts::new());
-    while !round.is_over() {
+    let mut rng = Rng::new(round.common.seed ^ 0xd4a1);
+    let (allocator, mut counts) = (&round.common.allocator, Counts::new());
+    while !round.common.is_over() {
         let free = allocator.stats().free;
         if free < round.floor {
-            return Err(format!("{free} pages are free: below {}, which nobody may take", round.floor));
+            return Err(format!("{free} pages are free: fewer than {}, which no request may take", round.floor));
         }
         *counts.entry("looks_at_the_mark").or_default() += 1;
         match rng.below(16) {
@@ -242,28 +186,18 @@ fn disturb(round: &Tight) -> Result<(), String> {
                 lock(&round.cancels[rng.below(round.cancels.len())]).cancel();
                 *counts.entry("cancels").or_default() += 1;
             }
-            6 => {
-                allocator.drain();
-                *counts.entry("drains").or_default() += 1;
-            }
             _ => {
-                let cpu = CpuId::new(rng.below(allocator.cpus()) as u32);
-                allocator.drain_cpu(cpu).map_err(|error| format!("a drain failed: {error}"))?;
+                drain_some(allocator, &mut rng, 10)?;
                 *counts.entry("drains").or_default() += 1;
             }
         }
         std::thread::sleep(Duration::from_micros(rng.below(800) as u64));
     }
-    add(&mut lock(&round.counts), &counts);
+    round.common.add(&counts);
     Ok(())
 }
 
-/// Adds counts to others.
-pub(super) fn add(sum: &mut Counts, more: &Counts) {
-    more.iter().for_each(|(name, n)| *sum.entry(name).or_default() += n);
-}
-
-/// Who asks.
+/// A thread that requests and frees pages.
 struct Worker<'r> {
     round: &'r Tight,
     place: usize,
@@ -271,13 +205,14 @@ struct Worker<'r> {
     held: Vec<Held>,
     /// Pages in `held`.
     pages: usize,
+    /// Blocks held so far, to number tags.
     made: u32,
     counts: Counts,
 }
 
 impl<'r> Worker<'r> {
     fn new(round: &'r Tight, place: usize) -> Self {
-        let rng = Rng::new(round.seed ^ (place as u64 + 1) << 32);
+        let rng = Rng::new(round.common.seed ^ (place as u64 + 1) << 32);
         Self { round, place, rng, held: Vec::new(), pages: 0, made: 0, counts: Counts::new() }
     }
 
@@ -286,17 +221,21 @@ impl<'r> Worker<'r> {
     }
 
     fn live(mut self) -> Result<(), String> {
-        while !self.round.is_over() {
+        self.work().map_err(|breach| breach.to_string())?;
+        self.round.common.add(&self.counts);
+        Ok(())
+    }
+
+    fn work(&mut self) -> Result<(), Breach> {
+        while !self.round.common.is_over() {
             if self.round.is_calm.load(Relaxed) {
-                self.let_go(usize::MAX).map_err(|breach| breach.to_string())?;
+                self.let_go(usize::MAX)?;
                 std::thread::yield_now();
             } else {
-                self.turn().map_err(|breach| breach.to_string())?;
+                self.turn()?;
             }
         }
-        self.let_go(usize::MAX).map_err(|breach| breach.to_string())?;
-        add(&mut lock(&self.round.counts), &self.counts);
-        Ok(())
+        self.let_go(usize::MAX)
     }
 
     fn turn(&mut self) -> Result<(), Breach> {
@@ -334,16 +273,16 @@ impl<'r> Worker<'r> {
         base[self.rng.below(base.len())] | beside[self.rng.below(beside.len())]
     }
 
-    /// Frees `n` blocks, or all.
+    /// Frees `n` blocks, or all if there are fewer.
     fn let_go(&mut self, n: usize) -> Result<(), Breach> {
         for _ in 0..n.min(self.held.len()) {
             let Held { block, tag } = self.pick();
-            self.round.ledger.give(block.addr(), block.order(), tag)?;
+            self.round.common.ledger.give(block.addr(), block.order(), tag)?;
         }
         Ok(())
     }
 
-    /// Puts `n` blocks where shrinkers find them.
+    /// Puts `n` blocks into a cache.
     fn cache(&mut self, n: usize) -> Result<(), Breach> {
         let cache = &self.round.caches[self.rng.below(2)];
         for _ in 0..n {
@@ -363,10 +302,11 @@ impl<'r> Worker<'r> {
     fn hold(&mut self, block: Block, gfp: Gfp) -> Result<(), Breach> {
         self.made = (self.made + 1) & 0xf_ffff;
         let tag = (self.place as u32 + 1) << 20 | self.made;
+        let ledger = &self.round.common.ledger;
         if gfp.contains(Gfp::ZERO) {
-            self.round.ledger.look_zero(block.addr(), block.order())?;
+            ledger.look_zero(block.addr(), block.order())?;
         }
-        self.round.ledger.take(block.addr(), block.order(), tag)?;
+        ledger.take(block.addr(), block.order(), tag)?;
         self.pages += block.order().pages().get();
         self.held.push(Held { block, tag });
         Ok(())
@@ -376,28 +316,40 @@ impl<'r> Worker<'r> {
         self.count("single");
         let is_stubborn = self.place == 0 && self.round.has_stubborn && self.rng.below(8) == 0;
         let gfp = if is_stubborn { Gfp::KERNEL | Gfp::NOFAIL } else { gfp };
-        match self.round.allocator.alloc_page(gfp) {
-            Ok(page) => self.hold(page.into(), gfp),
-            Err(_) if is_stubborn => {
-                self.round.found.say("a request with NOFAIL gave up".into());
-                Ok(())
-            }
-            Err(_) => {
-                self.count("exhausted");
-                Ok(())
-            }
+        match self.round.common.allocator.alloc_page(gfp) {
+            Ok(page) => return self.hold(page.into(), gfp),
+            Err(_) if is_stubborn => self.round.common.fail_with("a request with NOFAIL gave up".into()),
+            Err(_) => self.count("exhausted"),
         }
+        Ok(())
     }
 
-    /// A request's number, how many of it must come, when it ends and what cancels it.
-    fn request(&mut self, gfp: Gfp, may_insist: bool) -> (usize, usize, Option<Duration>, Cancel, Gfp) {
+    /// Makes a random bulk request by the form `take`, which puts its blocks into the vector, and holds them. `ask` makes it of a
+    /// least number of blocks, 0 for most requests, and of the number wanted.
+    fn bulk<N, T>(
+        &mut self,
+        form: &'static str,
+        gfp: Gfp,
+        order: Order,
+        ask: impl FnOnce(usize, usize) -> Bulk<'static, N, T>,
+        take: impl FnOnce(&Allocator, usize, Bulk<'_, N, T>, &mut Vec<Block>) -> Result<Option<Shortfall>, Error>,
+    ) -> Result<(), Breach> {
+        self.count(form);
         let most = [8, 64, 200, 900][self.rng.below(4)];
-        let n = 1 + self.rng.below(most);
-        let least = [0, 0, n / 2, n][self.rng.below(4)] * usize::from(may_insist);
+        let n = (1 + self.rng.below(most)).div_ceil(order.pages().get());
+        let least = [0, 0, n / 2, n][self.rng.below(4)];
         let deadline = [None, Some(0), Some(2), Some(12)][self.rng.below(4)].map(Duration::from_millis);
         let cancel = Cancel::new();
         *lock(&self.round.cancels[self.place]) = cancel.clone();
-        (n, least, deadline, cancel, gfp)
+        let bulk = ask(least, n).cancel(&cancel).gfp(gfp);
+        let bulk = deadline.iter().fold(bulk, |bulk, &after| bulk.timeout(after));
+        let mut blocks = Vec::new();
+        match take(&self.round.common.allocator, n, bulk, &mut blocks) {
+            Ok(shortfall) => self.ended(shortfall),
+            Err(_) if least > 0 => self.count("exact_refused"),
+            Err(_) => {}
+        }
+        blocks.into_iter().try_for_each(|block| self.hold(block, gfp))
     }
 
     /// Counts how a request ended.
@@ -414,72 +366,57 @@ impl<'r> Worker<'r> {
     }
 
     fn array(&mut self, gfp: Gfp) -> Result<(), Breach> {
-        self.count("array");
-        let (n, least, deadline, cancel, gfp) = self.request(gfp, true);
-        let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
-        let bulk = bulk(Bulk::at_least(least, n), deadline, &cancel).gfp(gfp);
-        match self.round.allocator.alloc_pages_bulk_array(bulk, &mut slots) {
-            Ok(filled) => self.ended(filled.shortfall),
-            Err(_) => self.count("exact_refused"),
-        }
-        slots.into_iter().flatten().try_for_each(|page| self.hold(page.into(), gfp))
+        self.bulk("array", gfp, Order::ZERO, Bulk::at_least, |allocator, n, bulk, blocks| {
+            let mut slots: Vec<Option<Page>> = (0..n).map(|_| None).collect();
+            let filled = allocator.alloc_pages_bulk_array(bulk, &mut slots);
+            blocks.extend(slots.into_iter().flatten().map(Block::from));
+            Ok(filled?.shortfall)
+        })
     }
 
     fn list(&mut self, gfp: Gfp) -> Result<(), Breach> {
-        self.count("list");
-        let (n, least, deadline, cancel, gfp) = self.request(gfp, true);
-        let mut list = PageList::new();
-        match self
-            .round
-            .allocator
-            .alloc_pages_bulk_list(bulk(Bulk::at_least(least, n), deadline, &cancel).gfp(gfp), &mut list)
-        {
-            Ok(delivered) => self.ended(delivered.shortfall),
-            Err(_) => self.count("exact_refused"),
-        }
-        std::iter::from_fn(|| list.pop()).try_for_each(|page| self.hold(page.into(), gfp))
+        self.bulk("list", gfp, Order::ZERO, Bulk::at_least, |allocator, _, bulk, blocks| {
+            let mut list = PageList::new();
+            let delivered = allocator.alloc_pages_bulk_list(bulk, &mut list);
+            blocks.extend(list.map(Block::from));
+            Ok(delivered?.shortfall)
+        })
     }
 
     fn callback(&mut self, gfp: Gfp) -> Result<(), Breach> {
-        self.count("callback");
-        let (n, _, deadline, cancel, gfp) = self.request(gfp, false);
-        let mut pages: Vec<Page> = Vec::new();
-        let bulk = bulk(Bulk::up_to(n), deadline, &cancel).gfp(gfp);
-        if let Ok(delivered) = self.round.allocator.alloc_pages_bulk_callback(bulk, |page| pages.push(page)) {
-            self.ended(delivered.shortfall);
-        }
-        pages.into_iter().try_for_each(|page| self.hold(page.into(), gfp))
+        self.bulk(
+            "callback",
+            gfp,
+            Order::ZERO,
+            |_, n| Bulk::up_to(n),
+            |allocator, _, bulk, blocks| {
+                Ok(allocator.alloc_pages_bulk_callback(bulk, |page: Page| blocks.push(page.into()))?.shortfall)
+            },
+        )
     }
 
     fn runs(&mut self, gfp: Gfp) -> Result<(), Breach> {
-        self.count("runs");
-        let (n, least, deadline, cancel, gfp) = self.request(gfp, true);
-        let mut runs: Vec<Run<Page>> = Vec::new();
-        match self
-            .round
-            .allocator
-            .alloc_pages_bulk_runs(bulk(Bulk::at_least(least, n), deadline, &cancel).gfp(gfp), &mut runs)
-        {
-            Ok(delivered) => self.ended(delivered.shortfall),
-            Err(_) => self.count("exact_refused"),
-        }
-        runs.into_iter().flat_map(Run::into_pages).try_for_each(|page| self.hold(page.into(), gfp))
+        self.bulk("runs", gfp, Order::ZERO, Bulk::at_least, |allocator, _, bulk, blocks| {
+            let mut runs: Vec<Run<Page>> = Vec::new();
+            let delivered = allocator.alloc_pages_bulk_runs(bulk, &mut runs);
+            blocks.extend(runs.into_iter().flat_map(Run::into_pages).map(Block::from));
+            Ok(delivered?.shortfall)
+        })
     }
 
     fn blocks(&mut self, gfp: Gfp) -> Result<(), Breach> {
-        self.count("blocks");
-        let (n, _, deadline, cancel, gfp) = self.request(gfp, false);
         let Ok(order) = Order::new(1 + self.rng.below(4) as u8) else { return Ok(()) };
-        let mut list = BlockList::new();
-        let bulk = bulk(Bulk::up_to(n.div_ceil(16)), deadline, &cancel).gfp(gfp).order(order);
-        if let Ok(delivered) = self.round.allocator.alloc_pages_bulk_list(bulk, &mut list) {
-            self.ended(delivered.shortfall);
-        }
-        std::iter::from_fn(|| list.pop()).try_for_each(|block| self.hold(block, gfp))
+        self.bulk(
+            "blocks",
+            gfp,
+            order,
+            |_, n| Bulk::up_to(n).order(order),
+            |allocator, _, bulk, blocks| {
+                let mut list = BlockList::new();
+                let delivered = allocator.alloc_pages_bulk_list(bulk, &mut list);
+                blocks.extend(list);
+                Ok(delivered?.shortfall)
+            },
+        )
     }
-}
-
-fn bulk<'c, N, T>(bulk: Bulk<'c, N, T>, deadline: Option<Duration>, cancel: &'c Cancel) -> Bulk<'c, N, T> {
-    let bulk = bulk.cancel(cancel);
-    deadline.map_or(bulk, |after| bulk.timeout(after))
 }

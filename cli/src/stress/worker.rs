@@ -1,31 +1,32 @@
-//! A worker: random operations from the model's alphabet, until its life ends; what it holds is then somebody else's.
-use std::collections::BTreeMap;
+//! A worker: random operations from the model's alphabet until its life ends. Later workers take over its holdings.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use pagemill::{Gfp, Order, Page};
 use pagemill_model::{Breach, Op, Rng, World};
 
+use super::common::{Common, Counts};
 use super::round::Round;
 
-/// Frames that all workers hold at most, together: each touched page is committed.
+/// The most frames that all workers together hold: each page that is touched is committed.
 const COMMITTED: usize = 120_000;
-/// Holdings that a new worker takes over from those before it.
+/// Holdings that a new worker takes over from workers before it.
 const TAKEN_OVER: usize = 400;
 
-/// Pages that a churn has out at once, and how often.
+/// Pages that a churn has out at once.
 const CHURN: usize = 6;
+/// How often it allocates and frees them.
 const CHURN_TURNS: u32 = 40;
 
-/// Threads that found themselves on another CPU than before.
+/// Migrations that took a thread to another CPU.
 pub(super) static MIGRATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Goes to another CPU of those that the process may use.
+/// Moves this thread to another of the CPUs that the process may use.
 fn migrate(cpu: usize) {
     static CPUS: OnceLock<Vec<usize>> = OnceLock::new();
     let cpus = CPUS.get_or_init(allowed_cpus);
     let Some(&to) = cpus.get(cpu % cpus.len().max(1)) else { return };
-    // SAFETY: a CPU set is plain bits; zero is an empty one. The number is below its size, as it came from one.
+    // SAFETY: a CPU set is plain bits, and all-zero is an empty set. `to` comes from such a set, so it is below the set's size.
     unsafe {
         let before = libc::sched_getcpu();
         let mut set: libc::cpu_set_t = std::mem::zeroed();
@@ -38,7 +39,8 @@ fn migrate(cpu: usize) {
 }
 
 fn allowed_cpus() -> Vec<usize> {
-    // SAFETY: as in `migrate`. The main thread's set: workers narrow their own.
+    // The main thread's set, because workers narrow their own.
+    // SAFETY: an all-zero CPU set is valid memory for the call; each number is below the set's size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::sched_getaffinity(libc::getpid(), size_of_val(&set), &mut set);
@@ -46,29 +48,28 @@ fn allowed_cpus() -> Vec<usize> {
     }
 }
 
-/// One worker's life. `place`: which of the round's threads it is. `who`: its number as an owner.
-pub(super) fn live(round: &Round, place: usize, who: u32, seed: u64) {
+/// One worker's life. `place` is its index among the round's threads, `who` its number as an owner.
+pub(super) fn live(round: &Round, place: usize, who: u32, seed: u64) -> Result<(), String> {
     // SAFETY: gettid has no preconditions.
     let tid = unsafe { libc::gettid() };
     round.tids[place].store(tid, Relaxed);
     let result = work(round, who, seed);
     round.tids[place].store(0, Relaxed);
-    if let Err(failure) = result {
-        round.fail_with(failure.to_string());
-    }
+    result.map_err(|failure| failure.to_string())
 }
 
 fn work(round: &Round, who: u32, seed: u64) -> Result<(), pagemill_model::Failure> {
     let mut rng = Rng::new(seed);
     let places = round.tids.len();
-    // All together they want more than there is, so that the small arenas are exhausted again and again.
-    let most = (round.ledger.frames() * 3 / 2).min(COMMITTED) / places;
-    let mut world = World::shared(round.allocator.clone(), Arc::clone(&round.ledger), who, most, migrate);
+    let Common { allocator, ledger, .. } = &round.common;
+    // Together the workers want more frames than there are, so that small arenas are exhausted again and again.
+    let most = (ledger.frames() * 3 / 2).min(COMMITTED) / places;
+    let mut world = World::shared(allocator.clone(), Arc::clone(ledger), who, most, migrate);
     round.with_pool(|pool| world.take_over(pool.split_off(pool.len().saturating_sub(TAKEN_OVER))));
-    let mut ops = BTreeMap::new();
+    let mut ops = Counts::new();
     let life = 500 + rng.below(6000);
     for _ in 0..life {
-        if round.is_over() {
+        if round.common.is_over() {
             break;
         }
         let op = Op::decode(rng.raw());
@@ -81,27 +82,28 @@ fn work(round: &Round, who: u32, seed: u64) -> Result<(), pagemill_model::Failur
             *ops.entry("churn").or_default() += 1;
         }
     }
-    round.counts.add(&ops);
-    round.counts.exits.fetch_add(1, Relaxed);
+    round.add_ops(&ops);
+    round.common.count("exits");
     let left = world.hand_over();
     round.with_pool(|pool| pool.extend(left));
     world.finish()
 }
 
-/// A few pages out and back, again and again with little between: so that signals meet sections.
+/// Allocates and frees a few pages again and again with little work in between, so that signals interrupt sections.
 fn churn(round: &Round, who: u32, rng: &mut Rng) -> Result<(), Breach> {
+    let Common { allocator, ledger, .. } = &round.common;
     let gfp = [Gfp::KERNEL, Gfp::NOWAIT, Gfp::KERNEL | Gfp::MOVABLE][rng.below(3)];
     let mut pages: [Option<Page>; CHURN] = [const { None }; CHURN];
     for turn in 1..=CHURN_TURNS {
         let tag = who << 20 | turn;
         for slot in &mut pages {
-            *slot = round.allocator.alloc_page(gfp).ok();
+            *slot = allocator.alloc_page(gfp).ok();
         }
         for page in pages.iter().flatten() {
-            round.ledger.take(page.addr(), Order::ZERO, tag)?;
+            ledger.take(page.addr(), Order::ZERO, tag)?;
         }
         for page in pages.iter().flatten() {
-            round.ledger.give(page.addr(), Order::ZERO, tag)?;
+            ledger.give(page.addr(), Order::ZERO, tag)?;
         }
         pages.iter_mut().for_each(|slot| drop(slot.take()));
     }

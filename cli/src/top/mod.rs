@@ -1,7 +1,7 @@
 //! `pagemill top`: watches a running process through the socket that it serves.
 //!
-//! [`source`] asks and reads lines, [`record`] knows what they say, [`table`] makes text of it, [`screen`] has the
-//! terminal while the text is live.
+//! [`source`] asks and reads lines, [`record`] parses them, [`table`] makes text of a record, [`screen`] has the terminal while the
+//! table is live.
 mod record;
 mod screen;
 mod source;
@@ -22,21 +22,21 @@ use source::{PATIENCE, Source};
 
 /// Watch a running process: memory, zones, lists, and rates a second
 ///
-/// The process has to serve a socket: `pagemill copy` and `pagemill stress`
-/// with PAGEMILL_STATS=PATH, another program by `pagemill_watch::serve_stats`. On a
+/// The process has to serve a socket: `pagemill copy` and `pagemill stress` do with
+/// PAGEMILL_STATS=PATH, another program calls `pagemill_watch::serve_stats`. On a
 /// terminal the table is live, and q ends it; elsewhere it is printed once.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]
 pub(crate) struct TopArgs {
-    /// The socket; what PAGEMILL_STATS says if it is not given
+    /// The socket [default: the path in PAGEMILL_STATS]
     path: Option<PathBuf>,
-    /// Print the table once; with --interval, after one, and with rates
+    /// Print the table once; with --interval, after one and with rates
     #[arg(long)]
     once: bool,
     /// Print a JSON object; with --interval, one a line until the end
     #[arg(long, conflicts_with = "once")]
     json: bool,
-    /// Print it once in Prometheus' text format
+    /// Print the figures once in Prometheus' text format
     #[arg(long, conflicts_with_all = ["once", "json", "interval"])]
     prometheus: bool,
     /// Milliseconds between two looks, 50 to 3600000 [default: 1000]
@@ -57,7 +57,7 @@ Exit codes:
   1  nothing could be shown, and standard error says why
   2  the command line makes no sense";
 
-/// Between two looks, unless the user says otherwise.
+/// Milliseconds between two looks, unless the user sets them.
 const INTERVAL_MS: u64 = 1000;
 
 pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     }
 }
 
-/// One JSON object a line, until the process ends or nobody reads.
+/// Prints a JSON object a line, until the process ends or the reader goes.
 fn stream(path: &Path, ms: u64) -> Result<(), Failure> {
     let mut source = Source::ask(path, &format!("watch {ms}\n"))?;
     source.wait_for(ms)?;
@@ -108,17 +108,17 @@ fn next_change(source: &Source, before: Option<Change>, line: &[u8]) -> Result<C
 
 /// How the live table ends.
 enum End {
-    /// A key.
+    /// The user pressed q.
     Asked,
     Signal(i32),
-    /// The process that is watched has closed the socket.
+    /// The watched process has closed the socket.
     Gone,
 }
 
 fn live(path: &Path, ms: u64) -> Result<(), Failure> {
     let mut source = Source::ask(path, &format!("watch {ms}\n"))?;
     source.wait_for(0)?;
-    // The first line before the screen is taken: what goes wrong at once is said where it can be read.
+    // Read the first line before taking the screen, so that an early failure is printed on the ordinary screen.
     let Some(line) = source.next_line()? else {
         let why = "the other end closed without an answer";
         return Err(Failure::new(path.display().to_string(), why).next("is it there? try again"));
@@ -137,7 +137,7 @@ fn live(path: &Path, ms: u64) -> Result<(), Failure> {
     }
 }
 
-/// Draws what comes until something ends it. The terminal is the caller's to restore.
+/// Draws records as they come, until something ends it. The caller restores the terminal.
 fn watch(source: &mut Source, screen: &mut Screen, first: Change, ms: u64) -> Result<End, Failure> {
     let terminal = |error: io::Error| Failure::new("the terminal", said(&error)).next("try --once");
     let (mut change, mut heard, mut top) = (first, Instant::now(), 0);
@@ -152,8 +152,7 @@ fn watch(source: &mut Source, screen: &mut Screen, first: Change, ms: u64) -> Re
             false => format!("every {ms} ms; q ends"),
         };
         screen.draw(&table::lines(&change), &mut top, &foot).map_err(terminal)?;
-        let (mut has_news, mut has_key) = (false, false);
-        wait(source, screen, &mut has_news, &mut has_key).map_err(terminal)?;
+        let (has_news, has_key) = wait(source, screen).map_err(terminal)?;
         if has_key {
             match keys() {
                 Keys::Quit => return Ok(End::Asked),
@@ -170,41 +169,39 @@ fn watch(source: &mut Source, screen: &mut Screen, first: Change, ms: u64) -> Re
     }
 }
 
-/// Sleeps until there is something to read, a signal, or a second is over.
-fn wait(source: &Source, screen: &Screen, has_news: &mut bool, has_key: &mut bool) -> io::Result<()> {
+/// Sleeps until there is news or a key, or a signal comes, or a second is over. Returns whether there is news, and a key.
+fn wait(source: &Source, screen: &Screen) -> io::Result<(bool, bool)> {
     let stdin = io::stdin();
     let mut polled = vec![PollFd::new(&source.stream, PollFlags::IN)];
     if screen.has_keys() {
         polled.push(PollFd::new(&stdin, PollFlags::IN));
     }
     match poll(&mut polled, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })) {
-        Err(rustix::io::Errno::INTR) => return Ok(()),
+        Err(rustix::io::Errno::INTR) => return Ok((false, false)),
         found => found?,
     };
     let mut found = polled.iter().map(|polled| !polled.revents().is_empty());
-    *has_news = found.next().unwrap_or(false);
-    *has_key = found.next().unwrap_or(false);
-    Ok(())
+    Ok((found.next().unwrap_or(false), found.next().unwrap_or(false)))
 }
 
-/// What was pressed.
+/// The keys that were pressed.
 enum Keys {
     Quit,
-    /// So many lines down.
+    /// Lines to scroll down.
     Scroll(isize),
 }
 
-/// Reads around the standard library's buffer, which `poll` does not see. An end of standard input is a wish to quit.
+/// Reads keys past the standard library's buffer, which `poll` does not see. The end of standard input means quit.
 fn keys() -> Keys {
     let mut keys = [0; 64];
     let Ok(read) = rustix::io::read(io::stdin(), &mut keys) else {
-        return Keys::Scroll(0); // The terminal is gone, which a signal tells.
+        return Keys::Scroll(0); // The terminal is gone: a signal will end the program.
     };
     let keys = &keys[..read];
     if keys.is_empty() || keys.iter().any(|key| matches!(key, b'q' | b'Q')) {
         return Keys::Quit;
     }
-    // An arrow is ESC [ and a letter, or ESC O and a letter: the letter is enough.
+    // An arrow key sends ESC [ or ESC O, and a letter. The letter is enough.
     let lines = keys.iter().map(|key| match key {
         b'j' | b'B' => 1,
         b'k' | b'A' => -1,

@@ -1,14 +1,14 @@
-//! What a watched process says: one JSON object, and what changed from one to the next.
+//! The records of a watched process, a JSON object each, and the change from one to the next.
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Deserialize;
 
-/// A line of the socket's. What else is in it is not looked at.
+/// A line from the socket. Other fields are ignored.
 #[derive(Debug, Deserialize)]
 pub(super) struct Record {
     pub(super) pid: u32,
     pub(super) program: String,
-    /// Milliseconds since the process serves.
+    /// Milliseconds since the process began to serve.
     pub(super) up_ms: u64,
     pub(super) figures: Vec<Figure>,
 }
@@ -32,38 +32,43 @@ impl Figure {
     pub(super) fn label(&self, name: &str) -> Option<&str> {
         self.labels.get(name).map(String::as_str)
     }
-    /// Of this allocator; None: of none, but of the process.
+    /// Whether it belongs to this allocator; for None, to the process.
     pub(super) fn is_of(&self, allocator: Option<&str>) -> bool {
         self.label("allocator") == allocator
     }
 }
 
 impl Record {
-    /// The allocators that it tells of, in its order.
+    /// The allocators that it describes, in its order.
     pub(super) fn allocators(&self) -> Vec<&str> {
-        let mut names = Vec::new();
-        for name in self.figures.iter().filter_map(|figure| figure.label("allocator")) {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
-        names
+        unique(self.figures.iter().filter_map(|figure| figure.label("allocator")))
     }
-    /// A figure's samples of one allocator, or of the process.
+    /// The samples of a figure for one allocator, or for the process.
     pub(super) fn of<'r>(&'r self, allocator: Option<&'r str>, name: &'r str) -> impl Iterator<Item = &'r Figure> {
         self.figures.iter().filter(move |figure| figure.name == name && figure.is_of(allocator))
     }
-    /// The sum of a figure over its other labels. None: there is none.
+    /// The sum of a figure over its other labels. None without a sample.
     pub(super) fn sum(&self, allocator: Option<&str>, name: &str) -> Option<u64> {
         self.of(allocator, name).map(|figure| figure.value).reduce(u64::wrapping_add)
     }
+}
+
+/// The items without repetitions, in their order.
+pub(super) fn unique<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut all = Vec::new();
+    for item in items {
+        if !all.contains(&item) {
+            all.push(item);
+        }
+    }
+    all
 }
 
 /// A record, and the one before it.
 pub(super) struct Change {
     pub(super) now: Record,
     pub(super) before: Option<Record>,
-    /// The allocators of which a counter went back: others have taken their places, and all of theirs count from zero.
+    /// The allocators of which a counter went back: a new allocator has the name, and its counters began at zero.
     anew: HashSet<Option<String>>,
 }
 
@@ -77,7 +82,7 @@ impl Change {
         Self { now, before, anew }
     }
 
-    /// How much a counter grew in a second. None: nobody knows.
+    /// The growth of a counter per second. None if it cannot be known.
     pub(super) fn rate(&self, allocator: Option<&str>, name: &str) -> Option<f64> {
         let before = self.before.as_ref().filter(|before| before.pid == self.now.pid)?;
         let ms = self.now.up_ms.checked_sub(before.up_ms).filter(|ms| *ms > 0)?;
@@ -105,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_sums_and_of_what_began_anew() {
+    fn a_rate_is_of_the_sum_and_from_zero_for_a_new_allocator() {
         let rates = |before: Option<Record>, now| {
             let change = Change::new(now, before);
             ["taken", "freed", "none"].map(|name| change.rate(Some("a"), name))
@@ -113,7 +118,7 @@ mod tests {
         assert_eq!(rates(None, record(1000, [5, 5], [5, 5])), [None; 3]);
         let before = || Some(record(1000, [1, 2], [10, 10]));
         assert_eq!(rates(before(), record(1500, [6, 7], [10, 11])), [Some(20.0), Some(2.0), None]);
-        // One part of one counter went back, though its sum did not: both are another allocator's.
+        // One part of one counter went back, though its sum did not: both counters are of a new allocator.
         assert_eq!(rates(before(), record(3000, [0, 8], [40, 40])), [Some(4.0), Some(40.0), None]);
         assert_eq!(rates(before(), record(1000, [8, 8], [40, 40])), [None; 3]);
     }

@@ -1,5 +1,5 @@
-//! The terminal while the table is live: the other screen, keys as they are pressed, and everything as it was at the
-//! end, whatever brings it about.
+//! The terminal while the table is live: the alternate screen, and keys one by one. At the end the terminal is as it was, whatever
+//! ends the program.
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -7,46 +7,42 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGWINCH};
 
-/// The other screen, no cursor; and back.
+/// Enters the alternate screen and hides the cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// Restored when it is dropped.
+/// The terminal. Dropping restores it.
 pub(super) struct Screen {
-    /// How standard input was, where that is a terminal.
+    /// The modes of standard input before, if it is a terminal.
     before: Option<Termios>,
-    signals: Signals,
-}
-
-/// What signals have asked for.
-struct Signals {
+    /// The signal that has come to end the program, or 0.
     end: Arc<AtomicUsize>,
+    /// Whether SIGTSTP has come.
     pause: Arc<AtomicBool>,
 }
 
 impl Screen {
     pub(super) fn enter() -> io::Result<Self> {
-        let signals = Signals { end: Arc::default(), pause: Arc::default() };
+        let mut screen = Self { before: None, end: Arc::default(), pause: Arc::default() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register_usize(signal, Arc::clone(&signals.end), signal as usize)?;
+            signal_hook::flag::register_usize(signal, Arc::clone(&screen.end), signal as usize)?;
         }
-        signal_hook::flag::register(SIGTSTP, Arc::clone(&signals.pause))?;
-        // Ends the wait, so that the table is drawn anew.
+        signal_hook::flag::register(SIGTSTP, Arc::clone(&screen.pause))?;
+        // The signal ends the wait, and the table is drawn anew.
         signal_hook::flag::register(SIGWINCH, Arc::default())?;
-        let mut screen = Self { before: None, signals };
         screen.take()?;
         Ok(screen)
     }
 
-    /// The signal that asked for the end.
+    /// The signal that has come to end the program, if any.
     pub(super) fn ended_by(&self) -> Option<i32> {
-        // Relaxed: nothing is read but the number itself.
-        Some(self.signals.end.load(Relaxed) as i32).filter(|signal| *signal != 0)
+        // Relaxed: only the number itself is read.
+        Some(self.end.load(Relaxed) as i32).filter(|signal| *signal != 0)
     }
 
-    /// Gives the terminal back while the shell has this program stopped.
+    /// After SIGTSTP, gives the terminal back and stops this program until the shell continues it.
     pub(super) fn pause_if_asked(&mut self) -> io::Result<()> {
-        if self.signals.pause.swap(false, Relaxed) {
+        if self.pause.swap(false, Relaxed) {
             self.restore();
             signal_hook::low_level::raise(signal_hook::consts::SIGSTOP)?;
             self.take()?;
@@ -54,9 +50,9 @@ impl Screen {
         Ok(())
     }
 
-    /// Keys come one by one and are not shown; signals still come from theirs.
+    /// Takes the terminal: keys come one by one and are not shown. Ctrl-C and the like still send signals.
     fn take(&mut self) -> io::Result<()> {
-        // Standard input may be a file or nothing at all: then there are no keys.
+        // If standard input is no terminal, there are no keys.
         self.before = tcgetattr(io::stdin()).ok();
         if let Some(before) = &self.before {
             let mut now = before.clone();
@@ -80,12 +76,12 @@ impl Screen {
         self.before.is_some()
     }
 
-    /// Draws what there is room for, from line `top` on or as near to it as fills the screen, and sets `top` to that. The
-    /// last line is the foot's.
+    /// Draws as many lines as there is room for, from line `top` on, and `foot` below them. Lowers `top` if fewer lines than fit
+    /// would be shown.
     pub(super) fn draw(&self, lines: &[String], top: &mut usize, foot: &str) -> io::Result<()> {
         let size = tcgetwinsize(io::stdout()).ok();
         let (rows, columns) = size.map_or((24, 80), |size| (size.ws_row as usize, size.ws_col as usize));
-        // A terminal that does not know its size says 0.
+        // A terminal that does not know its size reports 0.
         let (rows, columns) = (if rows == 0 { 24 } else { rows }, if columns == 0 { 80 } else { columns });
         let room = rows - 1;
         *top = (*top).min(lines.len().saturating_sub(room));

@@ -1,4 +1,4 @@
-//! The connection to the process that is watched.
+//! The connection to the watched process.
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
@@ -8,16 +8,16 @@ use std::time::Duration;
 use super::record::Record;
 use crate::failure::{Failure, said};
 
-/// For an answer. A process that was stopped takes connections and says nothing.
+/// How long to wait for an answer. A stopped process accepts connections and sends nothing.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// No answer is longer: who sends more is no Pagemill.
+/// The longest answer. A process that sends more does not use `pagemill_watch`.
 const ANSWER_MAX: usize = 64 << 20;
 
 /// See the [module](self).
 pub(super) struct Source {
     path: PathBuf,
     pub(super) stream: UnixStream,
-    /// What has come and is no whole line yet.
+    /// Bytes that were read and not yet returned as lines.
     come: Vec<u8>,
 }
 
@@ -48,13 +48,13 @@ impl Source {
         Ok(Self { path: path.to_owned(), stream, come: Vec::new() })
     }
 
-    /// Waits for the next line as long as the other end is to take for it, and [`PATIENCE`].
+    /// Sets how long to wait for the next line: `ms`, after which the other end sends it, and [`PATIENCE`].
     pub(super) fn wait_for(&self, ms: u64) -> Result<(), Failure> {
         let time = PATIENCE + Duration::from_millis(ms);
         self.stream.set_read_timeout(Some(time)).map_err(|error| self.no_pagemill(&said(&error)))
     }
 
-    /// Everything until the other end closes.
+    /// Reads until the other end closes.
     pub(super) fn all(mut self) -> Result<String, Failure> {
         while self.read_more(false)? {}
         let text = String::from_utf8(std::mem::take(&mut self.come)).map_err(|_| self.no_pagemill("it is no text"))?;
@@ -65,13 +65,13 @@ impl Source {
         }
     }
 
-    /// The next whole line that has come, if one has.
+    /// The next line, if all of it has come.
     pub(super) fn line(&mut self) -> Option<Vec<u8>> {
         let end = self.come.iter().position(|&byte| byte == b'\n')?;
         Some(self.come.drain(..=end).collect())
     }
 
-    /// The next line, waited for; None: the other end has closed.
+    /// Waits for the next line. None: the other end has closed.
     pub(super) fn next_line(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         loop {
             if let Some(line) = self.line() {
@@ -83,7 +83,7 @@ impl Source {
         }
     }
 
-    /// Reads what has come, or waits for it. False: the other end has closed.
+    /// Reads once, and waits if nothing has come. False: the other end has closed.
     pub(super) fn read_more(&mut self, is_watching: bool) -> Result<bool, Failure> {
         let mut bytes = [0; 1 << 16];
         match self.stream.read(&mut bytes) {
@@ -92,7 +92,7 @@ impl Source {
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
                 return Ok(false);
             }
-            // Asked without waiting, or a signal came: the caller looks again.
+            // A signal came: the caller decides what next.
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 let why = format!("no {} for {} s", if is_watching { "news" } else { "answer" }, PATIENCE.as_secs());
@@ -107,7 +107,7 @@ impl Source {
         }
     }
 
-    /// What a line says.
+    /// Parses a line.
     pub(super) fn record(&self, line: &[u8]) -> Result<Record, Failure> {
         if let Some(why) = line.strip_prefix(b"error: ") {
             return Err(self.no_pagemill(String::from_utf8_lossy(why).trim_end()));
@@ -116,7 +116,7 @@ impl Source {
     }
 
     fn no_pagemill(&self, why: &str) -> Failure {
-        // What a stranger sends may hold anything; a terminal is not to obey it.
+        // The answer may hold escape codes, which a terminal must not obey.
         let why: String = why.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
         let next = "does a program of another version, or of another kind, serve there?";
         Failure::new(format!("{}: an answer that makes no sense", self.path.display()), why).next(next)

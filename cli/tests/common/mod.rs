@@ -1,4 +1,4 @@
-//! A folder with files to copy, and the program at work on them.
+//! A folder for a test's files, and the program at work in it.
 #[path = "../../../tests/patience.rs"]
 mod patience;
 pub(crate) use patience::{PATIENCE, until};
@@ -28,7 +28,7 @@ impl Folder {
         self.path(name)
     }
 
-    /// What is in it, sorted.
+    /// The names of its files, sorted.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.0.path()).unwrap();
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -36,34 +36,41 @@ impl Folder {
         names
     }
 
-    /// `pagemill copy` in this folder.
-    pub(crate) fn copy(&self, args: &[&str]) -> Outcome {
-        self.run(Command::new(PROGRAM).arg("copy").args(args))
+    /// Runs `pagemill` in this folder.
+    pub(crate) fn pagemill(&self, args: &[&str]) -> Outcome {
+        self.run(Command::new(PROGRAM).args(args))
     }
 
-    /// `pagemill copy` after `before` in a shell.
+    /// Runs `pagemill copy` in this folder.
+    pub(crate) fn copy(&self, args: &[&str]) -> Outcome {
+        self.pagemill(&[&["copy"], args].concat())
+    }
+
+    /// Runs `pagemill copy` after `before` in a shell.
     pub(crate) fn copy_after(&self, before: &str, args: &[&str]) -> Outcome {
         let script = format!("{before}; exec \"$0\" copy \"$@\"");
         self.run(Command::new("sh").args(["-c", &script, PROGRAM]).args(args))
     }
 
     pub(crate) fn run(&self, command: &mut Command) -> Outcome {
+        Outcome::of(self.spawn(command))
+    }
+
+    /// Starts a command in this folder, with its output piped.
+    pub(crate) fn spawn(&self, command: &mut Command) -> Child {
         command.current_dir(self.0.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Outcome::of(command.spawn().unwrap())
+        command.spawn().unwrap()
     }
 
     /// Starts a copy of `src` to `dst` that takes a while, and stops it in the middle.
     pub(crate) fn stopped_copy(&self, args: &[&str]) -> Child {
-        // On a busy machine a copy can be done before it is seen at work: then another one.
+        // On a busy machine a copy may end before it is seen at work: then start another one.
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
-            // What a shell starts in the background ignores SIGINT and SIGQUIT, and hands that on.
+            // A shell's background processes ignore SIGINT and SIGQUIT, and the program would inherit that.
             let mut command = Command::new("env");
-            command
-                .args(["--default-signal", PROGRAM, "copy", "--batch", "1", "--alloc", "single", "src", "dst"])
-                .args(args);
-            command.current_dir(self.0.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            let mut child = command.spawn().unwrap();
+            command.args(["--default-signal", PROGRAM, "copy", "--batch", "1", "--alloc", "single", "src", "dst"]);
+            let mut child = self.spawn(command.args(args));
             while child.try_wait().unwrap().is_none() {
                 if self.has_partial_with_data() {
                     signal(&child, rustix::process::Signal::STOP);
@@ -74,10 +81,8 @@ impl Folder {
                 }
                 std::thread::sleep(Duration::from_micros(200));
             }
-            self.names()
-                .iter()
-                .filter(|name| *name != "src")
-                .for_each(|name| fs::remove_file(self.path(name)).unwrap());
+            let made = self.names().into_iter().filter(|name| name != "src");
+            made.for_each(|name| fs::remove_file(self.path(&name)).unwrap());
         }
         panic!("no copy was ever seen at work");
     }
@@ -93,7 +98,7 @@ pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
-/// Waits until a process that was told to stop has done so. False: it ended first.
+/// Waits until a process has stopped after SIGSTOP. False: it ended first.
 fn is_stopped(child: &Child) -> bool {
     loop {
         let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
@@ -106,7 +111,7 @@ fn is_stopped(child: &Child) -> bool {
     }
 }
 
-/// Goes on with a stopped copy, to its end.
+/// Continues a stopped copy, to its end.
 pub(crate) fn go_on(child: Child) -> Outcome {
     signal(&child, rustix::process::Signal::CONT);
     Outcome::of(child)
@@ -141,19 +146,25 @@ impl Outcome {
         }
     }
 
-    /// Done, with nothing on standard error.
+    /// It succeeded, with nothing on standard error.
     #[track_caller]
     pub(crate) fn done(&self) -> &Self {
         assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{self:?}");
         self
     }
 
-    /// Refused: exit code 1, nothing on standard output, and one line that has all these words.
+    /// `pagemill copy` refused: exit code 1, nothing on standard output, and one line that has all these words.
     #[track_caller]
     pub(crate) fn refused(&self, words: &[&str]) -> &Self {
+        self.refused_by("copy", words)
+    }
+
+    /// The same for another command.
+    #[track_caller]
+    pub(crate) fn refused_by(&self, command: &str, words: &[&str]) -> &Self {
         assert_eq!((self.code, self.stdout.as_str()), (Some(1), ""), "{self:?}");
         assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
-        assert!(self.stderr.starts_with("pagemill: copy: "), "{self:?}");
+        assert!(self.stderr.starts_with(&format!("pagemill: {command}: ")), "{self:?}");
         words.iter().for_each(|word| assert!(self.stderr.contains(word), "no {word:?} in {self:?}"));
         self
     }
@@ -171,7 +182,7 @@ pub(crate) fn noise(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|_| next()).collect()
 }
 
-/// A file with this much data, quickly made.
+/// Makes a file with this much data, quickly.
 pub(crate) fn large(path: &Path, mebibytes: usize) {
     let mut file = File::create(path).unwrap();
     let block = noise(1 << 20);

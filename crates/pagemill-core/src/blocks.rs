@@ -1,7 +1,7 @@
 //! Blocks of an order: taken whole, given back whole, or split into pages.
 //!
-//! Orders 0 to 8 lie within a pageblock: a run of bits, reserved by the count as single frames are (I1). Orders 9 and up
-//! are whole pageblocks, whose bits stay set and whose entry says so (I3). See [`crate::buddy`] for the invariants.
+//! Orders 0 to 8 lie within a pageblock: a run of bits, reserved by the count as single frames are (I1). Orders 9 and up are whole
+//! pageblocks: their bits stay set, and their entry says that they are out (I3). See [`crate::buddy`] for the invariants.
 use crate::area::{Entry, aligned_runs, best_runs, bits_of_runs, run_mask};
 use crate::error::MisuseKind;
 use crate::index::{Class, UNUSED};
@@ -15,7 +15,7 @@ impl Buddy<'_> {
         self.alloc_any(order, Some(mobility), floor)
     }
 
-    /// Takes one block of `order` from a pageblock of whatever mobility: the single attempt of C3.6.
+    /// Takes one block of `order` from a pageblock of any mobility: the single attempt of C3.6.
     pub fn steal_block(&self, order: Order, floor: u32) -> Option<Pfn> {
         self.alloc_any(order, None, floor)
     }
@@ -32,8 +32,8 @@ impl Buddy<'_> {
         pfn
     }
 
-    /// Takes up to `want` blocks of `order`, which is 8 at most, from pageblocks of `mobility`, or unused ones, as long as `floor`
-    /// frames stay free. Blocks of one word are taken together: `emit` gets its first frame and a bit for each block's first one.
+    /// Takes up to `want` blocks of `order`, 8 at most, from pageblocks of `mobility` or unused ones, as long as `floor` frames stay
+    /// free. Blocks of one word are taken together: `emit` gets the word's first frame, and a bit for each block's first frame.
     /// Returns how many.
     ///
     /// ```
@@ -76,7 +76,7 @@ impl Buddy<'_> {
                 left -= self.take_in(block, order, left, mobility, emit);
             }
         }
-        // What CPUs are bound to, and what the index may have lost: everything, before "exhausted".
+        // Blocks that CPUs are bound to, and blocks missing in the index: look at all of them before saying "exhausted".
         let mut blocks = self.blocks();
         while left > 0
             && let Some(block) = blocks.next()
@@ -93,7 +93,7 @@ impl Buddy<'_> {
         found
     }
 
-    /// The first words of the pageblock, as many as a block of this order has, 8 at most, that have a run of it.
+    /// The first place in the pageblock that has a run of this order: the index of a group of as many words as a block has.
     fn first_with_run(&self, block: PageblockId, order: Order) -> Option<usize> {
         let (span, in_word) = ((order.frames() as usize).div_ceil(64), order.get().min(6));
         let is_run = |group: &[AtomicU64]| group.iter().all(|word| aligned_runs(word.load(Relaxed), in_word) != 0);
@@ -111,7 +111,7 @@ impl Buddy<'_> {
         if self.is_withheld(block) { 0 } else { self.take_runs(block, order, want, mobility, emit) }
     }
 
-    /// Up to `want` blocks of one pageblock, or none if it is of another mobility than the one that is asked for.
+    /// Takes up to `want` blocks of one pageblock; none if it is of another mobility than `mobility`.
     fn take_runs(
         &self,
         block: PageblockId,
@@ -121,7 +121,7 @@ impl Buddy<'_> {
         emit: &mut impl FnMut(Pfn, u64),
     ) -> u32 {
         let (frames, in_word) = (order.frames(), order.get().min(6));
-        // Look before reserving: most blocks of a fragmented buddy have no run of this order.
+        // Looks before it reserves: most blocks of a fragmented buddy have no run of this order.
         let Some(first) = self.first_with_run(block, order) else { return 0 };
         let reserved = self.reserve(block, frames, want.saturating_mul(frames), mobility);
         let most = reserved / frames;
@@ -144,7 +144,7 @@ impl Buddy<'_> {
                 left -= if in_word == 6 { 1 } else { runs.count_ones() };
             }
         }
-        // What is no whole block, and what others took first or has no run.
+        // The part that is no whole block, and blocks that other threads took first or that have no run.
         let surplus = reserved - (most - left) * frames;
         if surplus > 0 {
             self.raise(block, surplus);
@@ -158,7 +158,7 @@ impl Buddy<'_> {
         let head = Entry::whole(order, mobility);
         let mut found = if span == 1 { self.find_span(1, head) } else { None };
         if found.is_none() {
-            // A single pageblock too: somebody with the lock may be about to give back what he took in vain.
+            // For a single pageblock too: the thread with the lock may be about to give back pageblocks that it took in vain.
             self.large.take(self.sleep);
             found = self.find_span(span, head);
             self.large.release(self.sleep);
@@ -175,16 +175,16 @@ impl Buddy<'_> {
             }
             from = block.offset(1).max(first);
         }
-        // As in `alloc_small`.
+        // All of them, as in `take_small`.
         let first = self.next_aligned(PageblockId::FIRST, span);
         (first.as_usize()..self.areas.len())
             .step_by(span)
             .find_map(|first| self.claim_span(PageblockId::new(first), span, head))
     }
 
-    /// Claims `span` whole pageblocks from `first` on, or none.
+    /// Claims `span` whole pageblocks from `first` on, or none of them.
     fn claim_span(&self, first: PageblockId, span: usize, head: Entry) -> Option<PageblockId> {
-        // Look before claiming: what is claimed in vain is hidden from others meanwhile.
+        // Looks before it claims: pageblocks that are claimed in vain are hidden from other requests meanwhile.
         let is_unused = |area: &AtomicU32| Entry(area.load(Relaxed)).free() == PAGEBLOCK_FRAMES;
         let is_whole = self.areas.get(first.as_usize()..)?.get(..span)?.iter().all(is_unused);
         if !is_whole || first.run(span).any(|block| self.is_withheld(block)) {
@@ -203,10 +203,10 @@ impl Buddy<'_> {
         }
     }
 
-    /// Withholds a pageblock: from now on only [`take_withheld`](Self::take_withheld) takes anything of it, so that a block of
-    /// `order`, 9 at most, comes to be whole in it. Of the pageblocks behind number `from`, or of all if none of those will do,
-    /// it is the one with the most free frames. Requests that have begun to take some of it go on. Returns its number; none if
-    /// no pageblock has room for such a block. One is withheld at a time.
+    /// Withholds a pageblock: from now on only [`take_withheld`](Self::take_withheld) takes from it, so that a block of `order`, 9 at most,
+    /// becomes whole in it. Chooses the one with the most free frames of the pageblocks behind `from`, or of all if none of those will
+    /// do. Requests that have begun to take from it go on. Returns its number; none if no pageblock can have such a block. One
+    /// pageblock is withheld at a time.
     pub fn withhold(&self, order: Order, from: PageblockId) -> Option<PageblockId> {
         let fits = |block: &PageblockId| {
             let entry = Entry(self.area(*block).load(Relaxed));
@@ -219,8 +219,8 @@ impl Buddy<'_> {
         Some(block)
     }
 
-    /// Takes a block of `order` from the pageblock that is withheld, if it has one and `floor` frames stay free. A whole pageblock
-    /// is `mobility`'s if it is split.
+    /// Takes a block of `order` from the withheld pageblock, if it has one and `floor` frames stay free. A whole pageblock becomes
+    /// `mobility`'s if it is split.
     pub fn take_withheld(&self, order: Order, mobility: Mobility, floor: u32) -> Option<Pfn> {
         let block = PageblockId::from_entry(self.withheld.load(Relaxed))?;
         let frames = order.frames() as usize;
@@ -242,18 +242,18 @@ impl Buddy<'_> {
         pfn
     }
 
-    /// How many frames are free and withheld.
+    /// Free frames of the withheld pageblock.
     pub fn withheld_frames(&self) -> u32 {
         let block = PageblockId::from_entry(self.withheld.load(Relaxed));
         block.map_or(0, |block| Entry(self.area(block).load(Relaxed)).free())
     }
 
-    /// Requests may take all that is free again.
+    /// Withholds no pageblock any more.
     pub fn end_withholding(&self) {
         self.withheld.store(0, Relaxed);
     }
 
-    /// Relaxed: a request that looked before goes on with the pageblock; the claimant tries again until the block is whole.
+    /// Relaxed: a request that looked before goes on with the pageblock. The claimant tries again until the block is whole.
     pub(crate) fn is_withheld(&self, block: PageblockId) -> bool {
         self.withheld.load(Relaxed) == block.as_entry()
     }
@@ -275,7 +275,7 @@ impl Buddy<'_> {
         false
     }
 
-    /// False: somebody released it before.
+    /// False: another thread released it before.
     fn release_whole(&self, block: PageblockId, whole: Entry) -> bool {
         // SeqCst: the next owner, in `claim_whole` or `reserve`, sees what this one wrote; and see `file`.
         let unused = Entry::unused(PAGEBLOCK_FRAMES);
@@ -286,17 +286,17 @@ impl Buddy<'_> {
         is_released
     }
 
-    /// Gives one block of `order` back. Whether it completed a [closed](Self::close) buddy.
+    /// Gives one block of `order` back. Returns whether it completed a [closed](Self::close) buddy.
     ///
     /// # Errors
-    /// The misuse that its bits or entry show; nothing is changed then. Of two threads that free one block at once, at
-    /// least one is told, and the block is free once.
+    /// The misuse that its bits or entry show; nothing is changed then. If two threads free one block at once, at least one of them
+    /// gets an error, and the block is free once.
     pub fn free_block(&self, pfn: Pfn, order: Order) -> Result<bool, MisuseKind> {
         self.check_in_zone(pfn, order)?;
         let block = self.block_of(pfn);
         if order >= Order::PAGEBLOCK {
             let head = self.check_whole(block, order)?;
-            // Whoever releases the first pageblock releases the others.
+            // The thread that released the first pageblock releases the others.
             if !self.release_whole(block, head) {
                 return Err(MisuseKind::DoubleFree);
             }
@@ -312,7 +312,7 @@ impl Buddy<'_> {
         if self.bits[first.as_usize()..][..span].iter().any(|word| word.load(Relaxed) & mask != 0) {
             return Err(MisuseKind::DoubleFree);
         }
-        // Only bits that were not set count: somebody may be freeing the same block just now.
+        // Only bits that were clear count: another thread may be freeing the same block.
         let freed =
             (0..span).map(|at| first.offset(at)).map(|word| (mask & !self.set_bits(word, mask)).count_ones()).sum();
         let mut is_complete = false;
@@ -323,8 +323,8 @@ impl Buddy<'_> {
         if freed == order.frames() { Ok(is_complete) } else { Err(MisuseKind::DoubleFree) }
     }
 
-    /// Turns a block that is handed out into its pages, each of which is given back on its own from then on (C2.1).
-    /// Whole pageblocks become those of the mobility that the block was asked for with.
+    /// Makes single pages of a block that is handed out; each is given back on its own from then on (C2.1). Whole pageblocks become
+    /// pageblocks of the mobility that the block was asked for with.
     ///
     /// # Errors
     /// As [`free_block`](Self::free_block).
@@ -338,7 +338,7 @@ impl Buddy<'_> {
         self.note_kind(mobility);
         for block in first.run((order.frames() / PAGEBLOCK_FRAMES) as usize) {
             self.words_of(block).iter().for_each(|word| word.store(0, Relaxed));
-            // Release pairs with `reserve`'s Acquire: nobody sees a count before the cleared words.
+            // Release pairs with the Acquire in `reserve`: no thread sees a count before the cleared words.
             self.area(block).store(Entry::in_use(0, mobility).0, Release);
         }
         Ok(())
@@ -367,7 +367,7 @@ impl Buddy<'_> {
     }
 }
 
-/// Clears up to `most` runs of 2^in_word bits in `group`'s only word, or all words of a larger group. Returns where those begin.
+/// Clears up to `most` runs of 2^in_word bits in `group`'s only word, or all words of a larger group. Returns where they begin.
 #[inline]
 fn claim_runs(group: &[AtomicU64], in_word: u8, most: u32) -> u64 {
     if let [word] = group {
@@ -386,7 +386,7 @@ fn claim_runs(group: &[AtomicU64], in_word: u8, most: u32) -> u64 {
     }
     for (i, word) in group.iter().enumerate() {
         if word.compare_exchange(!0, 0, AcqRel, Relaxed).is_err() {
-            // Release as in `set_bits`: whoever takes these again sees what was written before.
+            // Release as in `set_bits`: the thread that takes these again sees what was written before.
             group[..i].iter().for_each(|word| word.store(!0, Release));
             return 0;
         }

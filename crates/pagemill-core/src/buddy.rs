@@ -1,26 +1,25 @@
 //! The buddy: free frames in pageblocks, taken and given without a lock.
 //!
-//! It stands below the per-CPU lists and above nothing: what it hands out are frame numbers. A pageblock has 512 bits
-//! and an entry; the entry's count is a semaphore in front of the bits.
+//! It stands below the per-CPU lists and knows nothing above them: it hands out frame numbers. A pageblock has 512 bits and an entry;
+//! the entry's count is a semaphore in front of the bits.
 //!
 //! # Invariants
-//! - I1 Whoever takes n frames of a block first lowers its count by n, then clears n bits. Whoever gives n frames
-//!   first sets n bits, then raises the count by n. So a block has at least as many set bits as its count plus all
-//!   reservations under way, and a reservation always finds its bits.
+//! - I1 To take n frames of a block, a thread first lowers the block's count by n and then clears n bits. To give n frames, it first
+//!   sets n bits and then raises the count by n. So a block has at least as many set bits as its count plus all reservations under
+//!   way, and a reservation always finds its bits.
 //! - I2 A bit is cleared by one compare-and-swap that saw it set: no frame is taken twice.
-//! - I3 A block that is handed out whole has count 0 and all its bits set: nobody can reserve from it, and a page of
-//!   it that is given singly is seen as a double free.
+//! - I3 A block that is handed out whole has count 0 and all its bits set: no thread can reserve from it, and a page of it that is
+//!   given singly is seen as a double free.
 //! - I4 At rest the count is the number of set bits, and the buddy's counter is the sum of the counts.
 //! - I5 At rest a block with free frames stands in the index under its class, unless a CPU is bound to it.
-//!
 //! # Progress
-//! Order 0 uses compare-and-swap alone, with bounded retries in every loop that waits for somebody else's bits, so
-//! that a signal handler can come in anywhere (C2.5). Orders 1 to 8 do the same over more words, and undo. Orders
-//! above 9 take the one lock, so that two of them do not undo each other for ever; nobody else takes it.
+//! Order 0 uses compare-and-swap alone. Every loop that looks for bits that other threads move has bounded retries, so a signal
+//! handler can interrupt anywhere (C2.5). Orders 1 to 8 do the same over more words, and undo. Orders above 9 take the one lock, so
+//! that two requests do not undo each other for ever; no other operation takes it.
 //!
 //! # Placement
-//! A CPU draws from the pageblock that is bound to it until that is empty, then binds the fullest one of the same
-//! mobility that nobody else is bound to (best fit), and breaks an unused one only when there is none.
+//! A CPU draws from the pageblock that is bound to it until that is empty. Then it binds the fullest one of the same mobility to which
+//! no other CPU is bound (best fit). It breaks an unused pageblock only if there is none.
 use crate::area::{Entry, low_bits, lowest};
 use crate::error::Invalid;
 use crate::handful::Handful;
@@ -32,7 +31,7 @@ use crate::{Mobility, Order, PAGEBLOCK_FRAMES, PageblockId, Pfn, WordId};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::AtomicBool;
 
-/// How many words of metadata a buddy needs.
+/// Words of metadata that a buddy needs.
 ///
 /// ```
 /// use pagemill_core::BuddyMetadata;
@@ -49,18 +48,18 @@ pub struct BuddyMetadata {
 }
 
 impl BuddyMetadata {
-    /// The need of a buddy of this many frames.
+    /// The metadata of a buddy with this many frames.
     pub const fn for_frames(frames: u32) -> Self {
         let blocks = frames.div_ceil(PAGEBLOCK_FRAMES) as usize;
         Self { words: blocks * BLOCK_WORDS + BlockIndex::words_for(blocks), areas: blocks }
     }
-    /// What that is a frame (C10.3: at most 2).
+    /// The same in bits a frame (C10.3: at most 2).
     pub fn bits_per_frame(self, frames: u32) -> f64 {
         (self.words * 64 + self.areas * 32) as f64 / f64::from(frames)
     }
 }
 
-/// The pageblock that a CPU draws from, for one mobility. A hint that belongs to one CPU's list; racing on it costs
+/// The pageblock that a CPU draws from, for one mobility. It is a hint that belongs to one CPU's list: a race on it costs good
 /// placement, never a frame.
 ///
 /// ```
@@ -72,12 +71,12 @@ impl BuddyMetadata {
 pub struct BoundBlock(AtomicU32);
 
 impl BoundBlock {
-    /// Bound to nothing; also what zeroed memory means.
+    /// Bound to no pageblock; zeroed memory means the same.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self(AtomicU32::new(0))
     }
-    /// Bound to nothing.
+    /// Bound to no pageblock.
     #[cfg(loom)]
     pub fn new() -> Self {
         Self(AtomicU32::new(0))
@@ -85,7 +84,7 @@ impl BoundBlock {
     fn get(&self) -> Option<PageblockId> {
         PageblockId::from_entry(self.0.load(Relaxed))
     }
-    /// Binds `block`; what was bound comes back, to be released once.
+    /// Binds `block`. Returns the pageblock that was bound, which must be released once.
     fn replace(&self, block: Option<PageblockId>) -> Option<PageblockId> {
         PageblockId::from_entry(self.0.swap(block.map_or(0, PageblockId::as_entry), Relaxed))
     }
@@ -97,7 +96,7 @@ impl Default for BoundBlock {
     }
 }
 
-/// A buddy over metadata that somebody lends. See the [module's theory](self) and the example at the
+/// A buddy over metadata that the caller lends. See the [module's theory](self) and the example at the
 /// [crate's root](crate).
 #[derive(Debug)]
 pub struct Buddy<'m> {
@@ -108,36 +107,35 @@ pub struct Buddy<'m> {
     pub(crate) index: BlockIndex<'m>,
     /// Free frames, changed once a section; [`CLOSED`] above them once it is closed.
     pub(crate) free: AtomicUsize,
-    /// Held while a block above order 9 is put together.
+    /// Held while a thread puts a block above order 9 together.
     pub(crate) large: Lock,
-    /// How its waiters sleep.
+    /// How threads that wait for the lock sleep.
     pub(crate) sleep: Sleep,
     /// The number of the pageblock that is [withheld](Buddy::withhold), plus one; 0 for none.
     pub(crate) withheld: AtomicU32,
-    /// Which parts of it were ever used, if that is noted: see [`crate::used`].
+    /// Notes of the parts that were ever used, if they are kept: see [`crate::used`].
     pub(crate) used: &'m [AtomicU32],
-    /// That may not be touched any more.
+    /// The notes may not be touched any more.
     pub(crate) forgets_use: AtomicBool,
-    /// Some pageblock was used for another mobility than `Unmovable`.
+    /// Some pageblock was used for a mobility other than `Unmovable`.
     is_mixed: AtomicBool,
 }
 
-/// Added to the counter of free frames when the buddy is closed: beyond every count, and short of one that went below 0.
+/// Added to the counter of free frames when the buddy is closed: more than any count, and less than a count that went below 0.
 const CLOSED: usize = 1 << (usize::BITS - 2);
 
-/// What a request may take; see [`Buddy::claim`].
+/// The frames that a request may take; see [`Buddy::claim`].
 pub(crate) struct Claim {
     pub(crate) frames: usize,
     is_counted: bool,
 }
 
-/// Sweeps over a block's words for bits that a reservation is sure of but that move while it looks. Each sweep that
-/// misses met somebody who made progress; after so many the reservation is given back instead.
+/// Sweeps over a block's words for bits that a reservation is sure of but that move while it looks. A sweep that misses met a thread
+/// that made progress; after so many sweeps the reservation is given back.
 const SWEEPS: u32 = 4;
 
 impl<'m> Buddy<'m> {
-    /// A buddy of `frames` frames from `start`, all free. The metadata must be zero and is written here for the first
-    /// time: pageblocks cost nothing until then.
+    /// A buddy of `frames` frames from `start`, all free. The metadata must be zero, and is written here for the first time.
     ///
     /// # Errors
     /// [`Invalid::Metadata`] for no frames, or where `words` or `areas` are fewer than
@@ -174,7 +172,7 @@ impl<'m> Buddy<'m> {
             for (i, word) in buddy.words_of(block).iter().enumerate() {
                 word.store(low_bits(free.saturating_sub(i as u32 * 64)), Relaxed);
             }
-            // Until somebody takes a frame the system has not committed any.
+            // The system commits a frame's memory only after the frame is taken.
             let entry = Entry::unused(free).with_mark(Entry::GONE);
             buddy.area(block).store(entry.0, Release);
             buddy.file(block, None, Class::of(entry, free));
@@ -182,7 +180,7 @@ impl<'m> Buddy<'m> {
         Ok(buddy)
     }
 
-    /// The same buddy, whose requests for blocks above a pageblock wait for one another by `sleep`; else they spin.
+    /// The same buddy. Requests for blocks above a pageblock wait for one another by `sleep`; otherwise they spin.
     pub fn sleeping(self, sleep: Sleep) -> Self {
         Self { sleep, ..self }
     }
@@ -191,29 +189,29 @@ impl<'m> Buddy<'m> {
     pub fn start(&self) -> Pfn {
         self.start
     }
-    /// How many frames it has.
+    /// The number of its frames.
     pub fn managed_frames(&self) -> u32 {
         self.frames
     }
-    /// How many are free, not counting what lists hold. Exact at rest; whoever sees all of them free also sees
-    /// everything that was done to the buddy before.
+    /// Its free frames, without those on lists. Exact at rest. A thread that sees all frames free also sees everything that was done
+    /// to the buddy before.
     pub fn free_frames(&self) -> usize {
         // Acquire pairs with the Release in `add_free`. Who takes frames may be counted before who gave them.
         let free = self.free.load(Acquire);
         if free > self.frames as usize { 0 } else { free }
     }
-    /// The mobility of the pageblock that holds `pfn`.
+    /// The mobility of the pageblock that has `pfn`.
     #[inline]
     pub fn mobility_of(&self, pfn: Pfn) -> Mobility {
         Entry(self.area(self.block_of(pfn)).load(Relaxed)).mobility()
     }
-    /// Was any pageblock ever used for another mobility than `Unmovable`? Where that is not so, a page's pageblock need not
-    /// be looked at. Whoever has a page of such a pageblock sees it.
+    /// Whether any pageblock was ever used for a mobility other than `Unmovable`. If not, a free need not look at its page's pageblock.
+    /// A thread that owns a page of such a pageblock sees it.
     #[inline]
     pub fn is_mixed(&self) -> bool {
         self.is_mixed.load(Relaxed)
     }
-    /// Goes before a pageblock becomes one of this mobility.
+    /// Called before a pageblock becomes one of this mobility.
     pub(crate) fn note_kind(&self, mobility: Mobility) {
         if mobility != Mobility::Unmovable && !self.is_mixed() {
             self.is_mixed.store(true, Relaxed);
@@ -222,9 +220,8 @@ impl<'m> Buddy<'m> {
 
     // ── order 0 ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Takes up to `want` frames from pageblocks of `mobility`, from the bound one first, as long as `floor` frames stay
-    /// free. Each word that gives some is handed to `emit` as (frame of its bit 0, the bits taken). Returns how many
-    /// frames that were.
+    /// Takes up to `want` frames from pageblocks of `mobility`, first from the bound one, as long as `floor` frames stay free. Hands
+    /// each word that gives some to `emit`, as the frame of its bit 0 and the bits taken. Returns how many frames it took.
     pub fn take(
         &self,
         bound: &BoundBlock,
@@ -237,7 +234,7 @@ impl<'m> Buddy<'m> {
         self.draw(bound, want, false, mobility, floor, emit)
     }
 
-    /// The same from one pageblock alone, so fewer where that has fewer: none if no pageblock has any.
+    /// The same from one pageblock alone: fewer frames if it has fewer, none if no pageblock has any.
     pub fn take_handful(&self, bound: &BoundBlock, want: usize, mobility: Mobility, floor: u32) -> Handful {
         let mut handful = Handful::new();
         let want = want.min(PAGEBLOCK_FRAMES as usize);
@@ -258,7 +255,7 @@ impl<'m> Buddy<'m> {
         let want = claim.frames as u32;
         let mut left = want;
         let is_enough = |left| left == 0 || is_one_block && left < want;
-        // Each turn drains a block or finds none; somebody who frees into them all the time cannot hold us here.
+        // Each turn drains a block or finds none: a thread that frees into blocks all the time cannot hold this one up.
         for _ in 0..=self.areas.len() {
             if let Some(block) = bound.get() {
                 left -= self.take_from(block, left, Some(mobility), emit);
@@ -275,7 +272,7 @@ impl<'m> Buddy<'m> {
             }
         }
         if !is_enough(left) {
-            // What other CPUs are bound to, and what the index may have lost: everything, before "exhausted".
+            // Blocks that other CPUs are bound to, and blocks missing in the index: look at all of them before saying "exhausted".
             for block in self.blocks() {
                 left -= self.take_from(block, left, Some(mobility), emit);
                 if is_enough(left) {
@@ -286,13 +283,13 @@ impl<'m> Buddy<'m> {
         self.settle(claim, (want - left) as usize)
     }
 
-    /// What a request may take: all that it wants, or what lies above `floor`. Then the counter is lowered at once, so
-    /// that of several requests that come down to a mark none goes below it. Without a floor it is lowered afterwards:
-    /// nobody is to look as if there were none while another looks for his frames in vain.
+    /// The frames that a request may take: all that it wants, or those above `floor`. With a floor the counter is lowered at once, so
+    /// that of several requests that come down to a watermark none goes below it. Without a floor it is lowered afterwards: otherwise
+    /// the buddy would look empty while a request still looks for its frames in vain.
     pub(crate) fn claim(&self, want: usize, floor: u32) -> Option<Claim> {
         if floor == 0 {
-            // Frames are counted as free once they are, and as taken at the latest when they are: with none counted, looking
-            // through all pageblocks would find those alone that somebody is about to have freed.
+            // Frames are counted as free once they are free, and as taken at the latest when they are. If none is counted, a search of all
+            // pageblocks could find only frames whose free has not been counted yet.
             return (self.free.load(Relaxed) != 0).then_some(Claim { frames: want, is_counted: false });
         }
         let mut free = self.free_frames();
@@ -304,13 +301,13 @@ impl<'m> Buddy<'m> {
             match self.free.compare_exchange_weak(free, free - frames, Relaxed, Relaxed) {
                 Ok(_) => return Some(Claim { frames, is_counted: true }),
                 Err(now) if now <= self.frames as usize => free = now,
-                // More was taken than is counted yet: as if there were none.
+                // More is taken than is counted yet: the same as no free frame.
                 Err(_) => return None,
             }
         }
     }
 
-    /// Counts what a claim took in the end, and returns it.
+    /// Counts the frames that a claim took in the end, and returns their number.
     pub(crate) fn settle(&self, claim: Claim, taken: usize) -> usize {
         if !claim.is_counted {
             self.free.fetch_sub(taken, Relaxed);
@@ -320,9 +317,8 @@ impl<'m> Buddy<'m> {
         taken
     }
 
-    /// Takes one frame from a pageblock of whatever mobility: the single attempt of C3.6 when those of the request's
-    /// own are exhausted, as long as `floor` frames stay free. It draws from the emptiest block of another kind,
-    /// which it will mix least.
+    /// Takes one frame from a pageblock of any mobility, as long as `floor` frames stay free: the single attempt of C3.6 when the
+    /// pageblocks of the request's own mobility are exhausted. It takes from the block with the most free frames, which it mixes least.
     pub fn steal(&self, floor: u32) -> Option<Pfn> {
         let claim = self.claim(1, floor)?;
         let taken = self.steal_one();
@@ -351,7 +347,7 @@ impl<'m> Buddy<'m> {
         }
     }
 
-    /// A block that a CPU no longer draws from stands in the index again.
+    /// Puts a block that no CPU draws from any more into the index again.
     fn release(&self, block: PageblockId) {
         // SeqCst: see `file`.
         let before = Entry(self.area(block).fetch_and(Entry(!0).with_bound(false).0, SeqCst));
@@ -360,7 +356,7 @@ impl<'m> Buddy<'m> {
         }
     }
 
-    /// Binds the fullest block of `mobility` that nobody is bound to.
+    /// Binds the fullest block of `mobility` to which no CPU is bound.
     fn bind(&self, mobility: Mobility) -> Option<PageblockId> {
         step!("Buddy::bind");
         for class in Class::best_fit(mobility, 1).chain([UNUSED]) {
@@ -383,7 +379,7 @@ impl<'m> Buddy<'m> {
         None
     }
 
-    /// Up to `want` frames of one block, or none if it is of another mobility than the one that is asked for.
+    /// Takes up to `want` frames of one block; none if it is of another mobility than `mobility`.
     pub(crate) fn take_from(
         &self,
         block: PageblockId,
@@ -409,7 +405,7 @@ impl<'m> Buddy<'m> {
                 while bits != 0 {
                     let mask = lowest(bits, left);
                     if cfg!(pagemill_canary) {
-                        // The canary: a bug that stress and the model must find. It writes what it saw a while ago.
+                        // The canary: a bug that stress and the model must find. It writes bits that it read a while ago.
                         word.store(bits & !mask, Release);
                     } else if let Err(now) = word.compare_exchange_weak(bits, bits & !mask, AcqRel, Relaxed) {
                         // Acquire pairs with the Release in `set_bits`: what the last owner wrote to the page, or
@@ -431,7 +427,7 @@ impl<'m> Buddy<'m> {
         reserved - left
     }
 
-    /// Lowers a block's count by `least` to `most`: I1's first half. Returns by how many, 0 if it cannot.
+    /// Lowers a block's count by `least` to `most`: I1's first half. Returns by how many; 0 if it cannot.
     pub(crate) fn reserve(&self, block: PageblockId, least: u32, most: u32, mobility: Option<Mobility>) -> u32 {
         step!("Buddy::reserve");
         let frames = self.frames_of(block);
@@ -461,11 +457,11 @@ impl<'m> Buddy<'m> {
         }
     }
 
-    /// Takes all frames of a pageblock of which all were reserved at once, `span` words at a time.
+    /// Takes all frames of a pageblock that this thread reserved whole, `span` words at a time.
     ///
-    /// Its bits are all set, and nobody else changes one: whoever takes a bit reserved a frame before, and there are no more frames
-    /// than these (I1); whoever gives one has one. So plain stores do, where others compare and swap. False: its bits are not all
-    /// set, so that its count was wrong, and nothing is taken.
+    /// Its bits are all set, and no other thread changes one: to take a bit a thread must have reserved a frame, and all are reserved
+    /// here (I1); to give one it must own it. So plain stores do where other paths compare and swap. False: its bits are not all set,
+    /// so its count was wrong, and nothing is taken.
     pub(crate) fn take_whole(&self, block: PageblockId, span: usize, mut emit: impl FnMut(Pfn)) -> bool {
         let words = self.words_of(block);
         // `reserve` acquired what the last owners wrote.
@@ -489,7 +485,7 @@ impl<'m> Buddy<'m> {
         self.file(block, Class::of(before, frames), Class::of(after, frames));
     }
 
-    /// Sets bits of one word; returns those that were set already, which are somebody's double free.
+    /// Sets bits of one word. Returns those that were set already: double frees.
     pub(crate) fn set_bits(&self, word: WordId, mask: u64) -> u64 {
         step!("Buddy::set_bits");
         self.bits[word.as_usize()].fetch_or(mask, Release) & mask
@@ -497,9 +493,9 @@ impl<'m> Buddy<'m> {
 
     /// Moves a block in the index after its entry changed.
     ///
-    /// Two threads that change an entry one after the other may come here in the other order, and the first would
-    /// leave the block where it no longer belongs. So each looks at the entry again when it is done (I5). Entries change,
-    /// the index changes and this looks with SeqCst: whoever is last in the index sees the entry as all others left it.
+    /// Two threads that change an entry one after the other may come here in the other order, and the first would leave the block
+    /// where it no longer belongs. So each looks at the entry again when it is done (I5). Changes of entries and of the index, and
+    /// this look, are SeqCst: the last thread in the index sees the entry as all others left it.
     pub(crate) fn file(&self, block: PageblockId, mut before: Option<Class>, mut after: Option<Class>) {
         while before != after {
             if let Some(class) = before {
@@ -513,20 +509,20 @@ impl<'m> Buddy<'m> {
         }
     }
 
-    /// Counts frames that were given back. Whether those completed a [closed](Self::close) buddy.
+    /// Counts frames that were given back. Returns whether they completed a [closed](Self::close) buddy.
     ///
-    /// Nothing of the buddy is read once they count: another thread may complete it then, and its memory be another one's.
+    /// Nothing of the buddy is read once the frames count: another thread may complete it then, and its memory may serve another one.
     pub(crate) fn add_free(&self, n: usize) -> bool {
         let whole = CLOSED + self.frames as usize;
-        // Release pairs with the Acquire in `free_frames`. AcqRel: whoever completes a closed buddy, here or in `close`, sees
-        // what all others did to it before.
+        // Release pairs with the Acquire in `free_frames`. AcqRel: the thread that completes a closed buddy, here or in `close`, sees
+        // everything that other threads did to it.
         let before = self.free.fetch_add(n, AcqRel);
         n > 0 && before.wrapping_add(n) == whole
     }
 
-    /// Says that no request will come any more and that `aside` of the frames never come back. Returns whether all others
-    /// are free. If not, exactly one give or [`free_block`](Self::free_block) will say that it completed the buddy: the one
-    /// that brings the last frame. Its caller is alone with the buddy then, and may take its metadata away.
+    /// Declares that no request will come any more, and that `aside` of the frames never come back. Returns whether all others are
+    /// free. If not, exactly one later give or [`free_block`](Self::free_block), the one that brings the last frame, returns that it
+    /// completed the buddy. Its caller is then alone with the buddy, and may take its metadata away.
     ///
     /// ```
     /// # use pagemill_core::{BoundBlock, Mobility, Order, Pfn, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};
@@ -546,7 +542,7 @@ impl<'m> Buddy<'m> {
         before.wrapping_add(aside) == whole
     }
 
-    /// In the child after a fork: the counter is what was counted, and whoever held the lock is gone.
+    /// In the child after a fork: sets the counter to the frames that were counted, and frees the lock.
     pub(crate) fn reset_after_fork(&self, free: usize) {
         self.free.store(free, Relaxed);
         self.large.free_after_fork();
@@ -572,7 +568,7 @@ impl<'m> Buddy<'m> {
     pub(crate) fn blocks(&self) -> impl Iterator<Item = PageblockId> + use<> {
         (0..self.areas.len()).map(PageblockId::new)
     }
-    /// The first pageblock, at or after this one, where a block of `span` pageblocks may begin.
+    /// The first pageblock, this one or a later one, at which a block of `span` pageblocks may begin.
     pub(crate) fn next_aligned(&self, block: PageblockId, span: usize) -> PageblockId {
         let before = (self.start.as_u32() / PAGEBLOCK_FRAMES) as usize;
         PageblockId::new((before + block.as_usize()).next_multiple_of(span) - before)
@@ -587,7 +583,7 @@ impl<'m> Buddy<'m> {
     pub(crate) fn words_of(&self, block: PageblockId) -> &[AtomicU64] {
         &self.bits[block.first_word().as_usize()..][..BLOCK_WORDS]
     }
-    /// How many frames a block has: 512, but for a last one that is cut short.
+    /// The frames of a block: 512, fewer only in the last one.
     pub(crate) fn frames_of(&self, block: PageblockId) -> u32 {
         (self.frames - block.as_u32() * PAGEBLOCK_FRAMES).min(PAGEBLOCK_FRAMES)
     }

@@ -1,20 +1,20 @@
-//! Which pageblocks to look at first: a bitmap of pageblocks for each mobility and class of fullness.
+//! The pageblocks to look at first: a bitmap of pageblocks for each mobility and class of fullness.
 //!
-//! The index is a hint. A bit may be stale while two threads change one block's count: whoever follows it looks at
-//! the block's entry, and files the block where it belongs. Whoever finds nothing by the index scans the entries before
-//! giving up. What holds at rest (I5) is that each block stands under its own class; it may stand under others too.
+//! The index is a hint. A bit may be stale while two threads change one block's count: a thread that follows it looks at the block's
+//! entry, and files the block where it belongs. A request that finds nothing by the index scans the entries before it gives up. At rest
+//! (I5) each block stands under its own class; it may stand under others too.
 //!
 //! Two levels keep the search short on large arenas: a summary bit for every 64 blocks.
 use crate::area::Entry;
 use crate::sync::{AtomicU64, Ordering::SeqCst, latest_u64};
 use crate::{Mobility, PAGEBLOCK_FRAMES, PageblockId};
 
-/// Classes of fullness a mobility has. Fuller blocks stand in lower classes and are drawn from first (best fit), so
-/// that the emptier ones can become whole.
+/// Classes of fullness of a mobility. Fuller blocks stand in lower classes and are drawn from first (best fit), so that the emptier ones
+/// can become whole.
 const LEVELS: usize = 8;
-/// All classes: those of each mobility, and the blocks that are entirely free.
+/// All classes: those of each mobility, and the class of blocks that are entirely free.
 const CLASSES: usize = Mobility::COUNT * LEVELS + 1;
-/// Entirely free: any mobility may have it.
+/// Entirely free: any mobility may take it.
 pub(crate) const UNUSED: Class = Class((CLASSES - 1) as u8);
 
 /// A class, by its place in the index.
@@ -28,14 +28,14 @@ impl Class {
         BELOW.iter().filter(|&&below| free >= below).count()
     }
 
-    /// Where a block with this entry belongs; nowhere if it has no free frame, or a CPU draws from it: then its count
-    /// changes often, and nobody else is to choose it. `frames` is how many it has in all.
+    /// The class of a block with this entry; none if it has no free frame, or if a CPU draws from it: its count then changes often, and
+    /// no other CPU should choose it. `frames` is the number of its frames.
     pub(crate) fn of(entry: Entry, frames: u32) -> Option<Self> {
         match entry.free() {
             0 => None,
             _ if entry.is_bound() => None,
             free if free == frames && frames == PAGEBLOCK_FRAMES => Some(UNUSED),
-            // A last pageblock that is cut short serves small orders of any mobility, but never stands for 2 MiB.
+            // A last pageblock with fewer frames serves small orders of any mobility, but never a 2 MiB block.
             free if free == frames => Some(Self((LEVELS - 1) as u8)),
             free => Some(Self((entry.mobility().index() * LEVELS + Self::level(free)) as u8)),
         }
@@ -87,7 +87,7 @@ impl<'m> BlockIndex<'m> {
         let (word, bit) = place_of(block);
         self.leaf(class, word).load(SeqCst) & bit != 0
     }
-    /// Does it stand there, and do both levels lead to it?
+    /// Whether a block stands under this class, and both levels lead to it.
     pub(crate) fn leads_to(&self, class: Class, block: PageblockId) -> bool {
         let (word, _) = place_of(block);
         self.contains(class, block) && self.summary(class, word / 64).load(SeqCst) >> (word % 64) & 1 == 1
@@ -96,8 +96,8 @@ impl<'m> BlockIndex<'m> {
     pub(crate) fn insert(&self, class: Class, block: PageblockId) {
         let (word, bit) = place_of(block);
         self.leaf(class, word).fetch_or(bit, SeqCst);
-        // SeqCst pairs with `remove`, which clears the summary bit and then looks at the leaf again: one of the two
-        // sees the other.
+        // SeqCst pairs with `remove`, which clears the summary bit and then looks at the leaf again: one of the two sees the other's
+        // change.
         self.summary(class, word / 64).fetch_or(1 << (word % 64), SeqCst);
     }
 

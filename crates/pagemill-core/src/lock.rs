@@ -1,7 +1,7 @@
 //! A lock of one word, whose waiters sleep where there is a system to sleep in.
 //!
-//! A thread that spins for a lock, or yields, keeps a holder of lower priority on its own CPU from ever letting go. So a
-//! waiter looks a few dozen times and then sleeps, in a way that the user of this crate injects ([`Sleep`]).
+//! A thread that spins for a lock, or yields, keeps a holder of lower priority on its own CPU from ever releasing it. So a waiter looks
+//! a few dozen times and then sleeps, in a way that the user of this crate injects ([`Sleep`]).
 //!
 //! # Invariants
 //! - K1 At most one thread is between a `take` (or a `try_take` that returned true) and the `release`.
@@ -20,19 +20,19 @@ pub struct Sleep {
 }
 
 impl Sleep {
-    /// Does not sleep but spin, for where nothing lies below this crate: each holder has a CPU of its own.
+    /// Spins instead of sleeping: for a system with nothing below this crate, where each holder has a CPU of its own.
     pub const SPIN: Self = Self { wait: |_, _| spin_wait(), wake: |_| {} };
 }
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may be asleep.
+/// Held, and a thread may be asleep.
 const AWAITED: u32 = 2;
 
-/// Turns before a waiter sleeps: as long as a short section takes on another CPU.
+/// Turns before a waiter sleeps: about as long as a short section takes on another CPU.
 const TURNS: u32 = if cfg!(loom) { 0 } else { 40 };
 
-/// A lock. Zeroed memory is a free one. Taking and releasing it is one atomic operation each while nobody waits.
+/// A lock. Zeroed memory is a free one. Taking and releasing are one atomic operation each while no thread waits.
 ///
 /// ```
 /// use pagemill_core::{Lock, Sleep};
@@ -47,25 +47,25 @@ const TURNS: u32 = if cfg!(loom) { 0 } else { 40 };
 pub struct Lock(AtomicU32);
 
 impl Lock {
-    /// A free one.
+    /// A free lock.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self(AtomicU32::new(FREE))
     }
-    /// A free one.
+    /// A free lock.
     #[cfg(loom)]
     pub fn new() -> Self {
         Self(AtomicU32::new(FREE))
     }
 
-    /// Takes it if it is free. Never waits: a signal handler may do so.
+    /// Takes it if it is free. It never waits, so a signal handler may call this.
     #[inline]
     pub fn try_take(&self) -> bool {
-        // Acquire pairs with the Release in `release`: what the last holder did.
+        // Acquire pairs with the Release in `release`: the last holder's writes are visible.
         self.0.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
     }
 
-    /// Takes it, when whoever holds it has let go.
+    /// Takes it, once its holder has released it.
     #[inline]
     pub fn take(&self, sleep: Sleep) {
         if !self.try_take() {
@@ -87,7 +87,7 @@ impl Lock {
         }
     }
 
-    /// Lets go of it. The word is not touched after that: whoever takes the lock may free its memory.
+    /// Releases it. The word is not touched after that: the thread that takes the lock next may free its memory.
     #[inline]
     pub fn release(&self, sleep: Sleep) {
         // Release pairs with the Acquire in `try_take` and `take_slowly`.
@@ -96,12 +96,12 @@ impl Lock {
         }
     }
 
-    /// In the child of a fork: it is free, whoever held it or waited for it. They are not there.
+    /// In the child of a fork: frees it. Its holder and its waiters do not exist there.
     pub fn free_after_fork(&self) {
         self.0.store(FREE, Release);
     }
 
-    /// In the child of a fork: nobody gets it any more.
+    /// In the child of a fork: holds it for ever.
     pub fn hold_after_fork(&self) {
         self.0.store(HELD, Relaxed);
     }

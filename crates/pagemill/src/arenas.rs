@@ -62,7 +62,7 @@ impl Zones {
     /// over it from before finds a valid zone.
     fn retired_like(&self, memory: &Memory) -> Option<(usize, &'static Zone)> {
         let is_like =
-            |zone: &Zone| zone.is_retired() && zone.is_lone() && memory.is_served_by_retired(&zone.described());
+            |zone: &Zone| zone.is_retired() && zone.is_lone() && memory.is_served_by_retired(zone.described());
         let is_whole = |zone: &Zone| {
             zone.drain_all();
             zone.buddy().free_frames() == zone.frames()

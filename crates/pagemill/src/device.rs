@@ -299,7 +299,7 @@ struct Shared {
     first: OnceLock<Box<Known>>,
     /// Held while an arena is mapped.
     mapping: Mutex<()>,
-    /// The fork [`generation`] that mapped them.
+    /// The process that mapped them.
     stamp: Stamp,
     pools: Mutex<Vec<Weak<PoolLine>>>,
     /// Declared last, so that it is dropped last: an arena must exist while it is unpinned.

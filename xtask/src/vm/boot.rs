@@ -133,18 +133,16 @@ fn fill(shell: &Shell, script: &Script, root: &Path) -> Result<()> {
 fn start(shell: &Shell, script: &Script, kernel: &Kernel, root: &Path, initrd: &Path) -> Result<Ran> {
     let limit = script.limit()?;
     let (program, options) = script.arch.qemu();
-    let mut qemu =
-        shell.command("timeout").arg("--kill-after=5").arg((WALL * limit.as_secs()).to_string()).arg(program);
-    qemu.args(options);
-    qemu.args(["-nographic", "-no-reboot", "-net", "none", "-kernel"]);
-    qemu.args([kernel.image().as_os_str(), "-initrd".as_ref(), initrd.as_os_str()]);
     let console = format!("console={}", script.arch.console());
     let append: Vec<_> = [console, APPEND.to_owned()].into_iter().chain(script.head("kernel")).collect();
-    qemu.args(["-append", &append.join(" ")]);
     let machine = script.head("machine");
-    qemu.args(if machine.is_empty() { vec!["-m".to_owned(), "1024".to_owned()] } else { machine });
+    let machine = if machine.is_empty() { vec!["-m".to_owned(), "1024".to_owned()] } else { machine };
+    let wall = (WALL * limit.as_secs()).to_string();
+    let mut qemu = shell.command("timeout").args(["--kill-after=5", &wall, program]).args(options);
+    qemu = qemu.args(["-nographic", "-no-reboot", "-net", "none", "-append", &append.join(" ")]).args(machine);
+    qemu = qemu.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(initrd);
     for disk in script.head("disks") {
-        qemu.args(["-drive", &self::disk(root, &disk)?]);
+        qemu = qemu.args(["-drive", &self::disk(root, &disk)?]);
     }
     qemu.limit(limit).run(&format!("vm-{}", script.name))
 }
@@ -250,9 +248,8 @@ fn program(shell: &Shell, arch: Arch, package: &str) -> Result<PathBuf> {
 fn modules(shell: &Shell, kernel: &Kernel, root: &Path, names: &[String]) -> Result<()> {
     let mut order = Vec::new();
     for name in names {
-        let mut modprobe = shell.command("/sbin/modprobe");
-        modprobe.args(["-S".as_ref(), kernel.version.as_ref(), "-d".as_ref(), kernel.root.as_os_str()]);
-        let ran = modprobe.arg("--show-depends").arg(name).run("vm-modules")?.expect_ok()?;
+        let modprobe = shell.command("/sbin/modprobe").args(["-S", &kernel.version, "-d"]).arg(&kernel.root);
+        let ran = modprobe.args(["--show-depends", name]).run("vm-modules")?.expect_ok()?;
         for path in ran.text.lines().filter_map(|line| line.strip_prefix("insmod ")) {
             // Options behind the file's name belong to this machine.
             let (folder, file) = path.trim().rsplit_once('/').context("a module is a file")?;

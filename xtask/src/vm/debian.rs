@@ -106,8 +106,7 @@ impl<'a> Apt<'a> {
 
     fn command(&self, program: &str) -> Cmd<'a> {
         let state = self.state.display();
-        let mut command = self.shell.command(program);
-        for option in [
+        let options = [
             format!("Dir::State={state}"),
             format!("Dir::State::status={state}/status"),
             format!("Dir::Cache={state}/cache"),
@@ -115,16 +114,13 @@ impl<'a> Apt<'a> {
             format!("APT::Architectures={}", self.arch),
             // The user `_apt` may not be allowed to write here.
             "APT::Sandbox::User=".to_owned(),
-        ] {
-            command.args(["-o", &option]);
-        }
-        command
+        ];
+        self.shell.command(program).args(options.iter().flat_map(|option| ["-o", option]))
     }
 
     /// Downloads packages and unpacks them.
     fn unpack(&self, packages: &[&str], folder: &Path) -> Result<()> {
-        let mut download = self.command("apt-get").current_dir(&self.state).arg("download");
-        download.args(packages);
+        let download = self.command("apt-get").current_dir(&self.state).arg("download").args(packages);
         download.run("vm-download")?.expect_ok()?;
         for entry in fs::read_dir(&self.state)? {
             let path = entry?.path();

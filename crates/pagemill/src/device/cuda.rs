@@ -24,7 +24,7 @@ use pagemill_os::device::cuda::{Cuda as Context, CudaError};
 #[derive(Debug)]
 pub struct Cuda {
     context: Context,
-    /// The fork [generation](process) that made it: the driver does not work in a forked child.
+    /// The process that made it: the driver does not work in a forked child.
     stamp: Stamp,
 }
 

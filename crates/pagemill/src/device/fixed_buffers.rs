@@ -72,7 +72,7 @@ pub struct FixedBuffers(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
-    /// The fork [generation](process) that made it. The rings in a forked child are its parent's.
+    /// The process that made it. The rings in a forked child are its parent's.
     stamp: Stamp,
 }
 

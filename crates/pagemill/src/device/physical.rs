@@ -49,7 +49,7 @@ static LOCKED: Mutex<Vec<Locked>> = Mutex::new(Vec::new());
 struct Locked {
     memory: Range<usize>,
     devices: usize,
-    /// The fork [generation](process) that locked it. A forked child has its own memory, which is not locked.
+    /// The process that locked it. A forked child has its own memory, which is not locked.
     stamp: Stamp,
 }
 

@@ -42,7 +42,7 @@ pub struct Umem {
     headroom: u32,
     /// Whether an arena is, or was, the socket's UMEM.
     is_used: AtomicBool,
-    /// The fork [generation](process) that made it.
+    /// The process that made it.
     stamp: Stamp,
 }
 

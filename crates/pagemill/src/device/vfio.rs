@@ -49,7 +49,7 @@ const USUAL: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=0x7f_fff
 pub struct VfioMap {
     container: OwnedFd,
     iovas: Mutex<Iovas>,
-    /// The fork [generation](process) that made it: a forked child does not touch its parent's device.
+    /// The process that made it: a forked child does not touch its parent's device.
     stamp: Stamp,
 }
 

@@ -23,7 +23,7 @@ impl<const RAW: bool> Blocks<RAW> {
             return None;
         }
         let (zone, _) = registry::by_address(addr)?;
-        Some(Self { zone, order, blocks: 0, giving: Giving::to(&zone.buddy()).of_order(order) })
+        Some(Self { zone, order, blocks: 0, giving: Giving::to(zone.buddy()).of_order(order) })
     }
 
     /// Completes the call. These may be the zone's last frames: afterwards nothing of the zone is touched. Returns the

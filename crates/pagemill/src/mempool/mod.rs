@@ -91,7 +91,7 @@ pub struct Mempool<S: Source> {
     out: AtomicUsize,
     misused: AtomicU64,
     waits: Waits,
-    /// The fork [`generation`] that claims and waits belong to. Written with the reserve locked.
+    /// The process that claims and waits belong to. Written with the reserve locked.
     stamp: AtomicStamp,
 }
 

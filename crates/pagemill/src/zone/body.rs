@@ -1,20 +1,20 @@
-//! What a zone has while it stands for memory, where its frames are, how it begins and how it ends.
+//! The fields of a zone, the addresses of its frames, how it begins and how it ends.
 //!
 //! # Memory
-//! Reserved at once, committed by the system on first touch: the pages themselves; the free areas (1.1 bits a frame);
-//! the states (1 byte a frame); the links of lists (4 bytes a frame, touched by lists alone). Of a zone above a GiB also the
-//! notes of what was used (a bit for 128 MiB), which the child of a fork shares.
+//! All of it is reserved at once, and the system commits it at the first access: the pages; the free areas (1.1 bits a frame); the
+//! states (1 byte a frame); the links of lists (4 bytes a frame, which only lists touch). A zone above a GiB also has notes of its
+//! used parts (a bit for 128 MiB), which it shares with the child of a fork.
 //!
 //! # Life
-//! The header, [`Zone`], is never freed, because a thread may look at the zone that it met last at any time. It is reused: it
-//! has a [`Body`] while it stands for memory, and gets another one when it stands for other memory. A zone ends when its
-//! allocator has no handle and its last page is back; how, and on which thread, `registry.rs` says.
+//! The header, [`Zone`], is never freed, because a thread may look at any time at the zone that it met last. It is reused: it has a
+//! [`Body`] while it stands for memory, and gets another body when it stands for other memory. A zone ends when its allocator has
+//! no handle and its last page is back; `registry.rs` says how, and on which thread.
 //!
 //! # Invariants
-//! - A1 `span` is one word, so that a reader sees the range of one zone and never a mixture of two; so is `numbers`.
-//! - A2 Only code that has a page or frame of the zone, a handle of its allocator, or the registry touches the body: so the
-//!   body is there, and stays. All other code finds by the two words that its address or number is not here, and touches
-//!   nothing else. The words do not deceive: a zone is entered after what lay there before has ended.
+//! - A1 `span` is one word, so that a reader sees the range of one zone and never a mixture of two. So is `numbers`.
+//! - A2 Only code that owns a page or frame of the zone, or holds a handle of its allocator, or holds the registry, touches the body,
+//!   so the body stays valid. All other code learns from the two words that its address or number is not of this zone, and touches
+//!   nothing else. The words are never wrong: a zone begins only after the zone that lay there before has ended.
 use super::pins::Pins;
 use crate::build_error::BuildError;
 use crate::memory::Memory;
@@ -42,12 +42,12 @@ pub(crate) struct Zone {
     span: AtomicU64,
     /// The first frame's number times 2^32, and the number of frames; 0 while it stands for nothing.
     numbers: AtomicU64,
-    /// In one of the registry's stacks: the zone below.
+    /// The zone below in one of the registry's stacks.
     next: AtomicPtr<Zone>,
     body: UnsafeCell<MaybeUninit<Body>>,
 }
 
-/// What a zone has while it stands for memory.
+/// The fields of a zone while it stands for memory.
 #[derive(Debug)]
 pub(crate) struct Body {
     /// The CPU whose list asked a depot last, plus one; 0 for none: see [`passes_on`](Zone::passes_on).
@@ -57,56 +57,56 @@ pub(crate) struct Body {
     pub(super) base: usize,
     pub(super) frames: u32,
     pub(super) first: Pfn,
-    /// Where frame number 0 would be, if this zone's numbers went down that far. So would these begin: a frame's
-    /// number alone leads to its page, its state and its link, without subtracting `first` on the way of every page.
+    /// The address that frame number 0 would have if this zone's numbers began there. `states` and `links` begin there in the same
+    /// way: a frame's number alone leads to its page, state and link, and the path of every page saves a subtraction.
     pub(super) zero: usize,
-    /// One byte a frame.
+    /// The states, one byte a frame.
     pub(super) states: *mut u8,
-    /// One link a frame.
+    /// The links, one a frame.
     pub(super) links: *mut u32,
-    /// What the allocator's zones share.
+    /// The state that all zones of the allocator share.
     pub(super) shared: Arc<Shared>,
     /// The allocator's zone that was added before this one.
     pub(super) older: Option<&'static Zone>,
-    /// Called with the zone when no handle is left and its last page is back.
+    /// Called with the zone when no handle is left and its last page is back: the registry ends it.
     pub(super) come_home: fn(&'static Zone),
     pub(super) node: NodeId,
     pub(super) kind: ZoneKind,
     pub(super) marks: Watermarks,
-    /// What it was made of.
+    /// The memory that it was made of.
     pub(super) described: Memory,
-    /// How often it was taken up again after it was retired.
+    /// How often it was put to use again after it was retired.
     pub(super) turn: AtomicU32,
     /// No handle of the allocator is left.
     pub(super) is_ownerless: AtomicBool,
-    /// Calls that open or shut its lists just now. `leave` holds them back for good.
+    /// Calls that open or shut its lists right now. `leave` holds them back for ever.
     pub(super) opening: Sections,
-    /// It gives nothing any more, and what comes back goes to the system.
+    /// It hands out no page any more, and freed pages go to the system.
     pub(super) retired: AtomicBool,
-    /// It fell below its low mark, and is not above the high one yet.
+    /// It fell below its low watermark, and has not risen above the high one.
     pub(super) is_low: AtomicBool,
-    /// Below: free frames that are kept for the request that claims them. Above, times 2^32: that claim's number.
+    /// Low half: free frames that are kept for the request that claims them. High half: that claim's number.
     pub(super) claimed: AtomicU64,
-    /// Frames that a list may hold: its share of the zone, so that CPUs cannot hide much of a small one.
+    /// The most frames that a list may hold: a share of the zone, so that CPUs cannot hide much of a small zone.
     pub(super) limit_max: u32,
-    /// Entries of frames that were found on two ways at once, and put aside.
+    /// Frames in quarantine: each was found free while it had an owner.
     pub(super) quarantined: AtomicU64,
-    /// Blocks that came back and were refused.
+    /// Blocks whose free was refused.
     pub(super) misused: AtomicU64,
-    /// Frames that nobody ever had are zero.
+    /// A frame that was never handed out is zero.
     pub(super) is_zeroed: bool,
-    /// Somebody else may write to its pages at any time: [`Allocator::memfd`](crate::Allocator::memfd) handed out its file.
+    /// Another process may write to its pages at any time: [`Allocator::memfd`](crate::Allocator::memfd) handed out its file.
     pub(super) is_handed_on: AtomicBool,
-    /// It was cut to what the process's limit had room for, which is for it alone.
+    /// Its size was cut to the process's memory limit, and no other zone has that room.
     pub(super) is_within_limit: bool,
-    /// Some of it went back to the system, and is fresh again: fresh frames may have been handed out before.
+    /// Some memory went back to the system and is fresh again: a fresh frame may have been handed out before.
     pub(super) has_given_back: AtomicBool,
     pub(super) pins: Pins,
     /// The process that mapped it.
     pub(super) opened_in: Stamp,
     pub(super) memory: ManuallyDrop<Mapping>,
     pub(super) metadata: ManuallyDrop<Mapping>,
-    /// What of a large zone was ever used; a child shares it.
+    /// Notes of the used parts of a large zone, shared with the child of a fork.
     pub(super) used: ManuallyDrop<Option<Mapping>>,
 }
 
@@ -130,10 +130,10 @@ unsafe impl Send for Zone {}
 // SAFETY: as for Send.
 unsafe impl Sync for Zone {}
 
-/// A zone of more frames, a GiB, has it noted what of it is used: of a smaller one, the child of a fork looks at everything.
+/// A zone with more frames than this, a GiB, notes its used parts. The child of a fork looks at all of a smaller zone.
 const SMALL: usize = 1 << 18;
 
-/// Where the parts of the metadata lie.
+/// Offsets of the parts of the metadata.
 struct Layout {
     buddy: BuddyMetadata,
     areas: usize,
@@ -152,9 +152,9 @@ impl Layout {
     }
 }
 
-/// What a zone is made of.
+/// The parts that a zone is made of.
 pub(crate) struct Parts {
-    /// The mapped pages, and what they were described as.
+    /// The mapped pages, and their description.
     pub(crate) memory: Mapping,
     pub(crate) described: Memory,
     pub(crate) lists: PerCpu,
@@ -166,7 +166,7 @@ pub(crate) struct Parts {
 }
 
 impl Body {
-    /// That of a zone over `parts.memory`.
+    /// The body of a zone over `parts.memory`.
     pub(crate) fn new(parts: Parts) -> Result<Self, BuildError> {
         let Parts { memory, described, lists, first, shared, older, come_home } = parts;
         let frames = described.pages();
@@ -179,7 +179,7 @@ impl Body {
             (frames > SMALL).then(|| Mapping::shared(note)).transpose().map_err(system("an arena's notes", note))?;
         let start = metadata.as_ptr::<u8>();
         let buddy = buddy_over(&metadata, &layout, used.as_ref(), first, frames as u32)?;
-        // From here on nothing fails: what is never dropped by itself is unmapped by `end`.
+        // Nothing fails from here on: `end` unmaps the parts that are never dropped by themselves.
         let limit_max = ((frames / (8 * lists.cpus())) as u32).clamp(1, List::LIMIT_MAX);
         lists.lists().for_each(|list| list.set_policy(ListPolicy::start(limit_max)));
         let limit = depot_limit(frames, lists.cpus());
@@ -250,10 +250,10 @@ fn buddy_over(
     Ok(buddy.noting_use(unsafe { core::slice::from_raw_parts(used.as_ptr(), use_words_for(frames)) }))
 }
 
-/// Depots hold at most this part of a zone's pages for each mobility: half as much as lists may.
+/// Depots hold at most this part of a zone's pages for each mobility: half as much as lists.
 const DEPOT_SHARE: usize = 16;
 
-/// What one depot may hold, in frames. None where there is one CPU, which has no other to hand pages to, or where it would hold less
+/// The most frames that one depot may hold. None with one CPU, which has no other CPU to hand pages to, or if that would be fewer
 /// than two sections' worth.
 fn depot_limit(pages: usize, cpus: usize) -> u32 {
     let limit = (pages / DEPOT_SHARE / DEPOTS).min(List::LIMIT_MAX as usize);
@@ -261,7 +261,7 @@ fn depot_limit(pages: usize, cpus: usize) -> u32 {
 }
 
 impl Zone {
-    /// One that stands for nothing yet.
+    /// A header that stands for no memory yet.
     pub(crate) const fn new() -> Self {
         Self {
             span: AtomicU64::new(0),
@@ -271,10 +271,10 @@ impl Zone {
         }
     }
 
-    /// Has it stand for this memory from now on.
+    /// Makes it stand for this memory.
     ///
     /// # Safety
-    /// It stands for nothing, and whoever holds the registry alone knows of it.
+    /// It stands for no memory, and only the thread that holds the registry knows of it.
     pub(crate) unsafe fn begin(&self, body: Body) {
         let (base, first, frames) = (body.base as u64, u64::from(body.first.as_u32()), u64::from(body.frames));
         // SAFETY: nobody touches the body (A2), and the caller is alone in beginning one.
@@ -284,11 +284,11 @@ impl Zone {
         self.numbers.store(first << 32 | frames, Release);
     }
 
-    /// It stands for nothing from now on, and its memory goes back to the system. Nothing here needs more than a signal
-    /// handler may do: what it has on the heap stays for [`bury`](Self::bury).
+    /// Ends the zone and gives its memory back to the system. A signal handler may call this: what the zone has on the heap stays
+    /// for [`bury`](Self::bury).
     ///
     /// # Safety
-    /// Once: no page of it is out, nobody uses its lists and metadata any more, and the registry leads here no more.
+    /// Called once, when no page is out, no thread uses its lists or metadata, and the registry leads here no more.
     pub(crate) unsafe fn end(&self) {
         self.span.store(0, Relaxed);
         self.numbers.store(0, Relaxed);
@@ -302,10 +302,10 @@ impl Zone {
         }
     }
 
-    /// Frees what it had on the heap. From then on it may [begin](Self::begin) again.
+    /// Frees what it had on the heap. After that it may [begin](Self::begin) again.
     ///
     /// # Safety
-    /// Once, after [`end`](Self::end); no other thread knows of it.
+    /// Called once, after [`end`](Self::end); no other thread knows of it.
     pub(crate) unsafe fn bury(&self) {
         // SAFETY: nobody touches the body, as the caller promises (A2).
         unsafe { (*self.body.get()).assume_init_drop() };
@@ -327,7 +327,7 @@ impl Zone {
     pub(crate) fn base(&self) -> usize {
         self.base
     }
-    /// Its addresses.
+    /// The addresses of its pages.
     pub(crate) fn range(&self) -> Range<usize> {
         self.base..self.base + self.bytes()
     }
@@ -339,34 +339,34 @@ impl Zone {
     pub(crate) fn frames(&self) -> usize {
         self.frames as usize
     }
-    /// A frame's address.
+    /// The address of a frame.
     #[inline]
     pub(crate) fn addr_of(&self, pfn: Pfn) -> usize {
         self.zero.wrapping_add(pfn.as_usize() << PAGE_SHIFT)
     }
-    /// What a frame's address is more than its number times the page size.
+    /// The address that frame number 0 would have: a frame's address is this and its number times the page size.
     #[inline]
     pub(crate) fn addr_of_zero(&self) -> usize {
         self.zero
     }
-    /// The number of the frame at an address of this arena.
+    /// The number of the frame at an address of this zone.
     #[inline]
     pub(crate) fn pfn_of(&self, addr: usize) -> Pfn {
         Pfn::new((addr.wrapping_sub(self.zero) >> PAGE_SHIFT) as u32)
     }
 
-    /// What a frame of metadata costs, in bits, for free and used (C10.3).
+    /// Metadata that says whether a frame is free, in bits a frame (C10.3).
     pub(crate) fn metadata_bits_per_frame(&self) -> f64 {
         let frames = self.frames() as u32;
         BuddyMetadata::for_frames(frames).bits_per_frame(frames)
     }
 
-    /// Did this process inherit memory that it shares with its parent, whose pages these are?
+    /// Whether this process inherited memory that it shares with its parent, whose pages these are.
     pub(crate) fn is_inherited(&self) -> bool {
         self.memory.is_shared() && self.opened_in.is_inherited()
     }
 
-    /// Was it there before this process was forked?
+    /// Whether it began before this process was forked.
     pub(crate) fn was_forked(&self) -> bool {
         self.opened_in.is_inherited()
     }
@@ -376,33 +376,33 @@ impl Zone {
         &self.memory
     }
 
-    /// Does nobody else see its pages, neither another process nor a holder of its file?
+    /// Whether no other process, and no holder of its file, sees its pages.
     pub(crate) fn is_lone(&self) -> bool {
         !self.is_handed_on.load(Relaxed) && !self.is_inherited()
     }
-    /// From now on somebody else may write to its pages.
+    /// Notes that another process may write to its pages from now on.
     pub(crate) fn hand_on(&self) {
         self.is_handed_on.store(true, Relaxed);
     }
-    /// Is a frame that nobody had since the system gave it known to be zero? Not in the child of a fork: what another thread
-    /// of the parent did to it meanwhile, the child may have and the state that it copied may not say.
+    /// Whether a frame that was never handed out is known to be zero. It is not in the child of a fork: another thread of the parent
+    /// may have written to the frame, and the copied state need not say so.
     pub(crate) fn is_zeroed(&self) -> bool {
         self.is_zeroed && !self.is_handed_on.load(Relaxed) && !self.opened_in.is_inherited()
     }
 
-    /// Are all of these words those of pages of this arena?
+    /// Whether all of these words are those of pages of this zone.
     #[inline(always)]
     pub(crate) fn has_pages(&self, words: &[usize]) -> bool {
         are_pages(words, self.base, self.frames)
     }
 
-    /// Adds the numbers of the pages with these words to `batch`, which has room for them, if all are pages of this arena.
+    /// Adds the numbers of the pages with these words to `batch`, which has room for them, if all are pages of this zone.
     #[inline(always)]
     pub(crate) fn push_pages(&self, words: &[usize], batch: &mut Batch) -> bool {
         batch.push_pages(words, self.base, self.frames, self.first.as_u32())
     }
 
-    /// The mobility of the list that a page comes back to.
+    /// The mobility of the list that a freed page goes to.
     #[inline(always)]
     pub(crate) fn mobility_of(&self, pfn: Pfn) -> Mobility {
         if self.buddy.is_mixed() { self.buddy.mobility_of(pfn) } else { Mobility::Unmovable }
@@ -442,12 +442,12 @@ impl Zone {
     pub(crate) fn pins(&self) -> &Pins {
         &self.pins
     }
-    /// In one of the registry's stacks: the zone below.
+    /// The zone below in one of the registry's stacks.
     pub(crate) fn below(&self) -> &AtomicPtr<Zone> {
         &self.next
     }
 
-    /// For tests that stand for another thread.
+    /// For tests that act in another thread's place.
     #[cfg(all(test, not(shuttle)))]
     pub(crate) fn opening(&self) -> &Sections {
         &self.opening
@@ -485,31 +485,31 @@ impl Zone {
         self.retired.load(Relaxed)
     }
 
-    /// Has it memory that serves a request with this lack?
+    /// Whether it has memory that serves a request with this lack.
     pub(crate) fn serves(&self, lack: Lack) -> bool {
         lack.nodes.contains(self.node) && self.kind.serves(lack.gfp()) && !self.is_retired()
     }
 
-    /// The CPUs of its node; none where only others are near.
+    /// The CPUs of its node; none if the node has no CPU.
     pub(crate) fn cpus(&self) -> Vec<usize> {
         let layout = &self.shared.layout;
         (0..self.lists.cpus()).filter(|&cpu| layout.node_of(CpuId::new(cpu as u32)) == self.node).collect()
     }
 
-    /// How many frames are missing to the high mark.
+    /// Frames that are missing up to the high watermark.
     pub(crate) fn below_high(&self) -> usize {
         (self.marks.high as usize).saturating_sub(self.buddy.free_frames())
     }
 
-    /// Counts and reports misuse of this allocator's memory.
+    /// Counts and reports a misuse of this zone's memory.
     #[cold]
     pub(crate) fn refuse(&self, misuse: Misuse) -> Misuse {
         self.misused.fetch_add(1, Relaxed);
         report(misuse)
     }
 
-    /// Reports frames that were already in the free areas when they were freed: each was freed twice, and is free once from
-    /// now on. All are counted; the last one is named.
+    /// Reports frames that were in the free areas already when they were freed: each was freed twice, and is free once now. All are
+    /// counted, and the last one is named.
     #[inline]
     pub(crate) fn note_doubles(&self, given: Given) -> Option<Misuse> {
         let pfn = given.last_double?;
@@ -517,41 +517,40 @@ impl Zone {
         Some(self.refuse(misuse(MisuseKind::DoubleFree, self.addr_of(pfn))))
     }
 
-    /// How many frames are neither in the zone, nor put aside, nor on lists that cannot be drained. Exact only when all other
-    /// lists are drained and no thread allocates or frees.
+    /// Frames that are neither in the buddy, nor in quarantine, nor on lists that cannot be drained. Exact only when all other lists
+    /// are drained and no thread allocates or frees.
     pub(crate) fn out_at_rest(&self) -> usize {
-        // The zone first, by an acquiring load: a page that is freed may push others from a list to the zone, and none may
-        // count twice.
+        // The buddy first, by an acquiring load: a free may push other pages from a list to the buddy, and none may count twice.
         let here = self.buddy.free_frames() + self.quarantined.load(Relaxed) as usize;
         self.frames().saturating_sub(here + self.lists.left_alone())
     }
 
-    /// No handle is left: [`leave`](Self::leave) comes next, in the child of a fork too.
+    /// The last handle is dropped: [`leave`](Self::leave) comes next, in the child of a fork too.
     pub(crate) fn abandon(&'static self) {
         self.is_ownerless.store(true, Relaxed);
         self.retired.store(true, Relaxed);
     }
 
-    /// Called when the allocator's last handle is gone. From then on freed pages go to the zone and not to a list.
+    /// Called after the allocator's last handle is dropped. From then on freed pages go to the buddy and not to a list.
     ///
-    /// Returns whether all pages are back. If they are not, the call that frees the last page will learn that from the zone
-    /// and end the arena. That may happen on another thread at any time: do not touch `self` after `false`.
+    /// Returns whether all pages are back. If they are not, the call that frees the last page learns that from the buddy, and the
+    /// zone ends: on another thread, at any time. Do not touch `self` after `false`.
     pub(crate) fn leave(&self) -> bool {
-        // Waits for calls that are opening lists. None does so from now on.
+        // Waits for calls that open lists. No call does so from now on.
         self.opening.hold_back();
         self.lists.lists().for_each(List::shut);
         self.drain_all();
         if self.out_at_rest() != 0 {
-            // Some pages are not back. A thread may have put one of them on a list just before the list was shut, so drain
-            // again, lists that look empty too. A thread that reaches a list after this drain sees that the list is shut.
+            // Some pages are not back. A thread may have put one of them on a list just before the list was shut: drain again,
+            // also lists that look empty. A thread that reaches a list after this drain sees that the list is shut.
             for cpu in 0..self.lists.cpus() {
                 self.drain_lists(CpuId::new(cpu as u32), |_| true);
             }
             self.drain_depots();
         }
         let quarantined = self.quarantined.load(Relaxed) as usize;
-        // Frames on lists that cannot be drained. With pages out they do not count, and the arena stays: a free may push
-        // others of its list to the zone, where they would count once more.
+        // Frames on lists that cannot be drained. If pages are out these frames do not count and the zone stays: a free may push
+        // others of its list to the buddy, where they would count once more.
         let left = if self.out_at_rest() == 0 { self.frames() - self.buddy.free_frames() - quarantined } else { 0 };
         self.buddy.close(quarantined + left)
     }

@@ -1,12 +1,11 @@
-//! What a zone does with claims (`claims.rs`): it counts what is freed to them, and keeps what is claimed from others.
+//! The zone's side of claims (`claims.rs`): counts freed frames towards a claim, and keeps claimed frames from other requests.
 use super::body::Zone;
 use crate::claims::{IS_CLAIMANT, NUMBER};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use pagemill_core::{Gfp, Level, NodeMask, Order, Pfn};
 
 impl Zone {
-    /// Counts frames that are about to be free to the claim, if there is one: before they are free, so that no other request
-    /// takes them first.
+    /// Counts frames towards the claim, if there is one, before they are free: otherwise another request could take them first.
     #[inline]
     pub(crate) fn claim_freed(&self, frames: impl FnOnce() -> usize) {
         if self.shared.claims.wanted.load(Relaxed) as u32 > 0 {
@@ -25,7 +24,7 @@ impl Zone {
             nodes.contains(self.node) && self.kind.serves(gfp) && !self.is_retired()
         };
         let less = |wanted: u64| (share(wanted) > 0 && may()).then(|| wanted - share(wanted));
-        // Acquire pairs with the Release in `begin`: the nodes are that claim's.
+        // Acquire pairs with the Release in `begin`: the nodes are this claim's.
         let Ok(before) = claims.wanted.fetch_update(Acquire, Acquire, less) else { return };
         let (number, counted) = (before >> NUMBER, share(before));
         let add = |claimed: u64| match claimed >> NUMBER {
@@ -35,19 +34,19 @@ impl Zone {
         let _ = self.claimed.fetch_update(Relaxed, Relaxed, add); // Refused: that claim has ended.
     }
 
-    /// Frames of this zone that are counted to the claim.
+    /// Frames of this zone that count towards the claim.
     pub(crate) fn claimed_frames(&self) -> u32 {
         let claimed = self.claimed.load(Relaxed);
         let is_its = || claimed >> NUMBER == self.shared.claims.wanted.load(Relaxed) >> NUMBER;
         if claimed as u32 > 0 && is_its() { claimed as u32 } else { 0 }
     }
 
-    /// How many frames must stay when a request with these flags takes some: what its marks keep, and what is claimed.
+    /// Frames that must stay when a request with these flags takes some: those below its watermark, and the claimed ones.
     pub(crate) fn floor(&self, gfp: Gfp, level: Level) -> u32 {
         let kept = self.marks.floor(gfp, level);
         match self.claimed_frames().saturating_add(self.buddy.withheld_frames()) {
             0 => kept,
-            // Not in a signal handler: it may not wait, has no claim, and must not touch a thread's own variable.
+            // Not in a signal handler, whose request may not wait, has no claim, and must not touch a thread-local variable.
             _ if gfp.may_wait() && IS_CLAIMANT.get() => kept,
             claimed => kept.saturating_add(claimed),
         }

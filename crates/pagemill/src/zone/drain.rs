@@ -1,5 +1,5 @@
-//! A CPU's list is full: a load of it goes to a depot if another CPU asked last, else a batch goes to the buddy. And drains, which
-//! take from lists, depots included, what lies there, on any CPU.
+//! This CPU's list is full: a load goes to a depot if another CPU asked the depots last, else a batch goes to the buddy. And drains,
+//! which empty the lists of any CPU, and the depots.
 use super::body::Zone;
 use super::free::finish;
 use core::borrow::BorrowMut;
@@ -17,7 +17,7 @@ impl Zone {
         self.overflow(mobility, &one);
     }
 
-    /// Passes pages on that a list does not take.
+    /// Passes on a page that a list does not take.
     #[cold]
     #[inline(never)]
     pub(crate) fn overflow_words(&self, words: &[usize]) {
@@ -30,7 +30,7 @@ impl Zone {
         self.overflow_to_zone(kind, &batch);
     }
 
-    /// Passes on pages that a list does not take: to a depot go as many others of the list, or to the zone.
+    /// Passes on pages that a list does not take: as many others of the list go to a depot, or these go to the buddy.
     #[cold]
     #[inline(never)]
     pub(crate) fn overflow(&self, mobility: Mobility, batch: &Batch) {
@@ -39,8 +39,8 @@ impl Zone {
         }
     }
 
-    /// The list of this CPU is full: has it grown, or passed a load to a depot, so that `n` frames may fit? The caller has them in its
-    /// hands: so the arena stays until this thread has let go of the depot.
+    /// Makes room for `n` frames on the full list of this CPU: lets the list grow, or passes a load to a depot. The caller holds the
+    /// frames, so the zone stays until this thread has let go of the depot.
     #[inline(never)]
     pub(crate) fn grow_or_pass_on(&self, mobility: Mobility, n: usize) -> bool {
         self.open_lists_above_high();
@@ -60,27 +60,27 @@ impl Zone {
         has_moved
     }
 
-    /// Does a full list of this CPU pass pages to a depot? Not if no other CPU's list was empty since this one's: then they would be
-    /// here again before long, and the zone keeps pageblocks whole better than a depot.
+    /// Whether a full list of this CPU passes pages to a depot. It does not if no other CPU's list was empty since this one's: the pages
+    /// would soon be back, and the buddy keeps pageblocks whole better than a depot.
     fn passes_on(&self) -> bool {
         let asked = self.last_to_ask.load(Relaxed);
         asked != 0 && asked != self.lists.here().get() as u32 + 1
     }
 
-    /// Passes pages on to the zone that a list does not take, and as many of the list as its policy says: more while drains follow
+    /// Passes pages that a list does not take to the buddy, and more of the list, as its policy says: more while drains follow
     /// drains.
     #[inline(always)] // One frame less on the stack of a signal handler.
     pub(crate) fn overflow_to_zone(&self, mobility: Mobility, batch: &Batch) {
         let cpu = self.lists.cpu(self.lists.here());
         if self.goes_past_lists() {
-            // Others wait for it, it is a reserve's, or the system is to have it: past the list.
+            // A request waits for them, they refill a reserve, or the system is to have them.
             cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
             return self.give_to_zone(batch.as_pfns());
         }
         cpu.stats.drains.fetch_add(1, Relaxed);
         let moved = cpu.lists[mobility.index()].policy().batch as usize;
         if batch.len() >= moved {
-            // As large as what would be moved: it goes past the list.
+            // These are as many as would be moved from the list.
             cpu.stats.direct_in.fetch_add(batch.len() as u64, Relaxed);
             return self.give_to_zone(batch.as_pfns());
         }
@@ -91,8 +91,8 @@ impl Zone {
         }
     }
 
-    /// Moves frames of this CPU's list to the zone, as many as its policy says: the more there are, the more of them share a word also
-    /// where they are in no order (ADR 35). The caller has pages in its hands: so the arena stays until the table is let go of.
+    /// Moves frames of this CPU's list to the buddy, as many as its policy says. The more there are, the more of them share a word, also
+    /// if they are in no order (ADR 35). The caller holds pages, so the zone stays until the table is free again.
     #[inline(never)]
     fn drain_to_zone(&self, cpu: &CpuLists, mobility: Mobility) {
         let policy = cpu.lists[mobility.index()].policy();
@@ -125,25 +125,25 @@ impl Zone {
         finish(self, &mut giving);
     }
 
-    /// Returns all lists' frames to the zone, and then the depots', to which lists may have passed some meanwhile.
+    /// Returns the frames of all lists to the buddy, and then those of the depots, to which lists may have passed some meanwhile.
     #[cold]
     pub(crate) fn drain_all(&self) -> usize {
         let listed: usize = (0..self.lists.cpus()).map(|cpu| self.drain_cpu(CpuId::new(cpu as u32))).sum();
         listed + self.drain_depots()
     }
 
-    /// Returns the depots' frames to the zone.
+    /// Returns the depots' frames to the buddy.
     pub(crate) fn drain_depots(&self) -> usize {
         let mut giving = Giving::to(&self.buddy);
         let drained = self.lists.drain_depots(|numbers| giving.give_slice(as_pfns(numbers)));
-        // Where nothing came nobody has to be woken.
+        // If no frame came, no request needs to be woken.
         if drained > 0 {
             finish(self, &mut giving);
         }
         drained
     }
 
-    /// Returns one CPU's lists' frames to the zone.
+    /// Returns the frames of one CPU's lists to the buddy.
     pub(crate) fn drain_cpu(&self, cpu: CpuId) -> usize {
         step!("Zone::drain_cpu");
         self.drain_lists(cpu, |list| !list.is_empty())
@@ -157,7 +157,7 @@ impl Zone {
                 let mut giving = Giving::to(&self.buddy);
                 let given = self.lists.drain(cpu, mobility, |numbers| giving.give_slice(as_pfns(numbers)));
                 finish(self, &mut giving);
-                // A list that cannot be drained is left as it is, its policy too.
+                // A list that cannot be drained stays as it is, with its policy.
                 let Some(given) = given else { continue };
                 drained += given;
             }

@@ -1,19 +1,19 @@
-//! Back to the buddy, and what follows: frames that are claimed are counted, requests that wait are woken, and a zone whose last
-//! page this was goes home.
+//! Frames go back to the buddy. What follows: claims are counted, waiting requests are woken, and a zone without a handle whose last
+//! page came back ends.
 use super::body::Zone;
 use core::borrow::BorrowMut;
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Given, Giving, Misuse, MisuseKind, Order, Pfn, WordTable};
 
-/// Completes what goes to the zone, and wakes requests that wait for it. Those may be the allocator's last pages: nothing of it
-/// is touched afterwards but its [waits](crate::shared::MemoryWaits), and for misuse. If no handle is left either, the zone ends.
+/// Completes a free to the buddy, and wakes requests that wait for it. These may be the allocator's last pages: afterwards nothing of
+/// the allocator is touched but its [waits](crate::shared::MemoryWaits), unless there was misuse. The zone ends if no handle is left.
 pub(crate) fn finish<const N: usize, T: BorrowMut<WordTable<N>>>(zone: &Zone, giving: &mut Giving<'_, '_, N, T>) {
     finish_with(zone, giving, |_| ());
 }
 
-/// The same; `count` is told what came back while nobody else ends the zone. Returns what is wrong, if somebody else freed some of it at
-/// the same moment.
+/// The same; `count` is told what came back, while no other thread can end the zone. Returns the misuse if another thread freed some
+/// of it at the same moment.
 pub(crate) fn finish_with<const N: usize, T: BorrowMut<WordTable<N>>>(
     zone: &Zone,
     giving: &mut Giving<'_, '_, N, T>,
@@ -37,7 +37,7 @@ impl Zone {
         unsafe { &*ptr::from_ref(self) }
     }
 
-    /// Returns frames whose states say free to the zone. Out of line, that no caller has its tables on the stack twice.
+    /// Returns frames to the buddy whose states say free. Out of line, so that no caller has its tables on the stack twice.
     #[inline(never)]
     pub(crate) fn give_to_zone(&self, pfns: &[Pfn]) {
         let mut giving = Giving::to(&self.buddy);
@@ -45,10 +45,10 @@ impl Zone {
         finish(self, &mut giving);
     }
 
-    /// A block above order 0 comes back whose states say so already.
+    /// Returns a block above order 0 whose states say free.
     ///
     /// # Errors
-    /// Somebody else freed it at the same moment.
+    /// Another thread freed it at the same moment.
     pub(crate) fn free_block(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
         let frames = u64::from(order.frames());
         let stats = self.stats_here();
@@ -60,14 +60,14 @@ impl Zone {
         waits.note_memory();
         match freed {
             Ok(is_complete) => {
-                // Nothing of it is looked at from here on.
+                // Nothing of the zone is touched from here on.
                 if is_complete {
                     come_home(self.for_ever());
                 }
                 Ok(())
             }
             Err(kind) => {
-                // The other one has counted it.
+                // The other thread has counted it.
                 stats.blocks_in.fetch_sub(1, Relaxed);
                 stats.block_pages_in.fetch_sub(frames, Relaxed);
                 Err(kind)

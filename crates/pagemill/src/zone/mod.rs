@@ -1,21 +1,24 @@
-//! A zone: memory that Pagemill owns, the numbers of its frames, what is known of each, the buddy that says which are free, and the
-//! per-CPU lists above that.
+//! A zone: memory that Pagemill owns, the numbers and states of its frames, the buddy that says which frames are free, and the per-CPU
+//! lists above the buddy.
 //!
-//! It stands below the registry and the requests: `alloc/` decides which zone a request goes to, the zone hands out frames of its
-//! own. The state table (a byte a frame) is written where a block becomes a raw pointer, and where it comes back. A zone knows
-//! nothing above it; what all zones of an allocator share is in [`Shared`](crate::shared::Shared).
+//! A zone stands below the registry and the requests. `zones.rs` and `walk.rs` choose the zone for a request; the zone hands out
+//! frames of its own and takes them back. A zone knows nothing above it; what all zones of an allocator share is in
+//! [`Shared`](crate::shared::Shared).
 //!
-//! | file | |
+//! | file | content |
 //! |---|---|
-//! | `body.rs` | what a zone has, where its frames are, how it begins and ends |
+//! | `body.rs` | the fields of a zone, the addresses of its frames, its begin and its end |
 //! | `states.rs` | the state of each frame, and the checks of C2.4 |
 //! | `links.rs` | the links of lists of pages |
-//! | `pcp.rs` | one page and batches, from the CPU's list and back to it; refills, overflows, drains, when lists are shut |
-//! | `take.rs` | from the buddy: frames past the lists, blocks, what is put aside |
-//! | `free.rs` | to the buddy, and what follows: claims, waits, the zone's end |
-//! | `claimed.rs` | what is kept for the request that claims it |
-//! | `idle.rs`, `commit.rs`, `pins.rs` | what the system has of its memory, gives, and takes back |
-//! | `fork.rs` | in the child of a fork |
+//! | `pcp.rs` | one page and batches, from this CPU's list and back to it; when lists are shut |
+//! | `refill.rs` | this CPU's list is empty: frames from a depot or from the buddy |
+//! | `drain.rs` | this CPU's list is full: pages to a depot or to the buddy; drains of any CPU's lists |
+//! | `take.rs` | frames past the lists, blocks, quarantine |
+//! | `pageblock_frames.rs` | the frames that a large request has in hand |
+//! | `free.rs` | frames back to the buddy, and what follows: claims, waits, the zone's end |
+//! | `claimed.rs` | frames that are kept for the request that claims them |
+//! | `idle.rs`, `commit.rs`, `pins.rs` | memory that the system commits, takes back, or must not take back |
+//! | `fork.rs` | the zone in the child of a fork |
 mod body;
 mod claimed;
 mod commit;

@@ -1,4 +1,4 @@
-//! Large requests go past the lists: a pageblock's frames at a time, by one reservation.
+//! Large requests go past the lists: they take the frames of a pageblock by one reservation.
 use super::body::Zone;
 use super::free::finish;
 use super::states::FULL;
@@ -7,31 +7,31 @@ use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{FrameState, Gfp, Giving, Handful, Level};
 use pagemill_os::Batch;
 
-/// What a large request took from a zone and has not handed on yet: a pageblock's frames at most, by one reservation, and
-/// never more than it still misses. The rest goes back when the request unwinds, or goes on elsewhere.
+/// Frames that a large request took and has not delivered yet: at most a pageblock's, by one reservation, and never more than it still
+/// lacks. The rest goes back when the request unwinds, or continues elsewhere.
 #[derive(Debug)]
 pub(crate) struct PageblockFrames {
     zone: Option<&'static Zone>,
     frames: Handful,
-    /// The process that they were taken in: see [`adopt`](Self::adopt).
+    /// The process in which they were taken: see [`adopt`](Self::adopt).
     stamp: Stamp,
 }
 
 impl PageblockFrames {
     pub(crate) const NONE: Self = Self { zone: None, frames: Handful::new(), stamp: Stamp::FIRST };
 
-    /// Are there frames of this zone?
+    /// Whether it has frames of this zone.
     fn is_of(&self, zone: &Zone) -> bool {
         self.zone.is_some_and(|of| core::ptr::eq(of, zone)) && !self.is_none()
     }
 
-    /// Are there none?
+    /// Whether it has no frames.
     fn is_none(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Moves frames of this zone to `batch`, which is empty; if there are none, takes more, `left` at most, above the mark. False: a
-    /// fault is injected. Not prepared.
+    /// Moves frames of this zone to `batch`, which is empty. If there are none, takes more above the watermark, `left` at most. They are
+    /// not prepared. False: a fault was injected.
     pub(super) fn next_batch(
         &mut self,
         zone: &'static Zone,
@@ -59,8 +59,8 @@ impl PageblockFrames {
         (self.zone, self.stamp) = (Some(zone), Stamp::here());
     }
 
-    /// In the child of a fork, which a callback may be, what nobody has is counted and marked as somebody's. These are this
-    /// request's: neither handed out nor free.
+    /// In the child of a fork (a callback may fork) frames without an owner count as handed out. These are this request's, and neither
+    /// handed out nor free: this corrects the count and their states.
     fn adopt(&mut self, zone: &Zone) {
         if !self.stamp.renew() {
             return;
@@ -73,7 +73,7 @@ impl PageblockFrames {
         }
     }
 
-    /// Moves whole words of them to `batch`, which is empty.
+    /// Moves whole words of frames to `batch`, which is empty.
     fn fill(&mut self, zone: &Zone, batch: &mut Batch) {
         self.adopt(zone);
         while let Some((first, mask)) = self.frames.next_word(batch.room()) {
@@ -81,7 +81,7 @@ impl PageblockFrames {
         }
     }
 
-    /// Out of line: the tables for it are not to be on every large request's stack.
+    /// Out of line, so that a large request does not have the tables on its stack.
     #[inline(never)]
     pub(crate) fn give_back(&mut self) {
         if let Some(zone) = self.zone.filter(|_| !self.is_none()) {

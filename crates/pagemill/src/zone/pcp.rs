@@ -1,8 +1,8 @@
-//! The per-CPU lists: the way of one page, and of a batch, out and in again. This is the fast path: inlined into the caller, one
-//! section, one state, one address. What it does not serve goes to [`refill`](Zone::refill) and [`overflow`](Zone::overflow), cold
-//! and out of line (C3.15).
+//! The per-CPU lists: one page and batches, from this CPU's list and back to it. This is the fast path, inlined into the caller: one
+//! section, one state, one address. If the list cannot serve, [`refill`](Zone::refill) and [`overflow`](Zone::overflow) do, cold and
+//! out of line (C3.15).
 //!
-//! Here is also when lists are shut, so that freed pages go to the zone (`shutting.rs`).
+//! This file also shuts and opens the lists; while they are shut, freed pages go to the buddy (`shutting.rs`).
 use super::body::Zone;
 use super::states::FULL;
 use crate::shutting;
@@ -18,19 +18,19 @@ impl Zone {
         &self.lists.cpu(self.lists.here()).stats
     }
 
-    /// The fast path: a frame of this CPU's list and its self, for a handle; none where there is more to do.
+    /// The fast path: a frame of this CPU's list and its zone, marked for a handle; none if the slow path must look.
     #[inline]
     pub(crate) fn pop_one(&'static self, gfp: Gfp) -> Option<(&'static Zone, Pfn)> {
         if !gfp.is_plain() {
             return None;
         }
         let pfn = Pfn::new(self.lists.pop(gfp.mobility())?);
-        // The usual case only looks.
+        // The state of most frames is only read.
         let is_usual = !FULL && self.state(pfn) == FrameState::SAFE;
         if is_usual || self.hand_out_other(pfn) { Some((self, pfn)) } else { None }
     }
 
-    /// A frame that was never handed out, or, with full states, any; one that somebody has is put aside.
+    /// Marks a frame that was never handed out, or, with full states, any frame. A frame that has an owner is quarantined.
     #[cold]
     #[inline(never)]
     fn hand_out_other(&self, pfn: Pfn) -> bool {
@@ -41,7 +41,7 @@ impl Zone {
         is_free
     }
 
-    /// The same for `n` frames, at most a batch's worth, all or none; counted as a bulk call.
+    /// The same for `n` frames, at most a batch, all or none. Counts a bulk call.
     #[inline(always)]
     pub(crate) fn pop_batch(&'static self, gfp: Gfp, n: usize, batch: &mut Batch) -> Option<&'static Zone> {
         if !gfp.is_plain() || !self.lists.pop_all(gfp.mobility(), n, batch) {
@@ -56,8 +56,8 @@ impl Zone {
         Some(self)
     }
 
-    /// Fills words, a batch's worth at most, with those of pages for handles, if the list has as many and all were handed out before;
-    /// counted as a bulk call. None: what stands in the words means nothing.
+    /// Fills at most a batch of words with those of pages for handles, if the list has as many pages and all were handed out before.
+    /// Counts a bulk call. If it returns none, the contents of the words are meaningless.
     #[inline(always)]
     pub(crate) fn pop_words<'w>(&self, gfp: Gfp, words: &'w mut [MaybeUninit<usize>]) -> Option<&'w [usize]> {
         let (mobility, n) = (gfp.mobility(), words.len());
@@ -73,7 +73,7 @@ impl Zone {
         Some(words)
     }
 
-    /// The same with slots that are empty, and are so again if there are too few.
+    /// The same with empty slots, which are empty again if the list has too few pages.
     #[inline(always)]
     pub(crate) fn fill_empty<'w>(&self, gfp: Gfp, words: &'w mut [usize]) -> Option<&'w [usize]> {
         let slots = core::ptr::from_mut(words);
@@ -86,16 +86,16 @@ impl Zone {
         filled
     }
 
-    /// Puts frames back of which too few were sound.
+    /// Puts the frames of a short batch back.
     #[cold]
     #[inline(never)]
     fn return_sound(&self, batch: &mut Batch) {
-        // They are a handle's as of a moment ago: nothing to refuse.
+        // They were marked a moment ago, so their free is not refused.
         batch.as_pfns().iter().filter(|&&pfn| self.comes_back::<false>(pfn)).for_each(|&pfn| self.put_back(pfn));
         batch.clear();
     }
 
-    /// A page comes back, whose state says so already: onto the list of the CPU that frees it.
+    /// Puts a page that is marked as free on the list of this CPU.
     #[inline(always)]
     pub(crate) fn put_back(&self, pfn: Pfn) {
         let mobility = self.mobility_of(pfn);
@@ -104,25 +104,25 @@ impl Zone {
         }
     }
 
-    /// Has the lists accept freed pages, or none while a request waits, the zone is low, or the arena is retired. Goes after each
-    /// change of those: see `shutting.rs`.
+    /// Opens the lists, or shuts them while a request waits, the zone is low, or it is retired. Called after each change of these: see
+    /// `shutting.rs`.
     pub(crate) fn settle_lists(&self) {
         if !self.opening.try_enter() {
             return; // No handle is left: see `leave`.
         }
         let set = |is_open| self.lists.lists().for_each(if is_open { List::open } else { List::shut });
         shutting::settle(|| self.goes_past_lists(), set);
-        // Nothing of this is to be touched from here on: see `leave`.
+        // Nothing of the zone may be touched from here on: see `leave`.
         self.opening.leave();
     }
 
-    /// Whether freed pages go to the zone, where every CPU finds them, and not to a list.
+    /// Whether freed pages go to the buddy, where every CPU finds them, and not to a list.
     pub(crate) fn goes_past_lists(&self) -> bool {
         self.is_retired() || self.is_low.load(Relaxed) || self.shared.waits.is_awaited()
     }
 
-    /// Called after pages of this zone were handed out. Below the zone's low mark its lists are shut until it is above the
-    /// high mark: freed pages refill the zone's reserve, and on a list any request could take them.
+    /// Called after pages were handed out. Below the low watermark the lists are shut until the zone is above the high one: freed pages
+    /// refill the reserve, and on a list any request could take them.
     pub(crate) fn shut_lists_below_low(&self) {
         let low = self.marks.floor(Gfp::NOWAIT, Level::Low) as usize;
         if low > 0 && self.buddy.free_frames() < low && !self.is_low.swap(true, Relaxed) {
@@ -130,7 +130,7 @@ impl Zone {
         }
     }
 
-    /// Opens the lists again if the zone is above its high mark. The caller owns a page of the zone, so the arena stays.
+    /// Opens the lists if the zone is above its high watermark. The caller owns a page, so the zone stays.
     pub(crate) fn open_lists_above_high(&self) {
         let high = (self.marks.high as usize).saturating_add(self.marks.lowmem_reserve as usize);
         if self.is_low.load(Relaxed) && self.buddy.free_frames() >= high {

@@ -1,8 +1,8 @@
 //! Memory that a device has registered stays where it is: giving it back to the system waits until no device has it.
 //!
-//! The kernel pins what is registered (io_uring, AF_XDP, VFIO): after the system took a page back, the device would go on
-//! with the old one, and the process have another at the same address. So giving back is a section, which the first
-//! device holds back and the last one lets in again.
+//! The kernel pins registered memory (io_uring, AF_XDP, VFIO). If the system took a page back, the device would go on with the old
+//! page while the process had another one at the same address. So giving back is a section: the first device holds it back, and
+//! the last one lets it in again.
 use crate::process::Stamp;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pagemill_core::Lock;
@@ -21,7 +21,7 @@ pub(crate) struct Pins {
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pins: &'static Pins,
-    /// The process that pinned it. A child's copy of the memory is no device's.
+    /// The process that pinned it. A forked child's copy of the memory belongs to no device.
     stamp: Stamp,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Pinned {
 pub(crate) struct GivingBack<'a>(&'a Pins);
 
 impl Pins {
-    /// For whoever registers the zone with a device, before that; waits for calls that give some of it back just now.
+    /// Pins the zone before it is registered with a device. Waits for calls that give some of it back right now.
     pub(crate) fn pin(&'static self) -> Pinned {
         self.lock.take(SLEEP);
         if self.devices.fetch_add(1, Relaxed) == 0 {
@@ -40,12 +40,12 @@ impl Pins {
         Pinned { pins: self, stamp: Stamp::here() }
     }
 
-    /// For whoever gives some of it back; none while a device has it.
+    /// Begins to give memory back; none while a device has the zone.
     pub(crate) fn giving_back(&self) -> Option<GivingBack<'_>> {
         if self.giving.try_enter() { Some(GivingBack(self)) } else { None }
     }
 
-    /// In the child of a fork: neither the devices nor those who gave back are there.
+    /// In the child of a fork neither the devices nor the calls that gave memory back exist.
     pub(super) fn forget_after_fork(&self) {
         self.giving.forget_after_fork();
         self.devices.store(0, Relaxed);
@@ -78,7 +78,7 @@ mod tests {
     use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use std::time::Instant;
 
-    /// All pages of its two arenas were handed out, and are back.
+    /// An allocator with two zones, of which every page was handed out and freed.
     fn used() -> Allocator {
         let builder = Allocator::builder().memory(Memory::anonymous(1024)).memory(Memory::anonymous(512));
         let allocator = builder.huge_pages(false).cpus(1, || 0).build().unwrap();
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(allocator.give_back_at_most(PageCount::new(512)), PageCount::new(0));
         drop(one);
         assert_eq!((allocator.give_back(), resident()), (PageCount::new(0), [1024, 512]));
-        // The same of an arena that was retired.
+        // The same for a retired zone.
         let id = allocator.arenas()[1].id;
         assert_eq!(allocator.retire(id).unwrap(), PageCount::new(0));
         assert_eq!((allocator.give_back_idle(Instant::now()), resident()), (PageCount::new(0), [1024, 512]));
@@ -115,7 +115,7 @@ mod tests {
         const ROUNDS: usize = 1000;
         let allocator = used();
         let zone = allocator.zones().first();
-        // The last round in which a device asked for the arena, in which memory went back, and in which the device had it.
+        // The last rounds in which a device asked for the zone, in which memory went back, and in which the device had it.
         let [asked, gone, had] = [const { AtomicUsize::new(0) }; 3];
         let until = |round: &AtomicUsize, n| {
             while round.load(SeqCst) < n {
@@ -129,7 +129,7 @@ mod tests {
                     let giving = zone.pins.giving_back();
                     assert!(giving.is_some(), "no device has it");
                     asked.store(round, SeqCst);
-                    // Nobody else may give back as soon as the device waits for those who do.
+                    // No other call may give back while the device waits for those under way.
                     while zone.pins.giving_back().is_some() && had.load(SeqCst) < round {
                         std::thread::yield_now();
                     }

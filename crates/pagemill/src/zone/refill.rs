@@ -1,12 +1,12 @@
-//! A CPU's list is empty: frames for the request, and with them more for the list, from a depot or from the buddy in one trip.
+//! This CPU's list is empty: takes frames for the request, and more for the list, from a depot or from the buddy in one trip.
 use super::body::Zone;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Gfp, Level, Mobility, SlowEvent, step};
 use pagemill_os::{Batch, Frames, List, Load};
 
 impl Zone {
-    /// Takes `want` frames (at most a batch's room) from a depot, or else from the zone above the mark, into `batch`, and as many
-    /// more for the list as its policy says. The batch was empty. False: a fault is injected. Not prepared.
+    /// Takes `want` frames (at most a batch's room) from a depot, or else from the buddy above the watermark, into `batch`, which is
+    /// empty; and more frames for the list, as its policy says. They are not prepared. False: a fault was injected.
     pub(super) fn refill(&self, gfp: Gfp, level: Level, want: usize, batch: &mut Batch) -> bool {
         step!("Zone::refill");
         if self.shared.is_refused_by_fault(gfp) {
@@ -23,8 +23,7 @@ impl Zone {
         }
         cpu.stats.refills.fetch_add(1, Relaxed);
 
-        // While free memory falls, so does what lists take of it: a quarter of what lies above low at most, and nothing
-        // below.
+        // While free memory falls, lists take less: at most a quarter of the frames above the low watermark, and none below it.
         let floor = self.floor(gfp, level);
         let share = match self.floor(Gfp::NOWAIT, Level::Low) as usize {
             0 => policy.batch as usize,
@@ -40,8 +39,8 @@ impl Zone {
         true
     }
 
-    /// Takes up to `want` frames (at most a batch's room) from a depot into `batch`, which is empty: with a load of `load` frames for
-    /// this CPU's list, or, if that is 0 or the list takes none, past it. False: there are none, or others are at the depots.
+    /// Takes up to `want` frames (at most a batch's room) from a depot into `batch`, which is empty. With `load` above 0 it first moves so
+    /// many frames to this CPU's list. False: the depots are empty, or another CPU uses them.
     #[inline(never)]
     pub(crate) fn take_from_depot(&self, mobility: Mobility, want: usize, load: usize, batch: &mut Batch) -> bool {
         if load > 0 && self.load_from_depot(mobility, load) {
@@ -58,7 +57,7 @@ impl Zone {
     fn load_from_depot(&self, mobility: Mobility, n: usize) -> bool {
         let here = self.lists.here().get() as u32 + 1;
         if self.last_to_ask.load(Relaxed) != here {
-            self.last_to_ask.store(here, Relaxed); // Written where that changes something: all CPUs share it.
+            self.last_to_ask.store(here, Relaxed); // Only when it changes: all CPUs share the line.
         }
         let is_loaded = self.lists.depot_to_list(mobility, n) > 0;
         if is_loaded {
@@ -67,8 +66,8 @@ impl Zone {
         is_loaded
     }
 
-    /// Moves a load from a depot to this CPU's list, if that has fewer than `n` frames. Not where faults are injected: the slow path
-    /// asks once.
+    /// Moves a load from a depot to this CPU's list, if that has fewer than `n` frames. Not if faults are injected: the slow path
+    /// counts the acquisition.
     #[cold]
     #[inline(never)]
     pub(super) fn reload_from_depot(&self, mobility: Mobility, n: usize) -> bool {
@@ -84,7 +83,7 @@ impl Zone {
         is_loaded
     }
 
-    /// Takes `all` frames from the zone, `want` of them for the caller, the others for the list. One trip for all.
+    /// Takes `all` frames from the buddy in one trip: `want` for the caller, the others for the list.
     #[inline(never)]
     fn load(&self, list: &List, all: usize, want: usize, mobility: Mobility, floor: u32, batch: &mut Batch) -> usize {
         let mut load = Load::new();
@@ -97,8 +96,8 @@ impl Zone {
         direct
     }
 
-    /// The same for a caller that may be a signal handler, with little stack: a part at a time. Others may take the last
-    /// frames in between: then the caller gets what is on the list.
+    /// The same for a caller that may be a signal handler with little stack: a part at a time. Other CPUs may take the last frames in
+    /// between; the caller then gets what is on the list.
     #[inline(never)]
     fn load_in_parts(
         &self,
@@ -127,7 +126,7 @@ impl Zone {
         direct
     }
 
-    /// Puts frames from the zone on this CPU's list, or into the zone where it takes no more.
+    /// Puts frames from the buddy on this CPU's list, and back into the buddy if the list takes no more.
     fn put_on_list<const ROOM: usize>(&self, mobility: Mobility, load: &Frames<ROOM>) {
         step!("Zone::put_on_list");
         for start in (0..load.len()).step_by(Batch::CAPACITY) {
@@ -136,7 +135,7 @@ impl Zone {
             if !self.lists.push_n(mobility, load, start..end) {
                 return self.give_to_zone(&load.as_pfns()[start..]);
             }
-            // Afterwards, so that frames under way never look as if they were out.
+            // Counted afterwards, so that frames on the move never look as if they were out.
             list.note_refilled(end - start);
         }
     }

@@ -1,20 +1,19 @@
-//! The state of each frame: what has an owner who could misuse it, and the checks of that where a raw pointer comes back, and
-//! at hand-out (C2.4).
+//! The state of each frame: whether it has an owner who could misuse it. Checked where a raw pointer comes back, and at hand-out
+//! (C2.4).
 //!
-//! A byte a frame, written by the frame's owner alone, and looked at by anybody: a thread that frees what is not its own, and
-//! `validate`. So each is an atomic. In a run of neighbours they are looked at and written several at once
-//! (`pagemill-os/src/cells.rs`). What handles own costs a look at hand-out and nothing else: see
-//! [ADR 5](../../../../docs/adr/0005-frame-state.md).
+//! A state is a byte. Only the frame's owner writes it; any thread may read it: one that frees a page of another thread, and
+//! `validate`. So each byte is an atomic. In a run of neighbours several are read and written at once (`pagemill-os/src/cells.rs`). A
+//! handle's frame costs one read at hand-out and nothing else: see [ADR 5](../../../../docs/adr/0005-frame-state.md).
 use super::body::Zone;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use pagemill_core::{FrameState, MisuseKind, Order, PAGE_SHIFT, PAGE_SIZE, Pfn, step};
 use pagemill_os::{Batch, bytes_differ, set_bytes};
 
-/// Are full states kept: does a frame's byte tell what a handle owns from what is free? In debug builds, and by the feature.
+/// Full states also tell a handle's frame from a free one. They are kept in debug builds and with the feature.
 pub(crate) const FULL: bool = cfg!(any(debug_assertions, feature = "full-states"));
 
-/// What a handle owns is safe; with full states that is said.
+/// The state of a handle's block: safe, or with full states its order.
 const fn owned(order: Order) -> FrameState {
     if FULL { FrameState::owned(order) } else { FrameState::SAFE }
 }
@@ -35,19 +34,19 @@ impl Zone {
         self.state_cell(pfn).store(state.as_byte(), Relaxed);
     }
 
-    /// Has one frame be a handle's. False: somebody has it.
+    /// Marks one frame as a handle's. False: the frame has an owner.
     #[inline]
     pub(crate) fn hand_out(&self, pfn: Pfn) -> bool {
         step!("Zone::hand_out");
         let state = self.state(pfn);
-        // One that was never handed out before is marked, once; with full states each is.
+        // A frame that was never handed out is marked once; with full states every frame is.
         if state.is_safe() && state != owned(Order::ZERO) {
             self.set_state(pfn, owned(Order::ZERO));
         }
         state.is_safe()
     }
 
-    /// Has the frames of `batch` be handles', and takes those out of it that somebody has, which `refused` gets.
+    /// Marks the frames of `batch` as handles', and takes frames that have an owner out of it: `refused` gets those.
     #[inline(always)]
     pub(crate) fn hand_out_batch(&self, batch: &mut Batch, refused: impl FnMut(Pfn)) {
         if FULL || !self.are_safe_and_marked(batch.as_pfns()) {
@@ -55,7 +54,7 @@ impl Zone {
         }
     }
 
-    /// Is each of these frames free and handed out before, as usual? One look at each, without a branch.
+    /// Whether each of these frames is free and was handed out before, as most are. One read each, without a branch.
     #[inline(always)]
     fn are_safe_and_marked(&self, pfns: &[Pfn]) -> bool {
         let states = self.states;
@@ -68,19 +67,19 @@ impl Zone {
         all != 0
     }
 
-    /// The states, for sections that look at those of the frames that they pop.
+    /// The states, for sections that read those of the frames that they pop.
     #[inline]
     pub(crate) fn states(&self) -> *const u8 {
         self.states
     }
 
-    /// The same, to be found by a page's number in the address space: that takes no subtraction.
+    /// The states, indexed by a page's number in the address space, which saves a subtraction.
     #[inline]
     fn states_by_page(&self) -> *mut u8 {
         self.states.wrapping_offset(-(self.addr_of_zero().cast_signed() >> PAGE_SHIFT))
     }
 
-    /// Has pages be handles' whose frames are all safe: with full states that is said.
+    /// Marks pages as handles', with full states. Their frames are all safe.
     #[inline(always)]
     pub(crate) fn hand_out_safe(&self, words: &[usize]) {
         if FULL {
@@ -105,7 +104,7 @@ impl Zone {
         batch.truncate(kept);
     }
 
-    /// A page comes back from a handle, which is the proof that it was out; with full states that is looked up.
+    /// Takes a page back from a handle. The handle proves that the page was out; full states check it.
     #[inline]
     fn take_back(&self, pfn: Pfn) -> bool {
         step!("Zone::take_back");
@@ -122,14 +121,14 @@ impl Zone {
         Ok(())
     }
 
-    /// A page comes back as a raw pointer; false if it is not raw.
+    /// Takes a page back by a raw pointer. False if it is not raw.
     #[inline]
     fn take_back_raw(&self, pfn: Pfn) -> bool {
         step!("Zone::take_back_raw");
         self.change(pfn, FrameState::raw(Order::ZERO), FrameState::SAFE)
     }
 
-    /// A block that is raw is no more: it comes back, or a handle takes it up again.
+    /// Ends a raw block: it is freed, or a handle takes it up again.
     pub(crate) fn take_up(&self, pfn: Pfn, order: Order, is_handle: bool) -> Result<(), MisuseKind> {
         self.check(pfn, order, FrameState::raw(order))?;
         // The first frame first: a fork never finds one whose block is not all there.
@@ -141,7 +140,7 @@ impl Zone {
         Ok(())
     }
 
-    /// A handle's block is a raw pointer from now on.
+    /// Makes a raw pointer of a handle's block.
     #[inline]
     pub(crate) fn give_away(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
         if FULL {
@@ -166,13 +165,13 @@ impl Zone {
         }
     }
 
-    /// A page comes back, as a raw pointer or from a handle; false if it is not out so.
+    /// Takes a page back, by a raw pointer or from a handle. False if it is not out so.
     #[inline(always)]
     pub(crate) fn comes_back<const RAW: bool>(&self, pfn: Pfn) -> bool {
         if RAW { self.take_back_raw(pfn) } else { self.take_back(pfn) }
     }
 
-    /// The same for pages by their words, up to the first that is not out so. Returns how many those were.
+    /// The same for pages by their words, up to the first that is not out so. Returns how many those are.
     #[inline(always)]
     pub(crate) fn words_come_back<const RAW: bool>(&self, words: &[usize]) -> usize {
         let states = self.states_by_page();
@@ -186,7 +185,7 @@ impl Zone {
         self.come_back::<RAW, _>(pfns, |&pfn| states.wrapping_add(pfn.as_usize()))
     }
 
-    /// A look, a branch and a store for one after the other, so that a page that stands there twice is seen.
+    /// A read, a branch and a store for one page after the other, so that a page that stands there twice is seen.
     #[inline(always)]
     fn come_back<const RAW: bool, T>(&self, pages: &[T], state: impl Fn(&T) -> *mut u8) -> usize {
         if !RAW && !FULL {
@@ -204,7 +203,7 @@ impl Zone {
             }
             is_out
         };
-        // Eight to a turn: the loop's own work is as much as a page's.
+        // Eight at a time: the loop itself costs as much as a page.
         let (groups, rest) = pages.as_chunks::<8>();
         for (i, group) in groups.iter().enumerate() {
             if let Some(at) = group.iter().position(|page| !comes_back(page)) {
@@ -238,40 +237,40 @@ impl Zone {
         is_so
     }
 
-    /// Is this block in the state that it must be in? If not, what is wrong with it.
+    /// Checks that a block is in the state that it must be in. The error says what is wrong with it.
     fn check(&self, pfn: Pfn, order: Order, wanted: FrameState) -> Result<(), MisuseKind> {
         let state = self.state(pfn);
         match state.order() {
             _ if state == wanted => Ok(()),
-            // A handle has it, or it is to be a handle's and is not.
+            // A handle owns it; or a handle should, and it is raw.
             Some(_) if state.is_raw() != wanted.is_raw() => Err(MisuseKind::DoubleFree),
             Some(out) => Err(MisuseKind::WrongOrder { handed_out: out.get(), freed: order.get() }),
             None if state == FrameState::INSIDE => Err(MisuseKind::Inside),
             None if state == FrameState::QUARANTINED => Err(MisuseKind::Quarantined),
-            // It is free; and nobody can have had it before, unless some went back to the system meanwhile.
+            // It is free, and was never handed out, unless memory went back to the system meanwhile.
             None if state == FrameState::FRESH && !self.has_given_back.load(Relaxed) => Err(MisuseKind::Foreign),
             None => Err(MisuseKind::DoubleFree),
         }
     }
 
-    /// Which of these bits any of `n` neighbours' states has unlike `state`.
+    /// Which of these bits differ from `state` in any of `n` neighbours.
     #[inline]
     fn states_differ(&self, first: Pfn, n: usize, state: FrameState, bits: u8) -> u64 {
         debug_assert!(self.has_pfn(first) && self.has_pfn(first.offset(n as u32 - 1)));
         // SAFETY: inside the table, all of which is loaded and stored as `state_cell` or `cells` do.
         unsafe { bytes_differ(self.states.wrapping_add(first.as_usize()), n, state.as_byte(), bits) }
     }
-    /// Are these all states of frames that may be handed out?
+    /// Whether all of these frames may be handed out.
     fn are_safe(&self, first: Pfn, n: usize) -> bool {
-        // Fresh or not, that is the lowest bit.
+        // The lowest bit says so, for fresh frames and others.
         self.states_differ(first, n, FrameState::SAFE, !FrameState::SAFE.as_byte()) == 0
     }
-    /// Were none of these, all free, handed out since the system gave them? A hint while others take them.
+    /// Whether none of these free frames was handed out since the system gave them. A hint while other threads take them.
     pub(crate) fn are_fresh(&self, first: Pfn, n: usize) -> bool {
         self.states_differ(first, n, FrameState::FRESH, !0) == 0
     }
 
-    /// Has a block be a handle's. The first frame of it that somebody has, if one has; then nothing is changed.
+    /// Marks a block as a handle's. The error is the first frame that has an owner; nothing is changed then.
     pub(crate) fn hand_out_block(&self, pfn: Pfn, order: Order) -> Result<(), Pfn> {
         let n = order.frames() as usize;
         if !FULL && self.states_differ(pfn, n, FrameState::SAFE, !0) == 0 {
@@ -287,7 +286,7 @@ impl Zone {
         Ok(())
     }
 
-    /// A handle's block is its pages from now on.
+    /// Makes single pages of a handle's block.
     pub(crate) fn split_block(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
         if FULL {
             self.check(pfn, order, FrameState::owned(order))?;
@@ -296,15 +295,15 @@ impl Zone {
         Ok(())
     }
 
-    /// Marks `n` neighbouring frames of which the caller is the owner: who had them, or who took them out of the zone.
+    /// Marks `n` neighbouring frames that the caller owns.
     pub(super) fn mark(&self, first: Pfn, n: usize, state: FrameState) {
         debug_assert!(self.has_pfn(first) && self.has_pfn(first.offset(n as u32 - 1)));
         // SAFETY: as in `states_differ`.
         unsafe { set_bytes(self.states.wrapping_add(first.as_usize()), n, state.as_byte()) }
     }
 
-    /// After a fork, with full states, of `n` frames from `first` on: what another thread had in its hands is its own, whatever its
-    /// state said a moment before. `is_free` says what is in the zone, `block_end` is where the block ends that was seen last.
+    /// After a fork, with full states, for `n` frames from `first` on: a frame that another thread held counts as handed out, whatever
+    /// its state said a moment before. `is_free` tells the buddy's frames; `block_end` is the end of the last block seen.
     pub(crate) fn settle_states(&self, first: Pfn, n: u32, block_end: &mut Pfn, is_free: impl Fn(Pfn) -> bool) {
         for pfn in first.run(n) {
             let state = self.state(pfn);
@@ -318,7 +317,7 @@ impl Zone {
         }
     }
 
-    /// Zeroes those of a block's frames that somebody may have written to (C2.2). Before it is handed out.
+    /// Zeroes the frames of a block that may have been written to (C2.2), before the block is handed out.
     pub(crate) fn zero(&self, pfn: Pfn, order: Order) {
         for pfn in pfn.run(order.frames()) {
             let state = self.state(pfn);
@@ -345,7 +344,7 @@ mod tests {
         for (taken, state) in
             (0..17).zip([out(0), out(1), FrameState::INSIDE, FrameState::QUARANTINED].into_iter().cycle())
         {
-            // Fresh ones and others, in no order.
+            // Fresh frames and others, in no order.
             let numbers: Vec<Pfn> = (0..17).map(|i| zone.first.offset(i * 5 % 17 * 9)).collect();
             numbers
                 .iter()
@@ -370,14 +369,14 @@ mod tests {
         let page = |pfn| core::ptr::with_exposed_provenance_mut::<u8>(zone.addr_of(pfn));
         // SAFETY: nobody looks at it.
         let free = |pfn| unsafe { free_raw(page(pfn), Order::ZERO) };
-        // Somebody has two pages that are free all the same: as if two processors had freed them at once.
+        // Two free pages have an owner: as if two CPUs had freed them at once.
         let all: Vec<Page> = core::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()).collect();
         all.into_iter().for_each(|page| _ = page.into_raw());
         zone.first.run(512).for_each(|pfn| free(pfn).unwrap());
         allocator.drain();
         [one, other].iter().for_each(|&pfn| zone.set_state(pfn, FrameState::raw(Order::ZERO)));
         assert!(allocator.alloc_pages(Gfp::KERNEL, Order::PAGEBLOCK).is_err());
-        // The first that was found is put aside with what was free; the other one's owner gives it back.
+        // The first such frame is quarantined with the free ones; the other one's owner frees it.
         assert_eq!(free(one).unwrap_err().kind, MisuseKind::Quarantined);
         free(other).unwrap();
         assert_eq!(allocator.alloc_page(Gfp::KERNEL).unwrap().addr(), zone.addr_of(other));

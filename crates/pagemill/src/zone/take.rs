@@ -1,5 +1,5 @@
-//! From the buddy to a request: single frames, frames past the lists, blocks. Each is made ready for its owner (C3.9), and put aside
-//! if somebody has it already.
+//! From the buddy to a request: single frames, frames past the lists, blocks. Each is prepared for its owner (C3.9). A frame that has
+//! an owner already is quarantined.
 use super::body::Zone;
 use super::pageblock_frames::PageblockFrames;
 use crate::misuse::misuse;
@@ -8,8 +8,8 @@ use pagemill_core::{FrameState, Gfp, Level, MisuseKind, Mobility, Order, Pfn, st
 use pagemill_os::{Batch, Frames};
 
 impl Zone {
-    /// Up to `left` blocks, a batch at most, from the list or from pageblocks of the request's mobility, above the mark, into `batch`,
-    /// which is empty. May there be more? `past_list` is what a request has in hand that goes past the lists.
+    /// Takes up to `left` blocks above the watermark, at most a batch, from the list or from pageblocks of the request's mobility, into
+    /// `batch`, which is empty. Returns whether there may be more. `past_list` is what a request that goes past the lists has in hand.
     #[inline(always)] // One frame less on the stack of a signal handler.
     pub(crate) fn take_batch(
         &'static self,
@@ -36,7 +36,7 @@ impl Zone {
             }
         }
         if batch.is_empty() {
-            // Refills put more on the list than they delivered, and other CPUs' lists passed some on: that comes before "exhausted".
+            // A refill put more on the list than it delivered, or another CPU passed pages on: look there before saying "exhausted".
             self.lists.pop_n(gfp.mobility(), want, batch);
             if batch.is_empty() && !self.take_from_depot(gfp.mobility(), want, 0, batch) {
                 return false;
@@ -46,7 +46,7 @@ impl Zone {
         true
     }
 
-    /// One block from a pageblock of another mobility, above the mark, into `batch`. May there be more?
+    /// Takes one block above the watermark from a pageblock of another mobility, into `batch`. Returns whether there may be more.
     pub(crate) fn steal(&self, gfp: Gfp, order: Order, level: Level, batch: &mut Batch) -> bool {
         if self.shared.is_refused_by_fault(gfp) {
             return false;
@@ -69,9 +69,9 @@ impl Zone {
         false
     }
 
-    /// The usual case, where nobody waits and memory above the low mark serves the request: the block's address.
+    /// The usual case: no request waits, and memory above the low watermark serves this one. Returns the block's address.
     pub(crate) fn take_block_at_once(&self, gfp: Gfp, order: Order) -> Option<usize> {
-        // Faults are injected on the general way, once at each acquisition.
+        // The general path injects faults, once for each acquisition.
         if !gfp.is_plain() || self.shared.waits.is_awaited() || self.shared.faults.get().is_some() {
             return None;
         }
@@ -80,7 +80,7 @@ impl Zone {
         Some(self.addr_of(pfn))
     }
 
-    /// A block above order 0 from a pageblock of the request's mobility, marked as handed out, zeroed if asked for.
+    /// A block above order 0 from a pageblock of the request's mobility, marked as handed out, and zeroed if the request says so.
     pub(crate) fn take_block(&self, gfp: Gfp, order: Order, level: Level) -> Option<Pfn> {
         if self.shared.is_refused_by_fault(gfp) {
             return None;
@@ -91,8 +91,8 @@ impl Zone {
         self.prepare_one_block(pfn, gfp, order)
     }
 
-    /// Up to `want` blocks of an order below a pageblock's from pageblocks of the request's mobility, marked as handed out, zeroed if
-    /// asked for, into `batch`, which is empty and has room. False: a fault is injected.
+    /// Takes up to `want` blocks of an order below a pageblock's from pageblocks of the request's mobility into `batch`, which is empty
+    /// and has room. They are marked as handed out, and zeroed if the request says so. False: a fault was injected.
     pub(crate) fn take_blocks(&self, gfp: Gfp, order: Order, level: Level, want: usize, batch: &mut Batch) -> bool {
         if self.shared.is_refused_by_fault(gfp) {
             return false;
@@ -139,12 +139,12 @@ impl Zone {
         Some(pfn)
     }
 
-    /// A block with a frame in it that somebody has: all of it is put aside, and there is none to hand out.
+    /// Quarantines a block of which a frame has an owner. There is no block to hand out then.
     #[cold]
     #[inline(never)]
     fn quarantine_block(&self, pfn: Pfn, order: Order, double: Pfn) -> Option<Pfn> {
         if order >= Order::PAGEBLOCK {
-            // What somebody has of it can come back singly.
+            // Frames that have an owner can come back singly.
             let _ = self.buddy.split_block(pfn, order);
         }
         self.quarantine(double);
@@ -152,8 +152,8 @@ impl Zone {
         None
     }
 
-    /// Gets the frames of a batch ready for their new owner, each once (C3.9): zeroed if asked for, marked if they were never
-    /// handed out. A frame that somebody has is on two ways at once: it is put aside and reported.
+    /// Prepares the frames of a batch for their new owner, each once (C3.9): zeroes them if the request says so, and marks those that
+    /// were never handed out. A frame that has an owner already is quarantined and reported.
     #[inline(never)]
     pub(crate) fn prepare(&self, batch: &mut Batch, gfp: Gfp) {
         step!("Zone::prepare");
@@ -170,7 +170,7 @@ impl Zone {
         }
     }
 
-    /// Puts a frame aside that came off a list or out of the zone while somebody has it.
+    /// Quarantines a frame that came from a list or from the buddy although it has an owner.
     #[cold]
     #[inline(never)]
     pub(crate) fn quarantine(&self, pfn: Pfn) {
@@ -189,8 +189,8 @@ impl Zone {
         self.buddy.take(bound, want, mobility, floor, &mut |first: Pfn, mask| batch.push_bits(first.as_u32(), mask))
     }
 
-    /// A batch of blocks above order 0 (C3.11); may there be more? One block, whole pageblocks, and what the zone withholds from
-    /// others are taken one by one.
+    /// Takes a batch of blocks above order 0 (C3.11). Returns whether there may be more. Single blocks, whole pageblocks, and blocks of
+    /// a withheld pageblock are taken one by one.
     fn take_batch_of_blocks(&self, gfp: Gfp, order: Order, level: Level, want: usize, batch: &mut Batch) -> bool {
         if want > 1 && order < Order::PAGEBLOCK && !self.take_blocks(gfp, order, level, want, batch) {
             return false;
