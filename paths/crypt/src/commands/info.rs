@@ -29,7 +29,7 @@ pub(super) struct InfoArgs {
 }
 
 /// The report. The names are part of the program's interface.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Info {
     #[serde(rename = "type")]
     kind: &'static str,
@@ -115,7 +115,7 @@ fn of_luks1(header: &luks1::Header) -> Info {
         data_offset: Some(u64::from(header.payload) * UNIT),
         segments: 1,
         keyslots: keyslots.collect(),
-        ..Info::empty()
+        ..Info::default()
     }
 }
 
@@ -159,29 +159,11 @@ fn of_luks2(header: &luks2::Header) -> Info {
         segments: count,
         keyslots,
         tokens: metadata.tokens,
-        ..Info::empty()
+        ..Info::default()
     }
 }
 
 impl Info {
-    fn empty() -> Self {
-        Self {
-            kind: "",
-            uuid: String::new(),
-            label: String::new(),
-            cipher: String::new(),
-            key_bits: None,
-            sector_size: None,
-            data_offset: None,
-            data_bytes: None,
-            not_opened: None,
-            keyslots: Vec::new(),
-            tokens: 0,
-            faults: Vec::new(),
-            segments: 0,
-        }
-    }
-
     fn table(&self) -> String {
         let of_segment = |n: Option<u64>| match (n, self.segments) {
             (Some(n), _) => n.to_string(),
